@@ -1,1 +1,3 @@
-//! What a firewall can be told: rules, and the drivers that carry them out.
+//! What a firewall can be told: the rule vocabulary, and the drivers that carry it out.
+
+pub mod rule;

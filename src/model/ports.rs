@@ -1,0 +1,260 @@
+//! The ports that a unit has opened: the document that its znode holds, and the argument that a hook types. Pure.
+//!
+//! The document keeps what it does not understand: unknown keys, in it and in its entries, go back as they came. What
+//! is not a ports document is an error and never "no ports", which would close somebody's firewall.
+
+use super::{PortRange, Protocol};
+use serde_json::{Map, Value, json};
+
+/// The most bytes that a ports document may have.
+pub const MAX_BYTES: usize = 64 * 1024;
+
+/// The most entries that a ports document may have.
+pub const MAX_ENTRIES: usize = 1000;
+
+/// Nothing known nests deeper than three; a document that does is not ours and might be made to exhaust the stack.
+const MAX_DEPTH: usize = 32;
+
+/// A ports document: what is open, in order of opening.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PortsDocument {
+    entries: Vec<Entry>,
+    /// Unknown keys of the document.
+    rest: Map<String, Value>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Entry {
+    range: PortRange,
+    /// Unknown keys of the entry.
+    rest: Map<String, Value>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidPorts {
+    #[error("{bytes} bytes are more than the {MAX_BYTES} allowed for ports")]
+    TooLarge { bytes: usize },
+    #[error("{entries} open ports are more than the {MAX_ENTRIES} allowed")]
+    TooMany { entries: usize },
+    #[error("neither JSON nor YAML: {problem}")]
+    Syntax { problem: String },
+    #[error("not a mapping with a list \"open\"")]
+    Shape,
+    #[error("entry {index} of \"open\" {problem}")]
+    Entry { index: usize, problem: &'static str },
+}
+
+/// Why a port argument was refused. The texts are those that charms have been matching on for years.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidPort {
+    #[error("Invalid format for port/protocol, got '{0}'")]
+    Format(String),
+    #[error("Invalid port, must be an integer, got '{0}'")]
+    NotInteger(String),
+    #[error("Invalid port, must be from 1 to 65535, got {0}")]
+    OutOfRange(String),
+    #[error("Invalid protocol, must be 'tcp' or 'udp', got '{0}'")]
+    Protocol(String),
+    #[error("Invalid port range, got '{0}'")]
+    Range(String),
+}
+
+/// Reads `PORT[-PORT][/PROTOCOL]`.
+///
+/// # Errors
+/// The first thing that is wrong with it.
+pub fn parse_argument(argument: &str) -> Result<PortRange, InvalidPort> {
+    let (ports, proto) = match argument.split_once('/') {
+        None => (argument, "tcp"),
+        Some((ports, proto)) if !ports.is_empty() && !proto.is_empty() && !proto.contains('/') => {
+            (ports, proto)
+        }
+        Some(_) => return Err(InvalidPort::Format(shown(argument))),
+    };
+    if ports.is_empty() {
+        return Err(InvalidPort::Format(shown(argument)));
+    }
+    let (from, to) = match ports.split_once('-') {
+        // A leading dash is a negative number, which is out of range, and not a range without a beginning.
+        Some((from, to)) if !from.is_empty() => (parse_port(from)?, parse_port(to)?),
+        _ => (parse_port(ports)?, parse_port(ports)?),
+    };
+    let proto = Protocol::from_name(proto).ok_or_else(|| InvalidPort::Protocol(shown(proto)))?;
+    PortRange::new(from, to, proto).map_err(|_| InvalidPort::Range(shown(ports)))
+}
+
+fn parse_port(text: &str) -> Result<u16, InvalidPort> {
+    let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
+    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(InvalidPort::NotInteger(shown(text)));
+    }
+    match text.parse() {
+        Ok(port) if port > 0 => Ok(port),
+        _ => Err(InvalidPort::OutOfRange(shown(text))),
+    }
+}
+
+/// What was typed, on one line and of bounded length.
+fn shown(text: &str) -> String {
+    let mut shown = String::new();
+    for c in text.chars() {
+        if shown.len() >= 60 {
+            shown.push_str("...");
+            break;
+        }
+        if c.is_control() { shown.extend(c.escape_default()) } else { shown.push(c) }
+    }
+    shown
+}
+
+impl PortsDocument {
+    /// What is open, in order of opening.
+    pub fn ranges(&self) -> impl Iterator<Item = PortRange> + '_ {
+        self.entries.iter().map(|entry| entry.range)
+    }
+
+    pub fn contains(&self, range: PortRange) -> bool {
+        self.ranges().any(|open| open == range)
+    }
+
+    /// Reads the data of a ports node: JSON, or the YAML of the first Juju; nothing, `null` and a missing `open`
+    /// all mean that nothing was opened.
+    ///
+    /// # Errors
+    /// Whatever is not a ports document.
+    pub fn parse(data: &[u8]) -> Result<Self, InvalidPorts> {
+        if data.len() > MAX_BYTES {
+            return Err(InvalidPorts::TooLarge { bytes: data.len() });
+        }
+        let mut rest = match read_value(data)? {
+            Value::Null => Map::new(),
+            Value::Object(map) => map,
+            _ => return Err(InvalidPorts::Shape),
+        };
+        let open = match rest.shift_remove("open") {
+            None | Some(Value::Null) => Vec::new(),
+            Some(Value::Array(open)) => open,
+            Some(_) => return Err(InvalidPorts::Shape),
+        };
+        if open.len() > MAX_ENTRIES {
+            return Err(InvalidPorts::TooMany { entries: open.len() });
+        }
+        let mut document = Self { entries: Vec::new(), rest };
+        for (index, value) in open.into_iter().enumerate() {
+            let entry = Entry::from_value(value).map_err(|problem| InvalidPorts::Entry { index, problem })?;
+            if !document.contains(entry.range) {
+                document.entries.push(entry);
+            }
+        }
+        Ok(document)
+    }
+
+    /// The document as it is stored.
+    ///
+    /// # Errors
+    /// If it is larger than may be stored.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, InvalidPorts> {
+        let mut map = Map::new();
+        map.insert("open".to_owned(), self.entries.iter().map(Entry::to_value).collect());
+        map.extend(self.rest.clone());
+        let bytes = Value::Object(map).to_string().into_bytes();
+        if bytes.len() > MAX_BYTES {
+            return Err(InvalidPorts::TooLarge { bytes: bytes.len() });
+        }
+        Ok(bytes)
+    }
+
+    /// Adds a range at the end, once.
+    ///
+    /// # Errors
+    /// If there are too many already.
+    pub fn open(&mut self, range: PortRange) -> Result<(), InvalidPorts> {
+        if self.contains(range) {
+            return Ok(());
+        }
+        if self.entries.len() >= MAX_ENTRIES {
+            return Err(InvalidPorts::TooMany { entries: self.entries.len() + 1 });
+        }
+        self.entries.push(Entry { range, rest: Map::new() });
+        Ok(())
+    }
+
+    /// Takes a range out, if it is there. It must be closed as it was opened: part of a range is not it.
+    pub fn close(&mut self, range: PortRange) {
+        self.entries.retain(|entry| entry.range != range);
+    }
+}
+
+impl Entry {
+    fn from_value(value: Value) -> Result<Self, &'static str> {
+        let Value::Object(mut rest) = value else {
+            return Err("is not a mapping");
+        };
+        let mut port = |key: &str| match rest.shift_remove(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => value
+                .as_u64()
+                .and_then(|n| u16::try_from(n).ok())
+                .filter(|&n| n > 0)
+                .map(Some)
+                .ok_or("has a port that is not a number from 1 to 65535"),
+        };
+        let from = port("port")?.ok_or("has no port")?;
+        let to = port("to")?.unwrap_or(from);
+        let proto = match rest.shift_remove("proto") {
+            None => return Err("has no proto"),
+            Some(Value::String(name)) => {
+                Protocol::from_name(&name).ok_or("has a proto that is not tcp or udp")?
+            }
+            Some(_) => return Err("has a proto that is not tcp or udp"),
+        };
+        let range = PortRange::new(from, to, proto).map_err(|_| "has a range that ends before it begins")?;
+        Ok(Self { range, rest })
+    }
+
+    fn to_value(&self) -> Value {
+        let mut map = Map::new();
+        map.insert("port".to_owned(), json!(self.range.from()));
+        if !self.range.is_single() {
+            map.insert("to".to_owned(), json!(self.range.to()));
+        }
+        map.insert("proto".to_owned(), json!(self.range.proto().name()));
+        map.extend(self.rest.clone());
+        Value::Object(map)
+    }
+}
+
+/// JSON first; what is not JSON may be YAML. A document that begins like a JSON object is judged as JSON, so that
+/// the error speaks of what was meant.
+fn read_value(data: &[u8]) -> Result<Value, InvalidPorts> {
+    let text = std::str::from_utf8(data)
+        .map_err(|e| InvalidPorts::Syntax { problem: format!("not UTF-8 at byte {}", e.valid_up_to()) })?;
+    if text.trim().is_empty() {
+        return Ok(Value::Null);
+    }
+    match serde_json::from_str(text) {
+        Ok(value) => Ok(value),
+        Err(json) if text.trim_start().starts_with('{') && json.is_data() => {
+            Err(InvalidPorts::Syntax { problem: json.to_string() })
+        }
+        Err(_) => read_yaml(text),
+    }
+}
+
+fn read_yaml(text: &str) -> Result<Value, InvalidPorts> {
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_depth: MAX_DEPTH,
+            flow_nesting_limit: MAX_DEPTH,
+            max_nodes: 20_000,
+            max_events: 50_000,
+            // Aliases multiply; no ports document ever had one.
+            max_aliases: 0,
+            max_anchors: 0,
+        },
+        with_snippet: false,
+    };
+    serde_saphyr::from_str_with_options(text, options).map_err(|e| InvalidPorts::Syntax {
+        problem: e.to_string().lines().next().unwrap_or("unreadable").to_owned(),
+    })
+}

@@ -1,0 +1,101 @@
+//! Who may do what with each kind of znode. Pure: a table of rights, applied when a node is created, because rights
+//! are not inherited and the right to delete a node lies on its parent. Nobody has rights for being anybody.
+
+use super::credentials::Identity;
+use std::ops::BitOr;
+
+/// A set of rights on one znode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Rights(u8);
+
+impl Rights {
+    pub const READ: Self = Self(1);
+    pub const WRITE: Self = Self(2);
+    pub const CREATE: Self = Self(4);
+    pub const DELETE: Self = Self(8);
+    pub const ADMIN: Self = Self(16);
+    pub const ALL: Self = Self(31);
+
+    /// ZooKeeper's bits.
+    pub fn bits(self) -> u8 {
+        self.0
+    }
+
+    pub fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl BitOr for Rights {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// The rights on one znode: an identity each, digest scheme.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Acl(Vec<(Identity, Rights)>);
+
+impl Acl {
+    pub fn grants(&self) -> &[(Identity, Rights)] {
+        &self.0
+    }
+}
+
+/// The two identities that an environment has from its beginning.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Roles {
+    pub operator: Identity,
+    pub controller: Identity,
+}
+
+impl Roles {
+    fn acl(&self, controller: Rights, others: &[(&Identity, Rights)]) -> Acl {
+        let mut grants = vec![(self.operator.clone(), Rights::ALL), (self.controller.clone(), controller)];
+        grants.extend(others.iter().map(|(identity, rights)| ((*identity).clone(), *rights)));
+        Acl(grants)
+    }
+
+    /// Root, containers, names, services, flags: what the operator decides and the controller reads.
+    pub fn operators(&self) -> Acl {
+        self.acl(Rights::READ, &[])
+    }
+
+    /// The controller's own corner.
+    pub fn controllers(&self) -> Acl {
+        self.acl(Rights::READ | Rights::WRITE | Rights::CREATE | Rights::DELETE, &[])
+    }
+
+    /// A machine's record. The controller fills in what the provider says; the machine reads it and may add its
+    /// agent and its state below, but not say of itself which instance it is.
+    pub fn machine(&self, machine: &Identity) -> Acl {
+        self.acl(Rights::READ | Rights::WRITE | Rights::CREATE, &[(machine, Rights::READ | Rights::CREATE)])
+    }
+
+    /// The list of a machine's units, and its entries.
+    pub fn machine_units(&self, machine: &Identity) -> Acl {
+        self.acl(Rights::READ, &[(machine, Rights::READ)])
+    }
+
+    /// A machine's secret: handed to the machine by whoever launches it.
+    pub fn machine_credentials(&self) -> Acl {
+        self.acl(Rights::READ, &[])
+    }
+
+    /// A unit's record. Its machine reads it and may add agent and state below.
+    pub fn unit(&self, machine: &Identity) -> Acl {
+        self.acl(Rights::READ, &[(machine, Rights::READ | Rights::CREATE)])
+    }
+
+    /// The one node that a unit may touch.
+    pub fn unit_ports(&self, machine: &Identity, unit: &Identity) -> Acl {
+        self.acl(Rights::READ, &[(machine, Rights::READ), (unit, Rights::READ | Rights::WRITE)])
+    }
+
+    /// A unit's secret: for the machine that runs its hooks, and not for the controller.
+    pub fn unit_credentials(&self, machine: &Identity) -> Acl {
+        Acl(vec![(self.operator.clone(), Rights::ALL), (machine.clone(), Rights::READ)])
+    }
+}

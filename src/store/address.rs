@@ -1,0 +1,147 @@
+//! The address of a store as people write it: `HOST[:PORT][,HOST[:PORT]...][/CHROOT]`. Pure.
+
+use super::tree::Error;
+use std::fmt;
+use std::str::FromStr;
+
+const DEFAULT_PORT: u16 = 2181;
+const MAX_HOSTS: usize = 32;
+const MAX_LENGTH: usize = 4096;
+
+/// Hosts of one ensemble, and the znode in it that is the root of the environment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    /// `HOST:PORT` each, never empty.
+    hosts: Vec<String>,
+    /// `/a/b`, or empty.
+    chroot: String,
+}
+
+impl Address {
+    /// `HOST:PORT,HOST:PORT`, without the chroot.
+    pub fn hosts(&self) -> String {
+        self.hosts.join(",")
+    }
+
+    /// The chroot, empty if there is none; never ends in a slash.
+    pub fn chroot(&self) -> &str {
+        &self.chroot
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.hosts(), self.chroot)
+    }
+}
+
+impl FromStr for Address {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let bad = |reason| Error::BadAddress { given: text.chars().take(80).collect(), reason };
+        if text.len() > MAX_LENGTH {
+            return Err(bad("it is too long"));
+        }
+        if text.chars().any(|c| c.is_control() || c.is_whitespace()) {
+            return Err(bad("it has blanks or control characters"));
+        }
+        let (hosts, chroot) = match text.find('/') {
+            Some(slash) => text.split_at(slash),
+            None => (text, ""),
+        };
+        let hosts: Vec<String> = hosts.split(',').map(parse_host).collect::<Result<_, _>>().map_err(bad)?;
+        if hosts.len() > MAX_HOSTS {
+            return Err(bad("it has too many hosts"));
+        }
+        Ok(Self { hosts, chroot: parse_chroot(chroot).map_err(bad)?.to_owned() })
+    }
+}
+
+fn parse_host(text: &str) -> Result<String, &'static str> {
+    let (host, port) = match text.rfind(']') {
+        Some(end) if text.starts_with('[') => {
+            let (host, rest) = text.split_at(end + 1);
+            match rest.strip_prefix(':') {
+                Some(port) => (host, Some(port)),
+                None if rest.is_empty() => (host, None),
+                None => return Err("something follows the brackets"),
+            }
+        }
+        _ => match text.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (text, None),
+        },
+    };
+    if host.is_empty() || host == "[]" {
+        return Err("a host is missing");
+    }
+    let port = match port {
+        None => DEFAULT_PORT,
+        Some(port) if port.bytes().all(|b| b.is_ascii_digit()) => match port.parse() {
+            Ok(port) if port > 0 => port,
+            _ => return Err("a port is not from 1 to 65535"),
+        },
+        Some(_) => return Err("a port is not a number"),
+    };
+    Ok(format!("{host}:{port}"))
+}
+
+fn parse_chroot(text: &str) -> Result<&str, &'static str> {
+    if text.is_empty() || text == "/" {
+        return Ok("");
+    }
+    let wrong = |part: &str| part.is_empty() || part == "." || part == "..";
+    if text[1..].split('/').any(wrong) || text.contains(',') {
+        return Err("what follows the hosts is not a znode path");
+    }
+    if text == "/zookeeper" || text.starts_with("/zookeeper/") {
+        return Err("/zookeeper belongs to the store itself");
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_as_zookeeper_clients_take_them() {
+        for (text, hosts, chroot) in [
+            ("127.0.0.1", "127.0.0.1:2181", ""),
+            ("a:1,b:2,c", "a:1,b:2,c:2181", ""),
+            ("a:1/", "a:1", ""),
+            ("a:1,b:2/juju/prod", "a:1,b:2", "/juju/prod"),
+            ("[::1]:2182/x", "[::1]:2182", "/x"),
+            ("[::1]", "[::1]:2181", ""),
+        ] {
+            let address: Address = text.parse().unwrap();
+            assert_eq!((address.hosts().as_str(), address.chroot()), (hosts, chroot), "{text}");
+            assert_eq!(address.to_string().parse::<Address>(), Ok(address));
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_with_its_reason() {
+        for (text, reason) in [
+            ("", "a host is missing"),
+            ("a,,b", "a host is missing"),
+            ("/x", "a host is missing"),
+            (":2181", "a host is missing"),
+            ("a:0", "a port is not from 1 to 65535"),
+            ("a:65536", "a port is not from 1 to 65535"),
+            ("a:", "a port is not from 1 to 65535"),
+            ("a:b", "a port is not a number"),
+            ("[::1]x", "something follows the brackets"),
+            ("a b", "it has blanks or control characters"),
+            ("a:1/x//y", "what follows the hosts is not a znode path"),
+            ("a:1/x/", "what follows the hosts is not a znode path"),
+            ("a:1/../x", "what follows the hosts is not a znode path"),
+            ("a:1/zookeeper/quota", "/zookeeper belongs to the store itself"),
+        ] {
+            let refusal = text.parse::<Address>().unwrap_err().to_string();
+            assert_eq!(refusal, format!("'{text}' is not the address of a store: {reason}"));
+        }
+        assert!("a".repeat(5000).parse::<Address>().unwrap_err().to_string().len() < 200);
+    }
+}

@@ -1,0 +1,43 @@
+//! What the typed operations refuse and why, in the words that the operator reads.
+
+use super::paths::NodePath;
+use super::tree;
+use crate::model::{MachineId, ServiceName, UnitName};
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    #[error("the environment is not bootstrapped")]
+    NotBootstrapped,
+    #[error("the environment is bootstrapped already, as '{0}'")]
+    AlreadyBootstrapped(String),
+    #[error("the store holds environment '{found}', not '{wanted}'")]
+    OtherEnvironment { found: String, wanted: String },
+    #[error("the store is not the one that this environment was made in (cluster id {found}, not {wanted})")]
+    OtherCluster { found: String, wanted: String },
+    #[error("the store refuses these credentials")]
+    WrongCredentials,
+    #[error("Service '{0}' was not found")]
+    ServiceNotFound(ServiceName),
+    #[error("Service '{0}' already exists")]
+    ServiceExists(ServiceName),
+    #[error("Unit '{0}' was not found")]
+    UnitNotFound(UnitName),
+    #[error("Machine {0} was not found")]
+    MachineNotFound(MachineId),
+    #[error("Resources are currently assigned to machine {0}")]
+    MachineInUse(MachineId),
+    #[error("{given} units are more than the {limit} that can be made at once")]
+    TooManyUnits { given: u32, limit: u32 },
+    /// A znode that does not hold what it should. Never taken for an empty one.
+    #[error("{path}: {problem}")]
+    Corrupt { path: NodePath, problem: String },
+    #[error("{path}: still contended after {attempts} attempts")]
+    Contended { path: NodePath, attempts: u32 },
+    #[error("no random bytes from the system")]
+    Random(#[source] getrandom::Error),
+    #[error(transparent)]
+    Tree(#[from] tree::Error),
+    #[error("{0} is not there yet")]
+    NotYet(&'static str),
+}

@@ -1,0 +1,29 @@
+//! The typed tree: services, units, machines, ports and flags, kept in ZooKeeper or in the embedded keeper. The only
+//! place that knows znodes; everything above speaks of services, units and machines.
+//!
+//! Start at [`Environment`] for what can be done, at [`paths`] for where it is kept, at [`acl`] for who may touch it.
+//! Everything goes through [`Tree`], which has one implementation over the wire and one in process.
+
+pub mod acl;
+mod address;
+mod credentials;
+mod environment;
+mod error;
+mod machines;
+pub mod paths;
+mod ports;
+pub mod records;
+mod services;
+pub mod tree;
+mod units;
+mod zk;
+
+pub use address::Address;
+pub use credentials::{Credential, Identity, InvalidCredential};
+pub use environment::{Bootstrap, Environment};
+pub use error::Error;
+pub use ports::UnitPorts;
+pub use services::{Deploy, Deployed, Flag};
+pub use tree::Tree;
+pub use units::Placed;
+pub use zk::ZkTree;

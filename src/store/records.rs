@@ -1,0 +1,320 @@
+//! What the znodes hold, as values. Parsing is strict about what is known and keeps what is not: a record written by a
+//! later version goes back with all its keys. Corrupt data is an error that names the znode, never an empty value.
+
+// The operations that read and write names, counters and credentials follow.
+#![allow(dead_code)]
+
+use super::credentials::{Credential, Identity};
+use super::error::Error;
+use super::paths::NodePath;
+use crate::model::{
+    CharmUrl, EnvironmentName, InstanceId, MachineId, ServiceId, ServiceName, UnitId, UnitName,
+};
+use serde_json::{Map, Value, json};
+
+/// The most bytes that a record may have.
+pub const MAX_RECORD: usize = 64 * 1024;
+
+/// A service's record at `/services/service-*`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Service {
+    pub name: ServiceName,
+    pub charm: CharmUrl,
+    /// Keys that this version does not know, and the charm's metadata.
+    pub rest: Map<String, Value>,
+}
+
+/// A unit's record at `/units/unit-*`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unit {
+    pub name: UnitName,
+    pub service: ServiceId,
+    pub machine: Option<MachineId>,
+    pub rest: Map<String, Value>,
+}
+
+/// A machine's record at `/machines/machine-*`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Machine {
+    /// None until the controller has launched it.
+    pub instance_id: Option<InstanceId>,
+    /// The first is the public one.
+    pub addresses: Vec<String>,
+    /// The instance was there before: it is let go, never terminated.
+    pub adopted: bool,
+    pub rest: Map<String, Value>,
+}
+
+/// Where units go that were not placed by hand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placement {
+    /// Everything on machine 0.
+    Local,
+    /// The lowest machine without units, or a new one.
+    Unassigned,
+}
+
+/// The record at `/initialized`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Initialized {
+    pub environment: EnvironmentName,
+    pub cluster_id: String,
+    pub placement: Placement,
+    pub roles: super::acl::Roles,
+}
+
+/// The fields of one znode's JSON object, taken out one by one; what is left is kept.
+struct Fields<'a> {
+    path: &'a NodePath,
+    map: Map<String, Value>,
+}
+
+impl<'a> Fields<'a> {
+    fn parse(path: &'a NodePath, data: &[u8]) -> Result<Self, Error> {
+        if data.len() > MAX_RECORD {
+            return Err(corrupt(
+                path,
+                format!("{} bytes are more than the {MAX_RECORD} allowed", data.len()),
+            ));
+        }
+        match serde_json::from_slice(data) {
+            Ok(Value::Object(map)) => Ok(Self { path, map }),
+            Ok(_) => Err(corrupt(path, "not a JSON object".to_owned())),
+            Err(e) => Err(corrupt(path, format!("not JSON: {e}"))),
+        }
+    }
+
+    fn take(&mut self, key: &str) -> Option<Value> {
+        self.map.shift_remove(key).filter(|value| !value.is_null())
+    }
+
+    fn bad(&self, key: &str, problem: &str) -> Error {
+        corrupt(self.path, format!("\"{key}\" {problem}"))
+    }
+
+    /// A text that `read` understands; `None` if absent or null.
+    fn optional<V, E: std::fmt::Display>(
+        &mut self,
+        key: &str,
+        read: impl FnOnce(&str) -> Result<V, E>,
+    ) -> Result<Option<V>, Error> {
+        match self.take(key) {
+            None => Ok(None),
+            Some(Value::String(text)) => {
+                read(&text).map(Some).map_err(|e| self.bad(key, &format!("is wrong: {e}")))
+            }
+            Some(_) => Err(self.bad(key, "is not a text")),
+        }
+    }
+
+    fn required<V, E: std::fmt::Display>(
+        &mut self,
+        key: &str,
+        read: impl FnOnce(&str) -> Result<V, E>,
+    ) -> Result<V, Error> {
+        self.optional(key, read)?.ok_or_else(|| self.bad(key, "is missing"))
+    }
+
+    fn number(&mut self, key: &str) -> Result<u32, Error> {
+        let value = self.take(key).ok_or_else(|| self.bad(key, "is missing"))?;
+        value
+            .as_u64()
+            .and_then(|n| u32::try_from(n).ok())
+            .ok_or_else(|| self.bad(key, "is not a number of 32 bits"))
+    }
+}
+
+pub(super) fn corrupt(path: &NodePath, problem: String) -> Error {
+    Error::Corrupt { path: path.clone(), problem }
+}
+
+fn to_bytes(known: Value, rest: &Map<String, Value>) -> Vec<u8> {
+    let mut map = match known {
+        Value::Object(map) => map,
+        other => unreachable!("records are objects, not {other}"),
+    };
+    for (key, value) in rest {
+        map.entry(key).or_insert_with(|| value.clone());
+    }
+    Value::Object(map).to_string().into_bytes()
+}
+
+impl Service {
+    /// # Errors
+    /// [`Error::Corrupt`], naming `path`.
+    pub fn parse(path: &NodePath, data: &[u8]) -> Result<Self, Error> {
+        let mut fields = Fields::parse(path, data)?;
+        Ok(Self {
+            name: fields.required("name", str::parse)?,
+            charm: fields.required("charm", str::parse)?,
+            rest: fields.map,
+        })
+    }
+
+    pub fn to_bytes(&self) -> Vec<u8> {
+        to_bytes(json!({"name": self.name.as_str(), "charm": self.charm.to_string()}), &self.rest)
+    }
+}
+
+impl Unit {
+    /// # Errors
+    /// [`Error::Corrupt`], naming `path`.
+    pub fn parse(path: &NodePath, data: &[u8]) -> Result<Self, Error> {
+        let mut fields = Fields::parse(path, data)?;
+        Ok(Self {
+            name: fields.required("name", str::parse)?,
+            service: fields.required("service", ServiceId::from_key)?,
+            machine: fields.optional("machine", MachineId::from_key)?,
+            rest: fields.map,
+        })
+    }
+
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let known = json!({
+            "name": self.name.to_string(),
+            "service": self.service.key(),
+            "machine": self.machine.map(MachineId::key),
+        });
+        to_bytes(known, &self.rest)
+    }
+}
+
+impl Machine {
+    /// # Errors
+    /// [`Error::Corrupt`], naming `path`.
+    pub fn parse(path: &NodePath, data: &[u8]) -> Result<Self, Error> {
+        let mut fields = Fields::parse(path, data)?;
+        let instance_id = fields.optional("instance-id", str::parse)?;
+        let addresses = match fields.take("addresses") {
+            None => Vec::new(),
+            Some(Value::Array(items)) => items
+                .into_iter()
+                .map(|item| match item {
+                    Value::String(text) => Ok(text),
+                    _ => Err(fields.bad("addresses", "holds what is not a text")),
+                })
+                .collect::<Result<_, _>>()?,
+            Some(_) => return Err(fields.bad("addresses", "is not a list")),
+        };
+        let adopted = match fields.take("adopted") {
+            None => false,
+            Some(Value::Bool(adopted)) => adopted,
+            Some(_) => return Err(fields.bad("adopted", "is neither true nor false")),
+        };
+        Ok(Self { instance_id, addresses, adopted, rest: fields.map })
+    }
+
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut known = json!({
+            "instance-id": self.instance_id.as_ref().map(InstanceId::as_str),
+            "addresses": self.addresses,
+        });
+        if self.adopted {
+            known["adopted"] = Value::Bool(true);
+        }
+        to_bytes(known, &self.rest)
+    }
+}
+
+impl Initialized {
+    const FORMAT: u32 = 1;
+
+    /// # Errors
+    /// [`Error::Corrupt`], naming `path`; also for a format that a later version wrote.
+    pub fn parse(path: &NodePath, data: &[u8]) -> Result<Self, Error> {
+        let mut fields = Fields::parse(path, data)?;
+        let format = fields.number("format")?;
+        if format != Self::FORMAT {
+            return Err(fields.bad("format", &format!("is {format}; this version knows {}", Self::FORMAT)));
+        }
+        Ok(Self {
+            environment: fields.required("environment", str::parse)?,
+            cluster_id: fields.required("cluster-id", |text| Ok::<_, String>(text.to_owned()))?,
+            placement: fields.required("placement", |text| match text {
+                "local" => Ok(Placement::Local),
+                "unassigned" => Ok(Placement::Unassigned),
+                _ => Err("it is neither local nor unassigned"),
+            })?,
+            roles: super::acl::Roles {
+                operator: fields.required("operator", Identity::parse)?,
+                controller: fields.required("controller", Identity::parse)?,
+            },
+        })
+    }
+
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let placement = match self.placement {
+            Placement::Local => "local",
+            Placement::Unassigned => "unassigned",
+        };
+        let known = json!({
+            "environment": self.environment.as_str(),
+            "cluster-id": self.cluster_id,
+            "placement": placement,
+            "operator": self.roles.operator.as_str(),
+            "controller": self.roles.controller.as_str(),
+            "format": Self::FORMAT,
+        });
+        known.to_string().into_bytes()
+    }
+}
+
+/// What a name stands for, and which operation gave it: after a lost answer, `op` tells ours from another's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct NamedService {
+    pub(super) id: ServiceId,
+    pub(super) op: String,
+}
+
+impl NamedService {
+    pub(super) fn parse(path: &NodePath, data: &[u8]) -> Result<Self, Error> {
+        let mut fields = Fields::parse(path, data)?;
+        Ok(Self {
+            id: fields.required("id", ServiceId::from_key)?,
+            op: fields.required("op", |text| Ok::<_, String>(text.to_owned()))?,
+        })
+    }
+
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        json!({"id": self.id.key(), "op": self.op}).to_string().into_bytes()
+    }
+}
+
+/// As [`NamedService`], for a unit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct NamedUnit {
+    pub(super) id: UnitId,
+    pub(super) op: String,
+}
+
+impl NamedUnit {
+    pub(super) fn parse(path: &NodePath, data: &[u8]) -> Result<Self, Error> {
+        let mut fields = Fields::parse(path, data)?;
+        Ok(Self {
+            id: fields.required("id", UnitId::from_key)?,
+            op: fields.required("op", |text| Ok::<_, String>(text.to_owned()))?,
+        })
+    }
+
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        json!({"id": self.id.key(), "op": self.op}).to_string().into_bytes()
+    }
+}
+
+/// The data of a container that hands out numbers: the next one, never given before.
+pub(super) fn parse_counter(path: &NodePath, data: &[u8]) -> Result<u32, Error> {
+    Fields::parse(path, data)?.number("next")
+}
+
+pub(super) fn counter_to_bytes(next: u32) -> Vec<u8> {
+    json!({"next": next}).to_string().into_bytes()
+}
+
+/// The data of a `credentials` znode.
+pub(super) fn parse_credentials(path: &NodePath, data: &[u8]) -> Result<Credential, Error> {
+    Fields::parse(path, data)?.required("auth", Credential::parse)
+}
+
+pub(super) fn credentials_to_bytes(credential: &Credential) -> Vec<u8> {
+    json!({"auth": credential.expose()}).to_string().into_bytes()
+}

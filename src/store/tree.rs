@@ -1,0 +1,207 @@
+//! The seam between the typed tree and a store: a handful of operations on znodes, and what can go wrong with them.
+//! No path is built here and nothing is decided; retries and meaning belong to the typed operations.
+
+use super::acl::Acl;
+use super::paths::NodePath;
+use std::future::Future;
+
+/// A znode as read: its bytes, and the version that a compare-and-swap must name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    pub data: Vec<u8>,
+    pub version: i32,
+    /// How many children it has.
+    pub children: u32,
+}
+
+/// One question of a batched read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Read {
+    Data(NodePath),
+    Children(NodePath),
+}
+
+/// The answer to one [`Read`]; `None` is "no such znode".
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    Data(Option<Node>),
+    Children(Option<Vec<String>>),
+}
+
+impl Answer {
+    /// The node of a [`Read::Data`]; `None` for an absent node.
+    pub fn into_data(self) -> Option<Node> {
+        match self {
+            Self::Data(node) => node,
+            Self::Children(_) => None,
+        }
+    }
+
+    /// The names of a [`Read::Children`]; `None` for an absent node.
+    pub fn into_children(self) -> Option<Vec<String>> {
+        match self {
+            Self::Children(names) => names,
+            Self::Data(_) => None,
+        }
+    }
+}
+
+/// One step of an atomic write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Write {
+    /// Creating the root creates the chroot itself.
+    Create {
+        path: NodePath,
+        data: Vec<u8>,
+        acl: Acl,
+        ephemeral: bool,
+    },
+    SetIfVersion {
+        path: NodePath,
+        data: Vec<u8>,
+        version: i32,
+    },
+    DeleteIfVersion {
+        path: NodePath,
+        version: i32,
+    },
+    Check {
+        path: NodePath,
+        version: i32,
+    },
+}
+
+impl Write {
+    /// A lasting node.
+    pub fn create(path: NodePath, data: impl Into<Vec<u8>>, acl: Acl) -> Self {
+        Self::Create { path, data: data.into(), acl, ephemeral: false }
+    }
+
+    pub fn path(&self) -> &NodePath {
+        match self {
+            Self::Create { path, .. }
+            | Self::SetIfVersion { path, .. }
+            | Self::DeleteIfVersion { path, .. }
+            | Self::Check { path, .. } => path,
+        }
+    }
+}
+
+/// What a feed says. It never says what happened, only where to look again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    Changed(NodePath),
+    /// Events may have been missed (first look, reconnect, new session): read everything again.
+    Everything,
+}
+
+/// A running watch over the whole environment. Dropping it ends it.
+pub trait Feed: Send {
+    /// Waits for the next event. Cancel-safe. The first is always [`Event::Everything`].
+    ///
+    /// # Errors
+    /// Only for what waiting does not cure, wrong credentials say. A lost store is waited for.
+    fn next(&mut self) -> impl Future<Output = Result<Event, Error>> + Send;
+}
+
+/// A store of znodes. Every call ends within a bounded time, also when the store dies.
+pub trait Tree: Send + Sync {
+    type Feed: Feed;
+
+    /// # Errors
+    /// [`Error::NoNode`] and the failures of the store.
+    fn get(&self, path: &NodePath) -> impl Future<Output = Result<Node, Error>> + Send;
+
+    /// Whether the znode exists. Needs no right on it.
+    ///
+    /// # Errors
+    /// The failures of the store.
+    fn exists(&self, path: &NodePath) -> impl Future<Output = Result<bool, Error>> + Send;
+
+    /// The names of the children, sorted.
+    ///
+    /// # Errors
+    /// [`Error::NoNode`] and the failures of the store.
+    fn children(&self, path: &NodePath) -> impl Future<Output = Result<Vec<String>, Error>> + Send;
+
+    /// All answers, in the order of the questions. The number of round trips does not grow with theirs. Not a
+    /// snapshot: batches may see different moments.
+    ///
+    /// # Errors
+    /// The failures of the store; an absent znode is no failure, one that may not be read is.
+    fn read_many(&self, reads: Vec<Read>) -> impl Future<Output = Result<Vec<Answer>, Error>> + Send;
+
+    /// All of it or nothing.
+    ///
+    /// # Errors
+    /// The first step that was refused, by its path; or a failure of the store, in which case
+    /// [`Error::is_ambiguous`] says whether it may have been applied.
+    fn write(&self, writes: Vec<Write>) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Replaces the rights of a znode. The one write that cannot be part of an atomic one.
+    ///
+    /// # Errors
+    /// As for [`Tree::write`].
+    fn set_acl(&self, path: &NodePath, acl: Acl) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// After it, reads see everything that was finished before it.
+    ///
+    /// # Errors
+    /// The failures of the store.
+    fn sync(&self) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// # Errors
+    /// The failures of the store.
+    fn watch(&self) -> impl Future<Output = Result<Self::Feed, Error>> + Send;
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    #[error("{0}: no such znode")]
+    NoNode(NodePath),
+    #[error("{0}: the znode exists already")]
+    NodeExists(NodePath),
+    #[error("{0}: changed by someone else meanwhile")]
+    BadVersion(NodePath),
+    #[error("{0}: the znode has children")]
+    NotEmpty(NodePath),
+    #[error("{0}: the store does not allow this with these credentials")]
+    NoAuth(NodePath),
+    #[error("cannot reach the store at {hosts}")]
+    Unreachable { hosts: String },
+    #[error("the store at {hosts} did not answer in {seconds} s")]
+    Timeout { hosts: String, seconds: u64 },
+    #[error("the store at {hosts} went away before it confirmed a change")]
+    Ambiguous { hosts: String },
+    #[error("the session with the store at {hosts} has expired")]
+    Expired { hosts: String },
+    #[error("the store at {hosts} refused the credentials")]
+    AuthFailed { hosts: String },
+    #[error("{path}: {bytes} bytes are more than the {limit} allowed")]
+    TooLarge { path: NodePath, bytes: usize, limit: usize },
+    #[error("'{given}' is not the address of a store: {reason}")]
+    BadAddress { given: String, reason: &'static str },
+    #[error("the store at {hosts} answered what was not expected: {what}")]
+    Unexpected { hosts: String, what: String },
+}
+
+impl Error {
+    /// The write may have been applied: read back before repeating it.
+    pub fn is_ambiguous(&self) -> bool {
+        matches!(self, Self::Ambiguous { .. })
+    }
+
+    /// Reading again and trying again may work at once: someone else was faster.
+    pub fn is_conflict(&self) -> bool {
+        matches!(self, Self::NoNode(_) | Self::NodeExists(_) | Self::BadVersion(_) | Self::NotEmpty(_))
+    }
+
+    /// The same request may work later: the store was not there.
+    pub fn is_retryable(&self) -> bool {
+        matches!(
+            self,
+            Self::Unreachable { .. } | Self::Timeout { .. } | Self::Ambiguous { .. } | Self::Expired { .. }
+        )
+    }
+}
