@@ -1,0 +1,143 @@
+//! Sessions and when they end. Pure: `now_ms` is the caller's monotonic clock. Whether a session that ran out is
+//! closed, and what goes with it, is decided in `state.rs`.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+
+use super::txn::Password;
+
+#[derive(Debug, Clone, Copy)]
+pub struct Session {
+    pub timeout_ms: i32,
+    pub password: Password,
+    deadline_ms: i64,
+}
+
+#[derive(Debug, Default)]
+pub struct Sessions {
+    live: HashMap<i64, Session>,
+    /// One entry a session, at or before its true deadline: a touched session is looked up again when its old
+    /// entry comes up, so that a touch costs no queue work.
+    queue: BinaryHeap<Reverse<(i64, i64)>>,
+}
+
+impl Sessions {
+    pub fn open(&mut self, id: i64, timeout_ms: i32, password: Password, now_ms: i64) {
+        let deadline_ms = now_ms + i64::from(timeout_ms);
+        self.live.insert(id, Session { timeout_ms, password, deadline_ms });
+        self.queue.push(Reverse((deadline_ms, id)));
+    }
+
+    pub fn close(&mut self, id: i64) -> bool {
+        self.live.remove(&id).is_some()
+    }
+
+    pub fn get(&self, id: i64) -> Option<&Session> {
+        self.live.get(&id)
+    }
+
+    pub fn len(&self) -> usize {
+        self.live.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.live.is_empty()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (i64, &Session)> {
+        self.live.iter().map(|(id, session)| (*id, session))
+    }
+
+    /// The session's client was heard.
+    pub fn touch(&mut self, id: i64, now_ms: i64) {
+        if let Some(session) = self.live.get_mut(&id) {
+            session.deadline_ms = now_ms + i64::from(session.timeout_ms);
+        }
+    }
+
+    /// Gives a re-attached session the timeout that its client asks for now.
+    pub fn set_timeout(&mut self, id: i64, timeout_ms: i32, now_ms: i64) {
+        if let Some(session) = self.live.get_mut(&id) {
+            session.timeout_ms = timeout_ms;
+            session.deadline_ms = now_ms + i64::from(timeout_ms);
+            self.queue.push(Reverse((session.deadline_ms, id)));
+        }
+    }
+
+    /// Nobody could be heard for `lag_ms`, because the server itself stood still: that time does not count.
+    pub fn forgive(&mut self, lag_ms: i64) {
+        for session in self.live.values_mut() {
+            session.deadline_ms += lag_ms;
+        }
+    }
+
+    /// When the next session might run out. Sessions that were touched since make this early, never late.
+    pub fn next_deadline_ms(&self) -> Option<i64> {
+        self.queue.peek().map(|Reverse((deadline_ms, _))| *deadline_ms)
+    }
+
+    /// A session whose time is up, if there is one. It stays live until it is closed, and comes up once.
+    pub fn pop_expired(&mut self, now_ms: i64) -> Option<i64> {
+        while let Some(&Reverse((queued_ms, id))) = self.queue.peek() {
+            if queued_ms > now_ms {
+                return None;
+            }
+            self.queue.pop();
+            match self.live.get(&id) {
+                Some(session) if session.deadline_ms > now_ms => {
+                    self.queue.push(Reverse((session.deadline_ms, id)));
+                }
+                Some(_) => return Some(id),
+                None => {}
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn expired(sessions: &mut Sessions, now_ms: i64) -> Vec<i64> {
+        let mut ids: Vec<_> = std::iter::from_fn(|| {
+            sessions.pop_expired(now_ms).inspect(|id| {
+                sessions.close(*id);
+            })
+        })
+        .collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    #[test]
+    fn a_session_ends_when_its_client_is_silent_for_its_timeout() {
+        let mut sessions = Sessions::default();
+        sessions.open(1, 100, [0; 16], 0);
+        sessions.open(2, 300, [0; 16], 0);
+        assert_eq!(sessions.next_deadline_ms(), Some(100));
+        assert_eq!(expired(&mut sessions, 99), []);
+        sessions.touch(1, 90);
+        assert_eq!(expired(&mut sessions, 189), []);
+        assert_eq!(expired(&mut sessions, 190), [1]);
+        assert_eq!(expired(&mut sessions, 1000), [2]);
+        assert!(sessions.is_empty());
+    }
+
+    #[test]
+    fn a_standstill_of_our_own_does_not_count() {
+        let mut sessions = Sessions::default();
+        sessions.open(1, 100, [0; 16], 0);
+        sessions.forgive(5_000);
+        assert_eq!(expired(&mut sessions, 5_099), []);
+        assert_eq!(expired(&mut sessions, 5_100), [1]);
+    }
+
+    #[test]
+    fn a_shorter_timeout_counts_at_once() {
+        let mut sessions = Sessions::default();
+        sessions.open(1, 40_000, [0; 16], 0);
+        sessions.set_timeout(1, 100, 10);
+        assert_eq!(expired(&mut sessions, 110), [1]);
+    }
+}

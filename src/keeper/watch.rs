@@ -1,0 +1,278 @@
+//! Who is told of what. Pure tables from paths to connections; watches belong to a connection and die with it.
+//! Sending the events is the server's work.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
+use std::sync::Arc;
+
+use super::path;
+use super::proto::WatcherKind;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(i32)]
+pub enum EventKind {
+    Created = 1,
+    Deleted = 2,
+    DataChanged = 3,
+    ChildrenChanged = 4,
+}
+
+/// How a connection watches a path; one connection can watch one path in several ways.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Modes {
+    data: bool,
+    child: bool,
+    persistent: bool,
+    recursive: bool,
+}
+
+impl Modes {
+    fn none(self) -> bool {
+        self == Modes::default()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Watch {
+    Data,
+    Child,
+    Persistent,
+    Recursive,
+}
+
+#[derive(Debug)]
+pub struct Watches<C> {
+    by_path: HashMap<Arc<str>, Vec<(C, Modes)>>,
+    by_owner: HashMap<C, HashSet<Arc<str>>>,
+    /// While there are none, no parent need be looked at.
+    recursive: usize,
+}
+
+impl<C> Default for Watches<C> {
+    fn default() -> Self {
+        Watches { by_path: HashMap::new(), by_owner: HashMap::new(), recursive: 0 }
+    }
+}
+
+impl<C: Copy + Eq + Hash> Watches<C> {
+    pub fn add(&mut self, owner: C, path: &str, watch: Watch) {
+        let key = match self.by_path.get_key_value(path) {
+            Some((key, _)) => key.clone(),
+            None => Arc::from(path),
+        };
+        let watchers = self.by_path.entry(key.clone()).or_default();
+        let at = watchers.iter().position(|(watcher, _)| *watcher == owner).unwrap_or_else(|| {
+            watchers.push((owner, Modes::default()));
+            watchers.len() - 1
+        });
+        let modes = &mut watchers[at].1;
+        match watch {
+            Watch::Data => modes.data = true,
+            Watch::Child => modes.child = true,
+            Watch::Persistent => modes.persistent = true,
+            Watch::Recursive => {
+                self.recursive += usize::from(!modes.recursive);
+                modes.recursive = true;
+            }
+        }
+        self.by_owner.entry(owner).or_default().insert(key);
+    }
+
+    /// How many (connection, path) pairs are watched.
+    pub fn len(&self) -> usize {
+        self.by_owner.values().map(HashSet::len).sum()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.by_path.is_empty()
+    }
+
+    pub fn count_of(&self, owner: C) -> usize {
+        self.by_owner.get(&owner).map_or(0, HashSet::len)
+    }
+
+    pub fn forget(&mut self, owner: C) {
+        for path in self.by_owner.remove(&owner).into_iter().flatten() {
+            self.change(owner, &path, |modes| *modes = Modes::default());
+        }
+    }
+
+    pub fn contains(&self, owner: C, path: &str, kind: WatcherKind) -> bool {
+        let modes = self.by_path.get(path).and_then(|watchers| watchers.iter().find(|(c, _)| *c == owner));
+        modes.is_some_and(|(_, modes)| match kind {
+            WatcherKind::Any => true,
+            WatcherKind::Data => modes.data || modes.persistent || modes.recursive,
+            WatcherKind::Children => modes.child || modes.persistent || modes.recursive,
+        })
+    }
+
+    /// False if there was no such watch.
+    pub fn remove(&mut self, owner: C, path: &str, kind: WatcherKind) -> bool {
+        if !self.contains(owner, path, kind) {
+            return false;
+        }
+        self.change(owner, path, |modes| match kind {
+            WatcherKind::Any => *modes = Modes::default(),
+            WatcherKind::Data => *modes = Modes { child: modes.child, ..Modes::default() },
+            WatcherKind::Children => *modes = Modes { data: modes.data, ..Modes::default() },
+        });
+        true
+    }
+
+    fn change(&mut self, owner: C, path: &str, f: impl FnOnce(&mut Modes)) {
+        let Some(watchers) = self.by_path.get_mut(path) else { return };
+        let Some(at) = watchers.iter().position(|(watcher, _)| *watcher == owner) else { return };
+        let before = watchers[at].1;
+        f(&mut watchers[at].1);
+        self.recursive -= usize::from(before.recursive && !watchers[at].1.recursive);
+        if watchers[at].1.none() {
+            watchers.swap_remove(at);
+            if watchers.is_empty() {
+                self.by_path.remove(path);
+            }
+            if let Some(paths) = self.by_owner.get_mut(&owner) {
+                paths.remove(path);
+            }
+        }
+    }
+
+    /// A node was made, deleted or written: tells its watchers, then those of its parent's children, each once.
+    pub fn trigger(&mut self, kind: EventKind, path: &str, tell: &mut impl FnMut(C, EventKind, &str)) {
+        if self.by_path.is_empty() {
+            return;
+        }
+        self.tell_watchers(kind, path, tell);
+        if kind != EventKind::DataChanged
+            && let Some((parent, _)) = path::split(path)
+        {
+            self.tell_watchers(EventKind::ChildrenChanged, parent, tell);
+        }
+    }
+
+    fn tell_watchers(&mut self, kind: EventKind, path: &str, tell: &mut impl FnMut(C, EventKind, &str)) {
+        let mut spent = Vec::new();
+        // Whom a recursive watch above may not tell a second time.
+        let mut told = HashSet::new();
+        if let Some(watchers) = self.by_path.get_mut(path) {
+            for (watcher, modes) in watchers {
+                let once = match kind {
+                    EventKind::Created | EventKind::DataChanged => modes.data,
+                    EventKind::ChildrenChanged => modes.child,
+                    EventKind::Deleted => modes.data || modes.child,
+                };
+                let recursive = modes.recursive && kind != EventKind::ChildrenChanged;
+                if once || modes.persistent || recursive {
+                    if self.recursive > 0 {
+                        told.insert(*watcher);
+                    }
+                    tell(*watcher, kind, path);
+                }
+                if once {
+                    spent.push(*watcher);
+                }
+            }
+        }
+        for watcher in spent {
+            self.change(watcher, path, |modes| match kind {
+                EventKind::Created | EventKind::DataChanged => modes.data = false,
+                EventKind::ChildrenChanged => modes.child = false,
+                EventKind::Deleted => (modes.data, modes.child) = (false, false),
+            });
+        }
+        if self.recursive == 0 || kind == EventKind::ChildrenChanged {
+            return;
+        }
+        for above in path::ancestry(path).skip(1) {
+            for (watcher, modes) in self.by_path.get(above).into_iter().flatten() {
+                if modes.recursive && told.insert(*watcher) {
+                    tell(*watcher, kind, path);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Told = (u8, EventKind, String);
+
+    fn trigger(watches: &mut Watches<u8>, kind: EventKind, path: &str) -> Vec<Told> {
+        let mut told = Vec::new();
+        watches.trigger(kind, path, &mut |who, kind, path| told.push((who, kind, path.to_owned())));
+        told
+    }
+
+    fn told(who: u8, kind: EventKind, path: &str) -> Told {
+        (who, kind, path.to_owned())
+    }
+
+    #[test]
+    fn plain_watches_fire_once() {
+        let mut w = Watches::default();
+        w.add(1, "/a", Watch::Data);
+        w.add(1, "/", Watch::Child);
+        assert_eq!(trigger(&mut w, EventKind::DataChanged, "/a"), [told(1, EventKind::DataChanged, "/a")]);
+        assert_eq!(trigger(&mut w, EventKind::DataChanged, "/a"), []);
+        assert_eq!(trigger(&mut w, EventKind::Created, "/b"), [told(1, EventKind::ChildrenChanged, "/")]);
+        assert!(w.is_empty());
+    }
+
+    #[test]
+    fn a_delete_is_told_once_to_who_watched_both_ways() {
+        let mut w = Watches::default();
+        w.add(1, "/a", Watch::Data);
+        w.add(1, "/a", Watch::Child);
+        w.add(1, "/a", Watch::Persistent);
+        w.add(1, "/", Watch::Recursive);
+        assert_eq!(trigger(&mut w, EventKind::Deleted, "/a"), [told(1, EventKind::Deleted, "/a")]);
+        assert_eq!(trigger(&mut w, EventKind::Created, "/a"), [told(1, EventKind::Created, "/a")]);
+    }
+
+    #[test]
+    fn persistent_watches_stay_and_see_children() {
+        let mut w = Watches::default();
+        w.add(1, "/a", Watch::Persistent);
+        for _ in 0..2 {
+            assert_eq!(
+                trigger(&mut w, EventKind::Created, "/a/b"),
+                [told(1, EventKind::ChildrenChanged, "/a")]
+            );
+            assert_eq!(
+                trigger(&mut w, EventKind::DataChanged, "/a"),
+                [told(1, EventKind::DataChanged, "/a")]
+            );
+        }
+        assert_eq!(trigger(&mut w, EventKind::Created, "/a/b/c"), []);
+    }
+
+    #[test]
+    fn recursive_watches_see_the_subtree_and_never_children_changed() {
+        let mut w = Watches::default();
+        w.add(1, "/a", Watch::Recursive);
+        assert_eq!(trigger(&mut w, EventKind::Created, "/a/b/c"), [told(1, EventKind::Created, "/a/b/c")]);
+        assert_eq!(trigger(&mut w, EventKind::DataChanged, "/a"), [told(1, EventKind::DataChanged, "/a")]);
+        assert_eq!(trigger(&mut w, EventKind::Deleted, "/ab"), []);
+    }
+
+    #[test]
+    fn removal_is_by_kind_and_reports_absence() {
+        let mut w = Watches::default();
+        w.add(1, "/a", Watch::Data);
+        assert!(!w.remove(1, "/a", WatcherKind::Children));
+        assert!(!w.remove(2, "/a", WatcherKind::Any));
+        assert!(w.remove(1, "/a", WatcherKind::Data));
+        assert!(w.is_empty());
+    }
+
+    #[test]
+    fn a_connection_takes_its_watches_along() {
+        let mut w = Watches::default();
+        w.add(1, "/a", Watch::Recursive);
+        w.add(2, "/a", Watch::Data);
+        w.forget(1);
+        assert_eq!((w.len(), w.recursive), (1, 0));
+        assert_eq!(trigger(&mut w, EventKind::DataChanged, "/a"), [told(2, EventKind::DataChanged, "/a")]);
+    }
+}
