@@ -1,0 +1,51 @@
+//! Several scenarios on one server, each below a chroot of its own: a JVM takes most of a second to start, and a test
+//! binary with twenty scenarios need not pay it twenty times. What the scenarios check does not belong here.
+
+use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::wire::{Client, Create};
+use super::{Kind, Store};
+
+/// Where a scenario may work: a server, and a node on it that belongs to the scenario alone.
+#[derive(Clone, Debug)]
+pub(crate) struct Site {
+    pub(crate) kind: Kind,
+    pub(crate) addr: SocketAddr,
+    /// An existing, empty node such as `/ports_are_kept`.
+    pub(crate) chroot: String,
+}
+
+impl Site {
+    /// Address and chroot as clients take them: `127.0.0.1:2181/name`.
+    pub(crate) fn connect_string(&self) -> String {
+        format!("{}{}", self.addr, self.chroot)
+    }
+
+    /// A path below the chroot, for clients that know none.
+    pub(crate) fn path(&self, below: &str) -> String {
+        format!("{}{below}", self.chroot)
+    }
+}
+
+pub(crate) type Scenario = (&'static str, fn(&Site));
+
+/// Runs all scenarios on one server, also after one has failed, and then fails with the names of those that did.
+/// `scenarios![a, b]` makes the list from functions.
+pub(crate) fn run(store: &Store, scenarios: &[Scenario]) {
+    let mut failed = Vec::new();
+    for (name, scenario) in scenarios {
+        let site = Site { kind: store.kind(), addr: store.addr(), chroot: format!("/{name}") };
+        Client::connect(store.addr()).create(&site.chroot, b"", Create::Persistent);
+        if catch_unwind(AssertUnwindSafe(|| scenario(&site))).is_err() {
+            failed.push(*name);
+        }
+    }
+    assert!(failed.is_empty(), "{:?} failed {failed:?}; it said:\n{}", store.kind(), store.log());
+}
+
+/// Functions of a [`Site`] with their names.
+macro_rules! scenarios {
+    ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as fn(&$crate::harness::scenario::Site))),*] };
+}
+pub(crate) use scenarios;

@@ -1,0 +1,69 @@
+//! The harness itself: a server starts, keeps what it acknowledged over a kill, stops when asked, leaves nothing behind.
+
+mod harness;
+
+use harness::scenario::{Site, run, scenarios};
+use harness::wire::{Client, Create};
+use harness::{Store, wait_for};
+use std::time::Duration;
+
+fn keeps_data_over_kill_and_stop(mut store: Store) {
+    Client::connect(store.addr()).create("/kept", b"v", Create::Persistent);
+    store.restart();
+    assert_eq!(Client::connect(store.addr()).get("/kept").map(|(data, _)| data), Ok(b"v".to_vec()));
+
+    let pid = store.pid();
+    store.sigterm();
+    assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+    assert_eq!(store.four_letters("ruok"), None);
+
+    store.restart();
+    assert_eq!(store.four_letters("ruok").as_deref(), Some("imok"));
+    assert_eq!(Client::connect(store.addr()).get("/kept").map(|(data, _)| data), Ok(b"v".to_vec()));
+
+    let (pid, dir) = (store.pid(), store.data_dir());
+    drop(store);
+    assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+    assert!(!dir.exists());
+}
+
+#[test]
+fn zookeeper_keeps_data_over_kill_and_stop() {
+    keeps_data_over_kill_and_stop(Store::zookeeper());
+}
+
+fn two_servers_do_not_meet(site: &Site) {
+    let other = Store::zookeeper();
+    assert_ne!(other.addr(), site.addr);
+    let mine = site.path("/mine");
+    Client::connect(site.addr).create(&mine, b"", Create::Persistent);
+    assert_eq!(Client::connect(other.addr()).get(&mine), Err(-101));
+}
+
+fn chroot_is_there(site: &Site) {
+    assert_eq!(site.connect_string(), format!("{}/chroot_is_there", site.addr));
+    assert!(Client::connect(site.addr).get(&site.chroot).is_ok());
+}
+
+#[test]
+fn scenarios_share_a_zookeeper() {
+    run(&Store::zookeeper(), scenarios![two_servers_do_not_meet, chroot_is_there]);
+}
+
+#[test]
+fn a_failed_scenario_is_named_and_stops_no_other() {
+    fn broken(_: &Site) {
+        panic!("as planned");
+    }
+    let store = Store::zookeeper();
+    let result = std::panic::catch_unwind(|| run(&store, scenarios![broken, chroot_is_there]));
+    let text = *result.expect_err("a failure").downcast::<String>().expect("a text");
+    assert!(text.contains("failed [\"broken\"]"), "{text}");
+    assert!(Client::connect(store.addr()).get("/chroot_is_there").is_ok());
+}
+
+#[test]
+#[should_panic(expected = "no miracle within 20ms")]
+fn waiting_ends() {
+    wait_for("miracle", Duration::from_millis(20), || None::<()>);
+}
