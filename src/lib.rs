@@ -1,3 +1,18 @@
 //! Portcullis opens exactly the ports that services ask for, on exactly the machines they run on.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`model`] | the vocabulary: names, ids, ports. Values that cannot hold nonsense |
+//! | [`keeper`] | the embedded store: one durable node that speaks ZooKeeper's protocol |
+//! | [`store`] | the typed tree over the keeper or a ZooKeeper ensemble; the only place that knows znodes |
+//! | [`runtime`] | what every long-running part needs: signals, logs |
+//! | [`unit`] | the life of a unit: what a charm must say about itself |
+//!
+//! Dependencies point one way: `unit -> {store, runtime} -> model`, and `keeper` stands by itself
+//! below `store`. Start reading at [`store::Environment`]: what can be done.
 
 pub mod keeper;
+pub mod model;
+pub mod runtime;
+pub mod store;
+pub mod unit;

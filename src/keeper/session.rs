@@ -116,9 +116,9 @@ mod tests {
         sessions.open(1, 100, [0; 16], 0);
         sessions.open(2, 300, [0; 16], 0);
         assert_eq!(sessions.next_deadline_ms(), Some(100));
-        assert_eq!(expired(&mut sessions, 99), []);
+        assert_eq!(expired(&mut sessions, 99), Vec::<i64>::new());
         sessions.touch(1, 90);
-        assert_eq!(expired(&mut sessions, 189), []);
+        assert_eq!(expired(&mut sessions, 189), Vec::<i64>::new());
         assert_eq!(expired(&mut sessions, 190), [1]);
         assert_eq!(expired(&mut sessions, 1000), [2]);
         assert!(sessions.is_empty());
@@ -129,7 +129,7 @@ mod tests {
         let mut sessions = Sessions::default();
         sessions.open(1, 100, [0; 16], 0);
         sessions.forgive(5_000);
-        assert_eq!(expired(&mut sessions, 5_099), []);
+        assert_eq!(expired(&mut sessions, 5_099), Vec::<i64>::new());
         assert_eq!(expired(&mut sessions, 5_100), [1]);
     }
 
