@@ -7,12 +7,14 @@
 //! | [`store`] | the typed tree over the keeper or a ZooKeeper ensemble; the only place that knows znodes |
 //! | [`runtime`] | what every long-running part needs: signals, logs |
 //! | [`unit`] | the life of a unit: what a charm must say about itself |
+//! | [`status`] | one look at an environment, as YAML, JSON or tables |
 //!
-//! Dependencies point one way: `unit -> {store, runtime} -> model`, and `keeper` stands by itself
+//! Dependencies point one way: `{unit, status} -> {store, runtime} -> model`, and `keeper` stands by itself
 //! below `store`. Start reading at [`store::Environment`]: what can be done.
 
 pub mod keeper;
 pub mod model;
 pub mod runtime;
+pub mod status;
 pub mod store;
 pub mod unit;

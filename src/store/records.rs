@@ -301,6 +301,14 @@ impl NamedUnit {
     }
 }
 
+/// The id in an entry of the index of names, whichever kind it is: for those who look a lost name up by its id.
+///
+/// # Errors
+/// [`Error::Corrupt`], naming `path`.
+pub fn named_id(path: &NodePath, data: &[u8]) -> Result<String, Error> {
+    Fields::parse(path, data)?.required("id", |text| Ok::<_, String>(text.to_owned()))
+}
+
 /// The data of a container that hands out numbers: the next one, never given before.
 pub(super) fn parse_counter(path: &NodePath, data: &[u8]) -> Result<u32, Error> {
     Fields::parse(path, data)?.number("next")

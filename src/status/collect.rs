@@ -1,0 +1,120 @@
+//! One look at the whole environment: the lists, then everything on them in one pipelined batch. The number of round
+//! trips is the same for one unit and for ten thousand. What a znode means is for `view`; all that is decided here
+//! is that one unreadable record does not hide the others, while a store that fails does fail the whole look.
+
+use std::str::FromStr;
+
+use super::view::{Held, SeenMachine, SeenService, SeenUnit, Snapshot};
+use crate::model::ports::PortsDocument;
+use crate::model::{InvalidId, MachineId, PortRange, ServiceId, ServiceName, UnitId, UnitName};
+use crate::store::paths::{self, NodePath};
+use crate::store::tree::{Answer, Error, Node, Read, Tree};
+use crate::store::{self, records};
+
+pub async fn collect<T: Tree>(tree: &T) -> Result<Snapshot, Error> {
+    let lists = vec![paths::services(), paths::units(), paths::machines()];
+    let mut lists = tree.read_many(lists.into_iter().map(Read::Children).collect()).await?.into_iter();
+    let services = ids(lists.next(), ServiceId::from_key, &paths::services())?;
+    let units = ids(lists.next(), UnitId::from_key, &paths::units())?;
+    let machines = ids(lists.next(), MachineId::from_key, &paths::machines())?;
+
+    let mut reads = Vec::with_capacity(2 * services.len() + 3 * units.len() + 2 * machines.len());
+    reads.extend(services.iter().flat_map(|&id| [paths::service(id), paths::exposed(id)]));
+    reads
+        .extend(units.iter().flat_map(|&id| [paths::unit(id), paths::unit_ports(id), paths::unit_agent(id)]));
+    reads.extend(machines.iter().flat_map(|&id| [paths::machine(id), paths::machine_agent(id)]));
+    let mut nodes = tree.read_many(reads.into_iter().map(Read::Data).collect()).await?.into_iter();
+    let mut node = || nodes.next().and_then(Answer::into_data);
+
+    let mut snapshot = Snapshot::default();
+    for id in services {
+        let (record, exposed) = (node(), node());
+        if let Some(record) = record {
+            let record = held(records::Service::parse(&paths::service(id), &record.data));
+            snapshot.services.insert(id, SeenService { record, exposed: exposed.is_some() });
+        }
+    }
+    for id in units {
+        let (record, ports, agent) = (node(), node(), node());
+        if let Some(record) = record {
+            let record = held(records::Unit::parse(&paths::unit(id), &record.data));
+            snapshot
+                .units
+                .insert(id, SeenUnit { record, ports: open_ports(id, ports), agent: agent.is_some() });
+        }
+    }
+    for id in machines {
+        let (record, agent) = (node(), node());
+        if let Some(record) = record {
+            let record = held(records::Machine::parse(&paths::machine(id), &record.data));
+            snapshot.machines.insert(id, SeenMachine { record, agent: agent.is_some() });
+        }
+    }
+    add_lost_names(tree, &mut snapshot).await?;
+    Ok(snapshot)
+}
+
+/// The ids among the children of a list. The lists are as old as the environment: one that is not there is no
+/// empty list. A child that is no id is not ours.
+fn ids<I: Ord>(
+    answer: Option<Answer>,
+    parse: impl Fn(&str) -> Result<I, InvalidId>,
+    path: &NodePath,
+) -> Result<Vec<I>, Error> {
+    let names = answer.and_then(Answer::into_children).ok_or_else(|| Error::NoNode(path.clone()))?;
+    let mut ids: Vec<I> = names.iter().filter_map(|name| parse(name).ok()).collect();
+    ids.sort();
+    Ok(ids)
+}
+
+fn held<R>(record: Result<R, store::Error>) -> Held<R> {
+    record.map_err(|problem| problem.to_string())
+}
+
+fn open_ports(id: UnitId, node: Option<Node>) -> Held<Vec<PortRange>> {
+    match node {
+        None => Ok(Vec::new()),
+        Some(node) => match PortsDocument::parse(&node.data) {
+            Ok(document) => Ok(document.ranges().collect()),
+            Err(problem) => Err(format!("{}: {problem}", paths::unit_ports(id))),
+        },
+    }
+}
+
+/// Names of what cannot tell its own, from the index of names: three more round trips, only if something is corrupt.
+async fn add_lost_names<T: Tree>(tree: &T, snapshot: &mut Snapshot) -> Result<(), Error> {
+    let lost_service = snapshot.services.values().any(|seen| seen.record.is_err());
+    let lost_unit = snapshot.units.values().any(|seen| seen.record.is_err());
+    if !lost_service && !lost_unit {
+        return Ok(());
+    }
+    let tops = vec![Read::Children(paths::service_names()), Read::Children(paths::unit_names())];
+    let mut tops = tree.read_many(tops).await?.into_iter().map(names::<ServiceName>);
+    let (services, numbered) = (tops.next().unwrap_or_default(), tops.next().unwrap_or_default());
+    let lists = numbered.iter().map(|name| Read::Children(paths::unit_names_of(name))).collect();
+    let lists = tree.read_many(lists).await?;
+    let units = numbered.iter().zip(lists).flat_map(|(service, numbers)| {
+        names::<u32>(numbers).into_iter().map(|number| UnitName::new(service.clone(), number))
+    });
+    let mut entries: Vec<(String, NodePath)> =
+        services.iter().map(|name| (name.to_string(), paths::service_name(name))).collect();
+    entries.extend(units.map(|name| (name.to_string(), paths::unit_name(&name))));
+    let nodes = tree.read_many(entries.iter().map(|(_, path)| Read::Data(path.clone())).collect()).await?;
+    for ((name, path), node) in entries.into_iter().zip(nodes) {
+        // An entry that cannot be read names nothing; what it should name is shown by its id.
+        let Some(Ok(key)) = node.into_data().map(|node| records::named_id(&path, &node.data)) else {
+            continue;
+        };
+        if let Ok(id) = ServiceId::from_key(&key) {
+            snapshot.service_names.insert(id, name);
+        } else if let Ok(id) = UnitId::from_key(&key) {
+            snapshot.unit_names.insert(id, name);
+        }
+    }
+    Ok(())
+}
+
+/// The children of a list that are names at all.
+fn names<N: FromStr>(list: Answer) -> Vec<N> {
+    list.into_children().into_iter().flatten().filter_map(|name| name.parse().ok()).collect()
+}

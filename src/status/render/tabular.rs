@@ -1,0 +1,104 @@
+//! A view as three tables for people: machines, services, units. Columns are as wide as what is in them; what there
+//! is not is a dash. Units are in the order of their numbers here, because a person looks for 10 after 9.
+
+use crate::status::view::{Machine, Service, Unit, View};
+
+pub fn render(view: &View) -> String {
+    let mut out = String::new();
+    table(&mut out, &["MACHINE", "STATE", "INSTANCE", "INSTANCE-STATE", "ADDRESS"], &machine_rows(view));
+    out.push('\n');
+    table(&mut out, &["SERVICE", "CHARM", "EXPOSED", "UNITS"], &service_rows(view));
+    out.push('\n');
+    table(&mut out, &["UNIT", "STATE", "MACHINE", "OPEN-PORTS", "ADDRESS"], &unit_rows(view));
+    let errors = error_rows(view);
+    if !errors.is_empty() {
+        out.push('\n');
+        table(&mut out, &["OF", "ERROR"], &errors);
+    }
+    out
+}
+
+fn machine_rows(view: &View) -> Vec<Vec<String>> {
+    let row = |(id, machine): (_, &Machine)| match machine {
+        Machine::Pending => vec![format!("{id}"), String::new(), "pending".to_owned()],
+        Machine::Unreadable(_) => vec![format!("{id}"), "error".to_owned()],
+        Machine::Provisioned { agent_state, dns_name, instance_id, instance_state } => vec![
+            format!("{id}"),
+            (*agent_state).to_owned(),
+            instance_id.clone(),
+            instance_state.clone(),
+            dns_name.clone().unwrap_or_default(),
+        ],
+    };
+    view.machines.iter().map(row).collect()
+}
+
+fn service_rows(view: &View) -> Vec<Vec<String>> {
+    let row = |(name, service): (&String, &Service)| {
+        vec![
+            name.clone(),
+            service.charm.clone().unwrap_or_default(),
+            if service.exposed { "yes" } else { "no" }.to_owned(),
+            service.units.len().to_string(),
+        ]
+    };
+    view.services.iter().map(row).collect()
+}
+
+fn unit_rows(view: &View) -> Vec<Vec<String>> {
+    let row = |(name, unit): (&String, &Unit)| {
+        let ports: Vec<String> = unit.open_ports.iter().flatten().map(ToString::to_string).collect();
+        vec![
+            name.clone(),
+            unit.agent_state.clone().unwrap_or_else(|| "error".to_owned()),
+            unit.machine.map(|id| id.to_string()).unwrap_or_default(),
+            ports.join(","),
+            unit.public_address.clone().unwrap_or_default(),
+        ]
+    };
+    let number = |name: &str| name.rsplit('/').next().and_then(|n| n.parse::<u32>().ok());
+    view.services
+        .values()
+        .flat_map(|service| {
+            let mut units: Vec<_> = service.units.iter().collect();
+            units.sort_by_key(|(name, _)| number(name));
+            units.into_iter().map(row)
+        })
+        .collect()
+}
+
+fn error_rows(view: &View) -> Vec<Vec<String>> {
+    let mut rows = Vec::new();
+    for (id, machine) in &view.machines {
+        if let Machine::Unreadable(problem) = machine {
+            rows.push(vec![format!("machine {id}"), problem.clone()]);
+        }
+    }
+    for (name, service) in &view.services {
+        rows.extend(service.error.iter().map(|problem| vec![name.clone(), problem.clone()]));
+        for (unit, seen) in &service.units {
+            rows.extend(seen.errors.iter().map(|problem| vec![unit.clone(), problem.clone()]));
+        }
+    }
+    rows
+}
+
+/// Rows may be shorter than the head; every empty cell becomes a dash.
+fn table(out: &mut String, head: &[&str], rows: &[Vec<String>]) {
+    let cell = |row: &[String], column: usize| match row.get(column).map(String::as_str) {
+        None | Some("") => "-".to_owned(),
+        Some(text) => text.chars().map(|c| if c.is_control() { '?' } else { c }).collect(),
+    };
+    let filled = rows.iter().map(|row| (0..head.len()).map(|column| cell(row, column)).collect());
+    let mut lines: Vec<Vec<String>> = vec![head.iter().map(|&title| title.to_owned()).collect()];
+    lines.extend(filled);
+    let widths: Vec<usize> = (0..head.len())
+        .map(|column| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0))
+        .collect();
+    for line in &lines {
+        let padded: Vec<String> =
+            line.iter().zip(&widths).map(|(text, &width)| format!("{text:<width$}")).collect();
+        out.push_str(padded.join("  ").trim_end());
+        out.push('\n');
+    }
+}

@@ -1,0 +1,179 @@
+//! What is shown for what the store holds. The pictures are in `fixtures/status/`; `BLESS=1` writes them anew, and
+//! the difference is reviewed like code.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::render::{json as as_json, tabular, yaml};
+use super::view::{SeenMachine, SeenService, SeenUnit};
+use super::{Scope, Snapshot, View};
+use crate::model::{MachineId, PortRange, Protocol, ServiceId, UnitId};
+use crate::store::records;
+
+fn rest(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(map) => map,
+        other => panic!("{other} is no object"),
+    }
+}
+
+fn service(name: &str, exposed: bool) -> SeenService {
+    let record = records::Service {
+        name: name.parse().unwrap(),
+        charm: format!("local:{name}-1").parse().unwrap(),
+        rest: Map::new(),
+    };
+    SeenService { record: Ok(record), exposed }
+}
+
+fn unit(
+    name: &str,
+    service: u32,
+    machine: Option<u32>,
+    state: Option<&str>,
+    ports: &[(u16, u16)],
+) -> SeenUnit {
+    let record = records::Unit {
+        name: name.parse().unwrap(),
+        service: ServiceId::new(service),
+        machine: machine.map(MachineId::new),
+        rest: rest(state.map_or(json!({}), |state| json!({"state": state}))),
+    };
+    let ports = ports.iter().map(|&(from, to)| PortRange::new(from, to, Protocol::Tcp).unwrap()).collect();
+    SeenUnit { record: Ok(record), ports: Ok(ports), agent: state.is_some() }
+}
+
+fn machine(instance: Option<&str>, address: Option<&str>, agent: bool) -> SeenMachine {
+    let record = records::Machine {
+        instance_id: instance.map(|id| id.parse().unwrap()),
+        addresses: address.into_iter().map(str::to_owned).collect(),
+        adopted: false,
+        rest: rest(if instance.is_some() { json!({"instance-state": "running"}) } else { json!({}) }),
+    };
+    SeenMachine { record: Ok(record), agent }
+}
+
+fn by_number<I: Ord, S>(make: impl Fn(u32) -> I, seen: impl IntoIterator<Item = S>) -> BTreeMap<I, S> {
+    (0..).map(make).zip(seen).collect()
+}
+
+/// One of everything: exposed or not, ports in order of opening, a machine to come, a unit without one, an agent
+/// that went away, and ten machines so that their order shows.
+fn whole() -> Snapshot {
+    let mut machines = vec![
+        machine(Some("i-1"), Some("ec2-1.example.com"), true),
+        machine(None, None, false),
+        machine(Some("i-2"), Some("mysql-1.example.com"), true),
+        machine(Some("i-3"), None, false),
+    ];
+    machines.extend((4..11).map(|_| machine(None, None, false)));
+    let mut down = unit("wordpress/2", 1, Some(3), Some("started"), &[]);
+    down.agent = false;
+    Snapshot {
+        services: by_number(
+            ServiceId::new,
+            [service("mysql", true), service("wordpress", false), service("idle", true)],
+        ),
+        units: by_number(
+            UnitId::new,
+            [
+                unit("mysql/1", 0, Some(2), Some("started"), &[(8000, 8080), (80, 80)]),
+                unit("mysql/2", 0, Some(0), Some("install-error"), &[]),
+                unit("wordpress/0", 1, Some(10), None, &[(80, 80)]),
+                unit("wordpress/10", 1, None, None, &[]),
+                down,
+                unit("wordpress/3", 1, Some(99), None, &[]),
+            ],
+        ),
+        machines: by_number(MachineId::new, machines),
+        ..Snapshot::default()
+    }
+}
+
+/// The same with garbage in every kind of znode.
+fn corrupt() -> Snapshot {
+    let mut snapshot = whole();
+    let broken = |path: &str| format!("{path}: not JSON: expected value at line 1 column 1");
+    snapshot.services.get_mut(&ServiceId::new(1)).unwrap().record =
+        Err(broken("/services/service-0000000001"));
+    snapshot.service_names.insert(ServiceId::new(1), "wordpress".to_owned());
+    snapshot.units.get_mut(&UnitId::new(0)).unwrap().ports = Err(broken("/units/unit-0000000000/ports"));
+    snapshot.units.get_mut(&UnitId::new(1)).unwrap().record = Err(broken("/units/unit-0000000001"));
+    snapshot.unit_names.insert(UnitId::new(1), "mysql/2".to_owned());
+    snapshot.units.get_mut(&UnitId::new(5)).unwrap().record = Err(broken("/units/unit-0000000005"));
+    snapshot.machines.get_mut(&MachineId::new(3)).unwrap().record =
+        Err(broken("/machines/machine-0000000003"));
+    snapshot
+}
+
+fn view(snapshot: &Snapshot, scopes: &[&str]) -> View {
+    View::new(snapshot, &Scope::new(scopes.iter().copied()))
+}
+
+fn golden(name: &str, shown: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/status").join(name);
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(&path, shown).unwrap();
+    }
+    let wanted = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    assert_eq!(shown, wanted, "{name} differs; BLESS=1 writes it anew");
+}
+
+#[test]
+fn everything_in_every_format() {
+    let view = view(&whole(), &[]);
+    golden("whole.yaml", &yaml::render(&view.document()));
+    golden("whole.json", &as_json::render(&view.document()));
+    golden("whole.txt", &tabular::render(&view));
+}
+
+#[test]
+fn garbage_is_shown_where_it_belongs_and_hides_nothing_else() {
+    let view = view(&corrupt(), &[]);
+    golden("corrupt.yaml", &yaml::render(&view.document()));
+    golden("corrupt.txt", &tabular::render(&view));
+}
+
+#[test]
+fn nothing_is_two_empty_maps() {
+    let view = view(&Snapshot::default(), &[]);
+    assert_eq!(yaml::render(&view.document()), "machines: {}\nservices: {}\n");
+    assert_eq!(as_json::render(&view.document()), "{\"machines\":{},\"services\":{}}\n");
+}
+
+#[test]
+fn scopes_choose_services_units_and_their_machines() {
+    for (scopes, units, machines) in [
+        (&["mysql"][..], &["mysql/1", "mysql/2"][..], &[0, 2][..]),
+        (&["mysql/*"], &["mysql/1", "mysql/2"], &[0, 2]),
+        (&["*/1"], &["mysql/1"], &[2]),
+        (&["my*", "wordpress/0"], &["mysql/1", "mysql/2", "wordpress/0"], &[0, 2, 10]),
+        (&["[iw]*"], &["wordpress/0", "wordpress/10", "wordpress/2", "wordpress/3"], &[3, 10]),
+        (&["nothing"], &[], &[]),
+        (&["wordpress/77"], &[], &[]),
+    ] {
+        let view = view(&whole(), scopes);
+        let shown: Vec<&String> = view.services.values().flat_map(|service| service.units.keys()).collect();
+        assert_eq!(shown, units, "{scopes:?}");
+        let shown: Vec<u32> = view.machines.keys().map(|id| id.number()).collect();
+        assert_eq!(shown, machines, "{scopes:?}");
+    }
+    assert!(view(&whole(), &["idle"]).services["idle"].units.is_empty());
+    assert_eq!(yaml::render(&view(&whole(), &["x"]).document()), "machines: {}\nservices: {}\n");
+}
+
+#[test]
+fn a_unit_of_a_service_that_is_gone_is_not_lost() {
+    let mut snapshot = whole();
+    snapshot.services.remove(&ServiceId::new(0));
+    let view = view(&snapshot, &["mysql"]);
+    let mysql = &view.services["mysql"];
+    assert_eq!(
+        mysql.error.as_deref(),
+        Some("unit mysql/1 is of service-0000000000, which is not in the store")
+    );
+    assert_eq!(mysql.units.len(), 2);
+    assert_eq!(mysql.units["mysql/1"].open_ports, None);
+}

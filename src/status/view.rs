@@ -1,0 +1,302 @@
+//! From what the store holds to what is shown: which states, which ports, which machines remain under a scope. Pure.
+//! What could not be read is shown as an error under the thing it belongs to, and hides nothing else.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value};
+
+use super::glob::Glob;
+use super::render::{Doc, Key};
+use crate::model::{MachineId, PortRange, ServiceId, UnitId};
+use crate::store::records;
+
+/// A record, or what is wrong with the znode that should hold it; the text names the znode.
+pub type Held<T> = Result<T, String>;
+
+/// Everything that status reads, by id.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    pub services: BTreeMap<ServiceId, SeenService>,
+    pub units: BTreeMap<UnitId, SeenUnit>,
+    pub machines: BTreeMap<MachineId, SeenMachine>,
+    /// Names of those whose record does not tell, from the index of names.
+    pub service_names: BTreeMap<ServiceId, String>,
+    pub unit_names: BTreeMap<UnitId, String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SeenService {
+    pub record: Held<records::Service>,
+    pub exposed: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SeenUnit {
+    pub record: Held<records::Unit>,
+    pub ports: Held<Vec<PortRange>>,
+    pub agent: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SeenMachine {
+    pub record: Held<records::Machine>,
+    pub agent: bool,
+}
+
+/// What is shown. Services and units are keyed by name; one whose name is lost by its id.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct View {
+    pub machines: BTreeMap<MachineId, Machine>,
+    pub services: BTreeMap<String, Service>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Machine {
+    /// Not provisioned yet.
+    Pending,
+    Provisioned {
+        agent_state: &'static str,
+        dns_name: Option<String>,
+        instance_id: String,
+        instance_state: String,
+    },
+    Unreadable(String),
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Service {
+    pub charm: Option<String>,
+    pub exposed: bool,
+    pub units: BTreeMap<String, Unit>,
+    pub error: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unit {
+    /// None if the record cannot be read.
+    pub agent_state: Option<String>,
+    pub machine: Option<MachineId>,
+    /// None unless the service is exposed and the ports could be read.
+    pub open_ports: Option<Vec<PortRange>>,
+    pub public_address: Option<String>,
+    pub errors: Vec<String>,
+}
+
+/// Which part of the environment was asked for. No pattern at all means everything.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Scope {
+    services: Vec<Glob>,
+    units: Vec<Glob>,
+}
+
+impl Scope {
+    /// A pattern with a slash is for units, any other for services.
+    pub fn new<'a>(patterns: impl IntoIterator<Item = &'a str>) -> Self {
+        let mut scope = Self::default();
+        for pattern in patterns {
+            let side = if pattern.contains('/') { &mut scope.units } else { &mut scope.services };
+            side.push(Glob::new(pattern));
+        }
+        scope
+    }
+
+    fn is_everything(&self) -> bool {
+        self.services.is_empty() && self.units.is_empty()
+    }
+
+    /// Cuts a whole view down: a service that matches stays with all its units, any other with those that match,
+    /// and machines stay that a remaining unit is on.
+    fn cut(&self, view: &mut View) {
+        if self.is_everything() {
+            return;
+        }
+        view.services.retain(|name, service| {
+            if self.services.iter().any(|glob| glob.matches(name)) {
+                return true;
+            }
+            service.units.retain(|unit, _| self.units.iter().any(|glob| glob.matches(unit)));
+            !service.units.is_empty()
+        });
+        let used: BTreeSet<MachineId> = view
+            .services
+            .values()
+            .flat_map(|service| service.units.values())
+            .filter_map(|u| u.machine)
+            .collect();
+        view.machines.retain(|id, _| used.contains(id));
+    }
+}
+
+impl View {
+    pub fn new(snapshot: &Snapshot, scope: &Scope) -> Self {
+        let machines = snapshot.machines.iter().map(|(id, seen)| (*id, machine(seen))).collect();
+        let mut view = Self { machines, services: BTreeMap::new() };
+        for (id, seen) in &snapshot.services {
+            view.services.insert(service_name(snapshot, *id), service(seen));
+        }
+        for (id, seen) in &snapshot.units {
+            view.add_unit(snapshot, *id, seen);
+        }
+        scope.cut(&mut view);
+        view
+    }
+
+    fn add_unit(&mut self, snapshot: &Snapshot, id: UnitId, seen: &SeenUnit) {
+        let name = match &seen.record {
+            Ok(record) => record.name.to_string(),
+            Err(_) => snapshot.unit_names.get(&id).cloned().unwrap_or_else(|| id.key()),
+        };
+        let service_id = seen.record.as_ref().ok().map(|record| record.service);
+        let known = service_id.filter(|id| snapshot.services.contains_key(id));
+        let service_name = match known {
+            Some(id) => service_name(snapshot, id),
+            None => name.split('/').next().unwrap_or_default().to_owned(),
+        };
+        let service = self.services.entry(service_name).or_insert_with(|| Service {
+            error: Some(match service_id {
+                Some(id) => format!("unit {name} is of {id}, which is not in the store"),
+                None => "the service of this unit is not known".to_owned(),
+            }),
+            ..Service::default()
+        });
+        let unit = unit(snapshot, seen, service.exposed);
+        service.units.insert(name, unit);
+    }
+
+    /// The document that YAML and JSON show, keys sorted.
+    pub fn document(&self) -> Doc {
+        let machines = self
+            .machines
+            .iter()
+            .map(|(id, machine)| (Key::Int(id.number().into()), machine.document()))
+            .collect();
+        let services = self
+            .services
+            .iter()
+            .map(|(name, service)| (Key::Text(name.clone()), service.document()))
+            .collect();
+        Doc::Map(vec![("machines".into(), Doc::Map(machines)), ("services".into(), Doc::Map(services))])
+    }
+}
+
+fn service_name(snapshot: &Snapshot, id: ServiceId) -> String {
+    match snapshot.services.get(&id).map(|seen| &seen.record) {
+        Some(Ok(record)) => record.name.to_string(),
+        _ => snapshot.service_names.get(&id).cloned().unwrap_or_else(|| id.key()),
+    }
+}
+
+fn service(seen: &SeenService) -> Service {
+    let (charm, error) = match &seen.record {
+        Ok(record) => (Some(record.charm.to_string()), None),
+        Err(problem) => (None, Some(problem.clone())),
+    };
+    Service { charm, exposed: seen.exposed, units: BTreeMap::new(), error }
+}
+
+fn unit(snapshot: &Snapshot, seen: &SeenUnit, exposed: bool) -> Unit {
+    let mut errors = Vec::new();
+    let record = seen.record.as_ref().map_err(|problem| errors.push(problem.clone())).ok();
+    let machine = record.and_then(|record| record.machine).filter(|id| snapshot.machines.contains_key(id));
+    let public_address = machine
+        .and_then(|id| snapshot.machines.get(&id))
+        .and_then(|seen| seen.record.as_ref().ok())
+        .and_then(|record| record.addresses.first().cloned());
+    let open_ports = match &seen.ports {
+        Ok(ports) => exposed.then(|| ports.clone()),
+        Err(problem) => {
+            errors.push(problem.clone());
+            None
+        }
+    };
+    let agent_state = record.map(|record| agent_state(text(&record.rest, "state"), seen.agent));
+    Unit { agent_state, machine, open_ports, public_address, errors }
+}
+
+/// The workflow state is what a unit's agent wrote last; with the agent gone nobody vouches for it.
+fn agent_state(workflow: Option<&str>, agent: bool) -> String {
+    match (workflow, agent) {
+        (None, _) => "pending",
+        (Some(state), true) => state,
+        (Some(_), false) => "down",
+    }
+    .to_owned()
+}
+
+fn machine(seen: &SeenMachine) -> Machine {
+    match &seen.record {
+        Err(problem) => Machine::Unreadable(problem.clone()),
+        Ok(record) => match &record.instance_id {
+            None => Machine::Pending,
+            Some(instance_id) => Machine::Provisioned {
+                agent_state: if seen.agent { "running" } else { "not-started" },
+                dns_name: record.addresses.first().cloned(),
+                instance_id: instance_id.to_string(),
+                instance_state: text(&record.rest, "instance-state").unwrap_or("unknown").to_owned(),
+            },
+        },
+    }
+}
+
+fn text<'a>(rest: &'a Map<String, Value>, key: &str) -> Option<&'a str> {
+    rest.get(key).and_then(Value::as_str)
+}
+
+fn optional(text: Option<&String>) -> Doc {
+    text.map_or(Doc::Null, |text| Doc::Text(text.clone()))
+}
+
+impl Machine {
+    fn document(&self) -> Doc {
+        let entries = match self {
+            Self::Pending => vec![("instance-id".into(), Doc::Text("pending".to_owned()))],
+            Self::Unreadable(problem) => vec![("error".into(), Doc::Text(problem.clone()))],
+            Self::Provisioned { agent_state, dns_name, instance_id, instance_state } => vec![
+                ("agent-state".into(), Doc::Text((*agent_state).to_owned())),
+                ("dns-name".into(), optional(dns_name.as_ref())),
+                ("instance-id".into(), Doc::Text(instance_id.clone())),
+                ("instance-state".into(), Doc::Text(instance_state.clone())),
+            ],
+        };
+        Doc::Map(entries)
+    }
+}
+
+impl Service {
+    fn document(&self) -> Doc {
+        let mut entries = Vec::new();
+        if let Some(charm) = &self.charm {
+            entries.push(("charm".into(), Doc::Text(charm.clone())));
+        }
+        if let Some(problem) = &self.error {
+            entries.push(("error".into(), Doc::Text(problem.clone())));
+        }
+        if self.exposed {
+            entries.push(("exposed".into(), Doc::Bool(true)));
+        }
+        entries.push(("relations".into(), Doc::Map(Vec::new())));
+        let units =
+            self.units.iter().map(|(name, unit)| (Key::Text(name.clone()), unit.document())).collect();
+        entries.push(("units".into(), Doc::Map(units)));
+        Doc::Map(entries)
+    }
+}
+
+impl Unit {
+    fn document(&self) -> Doc {
+        let mut entries = Vec::new();
+        if let Some(state) = &self.agent_state {
+            entries.push(("agent-state".into(), Doc::Text(state.clone())));
+        }
+        if !self.errors.is_empty() {
+            entries.push(("error".into(), Doc::Text(self.errors.join("; "))));
+        }
+        entries.push(("machine".into(), self.machine.map_or(Doc::Null, |id| Doc::Int(id.number().into()))));
+        if let Some(ports) = &self.open_ports {
+            let ports = ports.iter().map(|port| Doc::Text(port.to_string())).collect();
+            entries.push(("open-ports".into(), Doc::List(ports)));
+        }
+        entries.push(("public-address".into(), optional(self.public_address.as_ref())));
+        Doc::Map(entries)
+    }
+}
