@@ -28,11 +28,11 @@ macro_rules! id {
         pub struct $name(u32);
 
         impl $name {
-            pub fn new(number: u32) -> Self {
+            pub const fn new(number: u32) -> Self {
                 Self(number)
             }
 
-            pub fn number(self) -> u32 {
+            pub const fn number(self) -> u32 {
                 self.0
             }
 

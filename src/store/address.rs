@@ -23,6 +23,15 @@ impl Address {
         self.hosts.join(",")
     }
 
+    /// Whether every host is this machine itself, written as such.
+    pub fn is_loopback(&self) -> bool {
+        self.hosts.iter().all(|host| {
+            let name = host.rsplit_once(':').map_or(host.as_str(), |(name, _)| name);
+            let bare = name.trim_start_matches('[').trim_end_matches(']');
+            name == "localhost" || bare.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+        })
+    }
+
     /// The chroot, empty if there is none; never ends in a slash.
     pub fn chroot(&self) -> &str {
         &self.chroot
@@ -118,6 +127,15 @@ mod tests {
             let address: Address = text.parse().unwrap();
             assert_eq!((address.hosts().as_str(), address.chroot()), (hosts, chroot), "{text}");
             assert_eq!(address.to_string().parse::<Address>(), Ok(address));
+        }
+    }
+
+    #[test]
+    fn loopback_is_what_says_so() {
+        for (text, loopback) in
+            [("127.0.0.1:1,localhost", true), ("[::1]:5", true), ("127.0.0.1,10.0.0.1", false), ("zk", false)]
+        {
+            assert_eq!(text.parse::<Address>().unwrap().is_loopback(), loopback, "{text}");
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::paths::NodePath;
 use super::tree;
+use crate::model::ports::InvalidPorts;
 use crate::model::{MachineId, ServiceName, UnitName};
 
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +30,15 @@ pub enum Error {
     MachineInUse(MachineId),
     #[error("{given} units are more than the {limit} that can be made at once")]
     TooManyUnits { given: u32, limit: u32 },
+    #[error("Machine {0} is the one that this environment runs on")]
+    LocalMachine(MachineId),
+    #[error("the store's root holds '{0}', which is not ours; add a chroot to the address, HOST:PORT/NAME")]
+    ForeignNodes(String),
+    #[error("the parent of the address's chroot does not exist")]
+    NoChrootParent,
+    /// A change that would make the ports node more than it may be.
+    #[error(transparent)]
+    Ports(InvalidPorts),
     /// A znode that does not hold what it should. Never taken for an empty one.
     #[error("{path}: {problem}")]
     Corrupt { path: NodePath, problem: String },
@@ -38,6 +48,4 @@ pub enum Error {
     Random(#[source] getrandom::Error),
     #[error(transparent)]
     Tree(#[from] tree::Error),
-    #[error("{0} is not there yet")]
-    NotYet(&'static str),
 }

@@ -18,6 +18,11 @@ impl NodePath {
     pub(super) fn child(&self, name: &str) -> Self {
         if self.0 == "/" { Self(format!("/{name}")) } else { Self(format!("{}/{name}", self.0)) }
     }
+
+    /// A path that the store itself named, in a watch event.
+    pub(super) fn reported(path: &str) -> Self {
+        Self(path.to_owned())
+    }
 }
 
 impl fmt::Display for NodePath {

@@ -3,8 +3,10 @@
 
 use super::error::Error;
 use super::paths::{self, NodePath};
-use super::tree::Tree;
-use crate::model::ports::PortsDocument;
+use super::records::corrupt;
+use super::retry::Attempts;
+use super::tree::{self, Tree, Write};
+use crate::model::ports::{InvalidPorts, PortsDocument};
 use crate::model::{PortRange, UnitId};
 
 /// The ports node of one unit.
@@ -19,22 +21,62 @@ impl<'t, T: Tree> UnitPorts<'t, T> {
         Self { tree, path: paths::unit_ports(unit) }
     }
 
+    /// What is open. A node that is not there has nothing open.
+    ///
     /// # Errors
     /// [`Error::Corrupt`] and the failures of the store.
     pub async fn read(&self) -> Result<PortsDocument, Error> {
-        let _ = (self.tree, &self.path);
-        Err(Error::NotYet("opened-ports"))
+        match self.tree.get(&self.path).await {
+            Ok(node) => self.parse(&node.data),
+            Err(tree::Error::NoNode(_)) => self.parse(&[]),
+            Err(e) => Err(e.into()),
+        }
     }
 
+    /// Opening what is open changes nothing.
+    ///
     /// # Errors
-    /// [`Error::Corrupt`] and the failures of the store.
-    pub async fn open(&self, _range: PortRange) -> Result<(), Error> {
-        Err(Error::NotYet("open-port"))
+    /// [`Error::Corrupt`], [`Error::Ports`] if there would be too many, and the failures of the store.
+    pub async fn open(&self, range: PortRange) -> Result<(), Error> {
+        self.update(|document| document.open(range)).await
     }
 
+    /// Closing what is not open is fine.
+    ///
     /// # Errors
     /// [`Error::Corrupt`] and the failures of the store.
-    pub async fn close(&self, _range: PortRange) -> Result<(), Error> {
-        Err(Error::NotYet("close-port"))
+    pub async fn close(&self, range: PortRange) -> Result<(), Error> {
+        self.update(|document| {
+            document.close(range);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Reads, changes and writes back until nobody came between. Needs no read-back after a lost answer: `change` is
+    /// the same done twice.
+    async fn update(
+        &self,
+        change: impl Fn(&mut PortsDocument) -> Result<(), InvalidPorts>,
+    ) -> Result<(), Error> {
+        let mut attempts = Attempts::at(self.path.clone());
+        loop {
+            let node = self.tree.get(&self.path).await?;
+            let mut document = self.parse(&node.data)?;
+            change(&mut document).map_err(Error::Ports)?;
+            let data = document.to_bytes().map_err(Error::Ports)?;
+            if data == node.data {
+                return Ok(());
+            }
+            let write = Write::SetIfVersion { path: self.path.clone(), data, version: node.version };
+            match self.tree.write(vec![write]).await {
+                Ok(()) => return Ok(()),
+                Err(e) => attempts.after(e).await?,
+            }
+        }
+    }
+
+    fn parse(&self, data: &[u8]) -> Result<PortsDocument, Error> {
+        PortsDocument::parse(data).map_err(|e| corrupt(&self.path, e.to_string()))
     }
 }

@@ -1,9 +1,6 @@
 //! What the znodes hold, as values. Parsing is strict about what is known and keeps what is not: a record written by a
 //! later version goes back with all its keys. Corrupt data is an error that names the znode, never an empty value.
 
-// The operations that read and write names, counters and credentials follow.
-#![allow(dead_code)]
-
 use super::credentials::{Credential, Identity};
 use super::error::Error;
 use super::paths::NodePath;

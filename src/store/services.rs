@@ -1,11 +1,15 @@
 //! Services: deployed, found by name, exposed, destroyed.
 
+use super::credentials::random_hex;
 use super::environment::Environment;
 use super::error::Error;
-use super::records::Service;
-use super::tree::Tree;
-use super::units::Placed;
-use crate::model::{CharmUrl, MachineId, ServiceId, ServiceName};
+use super::paths;
+use super::records::{NamedService, NamedUnit, Service, counter_to_bytes};
+use super::retry::Attempts;
+use super::subtree::deletions;
+use super::tree::{self, Read, Tree, Write};
+use super::units::{Counter, Draft, MAX_UNITS, Placed};
+use crate::model::{CharmUrl, MachineId, ServiceId, ServiceName, UnitId, UnitName};
 use serde_json::{Map, Value};
 
 /// What to deploy.
@@ -35,36 +39,170 @@ pub enum Flag {
 
 impl<T: Tree> Environment<T> {
     /// # Errors
-    /// [`Error::ServiceNotFound`] and the failures of the store.
-    pub async fn service(&self, _name: &ServiceName) -> Result<(ServiceId, Service), Error> {
-        Err(Error::NotYet("service"))
+    /// [`Error::ServiceNotFound`], [`Error::Corrupt`] and the failures of the store.
+    pub async fn service(&self, name: &ServiceName) -> Result<(ServiceId, Service), Error> {
+        let id = self.service_id(name).await?;
+        let path = paths::service(id);
+        match self.tree.get(&path).await {
+            Ok(node) => Ok((id, Service::parse(&path, &node.data)?)),
+            Err(tree::Error::NoNode(_)) => Err(Error::ServiceNotFound(name.clone())),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    pub(super) async fn service_id(&self, name: &ServiceName) -> Result<ServiceId, Error> {
+        let path = paths::service_name(name);
+        match self.tree.get(&path).await {
+            Ok(node) => Ok(NamedService::parse(&path, &node.data)?.id),
+            Err(tree::Error::NoNode(_)) => Err(Error::ServiceNotFound(name.clone())),
+            Err(e) => Err(e.into()),
+        }
     }
 
     /// Makes the service, its name, its units and the machines they need in one step.
     ///
     /// # Errors
     /// [`Error::ServiceExists`], [`Error::MachineNotFound`], [`Error::TooManyUnits`], the failures of the store.
-    pub async fn deploy(&self, _wanted: &Deploy) -> Result<Deployed, Error> {
-        Err(Error::NotYet("deploy"))
+    pub async fn deploy(&self, wanted: &Deploy) -> Result<Deployed, Error> {
+        if wanted.units > MAX_UNITS {
+            return Err(Error::TooManyUnits { given: wanted.units, limit: MAX_UNITS });
+        }
+        let op = random_hex(16)?;
+        let name_path = paths::service_name(&wanted.service);
+        let mut attempts = Attempts::at(paths::services());
+        let mut last = None;
+        loop {
+            let counter = Counter::read(&self.tree, paths::services()).await?;
+            match self.tree.get(&name_path).await {
+                Ok(node) => {
+                    let ours = NamedService::parse(&name_path, &node.data)?.op == op;
+                    return match last.filter(|_| ours) {
+                        Some(deployed) => Ok(deployed),
+                        None => Err(Error::ServiceExists(wanted.service.clone())),
+                    };
+                }
+                Err(tree::Error::NoNode(_)) => {}
+                Err(e) => return Err(e.into()),
+            }
+            let id = ServiceId::new(counter.next());
+            let draft = Draft::read(self, &wanted.service, wanted.units, wanted.to).await?;
+            let record = Service {
+                name: wanted.service.clone(),
+                charm: wanted.charm.clone(),
+                rest: wanted.metadata.clone(),
+            };
+            let named = NamedService { id, op: op.clone() };
+            let mut writes = vec![
+                counter.take(1)?,
+                Write::create(name_path.clone(), named.to_bytes(), self.info.roles.operators()),
+                Write::create(paths::service(id), record.to_bytes(), self.info.roles.operators()),
+            ];
+            let (more, units) = draft.writes(self, id, &op)?;
+            writes.extend(more);
+            let deployed = Deployed { service: id, units };
+            match self.tree.write(writes).await {
+                Ok(()) => return Ok(deployed),
+                Err(e) => attempts.after(e).await?,
+            }
+            last = Some(deployed);
+        }
     }
 
-    /// Removes the service with all its units.
+    /// Removes the service with all its units. One with very many units goes in several steps, and a second run
+    /// finishes what a crash between two of them left.
     ///
     /// # Errors
     /// [`Error::ServiceNotFound`] and the failures of the store.
-    pub async fn destroy_service(&self, _name: &ServiceName) -> Result<(), Error> {
-        Err(Error::NotYet("destroy-service"))
+    pub async fn destroy_service(&self, name: &ServiceName) -> Result<(), Error> {
+        let mut attempts = Attempts::at(paths::service_name(name));
+        loop {
+            let id = match self.service_id(name).await {
+                Err(Error::ServiceNotFound(_)) if attempts.unsure => return Ok(()),
+                other => other?,
+            };
+            let numbers = paths::unit_names_of(name);
+            // Read before the units: a unit added after this makes the check below fail.
+            let counter = Counter::read(&self.tree, numbers.clone()).await?;
+            let units = self.units_of(name).await?;
+            let last = units.len() <= MAX_UNITS as usize;
+            let mut roots = Vec::new();
+            for (unit_name, unit) in units.into_iter().take(MAX_UNITS as usize) {
+                roots.extend(self.unit_roots(&unit_name, unit).await?);
+            }
+            if last {
+                roots.extend([paths::service(id), paths::service_name(name)]);
+            }
+            let mut writes = vec![counter.check()];
+            writes.extend(deletions(&self.tree, roots).await?);
+            match self.tree.write(writes).await {
+                Ok(()) if last => return Ok(()),
+                Ok(()) => {}
+                Err(e) => attempts.after(e).await?,
+            }
+        }
+    }
+
+    /// The units that a service has now, by name.
+    pub(super) async fn units_of(&self, name: &ServiceName) -> Result<Vec<(UnitName, UnitId)>, Error> {
+        let container = paths::unit_names_of(name);
+        let mut names = Vec::new();
+        for number in self.tree.children(&container).await? {
+            let path = container.child(&number);
+            let unit = format!("{name}/{number}")
+                .parse::<UnitName>()
+                .map_err(|e| super::records::corrupt(&path, e.to_string()))?;
+            names.push(unit);
+        }
+        let reads = names.iter().map(|unit| Read::Data(paths::unit_name(unit))).collect();
+        let answers = self.tree.read_many(reads).await?;
+        let mut units = Vec::with_capacity(names.len());
+        for (unit, answer) in names.into_iter().zip(answers) {
+            // One that went away since it was listed is no unit any more.
+            if let Some(node) = answer.into_data() {
+                let id = NamedUnit::parse(&paths::unit_name(&unit), &node.data)?.id;
+                units.push((unit, id));
+            }
+        }
+        Ok(units)
     }
 
     /// # Errors
     /// [`Error::ServiceNotFound`] and the failures of the store.
-    pub async fn expose(&self, _name: &ServiceName) -> Result<Flag, Error> {
-        Err(Error::NotYet("expose"))
+    pub async fn expose(&self, name: &ServiceName) -> Result<Flag, Error> {
+        let mut attempts = Attempts::at(paths::service_name(name));
+        loop {
+            let flag = paths::exposed(self.service_id(name).await?);
+            if self.tree.exists(&flag).await? {
+                // After a lost answer it is as good as ours.
+                return Ok(if attempts.unsure { Flag::Changed } else { Flag::AlreadySo });
+            }
+            let write = Write::create(flag, *b"{}", self.info.roles.operators());
+            match self.tree.write(vec![write]).await {
+                Ok(()) => return Ok(Flag::Changed),
+                Err(e) => attempts.after(e).await?,
+            }
+        }
     }
 
     /// # Errors
     /// [`Error::ServiceNotFound`] and the failures of the store.
-    pub async fn unexpose(&self, _name: &ServiceName) -> Result<Flag, Error> {
-        Err(Error::NotYet("unexpose"))
+    pub async fn unexpose(&self, name: &ServiceName) -> Result<Flag, Error> {
+        let mut attempts = Attempts::at(paths::service_name(name));
+        loop {
+            let flag = paths::exposed(self.service_id(name).await?);
+            let writes = deletions(&self.tree, vec![flag]).await?;
+            if writes.is_empty() {
+                return Ok(if attempts.unsure { Flag::Changed } else { Flag::AlreadySo });
+            }
+            match self.tree.write(writes).await {
+                Ok(()) => return Ok(Flag::Changed),
+                Err(e) => attempts.after(e).await?,
+            }
+        }
     }
+}
+
+/// The first data of a service name's unit counter.
+pub(super) fn first_numbers(environment_acl: super::acl::Acl, name: &ServiceName, next: u32) -> Write {
+    Write::create(paths::unit_names_of(name), counter_to_bytes(next), environment_acl)
 }

@@ -95,7 +95,7 @@ pub enum Event {
     Everything,
 }
 
-/// A running watch over the whole environment. Dropping it ends it.
+/// A running watch over a part of the tree. Dropping it ends it.
 pub trait Feed: Send {
     /// Waits for the next event. Cancel-safe. The first is always [`Event::Everything`].
     ///
@@ -150,9 +150,12 @@ pub trait Tree: Send + Sync {
     /// The failures of the store.
     fn sync(&self) -> impl Future<Output = Result<(), Error>> + Send;
 
+    /// Watches `path` and everything below it. Opening the feed sets the watch: nothing that happens after it is
+    /// missed.
+    ///
     /// # Errors
     /// The failures of the store.
-    fn watch(&self) -> impl Future<Output = Result<Self::Feed, Error>> + Send;
+    fn watch(&self, path: &NodePath) -> impl Future<Output = Result<Self::Feed, Error>> + Send;
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

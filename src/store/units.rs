@@ -1,11 +1,25 @@
 //! Units: added to a service, placed on machines, removed.
 
-use super::credentials::Credential;
-use super::environment::Environment;
+use super::credentials::{Credential, Identity, random_hex};
+use super::environment::{Environment, LOCAL_MACHINE};
 use super::error::Error;
-use super::records::Unit;
-use super::tree::Tree;
-use crate::model::{MachineId, ServiceName, UnitId, UnitName};
+use super::machines::machine_writes;
+use super::paths::{self, NodePath};
+use super::placement::{Rule, Seat, seats};
+use super::records::{
+    Machine, NamedUnit, Placement, Unit, corrupt, counter_to_bytes, credentials_to_bytes, parse_counter,
+    parse_credentials,
+};
+use super::retry::Attempts;
+use super::services::first_numbers;
+use super::subtree::deletions;
+use super::tree::{self, Read, Tree, Write};
+use crate::model::{MachineId, ServiceId, ServiceName, UnitId, UnitName};
+use serde_json::Map;
+use std::collections::BTreeMap;
+
+/// The most units that one step makes or removes: what fits in one request with room to spare.
+pub const MAX_UNITS: u32 = 200;
 
 /// A unit that was made, and where it went.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,35 +31,300 @@ pub struct Placed {
     pub new_machine: bool,
 }
 
+/// A container that hands out numbers, as read. Numbers are taken by compare-and-swap in the same step that uses
+/// them, because a step cannot know the name that a sequential create would get.
+#[derive(Debug, Clone)]
+pub(super) struct Counter {
+    path: NodePath,
+    next: u32,
+    version: i32,
+}
+
+impl Counter {
+    pub(super) async fn read<T: Tree>(tree: &T, path: NodePath) -> Result<Self, Error> {
+        let node = tree.get(&path).await?;
+        Ok(Self { next: parse_counter(&path, &node.data)?, version: node.version, path })
+    }
+
+    pub(super) fn next(&self) -> u32 {
+        self.next
+    }
+
+    /// Takes `count` numbers, beginning with [`Self::next`].
+    pub(super) fn take(&self, count: u32) -> Result<Write, Error> {
+        let next = self
+            .next
+            .checked_add(count)
+            .ok_or_else(|| corrupt(&self.path, "the numbers are used up".to_owned()))?;
+        let data = counter_to_bytes(next);
+        Ok(Write::SetIfVersion { path: self.path.clone(), data, version: self.version })
+    }
+
+    /// Fails if a number was taken since.
+    pub(super) fn check(&self) -> Write {
+        Write::Check { path: self.path.clone(), version: self.version }
+    }
+}
+
+/// New units of one service, placed but not yet written.
+#[derive(Debug)]
+pub(super) struct Draft {
+    service: ServiceName,
+    units: Counter,
+    machines: Counter,
+    /// None if the service name was never used.
+    numbers: Option<Counter>,
+    seats: Vec<Seat>,
+    /// Of the machines that are there already.
+    identities: BTreeMap<MachineId, Identity>,
+}
+
+impl Draft {
+    /// Reads the counters first and the machines after: whoever places a unit meanwhile takes a unit number, and the
+    /// draft no longer fits.
+    pub(super) async fn read<T: Tree>(
+        environment: &Environment<T>,
+        service: &ServiceName,
+        count: u32,
+        to: Option<MachineId>,
+    ) -> Result<Self, Error> {
+        let tree = &environment.tree;
+        let units = Counter::read(tree, paths::units()).await?;
+        let machines = Counter::read(tree, paths::machines()).await?;
+        let numbers = match Counter::read(tree, paths::unit_names_of(service)).await {
+            Ok(counter) => Some(counter),
+            Err(Error::Tree(tree::Error::NoNode(_))) => None,
+            Err(e) => return Err(e),
+        };
+        let rule = match (to, environment.info.placement) {
+            (Some(machine), _) => Rule::To(machine),
+            (None, Placement::Local) => Rule::To(LOCAL_MACHINE),
+            (None, Placement::Unassigned) => Rule::Empty,
+        };
+        let candidates = match rule {
+            Rule::To(machine) => vec![machine],
+            Rule::Empty => environment.machine_ids().await?,
+        };
+        let (identities, carried) = look_at(tree, &candidates).await?;
+        if let Rule::To(machine) = rule
+            && !carried.contains_key(&machine)
+        {
+            return Err(Error::MachineNotFound(machine));
+        }
+        let seats = seats(count, rule, &carried, machines.next())
+            .ok_or_else(|| corrupt(&paths::machines(), "the numbers are used up".to_owned()))?;
+        Ok(Self { service: service.clone(), units, machines, numbers, seats, identities })
+    }
+
+    /// The writes that make the units, and the machines that they need.
+    pub(super) fn writes<T: Tree>(
+        mut self,
+        environment: &Environment<T>,
+        service: ServiceId,
+        op: &str,
+    ) -> Result<(Vec<Write>, Vec<Placed>), Error> {
+        let roles = &environment.info.roles;
+        let count = u32::try_from(self.seats.len())
+            .map_err(|_| Error::TooManyUnits { given: u32::MAX, limit: MAX_UNITS })?;
+        let new_machines = self.seats.iter().filter(|seat| seat.new).count();
+        let first_number = self.numbers.as_ref().map_or(0, Counter::next);
+        let mut writes = vec![match &self.numbers {
+            Some(numbers) => numbers.take(count)?,
+            None => first_numbers(roles.operators(), &self.service, count),
+        }];
+        if count > 0 {
+            writes.push(self.units.take(count)?);
+        }
+        if new_machines > 0 {
+            writes.push(self.machines.take(u32::try_from(new_machines).unwrap_or(u32::MAX))?);
+        }
+        let mut placed = Vec::with_capacity(self.seats.len());
+        for (offset, seat) in (0..count).zip(std::mem::take(&mut self.seats)) {
+            if seat.new {
+                let credential = Credential::generate(&seat.machine.key())?;
+                self.identities.insert(seat.machine, credential.identity());
+                writes.extend(machine_writes(roles, seat.machine, &Machine::wanted(), &credential));
+            }
+            let unit = Placed {
+                id: UnitId::new(self.units.next() + offset),
+                name: UnitName::new(self.service.clone(), first_number + offset),
+                machine: seat.machine,
+                new_machine: seat.new,
+            };
+            let machine = self.identities.get(&seat.machine).ok_or(Error::MachineNotFound(seat.machine))?;
+            writes.extend(unit_writes(roles, &unit, service, machine, op)?);
+            placed.push(unit);
+        }
+        Ok((writes, placed))
+    }
+}
+
+/// The identities of some machines, and how many units each has. Machines that are gone are left out.
+async fn look_at<T: Tree>(
+    tree: &T,
+    machines: &[MachineId],
+) -> Result<(BTreeMap<MachineId, Identity>, BTreeMap<MachineId, usize>), Error> {
+    let reads = machines.iter().flat_map(|&machine| {
+        [Read::Data(paths::machine_credentials(machine)), Read::Children(paths::machine_units(machine))]
+    });
+    let mut answers = tree.read_many(reads.collect()).await?.into_iter();
+    let (mut identities, mut carried) = (BTreeMap::new(), BTreeMap::new());
+    for &machine in machines {
+        let credentials = answers.next().and_then(|answer| answer.into_data());
+        let units = answers.next().and_then(|answer| answer.into_children());
+        if let (Some(node), Some(units)) = (credentials, units) {
+            let credential = parse_credentials(&paths::machine_credentials(machine), &node.data)?;
+            identities.insert(machine, credential.identity());
+            carried.insert(machine, units.len());
+        }
+    }
+    Ok((identities, carried))
+}
+
+/// A unit's nodes. All rights are given here and never change, because a right cannot be changed in the same step as
+/// anything else; a unit stays on its machine.
+fn unit_writes(
+    roles: &super::acl::Roles,
+    unit: &Placed,
+    service: ServiceId,
+    machine: &Identity,
+    op: &str,
+) -> Result<Vec<Write>, Error> {
+    let credential = Credential::generate(&unit.id.key())?;
+    let record = Unit { name: unit.name.clone(), service, machine: Some(unit.machine), rest: Map::new() };
+    let named = NamedUnit { id: unit.id, op: op.to_owned() };
+    Ok(vec![
+        Write::create(paths::unit(unit.id), record.to_bytes(), roles.unit(machine)),
+        // Empty from the start: the unit may write it, and could not be allowed to create it and nothing else.
+        Write::create(
+            paths::unit_ports(unit.id),
+            Vec::new(),
+            roles.unit_ports(machine, &credential.identity()),
+        ),
+        Write::create(
+            paths::unit_credentials(unit.id),
+            credentials_to_bytes(&credential),
+            roles.unit_credentials(machine),
+        ),
+        Write::create(paths::unit_name(&unit.name), named.to_bytes(), roles.operators()),
+        Write::create(paths::machine_unit(unit.machine, unit.id), Vec::new(), roles.machine_units(machine)),
+    ])
+}
+
 impl<T: Tree> Environment<T> {
     /// # Errors
     /// [`Error::ServiceNotFound`], [`Error::MachineNotFound`], [`Error::TooManyUnits`], the failures of the store.
     pub async fn add_units(
         &self,
-        _service: &ServiceName,
-        _count: u32,
-        _to: Option<MachineId>,
+        service: &ServiceName,
+        count: u32,
+        to: Option<MachineId>,
     ) -> Result<Vec<Placed>, Error> {
-        Err(Error::NotYet("add-unit"))
+        if count > MAX_UNITS {
+            return Err(Error::TooManyUnits { given: count, limit: MAX_UNITS });
+        }
+        let op = random_hex(16)?;
+        let mut attempts = Attempts::at(paths::units());
+        let mut last: Option<Vec<Placed>> = None;
+        loop {
+            let id = self.service_id(service).await?;
+            if let Some(placed) = last.take_if(|_| attempts.unsure)
+                && self.was_made(&placed, &op).await?
+            {
+                return Ok(placed);
+            }
+            let service_path = paths::service(id);
+            let check = match self.tree.get(&service_path).await {
+                Ok(node) => Write::Check { path: service_path, version: node.version },
+                Err(tree::Error::NoNode(_)) => return Err(Error::ServiceNotFound(service.clone())),
+                Err(e) => return Err(e.into()),
+            };
+            let draft = Draft::read(self, service, count, to).await?;
+            let (mut writes, placed) = draft.writes(self, id, &op)?;
+            writes.push(check);
+            match self.tree.write(writes).await {
+                Ok(()) => return Ok(placed),
+                Err(e) => attempts.after(e).await?,
+            }
+            last = Some(placed);
+        }
+    }
+
+    /// Whether an attempt without an answer was applied: its first unit's name is there and carries our mark.
+    async fn was_made(&self, placed: &[Placed], op: &str) -> Result<bool, Error> {
+        let Some(first) = placed.first() else { return Ok(false) };
+        let path = paths::unit_name(&first.name);
+        match self.tree.get(&path).await {
+            Ok(node) => Ok(NamedUnit::parse(&path, &node.data)?.op == op),
+            Err(tree::Error::NoNode(_)) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// # Errors
+    /// [`Error::UnitNotFound`], [`Error::Corrupt`] and the failures of the store.
+    pub async fn unit(&self, name: &UnitName) -> Result<(UnitId, Unit), Error> {
+        let id = self.unit_id(name).await?;
+        let path = paths::unit(id);
+        match self.tree.get(&path).await {
+            Ok(node) => Ok((id, Unit::parse(&path, &node.data)?)),
+            Err(tree::Error::NoNode(_)) => Err(Error::UnitNotFound(name.clone())),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    async fn unit_id(&self, name: &UnitName) -> Result<UnitId, Error> {
+        let path = paths::unit_name(name);
+        match self.tree.get(&path).await {
+            Ok(node) => Ok(NamedUnit::parse(&path, &node.data)?.id),
+            Err(tree::Error::NoNode(_)) => Err(Error::UnitNotFound(name.clone())),
+            Err(e) => Err(e.into()),
+        }
     }
 
     /// # Errors
     /// [`Error::UnitNotFound`] and the failures of the store.
-    pub async fn unit(&self, _name: &UnitName) -> Result<(UnitId, Unit), Error> {
-        Err(Error::NotYet("unit"))
+    pub async fn remove_unit(&self, name: &UnitName) -> Result<(), Error> {
+        let mut attempts = Attempts::at(paths::unit_name(name));
+        loop {
+            let id = match self.unit_id(name).await {
+                Err(Error::UnitNotFound(_)) if attempts.unsure => return Ok(()),
+                other => other?,
+            };
+            let roots = self.unit_roots(name, id).await?;
+            let writes = deletions(&self.tree, roots).await?;
+            match self.tree.write(writes).await {
+                Ok(()) => return Ok(()),
+                Err(e) => attempts.after(e).await?,
+            }
+        }
     }
 
-    /// # Errors
-    /// [`Error::UnitNotFound`] and the failures of the store.
-    pub async fn remove_unit(&self, _name: &UnitName) -> Result<(), Error> {
-        Err(Error::NotYet("remove-unit"))
+    /// Every node that is there because of a unit.
+    pub(super) async fn unit_roots(&self, name: &UnitName, id: UnitId) -> Result<Vec<NodePath>, Error> {
+        let path = paths::unit(id);
+        let mut roots = vec![path.clone(), paths::unit_name(name)];
+        match self.tree.get(&path).await {
+            Ok(node) => {
+                let machine = Unit::parse(&path, &node.data)?.machine;
+                roots.extend(machine.map(|machine| paths::machine_unit(machine, id)));
+            }
+            Err(tree::Error::NoNode(_)) => {}
+            Err(e) => return Err(e.into()),
+        }
+        Ok(roots)
     }
 
     /// The identity that a unit's hooks have: for `juju hook-env` and the machine's agent.
     ///
     /// # Errors
     /// [`Error::UnitNotFound`] and the failures of the store.
-    pub async fn unit_credential(&self, _name: &UnitName) -> Result<Credential, Error> {
-        Err(Error::NotYet("unit credentials"))
+    pub async fn unit_credential(&self, name: &UnitName) -> Result<Credential, Error> {
+        let path = paths::unit_credentials(self.unit_id(name).await?);
+        match self.tree.get(&path).await {
+            Ok(node) => parse_credentials(&path, &node.data),
+            Err(tree::Error::NoNode(_)) => Err(Error::UnitNotFound(name.clone())),
+            Err(e) => Err(e.into()),
+        }
     }
 }

@@ -1,14 +1,58 @@
-//! A [`Tree`](super::Tree) over the wire, for the embedded keeper and for a ZooKeeper ensemble alike. The only file
-//! that knows the client library.
+//! A [`Tree`] over the wire, for the embedded keeper and for a ZooKeeper ensemble alike. The only file that knows the
+//! client library, and where its gaps are filled: every wait is bounded, requests are not queued for a store that is
+//! not there, ended sessions are replaced, reads are repeated after a lost connection and writes never are, because a
+//! lost answer does not say whether a write was applied. What to do about that is decided above.
 
+use super::acl::Acl;
 use super::address::Address;
 use super::credentials::Credential;
-use super::tree::Error;
+use super::paths::NodePath;
+use super::tree::{Answer, Error, Event, Feed, Node, Read, Tree, Write};
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::time::{Instant, sleep, timeout_at};
+use zookeeper_client as zk;
 
-/// A connection to a store, made once and used for as long as it lasts.
-#[derive(Debug)]
+/// How long a first connection is tried. A store that is just restarting is back by then.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long one request may take, waiting for a connection included.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Asked of the store for the session; a lost connection is found in a sixth of it or less.
+const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A connection that is silent for this long is given up. On loopback only a dead store is silent.
+const LOOPBACK_SILENCE: Duration = Duration::from_millis(500);
+const REMOTE_SILENCE: Duration = Duration::from_secs(2);
+
+const CONNECT_PAUSE: Duration = Duration::from_millis(100);
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(200);
+const WATCH_PAUSE: Duration = Duration::from_millis(250);
+
+/// Questions per batch. All batches are sent at once, so this bounds a frame and not the speed.
+const BATCH: usize = 500;
+
+/// ZooKeeper closes a connection that sends more than 1,048,575 bytes at once; this leaves room for framing.
+const MAX_WRITE: usize = 1_000_000;
+const MAX_DATA: usize = 64 * 1024;
+
+/// A connection to a store, made once and used for as long as it lasts. Clones share it.
+#[derive(Debug, Clone)]
 pub struct ZkTree {
+    link: Arc<Link>,
+    /// No request outlives it.
+    deadline: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Link {
+    address: Address,
     hosts: String,
+    credential: Option<Credential>,
+    /// Replaced when its session has ended. Never locked across an await.
+    client: Mutex<Option<zk::Client>>,
 }
 
 impl ZkTree {
@@ -16,11 +60,426 @@ impl ZkTree {
     ///
     /// # Errors
     /// [`Error::Unreachable`] if nothing answers.
-    pub async fn connect(address: &Address, _credential: Option<&Credential>) -> Result<Self, Error> {
-        Err(Error::Unreachable { hosts: address.hosts() })
+    pub async fn connect(address: &Address, credential: Option<&Credential>) -> Result<Self, Error> {
+        let link = Link {
+            address: address.clone(),
+            hosts: address.hosts(),
+            credential: credential.cloned(),
+            client: Mutex::new(None),
+        };
+        link.reconnect(Instant::now() + CONNECT_TIMEOUT).await?;
+        Ok(Self { link: Arc::new(link), deadline: None })
+    }
+
+    /// The same connection, whose requests all end by `deadline`: for a command that must.
+    #[must_use]
+    pub fn until(mut self, deadline: Instant) -> Self {
+        self.deadline = Some(deadline);
+        self
     }
 
     pub fn hosts(&self) -> &str {
-        &self.hosts
+        &self.link.hosts
+    }
+
+    /// Ends the session, so that the store need not wait for it to expire. Takes a moment at most.
+    pub async fn close(self) {
+        let Some(client) = self.link.slot().take() else { return };
+        let mut state = client.state_watcher();
+        drop(client);
+        let closed = async {
+            while !state.state().is_terminated() {
+                state.changed().await;
+            }
+        };
+        // A store that does not answer now will expire the session by itself.
+        let _ = timeout_at(Instant::now() + CLOSE_TIMEOUT, closed).await;
+    }
+
+    fn request_deadline(&self) -> Instant {
+        let usual = Instant::now() + REQUEST_TIMEOUT;
+        self.deadline.map_or(usual, |deadline| deadline.min(usual))
+    }
+
+    /// Runs a read, again after a lost connection, until it is answered or the time is up.
+    async fn read<V, F>(&self, path: &NodePath, ask: impl Fn(zk::Client) -> F) -> Result<V, Error>
+    where
+        F: Future<Output = Result<V, zk::Error>> + Send,
+        V: Send,
+    {
+        let deadline = self.request_deadline();
+        loop {
+            let client = self.link.ready(deadline).await?;
+            match timeout_at(deadline, ask(client)).await {
+                Ok(Ok(value)) => return Ok(value),
+                Ok(Err(e)) => match self.link.refusal(&e, path) {
+                    Some(refusal) => return Err(refusal),
+                    None => sleep(Duration::from_millis(10)).await,
+                },
+                Err(_) => return Err(self.link.timeout()),
+            }
+        }
+    }
+}
+
+impl Link {
+    fn slot(&self) -> std::sync::MutexGuard<'_, Option<zk::Client>> {
+        self.client.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn full_path(&self, path: &NodePath) -> String {
+        match (self.address.chroot(), path.as_str()) {
+            ("", path) => path.to_owned(),
+            (chroot, "/") => chroot.to_owned(),
+            (chroot, path) => format!("{chroot}{path}"),
+        }
+    }
+
+    fn own_path(&self, full: &str) -> NodePath {
+        match full.strip_prefix(self.address.chroot()) {
+            Some("") | None => NodePath::reported("/"),
+            Some(path) => NodePath::reported(path),
+        }
+    }
+
+    fn connector(&self) -> zk::Connector {
+        let silence = if self.address.is_loopback() { LOOPBACK_SILENCE } else { REMOTE_SILENCE };
+        let connector = zk::Client::connector()
+            .with_session_timeout(SESSION_TIMEOUT)
+            .with_connection_timeout(silence)
+            .with_fail_eagerly();
+        match &self.credential {
+            Some(credential) => connector.with_auth("digest", credential.expose().as_bytes()),
+            None => connector,
+        }
+    }
+
+    /// Makes a new session and keeps it, unless somebody else did meanwhile.
+    async fn reconnect(&self, deadline: Instant) -> Result<zk::Client, Error> {
+        loop {
+            match timeout_at(deadline, self.connector().connect(&self.hosts)).await {
+                Ok(Ok(client)) => {
+                    let mut slot = self.slot();
+                    return match slot.as_ref() {
+                        Some(other) if !other.state().is_terminated() => Ok(other.clone()),
+                        _ => Ok(slot.insert(client).clone()),
+                    };
+                }
+                Ok(Err(zk::Error::AuthFailed)) => {
+                    return Err(Error::AuthFailed { hosts: self.hosts.clone() });
+                }
+                Ok(Err(_)) if Instant::now() + CONNECT_PAUSE < deadline => sleep(CONNECT_PAUSE).await,
+                Ok(Err(_)) | Err(_) => return Err(self.unreachable()),
+            }
+        }
+    }
+
+    /// A client that is connected now. Waiting here, and not in the client's own queue, keeps a write from being
+    /// sent long after its caller was told that it failed.
+    async fn ready(&self, deadline: Instant) -> Result<zk::Client, Error> {
+        loop {
+            let live = self.slot().as_ref().filter(|client| !client.state().is_terminated()).cloned();
+            let client = match live {
+                Some(client) => client,
+                None => self.reconnect(deadline).await?,
+            };
+            let mut state = client.state_watcher();
+            while state.state() == zk::SessionState::Disconnected {
+                timeout_at(deadline, state.changed()).await.map_err(|_| self.unreachable())?;
+            }
+            match state.state() {
+                zk::SessionState::AuthFailed => return Err(Error::AuthFailed { hosts: self.hosts.clone() }),
+                ended if ended.is_terminated() => {}
+                _ => return Ok(client),
+            }
+        }
+    }
+
+    fn unreachable(&self) -> Error {
+        Error::Unreachable { hosts: self.hosts.clone() }
+    }
+
+    fn timeout(&self) -> Error {
+        Error::Timeout { hosts: self.hosts.clone(), seconds: REQUEST_TIMEOUT.as_secs() }
+    }
+
+    /// What the store itself said no to. None if the answer was lost, and with it whether there was one.
+    fn refusal(&self, error: &zk::Error, path: &NodePath) -> Option<Error> {
+        let path = path.clone();
+        Some(match error {
+            zk::Error::NoNode => Error::NoNode(path),
+            zk::Error::NodeExists => Error::NodeExists(path),
+            zk::Error::BadVersion => Error::BadVersion(path),
+            zk::Error::NotEmpty => Error::NotEmpty(path),
+            zk::Error::NoAuth => Error::NoAuth(path),
+            zk::Error::AuthFailed => Error::AuthFailed { hosts: self.hosts.clone() },
+            zk::Error::ConnectionLoss
+            | zk::Error::Custom(_)
+            | zk::Error::Timeout
+            | zk::Error::SessionExpired
+            | zk::Error::SessionMoved
+            | zk::Error::ClientClosed => return None,
+            other => Error::Unexpected { hosts: self.hosts.clone(), what: format!("{path}: {other}") },
+        })
+    }
+
+    fn answer(&self, read: Read, result: zk::MultiReadResult) -> Result<Answer, Error> {
+        match (read, result) {
+            (Read::Data(_), zk::MultiReadResult::Data { data, stat }) => {
+                Ok(Answer::Data(Some(node(data, &stat))))
+            }
+            (Read::Children(_), zk::MultiReadResult::Children { children }) => {
+                Ok(Answer::Children(Some(sorted(children))))
+            }
+            (Read::Data(_), zk::MultiReadResult::Error { err: zk::Error::NoNode }) => Ok(Answer::Data(None)),
+            (Read::Children(_), zk::MultiReadResult::Error { err: zk::Error::NoNode }) => {
+                Ok(Answer::Children(None))
+            }
+            (Read::Data(path) | Read::Children(path), zk::MultiReadResult::Error { err }) => {
+                Err(self.refusal(&err, &path).unwrap_or_else(|| self.unexpected(&path)))
+            }
+            (Read::Data(path) | Read::Children(path), _) => Err(self.unexpected(&path)),
+        }
+    }
+
+    fn unexpected(&self, path: &NodePath) -> Error {
+        Error::Unexpected {
+            hosts: self.hosts.clone(),
+            what: format!("{path}: an answer to another question"),
+        }
+    }
+}
+
+fn node(data: Vec<u8>, stat: &zk::Stat) -> Node {
+    Node { data, version: stat.version, children: u32::try_from(stat.num_children).unwrap_or(0) }
+}
+
+fn sorted(mut names: Vec<String>) -> Vec<String> {
+    names.sort_unstable();
+    names
+}
+
+fn to_acls(acl: &Acl) -> Vec<zk::Acl> {
+    acl.grants()
+        .iter()
+        .map(|(identity, rights)| {
+            let all = [
+                zk::Permission::READ,
+                zk::Permission::WRITE,
+                zk::Permission::CREATE,
+                zk::Permission::DELETE,
+                zk::Permission::ADMIN,
+            ];
+            let permission = all
+                .into_iter()
+                .enumerate()
+                .filter(|(bit, _)| rights.bits() & (1 << bit) != 0)
+                .fold(zk::Permission::NONE, |sum, (_, permission)| sum | permission);
+            zk::Acl::new(permission, zk::AuthId::new("digest", identity.as_str()))
+        })
+        .collect()
+}
+
+/// Refuses what the store would answer by closing the connection.
+fn check_size(writes: &[Write]) -> Result<(), Error> {
+    let mut total = 0;
+    for write in writes {
+        let (bytes, grants) = match write {
+            Write::Create { data, acl, .. } => (data.len(), acl.grants().len()),
+            Write::SetIfVersion { data, .. } => (data.len(), 0),
+            Write::DeleteIfVersion { .. } | Write::Check { .. } => (0, 0),
+        };
+        if bytes > MAX_DATA {
+            return Err(Error::TooLarge { path: write.path().clone(), bytes, limit: MAX_DATA });
+        }
+        total += bytes + write.path().as_str().len() + grants * 80 + 64;
+        if total > MAX_WRITE {
+            return Err(Error::TooLarge { path: write.path().clone(), bytes: total, limit: MAX_WRITE });
+        }
+    }
+    Ok(())
+}
+
+impl Link {
+    fn add(&self, writer: &mut zk::MultiWriter<'_>, write: &Write) -> Result<(), zk::Error> {
+        let path = self.full_path(write.path());
+        match write {
+            Write::Create { data, acl, ephemeral, .. } => {
+                let acls = to_acls(acl);
+                let mode = if *ephemeral { zk::CreateMode::Ephemeral } else { zk::CreateMode::Persistent };
+                writer.add_create(&path, data, &mode.with_acls(zk::Acls::new(&acls)))
+            }
+            Write::SetIfVersion { data, version, .. } => writer.add_set_data(&path, data, Some(*version)),
+            Write::DeleteIfVersion { version, .. } => writer.add_delete(&path, Some(*version)),
+            Write::Check { version, .. } => writer.add_check_version(&path, *version),
+        }
+    }
+}
+
+impl Tree for ZkTree {
+    type Feed = ZkFeed;
+
+    async fn get(&self, path: &NodePath) -> Result<Node, Error> {
+        let full = self.link.full_path(path);
+        let (data, stat) = self.read(path, |client| client.get_data(&full)).await?;
+        Ok(node(data, &stat))
+    }
+
+    async fn exists(&self, path: &NodePath) -> Result<bool, Error> {
+        let full = self.link.full_path(path);
+        Ok(self.read(path, |client| client.check_stat(&full)).await?.is_some())
+    }
+
+    async fn children(&self, path: &NodePath) -> Result<Vec<String>, Error> {
+        let full = self.link.full_path(path);
+        let (names, _) = self.read(path, |client| client.get_children(&full)).await?;
+        Ok(sorted(names))
+    }
+
+    async fn read_many(&self, reads: Vec<Read>) -> Result<Vec<Answer>, Error> {
+        let Some(first) = reads.first() else { return Ok(Vec::new()) };
+        let (Read::Data(path) | Read::Children(path)) = first;
+        let questions: Vec<(bool, String)> = reads
+            .iter()
+            .map(|read| match read {
+                Read::Data(path) => (true, self.link.full_path(path)),
+                Read::Children(path) => (false, self.link.full_path(path)),
+            })
+            .collect();
+        let results = self.read(path, |client| ask_all(client, &questions)).await?;
+        if results.len() != reads.len() {
+            return Err(self.link.unexpected(path));
+        }
+        reads.into_iter().zip(results).map(|(read, result)| self.link.answer(read, result)).collect()
+    }
+
+    async fn write(&self, writes: Vec<Write>) -> Result<(), Error> {
+        check_size(&writes)?;
+        let deadline = self.request_deadline();
+        let client = self.link.ready(deadline).await?;
+        let mut writer = client.new_multi_writer();
+        for write in &writes {
+            self.link.add(&mut writer, write).map_err(|e| Error::Unexpected {
+                hosts: self.link.hosts.clone(),
+                what: format!("{}: {e}", write.path()),
+            })?;
+        }
+        let ambiguous = || Error::Ambiguous { hosts: self.link.hosts.clone() };
+        let result = timeout_at(deadline, writer.commit()).await.map_err(|_| ambiguous())?;
+        match result {
+            Ok(_) => Ok(()),
+            Err(zk::MultiWriteError::OperationFailed { index, source }) => {
+                let path = writes.get(index).map_or_else(super::paths::root, |write| write.path().clone());
+                Err(self.link.refusal(&source, &path).unwrap_or_else(ambiguous))
+            }
+            Err(zk::MultiWriteError::RequestFailed { source }) => {
+                match self.link.refusal(&source, writes[0].path()) {
+                    Some(refusal) if !matches!(refusal, Error::Unexpected { .. }) => Err(refusal),
+                    _ => Err(ambiguous()),
+                }
+            }
+        }
+    }
+
+    async fn set_acl(&self, path: &NodePath, acl: Acl) -> Result<(), Error> {
+        let deadline = self.request_deadline();
+        let client = self.link.ready(deadline).await?;
+        let full = self.link.full_path(path);
+        let acls = to_acls(&acl);
+        // The root of this statement is a future, so the request is bounded like any other.
+        let result = timeout_at(deadline, client.set_acl(&full, &acls, None)).await;
+        let ambiguous = || Error::Ambiguous { hosts: self.link.hosts.clone() };
+        match result {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(e)) => Err(self.link.refusal(&e, path).unwrap_or_else(ambiguous)),
+            Err(_) => Err(ambiguous()),
+        }
+    }
+
+    async fn sync(&self) -> Result<(), Error> {
+        let root = super::paths::root();
+        let full = self.link.full_path(&root);
+        self.read(&root, |client| {
+            let full = full.clone();
+            async move { client.sync(&full).await }
+        })
+        .await
+    }
+
+    async fn watch(&self, path: &NodePath) -> Result<ZkFeed, Error> {
+        let mut feed = ZkFeed { tree: self.clone(), path: path.clone(), watcher: None, announced: false };
+        feed.watcher = Some(feed.start().await?);
+        Ok(feed)
+    }
+}
+
+/// Sends every batch before it waits for the first, so that many take no longer than one.
+async fn ask_all(
+    client: zk::Client,
+    questions: &[(bool, String)],
+) -> Result<Vec<zk::MultiReadResult>, zk::Error> {
+    let mut pending = Vec::with_capacity(questions.len() / BATCH + 1);
+    for batch in questions.chunks(BATCH) {
+        let mut reader = client.new_multi_reader();
+        for (data, path) in batch {
+            if *data { reader.add_get_data(path)? } else { reader.add_get_children(path)? }
+        }
+        pending.push(reader.commit());
+    }
+    let mut results = Vec::with_capacity(questions.len());
+    for batch in pending {
+        results.extend(batch.await?);
+    }
+    Ok(results)
+}
+
+/// A watch that is set again after every reconnect and in every new session, because the store forgets it and the
+/// client library does not remind it.
+#[derive(Debug)]
+pub struct ZkFeed {
+    tree: ZkTree,
+    path: NodePath,
+    watcher: Option<zk::PersistentWatcher>,
+    /// Whether "everything" was said since the watch was set.
+    announced: bool,
+}
+
+impl ZkFeed {
+    async fn start(&self) -> Result<zk::PersistentWatcher, Error> {
+        let full = self.tree.link.full_path(&self.path);
+        self.tree
+            .read(&self.path, |client| {
+                let full = full.clone();
+                async move { client.watch(&full, zk::AddWatchMode::PersistentRecursive).await }
+            })
+            .await
+    }
+}
+
+impl Feed for ZkFeed {
+    async fn next(&mut self) -> Result<Event, Error> {
+        loop {
+            let Some(watcher) = &mut self.watcher else {
+                match self.start().await {
+                    Ok(watcher) => self.watcher = Some(watcher),
+                    Err(e) if e.is_retryable() => sleep(WATCH_PAUSE).await,
+                    Err(e) => return Err(e),
+                }
+                self.announced = false;
+                continue;
+            };
+            if !self.announced {
+                self.announced = true;
+                return Ok(Event::Everything);
+            }
+            let event = watcher.changed().await;
+            if event.event_type != zk::EventType::Session {
+                return Ok(Event::Changed(self.tree.link.own_path(&event.path)));
+            }
+            // Lost: wait for the news of its return. Back, or ended for good: watch anew.
+            if event.session_state != zk::SessionState::Disconnected {
+                self.watcher = None;
+            }
+        }
     }
 }
