@@ -107,6 +107,17 @@ pub fn allows(list: &[Acl], perm: i32, proved: &[Identity]) -> bool {
     }) || is_super(proved)
 }
 
+/// The list as it is shown to who may not change it: a hash could be tried against guessed passwords.
+pub fn without_hashes(list: &[Acl]) -> Vec<Acl> {
+    let blank = |acl: &Acl| match acl.who.id.split_once(':') {
+        Some((user, _)) if &*acl.who.scheme == "digest" => {
+            Acl { perms: acl.perms, who: Identity::new("digest", &format!("{user}:x")) }
+        }
+        _ => acl.clone(),
+    };
+    list.iter().map(blank).collect()
+}
+
 pub fn is_super(proved: &[Identity]) -> bool {
     proved.iter().any(|who| &*who.scheme == "super")
 }

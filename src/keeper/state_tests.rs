@@ -26,14 +26,16 @@ fn write(state: &mut State, op: Op<'_>) -> Result<OpResult, Code> {
         .map_err(|refusal| refusal.code)
 }
 
+type Picture = (String, Stat, Option<Box<[u8]>>, Vec<String>, Arc<Vec<Acl>>);
+
 /// Everything that a client could tell two states apart by.
-fn picture(state: &State) -> Vec<(String, Stat, Option<Box<[u8]>>, Vec<String>, Arc<Vec<Acl>>)> {
+fn picture(state: &State) -> Vec<Picture> {
     let mut nodes: Vec<_> = state
         .tree
-        .iter()
+        .walk()
         .map(|(path, node)| {
             let children = node.children().map(str::to_owned).collect();
-            (path.to_owned(), node.stat(), node.data.clone(), children, node.acl.clone())
+            (path, node.stat(), node.data.clone(), children, node.acl.clone())
         })
         .collect();
     nodes.sort_by(|a, b| a.0.cmp(&b.0));

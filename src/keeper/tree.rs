@@ -15,7 +15,7 @@ const TTL_MASK: i64 = 0xff << 56;
 pub const MAX_TTL_MS: i64 = 0xff_ffff_ffff;
 
 /// What a node costs beside its path and data: the map's slot, the name in its parent, allocator headers.
-const NODE_OVERHEAD_BYTES: usize = 208;
+const NODE_OVERHEAD_BYTES: usize = 224;
 
 /// A change that does not fit the tree: only a damaged log can hold one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -39,8 +39,7 @@ pub struct Node {
     pub creates: i32,
     /// Session id, or the marks of a container or TTL node, or 0.
     pub owner: i64,
-    /// Boxed because most nodes are leaves.
-    children: Option<Box<BTreeSet<Box<str>>>>,
+    children: BTreeSet<Box<str>>,
 }
 
 impl Node {
@@ -57,7 +56,7 @@ impl Node {
             aversion: 0,
             creates: 0,
             owner,
-            children: None,
+            children: BTreeSet::new(),
         }
     }
 
@@ -93,12 +92,11 @@ impl Node {
     }
 
     pub fn children(&self) -> impl ExactSizeIterator<Item = &str> {
-        static NONE: BTreeSet<Box<str>> = BTreeSet::new();
-        self.children.as_deref().unwrap_or(&NONE).iter().map(AsRef::as_ref)
+        self.children.iter().map(AsRef::as_ref)
     }
 
     pub fn child_count(&self) -> usize {
-        self.children.as_ref().map_or(0, |children| children.len())
+        self.children.len()
     }
 
     pub fn kind(&self) -> CreateMode {
@@ -188,8 +186,20 @@ impl DataTree {
         self.bytes
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &Node)> {
-        self.nodes.iter().map(|(path, node)| (&**path, node))
+    /// Every node, each after its parent.
+    pub fn walk(&self) -> impl Iterator<Item = (String, &Node)> {
+        self.walk_from(path::ROOT)
+    }
+
+    fn walk_from(&self, top: &str) -> impl Iterator<Item = (String, &Node)> {
+        let mut todo = vec![top.to_owned()];
+        std::iter::from_fn(move || {
+            let path = todo.pop()?;
+            let node = self.nodes.get(&*path)?;
+            let base = if path == path::ROOT { "" } else { &*path };
+            todo.extend(node.children().map(|child| format!("{base}/{child}")));
+            Some((path, node))
+        })
     }
 
     pub fn ephemerals_of(&self, session: i64) -> impl Iterator<Item = &str> {
@@ -206,15 +216,7 @@ impl DataTree {
 
     /// Nodes below `path`, without itself.
     pub fn count_below(&self, path: &str) -> usize {
-        let mut count = 0;
-        let mut todo = vec![path.to_owned()];
-        while let Some(path) = todo.pop() {
-            let Some(node) = self.get(&path) else { continue };
-            count += node.child_count();
-            let base = if path == path::ROOT { "" } else { &*path };
-            todo.extend(node.children().map(|child| format!("{base}/{child}")));
-        }
-        count
+        self.walk_from(path).count().saturating_sub(1)
     }
 
     pub fn apply(&mut self, zxid: i64, now_ms: i64, change: &Change<'_>) -> Result<Undo, Misfit> {
@@ -319,7 +321,7 @@ impl DataTree {
         if let Some((parent, name)) = path::split(path)
             && let Some(parent) = self.nodes.get_mut(parent)
         {
-            parent.children.get_or_insert_default().insert(name.into());
+            parent.children.insert(name.into());
         }
     }
 
@@ -343,12 +345,8 @@ impl DataTree {
         }
         if let Some((parent, name)) = path::split(path)
             && let Some(parent) = self.nodes.get_mut(parent)
-            && let Some(children) = &mut parent.children
         {
-            children.remove(name);
-            if children.is_empty() {
-                parent.children = None;
-            }
+            parent.children.remove(name);
         }
         Some(node)
     }

@@ -1,0 +1,257 @@
+//! The log: numbered segments of frames. A frame is everything that one `fdatasync` made durable, under one checksum,
+//! so what a power cut can leave behind is exactly one bad frame with nothing after it. That is cut off; a bad frame
+//! with a good one behind it is damage, and is reported with its place, never skipped.
+//!
+//! Segment: magic, number, salt, crc. Frame: mark, payload length, crc, payload. Mark and crc depend on the salt and
+//! the place, so bytes that a client stored cannot pass for a frame. Unused space at the end is zeros.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use super::jute::{Put as _, Reader};
+use super::txn::Txn;
+
+const MAGIC: &[u8; 8] = b"PCLOG\0\0\x01";
+const SEGMENT_HEADER_LEN: usize = 28;
+const FRAME_HEADER_LEN: usize = 12;
+/// Space is reserved in steps, so that most commits change no file metadata.
+const RESERVE_BYTES: u64 = 4 << 20;
+
+/// Why stored data cannot be used, or not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum StorageError {
+    #[error("cannot {doing} {}", path.display())]
+    Io { doing: &'static str, path: PathBuf, source: io::Error },
+    #[error("{} is damaged at byte {offset}: {what}", path.display())]
+    Damaged { path: PathBuf, offset: u64, what: String },
+    #[error("{} is missing, and what follows it cannot be used without it", path.display())]
+    Missing { path: PathBuf },
+    #[error("{} is in use by another keeper", path.display())]
+    InUse { path: PathBuf },
+}
+
+pub(super) fn io_error<'a>(
+    doing: &'static str,
+    path: &'a Path,
+) -> impl FnOnce(io::Error) -> StorageError + 'a {
+    move |source| StorageError::Io { doing, path: path.to_owned(), source }
+}
+
+pub(super) fn segment_path(dir: &Path, number: u64) -> PathBuf {
+    dir.join(format!("log.{number:010}"))
+}
+
+/// The segment that is being written.
+#[derive(Debug)]
+pub struct Segment {
+    file: File,
+    path: PathBuf,
+    salt: u64,
+    offset: u64,
+    reserved: u64,
+    /// The next frame; its header is filled in by `commit`.
+    pending: Vec<u8>,
+}
+
+impl Segment {
+    /// Makes the segment durable and empty. It appears under its name only with its header complete.
+    pub fn create(dir: &Path, number: u64, salt: u64) -> Result<Self, StorageError> {
+        let path = segment_path(dir, number);
+        let aside = dir.join("log.new");
+        let mut header = Vec::with_capacity(SEGMENT_HEADER_LEN);
+        header.put_bytes(MAGIC);
+        header.put_bytes(&number.to_be_bytes());
+        header.put_bytes(&salt.to_be_bytes());
+        header.put_bytes(&crc32c::crc32c(&header).to_be_bytes());
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&aside)
+            .map_err(io_error("create", &aside))?;
+        file.write_all_at(&header, 0).map_err(io_error("write", &aside))?;
+        file.sync_all().map_err(io_error("sync", &aside))?;
+        std::fs::rename(&aside, &path).map_err(io_error("rename to", &path))?;
+        sync_dir(dir)?;
+        let mut segment =
+            Segment { file, path, salt, offset: SEGMENT_HEADER_LEN as u64, reserved: 0, pending: Vec::new() };
+        segment.start_frame();
+        Ok(segment)
+    }
+
+    fn start_frame(&mut self) {
+        // One huge frame must not keep its memory for ever.
+        if self.pending.capacity() > 1 << 20 {
+            self.pending = Vec::new();
+        }
+        self.pending.clear();
+        self.pending.resize(FRAME_HEADER_LEN, 0);
+    }
+
+    pub fn append(&mut self, zxid: i64, now_ms: i64, txn: &Txn<'_>) {
+        self.pending.put_i64(zxid);
+        self.pending.put_i64(now_ms);
+        txn.encode(&mut self.pending);
+    }
+
+    pub fn pending_bytes(&self) -> usize {
+        self.pending.len() - FRAME_HEADER_LEN
+    }
+
+    /// Bytes written so far.
+    pub fn written_bytes(&self) -> u64 {
+        self.offset
+    }
+
+    /// Makes all that was appended durable with one sync; does nothing if there is nothing. After an error the
+    /// segment must not be used again: what reached the disk is unknown, and trying once more could hide a loss.
+    pub fn commit(&mut self) -> Result<(), StorageError> {
+        let len = self.pending_bytes();
+        if len == 0 {
+            return Ok(());
+        }
+        let end = self.offset + self.pending.len() as u64;
+        if end > self.reserved {
+            let wanted = end + RESERVE_BYTES;
+            // Only an optimisation: where it is refused the write below grows the file, or says why it cannot.
+            if rustix::fs::fallocate(&self.file, rustix::fs::FallocateFlags::empty(), 0, wanted).is_ok() {
+                self.reserved = wanted;
+            }
+        }
+        let header = frame_header(self.salt, self.offset, &self.pending[FRAME_HEADER_LEN..]);
+        self.pending[..FRAME_HEADER_LEN].copy_from_slice(&header);
+        self.file.write_all_at(&self.pending, self.offset).map_err(io_error("write", &self.path))?;
+        self.file.sync_data().map_err(io_error("sync", &self.path))?;
+        self.offset = end;
+        self.start_frame();
+        Ok(())
+    }
+
+    /// Cuts the unused space off: only the last segment may end in anything but a frame.
+    pub fn finish(self) -> Result<(), StorageError> {
+        self.file.set_len(self.offset).map_err(io_error("cut", &self.path))?;
+        self.file.sync_all().map_err(io_error("sync", &self.path))
+    }
+}
+
+fn mark(salt: u64) -> u32 {
+    // Never zero: zeros are unused space.
+    (salt as u32) | 1
+}
+
+fn frame_header(salt: u64, offset: u64, payload: &[u8]) -> [u8; FRAME_HEADER_LEN] {
+    let len = payload.len() as u32;
+    let mut header = [0; FRAME_HEADER_LEN];
+    header[..4].copy_from_slice(&mark(salt).to_be_bytes());
+    header[4..8].copy_from_slice(&len.to_be_bytes());
+    header[8..].copy_from_slice(&frame_crc(salt, offset, payload).to_be_bytes());
+    header
+}
+
+fn frame_crc(salt: u64, offset: u64, payload: &[u8]) -> u32 {
+    let place = crc32c::crc32c_append(crc32c::crc32c(&salt.to_be_bytes()), &offset.to_be_bytes());
+    crc32c::crc32c_append(place, payload)
+}
+
+/// The payload of the frame at `offset`, if a whole and true one is there.
+fn frame_at(bytes: &[u8], salt: u64, offset: usize) -> Option<&[u8]> {
+    let rest = bytes.get(offset..)?;
+    let (header, rest) = rest.split_at_checked(FRAME_HEADER_LEN)?;
+    if header[..4] != mark(salt).to_be_bytes() {
+        return None;
+    }
+    let len = u32::from_be_bytes(header[4..8].try_into().ok()?);
+    let payload = rest.get(..len as usize)?;
+    (header[8..] == frame_crc(salt, offset as u64, payload).to_be_bytes()).then_some(payload)
+}
+
+/// One logged transaction.
+#[derive(Debug)]
+pub struct Record<'a> {
+    pub zxid: i64,
+    pub now_ms: i64,
+    pub txn: Txn<'a>,
+    /// Of the frame that holds it.
+    pub offset: u64,
+}
+
+/// Where a segment's good frames end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct End {
+    pub offset: u64,
+    /// Bytes of a frame that was never completed follow.
+    pub torn: bool,
+}
+
+/// Hands every record of a segment to `each`, in order. Only the `last` segment may have a torn end.
+pub fn replay(
+    path: &Path,
+    number: u64,
+    last: bool,
+    mut each: impl FnMut(Record<'_>) -> Result<(), String>,
+) -> Result<End, StorageError> {
+    let mut bytes = Vec::new();
+    File::open(path).and_then(|mut file| file.read_to_end(&mut bytes)).map_err(io_error("read", path))?;
+    let damaged = |offset: usize, what: String| StorageError::Damaged {
+        path: path.to_owned(),
+        offset: offset as u64,
+        what,
+    };
+    let salt = segment_salt(&bytes, number).map_err(|what| damaged(0, what.to_owned()))?;
+    let mut offset = SEGMENT_HEADER_LEN;
+    while let Some(payload) = frame_at(&bytes, salt, offset) {
+        let mut reader = Reader::new(payload);
+        while reader.remaining() > 0 {
+            let record = (|| {
+                let (zxid, now_ms) = (reader.i64()?, reader.i64()?);
+                Ok(Record { zxid, now_ms, txn: Txn::decode(&mut reader)?, offset: offset as u64 })
+            })();
+            let record = record.map_err(|err: super::jute::DecodeError| damaged(offset, err.to_string()))?;
+            each(record).map_err(|what| damaged(offset, what))?;
+        }
+        offset += FRAME_HEADER_LEN + payload.len();
+    }
+    let torn = bytes[offset..].iter().any(|byte| *byte != 0);
+    if torn {
+        if let Some(good) = next_frame(&bytes, salt, offset + 1) {
+            return Err(damaged(offset, format!("a good record follows at byte {good}")));
+        }
+        if !last {
+            return Err(damaged(offset, "it ends within a record, and is not the last segment".to_owned()));
+        }
+    }
+    Ok(End { offset: offset as u64, torn })
+}
+
+fn segment_salt(bytes: &[u8], number: u64) -> Result<u64, &'static str> {
+    let header = bytes.get(..SEGMENT_HEADER_LEN).ok_or("its header is incomplete")?;
+    if &header[..8] != MAGIC {
+        return Err("it is not a log segment of this version");
+    }
+    let (fields, crc) = header.split_at(SEGMENT_HEADER_LEN - 4);
+    if crc != crc32c::crc32c(fields).to_be_bytes() {
+        return Err("its header does not match its checksum");
+    }
+    if fields[8..16] != number.to_be_bytes() {
+        return Err("it is another segment under this name");
+    }
+    fields[16..24].try_into().map(u64::from_be_bytes).map_err(|_| "its header is incomplete")
+}
+
+fn next_frame(bytes: &[u8], salt: u64, from: usize) -> Option<usize> {
+    (from..bytes.len().saturating_sub(FRAME_HEADER_LEN))
+        .find(|offset| frame_at(bytes, salt, *offset).is_some())
+}
+
+/// Cuts a segment after its last good frame.
+pub fn cut(path: &Path, end: End) -> Result<(), StorageError> {
+    let file = OpenOptions::new().write(true).open(path).map_err(io_error("open", path))?;
+    file.set_len(end.offset).map_err(io_error("cut", path))?;
+    file.sync_all().map_err(io_error("sync", path))
+}
+
+pub(super) fn sync_dir(dir: &Path) -> Result<(), StorageError> {
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(io_error("sync", dir))
+}

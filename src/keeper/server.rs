@@ -1,0 +1,408 @@
+//! The server: one thread, one loop. Each turn reads what the sockets hold, handles it, makes the log durable with one
+//! sync, and only then sends what was answered. So a write is seen by nobody before it is on disk, all writes that
+//! arrived during one sync share the next, and there is no lock, no queue and no reply to hold back.
+//!
+//! What a request means is in `serve.rs`; here are sockets, limits and time.
+
+use std::io::{self, ErrorKind, Read as _};
+use std::net::{Shutdown, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use mio::event::Event;
+use mio::net::{TcpListener, TcpStream};
+use mio::{Events, Interest, Poll, Token, Waker};
+use slab::Slab;
+use tracing::{debug, info, warn};
+
+use super::outbox::Flushed;
+use super::serve::{Now, Peer, Service, SessionRules, Verdict};
+use super::start::{Config, KeeperError, StopHandle};
+use super::storage::Storage;
+use super::words::{self, Facts};
+
+const LISTENER: Token = Token(usize::MAX);
+const WAKER: Token = Token(usize::MAX - 1);
+const EVENTS_A_TURN: usize = 1024;
+const READ_BYTES: usize = 256 << 10;
+/// More than this waiting for its sync is synced before more is read.
+const COMMIT_BYTES: usize = 4 << 20;
+/// Housekeeping: transient nodes, connections that never spoke.
+const CHORES_EVERY_MS: i64 = 1_000;
+/// A turn that came this much late means that we stood still, not that the clients did.
+const LATE_MS: i64 = 500;
+
+#[derive(Debug)]
+struct Connection {
+    stream: TcpStream,
+    peer: Peer,
+    addr: SocketAddr,
+    /// The beginning of a frame whose end has not come yet, or requests that wait for their client to read.
+    unhandled: Vec<u8>,
+    since_ms: i64,
+    closing: bool,
+    /// Its client does not take its answers; nothing is read from it until it does.
+    blocked: bool,
+}
+
+#[derive(Debug)]
+pub struct Server {
+    config: Config,
+    pub local_addr: SocketAddr,
+    poll: Poll,
+    listener: TcpListener,
+    service: Service,
+    connections: Slab<Connection>,
+    /// Connections that may hold more than one read took, and will not be reported as readable again.
+    unread: Vec<usize>,
+    scratch: Box<[u8]>,
+    started: Instant,
+    stopping: Arc<AtomicBool>,
+    refused: u64,
+    outstanding_closed: u64,
+}
+
+impl Server {
+    pub fn new(config: Config) -> Result<(Server, StopHandle), KeeperError> {
+        let started = Instant::now();
+        let listen_error = |source| KeeperError::Listen { addr: config.listen, source };
+        let mut listener = TcpListener::bind(config.listen).map_err(listen_error)?;
+        let local_addr = listener.local_addr().map_err(listen_error)?;
+        let (storage, state) = Storage::open(&config.data_dir, config.limits.tree, wall_ms(), 0)?;
+        let poll = Poll::new().map_err(KeeperError::Poll)?;
+        poll.registry().register(&mut listener, LISTENER, Interest::READABLE).map_err(KeeperError::Poll)?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER).map_err(KeeperError::Poll)?);
+        let stopping = Arc::new(AtomicBool::new(false));
+        let rules = SessionRules {
+            min_timeout_ms: config.tick_ms.saturating_mul(2),
+            max_timeout_ms: config.tick_ms.saturating_mul(20),
+            super_digest: config.super_digest.clone(),
+        };
+        info!(%local_addr, zxid = state.zxid(), nodes = state.tree.len(), "keeper recovered");
+        let server = Server {
+            local_addr,
+            poll,
+            listener,
+            service: Service::new(state, storage, rules),
+            connections: Slab::new(),
+            unread: Vec::new(),
+            scratch: vec![0; READ_BYTES].into_boxed_slice(),
+            started,
+            stopping: stopping.clone(),
+            refused: 0,
+            outstanding_closed: 0,
+            config,
+        };
+        Ok((server, StopHandle::new(stopping, waker)))
+    }
+
+    fn now(&self) -> Now {
+        Now { wall_ms: wall_ms(), mono_ms: self.started.elapsed().as_millis() as i64 }
+    }
+
+    pub fn run(mut self) -> Result<(), KeeperError> {
+        let mut events = Events::with_capacity(EVENTS_A_TURN);
+        let mut chores_at_ms = CHORES_EVERY_MS;
+        // Sessions from before the start had no chance to be heard while we recovered.
+        self.service.state.sessions.forgive(self.now().mono_ms);
+        while !self.stopping.load(Ordering::Acquire) {
+            let before_ms = self.now().mono_ms;
+            let wait_ms = self.wait_ms(before_ms, chores_at_ms);
+            match self.poll.poll(&mut events, Some(Duration::from_millis(wait_ms as u64))) {
+                Err(err) if err.kind() == ErrorKind::Interrupted => continue,
+                result => result.map_err(KeeperError::Poll)?,
+            }
+            let now = self.now();
+            let late_ms = now.mono_ms - before_ms - wait_ms;
+            if late_ms > LATE_MS {
+                warn!(late_ms, "stood still; sessions get that time back");
+                self.service.state.sessions.forgive(late_ms);
+            }
+            self.turn(&events, now)?;
+            // With a full batch more clients may be waiting to be heard: not now.
+            if events.iter().count() < EVENTS_A_TURN {
+                self.service.expire_sessions(now);
+            }
+            if now.mono_ms >= chores_at_ms {
+                chores_at_ms = now.mono_ms + CHORES_EVERY_MS;
+                self.chores(now)?;
+            }
+            self.settle()?;
+        }
+        self.shut_down()
+    }
+
+    fn wait_ms(&self, now_ms: i64, chores_at_ms: i64) -> i64 {
+        if !self.unread.is_empty() {
+            return 0;
+        }
+        let expiry_ms = self.service.state.sessions.next_deadline_ms().unwrap_or(i64::MAX);
+        (expiry_ms.min(chores_at_ms) - now_ms).clamp(0, CHORES_EVERY_MS)
+    }
+
+    fn turn(&mut self, events: &Events, now: Now) -> Result<(), KeeperError> {
+        for id in std::mem::take(&mut self.unread) {
+            self.read(id, now)?;
+        }
+        for event in events {
+            match event.token() {
+                LISTENER => self.accept(now),
+                WAKER => {}
+                Token(id) => self.ready(id, event, now)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn ready(&mut self, id: usize, event: &Event, now: Now) -> Result<(), KeeperError> {
+        let Some(connection) = self.connections.get(id) else { return Ok(()) };
+        if event.is_writable() && connection.blocked {
+            self.flush(id);
+        }
+        if event.is_read_closed() || event.is_error() {
+            // The end may lie behind the bytes that this read takes, and is not announced again.
+            self.unread.push(id);
+        }
+        if event.is_readable() {
+            self.read(id, now)?;
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, now: Now) {
+        loop {
+            let (stream, addr) = match self.listener.accept() {
+                Ok(accepted) => accepted,
+                Err(err) if err.kind() == ErrorKind::WouldBlock => return,
+                Err(err) if err.kind() == ErrorKind::Interrupted => continue,
+                Err(err) => {
+                    warn!(%err, "could not accept a connection");
+                    return;
+                }
+            };
+            if self.connections.len() >= self.config.limits.max_connections {
+                self.refused += 1;
+                warn!(%addr, limit = self.config.limits.max_connections, "connection refused: too many");
+                continue;
+            }
+            if let Err(err) = self.admit(stream, addr, now) {
+                warn!(%addr, %err, "could not serve a connection");
+            }
+        }
+    }
+
+    fn admit(&mut self, mut stream: TcpStream, addr: SocketAddr, now: Now) -> io::Result<()> {
+        stream.set_nodelay(true)?;
+        let slot = self.connections.vacant_entry();
+        let id = slot.key();
+        self.poll.registry().register(&mut stream, Token(id), Interest::READABLE | Interest::WRITABLE)?;
+        self.service.out.open(id);
+        slot.insert(Connection {
+            stream,
+            peer: Peer::new(id, addr.ip()),
+            addr,
+            unhandled: Vec::new(),
+            since_ms: now.mono_ms,
+            closing: false,
+            blocked: false,
+        });
+        Ok(())
+    }
+
+    /// One read, and everything complete in it.
+    fn read(&mut self, id: usize, now: Now) -> Result<(), KeeperError> {
+        let Some(connection) = self.connections.get_mut(id) else { return Ok(()) };
+        if connection.closing || connection.blocked {
+            return Ok(());
+        }
+        let received = match connection.stream.read(&mut self.scratch) {
+            Ok(0) => {
+                self.close(id);
+                return Ok(());
+            }
+            Ok(n) => n,
+            Err(err) if matches!(err.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => 0,
+            Err(err) => {
+                debug!(addr = %connection.addr, %err, "connection lost");
+                self.close(id);
+                return Ok(());
+            }
+        };
+        if received == self.scratch.len() {
+            self.unread.push(id);
+        }
+        if connection.unhandled.is_empty() {
+            let scratch = std::mem::take(&mut self.scratch);
+            let handled = self.handle(id, &scratch[..received], now);
+            if let Some(connection) = self.connections.get_mut(id) {
+                connection.unhandled.extend_from_slice(&scratch[handled..received]);
+            }
+            self.scratch = scratch;
+        } else {
+            connection.unhandled.extend_from_slice(&self.scratch[..received]);
+            self.handle_waiting(id, now);
+        }
+        if self.service.storage.pending_bytes() > COMMIT_BYTES {
+            self.settle()?;
+        }
+        Ok(())
+    }
+
+    fn handle_waiting(&mut self, id: usize, now: Now) {
+        let Some(connection) = self.connections.get_mut(id) else { return };
+        let mut bytes = std::mem::take(&mut connection.unhandled);
+        let handled = self.handle(id, &bytes, now);
+        if let Some(connection) = self.connections.get_mut(id)
+            && handled < bytes.len()
+        {
+            bytes.drain(..handled);
+            connection.unhandled = bytes;
+        }
+    }
+
+    /// Handles the complete frames in `bytes` and says how many bytes those were.
+    fn handle(&mut self, id: usize, bytes: &[u8], now: Now) -> usize {
+        let mut at = 0;
+        while let Some(head) = bytes[at..].first_chunk::<4>() {
+            let Some(connection) = self.connections.get_mut(id) else { break };
+            if connection.peer.session.is_none() && words::is_word(*head) {
+                let text = words::answer(*head, &self.facts());
+                self.service.out.raw(id, text.as_bytes());
+                self.connections[id].closing = true;
+                return bytes.len();
+            }
+            let len = match usize::try_from(i32::from_be_bytes(*head)) {
+                Ok(len) if len <= self.config.limits.max_frame_bytes => len,
+                _ => {
+                    warn!(addr = %connection.addr, limit = self.config.limits.max_frame_bytes, "frame refused: too long");
+                    self.close(id);
+                    return bytes.len();
+                }
+            };
+            let Some(frame) = bytes[at + 4..].get(..len) else { break };
+            at += 4 + len;
+            if self.service.frame(&mut connection.peer, frame, now) == Verdict::Close {
+                connection.closing = true;
+                return bytes.len();
+            }
+            if self.service.out.waiting(id) > self.config.limits.max_outstanding_bytes {
+                connection.blocked = true;
+                break;
+            }
+        }
+        at
+    }
+
+    /// Makes everything durable, then sends it.
+    fn settle(&mut self) -> Result<(), KeeperError> {
+        self.service.storage.commit()?;
+        for id in std::mem::take(&mut self.service.evicted) {
+            self.close(id);
+        }
+        let dirty = self.service.out.take_dirty();
+        for id in &dirty {
+            self.flush(*id);
+        }
+        self.service.out.recycle(dirty);
+        Ok(())
+    }
+
+    fn flush(&mut self, id: usize) {
+        let Some(connection) = self.connections.get_mut(id) else { return };
+        match self.service.out.flush(id, &mut connection.stream) {
+            Flushed::All if connection.closing => self.close(id),
+            Flushed::All => {
+                if std::mem::take(&mut connection.blocked) {
+                    self.unread.push(id);
+                }
+            }
+            Flushed::Blocked => {
+                connection.blocked = true;
+                if self.service.out.waiting(id) > 4 * self.config.limits.max_outstanding_bytes {
+                    self.outstanding_closed += 1;
+                    warn!(addr = %connection.addr, "connection closed: its client does not read");
+                    self.close(id);
+                }
+            }
+            Flushed::Broken => self.close(id),
+        }
+    }
+
+    fn close(&mut self, id: usize) {
+        let Some(mut connection) = self.connections.try_remove(id) else { return };
+        self.service.disconnected(&connection.peer);
+        self.service.out.clear(id);
+        if let Err(err) = self.poll.registry().deregister(&mut connection.stream) {
+            debug!(%err, "deregister");
+        }
+        // Best effort: the peer may be gone already.
+        connection.stream.shutdown(Shutdown::Both).ok();
+    }
+
+    fn chores(&mut self, now: Now) -> Result<(), KeeperError> {
+        self.service.reap(now);
+        self.service.storage.poll_snapshot();
+        if self.service.storage.bytes_since_snapshot() > self.config.snapshot_every_bytes {
+            self.service.storage.snapshot(&self.service.state)?;
+        }
+        let patience_ms = i64::from(self.service.rules.max_timeout_ms.min(10_000));
+        let stale: Vec<usize> = self
+            .connections
+            .iter()
+            .filter(|(_, c)| c.peer.session.is_none() || c.closing)
+            .filter(|(_, c)| now.mono_ms - c.since_ms > patience_ms)
+            .map(|(id, _)| id)
+            .collect();
+        stale.into_iter().for_each(|id| self.close(id));
+        Ok(())
+    }
+
+    /// Answers what has arrived, then leaves a snapshot so that the next start is quick.
+    fn shut_down(mut self) -> Result<(), KeeperError> {
+        let now = self.now();
+        let ids: Vec<usize> = self.connections.iter().map(|(id, _)| id).collect();
+        for id in ids {
+            self.read(id, now)?;
+        }
+        self.settle()?;
+        self.service.storage.wait_for_snapshot();
+        self.service.storage.snapshot(&self.service.state)?;
+        self.service.storage.wait_for_snapshot();
+        info!(zxid = self.service.state.zxid(), "keeper stopped");
+        Ok(())
+    }
+
+    fn facts(&self) -> Facts {
+        let (service, state) = (&self.service, &self.service.state);
+        Facts {
+            zxid: state.zxid(),
+            node_count: state.tree.len(),
+            data_bytes: state.tree.bytes(),
+            ephemerals: state.tree.ephemeral_count(),
+            watches: service.watches.len(),
+            sessions: state.sessions.len(),
+            connections: self.connections.len(),
+            connections_refused: self.refused,
+            outstanding_closed: self.outstanding_closed,
+            received: service.requests,
+            sent: service.out.frames,
+            uptime_ms: self.now().mono_ms,
+            port: self.local_addr.port(),
+            data_dir: self.config.data_dir.display().to_string(),
+            tick_ms: self.config.tick_ms,
+            max_connections: self.config.limits.max_connections,
+            min_timeout_ms: service.rules.min_timeout_ms,
+            max_timeout_ms: service.rules.max_timeout_ms,
+            clients: self
+                .connections
+                .iter()
+                .map(|(_, c)| format!("{}[{:#x}]", c.addr, c.peer.session.unwrap_or(0)))
+                .collect(),
+        }
+    }
+}
+
+fn wall_ms() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as i64)
+}

@@ -1,0 +1,148 @@
+//! Starting and stopping a keeper from a program: its settings, its limits, and the handle on its thread.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use mio::Waker;
+use tracing::{debug, warn};
+
+use super::log::StorageError;
+use super::server::Server;
+use super::state::TreeLimits;
+
+/// Beyond each of these there is a refusal, and a line in the log or an error code that says so.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// A connection beyond it is closed at once and counted in `mntr`.
+    pub max_connections: usize,
+    /// A longer or negative frame closes its connection.
+    pub max_frame_bytes: usize,
+    /// Answers that a client has not taken: at this many its requests wait; with events on top of four times as
+    /// many its connection is closed.
+    pub max_outstanding_bytes: usize,
+    pub tree: TreeLimits,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            max_connections: 10_000,
+            max_frame_bytes: 1_048_575,
+            max_outstanding_bytes: 4 << 20,
+            tree: TreeLimits::default(),
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub data_dir: PathBuf,
+    pub listen: SocketAddr,
+    pub tick_ms: i32,
+    /// `user:hash` of the identity that no access list binds.
+    pub super_digest: Option<String>,
+    /// A snapshot is taken when this much log has grown since the last.
+    pub snapshot_every_bytes: u64,
+    pub limits: Limits,
+}
+
+impl Config {
+    pub fn new(data_dir: impl Into<PathBuf>, listen: SocketAddr) -> Self {
+        Config {
+            data_dir: data_dir.into(),
+            listen,
+            tick_ms: 2_000,
+            super_digest: None,
+            snapshot_every_bytes: 64 << 20,
+            limits: Limits::default(),
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum KeeperError {
+    #[error("cannot listen on {addr}")]
+    Listen { addr: SocketAddr, source: io::Error },
+    #[error("cannot wait for connections")]
+    Poll(#[source] io::Error),
+    #[error("the keeper's thread panicked")]
+    Panicked,
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+}
+
+/// A running keeper. Dropped, it stops as after `stop`, and waits.
+#[derive(Debug)]
+pub struct Keeper {
+    local_addr: SocketAddr,
+    stop: StopHandle,
+    thread: Option<JoinHandle<Result<(), KeeperError>>>,
+}
+
+/// Stops a keeper from anywhere.
+#[derive(Debug, Clone)]
+pub struct StopHandle {
+    stopping: Arc<AtomicBool>,
+    waker: Arc<Waker>,
+}
+
+impl StopHandle {
+    pub(super) fn new(stopping: Arc<AtomicBool>, waker: Arc<Waker>) -> Self {
+        StopHandle { stopping, waker }
+    }
+
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        if let Err(err) = self.waker.wake() {
+            // The loop looks at the flag once a second in any case.
+            debug!(%err, "could not wake the keeper");
+        }
+    }
+}
+
+impl Keeper {
+    /// Recovers the data directory, binds, and serves on a thread of its own.
+    pub fn start(config: Config) -> Result<Keeper, KeeperError> {
+        let (server, stop) = Server::new(config)?;
+        let local_addr = server.local_addr;
+        let thread = std::thread::Builder::new()
+            .name("keeper".to_owned())
+            .spawn(move || server.run())
+            .map_err(KeeperError::Poll)?;
+        Ok(Keeper { local_addr, stop, thread: Some(thread) })
+    }
+
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    pub fn stop_handle(&self) -> StopHandle {
+        self.stop.clone()
+    }
+
+    /// Waits until the keeper has stopped: after `stop`, or because its disk failed.
+    pub fn wait(mut self) -> Result<(), KeeperError> {
+        self.join()
+    }
+
+    fn join(&mut self) -> Result<(), KeeperError> {
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(result)) => result,
+            Some(Err(_)) => Err(KeeperError::Panicked),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.stop.stop();
+        if let Err(err) = self.join() {
+            warn!(%err, "keeper stopped with an error");
+        }
+    }
+}

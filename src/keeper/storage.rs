@@ -1,0 +1,247 @@
+//! The data directory: who holds it, what it says after a start, and the turn from one segment to the next with its
+//! snapshot. Two snapshots are kept, and every segment that the older one needs.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+
+use rustix::fs::{FlockOperation, flock};
+use tracing::{info, warn};
+
+use super::log::{self, Segment, StorageError, io_error, segment_path};
+use super::snapshot::{self, snapshot_path};
+use super::state::{State, TreeLimits};
+use super::txn::Txn;
+
+const SNAPSHOTS_KEPT: usize = 2;
+
+#[derive(Debug)]
+pub struct Storage {
+    dir: PathBuf,
+    /// Number of the segment that is being written.
+    number: u64,
+    segment: Segment,
+    /// Log bytes since the newest snapshot, in earlier segments.
+    earlier_bytes: u64,
+    publishing: Option<JoinHandle<Result<u64, StorageError>>>,
+    /// Held for as long as the directory is ours.
+    _lock: File,
+}
+
+/// What a directory held.
+#[derive(Debug)]
+pub struct Recovered {
+    pub state: State,
+    last_segment: u64,
+    bytes: u64,
+}
+
+impl Storage {
+    /// Takes the directory, recovers its state and starts a new segment with a new epoch.
+    pub fn open(
+        dir: &Path,
+        limits: TreeLimits,
+        now_ms: i64,
+        mono_ms: i64,
+    ) -> Result<(Self, State), StorageError> {
+        std::fs::create_dir_all(dir).map_err(io_error("create", dir))?;
+        let lock = lock(dir)?;
+        let Recovered { mut state, last_segment, bytes } = recover(dir, limits, mono_ms)?;
+        let epoch = state.begin_epoch();
+        let number = last_segment + 1;
+        let mut segment = Segment::create(dir, number, random_salt(dir)?)?;
+        segment.append(state.zxid(), now_ms, &epoch);
+        segment.commit()?;
+        let storage = Storage {
+            dir: dir.to_owned(),
+            number,
+            segment,
+            earlier_bytes: bytes,
+            publishing: None,
+            _lock: lock,
+        };
+        Ok((storage, state))
+    }
+
+    pub fn append(&mut self, zxid: i64, now_ms: i64, txn: &Txn<'_>) {
+        self.segment.append(zxid, now_ms, txn);
+    }
+
+    pub fn pending_bytes(&self) -> usize {
+        self.segment.pending_bytes()
+    }
+
+    pub fn commit(&mut self) -> Result<(), StorageError> {
+        self.segment.commit()
+    }
+
+    /// Log bytes that a start would have to replay.
+    pub fn bytes_since_snapshot(&self) -> u64 {
+        self.earlier_bytes + self.segment.written_bytes()
+    }
+
+    /// Turns to a new segment and writes the snapshot that precedes it; its sync runs on a thread of its own. A
+    /// snapshot that fails costs nothing but a longer replay; a failed turn of the log is final.
+    pub fn snapshot(&mut self, state: &State) -> Result<(), StorageError> {
+        if self.publishing.is_some() {
+            return Ok(());
+        }
+        self.segment.commit()?;
+        let next = Segment::create(&self.dir, self.number + 1, random_salt(&self.dir)?)?;
+        let finished = std::mem::replace(&mut self.segment, next);
+        self.earlier_bytes += finished.written_bytes();
+        self.number += 1;
+        finished.finish()?;
+        match snapshot::write(&self.dir, self.number, state) {
+            Ok(unsynced) => self.publishing = Some(std::thread::spawn(move || unsynced.publish())),
+            Err(err) => warn!(error = %Chain(&err), "snapshot not written"),
+        }
+        Ok(())
+    }
+
+    /// Looks whether a snapshot has become durable, and removes what it makes superfluous.
+    pub fn poll_snapshot(&mut self) {
+        if self.publishing.as_ref().is_some_and(JoinHandle::is_finished) {
+            self.wait_for_snapshot();
+        }
+    }
+
+    pub fn is_publishing(&self) -> bool {
+        self.publishing.is_some()
+    }
+
+    pub fn wait_for_snapshot(&mut self) {
+        let Some(publishing) = self.publishing.take() else { return };
+        match publishing.join() {
+            Ok(Ok(number)) => {
+                self.earlier_bytes = 0;
+                purge(&self.dir);
+                info!(number, "snapshot written");
+            }
+            Ok(Err(err)) => warn!(error = %Chain(&err), "snapshot not written"),
+            Err(_) => warn!("the snapshot thread panicked"),
+        }
+    }
+}
+
+/// An error with its causes on one line.
+struct Chain<'a>(&'a dyn std::error::Error);
+
+impl std::fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut source = self.0.source();
+        while let Some(err) = source {
+            write!(f, ": {err}")?;
+            source = err.source();
+        }
+        Ok(())
+    }
+}
+
+fn lock(dir: &Path) -> Result<File, StorageError> {
+    let path = dir.join("lock");
+    let file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(io_error("open", &path))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(StorageError::InUse { path: dir.to_owned() }),
+        Err(err) => Err(io_error("lock", &path)(err.into())),
+    }
+}
+
+fn random_salt(dir: &Path) -> Result<u64, StorageError> {
+    let mut salt = [0; 8];
+    getrandom::fill(&mut salt)
+        .map_err(|err| io_error("choose a salt in", dir)(std::io::Error::other(err)))?;
+    Ok(u64::from_ne_bytes(salt))
+}
+
+/// Rebuilds the state from the newest good snapshot and all segments from it on.
+pub fn recover(dir: &Path, limits: TreeLimits, mono_ms: i64) -> Result<Recovered, StorageError> {
+    let snapshots = numbered(dir, "snapshot.")?;
+    let segments = numbered(dir, "log.")?;
+    let (first, mut state) = newest_snapshot(dir, &snapshots, limits, mono_ms)?;
+    let last = segments.last().copied().unwrap_or(0).max(first - 1);
+    let mut bytes = 0;
+    for number in first..=last {
+        let path = segment_path(dir, number);
+        if !segments.contains(&number) {
+            return Err(StorageError::Missing { path });
+        }
+        let end = log::replay(&path, number, number == last, |record| {
+            if record.zxid < state.zxid() {
+                return Err(format!("zxid {:#x} follows {:#x}", record.zxid, state.zxid()));
+            }
+            state.replay(record.zxid, record.now_ms, &record.txn, mono_ms).map_err(|err| err.to_string())
+        })?;
+        if end.torn {
+            warn!(segment = %path.display(), offset = end.offset, "cut off a record that was never completed");
+        }
+        if number == last {
+            log::cut(&path, end)?;
+        }
+        bytes += end.offset;
+    }
+    Ok(Recovered { state, last_segment: last, bytes })
+}
+
+fn newest_snapshot(
+    dir: &Path,
+    numbers: &[u64],
+    limits: TreeLimits,
+    mono_ms: i64,
+) -> Result<(u64, State), StorageError> {
+    let mut refused = None;
+    for &number in numbers.iter().rev() {
+        let path = snapshot_path(dir, number);
+        match snapshot::load(&path, number, limits, mono_ms) {
+            Ok(state) => return Ok((number, state)),
+            Err(err) => {
+                warn!(error = %Chain(&err), "snapshot not usable, trying an older one");
+                refused.get_or_insert(err);
+            }
+        }
+    }
+    match refused {
+        // The log from its beginning replaces any snapshot.
+        Some(err) if !segment_path(dir, 1).exists() => Err(err),
+        _ => Ok((1, State::new(limits))),
+    }
+}
+
+/// The numbers of the files called `prefix` + number, in order.
+fn numbered(dir: &Path, prefix: &str) -> Result<Vec<u64>, StorageError> {
+    let mut numbers = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(io_error("read", dir))? {
+        let name = entry.map_err(io_error("read", dir))?.file_name();
+        let number =
+            name.to_str().and_then(|name| name.strip_prefix(prefix)).and_then(|n| n.parse::<u64>().ok());
+        numbers.extend(number);
+    }
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// Removes the snapshots that are too many and the segments that no kept one needs.
+fn purge(dir: &Path) {
+    let (Ok(snapshots), Ok(segments)) = (numbered(dir, "snapshot."), numbered(dir, "log.")) else {
+        return;
+    };
+    let Some(&oldest_kept) = snapshots.iter().nth_back(SNAPSHOTS_KEPT - 1) else { return };
+    let old_snapshots = snapshots.iter().filter(|n| **n < oldest_kept).map(|n| snapshot_path(dir, *n));
+    let old_segments = segments.iter().filter(|n| **n < oldest_kept).map(|n| segment_path(dir, *n));
+    for path in old_snapshots.chain(old_segments) {
+        if let Err(err) = std::fs::remove_file(&path) {
+            warn!(file = %path.display(), %err, "old file not removed");
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "storage_tests.rs"]
+mod tests;

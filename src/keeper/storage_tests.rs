@@ -1,0 +1,202 @@
+//! What a data directory gives back after every kind of end.
+
+use super::*;
+use crate::keeper::acl::{ALL, Acl, Identity};
+use crate::keeper::proto::{CreateMode, Op};
+use crate::keeper::state::Caller;
+
+const CALLER: Caller<'static> = Caller { session: 1, proved: &[] };
+
+fn open(dir: &Path) -> Result<(Storage, State), StorageError> {
+    Storage::open(dir, TreeLimits::default(), 1, 0)
+}
+
+fn create(storage: &mut Storage, state: &mut State, path: &str) {
+    let acl = vec![Acl { perms: ALL, who: Identity::new("world", "anyone") }];
+    let op = Op::Create {
+        path,
+        data: Some(path.as_bytes()),
+        acl,
+        mode: CreateMode::Persistent,
+        sequential: false,
+        wants_stat: false,
+    };
+    let written = state.write(CALLER, &[op], 7).unwrap();
+    storage.append(state.zxid(), 7, &Txn::Changes(written.changes));
+}
+
+fn names(state: &State) -> Vec<String> {
+    state.tree.get("/").unwrap().children().filter(|name| *name != "zookeeper").map(str::to_owned).collect()
+}
+
+/// A directory whose log has one commit for each of `count` nodes, called `n0`, `n1`, ...
+fn filled(count: usize) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut storage, mut state) = open(dir.path()).unwrap();
+    for n in 0..count {
+        create(&mut storage, &mut state, &format!("/n{n}"));
+        storage.commit().unwrap();
+    }
+    dir
+}
+
+fn is_prefix(names: &[String]) -> bool {
+    names.iter().enumerate().all(|(n, name)| *name == format!("n{n}"))
+}
+
+#[test]
+fn what_was_committed_is_there_again_and_the_epoch_rises() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut storage, mut state) = open(dir.path()).unwrap();
+    create(&mut storage, &mut state, "/kept");
+    let txn = state.open_session(42, 6_000, [7; 16], 0);
+    storage.append(state.zxid(), 7, &txn);
+    storage.commit().unwrap();
+    create(&mut storage, &mut state, "/lost");
+    drop(storage);
+
+    let (_storage, again) = open(dir.path()).unwrap();
+    assert_eq!(names(&again), ["kept"]);
+    assert_eq!(again.tree.get("/kept").unwrap().ctime, 7);
+    assert_eq!(again.sessions.get(42).map(|session| session.password), Some([7; 16]));
+    assert!(again.zxid() >> 32 > state.zxid() >> 32, "every zxid seen before is below the new epoch");
+}
+
+#[test]
+fn a_directory_has_one_keeper() {
+    let dir = tempfile::tempdir().unwrap();
+    let held = open(dir.path()).unwrap();
+    assert!(matches!(open(dir.path()), Err(StorageError::InUse { .. })));
+    drop(held);
+    open(dir.path()).unwrap();
+}
+
+#[test]
+fn snapshots_replace_the_log_and_two_are_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut storage, mut state) = open(dir.path()).unwrap();
+    for n in 0..5 {
+        create(&mut storage, &mut state, &format!("/n{n}"));
+        storage.snapshot(&state).unwrap();
+        storage.wait_for_snapshot();
+    }
+    create(&mut storage, &mut state, "/n5");
+    storage.commit().unwrap();
+    drop(storage);
+    assert_eq!(numbered(dir.path(), "snapshot.").unwrap(), [5, 6]);
+    assert_eq!(numbered(dir.path(), "log.").unwrap(), [5, 6]);
+
+    // The newest snapshot is damaged: the older one and the log since give the same state.
+    let newest = snapshot_path(dir.path(), 6);
+    let mut bytes = std::fs::read(&newest).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&newest, bytes).unwrap();
+    let (_storage, again) = open(dir.path()).unwrap();
+    assert_eq!(names(&again).len(), 6);
+    assert_eq!(again.tree.get("/n5").unwrap().czxid, state.tree.get("/n5").unwrap().czxid);
+}
+
+#[test]
+fn a_directory_without_a_usable_beginning_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut storage, mut state) = open(dir.path()).unwrap();
+    for n in 0..3 {
+        create(&mut storage, &mut state, &format!("/n{n}"));
+        storage.snapshot(&state).unwrap();
+        storage.wait_for_snapshot();
+    }
+    drop(storage);
+    for number in [3, 4] {
+        std::fs::write(snapshot_path(dir.path(), number), b"garbage").unwrap();
+    }
+    let err = open(dir.path()).unwrap_err();
+    assert!(err.to_string().contains("snapshot.0000000004 is damaged"), "{err}");
+}
+
+#[test]
+fn a_missing_segment_is_refused_by_name() {
+    let dir = filled(3);
+    drop(open(dir.path()).unwrap());
+    drop(open(dir.path()).unwrap());
+    std::fs::remove_file(segment_path(dir.path(), 2)).unwrap();
+    let err = open(dir.path()).unwrap_err();
+    assert!(err.to_string().contains("log.0000000002 is missing"), "{err}");
+}
+
+#[test]
+fn every_truncation_recovers_to_a_prefix() {
+    let dir = filled(6);
+    let path = segment_path(dir.path(), 1);
+    let end = log::replay(&path, 1, true, |_| Ok(())).unwrap().offset as usize;
+    let whole = std::fs::read(&path).unwrap();
+    let mut seen = std::collections::BTreeSet::new();
+    for len in 0..=end {
+        std::fs::write(&path, &whole[..len]).unwrap();
+        match recover(dir.path(), TreeLimits::default(), 0) {
+            Ok(recovered) => {
+                let names = names(&recovered.state);
+                assert!(is_prefix(&names), "cut at {len}: {names:?}");
+                seen.insert(names.len());
+            }
+            Err(err) => assert!(err.to_string().contains("log.0000000001 is damaged at byte 0"), "{err}"),
+        }
+    }
+    assert_eq!(seen.into_iter().collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6]);
+}
+
+#[test]
+fn every_bit_flip_recovers_to_a_prefix_or_is_refused_with_its_place() {
+    let dir = filled(6);
+    let path = segment_path(dir.path(), 1);
+    let end = log::replay(&path, 1, true, |_| Ok(())).unwrap().offset as usize;
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes.truncate(end + 40);
+    let (mut recovered, mut refused) = (0, 0);
+    for bit in 0..bytes.len() * 8 {
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        std::fs::write(&path, &bytes).unwrap();
+        match recover(dir.path(), TreeLimits::default(), 0) {
+            Ok(found) => {
+                recovered += 1;
+                let names = names(&found.state);
+                assert!(is_prefix(&names) && names.len() >= 5, "bit {bit}: {names:?}");
+            }
+            Err(err) => {
+                refused += 1;
+                assert!(err.to_string().contains("log.0000000001 is damaged at byte"), "bit {bit}: {err}");
+            }
+        }
+        bytes[bit / 8] ^= 1 << (bit % 8);
+    }
+    assert!(recovered > 0 && refused > recovered, "{recovered} recovered, {refused} refused");
+}
+
+#[test]
+fn damage_in_an_earlier_segment_is_refused() {
+    let dir = filled(2);
+    drop(open(dir.path()).unwrap());
+    let path = segment_path(dir.path(), 1);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let err = open(dir.path()).unwrap_err();
+    assert!(err.to_string().contains("is not the last segment"), "{err}");
+}
+
+#[test]
+fn what_a_client_stored_cannot_pass_for_a_record() {
+    // The bytes of a whole good segment, stored as a node's data behind a torn record.
+    let other = filled(3);
+    let decoy = std::fs::read(segment_path(other.path(), 1)).unwrap();
+    let dir = filled(1);
+    let path = segment_path(dir.path(), 1);
+    let end = log::replay(&path, 1, true, |_| Ok(())).unwrap().offset as usize;
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes.truncate(end);
+    bytes.extend_from_slice(&decoy);
+    std::fs::write(&path, bytes).unwrap();
+    let recovered = recover(dir.path(), TreeLimits::default(), 0).unwrap();
+    assert_eq!(names(&recovered.state), ["n0"]);
+}
