@@ -8,10 +8,13 @@
 //! | [`runtime`] | what every long-running part needs: signals, logs |
 //! | [`unit`] | the life of a unit: what a charm must say about itself |
 //! | [`status`] | one look at an environment, as YAML, JSON or tables |
+//! | [`cli`] | the programs `juju` and `portcullis` as their users see them |
 //!
-//! Dependencies point one way: `{unit, status} -> {store, runtime} -> model`, and `keeper` stands by itself
-//! below `store`. Start reading at [`store::Environment`]: what can be done.
+//! Dependencies point one way: `cli -> {unit, status} -> {store, runtime} -> model`, and `keeper` stands by itself
+//! below `store`. `tests/layout.rs` holds that. Start reading at [`store::Environment`] for what can be done, or at
+//! [`cli::juju`] for what can be typed.
 
+pub mod cli;
 pub mod keeper;
 pub mod model;
 pub mod runtime;

@@ -1,1 +1,7 @@
-fn main() {}
+//! The daemon. Everything is in `portcullis::cli`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    portcullis::cli::portcullis::main()
+}

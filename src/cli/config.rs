@@ -1,0 +1,244 @@
+//! What `juju` remembers of an environment: where its store is and who it is there. One file per environment and
+//! role, 0600, in a directory of the user's own. No store is talked to here.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::file::{self, Privacy, ReadError};
+use crate::model::EnvironmentName;
+use crate::store::Credential;
+
+/// More than a list of hosts and a password will ever need.
+const MAX_BYTES: usize = 16 * 1024;
+
+/// Whose credentials a file holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    Operator,
+    /// For the daemon's controller role.
+    Controller,
+}
+
+/// The contents of one file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Remembered {
+    /// The connect string, with its chroot if it has one.
+    pub(super) zookeeper: String,
+    pub(super) credential: Credential,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ConfigError {
+    #[error("neither XDG_CONFIG_HOME nor HOME says where this user's files are")]
+    NoHome,
+    #[error("environment '{0}' cannot be told from the controller's files: the name ends in '-controller'")]
+    ReservedName(EnvironmentName),
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// Without the parser's own words, which could quote the password.
+    #[error("{} is not an environment file: {problem} at line {line}", path.display())]
+    Garbage { path: PathBuf, problem: &'static str, line: usize },
+    #[error("cannot write {}", path.display())]
+    Write { path: PathBuf, source: std::io::Error },
+}
+
+#[derive(Serialize, Deserialize)]
+struct Wire {
+    zookeeper: String,
+    auth: String,
+}
+
+/// The directory with the files of all environments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ConfigDir(PathBuf);
+
+impl ConfigDir {
+    pub(super) fn of_this_user() -> Result<Self, ConfigError> {
+        Self::from_vars(env::var_os("XDG_CONFIG_HOME"), env::var_os("HOME"))
+    }
+
+    /// Below a directory that takes the place of the user's own.
+    pub(super) fn below(base: &Path) -> Self {
+        Self(base.join("portcullis"))
+    }
+
+    /// The XDG rule: a relative or empty value counts as unset.
+    fn from_vars(xdg: Option<OsString>, home: Option<OsString>) -> Result<Self, ConfigError> {
+        let absolute = |path: Option<OsString>| path.map(PathBuf::from).filter(|path| path.is_absolute());
+        let base = absolute(xdg).or_else(|| absolute(home).map(|home| home.join(".config")));
+        base.map(|base| Self(base.join("portcullis"))).ok_or(ConfigError::NoHome)
+    }
+
+    pub(super) fn path(&self, environment: &EnvironmentName, role: Role) -> Result<PathBuf, ConfigError> {
+        if environment.as_str().ends_with("-controller") {
+            return Err(ConfigError::ReservedName(environment.clone()));
+        }
+        Ok(self.0.join(match role {
+            Role::Operator => format!("{environment}.json"),
+            Role::Controller => format!("{environment}-controller.json"),
+        }))
+    }
+
+    /// Where `hook-env` puts the credentials of units.
+    pub(super) fn units(&self, environment: &EnvironmentName) -> PathBuf {
+        self.0.join(format!("{environment}-units"))
+    }
+
+    pub(super) fn read(
+        &self,
+        environment: &EnvironmentName,
+        role: Role,
+    ) -> Result<Option<Remembered>, ConfigError> {
+        let path = self.path(environment, role)?;
+        file::read_secret(&path, MAX_BYTES)?.map(|bytes| parse(&path, &bytes)).transpose()
+    }
+
+    /// Remembers `made` unless something is remembered already, and returns what is remembered then. Of two
+    /// processes at once both return the same.
+    pub(super) fn ensure(
+        &self,
+        environment: &EnvironmentName,
+        role: Role,
+        made: &Remembered,
+    ) -> Result<Remembered, ConfigError> {
+        let path = self.path(environment, role)?;
+        let failed = |source| ConfigError::Write { path: path.clone(), source };
+        file::ensure_private_dir(&self.0).map_err(failed)?;
+        let created = file::create_new(&path, render(made).as_bytes(), Privacy::Secret).map_err(failed)?;
+        if created {
+            return Ok(made.clone());
+        }
+        match self.read(environment, role)? {
+            Some(remembered) => Ok(remembered),
+            None => Err(failed(std::io::ErrorKind::NotFound.into())),
+        }
+    }
+
+    /// Removes a file if it still holds `contents`.
+    pub(super) fn forget(
+        &self,
+        environment: &EnvironmentName,
+        role: Role,
+        contents: &Remembered,
+    ) -> Result<(), ConfigError> {
+        if self.read(environment, role)?.as_ref() != Some(contents) {
+            return Ok(());
+        }
+        let path = self.path(environment, role)?;
+        std::fs::remove_file(&path).map_err(|source| ConfigError::Write { path, source })
+    }
+
+    /// Puts a new address into what is remembered, with the same credentials.
+    pub(super) fn replace(
+        &self,
+        environment: &EnvironmentName,
+        role: Role,
+        remembered: &Remembered,
+    ) -> Result<(), ConfigError> {
+        let path = self.path(environment, role)?;
+        let failed = |source| ConfigError::Write { path: path.clone(), source };
+        file::ensure_private_dir(&self.0).map_err(failed)?;
+        file::replace(&path, render(remembered).as_bytes(), Privacy::Secret).map_err(failed)
+    }
+}
+
+fn render(remembered: &Remembered) -> String {
+    let wire = Wire { zookeeper: remembered.zookeeper.clone(), auth: remembered.credential.expose() };
+    // Two strings are always JSON.
+    let mut text = serde_json::to_string(&wire).expect("two strings");
+    text.push('\n');
+    text
+}
+
+fn parse(path: &Path, bytes: &[u8]) -> Result<Remembered, ConfigError> {
+    let garbage = |problem, line| ConfigError::Garbage { path: path.to_owned(), problem, line };
+    let wire: Wire = serde_json::from_slice(bytes).map_err(|error| {
+        let problem =
+            if error.is_data() { "\"zookeeper\" and \"auth\" are not both there" } else { "no JSON" };
+        garbage(problem, error.line())
+    })?;
+    let credential = Credential::parse(&wire.auth).map_err(|_| garbage("\"auth\" is not USER:SECRET", 1))?;
+    Ok(Remembered { zookeeper: wire.zookeeper, credential })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn environment(name: &str) -> EnvironmentName {
+        name.parse().unwrap()
+    }
+
+    fn remembered(secret: &str) -> Remembered {
+        Remembered {
+            zookeeper: "127.0.0.1:2181".into(),
+            credential: Credential::parse(&format!("operator:{secret}")).unwrap(),
+        }
+    }
+
+    #[test]
+    fn the_directory_follows_xdg() {
+        let dir = |xdg: &str, home: &str| {
+            let set = |text: &str| (!text.is_empty()).then(|| OsString::from(text));
+            ConfigDir::from_vars(set(xdg), set(home)).map(|dir| dir.0)
+        };
+        assert_eq!(dir("/x", "/home/u").unwrap(), Path::new("/x/portcullis"));
+        assert_eq!(dir("", "/home/u").unwrap(), Path::new("/home/u/.config/portcullis"));
+        assert_eq!(dir("rel", "/home/u").unwrap(), Path::new("/home/u/.config/portcullis"));
+        assert!(matches!(dir("", ""), Err(ConfigError::NoHome)));
+    }
+
+    #[test]
+    fn the_first_to_remember_decides() {
+        let home = tempfile::tempdir().unwrap();
+        let dir = ConfigDir(home.path().join("portcullis"));
+        let local = environment("local");
+        assert_eq!(dir.read(&local, Role::Operator).unwrap(), None);
+        assert_eq!(dir.ensure(&local, Role::Operator, &remembered("one")).unwrap(), remembered("one"));
+        assert_eq!(dir.ensure(&local, Role::Operator, &remembered("two")).unwrap(), remembered("one"));
+        assert_eq!(dir.read(&local, Role::Operator).unwrap(), Some(remembered("one")));
+        assert_eq!(dir.read(&local, Role::Controller).unwrap(), None);
+        dir.replace(&local, Role::Operator, &remembered("three")).unwrap();
+        assert_eq!(dir.read(&local, Role::Operator).unwrap(), Some(remembered("three")));
+        let path = dir.path(&local, Role::Operator).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(text, "{\"zookeeper\":\"127.0.0.1:2181\",\"auth\":\"operator:three\"}\n");
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&path), mode(&dir.0)), (0o600, 0o700));
+    }
+
+    #[test]
+    fn garbage_is_named_but_not_quoted() {
+        let home = tempfile::tempdir().unwrap();
+        let dir = ConfigDir(home.path().to_owned());
+        let local = environment("local");
+        let path = dir.path(&local, Role::Operator).unwrap();
+        for (contents, problem) in [
+            ("", "no JSON"),
+            ("{", "no JSON"),
+            ("\"operator:hunter2\"", "\"zookeeper\" and \"auth\" are not both there"),
+            (
+                "{\"zookeeper\": \"a\", \"auth\": [\"hunter2\"]}",
+                "\"zookeeper\" and \"auth\" are not both there",
+            ),
+            ("{\"zookeeper\": \"a\", \"auth\": \"hunter2\"}", "\"auth\" is not USER:SECRET"),
+        ] {
+            file::replace(&path, contents.as_bytes(), Privacy::Secret).unwrap();
+            let text = dir.read(&local, Role::Operator).expect_err("refused").to_string();
+            assert!(text.contains(problem) && text.contains("local.json"), "{text}");
+            assert!(!text.contains("hunter2"), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_environment_cannot_pose_as_a_controller_file() {
+        let dir = ConfigDir("/nowhere".into());
+        assert!(dir.path(&environment("prod-controller"), Role::Operator).is_err());
+    }
+}

@@ -1,0 +1,162 @@
+//! How a command ends badly: the exit code, and what the operator could try. Decided from the type of the error and
+//! never from its text.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::str::FromStr;
+
+use super::file::ReadError;
+use super::output;
+use crate::keeper::KeeperError;
+use crate::keeper::log::StorageError;
+use crate::model::EnvironmentName;
+use crate::store;
+use crate::store::tree;
+
+/// What was typed makes no sense, whatever the store says: exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub(super) struct Usage(Box<dyn std::error::Error + Send + Sync>);
+
+/// Makes sense of one argument.
+pub(super) fn typed<T>(text: &str) -> Result<T, Usage>
+where
+    T: FromStr,
+    T::Err: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    text.parse().map_err(|error: T::Err| Usage(error.into()))
+}
+
+/// What the commands themselves refuse, beyond what the store does.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Refusal {
+    #[error("no credentials for environment '{environment}': {} does not exist", path.display())]
+    NoCredentials { environment: EnvironmentName, path: PathBuf },
+    #[error("the store at {address} is bootstrapped already, and not with the credentials in {}", path.display())]
+    BootstrappedByOther { address: String, path: PathBuf },
+    #[error("environment '{environment}' is the one in the store at {remembered}, says {}", path.display())]
+    OtherStore { environment: EnvironmentName, remembered: String, path: PathBuf },
+    #[error("no charm in {}: metadata.yaml is missing", path.display())]
+    NoMetadata { path: PathBuf },
+    #[error("the store at {address} did not answer in {seconds} s")]
+    TooSlow { address: String, seconds: u64 },
+}
+
+/// Tells the operator and picks the exit code.
+pub(super) fn report(error: &anyhow::Error) -> ExitCode {
+    output::error(error);
+    if let Some(hint) = hint(error) {
+        output::hint(&hint);
+    }
+    ExitCode::from(code(error))
+}
+
+fn code(error: &anyhow::Error) -> u8 {
+    if error.chain().any(|link| link.is::<Usage>()) { 2 } else { 1 }
+}
+
+fn hint(error: &anyhow::Error) -> Option<String> {
+    error.chain().find_map(|link| {
+        if let Some(refusal) = link.downcast_ref::<Refusal>() {
+            refusal_hint(refusal)
+        } else if let Some(refusal) = link.downcast_ref::<ReadError>() {
+            read_hint(refusal)
+        } else if let Some(refusal) = link.downcast_ref::<store::Error>() {
+            store_hint(refusal)
+        } else if let Some(refusal) = link.downcast_ref::<KeeperError>() {
+            keeper_hint(refusal)
+        } else {
+            link.downcast_ref::<tree::Error>().and_then(tree_hint)
+        }
+    })
+}
+
+fn refusal_hint(refusal: &Refusal) -> Option<String> {
+    match refusal {
+        Refusal::NoCredentials { .. } => Some(
+            "copy the file from where `juju bootstrap` was run, or name another environment with -e"
+                .to_owned(),
+        ),
+        Refusal::BootstrappedByOther { .. } => Some(
+            "a chroot behind the hosts, as in HOST:2181/NAME, makes room for a second environment".to_owned(),
+        ),
+        Refusal::OtherStore { path, .. } => {
+            Some(format!("choose another name with -e, or remove {} if that store is gone", path.display()))
+        }
+        Refusal::NoMetadata { .. } | Refusal::TooSlow { .. } => None,
+    }
+}
+
+fn read_hint(refusal: &ReadError) -> Option<String> {
+    match refusal {
+        ReadError::NotPrivate { path, .. } => Some(format!("chmod 600 {}", path.display())),
+        _ => None,
+    }
+}
+
+fn store_hint(refusal: &store::Error) -> Option<String> {
+    match refusal {
+        store::Error::NotBootstrapped => Some(
+            "`juju bootstrap` makes an environment; `portcullis up` starts one on this machine".to_owned(),
+        ),
+        store::Error::MachineInUse(_) => Some("`juju remove-unit` frees it".to_owned()),
+        store::Error::OtherEnvironment { found, .. } => Some(format!("-e {found} is the one that is there")),
+        store::Error::Tree(inner) => tree_hint(inner),
+        _ => None,
+    }
+}
+
+fn keeper_hint(refusal: &KeeperError) -> Option<String> {
+    match refusal {
+        KeeperError::Listen { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
+            Some("another keeper or ZooKeeper serves there; --listen takes another address".to_owned())
+        }
+        KeeperError::Storage(StorageError::InUse { .. }) => {
+            Some("it runs already; --data-dir takes another directory".to_owned())
+        }
+        _ => None,
+    }
+}
+
+fn tree_hint(refusal: &tree::Error) -> Option<String> {
+    match refusal {
+        tree::Error::Unreachable { .. } => Some(
+            "`portcullis up` starts a store on this machine; --zookeeper or JUJU_ZOOKEEPER name another"
+                .to_owned(),
+        ),
+        tree::Error::Ambiguous { .. } => {
+            Some("run the command again: it does what is still to be done".to_owned())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context as _;
+
+    use super::*;
+    use crate::model::ServiceName;
+
+    #[test]
+    fn what_was_typed_wrong_is_2_and_everything_else_1() {
+        let typed_wrong = anyhow::Error::from(typed::<ServiceName>("a b").expect_err("refused"));
+        assert_eq!(code(&typed_wrong), 2);
+        assert!(format!("{typed_wrong:#}").starts_with("Invalid service name \"a b\": "), "{typed_wrong:#}");
+        let missing: Result<(), _> = Err(store::Error::NotBootstrapped);
+        assert_eq!(code(&missing.context("cannot deploy").expect_err("kept")), 1);
+    }
+
+    #[test]
+    fn hints_are_found_under_any_context() {
+        let unreachable = tree::Error::Unreachable { hosts: "a:1".to_owned() };
+        for error in [
+            anyhow::Error::from(unreachable.clone()),
+            anyhow::Error::from(store::Error::from(unreachable)).context("cannot deploy"),
+        ] {
+            assert!(hint(&error).expect("a hint").contains("portcullis up"));
+        }
+        assert_eq!(hint(&anyhow::anyhow!("else")), None);
+    }
+}

@@ -1,0 +1,201 @@
+//! Files that are there whole or not at all, and secrets that nobody else can read. No meaning of contents here.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Who may read a file that is written here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Privacy {
+    /// What the umask leaves of 0666.
+    Plain,
+    /// 0600: a secret is in it.
+    Secret,
+}
+
+impl Privacy {
+    fn mode(self) -> u32 {
+        match self {
+            Self::Plain => 0o666,
+            Self::Secret => 0o600,
+        }
+    }
+}
+
+/// Replaces `path`: a reader sees the old contents or the new, also after a crash.
+pub(super) fn replace(path: &Path, contents: &[u8], privacy: Privacy) -> io::Result<()> {
+    let aside = write_aside(path, contents, privacy)?;
+    put_in_place(&aside, path, |aside, path| fs::rename(aside, path))
+}
+
+/// Writes `path` only if nothing is there, and says whether it did. Of two at once exactly one succeeds.
+pub(super) fn create_new(path: &Path, contents: &[u8], privacy: Privacy) -> io::Result<bool> {
+    let aside = write_aside(path, contents, privacy)?;
+    let linked = put_in_place(&aside, path, |aside, path| {
+        fs::hard_link(aside, path)?;
+        fs::remove_file(aside)
+    });
+    match linked {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        done => done.map(|()| true),
+    }
+}
+
+fn put_in_place(
+    aside: &Path,
+    path: &Path,
+    step: impl FnOnce(&Path, &Path) -> io::Result<()>,
+) -> io::Result<()> {
+    if let Err(error) = step(aside, path) {
+        // The first error is the one worth telling; what is left behind is a file with a name of its own.
+        let _ = fs::remove_file(aside);
+        return Err(error);
+    }
+    File::open(parent(path))?.sync_all()
+}
+
+fn write_aside(path: &Path, contents: &[u8], privacy: Privacy) -> io::Result<PathBuf> {
+    let name = path.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let aside = parent(path).join(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
+    // A file of that name is what a crashed process with the same number left behind.
+    match fs::remove_file(&aside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(privacy.mode()).open(&aside)?;
+    let written = file.write_all(contents).and_then(|()| file.sync_all());
+    if let Err(error) = written {
+        // As above: the write error is the one to tell.
+        let _ = fs::remove_file(&aside);
+        return Err(error);
+    }
+    Ok(aside)
+}
+
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// Makes a directory, 0700, and those above it. One that is there already is left as it is.
+pub(super) fn ensure_private_dir(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// Why a file was not read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReadError {
+    #[error("{} can be read by others (mode {mode:03o})", path.display())]
+    NotPrivate { path: PathBuf, mode: u32 },
+    #[error("{} has more than {most} bytes", path.display())]
+    TooLarge { path: PathBuf, most: usize },
+    #[error("{} is not a file", path.display())]
+    NotFile { path: PathBuf },
+    #[error("cannot read {}", path.display())]
+    Io { path: PathBuf, source: io::Error },
+}
+
+/// The contents of a file of at most `most` bytes; `None` if there is no such file.
+pub(super) fn read_limited(path: &Path, most: usize) -> Result<Option<Vec<u8>>, ReadError> {
+    read(path, most, |_| Ok(()))
+}
+
+/// The same for a file with a secret in it, which is refused if anyone else could have read it.
+pub(super) fn read_secret(path: &Path, most: usize) -> Result<Option<Vec<u8>>, ReadError> {
+    read(path, most, |metadata| {
+        let mode = metadata.permissions().mode() & 0o777;
+        if mode & 0o077 == 0 { Ok(()) } else { Err(ReadError::NotPrivate { path: path.to_owned(), mode }) }
+    })
+}
+
+fn read(
+    path: &Path,
+    most: usize,
+    check: impl FnOnce(&fs::Metadata) -> Result<(), ReadError>,
+) -> Result<Option<Vec<u8>>, ReadError> {
+    let io_error = |source| ReadError::Io { path: path.to_owned(), source };
+    // Not to be held up by a pipe that someone put in the file's place.
+    let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
+    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened.map_err(io_error)?,
+    };
+    let metadata = file.metadata().map_err(io_error)?;
+    if !metadata.is_file() {
+        return Err(ReadError::NotFile { path: path.to_owned() });
+    }
+    check(&metadata)?;
+    let mut contents = Vec::new();
+    let limit = u64::try_from(most).unwrap_or(u64::MAX).saturating_add(1);
+    file.take(limit).read_to_end(&mut contents).map_err(io_error)?;
+    if contents.len() > most {
+        return Err(ReadError::TooLarge { path: path.to_owned(), most });
+    }
+    Ok(Some(contents))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    fn names(dir: &Path) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(dir)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_secret_is_private_from_the_first_byte_and_nothing_is_left_beside_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("deep/er/local.json");
+        ensure_private_dir(path.parent().unwrap()).unwrap();
+        assert_eq!(mode(&dir.path().join("deep")), 0o700);
+        replace(&path, b"one", Privacy::Secret).unwrap();
+        replace(&path, b"two", Privacy::Secret).unwrap();
+        assert_eq!(mode(&path), 0o600);
+        assert_eq!(read_secret(&path, 10).unwrap().unwrap(), b"two");
+        assert_eq!(names(path.parent().unwrap()), ["local.json"]);
+    }
+
+    #[test]
+    fn the_first_of_two_creators_wins() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("local.json");
+        assert!(create_new(&path, b"first", Privacy::Secret).unwrap());
+        assert!(!create_new(&path, b"second", Privacy::Secret).unwrap());
+        assert_eq!(read_secret(&path, 10).unwrap().unwrap(), b"first");
+        assert_eq!(names(dir.path()), ["local.json"]);
+    }
+
+    #[test]
+    fn what_others_can_read_is_no_secret() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("local.json");
+        fs::write(&path, "x").unwrap();
+        for (bits, refused) in [(0o600, false), (0o400, false), (0o640, true), (0o604, true), (0o620, true)] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(bits)).unwrap();
+            assert_eq!(read_secret(&path, 10).is_err(), refused, "{bits:o}");
+        }
+    }
+
+    #[test]
+    fn reads_have_limits() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        assert!(read_limited(&path, 3).unwrap().is_none());
+        fs::write(&path, "abc").unwrap();
+        assert_eq!(read_limited(&path, 3).unwrap().unwrap(), b"abc");
+        assert!(matches!(read_limited(&path, 2), Err(ReadError::TooLarge { most: 2, .. })));
+        assert!(matches!(read_limited(dir.path(), 2), Err(ReadError::NotFile { .. })));
+    }
+}

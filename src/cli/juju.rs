@@ -1,0 +1,188 @@
+//! The operator's client: what can be typed, and which file does it.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+use super::config::ConfigDir;
+use super::failure::{self, Refusal};
+use super::settings::Globals;
+use super::{
+    add_machine, add_unit, bootstrap, completions, deploy, destroy_service, expose, hook_env, man, output,
+    remove_unit, start, status, terminate_machine, unexpose,
+};
+
+/// The longest that a command may take. Each call of the store has its own, shorter limit; this one is for many.
+const DEADLINE: Duration = Duration::from_secs(9);
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "juju",
+    version,
+    about = "Deploys services and opens exactly the ports they ask for",
+    after_help = "\
+Examples:
+  juju deploy ./charms/wordpress -n 2     a service with two units
+  juju expose wordpress                   open the ports that its units asked for
+  juju status wordpress                   what is going on there
+  juju -e prod --zookeeper zk1,zk2/prod bootstrap
+  eval \"$(juju hook-env wordpress/0)\"     try a hook by hand
+
+Messages go to stderr and data to stdout. Exit code 0: done, 1: failed, 2: wrong usage."
+)]
+struct Juju {
+    #[command(flatten)]
+    globals: Globals,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make an environment in a store, with its credentials
+    #[command(after_help = "\
+The credentials are kept in $XDG_CONFIG_HOME/portcullis/ENV.json (else below ~/.config), which only you can read.
+Run again after a failure, it finishes what was begun.
+
+Examples:
+  juju bootstrap
+  juju -e prod --zookeeper zk1:2181,zk2:2181/prod bootstrap")]
+    Bootstrap(bootstrap::Typed),
+    /// Make a service of a charm, with units and machines for them
+    #[command(after_help = "\
+Examples:
+  juju deploy ./charms/wordpress
+  juju deploy ./charms/wordpress blog -n 3
+  juju deploy ./charms/mysql --to 0")]
+    Deploy(deploy::Typed),
+    /// Add units to a service
+    #[command(after_help = "Examples:\n  juju add-unit wordpress\n  juju add-unit wordpress -n 2 --to 0")]
+    AddUnit(add_unit::Typed),
+    /// Remove units from their services
+    #[command(after_help = "Examples:\n  juju remove-unit wordpress/0 wordpress/1")]
+    RemoveUnit(remove_unit::Typed),
+    /// Remove a service with all its units
+    #[command(after_help = "Machines stay. Examples:\n  juju destroy-service wordpress")]
+    DestroyService(destroy_service::Typed),
+    /// Add a machine
+    #[command(after_help = "Examples:\n  juju add-machine\n  juju add-machine --instance-id i-0abc")]
+    AddMachine(add_machine::Typed),
+    /// Let machines go that have no units
+    #[command(after_help = "Examples:\n  juju terminate-machine 1 2")]
+    TerminateMachine(terminate_machine::Typed),
+    /// Open the ports of a service to the world
+    #[command(after_help = "\
+Opens what the service's units asked for with open-port, now and later, on the machines they are on.
+
+Examples:
+  juju expose wordpress")]
+    Expose(expose::Typed),
+    /// Close the ports of a service to the world
+    #[command(after_help = "Examples:\n  juju unexpose wordpress")]
+    Unexpose(unexpose::Typed),
+    /// Print the environment that a unit's hook gets
+    #[command(after_help = "\
+Examples:
+  eval \"$(juju hook-env wordpress/0)\"; open-port 80")]
+    HookEnv(hook_env::Typed),
+    /// Show machines, services and units
+    #[command(after_help = "\
+A scope with a slash is for units, any other for services; machines are shown that those are on.
+
+Examples:
+  juju status
+  juju status 'word*' mysql/0 --format tabular
+  juju status --format json --output status.json")]
+    Status(status::Typed),
+    /// Print completions for a shell
+    #[command(
+        after_help = "Examples:\n  juju completions bash > ~/.local/share/bash-completion/completions/juju"
+    )]
+    Completions(completions::Typed),
+    /// Print or write the manual pages
+    #[command(after_help = "Examples:\n  juju man | man -l -\n  juju man --output ~/.local/share/man/man1")]
+    Man(man::Typed),
+}
+
+/// Runs what the process was given.
+pub fn main() -> ExitCode {
+    let juju = match start::parse::<Juju>() {
+        Ok(juju) => juju,
+        Err(code) => return code,
+    };
+    // Only for those who ask: setting it up costs as much as the rest of the start.
+    if std::env::var_os("RUST_LOG").is_some() {
+        crate::runtime::telemetry::init("warn");
+    }
+    match start::block_on(run(&juju)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failure::report(&error),
+    }
+}
+
+async fn run(juju: &Juju) -> anyhow::Result<()> {
+    match &juju.command {
+        Command::Completions(args) => return completions::run(Juju::command(), args),
+        Command::Man(args) => return man::run(Juju::command(), args),
+        _ => {}
+    }
+    match tokio::time::timeout(DEADLINE, talk(&juju.globals, &juju.command)).await {
+        Ok(done) => done,
+        Err(_) => {
+            let address = juju.globals.settings()?.address.to_string();
+            Err(Refusal::TooSlow { address, seconds: DEADLINE.as_secs() }.into())
+        }
+    }
+}
+
+/// The commands that need a store.
+async fn talk(globals: &Globals, command: &Command) -> anyhow::Result<()> {
+    match command {
+        Command::Bootstrap(args) => bootstrap::run(globals, args).await,
+        Command::Deploy(args) => deploy::run(globals, args).await,
+        Command::AddUnit(args) => add_unit::run(globals, args).await,
+        Command::RemoveUnit(args) => remove_unit::run(globals, args).await,
+        Command::DestroyService(args) => destroy_service::run(globals, args).await,
+        Command::AddMachine(args) => add_machine::run(globals, args).await,
+        Command::TerminateMachine(args) => terminate_machine::run(globals, args).await,
+        Command::Expose(args) => expose::run(globals, args).await,
+        Command::Unexpose(args) => unexpose::run(globals, args).await,
+        Command::HookEnv(args) => hook_env::run(globals, args).await,
+        Command::Status(args) => status::run(globals, args).await,
+        Command::Completions(_) | Command::Man(_) => Ok(()),
+    }
+}
+
+/// `juju` run within another program, with a memory of its own: shows each command, then does it.
+#[derive(Debug)]
+pub(super) struct Story {
+    globals: Globals,
+}
+
+impl Story {
+    pub(super) fn new(home: ConfigDir) -> Self {
+        Self { globals: Globals::default().at(home) }
+    }
+
+    pub(super) fn globals(&self) -> &Globals {
+        &self.globals
+    }
+
+    pub(super) async fn juju(&self, args: &[&str]) -> anyhow::Result<()> {
+        output::data(&format!("$ juju {}\n", args.join(" "))).context("cannot write to stdout")?;
+        let typed = Juju::try_parse_from(std::iter::once("juju").chain(args.iter().copied()))?;
+        talk(&self.globals, &typed.command).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Juju::command().debug_assert();
+    }
+}

@@ -1,0 +1,28 @@
+//! The two programs as their users see them: `juju` for the operator, `portcullis` for the daemon. Each command is a
+//! file that turns what was typed into what it means, and that into calls of the parts below. No command decides
+//! what the tree looks like, and nothing below prints.
+
+mod add_machine;
+mod add_unit;
+mod bootstrap;
+mod completions;
+mod config;
+mod demo;
+mod deploy;
+mod destroy_service;
+mod expose;
+mod failure;
+mod file;
+mod hook_env;
+pub mod juju;
+mod keeper;
+mod man;
+mod output;
+pub mod portcullis;
+mod remove_unit;
+mod settings;
+mod start;
+mod status;
+mod terminate_machine;
+mod unexpose;
+mod up;

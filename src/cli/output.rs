@@ -1,0 +1,95 @@
+//! The only place that writes to stdout and stderr: data to the one, everything meant for a person to the other.
+//! Control characters never reach a terminal from here, whoever put them into a name or a file.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write as _};
+
+/// Data that the caller asked for. A reader that has gone away wants no more of it, so that is success.
+pub(super) fn data(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        done => done,
+    }
+}
+
+/// One line for a person.
+pub(super) fn message(text: &str) {
+    line("", text);
+}
+
+/// A failure with everything that led to it, on one line.
+pub(super) fn error(error: &anyhow::Error) {
+    line(if coloured() { "\u{1b}[1;31merror:\u{1b}[0m " } else { "error: " }, &chain(error));
+}
+
+/// What the operator could try after a failure.
+pub(super) fn hint(text: &str) {
+    line(if coloured() { "\u{1b}[1;36mhint:\u{1b}[0m " } else { "hint: " }, text);
+}
+
+/// A failure to write to stderr has nobody left to be told.
+fn line(prefix: &str, text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{prefix}{}", printable(text));
+}
+
+fn coloured() -> bool {
+    colour_wanted(std::env::var_os("NO_COLOR").as_deref(), io::stderr().is_terminal())
+}
+
+/// As <https://no-color.org> has it: any value but the empty one turns colour off.
+pub(super) fn colour_wanted(no_color: Option<&std::ffi::OsStr>, terminal: bool) -> bool {
+    terminal && no_color.is_none_or(std::ffi::OsStr::is_empty)
+}
+
+fn chain(error: &anyhow::Error) -> String {
+    format!("{error:#}")
+}
+
+/// The text with control characters spelled out, line ends among them: one message stays one line.
+fn printable(text: &str) -> Cow<'_, str> {
+    if !text.chars().any(is_unprintable) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        match c {
+            c if is_unprintable(c) => {
+                // Writing to a String cannot fail.
+                let _ = write!(shown, "{}", c.escape_default());
+            }
+            c => shown.push(c),
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// Control characters, and the marks that turn the direction of text around.
+fn is_unprintable(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[test]
+    fn a_chain_is_one_line_without_control_characters() {
+        let error = anyhow!("no such\nfile").context("cannot read \u{1b}[2J");
+        assert_eq!(printable(&chain(&error)), "cannot read \\u{1b}[2J: no such\\nfile");
+        assert_eq!(printable("a\u{202e}b"), "a\\u{202e}b");
+        assert_eq!(printable("plain ä"), "plain ä");
+    }
+
+    #[test]
+    fn colour_is_for_terminals_that_want_it() {
+        let set = |text: &'static str| Some(std::ffi::OsStr::new(text));
+        assert!(colour_wanted(None, true));
+        assert!(colour_wanted(set(""), true));
+        assert!(!colour_wanted(set("1"), true));
+        assert!(!colour_wanted(None, false));
+    }
+}

@@ -1,0 +1,107 @@
+//! The daemon: what can be typed, and which file does it.
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
+
+use super::settings::Globals;
+use super::{completions, demo, failure, keeper, man, start, up};
+use crate::runtime::telemetry;
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "portcullis",
+    version,
+    about = "Runs the store and, in one process or many, everything that works on it",
+    after_help = "\
+Examples:
+  portcullis up                                     an environment on this machine; then `juju status`
+  portcullis demo                                   the whole story, by itself
+  portcullis keeper --data-dir /var/lib/portcullis  only the store
+
+Logs go to stderr; RUST_LOG comes before --log-level. SIGTERM and SIGINT end it in order."
+)]
+struct Portcullis {
+    #[command(flatten)]
+    globals: Globals,
+    /// How much to log
+    #[arg(long, global = true, value_enum, value_name = "LEVEL", default_value_t = Level::Warn)]
+    log_level: Level,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Level {
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run everything on this machine, in one process
+    #[command(after_help = "\
+Remembers the store's address and credentials where `juju` finds them. Started again, it goes on where it was.
+
+Examples:
+  portcullis up
+  portcullis -e try up --listen 127.0.0.1:0 --data-dir ./try")]
+    Up(up::Typed),
+    /// Run the store alone
+    #[command(after_help = "\
+Prints `listening on HOST:PORT` once it serves. Any ZooKeeper client can talk to it.
+
+Examples:
+  portcullis keeper --data-dir /var/lib/portcullis --listen 0.0.0.0:2181")]
+    Keeper(keeper::Typed),
+    /// Show the whole story in a temporary directory
+    Demo(demo::Typed),
+    /// Print completions for a shell
+    #[command(after_help = "Examples:\n  portcullis completions zsh > _portcullis")]
+    Completions(completions::Typed),
+    /// Print or write the manual pages
+    #[command(after_help = "Examples:\n  portcullis man | man -l -")]
+    Man(man::Typed),
+}
+
+/// Runs what the process was given.
+pub fn main() -> ExitCode {
+    let portcullis = match start::parse::<Portcullis>() {
+        Ok(portcullis) => portcullis,
+        Err(code) => return code,
+    };
+    telemetry::init(match portcullis.log_level {
+        Level::Error => "error",
+        Level::Warn => "warn",
+        Level::Info => "info",
+        Level::Debug => "debug",
+        Level::Trace => "trace",
+    });
+    match start::block_on(run(&portcullis)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failure::report(&error),
+    }
+}
+
+async fn run(portcullis: &Portcullis) -> anyhow::Result<()> {
+    match &portcullis.command {
+        Command::Up(args) => up::run(&portcullis.globals, args).await,
+        Command::Keeper(args) => keeper::run(args).await,
+        Command::Demo(args) => demo::run(args).await,
+        Command::Completions(args) => completions::run(Portcullis::command(), args),
+        Command::Man(args) => man::run(Portcullis::command(), args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Portcullis::command().debug_assert();
+    }
+}

@@ -1,0 +1,26 @@
+//! `juju unexpose`: removes a service's flag. Its ports close once the firewall agent sees it.
+
+use clap::Args;
+
+use super::failure::typed;
+use super::output;
+use super::settings::Globals;
+use crate::model::ServiceName;
+use crate::store::Flag;
+
+#[derive(Debug, Args)]
+pub(super) struct Typed {
+    /// Service to unexpose
+    service: String,
+}
+
+pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
+    let name: ServiceName = typed(&args.service)?;
+    let became =
+        globals.in_environment(async |_, environment| Ok(environment.unexpose(&name).await?)).await?;
+    output::message(&match became {
+        Flag::Changed => format!("Service '{name}' was unexposed."),
+        Flag::AlreadySo => format!("Service '{name}' was not exposed."),
+    });
+    Ok(())
+}

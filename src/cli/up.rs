@@ -1,0 +1,149 @@
+//! `portcullis up`: everything in one process on one machine: the keeper, and an environment in it in which all units
+//! are on machine 0. Started again, it goes on where it was.
+
+use std::env;
+use std::ffi::OsString;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::Args;
+
+use super::config::{ConfigDir, Remembered, Role};
+use super::failure::Refusal;
+use super::keeper::{Serving, announce, serve};
+use super::settings::Globals;
+use super::{bootstrap, file, output};
+use crate::keeper::{Config, Keeper};
+use crate::model::EnvironmentName;
+use crate::runtime::shutdown::Shutdown;
+use crate::store::records::Placement;
+use crate::store::{Address, Environment, ZkTree};
+
+#[derive(Debug, Args)]
+pub(super) struct Typed {
+    /// Where the data is kept [default: $XDG_DATA_HOME/portcullis/ENV]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    #[command(flatten)]
+    serving: Serving,
+}
+
+pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
+    let environment = globals.environment()?;
+    let data_dir = match &args.data_dir {
+        Some(given) => given.clone(),
+        None => default_data_dir(&environment, env::var_os("XDG_DATA_HOME"), env::var_os("HOME"))?,
+    };
+    let shutdown = Shutdown::listen().context("cannot catch signals")?;
+    let keeper = start(globals, &environment, args.serving.config(data_dir)).await?;
+    announce(&keeper)?;
+    output::message(&format!("Environment '{environment}' is up; `juju status` shows it. Ctrl-C ends it."));
+    serve(keeper, shutdown).await
+}
+
+/// The XDG rule: a relative or empty value counts as unset.
+fn default_data_dir(
+    environment: &EnvironmentName,
+    xdg: Option<OsString>,
+    home: Option<OsString>,
+) -> anyhow::Result<PathBuf> {
+    let absolute = |path: Option<OsString>| path.map(PathBuf::from).filter(|path| path.is_absolute());
+    let base = absolute(xdg).or_else(|| absolute(home).map(|home| home.join(".local/share")));
+    let base =
+        base.context("neither XDG_DATA_HOME nor HOME says where this user's data is; --data-dir does")?;
+    Ok(base.join("portcullis").join(environment.as_str()))
+}
+
+/// A keeper that serves a whole environment, which `juju` finds.
+pub(super) async fn start(
+    globals: &Globals,
+    environment: &EnvironmentName,
+    wanted: Config,
+) -> anyhow::Result<Keeper> {
+    let config = globals.config()?;
+    // Read first: a file that is refused must not leave a keeper that nobody can enter.
+    let remembered = config.read(environment, Role::Operator)?;
+    let made = file::ensure_private_dir(&wanted.data_dir);
+    made.with_context(|| format!("cannot make {}", wanted.data_dir.display()))?;
+    let keeper = Keeper::start(wanted)?;
+    let address: Address = reachable(keeper.local_addr()).to_string().parse()?;
+    if let Some(remembered) = remembered {
+        take_over(&config, environment, &address, &remembered).await?;
+    }
+    let (opened, _) = bootstrap::ensure(&config, environment, &address, Placement::Local).await?;
+    opened.into_tree().close().await;
+    Ok(keeper)
+}
+
+/// The address that a client on this machine uses.
+fn reachable(listening: SocketAddr) -> SocketAddr {
+    let ip = match listening.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(std::net::Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    SocketAddr::new(ip, listening.port())
+}
+
+/// Brings what is remembered to the address that this keeper has today, unless it belongs to another store: one that
+/// still answers, or one that was never on this machine.
+async fn take_over(
+    config: &ConfigDir,
+    environment: &EnvironmentName,
+    address: &Address,
+    remembered: &Remembered,
+) -> anyhow::Result<()> {
+    let old: Option<Address> = remembered.zookeeper.parse().ok();
+    if old.as_ref() == Some(address) {
+        return Ok(());
+    }
+    let tree = ZkTree::connect(address, Some(&remembered.credential)).await?;
+    let ours = Environment::open(tree).await.is_ok();
+    if !ours && !is_abandoned(old.as_ref()).await {
+        return Err(Refusal::OtherStore {
+            environment: environment.clone(),
+            remembered: remembered.zookeeper.clone(),
+            path: config.path(environment, Role::Operator)?,
+        }
+        .into());
+    }
+    for role in [Role::Operator, Role::Controller] {
+        if let Some(old) = config.read(environment, role)? {
+            config.replace(environment, role, &Remembered { zookeeper: address.to_string(), ..old })?;
+        }
+    }
+    Ok(())
+}
+
+/// Left by an `up` that ended before it had made its environment: an address on this machine where nothing answers.
+async fn is_abandoned(old: Option<&Address>) -> bool {
+    let Some(old) = old else { return false };
+    let local = old.hosts().parse::<SocketAddr>().is_ok_and(|addr| addr.ip().is_loopback());
+    local && ZkTree::connect(old, None).await.is_err()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_goes_where_xdg_says() {
+        let local: EnvironmentName = "local".parse().unwrap();
+        let dir = |xdg: Option<&str>, home: Option<&str>| {
+            default_data_dir(&local, xdg.map(OsString::from), home.map(OsString::from)).ok()
+        };
+        assert_eq!(dir(Some("/d"), Some("/h")), Some("/d/portcullis/local".into()));
+        assert_eq!(dir(Some("d"), Some("/h")), Some("/h/.local/share/portcullis/local".into()));
+        assert_eq!(dir(None, None), None);
+    }
+
+    #[test]
+    fn a_wildcard_is_reached_over_loopback() {
+        for (listening, reached) in
+            [("0.0.0.0:1", "127.0.0.1:1"), ("[::]:1", "[::1]:1"), ("10.0.0.1:1", "10.0.0.1:1")]
+        {
+            assert_eq!(reachable(listening.parse().unwrap()).to_string(), reached);
+        }
+    }
+}
