@@ -6,10 +6,12 @@
 
 pub mod acl;
 mod address;
+pub mod changes;
 mod credentials;
 mod environment;
 mod error;
 mod machines;
+pub mod memory;
 pub mod paths;
 mod placement;
 mod ports;
@@ -25,6 +27,7 @@ pub use address::Address;
 pub use credentials::{Credential, Identity, InvalidCredential};
 pub use environment::{Bootstrap, Environment};
 pub use error::Error;
+pub use memory::{MemoryStore, MemoryTree};
 pub use ports::UnitPorts;
 pub use services::{Deploy, Deployed, Flag};
 pub use tree::Tree;

@@ -5,6 +5,10 @@ use super::acl::Acl;
 use super::paths::NodePath;
 use std::future::Future;
 
+/// ZooKeeper closes a connection that sends more than 1,048,575 bytes at once; this leaves room for framing.
+const MAX_WRITE: usize = 1_000_000;
+const MAX_DATA: usize = 64 * 1024;
+
 /// A znode as read: its bytes, and the version that a compare-and-swap must name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
@@ -85,6 +89,26 @@ impl Write {
             | Self::Check { path, .. } => path,
         }
     }
+}
+
+/// Refuses what the store would answer by closing the connection.
+pub(super) fn check_size(writes: &[Write]) -> Result<(), Error> {
+    let mut total = 0;
+    for write in writes {
+        let (bytes, grants) = match write {
+            Write::Create { data, acl, .. } => (data.len(), acl.grants().len()),
+            Write::SetIfVersion { data, .. } => (data.len(), 0),
+            Write::DeleteIfVersion { .. } | Write::Check { .. } => (0, 0),
+        };
+        if bytes > MAX_DATA {
+            return Err(Error::TooLarge { path: write.path().clone(), bytes, limit: MAX_DATA });
+        }
+        total += bytes + write.path().as_str().len() + grants * 80 + 64;
+        if total > MAX_WRITE {
+            return Err(Error::TooLarge { path: write.path().clone(), bytes: total, limit: MAX_WRITE });
+        }
+    }
+    Ok(())
 }
 
 /// What a feed says. It never says what happened, only where to look again.

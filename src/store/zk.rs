@@ -7,7 +7,7 @@ use super::acl::Acl;
 use super::address::Address;
 use super::credentials::Credential;
 use super::paths::NodePath;
-use super::tree::{Answer, Error, Event, Feed, Node, Read, Tree, Write};
+use super::tree::{Answer, Error, Event, Feed, Node, Read, Tree, Write, check_size};
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -33,10 +33,6 @@ const WATCH_PAUSE: Duration = Duration::from_millis(250);
 
 /// Questions per batch. All batches are sent at once, so this bounds a frame and not the speed.
 const BATCH: usize = 500;
-
-/// ZooKeeper closes a connection that sends more than 1,048,575 bytes at once; this leaves room for framing.
-const MAX_WRITE: usize = 1_000_000;
-const MAX_DATA: usize = 64 * 1024;
 
 /// A connection to a store, made once and used for as long as it lasts. Clones share it.
 #[derive(Debug, Clone)]
@@ -278,26 +274,6 @@ fn to_acls(acl: &Acl) -> Vec<zk::Acl> {
             zk::Acl::new(permission, zk::AuthId::new("digest", identity.as_str()))
         })
         .collect()
-}
-
-/// Refuses what the store would answer by closing the connection.
-fn check_size(writes: &[Write]) -> Result<(), Error> {
-    let mut total = 0;
-    for write in writes {
-        let (bytes, grants) = match write {
-            Write::Create { data, acl, .. } => (data.len(), acl.grants().len()),
-            Write::SetIfVersion { data, .. } => (data.len(), 0),
-            Write::DeleteIfVersion { .. } | Write::Check { .. } => (0, 0),
-        };
-        if bytes > MAX_DATA {
-            return Err(Error::TooLarge { path: write.path().clone(), bytes, limit: MAX_DATA });
-        }
-        total += bytes + write.path().as_str().len() + grants * 80 + 64;
-        if total > MAX_WRITE {
-            return Err(Error::TooLarge { path: write.path().clone(), bytes: total, limit: MAX_WRITE });
-        }
-    }
-    Ok(())
 }
 
 impl Link {

@@ -1,0 +1,197 @@
+//! From watch events to "these are dirty". Pure but for [`Changes::next`], which waits. An event says where to look
+//! again and never what is there now; many events on one thing are one entry.
+
+use super::paths::NodePath;
+use super::tree::{Error, Event, Feed};
+use crate::model::{MachineId, ServiceId, UnitId};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// More dirty keys than this are everything: reading all of it costs less than keeping count.
+const MAX_KEYS: usize = 4096;
+
+/// How long events are gathered after the first, so that a burst is one look.
+const GATHER: Duration = Duration::from_millis(5);
+
+/// What an event is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Key {
+    /// A service's record or flag.
+    Service(ServiceId),
+    /// A unit's record, ports or agent.
+    Unit(UnitId),
+    /// A machine's record, units or agent.
+    Machine(MachineId),
+}
+
+/// What to look at again.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Dirty {
+    everything: bool,
+    keys: BTreeSet<Key>,
+}
+
+impl Dirty {
+    /// Nothing is known: read all of it.
+    pub fn everything(&self) -> bool {
+        self.everything
+    }
+
+    /// Empty if everything is dirty.
+    pub fn keys(&self) -> &BTreeSet<Key> {
+        &self.keys
+    }
+
+    pub fn is_empty(&self) -> bool {
+        !self.everything && self.keys.is_empty()
+    }
+
+    /// Takes one more event in.
+    pub fn add(&mut self, event: &Event) {
+        if self.everything {
+            return;
+        }
+        match event {
+            Event::Everything => self.all(),
+            Event::Changed(path) => match about(path) {
+                About::Key(key) => {
+                    self.keys.insert(key);
+                    if self.keys.len() > MAX_KEYS {
+                        self.all();
+                    }
+                }
+                About::Nothing => {}
+                About::Unknown => self.all(),
+            },
+        }
+    }
+
+    fn all(&mut self) {
+        self.everything = true;
+        self.keys.clear();
+    }
+}
+
+enum About {
+    Key(Key),
+    /// Names, counters and the controller's own corner say nothing that the things themselves do not.
+    Nothing,
+    /// Not a path of ours, or the whole environment: better look once too often.
+    Unknown,
+}
+
+fn about(path: &NodePath) -> About {
+    let mut parts = path.as_str().split('/').skip(1);
+    let key = match (parts.next(), parts.next()) {
+        (Some("services"), Some(id)) => ServiceId::from_key(id).ok().map(Key::Service),
+        (Some("units"), Some(id)) => UnitId::from_key(id).ok().map(Key::Unit),
+        (Some("machines"), Some(id)) => MachineId::from_key(id).ok().map(Key::Machine),
+        (Some("services" | "units" | "machines" | "names" | "controller" | "zookeeper"), _) => {
+            return About::Nothing;
+        }
+        _ => None,
+    };
+    key.map_or(About::Unknown, About::Key)
+}
+
+/// A feed whose events are gathered.
+#[derive(Debug)]
+pub struct Changes<F> {
+    feed: F,
+    /// Gathered and not yet handed out, so that a dropped [`Changes::next`] loses nothing.
+    pending: Dirty,
+}
+
+impl<F: Feed> Changes<F> {
+    pub fn new(feed: F) -> Self {
+        Self { feed, pending: Dirty::default() }
+    }
+
+    /// Waits until something is dirty, gathers what follows at once, and returns it all. The first says everything.
+    /// Cancel-safe.
+    ///
+    /// # Errors
+    /// What [`Feed::next`] cannot wait out.
+    pub async fn next(&mut self) -> Result<Dirty, Error> {
+        while self.pending.is_empty() {
+            let event = self.feed.next().await?;
+            self.pending.add(&event);
+        }
+        let end = tokio::time::Instant::now() + GATHER;
+        while let Ok(event) = tokio::time::timeout_at(end, self.feed.next()).await {
+            self.pending.add(&event?);
+        }
+        Ok(std::mem::take(&mut self.pending))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::paths;
+    use proptest::prelude::*;
+
+    fn dirty(paths: &[&str]) -> Dirty {
+        let mut dirty = Dirty::default();
+        for path in paths {
+            dirty.add(&Event::Changed(NodePath::reported(path)));
+        }
+        dirty
+    }
+
+    #[test]
+    fn paths_are_about_services_units_and_machines() {
+        let all = dirty(&[
+            paths::exposed(ServiceId::new(1)).as_str(),
+            paths::unit_ports(UnitId::new(2)).as_str(),
+            paths::unit_agent(UnitId::new(2)).as_str(),
+            paths::machine_unit(MachineId::new(3), UnitId::new(2)).as_str(),
+        ]);
+        let keys =
+            [Key::Service(ServiceId::new(1)), Key::Unit(UnitId::new(2)), Key::Machine(MachineId::new(3))];
+        assert_eq!(all.keys().iter().copied().collect::<Vec<_>>(), keys);
+        assert!(!all.everything());
+    }
+
+    #[test]
+    fn bookkeeping_is_nothing_and_the_unknown_is_everything() {
+        assert!(dirty(&["/names/units/a/0", "/units", "/controller/x", "/zookeeper/quota"]).is_empty());
+        for path in ["/", "", "/initialized", "/units/what", "/other", "/services/service-1"] {
+            assert!(dirty(&[path]).everything(), "{path}");
+        }
+    }
+
+    #[test]
+    fn everything_swallows_the_rest() {
+        let mut all = dirty(&["/units/unit-0000000001"]);
+        all.add(&Event::Everything);
+        all.add(&Event::Changed(paths::unit(UnitId::new(2))));
+        assert!(all.everything() && all.keys().is_empty());
+    }
+
+    #[test]
+    fn a_flood_becomes_everything() {
+        let mut flood = Dirty::default();
+        for unit in 0..=u32::try_from(MAX_KEYS).unwrap() {
+            assert!(!flood.everything());
+            flood.add(&Event::Changed(paths::unit(UnitId::new(unit))));
+        }
+        assert!(flood.everything());
+    }
+
+    proptest! {
+        #[test]
+        fn the_order_of_events_does_not_matter(mut units in proptest::collection::vec(0u32..20, 0..40)) {
+            let events = |units: &[u32]| {
+                let mut dirty = Dirty::default();
+                for &unit in units {
+                    dirty.add(&Event::Changed(paths::unit_ports(UnitId::new(unit))));
+                }
+                dirty
+            };
+            let before = events(&units);
+            units.reverse();
+            prop_assert_eq!(before, events(&units));
+        }
+    }
+}

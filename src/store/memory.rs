@@ -1,0 +1,324 @@
+//! A [`Tree`] in process, over the keeper's own state machine: the same rights, versions, multis and watches as over
+//! the wire, without a wire. For tests and simulation; it can lose answers and connections on demand.
+
+use super::acl::Acl;
+use super::credentials::Credential;
+use super::paths::NodePath;
+use super::tree::{Answer, Error, Event, Feed, Node, Read, Tree, Write};
+use crate::keeper::acl as wire;
+use crate::keeper::proto::{Code, CreateMode, Op};
+use crate::keeper::state::{Caller, State};
+use crate::keeper::tree::Node as StoredNode;
+use crate::keeper::txn::Change;
+use crate::keeper::watch::{EventKind, Watch, Watches};
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::mpsc;
+
+/// What stands for the hosts in messages.
+const HOSTS: &str = "memory";
+
+/// A store that several identities can connect to. Clones are the same store.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryStore {
+    world: Arc<Mutex<World>>,
+}
+
+#[derive(Debug, Default)]
+struct World {
+    state: State,
+    last_session: i64,
+    last_feed: u64,
+    watches: Watches<u64>,
+    feeds: HashMap<u64, mpsc::UnboundedSender<Event>>,
+    /// What becomes of the next writes.
+    faults: VecDeque<Fault>,
+}
+
+/// How the answer to a write gets lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The write never arrived.
+    LostBefore,
+    /// The write was applied.
+    LostAfter,
+}
+
+impl MemoryStore {
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A session with one identity, or with none.
+    pub fn connect(&self, credential: Option<&Credential>) -> MemoryTree {
+        let mut world = self.world();
+        world.last_session += 1;
+        let id = world.last_session;
+        let proved = credential
+            .map(|credential| wire::Identity::new("digest", credential.identity().as_str()))
+            .into_iter()
+            .collect();
+        MemoryTree { session: Arc::new(Session { id, proved, store: self.clone() }) }
+    }
+
+    /// The next writes, of whomever, lose their answers in this order.
+    pub fn lose_answers(&self, faults: impl IntoIterator<Item = Fault>) {
+        self.world().faults.extend(faults);
+    }
+
+    /// Every connection is lost and made again: what was watched meanwhile is unknown.
+    pub fn interrupt(&self) {
+        for feed in self.world().feeds.values() {
+            // A feed that was dropped wants to know nothing.
+            let _ = feed.send(Event::Everything);
+        }
+    }
+}
+
+impl World {
+    fn tell(&mut self, kind: EventKind, path: &str) {
+        let feeds = &self.feeds;
+        self.watches.trigger(kind, path, &mut |feed, _, path| {
+            if let Some(feed) = feeds.get(&feed) {
+                // A feed that was dropped wants to know nothing.
+                let _ = feed.send(Event::Changed(NodePath::reported(path)));
+            }
+        });
+    }
+
+    fn node(&self, session: &Session, path: &NodePath) -> Result<&StoredNode, Error> {
+        let node = self.state.tree.get(path.as_str()).ok_or_else(|| Error::NoNode(path.clone()))?;
+        if wire::allows(&node.acl, wire::READ, &session.proved) {
+            Ok(node)
+        } else {
+            Err(Error::NoAuth(path.clone()))
+        }
+    }
+}
+
+/// One session. Clones share it; the last to go ends it, and its ephemerals with it.
+#[derive(Debug, Clone)]
+pub struct MemoryTree {
+    session: Arc<Session>,
+}
+
+#[derive(Debug)]
+struct Session {
+    id: i64,
+    proved: Vec<wire::Identity>,
+    store: MemoryStore,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let mut world = self.store.world();
+        let (_, gone) = world.state.close_session(self.id);
+        for path in gone {
+            world.tell(EventKind::Deleted, &path);
+        }
+    }
+}
+
+impl MemoryTree {
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.session.store.world()
+    }
+
+    fn apply(&self, ops: &[Op<'_>], path_of: impl Fn(usize) -> NodePath) -> Result<(), Error> {
+        let mut world = self.world();
+        let fault = world.faults.pop_front();
+        let lost = || Error::Ambiguous { hosts: HOSTS.to_owned() };
+        if fault == Some(Fault::LostBefore) {
+            return Err(lost());
+        }
+        let caller = Caller { session: self.session.id, proved: &self.session.proved };
+        let result = world.state.write(caller, ops, 0);
+        let events: Vec<(EventKind, String)> = match result {
+            Ok(written) => written.changes.iter().filter_map(event_of).collect(),
+            Err(_) if fault.is_some() => return Err(lost()),
+            Err(refusal) => return Err(refusal_of(refusal.code, path_of(refusal.index))),
+        };
+        for (kind, path) in events {
+            world.tell(kind, &path);
+        }
+        if fault.is_some() { Err(lost()) } else { Ok(()) }
+    }
+}
+
+fn event_of(change: &Change<'_>) -> Option<(EventKind, String)> {
+    match change {
+        Change::Create { path, .. } => Some((EventKind::Created, path.to_string())),
+        Change::Delete { path } => Some((EventKind::Deleted, path.to_string())),
+        Change::SetData { path, .. } => Some((EventKind::DataChanged, path.to_string())),
+        Change::SetAcl { .. } => None,
+    }
+}
+
+fn refusal_of(code: Code, path: NodePath) -> Error {
+    match code {
+        Code::NoNode => Error::NoNode(path),
+        Code::NodeExists => Error::NodeExists(path),
+        Code::BadVersion => Error::BadVersion(path),
+        Code::NotEmpty => Error::NotEmpty(path),
+        Code::NoAuth => Error::NoAuth(path),
+        other => Error::Unexpected { hosts: HOSTS.to_owned(), what: format!("{path}: {other:?}") },
+    }
+}
+
+fn acl_of(acl: &Acl) -> Vec<wire::Acl> {
+    acl.grants()
+        .iter()
+        .map(|(identity, rights)| wire::Acl {
+            perms: i32::from(rights.bits()),
+            who: wire::Identity::new("digest", identity.as_str()),
+        })
+        .collect()
+}
+
+fn op_of(write: &Write) -> Op<'_> {
+    let path = write.path().as_str();
+    match write {
+        Write::Create { data, acl, ephemeral, .. } => Op::Create {
+            path,
+            data: Some(data),
+            acl: acl_of(acl),
+            mode: if *ephemeral { CreateMode::Ephemeral } else { CreateMode::Persistent },
+            sequential: false,
+            wants_stat: false,
+        },
+        Write::SetIfVersion { data, version, .. } => {
+            Op::SetData { path, data: Some(data), version: *version }
+        }
+        Write::DeleteIfVersion { version, .. } => Op::Delete { path, version: *version },
+        Write::Check { version, .. } => Op::Check { path, version: *version },
+    }
+}
+
+fn node_of(node: &StoredNode) -> Node {
+    Node {
+        data: node.data.as_deref().unwrap_or_default().to_vec(),
+        version: node.version,
+        children: u32::try_from(node.child_count()).unwrap_or(u32::MAX),
+    }
+}
+
+fn children_of(node: &StoredNode) -> Vec<String> {
+    node.children().map(str::to_owned).collect()
+}
+
+fn absent<V>(result: Result<V, Error>) -> Result<Option<V>, Error> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(Error::NoNode(_)) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+impl Tree for MemoryTree {
+    type Feed = MemoryFeed;
+
+    async fn get(&self, path: &NodePath) -> Result<Node, Error> {
+        self.world().node(&self.session, path).map(node_of)
+    }
+
+    async fn exists(&self, path: &NodePath) -> Result<bool, Error> {
+        Ok(self.world().state.tree.get(path.as_str()).is_some())
+    }
+
+    async fn children(&self, path: &NodePath) -> Result<Vec<String>, Error> {
+        self.world().node(&self.session, path).map(children_of)
+    }
+
+    async fn read_many(&self, reads: Vec<Read>) -> Result<Vec<Answer>, Error> {
+        let world = self.world();
+        reads
+            .iter()
+            .map(|read| match read {
+                Read::Data(path) => Ok(Answer::Data(absent(world.node(&self.session, path).map(node_of))?)),
+                Read::Children(path) => {
+                    Ok(Answer::Children(absent(world.node(&self.session, path).map(children_of))?))
+                }
+            })
+            .collect()
+    }
+
+    async fn write(&self, writes: Vec<Write>) -> Result<(), Error> {
+        super::tree::check_size(&writes)?;
+        let ops: Vec<Op<'_>> = writes.iter().map(op_of).collect();
+        self.apply(&ops, |index| writes[index].path().clone())
+    }
+
+    async fn set_acl(&self, path: &NodePath, acl: Acl) -> Result<(), Error> {
+        let op = Op::SetAcl { path: path.as_str(), acl: acl_of(&acl), version: -1 };
+        self.apply(&[op], |_| path.clone())
+    }
+
+    async fn sync(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    async fn watch(&self, path: &NodePath) -> Result<MemoryFeed, Error> {
+        let (sender, events) = mpsc::unbounded_channel();
+        let mut world = self.world();
+        world.last_feed += 1;
+        let id = world.last_feed;
+        world.watches.add(id, path.as_str(), Watch::Recursive);
+        // The receiver is right here.
+        let _ = sender.send(Event::Everything);
+        world.feeds.insert(id, sender);
+        Ok(MemoryFeed { id, events, tree: self.clone() })
+    }
+}
+
+/// A watch in process.
+#[derive(Debug)]
+pub struct MemoryFeed {
+    id: u64,
+    events: mpsc::UnboundedReceiver<Event>,
+    tree: MemoryTree,
+}
+
+impl Feed for MemoryFeed {
+    async fn next(&mut self) -> Result<Event, Error> {
+        // The sender lives in the world for as long as the feed does.
+        self.events.recv().await.ok_or_else(|| Error::Expired { hosts: HOSTS.to_owned() })
+    }
+}
+
+impl Drop for MemoryFeed {
+    fn drop(&mut self) {
+        let mut world = self.tree.world();
+        world.watches.forget(self.id);
+        world.feeds.remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::paths;
+
+    #[tokio::test]
+    async fn a_lost_answer_hides_whether_the_write_was_applied() {
+        let store = MemoryStore::default();
+        let credential = Credential::parse("operator:x").unwrap();
+        let tree = store.connect(Some(&credential));
+        let acl =
+            super::super::acl::Roles { operator: credential.identity(), controller: credential.identity() };
+        store.lose_answers([Fault::LostBefore, Fault::LostAfter]);
+        for expected in [false, true] {
+            let write = Write::create(paths::names(), Vec::new(), acl.operators());
+            assert!(tree.write(vec![write]).await.unwrap_err().is_ambiguous());
+            assert_eq!(tree.exists(&paths::names()).await, Ok(expected));
+        }
+    }
+
+    #[tokio::test]
+    async fn an_interruption_says_everything() {
+        let store = MemoryStore::default();
+        let mut feed = store.connect(None).watch(&paths::root()).await.unwrap();
+        assert_eq!(feed.next().await, Ok(Event::Everything));
+        store.interrupt();
+        assert_eq!(feed.next().await, Ok(Event::Everything));
+    }
+}

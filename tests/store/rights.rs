@@ -1,0 +1,192 @@
+//! Who may do what, asked of the store itself. Each refusal has its positive control: the one who may, can.
+
+use super::Place;
+use super::operations::{controller, deploy, fresh, operator, service, unit};
+use portcullis::model::MachineId;
+use portcullis::store::Credential;
+use portcullis::store::acl::Roles;
+use portcullis::store::paths::{self, NodePath};
+use portcullis::store::records::Placement;
+use portcullis::store::tree::{Error, Tree, Write};
+
+fn roles() -> Roles {
+    Roles { operator: operator().identity(), controller: controller().identity() }
+}
+
+async fn may_read(tree: &impl Tree, path: &NodePath) -> bool {
+    match tree.get(path).await {
+        Ok(_) => true,
+        Err(Error::NoAuth(refused)) => {
+            assert_eq!(refused, *path);
+            false
+        }
+        Err(e) => panic!("{path}: {e}"),
+    }
+}
+
+/// Tries to write the same data again; the version is learned from the operator.
+async fn may_write(tree: &impl Tree, boss: &impl Tree, path: &NodePath) -> bool {
+    let node = boss.get(path).await.unwrap();
+    let set = Write::SetIfVersion { path: path.clone(), data: node.data, version: node.version };
+    match tree.write(vec![set]).await {
+        Ok(()) => true,
+        Err(Error::NoAuth(refused)) => {
+            assert_eq!(refused, *path);
+            false
+        }
+        Err(e) => panic!("{path}: {e}"),
+    }
+}
+
+async fn may_create(tree: &impl Tree, boss: &impl Tree, path: NodePath) -> bool {
+    match tree.write(vec![Write::create(path.clone(), Vec::new(), roles().operators())]).await {
+        Ok(()) => {
+            boss.write(vec![Write::DeleteIfVersion { path, version: 0 }]).await.unwrap();
+            true
+        }
+        Err(Error::NoAuth(_)) => false,
+        Err(e) => panic!("{path}: {e}"),
+    }
+}
+
+async fn may_delete(tree: &impl Tree, boss: &impl Tree, path: &NodePath) -> bool {
+    let version = boss.get(path).await.unwrap().version;
+    match tree.write(vec![Write::DeleteIfVersion { path: path.clone(), version }]).await {
+        Ok(()) => true,
+        Err(Error::NoAuth(_)) => false,
+        Err(e) => panic!("{path}: {e}"),
+    }
+}
+
+/// Two services, a unit each on a machine each; the first is exposed. Returns every node that there is.
+async fn populate<P: Place>(place: &P) -> (portcullis::store::Environment<P::Tree>, Vec<NodePath>) {
+    let environment = fresh(place, Placement::Unassigned).await;
+    let (mine, other) = (deploy("mine", 1), deploy("other", 1));
+    let mut nodes = vec![
+        paths::initialized(),
+        paths::controller(),
+        paths::services(),
+        paths::units(),
+        paths::machines(),
+        paths::names(),
+        paths::service_names(),
+        paths::unit_names(),
+        paths::root(),
+    ];
+    for wanted in [&mine, &other] {
+        let made = environment.deploy(wanted).await.unwrap();
+        environment.expose(&wanted.service).await.unwrap();
+        let placed = &made.units[0];
+        nodes.extend([
+            paths::service(made.service),
+            paths::exposed(made.service),
+            paths::service_name(&wanted.service),
+            paths::unit_names_of(&wanted.service),
+            paths::unit_name(&placed.name),
+            paths::unit(placed.id),
+            paths::unit_ports(placed.id),
+            paths::unit_credentials(placed.id),
+            paths::machine(placed.machine),
+            paths::machine_units(placed.machine),
+            paths::machine_unit(placed.machine, placed.id),
+            paths::machine_credentials(placed.machine),
+        ]);
+    }
+    (environment, nodes)
+}
+
+pub(super) async fn a_unit_writes_its_own_ports_and_nothing_else(place: &impl Place) {
+    let (environment, nodes) = populate(place).await;
+    let boss = environment.tree();
+    let credential = environment.unit_credential(&unit("mine/0")).await.unwrap();
+    let hook = place.connect(Some(&credential)).await;
+    let (id, _) = environment.unit(&unit("mine/0")).await.unwrap();
+    let (other, _) = environment.unit(&unit("other/0")).await.unwrap();
+    let own = paths::unit_ports(id);
+    for path in &nodes {
+        let allowed = *path == own;
+        assert_eq!(may_read(&hook, path).await, allowed, "read {path}");
+        assert_eq!(may_write(&hook, boss, path).await, allowed, "write {path}");
+        assert!(may_write(boss, boss, path).await, "the operator writes {path}");
+    }
+    for path in [paths::unit_agent(id), paths::unit_agent(other), paths::machine_agent(MachineId::new(0))] {
+        assert!(!may_create(&hook, boss, path.clone()).await, "create {path}");
+        assert!(may_create(boss, boss, path.clone()).await, "the operator creates {path}");
+    }
+    for path in [
+        own.clone(),
+        paths::unit_ports(other),
+        paths::exposed(environment.service(&service("mine")).await.unwrap().0),
+    ] {
+        assert!(!may_delete(&hook, boss, &path).await, "delete {path}");
+    }
+    let grab = hook.set_acl(&own, roles().operators()).await;
+    assert_eq!(grab, Err(Error::NoAuth(own)), "its own rights are not its to change");
+}
+
+pub(super) async fn a_machine_sees_its_own_units(place: &impl Place) {
+    let (environment, nodes) = populate(place).await;
+    let boss = environment.tree();
+    let machine = MachineId::new(0);
+    let agent = place.connect(Some(&environment.machine_credential(machine).await.unwrap())).await;
+    let (id, _) = environment.unit(&unit("mine/0")).await.unwrap();
+    let readable = [
+        paths::machine(machine),
+        paths::machine_units(machine),
+        paths::machine_unit(machine, id),
+        paths::unit(id),
+        paths::unit_ports(id),
+        paths::unit_credentials(id),
+    ];
+    for path in &nodes {
+        assert_eq!(may_read(&agent, path).await, readable.contains(path), "read {path}");
+        assert!(!may_write(&agent, boss, path).await, "write {path}");
+    }
+    for path in [paths::unit_agent(id), paths::machine_agent(machine)] {
+        assert!(may_create(&agent, boss, path.clone()).await, "create {path}");
+    }
+    let (other, _) = environment.unit(&unit("other/0")).await.unwrap();
+    for path in [
+        paths::unit_agent(other),
+        paths::machine_agent(MachineId::new(1)),
+        paths::machine_unit(machine, other),
+    ] {
+        assert!(!may_create(&agent, boss, path.clone()).await, "create {path}");
+    }
+    // The flag of its service is there to be seen, though not to be read.
+    let (mine, _) = environment.service(&service("mine")).await.unwrap();
+    assert_eq!(agent.exists(&paths::exposed(mine)).await, Ok(true));
+}
+
+pub(super) async fn the_controller_reads_all_and_writes_what_providers_say(place: &impl Place) {
+    let (environment, nodes) = populate(place).await;
+    let boss = environment.tree();
+    let tree = place.connect(Some(&controller())).await;
+    for path in &nodes {
+        let secret = path.as_str().starts_with("/units/") && path.as_str().ends_with("/credentials");
+        assert_eq!(may_read(&tree, path).await, !secret, "read {path}");
+        let writable =
+            [paths::machine(MachineId::new(0)), paths::machine(MachineId::new(1)), paths::controller()];
+        assert_eq!(may_write(&tree, boss, path).await, writable.contains(path), "write {path}");
+    }
+    let (mine, _) = environment.service(&service("mine")).await.unwrap();
+    assert!(!may_delete(&tree, boss, &paths::exposed(mine)).await);
+    assert!(may_delete(boss, boss, &paths::exposed(mine)).await);
+    assert!(!may_create(&tree, boss, paths::exposed(mine)).await);
+}
+
+pub(super) async fn nobody_else_sees_anything(place: &impl Place) {
+    let (environment, nodes) = populate(place).await;
+    let boss = environment.tree();
+    let guess = Credential::parse("operator:guess").unwrap();
+    for tree in [place.connect(None).await, place.connect(Some(&guess)).await] {
+        for path in &nodes {
+            assert!(!may_read(&tree, path).await, "read {path}");
+            assert!(!may_write(&tree, boss, path).await, "write {path}");
+        }
+        assert!(!may_create(&tree, boss, paths::service_name(&service("free"))).await);
+    }
+    for path in &nodes {
+        assert!(may_read(boss, path).await, "the operator reads {path}");
+    }
+}
