@@ -1,1 +1,3 @@
-fn main() {}
+fn main() -> std::process::ExitCode {
+    portcullis_hooks::main(portcullis_hooks::Tool::OpenPort)
+}
