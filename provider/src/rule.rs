@@ -1,7 +1,16 @@
-//! The vocabulary of firewall rules: protocols and port ranges that cannot hold nonsense. Nothing here knows a
-//! cloud, a store or a file; the text forms are those that people read and type.
+//! The vocabulary of firewall rules: protocols, port ranges and sources that cannot hold nonsense, and rules made of
+//! them. Nothing here knows a cloud, a store or a file; the text forms are those that people read and type, and the
+//! numbers that firewalls answer with.
+
+mod change;
+mod cidr;
+mod set;
 
 use std::fmt;
+
+pub use change::Change;
+pub use cidr::{Cidr, Family, InvalidCidr};
+pub use set::RuleSet;
 
 /// A transport protocol that a port can be opened for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -19,6 +28,15 @@ impl Protocol {
             Some(Self::Udp)
         } else {
             None
+        }
+    }
+
+    /// Reads what a firewall calls a protocol: its name, or its number in the IP header.
+    pub fn from_wire(text: &str) -> Option<Self> {
+        match text {
+            "6" => Some(Self::Tcp),
+            "17" => Some(Self::Udp),
+            name => Self::from_name(name),
         }
     }
 
@@ -79,6 +97,11 @@ impl PortRange {
         self.proto
     }
 
+    /// Every port of a protocol.
+    pub const fn all(proto: Protocol) -> Self {
+        Self { from: 1, to: u16::MAX, proto }
+    }
+
     pub fn is_single(self) -> bool {
         self.from == self.to
     }
@@ -98,10 +121,100 @@ impl fmt::Display for PortRange {
     }
 }
 
+/// The ports that may be reached from one source. Two rules are equal exactly if they are spelled alike; for what rules
+/// cover together see [`RuleSet`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rule {
+    pub source: Cidr,
+    pub ports: PortRange,
+}
+
+impl Rule {
+    pub fn new(ports: PortRange, source: Cidr) -> Self {
+        Self { source, ports }
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} from {}", self.ports, self.source)
+    }
+}
+
+/// A port entry as a firewall tells it, where protocols may be numbers, `-1` means all, and ports are missing where
+/// they mean nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WirePorts<'a> {
+    pub proto: &'a str,
+    pub from: Option<i32>,
+    pub to: Option<i32>,
+}
+
+impl WirePorts<'_> {
+    /// The one range that this entry spells, if it is one that we could have written ourselves. An entry that starts
+    /// at port 0 covers the same as one that starts at 1, but can only be taken away under its own spelling.
+    pub fn exact(self) -> Option<PortRange> {
+        let proto = Protocol::from_wire(self.proto)?;
+        let from = u16::try_from(self.from?).ok()?;
+        let to = u16::try_from(self.to?).ok()?;
+        PortRange::new(from, to, proto).ok()
+    }
+
+    /// All ports that this entry lets through, whoever wrote it: nothing for icmp and the like.
+    pub fn covers(self) -> Vec<PortRange> {
+        if self.proto == "-1" || self.proto.eq_ignore_ascii_case("all") {
+            return vec![PortRange::all(Protocol::Tcp), PortRange::all(Protocol::Udp)];
+        }
+        let Some(proto) = Protocol::from_wire(self.proto) else { return Vec::new() };
+        let (from, to) = match (self.from, self.to) {
+            (None | Some(-1), None | Some(-1)) => return vec![PortRange::all(proto)],
+            (Some(from), Some(to)) => (from, to),
+            (Some(only), None) | (None, Some(only)) => (only, only),
+        };
+        let from = from.clamp(1, i32::from(u16::MAX));
+        let (Ok(from), Ok(to)) = (u16::try_from(from), u16::try_from(to)) else { return Vec::new() };
+        PortRange::new(from, to, proto).into_iter().collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn reads_what_firewalls_answer() {
+        use Protocol::{Tcp, Udp};
+        let range = |from, to, proto| PortRange::new(from, to, proto).unwrap();
+        let everything = vec![PortRange::all(Tcp), PortRange::all(Udp)];
+        let cases = [
+            ("tcp", Some(80), Some(80), Some(range(80, 80, Tcp)), vec![range(80, 80, Tcp)]),
+            ("6", Some(80), Some(81), Some(range(80, 81, Tcp)), vec![range(80, 81, Tcp)]),
+            ("17", Some(53), Some(53), Some(range(53, 53, Udp)), vec![range(53, 53, Udp)]),
+            ("UDP", Some(53), Some(53), Some(range(53, 53, Udp)), vec![range(53, 53, Udp)]),
+            ("tcp", Some(0), Some(65535), None, vec![PortRange::all(Tcp)]),
+            ("tcp", Some(-1), Some(-1), None, vec![PortRange::all(Tcp)]),
+            ("tcp", None, None, None, vec![PortRange::all(Tcp)]),
+            ("-1", None, None, None, everything.clone()),
+            ("-1", Some(80), Some(80), None, everything),
+            ("icmp", Some(8), Some(-1), None, vec![]),
+            ("58", None, None, None, vec![]),
+            ("tcp", Some(90), Some(80), None, vec![]),
+            ("tcp", Some(80), Some(70000), None, vec![]),
+            ("tcp", Some(0), Some(0), None, vec![]),
+        ];
+        for (proto, from, to, exact, covers) in cases {
+            let entry = WirePorts { proto, from, to };
+            assert_eq!(entry.exact(), exact, "{entry:?}");
+            assert_eq!(entry.covers(), covers, "{entry:?}");
+        }
+    }
+
+    #[test]
+    fn a_rule_names_its_source() {
+        let rule = Rule::new(PortRange::single(80, Protocol::Tcp).unwrap(), Cidr::WORLD_V6);
+        assert_eq!(rule.to_string(), "80/tcp from ::/0");
+    }
 
     #[test]
     fn shows_single_ports_and_ranges() {
