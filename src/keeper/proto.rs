@@ -247,7 +247,7 @@ pub fn decode(opcode: i32, body: &[u8]) -> Result<Request<'_>, Code> {
             let recursive = match r.i32()? {
                 0 => false,
                 1 => true,
-                _ => return Err(Code::BadArguments),
+                _ => return Err(Code::Marshalling),
             };
             Request::AddWatch { path, recursive }
         }

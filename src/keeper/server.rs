@@ -284,6 +284,8 @@ impl Server {
             at += 4 + len;
             if self.service.frame(&mut connection.peer, frame, now) == Verdict::Close {
                 connection.closing = true;
+                // Also with nothing left to say: the flush is what closes.
+                self.service.out.raw(id, &[]);
                 return bytes.len();
             }
             if self.service.out.waiting(id) > self.config.limits.max_outstanding_bytes {
@@ -333,6 +335,8 @@ impl Server {
         let Some(mut connection) = self.connections.try_remove(id) else { return };
         self.service.disconnected(&connection.peer);
         self.service.out.clear(id);
+        // The number is free for a new connection from here on, which must not be closed in this one's place.
+        self.service.evicted.retain(|evicted| *evicted != id);
         if let Err(err) = self.poll.registry().deregister(&mut connection.stream) {
             debug!(%err, "deregister");
         }
