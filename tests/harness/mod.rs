@@ -233,7 +233,7 @@ impl Store {
         let config = self.dir.path().join("zoo.cfg");
         let text = format!(
             "tickTime=2000\ndataDir={}\nclientPort={}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\n\
-             4lw.commands.whitelist=*\nadmin.enableServer=false\n",
+             4lw.commands.whitelist=*\nadmin.enableServer=false\nreconfigEnabled=true\n",
             self.data_dir().display(),
             self.port
         );

@@ -1,0 +1,112 @@
+"""Runs the test suite that kazoo ships with itself, against ZooKeeper or against the keeper.
+
+    own_suite.py zookeeper REPORT            writes what passed, failed and was skipped
+    own_suite.py keeper BINARY EXPECTED      fails unless every test named in EXPECTED passes
+
+kazoo's harness starts `java ... QuorumPeerMain zoo.cfg`. For the keeper a program named `java` comes first in PATH; it
+reads the same zoo.cfg and becomes the keeper. Nothing of kazoo is changed or copied.
+"""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree
+
+# kazoo's zoo.cfg asks for netty, and Debian's zookeeper.jar names only a part of it.
+JARS = ("zookeeper", "netty-codec", "netty-resolver", "netty-transport-native-unix-common", "slf4j-nop")
+CLASSPATH = ":".join(f"/usr/share/java/{jar}.jar" for jar in JARS)
+# kazoo gives each server the ports OFFSET to OFFSET + 4.
+PORTS_PER_SERVER = 5
+
+# Stands in for java. exec: kazoo's harness sends its signals to the process it started.
+SHIM = """#!{python}
+import os, sys
+config = dict(line.strip().split("=", 1) for line in open(sys.argv[-1]) if "=" in line)
+digest = "-Dzookeeper.DigestAuthenticationProvider.superDigest="
+for argument in sys.argv:
+    if argument.startswith(digest):
+        os.environ["PORTCULLIS_SUPER_DIGEST"] = argument[len(digest):]
+listen = "127.0.0.1:" + config["clientPort"]
+os.execv({binary!r}, [{binary!r}, "keeper", "--data-dir", config["dataDir"], "--listen", listen])
+"""
+
+
+def free_ports():
+    """The first of five free ports in a row, below the range that the kernel uses for outgoing connections."""
+    for first in range(10_000 + os.getpid() * 7 % 20_000, 32_000, PORTS_PER_SERVER):
+        sockets = []
+        try:
+            for port in range(first, first + PORTS_PER_SERVER):
+                sockets.append(socket.create_server(("127.0.0.1", port)))
+            return first
+        except OSError:
+            continue
+        finally:
+            for each in sockets:
+                each.close()
+    raise SystemExit("no free ports on loopback")
+
+
+def run_suite(directory, path, only=()):
+    """Runs kazoo.tests and gives {test id: outcome}."""
+    report = directory / "report.xml"
+    environment = {
+        **os.environ,
+        "PATH": path,
+        "ZOOKEEPER_CLASSPATH": CLASSPATH,
+        "ZOOKEEPER_VERSION": "3.8.0",
+        "ZOOKEEPER_CLUSTER_SIZE": "1",
+        "ZOOKEEPER_PORT_OFFSET": str(free_ports()),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=120", "--tb=short"]
+    command += ["--junitxml", str(report), "--durations=15", "--pyargs", "kazoo.tests", *only]
+    subprocess.run(command, cwd=directory, env=environment, check=False, stdout=sys.stderr)
+    outcomes = {}
+    for case in xml.etree.ElementTree.parse(report).iter("testcase"):
+        name = case.get("classname") + "::" + case.get("name")
+        bad = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
+        # A test that passed and whose teardown broke is listed twice; the worse outcome counts.
+        outcomes[name] = bad[0] if bad else outcomes.get(name, "passed")
+    return outcomes
+
+
+def against_zookeeper(report):
+    with tempfile.TemporaryDirectory() as directory:
+        outcomes = run_suite(pathlib.Path(directory), os.environ["PATH"])
+    lines = [f"{outcome} {name}\n" for name, outcome in sorted(outcomes.items())]
+    pathlib.Path(report).write_text("".join(lines))
+    return 0
+
+
+def against_keeper(binary, expected):
+    wanted = [line for line in pathlib.Path(expected).read_text().split("\n") if line and not line.startswith("#")]
+    with tempfile.TemporaryDirectory() as directory:
+        directory = pathlib.Path(directory)
+        shim = directory / "bin" / "java"
+        shim.parent.mkdir()
+        shim.write_text(SHIM.format(python=sys.executable, binary=os.path.abspath(binary)))
+        shim.chmod(0o755)
+        outcomes = run_suite(directory, f"{shim.parent}:{os.environ['PATH']}")
+    wrong = [(name, outcomes.get(name, "missing")) for name in wanted if outcomes.get(name) != "passed"]
+    for name, outcome in wrong:
+        print(f"{outcome}: {name}")
+    print(f"{len(wanted) - len(wrong)} of the {len(wanted)} tests that pass on ZooKeeper pass on the keeper")
+    return 1 if wrong or not wanted else 0
+
+
+def main(arguments):
+    match arguments:
+        case ["zookeeper", report]:
+            return against_zookeeper(report)
+        case ["keeper", binary, expected]:
+            return against_keeper(binary, expected)
+        case _:
+            print(__doc__, file=sys.stderr)
+            return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,59 @@
+//! Facts of the wire, byte for byte, each asked of Apache ZooKeeper and of the keeper by the same code. Where the two
+//! differ, the keeper is wrong.
+
+#[path = "../harness/mod.rs"]
+mod harness;
+
+mod acls;
+mod frames;
+mod operations;
+mod restarts;
+mod sessions;
+mod watches;
+mod words;
+
+use harness::scenario::run;
+use harness::{Kind, Options, Store};
+
+/// `super:secret`, for the tests of what the super user may do.
+pub(crate) const SUPER: &str = "super:lK75jTNcA+U9vtVEw5vB51mj/w4=";
+
+fn store(kind: Kind) -> Store {
+    Store::start(kind, Options { super_digest: Some(SUPER.to_owned()), ..Options::default() })
+}
+
+fn all(kind: Kind) {
+    let scenarios =
+        [sessions::ALL, words::ALL, frames::ALL, operations::ALL, watches::ALL, acls::ALL].concat();
+    run(&store(kind), &scenarios);
+}
+
+#[test]
+fn zookeeper_wire() {
+    all(Kind::ZooKeeper);
+}
+
+#[test]
+fn keeper_wire() {
+    all(Kind::Keeper);
+}
+
+#[test]
+fn zookeeper_restarts() {
+    restarts::sessions_outlive_the_server(store(Kind::ZooKeeper));
+}
+
+#[test]
+fn keeper_restarts() {
+    restarts::sessions_outlive_the_server(store(Kind::Keeper));
+}
+
+#[test]
+fn zookeeper_expiry() {
+    run(&store(Kind::ZooKeeper), sessions::SLOW);
+}
+
+#[test]
+fn keeper_expiry() {
+    run(&store(Kind::Keeper), sessions::SLOW);
+}

@@ -1,0 +1,179 @@
+//! Connecting, coming back, being refused, and what the end of a session takes with it.
+
+use std::time::{Duration, Instant};
+
+use crate::harness::scenario::{Scenario, Site, scenarios};
+use crate::harness::wait_for;
+use crate::harness::wire::{
+    Client, Create, Hello, Lost, Put, Take, closed, create_body, dial, op, read_session, send,
+};
+
+pub(crate) const ALL: &[Scenario] = scenarios![
+    the_answer_has_a_read_only_byte_if_the_request_had,
+    timeouts_are_clamped_to_2_and_20_ticks,
+    coming_back_keeps_the_session_and_closes_the_old_connection,
+    a_wrong_password_is_refused,
+    an_unknown_session_is_refused,
+    a_client_from_the_future_is_closed_without_answer,
+    requests_may_follow_before_the_answer,
+    close_takes_all_ephemerals_in_one_transaction,
+    a_closed_session_cannot_come_back,
+    pings_are_answered_with_their_own_number,
+];
+
+/// These wait for a session to expire, which takes seconds.
+pub(crate) const SLOW: &[Scenario] =
+    scenarios![ephemerals_live_exactly_as_long_as_their_session, a_ping_keeps_the_session];
+
+fn hello(timeout_ms: i32) -> Hello {
+    Hello { timeout_ms, ..Hello::default() }
+}
+
+fn the_answer_has_a_read_only_byte_if_the_request_had(site: &Site) {
+    for (read_only_byte, length) in [(true, 37), (false, 36)] {
+        let hello = Hello { read_only_byte, ..Hello::default() };
+        let client = Client::try_connect(site.addr, &hello).expect("a session");
+        assert_eq!(client.session.answer_length, length);
+        assert_eq!(client.session.password.len(), 16);
+        assert_ne!(client.session.id, 0);
+    }
+}
+
+fn timeouts_are_clamped_to_2_and_20_ticks(site: &Site) {
+    for (asked, given) in [(1, 4_000), (-1, 4_000), (4_000, 4_000), (9_999, 9_999), (i32::MAX, 40_000)] {
+        let client = Client::try_connect(site.addr, &hello(asked)).expect("a session");
+        assert_eq!(client.session.timeout_ms, given, "asked for {asked}");
+    }
+}
+
+fn coming_back_keeps_the_session_and_closes_the_old_connection(site: &Site) {
+    let mut first = Client::connect(site.addr);
+    first.create(&site.path("/e"), b"", Create::Ephemeral);
+    let mut second = Client::try_connect(site.addr, &Hello::again(&first.session)).expect("the same session");
+    assert_eq!(second.session.id, first.session.id);
+    assert_eq!(second.session.password, first.session.password);
+    assert!(closed(&mut first.stream), "the old connection is still open");
+    let (_, stat) = second.get(&site.path("/e")).expect("the ephemeral");
+    assert_eq!(stat.ephemeral_owner, second.session.id);
+}
+
+fn refused(site: &Site, hello: &Hello) {
+    let mut stream = dial(site.addr).expect("a connection");
+    send(&mut stream, &hello.frame()).expect("sent");
+    let answer = read_session(&mut stream).expect("an answer");
+    assert_eq!((answer.id, answer.timeout_ms), (0, 0));
+    assert_eq!(answer.password, [0; 16]);
+    assert!(closed(&mut stream), "the connection is still open");
+}
+
+fn a_wrong_password_is_refused(site: &Site) {
+    let owner = Client::connect(site.addr);
+    let password = vec![7; 16];
+    refused(site, &Hello { password, ..Hello::again(&owner.session) });
+    refused(site, &Hello { password: Vec::new(), ..Hello::again(&owner.session) });
+    // ZooKeeper hangs up on the owner here. Whether a server does is open; the session must live.
+    let owner = Client::try_connect(site.addr, &Hello::again(&owner.session)).expect("the session");
+    assert_ne!(owner.session.id, 0, "the owner's session is gone");
+}
+
+fn an_unknown_session_is_refused(site: &Site) {
+    refused(site, &Hello { session: 0x1234_5678, ..Hello::default() });
+}
+
+fn a_client_from_the_future_is_closed_without_answer(site: &Site) {
+    let future = Hello { last_zxid: i64::MAX, ..Hello::default() };
+    match Client::try_connect(site.addr, &future) {
+        Err(Lost::Closed) => {}
+        other => panic!("not closed: {other:?}"),
+    }
+}
+
+fn requests_may_follow_before_the_answer(site: &Site) {
+    let watched = site.path("/watched");
+    let mut other = Client::connect(site.addr);
+    other.create(&watched, b"", Create::Persistent);
+    let (_, before) = other.get(&watched).expect("the node");
+    other.set_if_version(&watched, b"changed", -1).expect("a change");
+
+    let auth = Put::new().int(-4).int(op::AUTH).int(0).bytes("digest").bytes("ann:pw").framed();
+    let watches = Put::new().long(before.mzxid).int(1).bytes(&watched).int(0).int(0);
+    let watches = Put::new().int(-8).int(op::SET_WATCHES).raw(&watches.0).framed();
+    let mut stream = dial(site.addr).expect("a connection");
+    send(&mut stream, &[Hello::default().frame(), auth, watches].concat()).expect("sent");
+
+    let session = read_session(&mut stream).expect("an answer");
+    let mut client = Client { stream, session, xid: 0 };
+    let auth = client.receive().expect("the answer to auth");
+    assert_eq!((auth.xid, auth.err), (-4, 0));
+    let event = client.receive().expect("what was missed");
+    assert_eq!((event.xid, event.zxid, event.err), (-1, -1, 0));
+    let mut take = Take(&event.body);
+    assert_eq!((take.int(), take.int(), take.string()), (3, 3, watched));
+    let watches = client.receive().expect("the answer to setWatches");
+    assert_eq!((watches.xid, watches.err), (-8, 0));
+}
+
+fn close_takes_all_ephemerals_in_one_transaction(site: &Site) {
+    let mut owner = Client::connect(site.addr);
+    for name in ["/a", "/b", "/c"] {
+        owner.create(&site.path(name), b"", Create::Ephemeral);
+    }
+    let last = owner.call(op::SYNC, &Put::new().bytes(&site.chroot)).zxid;
+    let reply = owner.call(op::CLOSE, &Put::new());
+    assert_eq!((reply.err, reply.zxid), (0, last + 1));
+    assert!(closed(&mut owner.stream), "the connection is still open");
+
+    let (_, stat) = Client::connect(site.addr).get(&site.chroot).expect("the parent");
+    assert_eq!((stat.num_children, stat.pzxid, stat.cversion), (0, last + 1, 6));
+}
+
+fn a_closed_session_cannot_come_back(site: &Site) {
+    let client = Client::connect(site.addr);
+    let session = client.session.clone();
+    client.close();
+    refused(site, &Hello::again(&session));
+}
+
+fn pings_are_answered_with_their_own_number(site: &Site) {
+    let mut client = Client::connect(site.addr);
+    client.send_as(-2, op::PING, &Put::new()).expect("sent");
+    let reply = client.receive().expect("a pong");
+    assert_eq!((reply.xid, reply.err, reply.body.len()), (-2, 0, 0));
+    assert_eq!(reply.zxid, client.call(op::EXISTS, &Put::new().bytes("/nothing").bool(false)).zxid);
+}
+
+fn ephemerals_live_exactly_as_long_as_their_session(site: &Site) {
+    let path = site.path("/e");
+    let mut owner = Client::try_connect(site.addr, &hello(4_000)).expect("a session");
+    owner.create(&path, b"", Create::Ephemeral);
+    let session = owner.session.clone();
+    let mut other = Client::try_connect(site.addr, &hello(40_000)).expect("a session");
+    let cut = Instant::now();
+    drop(owner);
+    let gone = wait_for("expiry", Duration::from_secs(15), || {
+        let at = Instant::now();
+        (other.get(&path) == Err(-101)).then_some(at)
+    });
+    let lived = gone - cut;
+    assert!(lived >= Duration::from_millis(3_900), "expired after {lived:?}, before its time");
+    assert!(lived <= Duration::from_secs(9), "expired only after {lived:?}");
+    refused(site, &Hello::again(&session));
+}
+
+fn a_ping_keeps_the_session(site: &Site) {
+    let mut idle = Client::try_connect(site.addr, &hello(4_000)).expect("a session");
+    idle.create(&site.path("/idle"), b"", Create::Ephemeral);
+    let mut live = Client::try_connect(site.addr, &hello(4_000)).expect("a session");
+    live.create(&site.path("/live"), b"", Create::Ephemeral);
+    // The idle session keeps its connection and says nothing: that does not save it.
+    wait_for("expiry of the silent session", Duration::from_secs(15), || {
+        live.send_as(-2, op::PING, &Put::new()).expect("sent");
+        assert_eq!(live.receive().expect("a pong").xid, -2);
+        (live.get(&site.path("/idle")) == Err(-101)).then_some(())
+    });
+    assert!(live.get(&site.path("/live")).is_ok());
+    assert!(closed(&mut idle.stream), "the connection of an expired session is still open");
+    let refused = Client::try_connect(site.addr, &Hello::again(&idle.session)).expect("an answer");
+    assert_eq!(refused.session.id, 0);
+    assert_eq!(live.call(op::CREATE, &create_body(&site.path("/live/x"), b"", Create::Persistent)).err, -108);
+}
