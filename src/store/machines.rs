@@ -45,18 +45,20 @@ impl<T: Tree> Environment<T> {
     /// # Errors
     /// The failures of the store.
     pub async fn add_machine(&self, adopted: Option<InstanceId>) -> Result<MachineId, Error> {
-        let op = random_hex(16)?;
         let mut record = Machine { adopted: adopted.is_some(), instance_id: adopted, ..Machine::wanted() };
-        record.rest.insert("op".to_owned(), Value::String(op.clone()));
         let mut attempts = Attempts::at(paths::machines());
-        let mut last = None;
+        let mut tried: Vec<(String, MachineId)> = Vec::new();
         loop {
             let counter = Counter::read(&self.tree, paths::machines()).await?;
-            if let Some(id) = last.take_if(|_| attempts.unsure)
-                && self.is_marked(id, &op).await?
-            {
-                return Ok(id);
+            if attempts.unsure {
+                for (op, id) in &tried {
+                    if self.is_marked(*id, op).await? {
+                        return Ok(*id);
+                    }
+                }
             }
+            let op = random_hex(16)?;
+            record.rest.insert("op".to_owned(), Value::String(op.clone()));
             let id = MachineId::new(counter.next());
             let credential = Credential::generate(&id.key())?;
             let mut writes = vec![counter.take(1)?];
@@ -65,10 +67,11 @@ impl<T: Tree> Environment<T> {
                 Ok(()) => return Ok(id),
                 Err(e) => attempts.after(e).await?,
             }
-            last = Some(id);
+            tried.push((op, id));
         }
     }
 
+    /// Whether an attempt without an answer was applied.
     async fn is_marked(&self, id: MachineId, op: &str) -> Result<bool, Error> {
         match self.machine(id).await {
             Ok(machine) => Ok(machine.rest.get("op").and_then(Value::as_str) == Some(op)),

@@ -67,23 +67,24 @@ impl<T: Tree> Environment<T> {
         if wanted.units > MAX_UNITS {
             return Err(Error::TooManyUnits { given: wanted.units, limit: MAX_UNITS });
         }
-        let op = random_hex(16)?;
         let name_path = paths::service_name(&wanted.service);
         let mut attempts = Attempts::at(paths::services());
-        let mut last = None;
+        // A write that was given up may still arrive later, so every attempt has a mark of its own.
+        let mut tried: Vec<(String, Deployed)> = Vec::new();
         loop {
             let counter = Counter::read(&self.tree, paths::services()).await?;
             match self.tree.get(&name_path).await {
                 Ok(node) => {
-                    let ours = NamedService::parse(&name_path, &node.data)?.op == op;
-                    return match last.filter(|_| ours) {
-                        Some(deployed) => Ok(deployed),
-                        None => Err(Error::ServiceExists(wanted.service.clone())),
-                    };
+                    let found = NamedService::parse(&name_path, &node.data)?;
+                    let ours = tried.into_iter().find(|(op, _)| *op == found.op);
+                    return ours
+                        .map(|(_, deployed)| deployed)
+                        .ok_or_else(|| Error::ServiceExists(wanted.service.clone()));
                 }
                 Err(tree::Error::NoNode(_)) => {}
                 Err(e) => return Err(e.into()),
             }
+            let op = random_hex(16)?;
             let id = ServiceId::new(counter.next());
             let draft = Draft::read(self, &wanted.service, wanted.units, wanted.to).await?;
             let record = Service {
@@ -104,7 +105,7 @@ impl<T: Tree> Environment<T> {
                 Ok(()) => return Ok(deployed),
                 Err(e) => attempts.after(e).await?,
             }
-            last = Some(deployed);
+            tried.push((op, deployed));
         }
     }
 
@@ -125,10 +126,7 @@ impl<T: Tree> Environment<T> {
             let counter = Counter::read(&self.tree, numbers.clone()).await?;
             let units = self.units_of(name).await?;
             let last = units.len() <= MAX_UNITS as usize;
-            let mut roots = Vec::new();
-            for (unit_name, unit) in units.into_iter().take(MAX_UNITS as usize) {
-                roots.extend(self.unit_roots(&unit_name, unit).await?);
-            }
+            let mut roots = self.unit_roots(&units[..units.len().min(MAX_UNITS as usize)]).await?;
             if last {
                 roots.extend([paths::service(id), paths::service_name(name)]);
             }

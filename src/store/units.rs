@@ -223,16 +223,18 @@ impl<T: Tree> Environment<T> {
         if count > MAX_UNITS {
             return Err(Error::TooManyUnits { given: count, limit: MAX_UNITS });
         }
-        let op = random_hex(16)?;
         let mut attempts = Attempts::at(paths::units());
-        let mut last: Option<Vec<Placed>> = None;
+        let mut tried: Vec<(String, Vec<Placed>)> = Vec::new();
         loop {
             let id = self.service_id(service).await?;
-            if let Some(placed) = last.take_if(|_| attempts.unsure)
-                && self.was_made(&placed, &op).await?
-            {
-                return Ok(placed);
+            if attempts.unsure {
+                for (op, placed) in &tried {
+                    if self.was_made(placed, op).await? {
+                        return Ok(placed.clone());
+                    }
+                }
             }
+            let op = random_hex(16)?;
             let service_path = paths::service(id);
             let check = match self.tree.get(&service_path).await {
                 Ok(node) => Write::Check { path: service_path, version: node.version },
@@ -246,7 +248,7 @@ impl<T: Tree> Environment<T> {
                 Ok(()) => return Ok(placed),
                 Err(e) => attempts.after(e).await?,
             }
-            last = Some(placed);
+            tried.push((op, placed));
         }
     }
 
@@ -291,7 +293,7 @@ impl<T: Tree> Environment<T> {
                 Err(Error::UnitNotFound(_)) if attempts.unsure => return Ok(()),
                 other => other?,
             };
-            let roots = self.unit_roots(name, id).await?;
+            let roots = self.unit_roots(&[(name.clone(), id)]).await?;
             let writes = deletions(&self.tree, roots).await?;
             match self.tree.write(writes).await {
                 Ok(()) => return Ok(()),
@@ -300,17 +302,18 @@ impl<T: Tree> Environment<T> {
         }
     }
 
-    /// Every node that is there because of a unit.
-    pub(super) async fn unit_roots(&self, name: &UnitName, id: UnitId) -> Result<Vec<NodePath>, Error> {
-        let path = paths::unit(id);
-        let mut roots = vec![path.clone(), paths::unit_name(name)];
-        match self.tree.get(&path).await {
-            Ok(node) => {
+    /// Every node that is there because of these units.
+    pub(super) async fn unit_roots(&self, units: &[(UnitName, UnitId)]) -> Result<Vec<NodePath>, Error> {
+        let reads = units.iter().map(|(_, id)| Read::Data(paths::unit(*id))).collect();
+        let answers = self.tree.read_many(reads).await?;
+        let mut roots = Vec::with_capacity(units.len() * 3);
+        for ((name, id), answer) in units.iter().zip(answers) {
+            let path = paths::unit(*id);
+            if let Some(node) = answer.into_data() {
                 let machine = Unit::parse(&path, &node.data)?.machine;
-                roots.extend(machine.map(|machine| paths::machine_unit(machine, id)));
+                roots.extend(machine.map(|machine| paths::machine_unit(machine, *id)));
             }
-            Err(tree::Error::NoNode(_)) => {}
-            Err(e) => return Err(e.into()),
+            roots.extend([path, paths::unit_name(name)]);
         }
         Ok(roots)
     }

@@ -106,12 +106,17 @@ impl ZkTree {
         let deadline = self.request_deadline();
         loop {
             let client = self.link.ready(deadline).await?;
+            let state = client.state_watcher();
             match timeout_at(deadline, ask(client)).await {
                 Ok(Ok(value)) => return Ok(value),
                 Ok(Err(e)) => match self.link.refusal(&e, path) {
                     Some(refusal) => return Err(refusal),
                     None => sleep(Duration::from_millis(10)).await,
                 },
+                // The request was queued just as the connection went.
+                Err(_) if state.peek_state() == zk::SessionState::Disconnected => {
+                    return Err(self.link.unreachable());
+                }
                 Err(_) => return Err(self.link.timeout()),
             }
         }

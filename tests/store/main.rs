@@ -1,17 +1,20 @@
 //! The store as its users see it: one suite for every tree, so that a simulation in process and a store over the wire
 //! cannot drift apart; and what only a wire can do, which is fail.
 
+// A test panics when something is wrong; that is its job.
+#![allow(clippy::unwrap_used)]
+
 // Its macro for scenarios is for those that need no runtime.
 #[allow(unused_imports, unused_macros)]
 #[path = "../harness/mod.rs"]
 mod harness;
 
 mod contract;
+mod lost;
 mod operations;
 mod rights;
 mod wire;
 
-use harness::scenario::Site;
 use harness::{Kind, Store};
 use portcullis::store::{Address, Credential, MemoryStore, MemoryTree, Tree, ZkTree};
 use std::future::Future;
@@ -111,11 +114,16 @@ fn run_all<P: Place>(mut place: impl FnMut(&'static str) -> P) {
     assert!(failed.is_empty(), "failed: {failed:?}");
 }
 
+/// A chroot on a server.
+fn address_of(store: &Store, name: &str) -> Address {
+    format!("{}/{name}", store.addr()).parse().unwrap()
+}
+
 /// An empty chroot of its own on a server.
 fn site(store: &Store, name: &str) -> Address {
-    let site = Site { kind: store.kind(), addr: store.addr(), chroot: format!("/{name}") };
-    harness::wire::Client::connect(store.addr()).create(&site.chroot, b"", harness::wire::Create::Persistent);
-    site.connect_string().parse().unwrap()
+    let chroot = format!("/{name}");
+    harness::wire::Client::connect(store.addr()).create(&chroot, b"", harness::wire::Create::Persistent);
+    address_of(store, name)
 }
 
 #[test]
@@ -126,5 +134,11 @@ fn memory() {
 #[test]
 fn zookeeper() {
     let store = Store::start(Kind::ZooKeeper, harness::Options::default());
+    run_all(|name| site(&store, name));
+}
+
+#[test]
+fn keeper() {
+    let store = Store::start(Kind::Keeper, harness::Options::default());
     run_all(|name| site(&store, name));
 }

@@ -16,7 +16,7 @@ pub(super) fn controller() -> Credential {
     Credential::parse("controller:hunter3").unwrap()
 }
 
-fn wanted(placement: Placement) -> Bootstrap {
+pub(super) fn wanted(placement: Placement) -> Bootstrap {
     Bootstrap {
         environment: "prod".parse().unwrap(),
         placement,
