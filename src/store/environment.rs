@@ -9,7 +9,7 @@ use super::records::{Initialized, Machine, Placement, counter_to_bytes};
 use super::retry::Attempts;
 use super::tree::{self, Tree, Write};
 use crate::model::{EnvironmentName, MachineId};
-use serde_json::Map;
+use serde_json::{Map, Value};
 
 /// ZooKeeper's own node below the root of the store.
 const STORES_OWN: &str = "zookeeper";
@@ -62,12 +62,15 @@ impl<T: Tree> Environment<T> {
             }
             let mut writes = Vec::new();
             match tree.children(&paths::root()).await {
-                Ok(names) => match names.into_iter().find(|name| name != STORES_OWN) {
-                    // Made between the two reads, by someone who had the same idea.
-                    Some(name) if paths::root().child(&name) == paths::initialized() => continue,
-                    Some(name) => return Err(Error::ForeignNodes(name)),
-                    None => {}
-                },
+                // Made between the two reads, by someone who had the same idea.
+                Ok(names) if names.iter().any(|name| paths::root().child(name) == paths::initialized()) => {
+                    continue;
+                }
+                Ok(names) => {
+                    if let Some(name) = names.into_iter().find(|name| name != STORES_OWN) {
+                        return Err(Error::ForeignNodes(name));
+                    }
+                }
                 Err(tree::Error::NoNode(root)) => {
                     writes.push(Write::create(root, Vec::new(), info.roles.operators()));
                 }
@@ -163,7 +166,7 @@ fn environment_writes(info: &Initialized, local: &Credential) -> Vec<Write> {
             instance_id: "local".parse().ok(),
             addresses: vec!["localhost".to_owned()],
             adopted: true,
-            rest: Map::new(),
+            rest: Map::from_iter([("instance-state".to_owned(), Value::from("running"))]),
         };
         writes.extend(machine_writes(&info.roles, LOCAL_MACHINE, &machine, local));
     }
