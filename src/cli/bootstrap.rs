@@ -73,60 +73,103 @@ pub(super) async fn ensure(
     address: &Address,
     placement: Placement,
 ) -> anyhow::Result<(Environment<ZkTree>, Made)> {
-    let remembered = config.read(environment, Role::Operator)?;
-    let path = config.path(environment, Role::Operator)?;
-    let by_other = || Refusal::BootstrappedByOther { address: address.to_string(), path: path.clone() };
-    let tree = ZkTree::connect(address, remembered.as_ref().map(|remembered| &remembered.credential)).await?;
-    match Environment::open(tree).await {
-        Ok(opened) => {
-            opened.expect(environment, None)?;
-            return Ok((opened, Made::Already));
+    let place = Place { config, environment, address };
+    let mut remembered = place.remembered()?;
+    loop {
+        match place.look(remembered.as_ref()).await? {
+            Look::Ours(opened) => return Ok((opened, Made::Already)),
+            Look::Nothing => return Ok((place.make(placement, remembered.is_none()).await?, Made::New)),
+            Look::Anothers => {
+                // Or ours after all, made by another process of this user since the file was read.
+                let now = place.remembered()?;
+                if now == remembered {
+                    return Err(place.by_other()?.into());
+                }
+                remembered = now;
+            }
         }
-        Err(store::Error::NotBootstrapped) => {}
-        Err(error) if is_refused(&error) => return Err(by_other().into()),
-        Err(error) => return Err(error).context("cannot tell whether the store is bootstrapped"),
     }
-    let operator = ensure_role(config, environment, address, Role::Operator)?;
-    let controller = ensure_role(config, environment, address, Role::Controller)?;
-    let wanted = Bootstrap {
-        environment: environment.clone(),
-        placement,
-        operator: operator.credential.identity(),
-        controller: controller.credential.identity(),
-    };
-    let tree = ZkTree::connect(address, Some(&operator.credential)).await?;
-    match Environment::bootstrap(tree, &wanted).await {
-        Ok(made) => Ok((made, Made::New)),
-        Err(error) => {
-            // After a clear refusal, what was written here a moment ago opens nothing.
-            if remembered.is_none() && !may_have_been_made(&error) {
-                config.forget(environment, Role::Operator, &operator)?;
-                config.forget(environment, Role::Controller, &controller)?;
+}
+
+/// Where an environment is to be.
+struct Place<'a> {
+    config: &'a ConfigDir,
+    environment: &'a EnvironmentName,
+    address: &'a Address,
+}
+
+/// What is there.
+enum Look {
+    Nothing,
+    Ours(Environment<ZkTree>),
+    Anothers,
+}
+
+impl Place<'_> {
+    fn remembered(&self) -> anyhow::Result<Option<Remembered>> {
+        Ok(self.config.read(self.environment, Role::Operator)?)
+    }
+
+    fn by_other(&self) -> anyhow::Result<Refusal> {
+        let path = self.config.path(self.environment, Role::Operator)?;
+        Ok(Refusal::BootstrappedByOther { address: self.address.to_string(), path })
+    }
+
+    async fn look(&self, remembered: Option<&Remembered>) -> anyhow::Result<Look> {
+        let tree = ZkTree::connect(self.address, remembered.map(|remembered| &remembered.credential)).await?;
+        match Environment::open(tree).await {
+            Ok(opened) => {
+                opened.expect(self.environment, None)?;
+                Ok(Look::Ours(opened))
             }
-            match error {
-                store::Error::AlreadyBootstrapped(_) => Err(by_other().into()),
-                error => Err(error).with_context(|| format!("cannot bootstrap environment '{environment}'")),
+            Err(store::Error::NotBootstrapped) => Ok(Look::Nothing),
+            Err(error) if is_refused(&error) => Ok(Look::Anothers),
+            Err(error) => Err(error).context("cannot tell whether the store is bootstrapped"),
+        }
+    }
+
+    async fn make(&self, placement: Placement, first_time: bool) -> anyhow::Result<Environment<ZkTree>> {
+        let operator = self.ensure_role(Role::Operator)?;
+        let controller = self.ensure_role(Role::Controller)?;
+        let wanted = Bootstrap {
+            environment: self.environment.clone(),
+            placement,
+            operator: operator.credential.identity(),
+            controller: controller.credential.identity(),
+        };
+        let tree = ZkTree::connect(self.address, Some(&operator.credential)).await?;
+        let error = match Environment::bootstrap(tree, &wanted).await {
+            Ok(made) => return Ok(made),
+            Err(error) => error,
+        };
+        // After a clear refusal, what was written here a moment ago opens nothing.
+        if first_time && !may_have_been_made(&error) {
+            self.config.forget(self.environment, Role::Operator, &operator)?;
+            self.config.forget(self.environment, Role::Controller, &controller)?;
+        }
+        match error {
+            store::Error::AlreadyBootstrapped(_) | store::Error::WrongCredentials => {
+                Err(self.by_other()?.into())
+            }
+            error => {
+                Err(error).with_context(|| format!("cannot bootstrap environment '{}'", self.environment))
             }
         }
+    }
+
+    /// What is remembered for a role afterwards: what was there, or something new.
+    fn ensure_role(&self, role: Role) -> anyhow::Result<Remembered> {
+        let user = match role {
+            Role::Operator => "operator",
+            Role::Controller => "controller",
+        };
+        let made =
+            Remembered { zookeeper: self.address.to_string(), credential: Credential::generate(user)? };
+        Ok(self.config.ensure(self.environment, role, &made)?)
     }
 }
 
 /// Whether the tree may be there, or be made by a second run, with the credentials that were written for it.
 fn may_have_been_made(error: &store::Error) -> bool {
     matches!(error, store::Error::Tree(inner) if inner.is_retryable())
-}
-
-/// What is remembered for a role afterwards: what was there, or something new.
-fn ensure_role(
-    config: &ConfigDir,
-    environment: &EnvironmentName,
-    address: &Address,
-    role: Role,
-) -> anyhow::Result<Remembered> {
-    let user = match role {
-        Role::Operator => "operator",
-        Role::Controller => "controller",
-    };
-    let made = Remembered { zookeeper: address.to_string(), credential: Credential::generate(user)? };
-    Ok(config.ensure(environment, role, &made)?)
 }

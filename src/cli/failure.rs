@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 
+use super::config::ConfigError;
 use super::file::ReadError;
 use super::output;
 use crate::keeper::KeeperError;
@@ -31,6 +32,8 @@ where
 /// What the commands themselves refuse, beyond what the store does.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refusal {
+    #[error("environment '{environment}' is not bootstrapped in the store at {address}")]
+    NotBootstrapped { environment: EnvironmentName, address: String },
     #[error("no credentials for environment '{environment}': {} does not exist", path.display())]
     NoCredentials { environment: EnvironmentName, path: PathBuf },
     #[error("the store at {address} is bootstrapped already, and not with the credentials in {}", path.display())]
@@ -60,7 +63,7 @@ fn hint(error: &anyhow::Error) -> Option<String> {
     error.chain().find_map(|link| {
         if let Some(refusal) = link.downcast_ref::<Refusal>() {
             refusal_hint(refusal)
-        } else if let Some(refusal) = link.downcast_ref::<ReadError>() {
+        } else if let Some(ConfigError::Read(refusal)) = link.downcast_ref::<ConfigError>() {
             read_hint(refusal)
         } else if let Some(refusal) = link.downcast_ref::<store::Error>() {
             store_hint(refusal)
@@ -74,6 +77,9 @@ fn hint(error: &anyhow::Error) -> Option<String> {
 
 fn refusal_hint(refusal: &Refusal) -> Option<String> {
     match refusal {
+        Refusal::NotBootstrapped { .. } => Some(
+            "`juju bootstrap` makes an environment; `portcullis up` starts one on this machine".to_owned(),
+        ),
         Refusal::NoCredentials { .. } => Some(
             "copy the file from where `juju bootstrap` was run, or name another environment with -e"
                 .to_owned(),
@@ -97,9 +103,6 @@ fn read_hint(refusal: &ReadError) -> Option<String> {
 
 fn store_hint(refusal: &store::Error) -> Option<String> {
     match refusal {
-        store::Error::NotBootstrapped => Some(
-            "`juju bootstrap` makes an environment; `portcullis up` starts one on this machine".to_owned(),
-        ),
         store::Error::MachineInUse(_) => Some("`juju remove-unit` frees it".to_owned()),
         store::Error::OtherEnvironment { found, .. } => Some(format!("-e {found} is the one that is there")),
         store::Error::Tree(inner) => tree_hint(inner),

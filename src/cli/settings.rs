@@ -101,7 +101,12 @@ impl Settings {
                 Ok(opened)
             }
             Err(error) if is_refused(&error) => Err(self.why_refused(error)?),
-            Err(error) => Err(error).with_context(|| format!("environment '{}'", self.environment)),
+            Err(store::Error::NotBootstrapped) => Err(Refusal::NotBootstrapped {
+                environment: self.environment.clone(),
+                address: self.address.to_string(),
+            }
+            .into()),
+            Err(error) => Err(error.into()),
         }
     }
 

@@ -17,27 +17,36 @@ pub(super) fn parse<P: Parser>() -> Result<P, ExitCode> {
             let _ = refusal.print();
             ExitCode::SUCCESS
         }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            // As above; this one goes to stderr.
+            let _ = refusal.print();
+            ExitCode::from(2)
+        }
         _ => {
-            let (problem, usage) = summary(&refusal.render().to_string());
+            let (problem, hint) = summary(&refusal.render().to_string());
             output::error(&anyhow::Error::msg(problem));
-            if let Some(usage) = usage {
-                output::hint(&usage);
+            if let Some(hint) = hint {
+                output::hint(&hint);
             }
             ExitCode::from(2)
         }
     })
 }
 
-/// The parser explains itself in several paragraphs; the first says what is wrong, and one how to do it right.
+/// The parser explains itself in several paragraphs: the first says what is wrong; of the others one may have a tip,
+/// and one shows the command, whose help is where to look.
 fn summary(rendered: &str) -> (String, Option<String>) {
     let one_line = |paragraph: &str| paragraph.split_whitespace().collect::<Vec<_>>().join(" ");
-    let mut paragraphs = rendered.split("\n\n");
-    let first = one_line(paragraphs.next().unwrap_or_default());
+    let mut paragraphs = rendered.split("\n\n").map(one_line);
+    let first = paragraphs.next().unwrap_or_default();
     let problem = first.strip_prefix("error: ").unwrap_or(&first).to_owned();
-    let usage = paragraphs
-        .map(one_line)
-        .find_map(|p| p.strip_prefix("Usage: ").map(|usage| format!("usage: {usage}")));
-    (problem, usage)
+    let rest: Vec<String> = paragraphs.collect();
+    let tip = rest.iter().find_map(|paragraph| paragraph.strip_prefix("tip: ").map(str::to_owned));
+    let help = rest.iter().find_map(|paragraph| paragraph.strip_prefix("Usage: ")).map(|usage| {
+        let words = usage.split(' ').take_while(|word| !word.starts_with(['[', '<', '-']));
+        format!("`{} --help` tells more", words.collect::<Vec<_>>().join(" "))
+    });
+    (problem, tip.or(help))
 }
 
 /// Runs a future to its end on this thread.
@@ -54,9 +63,18 @@ mod tests {
     #[test]
     fn a_refusal_of_the_parser_becomes_one_line() {
         let rendered = "error: the following required arguments were not provided:\n  <SERVICE>\n\n\
-                        Usage: juju expose <SERVICE>\n\nFor more information, try '--help'.\n";
-        let (problem, usage) = summary(rendered);
+                        Usage: juju expose --zookeeper <HOSTS> <SERVICE>\n\nFor more information, try '--help'.\n";
+        let (problem, hint) = summary(rendered);
         assert_eq!(problem, "the following required arguments were not provided: <SERVICE>");
-        assert_eq!(usage.as_deref(), Some("usage: juju expose <SERVICE>"));
+        assert_eq!(hint.as_deref(), Some("`juju expose --help` tells more"));
+    }
+
+    #[test]
+    fn a_tip_is_better_than_the_help() {
+        let rendered = "error: unrecognized subcommand 'expse'\n\n  tip: a similar subcommand exists: 'expose'\n\n\
+                        Usage: juju [OPTIONS] <COMMAND>\n";
+        let (problem, hint) = summary(rendered);
+        assert_eq!(problem, "unrecognized subcommand 'expse'");
+        assert_eq!(hint.as_deref(), Some("a similar subcommand exists: 'expose'"));
     }
 }

@@ -3,8 +3,9 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
@@ -19,6 +20,9 @@ use crate::model::EnvironmentName;
 use crate::runtime::shutdown::Shutdown;
 use crate::store::records::Placement;
 use crate::store::{Address, Environment, ZkTree};
+
+/// Whoever listens on this machine accepts at once.
+const LOOPBACK_PATIENCE: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Args)]
 pub(super) struct Typed {
@@ -100,7 +104,7 @@ async fn take_over(
     }
     let tree = ZkTree::connect(address, Some(&remembered.credential)).await?;
     let ours = Environment::open(tree).await.is_ok();
-    if !ours && !is_abandoned(old.as_ref()).await {
+    if !ours && !is_abandoned(old.as_ref()) {
         return Err(Refusal::OtherStore {
             environment: environment.clone(),
             remembered: remembered.zookeeper.clone(),
@@ -117,10 +121,10 @@ async fn take_over(
 }
 
 /// Left by an `up` that ended before it had made its environment: an address on this machine where nothing answers.
-async fn is_abandoned(old: Option<&Address>) -> bool {
-    let Some(old) = old else { return false };
-    let local = old.hosts().parse::<SocketAddr>().is_ok_and(|addr| addr.ip().is_loopback());
-    local && ZkTree::connect(old, None).await.is_err()
+fn is_abandoned(old: Option<&Address>) -> bool {
+    let addr =
+        old.and_then(|old| old.hosts().parse::<SocketAddr>().ok()).filter(|addr| addr.ip().is_loopback());
+    addr.is_some_and(|addr| TcpStream::connect_timeout(&addr, LOOPBACK_PATIENCE).is_err())
 }
 
 #[cfg(test)]
