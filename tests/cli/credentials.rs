@@ -1,0 +1,146 @@
+//! Who may enter, and that no order of events locks the operator out.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use portcullis::model::UnitId;
+use portcullis::model::ports::parse_argument;
+use portcullis::store::{Address, Credential, Environment, UnitPorts, ZkTree};
+use serde_json::Value;
+
+use crate::harness::scenario::Site;
+use crate::operator::{Operator, fixture_charm};
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).expect("a file").permissions().mode() & 0o777
+}
+
+pub(crate) fn bootstrapping_twice_is_harmless(site: &Site) {
+    let operator = Operator::bootstrapped(site);
+    let file = operator.config("local.json");
+    let first = fs::read_to_string(&file).unwrap();
+    assert_eq!((mode(&file), mode(&operator.config(""))), (0o600, 0o700));
+    assert_eq!(mode(&operator.config("local-controller.json")), 0o600);
+    let again = operator.does(&["bootstrap"]);
+    assert_eq!(again.stderr, "Environment 'local' was already bootstrapped.\n");
+    assert_eq!(fs::read_to_string(&file).unwrap(), first);
+
+    let other = Operator::at(site);
+    other.is_refused(&["bootstrap"], 1, "is bootstrapped already, and not with the credentials in");
+    assert!(!other.config("local.json").exists() && !other.config("local-controller.json").exists());
+
+    let elsewhere = operator.is_refused(&["--zookeeper", "127.0.0.1:1", "bootstrap"], 1, "says");
+    assert!(elsewhere.stderr.contains("choose another name with -e"), "{elsewhere:?}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), first);
+
+    let wrong_name = operator.juju(&["-e", "prod", "status"]);
+    wrong_name.is_refusal(1, "no credentials for environment 'prod'");
+}
+
+pub(crate) fn a_file_without_a_tree_is_taken_up(site: &Site) {
+    let operator = Operator::at(site);
+    fs::create_dir_all(operator.config("")).unwrap();
+    let file = operator.config("local.json");
+    let contents = format!("{{\"zookeeper\": \"{}\", \"auth\": \"operator:kept\"}}", site.connect_string());
+    fs::write(&file, &contents).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    operator.is_refused(&["status"], 1, "environment 'local' is not bootstrapped in the store at");
+    operator.does(&["bootstrap"]);
+    assert_eq!(fs::read_to_string(&file).unwrap(), contents);
+    operator.does(&["status"]);
+}
+
+/// The exit codes, with what was said about the last one that failed.
+fn bootstrap_at_once(operators: &[&Operator]) -> (Vec<i32>, String) {
+    let children: Vec<_> = operators
+        .iter()
+        .map(|operator| {
+            operator.command("juju").arg("bootstrap").stderr(Stdio::piped()).spawn().expect("juju")
+        })
+        .collect();
+    let mut said = String::new();
+    let codes = children.into_iter().map(|child| {
+        let end = child.wait_with_output().expect("an end");
+        let code = end.status.code().expect("an exit code");
+        if code != 0 {
+            said = String::from_utf8_lossy(&end.stderr).into_owned();
+        }
+        code
+    });
+    (codes.collect(), said)
+}
+
+pub(crate) fn two_operators_at_once_make_one_environment(site: &Site) {
+    let (one, two) = (Operator::at(site), Operator::at(site));
+    let (mut codes, said) = bootstrap_at_once(&[&one, &two]);
+    codes.sort_unstable();
+    assert_eq!(codes, [0, 1], "{said}");
+    assert!(said.contains("is bootstrapped already, and not with the credentials in"), "{said}");
+    let entered: Vec<bool> = [&one, &two].iter().map(|who| who.juju(&["status"]).code == 0).collect();
+    assert_eq!(entered.iter().filter(|entered| **entered).count(), 1, "{entered:?}");
+    for (who, entered) in [&one, &two].iter().zip(entered) {
+        assert_eq!(who.config("local.json").exists(), entered, "only who can enter has a file");
+    }
+}
+
+pub(crate) fn two_processes_of_one_operator_agree(site: &Site) {
+    let operator = Operator::at(site);
+    let (codes, said) = bootstrap_at_once(&[&operator, &operator, &operator]);
+    assert_eq!(codes, [0, 0, 0], "{said}");
+    operator.does(&["status"]);
+}
+
+/// Runs what `hook-env` printed in a shell, and reads the variables back.
+fn hook_variable(operator: &Operator, printed: &str, name: &str) -> String {
+    let script = format!("{printed}printf %s \"${name}\"");
+    let shell =
+        Command::new("sh").args(["-c", &script]).current_dir(operator.home()).output().expect("a shell");
+    String::from_utf8(shell.stdout).expect("UTF-8")
+}
+
+pub(crate) fn a_unit_can_open_its_ports_and_nothing_else(site: &Site) {
+    let operator = Operator::bootstrapped(site);
+    operator.does(&["deploy", &fixture_charm("wordpress"), "-n", "2"]);
+    operator.does(&["expose", "wordpress"]);
+    let printed = operator.does(&["hook-env", "wordpress/1"]).stdout;
+    let variable = |name: &str| hook_variable(&operator, &printed, name);
+    assert_eq!(variable("JUJU_UNIT_NAME"), "wordpress/1");
+    assert_eq!(variable("JUJU_ZOOKEEPER"), site.connect_string());
+    assert_eq!(variable("JUJU_ENV"), "local");
+    assert_eq!(
+        variable("CHARM_DIR"),
+        fs::canonicalize(fixture_charm("wordpress")).unwrap().to_str().unwrap()
+    );
+    let tools = crate::harness::binary("juju").parent().unwrap().to_str().unwrap().to_owned();
+    assert!(variable("PATH").starts_with(&format!("{tools}:")));
+
+    let file = variable("JUJU_CREDENTIALS");
+    let file = Path::new(&file);
+    assert_eq!((mode(file), mode(file.parent().unwrap())), (0o600, 0o700));
+    let held: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+    let auth = held["auth"].as_str().unwrap();
+    assert_eq!(
+        (held["unit"].as_str(), auth.split(':').next()),
+        (Some("wordpress/1"), Some("unit-0000000001"))
+    );
+    assert!(!printed.contains(auth.split(':').nth(1).unwrap()), "the secret was printed");
+
+    let address: Address = site.connect_string().parse().unwrap();
+    let credential = Credential::parse(auth).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let tree = ZkTree::connect(&address, Some(&credential)).await.unwrap();
+        let port = parse_argument("80").unwrap();
+        UnitPorts::new(&tree, UnitId::new(1)).open(port).await.unwrap();
+        let others = UnitPorts::new(&tree, UnitId::new(0)).open(port).await.unwrap_err();
+        assert!(others.to_string().contains("does not allow this with these credentials"), "{others}");
+        let entered = Environment::open(tree).await.unwrap_err();
+        assert_eq!(entered.to_string(), "the store refuses these credentials");
+    });
+    let status = operator.status();
+    let units = &status["services"]["wordpress"]["units"];
+    assert_eq!(units["wordpress/1"]["open-ports"], serde_json::json!(["80/tcp"]));
+    assert_eq!(units["wordpress/0"]["open-ports"], serde_json::json!([]));
+}

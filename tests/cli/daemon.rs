@@ -1,0 +1,128 @@
+//! `portcullis` itself: up, down, and up again; the demo; and who is in whose way.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use crate::harness::{binary, wait_for};
+use crate::operator::{Came, Operator, came, fixture_charm};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// A running `portcullis`, killed if the test ends before it does.
+struct Daemon {
+    child: Child,
+    addr: String,
+}
+
+impl Daemon {
+    fn up(operator: &Operator) -> Self {
+        let mut child = operator
+            .command("portcullis")
+            .env_remove("JUJU_ZOOKEEPER")
+            .args(["up", "--listen", "127.0.0.1:0"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("portcullis starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("its stdout")).read_line(&mut line).expect("a line");
+        let addr = line.trim_end().strip_prefix("listening on ").expect("where it listens").to_owned();
+        Self { child, addr }
+    }
+
+    /// Asks it to end, and gives its exit code.
+    fn ends(mut self, signal: &str) -> Option<i32> {
+        let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status().expect("kill");
+        assert!(sent.success());
+        wait_for("end of portcullis", DEADLINE, || self.child.try_wait().expect("wait")).code()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // Ended already in every test that passes.
+        let _ = (self.child.kill(), self.child.wait());
+    }
+}
+
+/// `juju` with no flags and no variables at all.
+fn juju(operator: &Operator, args: &[&str]) -> Came {
+    came(operator.command("juju").env_remove("JUJU_ZOOKEEPER").args(args))
+}
+
+#[test]
+fn up_and_down_and_up_again() {
+    let operator = Operator::with_store("");
+    let first = Daemon::up(&operator);
+    let deployed = juju(&operator, &["deploy", &fixture_charm("wordpress")]);
+    assert_eq!(deployed.code, 0, "{deployed:?}");
+    assert_eq!(juju(&operator, &["expose", "wordpress"]).stderr, "Service 'wordpress' was exposed.\n");
+    let before = juju(&operator, &["status"]).stdout;
+    assert!(before.contains("instance-id: local") && before.contains("machine: 0"), "{before}");
+    let mode = fs::metadata(operator.home().join("data/portcullis/local")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+
+    let up = |args: &[&str]| {
+        came(operator.command("portcullis").env_remove("JUJU_ZOOKEEPER").arg("up").args(args))
+    };
+    up(&["--listen", "127.0.0.1:0"]).is_refusal(1, "is in use by another keeper");
+    up(&["--listen", &first.addr, "--data-dir", "other"])
+        .is_refusal(1, &format!("cannot listen on {}", first.addr));
+    up(&["--listen", "127.0.0.1:0", "--data-dir", "third"])
+        .is_refusal(1, "environment 'local' is the one in the store");
+    assert_eq!(juju(&operator, &["status"]).stdout, before);
+
+    assert_eq!(first.ends("-TERM"), Some(0));
+    juju(&operator, &["status"]).is_refusal(1, "cannot reach the store");
+    let second = Daemon::up(&operator);
+    assert_eq!(juju(&operator, &["status"]).stdout, before);
+    assert_eq!(second.ends("-INT"), Some(0));
+}
+
+#[test]
+fn up_takes_up_what_a_crash_left() {
+    let operator = Operator::with_store("");
+    let mut first = Daemon::up(&operator);
+    first.child.kill().unwrap();
+    first.child.wait().unwrap();
+    // As if it had ended after writing the file and before making the tree.
+    fs::remove_dir_all(operator.home().join("data")).unwrap();
+    let second = Daemon::up(&operator);
+    let status = juju(&operator, &["status"]);
+    assert_eq!(status.code, 0, "{status:?}");
+    assert_eq!(second.ends("-TERM"), Some(0));
+}
+
+#[test]
+fn the_demo_needs_nothing_but_itself() {
+    let operator = Operator::with_store("");
+    let alone = operator.home().join("portcullis");
+    fs::copy(binary("portcullis"), &alone).unwrap();
+    let told = came(
+        Command::new(&alone)
+            .env_clear()
+            .env("HOME", operator.home())
+            .env("TMPDIR", operator.home())
+            .stdin(Stdio::null()),
+    );
+    assert!(told.code == 2 && told.stderr.contains("Usage: portcullis"), "{told:?}");
+    let told = came(
+        Command::new(&alone)
+            .arg("demo")
+            .env_clear()
+            .env("HOME", operator.home())
+            .env("TMPDIR", operator.home())
+            .stdin(Stdio::null()),
+    );
+    assert_eq!(told.code, 0, "{told:?}");
+    for part in
+        ["$ juju deploy ", "$ open-port 80/tcp", "$ juju expose wordpress", "        - 80/tcp\n", "# Done."]
+    {
+        assert!(told.stdout.contains(part), "{part:?} is not in {}", told.stdout);
+    }
+    let left: Vec<_> =
+        fs::read_dir(operator.home()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["portcullis"], "the demo left something behind");
+}

@@ -1,0 +1,54 @@
+//! The programs as their users see them: the real binaries, run against Apache ZooKeeper and against the embedded keeper
+//! from one list of scenarios. What the store does underneath is tested elsewhere.
+
+// Scenarios are tests, though the lint cannot see it.
+#![allow(clippy::unwrap_used)]
+
+mod credentials;
+mod daemon;
+mod faults;
+#[path = "../harness/mod.rs"]
+mod harness;
+mod operator;
+mod proxy;
+mod refusals;
+mod story;
+
+use harness::Store;
+use harness::scenario::{Scenario, run, scenarios};
+
+use credentials::{
+    a_file_without_a_tree_is_taken_up, a_unit_can_open_its_ports_and_nothing_else,
+    bootstrapping_twice_is_harmless, two_operators_at_once_make_one_environment,
+    two_processes_of_one_operator_agree,
+};
+use faults::{
+    a_store_that_goes_away_is_told_in_time, garbage_in_a_znode_hides_nothing_else, status_asks_in_batches,
+};
+use refusals::{refusals_change_nothing, what_is_wrong_is_said};
+use story::{status_goes_where_it_should, the_whole_story};
+
+const SCENARIOS: &[Scenario] = scenarios![
+    the_whole_story,
+    status_goes_where_it_should,
+    what_is_wrong_is_said,
+    refusals_change_nothing,
+    bootstrapping_twice_is_harmless,
+    a_file_without_a_tree_is_taken_up,
+    two_operators_at_once_make_one_environment,
+    two_processes_of_one_operator_agree,
+    a_unit_can_open_its_ports_and_nothing_else,
+    garbage_in_a_znode_hides_nothing_else,
+    status_asks_in_batches,
+    a_store_that_goes_away_is_told_in_time,
+];
+
+#[test]
+fn on_zookeeper() {
+    run(&Store::zookeeper(), SCENARIOS);
+}
+
+#[test]
+fn on_the_keeper() {
+    run(&Store::keeper(), SCENARIOS);
+}
