@@ -1,3 +1,13 @@
-//! What a firewall can be told: the rule vocabulary, and the drivers that carry it out.
+//! What a firewall can be told: the rule vocabulary, the traits of a provider, and the drivers that carry them out.
+//! Start reading at [`rule`] and [`provider`].
 
+pub mod dry_run;
+pub mod error;
+pub mod memory;
+pub mod provider;
 pub mod rule;
+
+pub use dry_run::DryRun;
+pub use error::{Error, Retry, Subject};
+pub use memory::Memory;
+pub use provider::{Applied, Firewall, Machines};

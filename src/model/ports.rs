@@ -64,20 +64,17 @@ pub enum InvalidPort {
 /// # Errors
 /// The first thing that is wrong with it.
 pub fn parse_argument(argument: &str) -> Result<PortRange, InvalidPort> {
-    let (ports, proto) = match argument.split_once('/') {
-        None => (argument, "tcp"),
-        Some((ports, proto)) if !ports.is_empty() && !proto.is_empty() && !proto.contains('/') => {
-            (ports, proto)
-        }
-        Some(_) => return Err(InvalidPort::Format(shown(argument))),
-    };
-    if ports.is_empty() {
+    let (ports, proto) = argument.split_once('/').unwrap_or((argument, "tcp"));
+    if proto.contains('/') {
         return Err(InvalidPort::Format(shown(argument)));
     }
     let (from, to) = match ports.split_once('-') {
         // A leading dash is a negative number, which is out of range, and not a range without a beginning.
         Some((from, to)) if !from.is_empty() => (parse_port(from)?, parse_port(to)?),
-        _ => (parse_port(ports)?, parse_port(ports)?),
+        _ => {
+            let port = parse_port(ports)?;
+            (port, port)
+        }
     };
     let proto = Protocol::from_name(proto).ok_or_else(|| InvalidPort::Protocol(shown(proto)))?;
     PortRange::new(from, to, proto).map_err(|_| InvalidPort::Range(shown(ports)))
@@ -90,7 +87,13 @@ fn parse_port(text: &str) -> Result<u16, InvalidPort> {
     }
     match text.parse() {
         Ok(port) if port > 0 => Ok(port),
-        _ => Err(InvalidPort::OutOfRange(shown(text))),
+        _ => {
+            // As a number and not as it was typed: 0 for 00.
+            let number = digits.trim_start_matches('0');
+            let sign = if text.starts_with('-') && !number.is_empty() { "-" } else { "" };
+            let number = if number.is_empty() { "0" } else { number };
+            Err(InvalidPort::OutOfRange(shown(&format!("{sign}{number}"))))
+        }
     }
 }
 
@@ -224,21 +227,18 @@ impl Entry {
     }
 }
 
-/// JSON first; what is not JSON may be YAML. A document that begins like a JSON object is judged as JSON, so that
-/// the error speaks of what was meant.
+/// JSON first; what is not JSON may be YAML. If it is neither, the error speaks of the one it looks like.
 fn read_value(data: &[u8]) -> Result<Value, InvalidPorts> {
     let text = std::str::from_utf8(data)
         .map_err(|e| InvalidPorts::Syntax { problem: format!("not UTF-8 at byte {}", e.valid_up_to()) })?;
     if text.trim().is_empty() {
         return Ok(Value::Null);
     }
-    match serde_json::from_str(text) {
-        Ok(value) => Ok(value),
-        Err(json) if text.trim_start().starts_with('{') && json.is_data() => {
-            Err(InvalidPorts::Syntax { problem: json.to_string() })
-        }
-        Err(_) => read_yaml(text),
-    }
+    serde_json::from_str(text).or_else(|json| {
+        let looks_like_json = text.trim_start().starts_with(['{', '[', '"']);
+        let as_json = InvalidPorts::Syntax { problem: json.to_string() };
+        read_yaml(text).map_err(|yaml| if looks_like_json { as_json } else { yaml })
+    })
 }
 
 fn read_yaml(text: &str) -> Result<Value, InvalidPorts> {
@@ -258,3 +258,7 @@ fn read_yaml(text: &str) -> Result<Value, InvalidPorts> {
         problem: e.to_string().lines().next().unwrap_or("unreadable").to_owned(),
     })
 }
+
+#[cfg(test)]
+#[path = "ports_tests.rs"]
+mod tests;

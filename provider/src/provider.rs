@@ -1,0 +1,351 @@
+//! What a provider must do for the firewall agent. Two traits, since not every provider can do both: every driver has
+//! rules to look after, but nftables cannot launch a machine, and a dry run must not. An agent that is not given a
+//! [`Machines`] cannot provision by mistake.
+//!
+//! What every driver keeps to:
+//! - "Already so" is success, for every call. Nothing that lacks our mark is ever changed.
+//! - A call ends within the driver's own time limit. It does not try again by itself after an error: when to do that
+//!   is for the caller to decide, with [`Error::retry`].
+//! - Calls for different machines may run at the same time; for one machine the caller sends one after the other.
+//! - Dropping a call's future is like losing its answer: it may have had its effect.
+//!
+//! No policy here, and nothing that only one driver understands.
+
+use crate::error::Error;
+use crate::rule::{Change, Rule, RuleSet, WirePorts};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::future::Future;
+
+/// The public number of a machine: the `2` in the group `juju-prod-2`. Never used again for another machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MachineNumber(u32);
+
+impl MachineNumber {
+    pub const fn new(number: u32) -> Self {
+        Self(number)
+    }
+
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for MachineNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+macro_rules! provider_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(String);
+
+        impl $name {
+            pub fn new(id: impl Into<String>) -> Self {
+                Self(id.into())
+            }
+
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+provider_id!(
+    /// What holds the rules of one machine, as its provider calls it: a security group, a table.
+    GroupId
+);
+provider_id!(
+    /// A machine as its provider calls it.
+    InstanceId
+);
+
+/// The rules of machines.
+pub trait Firewall: Send + Sync {
+    /// Reads all of `machines`, in as few calls as the provider allows. The answer has every machine that was asked
+    /// for, or the whole is an error: what could not be read is never shown as having no rules.
+    fn observe(
+        &self,
+        machines: &BTreeSet<MachineNumber>,
+    ) -> impl Future<Output = Result<BTreeMap<MachineNumber, Seen>, Error>> + Send;
+
+    /// Carries out a change that was planned from what [`Self::observe`] showed: `close` must name rules as they were
+    /// shown. One request opens and one closes, or one does both at once; opening comes first, so that what is
+    /// covered before and after is never shut in between, and its failure does not keep `close` from being done.
+    ///
+    /// With an empty change it puts right what is [`MachineRules::amiss`].
+    fn apply(&self, machine: MachineNumber, change: &Change) -> impl Future<Output = Applied> + Send;
+
+    /// How many rules of one address family a machine can have, ours and others', if there is a limit. Known before
+    /// it is hit, so that a plan can merge rules or hold some back in place of trying.
+    fn rules_per_family(&self) -> Option<usize>;
+}
+
+/// Instances and groups: where machines come from.
+pub trait Machines: Send + Sync {
+    /// All instances and groups with our mark, whatever machines are known elsewhere. Complete, or an error.
+    fn list(&self) -> impl Future<Output = Result<Inventory, Error>> + Send;
+
+    /// An instance for the machine, in a group of its own that holds no rules. If the machine has one already, that one is the answer.
+    fn launch(&self, launch: &Launch) -> impl Future<Output = Result<Instance, Error>> + Send;
+
+    /// Marks an instance that somebody else made as the machine's, and does [`Self::ensure_group`].
+    fn adopt(
+        &self,
+        machine: MachineNumber,
+        instance: &InstanceId,
+    ) -> impl Future<Output = Result<Instance, Error>> + Send;
+
+    /// Makes the machine's group if it is missing and adds it to the instance, beside the groups that are there.
+    fn ensure_group(
+        &self,
+        machine: MachineNumber,
+        instance: &InstanceId,
+    ) -> impl Future<Output = Result<GroupId, Error>> + Send;
+
+    /// Takes our group and mark from an adopted instance, which runs on.
+    fn release(
+        &self,
+        machine: MachineNumber,
+        instance: &InstanceId,
+    ) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Ends an instance that we launched for this machine; any other is refused as [`Error::Foreign`]. Its
+    /// group stays, and is in use until the instance is quite gone.
+    fn terminate(
+        &self,
+        machine: MachineNumber,
+        instance: &InstanceId,
+    ) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Deletes a group of ours. [`Error::StillInUse`] is usual for a minute or more after [`Self::terminate`].
+    fn delete_group(&self, group: &GroupId) -> impl Future<Output = Result<(), Error>> + Send;
+}
+
+/// One machine, as its provider has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Seen {
+    /// The provider was asked and says that there is nothing to hold rules: no group, or no such machine here.
+    Absent,
+    Present(MachineRules),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MachineRules {
+    pub group: GroupId,
+    /// Rules with our mark, spelled as the provider has them.
+    pub owned: BTreeSet<Rule>,
+    /// Rules of others. Shown to people; never touched.
+    pub foreign: Vec<Foreign>,
+    /// Whether IPv6 can reach the machine at all: if not, rules with such sources are not worth their place.
+    pub ipv6: bool,
+    /// What else is not as the driver would make it, in words. The next [`Firewall::apply`] puts it right, so if there is
+    /// any, one is due even with nothing to open or close.
+    pub amiss: Vec<String>,
+}
+
+impl MachineRules {
+    /// What it takes to have `wanted`, touching as little as possible. A rule that somebody else made just so is not
+    /// made again: providers keep one of a kind.
+    pub fn change_to(&self, wanted: &RuleSet) -> Change {
+        self.without_theirs(Change::between(&self.owned, wanted))
+    }
+
+    /// The same, leaving as few rules as possible.
+    pub fn compacting_change_to(&self, wanted: &RuleSet) -> Change {
+        self.without_theirs(Change::compacting(&self.owned, wanted))
+    }
+
+    fn without_theirs(&self, mut change: Change) -> Change {
+        for theirs in self.foreign.iter().filter_map(|foreign| foreign.exact) {
+            change.open.remove(&theirs);
+        }
+        change
+    }
+}
+
+/// A rule that is not ours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Foreign {
+    /// How its provider shows it.
+    pub text: String,
+    /// The rule of ours that would be the very same to the provider, if there is one.
+    pub exact: Option<Rule>,
+    /// What it lets through, as far as that can be said in our words.
+    pub covers: Vec<Rule>,
+}
+
+impl Foreign {
+    /// For a rule with one source block.
+    pub fn from_wire(ports: WirePorts<'_>, source: crate::rule::Cidr) -> Self {
+        let exact = ports.exact().map(|range| Rule::new(range, source));
+        let covers: Vec<Rule> = ports.covers().into_iter().map(|range| Rule::new(range, source)).collect();
+        let port = |end: Option<i32>| end.map_or_else(|| "all".to_owned(), |port| port.to_string());
+        let text = exact.map_or_else(
+            || format!("{}-{}/{} from {source}", port(ports.from), port(ports.to), ports.proto),
+            |rule| rule.to_string(),
+        );
+        Self { text, exact, covers }
+    }
+}
+
+/// What came of a change; its halves fail independently.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Applied {
+    pub opened: Result<(), Error>,
+    pub closed: Result<(), Error>,
+}
+
+impl Applied {
+    /// For a driver that does both in one step.
+    pub fn as_one(result: Result<(), Error>) -> Self {
+        Self { opened: result.clone(), closed: result }
+    }
+
+    pub fn is_ok(&self) -> bool {
+        self.opened.is_ok() && self.closed.is_ok()
+    }
+
+    /// Each different error once.
+    pub fn errors(&self) -> impl Iterator<Item = &Error> {
+        let opened = self.opened.as_ref().err();
+        let closed = self.closed.as_ref().err().filter(|error| opened != Some(error));
+        opened.into_iter().chain(closed)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Launch {
+    pub machine: MachineNumber,
+    pub user_data: UserData,
+}
+
+/// What an instance is told at its first start. It may hold credentials, so it is not shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct UserData(String);
+
+impl UserData {
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// For the driver that sends it on, and nobody else.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for UserData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "UserData({} bytes)", self.0.len())
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Inventory {
+    pub instances: Vec<Instance>,
+    pub groups: Vec<Group>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Instance {
+    pub id: InstanceId,
+    pub machine: MachineNumber,
+    pub origin: Origin,
+    pub state: InstanceState,
+    /// Absent until the provider has given one.
+    pub public_address: Option<String>,
+    pub private_address: Option<String>,
+}
+
+/// Whether an instance is ours to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    Launched,
+    Adopted,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InstanceState {
+    Pending,
+    Running,
+    Stopped,
+    /// Will never run again.
+    Terminated,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    pub id: GroupId,
+    /// `None` for the group that all machines of the environment share.
+    pub machine: Option<MachineNumber>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Subject;
+    use crate::rule::{Cidr, PortRange, Protocol};
+
+    fn rule(from: u16, to: u16) -> Rule {
+        Rule::new(PortRange::new(from, to, Protocol::Tcp).unwrap(), Cidr::WORLD_V4)
+    }
+
+    fn wire(proto: &str, from: i32, to: i32) -> WirePorts<'_> {
+        WirePorts { proto, from: Some(from), to: Some(to) }
+    }
+
+    #[test]
+    fn a_rule_that_somebody_made_just_so_is_not_made_again() {
+        let rules = MachineRules {
+            group: GroupId::new("sg-1"),
+            owned: [rule(443, 443)].into(),
+            foreign: vec![
+                Foreign::from_wire(wire("6", 80, 80), Cidr::WORLD_V4),
+                Foreign::from_wire(wire("tcp", 8000, 9000), Cidr::WORLD_V4),
+            ],
+            ipv6: false,
+            amiss: vec![],
+        };
+        let wanted: RuleSet = [rule(80, 80), rule(8080, 8080)].iter().collect();
+        let change = Change { open: [rule(8080, 8080)].into(), close: [rule(443, 443)].into() };
+        assert_eq!(rules.change_to(&wanted), change);
+        assert_eq!(rules.compacting_change_to(&wanted), change);
+    }
+
+    #[test]
+    fn foreign_rules_are_shown_as_their_provider_has_them() {
+        let all = Foreign::from_wire(WirePorts { proto: "-1", from: None, to: None }, Cidr::WORLD_V4);
+        assert_eq!(all.text, "all-all/-1 from 0.0.0.0/0");
+        assert_eq!((all.exact, all.covers.len()), (None, 2));
+        let named = Foreign::from_wire(wire("6", 80, 80), Cidr::WORLD_V6);
+        assert_eq!(named.text, "80/tcp from ::/0");
+        assert_eq!(named.covers, Vec::from_iter(named.exact));
+    }
+
+    #[test]
+    fn user_data_is_not_shown() {
+        let launch = Launch { machine: MachineNumber::new(1), user_data: UserData::new("password=hunter2") };
+        assert!(!format!("{launch:?}").contains("hunter2"));
+        assert_eq!(launch.user_data.reveal(), "password=hunter2");
+    }
+
+    #[test]
+    fn one_failure_of_both_halves_is_told_once() {
+        let throttled = |n| Error::Throttled { what: Subject::Machine(MachineNumber::new(n)) };
+        assert_eq!(Applied::as_one(Err(throttled(1))).errors().count(), 1);
+        let two = Applied { opened: Err(throttled(1)), closed: Err(throttled(2)) };
+        assert_eq!(two.errors().count(), 2);
+        assert!(!two.is_ok() && Applied::as_one(Ok(())).is_ok());
+    }
+}

@@ -1,0 +1,279 @@
+//! Ports documents and port arguments: tables, properties, and the kept corpus, replayed.
+
+use super::*;
+use proptest::prelude::*;
+use std::path::PathBuf;
+
+fn corpus(kind: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/corpus").join(kind)
+}
+
+fn open(text: &str) -> PortsDocument {
+    PortsDocument::parse(text.as_bytes()).unwrap()
+}
+
+fn stored(document: &PortsDocument) -> String {
+    String::from_utf8(document.to_bytes().unwrap()).unwrap()
+}
+
+fn refusal(data: &[u8]) -> String {
+    PortsDocument::parse(data).unwrap_err().to_string()
+}
+
+fn port(text: &str) -> PortRange {
+    parse_argument(text).unwrap()
+}
+
+#[test]
+fn the_corpus_of_documents_is_judged_as_its_names_say() {
+    let (mut accepted, mut refused) = (0, 0);
+    for entry in std::fs::read_dir(corpus("ports")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let parsed = PortsDocument::parse(&std::fs::read(&path).unwrap());
+        match (name.starts_with("ok-"), parsed) {
+            (true, Ok(document)) => {
+                assert_eq!(open(&stored(&document)), document, "{name} does not come back as it went");
+                accepted += 1;
+            }
+            (false, Err(e)) => {
+                assert!(e.to_string().len() < 300, "{name}: {e}");
+                refused += 1;
+            }
+            (_, parsed) => panic!("{name}: {parsed:?}"),
+        }
+    }
+    assert!(accepted >= 15 && refused >= 30, "only {accepted} and {refused} files");
+}
+
+#[test]
+fn the_corpus_of_arguments_is_answered_word_for_word() {
+    for (file, least) in [("accepted.txt", 10), ("refused.txt", 25)] {
+        let text = std::fs::read_to_string(corpus("port-args").join(file)).unwrap();
+        assert!(text.lines().count() >= least);
+        for line in text.lines() {
+            let (argument, expected) = line.split_once(" => ").unwrap();
+            let answer = match parse_argument(argument) {
+                Ok(range) => range.to_string(),
+                Err(e) => e.to_string(),
+            };
+            assert_eq!(answer, expected, "{argument:?}");
+            assert_eq!(parse_argument(argument).is_ok(), file == "accepted.txt", "{argument:?}");
+        }
+    }
+}
+
+#[test]
+fn what_means_nothing_open() {
+    for text in ["", "  \n", "null", "~", "{}", "{\"open\": null}", "open:\n", "open: []"] {
+        assert_eq!(open(text).ranges().count(), 0, "{text:?}");
+        assert_eq!(stored(&open(text)), r#"{"open":[]}"#);
+    }
+}
+
+#[test]
+fn order_of_opening_is_kept_and_twice_is_once() {
+    let mut document = open("");
+    for argument in ["443", "80", "443", "53/udp", "53", "80-90"] {
+        document.open(port(argument)).unwrap();
+    }
+    let names: Vec<_> = document.ranges().map(|range| range.to_string()).collect();
+    assert_eq!(names, ["443/tcp", "80/tcp", "53/udp", "53/tcp", "80-90/tcp"]);
+    document.close(port("80"));
+    document.close(port("81"));
+    document.open(port("80")).unwrap();
+    let names: Vec<_> = document.ranges().map(|range| range.to_string()).collect();
+    assert_eq!(names, ["443/tcp", "53/udp", "53/tcp", "80-90/tcp", "80/tcp"]);
+}
+
+#[test]
+fn unknown_keys_go_back_as_they_came() {
+    let text = r#"{"v":{"a":[1,null]},"open":[{"why":"web","port":80,"proto":"tcp"}],"z":1.5}"#;
+    let mut document = open(text);
+    document.open(port("81")).unwrap();
+    document.close(port("82"));
+    assert_eq!(
+        stored(&document),
+        r#"{"open":[{"port":80,"proto":"tcp","why":"web"},{"port":81,"proto":"tcp"}],"v":{"a":[1,null]},"z":1.5}"#
+    );
+    document.close(port("80"));
+    assert_eq!(stored(&document), r#"{"open":[{"port":81,"proto":"tcp"}],"v":{"a":[1,null]},"z":1.5}"#);
+}
+
+#[test]
+fn the_first_jujus_yaml_becomes_json() {
+    let document = open("open:\n- {port: 80, proto: tcp}\n- {port: 53, proto: udp}\n");
+    assert_eq!(stored(&document), r#"{"open":[{"port":80,"proto":"tcp"},{"port":53,"proto":"udp"}]}"#);
+}
+
+#[test]
+fn refusals_say_what_and_where() {
+    for (data, text) in [
+        ("[]", "not a mapping with a list \"open\""),
+        ("{\"open\": 80}", "not a mapping with a list \"open\""),
+        ("{\"open\": [{\"port\": 80, \"proto\": \"tcp\"}, 81]}", "entry 1 of \"open\" is not a mapping"),
+        ("{\"open\": [{\"port\": 80}]}", "entry 0 of \"open\" has no proto"),
+        ("{\"open\": [{\"proto\": \"tcp\"}]}", "entry 0 of \"open\" has no port"),
+        (
+            "{\"open\": [{\"port\": 70000, \"proto\": \"tcp\"}]}",
+            "entry 0 of \"open\" has a port that is not a number from 1 to 65535",
+        ),
+        (
+            "{\"open\": [{\"port\": 9, \"to\": 8, \"proto\": \"tcp\"}]}",
+            "entry 0 of \"open\" has a range that ends before it begins",
+        ),
+    ] {
+        assert_eq!(refusal(data.as_bytes()), text);
+    }
+    assert!(
+        refusal(b"{\"open\": [80").starts_with("neither JSON nor YAML: EOF while parsing a list at line 1")
+    );
+}
+
+#[test]
+fn limits_of_size_and_number() {
+    assert_eq!(refusal(&vec![b' '; MAX_BYTES + 1]), "65537 bytes are more than the 65536 allowed for ports");
+    assert!(PortsDocument::parse(&vec![b' '; MAX_BYTES]).is_ok());
+    let mut document = open("");
+    for number in 1..=u16::try_from(MAX_ENTRIES).unwrap() {
+        document.open(PortRange::single(number, Protocol::Tcp).unwrap()).unwrap();
+    }
+    let full = stored(&document);
+    let one_more = document.open(port("9/udp")).unwrap_err();
+    assert_eq!(one_more.to_string(), "1001 open ports are more than the 1000 allowed");
+    document.open(port("1")).unwrap();
+    assert_eq!(stored(&open(&full)), full);
+    let over = full.replace("]}", r#",{"port":9,"proto":"udp"}]}"#);
+    assert_eq!(refusal(over.as_bytes()), "1001 open ports are more than the 1000 allowed");
+
+    let mut heavy = open(&format!("{{\"x\": \"{}\"}}", "y".repeat(MAX_BYTES - 30)));
+    heavy.open(port("80")).unwrap();
+    assert!(heavy.to_bytes().unwrap_err().to_string().ends_with("allowed for ports"));
+}
+
+#[test]
+fn a_long_argument_is_not_echoed_whole() {
+    for flood in ["9".repeat(10_000), "x".repeat(10_000), "/".repeat(10_000)] {
+        assert!(parse_argument(&flood).unwrap_err().to_string().len() < 200);
+    }
+    let refusal = parse_argument("80\u{1b}[2J\n").unwrap_err().to_string();
+    assert_eq!(refusal, "Invalid port, must be an integer, got '80\\u{1b}[2J\\n'");
+}
+
+fn any_range() -> impl Strategy<Value = PortRange> {
+    (1u16.., 1u16.., any::<bool>()).prop_map(|(a, b, udp)| {
+        let proto = if udp { Protocol::Udp } else { Protocol::Tcp };
+        PortRange::new(a.min(b), a.max(b), proto).unwrap()
+    })
+}
+
+/// Pieces of documents, put together at random: closer to the grammar than plain noise.
+fn almost_a_document() -> impl Strategy<Value = String> {
+    let piece = prop::sample::select(vec![
+        "{",
+        "}",
+        "[",
+        "]",
+        "\"open\"",
+        "open",
+        ":",
+        ": ",
+        ",",
+        "\n",
+        "- ",
+        "  ",
+        "\"port\"",
+        "port",
+        "80",
+        "65536",
+        "-1",
+        "\"to\"",
+        "\"proto\"",
+        "proto",
+        "\"tcp\"",
+        "udp",
+        "null",
+        "~",
+        "&a",
+        "*a",
+        "!!int",
+        "---\n",
+        "|",
+        "'",
+        "\"",
+        "\\u0000",
+        "1e9",
+        "<<",
+        "?",
+        "#",
+    ]);
+    prop::collection::vec(piece, 0..40).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #[test]
+    fn what_is_printed_parses_to_the_same(range in any_range()) {
+        prop_assert_eq!(parse_argument(&range.to_string()), Ok(range));
+    }
+
+    #[test]
+    fn an_argument_is_a_range_or_a_short_refusal(text in ".{0,80}") {
+        match parse_argument(&text) {
+            Ok(range) => prop_assert_eq!(parse_argument(&range.to_string()), Ok(range)),
+            Err(e) => prop_assert!(e.to_string().starts_with("Invalid ") && e.to_string().len() < 400),
+        }
+    }
+
+    #[test]
+    fn near_arguments_never_panic(text in "[-+/0-9a-z]{0,12}") {
+        if let Ok(range) = parse_argument(&text) {
+            prop_assert!(range.from() >= 1 && range.from() <= range.to());
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_a_document_or_an_error(data in prop::collection::vec(any::<u8>(), 0..200)) {
+        if let Ok(document) = PortsDocument::parse(&data) {
+            prop_assert_eq!(&open(&stored(&document)), &document);
+        }
+    }
+
+    #[test]
+    fn near_documents_are_a_document_or_an_error(text in almost_a_document()) {
+        if let Ok(document) = PortsDocument::parse(text.as_bytes()) {
+            prop_assert_eq!(&open(&stored(&document)), &document);
+        }
+    }
+
+    /// The laws of opening and closing: as with a list without doubles.
+    #[test]
+    fn a_document_is_an_ordered_set(steps in prop::collection::vec((any::<bool>(), 1u16..12), 0..60)) {
+        let (mut document, mut model) = (open(""), Vec::new());
+        for (opening, number) in steps {
+            let range = PortRange::single(number, Protocol::Tcp).unwrap();
+            if opening {
+                document.open(range).unwrap();
+                if !model.contains(&range) {
+                    model.push(range);
+                }
+            } else {
+                document.close(range);
+                model.retain(|open| *open != range);
+            }
+            document = open(&stored(&document));
+            prop_assert_eq!(&document.ranges().collect::<Vec<_>>(), &model);
+        }
+    }
+
+    /// Every cut through a stored document is refused, or means nothing open only where nothing is left of it.
+    #[test]
+    fn a_truncated_document_never_loses_ports(ranges in prop::collection::vec(any_range(), 1..6), cut in any::<prop::sample::Index>()) {
+        let mut document = open("");
+        for range in ranges {
+            document.open(range).unwrap();
+        }
+        let bytes = document.to_bytes().unwrap();
+        let cut = cut.index(bytes.len());
+        prop_assert!(cut == 0 || PortsDocument::parse(&bytes[..cut]).is_err());
+    }
+}
