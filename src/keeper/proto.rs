@@ -336,7 +336,15 @@ fn decode_kind(r: &mut Reader<'_>) -> Result<WatcherKind, Code> {
 }
 
 pub fn decode_acl(r: &mut Reader<'_>) -> Result<Vec<Acl>, DecodeError> {
-    r.vector(12, |r| Ok(Acl { perms: r.i32()?, who: Identity::new(r.string()?, r.string()?) }))
+    r.vector(12, |r| {
+        let (perms, scheme) = (r.i32()?, r.string()?);
+        // kazoo sends no id with the scheme `auth`, which needs none.
+        let id = match r.string() {
+            Err(DecodeError::Null) => "",
+            id => id?,
+        };
+        Ok(Acl { perms, who: Identity::new(scheme, id) })
+    })
 }
 
 pub fn encode_acl(list: &[Acl], out: &mut impl Put) {

@@ -96,7 +96,7 @@ fn encode_node(path: &str, node: &Node, out: &mut Vec<u8>) {
     out.put_optional_buffer(node.data.as_deref());
     encode_acl(&node.acl, out);
     out.put_i32(node.creates);
-    node.stat().encode(out);
+    Stat { ephemeral_owner: node.owner, ..node.stat() }.encode(out);
 }
 
 fn decode_node<'a>(

@@ -84,7 +84,8 @@ impl Node {
             // Creates and deletes both count in public: every child was made, and those missing were deleted.
             cversion: self.creates.wrapping_mul(2).wrapping_sub(num_children),
             aversion: self.aversion,
-            ephemeral_owner: self.owner,
+            // Containers and TTL nodes keep their nature to themselves: only a session is shown as an owner.
+            ephemeral_owner: if self.kind() == CreateMode::Ephemeral { self.owner } else { 0 },
             data_length: self.data.as_ref().map_or(0, |data| data.len()) as i32,
             num_children,
             pzxid: self.pzxid,
