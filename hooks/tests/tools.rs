@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used)]
 
 // Its macro and several of its parts are for other tests.
-#[allow(unused_imports, unused_macros)]
 #[path = "../../tests/harness/mod.rs"]
 mod harness;
 

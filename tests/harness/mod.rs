@@ -4,7 +4,7 @@
 //! Other packages take this file in with `#[path = "../../tests/harness/mod.rs"] mod harness;`.
 
 // Every test binary compiles the harness for itself, and none of them uses all of it.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports, unused_macros)]
 
 pub(crate) mod ports;
 pub(crate) mod scenario;
@@ -238,7 +238,11 @@ impl Store {
             self.port
         );
         std::fs::write(&config, text).expect("zoo.cfg");
-        let mut line = vec!["java".to_owned(), "-Dzookeeper.extendedTypesEnabled=true".to_owned()];
+        // Containers and TTL nodes are looked after each second, as in the keeper; a minute is ZooKeeper's own choice.
+        let mut line =
+            ["java", "-Dzookeeper.extendedTypesEnabled=true", "-Dznode.container.checkIntervalMs=1000"]
+                .map(str::to_owned)
+                .to_vec();
         if !self.options.tuned_for_work {
             line.extend(["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"].map(str::to_owned));
         }

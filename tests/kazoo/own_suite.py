@@ -7,6 +7,7 @@ kazoo's harness starts `java ... QuorumPeerMain zoo.cfg`. For the keeper a progr
 reads the same zoo.cfg and becomes the keeper. Nothing of kazoo is changed or copied.
 """
 
+import importlib.util
 import os
 import pathlib
 import socket
@@ -20,6 +21,13 @@ JARS = ("zookeeper", "netty-codec", "netty-resolver", "netty-transport-native-un
 CLASSPATH = ":".join(f"/usr/share/java/{jar}.jar" for jar in JARS)
 # kazoo gives each server the ports OFFSET to OFFSET + 4.
 PORTS_PER_SERVER = 5
+# These take most of the time; each group runs beside the others, and all other modules beside them.
+GROUPS = (
+    ("test_client",),
+    ("test_eventlet_handler", "test_partitioner"),
+    ("test_gevent_handler", "test_cache"),
+    ("test_lock", "test_watchers"),
+)
 
 # Stands in for java. exec: kazoo's harness sends its signals to the process it started.
 SHIM = """#!{python}
@@ -34,9 +42,9 @@ os.execv({binary!r}, [{binary!r}, "keeper", "--data-dir", config["dataDir"], "--
 """
 
 
-def free_ports():
+def free_ports(start):
     """The first of five free ports in a row, below the range that the kernel uses for outgoing connections."""
-    for first in range(10_000 + os.getpid() * 7 % 20_000, 32_000, PORTS_PER_SERVER):
+    for first in range(start, 32_000, PORTS_PER_SERVER):
         sockets = []
         try:
             for port in range(first, first + PORTS_PER_SERVER):
@@ -50,26 +58,42 @@ def free_ports():
     raise SystemExit("no free ports on loopback")
 
 
-def run_suite(directory, path, only=()):
-    """Runs kazoo.tests and gives {test id: outcome}."""
-    report = directory / "report.xml"
+def start_part(directory, path, port, choice):
+    """Starts pytest on a part of kazoo.tests, on servers of its own."""
     environment = {
         **os.environ,
         "PATH": path,
         "ZOOKEEPER_CLASSPATH": CLASSPATH,
         "ZOOKEEPER_VERSION": "3.8.0",
         "ZOOKEEPER_CLUSTER_SIZE": "1",
-        "ZOOKEEPER_PORT_OFFSET": str(free_ports()),
+        "ZOOKEEPER_PORT_OFFSET": str(port),
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=120", "--tb=short"]
-    command += ["--junitxml", str(report), "--durations=15", "--pyargs", "kazoo.tests", *only]
-    subprocess.run(command, cwd=directory, env=environment, check=False, stdout=sys.stderr)
+    command += ["--junitxml", str(directory / "report.xml"), *choice]
+    return subprocess.Popen(command, cwd=directory, env=environment, stdout=sys.stderr)
+
+
+def run_suite(directory, path):
+    """Runs kazoo.tests, in parts side by side since it mostly sleeps, and gives {test id: outcome}."""
+    package = importlib.util.find_spec("kazoo.tests").submodule_search_locations[0]
+    choices = [[f"{package}/{module}.py" for module in group] for group in GROUPS]
+    choices.append([package, *(f"--ignore={module}" for choice in choices for module in choice)])
+    port = 10_000 + os.getpid() * 7 % 15_000
+    parts = []
+    for number, choice in enumerate(choices):
+        port = free_ports(port)
+        place = directory / str(number)
+        place.mkdir()
+        parts.append((place, start_part(place, path, port, choice)))
+        port += PORTS_PER_SERVER
     outcomes = {}
-    for case in xml.etree.ElementTree.parse(report).iter("testcase"):
-        name = case.get("classname") + "::" + case.get("name")
-        bad = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
-        # A test that passed and whose teardown broke is listed twice; the worse outcome counts.
-        outcomes[name] = bad[0] if bad else outcomes.get(name, "passed")
+    for place, process in parts:
+        process.wait()
+        for case in xml.etree.ElementTree.parse(place / "report.xml").iter("testcase"):
+            name = case.get("classname") + "::" + case.get("name")
+            bad = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
+            # A test that passed and whose teardown broke is listed twice; the worse outcome counts.
+            outcomes[name] = bad[0] if bad else outcomes.get(name, "passed")
     return outcomes
 
 

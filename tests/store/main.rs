@@ -5,7 +5,6 @@
 #![allow(clippy::unwrap_used)]
 
 // Its macro for scenarios is for those that need no runtime.
-#[allow(unused_imports, unused_macros)]
 #[path = "../harness/mod.rs"]
 mod harness;
 

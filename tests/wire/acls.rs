@@ -141,6 +141,11 @@ fn auth_stands_for_who_i_am(site: &Site) {
     assert_eq!(create_with(&mut ann, &path, &[(ALL_RIGHTS, "auth", "")]), 0);
     assert_eq!(get_acl(&mut ann, &path), Ok(vec![(ALL_RIGHTS, "digest".to_owned(), ANN.to_owned())]));
     assert_eq!(Client::connect(site.addr).get(&path), Err(NO_AUTH));
+
+    let null = Put::new().int(1).int(ALL_RIGHTS).bytes("auth").int(-1);
+    let path = site.path("/null");
+    assert_eq!(ann.call(op::CREATE, &Put::new().bytes(&path).bytes("").raw(&null.0).int(0)).err, 0);
+    assert_eq!(get_acl(&mut ann, &path), Ok(vec![(ALL_RIGHTS, "digest".to_owned(), ANN.to_owned())]));
 }
 
 fn addresses_match_by_prefix(site: &Site) {

@@ -41,10 +41,9 @@ fn the_largest_frame_is_served(site: &Site) {
 }
 
 fn bad_first_frames_close_the_connection(site: &Site) {
-    let mut get = Put::new().int(1).int(op::GET_DATA).bytes("/").bool(false).framed();
-    let empty = 0_i32.to_be_bytes().to_vec();
-    let short = Put::new().int(0).long(0).framed();
-    for first in [&mut get, &mut empty.clone(), &mut short.clone(), &mut b"wxyz".to_vec()] {
+    let get = Put::new().int(1).int(op::GET_DATA).bytes("/").bool(false).framed();
+    let (empty, short) = (0_i32.to_be_bytes().to_vec(), Put::new().int(0).long(0).framed());
+    for first in [&get, &empty, &short, &b"wxyz".to_vec()] {
         let mut stream = dial(site.addr).expect("a connection");
         send(&mut stream, first).expect("sent");
         assert!(closed(&mut stream), "{first:?} is taken for a connect request");

@@ -21,9 +21,13 @@ pub(crate) const ALL: &[Scenario] = scenarios![
     pings_are_answered_with_their_own_number,
 ];
 
-/// These wait for a session to expire, which takes seconds.
-pub(crate) const SLOW: &[Scenario] =
-    scenarios![ephemerals_live_exactly_as_long_as_their_session, a_ping_keeps_the_session];
+/// These wait for something to expire, which takes seconds.
+pub(crate) const SLOW: &[Scenario] = scenarios![
+    ephemerals_live_exactly_as_long_as_their_session,
+    a_ping_keeps_the_session,
+    containers_go_when_empty_and_used,
+    nodes_with_a_life_go_when_old_and_childless,
+];
 
 fn hello(timeout_ms: i32) -> Hello {
     Hello { timeout_ms, ..Hello::default() }
@@ -176,4 +180,55 @@ fn a_ping_keeps_the_session(site: &Site) {
     let refused = Client::try_connect(site.addr, &Hello::again(&idle.session)).expect("an answer");
     assert_eq!(refused.session.id, 0);
     assert_eq!(live.call(op::CREATE, &create_body(&site.path("/live/x"), b"", Create::Persistent)).err, -108);
+}
+
+const CREATE_CONTAINER: i32 = 19;
+const CREATE_TTL: i32 = 21;
+
+fn containers_go_when_empty_and_used(site: &Site) {
+    let mut client = Client::connect(site.addr);
+    let (used, fresh, full) = (site.path("/used"), site.path("/fresh"), site.path("/full"));
+    for path in [&used, &fresh, &full] {
+        let reply = client.call(CREATE_CONTAINER, &Put::new().bytes(path).bytes("x").open_acl().int(4));
+        assert_eq!(reply.err, 0, "create {path}");
+        let mut take = Take(&reply.body);
+        assert_eq!((take.string(), take.stat().ephemeral_owner), (path.clone(), 0));
+    }
+    client.create(&format!("{used}/child"), b"", Create::Persistent);
+    client.create(&format!("{full}/child"), b"", Create::Persistent);
+    assert_eq!(client.call(op::DELETE, &Put::new().bytes(format!("{used}/child")).int(-1)).err, 0);
+    wait_for("end of the container", Duration::from_secs(15), || {
+        (client.get(&used) == Err(-101)).then_some(())
+    });
+    assert!(client.get(&fresh).is_ok(), "a container that never held anything is gone");
+    assert!(client.get(&full).is_ok(), "a container that holds something is gone");
+}
+
+fn nodes_with_a_life_go_when_old_and_childless(site: &Site) {
+    let mut client = Client::connect(site.addr);
+    let ttl_body = |path: &str, flags: i32, ttl_ms: i64| {
+        Put::new().bytes(path).bytes("x").open_acl().int(flags).long(ttl_ms)
+    };
+    let (short, long, parent) = (site.path("/short"), site.path("/long"), site.path("/parent"));
+    for (path, ttl_ms) in [(&short, 1_500), (&long, 600_000), (&parent, 1)] {
+        let reply = client.call(CREATE_TTL, &ttl_body(path, 5, ttl_ms));
+        assert_eq!((reply.err, Take(&reply.body).string()), (0, path.clone()));
+    }
+    client.create(&format!("{parent}/child"), b"", Create::Persistent);
+    let made = Instant::now();
+    let reply = client.call(CREATE_TTL, &ttl_body(&site.path("/n-"), 6, 600_000));
+    assert_eq!(Take(&reply.body).string(), site.path("/n-0000000003"));
+    for bad in [0, -1] {
+        assert_eq!(
+            client.call(CREATE_TTL, &ttl_body(&site.path("/bad"), 5, bad)).err,
+            -8,
+            "a life of {bad} ms"
+        );
+    }
+    wait_for("end of the short life", Duration::from_secs(15), || {
+        (client.get(&short) == Err(-101)).then_some(())
+    });
+    assert!(made.elapsed() >= Duration::from_millis(1_400), "gone after {:?}", made.elapsed());
+    assert!(client.get(&long).is_ok());
+    assert!(client.get(&parent).is_ok(), "a parent is gone");
 }
