@@ -29,6 +29,16 @@ pub(super) fn replace(path: &Path, contents: &[u8], privacy: Privacy) -> io::Res
     put_in_place(&aside, path, |aside, path| fs::rename(aside, path))
 }
 
+/// Puts output where a person pointed: a file is replaced, behind a link too; a device or a pipe is written to.
+pub(super) fn write_output(path: &Path, contents: &[u8]) -> io::Result<()> {
+    match fs::metadata(path) {
+        Ok(metadata) if !metadata.is_file() => OpenOptions::new().write(true).open(path)?.write_all(contents),
+        Ok(_) => replace(&path.canonicalize()?, contents, Privacy::Plain),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => replace(path, contents, Privacy::Plain),
+        Err(error) => Err(error),
+    }
+}
+
 /// Writes `path` only if nothing is there, and says whether it did. Of two at once exactly one succeeds.
 pub(super) fn create_new(path: &Path, contents: &[u8], privacy: Privacy) -> io::Result<bool> {
     let aside = write_aside(path, contents, privacy)?;
@@ -175,6 +185,21 @@ mod tests {
         assert!(!create_new(&path, b"second", Privacy::Secret).unwrap());
         assert_eq!(read_secret(&path, 10).unwrap().unwrap(), b"first");
         assert_eq!(names(dir.path()), ["local.json"]);
+    }
+
+    #[test]
+    fn output_goes_through_links_and_into_devices() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link, null) = (dir.path().join("f"), dir.path().join("l"), dir.path().join("null"));
+        write_output(&file, b"one").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        write_output(&link, b"two").unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"two");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        std::os::unix::fs::symlink("/dev/null", &null).unwrap();
+        write_output(&null, b"gone").unwrap();
+        assert!(!fs::metadata("/dev/null").unwrap().is_file());
+        assert!(write_output(dir.path(), b"no").is_err());
     }
 
     #[test]

@@ -5,6 +5,8 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write as _};
 
+use crate::runtime::telemetry;
+
 /// Data that the caller asked for. A reader that has gone away wants no more of it, so that is success.
 pub(super) fn data(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
@@ -35,12 +37,7 @@ fn line(prefix: &str, text: &str) {
 }
 
 fn coloured() -> bool {
-    colour_wanted(std::env::var_os("NO_COLOR").as_deref(), io::stderr().is_terminal())
-}
-
-/// As <https://no-color.org> has it: any value but the empty one turns colour off.
-pub(super) fn colour_wanted(no_color: Option<&std::ffi::OsStr>, terminal: bool) -> bool {
-    terminal && no_color.is_none_or(std::ffi::OsStr::is_empty)
+    telemetry::colour_wanted(std::env::var_os("NO_COLOR").as_deref(), io::stderr().is_terminal())
 }
 
 fn chain(error: &anyhow::Error) -> String {
@@ -82,14 +79,5 @@ mod tests {
         assert_eq!(printable(&chain(&error)), "cannot read \\u{1b}[2J: no such\\nfile");
         assert_eq!(printable("a\u{202e}b"), "a\\u{202e}b");
         assert_eq!(printable("plain ä"), "plain ä");
-    }
-
-    #[test]
-    fn colour_is_for_terminals_that_want_it() {
-        let set = |text: &'static str| Some(std::ffi::OsStr::new(text));
-        assert!(colour_wanted(None, true));
-        assert!(colour_wanted(set(""), true));
-        assert!(!colour_wanted(set("1"), true));
-        assert!(!colour_wanted(None, false));
     }
 }

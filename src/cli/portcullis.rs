@@ -4,7 +4,6 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
 
-use super::settings::Globals;
 use super::{completions, demo, failure, keeper, man, start, up};
 use crate::runtime::telemetry;
 
@@ -22,8 +21,6 @@ Examples:
 Logs go to stderr; RUST_LOG comes before --log-level. SIGTERM and SIGINT end it in order."
 )]
 struct Portcullis {
-    #[command(flatten)]
-    globals: Globals,
     /// How much to log
     #[arg(long, global = true, value_enum, value_name = "LEVEL", default_value_t = Level::Warn)]
     log_level: Level,
@@ -48,7 +45,7 @@ Remembers the store's address and credentials where `juju` finds them. Started a
 
 Examples:
   portcullis up
-  portcullis -e try up --listen 127.0.0.1:0 --data-dir ./try")]
+  portcullis up -e try --listen 127.0.0.1:0 --data-dir ./try")]
     Up(up::Typed),
     /// Run the store alone
     #[command(after_help = "\
@@ -88,7 +85,7 @@ pub fn main() -> ExitCode {
 
 async fn run(portcullis: &Portcullis) -> anyhow::Result<()> {
     match &portcullis.command {
-        Command::Up(args) => up::run(&portcullis.globals, args).await,
+        Command::Up(args) => up::run(args).await,
         Command::Keeper(args) => keeper::run(args).await,
         Command::Demo(args) => demo::run(args).await,
         Command::Completions(args) => completions::run(Portcullis::command(), args),

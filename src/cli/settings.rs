@@ -38,6 +38,11 @@ pub(super) struct Settings {
 }
 
 impl Globals {
+    /// With an environment at most, for who brings the store along.
+    pub(super) fn of(environment: Option<String>) -> Self {
+        Self { environment, ..Self::default() }
+    }
+
     /// The same, remembering elsewhere.
     pub(super) fn at(mut self, home: ConfigDir) -> Self {
         self.home = Some(home);

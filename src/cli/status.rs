@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
-use super::file::{self, Privacy};
-use super::output;
 use super::settings::Globals;
+use super::{file, output};
 use crate::status::render::{json, tabular, yaml};
 use crate::status::{Scope, View, collect};
 
@@ -42,7 +41,7 @@ pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
     };
     match &args.output {
         None => output::data(&text).context("cannot write to stdout"),
-        Some(path) => file::replace(path, text.as_bytes(), Privacy::Plain)
+        Some(path) => file::write_output(path, text.as_bytes())
             .with_context(|| format!("cannot write {}", path.display())),
     }
 }

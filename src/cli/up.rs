@@ -26,6 +26,9 @@ const LOOPBACK_PATIENCE: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Args)]
 pub(super) struct Typed {
+    /// Environment to run [default: local]
+    #[arg(short, long, value_name = "ENV", env = "JUJU_ENV", hide_env_values = true)]
+    environment: Option<String>,
     /// Where the data is kept [default: $XDG_DATA_HOME/portcullis/ENV]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
@@ -33,14 +36,15 @@ pub(super) struct Typed {
     serving: Serving,
 }
 
-pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
+pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
+    let globals = Globals::of(args.environment.clone());
     let environment = globals.environment()?;
     let data_dir = match &args.data_dir {
         Some(given) => given.clone(),
         None => default_data_dir(&environment, env::var_os("XDG_DATA_HOME"), env::var_os("HOME"))?,
     };
     let shutdown = Shutdown::listen().context("cannot catch signals")?;
-    let keeper = start(globals, &environment, args.serving.config(data_dir)).await?;
+    let keeper = start(&globals, &environment, args.serving.config(data_dir)).await?;
     announce(&keeper)?;
     output::message(&format!("Environment '{environment}' is up; `juju status` shows it. Ctrl-C ends it."));
     serve(keeper, shutdown).await
