@@ -128,7 +128,9 @@ impl<F: Feed> Changes<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::paths;
+    use crate::store::acl::Roles;
+    use crate::store::tree::{Tree, Write};
+    use crate::store::{Credential, MemoryStore, paths};
     use proptest::prelude::*;
 
     fn dirty(paths: &[&str]) -> Dirty {
@@ -177,6 +179,29 @@ mod tests {
             flood.add(&Event::Changed(paths::unit(UnitId::new(unit))));
         }
         assert!(flood.everything());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_burst_is_one_look_and_a_dropped_wait_loses_nothing() {
+        let store = MemoryStore::default();
+        let credential = Credential::parse("operator:x").unwrap();
+        let roles = Roles { operator: credential.identity(), controller: credential.identity() };
+        let tree = store.connect(Some(&credential));
+        let mut changes = Changes::new(tree.watch(&paths::root()).await.unwrap());
+        assert!(changes.next().await.unwrap().everything());
+
+        let unit = |number| paths::unit(UnitId::new(number));
+        let create = |path| Write::create(path, Vec::new(), roles.operators());
+        tree.write(vec![create(paths::units()), create(unit(1))]).await.unwrap();
+        // Long enough to take the first event in, too short to hand it out.
+        let cut_short = tokio::time::timeout(GATHER / 2, changes.next()).await;
+        assert!(cut_short.is_err());
+        tree.write(vec![create(unit(2)), create(paths::unit_ports(UnitId::new(2)))]).await.unwrap();
+        let dirty = changes.next().await.unwrap();
+        assert_eq!(dirty.keys(), &BTreeSet::from([1, 2].map(|number| Key::Unit(UnitId::new(number)))));
+
+        store.interrupt();
+        assert!(changes.next().await.unwrap().everything());
     }
 
     proptest! {

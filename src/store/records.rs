@@ -323,3 +323,7 @@ pub(super) fn parse_credentials(path: &NodePath, data: &[u8]) -> Result<Credenti
 pub(super) fn credentials_to_bytes(credential: &Credential) -> Vec<u8> {
     json!({"auth": credential.expose()}).to_string().into_bytes()
 }
+
+#[cfg(test)]
+#[path = "records_tests.rs"]
+mod tests;
