@@ -79,6 +79,8 @@ fn order_of_opening_is_kept_and_twice_is_once() {
     }
     let names: Vec<_> = document.ranges().map(|range| range.to_string()).collect();
     assert_eq!(names, ["443/tcp", "80/tcp", "53/udp", "53/tcp", "80-90/tcp"]);
+    let doubled = open(r#"{"open":[{"port":80,"proto":"tcp"},{"port":80,"to":80,"proto":"TCP"}]}"#);
+    assert_eq!(doubled.ranges().collect::<Vec<_>>(), [port("80")]);
     document.close(port("80"));
     document.close(port("81"));
     document.open(port("80")).unwrap();

@@ -11,6 +11,7 @@ mod harness;
 mod contract;
 mod lost;
 mod operations;
+mod races;
 mod rights;
 mod wire;
 
