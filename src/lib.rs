@@ -15,6 +15,7 @@
 //! [`cli::juju`] for what can be typed.
 
 pub mod cli;
+pub mod firewall;
 pub mod keeper;
 pub mod model;
 pub mod runtime;

@@ -7,4 +7,4 @@ pub mod ports;
 
 pub use id::{InvalidId, MachineId, ServiceId, UnitId};
 pub use name::{CharmUrl, EnvironmentName, InstanceId, InvalidName, ServiceName, UnitName};
-pub use portcullis_provider::rule::{PortRange, Protocol};
+pub use portcullis_provider::rule::{Cidr, PortRange, Protocol};

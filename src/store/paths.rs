@@ -49,6 +49,20 @@ pub fn controller() -> NodePath {
     fixed("/controller")
 }
 
+/// Ephemeral: who acts for the environment.
+pub fn leader() -> NodePath {
+    controller().child("leader")
+}
+
+/// One report per machine: what the firewall agent found, did and could not do.
+pub fn firewall_reports() -> NodePath {
+    controller().child("firewall")
+}
+
+pub fn firewall_report(id: MachineId) -> NodePath {
+    firewall_reports().child(&id.key())
+}
+
 pub fn services() -> NodePath {
     fixed("/services")
 }

@@ -5,7 +5,7 @@ use super::credentials::{Credential, Identity};
 use super::error::Error;
 use super::paths::NodePath;
 use crate::model::{
-    CharmUrl, EnvironmentName, InstanceId, MachineId, ServiceId, ServiceName, UnitId, UnitName,
+    CharmUrl, Cidr, EnvironmentName, InstanceId, MachineId, ServiceId, ServiceName, UnitId, UnitName,
 };
 use serde_json::{Map, Value, json};
 
@@ -254,6 +254,37 @@ impl Initialized {
         });
         known.to_string().into_bytes()
     }
+}
+
+/// The most sources that a service may be exposed to.
+pub const MAX_SOURCES: usize = 50;
+
+/// The data of an `exposed` flag: the sources that it is limited to, none for the whole world. Empty data is the flag of
+/// the first Juju.
+///
+/// # Errors
+/// [`Error::Corrupt`], naming `path`. A limit that cannot be read is never taken for no limit.
+pub fn parse_exposed(path: &NodePath, data: &[u8]) -> Result<Vec<Cidr>, Error> {
+    if data.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut fields = Fields::parse(path, data)?;
+    let sources = match fields.take("to") {
+        None => return Ok(Vec::new()),
+        Some(Value::Array(items)) if !items.is_empty() && items.len() <= MAX_SOURCES => items,
+        Some(_) => return Err(fields.bad("to", "is not a list of 1 to 50 sources")),
+    };
+    let parse = |item: Value| item.as_str().and_then(|text| text.parse().ok());
+    let sources: Option<Vec<Cidr>> = sources.into_iter().map(parse).collect();
+    sources.ok_or_else(|| fields.bad("to", "holds what is not a block of addresses"))
+}
+
+pub fn exposed_to_bytes(sources: &[Cidr]) -> Vec<u8> {
+    let mut flag = json!({});
+    if !sources.is_empty() {
+        flag["to"] = sources.iter().map(Cidr::to_string).collect();
+    }
+    flag.to_string().into_bytes()
 }
 
 /// What a name stands for, and which operation gave it: after a lost answer, `op` tells ours from another's.

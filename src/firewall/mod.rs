@@ -1,0 +1,8 @@
+//! The firewall: wanted rules against real rules, per machine, through a provider. `wanted` and `policy` say what
+//! should be open, `plan` what to change; all three are pure, and every decision is in them.
+
+pub mod observe;
+pub mod plan;
+pub mod policy;
+pub mod report;
+pub mod wanted;

@@ -1,0 +1,188 @@
+//! What the tree says, as far as the firewall cares: who is exposed, who asks for which ports, where. A look is complete
+//! or fails; a znode that cannot be understood is in it as unreadable, never as empty. Nothing is decided here.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::firewall::wanted::Claim;
+use crate::model::ports::PortsDocument;
+use crate::model::{Cidr, MachineId, PortRange, ServiceId, UnitId, UnitName};
+use crate::store::changes::Key;
+use crate::store::paths::{self, NodePath};
+use crate::store::records;
+use crate::store::tree::{Answer, Error, Read, Tree};
+
+/// A value, or why it cannot be had.
+pub type Held<T> = Result<T, String>;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Exposure {
+    No,
+    /// To these sources; to the world if there are none.
+    To(Held<Vec<Cidr>>),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnitFacts {
+    pub record: Held<(UnitName, ServiceId, Option<MachineId>)>,
+    pub ports: Held<Vec<PortRange>>,
+    /// From the machine's own list, which tells where a unit is whose record is lost.
+    pub listed_on: Option<MachineId>,
+}
+
+impl UnitFacts {
+    pub fn machine(&self) -> Option<MachineId> {
+        match &self.record {
+            Ok((_, _, machine)) => *machine,
+            Err(_) => self.listed_on,
+        }
+    }
+}
+
+/// The tree as the firewall sees it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct View {
+    pub services: BTreeMap<ServiceId, Exposure>,
+    pub units: BTreeMap<UnitId, UnitFacts>,
+    pub machines: BTreeMap<MachineId, Held<records::Machine>>,
+}
+
+impl View {
+    pub fn units_on(&self, machine: MachineId) -> impl Iterator<Item = (UnitId, &UnitFacts)> {
+        let on = move |(_, unit): &(&UnitId, &UnitFacts)| unit.machine() == Some(machine);
+        self.units.iter().filter(on).map(|(id, unit)| (*id, unit))
+    }
+
+    /// What each unit asks for, by machine: one walk over all units.
+    pub fn claims(&self) -> BTreeMap<MachineId, BTreeMap<UnitId, Claim>> {
+        let mut claims: BTreeMap<_, BTreeMap<_, _>> =
+            self.machines.keys().map(|id| (*id, BTreeMap::new())).collect();
+        for (id, unit) in &self.units {
+            if let Some(of_machine) = unit.machine().and_then(|machine| claims.get_mut(&machine)) {
+                of_machine.insert(*id, self.claim(unit));
+            }
+        }
+        claims
+    }
+
+    /// The same for one machine.
+    pub fn claims_on(&self, machine: MachineId) -> BTreeMap<UnitId, Claim> {
+        self.units_on(machine).map(|(id, unit)| (id, self.claim(unit))).collect()
+    }
+
+    fn claim(&self, unit: &UnitFacts) -> Claim {
+        let (service, ports) = match (&unit.record, &unit.ports) {
+            (Ok((_, service, _)), Ok(ports)) => (service, ports.clone()),
+            (Err(reason), _) | (_, Err(reason)) => return Claim::Frozen { reason: reason.clone() },
+        };
+        match self.services.get(service) {
+            // A service that is gone exposes nothing.
+            None | Some(Exposure::No) => Claim::NotExposed { ports },
+            Some(Exposure::To(Err(reason))) => Claim::Frozen { reason: reason.clone() },
+            Some(Exposure::To(Ok(sources))) if sources.is_empty() => {
+                Claim::Asks { ports, sources: vec![Cidr::WORLD_V4, Cidr::WORLD_V6] }
+            }
+            Some(Exposure::To(Ok(sources))) => Claim::Asks { ports, sources: sources.clone() },
+        }
+    }
+}
+
+/// Looks at everything. The number of round trips does not grow with the environment.
+pub async fn observe<T: Tree>(tree: &T) -> Result<View, Error> {
+    let lists = [paths::services(), paths::units(), paths::machines()];
+    let mut lists = tree.read_many(lists.into_iter().map(Read::Children).collect()).await?.into_iter();
+    let mut names = |path: NodePath| {
+        // The lists are as old as the environment: one that is not there is not an empty one.
+        lists.next().and_then(Answer::into_children).ok_or(Error::NoNode(path))
+    };
+    let mut keys: Vec<Key> = Vec::new();
+    keys.extend(
+        names(paths::services())?.iter().filter_map(|n| ServiceId::from_key(n).ok()).map(Key::Service),
+    );
+    keys.extend(names(paths::units())?.iter().filter_map(|n| UnitId::from_key(n).ok()).map(Key::Unit));
+    keys.extend(
+        names(paths::machines())?.iter().filter_map(|n| MachineId::from_key(n).ok()).map(Key::Machine),
+    );
+    let mut view = View::default();
+    refresh(tree, &mut view, &keys).await?;
+    Ok(view)
+}
+
+/// Looks at `keys` again and puts what is there now into `view`. A view is untouched by a look that fails.
+pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result<(), Error> {
+    let reads = keys.iter().flat_map(|key| match *key {
+        Key::Service(id) => [paths::service(id), paths::exposed(id)],
+        Key::Unit(id) => [paths::unit(id), paths::unit_ports(id)],
+        Key::Machine(id) => [paths::machine(id), paths::machine_units(id)],
+    });
+    let mut answers =
+        tree.read_many(reads.map(Read::Data).collect()).await?.into_iter().map(Answer::into_data);
+    let mut next = View::default();
+    let mut gone = Vec::new();
+    for &key in keys {
+        let (record, beside) = (answers.next().flatten(), answers.next().flatten());
+        let Some(record) = record else {
+            gone.push(key);
+            continue;
+        };
+        match key {
+            Key::Service(id) => {
+                let path = paths::exposed(id);
+                let exposure = beside.map_or(Exposure::No, |flag| {
+                    Exposure::To(held(records::parse_exposed(&path, &flag.data)))
+                });
+                next.services.insert(id, exposure);
+            }
+            Key::Unit(id) => {
+                let record = held(records::Unit::parse(&paths::unit(id), &record.data));
+                let ports = match beside {
+                    None => Ok(Vec::new()),
+                    Some(node) => PortsDocument::parse(&node.data)
+                        .map(|document| document.ranges().collect())
+                        .map_err(|err| format!("{}: {err}", paths::unit_ports(id))),
+                };
+                let record = record.map(|unit| (unit.name, unit.service, unit.machine));
+                next.units.insert(id, UnitFacts { record, ports, listed_on: None });
+            }
+            Key::Machine(id) => {
+                next.machines.insert(id, held(records::Machine::parse(&paths::machine(id), &record.data)));
+            }
+        }
+    }
+    find_lost_units(tree, view, &mut next).await?;
+    for key in gone {
+        match key {
+            Key::Service(id) => drop(view.services.remove(&id)),
+            Key::Unit(id) => drop(view.units.remove(&id)),
+            Key::Machine(id) => drop(view.machines.remove(&id)),
+        }
+    }
+    view.services.append(&mut next.services);
+    view.units.append(&mut next.units);
+    view.machines.append(&mut next.machines);
+    Ok(())
+}
+
+/// Units whose record is unreadable are looked for in the machines' own lists: one more round trip, and only then.
+async fn find_lost_units<T: Tree>(tree: &T, view: &View, next: &mut View) -> Result<(), Error> {
+    let lost: BTreeSet<UnitId> =
+        next.units.iter().filter(|(_, unit)| unit.record.is_err()).map(|(id, _)| *id).collect();
+    if lost.is_empty() {
+        return Ok(());
+    }
+    let machines: Vec<MachineId> = view.machines.keys().chain(next.machines.keys()).copied().collect();
+    let reads = machines.iter().map(|id| Read::Children(paths::machine_units(*id))).collect();
+    for (machine, answer) in machines.iter().zip(tree.read_many(reads).await?) {
+        for name in answer.into_children().into_iter().flatten() {
+            if let Ok(id) = UnitId::from_key(&name)
+                && let Some(unit) = next.units.get_mut(&id).filter(|_| lost.contains(&id))
+            {
+                unit.listed_on = Some(*machine);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn held<R>(parsed: Result<R, crate::store::Error>) -> Held<R> {
+    parsed.map_err(|err| err.to_string())
+}

@@ -1,0 +1,233 @@
+//! What to do to each machine. Pure: from what is wanted, what is there, and what was granted when everything could last
+//! be read, to the change of each machine. All decisions of the firewall are here and in `wanted`; `apply` carries
+//! them out and makes none.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use portcullis_provider::rule::{Change, Family, Rule, RuleSet};
+
+use super::wanted::Wanted;
+use crate::model::UnitId;
+
+/// A pass that would close more than this share of all rules, and at least [`MASS_CLOSE_MIN`], is not believed at
+/// once: an empty view of the tree looks just like an operator who shut everything.
+const MASS_CLOSE_SHARE: usize = 2;
+const MASS_CLOSE_MIN: usize = 10;
+
+/// What each unit of a machine had when it could last be read, as the machine's report keeps it.
+pub type LastGranted = BTreeMap<UnitId, RuleSet>;
+
+/// The change of one machine.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MachinePlan {
+    /// What can be done now. Its halves may fail independently: no close in it takes away what a failed open was to
+    /// replace.
+    pub change: Change,
+    /// Closes that only re-spell what is wanted. They come up again, and are safe then, once the open has succeeded.
+    pub deferred: BTreeSet<Rule>,
+    /// What the machine should have.
+    pub target: RuleSet,
+    /// Kept open only because a unit cannot be read.
+    pub kept_for_frozen: RuleSet,
+}
+
+/// What the machine should have once frozen units are accounted for: what they had last stays if it is there. If
+/// that is not known, all that is there stays, because any of it may be theirs.
+pub fn target(wanted: &Wanted, owned: &BTreeSet<Rule>, last: &LastGranted) -> (RuleSet, RuleSet) {
+    let rules = wanted.rules();
+    let there: RuleSet = owned.iter().collect();
+    let mut kept = RuleSet::new();
+    for unit in wanted.frozen.keys() {
+        let theirs = match last.get(unit) {
+            Some(granted) => intersection(granted, &there),
+            None => there.clone(),
+        };
+        kept = kept.union(&theirs);
+    }
+    let kept = kept.minus(&rules);
+    (rules.union(&kept), kept)
+}
+
+/// The change that brings `owned` to what is wanted, touching as few rules as it can within `max_rules` a family.
+pub fn plan_machine(
+    wanted: &Wanted,
+    owned: &BTreeSet<Rule>,
+    last: &LastGranted,
+    max_rules: usize,
+) -> MachinePlan {
+    let (target, kept_for_frozen) = target(wanted, owned, last);
+    let gentle = Change::between(owned, &target);
+    let fits = |change: &Change| {
+        let after = &change.open | owned;
+        let count = |family| after.iter().filter(|rule| rule.source.family() == family).count();
+        [Family::V4, Family::V6].into_iter().all(|family| count(family) <= max_rules)
+    };
+    let Change { open, close } = if fits(&gentle) { gentle } else { Change::compacting(owned, &target) };
+    let staying: RuleSet = (owned - &close).iter().collect();
+    let (close, deferred) = close.into_iter().partition(|rule| {
+        let wanted = intersection(&[*rule].into_iter().collect(), &target);
+        wanted.minus(&staying).is_empty()
+    });
+    MachinePlan { change: Change { open, close }, deferred, target, kept_for_frozen }
+}
+
+/// Whether a whole pass may be applied as it is, or must first be confirmed by a second look at the tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Confidence {
+    Sure,
+    /// It would close this many of that many rules.
+    LookAgain {
+        closing: usize,
+        of: usize,
+    },
+}
+
+/// Judges the closes of a pass together. Rules that are only re-spelled do not count.
+pub fn confidence<'a>(machines: impl Iterator<Item = (&'a MachinePlan, &'a BTreeSet<Rule>)>) -> Confidence {
+    let (mut closing, mut of) = (0, 0);
+    for (plan, owned) in machines {
+        of += owned.len();
+        closing += plan.change.close.iter().filter(|rule| !plan.target.covers(rule)).count();
+    }
+    if closing >= MASS_CLOSE_MIN && closing * MASS_CLOSE_SHARE > of {
+        Confidence::LookAgain { closing, of }
+    } else {
+        Confidence::Sure
+    }
+}
+
+fn intersection(a: &RuleSet, b: &RuleSet) -> RuleSet {
+    a.minus(&a.minus(b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::firewall::policy::Policy;
+    use crate::firewall::wanted::{Claim, wanted};
+    use portcullis_provider::rule::{Cidr, PortRange, Protocol};
+    use proptest::prelude::*;
+
+    fn rule(from: u16, to: u16) -> Rule {
+        Rule::new(PortRange::new(from, to, Protocol::Tcp).unwrap(), Cidr::WORLD_V4)
+    }
+
+    fn rules(ranges: &[(u16, u16)]) -> BTreeSet<Rule> {
+        ranges.iter().map(|&(from, to)| rule(from, to)).collect()
+    }
+
+    fn set(ranges: &[(u16, u16)]) -> RuleSet {
+        rules(ranges).iter().collect()
+    }
+
+    fn unit(n: u32) -> UnitId {
+        UnitId::new(n)
+    }
+
+    fn asking(ports: &[(u16, u16)], frozen: bool) -> Wanted {
+        let ports = ports.iter().map(|&(from, to)| rule(from, to).ports).collect();
+        let mut claims = BTreeMap::from([(unit(0), Claim::Asks { ports, sources: vec![Cidr::WORLD_V4] })]);
+        if frozen {
+            claims.insert(unit(1), Claim::Frozen { reason: "garbage".into() });
+        }
+        wanted(&claims, &[Family::V4], &Policy::with_own_ports([]))
+    }
+
+    #[test]
+    fn a_frozen_unit_keeps_what_it_had_and_gets_nothing_new() {
+        let last = LastGranted::from([
+            (unit(0), set(&[(80, 80), (81, 81)])),
+            (unit(1), set(&[(443, 443), (444, 444)])),
+        ]);
+        let owned = rules(&[(80, 80), (81, 81), (443, 443)]);
+        let plan = plan_machine(&asking(&[(80, 80)], true), &owned, &last, 50);
+        // 81 is given up by the unit that can be read; 443 stays; 444 is not opened for one that cannot.
+        assert_eq!(plan.change, Change { open: BTreeSet::new(), close: rules(&[(81, 81)]) });
+        assert_eq!(plan.kept_for_frozen, set(&[(443, 443)]));
+    }
+
+    #[test]
+    fn without_a_memory_of_a_frozen_unit_nothing_is_closed() {
+        let owned = rules(&[(80, 80), (443, 443)]);
+        let plan = plan_machine(&asking(&[(8080, 8080)], true), &owned, &LastGranted::new(), 50);
+        assert_eq!(plan.change, Change { open: rules(&[(8080, 8080)]), close: BTreeSet::new() });
+    }
+
+    #[test]
+    fn rules_are_merged_only_when_they_would_not_fit() {
+        let owned = rules(&[(80, 80), (82, 82)]);
+        let wanted = asking(&[(80, 80), (81, 81), (82, 82)], false);
+        let gentle = plan_machine(&wanted, &owned, &LastGranted::new(), 3);
+        assert_eq!(gentle.change, Change { open: rules(&[(81, 81)]), close: BTreeSet::new() });
+        let compact = plan_machine(&wanted, &owned, &LastGranted::new(), 2);
+        assert_eq!(compact.change, Change { open: rules(&[(80, 82)]), close: BTreeSet::new() });
+        assert_eq!(compact.deferred, owned);
+        let after = compact.change.applied_to(&owned);
+        let then = plan_machine(&wanted, &after, &LastGranted::new(), 2);
+        assert_eq!(then.change, Change { open: BTreeSet::new(), close: owned });
+    }
+
+    #[test]
+    fn a_close_that_only_respells_waits_for_its_open() {
+        let wanted = asking(&[(80, 80)], false);
+        let owned = rules(&[(80, 81), (443, 443)]);
+        let plan = plan_machine(&wanted, &owned, &LastGranted::new(), 50);
+        assert_eq!(plan.change, Change { open: rules(&[(80, 80)]), close: rules(&[(443, 443)]) });
+        assert_eq!(plan.deferred, rules(&[(80, 81)]));
+        let after = plan.change.applied_to(&owned);
+        let then = plan_machine(&wanted, &after, &LastGranted::new(), 50);
+        assert_eq!(then.change, Change { open: BTreeSet::new(), close: rules(&[(80, 81)]) });
+    }
+
+    #[test]
+    fn closing_most_of_everything_asks_for_a_second_look() {
+        let owned = |count: u16| -> BTreeSet<Rule> { (1..=count).map(|n| rule(2 * n, 2 * n)).collect() };
+        let shut = |owned: &BTreeSet<Rule>, closing: usize| MachinePlan {
+            change: Change { open: BTreeSet::new(), close: owned.iter().take(closing).copied().collect() },
+            ..MachinePlan::default()
+        };
+        for (there, closing, expected) in [
+            (9, 9, Confidence::Sure),
+            (10, 10, Confidence::LookAgain { closing: 10, of: 10 }),
+            (20, 10, Confidence::Sure),
+            (20, 11, Confidence::LookAgain { closing: 11, of: 20 }),
+        ] {
+            let owned = owned(there);
+            let plan = shut(&owned, closing);
+            assert_eq!(confidence([(&plan, &owned)].into_iter()), expected, "{closing} of {there}");
+        }
+    }
+
+    fn any_ranges() -> impl Strategy<Value = Vec<(u16, u16)>> {
+        proptest::collection::vec((1u16..40, 0u16..4).prop_map(|(from, more)| (from, from + more)), 0..8)
+    }
+
+    proptest! {
+        /// Its own changes lead to what is wanted and then to silence. Even if only half of a change happens, what is
+        /// wanted and was open stays open, nothing is opened that was not asked for, and nothing of others is closed.
+        #[test]
+        fn plans_end_in_what_is_wanted_and_then_are_silent(
+            asked in any_ranges(), there in any_ranges(), frozen in any::<bool>(), had in any_ranges(), max in 1usize..20,
+        ) {
+            let wanted = asking(&asked, frozen);
+            let mut owned = rules(&there);
+            let last = LastGranted::from([(unit(1), set(&had))]);
+            let first = plan_machine(&wanted, &owned, &last, max);
+            for _ in 0..3 {
+                let plan = plan_machine(&wanted, &owned, &last, max);
+                prop_assert!(plan.change.close.is_subset(&owned) && plan.deferred.is_subset(&owned));
+                let opened: RuleSet = plan.change.open.iter().collect();
+                prop_assert!(opened.minus(&wanted.rules().union(&plan.kept_for_frozen)).is_empty());
+                let there: RuleSet = owned.iter().collect();
+                prop_assert!(plan.kept_for_frozen.minus(&there).is_empty());
+                let before = intersection(&owned.iter().collect(), &plan.target);
+                let only_closed: RuleSet = (&owned - &plan.change.close).iter().collect();
+                prop_assert!(before.minus(&only_closed).is_empty());
+                owned = plan.change.applied_to(&owned);
+            }
+            prop_assert_eq!(owned.iter().collect::<RuleSet>(), first.target);
+            let silent = plan_machine(&wanted, &owned, &last, max);
+            prop_assert!(silent.change.is_empty() && silent.deferred.is_empty(), "{:?}", silent);
+        }
+    }
+}

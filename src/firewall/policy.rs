@@ -1,0 +1,206 @@
+//! What may never be opened, whatever the store says. Pure; the file is the controller's own, so that no write to the
+//! store can loosen it. Reading the file is the command line's work.
+
+use portcullis_provider::rule::{Cidr, PortRange, Protocol, Rule, RuleSet};
+use serde::Deserialize;
+
+/// The most bytes that a policy file may have.
+pub const MAX_BYTES: usize = 64 * 1024;
+
+/// Fewer than EC2's 60, so that a rule made by hand still fits beside ours.
+const MAX_RULES: usize = 50;
+const MAX_PORTS_IN_RANGE: u32 = 1_000;
+const SSH: u16 = 22;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy {
+    forbidden_ports: Vec<PortRange>,
+    forbidden_sources: Vec<Cidr>,
+    /// A longer range is held back whole.
+    max_ports_in_range: u32,
+    /// Rules on one machine, per address family.
+    max_rules: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidPolicy {
+    #[error("{bytes} bytes are more than the {MAX_BYTES} allowed for a policy")]
+    TooLarge { bytes: usize },
+    #[error("not a policy: {0}")]
+    Syntax(String),
+    #[error("{key}: {problem}")]
+    Value { key: &'static str, problem: String },
+}
+
+/// The file as it is written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct File {
+    forbidden_ports: Option<Vec<String>>,
+    #[serde(default)]
+    forbidden_sources: Vec<String>,
+    max_ports_in_range: Option<u32>,
+    max_rules: Option<usize>,
+}
+
+/// Why a port that was asked for stays shut.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Held {
+    ForbiddenPort,
+    ForbiddenSource(Cidr),
+    RangeTooLong { max: u32 },
+    TooManyRules { max: usize },
+}
+
+impl std::fmt::Display for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Held::ForbiddenPort => f.write_str("policy forbids the port"),
+            Held::ForbiddenSource(source) => write!(f, "policy forbids the source {source}"),
+            Held::RangeTooLong { max } => write!(f, "policy allows at most {max} ports in one range"),
+            Held::TooManyRules { max } => write!(f, "policy allows at most {max} rules on a machine"),
+        }
+    }
+}
+
+impl Policy {
+    /// What holds without a file: ssh, the store's ports and the agents' own stay shut.
+    pub fn with_own_ports(own: impl IntoIterator<Item = u16>) -> Self {
+        Policy {
+            forbidden_ports: std::iter::once(SSH).chain(own).filter_map(single_tcp).collect(),
+            forbidden_sources: Vec::new(),
+            max_ports_in_range: MAX_PORTS_IN_RANGE,
+            max_rules: MAX_RULES,
+        }
+    }
+
+    /// Reads a policy file. `own` are forbidden in any case; a file that names ports replaces the default of ssh.
+    ///
+    /// # Errors
+    /// What is wrong with it. A policy is never read in part.
+    pub fn parse(text: &str, own: impl IntoIterator<Item = u16>) -> Result<Self, InvalidPolicy> {
+        if text.len() > MAX_BYTES {
+            return Err(InvalidPolicy::TooLarge { bytes: text.len() });
+        }
+        let file: File =
+            serde_saphyr::from_str(text).map_err(|err| InvalidPolicy::Syntax(one_line(&err.to_string())))?;
+        let mut policy = Policy::with_own_ports(own);
+        if let Some(ports) = file.forbidden_ports {
+            policy.forbidden_ports.retain(|range| range.from() != SSH);
+            for text in ports {
+                let range = crate::model::ports::parse_argument(&text).map_err(|err| {
+                    InvalidPolicy::Value { key: "forbidden-ports", problem: err.to_string() }
+                })?;
+                policy.forbidden_ports.push(range);
+            }
+        }
+        for text in file.forbidden_sources {
+            let source = text.parse().map_err(|err: portcullis_provider::rule::InvalidCidr| {
+                InvalidPolicy::Value { key: "forbidden-sources", problem: err.to_string() }
+            })?;
+            policy.forbidden_sources.push(source);
+        }
+        policy.max_ports_in_range = file.max_ports_in_range.unwrap_or(policy.max_ports_in_range);
+        policy.max_rules = file.max_rules.unwrap_or(policy.max_rules);
+        Ok(policy)
+    }
+
+    pub fn max_rules(&self) -> usize {
+        self.max_rules
+    }
+
+    /// What of a wanted range may be opened from `source`, and what is held back and why.
+    pub fn judge(&self, ports: PortRange, source: Cidr) -> (RuleSet, Vec<(PortRange, Held)>) {
+        if u32::from(ports.to() - ports.from()) >= self.max_ports_in_range {
+            return (RuleSet::new(), vec![(ports, Held::RangeTooLong { max: self.max_ports_in_range })]);
+        }
+        if let Some(&forbidden) = self.forbidden_sources.iter().find(|forbidden| overlap(**forbidden, source))
+        {
+            return (RuleSet::new(), vec![(ports, Held::ForbiddenSource(forbidden))]);
+        }
+        let asked: RuleSet = [Rule::new(ports, source)].into_iter().collect();
+        let forbidden: RuleSet = self.forbidden_ports.iter().map(|range| Rule::new(*range, source)).collect();
+        let allowed = asked.minus(&forbidden);
+        let held = asked.minus(&allowed).rules().map(|rule| (rule.ports, Held::ForbiddenPort)).collect();
+        (allowed, held)
+    }
+}
+
+fn single_tcp(port: u16) -> Option<PortRange> {
+    PortRange::single(port, Protocol::Tcp).ok()
+}
+
+fn one_line(text: &str) -> String {
+    text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+/// Two blocks share addresses exactly if the shorter prefix holds both.
+fn overlap(a: Cidr, b: Cidr) -> bool {
+    let len = a.prefix_len().min(b.prefix_len());
+    a.family() == b.family() && Cidr::new(a.network(), len) == Cidr::new(b.network(), len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(from: u16, to: u16) -> PortRange {
+        PortRange::new(from, to, Protocol::Tcp).unwrap()
+    }
+
+    fn judged(policy: &Policy, from: u16, to: u16, source: &str) -> (Vec<String>, Vec<String>) {
+        let (allowed, held) = policy.judge(range(from, to), source.parse().unwrap());
+        (
+            allowed.rules().map(|rule| rule.ports.to_string()).collect(),
+            held.into_iter().map(|(ports, why)| format!("{ports}: {why}")).collect(),
+        )
+    }
+
+    #[test]
+    fn by_default_ssh_and_our_own_ports_stay_shut() {
+        let policy = Policy::with_own_ports([2181]);
+        assert_eq!(judged(&policy, 80, 80, "0.0.0.0/0"), (vec!["80/tcp".into()], vec![]));
+        assert_eq!(
+            judged(&policy, 22, 22, "0.0.0.0/0"),
+            (vec![], vec!["22/tcp: policy forbids the port".into()])
+        );
+        assert_eq!(
+            judged(&policy, 2180, 2182, "::/0"),
+            (vec!["2180/tcp".into(), "2182/tcp".into()], vec!["2181/tcp: policy forbids the port".into()])
+        );
+    }
+
+    #[test]
+    fn a_file_replaces_ssh_but_never_our_own_ports() {
+        let text = "forbidden-ports: [8080/udp, 9000-9010]\nforbidden-sources: [10.1.0.0/16]\nmax-ports-in-range: 5\nmax-rules: 2\n";
+        let policy = Policy::parse(text, [2181]).unwrap();
+        assert_eq!(policy.max_rules(), 2);
+        assert_eq!(judged(&policy, 22, 22, "10.2.0.0/16").1, Vec::<String>::new());
+        assert_eq!(judged(&policy, 9005, 9005, "10.2.0.0/16").0, Vec::<String>::new());
+        assert_eq!(judged(&policy, 2181, 2181, "10.2.0.0/16").0, Vec::<String>::new());
+        assert_eq!(
+            judged(&policy, 80, 85, "10.2.0.0/16").1,
+            ["80-85/tcp: policy allows at most 5 ports in one range"]
+        );
+        for (source, held) in
+            [("10.0.0.0/8", true), ("10.1.2.0/24", true), ("10.2.0.0/16", false), ("0.0.0.0/0", true)]
+        {
+            assert_eq!(judged(&policy, 80, 80, source).0.is_empty(), held, "{source}");
+        }
+    }
+
+    #[test]
+    fn a_broken_policy_is_refused_whole() {
+        for (text, part) in [
+            ("forbidden-prots: [22]", "forbidden-prots"),
+            ("forbidden-ports: [eighty]", "forbidden-ports: Invalid port, must be an integer, got 'eighty'"),
+            ("forbidden-sources: [10.0.0.0/99]", "forbidden-sources: not a block of addresses"),
+            ("max-rules: many", "not a policy"),
+            ("[1, 2]", "not a policy"),
+        ] {
+            let err = Policy::parse(text, []).unwrap_err().to_string();
+            assert!(err.contains(part) && !err.contains('\n'), "{text}: {err}");
+        }
+        assert!(Policy::parse(&" ".repeat(MAX_BYTES + 1), []).is_err());
+    }
+}

@@ -1,0 +1,170 @@
+//! Which rules a machine should have, and for whom. Pure: from what the tree says about one machine's units to a set of
+//! rules, with everything that was held back and why. What cannot be read asks for nothing and gives nothing up.
+
+use std::collections::BTreeMap;
+
+use portcullis_provider::rule::{Cidr, Family, PortRange, Rule, RuleSet};
+
+use super::policy::{Held, Policy};
+use crate::model::UnitId;
+
+/// What one unit on the machine asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Claim {
+    /// Its service is exposed to these sources.
+    Asks { ports: Vec<PortRange>, sources: Vec<Cidr> },
+    /// Its service is not exposed: whatever it opened stays shut.
+    NotExposed { ports: Vec<PortRange> },
+    /// Some znode of it cannot be read: what it had is kept, and nothing more is given.
+    Frozen { reason: String },
+}
+
+/// What a machine should have.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Wanted {
+    /// Per unit, what it may have open.
+    pub granted: BTreeMap<UnitId, RuleSet>,
+    pub held: Vec<HeldBack>,
+    pub frozen: BTreeMap<UnitId, String>,
+}
+
+/// A port that was asked for and stays shut.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeldBack {
+    pub unit: UnitId,
+    pub ports: PortRange,
+    pub reason: Held,
+}
+
+impl Wanted {
+    /// The union over the units.
+    pub fn rules(&self) -> RuleSet {
+        self.granted.values().flat_map(RuleSet::rules).collect()
+    }
+}
+
+/// Applies policy to the claims of one machine's units. `families` are those that the machine can have rules for.
+pub fn wanted(claims: &BTreeMap<UnitId, Claim>, families: &[Family], policy: &Policy) -> Wanted {
+    let mut wanted = Wanted::default();
+    for (&unit, claim) in claims {
+        match claim {
+            Claim::NotExposed { .. } => {}
+            Claim::Frozen { reason } => {
+                wanted.frozen.insert(unit, reason.clone());
+            }
+            Claim::Asks { ports, sources } => {
+                let mut granted: Vec<Rule> = Vec::new();
+                for &ports in ports {
+                    for &source in sources.iter().filter(|source| families.contains(&source.family())) {
+                        let (allowed, held) = policy.judge(ports, source);
+                        granted.extend(allowed.rules());
+                        for (ports, reason) in held {
+                            let back = HeldBack { unit, ports, reason };
+                            if !wanted.held.contains(&back) {
+                                wanted.held.push(back);
+                            }
+                        }
+                    }
+                }
+                wanted.granted.insert(unit, granted.into_iter().collect());
+            }
+        }
+    }
+    limit_rules(&mut wanted, policy.max_rules());
+    wanted
+}
+
+/// Beyond the most rules that a machine may have, the units that came last go without. Counted after merging, since
+/// touching ports are one rule.
+fn limit_rules(wanted: &mut Wanted, max: usize) {
+    let fits = |rules: &RuleSet| [Family::V4, Family::V6].iter().all(|family| rules.len_of(*family) <= max);
+    if fits(&wanted.rules()) {
+        return;
+    }
+    let mut so_far = RuleSet::new();
+    for (&unit, granted) in &mut wanted.granted {
+        let mut kept = Vec::new();
+        for rule in granted.rules() {
+            let with: RuleSet = so_far.union(&[rule].into_iter().collect());
+            if fits(&with) {
+                so_far = with;
+                kept.push(rule);
+            } else {
+                wanted.held.push(HeldBack { unit, ports: rule.ports, reason: Held::TooManyRules { max } });
+            }
+        }
+        *granted = kept.into_iter().collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use portcullis_provider::rule::Protocol;
+
+    const V4: &[Family] = &[Family::V4];
+
+    fn tcp(port: u16) -> PortRange {
+        PortRange::single(port, Protocol::Tcp).unwrap()
+    }
+
+    fn asks(ports: &[u16]) -> Claim {
+        Claim::Asks {
+            ports: ports.iter().map(|port| tcp(*port)).collect(),
+            sources: vec![Cidr::WORLD_V4, Cidr::WORLD_V6],
+        }
+    }
+
+    fn claims(claims: Vec<Claim>) -> BTreeMap<UnitId, Claim> {
+        claims.into_iter().enumerate().map(|(n, claim)| (UnitId::new(n as u32), claim)).collect()
+    }
+
+    fn texts(rules: &RuleSet) -> Vec<String> {
+        rules.rules().map(|rule| rule.to_string()).collect()
+    }
+
+    #[test]
+    fn only_exposed_units_have_ports_and_two_may_share_one() {
+        let policy = Policy::with_own_ports([]);
+        let claims =
+            claims(vec![asks(&[80, 443]), asks(&[80]), Claim::NotExposed { ports: vec![tcp(3306)] }]);
+        let wanted = wanted(&claims, V4, &policy);
+        assert_eq!(texts(&wanted.rules()), ["80/tcp from 0.0.0.0/0", "443/tcp from 0.0.0.0/0"]);
+        assert_eq!(wanted.granted.len(), 2);
+    }
+
+    #[test]
+    fn families_are_those_of_the_machine() {
+        let policy = Policy::with_own_ports([]);
+        let both = wanted(&claims(vec![asks(&[80])]), &[Family::V4, Family::V6], &policy);
+        assert_eq!(texts(&both.rules()), ["80/tcp from 0.0.0.0/0", "80/tcp from ::/0"]);
+    }
+
+    #[test]
+    fn what_policy_forbids_is_held_back_once_and_the_rest_opens() {
+        let policy = Policy::with_own_ports([]);
+        let wanted = wanted(&claims(vec![asks(&[22, 80])]), &[Family::V4, Family::V6], &policy);
+        assert_eq!(
+            wanted.held,
+            [HeldBack { unit: UnitId::new(0), ports: tcp(22), reason: Held::ForbiddenPort }]
+        );
+        assert!(wanted.rules().contains(80, Protocol::Tcp, Cidr::WORLD_V4));
+    }
+
+    #[test]
+    fn unreadable_units_ask_for_nothing() {
+        let frozen = Claim::Frozen { reason: "garbage".into() };
+        let wanted = wanted(&claims(vec![frozen, asks(&[80])]), V4, &Policy::with_own_ports([]));
+        assert_eq!(wanted.frozen.get(&UnitId::new(0)).map(String::as_str), Some("garbage"));
+        assert_eq!(texts(&wanted.rules()), ["80/tcp from 0.0.0.0/0"]);
+    }
+
+    #[test]
+    fn too_many_rules_hold_back_the_last_ones() {
+        let policy = Policy::parse("max-rules: 2", []).unwrap();
+        let wanted = wanted(&claims(vec![asks(&[10, 11, 20]), asks(&[11, 30])]), V4, &policy);
+        assert_eq!(texts(&wanted.rules()), ["10-11/tcp from 0.0.0.0/0", "20/tcp from 0.0.0.0/0"]);
+        let held: Vec<_> = wanted.held.iter().map(|held| (held.unit, held.ports)).collect();
+        assert_eq!(held, [(UnitId::new(1), tcp(30))]);
+    }
+}
