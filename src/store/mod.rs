@@ -8,6 +8,7 @@ pub mod acl;
 mod address;
 pub mod changes;
 mod credentials;
+pub mod election;
 mod environment;
 mod error;
 mod machines;

@@ -54,6 +54,11 @@ pub fn leader() -> NodePath {
     controller().child("leader")
 }
 
+/// Its version is the number of leaders so far; each leader's writes name theirs.
+pub fn epoch() -> NodePath {
+    controller().child("epoch")
+}
+
 /// One report per machine: what the firewall agent found, did and could not do.
 pub fn firewall_reports() -> NodePath {
     controller().child("firewall")

@@ -1,0 +1,220 @@
+//! Who may act for the environment: one leader at a time. The lock is an ephemeral znode; taking it raises an epoch,
+//! and every write of the leader names that epoch, so that one who was replaced writes nothing more. For effects outside
+//! the store there is a lease: a leader that has not confirmed its lock for a while must not act until it has.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::acl::Roles;
+use super::credentials::random_hex;
+use super::error::Error;
+use super::paths;
+use super::tree::{self, Event, Feed as _, Tree, Write};
+
+/// How long after a confirmation a leader may act. A session outlives its last request by its whole timeout, which is
+/// longer than this, so nobody else can have the lock in this time.
+pub const LEASE: Duration = Duration::from_secs(3);
+
+/// How long to wait for the lock between looks, in case an event is lost.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// The lock, held.
+#[derive(Debug)]
+pub struct Leadership {
+    token: String,
+    epoch_version: i32,
+    confirmed: Instant,
+}
+
+/// One attempt at the lock.
+#[derive(Debug)]
+pub enum Attempt {
+    Won(Leadership),
+    /// Somebody else has it.
+    Taken,
+}
+
+impl Leadership {
+    /// Waits until the lock is ours. Cancel-safe: a lock taken by a dropped call ends with its session.
+    ///
+    /// # Errors
+    /// What waiting does not cure, wrong credentials say.
+    pub async fn campaign<T: Tree>(tree: &T, roles: &Roles) -> Result<Self, Error> {
+        let mut feed = tree.watch(&paths::controller()).await?;
+        let token = random_hex(16)?;
+        loop {
+            match Self::attempt(tree, roles, &token).await {
+                Ok(Attempt::Won(leadership)) => return Ok(leadership),
+                Ok(Attempt::Taken) => {}
+                Err(Error::Tree(err)) if err.is_retryable() || err.is_ambiguous() => {}
+                Err(err) => return Err(err),
+            }
+            let freed = async {
+                loop {
+                    match feed.next().await? {
+                        Event::Changed(path) if path != paths::leader() => {}
+                        _ => return Ok::<(), tree::Error>(()),
+                    }
+                }
+            };
+            // Running out of patience is no failure: it is the look that a lost event would have caused.
+            if let Ok(event) = tokio::time::timeout(LOOK_AGAIN, freed).await {
+                event?;
+            }
+        }
+    }
+
+    /// Takes the lock if it is free. `token` tells an attempt whose answer was lost from somebody else's success, so it
+    /// must be the same for every attempt of one candidate and no other's.
+    ///
+    /// # Errors
+    /// The failures of the store.
+    pub async fn attempt<T: Tree>(tree: &T, roles: &Roles, token: &str) -> Result<Attempt, Error> {
+        let asked = Instant::now();
+        let won = |epoch_version| Attempt::Won(Self { token: token.to_owned(), epoch_version, confirmed: asked });
+        let epoch = tree.get(&paths::epoch()).await;
+        match tree.get(&paths::leader()).await {
+            Ok(leader) if leader.data == token.as_bytes() => return Ok(won(epoch?.version)),
+            Ok(_) => return Ok(Attempt::Taken),
+            Err(tree::Error::NoNode(_)) => {}
+            Err(err) => return Err(err.into()),
+        }
+        let version = match epoch {
+            Ok(node) => node.version,
+            Err(tree::Error::NoNode(path)) => {
+                match tree.write(vec![Write::create(path, Vec::new(), roles.controllers())]).await {
+                    Ok(()) | Err(tree::Error::NodeExists(_)) => 0,
+                    Err(err) => return Err(err.into()),
+                }
+            }
+            Err(err) => return Err(err.into()),
+        };
+        let data = token.as_bytes().to_vec();
+        let lock = Write::Create {
+            path: paths::leader(),
+            data: data.clone(),
+            acl: roles.controllers(),
+            ephemeral: true,
+        };
+        let raise = Write::SetIfVersion { path: paths::epoch(), data, version };
+        match tree.write(vec![lock, raise]).await {
+            Ok(()) => Ok(won(version + 1)),
+            Err(tree::Error::NodeExists(_) | tree::Error::BadVersion(_)) => Ok(Attempt::Taken),
+            Err(err) => Err(err.into()),
+        }
+    }
+
+    /// Asks the store whether the lock is still ours, and if so renews the lease.
+    ///
+    /// # Errors
+    /// The failures of the store; the lease then runs on as it was.
+    pub async fn confirm<T: Tree>(&mut self, tree: &T) -> Result<bool, Error> {
+        let asked = Instant::now();
+        tree.sync().await?;
+        match tree.get(&paths::leader()).await {
+            Ok(node) if node.data == self.token.as_bytes() => {
+                self.confirmed = asked;
+                Ok(true)
+            }
+            Ok(_) | Err(tree::Error::NoNode(_)) => Ok(false),
+            Err(err) => Err(err.into()),
+        }
+    }
+
+    /// Whether an effect outside the store may be begun at `now`.
+    pub fn may_act(&self, now: Instant) -> bool {
+        now < self.confirmed + LEASE
+    }
+
+    /// Goes in front of every write of the leader: it fails for one who was replaced.
+    pub fn fence(&self) -> Write {
+        Write::Check { path: paths::epoch(), version: self.epoch_version }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::EnvironmentName;
+    use crate::store::memory::Fault;
+    use crate::store::records::Placement;
+    use crate::store::{Bootstrap, Credential, Environment, MemoryStore, MemoryTree};
+
+    async fn controllers() -> (MemoryStore, Roles, MemoryTree, MemoryTree) {
+        let store = MemoryStore::default();
+        let operator = Credential::generate("operator").unwrap();
+        let controller = Credential::generate("controller").unwrap();
+        let roles = Roles { operator: operator.identity(), controller: controller.identity() };
+        let wanted = Bootstrap {
+            environment: "test".parse::<EnvironmentName>().unwrap(),
+            placement: Placement::Unassigned,
+            operator: roles.operator.clone(),
+            controller: roles.controller.clone(),
+        };
+        Environment::bootstrap(store.connect(Some(&operator)), &wanted).await.unwrap();
+        let (a, b) = (store.connect(Some(&controller)), store.connect(Some(&controller)));
+        (store, roles, a, b)
+    }
+
+    async fn win(tree: &MemoryTree, roles: &Roles) -> Leadership {
+        match Leadership::attempt(tree, roles, "first").await.unwrap() {
+            Attempt::Won(leadership) => leadership,
+            Attempt::Taken => panic!("the lock is taken"),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn there_is_one_leader_and_its_end_is_anothers_beginning() {
+        let (_store, roles, a, b) = controllers().await;
+        let mut first = win(&a, &roles).await;
+        assert!(matches!(Leadership::attempt(&b, &roles, "second").await.unwrap(), Attempt::Taken));
+        assert!(first.confirm(&a).await.unwrap());
+        let waiting = tokio::spawn({
+            let roles = roles.clone();
+            async move { (Leadership::campaign(&b, &roles).await.unwrap(), b) }
+        });
+        tokio::task::yield_now().await;
+        drop(a);
+        let (mut second, b) = tokio::time::timeout(Duration::from_secs(60), waiting).await.unwrap().unwrap();
+        assert!(second.confirm(&b).await.unwrap());
+        assert!(!first.confirm(&b).await.unwrap(), "another has the lock");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lock_whose_answer_was_lost_is_found_to_be_ours() {
+        let (store, roles, a, _b) = controllers().await;
+        a.write(vec![Write::create(paths::epoch(), Vec::new(), roles.controllers())]).await.unwrap();
+        store.lose_answers([Fault::LostAfter]);
+        assert!(Leadership::attempt(&a, &roles, "mine").await.is_err());
+        let Attempt::Won(mut leader) = Leadership::attempt(&a, &roles, "mine").await.unwrap() else {
+            panic!("taken by ourselves")
+        };
+        assert!(leader.confirm(&a).await.unwrap());
+        a.write(vec![leader.fence()]).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_was_replaced_writes_nothing_more() {
+        let (_store, roles, a, b) = controllers().await;
+        let first = win(&a, &roles).await;
+        let mark = |fence| {
+            vec![fence, Write::create(paths::firewall_reports(), Vec::new(), roles.controllers())]
+        };
+        drop(a);
+        let second = win(&b, &roles).await;
+        let refused = b.write(mark(first.fence())).await.unwrap_err();
+        assert_eq!(refused, tree::Error::BadVersion(paths::epoch()));
+        b.write(mark(second.fence())).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_that_cannot_confirm_stops_acting() {
+        let (_store, roles, a, _b) = controllers().await;
+        let mut leader = win(&a, &roles).await;
+        tokio::time::advance(LEASE).await;
+        assert!(!leader.may_act(Instant::now()));
+        assert!(leader.confirm(&a).await.unwrap());
+        assert!(leader.may_act(Instant::now()));
+    }
+}
