@@ -1,8 +1,12 @@
 //! The firewall: wanted rules against real rules, per machine, through a provider. `wanted` and `policy` say what
 //! should be open, `plan` what to change; all three are pure, and every decision is in them.
 
+pub mod agent;
+pub mod apply;
 pub mod observe;
 pub mod plan;
 pub mod policy;
 pub mod report;
+pub mod retry;
+pub mod run;
 pub mod wanted;

@@ -82,13 +82,10 @@ pub enum Confidence {
     },
 }
 
-/// Judges the closes of a pass together. Rules that are only re-spelled do not count.
-pub fn confidence<'a>(machines: impl Iterator<Item = (&'a MachinePlan, &'a BTreeSet<Rule>)>) -> Confidence {
-    let (mut closing, mut of) = (0, 0);
-    for (plan, owned) in machines {
-        of += owned.len();
-        closing += plan.change.close.iter().filter(|rule| !plan.target.covers(rule)).count();
-    }
+/// Judges the closes of a pass together, against all rules there are. Rules that are only re-spelled do not count.
+pub fn confidence<'a>(plans: impl Iterator<Item = &'a MachinePlan>, of: usize) -> Confidence {
+    let lost = |plan: &MachinePlan| plan.change.close.iter().filter(|rule| !plan.target.covers(rule)).count();
+    let closing = plans.map(lost).sum();
     if closing >= MASS_CLOSE_MIN && closing * MASS_CLOSE_SHARE > of {
         Confidence::LookAgain { closing, of }
     } else {
@@ -194,7 +191,7 @@ mod tests {
         ] {
             let owned = owned(there);
             let plan = shut(&owned, closing);
-            assert_eq!(confidence([(&plan, &owned)].into_iter()), expected, "{closing} of {there}");
+            assert_eq!(confidence([&plan].into_iter(), owned.len()), expected, "{closing} of {there}");
         }
     }
 

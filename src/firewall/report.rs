@@ -33,6 +33,11 @@ pub struct Report {
 pub struct InvalidReport(String);
 
 impl Report {
+    /// Not everything is as it should be, and it is worth waiting for.
+    pub fn is_pending(&self) -> bool {
+        self.problem.is_some() || !self.pending.is_empty()
+    }
+
     pub fn held_from(held: &[HeldBack]) -> Vec<(UnitId, PortRange, String)> {
         held.iter().map(|held| (held.unit, held.ports, held.reason.to_string())).collect()
     }

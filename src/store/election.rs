@@ -7,7 +7,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::acl::Roles;
-use super::credentials::random_hex;
 use super::error::Error;
 use super::paths;
 use super::tree::{self, Event, Feed as _, Tree, Write};
@@ -36,15 +35,22 @@ pub enum Attempt {
 }
 
 impl Leadership {
+    /// A token for one candidate.
+    ///
+    /// # Errors
+    /// [`Error::Random`].
+    pub fn token() -> Result<String, Error> {
+        super::credentials::random_hex(16)
+    }
+
     /// Waits until the lock is ours. Cancel-safe: a lock taken by a dropped call ends with its session.
     ///
     /// # Errors
     /// What waiting does not cure, wrong credentials say.
-    pub async fn campaign<T: Tree>(tree: &T, roles: &Roles) -> Result<Self, Error> {
+    pub async fn campaign<T: Tree>(tree: &T, roles: &Roles, token: &str) -> Result<Self, Error> {
         let mut feed = tree.watch(&paths::controller()).await?;
-        let token = random_hex(16)?;
         loop {
-            match Self::attempt(tree, roles, &token).await {
+            match Self::attempt(tree, roles, token).await {
                 Ok(Attempt::Won(leadership)) => return Ok(leadership),
                 Ok(Attempt::Taken) => {}
                 Err(Error::Tree(err)) if err.is_retryable() || err.is_ambiguous() => {}
@@ -65,22 +71,23 @@ impl Leadership {
         }
     }
 
-    /// Takes the lock if it is free. `token` tells an attempt whose answer was lost from somebody else's success, so it
-    /// must be the same for every attempt of one candidate and no other's.
+    /// Takes the lock if it is free. `token` is the candidate's, for as long as it lives: a lock with it is one that an
+    /// answer was lost for, or that a session of ours left behind, and is taken anew under the session of now.
     ///
     /// # Errors
     /// The failures of the store.
     pub async fn attempt<T: Tree>(tree: &T, roles: &Roles, token: &str) -> Result<Attempt, Error> {
         let asked = Instant::now();
-        let won = |epoch_version| Attempt::Won(Self { token: token.to_owned(), epoch_version, confirmed: asked });
-        let epoch = tree.get(&paths::epoch()).await;
+        let mut writes = Vec::new();
         match tree.get(&paths::leader()).await {
-            Ok(leader) if leader.data == token.as_bytes() => return Ok(won(epoch?.version)),
+            Ok(leader) if leader.data == token.as_bytes() => {
+                writes.push(Write::DeleteIfVersion { path: paths::leader(), version: leader.version });
+            }
             Ok(_) => return Ok(Attempt::Taken),
             Err(tree::Error::NoNode(_)) => {}
             Err(err) => return Err(err.into()),
         }
-        let version = match epoch {
+        let version = match tree.get(&paths::epoch()).await {
             Ok(node) => node.version,
             Err(tree::Error::NoNode(path)) => {
                 match tree.write(vec![Write::create(path, Vec::new(), roles.controllers())]).await {
@@ -91,16 +98,19 @@ impl Leadership {
             Err(err) => return Err(err.into()),
         };
         let data = token.as_bytes().to_vec();
-        let lock = Write::Create {
+        writes.push(Write::Create {
             path: paths::leader(),
             data: data.clone(),
             acl: roles.controllers(),
             ephemeral: true,
-        };
-        let raise = Write::SetIfVersion { path: paths::epoch(), data, version };
-        match tree.write(vec![lock, raise]).await {
-            Ok(()) => Ok(won(version + 1)),
-            Err(tree::Error::NodeExists(_) | tree::Error::BadVersion(_)) => Ok(Attempt::Taken),
+        });
+        writes.push(Write::SetIfVersion { path: paths::epoch(), data, version });
+        match tree.write(writes).await {
+            Ok(()) => {
+                let token = token.to_owned();
+                Ok(Attempt::Won(Self { token, epoch_version: version + 1, confirmed: asked }))
+            }
+            Err(err) if err.is_conflict() => Ok(Attempt::Taken),
             Err(err) => Err(err.into()),
         }
     }
@@ -172,7 +182,7 @@ mod tests {
         assert!(first.confirm(&a).await.unwrap());
         let waiting = tokio::spawn({
             let roles = roles.clone();
-            async move { (Leadership::campaign(&b, &roles).await.unwrap(), b) }
+            async move { (Leadership::campaign(&b, &roles, "second").await.unwrap(), b) }
         });
         tokio::task::yield_now().await;
         drop(a);
@@ -198,9 +208,8 @@ mod tests {
     async fn who_was_replaced_writes_nothing_more() {
         let (_store, roles, a, b) = controllers().await;
         let first = win(&a, &roles).await;
-        let mark = |fence| {
-            vec![fence, Write::create(paths::firewall_reports(), Vec::new(), roles.controllers())]
-        };
+        let mark =
+            |fence| vec![fence, Write::create(paths::firewall_reports(), Vec::new(), roles.controllers())];
         drop(a);
         let second = win(&b, &roles).await;
         let refused = b.write(mark(first.fence())).await.unwrap_err();

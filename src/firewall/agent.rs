@@ -1,0 +1,473 @@
+//! The firewall agent: looks at the tree and at the provider, plans, applies, and writes down what came of it. One pass
+//! at a time. It remembers what it has seen only to spare calls; every memory is dropped when it could be wrong, and
+//! everything is looked at again at the pace of the resync.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use portcullis_provider::provider::{MachineRules, Seen};
+use portcullis_provider::rule::{Change, Family};
+use portcullis_provider::{Applied, Firewall};
+use portcullis_provider::{Error as ProviderError, Retry};
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::apply::{apply, number};
+use super::observe::{self, View};
+use super::plan::{Confidence, MachinePlan, confidence, plan_machine};
+use super::policy::Policy;
+use super::report::Report;
+use super::retry::{Pace, Retries};
+use super::wanted::{Claim, Wanted, wanted};
+use crate::model::{MachineId, UnitId};
+use crate::store::acl::Roles;
+use crate::store::changes::{Dirty, Key};
+use crate::store::election::Leadership;
+use crate::store::paths;
+use crate::store::tree::{self, Read, Tree, Write};
+
+/// Reports in one fenced write.
+const REPORTS_A_WRITE: usize = 100;
+
+/// How a pass went.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pass {
+    pub machines: usize,
+    pub opened: usize,
+    pub closed: usize,
+    /// By kind of error, one per machine and half of its change.
+    pub failures: BTreeMap<&'static str, usize>,
+    /// Machines that are not yet as they should be.
+    pub pending: usize,
+}
+
+pub struct Agent<T, F> {
+    tree: T,
+    firewall: F,
+    policy: Policy,
+    roles: Roles,
+    /// `None` until the first look, and again after a look that failed.
+    view: Option<View>,
+    /// What the provider was last seen to have, with our own changes since. A machine is in it only if nothing has
+    /// happened that could make it wrong.
+    seen: BTreeMap<MachineId, MachineRules>,
+    /// As the tree has them.
+    reports: BTreeMap<MachineId, (Report, i32)>,
+    retries: Retries<Instant>,
+    /// A mass close that a first look asked for; it is done if the next look says the same.
+    doubted: Option<BTreeMap<MachineId, Change>>,
+    random: Box<dyn FnMut() -> u64 + Send>,
+}
+
+impl<T, F> std::fmt::Debug for Agent<T, F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Agent").field("seen", &self.seen.len()).field("reports", &self.reports.len()).finish()
+    }
+}
+
+impl<T: Tree, F: Firewall> Agent<T, F> {
+    pub fn new(
+        tree: T,
+        firewall: F,
+        policy: Policy,
+        roles: Roles,
+        random: impl FnMut() -> u64 + Send + 'static,
+    ) -> Self {
+        Agent {
+            tree,
+            firewall,
+            policy,
+            roles,
+            view: None,
+            seen: BTreeMap::new(),
+            reports: BTreeMap::new(),
+            retries: Retries::default(),
+            doubted: None,
+            random: Box::new(random),
+        }
+    }
+
+    /// When a machine that failed is due again.
+    pub fn next_retry(&self) -> Option<Instant> {
+        self.retries.next()
+    }
+
+    /// Whether a mass close waits for a second look.
+    pub fn in_doubt(&self) -> bool {
+        self.doubted.is_some()
+    }
+
+    /// One pass over what is dirty, what is due again, and what those passes leave to do.
+    ///
+    /// # Errors
+    /// The failures of the store. What was seen of the tree is then forgotten, and the next pass looks at all of it.
+    pub async fn pass(&mut self, dirty: &Dirty, lead: &Leadership) -> Result<Pass, crate::store::Error> {
+        let result = self.try_pass(dirty, lead).await;
+        if result.is_err() {
+            self.view = None;
+        }
+        result
+    }
+
+    async fn try_pass(&mut self, dirty: &Dirty, lead: &Leadership) -> Result<Pass, crate::store::Error> {
+        let mut machines = self.look(dirty).await?;
+        let now = Instant::now();
+        machines.extend(self.retries.due(now));
+        let mut pass = Pass { machines: machines.len(), ..Pass::default() };
+        // A re-spelled rule takes two rounds: open the new, then close the old.
+        for _round in 0..2 {
+            machines = self.round(machines, lead, &mut pass).await?;
+            if machines.is_empty() {
+                break;
+            }
+        }
+        pass.pending = self.reports.values().filter(|(report, _)| report.is_pending()).count();
+        Ok(pass)
+    }
+
+    /// Brings the view up to date and says which machines that may concern.
+    async fn look(&mut self, dirty: &Dirty) -> Result<BTreeSet<MachineId>, crate::store::Error> {
+        let Some(view) = self.view.as_mut().filter(|_| !dirty.everything()) else {
+            self.tree.sync().await?;
+            let view = observe::observe(&self.tree).await?;
+            self.read_reports(&view).await?;
+            self.seen.clear();
+            let machines: BTreeSet<MachineId> = view.machines.keys().copied().collect();
+            self.retries.forget_all_but(|machine| machines.contains(&machine));
+            self.view = Some(view);
+            return Ok(machines);
+        };
+        let keys: Vec<Key> = dirty.keys().iter().copied().collect();
+        let mut machines = concerned(view, &keys);
+        observe::refresh(&self.tree, view, &keys).await?;
+        machines.extend(concerned(view, &keys));
+        Ok(machines)
+    }
+
+    async fn read_reports(&mut self, view: &View) -> Result<(), crate::store::Error> {
+        let ids: Vec<MachineId> = view.machines.keys().copied().collect();
+        let reads = ids.iter().map(|id| Read::Data(paths::firewall_report(*id))).collect();
+        self.reports.clear();
+        for (id, answer) in ids.into_iter().zip(self.tree.read_many(reads).await?) {
+            let Some(node) = answer.into_data() else { continue };
+            match Report::parse(&node.data) {
+                Ok(report) => drop(self.reports.insert(id, (report, node.version))),
+                // Without the memory, units that cannot be read keep everything that is there.
+                Err(err) => {
+                    warn!(path = %paths::firewall_report(id), %err, "report ignored");
+                    self.reports.insert(id, (Report::default(), node.version));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Observe, plan, apply and report for `machines`; returns those that have more to do at once.
+    async fn round(
+        &mut self,
+        machines: BTreeSet<MachineId>,
+        lead: &Leadership,
+        pass: &mut Pass,
+    ) -> Result<BTreeSet<MachineId>, crate::store::Error> {
+        let mut reports: BTreeMap<MachineId, Report> = BTreeMap::new();
+        let present = self.see(&machines, &mut reports).await;
+        let mut plans = BTreeMap::new();
+        for machine in present {
+            let Some(rules) = self.seen.get(&machine) else { continue };
+            let (wanted, plan) = self.plan(machine, rules);
+            reports.insert(machine, self.describe(machine, &wanted, &plan));
+            plans.insert(machine, plan);
+        }
+        self.hold_if_in_doubt(&mut plans, &mut reports);
+        let changes: BTreeMap<MachineId, Change> = plans
+            .iter()
+            .filter(|(id, plan)| {
+                !plan.change.is_empty() || self.seen.get(id).is_some_and(|s| !s.amiss.is_empty())
+            })
+            .map(|(id, plan)| (*id, plan.change.clone()))
+            .collect();
+        let outcomes = apply(&self.firewall, &changes, || lead.may_act(Instant::now())).await;
+        let mut again = BTreeSet::new();
+        for (machine, change) in &changes {
+            let report = reports.entry(*machine).or_default();
+            match outcomes.get(machine).and_then(Option::as_ref) {
+                Some(applied) => self.learn(*machine, change, applied, report, pass),
+                None => self.try_later(*machine, Pace::BackOff),
+            }
+        }
+        for (machine, plan) in &plans {
+            if reports.get(machine).is_some_and(|report| report.problem.is_none()) {
+                self.retries.succeeded(*machine);
+                if !plan.deferred.is_empty() {
+                    again.insert(*machine);
+                }
+            }
+        }
+        self.write_reports(&machines, reports, lead).await?;
+        Ok(again)
+    }
+
+    /// Makes sure that all of `machines` that can be seen are seen, and returns those.
+    async fn see(
+        &mut self,
+        machines: &BTreeSet<MachineId>,
+        reports: &mut BTreeMap<MachineId, Report>,
+    ) -> BTreeSet<MachineId> {
+        let mut wanted = BTreeSet::new();
+        for &machine in machines {
+            let Some(view) = &self.view else { break };
+            match view.machines.get(&machine) {
+                // Gone from the tree: its group goes with its instance, which is not the firewall's business.
+                None => drop(self.seen.remove(&machine)),
+                Some(Err(reason)) => {
+                    reports.insert(machine, self.keep(machine, reason.clone()));
+                }
+                Some(Ok(record)) if record.instance_id.is_none() => {
+                    reports.insert(machine, self.keep(machine, "not provisioned yet".to_owned()));
+                }
+                Some(Ok(_)) => drop(wanted.insert(machine)),
+            }
+        }
+        let unseen: BTreeSet<_> =
+            wanted.iter().filter(|id| !self.seen.contains_key(id)).map(|id| number(*id)).collect();
+        if unseen.is_empty() {
+            return wanted;
+        }
+        let found = self.firewall.observe(&unseen).await;
+        let ids: Vec<MachineId> = unseen.iter().map(|number| MachineId::new(number.get())).collect();
+        match found {
+            Ok(mut found) => {
+                for id in ids {
+                    match found.remove(&number(id)) {
+                        Some(Seen::Present(rules)) => drop(self.seen.insert(id, rules)),
+                        Some(Seen::Absent) | None => {
+                            wanted.remove(&id);
+                            let problem = "the provider has nothing to hold its rules".to_owned();
+                            reports.insert(id, self.keep(id, problem));
+                            self.try_later(id, Pace::BackOff);
+                        }
+                    }
+                }
+            }
+            Err(err) => {
+                warn!(error = %err, machines = ids.len(), "provider not readable");
+                for id in ids {
+                    wanted.remove(&id);
+                    reports.insert(id, self.keep(id, err.to_string()));
+                    self.try_later(id, pace(&err));
+                }
+            }
+        }
+        wanted
+    }
+
+    /// The last report, with a reason why nothing newer can be said.
+    fn keep(&self, machine: MachineId, problem: String) -> Report {
+        let last = self.reports.get(&machine).map(|(report, _)| report.clone()).unwrap_or_default();
+        Report { problem: Some(problem), ..last }
+    }
+
+    fn plan(&self, machine: MachineId, rules: &MachineRules) -> (Wanted, MachinePlan) {
+        let last = self.reports.get(&machine).map(|(report, _)| report.granted.clone()).unwrap_or_default();
+        let mut claims = self.view.as_ref().map(|view| view.claims_on(machine)).unwrap_or_default();
+        // Units that were here and whose place can no longer be read.
+        for unit in last.keys() {
+            if let Some(reason) = self.lost(*unit) {
+                claims.entry(*unit).or_insert(Claim::Frozen { reason });
+            }
+        }
+        let families: &[Family] = if rules.ipv6 { &[Family::V4, Family::V6] } else { &[Family::V4] };
+        let wanted = wanted(&claims, families, &self.policy);
+        let limit = self.firewall.rules_per_family().unwrap_or(usize::MAX);
+        let theirs = rules.foreign.len();
+        let plan = plan_machine(&wanted, &rules.owned, &last, limit.saturating_sub(theirs).max(1));
+        (wanted, plan)
+    }
+
+    fn lost(&self, unit: UnitId) -> Option<String> {
+        let unit = self.view.as_ref()?.units.get(&unit)?;
+        match (&unit.record, unit.machine()) {
+            (Err(reason), None) => Some(reason.clone()),
+            _ => None,
+        }
+    }
+
+    fn describe(&self, machine: MachineId, wanted: &Wanted, plan: &MachinePlan) -> Report {
+        let mut granted = wanted.granted.clone();
+        let last = self.reports.get(&machine).map(|(report, _)| &report.granted);
+        for unit in wanted.frozen.keys() {
+            if let Some(had) = last.and_then(|last| last.get(unit)) {
+                granted.insert(*unit, had.clone());
+            }
+        }
+        let foreign =
+            self.seen.get(&machine).map(|seen| seen.foreign.iter().map(|f| f.text.clone()).collect());
+        Report {
+            granted,
+            pending: plan.change.open.iter().copied().collect(),
+            held: Report::held_from(&wanted.held),
+            frozen: wanted.frozen.clone(),
+            problem: None,
+            foreign: foreign.unwrap_or_default(),
+        }
+    }
+
+    /// A mass close is done only if two looks in a row ask for it; opens are not held up by it.
+    fn hold_if_in_doubt(
+        &mut self,
+        plans: &mut BTreeMap<MachineId, MachinePlan>,
+        reports: &mut BTreeMap<MachineId, Report>,
+    ) {
+        let total = self.seen.values().map(|rules| rules.owned.len()).sum();
+        let Confidence::LookAgain { closing, of } = confidence(plans.values(), total) else {
+            self.doubted = None;
+            return;
+        };
+        let closes: BTreeMap<_, _> = plans.iter().map(|(id, plan)| (*id, plan.change.clone())).collect();
+        if self.doubted.as_ref() == Some(&closes) {
+            warn!(closing, of, "closing most rules, as a second look confirms");
+            self.doubted = None;
+            return;
+        }
+        warn!(closing, of, "would close most rules; looking again first");
+        for (id, plan) in plans {
+            if !plan.change.close.is_empty() {
+                plan.change.close.clear();
+                plan.deferred.clear();
+                if let Some(report) = reports.get_mut(id) {
+                    report.problem = Some(format!("closing {closing} of {of} rules waits for a second look"));
+                }
+            }
+        }
+        self.doubted = Some(closes);
+        self.view = None;
+    }
+
+    /// Takes in what became of a machine's change.
+    fn learn(
+        &mut self,
+        machine: MachineId,
+        change: &Change,
+        applied: &Applied,
+        report: &mut Report,
+        pass: &mut Pass,
+    ) {
+        if applied.opened.is_ok() {
+            pass.opened += change.open.len();
+            report.pending.clear();
+        }
+        if applied.closed.is_ok() {
+            pass.closed += change.close.len();
+        }
+        if applied.is_ok() {
+            info!(%machine, opened = change.open.len(), closed = change.close.len(), "firewall changed");
+            if let Some(rules) = self.seen.get_mut(&machine) {
+                rules.owned = change.applied_to(&rules.owned);
+                rules.amiss.clear();
+            }
+            return;
+        }
+        // What the machine has now is unknown: it is looked at again before anything is planned for it.
+        self.seen.remove(&machine);
+        let mut slowest = Pace::ReadAgain;
+        for error in applied.errors() {
+            *pass.failures.entry(error.kind()).or_default() += 1;
+            warn!(%machine, %error, "firewall not changed");
+            slowest = slower(slowest, pace(error));
+        }
+        report.problem = applied.errors().next().map(ToString::to_string);
+        self.try_later(machine, slowest);
+    }
+
+    fn try_later(&mut self, machine: MachineId, pace: Pace) {
+        let random = (self.random)();
+        self.retries.failed(machine, pace, Instant::now(), random);
+    }
+
+    /// Writes the reports that say something new, and removes those of machines that are gone.
+    async fn write_reports(
+        &mut self,
+        machines: &BTreeSet<MachineId>,
+        reports: BTreeMap<MachineId, Report>,
+        lead: &Leadership,
+    ) -> Result<(), crate::store::Error> {
+        let mut writes = Vec::new();
+        for (machine, report) in reports {
+            let path = paths::firewall_report(machine);
+            let write = match self.reports.get(&machine) {
+                Some((old, _)) if *old == report => continue,
+                Some((_, version)) => {
+                    let version = *version;
+                    self.reports.insert(machine, (report.clone(), version + 1));
+                    Write::SetIfVersion { path, data: report.to_bytes(), version }
+                }
+                None => {
+                    self.reports.insert(machine, (report.clone(), 0));
+                    Write::create(path, report.to_bytes(), self.roles.controllers())
+                }
+            };
+            writes.push(write);
+        }
+        let gone = |id: &&MachineId| self.view.as_ref().is_some_and(|view| !view.machines.contains_key(id));
+        for id in machines.iter().filter(gone).copied().collect::<Vec<_>>() {
+            if let Some((_, version)) = self.reports.remove(&id) {
+                writes.push(Write::DeleteIfVersion { path: paths::firewall_report(id), version });
+            }
+        }
+        for batch in writes.chunks(REPORTS_A_WRITE) {
+            let mut fenced = vec![lead.fence()];
+            fenced.extend_from_slice(batch);
+            self.tree.write(fenced).await?;
+        }
+        Ok(())
+    }
+
+    /// The container of the reports, made once.
+    ///
+    /// # Errors
+    /// The failures of the store.
+    pub async fn prepare(&self) -> Result<(), tree::Error> {
+        let container = Write::create(paths::firewall_reports(), Vec::new(), self.roles.controllers());
+        match self.tree.write(vec![container]).await {
+            Ok(()) | Err(tree::Error::NodeExists(_)) => Ok(()),
+            Err(err) => Err(err),
+        }
+    }
+}
+
+/// The machines that a change of `keys` can concern, as the view has them.
+fn concerned(view: &View, keys: &[Key]) -> BTreeSet<MachineId> {
+    let mut machines = BTreeSet::new();
+    for key in keys {
+        match *key {
+            Key::Machine(id) => drop(machines.insert(id)),
+            Key::Unit(id) => machines.extend(view.units.get(&id).and_then(|unit| unit.machine())),
+            Key::Service(id) => machines.extend(
+                view.units
+                    .values()
+                    .filter(|unit| matches!(&unit.record, Ok((_, service, _)) if *service == id))
+                    .filter_map(|unit| unit.machine()),
+            ),
+        }
+    }
+    machines
+}
+
+fn pace(error: &ProviderError) -> Pace {
+    match error.retry() {
+        Retry::ReadAgain => Pace::ReadAgain,
+        Retry::AfterBackOff => Pace::BackOff,
+        Retry::OperatorMustAct | Retry::Never => Pace::Slow,
+    }
+}
+
+fn slower(a: Pace, b: Pace) -> Pace {
+    match (a, b) {
+        (Pace::Slow, _) | (_, Pace::Slow) => Pace::Slow,
+        (Pace::BackOff, _) | (_, Pace::BackOff) => Pace::BackOff,
+        _ => Pace::ReadAgain,
+    }
+}
+
+#[cfg(test)]
+#[path = "agent_tests.rs"]
+mod tests;
