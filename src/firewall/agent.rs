@@ -55,7 +55,7 @@ pub struct Agent<T, F> {
     retries: Retries<Instant>,
     /// A mass close that a first look asked for; it is done if the next look says the same.
     doubted: Option<BTreeMap<MachineId, Change>>,
-    random: Box<dyn FnMut() -> u64 + Send>,
+    random: Box<dyn FnMut() -> u64 + Send + Sync>,
 }
 
 impl<T, F> std::fmt::Debug for Agent<T, F> {
@@ -70,7 +70,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         firewall: F,
         policy: Policy,
         roles: Roles,
-        random: impl FnMut() -> u64 + Send + 'static,
+        random: impl FnMut() -> u64 + Send + Sync + 'static,
     ) -> Self {
         Agent {
             tree,
@@ -185,7 +185,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             })
             .map(|(id, plan)| (*id, plan.change.clone()))
             .collect();
-        let outcomes = apply(&self.firewall, &changes, || lead.may_act(Instant::now())).await;
+        let outcomes = apply(&self.firewall, &changes, lead).await;
         let mut again = BTreeSet::new();
         for (machine, change) in &changes {
             let report = reports.entry(*machine).or_default();

@@ -3,12 +3,15 @@
 
 use std::collections::BTreeMap;
 
-use futures_util::stream::{self, StreamExt as _};
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use portcullis_provider::provider::MachineNumber;
 use portcullis_provider::rule::Change;
 use portcullis_provider::{Applied, Firewall};
 
+use tokio::time::Instant;
+
 use crate::model::MachineId;
+use crate::store::election::Leadership;
 
 /// Machines that are changed at the same time: enough to hide a cloud's latency, few enough for its rate limits.
 const AT_ONCE: usize = 8;
@@ -19,19 +22,34 @@ pub type Outcomes = BTreeMap<MachineId, Option<Applied>>;
 pub async fn apply<F: Firewall>(
     firewall: &F,
     changes: &BTreeMap<MachineId, Change>,
-    may_act: impl Fn() -> bool,
+    lead: &Leadership,
 ) -> Outcomes {
-    let may_act = &may_act;
-    stream::iter(changes)
-        .map(|(&machine, change)| async move {
-            if !may_act() {
-                return (machine, None);
-            }
-            (machine, Some(firewall.apply(number(machine), change).await))
-        })
-        .buffer_unordered(AT_ONCE)
-        .collect()
-        .await
+    let mut outcomes = Outcomes::new();
+    let mut waiting = changes.iter();
+    let mut running = FuturesUnordered::new();
+    loop {
+        while running.len() < AT_ONCE
+            && let Some((machine, change)) = waiting.next()
+        {
+            running.push(apply_one(firewall, *machine, change, lead));
+        }
+        match running.next().await {
+            Some((machine, outcome)) => drop(outcomes.insert(machine, outcome)),
+            None => return outcomes,
+        }
+    }
+}
+
+async fn apply_one<F: Firewall>(
+    firewall: &F,
+    machine: MachineId,
+    change: &Change,
+    lead: &Leadership,
+) -> (MachineId, Option<Applied>) {
+    if !lead.may_act(Instant::now()) {
+        return (machine, None);
+    }
+    (machine, Some(firewall.apply(number(machine), change).await))
 }
 
 /// The machine as the provider knows it.

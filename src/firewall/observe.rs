@@ -70,18 +70,20 @@ impl View {
     }
 
     fn claim(&self, unit: &UnitFacts) -> Claim {
-        let (service, ports) = match (&unit.record, &unit.ports) {
-            (Ok((_, service, _)), Ok(ports)) => (service, ports.clone()),
-            (Err(reason), _) | (_, Err(reason)) => return Claim::Frozen { reason: reason.clone() },
+        let service = match &unit.record {
+            Ok((_, service, _)) => service,
+            Err(reason) => return Claim::Frozen { reason: reason.clone() },
         };
-        match self.services.get(service) {
-            // A service that is gone exposes nothing.
-            None | Some(Exposure::No) => Claim::NotExposed { ports },
-            Some(Exposure::To(Err(reason))) => Claim::Frozen { reason: reason.clone() },
-            Some(Exposure::To(Ok(sources))) if sources.is_empty() => {
-                Claim::Asks { ports, sources: vec![Cidr::WORLD_V4, Cidr::WORLD_V6] }
-            }
-            Some(Exposure::To(Ok(sources))) => Claim::Asks { ports, sources: sources.clone() },
+        let sources = match self.services.get(service) {
+            // A service that is gone exposes nothing. Whatever the unit asks for, it is not to be had.
+            None | Some(Exposure::No) => return Claim::NotExposed,
+            Some(Exposure::To(Err(reason))) => return Claim::Frozen { reason: reason.clone() },
+            Some(Exposure::To(Ok(sources))) if sources.is_empty() => vec![Cidr::WORLD_V4, Cidr::WORLD_V6],
+            Some(Exposure::To(Ok(sources))) => sources.clone(),
+        };
+        match &unit.ports {
+            Ok(ports) => Claim::Asks { ports: ports.clone(), sources },
+            Err(reason) => Claim::Frozen { reason: reason.clone() },
         }
     }
 }

@@ -14,7 +14,7 @@ pub enum Claim {
     /// Its service is exposed to these sources.
     Asks { ports: Vec<PortRange>, sources: Vec<Cidr> },
     /// Its service is not exposed: whatever it opened stays shut.
-    NotExposed { ports: Vec<PortRange> },
+    NotExposed,
     /// Some znode of it cannot be read: what it had is kept, and nothing more is given.
     Frozen { reason: String },
 }
@@ -48,7 +48,7 @@ pub fn wanted(claims: &BTreeMap<UnitId, Claim>, families: &[Family], policy: &Po
     let mut wanted = Wanted::default();
     for (&unit, claim) in claims {
         match claim {
-            Claim::NotExposed { .. } => {}
+            Claim::NotExposed => {}
             Claim::Frozen { reason } => {
                 wanted.frozen.insert(unit, reason.clone());
             }
@@ -126,8 +126,7 @@ mod tests {
     #[test]
     fn only_exposed_units_have_ports_and_two_may_share_one() {
         let policy = Policy::with_own_ports([]);
-        let claims =
-            claims(vec![asks(&[80, 443]), asks(&[80]), Claim::NotExposed { ports: vec![tcp(3306)] }]);
+        let claims = claims(vec![asks(&[80, 443]), asks(&[80]), Claim::NotExposed]);
         let wanted = wanted(&claims, V4, &policy);
         assert_eq!(texts(&wanted.rules()), ["80/tcp from 0.0.0.0/0", "443/tcp from 0.0.0.0/0"]);
         assert_eq!(wanted.granted.len(), 2);
