@@ -6,6 +6,7 @@ pub mod apply;
 pub mod observe;
 pub mod plan;
 pub mod policy;
+pub mod provision;
 pub mod report;
 pub mod retry;
 pub mod run;
