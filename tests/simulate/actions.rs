@@ -15,7 +15,7 @@ use portcullis_provider::rule::WirePorts;
 use portcullis_provider::{Error, Subject};
 
 use crate::oracle::{Point, points_of};
-use crate::world::{RESYNC, Random, World, service_name};
+use crate::world::{RESYNC, RETRIES, Random, World, service_name};
 
 const PORTS: [&str; 9] = ["80", "81", "82", "443", "22", "20-25", "8000-8010", "53/udp", "8005"];
 
@@ -119,7 +119,7 @@ impl World {
         let garbage = *self.random.pick(&["{", "[[[[", "open: 7", "{\"open\": [{\"port\": 0}]}"]);
         // What the agent has never seen it cannot keep: only a world that has come to rest can be held to it.
         if !self.faulty {
-            tokio::time::sleep(RESYNC * 2).await;
+            tokio::time::sleep(if self.drifted { RESYNC + RETRIES } else { RETRIES }).await;
         }
         let (machine, unit) = &self.oracle.units[&id];
         let asked = unit.ports.iter().copied().flat_map(points_of).collect::<BTreeSet<Point>>();
@@ -156,6 +156,7 @@ impl World {
         let machine = *self.random.pick(&self.machines);
         let number = MachineNumber::new(machine.number());
         if self.random.below(2) == 0 && self.frozen_ports(machine).is_empty() {
+            self.drifted = true;
             self.provider.tamper(number, |rules| {
                 rules.owned.pop_first();
             });
@@ -180,6 +181,13 @@ impl World {
             settings.rewrite = rewrite;
         });
         format!("one call in {share} fails, reads lag by {lag}, {rewrite:?}")
+    }
+
+    pub(crate) async fn change_in_a_bad_moment(&mut self) -> String {
+        let faults = self.provider_faults();
+        let what = if self.random.below(2) == 0 { self.expose().await } else { self.unexpose().await };
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        format!("{faults}; {what}")
     }
 
     fn store_faults(&mut self) -> String {

@@ -13,7 +13,7 @@ mod world;
 use world::World;
 
 /// Seeds in a run of the suite. `PORTCULLIS_SEEDS` asks for more.
-const SEEDS: u64 = 300;
+const SEEDS: u64 = 100;
 const EVENTS: usize = 40;
 
 fn number(variable: &str) -> Option<u64> {

@@ -19,7 +19,11 @@ use tokio::task::JoinHandle;
 
 use crate::oracle::{FORBIDDEN, Oracle, Point, Unit, points};
 
-pub(crate) const RESYNC: Duration = Duration::from_secs(60);
+/// Long, so that a world without drift must come right by events and retries alone.
+pub(crate) const RESYNC: Duration = Duration::from_secs(600);
+
+/// Longer than the longest pause between two tries, several times over.
+pub(crate) const RETRIES: Duration = Duration::from_secs(200);
 const MACHINES: usize = 3;
 const SERVICES: usize = 3;
 
@@ -55,6 +59,8 @@ pub(crate) struct World {
     pub oracle: Oracle,
     pub agent: Option<Running>,
     pub foreign: usize,
+    /// Somebody else took a rule away.
+    pub drifted: bool,
     /// Faults of the provider are on.
     pub faulty: bool,
     log: String,
@@ -100,6 +106,7 @@ impl World {
             oracle: Oracle::default(),
             agent: None,
             foreign: 0,
+            drifted: false,
             faulty: false,
             log: String::new(),
         };
@@ -194,12 +201,13 @@ impl World {
 
     /// The faults stop; then what is open becomes what is wanted, and there is silence.
     pub(crate) async fn settle(&mut self) {
-        self.cure();
         self.heal().await;
-        if self.agent.is_none() {
-            self.start_agent();
-        }
-        tokio::time::sleep(RESYNC * 3).await;
+        // The last change falls into a bad moment, and nothing happens after it that could help.
+        let last = self.change_in_a_bad_moment().await;
+        self.log(&last);
+        self.cure();
+        // Only a resync can find what somebody else did to the rules.
+        tokio::time::sleep(if self.drifted { RESYNC + RETRIES } else { RETRIES }).await;
         self.log("settled");
         self.check();
         for &machine in &self.machines {
@@ -211,7 +219,7 @@ impl World {
             );
         }
         let writes = self.provider.writes();
-        tokio::time::sleep(RESYNC * 2).await;
+        tokio::time::sleep(RESYNC).await;
         assert_eq!(self.provider.writes(), writes, "converged, and not silent\n{}", self.log);
     }
 
