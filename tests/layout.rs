@@ -51,7 +51,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("print!", &["src/cli/output.rs", "hooks/"]),
     ("eprintln!", &["src/cli/output.rs", "hooks/"]),
     ("eprint!", &["src/cli/output.rs", "hooks/"]),
-    ("stdout", &["src/cli/output.rs", "hooks/"]),
+    ("stdout", &["src/cli/output.rs", "hooks/", "provider/src/nftables/run.rs"]),
     ("unsafe", &[]),
 ];
 
@@ -72,6 +72,11 @@ const PURE: &[&str] = &[
     "src/status/view.rs",
     "src/unit/charm.rs",
     "provider/src/rule.rs",
+    "provider/src/rule/",
+    "provider/src/memory/",
+    "provider/src/nftables/parse.rs",
+    "provider/src/nftables/render.rs",
+    "provider/src/nftables/table.rs",
 ];
 
 /// What pure code has no use for.

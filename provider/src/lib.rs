@@ -4,10 +4,12 @@
 pub mod dry_run;
 pub mod error;
 pub mod memory;
+pub mod nftables;
 pub mod provider;
 pub mod rule;
 
 pub use dry_run::DryRun;
 pub use error::{Error, Retry, Subject};
 pub use memory::Memory;
+pub use nftables::Nftables;
 pub use provider::{Applied, Firewall, Machines};

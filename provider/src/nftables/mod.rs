@@ -1,0 +1,104 @@
+//! The firewall of this very machine, in the Linux kernel. Portcullis has one table of its own, and all that is in it is
+//! replaced in one transaction, so there is no moment with half of the rules; connections that are established go on.
+//! Other tables are neither read nor touched, and the table stays when the program stops.
+//!
+//! An accept in this table does not overrule another table that drops, and no other table's accept opens what this
+//! one rejects: a packet has to pass every table.
+//!
+//! This file only joins the parts: `render` and `parse` are pure, `run` starts the `nft` program.
+
+mod parse;
+mod render;
+mod run;
+mod table;
+
+use crate::error::{Error, Subject};
+use crate::provider::{Applied, Firewall, GroupId, MachineNumber, MachineRules, Seen};
+use crate::rule::{Change, RuleSet};
+use parse::Found;
+use run::Nft;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+pub use table::{InvalidTableName, Mode, Settings, TableName};
+
+/// Longer than the largest table takes on a busy machine.
+pub const DEFAULT_TIME_LIMIT: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub struct Nftables {
+    machine: MachineNumber,
+    settings: Settings,
+    nft: Nft,
+}
+
+impl Nftables {
+    pub fn new(machine: MachineNumber, settings: Settings) -> Self {
+        let nft = Nft::new(vec!["nft".to_owned()], DEFAULT_TIME_LIMIT, Subject::Machine(machine));
+        Self { machine, settings, nft }
+    }
+
+    /// Runs `command`, with nft's arguments after its own, in place of `nft`: to reach another network namespace, say.
+    /// Whatever takes longer than `time_limit` is ended.
+    #[must_use]
+    pub fn with_command(mut self, command: Vec<String>, time_limit: Duration) -> Self {
+        self.nft = Nft::new(command, time_limit, Subject::Machine(self.machine));
+        self
+    }
+
+    async fn read(&self) -> Result<Found, Error> {
+        let Some(listing) = self.nft.list(&self.settings.table).await? else { return Ok(Found::no_table()) };
+        let refused = |reason| Error::Unusable { what: Subject::Machine(self.machine), reason };
+        let found = parse::parse(&listing, &self.settings).map_err(|error| refused(error.to_string()))?;
+        if found.foreign {
+            let what = Subject::Group(self.group());
+            let reason = "none of the rules in it has our mark; it is left alone".to_owned();
+            return Err(Error::Foreign { what, reason });
+        }
+        Ok(found)
+    }
+
+    async fn replace(&self, machine: MachineNumber, change: &Change) -> Result<(), Error> {
+        if machine != self.machine {
+            return Err(Error::NotFound { what: Subject::Machine(machine) });
+        }
+        let found = self.read().await?;
+        let closed: RuleSet = change.close.iter().collect();
+        let next = found.rules.minus(&closed).union(&change.open.iter().collect());
+        if next == found.rules && found.amiss.is_empty() {
+            return Ok(());
+        }
+        self.nft.load(&render::render(&self.settings, &next, &found.start_for(&next))).await
+    }
+
+    fn group(&self) -> GroupId {
+        GroupId::new(format!("inet {}", self.settings.table))
+    }
+}
+
+impl Firewall for Nftables {
+    async fn observe(
+        &self,
+        machines: &BTreeSet<MachineNumber>,
+    ) -> Result<BTreeMap<MachineNumber, Seen>, Error> {
+        let mut all: BTreeMap<_, _> = machines.iter().map(|&machine| (machine, Seen::Absent)).collect();
+        if let Some(here) = all.get_mut(&self.machine) {
+            let found = self.read().await?;
+            *here = Seen::Present(MachineRules {
+                group: self.group(),
+                owned: found.rules.rules().collect(),
+                foreign: Vec::new(),
+                ipv6: true,
+                amiss: found.amiss,
+            });
+        }
+        Ok(all)
+    }
+
+    async fn apply(&self, machine: MachineNumber, change: &Change) -> Applied {
+        Applied::as_one(self.replace(machine, change).await)
+    }
+
+    fn rules_per_family(&self) -> Option<usize> {
+        None
+    }
+}

@@ -1,0 +1,170 @@
+//! The whole table as one transaction in nft's JSON: pure, rules in and text out.
+
+use super::table::{self, CHAIN, Lane, Purpose, Settings};
+use crate::rule::{Cidr, Family, PortRange, Rule, RuleSet};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// What the transaction starts from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Start {
+    /// Our table, or none. It is emptied, so that its input chain is never taken from the kernel and hung in again; in
+    /// between packets would be dropped. `stale` are chains that are no longer needed.
+    Over { stale: Vec<String> },
+    /// Something in the way that emptying does not remove.
+    Anew,
+}
+
+/// One command a line, for people. Adding the table first makes the next command succeed also where there was none.
+pub(super) fn render(settings: &Settings, rules: &RuleSet, start: &Start) -> String {
+    let table = json!({"family": "inet", "name": settings.table.as_str()});
+    let mut commands = vec![json!({"add": {"table": table}})];
+    match start {
+        Start::Anew => {
+            commands.extend([json!({"delete": {"table": table}}), json!({"add": {"table": table}})]);
+        }
+        Start::Over { stale } => {
+            commands.push(json!({"flush": {"table": table}}));
+            commands.extend(stale.iter().map(|name| json!({"delete": {"chain": chain(settings, name)}})));
+        }
+    }
+    let mut base = chain(settings, CHAIN);
+    for (key, value) in [("type", "filter"), ("hook", "input"), ("policy", table::policy(settings.mode))] {
+        base[key] = json!(value);
+    }
+    base["prio"] = json!(0);
+    commands.push(json!({"add": {"chain": base}}));
+
+    let (protected, open) = (protected(settings), lanes(rules));
+    let no_ports = Vec::new();
+    let shielded = Lane::PROTECTED.iter().map(|lane| (lane, protected.get(lane).unwrap_or(&no_ports)));
+    for (lane, ports) in shielded.chain(&open) {
+        let name = lane.chain_name();
+        commands.push(json!({"add": {"chain": chain(settings, &name)}}));
+        commands.extend(ports.iter().map(|&ports| rule(settings, &name, None, &accept(ports))));
+    }
+    for purpose in table::purposes(settings.mode, open.keys().copied()) {
+        commands.push(rule(settings, CHAIN, Some(purpose.comment()), &expressions(purpose)));
+    }
+    let lines: Vec<String> = commands.iter().map(Value::to_string).collect();
+    format!("{{\"nftables\": [\n{}\n]}}\n", lines.join(",\n"))
+}
+
+pub(super) fn lanes(rules: &RuleSet) -> BTreeMap<Lane, Vec<PortRange>> {
+    let mut lanes: BTreeMap<Lane, Vec<PortRange>> = BTreeMap::new();
+    for Rule { source, ports } in rules.rules() {
+        lanes.entry(Lane::From(source, ports.proto())).or_default().push(ports);
+    }
+    lanes
+}
+
+pub(super) fn protected(settings: &Settings) -> BTreeMap<Lane, Vec<PortRange>> {
+    let mut lanes: BTreeMap<Lane, Vec<PortRange>> = BTreeMap::new();
+    let set: RuleSet = settings.protected.iter().map(|&ports| Rule::new(ports, Cidr::WORLD_V4)).collect();
+    for Rule { ports, .. } in set.rules() {
+        lanes.entry(Lane::Protected(ports.proto())).or_default().push(ports);
+    }
+    lanes
+}
+
+fn chain(settings: &Settings, name: &str) -> Value {
+    json!({"family": "inet", "table": settings.table.as_str(), "name": name})
+}
+
+fn rule(settings: &Settings, chain: &str, comment: Option<String>, expressions: &[Value]) -> Value {
+    let mut rule = json!({"family": "inet", "table": settings.table.as_str(), "chain": chain});
+    if let Some(comment) = comment {
+        rule["comment"] = json!(comment);
+    }
+    rule["expr"] = json!(expressions);
+    json!({"add": {"rule": rule}})
+}
+
+/// For a chain that only packets of the right protocol enter.
+fn accept(ports: PortRange) -> [Value; 2] {
+    let port =
+        if ports.is_single() { json!(ports.from()) } else { json!({"range": [ports.from(), ports.to()]}) };
+    let destination = json!({"payload": {"protocol": "th", "field": "dport"}});
+    [matches("==", &destination, &port), json!({"accept": null})]
+}
+
+fn expressions(purpose: Purpose) -> Vec<Value> {
+    let meta = |key: &str, value: &str| matches("==", &json!({"meta": {"key": key}}), &json!(value));
+    let accept = json!({"accept": null});
+    let enter = |lane: Lane| json!({"jump": {"target": lane.chain_name()}});
+    match purpose {
+        Purpose::Established => {
+            vec![matches("in", &json!({"ct": {"key": "state"}}), &json!(["established", "related"])), accept]
+        }
+        Purpose::Loopback => vec![meta("iif", "lo"), accept],
+        Purpose::Icmp => vec![meta("l4proto", "icmp"), accept],
+        Purpose::Icmpv6 => vec![meta("l4proto", "ipv6-icmp"), accept],
+        Purpose::Enter(lane @ Lane::Protected(proto)) => vec![meta("l4proto", proto.name()), enter(lane)],
+        Purpose::Enter(lane @ Lane::From(source, proto)) => {
+            vec![comes_from(source), meta("l4proto", proto.name()), enter(lane)]
+        }
+        Purpose::ResetTcp => vec![meta("l4proto", "tcp"), json!({"reject": {"type": "tcp reset"}})],
+        Purpose::RejectRest => vec![json!({"reject": {"type": "icmpx", "expr": "port-unreachable"}})],
+    }
+}
+
+fn matches(op: &str, left: &Value, right: &Value) -> Value {
+    json!({"match": {"op": op, "left": left, "right": right}})
+}
+
+/// All of a family is named by the family; a prefix of no bits is not one to nft.
+fn comes_from(source: Cidr) -> Value {
+    let (protocol, nfproto) = match source.family() {
+        Family::V4 => ("ip", "ipv4"),
+        Family::V6 => ("ip6", "ipv6"),
+    };
+    if source.is_world() {
+        return matches("==", &json!({"meta": {"key": "nfproto"}}), &json!(nfproto));
+    }
+    let address = json!({"payload": {"protocol": protocol, "field": "saddr"}});
+    let prefix = json!({"prefix": {"addr": source.network().to_string(), "len": source.prefix_len()}});
+    matches("==", &address, &prefix)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::{Mode, TableName};
+    use super::*;
+    use crate::rule::Protocol;
+
+    fn settings(mode: Mode) -> Settings {
+        let protected = [(22, 22), (2181, 2181), (22, 22)]
+            .map(|(from, to)| PortRange::new(from, to, Protocol::Tcp).unwrap())
+            .to_vec();
+        Settings { table: TableName::for_instance("prod").unwrap(), mode, protected }
+    }
+
+    fn rules() -> RuleSet {
+        let rule = |from, to, proto, source: &str| {
+            Rule::new(PortRange::new(from, to, proto).unwrap(), source.parse().unwrap())
+        };
+        let all = [
+            rule(80, 80, Protocol::Tcp, "0.0.0.0/0"),
+            rule(8000, 8040, Protocol::Tcp, "0.0.0.0/0"),
+            rule(8041, 8080, Protocol::Tcp, "0.0.0.0/0"),
+            rule(53, 53, Protocol::Udp, "0.0.0.0/0"),
+            rule(80, 80, Protocol::Tcp, "::/0"),
+            rule(5432, 5432, Protocol::Tcp, "10.0.0.0/8"),
+            rule(5432, 5432, Protocol::Tcp, "2001:db8::/32"),
+        ];
+        all.into_iter().collect()
+    }
+
+    #[test]
+    fn the_whole_table_is_one_transaction() {
+        let start = Start::Over { stale: vec!["tcp_from_192.0.2.0/24".to_owned()] };
+        let text = render(&settings(Mode::Enforce), &rules(), &start);
+        assert_eq!(text, include_str!("../../fixtures/nftables/enforce.json"));
+    }
+
+    #[test]
+    fn accepting_only_rejects_nothing() {
+        let text = render(&settings(Mode::AcceptOnly), &RuleSet::new(), &Start::Anew);
+        assert_eq!(text, include_str!("../../fixtures/nftables/accept_only.json"));
+    }
+}

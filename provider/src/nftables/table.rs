@@ -1,0 +1,210 @@
+//! How our table is named and divided: what the one who writes it and the one who reads it must agree on.
+
+use crate::rule::{Cidr, PortRange, Protocol};
+use std::fmt;
+use std::net::IpAddr;
+
+/// What the table is to be like, besides the rules that come and go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    pub table: TableName,
+    pub mode: Mode,
+    /// Open to everyone, whatever the rules say: ssh, the store, the agents' own. No change can shut them.
+    pub protected: Vec<PortRange>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// What is not let in by a rule is rejected.
+    Enforce,
+    /// Accepts what the rules name and leaves the rest to other tables: for a look before enforcing, since that cuts off
+    /// whatever nobody told us of.
+    AcceptOnly,
+}
+
+/// Names that begin so are ours; the rest tells environments on one machine apart.
+const PREFIX: &str = "portcullis-";
+const MAX_INSTANCE_CHARS: usize = 64;
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TableName(String);
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("a table is named by 1 to {MAX_INSTANCE_CHARS} letters, digits, '-' and '_'")]
+pub struct InvalidTableName;
+
+impl TableName {
+    /// # Errors
+    /// If `instance` has other characters than letters, digits, `-` and `_`, or none, or too many.
+    pub fn for_instance(instance: &str) -> Result<Self, InvalidTableName> {
+        let fits = (1..=MAX_INSTANCE_CHARS).contains(&instance.len());
+        let plain = instance.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+        if !fits || !plain {
+            return Err(InvalidTableName);
+        }
+        Ok(Self(format!("{PREFIX}{instance}")))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for TableName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+pub(super) const CHAIN: &str = "input";
+
+/// Ports of one protocol that are open to the same addresses. Each lane is a chain of its own with one plain rule per
+/// port or range, and packets of other protocols and sources do not enter it.
+///
+/// A set of ports would be one lookup for any number of them, but sets and chains do not change at the same instant
+/// in the kernel: with sets of any kind, a few in a hundred replacements under load made it reject new connections to
+/// ports that were open before and after. With plain rules it never did. Only the first packet of a connection goes
+/// through them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Lane {
+    Protected(Protocol),
+    From(Cidr, Protocol),
+}
+
+impl Lane {
+    pub(super) const PROTECTED: [Self; 2] = [Self::Protected(Protocol::Tcp), Self::Protected(Protocol::Udp)];
+
+    pub(super) fn proto(self) -> Protocol {
+        match self {
+            Self::Protected(proto) | Self::From(_, proto) => proto,
+        }
+    }
+
+    /// Addresses are written out in full, since nft's names have no colons.
+    pub(super) fn chain_name(self) -> String {
+        let (source, proto) = match self {
+            Self::Protected(proto) => return format!("protected_{proto}"),
+            Self::From(source, proto) => (source, proto),
+        };
+        let len = source.prefix_len();
+        match source.network() {
+            IpAddr::V4(v4) => format!("{proto}_from_{v4}/{len}"),
+            IpAddr::V6(v6) => {
+                let groups = v6.segments().map(|segment| format!("{segment:x}"));
+                format!("{proto}_from6_{}/{len}", groups.join("."))
+            }
+        }
+    }
+
+    fn words(self) -> String {
+        match self {
+            Self::Protected(proto) => format!("protected {proto}"),
+            Self::From(source, proto) => format!("{proto} from {source}"),
+        }
+    }
+
+    fn from_words(words: &str) -> Option<Self> {
+        let proto = |name| [Protocol::Tcp, Protocol::Udp].into_iter().find(|proto| proto.name() == name);
+        match words.split_once(" from ") {
+            None => proto(words.strip_prefix("protected ")?).map(Self::Protected),
+            Some((name, source)) => Some(Self::From(source.parse().ok()?, proto(name)?)),
+        }
+    }
+}
+
+/// What one rule of the chain is for. It is written into the rule's comment, so people see it in `nft list` and we
+/// know our own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Established,
+    Loopback,
+    Icmp,
+    Icmpv6,
+    Enter(Lane),
+    ResetTcp,
+    RejectRest,
+}
+
+const MARK: &str = "portcullis: ";
+
+impl Purpose {
+    pub(super) fn comment(self) -> String {
+        match self {
+            Self::Established => format!("{MARK}established"),
+            Self::Loopback => format!("{MARK}loopback"),
+            Self::Icmp => format!("{MARK}icmp"),
+            Self::Icmpv6 => format!("{MARK}icmpv6"),
+            Self::Enter(lane) => format!("{MARK}{}", lane.words()),
+            Self::ResetTcp => format!("{MARK}reset tcp"),
+            Self::RejectRest => format!("{MARK}reject the rest"),
+        }
+    }
+
+    pub(super) fn from_comment(comment: &str) -> Option<Self> {
+        match comment.strip_prefix(MARK)? {
+            "established" => Some(Self::Established),
+            "loopback" => Some(Self::Loopback),
+            "icmp" => Some(Self::Icmp),
+            "icmpv6" => Some(Self::Icmpv6),
+            "reset tcp" => Some(Self::ResetTcp),
+            "reject the rest" => Some(Self::RejectRest),
+            lane => Lane::from_words(lane).map(Self::Enter),
+        }
+    }
+}
+
+/// The chain from top to bottom, if there are ports open in `lanes` besides those that are protected.
+pub(super) fn purposes(mode: Mode, lanes: impl Iterator<Item = Lane>) -> Vec<Purpose> {
+    let mut all = vec![Purpose::Established, Purpose::Loopback, Purpose::Icmp, Purpose::Icmpv6];
+    all.extend(Lane::PROTECTED.into_iter().chain(lanes).map(Purpose::Enter));
+    if mode == Mode::Enforce {
+        all.extend([Purpose::ResetTcp, Purpose::RejectRest]);
+    }
+    all
+}
+
+pub(super) fn policy(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Enforce => "drop",
+        Mode::AcceptOnly => "accept",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_plain() {
+        assert_eq!(TableName::for_instance("prod-2").unwrap().to_string(), "portcullis-prod-2");
+        for bad in ["", "a b", "a;flush ruleset", "ä", &"x".repeat(65)] {
+            assert_eq!(TableName::for_instance(bad), Err(InvalidTableName), "{bad}");
+        }
+    }
+
+    #[test]
+    fn purposes_go_round_through_comments() {
+        let sources = ["0.0.0.0/0", "::/0", "10.0.0.0/8", "2001:db8::/32", "::ffff:192.0.2.1/128"];
+        let lanes = sources.iter().map(|text| Lane::From(text.parse().unwrap(), Protocol::Udp));
+        let all = purposes(Mode::Enforce, lanes);
+        assert_eq!(all.len(), 13);
+        for purpose in all {
+            let comment = purpose.comment();
+            assert!(comment.len() <= 128, "the kernel keeps no more of a comment");
+            assert_eq!(Purpose::from_comment(&comment), Some(purpose));
+        }
+        for other in ["", "loopback", "portcullis: ", "portcullis: tcp from nowhere", "portcullis:loopback"] {
+            assert_eq!(Purpose::from_comment(other), None);
+        }
+    }
+
+    #[test]
+    fn no_two_sources_share_a_chain() {
+        let name = |text: &str, proto| Lane::From(text.parse().unwrap(), proto).chain_name();
+        assert_eq!(name("::ffff:1.2.3.4/128", Protocol::Tcp), "tcp_from6_0.0.0.0.0.ffff.102.304/128");
+        assert_eq!(name("0:0:0:ffff:1:2:3:4", Protocol::Tcp), "tcp_from6_0.0.0.ffff.1.2.3.4/128");
+        assert_eq!(name("1.2.3.4", Protocol::Tcp), "tcp_from_1.2.3.4/32");
+        assert_eq!(name("1.2.3.4", Protocol::Udp), "udp_from_1.2.3.4/32");
+        assert_eq!(name("1.2.3.4/31", Protocol::Udp), "udp_from_1.2.3.4/31");
+    }
+}
