@@ -278,8 +278,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let families: &[Family] = if rules.ipv6 { &[Family::V4, Family::V6] } else { &[Family::V4] };
         let wanted = wanted(&claims, families, &self.policy);
         let limit = self.firewall.rules_per_family().unwrap_or(usize::MAX);
-        let theirs = rules.foreign.len();
-        let plan = plan_machine(&wanted, &rules.owned, &last, limit.saturating_sub(theirs).max(1));
+        let room = limit.saturating_sub(rules.foreign.len()).max(1);
+        let theirs = rules.foreign.iter().filter_map(|foreign| foreign.exact).collect();
+        let plan = plan_machine(&wanted, &rules.owned, &theirs, &last, room);
         (wanted, plan)
     }
 

@@ -48,10 +48,12 @@ pub fn target(wanted: &Wanted, owned: &BTreeSet<Rule>, last: &LastGranted) -> (R
     (rules.union(&kept), kept)
 }
 
-/// The change that brings `owned` to what is wanted, touching as few rules as it can within `max_rules` a family.
+/// The change that brings `owned` to what is wanted, touching as few rules as it can within `max_rules` a family. A rule
+/// that somebody else made just so (`theirs`) is not made again: providers keep one of a kind.
 pub fn plan_machine(
     wanted: &Wanted,
     owned: &BTreeSet<Rule>,
+    theirs: &BTreeSet<Rule>,
     last: &LastGranted,
     max_rules: usize,
 ) -> MachinePlan {
@@ -63,6 +65,7 @@ pub fn plan_machine(
         [Family::V4, Family::V6].into_iter().all(|family| count(family) <= max_rules)
     };
     let Change { open, close } = if fits(&gentle) { gentle } else { Change::compacting(owned, &target) };
+    let open = &open - theirs;
     let staying: RuleSet = (owned - &close).iter().collect();
     let (close, deferred) = close.into_iter().partition(|rule| {
         let wanted = intersection(&[*rule].into_iter().collect(), &target);
@@ -137,7 +140,7 @@ mod tests {
             (unit(1), set(&[(443, 443), (444, 444)])),
         ]);
         let owned = rules(&[(80, 80), (81, 81), (443, 443)]);
-        let plan = plan_machine(&asking(&[(80, 80)], true), &owned, &last, 50);
+        let plan = plan_machine(&asking(&[(80, 80)], true), &owned, &BTreeSet::new(), &last, 50);
         // 81 is given up by the unit that can be read; 443 stays; 444 is not opened for one that cannot.
         assert_eq!(plan.change, Change { open: BTreeSet::new(), close: rules(&[(81, 81)]) });
         assert_eq!(plan.kept_for_frozen, set(&[(443, 443)]));
@@ -146,7 +149,8 @@ mod tests {
     #[test]
     fn without_a_memory_of_a_frozen_unit_nothing_is_closed() {
         let owned = rules(&[(80, 80), (443, 443)]);
-        let plan = plan_machine(&asking(&[(8080, 8080)], true), &owned, &LastGranted::new(), 50);
+        let plan =
+            plan_machine(&asking(&[(8080, 8080)], true), &owned, &BTreeSet::new(), &LastGranted::new(), 50);
         assert_eq!(plan.change, Change { open: rules(&[(8080, 8080)]), close: BTreeSet::new() });
     }
 
@@ -154,13 +158,13 @@ mod tests {
     fn rules_are_merged_only_when_they_would_not_fit() {
         let owned = rules(&[(80, 80), (82, 82)]);
         let wanted = asking(&[(80, 80), (81, 81), (82, 82)], false);
-        let gentle = plan_machine(&wanted, &owned, &LastGranted::new(), 3);
+        let gentle = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), 3);
         assert_eq!(gentle.change, Change { open: rules(&[(81, 81)]), close: BTreeSet::new() });
-        let compact = plan_machine(&wanted, &owned, &LastGranted::new(), 2);
+        let compact = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), 2);
         assert_eq!(compact.change, Change { open: rules(&[(80, 82)]), close: BTreeSet::new() });
         assert_eq!(compact.deferred, owned);
         let after = compact.change.applied_to(&owned);
-        let then = plan_machine(&wanted, &after, &LastGranted::new(), 2);
+        let then = plan_machine(&wanted, &after, &BTreeSet::new(), &LastGranted::new(), 2);
         assert_eq!(then.change, Change { open: BTreeSet::new(), close: owned });
     }
 
@@ -168,11 +172,11 @@ mod tests {
     fn a_close_that_only_respells_waits_for_its_open() {
         let wanted = asking(&[(80, 80)], false);
         let owned = rules(&[(80, 81), (443, 443)]);
-        let plan = plan_machine(&wanted, &owned, &LastGranted::new(), 50);
+        let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), 50);
         assert_eq!(plan.change, Change { open: rules(&[(80, 80)]), close: rules(&[(443, 443)]) });
         assert_eq!(plan.deferred, rules(&[(80, 81)]));
         let after = plan.change.applied_to(&owned);
-        let then = plan_machine(&wanted, &after, &LastGranted::new(), 50);
+        let then = plan_machine(&wanted, &after, &BTreeSet::new(), &LastGranted::new(), 50);
         assert_eq!(then.change, Change { open: BTreeSet::new(), close: rules(&[(80, 81)]) });
     }
 
@@ -209,9 +213,9 @@ mod tests {
             let wanted = asking(&asked, frozen);
             let mut owned = rules(&there);
             let last = LastGranted::from([(unit(1), set(&had))]);
-            let first = plan_machine(&wanted, &owned, &last, max);
+            let first = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, max);
             for _ in 0..3 {
-                let plan = plan_machine(&wanted, &owned, &last, max);
+                let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, max);
                 prop_assert!(plan.change.close.is_subset(&owned) && plan.deferred.is_subset(&owned));
                 let opened: RuleSet = plan.change.open.iter().collect();
                 prop_assert!(opened.minus(&wanted.rules().union(&plan.kept_for_frozen)).is_empty());
@@ -223,7 +227,7 @@ mod tests {
                 owned = plan.change.applied_to(&owned);
             }
             prop_assert_eq!(owned.iter().collect::<RuleSet>(), first.target);
-            let silent = plan_machine(&wanted, &owned, &last, max);
+            let silent = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, max);
             prop_assert!(silent.change.is_empty() && silent.deferred.is_empty(), "{:?}", silent);
         }
     }
