@@ -75,9 +75,11 @@ Examples:
     /// Open the ports of a service to the world
     #[command(after_help = "\
 Opens what the service's units asked for with open-port, now and later, on the machines they are on.
+Exposed again, it is to whom the last command says.
 
 Examples:
-  juju expose wordpress")]
+  juju expose wordpress
+  juju expose wordpress --to 192.0.2.0/24 2001:db8::/32")]
     Expose(expose::Typed),
     /// Close the ports of a service to the world
     #[command(after_help = "Examples:\n  juju unexpose wordpress")]

@@ -31,7 +31,9 @@ pub async fn collect<T: Tree>(tree: &T) -> Result<Snapshot, Error> {
         let (record, exposed) = (node(), node());
         if let Some(record) = record {
             let record = held(records::Service::parse(&paths::service(id), &record.data));
-            snapshot.services.insert(id, SeenService { record, exposed: exposed.is_some() });
+            let path = paths::exposed(id);
+            let exposed = exposed.map(|flag| held(records::parse_exposed(&path, &flag.data)));
+            snapshot.services.insert(id, SeenService { record, exposed });
         }
     }
     for id in units {

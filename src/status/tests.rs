@@ -25,7 +25,7 @@ fn service(name: &str, exposed: bool) -> SeenService {
         charm: format!("local:{name}-1").parse().unwrap(),
         rest: Map::new(),
     };
-    SeenService { record: Ok(record), exposed }
+    SeenService { record: Ok(record), exposed: exposed.then(|| Ok(Vec::new())) }
 }
 
 fn unit(
@@ -134,6 +134,24 @@ fn garbage_is_shown_where_it_belongs_and_hides_nothing_else() {
     let view = view(&corrupt(), &[]);
     golden("corrupt.yaml", &yaml::render(&view.document()));
     golden("corrupt.txt", &tabular::render(&view));
+}
+
+#[test]
+fn a_limit_on_sources_is_shown_and_one_that_cannot_be_read_is_none() {
+    let mut snapshot = whole();
+    let mysql = ServiceId::new(0);
+    let sources = ["192.0.2.0/24", "2001:db8::/32"].map(|text| text.parse().unwrap()).to_vec();
+    snapshot.services.get_mut(&mysql).unwrap().exposed = Some(Ok(sources));
+    let limited = yaml::render(&view(&snapshot, &["mysql"]).document());
+    let shown =
+        "    exposed: true\n    exposed-to:\n    - 192.0.2.0/24\n    - 2001:db8::/32\n    relations: {}\n";
+    assert!(limited.contains(shown), "{limited}");
+    assert!(tabular::render(&view(&snapshot, &["mysql"])).contains("192.0.2.0/24,2001:db8::/32"));
+    let problem = "/services/service-0000000000/exposed: not a JSON object".to_owned();
+    snapshot.services.get_mut(&mysql).unwrap().exposed = Some(Err(problem.clone()));
+    let broken = view(&snapshot, &["mysql"]);
+    assert_eq!(broken.services["mysql"].error, Some(problem));
+    assert!(broken.services["mysql"].exposed);
 }
 
 #[test]

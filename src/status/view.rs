@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::glob::Glob;
 use super::render::{Doc, Key};
-use crate::model::{MachineId, PortRange, ServiceId, UnitId};
+use crate::model::{Cidr, MachineId, PortRange, ServiceId, UnitId};
 use crate::store::records;
 
 /// A record, or what is wrong with the znode that should hold it; the text names the znode.
@@ -27,7 +27,8 @@ pub struct Snapshot {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeenService {
     pub record: Held<records::Service>,
-    pub exposed: bool,
+    /// The flag, if there is one: the sources that it is limited to, none for the whole world.
+    pub exposed: Option<Held<Vec<Cidr>>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,6 +68,8 @@ pub enum Machine {
 pub struct Service {
     pub charm: Option<String>,
     pub exposed: bool,
+    /// Empty unless it is exposed to these and nobody else.
+    pub exposed_to: Vec<Cidr>,
     pub units: BTreeMap<String, Unit>,
     pub error: Option<String>,
 }
@@ -187,11 +190,23 @@ fn service_name(snapshot: &Snapshot, id: ServiceId) -> String {
 }
 
 fn service(seen: &SeenService) -> Service {
-    let (charm, error) = match &seen.record {
-        Ok(record) => (Some(record.charm.to_string()), None),
-        Err(problem) => (None, Some(problem.clone())),
+    let mut errors = Vec::new();
+    let record = seen.record.as_ref().map_err(|problem| errors.push(problem.clone())).ok();
+    let exposed_to = match &seen.exposed {
+        Some(Ok(sources)) => sources.clone(),
+        Some(Err(problem)) => {
+            errors.push(problem.clone());
+            Vec::new()
+        }
+        None => Vec::new(),
     };
-    Service { charm, exposed: seen.exposed, units: BTreeMap::new(), error }
+    Service {
+        charm: record.map(|record| record.charm.to_string()),
+        exposed: seen.exposed.is_some(),
+        exposed_to,
+        units: BTreeMap::new(),
+        error: (!errors.is_empty()).then(|| errors.join("; ")),
+    }
 }
 
 fn unit(snapshot: &Snapshot, seen: &SeenUnit, exposed: bool) -> Unit {
@@ -273,6 +288,10 @@ impl Service {
         }
         if self.exposed {
             entries.push(("exposed".into(), Doc::Bool(true)));
+        }
+        if !self.exposed_to.is_empty() {
+            let sources = self.exposed_to.iter().map(|source| Doc::Text(source.to_string())).collect();
+            entries.push(("exposed-to".into(), Doc::List(sources)));
         }
         entries.push(("relations".into(), Doc::Map(Vec::new())));
         let units =

@@ -30,6 +30,8 @@ pub enum Error {
     MachineInUse(MachineId),
     #[error("{given} units are more than the {limit} that can be made at once")]
     TooManyUnits { given: u32, limit: u32 },
+    #[error("{given} sources are more than the {limit} that a service can be exposed to")]
+    TooManySources { given: usize, limit: usize },
     #[error("Machine {0} is the one that this environment runs on")]
     LocalMachine(MachineId),
     #[error("the store's root holds '{0}', which is not ours; add a chroot to the address, HOST:PORT/NAME")]

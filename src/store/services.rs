@@ -4,13 +4,16 @@ use super::credentials::random_hex;
 use super::environment::Environment;
 use super::error::Error;
 use super::paths;
-use super::records::{NamedService, NamedUnit, Service, counter_to_bytes};
+use super::records::{
+    MAX_SOURCES, NamedService, NamedUnit, Service, counter_to_bytes, exposed_to_bytes, parse_exposed,
+};
 use super::retry::Attempts;
 use super::subtree::deletions;
 use super::tree::{self, Read, Tree, Write};
 use super::units::{Counter, Draft, MAX_UNITS, Placed};
-use crate::model::{CharmUrl, MachineId, ServiceId, ServiceName, UnitId, UnitName};
+use crate::model::{CharmUrl, Cidr, MachineId, ServiceId, ServiceName, UnitId, UnitName};
 use serde_json::{Map, Value};
+use std::collections::BTreeSet;
 
 /// What to deploy.
 #[derive(Debug, Clone)]
@@ -164,17 +167,37 @@ impl<T: Tree> Environment<T> {
         Ok(units)
     }
 
+    /// Exposes the service to the whole world, whatever it was exposed to before.
+    ///
     /// # Errors
     /// [`Error::ServiceNotFound`] and the failures of the store.
     pub async fn expose(&self, name: &ServiceName) -> Result<Flag, Error> {
+        self.expose_to(name, &[]).await
+    }
+
+    /// Exposes the service to `sources` and nobody else; to the whole world if there are none. A flag that is there
+    /// is changed, also one that cannot be read: what was typed is clear, whatever the flag said.
+    ///
+    /// # Errors
+    /// [`Error::ServiceNotFound`], [`Error::TooManySources`] and the failures of the store.
+    pub async fn expose_to(&self, name: &ServiceName, sources: &[Cidr]) -> Result<Flag, Error> {
+        let sources: Vec<Cidr> = BTreeSet::from_iter(sources.iter().copied()).into_iter().collect();
+        if sources.len() > MAX_SOURCES {
+            return Err(Error::TooManySources { given: sources.len(), limit: MAX_SOURCES });
+        }
+        let data = exposed_to_bytes(&sources);
         let mut attempts = Attempts::at(paths::service_name(name));
         loop {
-            let flag = paths::exposed(self.service_id(name).await?);
-            if self.tree.exists(&flag).await? {
-                // After a lost answer it is as good as ours.
-                return Ok(if attempts.unsure { Flag::Changed } else { Flag::AlreadySo });
-            }
-            let write = Write::create(flag, *b"{}", self.info.roles.operators());
+            let path = paths::exposed(self.service_id(name).await?);
+            let write = match self.tree.get(&path).await {
+                Ok(flag) if is_exposed_to(&path, &flag.data, &sources) => {
+                    // After a lost answer it is as good as ours.
+                    return Ok(if attempts.unsure { Flag::Changed } else { Flag::AlreadySo });
+                }
+                Ok(flag) => Write::SetIfVersion { path, data: data.clone(), version: flag.version },
+                Err(tree::Error::NoNode(_)) => Write::create(path, data.clone(), self.info.roles.operators()),
+                Err(e) => return Err(e.into()),
+            };
             match self.tree.write(vec![write]).await {
                 Ok(()) => return Ok(Flag::Changed),
                 Err(e) => attempts.after(e).await?,
@@ -198,6 +221,13 @@ impl<T: Tree> Environment<T> {
             }
         }
     }
+}
+
+fn is_exposed_to(path: &paths::NodePath, flag: &[u8], sources: &[Cidr]) -> bool {
+    parse_exposed(path, flag).is_ok_and(|mut found| {
+        found.sort_unstable();
+        found == sources
+    })
 }
 
 /// The first data of a service name's unit counter.

@@ -222,6 +222,17 @@ pub(super) async fn flags_change_once(place: &impl Place) {
         assert_eq!(environment.tree().exists(&flag).await, Ok(exists));
     }
     assert_eq!(environment.tree().get(&flag).await.unwrap().data, b"{}");
+    let limited = ["192.0.2.0/24", "10.0.0.0/8"].map(|text| text.parse().unwrap());
+    let other_way_round = ["10.0.0.0/8", "192.0.2.0/24"].map(|text| text.parse().unwrap());
+    assert_eq!(environment.expose_to(&name, &limited).await.unwrap(), Flag::Changed);
+    assert_eq!(environment.expose_to(&name, &other_way_round).await.unwrap(), Flag::AlreadySo);
+    let data = br#"{"to":["10.0.0.0/8","192.0.2.0/24"]}"#;
+    assert_eq!(environment.tree().get(&flag).await.unwrap().data, data);
+    assert_eq!(environment.expose(&name).await.unwrap(), Flag::Changed);
+    assert_eq!(environment.tree().get(&flag).await.unwrap().data, b"{}");
+    let many: Vec<_> = (0..51).map(|n| format!("10.0.0.{n}/32").parse().unwrap()).collect();
+    let refused = environment.expose_to(&name, &many).await.unwrap_err().to_string();
+    assert_eq!(refused, "51 sources are more than the 50 that a service can be exposed to");
     for expected in [Flag::Changed, Flag::AlreadySo] {
         assert_eq!(environment.unexpose(&name).await.unwrap(), expected);
         assert_eq!(environment.tree().exists(&flag).await, Ok(false));

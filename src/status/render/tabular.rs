@@ -38,11 +38,19 @@ fn service_rows(view: &View) -> Vec<Vec<String>> {
         vec![
             name.clone(),
             service.charm.clone().unwrap_or_default(),
-            if service.exposed { "yes" } else { "no" }.to_owned(),
+            exposed(service),
             service.units.len().to_string(),
         ]
     };
     view.services.iter().map(row).collect()
+}
+
+fn exposed(service: &Service) -> String {
+    match (service.exposed, &service.exposed_to[..]) {
+        (false, _) => "no".to_owned(),
+        (true, []) => "yes".to_owned(),
+        (true, sources) => sources.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+    }
 }
 
 fn unit_rows(view: &View) -> Vec<Vec<String>> {
