@@ -37,7 +37,7 @@ const PARTS: &[(&str, &[&str])] = &[
 /// ends in `!` for a macro.
 const HOMES: &[(&str, &[&str])] = &[
     ("zookeeper_client", &["src/store/zk.rs"]),
-    ("aws_", &["provider/src/ec2/"]),
+    ("aws_", &["provider/src/ec2.rs", "provider/src/ec2/"]),
     ("zbus", &["src/fleet/"]),
     ("hyper", &["src/ingress/", "src/heartbeat/api.rs"]),
     ("mio", &["src/keeper/"]),
@@ -71,6 +71,9 @@ const PURE: &[&str] = &[
     "src/status/render/",
     "src/status/view.rs",
     "src/unit/charm.rs",
+    "provider/src/ec2/naming.rs",
+    "provider/src/ec2/permission.rs",
+    "provider/src/ec2/refusal.rs",
     "provider/src/rule.rs",
     "provider/src/rule/",
     "provider/src/memory/",

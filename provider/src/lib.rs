@@ -2,6 +2,8 @@
 //! Start reading at [`rule`] and [`provider`].
 
 pub mod dry_run;
+#[cfg(feature = "ec2")]
+pub mod ec2;
 pub mod error;
 pub mod memory;
 pub mod nftables;
@@ -9,6 +11,8 @@ pub mod provider;
 pub mod rule;
 
 pub use dry_run::DryRun;
+#[cfg(feature = "ec2")]
+pub use ec2::Ec2;
 pub use error::{Error, Retry, Subject};
 pub use memory::Memory;
 pub use nftables::Nftables;

@@ -1,0 +1,243 @@
+//! EC2: a security group for each machine, in which our rules carry our mark. Start with [`Ec2::connect`].
+//!
+//! Decisions are in the pure files: `naming` (what is ours), `permission` (rules and EC2's permissions), `refusal`
+//! (what errors mean), `budget` (how fast to call), `recent` (readers that lag). `api` has the calls and `meter` counts
+//! them; `groups`, `rules` and `machines` put them together. Only files below here know the SDK.
+//!
+//! Nothing calls STS or IAM, and credentials come from the SDK's own chain alone: environment, profile, role.
+
+mod api;
+mod budget;
+mod groups;
+mod machines;
+mod meter;
+mod naming;
+mod permission;
+mod recent;
+mod refusal;
+mod rules;
+
+use crate::error::{Error, Subject};
+use crate::provider::{GroupId, MachineNumber};
+use api::Api;
+use aws_config::{BehaviorVersion, Region, SdkConfig};
+use aws_sdk_ec2::config::ProvideCredentials;
+use aws_sdk_ec2::config::retry::RetryConfig;
+use aws_sdk_ec2::config::timeout::TimeoutConfig;
+use meter::Meter;
+pub use naming::{Environment, InvalidEnvironment};
+use recent::Recent;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// EC2's limit for a group and address family, unless the account has another.
+pub const RULES_PER_FAMILY: usize = 60;
+
+/// Finding out region and credentials may ask the instance that we run on, which is near or not there at all.
+const START_MAX: Duration = Duration::from_secs(15);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    pub environment: Environment,
+    /// In place of what the environment, the profile or the instance says.
+    pub region: Option<String>,
+    /// In place of EC2's own for the region.
+    pub endpoint_url: Option<String>,
+    /// How new instances are made; without it none can be.
+    pub launch: Option<LaunchSettings>,
+    pub rules_per_family: usize,
+    pub patience: Patience,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LaunchSettings {
+    pub image: String,
+    pub instance_type: String,
+    /// Without it, one of the default VPC that EC2 chooses.
+    pub subnet: Option<String>,
+    pub key: Option<String>,
+}
+
+/// How long a call may take, and how often the SDK tries before we hear of a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    pub connect: Duration,
+    pub attempt: Duration,
+    /// All attempts and the pauses between them.
+    pub call: Duration,
+    pub attempts: u32,
+    /// Doubles with every attempt.
+    pub first_pause: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(3),
+            attempt: Duration::from_secs(10),
+            call: Duration::from_secs(30),
+            attempts: 4,
+            first_pause: Duration::from_millis(500),
+        }
+    }
+}
+
+impl Settings {
+    pub fn new(environment: Environment) -> Self {
+        Self {
+            environment,
+            region: None,
+            endpoint_url: None,
+            launch: None,
+            rules_per_family: RULES_PER_FAMILY,
+            patience: Patience::default(),
+        }
+    }
+}
+
+/// All calls of one environment to one region of EC2 go through one of these, which shares its budget among them.
+pub struct Ec2 {
+    settings: Settings,
+    api: Api,
+    memory: Mutex<Memory>,
+}
+
+/// What need not be asked twice. All of it can be lost without harm.
+#[derive(Debug, Default)]
+struct Memory {
+    recent: Recent,
+    /// The group of each machine as last read, which saves a read before every change.
+    groups: BTreeMap<MachineNumber, GroupId>,
+    /// Whether a VPC has IPv6, and when that was asked.
+    ipv6: BTreeMap<String, (bool, Instant)>,
+    /// Where new instances go.
+    home: Option<String>,
+}
+
+impl fmt::Debug for Ec2 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ec2").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl Ec2 {
+    /// Finds region and credentials as every AWS program does, and refuses to start without. No call is made to EC2.
+    ///
+    /// # Errors
+    /// [`Error::Unusable`] if there is no region, or are no credentials.
+    pub async fn connect(settings: Settings) -> Result<Self, Error> {
+        let mut loader = aws_config::defaults(BehaviorVersion::latest());
+        if let Some(region) = &settings.region {
+            loader = loader.region(Region::new(region.clone()));
+        }
+        let slow = |_| unusable("finding out region and credentials took too long");
+        let config = tokio::time::timeout(START_MAX, loader.load()).await.map_err(slow)?;
+        let provider = config.credentials_provider().ok_or_else(no_credentials)?;
+        let credentials = tokio::time::timeout(START_MAX, provider.provide_credentials());
+        if let Err(error) = credentials.await.map_err(slow)? {
+            tracing::debug!(error = &error as &dyn std::error::Error, "no credentials for EC2");
+            return Err(no_credentials());
+        }
+        Self::with_config(settings, &config)
+    }
+
+    /// With everything that is not in `settings` from `config`.
+    ///
+    /// # Errors
+    /// [`Error::Unusable`] if neither names a region, or one that cannot be.
+    pub fn with_config(settings: Settings, config: &SdkConfig) -> Result<Self, Error> {
+        let region = settings.region.clone().or_else(|| config.region().map(ToString::to_string));
+        let region =
+            region.ok_or_else(|| unusable("no region for EC2: set AWS_REGION, or one in the profile"))?;
+        check_region(&region)?;
+        let endpoint = settings.endpoint_url.clone().or_else(|| config.endpoint_url().map(str::to_owned));
+        let patience = settings.patience;
+        let retry = RetryConfig::standard()
+            .with_max_attempts(patience.attempts)
+            .with_initial_backoff(patience.first_pause);
+        let timeouts = TimeoutConfig::builder()
+            .connect_timeout(patience.connect)
+            .operation_attempt_timeout(patience.attempt)
+            .operation_timeout(patience.call)
+            .build();
+        let meter = Meter::new();
+        let mut client = aws_sdk_ec2::config::Builder::from(config)
+            .region(Region::new(region.clone()))
+            .retry_config(retry)
+            .timeout_config(timeouts)
+            .interceptor(meter.clone());
+        client.set_endpoint_url(endpoint.clone());
+        let place = endpoint.map_or_else(
+            || format!("EC2 in region '{region}' (is that the right one?)"),
+            |endpoint| format!("EC2 at {endpoint}"),
+        );
+        let client = aws_sdk_ec2::Client::from_conf(client.build());
+        Ok(Self { settings, api: Api::new(client, meter, place), memory: Mutex::default() })
+    }
+
+    /// How many requests went out, by the name of their action, with those that the SDK repeated.
+    pub fn requests(&self) -> BTreeMap<String, u64> {
+        self.api.meter.requests()
+    }
+
+    /// The share of EC2's published pace that is used now: less than 1 after it has throttled us.
+    pub fn pace(&self) -> f64 {
+        self.api.meter.pace()
+    }
+
+    fn environment(&self) -> &Environment {
+        &self.settings.environment
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The region becomes part of a host name.
+fn check_region(region: &str) -> Result<(), Error> {
+    let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    if region.is_empty() || region.len() > 63 || !region.bytes().all(allowed) {
+        let shown: String = region.chars().take(63).collect();
+        return Err(unusable(&format!("no region of EC2 is called {shown:?}")));
+    }
+    Ok(())
+}
+
+fn no_credentials() -> Error {
+    unusable(
+        "no credentials for EC2: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the instance a role",
+    )
+}
+
+fn unusable(reason: &str) -> Error {
+    Error::Unusable { what: Subject::Provider, reason: reason.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_is_part_of_a_host_name() {
+        for good in ["us-east-1", "eu-central-2", "cn-north-1"] {
+            assert_eq!(check_region(good), Ok(()));
+        }
+        for bad in ["", "us east", "US-EAST-1", "evil.example.com/", &"x".repeat(64)] {
+            assert_eq!(check_region(bad).unwrap_err().kind(), "unusable", "{bad}");
+        }
+    }
+
+    #[test]
+    fn no_region_is_said() {
+        let settings = Settings::new(Environment::new("prod").unwrap());
+        let error = Ec2::with_config(settings, &SdkConfig::builder().build()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the provider cannot be used: no region for EC2: set AWS_REGION, or one in the profile"
+        );
+    }
+}

@@ -1,0 +1,290 @@
+//! The calls to EC2 that we make, one function each: filtered and paged, within the budget, with errors in our words.
+//! No decisions here: what to call is for `groups`, `rules` and `machines`, what a refusal means is in `refusal`.
+
+use super::meter::{Meter, is_busy};
+use super::refusal::{Effect, Failure, Refusal, refusal};
+use crate::error::{Error, Subject};
+use crate::provider::{GroupId, InstanceId};
+use aws_credential_types::provider::error::CredentialsError;
+use aws_sdk_ec2::Client;
+use aws_sdk_ec2::error::{DisplayErrorContext, ProvideErrorMetadata, SdkError};
+use aws_sdk_ec2::operation::run_instances::builders::RunInstancesFluentBuilder;
+use aws_sdk_ec2::types::{
+    Filter, Instance, IpPermission, ResourceType, SecurityGroup, Subnet, Tag, TagSpecification, Vpc,
+};
+use std::error::Error as StdError;
+use std::future::Future;
+
+/// The most that EC2 gives on one page.
+const PAGE: i32 = 1000;
+/// More pages than any account has groups or instances for: an answer without end is an error.
+const PAGES_MAX: usize = 200;
+
+#[derive(Debug)]
+pub(super) struct Api {
+    client: Client,
+    pub(super) meter: Meter,
+    /// Where calls go, for the texts of errors.
+    pub(super) place: String,
+}
+
+type Called<T> = Result<T, Refusal>;
+
+impl Api {
+    pub(super) fn new(client: Client, meter: Meter, place: String) -> Self {
+        Self { client, meter, place }
+    }
+
+    async fn call<T, E>(
+        &self,
+        action: &'static str,
+        what: &Subject,
+        sent: impl Future<Output = Result<T, SdkError<E>>> + Send,
+    ) -> Called<T>
+    where
+        E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
+    {
+        self.meter.admit(action, what).await.map_err(Refusal::Error)?;
+        let error = match sent.await {
+            Ok(answer) => {
+                self.meter.succeeded();
+                return Ok(answer);
+            }
+            Err(error) => error,
+        };
+        let failure = self.failure(&error);
+        let seen = matches!(failure, Failure::Answer { status, .. } if is_busy(status));
+        let effect = if action.starts_with("Describe") { Effect::Reads } else { Effect::Writes };
+        let refusal = refusal(failure, effect, what.clone());
+        if matches!(refusal, Refusal::Error(Error::Throttled { .. })) && !seen {
+            self.meter.throttled(action);
+        }
+        tracing::debug!(action, ?refusal, "EC2 refused");
+        Err(refusal)
+    }
+
+    fn failure<E>(&self, error: &SdkError<E>) -> Failure
+    where
+        E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
+    {
+        let reason = || DisplayErrorContext(error).to_string();
+        let not_reached =
+            || Failure::NotReached { reason: format!("cannot reach {}: {}", self.place, root(error)) };
+        if let Some(cause) = find::<CredentialsError>(error) {
+            return Failure::NoCredentials { reason: root(cause).to_string() };
+        }
+        match error {
+            SdkError::ServiceError(service) => Failure::Answer {
+                status: service.raw().status().as_u16(),
+                code: service.err().code().map(str::to_owned),
+                message: service.err().message().unwrap_or_default().to_owned(),
+            },
+            SdkError::ResponseError(response) if response.raw().status().as_u16() >= 400 => {
+                let status = response.raw().status().as_u16();
+                Failure::Answer { status, code: None, message: String::new() }
+            }
+            SdkError::TimeoutError(_) => Failure::TimedOut,
+            SdkError::DispatchFailure(_) if never_connected(error) => not_reached(),
+            SdkError::DispatchFailure(failure) if failure.is_timeout() => Failure::TimedOut,
+            SdkError::DispatchFailure(_) => Failure::Broken { reason: root(error).to_string() },
+            SdkError::ConstructionFailure(_) => Failure::NotSent { reason: reason() },
+            _ => Failure::Garbled { reason: reason() },
+        }
+    }
+
+    pub(super) async fn groups(&self, what: &Subject, filters: Vec<Filter>) -> Called<Vec<SecurityGroup>> {
+        let mut found = Vec::new();
+        let mut pages = Pages::new(what);
+        while let Some(token) = pages.next()? {
+            let request = self.client.describe_security_groups().max_results(PAGE);
+            let request = request.set_filters(Some(filters.clone())).set_next_token(token);
+            let page = self.call("DescribeSecurityGroups", what, request.send()).await?;
+            pages.seen(page.next_token);
+            found.extend(page.security_groups.unwrap_or_default());
+        }
+        Ok(found)
+    }
+
+    pub(super) async fn instances(&self, what: &Subject, filters: Vec<Filter>) -> Called<Vec<Instance>> {
+        let mut found = Vec::new();
+        let mut pages = Pages::new(what);
+        while let Some(token) = pages.next()? {
+            let request = self.client.describe_instances().max_results(PAGE);
+            let request = request.set_filters(Some(filters.clone())).set_next_token(token);
+            let page = self.call("DescribeInstances", what, request.send()).await?;
+            pages.seen(page.next_token);
+            let reservations = page.reservations.unwrap_or_default();
+            found.extend(reservations.into_iter().flat_map(|one| one.instances.unwrap_or_default()));
+        }
+        Ok(found)
+    }
+
+    pub(super) async fn vpcs(&self, filters: Vec<Filter>) -> Called<Vec<Vpc>> {
+        let mut found = Vec::new();
+        let mut pages = Pages::new(&Subject::Provider);
+        while let Some(token) = pages.next()? {
+            let request = self.client.describe_vpcs().max_results(PAGE);
+            let request = request.set_filters(Some(filters.clone())).set_next_token(token);
+            let page = self.call("DescribeVpcs", &Subject::Provider, request.send()).await?;
+            pages.seen(page.next_token);
+            found.extend(page.vpcs.unwrap_or_default());
+        }
+        Ok(found)
+    }
+
+    pub(super) async fn subnets(&self, filters: Vec<Filter>) -> Called<Vec<Subnet>> {
+        let request = self.client.describe_subnets().set_filters(Some(filters));
+        let page = self.call("DescribeSubnets", &Subject::Provider, request.send()).await?;
+        Ok(page.subnets.unwrap_or_default())
+    }
+
+    pub(super) async fn create_group(
+        &self,
+        what: &Subject,
+        name: String,
+        description: String,
+        vpc: &str,
+        tags: Vec<Tag>,
+    ) -> Called<GroupId> {
+        let request = self.client.create_security_group().group_name(name).description(description);
+        let request = request.vpc_id(vpc).tag_specifications(tagged(ResourceType::SecurityGroup, tags));
+        let made = self.call("CreateSecurityGroup", what, request.send()).await?;
+        made.group_id.map(GroupId::new).ok_or_else(|| incomplete(what, "a new group without an id"))
+    }
+
+    pub(super) async fn authorize(&self, group: &GroupId, permissions: Vec<IpPermission>) -> Called<()> {
+        let request = self.client.authorize_security_group_ingress();
+        let request = request.group_id(group.as_str()).set_ip_permissions(Some(permissions));
+        self.call("AuthorizeSecurityGroupIngress", &group.into(), request.send()).await.map(drop)
+    }
+
+    pub(super) async fn revoke(&self, group: &GroupId, permissions: Vec<IpPermission>) -> Called<()> {
+        let request = self.client.revoke_security_group_ingress();
+        let request = request.group_id(group.as_str()).set_ip_permissions(Some(permissions));
+        self.call("RevokeSecurityGroupIngress", &group.into(), request.send()).await.map(drop)
+    }
+
+    pub(super) async fn delete_group(&self, group: &GroupId) -> Called<()> {
+        let request = self.client.delete_security_group().group_id(group.as_str());
+        self.call("DeleteSecurityGroup", &group.into(), request.send()).await.map(drop)
+    }
+
+    /// The request is filled in by `fill`, since a launch says more than fits into arguments.
+    pub(super) async fn run(
+        &self,
+        what: &Subject,
+        tags: Vec<Tag>,
+        fill: impl FnOnce(RunInstancesFluentBuilder) -> RunInstancesFluentBuilder,
+    ) -> Called<Instance> {
+        let request = self.client.run_instances().min_count(1).max_count(1);
+        let request = request.tag_specifications(tagged(ResourceType::Instance, tags));
+        let run = self.call("RunInstances", what, fill(request).send()).await?;
+        let mut instances = run.instances.unwrap_or_default().into_iter();
+        instances.next().ok_or_else(|| incomplete(what, "a launch without an instance"))
+    }
+
+    pub(super) async fn terminate(&self, instance: &InstanceId) -> Called<()> {
+        let request = self.client.terminate_instances().instance_ids(instance.as_str());
+        self.call("TerminateInstances", &instance.into(), request.send()).await.map(drop)
+    }
+
+    pub(super) async fn create_tags(&self, instance: &InstanceId, tags: Vec<Tag>) -> Called<()> {
+        let request = self.client.create_tags().resources(instance.as_str()).set_tags(Some(tags));
+        self.call("CreateTags", &instance.into(), request.send()).await.map(drop)
+    }
+
+    pub(super) async fn delete_tags(&self, instance: &InstanceId, tags: Vec<Tag>) -> Called<()> {
+        let request = self.client.delete_tags().resources(instance.as_str()).set_tags(Some(tags));
+        self.call("DeleteTags", &instance.into(), request.send()).await.map(drop)
+    }
+
+    /// Replaces all groups of a network interface.
+    pub(super) async fn set_groups(
+        &self,
+        instance: &InstanceId,
+        interface: &str,
+        groups: Vec<String>,
+    ) -> Called<()> {
+        let request = self.client.modify_network_interface_attribute();
+        let request = request.network_interface_id(interface).set_groups(Some(groups));
+        self.call("ModifyNetworkInterfaceAttribute", &instance.into(), request.send()).await.map(drop)
+    }
+}
+
+/// Goes from page to page, and not round in circles.
+struct Pages<'a> {
+    what: &'a Subject,
+    next: Option<Option<String>>,
+    read: usize,
+}
+
+impl<'a> Pages<'a> {
+    fn new(what: &'a Subject) -> Self {
+        Self { what, next: Some(None), read: 0 }
+    }
+
+    /// The token to send for the next page; `None` if there is none.
+    fn next(&mut self) -> Called<Option<Option<String>>> {
+        self.read += 1;
+        if self.read > PAGES_MAX && self.next.is_some() {
+            return Err(incomplete(self.what, "an answer of too many pages"));
+        }
+        Ok(self.next.take())
+    }
+
+    fn seen(&mut self, token: Option<String>) {
+        self.next = token.filter(|token| !token.is_empty()).map(Some);
+    }
+}
+
+pub(super) fn filter(name: impl Into<String>, values: impl IntoIterator<Item = String>) -> Filter {
+    Filter::builder().name(name).set_values(Some(values.into_iter().collect())).build()
+}
+
+fn tagged(resource: ResourceType, tags: Vec<Tag>) -> TagSpecification {
+    TagSpecification::builder().resource_type(resource).set_tags(Some(tags)).build()
+}
+
+fn incomplete(what: &Subject, reason: &str) -> Refusal {
+    Refusal::Error(Error::Ambiguous { what: what.clone(), reason: format!("EC2 answered with {reason}") })
+}
+
+fn chain<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |&error| error.source())
+}
+
+fn find<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a E> {
+    chain(error).find_map(|error| error.downcast_ref())
+}
+
+/// What it comes down to.
+fn root<'a>(error: &'a (dyn StdError + 'static)) -> &'a (dyn StdError + 'static) {
+    chain(error).last().unwrap_or(error)
+}
+
+/// Then nothing was sent, and nothing can have been done.
+fn never_connected(error: &(dyn StdError + 'static)) -> bool {
+    find::<hyper_util::client::legacy::Error>(error)
+        .is_some_and(hyper_util::client::legacy::Error::is_connect)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_end() {
+        let mut pages = Pages::new(&Subject::Provider);
+        assert_eq!(pages.next(), Ok(Some(None)));
+        pages.seen(Some("a".to_owned()));
+        assert_eq!(pages.next(), Ok(Some(Some("a".to_owned()))));
+        pages.seen(Some(String::new()));
+        assert_eq!(pages.next(), Ok(None));
+        let mut endless = Pages::new(&Subject::Provider);
+        for _ in 0..PAGES_MAX {
+            assert!(matches!(endless.next(), Ok(Some(_))));
+            endless.seen(Some("same".to_owned()));
+        }
+        assert!(endless.next().is_err());
+    }
+}

@@ -1,0 +1,203 @@
+//! Finding, making and deleting our groups. A group is ours by its tags; one that only has our name is left alone.
+
+use super::Ec2;
+use super::api::filter;
+use super::naming::{ENVIRONMENT, GroupOwner, MACHINE, MARK};
+use super::permission::{Decoded, decode, environment_permissions};
+use super::refusal::Refusal;
+use crate::error::{Error, Subject};
+use crate::provider::{GroupId, MachineNumber};
+use aws_sdk_ec2::types::{Filter, SecurityGroup, VpcCidrBlockStateCode};
+use std::collections::BTreeSet;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// EC2 takes 200 values in the filters of one request; two name the mark and the environment.
+pub(super) const MACHINES_PER_READ: usize = 198;
+/// How long it is taken for granted that a VPC has IPv6 or not.
+const IPV6_KNOWN_FOR: Duration = Duration::from_secs(600);
+
+/// A group of ours, as EC2 shows it.
+#[derive(Debug, Clone)]
+pub(super) struct OurGroup {
+    pub(super) id: GroupId,
+    pub(super) owner: GroupOwner,
+    pub(super) vpc: String,
+    pub(super) rules: Decoded,
+}
+
+impl Refusal {
+    /// For calls where the special cases cannot be, or do not matter.
+    pub(super) fn into_error(self, what: &Subject) -> Error {
+        match self {
+            Self::Error(error) => error,
+            Self::RulesAlreadySo | Self::NameTaken => Error::Conflict { what: what.clone() },
+        }
+    }
+}
+
+impl Ec2 {
+    /// Says which groups of ours are meant, beside the filters of [`Self::ours`].
+    pub(super) fn of_machines<'a>(machines: impl IntoIterator<Item = &'a MachineNumber>) -> Filter {
+        filter(format!("tag:{MACHINE}"), machines.into_iter().map(ToString::to_string))
+    }
+
+    /// What is marked as this environment's.
+    pub(super) fn ours(&self, marks: &[&str]) -> Vec<Filter> {
+        vec![
+            filter(format!("tag:{MARK}"), marks.iter().map(|&mark| mark.to_owned())),
+            filter(format!("tag:{ENVIRONMENT}"), [self.environment().as_str().to_owned()]),
+        ]
+    }
+
+    /// Our groups among those that `filters` lets through. EC2's filters only narrow down; what is ours is decided here.
+    pub(super) async fn our_groups(
+        &self,
+        what: &Subject,
+        filters: Vec<Filter>,
+    ) -> Result<Vec<OurGroup>, Error> {
+        let groups = self.api.groups(what, filters).await.map_err(|refusal| refusal.into_error(what))?;
+        Ok(groups.iter().filter_map(|group| self.our_group(group)).collect())
+    }
+
+    fn our_group(&self, group: &SecurityGroup) -> Option<OurGroup> {
+        let owner = self.environment().group_owner(group.tags())?;
+        Some(OurGroup {
+            id: GroupId::new(group.group_id()?),
+            owner,
+            vpc: group.vpc_id()?.to_owned(),
+            rules: decode(group.ip_permissions()),
+        })
+    }
+
+    /// The group of a machine in a VPC, or that of the environment, made if it is missing.
+    pub(super) async fn ensure_group_in(
+        &self,
+        vpc: &str,
+        machine: Option<MachineNumber>,
+    ) -> Result<OurGroup, Error> {
+        let what = machine.map_or(Subject::Provider, Subject::Machine);
+        if let Some(found) = self.find_group(&what, vpc, machine).await? {
+            return Ok(found);
+        }
+        let environment = self.environment();
+        let (name, description) = (environment.group_name(machine), environment.group_description(machine));
+        let made = self.api.create_group(&what, name, description, vpc, environment.group_tags(machine));
+        let id = match made.await {
+            Ok(id) => id,
+            Err(Refusal::NameTaken) => return self.group_by_name(&what, vpc, machine).await,
+            Err(refusal) => return Err(refusal.into_error(&what)),
+        };
+        tracing::info!(group = %id, name = %environment.group_name(machine), "group made");
+        if let Some(machine) = machine {
+            self.memory().recent.made(machine, &id, vpc, Instant::now().into_std());
+        }
+        let owner = machine.map_or(GroupOwner::Environment, GroupOwner::Machine);
+        Ok(OurGroup { id, owner, vpc: vpc.to_owned(), rules: Decoded::default() })
+    }
+
+    async fn find_group(
+        &self,
+        what: &Subject,
+        vpc: &str,
+        machine: Option<MachineNumber>,
+    ) -> Result<Option<OurGroup>, Error> {
+        let mut filters = self.ours(&["group"]);
+        filters.push(filter("vpc-id", [vpc.to_owned()]));
+        filters.push(match &machine {
+            Some(machine) => Self::of_machines([machine]),
+            None => filter("group-name", [self.environment().group_name(None)]),
+        });
+        let found = self.our_groups(what, filters).await?;
+        let mut found = found.into_iter().filter(|group| group.owner.machine() == machine);
+        if let Some(group) = found.next() {
+            return Ok(Some(group));
+        }
+        let memory = self.memory();
+        let now = Instant::now().into_std();
+        let made = machine.and_then(|machine| memory.recent.made_for(machine, now));
+        Ok(made.filter(|made| made.vpc == vpc).map(|made| OurGroup {
+            id: made.group.clone(),
+            owner: machine.map_or(GroupOwner::Environment, GroupOwner::Machine),
+            vpc: vpc.to_owned(),
+            rules: Decoded::default(),
+        }))
+    }
+
+    /// Who has the name that we wanted.
+    async fn group_by_name(
+        &self,
+        what: &Subject,
+        vpc: &str,
+        machine: Option<MachineNumber>,
+    ) -> Result<OurGroup, Error> {
+        let name = self.environment().group_name(machine);
+        let filters = vec![filter("group-name", [name.clone()]), filter("vpc-id", [vpc.to_owned()])];
+        let groups = self.api.groups(what, filters).await.map_err(|refusal| refusal.into_error(what))?;
+        let Some(group) = groups.iter().find(|group| group.group_name() == Some(&name)) else {
+            // Taken, says EC2, and does not show by whom: its readers are late.
+            return Err(Error::NotFound { what: what.clone() });
+        };
+        match self.our_group(group).filter(|ours| ours.owner.machine() == machine) {
+            Some(ours) => Ok(ours),
+            None => Err(Error::Foreign {
+                what: Subject::Group(GroupId::new(group.group_id().unwrap_or("without an id"))),
+                reason: format!("its name is '{name}', but it lacks our tags"),
+            }),
+        }
+    }
+
+    /// The environment's group, with its two rules if it has none at all. If it has some, somebody may have taken away
+    /// what they did not want, and that stays so.
+    pub(super) async fn ensure_environment_group(&self, vpc: &str) -> Result<OurGroup, Error> {
+        let group = self.ensure_group_in(vpc, None).await?;
+        if group.rules.owned.is_empty() && group.rules.foreign.is_empty() {
+            let ipv6 = self.ipv6_of([vpc].into()).await?.contains(vpc);
+            let rules = environment_permissions(group.id.as_str(), ipv6);
+            match self.api.authorize(&group.id, rules).await {
+                Ok(()) | Err(Refusal::RulesAlreadySo) => {}
+                Err(refusal) => return Err(refusal.into_error(&Subject::from(&group.id))),
+            }
+        }
+        Ok(group)
+    }
+
+    /// Deletes a group of ours whose tags were read before.
+    pub(super) async fn drop_group(&self, group: &GroupId) -> Result<(), Error> {
+        match self.api.delete_group(group).await {
+            Ok(()) | Err(Refusal::Error(Error::NotFound { .. })) => {}
+            Err(refusal) => return Err(refusal.into_error(&group.into())),
+        }
+        let mut memory = self.memory();
+        memory.recent.forget(group);
+        memory.groups.retain(|_, known| known != group);
+        Ok(())
+    }
+
+    /// Those of `vpcs` that IPv6 can reach.
+    pub(super) async fn ipv6_of(&self, vpcs: BTreeSet<&str>) -> Result<BTreeSet<String>, Error> {
+        let now = Instant::now();
+        let unknown: Vec<String> = {
+            let known = &self.memory().ipv6;
+            let fresh = |vpc: &str| known.get(vpc).is_some_and(|(_, at)| now < *at + IPV6_KNOWN_FOR);
+            vpcs.iter().filter(|vpc| !fresh(vpc)).map(|&vpc| vpc.to_owned()).collect()
+        };
+        if !unknown.is_empty() {
+            let read = self.api.vpcs(vec![filter("vpc-id", unknown)]).await;
+            let read = read.map_err(|refusal| refusal.into_error(&Subject::Provider))?;
+            let known = &mut self.memory().ipv6;
+            known.retain(|_, (_, at)| now < *at + IPV6_KNOWN_FOR);
+            for vpc in &read {
+                let mut blocks = vpc.ipv6_cidr_block_association_set().iter();
+                let has = blocks.any(|block| {
+                    let state = block.ipv6_cidr_block_state().and_then(|state| state.state());
+                    state == Some(&VpcCidrBlockStateCode::Associated)
+                });
+                known.extend(vpc.vpc_id().map(|id| (id.to_owned(), (has, now))));
+            }
+        }
+        let known = &self.memory().ipv6;
+        let reached = |vpc: &&str| known.get(*vpc).is_some_and(|(has, _)| *has);
+        Ok(vpcs.into_iter().filter(reached).map(str::to_owned).collect())
+    }
+}

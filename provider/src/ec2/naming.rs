@@ -1,0 +1,226 @@
+//! What our groups, tags, rules and launches are called in EC2, and how they are told from those of others. Pure.
+//!
+//! Names are for people and for finding out that one is taken: machine 2 of `prod` and the environment `prod-2` share
+//! one. What is ours is decided by tags alone, and those are compared whole.
+
+use crate::provider::{MachineNumber, Origin};
+use aws_sdk_ec2::types::Tag;
+use std::fmt;
+
+/// On everything that we made or adopted; its value says which.
+pub(super) const MARK: &str = "portcullis";
+pub(super) const ENVIRONMENT: &str = "portcullis:environment";
+pub(super) const MACHINE: &str = "portcullis:machine";
+/// The description of every rule that we made in a machine's group.
+pub(super) const RULE_MARK: &str = "opened by portcullis";
+
+const GROUP: &str = "group";
+const LAUNCHED: &str = "launched";
+const ADOPTED: &str = "adopted";
+
+/// Longest name: leaves room for `juju-ENV-N` in the 255 characters of a group's name.
+const ENVIRONMENT_MAX: usize = 200;
+
+/// The name of an environment, free of what EC2's filters would take for a wildcard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Environment(String);
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no name for an environment: 1 to {ENVIRONMENT_MAX} letters, digits, '-', '_' and '.', got {given:?}"
+)]
+pub struct InvalidEnvironment {
+    given: String,
+}
+
+impl Environment {
+    /// # Errors
+    /// If the name has other characters, none, or too many.
+    pub fn new(name: &str) -> Result<Self, InvalidEnvironment> {
+        let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+        if name.is_empty() || name.len() > ENVIRONMENT_MAX || !name.bytes().all(allowed) {
+            return Err(InvalidEnvironment { given: name.chars().take(ENVIRONMENT_MAX).collect() });
+        }
+        Ok(Self(name.to_owned()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    pub(super) fn group_name(&self, machine: Option<MachineNumber>) -> String {
+        machine.map_or_else(|| format!("juju-{self}"), |machine| format!("juju-{self}-{machine}"))
+    }
+
+    pub(super) fn group_description(&self, machine: Option<MachineNumber>) -> String {
+        machine.map_or_else(
+            || format!("juju group for {self}"),
+            |machine| format!("juju group for {self} machine {machine}"),
+        )
+    }
+
+    pub(super) fn group_tags(&self, machine: Option<MachineNumber>) -> Vec<Tag> {
+        let mut tags = vec![tag(MARK, GROUP), tag(ENVIRONMENT, &self.0)];
+        tags.extend(machine.map(|machine| tag(MACHINE, &machine.to_string())));
+        tags
+    }
+
+    pub(super) fn instance_tags(&self, machine: MachineNumber, origin: Origin) -> Vec<Tag> {
+        let mark = match origin {
+            Origin::Launched => LAUNCHED,
+            Origin::Adopted => ADOPTED,
+        };
+        vec![tag(MARK, mark), tag(ENVIRONMENT, &self.0), tag(MACHINE, &machine.to_string())]
+    }
+
+    /// Whose group this is, by its tags: `None` if it is not ours.
+    pub(super) fn group_owner(&self, tags: &[Tag]) -> Option<GroupOwner> {
+        if value(tags, MARK) != Some(GROUP) || value(tags, ENVIRONMENT) != Some(&self.0) {
+            return None;
+        }
+        match value(tags, MACHINE) {
+            None => Some(GroupOwner::Environment),
+            Some(number) => machine_number(number).map(GroupOwner::Machine),
+        }
+    }
+
+    /// Which machine an instance is, and how it came to be: `None` if it is not ours.
+    pub(super) fn instance_owner(&self, tags: &[Tag]) -> Option<(MachineNumber, Origin)> {
+        let origin = match value(tags, MARK)? {
+            LAUNCHED => Origin::Launched,
+            ADOPTED => Origin::Adopted,
+            _ => return None,
+        };
+        if value(tags, ENVIRONMENT) != Some(&self.0) {
+            return None;
+        }
+        Some((machine_number(value(tags, MACHINE)?)?, origin))
+    }
+}
+
+impl fmt::Display for Environment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum GroupOwner {
+    Environment,
+    Machine(MachineNumber),
+}
+
+impl GroupOwner {
+    pub(super) fn machine(self) -> Option<MachineNumber> {
+        match self {
+            Self::Environment => None,
+            Self::Machine(machine) => Some(machine),
+        }
+    }
+}
+
+/// Says the same launch twice to EC2, which then does it once. It hangs on the id of the machine's group, which is
+/// never used again, and on how many instances of the machine have ended before.
+pub(super) fn launch_token(group: &str, ended: usize) -> String {
+    format!("portcullis-{group}-{ended}")
+}
+
+/// Whether anything at all of ours is said by these tags, in whatever environment.
+pub(super) fn is_marked(tags: &[Tag]) -> bool {
+    value(tags, MARK).is_some()
+}
+
+fn tag(key: &str, value: &str) -> Tag {
+    Tag::builder().key(key).value(value).build()
+}
+
+fn value<'a>(tags: &'a [Tag], key: &str) -> Option<&'a str> {
+    tags.iter().find(|tag| tag.key() == Some(key)).and_then(Tag::value)
+}
+
+/// Only as we write it: `02` and `+2` are not our spelling of 2.
+fn machine_number(text: &str) -> Option<MachineNumber> {
+    let number: u32 = text.parse().ok()?;
+    (number.to_string() == text).then_some(MachineNumber::new(number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(name: &str) -> Environment {
+        Environment::new(name).unwrap()
+    }
+
+    const TWO: MachineNumber = MachineNumber::new(2);
+
+    #[test]
+    fn names_as_the_first_juju_gave_them() {
+        assert_eq!(named("prod").group_name(None), "juju-prod");
+        assert_eq!(named("prod").group_name(Some(TWO)), "juju-prod-2");
+        assert_eq!(named("prod").group_description(None), "juju group for prod");
+        assert_eq!(named("prod").group_description(Some(TWO)), "juju group for prod machine 2");
+    }
+
+    #[test]
+    fn one_name_and_two_owners() {
+        assert_eq!(named("prod").group_name(Some(TWO)), named("prod-2").group_name(None));
+        let machine = named("prod").group_tags(Some(TWO));
+        let environment = named("prod-2").group_tags(None);
+        assert_eq!(named("prod").group_owner(&machine), Some(GroupOwner::Machine(TWO)));
+        assert_eq!(named("prod-2").group_owner(&machine), None);
+        assert_eq!(named("prod-2").group_owner(&environment), Some(GroupOwner::Environment));
+        assert_eq!(named("prod").group_owner(&environment), None);
+    }
+
+    #[test]
+    fn only_whole_tags_count() {
+        let good = named("prod").group_tags(Some(TWO));
+        for (key, other) in [
+            (MARK, "launched"),
+            (MARK, ""),
+            (ENVIRONMENT, "prod-2"),
+            (ENVIRONMENT, "PROD"),
+            (ENVIRONMENT, "pro"),
+            (MACHINE, "02"),
+            (MACHINE, "+2"),
+            (MACHINE, "2 "),
+            (MACHINE, ""),
+            (MACHINE, "4294967296"),
+        ] {
+            let mut tags = good.clone();
+            tags.retain(|tag| tag.key() != Some(key));
+            tags.push(tag(key, other));
+            assert_eq!(named("prod").group_owner(&tags), None, "{key}={other}");
+        }
+        assert_eq!(named("prod").group_owner(&[]), None);
+    }
+
+    #[test]
+    fn instances_say_how_they_came() {
+        for origin in [Origin::Launched, Origin::Adopted] {
+            let tags = named("prod").instance_tags(TWO, origin);
+            assert_eq!(named("prod").instance_owner(&tags), Some((TWO, origin)));
+            assert_eq!(named("prod-2").instance_owner(&tags), None);
+            assert!(is_marked(&tags));
+        }
+        assert_eq!(named("prod").instance_owner(&named("prod").group_tags(Some(TWO))), None);
+        assert!(!is_marked(&[tag("Name", "mine")]));
+    }
+
+    #[test]
+    fn tokens_fit_and_differ() {
+        let token = launch_token("sg-0123456789abcdef0", 1);
+        assert!(token.len() <= 64, "EC2 takes 64 characters");
+        assert_ne!(token, launch_token("sg-0123456789abcdef0", 2));
+    }
+
+    #[test]
+    fn refuses_wildcards_and_floods() {
+        for bad in ["", "a*", "a?b", "a b", "é", "a/b", &"x".repeat(201)] {
+            let refusal = Environment::new(bad).unwrap_err().to_string();
+            assert!(refusal.len() < 400, "{refusal}");
+        }
+        assert_eq!(named(&"x".repeat(200)).group_name(Some(MachineNumber::new(u32::MAX))).len(), 216);
+    }
+}

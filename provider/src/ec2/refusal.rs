@@ -1,0 +1,326 @@
+//! What EC2's refusals mean: a table, in code. Pure; how a failure is got out of the SDK is in `api`.
+//!
+//! Codes decide, and where there is none that we know the status does. Texts are only ever shown.
+
+use crate::error::{Error, Subject};
+
+/// A call that did not succeed, as far as it matters here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// EC2 answered.
+    Answer {
+        status: u16,
+        code: Option<String>,
+        message: String,
+    },
+    /// The time was up before there was an answer.
+    TimedOut,
+    /// The connection broke; the request may have been read.
+    Broken {
+        reason: String,
+    },
+    /// There never was a connection.
+    NotReached {
+        reason: String,
+    },
+    NoCredentials {
+        reason: String,
+    },
+    /// The request could not even be built.
+    NotSent {
+        reason: String,
+    },
+    /// The answer could not be read.
+    Garbled {
+        reason: String,
+    },
+}
+
+/// Whether a call that may have been carried out, unknown to us, can have changed anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Effect {
+    Reads,
+    Writes,
+}
+
+/// What a failure means for the one who called.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// At least one rule of the batch is there already, or one to be taken away is not. Nothing was done to the others.
+    RulesAlreadySo,
+    /// The name of the group is taken, by us or by others.
+    NameTaken,
+    Error(Error),
+}
+
+/// EC2's usual limits, for the texts only.
+const RULES_PER_GROUP: u32 = 60;
+const GROUPS_PER_INTERFACE: u32 = 5;
+
+/// How much of an answer's text is shown again.
+const SHOWN_CHARS: usize = 300;
+
+pub(super) fn refusal(failure: Failure, effect: Effect, what: Subject) -> Refusal {
+    match failure {
+        Failure::Answer { status, code, message } => {
+            answer(status, code.as_deref().unwrap_or_default(), &message, effect, what)
+        }
+        Failure::TimedOut => Refusal::Error(lost(effect, what, "no answer in time".to_owned())),
+        Failure::Broken { reason } => Refusal::Error(lost(effect, what, shown(&reason))),
+        Failure::NotReached { reason } => {
+            Refusal::Error(Error::Unavailable { what: Subject::Provider, reason: shown(&reason) })
+        }
+        Failure::NoCredentials { reason } => {
+            let reason = format!("no credentials for EC2: {}", shown(&reason));
+            Refusal::Error(Error::Unusable { what: Subject::Provider, reason })
+        }
+        Failure::NotSent { reason } => {
+            Refusal::Error(Error::Unusable { what: Subject::Provider, reason: shown(&reason) })
+        }
+        Failure::Garbled { reason } => Refusal::Error(lost(effect, what, shown(&reason))),
+    }
+}
+
+fn answer(status: u16, code: &str, message: &str, effect: Effect, what: Subject) -> Refusal {
+    let reason = || words(code, status, message);
+    let error = match code.strip_prefix("Client.").unwrap_or(code) {
+        "InvalidPermission.Duplicate" | "InvalidPermission.NotFound" => return Refusal::RulesAlreadySo,
+        "InvalidGroup.Duplicate" => return Refusal::NameTaken,
+        "InvalidGroup.NotFound"
+        | "InvalidGroupId.Malformed"
+        | "InvalidSecurityGroupID.NotFound"
+        | "InvalidInstanceID.NotFound"
+        | "InvalidInstanceID.Malformed"
+        | "InvalidNetworkInterfaceID.NotFound" => Error::NotFound { what },
+        "DependencyViolation" | "InvalidGroup.InUse" | "ResourceInUse" => Error::StillInUse { what },
+        "RulesPerSecurityGroupLimitExceeded" => Error::QuotaExceeded { what, limit: Some(RULES_PER_GROUP) },
+        "SecurityGroupsPerInterfaceLimitExceeded" | "SecurityGroupsPerInstanceLimitExceeded" => {
+            Error::QuotaExceeded { what, limit: Some(GROUPS_PER_INTERFACE) }
+        }
+        "SecurityGroupLimitExceeded"
+        | "InstanceLimitExceeded"
+        | "VcpuLimitExceeded"
+        | "TagLimitExceeded"
+        | "NetworkInterfaceLimitExceeded" => Error::QuotaExceeded { what, limit: None },
+        "RequestLimitExceeded"
+        | "Throttling"
+        | "ThrottlingException"
+        | "ThrottledException"
+        | "RequestThrottled"
+        | "RequestThrottledException"
+        | "TooManyRequestsException"
+        | "EC2ThrottledException"
+        | "BandwidthLimitExceeded"
+        | "SlowDown" => Error::Throttled { what },
+        "UnauthorizedOperation"
+        | "AuthFailure"
+        | "ExpiredToken"
+        | "ExpiredTokenException"
+        | "RequestExpired"
+        | "AccessDenied"
+        | "AccessDeniedException"
+        | "Blocked"
+        | "IncompleteSignature"
+        | "InvalidAccessKeyId"
+        | "InvalidClientTokenId"
+        | "MissingAuthenticationToken"
+        | "NotAuthorized"
+        | "OperationNotPermitted"
+        | "OptInRequired"
+        | "PendingVerification"
+        | "SignatureDoesNotMatch"
+        | "UnrecognizedClientException" => Error::Denied { what, reason: reason() },
+        "InvalidParameter"
+        | "InvalidParameterValue"
+        | "InvalidParameterCombination"
+        | "InvalidPermission.Malformed"
+        | "InvalidRequest"
+        | "MalformedQueryString"
+        | "MissingParameter"
+        | "UnknownParameter"
+        | "ValidationError" => Error::Invalid { what, reason: reason() },
+        "IncorrectState"
+        | "IncorrectInstanceState"
+        | "IdempotentParameterMismatch"
+        | "ConcurrentTagAccess"
+        | "ConcurrentModification" => Error::Conflict { what },
+        "InsufficientInstanceCapacity"
+        | "InsufficientHostCapacity"
+        | "InsufficientCapacity"
+        | "InsufficientAddressCapacity"
+        | "InsufficientFreeAddressesInSubnet"
+        | "ServiceUnavailable"
+        | "Unavailable" => Error::Unavailable { what, reason: reason() },
+        _ => return Refusal::Error(by_status(status, effect, what, reason())),
+    };
+    Refusal::Error(error)
+}
+
+/// For codes that are not in the table. What nobody has foreseen is for a person to read, not for a machine to repeat.
+fn by_status(status: u16, effect: Effect, what: Subject, reason: String) -> Error {
+    match status {
+        // Said to be well, and not to be understood: it may have been.
+        _ if status < 400 => lost(effect, what, reason),
+        429 => Error::Throttled { what },
+        401 | 403 => Error::Denied { what, reason },
+        503 => Error::Unavailable { what, reason },
+        500.. => lost(effect, what, reason),
+        _ => Error::Unusable { what, reason },
+    }
+}
+
+/// A write without a clear answer may have been done.
+fn lost(effect: Effect, what: Subject, reason: String) -> Error {
+    match effect {
+        Effect::Reads => Error::Unavailable { what, reason },
+        Effect::Writes => Error::Ambiguous { what, reason },
+    }
+}
+
+fn words(code: &str, status: u16, message: &str) -> String {
+    // What follows is a long blob for one who may decode it, and of no use to a reader.
+    let message = message.split("Encoded authorization failure message").next().unwrap_or(message).trim();
+    match (code, message) {
+        ("", "") => format!("status {status}"),
+        ("", message) => format!("status {status}: {}", shown(message)),
+        (code, "") => shown(code),
+        (code, message) => shown(&format!("{code}: {message}")),
+    }
+}
+
+/// One line, of limited length.
+fn shown(text: &str) -> String {
+    let line = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    line.take(SHOWN_CHARS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Retry;
+    use crate::provider::GroupId;
+
+    fn what() -> Subject {
+        Subject::Group(GroupId::new("sg-1"))
+    }
+
+    fn answered(status: u16, code: &str, effect: Effect) -> Refusal {
+        let failure = Failure::Answer {
+            status,
+            code: (!code.is_empty()).then(|| code.to_owned()),
+            message: "words".to_owned(),
+        };
+        refusal(failure, effect, what())
+    }
+
+    fn kind(refusal: &Refusal) -> &'static str {
+        match refusal {
+            Refusal::RulesAlreadySo => "already so",
+            Refusal::NameTaken => "name taken",
+            Refusal::Error(error) => error.kind(),
+        }
+    }
+
+    #[test]
+    fn codes_decide() {
+        for (status, code, expected) in [
+            (400, "InvalidPermission.Duplicate", "already so"),
+            (400, "InvalidPermission.NotFound", "already so"),
+            (400, "Client.InvalidPermission.NotFound", "already so"),
+            (400, "InvalidGroup.Duplicate", "name taken"),
+            (400, "InvalidParameterValue", "invalid"),
+            (400, "InvalidParameterCombination", "invalid"),
+            (400, "InvalidGroup.NotFound", "not-found"),
+            (400, "InvalidSecurityGroupID.NotFound", "not-found"),
+            (400, "InvalidInstanceID.NotFound", "not-found"),
+            (400, "InvalidInstanceID.Malformed", "not-found"),
+            (400, "DependencyViolation", "still-in-use"),
+            (400, "RulesPerSecurityGroupLimitExceeded", "quota-exceeded"),
+            (400, "SecurityGroupLimitExceeded", "quota-exceeded"),
+            (400, "SecurityGroupsPerInterfaceLimitExceeded", "quota-exceeded"),
+            (400, "VcpuLimitExceeded", "quota-exceeded"),
+            (503, "RequestLimitExceeded", "throttled"),
+            (400, "Throttling", "throttled"),
+            (400, "ThrottlingException", "throttled"),
+            (403, "UnauthorizedOperation", "denied"),
+            (401, "AuthFailure", "denied"),
+            (400, "ExpiredToken", "denied"),
+            (400, "RequestExpired", "denied"),
+            (401, "InvalidClientTokenId", "denied"),
+            (401, "OptInRequired", "denied"),
+            (400, "IncorrectInstanceState", "conflict"),
+            (400, "IdempotentParameterMismatch", "conflict"),
+            (500, "InsufficientInstanceCapacity", "unavailable"),
+            (503, "Unavailable", "unavailable"),
+            (400, "InvalidAMIID.NotFound", "unusable"),
+            (400, "InvalidKeyPair.NotFound", "unusable"),
+            (400, "InvalidSubnetID.NotFound", "unusable"),
+        ] {
+            for effect in [Effect::Reads, Effect::Writes] {
+                assert_eq!(kind(&answered(status, code, effect)), expected, "{code}");
+            }
+        }
+    }
+
+    #[test]
+    fn unknown_codes_go_by_status_and_effect() {
+        for (status, reads, writes) in [
+            (200, "unavailable", "ambiguous"),
+            (400, "unusable", "unusable"),
+            (404, "unusable", "unusable"),
+            (401, "denied", "denied"),
+            (403, "denied", "denied"),
+            (429, "throttled", "throttled"),
+            (500, "unavailable", "ambiguous"),
+            (502, "unavailable", "ambiguous"),
+            (503, "unavailable", "unavailable"),
+            (504, "unavailable", "ambiguous"),
+        ] {
+            for code in ["", "InternalError", "NeverHeardOf.It"] {
+                assert_eq!(kind(&answered(status, code, Effect::Reads)), reads, "{status} {code}");
+                assert_eq!(kind(&answered(status, code, Effect::Writes)), writes, "{status} {code}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_answer_leaves_only_writes_in_doubt() {
+        let reason = || "because".to_owned();
+        for (failure, reads, writes) in [
+            (Failure::TimedOut, "unavailable", "ambiguous"),
+            (Failure::Broken { reason: reason() }, "unavailable", "ambiguous"),
+            (Failure::Garbled { reason: reason() }, "unavailable", "ambiguous"),
+            (Failure::NotReached { reason: reason() }, "unavailable", "unavailable"),
+            (Failure::NotSent { reason: reason() }, "unusable", "unusable"),
+            (Failure::NoCredentials { reason: reason() }, "unusable", "unusable"),
+        ] {
+            assert_eq!(kind(&refusal(failure.clone(), Effect::Reads, what())), reads, "{failure:?}");
+            assert_eq!(kind(&refusal(failure.clone(), Effect::Writes, what())), writes, "{failure:?}");
+        }
+    }
+
+    #[test]
+    fn texts_are_short_and_say_the_code() {
+        let message = "You are not authorized. Encoded authorization failure message: c2VjcmV0".to_owned();
+        let code = Some("UnauthorizedOperation".to_owned());
+        let denied =
+            refusal(Failure::Answer { status: 403, code, message }, Effect::Writes, Subject::Provider);
+        let Refusal::Error(denied) = denied else { panic!("{denied:?}") };
+        assert_eq!(
+            denied.to_string(),
+            "not allowed for the provider: UnauthorizedOperation: You are not authorized."
+        );
+        assert_eq!(denied.retry(), Retry::OperatorMustAct);
+        let flood = Failure::Broken { reason: "x\n".repeat(10_000) };
+        let Refusal::Error(flood) = refusal(flood, Effect::Reads, what()) else { panic!("an error") };
+        assert!(flood.to_string().len() < 400 && !flood.to_string().contains('\n'));
+    }
+
+    #[test]
+    fn the_limit_is_told() {
+        let Refusal::Error(full) = answered(400, "RulesPerSecurityGroupLimitExceeded", Effect::Writes) else {
+            panic!("an error")
+        };
+        assert_eq!(full.to_string(), "group sg-1 is full: its limit of 60 is reached");
+    }
+}

@@ -1,0 +1,230 @@
+//! The rules of machines: reading them in batches, and one request to open and one to close. What a rule looks like to
+//! EC2 is in `permission`.
+
+use super::Ec2;
+use super::api::filter;
+use super::groups::{MACHINES_PER_READ, OurGroup};
+use super::naming::GroupOwner;
+use super::permission::{Decoded, decode, encode};
+use super::refusal::Refusal;
+use crate::error::{Error, Subject};
+use crate::provider::{Applied, Firewall, GroupId, MachineNumber, MachineRules, Seen};
+use crate::rule::{Change, Rule};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use tokio::time::Instant;
+
+/// Which way a rule goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Open,
+    Close,
+}
+
+impl Way {
+    /// What is left to do of `rules` in a group that is like this.
+    fn rest(self, rules: &BTreeSet<Rule>, there: &Decoded) -> BTreeSet<Rule> {
+        let needed = |rule: &&Rule| match self {
+            Self::Open => !there.has(rule),
+            Self::Close => there.owned.contains(rule),
+        };
+        rules.iter().filter(needed).copied().collect()
+    }
+}
+
+impl Firewall for Ec2 {
+    async fn observe(
+        &self,
+        machines: &BTreeSet<MachineNumber>,
+    ) -> Result<BTreeMap<MachineNumber, Seen>, Error> {
+        if machines.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let mut filters = self.ours(&["group"]);
+        // Few are asked for by number. Many are quicker read with all others, at 1,000 a page.
+        if machines.len() <= MACHINES_PER_READ {
+            filters.push(Self::of_machines(machines));
+        }
+        let groups = self.our_groups(&Subject::Provider, filters).await?;
+        let mut by_machine: BTreeMap<MachineNumber, Vec<OurGroup>> = BTreeMap::new();
+        for group in groups {
+            if let Some(machine) = group.owner.machine().filter(|machine| machines.contains(machine)) {
+                by_machine.entry(machine).or_default().push(group);
+            }
+        }
+        let mut chosen = BTreeMap::new();
+        for (machine, groups) in by_machine {
+            chosen.extend(self.choose(machine, groups).await?.map(|group| (machine, group)));
+        }
+        let made: Vec<String> = self.just_made(machines, &mut chosen);
+        let vpcs = chosen.values().map(|group| group.vpc.as_str()).chain(made.iter().map(String::as_str));
+        let ipv6 = self.ipv6_of(vpcs.collect()).await?;
+        Ok(machines
+            .iter()
+            .map(|&machine| (machine, self.seen(machine, chosen.remove(&machine), &ipv6)))
+            .collect())
+    }
+
+    async fn apply(&self, machine: MachineNumber, change: &Change) -> Applied {
+        if change.is_empty() {
+            return Applied::as_one(Ok(()));
+        }
+        let group = match self.group_of(machine).await {
+            Ok(group) => group,
+            Err(error) => return Applied::as_one(Err(error)),
+        };
+        let opened = self.send(Way::Open, machine, &group, &change.open).await;
+        let closed = self.send(Way::Close, machine, &group, &change.close).await;
+        Applied { opened, closed }
+    }
+
+    fn rules_per_family(&self) -> Option<usize> {
+        Some(self.settings.rules_per_family)
+    }
+}
+
+impl Ec2 {
+    /// A machine that was moved may have a group in each of two VPCs: the one that its instance is in counts.
+    async fn choose(
+        &self,
+        machine: MachineNumber,
+        mut groups: Vec<OurGroup>,
+    ) -> Result<Option<OurGroup>, Error> {
+        groups.sort_by(|a, b| a.id.cmp(&b.id));
+        if groups.len() > 1 {
+            let attached = self.attached_groups(machine).await?;
+            groups.sort_by_key(|group| !attached.contains(&group.id));
+        }
+        Ok(groups.into_iter().next())
+    }
+
+    /// Adds what we made a moment ago and EC2 does not show yet. Returns the VPCs of all that were added.
+    fn just_made(
+        &self,
+        machines: &BTreeSet<MachineNumber>,
+        chosen: &mut BTreeMap<MachineNumber, OurGroup>,
+    ) -> Vec<String> {
+        let mut memory = self.memory();
+        let now = Instant::now().into_std();
+        let mut vpcs = Vec::new();
+        for &machine in machines {
+            let Entry::Vacant(place) = chosen.entry(machine) else {
+                memory.recent.is_shown(machine);
+                continue;
+            };
+            if let Some(made) = memory.recent.made_for(machine, now) {
+                let (id, vpc) = (made.group.clone(), made.vpc.clone());
+                vpcs.push(vpc.clone());
+                let owner = GroupOwner::Machine(machine);
+                place.insert(OurGroup { id, owner, vpc, rules: Decoded::default() });
+            }
+        }
+        vpcs
+    }
+
+    fn seen(&self, machine: MachineNumber, group: Option<OurGroup>, ipv6: &BTreeSet<String>) -> Seen {
+        let mut memory = self.memory();
+        let Some(group) = group else {
+            memory.groups.remove(&machine);
+            return Seen::Absent;
+        };
+        memory.groups.insert(machine, group.id.clone());
+        let Decoded { mut owned, foreign } = group.rules;
+        memory.recent.overlay(&group.id, &mut owned, Instant::now().into_std());
+        // One that somebody made just so is theirs, whatever we remember.
+        owned.retain(|rule| !foreign.iter().any(|foreign| foreign.exact == Some(*rule)));
+        let ipv6 = ipv6.contains(&group.vpc);
+        Seen::Present(MachineRules { group: group.id, owned, foreign, ipv6, amiss: Vec::new() })
+    }
+
+    async fn group_of(&self, machine: MachineNumber) -> Result<GroupId, Error> {
+        let known = self.memory().groups.get(&machine).cloned();
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        match self.observe(&BTreeSet::from([machine])).await?.remove(&machine) {
+            Some(Seen::Present(rules)) => Ok(rules.group),
+            Some(Seen::Absent) | None => Err(Error::NotFound { what: Subject::Machine(machine) }),
+        }
+    }
+
+    /// One request. If some of the rules were so already, EC2 may have refused them all: then what is there is read
+    /// again, and the rest sent, once.
+    async fn send(
+        &self,
+        way: Way,
+        machine: MachineNumber,
+        group: &GroupId,
+        rules: &BTreeSet<Rule>,
+    ) -> Result<(), Error> {
+        if rules.is_empty() {
+            return Ok(());
+        }
+        let mut sent = self.send_once(way, group, rules).await;
+        if sent == Err(Refusal::RulesAlreadySo) {
+            self.memory().recent.doubt(group);
+            let rest = way.rest(rules, &self.read_rules(group).await?);
+            sent = if rest.is_empty() { Ok(()) } else { self.send_once(way, group, &rest).await };
+        }
+        let result = sent.map_err(|refusal| refusal.into_error(&group.into()));
+        let none = BTreeSet::new();
+        let mut memory = self.memory();
+        match (&result, way) {
+            (Ok(()), Way::Open) => memory.recent.wrote(group, rules, &none, Instant::now().into_std()),
+            (Ok(()), Way::Close) => memory.recent.wrote(group, &none, rules, Instant::now().into_std()),
+            (Err(error), _) => {
+                memory.recent.doubt(group);
+                if matches!(error, Error::NotFound { .. }) {
+                    memory.groups.remove(&machine);
+                }
+            }
+        }
+        drop(memory);
+        result
+    }
+
+    pub(super) async fn send_close(
+        &self,
+        machine: MachineNumber,
+        group: &GroupId,
+        rules: &BTreeSet<Rule>,
+    ) -> Result<(), Error> {
+        self.send(Way::Close, machine, group, rules).await
+    }
+
+    async fn send_once(&self, way: Way, group: &GroupId, rules: &BTreeSet<Rule>) -> Result<(), Refusal> {
+        match way {
+            Way::Open => self.api.authorize(group, encode(rules)).await,
+            Way::Close => self.api.revoke(group, encode(rules)).await,
+        }
+    }
+
+    /// As EC2 shows them, without our memory of what should be there.
+    async fn read_rules(&self, group: &GroupId) -> Result<Decoded, Error> {
+        let what = Subject::from(group);
+        let filters = vec![filter("group-id", [group.as_str().to_owned()])];
+        let groups = self.api.groups(&what, filters).await.map_err(|refusal| refusal.into_error(&what))?;
+        let found = groups.iter().find(|found| found.group_id() == Some(group.as_str()));
+        found.map(|found| decode(found.ip_permissions())).ok_or(Error::NotFound { what })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::provider::Foreign;
+    use crate::rule::{Cidr, PortRange, Protocol, WirePorts};
+
+    #[test]
+    fn the_rest_is_what_is_not_so_already() {
+        let rules = |ports: &[u16]| -> BTreeSet<Rule> {
+            let rule = |&port| Rule::new(PortRange::single(port, Protocol::Tcp).unwrap(), Cidr::WORLD_V4);
+            ports.iter().map(rule).collect()
+        };
+        let theirs = WirePorts { proto: "tcp", from: Some(443), to: Some(443) };
+        let there =
+            Decoded { owned: rules(&[80]), foreign: vec![Foreign::from_wire(theirs, Cidr::WORLD_V4)] };
+        assert_eq!(Way::Open.rest(&rules(&[80, 81, 443]), &there), rules(&[81]));
+        assert_eq!(Way::Close.rest(&rules(&[80, 81, 443]), &there), rules(&[80]), "never theirs");
+    }
+}
