@@ -60,7 +60,7 @@ impl<F: Firewall> Bench<F> {
         let wanted: RuleSet = wanted.iter().collect();
         let before = seen(&self.firewall, self.machine).await;
         let change = before.change_to(&wanted);
-        assert!(self.firewall.apply(self.machine, &change).await.is_ok());
+        assert_eq!(self.firewall.apply(self.machine, &change).await, Applied::as_one(Ok(())));
         let after = seen(&self.firewall, self.machine).await;
         if self.keeps {
             assert_eq!(after.owned.iter().collect::<RuleSet>(), wanted);

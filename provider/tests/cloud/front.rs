@@ -1,0 +1,218 @@
+//! A loopback HTTP server before LocalStack that counts requests by action and does what LocalStack does not: throttle,
+//! refuse, lose answers, lag, page, and know a client token again. One request per connection, which is all it takes.
+
+use super::xml;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+/// What happens to one request.
+#[derive(Debug, Clone)]
+pub(crate) enum Act {
+    Pass,
+    /// An error, and nothing done.
+    Refuse(u16, &'static str),
+    /// This answer, and nothing done.
+    Answer(String),
+    /// Done, and the answer lost with the connection.
+    LoseAnswer,
+    /// Done, and no answer ever.
+    Silence,
+    /// What the same request was answered with the last time.
+    Late,
+}
+
+#[derive(Debug)]
+pub(crate) struct Front {
+    pub(crate) address: SocketAddr,
+    shared: Arc<Mutex<Shared>>,
+    server: JoinHandle<()>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// Since counts were last taken.
+    requests: Vec<String>,
+    actions: BTreeSet<String>,
+    script: BTreeMap<String, VecDeque<Act>>,
+    /// For every request of an action from now on.
+    always: BTreeMap<String, Act>,
+    /// The last answer to each request, by its whole body.
+    answers: BTreeMap<String, Vec<u8>>,
+    page_size: Option<usize>,
+}
+
+impl Front {
+    pub(crate) async fn start(behind: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared = Arc::new(Mutex::new(Shared::default()));
+        let server = tokio::spawn(serve(listener, behind, Arc::clone(&shared)));
+        Self { address, shared, server }
+    }
+
+    /// The next requests of this action go so; those after them pass.
+    pub(crate) fn script(&self, action: &str, acts: impl IntoIterator<Item = Act>) {
+        self.lock().script.entry(action.to_owned()).or_default().extend(acts);
+    }
+
+    pub(crate) fn always(&self, action: &str, act: Act) {
+        self.lock().always.insert(action.to_owned(), act);
+    }
+
+    pub(crate) fn behave(&self) {
+        let mut shared = self.lock();
+        shared.script.clear();
+        shared.always.clear();
+        shared.page_size = None;
+    }
+
+    pub(crate) fn page_size(&self, size: usize) {
+        self.lock().page_size = Some(size);
+    }
+
+    /// Requests by action since the last time this was asked.
+    pub(crate) fn take_counts(&self) -> BTreeMap<String, usize> {
+        let mut counts = BTreeMap::new();
+        for action in std::mem::take(&mut self.lock().requests) {
+            *counts.entry(action).or_default() += 1;
+        }
+        counts
+    }
+
+    pub(crate) fn all_actions(&self) -> BTreeSet<String> {
+        self.lock().actions.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap()
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+async fn serve(listener: TcpListener, behind: SocketAddr, shared: Arc<Mutex<Shared>>) {
+    while let Ok((client, _)) = listener.accept().await {
+        let shared = Arc::clone(&shared);
+        // A client that hangs up is nothing to report: what it sees is what is tested.
+        tokio::spawn(async move { drop(handle(client, behind, &shared).await) });
+    }
+}
+
+async fn handle(mut client: TcpStream, behind: SocketAddr, shared: &Mutex<Shared>) -> io::Result<()> {
+    let request = Request::read(&mut client).await?;
+    let action = request.parameter("Action").unwrap_or_else(|| "unknown".to_owned());
+    let act = next_act(&mut shared.lock().unwrap(), &request, &action);
+    let answer = match act {
+        Act::Pass => forward(&request, &action, behind, shared).await?,
+        Act::Refuse(status, code) => response(status, &xml::error(code)),
+        Act::Answer(body) => response(200, &body),
+        Act::LoseAnswer => {
+            forward(&request, &action, behind, shared).await?;
+            return Ok(());
+        }
+        Act::Silence => {
+            forward(&request, &action, behind, shared).await?;
+            // Until the client gives up.
+            client.read_to_end(&mut Vec::new()).await?;
+            return Ok(());
+        }
+        Act::Late => shared.lock().unwrap().answers.get(&request.body).cloned().expect("a first answer"),
+    };
+    client.write_all(&answer).await?;
+    client.shutdown().await
+}
+
+fn next_act(shared: &mut Shared, request: &Request, action: &str) -> Act {
+    shared.requests.push(action.to_owned());
+    shared.actions.insert(action.to_owned());
+    if let Some(act) = shared.script.get_mut(action).and_then(VecDeque::pop_front) {
+        return act;
+    }
+    if let Some(act) = shared.always.get(action) {
+        return act.clone();
+    }
+    // EC2 knows a launch again by its token, LocalStack does not.
+    if action == "RunInstances" && shared.answers.contains_key(&request.body) {
+        return Act::Late;
+    }
+    Act::Pass
+}
+
+async fn forward(
+    request: &Request,
+    action: &str,
+    behind: SocketAddr,
+    shared: &Mutex<Shared>,
+) -> io::Result<Vec<u8>> {
+    let mut server = TcpStream::connect(behind).await?;
+    server.write_all(request.head.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n").as_bytes()).await?;
+    server.write_all(request.body.as_bytes()).await?;
+    let mut answer = Vec::new();
+    server.read_to_end(&mut answer).await?;
+    let page_size = shared.lock().unwrap().page_size.filter(|_| action == "DescribeSecurityGroups");
+    if let Some(size) = page_size {
+        let text = String::from_utf8(answer).expect("XML");
+        let body = text.split_once("\r\n\r\n").expect("a head").1;
+        let start = request.parameter("NextToken").map_or(0, |token| token.parse().expect("our token"));
+        answer = response(200, &xml::page(body, "securityGroupInfo", start, size));
+    }
+    shared.lock().unwrap().answers.insert(request.body.clone(), answer.clone());
+    Ok(answer)
+}
+
+fn response(status: u16, body: &str) -> Vec<u8> {
+    let head = format!(
+        "HTTP/1.1 {status} Scripted\r\nContent-Type: text/xml\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    [head.as_bytes(), body.as_bytes()].concat()
+}
+
+#[derive(Debug)]
+struct Request {
+    /// With the empty line at its end.
+    head: String,
+    body: String,
+}
+
+impl Request {
+    async fn read(client: &mut TcpStream) -> io::Result<Self> {
+        let mut bytes = Vec::new();
+        let mut buffer = [0; 16 * 1024];
+        loop {
+            if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n").map(|at| at + 4) {
+                let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
+                let length = content_length(&head);
+                if bytes.len() >= end + length {
+                    let body = String::from_utf8_lossy(&bytes[end..end + length]).into_owned();
+                    return Ok(Self { head, body });
+                }
+            }
+            let read = client.read(&mut buffer).await?;
+            if read == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            bytes.extend_from_slice(&buffer[..read]);
+        }
+    }
+
+    fn parameter(&self, name: &str) -> Option<String> {
+        let pairs = self.body.split('&').filter_map(|pair| pair.split_once('='));
+        pairs.into_iter().find(|(key, _)| *key == name).map(|(_, value)| value.to_owned())
+    }
+}
+
+fn content_length(head: &str) -> usize {
+    let lines = head.lines().filter_map(|line| line.split_once(':'));
+    let mut lengths = lines.filter(|(name, _)| name.eq_ignore_ascii_case("content-length"));
+    lengths.next().map_or(0, |(_, value)| value.trim().parse().expect("a length"))
+}

@@ -1,0 +1,150 @@
+//! A cloud to try the driver on: one LocalStack for all, and for each scenario an account and a front of its own.
+
+pub(crate) mod front;
+pub(crate) mod localstack;
+pub(crate) mod xml;
+
+use aws_config::{BehaviorVersion, Region, SdkConfig};
+use aws_sdk_ec2::Client;
+use aws_sdk_ec2::config::{Credentials, SharedCredentialsProvider};
+use aws_sdk_ec2::types::{IpPermission, IpRange, ResourceType, SecurityGroup, TagSpecification};
+use front::Front;
+use portcullis_provider::ec2::{Ec2, Environment, LaunchSettings, Patience, Settings};
+use portcullis_provider::provider::{Instance, Launch, MachineNumber, Machines, UserData};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+pub(crate) const REGION: &str = "us-east-1";
+/// One that LocalStack has in every account.
+pub(crate) const IMAGE: &str = "ami-12c6146b";
+
+static ACCOUNTS: AtomicU64 = AtomicU64::new(100_000_000_000);
+
+/// An account that nobody has used.
+#[derive(Debug)]
+pub(crate) struct Account {
+    pub(crate) front: Front,
+    /// Somebody else in the same account, not counted and never refused.
+    pub(crate) other: Client,
+    config: SdkConfig,
+}
+
+impl Account {
+    pub(crate) async fn new(localstack: SocketAddr) -> Self {
+        let front = Front::start(localstack).await;
+        let number = ACCOUNTS.fetch_add(1, Ordering::Relaxed).to_string();
+        let credentials = Credentials::new(number, "secret", None, None, "test");
+        let config = SdkConfig::builder()
+            .behavior_version(BehaviorVersion::latest())
+            .credentials_provider(SharedCredentialsProvider::new(credentials))
+            .region(Region::new(REGION))
+            .build();
+        let other = aws_sdk_ec2::config::Builder::from(&config).endpoint_url(format!("http://{localstack}"));
+        Self { front, other: Client::from_conf(other.build()), config }
+    }
+
+    pub(crate) fn settings(&self, environment: &str) -> Settings {
+        Settings {
+            endpoint_url: Some(format!("http://{}", self.front.address)),
+            launch: Some(LaunchSettings {
+                image: IMAGE.to_owned(),
+                instance_type: "t3.micro".to_owned(),
+                subnet: None,
+                key: None,
+            }),
+            patience: Patience { first_pause: Duration::from_millis(10), ..Patience::default() },
+            ..Settings::new(Environment::new(environment).unwrap())
+        }
+    }
+
+    pub(crate) fn ec2(&self, environment: &str) -> Ec2 {
+        self.connect(self.settings(environment))
+    }
+
+    pub(crate) fn connect(&self, settings: Settings) -> Ec2 {
+        Ec2::with_config(settings, &self.config).unwrap()
+    }
+
+    /// Everybody's groups, as they are.
+    pub(crate) async fn groups(&self) -> Vec<SecurityGroup> {
+        self.other.describe_security_groups().send().await.unwrap().security_groups.unwrap_or_default()
+    }
+
+    pub(crate) async fn group(&self, name: &str) -> Option<SecurityGroup> {
+        self.groups().await.into_iter().find(|group| group.group_name() == Some(name))
+    }
+
+    pub(crate) async fn default_vpc(&self) -> String {
+        let vpcs = self.other.describe_vpcs().send().await.unwrap().vpcs.unwrap();
+        vpcs.iter().find(|vpc| vpc.is_default() == Some(true)).unwrap().vpc_id().unwrap().to_owned()
+    }
+
+    /// Somebody makes a group without our tags.
+    pub(crate) async fn make_group(&self, name: &str, vpc: &str) -> String {
+        let made = self.other.create_security_group().group_name(name).description("theirs").vpc_id(vpc);
+        made.send().await.unwrap().group_id.unwrap()
+    }
+
+    /// Somebody opens a port by hand.
+    pub(crate) async fn open(&self, group: &str, port: i32) {
+        let permission = IpPermission::builder().ip_protocol("tcp").from_port(port).to_port(port);
+        let permission = permission.ip_ranges(IpRange::builder().cidr_ip("0.0.0.0/0").build()).build();
+        let request =
+            self.other.authorize_security_group_ingress().group_id(group).ip_permissions(permission);
+        request.send().await.unwrap();
+    }
+
+    pub(crate) async fn close(&self, group: &str, port: i32) {
+        let permission = IpPermission::builder().ip_protocol("tcp").from_port(port).to_port(port);
+        let permission = permission.ip_ranges(IpRange::builder().cidr_ip("0.0.0.0/0").build()).build();
+        let request = self.other.revoke_security_group_ingress().group_id(group).ip_permissions(permission);
+        request.send().await.unwrap();
+    }
+
+    /// Somebody else's instance, in the default group.
+    pub(crate) async fn make_instance(&self) -> String {
+        let request = self.other.run_instances().image_id(IMAGE).min_count(1).max_count(1);
+        let run = request.send().await.unwrap();
+        run.instances()[0].instance_id().unwrap().to_owned()
+    }
+
+    /// Somebody takes all groups but this one from an instance.
+    pub(crate) async fn leave_only(&self, group: &str, instance: &str) {
+        let shown = self.other.describe_instances().instance_ids(instance).send().await.unwrap();
+        let interface = &shown.reservations()[0].instances()[0].network_interfaces()[0];
+        let group = self.group(group).await.unwrap().group_id.unwrap();
+        let request = self.other.modify_network_interface_attribute().groups(group);
+        request.network_interface_id(interface.network_interface_id().unwrap()).send().await.unwrap();
+    }
+
+    /// Somebody copies a group of ours, tags and all, into another VPC.
+    pub(crate) async fn copy_group(&self, name: &str) {
+        let original = self.group(name).await.unwrap();
+        let vpc = self.other.create_vpc().cidr_block("10.0.0.0/16").send().await.unwrap();
+        let tags = TagSpecification::builder().resource_type(ResourceType::SecurityGroup);
+        let tags = tags.set_tags(original.tags.clone()).build();
+        let request = self.other.create_security_group().group_name(name).description("a copy");
+        let request = request.vpc_id(vpc.vpc.unwrap().vpc_id.unwrap()).tag_specifications(tags);
+        request.send().await.unwrap();
+    }
+
+    pub(crate) async fn groups_of(&self, instance: &str) -> Vec<String> {
+        let request = self.other.describe_instances().instance_ids(instance);
+        let shown = request.send().await.unwrap();
+        let shown = &shown.reservations()[0].instances()[0];
+        let interface = &shown.network_interfaces()[0];
+        let names = interface.groups().iter().map(|group| group.group_name().unwrap().to_owned());
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        names
+    }
+}
+
+pub(crate) async fn launch(ec2: &Ec2, machine: u32) -> Instance {
+    ec2.launch(&request(machine)).await.unwrap()
+}
+
+pub(crate) fn request(machine: u32) -> Launch {
+    Launch { machine: MachineNumber::new(machine), user_data: UserData::new("#!/bin/sh\ntrue") }
+}

@@ -1,0 +1,284 @@
+//! Instances and groups: launched, adopted, left over, in the way, deleted.
+
+use super::{ONE, change, counts, seen, tcp};
+use crate::cloud::front::Act;
+use crate::cloud::{Account, launch, request, xml};
+use aws_sdk_ec2::types::{SecurityGroup, Tag};
+use portcullis_provider::ec2::LaunchSettings;
+use portcullis_provider::provider::{
+    Firewall, GroupId, InstanceId, InstanceState, MachineNumber, Machines, Origin, Seen,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+fn tags(tags: &[Tag]) -> BTreeMap<&str, &str> {
+    tags.iter().map(|tag| (tag.key().unwrap(), tag.value().unwrap())).collect()
+}
+
+fn ports(group: &SecurityGroup) -> Vec<i32> {
+    group.ip_permissions().iter().filter_map(|permission| permission.from_port()).collect()
+}
+
+pub(crate) async fn a_launch_makes_both_groups_and_is_done_once(account: Arc<Account>) {
+    let ec2 = account.ec2("prod");
+    let launched = launch(&ec2, 2).await;
+    let calls = [
+        ("AuthorizeSecurityGroupIngress", 1),
+        ("CreateSecurityGroup", 2),
+        ("DescribeInstances", 1),
+        ("DescribeSecurityGroups", 2),
+        ("DescribeVpcs", 2),
+        ("RunInstances", 1),
+    ];
+    assert_eq!(account.front.take_counts(), counts(&calls));
+    assert_eq!((launched.machine, launched.origin), (MachineNumber::new(2), Origin::Launched));
+
+    let shared = account.group("juju-prod").await.unwrap();
+    assert_eq!(shared.description(), Some("juju group for prod"));
+    let marks = [("portcullis", "group"), ("portcullis:environment", "prod")];
+    assert_eq!(tags(shared.tags()), BTreeMap::from(marks));
+    assert_eq!(shared.ip_permissions().len(), 2);
+    assert_eq!(ports(&shared), [22]);
+    let own = shared.ip_permissions().iter().find(|one| one.ip_protocol() == Some("-1")).unwrap();
+    assert_eq!(own.user_id_group_pairs()[0].group_id(), shared.group_id());
+
+    let group = account.group("juju-prod-2").await.unwrap();
+    assert_eq!(group.description(), Some("juju group for prod machine 2"));
+    let marks = [marks[0], marks[1], ("portcullis:machine", "2")];
+    assert_eq!(tags(group.tags()), BTreeMap::from(marks));
+    assert!(group.ip_permissions().is_empty());
+    assert_eq!(account.groups_of(launched.id.as_str()).await, ["juju-prod", "juju-prod-2"]);
+
+    for ec2 in [&ec2, &account.ec2("prod")] {
+        assert_eq!(ec2.launch(&request(2)).await.unwrap().id, launched.id);
+        assert_eq!(account.front.take_counts(), counts(&[("DescribeInstances", 1)]));
+    }
+    launch(&ec2, 3).await;
+    let calls = [
+        ("CreateSecurityGroup", 1),
+        ("DescribeInstances", 1),
+        ("DescribeSecurityGroups", 2),
+        ("RunInstances", 1),
+    ];
+    assert_eq!(account.front.take_counts(), counts(&calls), "the second costs less");
+}
+
+pub(crate) async fn a_launch_whose_answer_was_lost_is_done_once(account: Arc<Account>) {
+    let ec2 = account.ec2("prod");
+    account.front.script("CreateSecurityGroup", [Act::LoseAnswer, Act::Pass, Act::LoseAnswer]);
+    account.front.script("RunInstances", [Act::LoseAnswer]);
+    let launched = launch(&ec2, 1).await;
+    let sent = account.front.take_counts();
+    assert_eq!((sent["CreateSecurityGroup"], sent["RunInstances"]), (4, 2));
+    let inventory = ec2.list().await.unwrap();
+    assert_eq!(inventory.instances.len(), 1);
+    assert_eq!(inventory.instances[0].id, launched.id);
+    assert_eq!(inventory.groups.len(), 2);
+}
+
+pub(crate) async fn a_launch_that_has_ended_is_said_anew(account: Arc<Account>) {
+    let ec2 = account.ec2("prod");
+    account.front.script("RunInstances", [Act::Answer(xml::launched_and_ended())]);
+    let launched = launch(&ec2, 1).await;
+    assert_ne!(launched.id.as_str(), "i-0ended");
+    assert_eq!(account.front.take_counts()["RunInstances"], 2);
+    account.front.always("RunInstances", Act::Answer(xml::launched_and_ended()));
+    assert_eq!(ec2.launch(&request(2)).await.unwrap_err().kind(), "conflict", "and not for ever");
+    assert_eq!(account.front.take_counts()["RunInstances"], 5);
+}
+
+pub(crate) async fn a_launch_needs_a_place(account: Arc<Account>) {
+    let mut settings = account.settings("prod");
+    settings.launch = None;
+    let error = account.connect(settings.clone()).launch(&request(1)).await.unwrap_err();
+    assert_eq!(error.kind(), "unusable");
+    let nowhere = Some("subnet-00000000".to_owned());
+    settings.launch =
+        account.settings("prod").launch.map(|launch| LaunchSettings { subnet: nowhere, ..launch });
+    let error = account.connect(settings).launch(&request(1)).await.unwrap_err();
+    assert_eq!(error.to_string(), "the provider cannot be used: there is no subnet subnet-00000000");
+    let full = account.ec2("prod");
+    account.front.always("RunInstances", Act::Refuse(400, "InsufficientInstanceCapacity"));
+    assert_eq!(full.launch(&request(1)).await.unwrap_err().kind(), "unavailable");
+    account.front.always("RunInstances", Act::Refuse(400, "VcpuLimitExceeded"));
+    assert_eq!(full.launch(&request(1)).await.unwrap_err().kind(), "quota-exceeded");
+    account.front.always("RunInstances", Act::Refuse(400, "InvalidAMIID.NotFound"));
+    assert_eq!(full.launch(&request(1)).await.unwrap_err().kind(), "unusable");
+    account.front.behave();
+    launch(&full, 1).await;
+    assert_eq!(full.list().await.unwrap().groups.len(), 2, "nothing was left behind by those that failed");
+}
+
+pub(crate) async fn a_group_left_over_opens_nothing(account: Arc<Account>) {
+    let ec2 = account.ec2("prod");
+    for (foreign, replaced) in [(false, false), (true, true)] {
+        let first = launch(&ec2, 1).await;
+        assert!(ec2.apply(ONE, &change(&[80], &[])).await.is_ok());
+        let left = seen(&ec2, ONE).await.group;
+        if foreign {
+            account.open(left.as_str(), 9000).await;
+        }
+        ec2.terminate(ONE, &first.id).await.unwrap();
+        let second = account.ec2("prod").launch(&request(1)).await.unwrap();
+        assert_ne!(second.id, first.id, "that one has ended");
+        let rules = seen(&account.ec2("prod"), ONE).await;
+        assert!(rules.owned.is_empty() && rules.foreign.is_empty(), "{rules:?}");
+        assert_eq!(rules.group != left, replaced);
+        ec2.terminate(ONE, &second.id).await.unwrap();
+    }
+    launch(&ec2, 2).await;
+    let used = account.group("juju-prod-2").await.unwrap().group_id.unwrap();
+    account.open(&used, 9000).await;
+    let instance =
+        ec2.list().await.unwrap().instances.into_iter().find(|one| one.machine.get() == 2).unwrap();
+    ec2.terminate(MachineNumber::new(2), &instance.id).await.unwrap();
+    account.front.script("DeleteSecurityGroup", [Act::Refuse(400, "DependencyViolation")]);
+    launch(&ec2, 2).await;
+    let group = account.group("juju-prod-2").await.unwrap();
+    assert_eq!((group.group_id(), ports(&group)), (Some(used.as_str()), vec![9000]), "in use: theirs stays");
+}
+
+pub(crate) async fn a_group_of_others_is_in_the_way(account: Arc<Account>) {
+    let vpc = account.default_vpc().await;
+    let theirs = account.make_group("juju-prod-1", &vpc).await;
+    account.open(&theirs, 9000).await;
+    let ec2 = account.ec2("prod");
+    let error = ec2.launch(&request(1)).await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("group {theirs} was not made by us: its name is 'juju-prod-1', but it lacks our tags")
+    );
+    assert_eq!(ec2.observe(&BTreeSet::from([ONE])).await.unwrap()[&ONE], Seen::Absent);
+    assert_eq!(ec2.delete_group(&GroupId::new(theirs)).await.unwrap_err().kind(), "foreign");
+    assert_eq!(ports(&account.group("juju-prod-1").await.unwrap()), [9000], "left alone");
+    assert!(ec2.list().await.unwrap().instances.is_empty());
+}
+
+pub(crate) async fn environments_with_one_name_stay_apart(account: Arc<Account>) {
+    let (prod, prod_2) = (account.ec2("prod"), account.ec2("prod-2"));
+    launch(&prod_2, 7).await;
+    let error = prod.launch(&request(2)).await.unwrap_err();
+    assert_eq!(error.kind(), "foreign", "juju-prod-2 is the group of an environment");
+    launch(&prod, 7).await;
+    let seven = MachineNumber::new(7);
+    assert!(prod.apply(seven, &change(&[80], &[])).await.is_ok());
+    assert_eq!(seen(&prod, seven).await.owned, tcp(&[80]));
+    assert!(seen(&prod_2, seven).await.owned.is_empty(), "another machine 7");
+    let (ours, theirs) = (prod.list().await.unwrap(), prod_2.list().await.unwrap());
+    assert_eq!((ours.instances.len(), theirs.instances.len()), (1, 1));
+    let error = prod.delete_group(&theirs.groups[0].id).await.unwrap_err();
+    assert_eq!(error.kind(), "foreign");
+    assert_eq!(prod.terminate(seven, &theirs.instances[0].id).await.unwrap_err().kind(), "foreign");
+    assert_eq!(prod.adopt(seven, &theirs.instances[0].id).await.unwrap_err().kind(), "foreign");
+}
+
+pub(crate) async fn adopted_instances_are_only_let_go(account: Arc<Account>) {
+    let ec2 = account.ec2("prod");
+    let instance = InstanceId::new(account.make_instance().await);
+    let before = account.groups_of(instance.as_str()).await;
+    account.front.take_counts();
+    let adopted = ec2.adopt(ONE, &instance).await.unwrap();
+    assert_eq!(
+        (adopted.origin, adopted.machine, adopted.id.clone()),
+        (Origin::Adopted, ONE, instance.clone())
+    );
+    let calls = [
+        ("CreateSecurityGroup", 1),
+        ("CreateTags", 1),
+        ("DescribeInstances", 1),
+        ("DescribeSecurityGroups", 1),
+        ("ModifyNetworkInterfaceAttribute", 1),
+    ];
+    assert_eq!(account.front.take_counts(), counts(&calls));
+    let mut groups = before.clone();
+    groups.push("juju-prod-1".to_owned());
+    assert_eq!(account.groups_of(instance.as_str()).await, groups, "beside those that are there");
+
+    assert_eq!(ec2.adopt(ONE, &instance).await.unwrap(), adopted, "again is nothing");
+    assert_eq!(
+        account.front.take_counts(),
+        counts(&[("DescribeInstances", 1), ("DescribeSecurityGroups", 1)])
+    );
+    assert_eq!(ec2.adopt(MachineNumber::new(2), &instance).await.unwrap_err().kind(), "foreign");
+    assert_eq!(ec2.launch(&request(1)).await.unwrap().id, instance, "the machine has one");
+    assert_eq!(ec2.terminate(ONE, &instance).await.unwrap_err().kind(), "foreign");
+    assert_eq!(ec2.release(MachineNumber::new(2), &instance).await.unwrap_err().kind(), "foreign");
+    assert!(ec2.apply(ONE, &change(&[80], &[])).await.is_ok());
+
+    ec2.release(ONE, &instance).await.unwrap();
+    assert_eq!(account.groups_of(instance.as_str()).await, before);
+    assert!(ec2.list().await.unwrap().instances.is_empty());
+    account.front.take_counts();
+    ec2.release(ONE, &instance).await.unwrap();
+    assert_eq!(account.front.take_counts(), counts(&[("DescribeInstances", 1)]));
+    ec2.adopt(ONE, &instance).await.unwrap();
+    account.leave_only("juju-prod-1", instance.as_str()).await;
+    let error = ec2.release(ONE, &instance).await.unwrap_err();
+    assert!(error.to_string().ends_with("our group is its only one: give it another one first"), "{error}");
+    let gone = InstanceId::new("i-0123456789abcdef0");
+    assert_eq!(ec2.adopt(ONE, &gone).await.unwrap_err().kind(), "not-found");
+    assert_eq!((ec2.release(ONE, &gone).await, ec2.terminate(ONE, &gone).await), (Ok(()), Ok(())));
+}
+
+pub(crate) async fn a_group_that_somebody_deleted_is_made_again(account: Arc<Account>) {
+    let ec2 = account.ec2("prod");
+    let launched = launch(&ec2, 1).await;
+    let group = seen(&ec2, ONE).await.group;
+    account.other.delete_security_group().group_id(group.as_str()).send().await.unwrap();
+    assert_eq!(ec2.observe(&BTreeSet::from([ONE])).await.unwrap()[&ONE], Seen::Absent);
+    let made = ec2.ensure_group(ONE, &launched.id).await.unwrap();
+    assert_ne!(made, group);
+    assert_eq!(ec2.ensure_group(ONE, &launched.id).await.unwrap(), made);
+    assert!(account.groups_of(launched.id.as_str()).await.contains(&"juju-prod-1".to_owned()));
+    assert!(ec2.apply(ONE, &change(&[80], &[])).await.is_ok());
+    account.front.always(
+        "ModifyNetworkInterfaceAttribute",
+        Act::Refuse(400, "SecurityGroupsPerInterfaceLimitExceeded"),
+    );
+    let theirs = InstanceId::new(account.make_instance().await);
+    let error = ec2.adopt(MachineNumber::new(9), &theirs).await.unwrap_err();
+    assert_eq!(error.to_string(), format!("instance {theirs} is full: its limit of 5 is reached"));
+}
+
+pub(crate) async fn a_group_goes_when_nothing_holds_it(account: Arc<Account>) {
+    let ec2 = account.ec2("prod");
+    let launched = launch(&ec2, 1).await;
+    let group = seen(&ec2, ONE).await.group;
+    assert_eq!(ec2.terminate(MachineNumber::new(2), &launched.id).await.unwrap_err().kind(), "foreign");
+    ec2.terminate(ONE, &launched.id).await.unwrap();
+    ec2.terminate(ONE, &launched.id).await.unwrap();
+    let shown = ec2.list().await.unwrap().instances;
+    assert!(shown.iter().all(|instance| instance.state == InstanceState::Terminated));
+    account.front.script("DeleteSecurityGroup", [Act::Refuse(400, "DependencyViolation")]);
+    assert_eq!(ec2.delete_group(&group).await.unwrap_err().kind(), "still-in-use");
+    assert!(account.group("juju-prod-1").await.is_some());
+    account.front.script("DeleteSecurityGroup", [Act::LoseAnswer]);
+    account.front.take_counts();
+    ec2.delete_group(&group).await.unwrap();
+    assert_eq!(
+        account.front.take_counts(),
+        counts(&[("DeleteSecurityGroup", 2), ("DescribeSecurityGroups", 1)])
+    );
+    assert!(account.group("juju-prod-1").await.is_none());
+    ec2.delete_group(&group).await.unwrap();
+}
+
+pub(crate) async fn the_list_has_all_of_ours_and_nothing_else(account: Arc<Account>) {
+    let ec2 = account.ec2("prod");
+    let (one, two) = (launch(&ec2, 1).await, launch(&ec2, 2).await);
+    account.make_instance().await;
+    account.make_group("theirs", &account.default_vpc().await).await;
+    account.front.take_counts();
+    let inventory = ec2.list().await.unwrap();
+    assert_eq!(
+        account.front.take_counts(),
+        counts(&[("DescribeInstances", 1), ("DescribeSecurityGroups", 1)])
+    );
+    let ids: BTreeSet<&InstanceId> = inventory.instances.iter().map(|instance| &instance.id).collect();
+    assert_eq!(ids, BTreeSet::from([&one.id, &two.id]));
+    let mut machines: Vec<Option<u32>> =
+        inventory.groups.iter().map(|group| group.machine.map(MachineNumber::get)).collect();
+    machines.sort();
+    assert_eq!(machines, [None, Some(1), Some(2)]);
+    assert!(inventory.instances.iter().all(|one| one.private_address.is_some()));
+}

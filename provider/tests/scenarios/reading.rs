@@ -1,0 +1,123 @@
+//! What readers are shown: whole, in time, or an error.
+
+use super::{ONE, change, counts, seen, tcp};
+use crate::cloud::front::Act;
+use crate::cloud::{Account, launch};
+use portcullis_provider::provider::{Firewall, InstanceId, MachineNumber, Machines, Seen};
+use portcullis_provider::rule::RuleSet;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+pub(crate) async fn pages_are_put_together(account: Arc<Account>) {
+    let ec2 = account.ec2("prod");
+    for machine in 1..=5 {
+        launch(&ec2, machine).await;
+        let applied = ec2.apply(MachineNumber::new(machine), &change(&[80], &[])).await;
+        assert!(applied.is_ok());
+    }
+    account.front.page_size(2);
+    account.front.take_counts();
+    let all = (1..=5).map(MachineNumber::new).collect::<BTreeSet<_>>();
+    let seen = ec2.observe(&all).await.unwrap();
+    let open = |seen: &Seen| matches!(seen, Seen::Present(rules) if rules.owned == tcp(&[80]));
+    assert!(seen.values().all(open), "{seen:?}");
+    assert_eq!(account.front.take_counts()["DescribeSecurityGroups"], 3);
+    assert_eq!(ec2.list().await.unwrap().groups.len(), 6, "with that of the environment");
+}
+
+pub(crate) async fn late_readers_do_not_undo_our_writes(account: Arc<Account>) {
+    let ec2 = account.ec2("prod");
+    launch(&ec2, 1).await;
+    assert!(ec2.apply(ONE, &change(&[80], &[])).await.is_ok());
+    assert_eq!(seen(&ec2, ONE).await.owned, tcp(&[80]));
+    assert!(ec2.apply(ONE, &change(&[443], &[80])).await.is_ok());
+    account.front.script("DescribeSecurityGroups", [Act::Late, Act::Late]);
+    account.front.take_counts();
+    let wanted: RuleSet = tcp(&[443]).iter().collect();
+    for _ in 0..2 {
+        let late = seen(&ec2, ONE).await;
+        assert_eq!(late.owned, tcp(&[443]));
+        assert!(late.change_to(&wanted).is_empty(), "nothing to do");
+    }
+    assert_eq!(seen(&ec2, ONE).await.owned, tcp(&[443]));
+    assert_eq!(account.front.take_counts(), counts(&[("DescribeSecurityGroups", 3)]));
+    account.front.script("DescribeSecurityGroups", [Act::Pass]);
+    assert_eq!(seen(&account.ec2("prod"), ONE).await.owned, tcp(&[443]), "and so it is");
+}
+
+pub(crate) async fn a_group_just_made_is_known(account: Arc<Account>) {
+    let ec2 = account.ec2("prod");
+    let instance = InstanceId::new(account.make_instance().await);
+    assert_eq!(ec2.observe(&BTreeSet::from([ONE])).await.unwrap()[&ONE], Seen::Absent);
+    let group = ec2.ensure_group(ONE, &instance).await.unwrap();
+    account.front.script("DescribeSecurityGroups", [Act::Late]);
+    let late = seen(&ec2, ONE).await;
+    assert_eq!(late.group, group);
+    account.front.take_counts();
+    assert!(ec2.apply(ONE, &change(&[80], &[])).await.is_ok());
+    assert_eq!(account.front.take_counts(), counts(&[("AuthorizeSecurityGroupIngress", 1)]));
+}
+
+pub(crate) async fn of_two_groups_the_one_in_use_counts(account: Arc<Account>) {
+    let ec2 = account.ec2("prod");
+    launch(&ec2, 1).await;
+    let group = seen(&ec2, ONE).await.group;
+    for _ in 0..5 {
+        account.copy_group("juju-prod-1").await;
+    }
+    account.front.take_counts();
+    assert_eq!(seen(&ec2, ONE).await.group, group);
+    let calls = account.front.take_counts();
+    assert_eq!((calls["DescribeSecurityGroups"], calls["DescribeInstances"]), (1, 1));
+    assert_eq!(ec2.list().await.unwrap().groups.len(), 7, "the list has the others");
+}
+
+pub(crate) async fn failures_are_not_emptiness(account: Arc<Account>) {
+    let ec2 = account.ec2("prod");
+    launch(&ec2, 1).await;
+    for (act, kind) in [
+        (Act::Refuse(500, "InternalError"), "unavailable"),
+        (Act::Refuse(503, "RequestLimitExceeded"), "throttled"),
+        (Act::Refuse(403, "UnauthorizedOperation"), "denied"),
+        (Act::Refuse(418, "NeverHeardOf"), "unusable"),
+        (Act::LoseAnswer, "unavailable"),
+        (Act::Answer("<nonsense".to_owned()), "unavailable"),
+    ] {
+        account.front.always("DescribeSecurityGroups", act.clone());
+        account.front.always("DescribeInstances", act.clone());
+        let error = ec2.observe(&BTreeSet::from([ONE])).await.unwrap_err();
+        assert_eq!(error.kind(), kind, "{act:?}: {error}");
+        assert_eq!(ec2.list().await.unwrap_err().kind(), kind, "{act:?}");
+    }
+    account.front.behave();
+    assert!(seen(&ec2, ONE).await.owned.is_empty());
+}
+
+pub(crate) async fn ipv6_is_said_where_the_vpc_has_it(account: Arc<Account>) {
+    let ec2 = account.ec2("prod");
+    launch(&ec2, 1).await;
+    assert!(!seen(&ec2, ONE).await.ipv6);
+    let made = account.other.create_vpc().cidr_block("10.0.0.0/16").amazon_provided_ipv6_cidr_block(true);
+    let vpc = made.send().await.unwrap().vpc.unwrap().vpc_id.unwrap();
+    let made = account.other.create_subnet().vpc_id(&vpc).cidr_block("10.0.1.0/24").send().await.unwrap();
+    let mut settings = account.settings("six");
+    settings.launch.as_mut().unwrap().subnet = made.subnet.unwrap().subnet_id;
+    let six = account.connect(settings);
+    launch(&six, 1).await;
+    assert!(seen(&six, ONE).await.ipv6);
+    let shared = account.group("juju-six").await.unwrap();
+    let ssh = shared.ip_permissions().iter().find(|permission| permission.from_port() == Some(22)).unwrap();
+    assert_eq!(ssh.ipv6_ranges().len(), 1, "ssh from anywhere is from anywhere");
+    assert_eq!(shared.vpc_id(), Some(vpc.as_str()));
+}
+
+pub(crate) async fn somebody_elses_rules_are_shown(account: Arc<Account>) {
+    let ec2 = account.ec2("prod");
+    launch(&ec2, 1).await;
+    let group = seen(&ec2, ONE).await.group;
+    account.open(group.as_str(), 9000).await;
+    let foreign = seen(&ec2, ONE).await.foreign;
+    assert_eq!(foreign.len(), 1);
+    assert_eq!(foreign[0].text, "9000/tcp from 0.0.0.0/0");
+    assert_eq!(foreign[0].exact, tcp(&[9000]).first().copied());
+}

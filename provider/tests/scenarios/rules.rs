@@ -1,0 +1,56 @@
+//! Opening and closing, when nothing is wrong with EC2.
+
+use super::{ONE, change, counts, seen, tcp};
+use crate::cloud::{Account, launch};
+use crate::suite::{Bench, holds};
+use portcullis_provider::provider::{Applied, Firewall, MachineNumber};
+use std::sync::Arc;
+
+pub(crate) async fn the_contract_holds(account: Arc<Account>) {
+    let firewall = account.ec2("prod");
+    launch(&firewall, 1).await;
+    holds(&Bench { firewall, machine: ONE, absent: MachineNumber::new(2), keeps: true }).await;
+}
+
+pub(crate) async fn a_change_is_one_request_each_way(account: Arc<Account>) {
+    let ec2 = account.ec2("prod");
+    launch(&ec2, 1).await;
+    seen(&ec2, ONE).await;
+    account.front.take_counts();
+    assert!(ec2.apply(ONE, &change(&[80, 443, 8080], &[])).await.is_ok());
+    assert_eq!(account.front.take_counts(), counts(&[("AuthorizeSecurityGroupIngress", 1)]));
+    assert!(ec2.apply(ONE, &change(&[81, 82], &[443, 8080])).await.is_ok());
+    let both = [("AuthorizeSecurityGroupIngress", 1), ("RevokeSecurityGroupIngress", 1)];
+    assert_eq!(account.front.take_counts(), counts(&both));
+    assert_eq!(ec2.apply(ONE, &change(&[], &[])).await, Applied::as_one(Ok(())));
+    assert_eq!(account.front.take_counts(), counts(&[]));
+    assert_eq!(seen(&ec2, ONE).await.owned, tcp(&[80, 81, 82]));
+    let after_restart = account.ec2("prod");
+    assert_eq!(seen(&after_restart, ONE).await.owned, tcp(&[80, 81, 82]));
+}
+
+pub(crate) async fn rules_of_others_stay(account: Arc<Account>) {
+    let ec2 = account.ec2("prod");
+    launch(&ec2, 1).await;
+    let group = seen(&ec2, ONE).await.group;
+    account.open(group.as_str(), 80).await;
+    account.open(group.as_str(), 9000).await;
+    assert!(ec2.apply(ONE, &change(&[80, 81], &[])).await.is_ok(), "a port that is open already is open");
+    let rules = seen(&ec2, ONE).await;
+    assert_eq!(rules.owned, tcp(&[81]));
+    assert_eq!(rules.foreign.len(), 2);
+    let shut = rules.change_to(&portcullis_provider::rule::RuleSet::new());
+    assert!(ec2.apply(ONE, &shut).await.is_ok());
+    let rules = seen(&ec2, ONE).await;
+    assert!(rules.owned.is_empty());
+    assert_eq!(rules.foreign.len(), 2, "still there");
+}
+
+pub(crate) async fn tampering_is_seen(account: Arc<Account>) {
+    let ec2 = account.ec2("prod");
+    launch(&ec2, 1).await;
+    assert!(ec2.apply(ONE, &change(&[80, 81], &[])).await.is_ok());
+    let rules = seen(&ec2, ONE).await;
+    account.close(rules.group.as_str(), 80).await;
+    assert_eq!(seen(&ec2, ONE).await.owned, tcp(&[81]), "what was shown once is not remembered");
+}
