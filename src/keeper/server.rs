@@ -158,7 +158,8 @@ impl Server {
     fn ready(&mut self, id: usize, event: &Event, now: Now) -> Result<(), KeeperError> {
         let Some(connection) = self.connections.get(id) else { return Ok(()) };
         if event.is_writable() && connection.blocked {
-            self.flush(id);
+            // Goes out with the rest, after the sync: it may hold answers of this very turn.
+            self.service.out.raw(id, &[]);
         }
         if event.is_read_closed() || event.is_error() {
             // The end may lie behind the bytes that this read takes, and is not announced again.
@@ -410,3 +411,7 @@ impl Server {
 fn wall_ms() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as i64)
 }
+
+#[cfg(test)]
+#[path = "server_tests.rs"]
+mod tests;

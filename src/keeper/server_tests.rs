@@ -1,0 +1,79 @@
+//! What leaves the server, and when, with its loop turned by hand.
+
+use std::io::Write as _;
+use std::net::{Ipv4Addr, TcpStream as Client};
+
+use super::*;
+use crate::keeper::acl::{ALL, Acl, Identity};
+use crate::keeper::jute::Put as _;
+use crate::keeper::proto::{encode_acl, op};
+
+fn frame(body: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    out.put_buffer(body);
+    out
+}
+
+fn connect() -> Vec<u8> {
+    let mut body = Vec::new();
+    body.put_i32(0);
+    body.put_i64(0);
+    body.put_i32(5_000);
+    body.put_i64(0);
+    body.put_buffer(&[0; 16]);
+    frame(&body)
+}
+
+fn create(path: &str) -> Vec<u8> {
+    let mut body = Vec::new();
+    body.put_i32(1);
+    body.put_i32(op::CREATE);
+    body.put_string(path);
+    body.put_buffer(b"");
+    encode_acl(&[Acl { perms: ALL, who: Identity::new("world", "anyone") }], &mut body);
+    body.put_i32(0);
+    frame(&body)
+}
+
+/// The loop's first half: waits for something to happen and handles it. Nothing is durable yet.
+fn half_a_turn(server: &mut Server) {
+    let mut events = Events::with_capacity(16);
+    server.poll.poll(&mut events, Some(Duration::from_secs(10))).unwrap();
+    assert!(!events.is_empty(), "nothing came within 10 s");
+    server.turn(&events, server.now()).unwrap();
+}
+
+/// Bytes that have arrived at the client.
+fn arrived(client: &Client) -> usize {
+    let mut bytes = [0; 4096];
+    match client.peek(&mut bytes) {
+        Err(err) if err.kind() == ErrorKind::WouldBlock => 0,
+        read => read.unwrap(),
+    }
+}
+
+#[test]
+fn a_client_that_reads_again_gets_no_answer_before_the_sync() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = Config::new(dir.path(), (Ipv4Addr::LOCALHOST, 0).into());
+    // Every answer is one too many, so that the connection is blocked after each request.
+    config.limits.max_outstanding_bytes = 1;
+    let (mut server, _stop) = Server::new(config).unwrap();
+    let mut client = Client::connect(server.local_addr).unwrap();
+    client.set_nonblocking(true).unwrap();
+    client.write_all(&connect()).unwrap();
+    while arrived(&client) == 0 {
+        half_a_turn(&mut server);
+        server.settle().unwrap();
+    }
+    let before = arrived(&client);
+    client.write_all(&create("/a")).unwrap();
+    // Handled first thing in this turn, because it follows a blocked answer; then comes the news that the connection
+    // has something to read, and that it can be written to.
+    half_a_turn(&mut server);
+    assert!(server.service.state.tree.get("/a").is_some());
+    assert!(server.service.storage.pending_bytes() > 0, "synced too early to tell anything");
+    assert_eq!(arrived(&client), before, "answered before the sync");
+    server.settle().unwrap();
+    assert!(arrived(&client) > before);
+}
