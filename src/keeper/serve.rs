@@ -162,6 +162,11 @@ impl Service {
     fn request(&mut self, peer: &mut Peer, session: i64, frame: &[u8], now: Now) -> Verdict {
         let mut reader = Reader::new(frame);
         let (Ok(xid), Ok(opcode)) = (reader.i32(), reader.i32()) else { return Verdict::Close };
+        if self.state.sessions.get(session).is_none() {
+            // Ended over another connection. What it made now would belong to nobody.
+            self.out.refusal(peer.id, xid, self.state.zxid(), Code::SessionExpired);
+            return Verdict::Close;
+        }
         self.state.sessions.touch(session, now.mono_ms);
         let request = match decode(opcode, &frame[8..]) {
             Ok(request) => request,
@@ -407,3 +412,7 @@ impl Service {
         held.recursive.iter().for_each(|path| watches.add(id, path, Watch::Recursive));
     }
 }
+
+#[cfg(test)]
+#[path = "serve_tests.rs"]
+mod tests;
