@@ -7,7 +7,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use super::jute::{Put as _, Reader};
@@ -18,6 +18,8 @@ const SEGMENT_HEADER_LEN: usize = 28;
 const FRAME_HEADER_LEN: usize = 12;
 /// Space is reserved in steps, so that most commits change no file metadata.
 const RESERVE_BYTES: u64 = 4 << 20;
+/// Of every file in the data directory: what clients stored may be secret, whatever the directory lets others do.
+pub(super) const FILE_MODE: u32 = 0o600;
 
 /// Why stored data cannot be used, or not be written.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +71,7 @@ impl Segment {
             .write(true)
             .create(true)
             .truncate(true)
+            .mode(FILE_MODE)
             .open(&aside)
             .map_err(io_error("create", &aside))?;
         file.write_all_at(&header, 0).map_err(io_error("write", &aside))?;

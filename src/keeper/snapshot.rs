@@ -3,12 +3,13 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::acl::Acl;
 use super::jute::{DecodeError, Put, Reader};
-use super::log::{StorageError, io_error, sync_dir};
+use super::log::{FILE_MODE, StorageError, io_error, sync_dir};
 use super::proto::{Stat, decode_acl, encode_acl};
 use super::session::Sessions;
 use super::state::{State, TreeLimits};
@@ -55,6 +56,7 @@ pub fn write(dir: &Path, number: u64, state: &State) -> Result<Unsynced, Storage
         .write(true)
         .create(true)
         .truncate(true)
+        .mode(FILE_MODE)
         .open(&aside)
         .map_err(io_error("create", &aside))?;
     let mut out = Writer { file, path: &aside, chunk: Vec::with_capacity(2 * CHUNK_BYTES), crc: 0 };

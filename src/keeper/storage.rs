@@ -1,14 +1,15 @@
 //! The data directory: who holds it, what it says after a start, and the turn from one segment to the next with its
 //! snapshot. Two snapshots are kept, and every segment that the older one needs.
 
-use std::fs::File;
+use std::fs::{DirBuilder, File};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
 use rustix::fs::{FlockOperation, flock};
 use tracing::{info, warn};
 
-use super::log::{self, Segment, StorageError, io_error, segment_path};
+use super::log::{self, FILE_MODE, Segment, StorageError, io_error, segment_path};
 use super::snapshot::{self, snapshot_path};
 use super::state::{State, TreeLimits};
 use super::txn::Txn;
@@ -44,7 +45,8 @@ impl Storage {
         now_ms: i64,
         mono_ms: i64,
     ) -> Result<(Self, State), StorageError> {
-        std::fs::create_dir_all(dir).map_err(io_error("create", dir))?;
+        // Secrets are stored here like anything else: for nobody but this user.
+        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io_error("create", dir))?;
         let lock = lock(dir)?;
         let Recovered { mut state, last_segment, bytes } = recover(dir, limits, mono_ms)?;
         let epoch = state.begin_epoch();
@@ -145,6 +147,7 @@ fn lock(dir: &Path) -> Result<File, StorageError> {
         .write(true)
         .create(true)
         .truncate(false)
+        .mode(FILE_MODE)
         .open(&path)
         .map_err(io_error("open", &path))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {

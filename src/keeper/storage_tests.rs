@@ -200,3 +200,21 @@ fn what_a_client_stored_cannot_pass_for_a_record() {
     let recovered = recover(dir.path(), TreeLimits::default(), 0).unwrap();
     assert_eq!(names(&recovered.state), ["n0"]);
 }
+
+#[test]
+fn nobody_else_can_read_what_clients_stored() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let base = tempfile::tempdir().unwrap();
+    let dir = base.path().join("new/data");
+    let (mut storage, mut state) = open(&dir).unwrap();
+    create(&mut storage, &mut state, "/secret");
+    storage.snapshot(&state).unwrap();
+    storage.wait_for_snapshot();
+    assert_eq!(mode(&dir), 0o700);
+    let files: Vec<PathBuf> = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(files.len(), 4, "a lock, two segments and a snapshot, and not {files:?}");
+    for file in files {
+        assert_eq!(mode(&file), 0o600, "{}", file.display());
+    }
+}
