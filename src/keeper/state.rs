@@ -163,7 +163,8 @@ impl State {
                 let node = self.tree.get(path).ok_or(Code::NoNode)?;
                 allowed(node, acl::WRITE)?;
                 expect_version(*version, node.version)?;
-                self.expect_room(data.map_or(0, <[u8]>::len))?;
+                let held = node.data.as_ref().map_or(0, |data| data.len());
+                self.expect_room(data.map_or(0, <[u8]>::len).saturating_sub(held))?;
                 Change::SetData { path: Cow::Borrowed(path), data: data.map(Cow::Borrowed) }
             }
             Op::SetAcl { path, acl: wanted, version } => {

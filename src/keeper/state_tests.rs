@@ -196,6 +196,10 @@ fn a_full_tree_refuses_growth_and_nothing_else() {
     write(&mut state, create("/a")).unwrap();
     let set = Op::SetData { path: "/a", data: Some(&big), version: -1 };
     assert_eq!(write(&mut state, set), Err(Code::QuotaExceeded));
+
+    let room = 4096 - state.tree.bytes();
+    write(&mut state, Op::SetData { path: "/a", data: Some(&big[..room]), version: -1 }).unwrap();
+    write(&mut state, Op::SetData { path: "/a", data: Some(&big[..room - 1]), version: -1 }).unwrap();
     write(&mut state, Op::Delete { path: "/a", version: -1 }).unwrap();
 }
 
