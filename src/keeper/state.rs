@@ -9,7 +9,7 @@ use super::acl::{self, Identity};
 use super::path;
 use super::proto::{Code, CreateMode, Op, Stat};
 use super::session::Sessions;
-use super::tree::{DataTree, MAX_TTL_MS, Misfit, Node, Undo, owner_of};
+use super::tree::{DataTree, MAX_TTL_MS, Misfit, Node, Undo, acl_cost, owner_of};
 use super::txn::{Change, Password, Txn};
 
 /// How far the tree may grow; beyond it writes are refused with `QuotaExceeded` and reads go on.
@@ -164,7 +164,7 @@ impl State {
                 allowed(node, acl::WRITE)?;
                 expect_version(*version, node.version)?;
                 let held = node.data.as_ref().map_or(0, |data| data.len());
-                self.expect_room(data.map_or(0, <[u8]>::len).saturating_sub(held))?;
+                self.expect_growth(held, data.map_or(0, <[u8]>::len))?;
                 Change::SetData { path: Cow::Borrowed(path), data: data.map(Cow::Borrowed) }
             }
             Op::SetAcl { path, acl: wanted, version } => {
@@ -173,6 +173,7 @@ impl State {
                 let node = self.tree.get(path).ok_or(Code::NoNode)?;
                 allowed(node, acl::ADMIN)?;
                 expect_version(*version, node.aversion)?;
+                self.expect_growth(acl_cost(&node.acl), acl_cost(&list))?;
                 Change::SetAcl { path: Cow::Borrowed(path), acl: Arc::new(list) }
             }
             Op::Check { path, version } => {
@@ -221,9 +222,14 @@ impl State {
         if self.tree.len() >= self.limits.max_nodes {
             return Err(Code::QuotaExceeded);
         }
-        self.expect_room(data.map_or(0, <[u8]>::len))?;
+        self.expect_room(data.map_or(0, <[u8]>::len) + acl_cost(&list))?;
         let owner = owner_of(*mode, caller.session);
         Ok(Change::Create { path, data: data.map(Cow::Borrowed), acl: Arc::new(list), owner })
+    }
+
+    /// Room for what takes the place of `held` bytes; what gets no larger always has it.
+    fn expect_growth(&self, held: usize, wanted: usize) -> Result<(), Code> {
+        if wanted <= held { Ok(()) } else { self.expect_room(wanted - held) }
     }
 
     fn expect_room(&self, bytes: usize) -> Result<(), Code> {

@@ -203,7 +203,38 @@ fn a_full_tree_refuses_growth_and_nothing_else() {
     write(&mut state, Op::Delete { path: "/a", version: -1 }).unwrap();
 }
 
+#[test]
+fn access_lists_are_no_way_around_the_limit() {
+    let long =
+        |n: usize| vec![Acl { perms: READ, who: Identity::new("digest", &format!("u:{}", "x".repeat(n))) }];
+    let with = |path, acl| Op::Create {
+        path,
+        data: None,
+        acl,
+        mode: CreateMode::Persistent,
+        sequential: false,
+        wants_stat: false,
+    };
+    let mut state = State::new(TreeLimits { max_nodes: 100, max_bytes: 10_000 });
+    let empty = state.tree.bytes();
+    write(&mut state, with("/a", long(3_000))).unwrap();
+    write(&mut state, with("/b", world(ALL))).unwrap();
+    assert_eq!(write(&mut state, with("/c", long(9_000))), Err(Code::QuotaExceeded));
+    let replace = |acl| Op::SetAcl { path: "/b", acl, version: -1 };
+    assert_eq!(write(&mut state, replace(long(9_000))), Err(Code::QuotaExceeded));
+    write(&mut state, replace(long(2_000))).unwrap();
+    for path in ["/a", "/b"] {
+        write(&mut state, Op::Delete { path, version: -1 }).unwrap();
+    }
+    assert_eq!(state.tree.bytes(), empty);
+}
+
 const PATHS: [&str; 6] = ["/a", "/b", "/a/a", "/a/b", "/b/a", "/a/a/a"];
+
+fn long_list() -> Vec<Acl> {
+    let name = |n| Identity::new("digest", &format!("somebody-{n}:x"));
+    (0..100).map(|n| Acl { perms: ALL, who: name(n) }).chain(world(ALL)).collect()
+}
 
 fn any_op() -> impl Strategy<Value = Op<'static>> {
     let path = proptest::sample::select(&PATHS[..]);
@@ -221,6 +252,7 @@ fn any_op() -> impl Strategy<Value = Op<'static>> {
             .prop_map(|(path, version)| Op::SetData { path, data: Some(b"data"), version }),
         1 => (path.clone(), version.clone())
             .prop_map(|(path, version)| Op::SetAcl { path, acl: world(ALL), version }),
+        1 => path.clone().prop_map(|path| Op::SetAcl { path, acl: long_list(), version: -1 }),
         1 => (path, version).prop_map(|(path, version)| Op::Check { path, version }),
     ]
 }

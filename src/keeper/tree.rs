@@ -17,6 +17,10 @@ pub const MAX_TTL_MS: i64 = 0xff_ffff_ffff;
 /// What a node costs beside its path and data: the map's slot, the name in its parent, allocator headers.
 const NODE_OVERHEAD_BYTES: usize = 224;
 
+/// A longer access list counts for each node that has it, or it would be a way around the limit on the tree. Shorter
+/// ones are mostly shared, and cost next to nothing.
+const SMALL_ACL_BYTES: usize = 1024;
+
 /// A change that does not fit the tree: only a damaged log can hold one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a change of {path} does not fit the tree")]
@@ -110,7 +114,10 @@ impl Node {
     }
 
     fn cost(&self, path: &str) -> usize {
-        NODE_OVERHEAD_BYTES + 2 * path.len() + self.data.as_ref().map_or(0, |data| data.len())
+        NODE_OVERHEAD_BYTES
+            + 2 * path.len()
+            + self.data.as_ref().map_or(0, |data| data.len())
+            + acl_cost(&self.acl)
     }
 }
 
@@ -244,6 +251,7 @@ impl DataTree {
                 let node = self.nodes.get_mut(&**path).ok_or_else(|| misfit(path))?;
                 node.aversion = node.aversion.wrapping_add(1);
                 let old = std::mem::replace(&mut node.acl, acl);
+                self.bytes = self.bytes + acl_cost(&node.acl) - acl_cost(&old);
                 Ok(Undo::SetAcl { path: (&**path).into(), acl: old })
             }
         }
@@ -298,6 +306,7 @@ impl DataTree {
             }
             Undo::SetAcl { path, acl } => {
                 if let Some(node) = self.nodes.get_mut(&path) {
+                    self.bytes = self.bytes + acl_cost(&acl) - acl_cost(&node.acl);
                     node.acl = acl;
                     node.aversion = node.aversion.wrapping_sub(1);
                 }
@@ -367,6 +376,12 @@ impl DataTree {
 
 fn len(data: &Option<Box<[u8]>>) -> usize {
     data.as_ref().map_or(0, |data| data.len())
+}
+
+/// What an access list costs a node that has it.
+pub fn acl_cost(list: &[Acl]) -> usize {
+    let bytes = list.iter().map(|acl| acl.who.scheme.len() + acl.who.id.len()).sum();
+    if bytes > SMALL_ACL_BYTES { bytes } else { 0 }
 }
 
 fn misfit(path: &str) -> Misfit {
