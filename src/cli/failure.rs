@@ -46,6 +46,9 @@ pub(super) enum Refusal {
     TooSlow { address: String, seconds: u64 },
 }
 
+/// Not every command does nothing when it is run a second time.
+const DOUBT: &str = "`juju status` shows whether it was done; if not, run the command again";
+
 /// Tells the operator and picks the exit code.
 pub(super) fn report(error: &anyhow::Error) -> ExitCode {
     output::error(error);
@@ -90,7 +93,8 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
         Refusal::OtherStore { path, .. } => {
             Some(format!("choose another name with -e, or remove {} if that store is gone", path.display()))
         }
-        Refusal::NoMetadata { .. } | Refusal::TooSlow { .. } => None,
+        Refusal::TooSlow { .. } => Some(DOUBT.to_owned()),
+        Refusal::NoMetadata { .. } => None,
     }
 }
 
@@ -128,9 +132,7 @@ fn tree_hint(refusal: &tree::Error) -> Option<String> {
             "`portcullis up` starts a store on this machine; --zookeeper or JUJU_ZOOKEEPER name another"
                 .to_owned(),
         ),
-        tree::Error::Ambiguous { .. } => {
-            Some("run the command again: it does what is still to be done".to_owned())
-        }
+        tree::Error::Ambiguous { .. } => Some(DOUBT.to_owned()),
         _ => None,
     }
 }

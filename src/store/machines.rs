@@ -49,10 +49,11 @@ impl<T: Tree> Environment<T> {
         let mut attempts = Attempts::at(paths::machines());
         let mut tried: Vec<(String, MachineId)> = Vec::new();
         loop {
-            let counter = Counter::read(&self.tree, paths::machines()).await?;
+            let counter =
+                Counter::read(&self.tree, paths::machines()).await.map_err(|e| attempts.reading(e))?;
             if attempts.unsure {
                 for (op, id) in &tried {
-                    if self.is_marked(*id, op).await? {
+                    if self.is_marked(*id, op).await.map_err(|e| attempts.reading(e))? {
                         return Ok(*id);
                     }
                 }

@@ -36,6 +36,19 @@ impl Attempts {
         tokio::time::sleep(pause(self.made, random_u64()?)).await;
         Ok(())
     }
+
+    /// Takes the failure of a read between attempts: once an answer was lost, not to reach the store is not to know
+    /// what was done, and whoever would do it again has to be told.
+    pub(super) fn reading(&self, failure: impl Into<Error>) -> Error {
+        match failure.into() {
+            Error::Tree(tree::Error::Unreachable { hosts } | tree::Error::Timeout { hosts, .. })
+                if self.unsure =>
+            {
+                tree::Error::Ambiguous { hosts }.into()
+            }
+            other => other,
+        }
+    }
 }
 
 /// Somewhere between nothing and a ceiling that doubles.
@@ -84,6 +97,20 @@ mod tests {
         attempts.after(tree::Error::Ambiguous { hosts: "a:1".to_owned() }).await.unwrap();
         assert!(attempts.unsure);
         let refusal = attempts.after(tree::Error::NoAuth(paths::units())).await.unwrap_err();
+        assert!(matches!(refusal, Error::Tree(tree::Error::NoAuth(_))), "{refusal}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_stays_away_after_a_lost_answer_leaves_doubt() {
+        let unreachable = || tree::Error::Unreachable { hosts: "a:1".to_owned() };
+        let mut attempts = Attempts::at(paths::units());
+        assert_eq!(attempts.reading(unreachable()).to_string(), unreachable().to_string());
+        attempts.after(tree::Error::Ambiguous { hosts: "a:1".to_owned() }).await.unwrap();
+        for failure in [unreachable(), tree::Error::Timeout { hosts: "a:1".to_owned(), seconds: 3 }] {
+            let doubt = attempts.reading(failure);
+            assert!(matches!(doubt, Error::Tree(tree::Error::Ambiguous { .. })), "{doubt}");
+        }
+        let refusal = attempts.reading(tree::Error::NoAuth(paths::units()));
         assert!(matches!(refusal, Error::Tree(tree::Error::NoAuth(_))), "{refusal}");
     }
 }

@@ -75,7 +75,8 @@ impl<T: Tree> Environment<T> {
         // A write that was given up may still arrive later, so every attempt has a mark of its own.
         let mut tried: Vec<(String, Deployed)> = Vec::new();
         loop {
-            let counter = Counter::read(&self.tree, paths::services()).await?;
+            let counter =
+                Counter::read(&self.tree, paths::services()).await.map_err(|e| attempts.reading(e))?;
             match self.tree.get(&name_path).await {
                 Ok(node) => {
                     let found = NamedService::parse(&name_path, &node.data)?;
@@ -85,11 +86,13 @@ impl<T: Tree> Environment<T> {
                         .ok_or_else(|| Error::ServiceExists(wanted.service.clone()));
                 }
                 Err(tree::Error::NoNode(_)) => {}
-                Err(e) => return Err(e.into()),
+                Err(e) => return Err(attempts.reading(e)),
             }
             let op = random_hex(16)?;
             let id = ServiceId::new(counter.next());
-            let draft = Draft::read(self, &wanted.service, wanted.units, wanted.to).await?;
+            let draft = Draft::read(self, &wanted.service, wanted.units, wanted.to)
+                .await
+                .map_err(|e| attempts.reading(e))?;
             let record = Service {
                 name: wanted.service.clone(),
                 charm: wanted.charm.clone(),

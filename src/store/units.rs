@@ -226,10 +226,10 @@ impl<T: Tree> Environment<T> {
         let mut attempts = Attempts::at(paths::units());
         let mut tried: Vec<(String, Vec<Placed>)> = Vec::new();
         loop {
-            let id = self.service_id(service).await?;
+            let id = self.service_id(service).await.map_err(|e| attempts.reading(e))?;
             if attempts.unsure {
                 for (op, placed) in &tried {
-                    if self.was_made(placed, op).await? {
+                    if self.was_made(placed, op).await.map_err(|e| attempts.reading(e))? {
                         return Ok(placed.clone());
                     }
                 }
@@ -239,9 +239,9 @@ impl<T: Tree> Environment<T> {
             let check = match self.tree.get(&service_path).await {
                 Ok(node) => Write::Check { path: service_path, version: node.version },
                 Err(tree::Error::NoNode(_)) => return Err(Error::ServiceNotFound(service.clone())),
-                Err(e) => return Err(e.into()),
+                Err(e) => return Err(attempts.reading(e)),
             };
-            let draft = Draft::read(self, service, count, to).await?;
+            let draft = Draft::read(self, service, count, to).await.map_err(|e| attempts.reading(e))?;
             let (mut writes, placed) = draft.writes(self, id, &op)?;
             writes.push(check);
             match self.tree.write(writes).await {

@@ -96,6 +96,11 @@ fn deploy_twice(operator: &Operator, site: &Site, answers: usize, then: Then) ->
     let again = operator.juju(&deploy);
     let exists = format!("error: Service '{name}' already exists\n");
     assert!(again.code == 0 || again.stderr == exists, "{name}: {again:?}");
+    if came.code != 0 && again.code != 0 {
+        let told =
+            came.stderr.contains("before it confirmed") || came.stderr.contains("did not answer in 9 s");
+        assert!(told && came.stderr.contains("`juju status` shows"), "{name} was done, and said {came:?}");
+    }
     let status = operator.status();
     let units: Vec<&String> =
         status["services"][&name]["units"].as_object().expect("a service").keys().collect();
