@@ -147,6 +147,12 @@ impl Place<'_> {
             self.config.forget(self.environment, Role::Operator, &operator)?;
             self.config.forget(self.environment, Role::Controller, &controller)?;
         }
+        // No environment, and no right to make one: what is above the chroot belongs to another.
+        if matches!(error, store::Error::WrongCredentials)
+            && matches!(self.look(Some(&operator)).await?, Look::Nothing)
+        {
+            return Err(Refusal::NotOurs { address: self.address.to_string() }.into());
+        }
         match error {
             store::Error::AlreadyBootstrapped(_) | store::Error::WrongCredentials => {
                 Err(self.by_other()?.into())

@@ -38,6 +38,8 @@ pub(super) enum Refusal {
     NoCredentials { environment: EnvironmentName, path: PathBuf },
     #[error("the store at {address} is bootstrapped already, and not with the credentials in {}", path.display())]
     BootstrappedByOther { address: String, path: PathBuf },
+    #[error("the store at {address} lets nobody make an environment there but its owner")]
+    NotOurs { address: String },
     #[error("environment '{environment}' is the one in the store at {remembered}, says {}", path.display())]
     OtherStore { environment: EnvironmentName, remembered: String, path: PathBuf },
     #[error("no charm in {}: metadata.yaml is missing", path.display())]
@@ -94,7 +96,7 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
             Some(format!("choose another name with -e, or remove {} if that store is gone", path.display()))
         }
         Refusal::TooSlow { .. } => Some(DOUBT.to_owned()),
-        Refusal::NoMetadata { .. } => None,
+        Refusal::NoMetadata { .. } | Refusal::NotOurs { .. } => None,
     }
 }
 

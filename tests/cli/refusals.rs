@@ -81,6 +81,10 @@ pub(crate) fn refusals_change_nothing(site: &Site) {
 
     let stranger = Operator::at(site);
     stranger.is_refused(&["status"], 1, "no credentials for environment 'local'");
+    let below = format!("{}/sub", site.connect_string());
+    let refusal = format!("the store at {below} lets nobody make an environment there but its owner");
+    stranger.is_refused(&["--zookeeper", &below, "bootstrap"], 1, &refusal);
+    assert!(!stranger.config("local.json").exists(), "credentials for nothing");
     fs::create_dir_all(stranger.config("")).unwrap();
     let file = stranger.config("local.json");
     let auth = format!("{{\"zookeeper\": \"{}\", \"auth\": \"operator:guessed\"}}", site.connect_string());
