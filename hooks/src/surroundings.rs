@@ -68,6 +68,10 @@ impl Surroundings {
 fn read_credentials(path: &Path, unit: &UnitName) -> Result<(UnitId, Credential), Unfit> {
     let unreadable = |source| Unfit::Unreadable { path: path.to_owned(), source };
     let malformed = || Unfit::Malformed { path: path.to_owned() };
+    // Opening anything but a file, a pipe say, could wait for ever.
+    if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
+        return Err(malformed());
+    }
     let file = File::open(path).map_err(unreadable)?;
     // Of the file that is open, not of whatever has its name by now.
     let metadata = file.metadata().map_err(unreadable)?;

@@ -18,6 +18,9 @@ use super::storage::Storage;
 use super::txn::{Change, Password, Txn};
 use super::watch::{EventKind, Watch, Watches};
 
+/// Containers and TTL nodes that go at one time.
+const REAPED_A_TURN: usize = 1_000;
+
 /// A connection as the protocol sees it.
 #[derive(Debug)]
 pub struct Peer {
@@ -327,11 +330,8 @@ impl Service {
 
     /// Deletes containers and TTL nodes whose time has come.
     pub fn reap(&mut self, now: Now) {
-        while let Some(txn) = self.state.reap_one(now.wall_ms) {
-            if let Txn::Changes(changes) = txn {
-                self.publish(changes, now);
-            }
-        }
+        let changes = self.state.reap(now.wall_ms, REAPED_A_TURN);
+        self.publish(changes, now);
     }
 
     pub fn disconnected(&mut self, peer: &Peer) {

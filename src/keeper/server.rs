@@ -348,7 +348,7 @@ impl Server {
     fn chores(&mut self, now: Now) -> Result<(), KeeperError> {
         self.service.reap(now);
         self.service.storage.poll_snapshot();
-        if self.service.storage.bytes_since_snapshot() > self.config.snapshot_every_bytes {
+        if self.service.storage.snapshot_is_due(self.config.snapshot_every_bytes) {
             self.service.storage.snapshot(&self.service.state)?;
         }
         let patience_ms = i64::from(self.service.rules.max_timeout_ms.min(10_000));

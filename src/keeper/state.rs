@@ -269,8 +269,9 @@ impl State {
         paths
     }
 
-    /// Deletes one container that was used and is empty again, or one childless TTL node that is too old.
-    pub fn reap_one(&mut self, now_ms: i64) -> Option<Txn<'static>> {
+    /// Deletes containers that were used and are empty again, and childless TTL nodes that are too old: at most `most`,
+    /// so that a million of them hold nobody up for long.
+    pub fn reap(&mut self, now_ms: i64, most: usize) -> Vec<Change<'static>> {
         let due = |path: &&str| {
             self.tree.get(path).is_some_and(|node| match node.kind() {
                 CreateMode::Container => node.creates > 0 && node.child_count() == 0,
@@ -278,11 +279,16 @@ impl State {
                 _ => false,
             })
         };
-        let path = self.tree.transients().find(due)?.to_owned();
+        let paths: Vec<String> = self.tree.transients().filter(due).take(most).map(str::to_owned).collect();
+        if paths.is_empty() {
+            return Vec::new();
+        }
         let zxid = self.next_zxid();
-        let change = Change::Delete { path: Cow::Owned(path) };
-        self.tree.apply(zxid, now_ms, &change).ok()?;
-        Some(Txn::Changes(vec![change]))
+        let delete = |path| {
+            let change = Change::Delete { path: Cow::Owned(path) };
+            self.tree.apply(zxid, now_ms, &change).is_ok().then_some(change)
+        };
+        paths.into_iter().filter_map(delete).collect()
     }
 
     /// Applies what the log says. Sessions get a full timeout from `mono_ms`, because nobody could be heard while

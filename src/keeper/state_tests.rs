@@ -60,6 +60,8 @@ fn refusals_and_their_codes() {
         (create("/a"), Code::NodeExists),
         (create("/x/y"), Code::NoNode),
         (create("/e/child"), Code::NoChildrenForEphemerals),
+        (create("/zookeeper/x"), Code::NoAuth),
+        (create("/zookeeper/quota/x"), Code::NoAuth),
         (create("relative"), Code::BadArguments),
         (create("/a/"), Code::BadArguments),
         (create_as("/t", CreateMode::Ttl(0), false), Code::BadArguments),
@@ -171,16 +173,16 @@ fn containers_go_when_used_and_empty_and_ttl_nodes_when_old() {
     let mut state = State::default();
     write(&mut state, create_as("/c", CreateMode::Container, false)).unwrap();
     write(&mut state, create_as("/t", CreateMode::Ttl(100), false)).unwrap();
-    assert_eq!(state.reap_one(105), None, "never used, not yet old");
+    assert_eq!(state.reap(105, 9), [], "never used, not yet old");
     write(&mut state, create("/c/x")).unwrap();
-    assert_eq!(state.reap_one(105), None, "in use");
+    assert_eq!(state.reap(105, 9), [], "in use");
     write(&mut state, Op::Delete { path: "/c/x", version: -1 }).unwrap();
-    assert!(state.reap_one(105).is_some());
+    assert_eq!(state.reap(105, 9).len(), 1);
     assert!(state.tree.get("/c").is_none());
     write(&mut state, create("/t/x")).unwrap();
-    assert_eq!(state.reap_one(9_000), None, "has a child");
+    assert_eq!(state.reap(9_000, 9), [], "has a child");
     write(&mut state, Op::Delete { path: "/t/x", version: -1 }).unwrap();
-    assert!(state.reap_one(106).is_some());
+    assert_eq!(state.reap(106, 9).len(), 1);
     assert!(state.tree.get("/t").is_none());
 }
 

@@ -24,6 +24,8 @@ pub struct Storage {
     segment: Segment,
     /// Log bytes since the newest snapshot, in earlier segments.
     earlier_bytes: u64,
+    /// Log bytes at the last attempt at a snapshot, if it has not succeeded.
+    attempted_at_bytes: u64,
     publishing: Option<JoinHandle<Result<u64, StorageError>>>,
     /// Held for as long as the directory is ours.
     _lock: File,
@@ -59,6 +61,7 @@ impl Storage {
             number,
             segment,
             earlier_bytes: bytes,
+            attempted_at_bytes: 0,
             publishing: None,
             _lock: lock,
         };
@@ -78,8 +81,14 @@ impl Storage {
     }
 
     /// Log bytes that a start would have to replay.
-    pub fn bytes_since_snapshot(&self) -> u64 {
+    fn bytes_since_snapshot(&self) -> u64 {
         self.earlier_bytes + self.segment.written_bytes()
+    }
+
+    /// Whether the log has grown by `every_bytes` since the last snapshot, or since the last attempt at one: one that
+    /// fails must not be tried at every turn, each time with a new segment.
+    pub fn snapshot_is_due(&self, every_bytes: u64) -> bool {
+        self.bytes_since_snapshot().saturating_sub(self.attempted_at_bytes) > every_bytes
     }
 
     /// Turns to a new segment and writes the snapshot that precedes it; its sync runs on a thread of its own. A
@@ -92,6 +101,7 @@ impl Storage {
         let next = Segment::create(&self.dir, self.number + 1, random_salt(&self.dir)?)?;
         let finished = std::mem::replace(&mut self.segment, next);
         self.earlier_bytes += finished.written_bytes();
+        self.attempted_at_bytes = self.earlier_bytes;
         self.number += 1;
         finished.finish()?;
         match snapshot::write(&self.dir, self.number, state) {
@@ -117,6 +127,7 @@ impl Storage {
         match publishing.join() {
             Ok(Ok(number)) => {
                 self.earlier_bytes = 0;
+                self.attempted_at_bytes = 0;
                 purge(&self.dir);
                 info!(number, "snapshot written");
             }

@@ -98,6 +98,27 @@ fn snapshots_replace_the_log_and_two_are_kept() {
 }
 
 #[test]
+fn a_snapshot_that_fails_is_not_tried_at_every_turn() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut storage, mut state) = open(dir.path()).unwrap();
+    // What stands in the way of the file that a snapshot is written to.
+    std::fs::create_dir(dir.path().join("snapshot.new")).unwrap();
+    create(&mut storage, &mut state, "/n0");
+    storage.commit().unwrap();
+    assert!(storage.snapshot_is_due(10));
+    storage.snapshot(&state).unwrap();
+    assert!(!storage.snapshot_is_due(200), "nothing was written since the attempt");
+    create(&mut storage, &mut state, &format!("/{}", "n".repeat(300)));
+    storage.commit().unwrap();
+    assert!(storage.snapshot_is_due(200));
+    std::fs::remove_dir(dir.path().join("snapshot.new")).unwrap();
+    storage.snapshot(&state).unwrap();
+    storage.wait_for_snapshot();
+    drop(storage);
+    assert_eq!(names(&open(dir.path()).unwrap().1).len(), 2);
+}
+
+#[test]
 fn a_directory_without_a_usable_beginning_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let (mut storage, mut state) = open(dir.path()).unwrap();

@@ -156,9 +156,14 @@ impl Default for DataTree {
         let open = Arc::new(vec![Acl { perms: ALL, who: Identity::new("world", "anyone") }]);
         let read_only = Arc::new(vec![Acl { perms: READ, who: Identity::new("world", "anyone") }]);
         let mut tree = DataTree::empty();
-        for (path, acl) in
-            [(path::ROOT, &open), (path::ZOOKEEPER, &open), (path::QUOTA, &open), (path::CONFIG, &read_only)]
-        {
+        // ZooKeeper lets everybody write below /zookeeper. Nothing here is set there, so nobody has to, and no
+        // identity with few rights can fill the store from there.
+        for (path, acl) in [
+            (path::ROOT, &open),
+            (path::ZOOKEEPER, &read_only),
+            (path::QUOTA, &read_only),
+            (path::CONFIG, &read_only),
+        ] {
             tree.insert(path, Node::born(Some(Box::default()), acl.clone(), 0, 0, 0));
         }
         tree
