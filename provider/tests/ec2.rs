@@ -13,8 +13,8 @@ mod cloud;
 mod scenarios;
 mod suite;
 
-use cloud::Account;
 use cloud::localstack::{LocalStack, project};
+use cloud::{Account, warm_up};
 use scenarios::ALL;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,6 +27,7 @@ const AT_ONCE: usize = 4;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn alone_all_scenarios_hold() {
     let localstack = tokio::task::spawn_blocking(LocalStack::start).await.unwrap();
+    warm_up(localstack.address).await;
     println!("LocalStack started in {:?}", localstack.started_in);
     let turns = Arc::new(Semaphore::new(AT_ONCE));
     let mut running = Vec::new();

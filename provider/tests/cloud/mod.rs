@@ -13,11 +13,13 @@ use portcullis_provider::ec2::{Ec2, Environment, LaunchSettings, Patience, Setti
 use portcullis_provider::provider::{Instance, Launch, MachineNumber, Machines, UserData};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(crate) const REGION: &str = "us-east-1";
 /// One that LocalStack has in every account.
 pub(crate) const IMAGE: &str = "ami-12c6146b";
+
+const WARM_UP_MAX: Duration = Duration::from_secs(30);
 
 static ACCOUNTS: AtomicU64 = AtomicU64::new(100_000_000_000);
 
@@ -138,6 +140,16 @@ impl Account {
         let mut names: Vec<String> = names.collect();
         names.sort();
         names
+    }
+}
+
+/// LocalStack says that it runs a moment before it knows its own operations: whoever comes first, and not alone, may be
+/// told that there is no such thing.
+pub(crate) async fn warm_up(localstack: SocketAddr) {
+    let account = Account::new(localstack).await;
+    let deadline = Instant::now() + WARM_UP_MAX;
+    while let Err(error) = account.other.describe_instances().send().await {
+        assert!(Instant::now() < deadline, "LocalStack is up and does not work: {error:?}");
     }
 }
 
