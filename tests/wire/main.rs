@@ -6,6 +6,7 @@ mod harness;
 
 mod acls;
 mod frames;
+mod limits;
 mod operations;
 mod restarts;
 mod sessions;
@@ -56,4 +57,11 @@ fn zookeeper_expiry() {
 #[test]
 fn keeper_expiry() {
     run(&store(Kind::Keeper), sessions::SLOW);
+}
+
+#[test]
+fn keeper_limits() {
+    limits::connections_beyond_the_limit_are_closed_and_counted();
+    limits::a_client_that_does_not_read_waits_and_holds_up_nobody();
+    limits::a_full_tree_refuses_growth_and_goes_on();
 }

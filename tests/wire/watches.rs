@@ -5,6 +5,7 @@ use crate::harness::wire::{Client, Create, Hello, Put, Reply, Take, op, set_body
 
 pub(crate) const ALL: &[Scenario] = scenarios![
     own_write_event_comes_before_the_reply,
+    anothers_write_is_told_before_it_can_be_read,
     one_shot_watches_fire_once,
     a_delete_fires_once_per_session,
     persistent_watches_stay,
@@ -66,6 +67,33 @@ fn own_write_event_comes_before_the_reply(site: &Site) {
     let xid = client.send(op::SET_DATA, &set_body(&path, b"new", -1)).expect("sent");
     assert_eq!(event(&client.receive().expect("the event")), (CHANGED, path));
     assert_eq!(client.receive().expect("the reply").xid, xid);
+}
+
+fn anothers_write_is_told_before_it_can_be_read(site: &Site) {
+    let (mut watcher, mut writer) = (Client::connect(site.addr), Client::connect(site.addr));
+    let path = site.path("/x");
+    writer.create(&path, b"0", Create::Persistent);
+    for round in 1..=50 {
+        let new = round.to_string();
+        watch(&mut watcher, op::GET_DATA, &path);
+        writer.send(op::SET_DATA, &set_body(&path, new.as_bytes(), -1)).expect("sent");
+        let mut told = false;
+        // Asks until the new value is there; the event must not come after it.
+        loop {
+            let xid = watcher.send(op::GET_DATA, &Put::new().bytes(&path).bool(false)).expect("sent");
+            let mut reply = watcher.receive().expect("an event or the answer");
+            if reply.xid != xid {
+                assert_eq!(event(&reply), (CHANGED, path.clone()));
+                told = true;
+                reply = watcher.receive().expect("the answer");
+            }
+            if Take(&reply.body).bytes() == new.as_bytes() {
+                break;
+            }
+        }
+        assert!(told, "round {round}: the value was there before the event");
+        assert_eq!(writer.receive().expect("the reply").err, 0);
+    }
 }
 
 fn one_shot_watches_fire_once(site: &Site) {

@@ -1,0 +1,74 @@
+//! The keeper's limits, each from a client's side: what is refused, how, and that everybody else is served on.
+
+use std::io::Read as _;
+use std::net::TcpStream;
+
+use portcullis::keeper::state::TreeLimits;
+use portcullis::keeper::{Config, Keeper, Limits};
+
+use crate::harness::wire::{Client, Create, Put, REPLY_DEADLINE, Take, op};
+
+fn keeper(limits: Limits) -> (Keeper, tempfile::TempDir) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let config = Config { limits, ..Config::new(dir.path(), ([127, 0, 0, 1], 0).into()) };
+    (Keeper::start(config).expect("a keeper"), dir)
+}
+
+fn word(keeper: &Keeper, word: &str) -> String {
+    use std::io::Write as _;
+    let mut stream = TcpStream::connect(keeper.local_addr()).expect("connected");
+    stream.set_read_timeout(Some(REPLY_DEADLINE)).expect("a deadline");
+    stream.write_all(word.as_bytes()).expect("asked");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+pub(crate) fn connections_beyond_the_limit_are_closed_and_counted() {
+    let (keeper, _dir) = keeper(Limits { max_connections: 2, ..Limits::default() });
+    let mut first = Client::connect(keeper.local_addr());
+    let second = Client::connect(keeper.local_addr());
+    let mut third = TcpStream::connect(keeper.local_addr()).expect("the system accepts");
+    third.set_read_timeout(Some(REPLY_DEADLINE)).expect("a deadline");
+    // Closed or reset, without a byte.
+    assert_eq!(third.read(&mut [0; 1]).unwrap_or(0), 0);
+    assert_eq!(first.call(op::PING, &Put::new()).err, 0);
+    drop(second);
+    let counted = crate::harness::wait_for("a free place", REPLY_DEADLINE, || {
+        Some(word(&keeper, "mntr")).filter(|answer| !answer.is_empty())
+    });
+    let refused =
+        counted.lines().find_map(|line| line.strip_prefix("zk_connection_rejected\t")).expect("a count");
+    assert!(refused.parse::<u32>().expect("a number") >= 1, "{counted}");
+}
+
+pub(crate) fn a_client_that_does_not_read_waits_and_holds_up_nobody() {
+    const ASKED: usize = 2_000;
+    let (keeper, _dir) = keeper(Limits { max_outstanding_bytes: 64 << 10, ..Limits::default() });
+    let (mut greedy, mut healthy) =
+        (Client::connect(keeper.local_addr()), Client::connect(keeper.local_addr()));
+    healthy.create("/big", &[7; 10_000], Create::Persistent);
+    let body = Put::new().bytes("/big").bool(false);
+    let xids: Vec<i32> = (0..ASKED).map(|_| greedy.send(op::GET_DATA, &body).expect("sent")).collect();
+    for _ in 0..10 {
+        assert_eq!(Take(&healthy.call(op::GET_DATA, &body).body).bytes().len(), 10_000);
+    }
+    for xid in xids {
+        let reply = greedy.receive().expect("every answer, once it reads");
+        assert_eq!((reply.xid, Take(&reply.body).bytes().len()), (xid, 10_000));
+    }
+}
+
+pub(crate) fn a_full_tree_refuses_growth_and_goes_on() {
+    const QUOTA_EXCEEDED: i32 = -125;
+    let tree = TreeLimits { max_nodes: 6, ..TreeLimits::default() };
+    let (keeper, _dir) = keeper(Limits { tree, ..Limits::default() });
+    let mut client = Client::connect(keeper.local_addr());
+    let create = |path: &str| Put::new().bytes(path).bytes(b"").open_acl().int(0);
+    let made: Vec<i32> =
+        ["/a", "/b", "/c"].iter().map(|path| client.call(op::CREATE, &create(path)).err).collect();
+    assert_eq!(made, [0, 0, QUOTA_EXCEEDED]);
+    assert_eq!(client.call(op::GET_DATA, &Put::new().bytes("/a").bool(false)).err, 0);
+    assert_eq!(client.call(op::DELETE, &Put::new().bytes("/a").int(-1)).err, 0);
+    assert_eq!(client.call(op::CREATE, &create("/c")).err, 0);
+}
