@@ -1,0 +1,25 @@
+//! The keeper against Apache ZooKeeper, both driven by the same client: `cargo bench --bench keeper`. Starts each in turn,
+//! prints what was measured, the ratio and the goal. Takes some minutes; wants a quiet machine, Java, and
+//! Debian's package `zookeeper`.
+
+#[path = "../../tests/harness/mod.rs"]
+mod harness;
+
+mod load;
+mod measure;
+mod report;
+
+use std::io::Write as _;
+
+use harness::Kind;
+use measure::Figures;
+
+fn main() -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "measuring Apache ZooKeeper ...")?;
+    let zookeeper: Figures = measure::all(Kind::ZooKeeper);
+    writeln!(out, "measuring the keeper ...")?;
+    let keeper: Figures = measure::all(Kind::Keeper);
+    writeln!(out, "measuring both by turns ...")?;
+    report::print(&mut out, &zookeeper, &keeper, &measure::latencies())
+}

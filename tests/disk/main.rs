@@ -1,0 +1,38 @@
+//! The keeper and its disk: logs that were cut or changed, disks that fail or are full, and power cuts. Whatever happens,
+//! what was acknowledged is there after the next good start, or the keeper refuses to start and says where the damage
+//! is. Mounts file systems of its own, so it runs as root.
+
+#[path = "../harness/mod.rs"]
+mod harness;
+
+mod damage;
+mod failing;
+mod mounts;
+mod power;
+
+use harness::wire::{Client, Create, Lost, Put, Take, create_body, op};
+
+/// Creates `/n0`, `/n1`, ... from `first` on until the server goes away or `limit` is reached; gives how many of them
+/// were acknowledged.
+pub(crate) fn create_until_lost(client: &mut Client, first: usize, limit: usize, data: &[u8]) -> usize {
+    for number in first..limit {
+        match client.try_call(op::CREATE, &create_body(&format!("/n{number}"), data, Create::Persistent)) {
+            Ok(reply) => assert_eq!(reply.err, 0, "create /n{number}"),
+            Err(Lost::Closed) => return number,
+            Err(Lost::Silent) => panic!("the server neither answers nor hangs up"),
+        }
+    }
+    limit
+}
+
+/// How many of `/n0`, `/n1`, ... there are. Panics if one is missing between them.
+pub(crate) fn count_created(client: &mut Client) -> usize {
+    let reply = client.call(op::GET_CHILDREN, &Put::new().bytes("/").bool(false));
+    let mut take = Take(&reply.body);
+    let names: Vec<String> = (0..take.int()).map(|_| take.string()).collect();
+    let mut numbers: Vec<usize> =
+        names.iter().filter_map(|name| name.strip_prefix('n')?.parse().ok()).collect();
+    numbers.sort_unstable();
+    assert!(numbers.iter().enumerate().all(|(at, number)| at == *number), "a hole in {numbers:?}");
+    numbers.len()
+}
