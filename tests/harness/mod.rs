@@ -194,7 +194,7 @@ impl Store {
     /// Whether it is our process that answers, and not another that took the port meanwhile.
     fn serves(&self) -> bool {
         // ZooKeeper takes connections a moment before it reads them, and forgets those.
-        let patience = Duration::from_millis(500);
+        let patience = Duration::from_millis(200);
         match self.kind {
             Kind::ZooKeeper => {
                 let data_dir = format!("dataDir={}", self.data_dir().display());
