@@ -3,7 +3,6 @@
 // A test panics when something is wrong; that is its job.
 #![allow(clippy::unwrap_used)]
 
-// Its macro and several of its parts are for other tests.
 #[path = "../../tests/harness/mod.rs"]
 mod harness;
 
