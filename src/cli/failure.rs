@@ -44,6 +44,8 @@ pub(super) enum Refusal {
     OtherStore { environment: EnvironmentName, remembered: String, path: PathBuf },
     #[error("no charm in {}: metadata.yaml is missing", path.display())]
     NoMetadata { path: PathBuf },
+    #[error("the policy {} does not exist", path.display())]
+    NoPolicy { path: PathBuf },
     #[error("the store at {address} did not answer in {seconds} s")]
     TooSlow { address: String, seconds: u64 },
 }
@@ -96,7 +98,7 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
             Some(format!("choose another name with -e, or remove {} if that store is gone", path.display()))
         }
         Refusal::TooSlow { .. } => Some(DOUBT.to_owned()),
-        Refusal::NoMetadata { .. } | Refusal::NotOurs { .. } => None,
+        Refusal::NoMetadata { .. } | Refusal::NoPolicy { .. } | Refusal::NotOurs { .. } => None,
     }
 }
 

@@ -7,6 +7,7 @@ mod add_unit;
 mod bootstrap;
 mod completions;
 mod config;
+mod controller;
 mod demo;
 mod deploy;
 mod destroy_service;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
 
-use super::{completions, demo, failure, keeper, man, start, up};
+use super::{completions, controller, demo, failure, keeper, man, start, up};
 use crate::runtime::telemetry;
 
 #[derive(Debug, Parser)]
@@ -54,6 +54,21 @@ Prints `listening on HOST:PORT` once it serves. Any ZooKeeper client can talk to
 Examples:
   portcullis keeper --data-dir /var/lib/portcullis --listen 0.0.0.0:2181")]
     Keeper(keeper::Typed),
+    /// Keep the firewalls of an environment as its operator wants them
+    #[command(after_help = "\
+Reads $XDG_CONFIG_HOME/portcullis/ENV-controller.json, which `juju bootstrap` and `portcullis up` write. Several may run: one
+leads, and another takes over when it is gone.
+
+A policy file is YAML; each key may be left out:
+  forbidden-ports: [22, 8000-8100/udp]
+  forbidden-sources: [10.0.0.0/8]
+  max-ports-in-range: 1000
+  max-rules: 50
+
+Examples:
+  portcullis controller --provider memory
+  portcullis --log-level info controller -e prod --provider memory --policy policy.yaml")]
+    Controller(controller::Typed),
     /// Show the whole story in a temporary directory
     Demo(demo::Typed),
     /// Print completions for a shell
@@ -87,6 +102,7 @@ async fn run(portcullis: &Portcullis) -> anyhow::Result<()> {
     match &portcullis.command {
         Command::Up(args) => up::run(args).await,
         Command::Keeper(args) => keeper::run(args).await,
+        Command::Controller(args) => controller::run(args).await,
         Command::Demo(args) => demo::run(args).await,
         Command::Completions(args) => completions::run(Portcullis::command(), args),
         Command::Man(args) => man::run(Portcullis::command(), args),

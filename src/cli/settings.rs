@@ -31,6 +31,8 @@ pub(super) struct Globals {
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
     pub(super) environment: EnvironmentName,
+    /// Whose credentials these are.
+    pub(super) role: Role,
     pub(super) config: ConfigDir,
     pub(super) address: Address,
     /// None on a machine that has no credentials for this environment.
@@ -57,20 +59,25 @@ impl Globals {
         Ok(typed(given(self.environment.as_deref()).unwrap_or(DEFAULT_ENVIRONMENT))?)
     }
 
+    /// As the operator.
     pub(super) fn settings(&self) -> anyhow::Result<Settings> {
+        self.settings_of(Role::Operator)
+    }
+
+    pub(super) fn settings_of(&self, role: Role) -> anyhow::Result<Settings> {
         let environment = self.environment()?;
         let config = self.config()?;
-        let remembered = config.read(&environment, Role::Operator)?;
+        let remembered = config.read(&environment, role)?;
         let address = match (given(self.zookeeper.as_deref()), &remembered) {
             (Some(hosts), _) => typed(hosts)?,
             (None, Some(remembered)) => {
-                let path = config.path(&environment, Role::Operator)?;
+                let path = config.path(&environment, role)?;
                 let wrong = || format!("{} has a store that is none", path.display());
                 remembered.zookeeper.parse().with_context(wrong)?
             }
             (None, None) => typed(DEFAULT_ADDRESS)?,
         };
-        Ok(Settings { environment, config, address, remembered })
+        Ok(Settings { environment, role, config, address, remembered })
     }
 
     /// Opens the environment, does the work, and ends the session whatever came of it.
@@ -93,7 +100,7 @@ fn given(text: Option<&str>) -> Option<&str> {
 
 impl Settings {
     pub(super) fn path(&self) -> anyhow::Result<PathBuf> {
-        Ok(self.config.path(&self.environment, Role::Operator)?)
+        Ok(self.config.path(&self.environment, self.role)?)
     }
 
     /// The environment, open, with the rights of whoever is remembered.

@@ -10,4 +10,5 @@ pub mod provision;
 pub mod report;
 pub mod retry;
 pub mod run;
+pub mod trial;
 pub mod wanted;

@@ -23,6 +23,11 @@ impl Address {
         self.hosts.join(",")
     }
 
+    /// The ports that the store is served on.
+    pub fn ports(&self) -> impl Iterator<Item = u16> {
+        self.hosts.iter().filter_map(|host| host.rsplit_once(':')?.1.parse().ok())
+    }
+
     /// Whether every host is this machine itself, written as such.
     pub fn is_loopback(&self) -> bool {
         self.hosts.iter().all(|host| {

@@ -93,7 +93,7 @@ pub(crate) fn two_processes_of_one_operator_agree(site: &Site) {
 }
 
 /// Runs what `hook-env` printed in a shell, and reads the variables back.
-fn hook_variable(operator: &Operator, printed: &str, name: &str) -> String {
+pub(crate) fn hook_variable(operator: &Operator, printed: &str, name: &str) -> String {
     let script = format!("{printed}printf %s \"${name}\"");
     let shell =
         Command::new("sh").args(["-c", &script]).current_dir(operator.home()).output().expect("a shell");

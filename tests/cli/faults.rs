@@ -10,7 +10,7 @@ use crate::operator::{Operator, fixture_charm};
 use crate::proxy::{Proxy, Then};
 
 /// A client with the operator's rights.
-fn as_operator(operator: &Operator, site: &Site) -> Client {
+pub(crate) fn as_operator(operator: &Operator, site: &Site) -> Client {
     let file = std::fs::read_to_string(operator.config("local.json")).expect("credentials");
     let held: Value = serde_json::from_str(&file).expect("JSON");
     let mut client = Client::connect(site.addr);

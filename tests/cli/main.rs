@@ -4,6 +4,7 @@
 // Scenarios are tests, though the lint cannot see it.
 #![allow(clippy::unwrap_used)]
 
+mod controller;
 mod credentials;
 mod daemon;
 mod faults;
@@ -17,6 +18,7 @@ mod story;
 use harness::Store;
 use harness::scenario::{Scenario, run, scenarios};
 
+use controller::{a_controller_refuses_to_start_in_the_dark, controllers_lead_and_take_over};
 use credentials::{
     a_file_without_a_tree_is_taken_up, a_unit_can_open_its_ports_and_nothing_else,
     bootstrapping_twice_is_harmless, two_operators_at_once_make_one_environment,
@@ -41,6 +43,8 @@ const SCENARIOS: &[Scenario] = scenarios![
     garbage_in_a_znode_hides_nothing_else,
     status_asks_in_batches,
     a_store_that_goes_away_is_told_in_time,
+    a_controller_refuses_to_start_in_the_dark,
+    controllers_lead_and_take_over,
 ];
 
 #[test]

@@ -1,0 +1,151 @@
+//! `portcullis controller`: what it writes into the tree, who takes over, and what it refuses to start with.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use portcullis::model::UnitId;
+use portcullis::model::ports::parse_argument;
+use portcullis::store::{Address, Credential, UnitPorts, ZkTree};
+use serde_json::{Value, json};
+
+use crate::credentials::hook_variable;
+use crate::faults::as_operator;
+use crate::harness::scenario::Site;
+use crate::harness::wait_for;
+use crate::operator::{Came, Operator, came, fixture_charm};
+
+/// Longer than the session of a killed leader lasts.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A running controller, killed if the test ends before it does.
+struct Controller {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Controller {
+    fn start(operator: &Operator, name: &str) -> Self {
+        let log = operator.home().join(name);
+        let child = operator
+            .command("portcullis")
+            .args(["--log-level", "info", "controller", "--provider", "memory", "--resync", "3600"])
+            .stdout(Stdio::null())
+            .stderr(File::create(&log).expect("a log"))
+            .spawn()
+            .expect("portcullis starts");
+        Self { child, log }
+    }
+
+    fn has_said(&self, text: &str) -> bool {
+        fs::read_to_string(&self.log).expect("a log").lines().any(|line| line.ends_with(text))
+    }
+
+    #[track_caller]
+    fn says(&self, text: &str) {
+        wait_for(text, DEADLINE, || self.has_said(text).then_some(()));
+    }
+
+    fn ends(mut self, signal: &str) -> Option<i32> {
+        let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status().expect("kill");
+        assert!(sent.success());
+        wait_for("end of the controller", DEADLINE, || self.child.try_wait().expect("wait")).code()
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        // Ended already in every test that passes.
+        let _ = (self.child.kill(), self.child.wait());
+    }
+}
+
+/// Opens a port as the unit's own hook would.
+fn open_port(operator: &Operator, site: &Site, unit: (&str, u32), port: &str) {
+    let printed = operator.does(&["hook-env", unit.0]).stdout;
+    let file = hook_variable(operator, &printed, "JUJU_CREDENTIALS");
+    let held: Value = serde_json::from_str(&fs::read_to_string(file).expect("credentials")).expect("JSON");
+    let credential = Credential::parse(held["auth"].as_str().expect("auth")).expect("a credential");
+    let address: Address = site.connect_string().parse().expect("an address");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let tree = ZkTree::connect(&address, Some(&credential)).await.expect("a connection");
+        let port = parse_argument(port).expect("a port");
+        UnitPorts::new(&tree, UnitId::new(unit.1)).open(port).await.expect("opened");
+    });
+}
+
+/// What the agent says about machine 0.
+fn report(operator: &Operator, site: &Site) -> Option<Value> {
+    let (data, _) =
+        as_operator(operator, site).get(&site.path("/controller/firewall/machine-0000000000")).ok()?;
+    serde_json::from_slice(&data).ok()
+}
+
+#[track_caller]
+fn is_granted(operator: &Operator, site: &Site, wanted: &Value) {
+    wait_for(&format!("report that grants {wanted}"), DEADLINE, || {
+        report(operator, site).filter(|report| report["granted"]["unit-0000000000"] == *wanted)
+    });
+}
+
+fn world(ports: &[&str]) -> Value {
+    let from = |source: &'static str| ports.iter().map(move |port| json!({"ports": port, "from": source}));
+    from("0.0.0.0/0").chain(from("::/0")).collect()
+}
+
+pub(crate) fn controllers_lead_and_take_over(site: &Site) {
+    let operator = Operator::bootstrapped(site);
+    operator.does(&["add-machine", "--instance-id", "i-0abc"]);
+    operator.does(&["deploy", &fixture_charm("wordpress"), "--to", "0"]);
+    operator.does(&["expose", "wordpress"]);
+    open_port(&operator, site, ("wordpress/0", 0), "80");
+    let mut first = Controller::start(&operator, "first.log");
+    first.says("controller ready");
+    first.says("leading");
+    is_granted(&operator, site, &world(&["80/tcp"]));
+
+    open_port(&operator, site, ("wordpress/0", 0), "22");
+    wait_for("report that holds ssh back", DEADLINE, || {
+        let held =
+            json!([{"unit": "unit-0000000000", "ports": "22/tcp", "reason": "policy forbids the port"}]);
+        report(&operator, site).filter(|report| report["held"] == held)
+    });
+    is_granted(&operator, site, &world(&["80/tcp"]));
+
+    let second = Controller::start(&operator, "second.log");
+    second.says("controller ready");
+    operator.does(&["expose", "wordpress", "--to", "192.0.2.0/24"]);
+    is_granted(&operator, site, &json!([{"ports": "80/tcp", "from": "192.0.2.0/24"}]));
+    assert!(!second.has_said("leading"), "two lead at once");
+
+    first.child.kill().expect("killed");
+    first.child.wait().expect("gone");
+    operator.does(&["unexpose", "wordpress"]);
+    second.says("leading");
+    wait_for("report that grants nothing", DEADLINE, || {
+        report(&operator, site).filter(|report| report["granted"] == json!({}))
+    });
+    assert_eq!(second.ends("-TERM"), Some(0));
+}
+
+fn refused(operator: &Operator, args: &[&str]) -> Came {
+    came(operator.command("portcullis").args(["controller", "--provider", "memory"]).args(args))
+}
+
+pub(crate) fn a_controller_refuses_to_start_in_the_dark(site: &Site) {
+    let operator = Operator::at(site);
+    refused(&operator, &[]).is_refusal(1, "is not bootstrapped in the store at");
+    operator.does(&["bootstrap"]);
+    refused(&operator, &["--policy", "none.yaml"]).is_refusal(1, "policy none.yaml does not exist");
+    fs::write(operator.home().join("broken.yaml"), "forbidden-prots: [22]\n").unwrap();
+    refused(&operator, &["--policy", "broken.yaml"]).is_refusal(1, "cannot use the policy in broken.yaml");
+    refused(&operator, &["--resync", "0"]).is_refusal(2, "0 is not in 1..=86400");
+    fs::remove_file(operator.config("local-controller.json")).unwrap();
+    refused(&operator, &[]).is_refusal(1, "local-controller.json does not exist");
+    assert!(
+        as_operator(&operator, site).get(&site.path("/controller/epoch")).is_err(),
+        "it touched the tree"
+    );
+}
