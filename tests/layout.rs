@@ -63,6 +63,7 @@ const PURE: &[&str] = &[
     "src/keeper/path.rs",
     "src/keeper/proto.rs",
     "src/keeper/tree.rs",
+    "src/firewall/explain.rs",
     "src/store/acl.rs",
     "src/store/address.rs",
     "src/store/paths.rs",

@@ -20,6 +20,12 @@ use crate::store::tree;
 #[error(transparent)]
 pub(super) struct Usage(Box<dyn std::error::Error + Send + Sync>);
 
+impl Usage {
+    pub(super) fn new(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self(error.into())
+    }
+}
+
 /// Makes sense of one argument.
 pub(super) fn typed<T>(text: &str) -> Result<T, Usage>
 where

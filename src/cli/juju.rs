@@ -10,8 +10,8 @@ use super::config::ConfigDir;
 use super::failure::{self, Refusal};
 use super::settings::Globals;
 use super::{
-    add_machine, add_unit, bootstrap, completions, deploy, destroy_service, expose, hook_env, man, output,
-    remove_unit, start, status, terminate_machine, unexpose,
+    add_machine, add_unit, bootstrap, completions, deploy, destroy_service, expose, firewall, hook_env, man,
+    output, remove_unit, start, status, terminate_machine, unexpose,
 };
 
 /// The longest that a command may take. Each call of the store has its own, shorter limit; this one is for many.
@@ -84,6 +84,13 @@ Examples:
     /// Close the ports of a service to the world
     #[command(after_help = "Examples:\n  juju unexpose wordpress")]
     Unexpose(unexpose::Typed),
+    /// Show what a controller made of it, and why
+    #[command(after_help = "\
+Examples:
+  juju firewall plan                what is still to change; exit code 2 if there is anything
+  juju firewall explain 0           why each port of machine 0 is as it is
+  juju firewall explain 0 53/udp    why this one is")]
+    Firewall(firewall::Typed),
     /// Print the environment that a unit's hook gets
     #[command(after_help = "\
 Examples:
@@ -119,15 +126,17 @@ pub fn main() -> ExitCode {
         crate::runtime::telemetry::init("warn");
     }
     match start::block_on(run(&juju)) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => failure::report(&error),
     }
 }
 
-async fn run(juju: &Juju) -> anyhow::Result<()> {
+async fn run(juju: &Juju) -> anyhow::Result<ExitCode> {
     match &juju.command {
-        Command::Completions(args) => return completions::run(Juju::command(), args),
-        Command::Man(args) => return man::run(Juju::command(), args),
+        Command::Completions(args) => {
+            return completions::run(Juju::command(), args).map(|()| ExitCode::SUCCESS);
+        }
+        Command::Man(args) => return man::run(Juju::command(), args).map(|()| ExitCode::SUCCESS),
         _ => {}
     }
     match tokio::time::timeout(DEADLINE, talk(&juju.globals, &juju.command)).await {
@@ -140,8 +149,11 @@ async fn run(juju: &Juju) -> anyhow::Result<()> {
 }
 
 /// The commands that need a store.
-async fn talk(globals: &Globals, command: &Command) -> anyhow::Result<()> {
-    match command {
+async fn talk(globals: &Globals, command: &Command) -> anyhow::Result<ExitCode> {
+    if let Command::Firewall(args) = command {
+        return firewall::run(globals, args).await;
+    }
+    let done = match command {
         Command::Bootstrap(args) => bootstrap::run(globals, args).await,
         Command::Deploy(args) => deploy::run(globals, args).await,
         Command::AddUnit(args) => add_unit::run(globals, args).await,
@@ -153,8 +165,9 @@ async fn talk(globals: &Globals, command: &Command) -> anyhow::Result<()> {
         Command::Unexpose(args) => unexpose::run(globals, args).await,
         Command::HookEnv(args) => hook_env::run(globals, args).await,
         Command::Status(args) => status::run(globals, args).await,
-        Command::Completions(_) | Command::Man(_) => Ok(()),
-    }
+        Command::Firewall(_) | Command::Completions(_) | Command::Man(_) => Ok(()),
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }
 
 /// `juju` run within another program, with a memory of its own: shows each command, then does it.
@@ -175,7 +188,7 @@ impl Story {
     pub(super) async fn juju(&self, args: &[&str]) -> anyhow::Result<()> {
         output::data(&format!("$ juju {}\n", args.join(" "))).context("cannot write to stdout")?;
         let typed = Juju::try_parse_from(std::iter::once("juju").chain(args.iter().copied()))?;
-        talk(&self.globals, &typed.command).await
+        talk(&self.globals, &typed.command).await.map(|_code| ())
     }
 }
 

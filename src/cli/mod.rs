@@ -14,6 +14,7 @@ mod destroy_service;
 mod expose;
 mod failure;
 mod file;
+mod firewall;
 mod hook_env;
 pub mod juju;
 mod keeper;

@@ -3,6 +3,7 @@
 
 pub mod agent;
 pub mod apply;
+pub mod explain;
 pub mod observe;
 pub mod plan;
 pub mod policy;

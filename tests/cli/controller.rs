@@ -101,6 +101,9 @@ pub(crate) fn controllers_lead_and_take_over(site: &Site) {
     operator.does(&["deploy", &fixture_charm("wordpress"), "--to", "0"]);
     operator.does(&["expose", "wordpress"]);
     open_port(&operator, site, ("wordpress/0", 0), "80");
+    let unseen = operator.juju(&["firewall", "plan"]);
+    assert_eq!(unseen.code, 2, "{unseen:?}");
+    assert!(unseen.stdout.contains("no controller has reported on this machine yet"), "{unseen:?}");
     let mut first = Controller::start(&operator, "first.log");
     first.says("controller ready");
     first.says("leading");
@@ -113,6 +116,18 @@ pub(crate) fn controllers_lead_and_take_over(site: &Site) {
         report(&operator, site).filter(|report| report["held"] == held)
     });
     is_granted(&operator, site, &world(&["80/tcp"]));
+
+    let plan = operator.does(&["firewall", "plan", "--format", "json"]);
+    assert_eq!(plan.stdout, "{\"machines\":{}}\n");
+    assert_eq!(
+        operator.does(&["firewall", "explain", "0"]).stdout,
+        "80/tcp  open       wordpress/0  asked for and exposed, open to 0.0.0.0/0, ::/0\n\
+         22/tcp  held back  wordpress/0  policy forbids the port\n"
+    );
+    let ssh = operator.does(&["firewall", "explain", "0", "22"]).stdout;
+    assert_eq!(ssh, "22/tcp  held back  wordpress/0  policy forbids the port\n");
+    operator.is_refused(&["firewall", "explain", "7"], 1, "Machine 7 was not found");
+    operator.is_refused(&["firewall", "explain", "0", "eighty"], 2, "Invalid port, must be an integer");
 
     let second = Controller::start(&operator, "second.log");
     second.says("controller ready");

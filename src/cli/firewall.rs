@@ -1,0 +1,122 @@
+//! `juju firewall`: what is still to change, and why each port is as it is. Read from the tree and from what the agent
+//! reported there; no cloud is asked.
+
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Map, Value};
+
+use super::failure::typed;
+use super::output;
+use super::settings::Globals;
+use crate::firewall::explain::{Explained, explain};
+use crate::firewall::observe::{self, Held, View};
+use crate::firewall::report::Report;
+use crate::model::{MachineId, PortRange, ports};
+use crate::store::tree::{Read, Tree};
+use crate::store::{self, paths};
+
+/// Says that something is still to change.
+const PENDING: u8 = 2;
+
+#[derive(Debug, Args)]
+pub(super) struct Typed {
+    #[command(subcommand)]
+    question: Question,
+}
+
+#[derive(Debug, Subcommand)]
+enum Question {
+    /// Show what is still to change, by machine
+    #[command(after_help = "Exit code 0: nothing, 2: something, 1: it cannot be told.")]
+    Plan {
+        /// How to show it
+        #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
+        format: Format,
+    },
+    /// Show why the ports of a machine are as they are
+    #[command(after_help = "Examples:\n  juju firewall explain 0\n  juju firewall explain 0 53/udp")]
+    Explain {
+        /// Machine to look at
+        machine: String,
+        /// Only this: PORT[-PORT][/PROTOCOL]
+        port: Option<String>,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<ExitCode> {
+    let (text, code) = match &args.question {
+        Question::Plan { format } => {
+            let pending: Vec<_> = look(globals, None).await?.into_iter().filter_map(still_pending).collect();
+            let code = if pending.is_empty() { 0 } else { PENDING };
+            (if *format == Format::Json { plan_json(&pending) } else { plan_text(&pending) }, code)
+        }
+        Question::Explain { machine, port } => {
+            let machine: MachineId = typed(machine)?;
+            let port: Option<PortRange> =
+                port.as_deref().map(ports::parse_argument).transpose().map_err(super::failure::Usage::new)?;
+            let found = look(globals, Some(machine)).await?;
+            let explained = found.into_iter().map(|(_, explained)| match port {
+                Some(port) => explained.about(port),
+                None => explained,
+            });
+            (explained.map(|explained| explained.to_text()).collect(), 0)
+        }
+    };
+    output::data(&text).context("cannot write to stdout")?;
+    Ok(ExitCode::from(code))
+}
+
+fn still_pending((machine, explained): (MachineId, Explained)) -> Option<(MachineId, Explained)> {
+    explained.pending().map(|explained| (machine, explained))
+}
+
+fn plan_text(pending: &[(MachineId, Explained)]) -> String {
+    let indented = |text: String| text.lines().map(|line| format!("  {line}\n")).collect::<String>();
+    pending.iter().map(|(id, explained)| format!("machine {id}\n{}", indented(explained.to_text()))).collect()
+}
+
+fn plan_json(pending: &[(MachineId, Explained)]) -> String {
+    let machines: Map<String, Value> =
+        pending.iter().map(|(id, explained)| (id.to_string(), explained.to_json())).collect();
+    format!("{}\n", serde_json::json!({ "machines": machines }))
+}
+
+/// All machines, or one that must be there.
+async fn look(globals: &Globals, only: Option<MachineId>) -> anyhow::Result<Vec<(MachineId, Explained)>> {
+    globals
+        .in_environment(async |_, environment| {
+            let view = observe::observe(environment.tree()).await?;
+            if let Some(machine) = only.filter(|machine| !view.machines.contains_key(machine)) {
+                return Err(store::Error::MachineNotFound(machine).into());
+            }
+            let ids: Vec<MachineId> =
+                view.machines.keys().filter(|id| only.is_none_or(|only| only == **id)).copied().collect();
+            explained(environment.tree(), &view, ids).await
+        })
+        .await
+}
+
+async fn explained<T: Tree>(
+    tree: &T,
+    view: &View,
+    ids: Vec<MachineId>,
+) -> anyhow::Result<Vec<(MachineId, Explained)>> {
+    let reads = ids.iter().map(|id| Read::Data(paths::firewall_report(*id))).collect();
+    let answers = tree.read_many(reads).await?;
+    let parse = |id, data: &[u8]| -> Held<Report> {
+        Report::parse(data).map_err(|err| format!("{}: {err}", paths::firewall_report(id)))
+    };
+    let reports = ids.iter().zip(answers).map(|(id, answer)| {
+        let report = answer.into_data().map(|node| parse(*id, &node.data));
+        (*id, explain(view, *id, report.as_ref()))
+    });
+    Ok(reports.collect())
+}

@@ -1,0 +1,386 @@
+//! Why each port of a machine is as it is, and what is still to change: from what the tree asks for and what the agent
+//! last reported. Pure. No provider is asked, so what is said about a machine is as old as its report.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use portcullis_provider::rule::{Cidr, Family, PortRange, Rule, RuleSet};
+use serde_json::{Value, json};
+
+use super::observe::{Held, UnitFacts, View};
+use super::report::Report;
+use super::wanted::Claim;
+use crate::model::{MachineId, UnitId};
+
+/// How it is with one port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    Open,
+    /// Asked for, and not open as far as the agent has said.
+    Opening,
+    /// No longer asked for, and not closed as far as the agent has said.
+    Closing,
+    Closed,
+    HeldBack,
+    Frozen,
+    /// Somebody else's, and left alone.
+    Foreign,
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Open => "open",
+            Self::Opening => "opening",
+            Self::Closing => "closing",
+            Self::Closed => "closed",
+            Self::HeldBack => "held back",
+            Self::Frozen => "frozen",
+            Self::Foreign => "foreign",
+        })
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    /// None for a unit of which no port is known.
+    pub ports: Option<PortRange>,
+    pub unit: Option<String>,
+    pub state: State,
+    pub why: String,
+}
+
+/// One machine, explained.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Explained {
+    /// What is wrong with the machine as a whole.
+    pub problem: Option<String>,
+    pub lines: Vec<Line>,
+}
+
+impl Explained {
+    /// Only what is still to change.
+    pub fn pending(mut self) -> Option<Self> {
+        self.lines.retain(|line| matches!(line.state, State::Opening | State::Closing));
+        (self.problem.is_some() || !self.lines.is_empty()).then_some(self)
+    }
+
+    /// Only what concerns one port.
+    pub fn about(mut self, asked: PortRange) -> Self {
+        let meets = |ports: PortRange| {
+            ports.proto() == asked.proto() && ports.from() <= asked.to() && asked.from() <= ports.to()
+        };
+        self.lines.retain(|line| line.ports.is_none_or(meets));
+        self
+    }
+
+    pub fn to_json(&self) -> Value {
+        let line = |line: &Line| {
+            json!({
+                "ports": line.ports.map(|ports| ports.to_string()),
+                "unit": line.unit,
+                "state": line.state.to_string(),
+                "why": line.why,
+            })
+        };
+        json!({"problem": self.problem, "ports": self.lines.iter().map(line).collect::<Vec<_>>()})
+    }
+
+    /// For people: the problem, then a line a port.
+    pub fn to_text(&self) -> String {
+        let mut text = String::new();
+        if let Some(problem) = &self.problem {
+            text.push_str(&format!("problem: {}\n", shown(problem)));
+        }
+        let cells = |line: &Line| {
+            let ports = line.ports.map_or_else(|| "-".to_owned(), |ports| ports.to_string());
+            (ports, line.state.to_string(), line.unit.clone().unwrap_or_else(|| "-".to_owned()))
+        };
+        let rows: Vec<_> = self.lines.iter().map(|line| (cells(line), shown(&line.why))).collect();
+        let width = |cell: fn(&(String, String, String)) -> &String| {
+            rows.iter().map(|(cells, _)| cell(cells).chars().count()).max().unwrap_or(0)
+        };
+        let (ports, state, unit) = (width(|c| &c.0), width(|c| &c.1), width(|c| &c.2));
+        for ((p, s, u), why) in &rows {
+            text.push_str(&format!("{p:<ports$}  {s:<state$}  {u:<unit$}  {why}\n"));
+        }
+        text
+    }
+}
+
+/// Words from znodes and providers must not steer a terminal.
+fn shown(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// `report` is what the agent wrote about this machine, if it has.
+pub fn explain(view: &View, machine: MachineId, report: Option<&Held<Report>>) -> Explained {
+    let mut explained = Explained::default();
+    let nothing = Report::default();
+    let report = match report {
+        None => {
+            explained.problem = Some("no controller has reported on this machine yet".to_owned());
+            &nothing
+        }
+        Some(Err(problem)) => {
+            explained.problem = Some(problem.clone());
+            &nothing
+        }
+        Some(Ok(report)) => {
+            explained.problem = report.problem.clone();
+            report
+        }
+    };
+    let claims = view.claims_on(machine);
+    for (id, unit) in view.units_on(machine) {
+        let had = report.granted.get(&id).cloned().unwrap_or_default();
+        let name = name(id, unit);
+        let mut say = |ports: Option<PortRange>, state, why: String| {
+            explained.lines.push(Line { ports, unit: Some(name.clone()), state, why });
+        };
+        match claims.get(&id) {
+            Some(Claim::Asks { ports, sources }) => {
+                for &range in ports {
+                    asked(id, &from_each(&[range], sources), &had, report, &mut say);
+                }
+                for (range, sources) in by_ports(&had.minus(&from_each(ports, sources))) {
+                    say(Some(range), State::Closing, format!("no longer wanted from {sources}"));
+                }
+            }
+            Some(Claim::Frozen { reason }) => {
+                for (range, sources) in by_ports(&had) {
+                    say(Some(range), State::Frozen, format!("kept open to {sources}: {reason}"));
+                }
+                if had.is_empty() {
+                    say(None, State::Frozen, reason.clone());
+                }
+            }
+            Some(Claim::NotExposed) | None => {
+                for (range, _) in by_ports(&had) {
+                    say(Some(range), State::Closing, not_exposed(unit));
+                }
+                for &range in unit.ports.iter().flatten() {
+                    if common(&had, &from_each(&[range], &sources(&had))).is_empty() {
+                        say(Some(range), State::Closed, not_exposed(unit));
+                    }
+                }
+            }
+        }
+    }
+    gone_units(view, machine, report, &mut explained.lines);
+    let foreign = |text: &String| Line {
+        ports: text.split(' ').next().and_then(|ports| crate::model::ports::parse_argument(ports).ok()),
+        unit: None,
+        state: State::Foreign,
+        why: format!("made by somebody else: {text}"),
+    };
+    explained.lines.extend(report.foreign.iter().map(foreign));
+    explained
+}
+
+/// What an exposed unit asks for: what of it is granted, what is held back, or neither so far.
+fn asked(
+    id: UnitId,
+    wanted: &RuleSet,
+    had: &RuleSet,
+    report: &Report,
+    say: &mut impl FnMut(Option<PortRange>, State, String),
+) {
+    let granted = common(wanted, had);
+    let waiting = common(&granted, &report.pending.iter().copied().collect());
+    for (ports, sources) in by_ports(&waiting) {
+        say(Some(ports), State::Opening, format!("to be opened to {sources}"));
+    }
+    for (ports, sources) in by_ports(&granted.minus(&waiting)) {
+        say(Some(ports), State::Open, format!("asked for and exposed, open to {sources}"));
+    }
+    let of_unit = report.held.iter().filter(|(unit, _, _)| *unit == id);
+    let held: Vec<_> = of_unit
+        .filter(|(_, ports, _)| !common(wanted, &from_each(&[*ports], &sources(wanted))).is_empty())
+        .collect();
+    for (_, ports, reason) in &held {
+        say(Some(*ports), State::HeldBack, reason.clone());
+    }
+    let shut: Vec<PortRange> = held.iter().map(|(_, ports, _)| *ports).collect();
+    let mut missing = wanted.minus(had).minus(&from_each(&shut, &sources(wanted)));
+    if !granted.is_empty() || !shut.is_empty() {
+        // Seen by the agent, which leaves IPv6 out where the machine has none.
+        missing = missing.rules().filter(|rule| rule.source.family() == Family::V4).collect();
+    }
+    for (ports, sources) in by_ports(&missing) {
+        say(
+            Some(ports),
+            State::Opening,
+            format!("asked for and exposed to {sources}, not yet seen by a controller"),
+        );
+    }
+}
+
+fn common(a: &RuleSet, b: &RuleSet) -> RuleSet {
+    a.minus(&a.minus(b))
+}
+
+fn sources(rules: &RuleSet) -> Vec<Cidr> {
+    rules.rules().map(|rule| rule.source).collect()
+}
+
+fn from_each(ranges: &[PortRange], sources: &[Cidr]) -> RuleSet {
+    sources.iter().flat_map(|source| ranges.iter().map(|range| Rule::new(*range, *source))).collect()
+}
+
+/// What units had here that are gone or elsewhere.
+fn gone_units(view: &View, machine: MachineId, report: &Report, lines: &mut Vec<Line>) {
+    for (id, had) in &report.granted {
+        let facts = view.units.get(id);
+        if facts.is_some_and(|unit| unit.machine() == Some(machine)) {
+            continue;
+        }
+        // One whose place cannot be read keeps what it had.
+        let lost = facts.and_then(|unit| unit.record.as_ref().err());
+        for (ports, _) in by_ports(had) {
+            let (state, why) = match lost {
+                Some(reason) => (State::Frozen, reason.clone()),
+                None => (State::Closing, "the unit is gone from this machine".to_owned()),
+            };
+            let unit = Some(facts.map_or_else(|| id.key(), |facts| name(*id, facts)));
+            lines.push(Line { ports: Some(ports), unit, state, why });
+        }
+    }
+}
+
+fn name(id: UnitId, unit: &UnitFacts) -> String {
+    unit.record.as_ref().map_or_else(|_| id.key(), |(name, _, _)| name.to_string())
+}
+
+fn not_exposed(unit: &UnitFacts) -> String {
+    match &unit.record {
+        Ok((name, _, _)) => format!("service '{}' is not exposed", name.service()),
+        Err(reason) => reason.clone(),
+    }
+}
+
+/// Rules of the same ports as one, with all their sources in words.
+fn by_ports(rules: &RuleSet) -> BTreeMap<PortRange, String> {
+    let mut ports: BTreeMap<PortRange, String> = BTreeMap::new();
+    for rule in rules.rules() {
+        let sources = ports.entry(rule.ports).or_default();
+        if !sources.is_empty() {
+            sources.push_str(", ");
+        }
+        sources.push_str(&rule.source.to_string());
+    }
+    ports
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::firewall::observe::Exposure;
+    use crate::model::ServiceId;
+    use crate::model::ports::parse_argument;
+
+    const M: MachineId = MachineId::new(0);
+
+    fn range(text: &str) -> PortRange {
+        parse_argument(text).unwrap()
+    }
+
+    fn rules(texts: &[&str]) -> RuleSet {
+        texts.iter().map(|text| Rule::new(range(text), Cidr::WORLD_V4)).collect()
+    }
+
+    fn unit(name: &str, service: u32, machine: u32, ports: &[&str]) -> UnitFacts {
+        UnitFacts {
+            record: Ok((name.parse().unwrap(), ServiceId::new(service), Some(MachineId::new(machine)))),
+            ports: Ok(ports.iter().map(|text| range(text)).collect()),
+            listed_on: None,
+        }
+    }
+
+    /// Service 0 is exposed and service 1 is not; the last unit is elsewhere.
+    fn view() -> View {
+        let mut frozen = unit("web/1", 0, 0, &[]);
+        frozen.ports = Err("/units/unit-0000000002/ports: garbage".to_owned());
+        View {
+            services: [(ServiceId::new(0), Exposure::To(Ok(vec![]))), (ServiceId::new(1), Exposure::No)]
+                .into(),
+            units: [
+                (UnitId::new(0), unit("web/0", 0, 0, &["80", "443", "20-24", "9000"])),
+                (UnitId::new(1), unit("db/0", 1, 0, &["3306", "3307"])),
+                (UnitId::new(2), frozen),
+                (UnitId::new(3), unit("web/2", 0, 1, &["80"])),
+            ]
+            .into(),
+            machines: BTreeMap::new(),
+        }
+    }
+
+    fn report() -> Report {
+        Report {
+            granted: [
+                (UnitId::new(0), rules(&["80", "443", "20-21", "23-24", "8080"])),
+                (UnitId::new(1), rules(&["3306"])),
+                (UnitId::new(2), rules(&["53/udp"])),
+                (UnitId::new(3), rules(&["81"])),
+                (UnitId::new(9), rules(&["82"])),
+            ]
+            .into(),
+            pending: rules(&["443"]).rules().collect(),
+            held: vec![(UnitId::new(0), range("22"), "policy forbids the port".to_owned())],
+            problem: Some("calls for machine 0 are throttled".to_owned()),
+            foreign: vec!["25/tcp from 10.0.0.0/8".to_owned()],
+            ..Report::default()
+        }
+    }
+
+    #[test]
+    fn every_port_has_a_state_and_a_reason() {
+        let text = explain(&view(), M, Some(&Ok(report()))).to_text();
+        let expected = "\
+problem: calls for machine 0 are throttled
+80/tcp     open       web/0            asked for and exposed, open to 0.0.0.0/0
+443/tcp    opening    web/0            to be opened to 0.0.0.0/0
+20-21/tcp  open       web/0            asked for and exposed, open to 0.0.0.0/0
+23-24/tcp  open       web/0            asked for and exposed, open to 0.0.0.0/0
+22/tcp     held back  web/0            policy forbids the port
+9000/tcp   opening    web/0            asked for and exposed to 0.0.0.0/0, ::/0, not yet seen by a controller
+8080/tcp   closing    web/0            no longer wanted from 0.0.0.0/0
+3306/tcp   closing    db/0             service 'db' is not exposed
+3307/tcp   closed     db/0             service 'db' is not exposed
+53/udp     frozen     web/1            kept open to 0.0.0.0/0: /units/unit-0000000002/ports: garbage
+81/tcp     closing    web/2            the unit is gone from this machine
+82/tcp     closing    unit-0000000009  the unit is gone from this machine
+25/tcp     foreign    -                made by somebody else: 25/tcp from 10.0.0.0/8
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn what_is_pending_is_what_is_still_to_change() {
+        let pending = explain(&view(), M, Some(&Ok(report()))).pending().unwrap();
+        let ports: Vec<String> =
+            pending.lines.iter().filter_map(|line| line.ports).map(|p| p.to_string()).collect();
+        assert_eq!(ports, ["443/tcp", "9000/tcp", "8080/tcp", "3306/tcp", "81/tcp", "82/tcp"]);
+        let quiet = View { units: [(UnitId::new(0), unit("web/0", 0, 0, &["80"]))].into(), ..view() };
+        let done = Report { granted: [(UnitId::new(0), rules(&["80"]))].into(), ..Report::default() };
+        assert_eq!(explain(&quiet, M, Some(&Ok(done))).pending(), None);
+    }
+
+    #[test]
+    fn one_port_is_asked_about_alone() {
+        let about = explain(&view(), M, Some(&Ok(report()))).about(range("22"));
+        let said: Vec<State> = about.lines.iter().map(|line| line.state).collect();
+        assert_eq!(said, [State::HeldBack]);
+        let json = about.to_json();
+        assert_eq!(json["ports"][0]["why"], "policy forbids the port");
+    }
+
+    #[test]
+    fn without_a_report_nothing_is_said_to_be_open() {
+        for report in [None, Some(Err("/controller/firewall/machine-0000000000: garbage".to_owned()))] {
+            let explained = explain(&view(), M, report.as_ref());
+            assert!(explained.problem.is_some());
+            assert!(explained.lines.iter().all(|line| line.state != State::Open));
+        }
+    }
+}
