@@ -1,4 +1,4 @@
-//! The keeper against Apache ZooKeeper, both driven by the same client: `cargo bench --bench keeper`. Starts each in turn,
+//! The keeper against Apache ZooKeeper, both driven by the same client: `cargo bench-keeper`. Starts each in turn,
 //! prints what was measured, the ratio and the goal. Takes some minutes; wants a quiet machine, Java, and
 //! Debian's package `zookeeper`.
 
