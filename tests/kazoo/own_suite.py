@@ -73,6 +73,13 @@ def start_part(directory, path, port, choice):
     return subprocess.Popen(command, cwd=directory, env=environment, stdout=sys.stderr)
 
 
+def short_class(classname):
+    """Module and class alone: pytest puts the way to them in front, which depends on where the project lies."""
+    parts = classname.split(".")
+    module = max(index for index, part in enumerate(parts) if part.startswith("test_"))
+    return ".".join(parts[module:])
+
+
 def run_suite(directory, path):
     """Runs kazoo.tests, in parts side by side since it mostly sleeps, and gives {test id: outcome}."""
     package = importlib.util.find_spec("kazoo.tests").submodule_search_locations[0]
@@ -90,7 +97,7 @@ def run_suite(directory, path):
     for place, process in parts:
         process.wait()
         for case in xml.etree.ElementTree.parse(place / "report.xml").iter("testcase"):
-            name = case.get("classname") + "::" + case.get("name")
+            name = short_class(case.get("classname")) + "::" + case.get("name")
             bad = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
             # A test that passed and whose teardown broke is listed twice; the worse outcome counts.
             outcomes[name] = bad[0] if bad else outcomes.get(name, "passed")
