@@ -16,6 +16,12 @@ use measure::Figures;
 
 fn main() -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
+    let load = std::fs::read_to_string("/proc/loadavg")?;
+    let busy = load.split(' ').next().and_then(|minute| minute.parse::<f64>().ok()).unwrap_or(f64::MAX);
+    if busy > 0.5 {
+        // Seen: beside busy neighbours a bare fdatasync takes a scheduler tick, 4 ms in place of 0.2.
+        writeln!(out, "warning: the load is {busy} before we begin; latencies below tell of the neighbours")?;
+    }
     writeln!(out, "measuring Apache ZooKeeper ...")?;
     let zookeeper: Figures = measure::all(Kind::ZooKeeper);
     writeln!(out, "measuring the keeper ...")?;
