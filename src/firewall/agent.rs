@@ -16,17 +16,14 @@ use super::observe::{self, View};
 use super::plan::{Confidence, MachinePlan, confidence, plan_machine};
 use super::policy::Policy;
 use super::report::Report;
+use super::reports::Reports;
 use super::retry::{Pace, Retries};
 use super::wanted::{Claim, Wanted, wanted};
 use crate::model::{MachineId, UnitId};
 use crate::store::acl::Roles;
 use crate::store::changes::{Dirty, Key};
 use crate::store::election::Leadership;
-use crate::store::paths;
-use crate::store::tree::{self, Read, Tree, Write};
-
-/// Reports in one fenced write.
-const REPORTS_A_WRITE: usize = 100;
+use crate::store::tree::{self, Tree};
 
 /// How a pass went.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -44,14 +41,12 @@ pub struct Agent<T, F> {
     tree: T,
     firewall: F,
     policy: Policy,
-    roles: Roles,
     /// `None` until the first look, and again after a look that failed.
     view: Option<View>,
     /// What the provider was last seen to have, with our own changes since. A machine is in it only if nothing has
     /// happened that could make it wrong.
     seen: BTreeMap<MachineId, MachineRules>,
-    /// As the tree has them.
-    reports: BTreeMap<MachineId, (Report, i32)>,
+    reports: Reports,
     retries: Retries<Instant>,
     /// A mass close that a first look asked for; it is done if the next look says the same.
     doubted: Option<BTreeMap<MachineId, Change>>,
@@ -76,10 +71,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             tree,
             firewall,
             policy,
-            roles,
             view: None,
             seen: BTreeMap::new(),
-            reports: BTreeMap::new(),
+            reports: Reports::new(roles),
             retries: Retries::default(),
             doubted: None,
             random: Box::new(random),
@@ -120,7 +114,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 break;
             }
         }
-        pass.pending = self.reports.values().filter(|(report, _)| report.is_pending()).count();
+        pass.pending = self.reports.pending();
         Ok(pass)
     }
 
@@ -129,7 +123,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let Some(view) = self.view.as_mut().filter(|_| !dirty.everything()) else {
             self.tree.sync().await?;
             let view = observe::observe(&self.tree).await?;
-            self.read_reports(&view).await?;
+            self.reports.read(&self.tree, view.machines.keys().copied()).await?;
             self.seen.clear();
             let machines: BTreeSet<MachineId> = view.machines.keys().copied().collect();
             self.retries.forget_all_but(|machine| machines.contains(&machine));
@@ -137,28 +131,10 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             return Ok(machines);
         };
         let keys: Vec<Key> = dirty.keys().iter().copied().collect();
-        let mut machines = concerned(view, &keys);
+        let mut machines = view.concerned(&keys);
         observe::refresh(&self.tree, view, &keys).await?;
-        machines.extend(concerned(view, &keys));
+        machines.extend(view.concerned(&keys));
         Ok(machines)
-    }
-
-    async fn read_reports(&mut self, view: &View) -> Result<(), crate::store::Error> {
-        let ids: Vec<MachineId> = view.machines.keys().copied().collect();
-        let reads = ids.iter().map(|id| Read::Data(paths::firewall_report(*id))).collect();
-        self.reports.clear();
-        for (id, answer) in ids.into_iter().zip(self.tree.read_many(reads).await?) {
-            let Some(node) = answer.into_data() else { continue };
-            match Report::parse(&node.data) {
-                Ok(report) => drop(self.reports.insert(id, (report, node.version))),
-                // Without the memory, units that cannot be read keep everything that is there.
-                Err(err) => {
-                    warn!(path = %paths::firewall_report(id), %err, "report ignored");
-                    self.reports.insert(id, (Report::default(), node.version));
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Observe, plan, apply and report for `machines`; returns those that have more to do at once.
@@ -202,7 +178,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 }
             }
         }
-        self.write_reports(&machines, reports, lead).await?;
+        let gone = |id: &MachineId| self.view.as_ref().is_some_and(|view| !view.machines.contains_key(id));
+        let gone = machines.iter().copied().filter(gone).collect();
+        self.reports.write(&self.tree, reports, &gone, lead).await?;
         Ok(again)
     }
 
@@ -219,10 +197,10 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 // Gone from the tree: its group goes with its instance, which is not the firewall's business.
                 None => drop(self.seen.remove(&machine)),
                 Some(Err(reason)) => {
-                    reports.insert(machine, self.keep(machine, reason.clone()));
+                    reports.insert(machine, self.reports.keep(machine, reason.clone()));
                 }
                 Some(Ok(record)) if record.instance_id.is_none() => {
-                    reports.insert(machine, self.keep(machine, "not provisioned yet".to_owned()));
+                    reports.insert(machine, self.reports.keep(machine, "not provisioned yet".to_owned()));
                 }
                 Some(Ok(_)) => drop(wanted.insert(machine)),
             }
@@ -242,7 +220,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                         Some(Seen::Absent) | None => {
                             wanted.remove(&id);
                             let problem = "the provider has nothing to hold its rules".to_owned();
-                            reports.insert(id, self.keep(id, problem));
+                            reports.insert(id, self.reports.keep(id, problem));
                             self.try_later(id, Pace::BackOff);
                         }
                     }
@@ -252,7 +230,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 warn!(error = %err, machines = ids.len(), "provider not readable");
                 for id in ids {
                     wanted.remove(&id);
-                    reports.insert(id, self.keep(id, err.to_string()));
+                    reports.insert(id, self.reports.keep(id, err.to_string()));
                     self.try_later(id, pace(&err));
                 }
             }
@@ -260,14 +238,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         wanted
     }
 
-    /// The last report, with a reason why nothing newer can be said.
-    fn keep(&self, machine: MachineId, problem: String) -> Report {
-        let last = self.reports.get(&machine).map(|(report, _)| report.clone()).unwrap_or_default();
-        Report { problem: Some(problem), ..last }
-    }
-
     fn plan(&self, machine: MachineId, rules: &MachineRules) -> (Wanted, MachinePlan) {
-        let last = self.reports.get(&machine).map(|(report, _)| report.granted.clone()).unwrap_or_default();
+        let last = self.reports.granted(machine);
         let mut claims = self.view.as_ref().map(|view| view.claims_on(machine)).unwrap_or_default();
         // Units that were here and whose place can no longer be read.
         for unit in last.keys() {
@@ -294,7 +266,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
 
     fn describe(&self, machine: MachineId, wanted: &Wanted, plan: &MachinePlan) -> Report {
         let mut granted = wanted.granted.clone();
-        let last = self.reports.get(&machine).map(|(report, _)| &report.granted);
+        let last = self.reports.get(machine).map(|report| &report.granted);
         for unit in wanted.frozen.keys() {
             if let Some(had) = last.and_then(|last| last.get(unit)) {
                 granted.insert(*unit, had.clone());
@@ -384,73 +356,13 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         self.retries.failed(machine, pace, Instant::now(), random);
     }
 
-    /// Writes the reports that say something new, and removes those of machines that are gone.
-    async fn write_reports(
-        &mut self,
-        machines: &BTreeSet<MachineId>,
-        reports: BTreeMap<MachineId, Report>,
-        lead: &Leadership,
-    ) -> Result<(), crate::store::Error> {
-        let mut writes = Vec::new();
-        for (machine, report) in reports {
-            let path = paths::firewall_report(machine);
-            let write = match self.reports.get(&machine) {
-                Some((old, _)) if *old == report => continue,
-                Some((_, version)) => {
-                    let version = *version;
-                    self.reports.insert(machine, (report.clone(), version + 1));
-                    Write::SetIfVersion { path, data: report.to_bytes(), version }
-                }
-                None => {
-                    self.reports.insert(machine, (report.clone(), 0));
-                    Write::create(path, report.to_bytes(), self.roles.controllers())
-                }
-            };
-            writes.push(write);
-        }
-        let gone = |id: &&MachineId| self.view.as_ref().is_some_and(|view| !view.machines.contains_key(id));
-        for id in machines.iter().filter(gone).copied().collect::<Vec<_>>() {
-            if let Some((_, version)) = self.reports.remove(&id) {
-                writes.push(Write::DeleteIfVersion { path: paths::firewall_report(id), version });
-            }
-        }
-        for batch in writes.chunks(REPORTS_A_WRITE) {
-            let mut fenced = vec![lead.fence()];
-            fenced.extend_from_slice(batch);
-            self.tree.write(fenced).await?;
-        }
-        Ok(())
-    }
-
     /// The container of the reports, made once.
     ///
     /// # Errors
     /// The failures of the store.
     pub async fn prepare(&self) -> Result<(), tree::Error> {
-        let container = Write::create(paths::firewall_reports(), Vec::new(), self.roles.controllers());
-        match self.tree.write(vec![container]).await {
-            Ok(()) | Err(tree::Error::NodeExists(_)) => Ok(()),
-            Err(err) => Err(err),
-        }
+        self.reports.prepare(&self.tree).await
     }
-}
-
-/// The machines that a change of `keys` can concern, as the view has them.
-fn concerned(view: &View, keys: &[Key]) -> BTreeSet<MachineId> {
-    let mut machines = BTreeSet::new();
-    for key in keys {
-        match *key {
-            Key::Machine(id) => drop(machines.insert(id)),
-            Key::Unit(id) => machines.extend(view.units.get(&id).and_then(|unit| unit.machine())),
-            Key::Service(id) => machines.extend(
-                view.units
-                    .values()
-                    .filter(|unit| matches!(&unit.record, Ok((_, service, _)) if *service == id))
-                    .filter_map(|unit| unit.machine()),
-            ),
-        }
-    }
-    machines
 }
 
 fn pace(error: &ProviderError) -> Pace {

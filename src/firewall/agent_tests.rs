@@ -11,9 +11,9 @@ use super::*;
 use crate::model::ports::parse_argument;
 use crate::model::{EnvironmentName, ServiceName, UnitName};
 use crate::store::election::Attempt;
-use crate::store::paths::NodePath;
+use crate::store::paths::{self, NodePath};
 use crate::store::records::Placement;
-use crate::store::tree::Event;
+use crate::store::tree::{Event, Write};
 use crate::store::{Bootstrap, Credential, Deploy, Environment, MemoryStore, MemoryTree, UnitPorts};
 
 struct World {
@@ -119,7 +119,7 @@ impl World {
     }
 
     fn problem(&self, machine: u32) -> Option<String> {
-        self.agent.reports.get(&MachineId::new(machine)).and_then(|(report, _)| report.problem.clone())
+        self.agent.reports.get(MachineId::new(machine)).and_then(|report| report.problem.clone())
     }
 }
 
@@ -208,7 +208,7 @@ async fn garbage_freezes_its_unit_and_nobody_else() {
     world.open(healthy, "91").await;
     world.pass().await;
     assert_eq!(world.rules(0), ["80/tcp", "91/tcp"]);
-    let (report, _) = &world.agent.reports[&MachineId::new(0)];
+    let report = world.agent.reports.get(MachineId::new(0)).unwrap();
     assert!(report.frozen[&broken].starts_with("/units/unit-0000000000/ports: "), "{report:?}");
     // A record that is lost as well: the machine's own list still says where the unit is.
     world.overwrite(paths::unit(broken), b"\xff").await;

@@ -9,6 +9,7 @@ pub mod plan;
 pub mod policy;
 pub mod provision;
 pub mod report;
+pub mod reports;
 pub mod retry;
 pub mod run;
 pub mod trial;

@@ -69,6 +69,24 @@ impl View {
         self.units_on(machine).map(|(id, unit)| (id, self.claim(unit))).collect()
     }
 
+    /// The machines that a change of `keys` can concern, as far as this view knows.
+    pub fn concerned(&self, keys: &[Key]) -> BTreeSet<MachineId> {
+        let mut machines = BTreeSet::new();
+        for key in keys {
+            match *key {
+                Key::Machine(id) => drop(machines.insert(id)),
+                Key::Unit(id) => machines.extend(self.units.get(&id).and_then(|unit| unit.machine())),
+                Key::Service(id) => machines.extend(
+                    self.units
+                        .values()
+                        .filter(|unit| matches!(&unit.record, Ok((_, service, _)) if *service == id))
+                        .filter_map(|unit| unit.machine()),
+                ),
+            }
+        }
+        machines
+    }
+
     fn claim(&self, unit: &UnitFacts) -> Claim {
         let service = match &unit.record {
             Ok((_, service, _)) => service,

@@ -1,0 +1,136 @@
+//! The agent's reports in the tree: read at the start, written when they say something new, removed with their machines.
+//! What a report says is decided by the agent; what it looks like is in `report.rs`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tracing::warn;
+
+use super::plan::LastGranted;
+use super::report::Report;
+use crate::model::MachineId;
+use crate::store::acl::Roles;
+use crate::store::election::Leadership;
+use crate::store::paths;
+use crate::store::tree::{self, Read, Tree, Write};
+
+/// Reports in one fenced write.
+const REPORTS_A_WRITE: usize = 100;
+
+/// All reports as the tree has them, with their versions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reports {
+    roles: Roles,
+    known: BTreeMap<MachineId, (Report, i32)>,
+}
+
+impl Reports {
+    pub fn new(roles: Roles) -> Self {
+        Self { roles, known: BTreeMap::new() }
+    }
+
+    pub fn get(&self, machine: MachineId) -> Option<&Report> {
+        self.known.get(&machine).map(|(report, _)| report)
+    }
+
+    pub fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// Machines that are not yet as they should be.
+    pub fn pending(&self) -> usize {
+        self.known.values().filter(|(report, _)| report.is_pending()).count()
+    }
+
+    /// What each unit of the machine had when it could last be read.
+    pub fn granted(&self, machine: MachineId) -> LastGranted {
+        self.get(machine).map(|report| report.granted.clone()).unwrap_or_default()
+    }
+
+    /// The last report, with a reason why nothing newer can be said.
+    pub fn keep(&self, machine: MachineId, problem: String) -> Report {
+        Report { problem: Some(problem), ..self.get(machine).cloned().unwrap_or_default() }
+    }
+
+    /// Forgets all and reads those of `machines`.
+    ///
+    /// # Errors
+    /// The failures of the store.
+    pub async fn read<T: Tree>(
+        &mut self,
+        tree: &T,
+        machines: impl Iterator<Item = MachineId>,
+    ) -> Result<(), tree::Error> {
+        let ids: Vec<MachineId> = machines.collect();
+        let reads = ids.iter().map(|id| Read::Data(paths::firewall_report(*id))).collect();
+        self.known.clear();
+        for (id, answer) in ids.into_iter().zip(tree.read_many(reads).await?) {
+            let Some(node) = answer.into_data() else { continue };
+            match Report::parse(&node.data) {
+                Ok(report) => drop(self.known.insert(id, (report, node.version))),
+                // Without the memory, units that cannot be read keep everything that is there.
+                Err(err) => {
+                    warn!(path = %paths::firewall_report(id), %err, "report ignored");
+                    self.known.insert(id, (Report::default(), node.version));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes those of `reports` that say something new, and removes those of machines that are `gone`.
+    ///
+    /// # Errors
+    /// The failures of the store. What is known is then ahead of the tree, and must be read again.
+    pub async fn write<T: Tree>(
+        &mut self,
+        tree: &T,
+        reports: BTreeMap<MachineId, Report>,
+        gone: &BTreeSet<MachineId>,
+        lead: &Leadership,
+    ) -> Result<(), tree::Error> {
+        let mut writes = Vec::new();
+        for (machine, report) in reports {
+            let path = paths::firewall_report(machine);
+            let write = match self.known.get(&machine) {
+                Some((old, _)) if *old == report => continue,
+                Some((_, version)) => {
+                    let version = *version;
+                    self.known.insert(machine, (report.clone(), version + 1));
+                    Write::SetIfVersion { path, data: report.to_bytes(), version }
+                }
+                None => {
+                    self.known.insert(machine, (report.clone(), 0));
+                    Write::create(path, report.to_bytes(), self.roles.controllers())
+                }
+            };
+            writes.push(write);
+        }
+        for machine in gone {
+            if let Some((_, version)) = self.known.remove(machine) {
+                writes.push(Write::DeleteIfVersion { path: paths::firewall_report(*machine), version });
+            }
+        }
+        for batch in writes.chunks(REPORTS_A_WRITE) {
+            let mut fenced = vec![lead.fence()];
+            fenced.extend_from_slice(batch);
+            tree.write(fenced).await?;
+        }
+        Ok(())
+    }
+
+    /// The container of the reports, made once.
+    ///
+    /// # Errors
+    /// The failures of the store.
+    pub async fn prepare<T: Tree>(&self, tree: &T) -> Result<(), tree::Error> {
+        let container = Write::create(paths::firewall_reports(), Vec::new(), self.roles.controllers());
+        match tree.write(vec![container]).await {
+            Ok(()) | Err(tree::Error::NodeExists(_)) => Ok(()),
+            Err(err) => Err(err),
+        }
+    }
+}
