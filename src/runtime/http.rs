@@ -1,0 +1,367 @@
+//! HTTP/1 for the daemon's own doors: metrics, health, beats. Takes connections, keeps every one of them within limits of
+//! number, size and time, and hands whole requests to whoever asked for them. It knows no path and no meaning: what to
+//! answer belongs to the callers, which see no type of the HTTP library.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt as _;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use hyper::http::request::Parts;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::task::JoinSet;
+use tracing::{debug, warn};
+
+use super::patient::Patient;
+
+/// After a failure to take a connection, such as no free file, others are given time to end.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long connections have to finish once we are asked to stop.
+const DRAIN: Duration = Duration::from_secs(3);
+
+/// What nobody may exceed, however friendly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections at the same time; more wait to be taken.
+    pub connections: usize,
+    /// A request's line and headers. More is refused with 431.
+    pub head_bytes: usize,
+    /// A request's body. More is read and thrown away, up to [`Limits::spill_bytes`], so that the sender gets to the
+    /// answer that says so.
+    pub body_bytes: usize,
+    pub spill_bytes: usize,
+    /// From the end of one request to the end of the head of the next: an idle connection ends after it, too.
+    pub head_time: Duration,
+    /// For the body, and then for the answer to be made.
+    pub request_time: Duration,
+    /// Without a single byte taken by a client that is being answered.
+    pub write_time: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 1024,
+            head_bytes: 16 * 1024,
+            body_bytes: 64 * 1024,
+            spill_bytes: 4 * 1024 * 1024,
+            head_time: Duration::from_secs(30),
+            request_time: Duration::from_secs(10),
+            write_time: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Why a request has no body that could be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BodyError {
+    #[error("the body is too large")]
+    TooLarge,
+    #[error("the body did not come in time")]
+    TooSlow,
+    #[error("the body was cut off")]
+    Broken,
+}
+
+impl BodyError {
+    /// The status that says so.
+    pub fn status(self) -> u16 {
+        match self {
+            Self::TooLarge => 413,
+            Self::TooSlow => 408,
+            Self::Broken => 400,
+        }
+    }
+}
+
+/// A whole request.
+#[derive(Debug)]
+pub struct Request {
+    head: Parts,
+    pub body: Result<Bytes, BodyError>,
+    pub peer: SocketAddr,
+}
+
+impl Request {
+    pub fn method(&self) -> &str {
+        self.head.method.as_str()
+    }
+
+    /// As it was sent: percent signs are not resolved.
+    pub fn path(&self) -> &str {
+        self.head.uri.path()
+    }
+
+    pub fn query(&self) -> Option<&str> {
+        self.head.uri.query()
+    }
+
+    /// The first header of that name, in any case; none if it is not text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.head.headers.get(name)?.to_str().ok()
+    }
+}
+
+/// What is answered.
+#[derive(Debug)]
+pub struct Reply {
+    status: u16,
+    headers: Vec<(&'static str, String)>,
+    body: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    Whole(Bytes),
+    /// Sent as it comes, until the sender is dropped. It sees by its own full or closed channel how the client keeps up.
+    Stream(mpsc::Receiver<Bytes>),
+}
+
+impl Reply {
+    pub fn new(status: u16, content_type: &'static str, body: impl Into<Bytes>) -> Self {
+        let headers = vec![(CONTENT_TYPE.as_str(), content_type.to_owned())];
+        Self { status, headers, body: Content::Whole(body.into()) }
+    }
+
+    /// Only a status.
+    pub fn empty(status: u16) -> Self {
+        Self { status, headers: Vec::new(), body: Content::Whole(Bytes::new()) }
+    }
+
+    pub fn stream(content_type: &'static str, body: mpsc::Receiver<Bytes>) -> Self {
+        let headers = vec![(CONTENT_TYPE.as_str(), content_type.to_owned())];
+        Self { status: 200, headers, body: Content::Stream(body) }
+    }
+
+    /// A header, its name in lower case. One that HTTP does not allow is left out.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+
+    fn into_response(self) -> Response<Content> {
+        let mut response = Response::new(self.body);
+        *response.status_mut() =
+            StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        for (name, value) in self.headers {
+            if let (Ok(name), Ok(value)) =
+                (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(&value))
+            {
+                response.headers_mut().insert(name, value);
+            }
+        }
+        response
+    }
+}
+
+impl Body for Content {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.get_mut() {
+            Self::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Self::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Self::Stream(stream) => stream.poll_recv(cx).map(|bytes| bytes.map(|b| Ok(Frame::data(b)))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Self::Whole(bytes) if bytes.is_empty())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Self::Stream(_) => SizeHint::default(),
+        }
+    }
+}
+
+/// A door that is open and not yet answered at.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    limits: Limits,
+}
+
+impl Server {
+    /// # Errors
+    /// If the address cannot be listened on.
+    pub async fn bind(address: SocketAddr, limits: Limits) -> io::Result<Self> {
+        Ok(Self { listener: TcpListener::bind(address).await?, limits })
+    }
+
+    /// # Errors
+    /// If the system does not know.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Answers with `handler` until `stop` is true or its sender gone; then lets what was begun be finished, for a
+    /// moment.
+    pub async fn serve<H, F>(self, handler: H, mut stop: watch::Receiver<bool>)
+    where
+        H: Fn(Request) -> F + Send + Sync + 'static,
+        F: Future<Output = Reply> + Send + 'static,
+    {
+        let handler = Arc::new(handler);
+        let room = Arc::new(Semaphore::new(self.limits.connections));
+        let mut connections = JoinSet::new();
+        loop {
+            let taken = tokio::select! {
+                () = stopped(&mut stop) => break,
+                Some(ended) = connections.join_next(), if !connections.is_empty() => {
+                    reap(ended);
+                    continue;
+                }
+                taken = take(&self.listener, &room) => taken,
+            };
+            match taken {
+                Ok((stream, peer, permit)) => {
+                    let (handler, stop) = (Arc::clone(&handler), stop.clone());
+                    connections.spawn(connection(stream, peer, self.limits, handler, stop, permit));
+                }
+                Err(error) => {
+                    warn!(%error, "cannot take connections");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+        drop(self.listener);
+        let drained = async {
+            while let Some(ended) = connections.join_next().await {
+                reap(ended);
+            }
+        };
+        if tokio::time::timeout(DRAIN, drained).await.is_err() {
+            connections.shutdown().await;
+        }
+    }
+}
+
+/// A sender that is gone means the same as its word.
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    drop(stop.wait_for(|stop| *stop).await);
+}
+
+fn reap(ended: Result<(), tokio::task::JoinError>) {
+    if let Err(error) = ended {
+        warn!(%error, "a connection ended badly");
+    }
+}
+
+/// The next connection, once there is room for it. Cancel-safe: a permit without a connection goes back.
+async fn take(
+    listener: &TcpListener,
+    room: &Arc<Semaphore>,
+) -> io::Result<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
+    // The semaphore is never closed.
+    let permit = Arc::clone(room).acquire_owned().await.map_err(io::Error::other)?;
+    let (stream, peer) = listener.accept().await?;
+    stream.set_nodelay(true)?;
+    Ok((stream, peer, permit))
+}
+
+async fn connection<H, F>(
+    stream: TcpStream,
+    peer: SocketAddr,
+    limits: Limits,
+    handler: Arc<H>,
+    mut stop: watch::Receiver<bool>,
+    _permit: OwnedSemaphorePermit,
+) where
+    H: Fn(Request) -> F + Send + Sync + 'static,
+    F: Future<Output = Reply> + Send + 'static,
+{
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        let handler = Arc::clone(&handler);
+        async move { Ok::<_, Infallible>(answer(request, peer, limits, &*handler).await) }
+    });
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).max_header_size(limits.head_bytes).header_read_timeout(limits.head_time);
+    let io = TokioIo::new(Patient::new(stream, limits.write_time));
+    let mut serving = pin!(builder.serve_connection(io, service));
+    let ended = tokio::select! {
+        ended = serving.as_mut() => ended,
+        () = stopped(&mut stop) => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    if let Err(error) = ended {
+        debug!(%peer, %error, "connection ended early");
+    }
+}
+
+async fn answer<H, F>(
+    request: hyper::Request<Incoming>,
+    peer: SocketAddr,
+    limits: Limits,
+    handler: &H,
+) -> Response<Content>
+where
+    H: Fn(Request) -> F,
+    F: Future<Output = Reply>,
+{
+    let (head, incoming) = request.into_parts();
+    let body = tokio::time::timeout(limits.request_time, read_body(incoming, limits))
+        .await
+        .unwrap_or(Err(BodyError::TooSlow));
+    // What is left unread would be taken for the next request.
+    let last = body.is_err();
+    let reply = tokio::time::timeout(limits.request_time, handler(Request { head, body, peer }))
+        .await
+        .unwrap_or_else(|_| Reply::empty(503));
+    let reply = if last { reply.with("connection", "close") } else { reply };
+    reply.into_response()
+}
+
+async fn read_body(mut body: Incoming, limits: Limits) -> Result<Bytes, BodyError> {
+    let mut first: Option<Bytes> = None;
+    let mut more = BytesMut::new();
+    let mut total = 0;
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.map_err(|_| BodyError::Broken)?.into_data() else { continue };
+        total += data.len();
+        if total > limits.body_bytes {
+            (first, more) = (None, BytesMut::new());
+            if total > limits.body_bytes + limits.spill_bytes {
+                break;
+            }
+        } else if first.is_none() {
+            // Most bodies are one piece, and need not be copied.
+            first = Some(data);
+        } else {
+            more.extend_from_slice(&data);
+        }
+    }
+    match first {
+        _ if total > limits.body_bytes => Err(BodyError::TooLarge),
+        None => Ok(Bytes::new()),
+        Some(first) if more.is_empty() => Ok(first),
+        Some(first) => Ok([first, more.freeze()].concat().into()),
+    }
+}
+
+#[cfg(test)]
+#[path = "http_tests.rs"]
+mod tests;
