@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use portcullis_provider::provider::{MachineRules, Seen};
 use portcullis_provider::rule::{Change, Family};
 use portcullis_provider::{Applied, Firewall};
-use portcullis_provider::{Error as ProviderError, Retry};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -50,6 +49,8 @@ pub struct Agent<T, F> {
     retries: Retries<Instant>,
     /// A mass close that a first look asked for; it is done if the next look says the same.
     doubted: Option<BTreeMap<MachineId, Change>>,
+    /// What is wrong with machines themselves, as provisioning says: shown in their reports.
+    notes: BTreeMap<MachineId, String>,
     random: Box<dyn FnMut() -> u64 + Send + Sync>,
 }
 
@@ -76,6 +77,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             reports: Reports::new(roles),
             retries: Retries::default(),
             doubted: None,
+            notes: BTreeMap::new(),
             random: Box::new(random),
         }
     }
@@ -83,6 +85,14 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
     /// When a machine that failed is due again.
     pub fn next_retry(&self) -> Option<Instant> {
         self.retries.next()
+    }
+
+    /// Takes in what is wrong with machines, in place of what was said before; returns those that are to be told anew.
+    pub fn note(&mut self, notes: BTreeMap<MachineId, String>) -> BTreeSet<MachineId> {
+        let ids: BTreeSet<MachineId> = notes.keys().chain(self.notes.keys()).copied().collect();
+        let changed = ids.into_iter().filter(|id| notes.get(id) != self.notes.get(id)).collect();
+        self.notes = notes;
+        changed
     }
 
     /// Whether a mass close waits for a second look.
@@ -178,6 +188,11 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 }
             }
         }
+        for (machine, report) in &mut reports {
+            if let Some(note) = self.notes.get(machine) {
+                report.problem.get_or_insert_with(|| note.clone());
+            }
+        }
         let gone = |id: &MachineId| self.view.as_ref().is_some_and(|view| !view.machines.contains_key(id));
         let gone = machines.iter().copied().filter(gone).collect();
         self.reports.write(&self.tree, reports, &gone, lead).await?;
@@ -200,7 +215,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                     reports.insert(machine, self.reports.keep(machine, reason.clone()));
                 }
                 Some(Ok(record)) if record.instance_id.is_none() => {
-                    reports.insert(machine, self.reports.keep(machine, "not provisioned yet".to_owned()));
+                    let note = self.notes.get(&machine).map_or("not provisioned yet", String::as_str);
+                    reports.insert(machine, self.reports.keep(machine, note.to_owned()));
                 }
                 Some(Ok(_)) => drop(wanted.insert(machine)),
             }
@@ -231,7 +247,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 for id in ids {
                     wanted.remove(&id);
                     reports.insert(id, self.reports.keep(id, err.to_string()));
-                    self.try_later(id, pace(&err));
+                    self.try_later(id, Pace::after(&err));
                 }
             }
         }
@@ -342,10 +358,14 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         // What the machine has now is unknown: it is looked at again before anything is planned for it.
         self.seen.remove(&machine);
         let mut slowest = Pace::ReadAgain;
+        let told = self.reports.get(machine).and_then(|report| report.problem.clone());
         for error in applied.errors() {
             *pass.failures.entry(error.kind()).or_default() += 1;
-            warn!(%machine, %error, "firewall not changed");
-            slowest = slower(slowest, pace(error));
+            // The same again is no news: the report says it for as long as it lasts.
+            if told.as_ref() != Some(&error.to_string()) {
+                warn!(%machine, %error, "firewall not changed");
+            }
+            slowest = slowest.max(Pace::after(error));
         }
         report.problem = applied.errors().next().map(ToString::to_string);
         self.try_later(machine, slowest);
@@ -362,22 +382,6 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
     /// The failures of the store.
     pub async fn prepare(&self) -> Result<(), tree::Error> {
         self.reports.prepare(&self.tree).await
-    }
-}
-
-fn pace(error: &ProviderError) -> Pace {
-    match error.retry() {
-        Retry::ReadAgain => Pace::ReadAgain,
-        Retry::AfterBackOff => Pace::BackOff,
-        Retry::OperatorMustAct | Retry::Never => Pace::Slow,
-    }
-}
-
-fn slower(a: Pace, b: Pace) -> Pace {
-    match (a, b) {
-        (Pace::Slow, _) | (_, Pace::Slow) => Pace::Slow,
-        (Pace::BackOff, _) | (_, Pace::BackOff) => Pace::BackOff,
-        _ => Pace::ReadAgain,
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use portcullis_provider::memory::{CallName, Failure, Fault, Settings};
 use portcullis_provider::provider::MachineNumber;
 use portcullis_provider::rule::{Cidr, Rule};
-use portcullis_provider::{Memory, Subject};
+use portcullis_provider::{Error as ProviderError, Memory, Subject};
 
 use super::*;
 use crate::model::ports::parse_argument;
@@ -319,6 +319,28 @@ async fn machines_that_cannot_be_had_wait_and_hold_nobody_up() {
     world.pass().await;
     assert_eq!(world.problem(0).as_deref(), Some("not provisioned yet"));
     assert_eq!(world.rules(1), ["80/tcp"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_wrong_with_a_machine_is_in_its_report_and_goes_again() {
+    let mut world = World::new().await;
+    let waiting = world.operator.add_machine(None).await.unwrap();
+    let unit = world.deploy("a").await;
+    world.open(unit, "80").await;
+    world.expose("a").await;
+    let ids = BTreeSet::from([waiting, MachineId::new(1)]);
+    let notes: BTreeMap<_, _> = ids.iter().map(|id| (*id, "its instance is gone".to_owned())).collect();
+    assert_eq!(world.agent.note(notes.clone()), ids);
+    assert_eq!(world.agent.note(notes), BTreeSet::new(), "said before");
+    world.pass().await;
+    assert_eq!(
+        [world.problem(0), world.problem(1)],
+        [const { "its instance is gone" }; 2].map(|t| Some(t.to_owned()))
+    );
+    assert_eq!(world.rules(1), ["80/tcp"], "its rules are looked after all the same");
+    assert_eq!(world.agent.note(BTreeMap::new()), ids);
+    world.pass().await;
+    assert_eq!((world.problem(0).as_deref(), world.problem(1)), (Some("not provisioned yet"), None));
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use portcullis_provider::{Error, Retry};
+
 use crate::model::MachineId;
 
 const FIRST: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// How soon a failure is worth another try.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How soon a failure is worth another try: the later, the slower.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pace {
     /// At once, with fresh eyes; after that with pauses that grow.
     ReadAgain,
@@ -18,36 +20,48 @@ pub enum Pace {
     Slow,
 }
 
+impl Pace {
+    pub fn after(error: &Error) -> Self {
+        match error.retry() {
+            // No answer mostly means that the other side has more to do than it can.
+            Retry::ReadAgain if error.may_have_been_applied() => Self::BackOff,
+            Retry::ReadAgain => Self::ReadAgain,
+            Retry::AfterBackOff => Self::BackOff,
+            Retry::OperatorMustAct | Retry::Never => Self::Slow,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Try<I> {
     at: I,
     failures: u32,
 }
 
-/// The machines that failed, each with its own pause. `I` is a point in time.
+/// What failed, machines mostly, each with its own pause. `I` is a point in time.
 #[derive(Debug)]
-pub struct Retries<I> {
-    machines: BTreeMap<MachineId, Try<I>>,
+pub struct Retries<I, K = MachineId> {
+    tries: BTreeMap<K, Try<I>>,
 }
 
-impl<I> Default for Retries<I> {
+impl<I, K> Default for Retries<I, K> {
     fn default() -> Self {
-        Retries { machines: BTreeMap::new() }
+        Retries { tries: BTreeMap::new() }
     }
 }
 
-impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>> Retries<I> {
-    pub fn succeeded(&mut self, machine: MachineId) {
-        self.machines.remove(&machine);
+impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>, K: Copy + Ord> Retries<I, K> {
+    pub fn succeeded(&mut self, key: K) {
+        self.tries.remove(&key);
     }
 
-    pub fn forget_all_but(&mut self, keep: impl Fn(MachineId) -> bool) {
-        self.machines.retain(|machine, _| keep(*machine));
+    pub fn forget_all_but(&mut self, keep: impl Fn(K) -> bool) {
+        self.tries.retain(|key, _| keep(*key));
     }
 
-    /// `random` spreads the tries of many machines over the pause.
-    pub fn failed(&mut self, machine: MachineId, pace: Pace, now: I, random: u64) {
-        let failures = self.machines.get(&machine).map_or(0, |last| last.failures);
+    /// `random` spreads the tries of many over the pause.
+    pub fn failed(&mut self, key: K, pace: Pace, now: I, random: u64) {
+        let failures = self.tries.get(&key).map_or(0, |last| last.failures);
         let pause = match pace {
             Pace::ReadAgain if failures == 0 => Duration::ZERO,
             Pace::Slow => LONGEST,
@@ -56,20 +70,20 @@ impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>> Retries<I> {
         // Between half of the pause and all of it.
         let spread = pause.as_millis() as u64 / 2;
         let pause = Duration::from_millis(spread + if spread == 0 { 0 } else { random % (spread + 1) });
-        self.machines.insert(machine, Try { at: now + pause, failures: failures.saturating_add(1) });
+        self.tries.insert(key, Try { at: now + pause, failures: failures.saturating_add(1) });
     }
 
     pub fn next(&self) -> Option<I> {
-        self.machines.values().map(|retry| retry.at).min()
+        self.tries.values().map(|retry| retry.at).min()
     }
 
-    /// The machines whose time has come.
-    pub fn due(&self, now: I) -> impl Iterator<Item = MachineId> {
-        self.machines.iter().filter(move |(_, retry)| retry.at <= now).map(|(machine, _)| *machine)
+    /// Whose time has come.
+    pub fn due(&self, now: I) -> impl Iterator<Item = K> {
+        self.tries.iter().filter(move |(_, retry)| retry.at <= now).map(|(key, _)| *key)
     }
 
-    pub fn waiting(&self, machine: MachineId, now: I) -> bool {
-        self.machines.get(&machine).is_some_and(|retry| retry.at > now)
+    pub fn waiting(&self, key: K, now: I) -> bool {
+        self.tries.get(&key).is_some_and(|retry| retry.at > now)
     }
 }
 
@@ -92,6 +106,16 @@ mod tests {
         assert!(retries.waiting(machine, start));
         retries.succeeded(machine);
         assert_eq!(retries.next(), None);
+    }
+
+    #[test]
+    fn who_does_not_answer_is_given_time() {
+        let what = portcullis_provider::Subject::Provider;
+        let silent = Error::Ambiguous { what: what.clone(), reason: "504".into() };
+        assert_eq!(Pace::after(&silent), Pace::BackOff);
+        assert_eq!(Pace::after(&Error::Conflict { what: what.clone() }), Pace::ReadAgain);
+        assert_eq!(Pace::after(&Error::Denied { what, reason: "no".into() }), Pace::Slow);
+        assert_eq!(Pace::ReadAgain.max(Pace::Slow).max(Pace::BackOff), Pace::Slow);
     }
 
     #[test]
