@@ -82,6 +82,11 @@ impl ConfigDir {
         }))
     }
 
+    /// Where the commands are noted whose answer was lost.
+    pub(super) fn unanswered(&self, environment: &EnvironmentName) -> PathBuf {
+        self.0.join(format!("{environment}-unanswered"))
+    }
+
     /// Where `hook-env` puts the credentials of units.
     pub(super) fn units(&self, environment: &EnvironmentName) -> PathBuf {
         self.0.join(format!("{environment}-units"))

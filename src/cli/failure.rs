@@ -56,8 +56,17 @@ pub(super) enum Refusal {
     TooSlow { address: String, seconds: u64 },
 }
 
-/// Not every command does nothing when it is run a second time.
-const DOUBT: &str = "`juju status` shows whether it was done; if not, run the command again";
+/// Commands whose answer was lost are noted, and the same words soon after are the same operation.
+const DOUBT: &str = "run the same command again: what was done is not done twice";
+
+/// Whether the command may have been done although it failed.
+pub(super) fn leaves_doubt(error: &anyhow::Error) -> bool {
+    error.chain().any(|link| {
+        matches!(link.downcast_ref(), Some(Refusal::TooSlow { .. }))
+            || link.downcast_ref::<tree::Error>().is_some_and(tree::Error::is_ambiguous)
+            || matches!(link.downcast_ref(), Some(store::Error::Tree(inner)) if inner.is_ambiguous())
+    })
+}
 
 /// Tells the operator and picks the exit code.
 pub(super) fn report(error: &anyhow::Error) -> ExitCode {

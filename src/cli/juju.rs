@@ -9,6 +9,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use super::config::ConfigDir;
 use super::failure::{self, Refusal};
 use super::settings::Globals;
+use super::unanswered::Unanswered;
 use super::{
     add_machine, add_unit, bootstrap, completions, deploy, destroy_service, expose, firewall, hook_env, man,
     output, remove_unit, start, status, terminate_machine, unexpose,
@@ -139,12 +140,45 @@ async fn run(juju: &Juju) -> anyhow::Result<ExitCode> {
         Command::Man(args) => return man::run(Juju::command(), args).map(|()| ExitCode::SUCCESS),
         _ => {}
     }
-    match tokio::time::timeout(DEADLINE, talk(&juju.globals, &juju.command)).await {
+    if !juju.command.is_done_once() {
+        return in_time(&juju.globals, &juju.command).await;
+    }
+    let notes = juju.globals.config()?.unanswered(&juju.globals.environment()?);
+    let run = Unanswered::look(notes, std::env::args().skip(1).collect())?;
+    let done = in_time(&juju.globals.marked(run.operation()), &juju.command).await;
+    match &done {
+        Ok(_) => run.forget().context("done, but the note of the run before cannot be removed")?,
+        Err(error) if failure::leaves_doubt(error) => {
+            if let Err(cause) = run.remember() {
+                let cause =
+                    anyhow::Error::new(cause).context("cannot note that this command was not answered");
+                output::error(&cause);
+                output::hint("look at `juju status` before you run it again");
+            }
+        }
+        Err(_) => {}
+    }
+    done
+}
+
+async fn in_time(globals: &Globals, command: &Command) -> anyhow::Result<ExitCode> {
+    match tokio::time::timeout(DEADLINE, talk(globals, command)).await {
         Ok(done) => done,
         Err(_) => {
-            let address = juju.globals.settings()?.address.to_string();
+            let address = globals.settings()?.address.to_string();
             Err(Refusal::TooSlow { address, seconds: DEADLINE.as_secs() }.into())
         }
+    }
+}
+
+impl Command {
+    /// Run twice it would do more, or fail, than run once.
+    fn is_done_once(&self) -> bool {
+        use Command::{AddMachine, AddUnit, Deploy, DestroyService, RemoveUnit, TerminateMachine};
+        matches!(
+            self,
+            Deploy(_) | AddUnit(_) | RemoveUnit(_) | DestroyService(_) | AddMachine(_) | TerminateMachine(_)
+        )
     }
 }
 

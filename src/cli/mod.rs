@@ -26,5 +26,6 @@ mod settings;
 mod start;
 mod status;
 mod terminate_machine;
+mod unanswered;
 mod unexpose;
 mod up;

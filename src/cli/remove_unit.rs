@@ -29,6 +29,8 @@ async fn remove(environment: &Environment<ZkTree>, names: &BTreeSet<UnitName>) -
         match environment.unit(name).await {
             // A corrupt record is no reason to keep a unit: removing it is how the operator mends that.
             Ok(_) | Err(store::Error::Corrupt { .. }) => {}
+            // Gone already, it seems, by a run whose answer was lost.
+            Err(store::Error::UnitNotFound(_)) if environment.is_repeated() => {}
             Err(error) => return Err(error.into()),
         }
     }

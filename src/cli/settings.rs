@@ -8,7 +8,7 @@ use clap::Args;
 use super::config::{ConfigDir, Remembered, Role};
 use super::failure::{Refusal, typed};
 use crate::model::EnvironmentName;
-use crate::store::{self, Address, Environment, ZkTree, tree};
+use crate::store::{self, Address, Environment, Operation, ZkTree, tree};
 
 const DEFAULT_ENVIRONMENT: &str = "local";
 const DEFAULT_ADDRESS: &str = "127.0.0.1:2181";
@@ -25,6 +25,9 @@ pub(super) struct Globals {
     /// Where to remember, if not where this user does.
     #[arg(skip)]
     home: Option<ConfigDir>,
+    /// What this run is for, where a second run must not do it twice.
+    #[arg(skip)]
+    operation: Option<Operation>,
 }
 
 /// What it means.
@@ -49,6 +52,11 @@ impl Globals {
     pub(super) fn at(mut self, home: ConfigDir) -> Self {
         self.home = Some(home);
         self
+    }
+
+    /// The same, for one operation.
+    pub(super) fn marked(&self, operation: Operation) -> Self {
+        Self { operation: Some(operation), ..self.clone() }
     }
 
     pub(super) fn config(&self) -> anyhow::Result<ConfigDir> {
@@ -86,7 +94,10 @@ impl Globals {
         work: impl AsyncFnOnce(&Settings, &Environment<ZkTree>) -> anyhow::Result<R>,
     ) -> anyhow::Result<R> {
         let settings = self.settings()?;
-        let environment = settings.open().await?;
+        let mut environment = settings.open().await?;
+        if let Some(operation) = &self.operation {
+            environment = environment.marked(operation.clone());
+        }
         let result = work(&settings, &environment).await;
         environment.into_tree().close().await;
         result

@@ -4,6 +4,7 @@ use super::acl::Roles;
 use super::credentials::{Credential, Identity, random_hex};
 use super::error::Error;
 use super::machines::machine_writes;
+use super::operation::Operation;
 use super::paths;
 use super::records::{Initialized, Machine, Placement, counter_to_bytes};
 use super::retry::Attempts;
@@ -32,6 +33,7 @@ pub struct Bootstrap {
 pub struct Environment<T> {
     pub(super) tree: T,
     pub(super) info: Initialized,
+    pub(super) operation: Option<Operation>,
 }
 
 impl<T: Tree> Environment<T> {
@@ -54,7 +56,7 @@ impl<T: Tree> Environment<T> {
             match Self::read_info(&tree).await {
                 Ok(found) if found.roles == info.roles && found.environment == info.environment => {
                     lock_root(&tree, &found.roles).await?;
-                    return Ok(Self { tree, info: found });
+                    return Ok(Self { tree, info: found, operation: None });
                 }
                 Ok(found) => return Err(Error::AlreadyBootstrapped(found.environment.to_string())),
                 Err(Error::NotBootstrapped) => {}
@@ -94,7 +96,7 @@ impl<T: Tree> Environment<T> {
     /// [`Error::NotBootstrapped`], [`Error::WrongCredentials`], and the failures of the store.
     pub async fn open(tree: T) -> Result<Self, Error> {
         let info = Self::read_info(&tree).await?;
-        Ok(Self { tree, info })
+        Ok(Self { tree, info, operation: None })
     }
 
     async fn read_info(tree: &T) -> Result<Initialized, Error> {

@@ -1,7 +1,7 @@
 //! Machines: added, found, terminated.
 
 use super::acl::Roles;
-use super::credentials::{Credential, random_hex};
+use super::credentials::Credential;
 use super::environment::{Environment, LOCAL_MACHINE};
 use super::error::Error;
 use super::paths;
@@ -46,39 +46,46 @@ impl<T: Tree> Environment<T> {
     /// The failures of the store.
     pub async fn add_machine(&self, adopted: Option<InstanceId>) -> Result<MachineId, Error> {
         let mut record = Machine { adopted: adopted.is_some(), instance_id: adopted, ..Machine::wanted() };
-        let mut attempts = Attempts::at(paths::machines());
-        let mut tried: Vec<(String, MachineId)> = Vec::new();
-        loop {
-            let counter =
-                Counter::read(&self.tree, paths::machines()).await.map_err(|e| attempts.reading(e))?;
-            if attempts.unsure {
-                for (op, id) in &tried {
-                    if self.is_marked(*id, op).await.map_err(|e| attempts.reading(e))? {
-                        return Ok(*id);
+        let operation = self.operation()?;
+        record.rest.insert("op".to_owned(), Value::from(operation.mark()));
+        let attempts = operation.attempts_at(paths::machines());
+        let work = async |attempts: &mut Attempts| {
+            loop {
+                let counter = Counter::read(&self.tree, paths::machines()).await?;
+                if attempts.unsure {
+                    let made = self.machine_marked(operation.mark()).await;
+                    if let Some(id) = made? {
+                        return Ok(id);
                     }
                 }
+                let id = MachineId::new(counter.next());
+                let credential = Credential::generate(&id.key())?;
+                let mut writes = vec![counter.take(1)?];
+                writes.extend(machine_writes(&self.info.roles, id, &record, &credential));
+                match self.tree.write(writes).await {
+                    Ok(()) => return Ok(id),
+                    Err(e) => attempts.after(e).await?,
+                }
             }
-            let op = random_hex(16)?;
-            record.rest.insert("op".to_owned(), Value::String(op.clone()));
-            let id = MachineId::new(counter.next());
-            let credential = Credential::generate(&id.key())?;
-            let mut writes = vec![counter.take(1)?];
-            writes.extend(machine_writes(&self.info.roles, id, &record, &credential));
-            match self.tree.write(writes).await {
-                Ok(()) => return Ok(id),
-                Err(e) => attempts.after(e).await?,
-            }
-            tried.push((op, id));
-        }
+        };
+        attempts.carry_out(work).await
     }
 
-    /// Whether an attempt without an answer was applied.
-    async fn is_marked(&self, id: MachineId, op: &str) -> Result<bool, Error> {
-        match self.machine(id).await {
-            Ok(machine) => Ok(machine.rest.get("op").and_then(Value::as_str) == Some(op)),
-            Err(Error::MachineNotFound(_)) => Ok(false),
-            Err(e) => Err(e),
-        }
+    /// The machine that an operation made, if it is there.
+    async fn machine_marked(&self, mark: &str) -> Result<Option<MachineId>, Error> {
+        let ids = self.machine_ids().await?;
+        let reads = ids.iter().map(|id| Read::Data(paths::machine(*id))).collect();
+        let answers = self.tree.read_many(reads).await?;
+        let is_marked = |id: MachineId, node: &tree::Node| {
+            // A record that cannot be read is not the one that was just written.
+            Machine::parse(&paths::machine(id), &node.data)
+                .is_ok_and(|machine| machine.rest.get("op").and_then(Value::as_str) == Some(mark))
+        };
+        let found = ids.into_iter().zip(answers).find(|(id, answer)| match answer {
+            tree::Answer::Data(Some(node)) => is_marked(*id, node),
+            _ => false,
+        });
+        Ok(found.map(|(id, _)| id))
     }
 
     /// # Errors
@@ -116,34 +123,38 @@ impl<T: Tree> Environment<T> {
         if self.info.placement == Placement::Local && ids.contains(&LOCAL_MACHINE) {
             return Err(Error::LocalMachine(LOCAL_MACHINE));
         }
-        let mut attempts = Attempts::at(paths::machines());
-        loop {
-            let reads = ids
-                .iter()
-                .flat_map(|&id| [Read::Data(paths::machine(id)), Read::Children(paths::machine_units(id))]);
-            let answers = self.tree.read_many(reads.collect()).await?;
-            let mut gone = 0;
-            for (&id, pair) in ids.iter().zip(answers.chunks(2)) {
-                match pair {
-                    [_, tree::Answer::Children(Some(units))] if !units.is_empty() => {
-                        return Err(Error::MachineInUse(id));
+        let attempts = self.operation()?.attempts_at(paths::machines());
+        let work = async |attempts: &mut Attempts| {
+            loop {
+                let reads = ids.iter().flat_map(|&id| {
+                    [Read::Data(paths::machine(id)), Read::Children(paths::machine_units(id))]
+                });
+                let answers = self.tree.read_many(reads.collect()).await?;
+                let mut gone = 0;
+                for (&id, pair) in ids.iter().zip(answers.chunks(2)) {
+                    match pair {
+                        [_, tree::Answer::Children(Some(units))] if !units.is_empty() => {
+                            return Err(Error::MachineInUse(id));
+                        }
+                        [tree::Answer::Data(None), _] if !attempts.unsure => {
+                            return Err(Error::MachineNotFound(id));
+                        }
+                        [tree::Answer::Data(None), _] => gone += 1,
+                        _ => {}
                     }
-                    [tree::Answer::Data(None), _] if !attempts.unsure => {
-                        return Err(Error::MachineNotFound(id));
-                    }
-                    [tree::Answer::Data(None), _] => gone += 1,
-                    _ => {}
+                }
+                if gone == ids.len() {
+                    return Ok(());
+                }
+                let writes =
+                    deletions(&self.tree, ids.iter().map(|&id| paths::machine(id)).collect()).await?;
+                match self.tree.write(writes).await {
+                    Ok(()) => return Ok(()),
+                    Err(e) => attempts.after(e).await?,
                 }
             }
-            if gone == ids.len() {
-                return Ok(());
-            }
-            let writes = deletions(&self.tree, ids.iter().map(|&id| paths::machine(id)).collect()).await?;
-            match self.tree.write(writes).await {
-                Ok(()) => return Ok(()),
-                Err(e) => attempts.after(e).await?,
-            }
-        }
+        };
+        attempts.carry_out(work).await
     }
 
     /// The identity that a machine's agent has.

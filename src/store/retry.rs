@@ -30,6 +30,9 @@ impl Attempts {
         }
         self.unsure |= failure.is_ambiguous();
         self.made += 1;
+        if self.made >= MAX_ATTEMPTS && failure.is_ambiguous() {
+            return Err(failure.into());
+        }
         if self.made >= MAX_ATTEMPTS {
             return Err(Error::Contended { path: self.path.clone(), attempts: self.made });
         }
@@ -37,16 +40,19 @@ impl Attempts {
         Ok(())
     }
 
-    /// Takes the failure of a read between attempts: once an answer was lost, not to reach the store is not to know
-    /// what was done, and whoever would do it again has to be told.
-    pub(super) fn reading(&self, failure: impl Into<Error>) -> Error {
-        match failure.into() {
-            Error::Tree(tree::Error::Unreachable { hosts } | tree::Error::Timeout { hosts, .. })
+    /// Does the work of all attempts. Once an answer was lost, not to reach the store any more is not to know what was
+    /// done, and whoever would do it again has to be told.
+    pub(super) async fn carry_out<R>(
+        mut self,
+        work: impl AsyncFnOnce(&mut Self) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        match work(&mut self).await {
+            Err(Error::Tree(tree::Error::Unreachable { hosts } | tree::Error::Timeout { hosts, .. }))
                 if self.unsure =>
             {
-                tree::Error::Ambiguous { hosts }.into()
+                Err(tree::Error::Ambiguous { hosts }.into())
             }
-            other => other,
+            done => done,
         }
     }
 }
@@ -102,15 +108,22 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_store_that_stays_away_after_a_lost_answer_leaves_doubt() {
+        let ended = async |lost: bool, failure: tree::Error| {
+            let work = async |attempts: &mut Attempts| {
+                if lost {
+                    attempts.after(tree::Error::Ambiguous { hosts: "a:1".to_owned() }).await?;
+                }
+                Err::<(), _>(failure.into())
+            };
+            Attempts::at(paths::units()).carry_out(work).await.unwrap_err()
+        };
         let unreachable = || tree::Error::Unreachable { hosts: "a:1".to_owned() };
-        let mut attempts = Attempts::at(paths::units());
-        assert_eq!(attempts.reading(unreachable()).to_string(), unreachable().to_string());
-        attempts.after(tree::Error::Ambiguous { hosts: "a:1".to_owned() }).await.unwrap();
+        assert_eq!(ended(false, unreachable()).await.to_string(), unreachable().to_string());
         for failure in [unreachable(), tree::Error::Timeout { hosts: "a:1".to_owned(), seconds: 3 }] {
-            let doubt = attempts.reading(failure);
+            let doubt = ended(true, failure).await;
             assert!(matches!(doubt, Error::Tree(tree::Error::Ambiguous { .. })), "{doubt}");
         }
-        let refusal = attempts.reading(tree::Error::NoAuth(paths::units()));
+        let refusal = ended(true, tree::Error::NoAuth(paths::units())).await;
         assert!(matches!(refusal, Error::Tree(tree::Error::NoAuth(_))), "{refusal}");
     }
 }

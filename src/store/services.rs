@@ -1,6 +1,5 @@
 //! Services: deployed, found by name, exposed, destroyed.
 
-use super::credentials::random_hex;
 use super::environment::Environment;
 use super::error::Error;
 use super::paths;
@@ -71,48 +70,45 @@ impl<T: Tree> Environment<T> {
             return Err(Error::TooManyUnits { given: wanted.units, limit: MAX_UNITS });
         }
         let name_path = paths::service_name(&wanted.service);
-        let mut attempts = Attempts::at(paths::services());
-        // A write that was given up may still arrive later, so every attempt has a mark of its own.
-        let mut tried: Vec<(String, Deployed)> = Vec::new();
-        loop {
-            let counter =
-                Counter::read(&self.tree, paths::services()).await.map_err(|e| attempts.reading(e))?;
-            match self.tree.get(&name_path).await {
-                Ok(node) => {
-                    let found = NamedService::parse(&name_path, &node.data)?;
-                    let ours = tried.into_iter().find(|(op, _)| *op == found.op);
-                    return ours
-                        .map(|(_, deployed)| deployed)
-                        .ok_or_else(|| Error::ServiceExists(wanted.service.clone()));
+        let operation = self.operation()?;
+        let attempts = operation.attempts_at(paths::services());
+        let work = async |attempts: &mut Attempts| {
+            loop {
+                let counter = Counter::read(&self.tree, paths::services()).await?;
+                match self.tree.get(&name_path).await {
+                    Ok(node) => {
+                        let found = NamedService::parse(&name_path, &node.data)?;
+                        if found.op != operation.mark() {
+                            return Err(Error::ServiceExists(wanted.service.clone()));
+                        }
+                        let units = self.units_marked(&wanted.service, operation.mark()).await;
+                        return Ok(Deployed { service: found.id, units: units? });
+                    }
+                    Err(tree::Error::NoNode(_)) => {}
+                    Err(e) => return Err(e.into()),
                 }
-                Err(tree::Error::NoNode(_)) => {}
-                Err(e) => return Err(attempts.reading(e)),
+                let id = ServiceId::new(counter.next());
+                let draft = Draft::read(self, &wanted.service, wanted.units, wanted.to).await?;
+                let record = Service {
+                    name: wanted.service.clone(),
+                    charm: wanted.charm.clone(),
+                    rest: wanted.metadata.clone(),
+                };
+                let named = NamedService { id, op: operation.mark().to_owned() };
+                let mut writes = vec![
+                    counter.take(1)?,
+                    Write::create(name_path.clone(), named.to_bytes(), self.info.roles.operators()),
+                    Write::create(paths::service(id), record.to_bytes(), self.info.roles.operators()),
+                ];
+                let (more, units) = draft.writes(self, id, operation.mark())?;
+                writes.extend(more);
+                match self.tree.write(writes).await {
+                    Ok(()) => return Ok(Deployed { service: id, units }),
+                    Err(e) => attempts.after(e).await?,
+                }
             }
-            let op = random_hex(16)?;
-            let id = ServiceId::new(counter.next());
-            let draft = Draft::read(self, &wanted.service, wanted.units, wanted.to)
-                .await
-                .map_err(|e| attempts.reading(e))?;
-            let record = Service {
-                name: wanted.service.clone(),
-                charm: wanted.charm.clone(),
-                rest: wanted.metadata.clone(),
-            };
-            let named = NamedService { id, op: op.clone() };
-            let mut writes = vec![
-                counter.take(1)?,
-                Write::create(name_path.clone(), named.to_bytes(), self.info.roles.operators()),
-                Write::create(paths::service(id), record.to_bytes(), self.info.roles.operators()),
-            ];
-            let (more, units) = draft.writes(self, id, &op)?;
-            writes.extend(more);
-            let deployed = Deployed { service: id, units };
-            match self.tree.write(writes).await {
-                Ok(()) => return Ok(deployed),
-                Err(e) => attempts.after(e).await?,
-            }
-            tried.push((op, deployed));
-        }
+        };
+        attempts.carry_out(work).await
     }
 
     /// Removes the service with all its units. One with very many units goes in several steps, and a second run
@@ -121,33 +117,44 @@ impl<T: Tree> Environment<T> {
     /// # Errors
     /// [`Error::ServiceNotFound`] and the failures of the store.
     pub async fn destroy_service(&self, name: &ServiceName) -> Result<(), Error> {
-        let mut attempts = Attempts::at(paths::service_name(name));
-        loop {
-            let id = match self.service_id(name).await {
-                Err(Error::ServiceNotFound(_)) if attempts.unsure => return Ok(()),
-                other => other?,
-            };
-            let numbers = paths::unit_names_of(name);
-            // Read before the units: a unit added after this makes the check below fail.
-            let counter = Counter::read(&self.tree, numbers.clone()).await?;
-            let units = self.units_of(name).await?;
-            let last = units.len() <= MAX_UNITS as usize;
-            let mut roots = self.unit_roots(&units[..units.len().min(MAX_UNITS as usize)]).await?;
-            if last {
-                roots.extend([paths::service(id), paths::service_name(name)]);
+        let attempts = self.operation()?.attempts_at(paths::service_name(name));
+        let work = async |attempts: &mut Attempts| {
+            loop {
+                let id = match self.service_id(name).await {
+                    Err(Error::ServiceNotFound(_)) if attempts.unsure => return Ok(()),
+                    other => other?,
+                };
+                let numbers = paths::unit_names_of(name);
+                // Read before the units: a unit added after this makes the check below fail.
+                let counter = Counter::read(&self.tree, numbers.clone()).await?;
+                let units = self.units_of(name).await?;
+                let last = units.len() <= MAX_UNITS as usize;
+                let mut roots = self.unit_roots(&units[..units.len().min(MAX_UNITS as usize)]).await?;
+                if last {
+                    roots.extend([paths::service(id), paths::service_name(name)]);
+                }
+                let mut writes = vec![counter.check()];
+                writes.extend(deletions(&self.tree, roots).await?);
+                match self.tree.write(writes).await {
+                    Ok(()) if last => return Ok(()),
+                    Ok(()) => {}
+                    Err(e) => attempts.after(e).await?,
+                }
             }
-            let mut writes = vec![counter.check()];
-            writes.extend(deletions(&self.tree, roots).await?);
-            match self.tree.write(writes).await {
-                Ok(()) if last => return Ok(()),
-                Ok(()) => {}
-                Err(e) => attempts.after(e).await?,
-            }
-        }
+        };
+        attempts.carry_out(work).await
     }
 
     /// The units that a service has now, by name.
     pub(super) async fn units_of(&self, name: &ServiceName) -> Result<Vec<(UnitName, UnitId)>, Error> {
+        let units = self.named_units_of(name).await?;
+        Ok(units.into_iter().map(|(name, unit)| (name, unit.id)).collect())
+    }
+
+    pub(super) async fn named_units_of(
+        &self,
+        name: &ServiceName,
+    ) -> Result<Vec<(UnitName, NamedUnit)>, Error> {
         let container = paths::unit_names_of(name);
         let mut names = Vec::new();
         for number in self.tree.children(&container).await? {
@@ -163,8 +170,8 @@ impl<T: Tree> Environment<T> {
         for (unit, answer) in names.into_iter().zip(answers) {
             // One that went away since it was listed is no unit any more.
             if let Some(node) = answer.into_data() {
-                let id = NamedUnit::parse(&paths::unit_name(&unit), &node.data)?.id;
-                units.push((unit, id));
+                let named = NamedUnit::parse(&paths::unit_name(&unit), &node.data)?;
+                units.push((unit, named));
             }
         }
         Ok(units)
@@ -189,40 +196,48 @@ impl<T: Tree> Environment<T> {
             return Err(Error::TooManySources { given: sources.len(), limit: MAX_SOURCES });
         }
         let data = exposed_to_bytes(&sources);
-        let mut attempts = Attempts::at(paths::service_name(name));
-        loop {
-            let path = paths::exposed(self.service_id(name).await?);
-            let write = match self.tree.get(&path).await {
-                Ok(flag) if is_exposed_to(&path, &flag.data, &sources) => {
-                    // After a lost answer it is as good as ours.
-                    return Ok(if attempts.unsure { Flag::Changed } else { Flag::AlreadySo });
+        let attempts = Attempts::at(paths::service_name(name));
+        let work = async |attempts: &mut Attempts| {
+            loop {
+                let path = paths::exposed(self.service_id(name).await?);
+                let write = match self.tree.get(&path).await {
+                    Ok(flag) if is_exposed_to(&path, &flag.data, &sources) => {
+                        // After a lost answer it is as good as ours.
+                        return Ok(if attempts.unsure { Flag::Changed } else { Flag::AlreadySo });
+                    }
+                    Ok(flag) => Write::SetIfVersion { path, data: data.clone(), version: flag.version },
+                    Err(tree::Error::NoNode(_)) => {
+                        Write::create(path, data.clone(), self.info.roles.operators())
+                    }
+                    Err(e) => return Err(e.into()),
+                };
+                match self.tree.write(vec![write]).await {
+                    Ok(()) => return Ok(Flag::Changed),
+                    Err(e) => attempts.after(e).await?,
                 }
-                Ok(flag) => Write::SetIfVersion { path, data: data.clone(), version: flag.version },
-                Err(tree::Error::NoNode(_)) => Write::create(path, data.clone(), self.info.roles.operators()),
-                Err(e) => return Err(e.into()),
-            };
-            match self.tree.write(vec![write]).await {
-                Ok(()) => return Ok(Flag::Changed),
-                Err(e) => attempts.after(e).await?,
             }
-        }
+        };
+        attempts.carry_out(work).await
     }
 
     /// # Errors
     /// [`Error::ServiceNotFound`] and the failures of the store.
     pub async fn unexpose(&self, name: &ServiceName) -> Result<Flag, Error> {
-        let mut attempts = Attempts::at(paths::service_name(name));
-        loop {
-            let flag = paths::exposed(self.service_id(name).await?);
-            let writes = deletions(&self.tree, vec![flag]).await?;
-            if writes.is_empty() {
-                return Ok(if attempts.unsure { Flag::Changed } else { Flag::AlreadySo });
+        let attempts = Attempts::at(paths::service_name(name));
+        let work = async |attempts: &mut Attempts| {
+            loop {
+                let flag = paths::exposed(self.service_id(name).await?);
+                let writes = deletions(&self.tree, vec![flag]).await?;
+                if writes.is_empty() {
+                    return Ok(if attempts.unsure { Flag::Changed } else { Flag::AlreadySo });
+                }
+                match self.tree.write(writes).await {
+                    Ok(()) => return Ok(Flag::Changed),
+                    Err(e) => attempts.after(e).await?,
+                }
             }
-            match self.tree.write(writes).await {
-                Ok(()) => return Ok(Flag::Changed),
-                Err(e) => attempts.after(e).await?,
-            }
-        }
+        };
+        attempts.carry_out(work).await
     }
 }
 

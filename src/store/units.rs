@@ -1,6 +1,6 @@
 //! Units: added to a service, placed on machines, removed.
 
-use super::credentials::{Credential, Identity, random_hex};
+use super::credentials::{Credential, Identity};
 use super::environment::{Environment, LOCAL_MACHINE};
 use super::error::Error;
 use super::machines::machine_writes;
@@ -27,8 +27,6 @@ pub struct Placed {
     pub id: UnitId,
     pub name: UnitName,
     pub machine: MachineId,
-    /// The machine was made for it.
-    pub new_machine: bool,
 }
 
 /// A container that hands out numbers, as read. Numbers are taken by compare-and-swap in the same step that uses
@@ -149,7 +147,6 @@ impl Draft {
                 id: UnitId::new(self.units.next() + offset),
                 name: UnitName::new(self.service.clone(), first_number + offset),
                 machine: seat.machine,
-                new_machine: seat.new,
             };
             let machine = self.identities.get(&seat.machine).ok_or(Error::MachineNotFound(seat.machine))?;
             writes.extend(unit_writes(roles, &unit, service, machine, op)?);
@@ -223,44 +220,52 @@ impl<T: Tree> Environment<T> {
         if count > MAX_UNITS {
             return Err(Error::TooManyUnits { given: count, limit: MAX_UNITS });
         }
-        let mut attempts = Attempts::at(paths::units());
-        let mut tried: Vec<(String, Vec<Placed>)> = Vec::new();
-        loop {
-            let id = self.service_id(service).await.map_err(|e| attempts.reading(e))?;
-            if attempts.unsure {
-                for (op, placed) in &tried {
-                    if self.was_made(placed, op).await.map_err(|e| attempts.reading(e))? {
-                        return Ok(placed.clone());
+        let operation = self.operation()?;
+        let attempts = operation.attempts_at(paths::units());
+        let work = async |attempts: &mut Attempts| {
+            loop {
+                let id = self.service_id(service).await?;
+                if attempts.unsure {
+                    let made = self.units_marked(service, operation.mark()).await;
+                    let made = made?;
+                    if !made.is_empty() {
+                        return Ok(made);
                     }
                 }
+                let service_path = paths::service(id);
+                let check = match self.tree.get(&service_path).await {
+                    Ok(node) => Write::Check { path: service_path, version: node.version },
+                    Err(tree::Error::NoNode(_)) => return Err(Error::ServiceNotFound(service.clone())),
+                    Err(e) => return Err(e.into()),
+                };
+                let draft = Draft::read(self, service, count, to).await?;
+                let (mut writes, placed) = draft.writes(self, id, operation.mark())?;
+                writes.push(check);
+                match self.tree.write(writes).await {
+                    Ok(()) => return Ok(placed),
+                    Err(e) => attempts.after(e).await?,
+                }
             }
-            let op = random_hex(16)?;
-            let service_path = paths::service(id);
-            let check = match self.tree.get(&service_path).await {
-                Ok(node) => Write::Check { path: service_path, version: node.version },
-                Err(tree::Error::NoNode(_)) => return Err(Error::ServiceNotFound(service.clone())),
-                Err(e) => return Err(attempts.reading(e)),
-            };
-            let draft = Draft::read(self, service, count, to).await.map_err(|e| attempts.reading(e))?;
-            let (mut writes, placed) = draft.writes(self, id, &op)?;
-            writes.push(check);
-            match self.tree.write(writes).await {
-                Ok(()) => return Ok(placed),
-                Err(e) => attempts.after(e).await?,
-            }
-            tried.push((op, placed));
-        }
+        };
+        attempts.carry_out(work).await
     }
 
-    /// Whether an attempt without an answer was applied: its first unit's name is there and carries our mark.
-    async fn was_made(&self, placed: &[Placed], op: &str) -> Result<bool, Error> {
-        let Some(first) = placed.first() else { return Ok(false) };
-        let path = paths::unit_name(&first.name);
-        match self.tree.get(&path).await {
-            Ok(node) => Ok(NamedUnit::parse(&path, &node.data)?.op == op),
-            Err(tree::Error::NoNode(_)) => Ok(false),
-            Err(e) => Err(e.into()),
+    /// The units of a service that an operation made and that are still there.
+    pub(super) async fn units_marked(&self, service: &ServiceName, mark: &str) -> Result<Vec<Placed>, Error> {
+        let mut made = Vec::new();
+        for (name, named) in
+            self.named_units_of(service).await?.into_iter().filter(|(_, unit)| unit.op == mark)
+        {
+            let path = paths::unit(named.id);
+            let node = self.tree.get(&path).await?;
+            // Units are made with their machine and stay there.
+            let machine = Unit::parse(&path, &node.data)?
+                .machine
+                .ok_or_else(|| corrupt(&path, "the unit is on no machine".to_owned()))?;
+            made.push(Placed { id: named.id, name, machine });
         }
+        made.sort_unstable_by_key(|unit| unit.id);
+        Ok(made)
     }
 
     /// # Errors
@@ -287,19 +292,22 @@ impl<T: Tree> Environment<T> {
     /// # Errors
     /// [`Error::UnitNotFound`] and the failures of the store.
     pub async fn remove_unit(&self, name: &UnitName) -> Result<(), Error> {
-        let mut attempts = Attempts::at(paths::unit_name(name));
-        loop {
-            let id = match self.unit_id(name).await {
-                Err(Error::UnitNotFound(_)) if attempts.unsure => return Ok(()),
-                other => other?,
-            };
-            let roots = self.unit_roots(&[(name.clone(), id)]).await?;
-            let writes = deletions(&self.tree, roots).await?;
-            match self.tree.write(writes).await {
-                Ok(()) => return Ok(()),
-                Err(e) => attempts.after(e).await?,
+        let attempts = self.operation()?.attempts_at(paths::unit_name(name));
+        let work = async |attempts: &mut Attempts| {
+            loop {
+                let id = match self.unit_id(name).await {
+                    Err(Error::UnitNotFound(_)) if attempts.unsure => return Ok(()),
+                    other => other?,
+                };
+                let roots = self.unit_roots(&[(name.clone(), id)]).await?;
+                let writes = deletions(&self.tree, roots).await?;
+                match self.tree.write(writes).await {
+                    Ok(()) => return Ok(()),
+                    Err(e) => attempts.after(e).await?,
+                }
             }
-        }
+        };
+        attempts.carry_out(work).await
     }
 
     /// Every node that is there because of these units.

@@ -25,7 +25,8 @@ use credentials::{
     two_processes_of_one_operator_agree,
 };
 use faults::{
-    a_store_that_goes_away_is_told_in_time, garbage_in_a_znode_hides_nothing_else, status_asks_in_batches,
+    a_second_run_puts_it_right, a_store_that_goes_away_is_told_in_time,
+    garbage_in_a_znode_hides_nothing_else, status_asks_in_batches,
 };
 use refusals::{refusals_change_nothing, what_is_wrong_is_said};
 use story::{status_goes_where_it_should, the_whole_story};
@@ -43,6 +44,7 @@ const SCENARIOS: &[Scenario] = scenarios![
     garbage_in_a_znode_hides_nothing_else,
     status_asks_in_batches,
     a_store_that_goes_away_is_told_in_time,
+    a_second_run_puts_it_right,
     a_controller_refuses_to_start_in_the_dark,
     controllers_lead_and_take_over,
 ];

@@ -8,8 +8,9 @@ use portcullis::store::memory::Fault;
 use portcullis::store::paths;
 use portcullis::store::records::Placement;
 use portcullis::store::tree::Tree;
-use portcullis::store::{Environment, Flag, MemoryStore, MemoryTree, UnitPorts};
+use portcullis::store::{Environment, Flag, MemoryStore, MemoryTree, Operation, UnitPorts};
 use std::fmt::Debug;
+use std::time::Duration;
 
 const FAULTS: [&[Fault]; 5] = [
     &[],
@@ -77,6 +78,35 @@ fn units_are_added_once() {
 #[test]
 fn machines_are_added_once() {
     same_whatever_is_lost(&async |environment| environment.add_machine(None).await.unwrap());
+}
+
+/// The same operation in another process: the first lost its answer, and nobody knew.
+#[test]
+fn an_operation_that_is_repeated_is_done_once() {
+    for applied in [Fault::LostBefore, Fault::LostAfter] {
+        let store = MemoryStore::default();
+        block_on(async {
+            let environment = fresh(&store, Placement::Unassigned).await;
+            environment.deploy(&deploy("web", 1)).await.unwrap();
+            let operation = Operation::new().unwrap();
+            let once = async |again: bool| {
+                let operation =
+                    if again { Operation::again(operation.mark()).unwrap() } else { operation.clone() };
+                let tree = store.connect(Some(&operator()));
+                Environment::open(tree).await.unwrap().marked(operation)
+            };
+            // As if the process had ended after its one write.
+            store.lose_answers([applied, Fault::LostBefore, Fault::LostBefore]);
+            let first = once(false).await;
+            let lost = tokio::time::timeout(Duration::ZERO, first.add_units(&service("web"), 2, None)).await;
+            drop(lost);
+            store.lose_answers([]);
+            let placed = once(true).await.add_units(&service("web"), 2, None).await.unwrap();
+            assert_eq!(placed.len(), 2);
+            assert_eq!(once(true).await.add_units(&service("web"), 2, None).await.unwrap(), placed);
+            assert_eq!(environment.tree().children(&paths::units()).await.unwrap().len(), 3);
+        });
+    }
 }
 
 #[test]

@@ -124,9 +124,8 @@ pub(super) async fn opening_needs_bootstrap_and_the_right_credentials(place: &im
 pub(super) async fn deploy_makes_service_units_and_machines(place: &impl Place) {
     let environment = fresh(place, Placement::Unassigned).await;
     let made = environment.deploy(&deploy("wordpress", 2)).await.unwrap();
-    let placed: Vec<_> =
-        made.units.iter().map(|u| (u.name.to_string(), u.machine.number(), u.new_machine)).collect();
-    assert_eq!(placed, [("wordpress/0".to_owned(), 0, true), ("wordpress/1".to_owned(), 1, true)]);
+    let placed: Vec<_> = made.units.iter().map(|u| (u.name.to_string(), u.machine.number())).collect();
+    assert_eq!(placed, [("wordpress/0".to_owned(), 0), ("wordpress/1".to_owned(), 1)]);
 
     let (id, record) = environment.service(&service("wordpress")).await.unwrap();
     assert_eq!(id, made.service);
@@ -169,8 +168,8 @@ pub(super) async fn placement_takes_the_lowest_empty_machine(place: &impl Place)
     let made = environment.deploy(&Deploy { to: Some(adopted), ..deploy("a", 1) }).await.unwrap();
     assert_eq!(made.units[0].machine, adopted);
     let more = environment.add_units(&service("a"), 2, None).await.unwrap();
-    let seats: Vec<_> = more.iter().map(|unit| (unit.machine.number(), unit.new_machine)).collect();
-    assert_eq!(seats, [(0, false), (2, true)]);
+    let seats: Vec<_> = more.iter().map(|unit| unit.machine.number()).collect();
+    assert_eq!(seats, [0, 2], "the empty machine, then a new one");
     environment.remove_unit(&unit("a/1")).await.unwrap();
     assert_eq!(environment.add_units(&service("a"), 1, None).await.unwrap()[0].machine, first);
     let nowhere = Some(MachineId::new(9));
