@@ -63,6 +63,17 @@ impl Roles {
         self.acl(Rights::READ, &[])
     }
 
+    /// The flag of a service. Machines that run its units have to know to whom to open it.
+    pub fn exposed(&self, service: Option<&Identity>) -> Acl {
+        let service = service.map(|service| (service, Rights::READ));
+        self.acl(Rights::READ, service.as_slice())
+    }
+
+    /// A service's secret. It is handed on in its units' own, so nobody else needs to read it here.
+    pub fn service_credentials(&self) -> Acl {
+        Acl(vec![(self.operator.clone(), Rights::ALL)])
+    }
+
     /// The controller's own corner.
     pub fn controllers(&self) -> Acl {
         self.acl(Rights::READ | Rights::WRITE | Rights::CREATE | Rights::DELETE, &[])
@@ -72,6 +83,16 @@ impl Roles {
     /// agent and its state below, but not say of itself which instance it is.
     pub fn machine(&self, machine: &Identity) -> Acl {
         self.acl(Rights::READ | Rights::WRITE | Rights::CREATE, &[(machine, Rights::READ | Rights::CREATE)])
+    }
+
+    /// Who looks after the machine.
+    pub fn machine_agent(&self, machine: &Identity) -> Acl {
+        self.acl(Rights::READ, &[(machine, Rights::READ)])
+    }
+
+    /// What a machine says about its own firewall.
+    pub fn machine_firewall(&self, machine: &Identity) -> Acl {
+        self.acl(Rights::READ, &[(machine, Rights::READ | Rights::WRITE)])
     }
 
     /// The list of a machine's units, and its entries.

@@ -58,7 +58,7 @@ impl MemoryStore {
             .map(|credential| wire::Identity::new("digest", credential.identity().as_str()))
             .into_iter()
             .collect();
-        MemoryTree { session: Arc::new(Session { id, proved, store: self.clone() }) }
+        MemoryTree { session: Arc::new(Session { id, proved: Mutex::new(proved), store: self.clone() }) }
     }
 
     /// The next writes, of whomever, lose their answers in this order.
@@ -88,7 +88,7 @@ impl World {
 
     fn node(&self, session: &Session, path: &NodePath) -> Result<&StoredNode, Error> {
         let node = self.state.tree.get(path.as_str()).ok_or_else(|| Error::NoNode(path.clone()))?;
-        if wire::allows(&node.acl, wire::READ, &session.proved) {
+        if wire::allows(&node.acl, wire::READ, &session.proved()) {
             Ok(node)
         } else {
             Err(Error::NoAuth(path.clone()))
@@ -105,8 +105,14 @@ pub struct MemoryTree {
 #[derive(Debug)]
 struct Session {
     id: i64,
-    proved: Vec<wire::Identity>,
+    proved: Mutex<Vec<wire::Identity>>,
     store: MemoryStore,
+}
+
+impl Session {
+    fn proved(&self) -> MutexGuard<'_, Vec<wire::Identity>> {
+        self.proved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Drop for Session {
@@ -131,7 +137,8 @@ impl MemoryTree {
         if fault == Some(Fault::LostBefore) {
             return Err(lost());
         }
-        let caller = Caller { session: self.session.id, proved: &self.session.proved };
+        let proved = self.session.proved().clone();
+        let caller = Caller { session: self.session.id, proved: &proved };
         let result = world.state.write(caller, ops, 0);
         let events: Vec<(EventKind, String)> = match result {
             Ok(written) => written.changes.iter().filter_map(event_of).collect(),
@@ -251,6 +258,15 @@ impl Tree for MemoryTree {
     async fn set_acl(&self, path: &NodePath, acl: Acl) -> Result<(), Error> {
         let op = Op::SetAcl { path: path.as_str(), acl: acl_of(&acl), version: -1 };
         self.apply(&[op], |_| path.clone())
+    }
+
+    async fn prove(&self, credential: &Credential) -> Result<(), Error> {
+        let identity = wire::Identity::new("digest", credential.identity().as_str());
+        let mut proved = self.session.proved();
+        if !proved.contains(&identity) {
+            proved.push(identity);
+        }
+        Ok(())
     }
 
     async fn sync(&self) -> Result<(), Error> {

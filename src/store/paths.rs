@@ -81,6 +81,11 @@ pub fn exposed(id: ServiceId) -> NodePath {
     service(id).child("exposed")
 }
 
+/// The secret that the service's units share: it opens the flag for whoever runs one of them.
+pub fn service_credentials(id: ServiceId) -> NodePath {
+    service(id).child("credentials")
+}
+
 pub fn units() -> NodePath {
     fixed("/units")
 }
@@ -117,6 +122,11 @@ pub fn machine_agent(id: MachineId) -> NodePath {
 
 pub fn machine_credentials(id: MachineId) -> NodePath {
     machine(id).child("credentials")
+}
+
+/// What the machine says about its own firewall, if it looks after that itself.
+pub fn machine_firewall(id: MachineId) -> NodePath {
+    machine(id).child("firewall")
 }
 
 /// One child per unit assigned to the machine. A machine's agent lists its own work here, without a right to see the
@@ -164,6 +174,8 @@ mod tests {
         for (path, text) in [
             (root().child("x"), "/x"),
             (exposed(ServiceId::new(1)), "/services/service-0000000001/exposed"),
+            (service_credentials(ServiceId::new(1)), "/services/service-0000000001/credentials"),
+            (machine_firewall(MachineId::new(0)), "/machines/machine-0000000000/firewall"),
             (unit_ports(UnitId::new(2)), "/units/unit-0000000002/ports"),
             (unit_agent(UnitId::new(2)), "/units/unit-0000000002/agent"),
             (unit_credentials(UnitId::new(2)), "/units/unit-0000000002/credentials"),

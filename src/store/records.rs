@@ -346,6 +346,15 @@ pub(super) fn counter_to_bytes(next: u32) -> Vec<u8> {
     json!({"next": next}).to_string().into_bytes()
 }
 
+/// The secret of its service that a unit's credentials carry, for whoever runs the unit. Units of an older version
+/// have none.
+///
+/// # Errors
+/// [`Error::Corrupt`], naming `path`.
+pub fn parse_service_credential(path: &NodePath, data: &[u8]) -> Result<Option<Credential>, Error> {
+    Fields::parse(path, data)?.optional("service-auth", Credential::parse)
+}
+
 /// The data of a `credentials` znode.
 pub(super) fn parse_credentials(path: &NodePath, data: &[u8]) -> Result<Credential, Error> {
     Fields::parse(path, data)?.required("auth", Credential::parse)
@@ -353,6 +362,10 @@ pub(super) fn parse_credentials(path: &NodePath, data: &[u8]) -> Result<Credenti
 
 pub(super) fn credentials_to_bytes(credential: &Credential) -> Vec<u8> {
     json!({"auth": credential.expose()}).to_string().into_bytes()
+}
+
+pub(super) fn unit_credentials_to_bytes(unit: &Credential, service: &Credential) -> Vec<u8> {
+    json!({"auth": unit.expose(), "service-auth": service.expose()}).to_string().into_bytes()
 }
 
 #[cfg(test)]

@@ -1,10 +1,13 @@
 //! Services: deployed, found by name, exposed, destroyed.
 
+use super::acl::Acl;
+use super::credentials::Credential;
 use super::environment::Environment;
 use super::error::Error;
 use super::paths;
 use super::records::{
-    MAX_SOURCES, NamedService, NamedUnit, Service, counter_to_bytes, exposed_to_bytes, parse_exposed,
+    MAX_SOURCES, NamedService, NamedUnit, Service, counter_to_bytes, exposed_to_bytes, parse_credentials,
+    parse_exposed,
 };
 use super::retry::Attempts;
 use super::subtree::deletions;
@@ -199,7 +202,8 @@ impl<T: Tree> Environment<T> {
         let attempts = Attempts::at(paths::service_name(name));
         let work = async |attempts: &mut Attempts| {
             loop {
-                let path = paths::exposed(self.service_id(name).await?);
+                let id = self.service_id(name).await?;
+                let path = paths::exposed(id);
                 let write = match self.tree.get(&path).await {
                     Ok(flag) if is_exposed_to(&path, &flag.data, &sources) => {
                         // After a lost answer it is as good as ours.
@@ -207,7 +211,7 @@ impl<T: Tree> Environment<T> {
                     }
                     Ok(flag) => Write::SetIfVersion { path, data: data.clone(), version: flag.version },
                     Err(tree::Error::NoNode(_)) => {
-                        Write::create(path, data.clone(), self.info.roles.operators())
+                        Write::create(path, data.clone(), self.flag_acl(id).await?)
                     }
                     Err(e) => return Err(e.into()),
                 };
@@ -218,6 +222,21 @@ impl<T: Tree> Environment<T> {
             }
         };
         attempts.carry_out(work).await
+    }
+
+    async fn flag_acl(&self, id: ServiceId) -> Result<Acl, Error> {
+        let credential = self.service_credential(id).await?;
+        Ok(self.info.roles.exposed(credential.map(|credential| credential.identity()).as_ref()))
+    }
+
+    /// The identity that a service's units share. None for one of an older version.
+    pub(super) async fn service_credential(&self, id: ServiceId) -> Result<Option<Credential>, Error> {
+        let path = paths::service_credentials(id);
+        match self.tree.get(&path).await {
+            Ok(node) => parse_credentials(&path, &node.data).map(Some),
+            Err(tree::Error::NoNode(_)) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
     }
 
     /// # Errors
@@ -249,6 +268,6 @@ fn is_exposed_to(path: &paths::NodePath, flag: &[u8], sources: &[Cidr]) -> bool 
 }
 
 /// The first data of a service name's unit counter.
-pub(super) fn first_numbers(environment_acl: super::acl::Acl, name: &ServiceName, next: u32) -> Write {
+pub(super) fn first_numbers(environment_acl: Acl, name: &ServiceName, next: u32) -> Write {
     Write::create(paths::unit_names_of(name), counter_to_bytes(next), environment_acl)
 }

@@ -2,6 +2,7 @@
 //! No path is built here and nothing is decided; retries and meaning belong to the typed operations.
 
 use super::acl::Acl;
+use super::credentials::Credential;
 use super::paths::NodePath;
 use std::future::Future;
 
@@ -167,6 +168,16 @@ pub trait Tree: Send + Sync {
     /// # Errors
     /// As for [`Tree::write`].
     fn set_acl(&self, path: &NodePath, acl: Acl) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// From here on the session has this identity's rights as well, also once it was replaced by another. Proving the
+    /// same again does nothing. A tree that stands for one identity alone says that it cannot.
+    ///
+    /// # Errors
+    /// The failures of the store.
+    fn prove(&self, credential: &Credential) -> impl Future<Output = Result<(), Error>> + Send {
+        let what = format!("{} cannot be proved here", credential.user());
+        async move { Err(Error::Unexpected { hosts: "this tree".to_owned(), what }) }
+    }
 
     /// After it, reads see everything that was finished before it.
     ///

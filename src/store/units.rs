@@ -8,7 +8,7 @@ use super::paths::{self, NodePath};
 use super::placement::{Rule, Seat, seats};
 use super::records::{
     Machine, NamedUnit, Placement, Unit, corrupt, counter_to_bytes, credentials_to_bytes, parse_counter,
-    parse_credentials,
+    parse_credentials, unit_credentials_to_bytes,
 };
 use super::retry::Attempts;
 use super::services::first_numbers;
@@ -75,6 +75,8 @@ pub(super) struct Draft {
     seats: Vec<Seat>,
     /// Of the machines that are there already.
     identities: BTreeMap<MachineId, Identity>,
+    /// What the service's units share; None if it is yet to be made.
+    credential: Option<Credential>,
 }
 
 impl Draft {
@@ -94,6 +96,11 @@ impl Draft {
             Err(Error::Tree(tree::Error::NoNode(_))) => None,
             Err(e) => return Err(e),
         };
+        let credential = match environment.service_id(service).await {
+            Ok(id) => environment.service_credential(id).await?,
+            Err(Error::ServiceNotFound(_)) => None,
+            Err(e) => return Err(e),
+        };
         let rule = match (to, environment.info.placement) {
             (Some(machine), _) => Rule::To(machine),
             (None, Placement::Local) => Rule::To(LOCAL_MACHINE),
@@ -111,7 +118,7 @@ impl Draft {
         }
         let seats = seats(count, rule, &carried, machines.next())
             .ok_or_else(|| corrupt(&paths::machines(), "the numbers are used up".to_owned()))?;
-        Ok(Self { service: service.clone(), units, machines, numbers, seats, identities })
+        Ok(Self { service: service.clone(), units, machines, numbers, seats, identities, credential })
     }
 
     /// The writes that make the units, and the machines that they need.
@@ -136,6 +143,15 @@ impl Draft {
         if new_machines > 0 {
             writes.push(self.machines.take(u32::try_from(new_machines).unwrap_or(u32::MAX))?);
         }
+        let shared = match self.credential.take() {
+            Some(credential) => credential,
+            None => {
+                let made = Credential::generate(&service.key())?;
+                let path = paths::service_credentials(service);
+                writes.push(Write::create(path, credentials_to_bytes(&made), roles.service_credentials()));
+                made
+            }
+        };
         let mut placed = Vec::with_capacity(self.seats.len());
         for (offset, seat) in (0..count).zip(std::mem::take(&mut self.seats)) {
             if seat.new {
@@ -149,7 +165,7 @@ impl Draft {
                 machine: seat.machine,
             };
             let machine = self.identities.get(&seat.machine).ok_or(Error::MachineNotFound(seat.machine))?;
-            writes.extend(unit_writes(roles, &unit, service, machine, op)?);
+            writes.extend(unit_writes(roles, &unit, (service, &shared), machine, op)?);
             placed.push(unit);
         }
         Ok((writes, placed))
@@ -183,7 +199,7 @@ async fn look_at<T: Tree>(
 fn unit_writes(
     roles: &super::acl::Roles,
     unit: &Placed,
-    service: ServiceId,
+    (service, shared): (ServiceId, &Credential),
     machine: &Identity,
     op: &str,
 ) -> Result<Vec<Write>, Error> {
@@ -200,7 +216,7 @@ fn unit_writes(
         ),
         Write::create(
             paths::unit_credentials(unit.id),
-            credentials_to_bytes(&credential),
+            unit_credentials_to_bytes(&credential, shared),
             roles.unit_credentials(machine),
         ),
         Write::create(paths::unit_name(&unit.name), named.to_bytes(), roles.operators()),

@@ -46,7 +46,8 @@ pub struct ZkTree {
 struct Link {
     address: Address,
     hosts: String,
-    credential: Option<Credential>,
+    /// Every identity that was proved, for sessions to come. Never locked across an await.
+    credentials: Mutex<Vec<Credential>>,
     /// Replaced when its session has ended. Never locked across an await.
     client: Mutex<Option<zk::Client>>,
 }
@@ -60,7 +61,7 @@ impl ZkTree {
         let link = Link {
             address: address.clone(),
             hosts: address.hosts(),
-            credential: credential.cloned(),
+            credentials: Mutex::new(credential.cloned().into_iter().collect()),
             client: Mutex::new(None),
         };
         link.reconnect(Instant::now() + CONNECT_TIMEOUT).await?;
@@ -128,6 +129,10 @@ impl Link {
         self.client.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn identities(&self) -> std::sync::MutexGuard<'_, Vec<Credential>> {
+        self.credentials.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn full_path(&self, path: &NodePath) -> String {
         match (self.address.chroot(), path.as_str()) {
             ("", path) => path.to_owned(),
@@ -149,10 +154,9 @@ impl Link {
             .with_session_timeout(SESSION_TIMEOUT)
             .with_connection_timeout(silence)
             .with_fail_eagerly();
-        match &self.credential {
-            Some(credential) => connector.with_auth("digest", credential.expose().as_bytes()),
-            None => connector,
-        }
+        self.identities().iter().fold(connector, |connector, credential| {
+            connector.with_auth("digest", credential.expose().as_bytes())
+        })
     }
 
     /// Makes a new session and keeps it, unless somebody else did meanwhile.
@@ -375,6 +379,28 @@ impl Tree for ZkTree {
             Ok(Err(e)) => Err(self.link.refusal(&e, path).unwrap_or_else(ambiguous)),
             Err(_) => Err(ambiguous()),
         }
+    }
+
+    async fn prove(&self, credential: &Credential) -> Result<(), Error> {
+        {
+            let mut known = self.link.identities();
+            if known.contains(credential) {
+                return Ok(());
+            }
+            // First of all: a session that is made meanwhile has it, too.
+            known.push(credential.clone());
+        }
+        let (auth, root) = (credential.expose(), super::paths::root());
+        let proved = self
+            .read(&root, |client| {
+                let auth = auth.clone();
+                async move { client.auth("digest", auth.as_bytes()).await }
+            })
+            .await;
+        if proved.is_err() {
+            self.link.identities().retain(|known| known != credential);
+        }
+        proved
     }
 
     async fn sync(&self) -> Result<(), Error> {

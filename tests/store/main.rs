@@ -93,6 +93,8 @@ fn scenarios<P: Place>() -> Vec<Scenario<P>> {
         operations::concurrent_port_writers_both_win,
         rights::a_unit_writes_its_own_ports_and_nothing_else,
         rights::a_machine_sees_its_own_units,
+        rights::a_unit_opens_its_services_flag_to_its_machine,
+        rights::a_machine_reports_on_itself,
         rights::the_controller_reads_all_and_writes_what_providers_say,
         rights::nobody_else_sees_anything,
     ]

@@ -6,7 +6,7 @@ use portcullis::model::MachineId;
 use portcullis::store::Credential;
 use portcullis::store::acl::Roles;
 use portcullis::store::paths::{self, NodePath};
-use portcullis::store::records::Placement;
+use portcullis::store::records::{Placement, parse_service_credential};
 use portcullis::store::tree::{Error, Tree, Write};
 
 fn roles() -> Roles {
@@ -80,6 +80,7 @@ async fn populate<P: Place>(place: &P) -> (portcullis::store::Environment<P::Tre
         nodes.extend([
             paths::service(made.service),
             paths::exposed(made.service),
+            paths::service_credentials(made.service),
             paths::service_name(&wanted.service),
             paths::unit_names_of(&wanted.service),
             paths::unit_name(&placed.name),
@@ -153,9 +154,83 @@ pub(super) async fn a_machine_sees_its_own_units(place: &impl Place) {
     ] {
         assert!(!may_create(&agent, boss, path.clone()).await, "create {path}");
     }
-    // The flag of its service is there to be seen, though not to be read.
+}
+
+/// What a machine's agent does to learn to whom its units' services are open.
+pub(super) async fn a_unit_opens_its_services_flag_to_its_machine(place: &impl Place) {
+    let (environment, nodes) = populate(place).await;
+    let boss = environment.tree();
+    let agent = place.connect(Some(&environment.machine_credential(MachineId::new(0)).await.unwrap())).await;
+    let (id, _) = environment.unit(&unit("mine/0")).await.unwrap();
     let (mine, _) = environment.service(&service("mine")).await.unwrap();
-    assert_eq!(agent.exists(&paths::exposed(mine)).await, Ok(true));
+    assert!(!may_read(&agent, &paths::exposed(mine)).await);
+    let path = paths::unit_credentials(id);
+    let held = agent.get(&path).await.unwrap();
+    let shared = parse_service_credential(&path, &held.data).unwrap().expect("a secret of the service");
+    let before: Vec<NodePath> = readable(&agent, &nodes).await;
+    for _ in 0..2 {
+        agent.prove(&shared).await.unwrap();
+    }
+    let mut expected = before;
+    expected.push(paths::exposed(mine));
+    expected.sort();
+    let mut now = readable(&agent, &nodes).await;
+    now.sort();
+    assert_eq!(now, expected, "the flag and nothing else");
+    assert!(!may_write(&agent, boss, &paths::exposed(mine)).await);
+    assert!(!may_delete(&agent, boss, &paths::exposed(mine)).await);
+    // A second unit's machine gets the same, and so it does for a flag that was set again.
+    environment.unexpose(&service("mine")).await.unwrap();
+    let second = environment.add_units(&service("mine"), 1, None).await.unwrap();
+    environment.expose(&service("mine")).await.unwrap();
+    let other = second[0].machine;
+    let agent = place.connect(Some(&environment.machine_credential(other).await.unwrap())).await;
+    let path = paths::unit_credentials(second[0].id);
+    let held = agent.get(&path).await.unwrap();
+    assert_eq!(parse_service_credential(&path, &held.data).unwrap(), Some(shared.clone()));
+    agent.prove(&shared).await.unwrap();
+    assert!(may_read(&agent, &paths::exposed(mine)).await);
+}
+
+async fn readable(tree: &impl Tree, nodes: &[NodePath]) -> Vec<NodePath> {
+    let mut found = Vec::new();
+    for path in nodes {
+        if may_read(tree, path).await {
+            found.push(path.clone());
+        }
+    }
+    found
+}
+
+/// A machine says who looks after it and what came of its firewall, and can say neither for another.
+pub(super) async fn a_machine_reports_on_itself(place: &impl Place) {
+    let (environment, _) = populate(place).await;
+    let boss = environment.tree();
+    let (here, there) = (MachineId::new(0), MachineId::new(1));
+    let credential = environment.machine_credential(here).await.unwrap();
+    let identity = credential.identity();
+    let agent = place.connect(Some(&credential)).await;
+    let controller = place.connect(Some(&controller())).await;
+    for (path, acl, writes) in [
+        (paths::machine_firewall(here), roles().machine_firewall(&identity), true),
+        (paths::machine_agent(here), roles().machine_agent(&identity), false),
+    ] {
+        agent.write(vec![Write::create(path.clone(), Vec::new(), acl)]).await.unwrap();
+        for reader in [&agent, boss, &controller] {
+            assert!(may_read(reader, &path).await, "read {path}");
+        }
+        assert_eq!(may_write(&agent, boss, &path).await, writes, "write {path}");
+        assert!(!may_write(&controller, boss, &path).await, "the controller writes {path}");
+        assert!(!may_delete(&agent, boss, &path).await, "delete {path}");
+    }
+    let credential = environment.machine_credential(there).await.unwrap();
+    let other = place.connect(Some(&credential)).await;
+    for path in [paths::machine_firewall(here), paths::machine_agent(here)] {
+        assert!(!may_read(&other, &path).await, "another machine reads {path}");
+        assert!(!may_write(&other, boss, &path).await, "another machine writes {path}");
+    }
+    assert!(!may_create(&agent, boss, paths::machine_firewall(there)).await);
+    assert!(!may_create(&agent, boss, paths::firewall_reports()).await);
 }
 
 pub(super) async fn the_controller_reads_all_and_writes_what_providers_say(place: &impl Place) {
@@ -163,7 +238,7 @@ pub(super) async fn the_controller_reads_all_and_writes_what_providers_say(place
     let boss = environment.tree();
     let tree = place.connect(Some(&controller())).await;
     for path in &nodes {
-        let secret = path.as_str().starts_with("/units/") && path.as_str().ends_with("/credentials");
+        let secret = !path.as_str().starts_with("/machines/") && path.as_str().ends_with("/credentials");
         assert_eq!(may_read(&tree, path).await, !secret, "read {path}");
         let writable =
             [paths::machine(MachineId::new(0)), paths::machine(MachineId::new(1)), paths::controller()];
