@@ -16,6 +16,7 @@
 
 pub mod cli;
 pub mod firewall;
+pub mod heartbeat;
 pub mod keeper;
 pub mod model;
 pub mod runtime;

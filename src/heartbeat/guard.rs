@@ -1,0 +1,214 @@
+//! When a verdict is not trusted: most of a fleet falling silent at once, and components that come and go. Pure; the
+//! numbers come from `audit`, which holds back or damps what is said here.
+
+use std::collections::{HashMap, VecDeque};
+
+/// Fewer silent components than this are no mass outage.
+const MASS_LEAST: usize = 3;
+
+/// Holds deaths back while too many are due at once.
+#[derive(Debug, Clone, Default)]
+pub struct MassHold {
+    /// In percent; 0 never holds.
+    share: u32,
+    hold_ms: u64,
+    since: Option<u64>,
+    /// Until then deaths pass: the hold was lifted, and what is silent now was part of it.
+    pass_until: u64,
+    /// When and how many died lately.
+    recent: VecDeque<(u64, usize)>,
+}
+
+/// What becomes of the deaths that are due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ruling {
+    Declare,
+    /// `raised` at the beginning of a hold: one alarm for the fleet.
+    Hold {
+        raised: bool,
+    },
+}
+
+impl MassHold {
+    pub fn configure(&mut self, share: u32, hold_ms: u64) {
+        self.share = share;
+        self.hold_ms = hold_ms;
+    }
+
+    pub fn is_holding(&self) -> bool {
+        self.since.is_some()
+    }
+
+    /// An operator says that the silence is real.
+    pub fn release(&mut self, now: u64, window: u64) {
+        if self.since.take().is_some() {
+            self.pass_until = now + window;
+        }
+    }
+
+    /// Rules on deaths at `now`, when `silent` of `alive` components are late already. `window` is the time in which
+    /// deaths count as one event.
+    pub fn rule(&mut self, now: u64, window: u64, silent: usize, alive: usize) -> Ruling {
+        while self.recent.front().is_some_and(|(at, _)| at + window < now) {
+            self.recent.pop_front();
+        }
+        let died: usize = self.recent.iter().map(|(_, count)| count).sum();
+        let (silent, fleet) = (silent + died, alive + died);
+        let mass = self.share > 0 && silent >= MASS_LEAST && silent * 100 > fleet * self.share as usize;
+        match self.since {
+            Some(since) if mass && now < since + self.hold_ms => Ruling::Hold { raised: false },
+            Some(_) => {
+                self.release(now, window);
+                Ruling::Declare
+            }
+            None if mass && now >= self.pass_until && self.hold_ms > 0 => {
+                self.since = Some(now);
+                Ruling::Hold { raised: true }
+            }
+            None => Ruling::Declare,
+        }
+    }
+
+    pub fn declared(&mut self, now: u64, count: usize) {
+        if count > 0 {
+            self.recent.push_back((now, count));
+        }
+    }
+}
+
+/// So many restarts in a row make a component a flapping one.
+const FLAPS: u16 = 3;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Flap {
+    count: u16,
+    last: u64,
+}
+
+/// Who comes and goes. Only components that restarted lately are in here.
+#[derive(Debug, Clone, Default)]
+pub struct Flaps {
+    lately: HashMap<u32, Flap>,
+}
+
+impl Flaps {
+    /// A component came back; `memory` is how long that is remembered.
+    pub fn restarted(&mut self, entry: u32, now: u64, memory: u64) {
+        let flap = self.lately.entry(entry).or_insert(Flap { count: 0, last: now });
+        if flap.last + memory < now {
+            flap.count = 0;
+        }
+        flap.count = flap.count.saturating_add(1);
+        flap.last = now;
+    }
+
+    /// How often it came back, if often enough to be called flapping.
+    pub fn flapping(&self, entry: u32) -> Option<u16> {
+        self.lately.get(&entry).map(|flap| flap.count).filter(|count| *count >= FLAPS)
+    }
+
+    pub fn forget(&mut self, entry: u32) {
+        self.lately.remove(&entry);
+    }
+
+    /// Drops those that have been quiet, and says which of them were flapping until now.
+    pub fn settle(&mut self, now: u64, memory: u64) -> Vec<u32> {
+        let mut settled = Vec::new();
+        self.lately.retain(|entry, flap| {
+            let quiet = flap.last + memory < now;
+            if quiet && flap.count >= FLAPS {
+                settled.push(*entry);
+            }
+            !quiet
+        });
+        settled.sort_unstable();
+        settled
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.lately.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WINDOW: u64 = 30_000;
+
+    fn begun() -> MassHold {
+        let mut hold = MassHold::default();
+        hold.configure(30, 300_000);
+        hold
+    }
+
+    #[test]
+    fn a_few_may_die() {
+        for (silent, alive) in [(1, 1), (2, 2), (30, 100), (3, 10)] {
+            assert_eq!(begun().rule(0, WINDOW, silent, alive), Ruling::Declare, "{silent} of {alive}");
+        }
+        for (silent, alive) in [(3, 3), (31, 100), (3, 9)] {
+            assert_eq!(begun().rule(0, WINDOW, silent, alive), Ruling::Hold { raised: true });
+        }
+    }
+
+    #[test]
+    fn deaths_one_after_the_other_count_together() {
+        let mut hold = begun();
+        let mut alive = 100;
+        for second in 0..40 {
+            let now = second * 500;
+            match hold.rule(now, WINDOW, 1, alive) {
+                Ruling::Declare => {
+                    hold.declared(now, 1);
+                    alive -= 1;
+                }
+                Ruling::Hold { .. } => break,
+            }
+        }
+        assert_eq!(alive, 70, "then it looked like an outage");
+    }
+
+    #[test]
+    fn a_hold_ends_by_time_by_word_and_by_itself() {
+        let mut hold = begun();
+        assert_eq!(hold.rule(0, WINDOW, 50, 100), Ruling::Hold { raised: true });
+        assert_eq!(hold.rule(299_999, WINDOW, 50, 100), Ruling::Hold { raised: false });
+        assert_eq!(hold.rule(300_000, WINDOW, 50, 100), Ruling::Declare);
+        hold.declared(300_000, 50);
+        assert_eq!(hold.rule(301_000, WINDOW, 20, 50), Ruling::Declare, "the same outage");
+
+        hold = begun();
+        hold.rule(0, WINDOW, 50, 100);
+        hold.release(1000, WINDOW);
+        assert_eq!(hold.rule(1000, WINDOW, 50, 100), Ruling::Declare);
+
+        hold = begun();
+        hold.rule(0, WINDOW, 50, 100);
+        assert_eq!(hold.rule(1000, WINDOW, 5, 100), Ruling::Declare, "most came back");
+        assert!(!hold.is_holding());
+    }
+
+    #[test]
+    fn without_a_share_nothing_is_held() {
+        let mut hold = MassHold::default();
+        hold.configure(0, 300_000);
+        assert_eq!(hold.rule(0, WINDOW, 100, 100), Ruling::Declare);
+    }
+
+    #[test]
+    fn who_comes_and_goes_is_marked_until_it_is_quiet() {
+        let mut flaps = Flaps::default();
+        for time in 1..=2 {
+            flaps.restarted(7, time * 1000, 60_000);
+            assert_eq!(flaps.flapping(7), None);
+        }
+        flaps.restarted(7, 3000, 60_000);
+        assert_eq!(flaps.flapping(7), Some(3));
+        assert!(flaps.settle(63_000, 60_000).is_empty());
+        assert_eq!(flaps.settle(63_001, 60_000), [7]);
+        assert_eq!(flaps.flapping(7), None);
+        flaps.restarted(7, 100_000, 60_000);
+        assert_eq!(flaps.flapping(7), None, "it begins anew");
+    }
+}

@@ -1,0 +1,15 @@
+//! Who is alive: components beat over HTTP, silence is judged by two windows, and whoever wants to know is told of each
+//! change once. Any replica takes any beat and keeps it in memory; one of them, elected, judges.
+//!
+//! Start at [`state`] for the rule, at [`audit`] for how it is applied, at [`pending`] for how changes are told.
+
+pub mod audit;
+pub mod guard;
+pub mod name;
+pub mod params;
+pub mod pending;
+pub mod record;
+pub mod state;
+pub mod table;
+pub mod watched;
+pub mod wheel;

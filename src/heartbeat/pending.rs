@@ -1,0 +1,256 @@
+//! How changes are told to a state manager that is slow, down, or refuses one name among thousands. Pure: which call comes
+//! next, and what an answer means for the components in it. Each component is in one call, that of its newest change.
+
+use std::collections::VecDeque;
+
+use super::audit::Change;
+use super::name::Name;
+use super::state::Word;
+
+/// Names in one call.
+pub const MAX_IN_CALL: usize = 10_000;
+
+/// So many names refused and not one accepted: it is not about the names.
+const REFUSES_ALL: usize = 8;
+
+const FIRST_PAUSE_MS: u64 = 200;
+const LONGEST_PAUSE_MS: u64 = 30_000;
+
+/// One call: these components, this word.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Call {
+    pub word: Word,
+    /// Each with the number of its change.
+    pub entries: Vec<(Name, u64)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    Accepted,
+    /// Something in this call is not acceptable.
+    Refused,
+    /// Nothing is known about this call: down, hanging, or failing.
+    Failed,
+}
+
+/// A round of calls under way.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Delivery {
+    calls: VecDeque<Call>,
+    done: Outcome,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Outcome {
+    pub told: Vec<(Name, u64)>,
+    pub refused: Vec<(Name, u64)>,
+    /// The state manager is not there, or wants none of it: try everything else again later.
+    pub failed: bool,
+}
+
+impl Delivery {
+    /// Calls for these changes. The newest change of each component, by its number, is the one that counts.
+    pub fn of(changes: &[Change]) -> Self {
+        let mut newest: Vec<&Change> = changes.iter().collect();
+        newest.sort_unstable_by_key(|change| (change.name, std::cmp::Reverse(change.sequence)));
+        newest.dedup_by_key(|change| change.name);
+        let mut calls = VecDeque::new();
+        for word in Word::ALL {
+            let of_word = newest.iter().filter(|change| change.word == Some(word));
+            let entries: Vec<(Name, u64)> = of_word.map(|change| (change.name, change.sequence)).collect();
+            calls.extend(entries.chunks(MAX_IN_CALL).map(|chunk| Call { word, entries: chunk.to_vec() }));
+        }
+        Self { calls, done: Outcome::default() }
+    }
+
+    /// The call to make now, until none is left.
+    pub fn next_call(&mut self) -> Option<Call> {
+        self.calls.pop_front()
+    }
+
+    /// Takes in the answer to a call that [`Delivery::next_call`] gave.
+    pub fn answered(&mut self, call: Call, answer: Answer) {
+        match answer {
+            Answer::Accepted => self.done.told.extend(call.entries),
+            Answer::Failed => self.give_up(),
+            Answer::Refused => {
+                let Call { word, mut entries } = call;
+                if entries.len() > 1 {
+                    let right = entries.split_off(entries.len() / 2);
+                    self.calls.push_front(Call { word, entries: right });
+                    self.calls.push_front(Call { word, entries });
+                } else {
+                    self.done.refused.extend(entries);
+                    if self.done.told.is_empty() && self.done.refused.len() >= REFUSES_ALL {
+                        self.done.refused.clear();
+                        self.give_up();
+                    }
+                }
+            }
+        }
+    }
+
+    fn give_up(&mut self) {
+        self.calls.clear();
+        self.done.failed = true;
+    }
+
+    pub fn finish(self) -> Outcome {
+        self.done
+    }
+}
+
+/// How long to wait after so many failures in a row; `random` spreads it by a quarter.
+pub fn pause_ms(failures: u32, random: u64) -> u64 {
+    let doubled = FIRST_PAUSE_MS << failures.saturating_sub(1).min(16);
+    let pause = doubled.min(LONGEST_PAUSE_MS);
+    pause - random % (pause / 4 + 1)
+}
+
+/// The body of a call.
+pub fn body(call: &Call) -> Vec<u8> {
+    #[derive(serde::Serialize)]
+    struct Info<'a> {
+        #[serde(rename = "ID")]
+        id: &'a str,
+        #[serde(rename = "Message")]
+        message: &'a str,
+        #[serde(rename = "Flag")]
+        flag: &'a str,
+    }
+    #[derive(serde::Serialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Body<'a> {
+        #[serde(rename = "ComponentIDs")]
+        ids: Vec<&'a str>,
+        state: &'a str,
+        flag: &'a str,
+        extended_info: Info<'a>,
+    }
+    let (state, flag) = call.word.state_and_flag();
+    let ids = call.entries.iter().map(|(name, _)| name.as_str()).collect();
+    let info = Info { id: "", message: call.word.message(), flag: "" };
+    // Strings are always JSON.
+    serde_json::to_vec(&Body { ids, state, flag, extended_info: info }).expect("strings")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::heartbeat::state::State;
+
+    fn change(name: &str, sequence: u64, word: Word) -> Change {
+        Change { name: Name::parse(name).unwrap(), state: State::Ok, word: Some(word), sequence, at: 0 }
+    }
+
+    /// Plays a round against a manager that refuses calls with any of `bad` in them; returns the calls made.
+    fn play(changes: &[Change], bad: &[&str]) -> (Vec<Call>, Outcome) {
+        let (mut delivery, mut calls) = (Delivery::of(changes), Vec::new());
+        while let Some(call) = delivery.next_call() {
+            calls.push(call.clone());
+            let refused = call.entries.iter().any(|(name, _)| bad.contains(&name.as_str()));
+            delivery.answered(call, if refused { Answer::Refused } else { Answer::Accepted });
+        }
+        (calls, delivery.finish())
+    }
+
+    #[test]
+    fn only_the_newest_change_of_a_component_is_told() {
+        let changes = [
+            change("a", 1, Word::Started),
+            change("b", 2, Word::Started),
+            change("a", 3, Word::MightBeDead),
+            change("a", 5, Word::Restarted),
+            change("a", 4, Word::DeclaredDead),
+        ];
+        let (calls, outcome) = play(&changes, &[]);
+        let told: Vec<(Word, usize)> = calls.iter().map(|call| (call.word, call.entries.len())).collect();
+        assert_eq!(told, [(Word::Started, 1), (Word::Restarted, 1)]);
+        assert_eq!(outcome.told.len(), 2);
+    }
+
+    #[test]
+    fn one_bad_name_stops_nobody_else() {
+        let names: Vec<String> = (0..100).map(|number| format!("n{number}")).collect();
+        let changes: Vec<Change> =
+            names.iter().zip(1..).map(|(name, number)| change(name, number, Word::DeclaredDead)).collect();
+        let (calls, outcome) = play(&changes, &["n37"]);
+        assert_eq!(outcome.told.len(), 99);
+        assert_eq!(outcome.refused, [(Name::parse("n37").unwrap(), 38)]);
+        assert!(!outcome.failed && calls.len() < 20, "{} calls", calls.len());
+    }
+
+    #[test]
+    fn who_refuses_everybody_has_a_trouble_of_its_own() {
+        let names: Vec<String> = (0..1000).map(|number| format!("n{number}")).collect();
+        let changes: Vec<Change> =
+            names.iter().zip(1..).map(|(name, number)| change(name, number, Word::Started)).collect();
+        let all: Vec<&str> = names.iter().map(String::as_str).collect();
+        let (calls, outcome) = play(&changes, &all);
+        assert!(outcome.failed && outcome.refused.is_empty() && outcome.told.is_empty());
+        assert!(calls.len() < 40, "{} calls", calls.len());
+    }
+
+    #[test]
+    fn a_failure_ends_the_round_and_keeps_what_was_told() {
+        let changes = [change("a", 1, Word::Started), change("b", 2, Word::DeclaredDead)];
+        let mut delivery = Delivery::of(&changes);
+        let first = delivery.next_call().unwrap();
+        delivery.answered(first, Answer::Accepted);
+        let second = delivery.next_call().unwrap();
+        delivery.answered(second, Answer::Failed);
+        assert_eq!(delivery.next_call(), None);
+        let outcome = delivery.finish();
+        assert!(outcome.failed);
+        assert_eq!(outcome.told, [(Name::parse("a").unwrap(), 1)]);
+    }
+
+    #[test]
+    fn the_body_is_the_state_managers() {
+        let call = Call { word: Word::DeclaredDead, entries: vec![(Name::parse("x0c0s0b0n0").unwrap(), 9)] };
+        assert_eq!(
+            String::from_utf8(body(&call)).unwrap(),
+            "{\"ComponentIDs\":[\"x0c0s0b0n0\"],\"State\":\"Standby\",\"Flag\":\"Alert\",\
+             \"ExtendedInfo\":{\"ID\":\"\",\"Message\":\"Heartbeat stopped -- declared dead\",\"Flag\":\"\"}}"
+        );
+    }
+
+    #[test]
+    fn pauses_grow_and_end_growing() {
+        assert_eq!(pause_ms(1, 0), 200);
+        assert_eq!(pause_ms(2, 0), 400);
+        for failures in 9..200 {
+            let pause = pause_ms(failures, u64::MAX);
+            assert!((LONGEST_PAUSE_MS * 3 / 4..=LONGEST_PAUSE_MS).contains(&pause));
+        }
+    }
+
+    proptest! {
+        /// Whatever is refused: each component ends told or set aside, once, with its newest change.
+        #[test]
+        fn everybody_is_told_once_or_set_aside(
+            changes in proptest::collection::vec((0u8..40, 0usize..4), 0..200),
+            bad in proptest::collection::btree_set(0u8..40, 0..6),
+        ) {
+            let changes: Vec<Change> = changes.iter().zip(1..)
+                .map(|((name, word), number)| change(&format!("n{name}"), number, Word::ALL[*word])).collect();
+            let mut newest = BTreeMap::new();
+            for change in &changes {
+                newest.insert(change.name, change.sequence);
+            }
+            let bad: Vec<String> = bad.iter().map(|name| format!("n{name}")).collect();
+            let bad: Vec<&str> = bad.iter().map(String::as_str).collect();
+            let (_, outcome) = play(&changes, &bad);
+            prop_assert!(!outcome.failed);
+            let is_bad = |name: &Name| bad.contains(&name.as_str());
+            let (wrong, right): (BTreeMap<_, _>, BTreeMap<_, _>) = newest.into_iter().partition(|(name, _)| is_bad(name));
+            prop_assert_eq!(outcome.told.len(), right.len());
+            prop_assert_eq!(outcome.told.into_iter().collect::<BTreeMap<_, _>>(), right);
+            prop_assert_eq!(outcome.refused.into_iter().collect::<BTreeMap<_, _>>(), wrong);
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! What the tracker keeps in the store, as values: components in buckets, written by the judge, and batches of beats,
+//! written by every replica. Pure. What cannot be understood is an error that says why, never an empty value.
+
+use serde_json::{Value, json};
+
+use super::name::Name;
+use super::state::{State, Word};
+
+/// Components are spread over so many znodes, so that one change rewrites little and a million still fit.
+pub const BUCKETS: u16 = 4096;
+
+/// As many as fit into a znode whatever their names are.
+pub const MAX_IN_BUCKET: usize = 360;
+
+/// Beats in one znode; the longest names still leave it below a znode's limit.
+pub const MAX_IN_BATCH: usize = 700;
+
+/// Whether the state manager knows about the newest change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Told {
+    No,
+    Yes,
+    /// It refused this component by itself; another change is another chance.
+    Refused,
+}
+
+impl Told {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::No => "no",
+            Self::Yes => "yes",
+            Self::Refused => "refused",
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        [Self::No, Self::Yes, Self::Refused].into_iter().find(|told| told.as_str() == text)
+    }
+}
+
+/// One component, as the judge has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record {
+    pub name: Name,
+    pub state: State,
+    /// What the newest change was, if there was one to tell.
+    pub word: Option<Word>,
+    /// The number of the newest change; 0 before the first.
+    pub sequence: u64,
+    pub told: Told,
+    /// Calendar time of the newest change, for people.
+    pub changed_at: u64,
+    /// Calendar time of the newest beat when this was written.
+    pub beat_at: u64,
+    /// How often it came back, while that is too often.
+    pub flaps: u16,
+}
+
+/// Beats of one replica, in the order of its numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    /// The judge's question that this answers, or an older one.
+    pub answers: u64,
+    /// The replica has ended in order: nothing that it heard is missing.
+    pub farewell: bool,
+    /// Calendar time of writing, for people.
+    pub at: u64,
+    pub beats: Vec<Beat>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Beat {
+    pub name: Name,
+    /// How long before the writing, by the replica's own clock.
+    pub age_ms: u64,
+    pub going_away: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Garbled(String);
+
+fn garbled(what: impl Into<String>) -> Garbled {
+    Garbled(what.into())
+}
+
+/// The bucket that a component is kept in. Stays the same for ever: what is written is found by it.
+pub fn bucket_of(name: &str) -> u16 {
+    (crc32c::crc32c(name.as_bytes()) % u32::from(BUCKETS)) as u16
+}
+
+pub fn bucket_to_bytes(records: impl IntoIterator<Item = Record>) -> Vec<u8> {
+    let rows: Vec<Value> = records
+        .into_iter()
+        .map(|r| {
+            let word = r.word.map(Word::as_str);
+            json!([
+                r.name.as_str(),
+                r.state.as_str(),
+                word,
+                r.sequence,
+                r.told.as_str(),
+                r.changed_at,
+                r.beat_at,
+                r.flaps
+            ])
+        })
+        .collect();
+    json!({"v": 1, "components": rows}).to_string().into_bytes()
+}
+
+/// # Errors
+/// If anything in it is not as it was written.
+pub fn bucket_from_bytes(bytes: &[u8]) -> Result<Vec<Record>, Garbled> {
+    rows(bytes, "components")?
+        .1
+        .iter()
+        .map(|row| record(row).ok_or_else(|| garbled("a bad component")))
+        .collect()
+}
+
+/// The document and its rows.
+fn rows(bytes: &[u8], key: &str) -> Result<(Value, Vec<Value>), Garbled> {
+    let mut document: Value = serde_json::from_slice(bytes).map_err(|_| garbled("no JSON"))?;
+    if document.get("v").and_then(Value::as_u64) != Some(1) {
+        return Err(garbled("not of a version that is known"));
+    }
+    match document.get_mut(key).map(Value::take) {
+        Some(Value::Array(rows)) => Ok((document, rows)),
+        _ => Err(garbled(format!("no {key}"))),
+    }
+}
+
+fn record(row: &Value) -> Option<Record> {
+    let row = row.as_array().filter(|row| row.len() >= 8)?;
+    let word = match &row[2] {
+        Value::Null => None,
+        word => Some(Word::parse(word.as_str()?)?),
+    };
+    Some(Record {
+        name: Name::parse(row[0].as_str()?).ok()?,
+        state: State::parse(row[1].as_str()?)?,
+        word,
+        sequence: row[3].as_u64()?,
+        told: Told::parse(row[4].as_str()?)?,
+        changed_at: row[5].as_u64()?,
+        beat_at: row[6].as_u64()?,
+        flaps: u16::try_from(row[7].as_u64()?).ok()?,
+    })
+}
+
+impl Batch {
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let rows: Vec<Value> = self
+            .beats
+            .iter()
+            .map(|beat| match beat.going_away {
+                false => json!([beat.name.as_str(), beat.age_ms]),
+                true => json!([beat.name.as_str(), beat.age_ms, true]),
+            })
+            .collect();
+        json!({"v": 1, "answers": self.answers, "farewell": self.farewell, "at": self.at, "beats": rows})
+            .to_string()
+            .into_bytes()
+    }
+
+    /// # Errors
+    /// If anything in it is not as it was written.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, Garbled> {
+        let (document, rows) = rows(bytes, "beats")?;
+        let number =
+            |key: &str| document.get(key).and_then(Value::as_u64).ok_or_else(|| garbled(format!("no {key}")));
+        let beats = rows.iter().map(|row| beat(row).ok_or_else(|| garbled("a bad beat")));
+        Ok(Self {
+            answers: number("answers")?,
+            farewell: document
+                .get("farewell")
+                .and_then(Value::as_bool)
+                .ok_or_else(|| garbled("no farewell"))?,
+            at: number("at")?,
+            beats: beats.collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+fn beat(row: &Value) -> Option<Beat> {
+    let row = row.as_array()?;
+    Some(Beat {
+        name: Name::parse(row.first()?.as_str()?).ok()?,
+        age_ms: row.get(1)?.as_u64()?,
+        going_away: row.get(2).is_some_and(|flag| flag.as_bool() == Some(true)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::heartbeat::name::MAX_NAME;
+
+    fn name(text: &str) -> Name {
+        Name::parse(text).unwrap()
+    }
+
+    fn longest(number: usize) -> Record {
+        Record {
+            name: name(&format!("{number:0>MAX_NAME$}")),
+            state: State::Stopped,
+            word: Some(Word::DeclaredDead),
+            sequence: u64::MAX,
+            told: Told::Refused,
+            changed_at: u64::MAX,
+            beat_at: u64::MAX,
+            flaps: u16::MAX,
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let records = vec![longest(1), Record { word: None, told: Told::No, state: State::Ok, ..longest(2) }];
+        assert_eq!(bucket_from_bytes(&bucket_to_bytes(records.iter().copied())), Ok(records));
+        let beats = vec![
+            Beat { name: name("a"), age_ms: 12, going_away: false },
+            Beat { name: name("b"), age_ms: 0, going_away: true },
+        ];
+        let batch = Batch { answers: 3, farewell: true, at: 99, beats };
+        assert_eq!(Batch::from_bytes(&batch.to_bytes()), Ok(batch));
+    }
+
+    #[test]
+    fn a_full_znode_is_below_its_limit() {
+        let bucket = bucket_to_bytes((0..MAX_IN_BUCKET).map(longest));
+        assert!(bucket.len() <= 64 * 1024, "{}", bucket.len());
+        let beats = (0..MAX_IN_BATCH)
+            .map(|number| Beat { name: longest(number).name, age_ms: 86_400_000, going_away: true })
+            .collect();
+        let batch = Batch { answers: u64::MAX, farewell: true, at: u64::MAX, beats }.to_bytes();
+        assert!(batch.len() <= 64 * 1024, "{}", batch.len());
+    }
+
+    #[test]
+    fn garbage_is_refused_with_a_reason() {
+        for (bytes, reason) in [
+            ("", "no JSON"),
+            ("{}", "not of a version that is known"),
+            (r#"{"v":2,"components":[],"beats":[]}"#, "not of a version that is known"),
+            (r#"{"v":1}"#, "no "),
+            (r#"{"v":1,"components":[["a"]],"beats":[["a"]],"answers":1,"farewell":false,"at":1}"#, "a bad "),
+            (r#"{"v":1,"components":[3],"beats":[["a/b",1]],"answers":1,"farewell":false,"at":1}"#, "a bad "),
+        ] {
+            let bucket = bucket_from_bytes(bytes.as_bytes()).unwrap_err().to_string();
+            let batch = Batch::from_bytes(bytes.as_bytes()).unwrap_err().to_string();
+            assert!(bucket.starts_with(reason) && batch.starts_with(reason), "{bytes}: {bucket}, {batch}");
+        }
+    }
+
+    #[test]
+    fn buckets_are_even() {
+        let mut counts = vec![0usize; BUCKETS.into()];
+        for number in 0..100_000 {
+            counts[usize::from(bucket_of(&format!(
+                "x{}c{}s{}b0n0",
+                number / 64,
+                number % 8,
+                number % 64 / 8
+            )))] += 1;
+        }
+        assert!(counts.iter().all(|count| *count < 100), "{:?}", counts.iter().max());
+    }
+}

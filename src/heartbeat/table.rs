@@ -1,0 +1,203 @@
+//! The components in memory, a hundred bytes or two each: found by name, listed by bucket, numbered for the wheel. Pure, and
+//! without a rule in it: when a component is late is for `audit`.
+
+use std::hash::{BuildHasher as _, RandomState};
+
+use hashbrown::HashTable;
+use slab::Slab;
+
+use super::name::Name;
+use super::record::{BUCKETS, MAX_IN_BUCKET, Record, Told, bucket_of};
+use super::state::{State, Word};
+
+#[derive(Debug)]
+pub struct Component {
+    name: Box<str>,
+    /// Watched time of the newest beat; 0 if no replica that we follow heard one.
+    pub last: u64,
+    /// Silence is counted from here at the earliest: the end of a maintenance, say.
+    pub base: u64,
+    pub sequence: u64,
+    /// Calendar time of the newest change.
+    pub changed_at: u64,
+    /// Calendar time of a beat that was heard before this process began.
+    pub beat_at: u64,
+    pub state: State,
+    pub word: Option<Word>,
+    pub told: Told,
+    /// Beat since it was last judged, and that beat says something new.
+    pub news: bool,
+    /// The newest beat said good-bye.
+    pub going_away: bool,
+    /// Beat since the last batch was written.
+    pub unflushed: bool,
+    /// As the store has it; `Flaps` counts for the judge.
+    pub flaps: u16,
+}
+
+impl Component {
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The name as a value of its own.
+    pub fn full_name(&self) -> Name {
+        // It was one when it came in.
+        Name::parse(&self.name).unwrap_or_else(|_| unreachable!("kept names are normal"))
+    }
+}
+
+/// No room for another component.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("Too many components")]
+pub struct Full;
+
+#[derive(Debug)]
+pub struct Table {
+    index: HashTable<u32>,
+    hasher: RandomState,
+    components: Slab<Component>,
+    buckets: Vec<Vec<u32>>,
+    limit: usize,
+}
+
+impl Table {
+    pub fn new(limit: usize) -> Self {
+        Self {
+            index: HashTable::new(),
+            hasher: RandomState::new(),
+            components: Slab::new(),
+            buckets: vec![Vec::new(); BUCKETS.into()],
+            limit,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.components.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.components.is_empty()
+    }
+
+    pub fn find(&self, name: &Name) -> Option<u32> {
+        let (text, components) = (name.as_str(), &self.components);
+        let hash = self.hasher.hash_one(text);
+        self.index.find(hash, |entry| &*components[*entry as usize].name == text).copied()
+    }
+
+    pub fn get(&self, entry: u32) -> &Component {
+        &self.components[entry as usize]
+    }
+
+    pub fn get_mut(&mut self, entry: u32) -> &mut Component {
+        &mut self.components[entry as usize]
+    }
+
+    /// # Errors
+    /// [`Full`] if it is a new one and there is no room.
+    pub fn ensure(&mut self, name: &Name) -> Result<u32, Full> {
+        if let Some(entry) = self.find(name) {
+            return Ok(entry);
+        }
+        let bucket = &mut self.buckets[usize::from(bucket_of(name.as_str()))];
+        if self.components.len() >= self.limit || bucket.len() >= MAX_IN_BUCKET {
+            return Err(Full);
+        }
+        let entry = u32::try_from(self.components.insert(Component {
+            name: name.as_str().into(),
+            last: 0,
+            base: 0,
+            sequence: 0,
+            changed_at: 0,
+            beat_at: 0,
+            state: State::New,
+            word: None,
+            told: Told::Yes,
+            news: false,
+            going_away: false,
+            unflushed: false,
+            flaps: 0,
+        }))
+        .map_err(|_| Full)?;
+        bucket.push(entry);
+        let (hasher, components) = (&self.hasher, &self.components);
+        let hash = hasher.hash_one(name.as_str());
+        self.index.insert_unique(hash, entry, |entry| hasher.hash_one(&*components[*entry as usize].name));
+        Ok(entry)
+    }
+
+    pub fn remove(&mut self, entry: u32) -> Component {
+        let component = self.components.remove(entry as usize);
+        let hash = self.hasher.hash_one(&*component.name);
+        if let Ok(found) = self.index.find_entry(hash, |other| *other == entry) {
+            found.remove();
+        }
+        self.buckets[usize::from(bucket_of(&component.name))].retain(|other| *other != entry);
+        component
+    }
+
+    pub fn in_bucket(&self, bucket: u16) -> &[u32] {
+        self.buckets.get(usize::from(bucket)).map_or(&[], Vec::as_slice)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &Component)> {
+        self.components.iter().filter_map(|(entry, component)| Some((u32::try_from(entry).ok()?, component)))
+    }
+
+    /// What the store should hold of a component; `now` and `wall` are the same moment on two clocks.
+    pub fn record(&self, entry: u32, now: u64, wall: u64) -> Record {
+        let component = self.get(entry);
+        let beat_at = match component.last {
+            0 => component.beat_at,
+            last => wall.saturating_sub(now.saturating_sub(last)),
+        };
+        Record {
+            name: component.full_name(),
+            state: component.state,
+            word: component.word,
+            sequence: component.sequence,
+            told: component.told,
+            changed_at: component.changed_at,
+            beat_at,
+            flaps: component.flaps,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(number: usize) -> Name {
+        Name::parse(&format!("x{number}c0")).unwrap()
+    }
+
+    #[test]
+    fn components_are_found_removed_and_numbers_used_again() {
+        let mut table = Table::new(1000);
+        let entries: Vec<u32> = (0..100).map(|number| table.ensure(&name(number)).unwrap()).collect();
+        assert_eq!(table.ensure(&name(5)), Ok(entries[5]));
+        assert_eq!(table.len(), 100);
+        for number in (0..100).step_by(2) {
+            assert_eq!(table.remove(entries[number]).name(), name(number).as_str());
+        }
+        for number in 0..100 {
+            assert_eq!(table.find(&name(number)).is_some(), number % 2 == 1, "{number}");
+        }
+        let again = table.ensure(&name(1000)).unwrap();
+        assert!(entries.contains(&again));
+        let listed: usize = (0..BUCKETS).map(|bucket| table.in_bucket(bucket).len()).sum();
+        assert_eq!(listed, table.len());
+    }
+
+    #[test]
+    fn there_is_an_end_to_it() {
+        let mut table = Table::new(3);
+        for number in 0..3 {
+            table.ensure(&name(number)).unwrap();
+        }
+        assert_eq!(table.ensure(&name(3)), Err(Full));
+        assert!(table.ensure(&name(2)).is_ok(), "who is known stays welcome");
+    }
+}
