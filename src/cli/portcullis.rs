@@ -50,6 +50,7 @@ Examples:
     /// Run the store alone
     #[command(after_help = "\
 Prints `listening on HOST:PORT` once it serves. Any ZooKeeper client can talk to it.
+PORTCULLIS_SUPER_DIGEST names the identity that no access list binds, as USER:BASE64-OF-SHA1.
 
 Examples:
   portcullis keeper --data-dir /var/lib/portcullis --listen 0.0.0.0:2181")]

@@ -16,8 +16,10 @@ use super::txn::Txn;
 const MAGIC: &[u8; 8] = b"PCLOG\0\0\x01";
 const SEGMENT_HEADER_LEN: usize = 28;
 const FRAME_HEADER_LEN: usize = 12;
-/// Space is reserved in steps, so that most commits change no file metadata.
-const RESERVE_BYTES: u64 = 4 << 20;
+/// Space is filled with zeros ahead, in steps: writing over blocks that are there already is a sync of data alone, where
+/// a block that was only promised costs the file system's journal a commit each time.
+const RESERVE_BYTES: u64 = 1 << 20;
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// Of every file in the data directory: what clients stored may be secret, whatever the directory lets others do.
 pub(super) const FILE_MODE: u32 = 0o600;
 
@@ -52,7 +54,8 @@ pub struct Segment {
     path: PathBuf,
     salt: u64,
     offset: u64,
-    reserved: u64,
+    /// Up to here zeros are written; `None` once the disk had no room for them.
+    reserved: Option<u64>,
     /// The next frame; its header is filled in by `commit`.
     pending: Vec<u8>,
 }
@@ -78,8 +81,14 @@ impl Segment {
         file.sync_all().map_err(io_error("sync", &aside))?;
         std::fs::rename(&aside, &path).map_err(io_error("rename to", &path))?;
         sync_dir(dir)?;
-        let mut segment =
-            Segment { file, path, salt, offset: SEGMENT_HEADER_LEN as u64, reserved: 0, pending: Vec::new() };
+        let mut segment = Segment {
+            file,
+            path,
+            salt,
+            offset: SEGMENT_HEADER_LEN as u64,
+            reserved: Some(0),
+            pending: Vec::new(),
+        };
         segment.start_frame();
         Ok(segment)
     }
@@ -116,12 +125,8 @@ impl Segment {
             return Ok(());
         }
         let end = self.offset + self.pending.len() as u64;
-        if end > self.reserved {
-            let wanted = end + RESERVE_BYTES;
-            // Only an optimisation: where it is refused the write below grows the file, or says why it cannot.
-            if rustix::fs::fallocate(&self.file, rustix::fs::FallocateFlags::empty(), 0, wanted).is_ok() {
-                self.reserved = wanted;
-            }
+        if let Some(reserved) = self.reserved.filter(|reserved| end > *reserved) {
+            self.reserved = self.reserve(reserved.max(self.offset), end + RESERVE_BYTES);
         }
         let header = frame_header(self.salt, self.offset, &self.pending[FRAME_HEADER_LEN..]);
         self.pending[..FRAME_HEADER_LEN].copy_from_slice(&header);
@@ -130,6 +135,17 @@ impl Segment {
         self.offset = end;
         self.start_frame();
         Ok(())
+    }
+
+    /// Only an optimisation: where it is refused, writes grow the file, or say why they cannot.
+    fn reserve(&self, from: u64, to: u64) -> Option<u64> {
+        let mut at = from;
+        while at < to {
+            let step = usize::try_from(to - at).map_or(ZEROS.len(), |left| left.min(ZEROS.len()));
+            self.file.write_all_at(&ZEROS[..step], at).ok()?;
+            at += step as u64;
+        }
+        Some(to)
     }
 
     /// Cuts the unused space off: only the last segment may end in anything but a frame.
