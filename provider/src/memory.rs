@@ -13,7 +13,7 @@ use crate::provider::{
     Machines, Seen,
 };
 use crate::rule::{Change, Rule};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use world::World;
@@ -94,6 +94,9 @@ pub enum Failure {
     Silence,
 }
 
+/// The latest requests that are kept to be looked at; all of them are counted.
+const JOURNAL_MAX: usize = 10_000;
+
 type Script = Box<dyn FnMut(&Call) -> Option<Fault> + Send>;
 
 /// Clones share one world.
@@ -107,7 +110,8 @@ struct Shared {
     /// Wins over `script`; each is used once.
     faults: BTreeMap<u64, Fault>,
     script: Option<Script>,
-    journal: Vec<Entry>,
+    journal: VecDeque<Entry>,
+    counts: BTreeMap<CallName, usize>,
 }
 
 impl fmt::Debug for Memory {
@@ -122,7 +126,8 @@ impl Memory {
             world: World::new(settings),
             faults: BTreeMap::new(),
             script: None,
-            journal: Vec::new(),
+            journal: VecDeque::new(),
+            counts: BTreeMap::new(),
         };
         Self { shared: Arc::new(Mutex::new(shared)) }
     }
@@ -146,8 +151,9 @@ impl Memory {
         change(&mut self.lock().world.settings);
     }
 
+    /// The latest requests, oldest first.
     pub fn journal(&self) -> Vec<Entry> {
-        self.lock().journal.clone()
+        self.lock().journal.iter().cloned().collect()
     }
 
     /// How many requests there were so far; the next one has the index after this.
@@ -156,11 +162,11 @@ impl Memory {
     }
 
     pub fn calls_of(&self, name: CallName) -> usize {
-        self.lock().journal.iter().filter(|entry| entry.call.name == name).count()
+        self.lock().counts.get(&name).copied().unwrap_or(0)
     }
 
     pub fn writes(&self) -> usize {
-        self.lock().journal.iter().filter(|entry| entry.call.name.is_write()).count()
+        self.lock().counts.iter().filter(|(name, _)| name.is_write()).map(|(_, count)| count).sum()
     }
 
     /// The truth about a machine, whatever an observer is shown.
@@ -242,7 +248,11 @@ impl Shared {
             Some(Fault::After(failure)) => (effect(&mut self.world).is_ok(), failure.answer()),
         };
         let told = answer.as_ref().map(|result| result.as_ref().map(|_| ()).map_err(Error::clone));
-        self.journal.push(Entry { call, applied, answer: told });
+        *self.counts.entry(name).or_default() += 1;
+        if self.journal.len() == JOURNAL_MAX {
+            self.journal.pop_front();
+        }
+        self.journal.push_back(Entry { call, applied, answer: told });
         answer
     }
 }

@@ -12,10 +12,11 @@
 //! No policy here, and nothing that only one driver understands.
 
 use crate::error::Error;
-use crate::rule::{Change, Rule, RuleSet, WirePorts};
+use crate::rule::{Change, Rule, WirePorts};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
 
 /// The public number of a machine: the `2` in the group `juju-prod-2`. Never used again for another machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -132,6 +133,54 @@ pub trait Machines: Send + Sync {
     fn delete_group(&self, group: &GroupId) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
+/// One driver for the rules and for the machines: both share what it knows and how much it may ask.
+impl<F: Firewall> Firewall for Arc<F> {
+    async fn observe(
+        &self,
+        machines: &BTreeSet<MachineNumber>,
+    ) -> Result<BTreeMap<MachineNumber, Seen>, Error> {
+        F::observe(self, machines).await
+    }
+
+    async fn apply(&self, machine: MachineNumber, change: &Change) -> Applied {
+        F::apply(self, machine, change).await
+    }
+
+    fn rules_per_family(&self) -> Option<usize> {
+        F::rules_per_family(self)
+    }
+}
+
+impl<M: Machines> Machines for Arc<M> {
+    async fn list(&self) -> Result<Inventory, Error> {
+        M::list(self).await
+    }
+
+    async fn launch(&self, launch: &Launch) -> Result<Instance, Error> {
+        M::launch(self, launch).await
+    }
+
+    async fn adopt(&self, machine: MachineNumber, instance: &InstanceId) -> Result<Instance, Error> {
+        M::adopt(self, machine, instance).await
+    }
+
+    async fn ensure_group(&self, machine: MachineNumber, instance: &InstanceId) -> Result<GroupId, Error> {
+        M::ensure_group(self, machine, instance).await
+    }
+
+    async fn release(&self, machine: MachineNumber, instance: &InstanceId) -> Result<(), Error> {
+        M::release(self, machine, instance).await
+    }
+
+    async fn terminate(&self, machine: MachineNumber, instance: &InstanceId) -> Result<(), Error> {
+        M::terminate(self, machine, instance).await
+    }
+
+    async fn delete_group(&self, group: &GroupId) -> Result<(), Error> {
+        M::delete_group(self, group).await
+    }
+}
+
 /// One machine, as its provider has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seen {
@@ -152,26 +201,6 @@ pub struct MachineRules {
     /// What else is not as the driver would make it, in words. The next [`Firewall::apply`] puts it right, so if there is
     /// any, one is due even with nothing to open or close.
     pub amiss: Vec<String>,
-}
-
-impl MachineRules {
-    /// What it takes to have `wanted`, touching as little as possible. A rule that somebody else made just so is not
-    /// made again: providers keep one of a kind.
-    pub fn change_to(&self, wanted: &RuleSet) -> Change {
-        self.without_theirs(Change::between(&self.owned, wanted))
-    }
-
-    /// The same, leaving as few rules as possible.
-    pub fn compacting_change_to(&self, wanted: &RuleSet) -> Change {
-        self.without_theirs(Change::compacting(&self.owned, wanted))
-    }
-
-    fn without_theirs(&self, mut change: Change) -> Change {
-        for theirs in self.foreign.iter().filter_map(|foreign| foreign.exact) {
-            change.open.remove(&theirs);
-        }
-        change
-    }
 }
 
 /// A rule that is not ours.
@@ -266,6 +295,8 @@ pub struct Instance {
     /// Absent until the provider has given one.
     pub public_address: Option<String>,
     pub private_address: Option<String>,
+    /// Those that it is in, ours and others'.
+    pub groups: BTreeSet<GroupId>,
 }
 
 /// Whether an instance is ours to end.
@@ -303,24 +334,6 @@ mod tests {
 
     fn wire(proto: &str, from: i32, to: i32) -> WirePorts<'_> {
         WirePorts { proto, from: Some(from), to: Some(to) }
-    }
-
-    #[test]
-    fn a_rule_that_somebody_made_just_so_is_not_made_again() {
-        let rules = MachineRules {
-            group: GroupId::new("sg-1"),
-            owned: [rule(443, 443)].into(),
-            foreign: vec![
-                Foreign::from_wire(wire("6", 80, 80), Cidr::WORLD_V4),
-                Foreign::from_wire(wire("tcp", 8000, 9000), Cidr::WORLD_V4),
-            ],
-            ipv6: false,
-            amiss: vec![],
-        };
-        let wanted: RuleSet = [rule(80, 80), rule(8080, 8080)].iter().collect();
-        let change = Change { open: [rule(8080, 8080)].into(), close: [rule(443, 443)].into() };
-        assert_eq!(rules.change_to(&wanted), change);
-        assert_eq!(rules.compacting_change_to(&wanted), change);
     }
 
     #[test]

@@ -298,7 +298,9 @@ fn instance(id: InstanceId, machine: MachineNumber, origin: Origin, shown: &Show
     let given = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(str::to_owned);
     let public = given(shown.public_dns_name()).or_else(|| given(shown.public_ip_address()));
     let private_address = given(shown.private_ip_address());
-    Instance { id, machine, origin, state: state(shown), public_address: public, private_address }
+    let groups = shown.network_interfaces().iter().flat_map(|one| ids(one.groups()));
+    let groups = groups.map(GroupId::new).collect();
+    Instance { id, machine, origin, state: state(shown), public_address: public, private_address, groups }
 }
 
 fn state(shown: &Shown) -> InstanceState {

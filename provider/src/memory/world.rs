@@ -187,7 +187,7 @@ impl World {
 
     pub(super) fn inventory(&self) -> Inventory {
         let instances =
-            self.instances.iter().filter_map(|(id, lagging)| shown(id, lagging.as_of(self.horizon())?));
+            self.instances.iter().filter_map(|(id, lagging)| self.shown(id, lagging.as_of(self.horizon())?));
         let groups = self.groups.iter().filter_map(|(&machine, lagging)| {
             let rules = lagging.as_of(self.horizon())?.as_ref()?;
             Some(Group { id: rules.group.clone(), machine: Some(machine) })
@@ -198,7 +198,7 @@ impl World {
     pub(super) fn launch(&mut self, machine: MachineNumber) -> Instance {
         let running = self.instances.iter().find_map(|(id, lagging)| {
             let held = lagging.latest().filter(|held| held.running)?;
-            shown(id, held).filter(|instance| instance.machine == machine)
+            self.shown(id, held).filter(|instance| instance.machine == machine)
         });
         if let Some(instance) = running {
             return instance;
@@ -208,7 +208,7 @@ impl World {
         let id = InstanceId::new(format!("i-{}", self.next_number()));
         let owner = (machine, Origin::Launched);
         self.hold(&id, Held { running: true, owner: Some(owner), group_of: Some(machine), ended_at: 0 });
-        instance(&id, owner, InstanceState::Running)
+        self.instance(&id, owner, InstanceState::Running)
     }
 
     pub(super) fn adopt(&mut self, machine: MachineNumber, id: &InstanceId) -> Result<Instance, Error> {
@@ -220,7 +220,7 @@ impl World {
         }
         self.hold(id, held);
         self.ensure_group(machine, id)?;
-        Ok(instance(id, owner, InstanceState::Running))
+        Ok(self.instance(id, owner, InstanceState::Running))
     }
 
     pub(super) fn ensure_group(&mut self, machine: MachineNumber, id: &InstanceId) -> Result<GroupId, Error> {
@@ -267,6 +267,26 @@ impl World {
         self.set_rules(machine, None);
         Ok(())
     }
+
+    /// Only instances with our mark are shown.
+    fn shown(&self, id: &InstanceId, held: &Held) -> Option<Instance> {
+        let state = if held.running { InstanceState::Running } else { InstanceState::Terminated };
+        held.owner.map(|owner| self.instance(id, owner, state))
+    }
+
+    fn instance(
+        &self,
+        id: &InstanceId,
+        (machine, origin): (MachineNumber, Origin),
+        state: InstanceState,
+    ) -> Instance {
+        let address = |kind: &str| Some(format!("{id}.{kind}.example.com"));
+        let (public_address, private_address) = (address("public"), address("private"));
+        let held = self.instances.get(id).and_then(Lagging::latest);
+        let group = held.and_then(|held| self.rules(held.group_of?)).map(|rules| rules.group.clone());
+        let groups = group.into_iter().collect();
+        Instance { id: id.clone(), machine, origin, state, public_address, private_address, groups }
+    }
 }
 
 fn empty(group: GroupId, ipv6: bool) -> MachineRules {
@@ -278,18 +298,6 @@ fn not_this_machines(machine: MachineNumber, id: &InstanceId) -> Error {
         what: Subject::from(id),
         reason: format!("not launched or adopted for machine {machine}"),
     }
-}
-
-/// Only instances with our mark are shown.
-fn shown(id: &InstanceId, held: &Held) -> Option<Instance> {
-    let state = if held.running { InstanceState::Running } else { InstanceState::Terminated };
-    held.owner.map(|owner| instance(id, owner, state))
-}
-
-fn instance(id: &InstanceId, (machine, origin): (MachineNumber, Origin), state: InstanceState) -> Instance {
-    let address = |kind: &str| Some(format!("{id}.{kind}.example.com"));
-    let (public_address, private_address) = (address("public"), address("private"));
-    Instance { id: id.clone(), machine, origin, state, public_address, private_address }
 }
 
 fn count(rules: &MachineRules, family: Family) -> usize {

@@ -4,7 +4,7 @@ use super::{ONE, change, counts, seen, tcp};
 use crate::cloud::front::Act;
 use crate::cloud::{Account, launch};
 use portcullis_provider::provider::{Firewall, InstanceId, MachineNumber, Machines, Seen};
-use portcullis_provider::rule::RuleSet;
+use portcullis_provider::rule::{Change, RuleSet};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ pub(crate) async fn late_readers_do_not_undo_our_writes(account: Arc<Account>) {
     for _ in 0..2 {
         let late = seen(&ec2, ONE).await;
         assert_eq!(late.owned, tcp(&[443]));
-        assert!(late.change_to(&wanted).is_empty(), "nothing to do");
+        assert!(Change::between(&late.owned, &wanted).is_empty(), "nothing to do");
     }
     assert_eq!(seen(&ec2, ONE).await.owned, tcp(&[443]));
     assert_eq!(account.front.take_counts(), counts(&[("DescribeSecurityGroups", 3)]));

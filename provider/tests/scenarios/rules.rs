@@ -4,6 +4,7 @@ use super::{ONE, change, counts, seen, tcp};
 use crate::cloud::{Account, launch};
 use crate::suite::{Bench, holds};
 use portcullis_provider::provider::{Applied, Firewall, MachineNumber};
+use portcullis_provider::rule::{Change, RuleSet};
 use std::sync::Arc;
 
 pub(crate) async fn the_contract_holds(account: Arc<Account>) {
@@ -39,7 +40,7 @@ pub(crate) async fn rules_of_others_stay(account: Arc<Account>) {
     let rules = seen(&ec2, ONE).await;
     assert_eq!(rules.owned, tcp(&[81]));
     assert_eq!(rules.foreign.len(), 2);
-    let shut = rules.change_to(&portcullis_provider::rule::RuleSet::new());
+    let shut = Change::between(&rules.owned, &RuleSet::new());
     assert!(ec2.apply(ONE, &shut).await.is_ok());
     let rules = seen(&ec2, ONE).await;
     assert!(rules.owned.is_empty());

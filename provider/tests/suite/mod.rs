@@ -59,12 +59,12 @@ impl<F: Firewall> Bench<F> {
     async fn reach(&self, wanted: &[Rule]) {
         let wanted: RuleSet = wanted.iter().collect();
         let before = seen(&self.firewall, self.machine).await;
-        let change = before.change_to(&wanted);
+        let change = Change::between(&before.owned, &wanted);
         assert_eq!(self.firewall.apply(self.machine, &change).await, Applied::as_one(Ok(())));
         let after = seen(&self.firewall, self.machine).await;
         if self.keeps {
             assert_eq!(after.owned.iter().collect::<RuleSet>(), wanted);
-            assert!(after.change_to(&wanted).is_empty(), "converged, so nothing to do");
+            assert!(Change::between(&after.owned, &wanted).is_empty(), "converged, so nothing to do");
             assert_eq!(after.amiss, Vec::<String>::new());
         } else {
             assert_eq!(after, before);
