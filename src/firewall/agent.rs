@@ -220,6 +220,10 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 }
                 Some(Ok(_)) => drop(wanted.insert(machine)),
             }
+            // Nothing is tried for it that could fail again; its next change is what wakes us.
+            if !wanted.contains(&machine) {
+                self.retries.succeeded(machine);
+            }
         }
         let unseen: BTreeSet<_> =
             wanted.iter().filter(|id| !self.seen.contains_key(id)).map(|id| number(*id)).collect();
@@ -235,7 +239,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                         Some(Seen::Present(rules)) => drop(self.seen.insert(id, rules)),
                         Some(Seen::Absent) | None => {
                             wanted.remove(&id);
-                            let problem = "the provider has nothing to hold its rules".to_owned();
+                            let note = self.notes.get(&id).map(String::as_str);
+                            let problem =
+                                note.unwrap_or("the provider has nothing to hold its rules").to_owned();
                             reports.insert(id, self.reports.keep(id, problem));
                             self.try_later(id, Pace::BackOff);
                         }

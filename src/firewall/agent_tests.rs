@@ -344,6 +344,23 @@ async fn what_is_wrong_with_a_machine_is_in_its_report_and_goes_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_machine_that_failed_and_is_gone_is_not_due_for_ever() {
+    let mut world = World::new().await;
+    let ids = [0, 1].map(|n| format!("i-{n}").parse().unwrap());
+    for id in ids {
+        world.operator.add_machine(Some(id)).await.unwrap();
+    }
+    world.pass().await;
+    assert_eq!(world.problem(0).as_deref(), Some("the provider has nothing to hold its rules"));
+    assert!(world.agent.next_retry().is_some());
+    world.operator.terminate_machines(&[MachineId::new(0)]).await.unwrap();
+    world.overwrite(paths::machine(MachineId::new(1)), b"garbage").await;
+    world.pass_for(Key::Machine(MachineId::new(0))).await;
+    world.pass_for(Key::Machine(MachineId::new(1))).await;
+    assert_eq!(world.agent.next_retry(), None);
+}
+
+#[tokio::test(start_paused = true)]
 async fn reports_go_with_their_machines() {
     let mut world = World::new().await;
     let unit = world.deploy("a").await;

@@ -3,11 +3,14 @@
 
 pub mod agent;
 pub mod apply;
+pub mod boot;
+pub mod enact;
 pub mod explain;
 pub mod observe;
 pub mod plan;
 pub mod policy;
 pub mod provision;
+pub mod provisioner;
 pub mod report;
 pub mod reports;
 pub mod retry;

@@ -3,28 +3,59 @@
 //! however often the controller was killed in between.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Add;
+use std::time::Duration;
 
 use portcullis_provider::provider::{GroupId, Instance, InstanceId, InstanceState, Inventory, Origin};
+use serde_json::Value;
 
-use crate::model::MachineId;
-use crate::store::records;
+use crate::model::{self, MachineId};
+use crate::store::records::{self, LOCAL_INSTANCE};
 
 /// Ending more than half of all instances, and at least this many, takes a second look at the tree.
 const MASS_END_MIN: usize = 3;
+
+/// How long the end of most instances waits for the look that confirms it.
+const DOUBT: Duration = Duration::from_secs(2);
+
+/// How long an instance must be missing before it is said to be: what was just launched is not always shown at once.
+const SETTLE: Duration = Duration::from_secs(5);
 
 /// One thing to do. Steps for different machines are independent; those for one come in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     Launch(MachineId),
     Adopt(MachineId, InstanceId),
-    /// The group is missing that holds the machine's rules.
+    /// The group that holds the machine's rules is missing, or its instance is not in it.
     EnsureGroup(MachineId, InstanceId),
     /// The tree does not know yet what the provider has.
     Record(MachineId, Box<Instance>),
     Terminate(MachineId, InstanceId),
     Release(MachineId, InstanceId),
-    DeleteGroup(GroupId),
+    DeleteGroup(MachineId, GroupId),
 }
+
+impl Step {
+    pub fn machine(&self) -> MachineId {
+        match self {
+            Self::Launch(machine)
+            | Self::Adopt(machine, _)
+            | Self::EnsureGroup(machine, _)
+            | Self::Record(machine, _)
+            | Self::Terminate(machine, _)
+            | Self::Release(machine, _)
+            | Self::DeleteGroup(machine, _) => *machine,
+        }
+    }
+
+    /// Takes an instance away from us.
+    fn is_end(&self) -> bool {
+        matches!(self, Self::Terminate(..) | Self::Release(..))
+    }
+}
+
+/// Machines as the tree has them; a record that cannot be understood is there as its reason.
+pub type Records = BTreeMap<MachineId, Result<records::Machine, String>>;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Provisioning {
@@ -32,30 +63,25 @@ pub struct Provisioning {
     /// Machines whose instance is gone: nobody but the operator can say what should become of them.
     pub vanished: BTreeMap<MachineId, String>,
     /// So much would end that the tree is looked at again first; none of it is in `steps`.
-    pub doubted: usize,
+    pub doubted: Vec<Step>,
+    /// An instance is still on its way, so a later look will say more.
+    pub unfinished: bool,
 }
 
-/// `confirmed` says that an earlier look asked for the same ends.
-pub fn provision(
-    machines: &BTreeMap<MachineId, Result<records::Machine, String>>,
-    inventory: &Inventory,
-    confirmed: bool,
-) -> Provisioning {
+/// `doubted` is what an earlier look was not trusted with; asked for again, it is done.
+pub fn provision(machines: &Records, inventory: &Inventory, doubted: &[Step]) -> Provisioning {
     let mut plan = Provisioning::default();
-    let alive = |instance: &&Instance| instance.state != InstanceState::Terminated;
-    let of = |machine: MachineId| {
-        inventory.instances.iter().filter(alive).find(move |i| i.machine.get() == machine.number())
-    };
     for (&machine, record) in machines {
         // A record that cannot be read is kept as it is, with all that belongs to it.
         if let Ok(record) = record {
-            for_machine(&mut plan, machine, record, of(machine), inventory);
+            for_machine(&mut plan, machine, record, inventory);
         }
     }
     let ends = ends(machines, inventory);
-    let all = inventory.instances.iter().filter(alive).count();
-    let ending = ends.iter().filter(|step| !matches!(step, Step::DeleteGroup(_))).count();
-    if ending >= MASS_END_MIN && 2 * ending > all && !confirmed {
+    let live = inventory.instances.iter().filter(|instance| is_live(instance));
+    plan.unfinished = live.clone().any(|instance| instance.state == InstanceState::Pending);
+    let ending: Vec<Step> = ends.iter().filter(|step| step.is_end()).cloned().collect();
+    if ending.len() >= MASS_END_MIN && 2 * ending.len() > live.count() && ending != doubted {
         plan.doubted = ending;
     } else {
         plan.steps.extend(ends);
@@ -63,153 +89,177 @@ pub fn provision(
     plan
 }
 
+fn is_live(instance: &Instance) -> bool {
+    instance.state != InstanceState::Terminated
+}
+
 fn for_machine(
     plan: &mut Provisioning,
     machine: MachineId,
     record: &records::Machine,
-    instance: Option<&Instance>,
     inventory: &Inventory,
 ) {
-    let known = record.instance_id.as_ref().map(|id| InstanceId::new(id.as_str()));
-    match (known, instance) {
+    let mut own = inventory.instances.iter().filter(|instance| instance.machine.get() == machine.number());
+    let known = record.instance_id.as_ref().map(|id| id.as_str());
+    let found = match known {
+        // No provider has it, and nobody needs to.
+        Some(LOCAL_INSTANCE) => return,
+        Some(id) => own.find(|instance| instance.id.as_str() == id),
+        None => own.filter(|instance| is_live(instance)).min_by(|a, b| a.id.cmp(&b.id)),
+    };
+    match (known, found) {
         (None, None) => plan.steps.push(Step::Launch(machine)),
-        (Some(id), None) if record.adopted => plan.steps.push(Step::Adopt(machine, id)),
-        (Some(id), None) => {
-            plan.vanished.insert(machine, format!("instance {id} is gone"));
-        }
-        (Some(id), Some(found)) if id != found.id => {
-            plan.vanished.insert(machine, format!("instance {id} is gone; the provider has {}", found.id));
-        }
-        (known, Some(found)) => {
-            let has_group = inventory.groups.iter().any(|g| g.machine.is_some_and(|n| n == found.machine));
-            if !has_group {
+        (Some(id), None) if record.adopted => plan.steps.push(Step::Adopt(machine, InstanceId::new(id))),
+        (Some(id), None) => _ = plan.vanished.insert(machine, format!("instance {id} is gone")),
+        (_, Some(found)) => {
+            if !is_live(found) {
+                plan.vanished.insert(machine, format!("instance {} has ended", found.id));
+            } else if !in_its_group(found, inventory) {
                 plan.steps.push(Step::EnsureGroup(machine, found.id.clone()));
             }
-            if known.is_none() || record.addresses != addresses(found) {
+            if recorded(record, found).is_some_and(|now| now != *record) {
                 plan.steps.push(Step::Record(machine, Box::new(found.clone())));
             }
         }
     }
 }
 
-/// The addresses of an instance as the tree keeps them: the public one first.
-pub fn addresses(instance: &Instance) -> Vec<String> {
-    [&instance.public_address, &instance.private_address].into_iter().flatten().cloned().collect()
+fn in_its_group(instance: &Instance, inventory: &Inventory) -> bool {
+    let own = |machine| machine == Some(instance.machine);
+    inventory.groups.iter().any(|group| own(group.machine) && instance.groups.contains(&group.id))
 }
 
-/// What is ours and belongs to no machine of the tree.
-fn ends(
-    machines: &BTreeMap<MachineId, Result<records::Machine, String>>,
-    inventory: &Inventory,
-) -> Vec<Step> {
+/// The record of a machine that has this instance; `None` if the provider's name for it is none that we could keep.
+pub fn recorded(record: &records::Machine, instance: &Instance) -> Option<records::Machine> {
+    let id: model::InstanceId = instance.id.as_str().parse().ok()?;
+    let state = match instance.state {
+        InstanceState::Pending => "pending",
+        InstanceState::Running => "running",
+        InstanceState::Stopped => "stopped",
+        InstanceState::Terminated => "terminated",
+    };
+    let mut record = record.clone();
+    record.instance_id = Some(id);
+    // The public one first. Where an instance has been is better known than nothing.
+    let addresses = [&instance.public_address, &instance.private_address].into_iter().flatten().cloned();
+    let addresses: Vec<String> = addresses.collect();
+    if !addresses.is_empty() {
+        record.addresses = addresses;
+    }
+    record.rest.insert("instance-state".to_owned(), Value::from(state));
+    Some(record)
+}
+
+/// What is ours and belongs to no machine of the tree, or is a second instance of one.
+fn ends(machines: &Records, inventory: &Inventory) -> Vec<Step> {
     let known: BTreeSet<u32> = machines.keys().map(|machine| machine.number()).collect();
     let mut steps = Vec::new();
-    for instance in &inventory.instances {
-        if known.contains(&instance.machine.get()) || instance.state == InstanceState::Terminated {
+    let mut ending = BTreeSet::new();
+    for instance in inventory.instances.iter().filter(|instance| is_live(instance)) {
+        let machine = MachineId::new(instance.machine.get());
+        if known.contains(&instance.machine.get()) && !is_surplus(machines.get(&machine), instance, inventory)
+        {
             continue;
         }
-        let machine = MachineId::new(instance.machine.get());
         steps.push(match instance.origin {
-            Origin::Launched => Step::Terminate(machine, instance.id.clone()),
+            Origin::Launched => {
+                ending.insert(instance.machine);
+                Step::Terminate(machine, instance.id.clone())
+            }
             Origin::Adopted => Step::Release(machine, instance.id.clone()),
         });
     }
     for group in &inventory.groups {
-        if group.machine.is_some_and(|machine| !known.contains(&machine.get())) {
-            steps.push(Step::DeleteGroup(group.id.clone()));
+        // While its instance ends, a group is in use for certain.
+        if let Some(number) =
+            group.machine.filter(|number| !known.contains(&number.get()) && !ending.contains(number))
+        {
+            steps.push(Step::DeleteGroup(MachineId::new(number.get()), group.id.clone()));
         }
     }
     steps
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use portcullis_provider::provider::{Group, MachineNumber};
+/// Launched for a machine that has another one: the answer to a launch was lost, and the provider forgot that it gave it.
+fn is_surplus(
+    record: Option<&Result<records::Machine, String>>,
+    instance: &Instance,
+    inventory: &Inventory,
+) -> bool {
+    let Some(Ok(records::Machine { instance_id: Some(known), .. })) = record else { return false };
+    let has_its_own = inventory.instances.iter().any(|other| {
+        is_live(other) && other.machine == instance.machine && other.id.as_str() == known.as_str()
+    });
+    instance.origin == Origin::Launched && instance.id.as_str() != known.as_str() && has_its_own
+}
 
-    fn record(instance: Option<&str>, adopted: bool) -> Result<records::Machine, String> {
-        Ok(records::Machine {
-            instance_id: instance.map(|id| id.parse().unwrap()),
-            addresses: Vec::new(),
-            adopted,
-            rest: serde_json::Map::new(),
-        })
+/// Instances that are missing, and since when. `I` is a point in time.
+#[derive(Debug)]
+pub struct Missing<I> {
+    since: BTreeMap<MachineId, I>,
+}
+
+impl<I> Default for Missing<I> {
+    fn default() -> Self {
+        Self { since: BTreeMap::new() }
+    }
+}
+
+impl<I: Copy + Ord + Add<Duration, Output = I>> Missing<I> {
+    /// Takes in what a look found, and returns what has been missing for long enough to say so.
+    pub fn settled(&mut self, vanished: &BTreeMap<MachineId, String>, now: I) -> BTreeMap<MachineId, String> {
+        self.since.retain(|machine, _| vanished.contains_key(machine));
+        let mut told = BTreeMap::new();
+        for (&machine, reason) in vanished {
+            if *self.since.entry(machine).or_insert(now) + SETTLE <= now {
+                told.insert(machine, reason.clone());
+            }
+        }
+        told
     }
 
-    fn instance(id: &str, machine: u32, origin: Origin, state: InstanceState) -> Instance {
-        Instance {
-            id: InstanceId::new(id),
-            machine: MachineNumber::new(machine),
-            origin,
-            state,
-            public_address: None,
-            private_address: None,
+    /// When more can be said.
+    pub fn next(&self, now: I) -> Option<I> {
+        self.since.values().map(|since| *since + SETTLE).filter(|at| *at > now).min()
+    }
+}
+
+/// Ends that one look was not trusted with. `I` is a point in time.
+#[derive(Debug)]
+pub struct Doubt<I> {
+    held: Option<(Vec<Step>, I)>,
+}
+
+impl<I> Default for Doubt<I> {
+    fn default() -> Self {
+        Self { held: None }
+    }
+}
+
+impl<I: Copy + Ord + Add<Duration, Output = I>> Doubt<I> {
+    /// What a look at `now` may confirm.
+    pub fn ripe(&self, now: I) -> &[Step] {
+        match &self.held {
+            Some((steps, at)) if *at <= now => steps,
+            _ => &[],
         }
     }
 
-    fn group(id: &str, machine: Option<u32>) -> Group {
-        Group { id: GroupId::new(id), machine: machine.map(MachineNumber::new) }
+    /// Takes in what a look was not trusted with.
+    pub fn hold(&mut self, doubted: &[Step], now: I) {
+        match &self.held {
+            Some((steps, _)) if steps == doubted => {}
+            _ if doubted.is_empty() => self.held = None,
+            _ => self.held = Some((doubted.to_vec(), now + DOUBT)),
+        }
     }
 
-    fn steps(records: Vec<Result<records::Machine, String>>, inventory: &Inventory) -> Provisioning {
-        let machines = records.into_iter().enumerate().map(|(n, r)| (MachineId::new(n as u32), r)).collect();
-        provision(&machines, inventory, false)
-    }
-
-    const M0: MachineId = MachineId::new(0);
-
-    #[test]
-    fn a_machine_gets_one_instance_and_a_crash_in_between_finds_it_again() {
-        assert_eq!(steps(vec![record(None, false)], &Inventory::default()).steps, [Step::Launch(M0)]);
-        let launched = instance("i-1", 0, Origin::Launched, InstanceState::Pending);
-        let inventory = Inventory { instances: vec![launched.clone()], groups: vec![group("sg-1", Some(0))] };
-        assert_eq!(
-            steps(vec![record(None, false)], &inventory).steps,
-            [Step::Record(M0, Box::new(launched))]
-        );
-        assert_eq!(steps(vec![record(Some("i-1"), false)], &inventory), Provisioning::default());
-    }
-
-    #[test]
-    fn an_adopted_instance_is_taken_in_and_let_go_but_never_ended() {
-        let adopt = steps(vec![record(Some("i-9"), true)], &Inventory::default());
-        assert_eq!(adopt.steps, [Step::Adopt(M0, InstanceId::new("i-9"))]);
-        let held = instance("i-9", 7, Origin::Adopted, InstanceState::Running);
-        let inventory =
-            Inventory { instances: vec![held], groups: vec![group("sg-7", Some(7)), group("env", None)] };
-        let gone = steps(vec![], &inventory).steps;
-        let released = Step::Release(MachineId::new(7), InstanceId::new("i-9"));
-        assert_eq!(gone, [released, Step::DeleteGroup(GroupId::new("sg-7"))]);
-    }
-
-    #[test]
-    fn what_vanished_is_reported_and_not_made_again() {
-        let plan = steps(vec![record(Some("i-1"), false)], &Inventory::default());
-        assert_eq!((plan.steps.len(), plan.vanished[&M0].as_str()), (0, "instance i-1 is gone"));
-        let dead = instance("i-1", 0, Origin::Launched, InstanceState::Terminated);
-        let plan =
-            steps(vec![record(Some("i-1"), false)], &Inventory { instances: vec![dead], groups: vec![] });
-        assert_eq!(plan.vanished.len(), 1);
-    }
-
-    #[test]
-    fn a_record_that_cannot_be_read_ends_nothing() {
-        let running = instance("i-1", 0, Origin::Launched, InstanceState::Running);
-        let inventory = Inventory { instances: vec![running], groups: vec![group("sg-1", Some(0))] };
-        assert_eq!(steps(vec![Err("garbage".into())], &inventory), Provisioning::default());
-    }
-
-    #[test]
-    fn ending_most_of_everything_takes_a_second_look() {
-        let instances =
-            (0..4).map(|n| instance(&format!("i-{n}"), n, Origin::Launched, InstanceState::Running));
-        let inventory = Inventory { instances: instances.collect(), groups: vec![] };
-        let plan = steps(vec![], &inventory);
-        assert_eq!((plan.steps.len(), plan.doubted), (0, 4));
-        assert_eq!(provision(&BTreeMap::new(), &inventory, true).steps.len(), 4);
-        let few: Vec<_> = (0..3).map(|n| record(Some(&format!("i-{n}")), false)).collect();
-        let ends =
-            steps(few, &inventory).steps.into_iter().filter(|step| matches!(step, Step::Terminate(..)));
-        assert_eq!(ends.count(), 1, "one of four is no mass");
+    /// When to look again.
+    pub fn next(&self) -> Option<I> {
+        self.held.as_ref().map(|(_, at)| *at)
     }
 }
+
+#[cfg(test)]
+#[path = "provision_tests.rs"]
+mod tests;

@@ -4,18 +4,19 @@
 
 use std::time::Duration;
 
-use tokio::sync::watch;
+use portcullis_provider::{Firewall, Machines, Memory};
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 use super::agent::{Agent, Pass};
+use super::provisioner::{News, Provisioner, Wake};
 use crate::store::Error;
 use crate::store::acl::Roles;
 use crate::store::changes::{Changes, Dirty};
 use crate::store::election::{LEASE, Leadership};
 use crate::store::paths;
 use crate::store::tree::{self, Event, Tree};
-use portcullis_provider::Firewall;
 
 /// How long after a failure of the store the next attempt is made.
 const STORE_PAUSE: Duration = Duration::from_secs(1);
@@ -33,12 +34,29 @@ pub struct Progress {
     pub store_failures: u64,
 }
 
-/// Runs until `stop` says so.
+/// Runs until `stop` says so, with machines that somebody else provides.
 ///
 /// # Errors
 /// What no waiting cures: wrong credentials, an environment that is not there.
 pub async fn run<T: Tree, F: Firewall>(
     agent: &mut Agent<T, F>,
+    tree: &T,
+    roles: &Roles,
+    resync: Duration,
+    progress: &watch::Sender<Progress>,
+    stop: watch::Receiver<bool>,
+) -> Result<(), Error> {
+    let nobody: Option<&mut Provisioner<T, Memory>> = None;
+    run_provisioning(agent, nobody, tree, roles, resync, progress, stop).await
+}
+
+/// The same, with instances for the machines that need one.
+///
+/// # Errors
+/// As for [`run`].
+pub async fn run_provisioning<T: Tree, F: Firewall, M: Machines>(
+    agent: &mut Agent<T, F>,
+    mut provisioner: Option<&mut Provisioner<T, M>>,
     tree: &T,
     roles: &Roles,
     resync: Duration,
@@ -55,7 +73,8 @@ pub async fn run<T: Tree, F: Firewall>(
             Ok(lead) => {
                 info!("leading");
                 progress.send_modify(|progress| progress.leading = true);
-                lead_on(agent, tree, lead, resync, progress, &mut stop).await
+                let provisioner = provisioner.as_deref_mut();
+                lead_on(agent, provisioner, tree, lead, resync, progress, &mut stop).await
             }
             Err(err) => Err(err),
         };
@@ -78,54 +97,109 @@ enum Ended {
     Replaced,
 }
 
-async fn lead_on<T: Tree, F: Firewall>(
+/// Firewall and provisioning go on side by side: neither waits for the other's calls, and both end with the lock.
+async fn lead_on<T: Tree, F: Firewall, M: Machines>(
     agent: &mut Agent<T, F>,
+    provisioner: Option<&mut Provisioner<T, M>>,
     tree: &T,
-    mut lead: Leadership,
+    lead: Leadership,
     resync: Duration,
     progress: &watch::Sender<Progress>,
     stop: &mut watch::Receiver<bool>,
 ) -> Result<Ended, Error> {
-    agent.prepare().await?;
-    let mut changes = Changes::new(tree.watch(&paths::root()).await?);
-    let mut resync_at = Instant::now() + resync;
-    let mut renew_at = Instant::now();
-    let mut everything = Dirty::default();
-    everything.add(&Event::Everything);
-    loop {
-        let retry_at = agent.next_retry().unwrap_or(resync_at);
-        let doubt_at = if agent.in_doubt() { Instant::now() + DOUBT } else { resync_at };
-        let dirty = tokio::select! {
-            dirty = changes.next() => Some(dirty?),
-            () = sleep_until(resync_at.min(doubt_at)) => Some(everything.clone()),
-            () = sleep_until(retry_at) => Some(Dirty::default()),
-            () = sleep_until(renew_at) => None,
-            _ = stop.wait_for(|stop| *stop) => return Ok(Ended::Stopped),
-        };
-        if !lead.confirm(tree).await? {
-            return Ok(Ended::Replaced);
+    let wakes = watch::Sender::new(Wake::default());
+    let (tell, news) = mpsc::channel(1);
+    let provisioning = {
+        let (lead, wakes) = (lead.clone(), &wakes);
+        async move {
+            match provisioner {
+                Some(provisioner) => provisioner.work(lead, wakes, &tell).await,
+                None => std::future::pending().await,
+            }
         }
-        renew_at = Instant::now() + LEASE / 3;
-        let Some(dirty) = dirty else { continue };
-        if dirty.everything() {
-            resync_at = Instant::now() + resync;
-        }
-        let pass = match agent.pass(&dirty, &lead).await {
-            Ok(pass) => pass,
-            Err(Error::Tree(tree::Error::BadVersion(path))) if path == paths::epoch() => {
+    };
+    let firewall = Passes { agent, tree, lead, resync, progress, wakes: &wakes, news };
+    tokio::select! {
+        biased;
+        ended = firewall.go_on(stop) => ended,
+        ended = provisioning => ended.map(|()| Ended::Replaced),
+    }
+}
+
+/// What pass after pass needs.
+struct Passes<'a, T, F> {
+    agent: &'a mut Agent<T, F>,
+    tree: &'a T,
+    lead: Leadership,
+    resync: Duration,
+    progress: &'a watch::Sender<Progress>,
+    /// What provisioning is told of changes.
+    wakes: &'a watch::Sender<Wake>,
+    /// What it tells.
+    news: mpsc::Receiver<News>,
+}
+
+impl<T: Tree, F: Firewall> Passes<'_, T, F> {
+    async fn go_on(mut self, stop: &mut watch::Receiver<bool>) -> Result<Ended, Error> {
+        self.agent.prepare().await?;
+        let mut changes = Changes::new(self.tree.watch(&paths::root()).await?);
+        let mut resync_at = Instant::now() + self.resync;
+        let mut renew_at = Instant::now();
+        let mut everything = Dirty::default();
+        everything.add(&Event::Everything);
+        loop {
+            let retry_at = self.agent.next_retry().unwrap_or(resync_at);
+            let doubt_at = if self.agent.in_doubt() { Instant::now() + DOUBT } else { resync_at };
+            let dirty = tokio::select! {
+                dirty = changes.next() => Some(dirty?),
+                () = sleep_until(resync_at.min(doubt_at)) => Some(everything.clone()),
+                () = sleep_until(retry_at) => Some(Dirty::default()),
+                () = sleep_until(renew_at) => None,
+                Some(news) = self.news.recv() => Some(self.hear(news)),
+                _ = stop.wait_for(|stop| *stop) => return Ok(Ended::Stopped),
+            };
+            if !self.lead.confirm(self.tree).await? {
                 return Ok(Ended::Replaced);
             }
-            // Somebody else wrote what we wrote about: everything is read again.
-            Err(Error::Tree(err)) if err.is_conflict() => {
-                warn!(error = %err, "reports changed meanwhile");
-                resync_at = Instant::now() + STORE_PAUSE;
-                continue;
+            renew_at = Instant::now() + LEASE / 3;
+            let Some(dirty) = dirty else { continue };
+            if dirty.everything() {
+                resync_at = Instant::now() + self.resync;
             }
-            Err(err) => return Err(err),
-        };
-        progress.send_modify(|progress| {
-            progress.passes += 1;
-            progress.last = pass;
+            self.wake(&dirty);
+            let pass = match self.agent.pass(&dirty, &self.lead).await {
+                Ok(pass) => pass,
+                Err(Error::Tree(tree::Error::BadVersion(path))) if path == paths::epoch() => {
+                    return Ok(Ended::Replaced);
+                }
+                // Somebody else wrote what we wrote about: everything is read again.
+                Err(Error::Tree(err)) if err.is_conflict() => {
+                    warn!(error = %err, "reports changed meanwhile");
+                    resync_at = Instant::now() + STORE_PAUSE;
+                    continue;
+                }
+                Err(err) => return Err(err),
+            };
+            self.progress.send_modify(|progress| {
+                progress.passes += 1;
+                progress.last = pass;
+            });
+        }
+    }
+
+    fn wake(&self, dirty: &Dirty) {
+        self.wakes.send_if_modified(|wake| {
+            wake.add(dirty);
+            !wake.is_empty()
         });
+    }
+
+    /// What to look at after news from provisioning.
+    fn hear(&mut self, news: News) -> Dirty {
+        let mut dirty = Dirty::default();
+        for machine in self.agent.note(news.problems).into_iter().chain(news.changed) {
+            dirty.add(&Event::Changed(paths::machine(machine)));
+        }
+        dirty
     }
 }

@@ -18,8 +18,8 @@ pub const LEASE: Duration = Duration::from_secs(3);
 /// How long to wait for the lock between looks, in case an event is lost.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
-/// The lock, held.
-#[derive(Debug)]
+/// The lock, held. Each part of the leader that acts outside the store has one, and confirms it for itself.
+#[derive(Debug, Clone)]
 pub struct Leadership {
     token: String,
     epoch_version: i32,

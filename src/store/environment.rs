@@ -6,7 +6,7 @@ use super::error::Error;
 use super::machines::machine_writes;
 use super::operation::Operation;
 use super::paths;
-use super::records::{Initialized, Machine, Placement, counter_to_bytes};
+use super::records::{Initialized, LOCAL_INSTANCE, Machine, Placement, counter_to_bytes};
 use super::retry::Attempts;
 use super::tree::{self, Tree, Write};
 use crate::model::{EnvironmentName, MachineId};
@@ -165,7 +165,7 @@ fn environment_writes(info: &Initialized, local: &Credential) -> Vec<Write> {
     if info.placement == Placement::Local {
         // Not launched by anybody, so known from the start, and never terminated.
         let machine = Machine {
-            instance_id: "local".parse().ok(),
+            instance_id: LOCAL_INSTANCE.parse().ok(),
             addresses: vec!["localhost".to_owned()],
             adopted: true,
             rest: Map::from_iter([("instance-state".to_owned(), Value::from("running"))]),

@@ -9,6 +9,9 @@ use crate::model::{
 };
 use serde_json::{Map, Value, json};
 
+/// The instance of the machine that everything runs on in an environment of one: nobody launched it.
+pub const LOCAL_INSTANCE: &str = "local";
+
 /// The most bytes that a record may have.
 pub const MAX_RECORD: usize = 64 * 1024;
 
@@ -356,7 +359,10 @@ pub fn parse_service_credential(path: &NodePath, data: &[u8]) -> Result<Option<C
 }
 
 /// The data of a `credentials` znode.
-pub(super) fn parse_credentials(path: &NodePath, data: &[u8]) -> Result<Credential, Error> {
+///
+/// # Errors
+/// [`Error::Corrupt`], naming `path`.
+pub fn parse_credentials(path: &NodePath, data: &[u8]) -> Result<Credential, Error> {
     Fields::parse(path, data)?.required("auth", Credential::parse)
 }
 

@@ -1,0 +1,355 @@
+//! Provisioning within the leader's life, on paused time over the store and the provider in memory.
+
+use std::time::Duration;
+
+use portcullis_provider::memory::{CallName, Failure as Answer, Fault, Settings};
+use portcullis_provider::provider::{InstanceId, Launch, MachineNumber};
+use portcullis_provider::{Error, Memory, Subject};
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::firewall::agent::Agent;
+use crate::firewall::policy::Policy;
+use crate::firewall::provision::Step;
+use crate::firewall::report::Report;
+use crate::firewall::run::{Progress, run_provisioning};
+use crate::model::ports::parse_argument;
+use crate::model::{EnvironmentName, UnitName};
+use crate::store::records::Placement;
+use crate::store::{Bootstrap, Credential, Deploy, Environment, MemoryStore, MemoryTree, UnitPorts};
+
+const RESYNC: Duration = Duration::from_secs(60);
+
+/// Several resyncs and the longest pause between tries.
+const LONG: Duration = Duration::from_secs(300);
+
+struct World {
+    store: MemoryStore,
+    operator: Environment<MemoryTree>,
+    controller: Credential,
+    provider: Memory,
+    running: Option<JoinHandle<()>>,
+    /// Dropped, a stop channel would count as a stop.
+    stop: watch::Sender<bool>,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.crash();
+    }
+}
+
+impl World {
+    async fn new(settings: Settings) -> World {
+        let store = MemoryStore::default();
+        let operator = Credential::generate("operator").unwrap();
+        let controller = Credential::generate("controller").unwrap();
+        let wanted = Bootstrap {
+            environment: "test".parse::<EnvironmentName>().unwrap(),
+            placement: Placement::Unassigned,
+            operator: operator.identity(),
+            controller: controller.identity(),
+        };
+        let operator = Environment::bootstrap(store.connect(Some(&operator)), &wanted).await.unwrap();
+        let provider = Memory::new(settings);
+        let stop = watch::Sender::new(false);
+        World { store, operator, controller, provider, running: None, stop }
+    }
+
+    fn start(&mut self) {
+        let tree = self.store.connect(Some(&self.controller));
+        let roles = self.operator.info().roles.clone();
+        let boot = Boot::new("test".parse().unwrap(), "zk:2181".parse().unwrap());
+        let mut provisioner = Provisioner::new(tree.clone(), self.provider.clone(), boot, || 0);
+        let policy = Policy::with_own_ports([2181]);
+        let mut agent = Agent::new(tree.clone(), self.provider.clone(), policy, roles.clone(), || 0);
+        let stopped = self.stop.subscribe();
+        self.running = Some(tokio::spawn(async move {
+            let progress = watch::Sender::new(Progress::default());
+            let some = Some(&mut provisioner);
+            run_provisioning(&mut agent, some, &tree, &roles, RESYNC, &progress, stopped).await.unwrap();
+        }));
+    }
+
+    fn crash(&mut self) {
+        if let Some(running) = self.running.take() {
+            running.abort();
+        }
+    }
+
+    async fn started(settings: Settings) -> World {
+        let mut world = World::new(settings).await;
+        world.start();
+        world
+    }
+
+    async fn record(&self, machine: MachineId) -> records::Machine {
+        self.operator.machine(machine).await.unwrap()
+    }
+
+    async fn instance(&self, machine: MachineId) -> Option<InstanceId> {
+        self.record(machine).await.instance_id.map(|id| InstanceId::new(id.as_str()))
+    }
+
+    async fn report(&self, machine: MachineId) -> Report {
+        let node = self.operator.tree().get(&paths::firewall_report(machine)).await;
+        node.map(|node| Report::parse(&node.data).unwrap()).unwrap_or_default()
+    }
+
+    fn ports(&self, machine: MachineId) -> Option<usize> {
+        self.provider.actual(MachineNumber::new(machine.number())).map(|rules| rules.owned.len())
+    }
+
+    /// A service with an open port on a machine.
+    async fn expose_on(&self, name: &str, machine: MachineId) {
+        let deploy = Deploy {
+            service: name.parse().unwrap(),
+            charm: format!("local:{name}-1").parse().unwrap(),
+            metadata: serde_json::Map::new(),
+            units: 1,
+            to: Some(machine),
+        };
+        self.operator.deploy(&deploy).await.unwrap();
+        let unit = self.operator.unit(&UnitName::new(name.parse().unwrap(), 0)).await.unwrap().0;
+        UnitPorts::new(self.operator.tree(), unit).open(parse_argument("80").unwrap()).await.unwrap();
+        self.operator.expose(&name.parse().unwrap()).await.unwrap();
+    }
+}
+
+fn denied() -> Answer {
+    Answer::Error(Error::Denied { what: Subject::Provider, reason: "no rights".to_owned() })
+}
+
+async fn soon() {
+    tokio::time::sleep(Duration::from_secs(10)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_is_launched_recorded_and_gets_its_rules() {
+    let world = World::started(Settings::default()).await;
+    let machine = world.operator.add_machine(None).await.unwrap();
+    world.expose_on("a", machine).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let record = world.record(machine).await;
+    assert!(world.provider.is_running(&world.instance(machine).await.unwrap()));
+    assert_eq!(record.addresses.len(), 2);
+    assert_eq!(record.rest["instance-state"], "running");
+    assert_eq!(world.ports(machine), Some(2), "one port, in both families");
+    assert_eq!(world.report(machine).await.problem, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn converged_it_only_looks_and_units_are_none_of_its_business() {
+    let world = World::started(Settings::default()).await;
+    let machine = world.operator.add_machine(None).await.unwrap();
+    soon().await;
+    let (writes, lists) = (world.provider.writes(), world.provider.calls_of(CallName::List));
+    world.expose_on("a", machine).await;
+    soon().await;
+    assert_eq!(world.provider.calls_of(CallName::List), lists, "no look for units and ports");
+    assert_eq!(world.provider.writes(), writes + 1, "the rules, in one request");
+    tokio::time::sleep(10 * RESYNC).await;
+    assert_eq!(world.provider.writes(), writes + 1);
+    let looks = world.provider.calls_of(CallName::List) - lists;
+    assert!((9..=11).contains(&looks), "one look a resync, not {looks}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_terminated_machine_loses_its_instance_and_then_its_group() {
+    let world = World::started(Settings { busy_calls: 12, ..Settings::default() }).await;
+    let machine = world.operator.add_machine(None).await.unwrap();
+    soon().await;
+    let instance = world.instance(machine).await.unwrap();
+    world.operator.terminate_machines(&[machine]).await.unwrap();
+    soon().await;
+    assert!(!world.provider.is_running(&instance));
+    assert!(world.ports(machine).is_some(), "in use for as long as the instance ends");
+    tokio::time::sleep(LONG).await;
+    assert_eq!(world.ports(machine), None);
+    assert!(world.provider.calls_of(CallName::DeleteGroup) > 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_adopted_instance_is_only_let_go() {
+    let world = World::started(Settings::default()).await;
+    let theirs = InstanceId::new("i-theirs");
+    world.provider.add_instance(&theirs);
+    let machine = world.operator.add_machine(Some("i-theirs".parse().unwrap())).await.unwrap();
+    world.expose_on("a", machine).await;
+    soon().await;
+    assert_eq!(world.ports(machine), Some(2));
+    assert_eq!(world.record(machine).await.addresses[0], "i-theirs.public.example.com");
+    world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
+    world.operator.terminate_machines(&[machine]).await.unwrap();
+    soon().await;
+    assert!(world.provider.is_running(&theirs) && world.ports(machine).is_none());
+    assert_eq!(world.provider.calls_of(CallName::Terminate), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instance_that_vanished_is_told_and_not_replaced() {
+    let world = World::started(Settings::default()).await;
+    let machine = world.operator.add_machine(None).await.unwrap();
+    soon().await;
+    let instance = world.instance(machine).await.unwrap();
+    world.provider.lose_instance(&instance);
+    tokio::time::sleep(2 * RESYNC).await;
+    assert_eq!(world.report(machine).await.problem, Some(format!("instance {instance} has ended")));
+    assert_eq!(world.record(machine).await.rest["instance-state"], "terminated");
+    assert_eq!(world.provider.calls_of(CallName::Launch), 1);
+    let missing = world.operator.add_machine(Some("i-nowhere".parse().unwrap())).await.unwrap();
+    soon().await;
+    assert_eq!(world.report(missing).await.problem.unwrap(), "instance i-nowhere is not there");
+    world.provider.add_instance(&InstanceId::new("i-nowhere"));
+    tokio::time::sleep(LONG).await;
+    assert_eq!(world.report(missing).await.problem, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_launch_that_is_refused_is_told_and_holds_nobody_up() {
+    let world = World::started(Settings::default()).await;
+    let refused = world.operator.add_machine(None).await.unwrap();
+    let number = MachineNumber::new(refused.number());
+    world.provider.set_script(move |call| {
+        (call.name == CallName::Launch && call.machine == Some(number)).then(|| Fault::Before(denied()))
+    });
+    let other = world.operator.add_machine(None).await.unwrap();
+    soon().await;
+    assert!(world.instance(other).await.is_some());
+    assert_eq!(world.report(refused).await.problem.unwrap(), "not allowed for the provider: no rights");
+    let launches = world.provider.calls_of(CallName::Launch);
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(
+        world.provider.calls_of(CallName::Launch),
+        launches,
+        "at the pace of what only people can help"
+    );
+    world.provider.clear_script();
+    tokio::time::sleep(LONG).await;
+    assert!(world.instance(refused).await.is_some());
+    assert_eq!(world.report(refused).await.problem, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_provider_that_cannot_be_read_ends_nothing_and_is_told() {
+    let mut world = World::started(Settings::default()).await;
+    let first = world.operator.add_machine(None).await.unwrap();
+    soon().await;
+    world.crash();
+    world.provider.set_script(|call| (call.name == CallName::List).then(|| Fault::Before(denied())));
+    world.start();
+    let second = world.operator.add_machine(None).await.unwrap();
+    soon().await;
+    assert_eq!(world.report(second).await.problem.unwrap(), "not allowed for the provider: no rights");
+    assert_eq!(world.report(first).await.problem, None, "its rules are as they should be");
+    world.provider.clear_script();
+    tokio::time::sleep(LONG).await;
+    assert!(world.instance(second).await.is_some());
+    assert_eq!(world.provider.calls_of(CallName::Terminate), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_that_somebody_deleted_comes_back_with_its_rules() {
+    let world = World::started(Settings::default()).await;
+    let machine = world.operator.add_machine(None).await.unwrap();
+    world.expose_on("a", machine).await;
+    soon().await;
+    world.provider.remove_group(MachineNumber::new(machine.number()));
+    tokio::time::sleep(RESYNC + Duration::from_secs(5)).await;
+    assert_eq!(world.ports(machine), Some(2));
+    assert_eq!(world.report(machine).await.problem, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_belongs_to_no_machine_is_swept_but_most_of_everything_only_after_a_second_look() {
+    let mut world = World::started(Settings::default()).await;
+    let machines: Vec<_> =
+        futures_util::future::join_all((0..4).map(|_| world.operator.add_machine(None))).await;
+    let machines: Vec<MachineId> = machines.into_iter().map(Result::unwrap).collect();
+    soon().await;
+    world.crash();
+    world.operator.terminate_machines(&machines[..3]).await.unwrap();
+    world.start();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.provider.calls_of(CallName::Terminate), 0, "not on the word of one look");
+    tokio::time::sleep(LONG).await;
+    assert_eq!(world.provider.calls_of(CallName::Terminate), 3);
+    assert_eq!(machines.iter().filter(|id| world.ports(**id).is_some()).count(), 1);
+    assert!(world.provider.is_running(&world.instance(machines[3]).await.unwrap()));
+}
+
+/// The same few things are wanted; at every call in turn the controller dies before or after its effect.
+#[tokio::test(start_paused = true)]
+async fn a_crash_at_any_call_is_harmless() {
+    let mut crashes = 0;
+    for after in [false, true] {
+        for index in 1.. {
+            let mut world = World::new(Settings { busy_calls: 3, lag_calls: 2, ..Settings::default() }).await;
+            let fault = if after { Fault::After(Answer::Silence) } else { Fault::Before(Answer::Silence) };
+            world.provider.fail_at(index, fault);
+            world.provider.add_instance(&InstanceId::new("i-theirs"));
+            world.start();
+            let first = world.operator.add_machine(None).await.unwrap();
+            let adopted = world.operator.add_machine(Some("i-theirs".parse().unwrap())).await.unwrap();
+            world.expose_on("a", first).await;
+            soon().await;
+            world.operator.terminate_machines(&[adopted]).await.unwrap();
+            let second = world.operator.add_machine(None).await.unwrap();
+            soon().await;
+            let reached = world.provider.calls() >= index;
+            world.crash();
+            world.start();
+            tokio::time::sleep(LONG).await;
+            crashes += 1;
+            let mut instances = Vec::new();
+            for machine in [first, second] {
+                let instance = world.instance(machine).await.expect("an instance");
+                assert!(world.provider.is_running(&instance), "call {index}, after: {after}");
+                instances.push(instance);
+            }
+            let running = (1..20).map(|n| InstanceId::new(format!("i-{n}")));
+            let running = running.filter(|id| world.provider.is_running(id)).count();
+            assert_eq!(running, 2, "call {index}, after: {after}: none is left over");
+            assert!(world.provider.is_running(&InstanceId::new("i-theirs")), "call {index}, after: {after}");
+            assert_eq!(
+                [world.ports(first), world.ports(adopted)],
+                [Some(2), None],
+                "call {index}, after: {after}"
+            );
+            if !reached {
+                break;
+            }
+        }
+    }
+    assert!(crashes > 20, "{crashes} calls are too few to have tried anything");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_who_was_replaced_records_nothing() {
+    let world = World::new(Settings::default()).await;
+    let roles = world.operator.info().roles.clone();
+    let (old, new) =
+        (world.store.connect(Some(&world.controller)), world.store.connect(Some(&world.controller)));
+    let stale = Leadership::campaign(&old, &roles, "old").await.unwrap();
+    drop(old);
+    let mut lead = Leadership::campaign(&new, &roles, "new").await.unwrap();
+    let machine = world.operator.add_machine(None).await.unwrap();
+    let boot = Boot::new("test".parse().unwrap(), "zk:2181".parse().unwrap());
+    let hands = Hands { tree: &new, machines: &world.provider, boot: &boot };
+    let (wakes, (tell, _news)) = (watch::Sender::new(Wake::default()), mpsc::channel(1));
+    let mut provisioner = Provisioner::new(new.clone(), world.provider.clone(), boot.clone(), || 0);
+    provisioner.work(stale.clone(), &wakes, &tell).await.expect("it ends");
+    assert_eq!(world.provider.calls(), 0, "it did not even look");
+    // As if it had been replaced between its look and its write.
+    let launch = Launch {
+        machine: MachineNumber::new(machine.number()),
+        user_data: boot.user_data(machine, &world.controller),
+    };
+    let launched = world.provider.launch(&launch).await.unwrap();
+    let record = Step::Record(machine, Box::new(launched));
+    let refused = hands.enact(vec![record.clone()], &mut stale.clone()).await;
+    assert!(matches!(refused, Err(Stop::Replaced)), "{refused:?}");
+    assert_eq!(world.instance(machine).await, None);
+    hands.enact(vec![record], &mut lead).await.unwrap();
+    assert!(world.instance(machine).await.is_some());
+}
