@@ -326,11 +326,7 @@ pub struct Group {
 mod tests {
     use super::*;
     use crate::error::Subject;
-    use crate::rule::{Cidr, PortRange, Protocol};
-
-    fn rule(from: u16, to: u16) -> Rule {
-        Rule::new(PortRange::new(from, to, Protocol::Tcp).unwrap(), Cidr::WORLD_V4)
-    }
+    use crate::rule::Cidr;
 
     fn wire(proto: &str, from: i32, to: i32) -> WirePorts<'_> {
         WirePorts { proto, from: Some(from), to: Some(to) }
