@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
 
-use super::{completions, controller, demo, failure, keeper, man, start, up};
+use super::{completions, controller, demo, failure, heartbeat_role, keeper, man, start, up};
 use crate::runtime::telemetry;
 
 #[derive(Debug, Parser)]
@@ -70,6 +70,16 @@ Examples:
   portcullis controller --provider memory
   portcullis --log-level info controller -e prod --provider memory --policy policy.yaml")]
     Controller(controller::Typed),
+    /// Hear who is alive, and tell who is not
+    #[command(after_help = "\
+Prints `listening on HOST:PORT` once it takes beats. Reads $XDG_CONFIG_HOME/portcullis/ENV-controller.json. Several may run:
+any of them takes any beat, and one judges. Clients of hms-hbtd need --open; machines prove themselves with their token.
+PORTCULLIS_WEBHOOK_SECRET signs what a webhook gets.
+
+Examples:
+  portcullis heartbeat
+  portcullis --log-level info heartbeat -e prod --listen 0.0.0.0:28500 --open")]
+    Heartbeat(heartbeat_role::Typed),
     /// Show the whole story in a temporary directory
     Demo(demo::Typed),
     /// Print completions for a shell
@@ -104,6 +114,7 @@ async fn run(portcullis: &Portcullis) -> anyhow::Result<()> {
         Command::Up(args) => up::run(args).await,
         Command::Keeper(args) => keeper::run(args).await,
         Command::Controller(args) => controller::run(args).await,
+        Command::Heartbeat(args) => heartbeat_role::run(args).await,
         Command::Demo(args) => demo::run(args).await,
         Command::Completions(args) => completions::run(Portcullis::command(), args),
         Command::Man(args) => man::run(Portcullis::command(), args),

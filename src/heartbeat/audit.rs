@@ -192,6 +192,11 @@ impl Audit {
         Heard::News
     }
 
+    /// Whether a component was judged after this calendar time.
+    pub fn changed_since(&self, name: &Name, wall: u64) -> bool {
+        self.table.find(name).is_some_and(|entry| self.table.get(entry).changed_at > wall)
+    }
+
     /// Nobody was listening until now: every window starts again.
     pub fn restart_windows(&mut self, now: u64) {
         self.floor = self.floor.max(now);
@@ -209,8 +214,14 @@ impl Audit {
     /// Judges no more. What was decided and not written is forgotten with the next [`Audit::adopt`].
     pub fn leave_office(&mut self) {
         self.judging = false;
+        // A return that was judged and not written is news for the next judge, who may be this one.
+        for bucket in std::mem::take(&mut self.dirty) {
+            for entry in self.table.in_bucket(bucket).to_vec() {
+                let component = self.table.get_mut(entry);
+                component.news |= component.last > 0 && matches!(component.state, State::Ok | State::Stopped);
+            }
+        }
         self.woken.clear();
-        self.dirty.clear();
     }
 
     fn rearm(&mut self, now: u64) {

@@ -3,13 +3,22 @@
 //!
 //! Start at [`state`] for the rule, at [`audit`] for how it is applied, at [`pending`] for how changes are told.
 
+pub mod api;
 pub mod audit;
+pub mod corner;
+pub mod ears;
 pub mod guard;
+mod judge;
 pub mod name;
+pub mod notify;
 pub mod params;
 pub mod pending;
 pub mod record;
+pub mod report;
+pub mod request;
 pub mod state;
 pub mod table;
+pub mod token;
+pub mod tracker;
 pub mod watched;
 pub mod wheel;

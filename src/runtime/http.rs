@@ -43,6 +43,8 @@ pub struct Limits {
     /// A request's body. More is read and thrown away, up to [`Limits::spill_bytes`], so that the sender gets to the
     /// answer that says so.
     pub body_bytes: usize,
+    /// Paths whose bodies may be larger.
+    pub large_bodies: &'static [(&'static str, usize)],
     pub spill_bytes: usize,
     /// From the end of one request to the end of the head of the next: an idle connection ends after it, too.
     pub head_time: Duration,
@@ -58,6 +60,7 @@ impl Default for Limits {
             connections: 1024,
             head_bytes: 16 * 1024,
             body_bytes: 64 * 1024,
+            large_bodies: &[],
             spill_bytes: 4 * 1024 * 1024,
             head_time: Duration::from_secs(30),
             request_time: Duration::from_secs(10),
@@ -323,6 +326,9 @@ where
     F: Future<Output = Reply>,
 {
     let (head, incoming) = request.into_parts();
+    let path = head.uri.path();
+    let large = limits.large_bodies.iter().find(|(large, _)| *large == path);
+    let limits = Limits { body_bytes: large.map_or(limits.body_bytes, |(_, bytes)| *bytes), ..limits };
     let body = tokio::time::timeout(limits.request_time, read_body(incoming, limits))
         .await
         .unwrap_or(Err(BodyError::TooSlow));

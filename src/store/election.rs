@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::acl::Roles;
 use super::error::Error;
-use super::paths;
+use super::paths::{self, NodePath};
 use super::tree::{self, Event, Feed as _, Tree, Write};
 
 /// How long after a confirmation a leader may act. A session outlives its last request by its whole timeout, which is
@@ -18,9 +18,29 @@ pub const LEASE: Duration = Duration::from_secs(3);
 /// How long to wait for the lock between looks, in case an event is lost.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
+/// What is led: where its lock and its epoch are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seat {
+    pub leader: NodePath,
+    pub epoch: NodePath,
+}
+
+impl Seat {
+    /// The firewall of an environment.
+    pub fn firewall() -> Self {
+        Self { leader: paths::leader(), epoch: paths::epoch() }
+    }
+
+    /// The judgement over its components.
+    pub fn heartbeat() -> Self {
+        Self { leader: paths::heartbeat_leader(), epoch: paths::heartbeat_epoch() }
+    }
+}
+
 /// The lock, held. Each part of the leader that acts outside the store has one, and confirms it for itself.
 #[derive(Debug, Clone)]
 pub struct Leadership {
+    seat: Seat,
     token: String,
     epoch_version: i32,
     confirmed: Instant,
@@ -77,17 +97,30 @@ impl Leadership {
     /// # Errors
     /// The failures of the store.
     pub async fn attempt<T: Tree>(tree: &T, roles: &Roles, token: &str) -> Result<Attempt, Error> {
+        Self::attempt_at(Seat::firewall(), tree, roles, token).await
+    }
+
+    /// The same for any seat.
+    ///
+    /// # Errors
+    /// The failures of the store.
+    pub async fn attempt_at<T: Tree>(
+        seat: Seat,
+        tree: &T,
+        roles: &Roles,
+        token: &str,
+    ) -> Result<Attempt, Error> {
         let asked = Instant::now();
         let mut writes = Vec::new();
-        match tree.get(&paths::leader()).await {
+        match tree.get(&seat.leader).await {
             Ok(leader) if leader.data == token.as_bytes() => {
-                writes.push(Write::DeleteIfVersion { path: paths::leader(), version: leader.version });
+                writes.push(Write::DeleteIfVersion { path: seat.leader.clone(), version: leader.version });
             }
             Ok(_) => return Ok(Attempt::Taken),
             Err(tree::Error::NoNode(_)) => {}
             Err(err) => return Err(err.into()),
         }
-        let version = match tree.get(&paths::epoch()).await {
+        let version = match tree.get(&seat.epoch).await {
             Ok(node) => node.version,
             Err(tree::Error::NoNode(path)) => {
                 match tree.write(vec![Write::create(path, Vec::new(), roles.controllers())]).await {
@@ -99,16 +132,16 @@ impl Leadership {
         };
         let data = token.as_bytes().to_vec();
         writes.push(Write::Create {
-            path: paths::leader(),
+            path: seat.leader.clone(),
             data: data.clone(),
             acl: roles.controllers(),
             ephemeral: true,
         });
-        writes.push(Write::SetIfVersion { path: paths::epoch(), data, version });
+        writes.push(Write::SetIfVersion { path: seat.epoch.clone(), data, version });
         match tree.write(writes).await {
             Ok(()) => {
                 let token = token.to_owned();
-                Ok(Attempt::Won(Self { token, epoch_version: version + 1, confirmed: asked }))
+                Ok(Attempt::Won(Self { seat, token, epoch_version: version + 1, confirmed: asked }))
             }
             Err(err) if err.is_conflict() => Ok(Attempt::Taken),
             Err(err) => Err(err.into()),
@@ -122,7 +155,7 @@ impl Leadership {
     pub async fn confirm<T: Tree>(&mut self, tree: &T) -> Result<bool, Error> {
         let asked = Instant::now();
         tree.sync().await?;
-        match tree.get(&paths::leader()).await {
+        match tree.get(&self.seat.leader).await {
             Ok(node) if node.data == self.token.as_bytes() => {
                 self.confirmed = asked;
                 Ok(true)
@@ -137,9 +170,14 @@ impl Leadership {
         now < self.confirmed + LEASE
     }
 
+    /// Higher than that of every leader before.
+    pub fn epoch(&self) -> u32 {
+        self.epoch_version.unsigned_abs()
+    }
+
     /// Goes in front of every write of the leader: it fails for one who was replaced.
     pub fn fence(&self) -> Write {
-        Write::Check { path: paths::epoch(), version: self.epoch_version }
+        Write::Check { path: self.seat.epoch.clone(), version: self.epoch_version }
     }
 }
 

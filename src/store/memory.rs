@@ -75,6 +75,17 @@ impl MemoryStore {
     }
 }
 
+impl MemoryStore {
+    /// Ends a session as a store does that has not heard from it: its ephemerals go, and it is told when it asks again.
+    pub fn expire(&self, tree: &MemoryTree) {
+        let mut world = self.world();
+        let (_, gone) = world.state.close_session(tree.session.id);
+        for path in gone {
+            world.tell(EventKind::Deleted, &path);
+        }
+    }
+}
+
 impl World {
     fn tell(&mut self, kind: EventKind, path: &str) {
         let feeds = &self.feeds;

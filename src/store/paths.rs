@@ -68,6 +68,112 @@ pub fn firewall_report(id: MachineId) -> NodePath {
     firewall_reports().child(&id.key())
 }
 
+/// Where the heartbeat trackers of the environment keep what they share.
+pub fn heartbeat() -> NodePath {
+    controller().child("heartbeat")
+}
+
+/// Ephemeral: who judges silence.
+pub fn heartbeat_leader() -> NodePath {
+    heartbeat().child("leader")
+}
+
+pub fn heartbeat_epoch() -> NodePath {
+    heartbeat().child("epoch")
+}
+
+pub fn heartbeat_params() -> NodePath {
+    heartbeat().child("params")
+}
+
+/// Names that are not judged, and until when.
+pub fn heartbeat_maintenance() -> NodePath {
+    heartbeat().child("maintenance")
+}
+
+/// Written by an operator who believes a mass outage.
+pub fn heartbeat_release() -> NodePath {
+    heartbeat().child("release")
+}
+
+/// A number, raised by the judge who wants to know what everybody has heard.
+pub fn heartbeat_question() -> NodePath {
+    heartbeat().child("question")
+}
+
+/// How far the webhook was told.
+pub fn heartbeat_webhook() -> NodePath {
+    heartbeat().child("webhook")
+}
+
+/// One ephemeral child per tracker.
+pub fn heartbeat_replicas() -> NodePath {
+    heartbeat().child("replicas")
+}
+
+pub fn heartbeat_replica(id: &str) -> NodePath {
+    heartbeat_replicas().child(id)
+}
+
+/// Batches of beats, each written once and deleted by its writer some time later.
+pub fn heartbeat_batches() -> NodePath {
+    heartbeat().child("beats")
+}
+
+pub fn heartbeat_batch(replica: &str, number: u64) -> NodePath {
+    heartbeat_batches().child(&format!("{replica}-{number:010}"))
+}
+
+/// The components, spread over numbered znodes.
+pub fn heartbeat_buckets() -> NodePath {
+    heartbeat().child("components")
+}
+
+pub fn heartbeat_bucket(number: u16) -> NodePath {
+    heartbeat_buckets().child(&format!("{number:04}"))
+}
+
+/// What an event below [`heartbeat`] is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HeartbeatNode {
+    Leader,
+    Params,
+    Maintenance,
+    Release,
+    Question,
+    Replica,
+    /// The name of a batch, for [`heartbeat_batch_of`].
+    Batch(String),
+    Bucket(u16),
+    Other,
+}
+
+pub fn heartbeat_node(path: &NodePath) -> HeartbeatNode {
+    let Some(below) = path.as_str().strip_prefix("/controller/heartbeat/") else {
+        return HeartbeatNode::Other;
+    };
+    match below.split_once('/') {
+        None => match below {
+            "leader" => HeartbeatNode::Leader,
+            "params" => HeartbeatNode::Params,
+            "maintenance" => HeartbeatNode::Maintenance,
+            "release" => HeartbeatNode::Release,
+            "question" => HeartbeatNode::Question,
+            _ => HeartbeatNode::Other,
+        },
+        Some(("replicas", _)) => HeartbeatNode::Replica,
+        Some(("beats", name)) => HeartbeatNode::Batch(name.to_owned()),
+        Some(("components", name)) => name.parse().map_or(HeartbeatNode::Other, HeartbeatNode::Bucket),
+        Some(_) => HeartbeatNode::Other,
+    }
+}
+
+/// Whose batch it is, and which.
+pub fn heartbeat_batch_of(name: &str) -> Option<(&str, u64)> {
+    let (replica, number) = name.rsplit_once('-')?;
+    Some((replica, number.parse().ok()?))
+}
+
 pub fn services() -> NodePath {
     fixed("/services")
 }
@@ -187,8 +293,18 @@ mod tests {
             ),
             (service_name(name.service()), "/names/services/wordpress"),
             (unit_name(&name), "/names/units/wordpress/3"),
+            (heartbeat_batch("a1", 7), "/controller/heartbeat/beats/a1-0000000007"),
+            (heartbeat_bucket(17), "/controller/heartbeat/components/0017"),
         ] {
             assert_eq!(path.as_str(), text);
         }
+        assert_eq!(heartbeat_node(&heartbeat_bucket(17)), HeartbeatNode::Bucket(17));
+        assert_eq!(heartbeat_node(&heartbeat_replica("a1")), HeartbeatNode::Replica);
+        assert_eq!(heartbeat_node(&heartbeat_question()), HeartbeatNode::Question);
+        assert_eq!(heartbeat_node(&controller()), HeartbeatNode::Other);
+        let HeartbeatNode::Batch(batch) = heartbeat_node(&heartbeat_batch("a1", 7)) else {
+            panic!("no batch")
+        };
+        assert_eq!(heartbeat_batch_of(&batch), Some(("a1", 7)));
     }
 }

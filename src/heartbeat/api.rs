@@ -1,0 +1,285 @@
+//! The tracker's door: requests to the memory and back. What may be said and how it is answered is in `request`; limits of
+//! size, number and time are the door's own, in `runtime::http`.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::Value;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, mpsc, watch};
+use tokio::time::Instant;
+
+use super::audit::Change;
+use super::corner::{self, ParamsError};
+use super::ears::Ears;
+use super::name::Name;
+use super::notify::change_body;
+use super::report;
+use super::request::{self, LARGE_BODIES, Refusal, Said, Wish};
+use super::token::Claim;
+use crate::model::MachineId;
+use crate::runtime::http::{Limits, Reply, Request};
+use crate::store::paths;
+use crate::store::records::parse_credentials;
+use crate::store::tree::{self, Tree};
+
+const JSON: &str = "application/json";
+const PROBLEM: &str = "application/problem+json";
+
+/// Readers of events at the same time.
+const MAX_READERS: usize = 256;
+
+/// Documents that wait for a slow reader of events.
+const READER_BUFFER: usize = 64;
+
+/// A reader that nothing is said to hears at least this.
+const STILL_HERE: Duration = Duration::from_secs(15);
+
+/// Credentials that were looked up are believed this long, and longer while the store is away.
+const BELIEVED: Duration = Duration::from_secs(60);
+
+/// Machines that are remembered; one more and all are looked up again.
+const MAX_BELIEVED: usize = 100_000;
+
+/// What the door of a tracker allows: a connection for every component that keeps one.
+pub fn limits() -> Limits {
+    Limits {
+        connections: 32_768,
+        large_bodies: LARGE_BODIES,
+        head_time: Duration::from_secs(120),
+        ..Limits::default()
+    }
+}
+
+pub struct Api<T> {
+    ears: Arc<Ears>,
+    /// None until a store was found.
+    store: watch::Receiver<Option<T>>,
+    /// Anybody may beat for anything but machines.
+    open: bool,
+    believed: Mutex<HashMap<MachineId, (String, Instant)>>,
+    readers: Arc<Semaphore>,
+}
+
+impl<T> std::fmt::Debug for Api<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Api").field("ears", &self.ears).field("open", &self.open).finish_non_exhaustive()
+    }
+}
+
+impl<T: Tree + Clone + 'static> Api<T> {
+    pub fn new(ears: Arc<Ears>, store: watch::Receiver<Option<T>>, open: bool) -> Self {
+        let readers = Arc::new(Semaphore::new(MAX_READERS));
+        Self { ears, store, open, believed: Mutex::new(HashMap::new()), readers }
+    }
+
+    pub async fn answer(&self, request: Request) -> Reply {
+        let said = Said {
+            method: request.method(),
+            path: request.path(),
+            query: request.query(),
+            last_event: request.header("last-event-id"),
+            body: request.body.as_deref().map_err(|problem| problem.status()),
+        };
+        let done = match request::read(said) {
+            Ok(wish) => self.grant(wish, &request).await,
+            Err(refusal) => Err(refusal),
+        };
+        done.unwrap_or_else(|refusal| refuse(&refusal))
+    }
+
+    async fn grant(&self, wish: Wish, request: &Request) -> Result<Reply, Refusal> {
+        match wish {
+            Wish::Beats(beats) => self.beats(&beats, request).await,
+            Wish::State(name) => {
+                let heartbeating = self.ears.heartbeating(std::iter::once(name.as_str()))[0];
+                Ok(Reply::new(200, JSON, request::state_body(&name, heartbeating)))
+            }
+            Wish::States(names) => {
+                let heartbeating = self.ears.heartbeating(names.iter().map(String::as_str));
+                let states = names.iter().map(String::as_str).zip(heartbeating);
+                Ok(Reply::new(200, JSON, request::states_body(states)))
+            }
+            Wish::Params => {
+                let params = self.ears.lock().params.to_json();
+                Ok(Reply::new(200, JSON, Value::Object(params).to_string()))
+            }
+            Wish::SetParams(change) => self.set_params(&change, request).await,
+            Wish::Health => {
+                let inner = self.ears.lock();
+                let body = report::health(&inner.condition, &inner.audit.counts(), &inner.params);
+                Ok(Reply::new(200, JSON, body))
+            }
+            Wish::Liveness => Ok(Reply::empty(204)),
+            Wish::Readiness => {
+                if self.ears.lock().condition.loaded {
+                    return Ok(Reply::empty(204));
+                }
+                Err(Refusal::new(503, "The store was not found yet", request.path()))
+            }
+            Wish::Events(since) => self.events(since, request),
+            Wish::Metrics => {
+                let inner = self.ears.lock();
+                let text = report::metrics(&inner.condition, &inner.audit.counts());
+                Ok(Reply::new(200, "text/plain; version=0.0.4", text))
+            }
+        }
+    }
+
+    async fn beats(&self, beats: &[(Name, bool)], request: &Request) -> Result<Reply, Refusal> {
+        self.check_sender(beats, request).await?;
+        match self.ears.beat(beats).await {
+            Ok(()) => Ok(Reply::empty(200)),
+            Err(full) => Err(Refusal::new(503, full.to_string(), request.path())),
+        }
+    }
+
+    /// A machine beats for itself alone, and nobody else for it. Others need no proof where the door was opened to them.
+    async fn check_sender(&self, beats: &[(Name, bool)], request: &Request) -> Result<(), Refusal> {
+        if self.open && beats.iter().all(|(name, _)| name.machine().is_none()) {
+            return Ok(());
+        }
+        let unknown = |why: &str| Refusal::new(401, why, request.path());
+        let header = request.header("authorization").ok_or_else(|| unknown("No token"))?;
+        let claim = Claim::parse(header).ok_or_else(|| unknown("Not a machine's token"))?;
+        if !self.holds(&claim, request).await? {
+            return Err(unknown("Not this machine's token"));
+        }
+        let own = Name::of_machine(claim.machine);
+        match beats.iter().find(|(name, _)| *name != own) {
+            None => Ok(()),
+            Some((name, _)) => {
+                let detail = format!("{own} cannot beat for {name}");
+                Err(Refusal::new(403, detail, request.path()))
+            }
+        }
+    }
+
+    async fn holds(&self, claim: &Claim, request: &Request) -> Result<bool, Refusal> {
+        let remembered = self.remembered().get(&claim.machine).cloned();
+        if let Some((credential, at)) = &remembered
+            && at.elapsed() < BELIEVED
+            && claim.holds(credential)
+        {
+            return Ok(true);
+        }
+        let path = paths::machine_credentials(claim.machine);
+        let store = self.store.borrow().clone();
+        let found = match store {
+            Some(store) => store.get(&path).await,
+            None => Err(tree::Error::Unreachable { hosts: String::new() }),
+        };
+        match found {
+            Ok(node) => {
+                let Ok(credential) = parse_credentials(&path, &node.data) else { return Ok(false) };
+                let credential = credential.expose();
+                let holds = claim.holds(&credential);
+                let mut remembered = self.remembered();
+                if remembered.len() >= MAX_BELIEVED {
+                    remembered.clear();
+                }
+                remembered.insert(claim.machine, (credential, Instant::now()));
+                Ok(holds)
+            }
+            Err(tree::Error::NoNode(_)) => {
+                self.remembered().remove(&claim.machine);
+                Ok(false)
+            }
+            // Beats are taken while the store is away, from those who were known before.
+            Err(_) => match remembered {
+                Some((credential, _)) => Ok(claim.holds(&credential)),
+                None => Err(Refusal::new(503, "Tokens cannot be checked now", request.path())),
+            },
+        }
+    }
+
+    fn remembered(&self) -> std::sync::MutexGuard<'_, HashMap<MachineId, (String, Instant)>> {
+        self.believed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn set_params(
+        &self,
+        change: &serde_json::Map<String, Value>,
+        request: &Request,
+    ) -> Result<Reply, Refusal> {
+        if !self.open {
+            let detail = "Parameters are set with `juju heartbeat params`";
+            return Err(Refusal::new(403, detail, request.path()));
+        }
+        // A bad change is refused by what is known here, also while the store is away.
+        let known = self.ears.lock().params.patched(change);
+        known.map_err(|problem| Refusal::new(400, problem.to_string(), request.path()))?;
+        let away = || Refusal::new(503, "The store is away", request.path());
+        let store = self.store.borrow().clone().ok_or_else(away)?;
+        match corner::set_params(&store, change).await {
+            Ok(params) => Ok(Reply::new(200, JSON, Value::Object(params.to_json()).to_string())),
+            Err(ParamsError::Invalid(problem)) => Err(Refusal::new(400, problem.to_string(), request.path())),
+            Err(ParamsError::Store(problem)) => {
+                tracing::warn!(%problem, "parameters not set");
+                Err(away())
+            }
+        }
+    }
+
+    fn events(&self, since: u64, request: &Request) -> Result<Reply, Refusal> {
+        let too_many = |_| Refusal::new(503, "Too many readers of events", request.path());
+        let permit = Arc::clone(&self.readers).try_acquire_owned().map_err(too_many)?;
+        let (sender, receiver) = mpsc::channel(READER_BUFFER);
+        // Ends with its reader: every send and every wait of it notices that the other side is gone.
+        tokio::spawn(tell_events(Arc::clone(&self.ears), since, sender, permit));
+        Ok(Reply::stream("text/event-stream", receiver).with("cache-control", "no-store"))
+    }
+}
+
+fn refuse(refusal: &Refusal) -> Reply {
+    let reply = Reply::new(refusal.status, PROBLEM, refusal.body());
+    match (refusal.status, refusal.allow) {
+        (401, _) => reply.with("www-authenticate", "Bearer"),
+        (_, Some(allow)) => reply.with("allow", allow),
+        _ => reply,
+    }
+}
+
+/// Each change once and in order; a reader that fell behind gets the newest change of each component.
+async fn tell_events(
+    ears: Arc<Ears>,
+    mut since: u64,
+    reader: mpsc::Sender<Bytes>,
+    _permit: OwnedSemaphorePermit,
+) {
+    'again: loop {
+        let (missed, mut later) = ears.events(since);
+        for change in missed {
+            if reader.send(event(&change)).await.is_err() {
+                return;
+            }
+            since = change.sequence;
+        }
+        loop {
+            let said = tokio::select! {
+                change = later.recv() => match change {
+                    Ok(change) if change.sequence <= since => continue,
+                    Ok(change) => {
+                        since = change.sequence;
+                        event(&change)
+                    }
+                    Err(broadcast::error::RecvError::Lagged(_)) => continue 'again,
+                    Err(broadcast::error::RecvError::Closed) => return,
+                },
+                () = tokio::time::sleep(STILL_HERE) => Bytes::from_static(b":\n\n"),
+                () = reader.closed() => return,
+            };
+            if reader.send(said).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn event(change: &Change) -> Bytes {
+    let mut text = format!("id: {}\nevent: change\ndata: ", change.sequence).into_bytes();
+    text.extend(change_body(change));
+    text.extend(b"\n\n");
+    text.into()
+}

@@ -1,0 +1,272 @@
+//! The trackers' corner of the store: what is in it, read and written as values. A shell that decides nothing; who may
+//! write what, and when, is for the tracker and the operator's commands.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use serde_json::{Map, Value};
+
+use super::name::Name;
+use super::params::{InvalidParams, Params};
+use super::record::{Batch, Record, bucket_from_bytes};
+use crate::store::Error;
+use crate::store::acl::Roles;
+use crate::store::paths::{self, NodePath};
+use crate::store::tree::{self, Node, Read, Tree, Write};
+
+/// A change of the same node by somebody else is met with another attempt, so often.
+const ATTEMPTS: u32 = 10;
+
+/// Names in maintenance at the same time.
+const MAX_MAINTENANCE: usize = 500;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ParamsError {
+    #[error(transparent)]
+    Invalid(#[from] InvalidParams),
+    #[error(transparent)]
+    Store(#[from] Error),
+}
+
+fn corrupt(path: &NodePath, problem: impl Into<String>) -> Error {
+    Error::Corrupt { path: path.clone(), problem: problem.into() }
+}
+
+/// Makes what is not there yet.
+///
+/// # Errors
+/// The failures of the store.
+pub async fn ensure<T: Tree>(tree: &T, roles: &Roles) -> Result<(), Error> {
+    let nodes = [
+        (paths::heartbeat(), Vec::new()),
+        (paths::heartbeat_replicas(), Vec::new()),
+        (paths::heartbeat_batches(), Vec::new()),
+        (paths::heartbeat_buckets(), Vec::new()),
+        (paths::heartbeat_params(), Value::Object(Params::default().to_json()).to_string().into_bytes()),
+        (paths::heartbeat_maintenance(), b"{}".to_vec()),
+        (paths::heartbeat_release(), b"0".to_vec()),
+        (paths::heartbeat_question(), b"0".to_vec()),
+        (paths::heartbeat_webhook(), b"0".to_vec()),
+    ];
+    for (path, data) in nodes {
+        if tree.exists(&path).await? {
+            continue;
+        }
+        match tree.write(vec![Write::create(path, data, roles.controllers())]).await {
+            Ok(()) | Err(tree::Error::NodeExists(_)) => {}
+            Err(err) => return Err(err.into()),
+        }
+    }
+    Ok(())
+}
+
+async fn read<T: Tree>(tree: &T, path: &NodePath) -> Result<Node, Error> {
+    Ok(tree.get(path).await?)
+}
+
+fn object(path: &NodePath, node: &Node) -> Result<Map<String, Value>, Error> {
+    match serde_json::from_slice(&node.data) {
+        Ok(Value::Object(object)) => Ok(object),
+        _ => Err(corrupt(path, "no JSON object")),
+    }
+}
+
+/// # Errors
+/// [`Error::Corrupt`] and the failures of the store.
+pub async fn params<T: Tree>(tree: &T) -> Result<(Params, i32), Error> {
+    let path = paths::heartbeat_params();
+    let node = read(tree, &path).await?;
+    let stored = object(&path, &node)?;
+    let params = Params::default().patched(&stored).map_err(|problem| corrupt(&path, problem.to_string()))?;
+    Ok((params, node.version))
+}
+
+/// Changes the parameters for every replica.
+///
+/// # Errors
+/// What is wrong with the change, and the failures of the store.
+pub async fn set_params<T: Tree>(tree: &T, change: &Map<String, Value>) -> Result<Params, ParamsError> {
+    let path = paths::heartbeat_params();
+    for _ in 0..ATTEMPTS {
+        let (params, version) = params(tree).await?;
+        let next = params.patched(change)?;
+        if next == params {
+            return Ok(next);
+        }
+        let data = Value::Object(next.to_json()).to_string().into_bytes();
+        if set(tree, &path, data, version).await? {
+            return Ok(next);
+        }
+    }
+    Err(Error::Contended { path, attempts: ATTEMPTS }.into())
+}
+
+/// Whether it was written; somebody else was faster if not.
+async fn set<T: Tree>(tree: &T, path: &NodePath, data: Vec<u8>, version: i32) -> Result<bool, Error> {
+    match tree.write(vec![Write::SetIfVersion { path: path.clone(), data, version }]).await {
+        Ok(()) => Ok(true),
+        Err(err) if err.is_conflict() => Ok(false),
+        Err(err) => Err(err.into()),
+    }
+}
+
+/// Who is not judged, and until when on the calendar.
+///
+/// # Errors
+/// [`Error::Corrupt`] and the failures of the store.
+pub async fn maintenance<T: Tree>(tree: &T) -> Result<(HashMap<Name, u64>, i32), Error> {
+    let path = paths::heartbeat_maintenance();
+    let node = read(tree, &path).await?;
+    let entry = |(name, until): (String, Value)| Some((Name::parse(&name).ok()?, until.as_u64()?));
+    let entries = object(&path, &node)?.into_iter().map(entry);
+    let until = entries.collect::<Option<_>>().ok_or_else(|| corrupt(&path, "not names with times"))?;
+    Ok((until, node.version))
+}
+
+/// Sets or, with `None`, ends a maintenance; those that are over are dropped.
+///
+/// # Errors
+/// [`Error::Contended`] and the failures of the store.
+pub async fn set_maintenance<T: Tree>(
+    tree: &T,
+    name: &Name,
+    until: Option<u64>,
+    wall: u64,
+) -> Result<(), Error> {
+    let path = paths::heartbeat_maintenance();
+    for _ in 0..ATTEMPTS {
+        let (mut entries, version) = maintenance(tree).await?;
+        entries.retain(|other, end| other != name && *end > wall);
+        entries.extend(until.map(|until| (*name, until)));
+        if entries.len() > MAX_MAINTENANCE {
+            return Err(corrupt(&path, format!("more than {MAX_MAINTENANCE} names in maintenance")));
+        }
+        let sorted: BTreeMap<&str, u64> = entries.iter().map(|(name, end)| (name.as_str(), *end)).collect();
+        let data = serde_json::json!(sorted).to_string().into_bytes();
+        if set(tree, &path, data, version).await? {
+            return Ok(());
+        }
+    }
+    Err(Error::Contended { path, attempts: ATTEMPTS })
+}
+
+/// Tells the judge to believe what it holds back.
+///
+/// # Errors
+/// The failures of the store.
+pub async fn release<T: Tree>(tree: &T) -> Result<(), Error> {
+    let path = paths::heartbeat_release();
+    for _ in 0..ATTEMPTS {
+        let node = read(tree, &path).await?;
+        let data = (node.version + 1).to_string().into_bytes();
+        if set(tree, &path, data, node.version).await? {
+            return Ok(());
+        }
+    }
+    Err(Error::Contended { path, attempts: ATTEMPTS })
+}
+
+/// A number that is kept alone in a znode.
+///
+/// # Errors
+/// [`Error::Corrupt`] and the failures of the store.
+pub async fn number<T: Tree>(tree: &T, path: &NodePath) -> Result<(u64, i32), Error> {
+    let node = read(tree, path).await?;
+    let number = std::str::from_utf8(&node.data).ok().and_then(|text| text.parse().ok());
+    Ok((number.ok_or_else(|| corrupt(path, "no number"))?, node.version))
+}
+
+/// The trackers that are there.
+///
+/// # Errors
+/// The failures of the store.
+pub async fn replicas<T: Tree>(tree: &T) -> Result<BTreeSet<String>, Error> {
+    Ok(tree.children(&paths::heartbeat_replicas()).await?.into_iter().collect())
+}
+
+/// A bucket as read: its number, what it holds or what is wrong with it, and its version.
+pub type Bucket = (u16, Result<Vec<Record>, Error>, i32);
+
+/// Buckets that are not there are left out.
+///
+/// # Errors
+/// The failures of the store; a garbled bucket fails alone.
+pub async fn buckets<T: Tree>(
+    tree: &T,
+    numbers: impl IntoIterator<Item = u16>,
+) -> Result<Vec<Bucket>, Error> {
+    let numbers: Vec<u16> = numbers.into_iter().collect();
+    let reads = numbers.iter().map(|number| Read::Data(paths::heartbeat_bucket(*number))).collect();
+    let mut found = Vec::new();
+    for (number, answer) in numbers.into_iter().zip(tree.read_many(reads).await?) {
+        if let Some(node) = answer.into_data() {
+            let path = paths::heartbeat_bucket(number);
+            let records =
+                bucket_from_bytes(&node.data).map_err(|problem| corrupt(&path, problem.to_string()));
+            found.push((number, records, node.version));
+        }
+    }
+    Ok(found)
+}
+
+/// All of them.
+///
+/// # Errors
+/// As for [`buckets`].
+pub async fn all_buckets<T: Tree>(tree: &T) -> Result<Vec<Bucket>, Error> {
+    let names = tree.children(&paths::heartbeat_buckets()).await?;
+    buckets(tree, names.iter().filter_map(|name| name.parse().ok())).await
+}
+
+/// The names of all batches, sorted.
+///
+/// # Errors
+/// The failures of the store.
+pub async fn batch_names<T: Tree>(tree: &T) -> Result<Vec<String>, Error> {
+    Ok(tree.children(&paths::heartbeat_batches()).await?)
+}
+
+/// Batches by name; `None` for one that is gone again.
+///
+/// # Errors
+/// [`Error::Corrupt`] and the failures of the store.
+pub async fn batches<T: Tree>(tree: &T, names: &[String]) -> Result<Vec<Option<Batch>>, Error> {
+    let path_of = |name: &String| {
+        let (replica, number) = paths::heartbeat_batch_of(name).unwrap_or((name, 0));
+        paths::heartbeat_batch(replica, number)
+    };
+    let reads = names.iter().map(|name| Read::Data(path_of(name))).collect();
+    let mut found = Vec::new();
+    for (name, answer) in names.iter().zip(tree.read_many(reads).await?) {
+        let batch = answer.into_data().map(|node| Batch::from_bytes(&node.data));
+        found.push(batch.transpose().map_err(|problem| corrupt(&path_of(name), problem.to_string()))?);
+    }
+    Ok(found)
+}
+
+/// Everything that is known about every component, for people: each record with the calendar time of the newest beat that
+/// reached the store.
+///
+/// # Errors
+/// [`Error::Corrupt`] and the failures of the store. An environment that no tracker ever ran in has no components.
+pub async fn overview<T: Tree>(tree: &T) -> Result<Vec<Record>, Error> {
+    if !tree.exists(&paths::heartbeat_buckets()).await? {
+        return Ok(Vec::new());
+    }
+    let mut records = Vec::new();
+    for (_, bucket, _) in all_buckets(tree).await? {
+        records.extend(bucket?);
+    }
+    let mut heard: HashMap<Name, u64> = HashMap::new();
+    let names = batch_names(tree).await?;
+    for batch in batches(tree, &names).await?.into_iter().flatten() {
+        for beat in &batch.beats {
+            let at = heard.entry(beat.name).or_default();
+            *at = (*at).max(batch.at.saturating_sub(beat.age_ms));
+        }
+    }
+    for record in &mut records {
+        record.beat_at = record.beat_at.max(heard.get(&record.name).copied().unwrap_or(0));
+    }
+    records.sort_unstable_by_key(|record| record.name);
+    Ok(records)
+}

@@ -1,0 +1,440 @@
+//! What clients say and what they are answered, word for word as hms-hbtd has it where it has it. Pure: bytes in, a request
+//! or a refusal out. Sockets are in `api`.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value, json};
+
+use super::name::Name;
+use super::state::says_going_away;
+
+const ROOT: &str = "/hmi/v1";
+pub const HBSTATES: &str = "/hmi/v1/hbstates";
+pub const HEARTBEATS: &str = "/hmi/v1/heartbeats";
+
+/// Bodies with lists of names: ten thousand of the longest are not too many.
+pub const LARGE_BODIES: &[(&str, usize)] = &[(HBSTATES, 1024 * 1024), (HEARTBEATS, 1024 * 1024)];
+
+/// Names in one question.
+const MAX_NAMES: usize = 50_000;
+
+/// What a client wants.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Wish {
+    /// Each with whether it says good-bye.
+    Beats(Vec<(Name, bool)>),
+    State(String),
+    States(Vec<String>),
+    Params,
+    SetParams(Map<String, Value>),
+    Health,
+    Liveness,
+    Readiness,
+    /// Changes after this one, for as long as the client stays.
+    Events(u64),
+    Metrics,
+}
+
+/// Why it does not get it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    pub status: u16,
+    pub detail: String,
+    pub instance: String,
+    pub allow: Option<&'static str>,
+}
+
+impl Refusal {
+    pub fn new(status: u16, detail: impl Into<String>, instance: &str) -> Self {
+        Self { status, detail: detail.into(), instance: instance.to_owned(), allow: None }
+    }
+
+    /// RFC 7807.
+    pub fn body(&self) -> Vec<u8> {
+        let title = match self.status {
+            401 => "Unauthorized",
+            403 => "Forbidden",
+            404 => "Not Found",
+            413 => "Payload Too Large",
+            500.. => "Service Unavailable",
+            _ => "Invalid Request",
+        };
+        let Self { status, detail, instance, .. } = self;
+        json!({"type": "about:blank", "title": title, "detail": detail, "instance": instance, "status": status})
+            .to_string()
+            .into_bytes()
+    }
+}
+
+/// A request, as far as it matters. `body` is the status to answer with if it could not be read.
+#[derive(Debug, Clone, Copy)]
+pub struct Said<'a> {
+    pub method: &'a str,
+    pub path: &'a str,
+    pub query: Option<&'a str>,
+    /// What a reader of events has seen last.
+    pub last_event: Option<&'a str>,
+    pub body: Result<&'a [u8], u16>,
+}
+
+/// # Errors
+/// With the status and the words to answer.
+pub fn read(said: Said<'_>) -> Result<Wish, Refusal> {
+    if said.path == "/metrics" {
+        return allowed(said, "GET", "/metrics").map(|()| Wish::Metrics);
+    }
+    let nowhere = || Refusal::new(404, "No such path", said.path);
+    let inside = said.path.strip_prefix(ROOT).and_then(|rest| rest.strip_prefix('/')).ok_or_else(nowhere)?;
+    let (route, name) = inside.split_once('/').map_or((inside, None), |(route, name)| (route, Some(name)));
+    let name = name.filter(|name| !name.is_empty());
+    let instance = &said.path[..ROOT.len() + 1 + route.len()];
+    match (route, name) {
+        ("heartbeat", None) => {
+            allowed(said, "POST", instance)?;
+            beat(body(said, instance)?).map_err(|detail| Refusal::new(400, detail, instance))
+        }
+        ("heartbeat", Some(name)) => {
+            allowed(said, "POST", instance)?;
+            named_beat(name, body(said, instance)?).map_err(|detail| Refusal::new(400, detail, instance))
+        }
+        ("heartbeats", None) => {
+            allowed(said, "POST", instance)?;
+            beats(body(said, instance)?).map_err(|detail| Refusal::new(400, detail, instance))
+        }
+        ("hbstates", None) => {
+            allowed(said, "POST", instance)?;
+            states(body(said, instance)?).map_err(|detail| Refusal::new(400, detail, instance))
+        }
+        ("hbstate", Some(name)) => allowed(said, "GET", instance).map(|()| Wish::State(name.to_owned())),
+        ("params", None) if said.method == "PATCH" => {
+            params(body(said, instance)?).map_err(|detail| Refusal::new(400, detail, instance))
+        }
+        ("params", None) => allowed(said, "GET, PATCH", instance).map(|()| Wish::Params),
+        ("health", None) => allowed(said, "GET", instance).map(|()| Wish::Health),
+        ("liveness", None) => allowed(said, "GET", instance).map(|()| Wish::Liveness),
+        ("readiness", None) => allowed(said, "GET", instance).map(|()| Wish::Readiness),
+        ("events", None) => {
+            allowed(said, "GET", instance)?;
+            events(said).map_err(|detail| Refusal::new(400, detail, instance))
+        }
+        _ => Err(nowhere()),
+    }
+}
+
+fn allowed(said: Said<'_>, methods: &'static str, instance: &str) -> Result<(), Refusal> {
+    if methods.split(", ").any(|method| method == said.method) {
+        return Ok(());
+    }
+    let detail = format!("Only {} operations supported", methods.replace(", ", " and "));
+    Err(Refusal { allow: Some(methods), ..Refusal::new(405, detail, instance) })
+}
+
+fn body<'a>(said: Said<'a>, instance: &str) -> Result<&'a [u8], Refusal> {
+    said.body.map_err(|status| {
+        let detail = match status {
+            413 => "The body is too large",
+            408 => "The body did not come in time",
+            _ => "The body was cut off",
+        };
+        Refusal::new(status, detail, instance)
+    })
+}
+
+const NO_JSON: &str = "Invalid JSON data type";
+
+/// One field of a beat.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+enum Field<'a> {
+    #[default]
+    Missing,
+    Text(Cow<'a, str>),
+    /// Something else than a string.
+    Wrong,
+}
+
+const FIELDS: [&str; 5] = ["Component", "Hostname", "NID", "Status", "Timestamp"];
+
+#[derive(Debug, Default)]
+struct Fields<'a>([Field<'a>; 5]);
+
+impl Fields<'_> {
+    /// The first thing that is wrong with the fields from `first` on, in their order.
+    fn problem(&self, first: usize) -> Option<String> {
+        let known = || FIELDS.iter().zip(&self.0).skip(first);
+        let wrong = known().find(|(_, field)| **field == Field::Wrong);
+        if let Some((name, _)) = wrong {
+            return Some(format!("Invalid data type in {name} field"));
+        }
+        let missing = known().find(|(_, field)| match field {
+            Field::Text(text) => text.is_empty(),
+            _ => true,
+        });
+        missing.map(|(name, _)| format!("Missing {name} field"))
+    }
+
+    fn text(&self, at: usize) -> &str {
+        match &self.0[at] {
+            Field::Text(text) => text,
+            _ => "",
+        }
+    }
+}
+
+struct FieldsVisitor;
+
+impl<'de> Visitor<'de> for FieldsVisitor {
+    type Value = Fields<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a beat")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
+        let mut fields = Fields::default();
+        while let Some(at) = map.next_key_seed(KeySeed)? {
+            match at {
+                Some(at) => {
+                    // As in Go, null leaves a field as it was.
+                    if let Some(field) = map.next_value_seed(FieldSeed)? {
+                        fields.0[at] = field;
+                    }
+                }
+                None => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(fields)
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for FieldsVisitor {
+    type Value = Fields<'de>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+/// Which field a key means, in any case.
+struct KeySeed;
+
+impl<'de> DeserializeSeed<'de> for KeySeed {
+    type Value = Option<usize>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for KeySeed {
+    type Value = Option<usize>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key")
+    }
+
+    fn visit_str<E>(self, key: &str) -> Result<Self::Value, E> {
+        Ok(FIELDS.iter().position(|field| key.eq_ignore_ascii_case(field)))
+    }
+}
+
+struct FieldSeed;
+
+impl<'de> DeserializeSeed<'de> for FieldSeed {
+    type Value = Option<Field<'de>>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for FieldSeed {
+    type Value = Option<Field<'de>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
+        Ok(Some(Field::Text(Cow::Borrowed(text))))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(Some(Field::Text(Cow::Owned(text.to_owned()))))
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
+        Ok(Some(Field::Wrong))
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
+        Ok(Some(Field::Wrong))
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
+        Ok(Some(Field::Wrong))
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
+        Ok(Some(Field::Wrong))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Some(Field::Wrong))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Some(Field::Wrong))
+    }
+}
+
+/// A list of beats, for relays.
+struct BeatsVisitor;
+
+impl<'de> Visitor<'de> for BeatsVisitor {
+    type Value = Vec<Fields<'de>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of beats")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let mut beats = Vec::new();
+        while let Some(fields) = seq.next_element_seed(FieldsVisitor)? {
+            if beats.len() >= MAX_NAMES {
+                return Err(A::Error::custom("too many"));
+            }
+            beats.push(fields);
+        }
+        Ok(beats)
+    }
+}
+
+fn fields(bytes: &[u8]) -> Result<Fields<'_>, String> {
+    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+    let fields = FieldsVisitor.deserialize(&mut deserializer).map_err(|_| NO_JSON.to_owned())?;
+    deserializer.end().map_err(|_| NO_JSON.to_owned())?;
+    Ok(fields)
+}
+
+/// A whole beat, once its fields are there.
+fn whole(fields: &Fields<'_>) -> Result<(Name, bool), String> {
+    if let Some(problem) = fields.problem(0) {
+        return Err(problem);
+    }
+    let name = Name::parse(fields.text(0)).map_err(|problem| problem.to_string())?;
+    if !is_number(fields.text(2)) {
+        return Err("Invalid NID".to_owned());
+    }
+    Ok((name, says_going_away(fields.text(3))))
+}
+
+fn beat(bytes: &[u8]) -> Result<Wish, String> {
+    Ok(Wish::Beats(vec![whole(&fields(bytes)?)?]))
+}
+
+fn beats(bytes: &[u8]) -> Result<Wish, String> {
+    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+    let all = (&mut deserializer).deserialize_seq(BeatsVisitor).map_err(|_| NO_JSON.to_owned())?;
+    deserializer.end().map_err(|_| NO_JSON.to_owned())?;
+    let numbered = all.iter().enumerate();
+    let whole = numbered.map(|(at, fields)| whole(fields).map_err(|problem| format!("Beat {at}: {problem}")));
+    whole.collect::<Result<_, _>>().map(Wish::Beats)
+}
+
+fn named_beat(name: &str, bytes: &[u8]) -> Result<Wish, String> {
+    let fields = fields(bytes)?;
+    if let Some(problem) = fields.problem(3) {
+        return Err(problem);
+    }
+    let name = Name::parse(name).map_err(|problem| problem.to_string())?;
+    Ok(Wish::Beats(vec![(name, says_going_away(fields.text(3)))]))
+}
+
+/// What Go's `ParseInt` takes with base 0.
+fn is_number(text: &str) -> bool {
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let lower = digits.to_ascii_lowercase();
+    let (radix, digits) = match lower.as_bytes() {
+        [b'0', b'x', ..] => (16, &lower[2..]),
+        [b'0', b'b', ..] => (2, &lower[2..]),
+        [b'0', b'o', ..] => (8, &lower[2..]),
+        [b'0', _, ..] => (8, &lower[1..]),
+        _ => (10, lower.as_str()),
+    };
+    !digits.starts_with('+') && i64::from_str_radix(digits, radix).is_ok()
+}
+
+fn states(bytes: &[u8]) -> Result<Wish, String> {
+    let Ok(Value::Object(document)) = serde_json::from_slice(bytes) else { return Err(NO_JSON.to_owned()) };
+    let mut names =
+        document.into_iter().filter(|(key, _)| key.eq_ignore_ascii_case("XNames")).map(|(_, names)| names);
+    match names.next_back() {
+        None | Some(Value::Null) => Ok(Wish::States(Vec::new())),
+        Some(Value::Array(names)) if names.len() <= MAX_NAMES => {
+            let texts = names.into_iter().map(|name| match name {
+                Value::String(name) => Ok(name),
+                _ => Err("Invalid data type in XNames field".to_owned()),
+            });
+            texts.collect::<Result<_, _>>().map(Wish::States)
+        }
+        Some(Value::Array(_)) => Err(format!("More than {MAX_NAMES} names")),
+        Some(_) => Err("Invalid data type in XNames field".to_owned()),
+    }
+}
+
+fn params(bytes: &[u8]) -> Result<Wish, String> {
+    match serde_json::from_slice(bytes) {
+        Ok(Value::Object(change)) => Ok(Wish::SetParams(change)),
+        _ => Err(NO_JSON.to_owned()),
+    }
+}
+
+fn events(said: Said<'_>) -> Result<Wish, String> {
+    let asked = said.query.and_then(|query| query.split('&').find_map(|pair| pair.strip_prefix("since=")));
+    match said.last_event.or(asked) {
+        None => Ok(Wish::Events(0)),
+        Some(text) => text.parse().map(Wish::Events).map_err(|_| "Invalid sequence".to_owned()),
+    }
+}
+
+/// The answer to one name, as it was asked for.
+pub fn state_body(name: &str, heartbeating: bool) -> Vec<u8> {
+    let mut body = Vec::with_capacity(48 + name.len());
+    push_state(&mut body, name, heartbeating);
+    body
+}
+
+pub fn states_body<'a>(states: impl Iterator<Item = (&'a str, bool)>) -> Vec<u8> {
+    let mut body = b"{\"HBStates\":[".to_vec();
+    for (at, (name, heartbeating)) in states.enumerate() {
+        if at > 0 {
+            body.push(b',');
+        }
+        push_state(&mut body, name, heartbeating);
+    }
+    body.extend_from_slice(b"]}");
+    body
+}
+
+fn push_state(body: &mut Vec<u8>, name: &str, heartbeating: bool) {
+    body.extend_from_slice(b"{\"XName\":");
+    // A string is always JSON, and a vector takes everything.
+    serde_json::to_writer(&mut *body, name).expect("a string");
+    body.extend_from_slice(if heartbeating {
+        b",\"Heartbeating\":true}"
+    } else {
+        b",\"Heartbeating\":false}"
+    });
+}
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+mod tests;

@@ -1,0 +1,206 @@
+//! What clients may say, and the exact words they get when they say something else.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn ask(method: &str, path: &str, body: &str) -> Result<Wish, (u16, String)> {
+    let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
+    let said = Said { method, path, query, last_event: None, body: Ok(body.as_bytes()) };
+    read(said).map_err(|refusal| (refusal.status, refusal.detail))
+}
+
+fn beat_of(name: &str) -> Wish {
+    Wish::Beats(vec![(Name::parse(name).unwrap(), false)])
+}
+
+const GOOD: &str =
+    r#"{"Component":"x0c0s0b0n0","Hostname":"nid1","NID":"1","Status":"OK","Timestamp":"now"}"#;
+
+#[test]
+fn a_beat_is_taken_whatever_the_case_of_its_keys() {
+    assert_eq!(ask("POST", "/hmi/v1/heartbeat", GOOD), Ok(beat_of("x0c0s0b0n0")));
+    let lower = GOOD.to_lowercase();
+    assert_eq!(ask("POST", "/hmi/v1/heartbeat", &lower), Ok(beat_of("x0c0s0b0n0")));
+    let more = GOOD.replace("{\"Comp", "{\"Extra\":[1,{\"a\":null}],\"Comp");
+    assert_eq!(ask("POST", "/hmi/v1/heartbeat", &more), Ok(beat_of("x0c0s0b0n0")));
+    let bye = GOOD.replace("OK", "Going Away");
+    let gone = Wish::Beats(vec![(Name::parse("x0c0s0b0n0").unwrap(), true)]);
+    assert_eq!(ask("POST", "/hmi/v1/heartbeat", &bye), Ok(gone));
+    assert_eq!(
+        ask("POST", "/hmi/v1/heartbeat/X00c0", r#"{"Status":"OK","Timestamp":"t"}"#),
+        Ok(beat_of("x0c0"))
+    );
+}
+
+#[test]
+fn fields_are_refused_in_their_order() {
+    for (body, detail) in [
+        ("", "Invalid JSON data type"),
+        ("[]", "Invalid JSON data type"),
+        ("nonsense", "Invalid JSON data type"),
+        ("{\"Component\":\"a\"} x", "Invalid JSON data type"),
+        ("{}", "Missing Component field"),
+        (r#"{"Component":""}"#, "Missing Component field"),
+        (r#"{"Component":null,"Hostname":"h"}"#, "Missing Component field"),
+        (r#"{"Component":"a"}"#, "Missing Hostname field"),
+        (r#"{"Component":"a","Hostname":"h"}"#, "Missing NID field"),
+        (r#"{"Component":"a","Hostname":"h","NID":"1"}"#, "Missing Status field"),
+        (r#"{"Component":"a","Hostname":"h","NID":"1","Status":"s"}"#, "Missing Timestamp field"),
+        (r#"{"Component":"a","NID":1}"#, "Invalid data type in NID field"),
+        (r#"{"Component":["a"],"NID":1}"#, "Invalid data type in Component field"),
+        (r#"{"Timestamp":{"a":1}}"#, "Invalid data type in Timestamp field"),
+        (r#"{"Component":"a","Hostname":"h","NID":"x","Status":"s","Timestamp":"t"}"#, "Invalid NID"),
+        (
+            r#"{"Component":"a/b","Hostname":"h","NID":"x","Status":"s","Timestamp":"t"}"#,
+            "Invalid Component Name",
+        ),
+    ] {
+        assert_eq!(ask("POST", "/hmi/v1/heartbeat", body), Err((400, detail.to_owned())), "{body}");
+    }
+    for (body, detail) in [
+        ("{}", "Missing Status field"),
+        (r#"{"Status":"s"}"#, "Missing Timestamp field"),
+        (r#"{"Status":true,"Timestamp":"t"}"#, "Invalid data type in Status field"),
+    ] {
+        assert_eq!(ask("POST", "/hmi/v1/heartbeat/a", body), Err((400, detail.to_owned())), "{body}");
+    }
+    let hostile = ask("POST", "/hmi/v1/heartbeat/..%2f..", r#"{"Status":"s","Timestamp":"t"}"#);
+    assert_eq!(hostile, Err((400, "Invalid Component Name".to_owned())));
+}
+
+#[test]
+fn numbers_are_gos() {
+    for good in ["0", "1", "-7", "+7", "0x1F", "0b11", "0o17", "017", "9223372036854775807"] {
+        assert!(is_number(good), "{good}");
+    }
+    for bad in ["", "x", "1.0", "0x", "++1", "9223372036854775808", "1 ", "08"] {
+        assert!(!is_number(bad), "{bad}");
+    }
+}
+
+#[test]
+fn relays_send_lists() {
+    let other = GOOD.replace("x0c0s0b0n0", "x0c0s0b0n1");
+    let two = Wish::Beats(vec![
+        (Name::parse("x0c0s0b0n0").unwrap(), false),
+        (Name::parse("x0c0s0b0n1").unwrap(), false),
+    ]);
+    assert_eq!(ask("POST", "/hmi/v1/heartbeats", &format!("[{GOOD},{other}]")), Ok(two));
+    assert_eq!(ask("POST", "/hmi/v1/heartbeats", "[]"), Ok(Wish::Beats(Vec::new())));
+    let bad = other.replace("\"1\"", "\"one\"");
+    let refused = ask("POST", "/hmi/v1/heartbeats", &format!("[{GOOD},{bad}]"));
+    assert_eq!(refused, Err((400, "Beat 1: Invalid NID".to_owned())));
+    assert_eq!(ask("POST", "/hmi/v1/heartbeats", GOOD), Err((400, NO_JSON.to_owned())));
+}
+
+#[test]
+fn states_are_asked_for_by_name() {
+    let names = |names: &[&str]| Wish::States(names.iter().map(|name| (*name).to_owned()).collect());
+    assert_eq!(ask("POST", HBSTATES, r#"{"XNames":["b","a","b"]}"#), Ok(names(&["b", "a", "b"])));
+    assert_eq!(ask("POST", HBSTATES, r#"{"xnames":null}"#), Ok(names(&[])));
+    assert_eq!(ask("POST", HBSTATES, "{}"), Ok(names(&[])));
+    for (body, detail) in [
+        ("[]", NO_JSON),
+        (r#"{"XNames":"a"}"#, "Invalid data type in XNames field"),
+        (r#"{"XNames":[1]}"#, "Invalid data type in XNames field"),
+    ] {
+        assert_eq!(ask("POST", HBSTATES, body), Err((400, detail.to_owned())), "{body}");
+    }
+    assert_eq!(ask("GET", "/hmi/v1/hbstate/x0", ""), Ok(Wish::State("x0".to_owned())));
+    let body = states_body([("b", true), ("a\"", false)].into_iter());
+    assert_eq!(
+        String::from_utf8(body).unwrap(),
+        r#"{"HBStates":[{"XName":"b","Heartbeating":true},{"XName":"a\"","Heartbeating":false}]}"#
+    );
+    assert_eq!(String::from_utf8(states_body([].into_iter())).unwrap(), r#"{"HBStates":[]}"#);
+    assert_eq!(String::from_utf8(state_body("x0", false)).unwrap(), r#"{"XName":"x0","Heartbeating":false}"#);
+}
+
+#[test]
+fn a_wrong_method_is_told_the_right_one() {
+    for (method, path, allow, detail) in [
+        ("GET", "/hmi/v1/heartbeat", "POST", "Only POST operations supported"),
+        ("PUT", "/hmi/v1/heartbeat/x0", "POST", "Only POST operations supported"),
+        ("GET", "/hmi/v1/hbstates", "POST", "Only POST operations supported"),
+        ("POST", "/hmi/v1/hbstate/x0", "GET", "Only GET operations supported"),
+        ("POST", "/hmi/v1/params", "GET, PATCH", "Only GET and PATCH operations supported"),
+        ("POST", "/hmi/v1/health", "GET", "Only GET operations supported"),
+    ] {
+        let refusal = read(Said { method, path, query: None, last_event: None, body: Ok(b"") }).unwrap_err();
+        assert_eq!(
+            (refusal.status, refusal.allow, refusal.detail.as_str()),
+            (405, Some(allow), detail),
+            "{path}"
+        );
+    }
+}
+
+#[test]
+fn everything_else_is_not_found() {
+    for path in ["/", "/hmi/v1", "/hmi/v1/", "/hmi/v2/params", "/hmi/v1/hbstate", "/hmi/v1/params/x", "/x/y"]
+    {
+        assert_eq!(ask("GET", path, ""), Err((404, "No such path".to_owned())), "{path}");
+    }
+}
+
+#[test]
+fn problems_are_documents() {
+    let refusal = Refusal::new(400, "Missing Hostname field", "/hmi/v1/heartbeat");
+    assert_eq!(
+        String::from_utf8(refusal.body()).unwrap(),
+        "{\"type\":\"about:blank\",\"title\":\"Invalid Request\",\"detail\":\"Missing Hostname field\",\
+         \"instance\":\"/hmi/v1/heartbeat\",\"status\":400}"
+    );
+}
+
+#[test]
+fn unreadable_bodies_have_statuses_of_their_own() {
+    for status in [413, 408, 400] {
+        let said = Said { method: "POST", path: HBSTATES, query: None, last_event: None, body: Err(status) };
+        assert_eq!(read(said).unwrap_err().status, status);
+    }
+}
+
+#[test]
+fn events_are_resumed_by_number() {
+    let events = |query: Option<&str>, last_event: Option<&str>| {
+        read(Said { method: "GET", path: "/hmi/v1/events", query, last_event, body: Ok(b"") })
+    };
+    assert_eq!(events(None, None), Ok(Wish::Events(0)));
+    assert_eq!(events(Some("a=b&since=7"), None), Ok(Wish::Events(7)));
+    assert_eq!(events(Some("since=7"), Some("9")), Ok(Wish::Events(9)));
+    assert_eq!(events(Some("since=x"), None).unwrap_err().status, 400);
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_answered(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        for path in ["/hmi/v1/heartbeat", "/hmi/v1/heartbeat/x0", "/hmi/v1/heartbeats", HBSTATES] {
+            let said = Said { method: "POST", path, query: None, last_event: None, body: Ok(&bytes) };
+            if let Err(refusal) = read(said) {
+                prop_assert_eq!(refusal.status, 400);
+            }
+        }
+    }
+
+    #[test]
+    fn any_document_of_strings_is_taken_or_refused_by_name(
+        values in proptest::collection::vec("[a-z0-9 ]{0,8}", 5)
+    ) {
+        let document: Map<String, Value> =
+            FIELDS.iter().zip(&values).map(|(key, value)| ((*key).to_owned(), json!(value))).collect();
+        let body = Value::Object(document).to_string();
+        match ask("POST", "/hmi/v1/heartbeat", &body) {
+            Ok(wish) => {
+                prop_assert_eq!(wish, Wish::Beats(vec![(Name::parse(&values[0]).unwrap(), says_going_away(&values[3]))]));
+            }
+            Err((status, _)) => {
+                prop_assert_eq!(status, 400);
+                prop_assert!(
+                    values.iter().any(String::is_empty) || Name::parse(&values[0]).is_err() || !is_number(&values[2])
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! A simulated fleet: trackers on one store in memory, on paused time, with a store that goes away, sessions that expire,
+//! processes that stop, and calendars that jump. It knows the truth; what must hold is in `simulate`.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use portcullis::heartbeat::ears::Ears;
+use portcullis::heartbeat::name::Name;
+use portcullis::heartbeat::tracker::{Setting, Tracker};
+use portcullis::store::acl::{Acl, Roles};
+use portcullis::store::paths::NodePath;
+use portcullis::store::records::Placement;
+use portcullis::store::tree::{Answer, Error, Node, Read, Tree, Write};
+use portcullis::store::{Bootstrap, Credential, Environment, MemoryStore, MemoryTree};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::manager::Manager;
+
+/// How long a store waits for a session that is silent.
+pub(crate) const SESSION: Duration = Duration::from_secs(10);
+
+/// A session that the world can cut off.
+#[derive(Debug, Clone)]
+pub(crate) struct Wire {
+    pub(crate) tree: MemoryTree,
+    down: Arc<AtomicBool>,
+}
+
+impl Wire {
+    async fn reach(&self) -> Result<(), Error> {
+        if self.down.load(Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            return Err(Error::Unreachable { hosts: "nowhere".to_owned() });
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        Ok(())
+    }
+}
+
+impl Tree for Wire {
+    type Feed = <MemoryTree as Tree>::Feed;
+
+    async fn get(&self, path: &NodePath) -> Result<Node, Error> {
+        self.reach().await?;
+        self.tree.get(path).await
+    }
+
+    async fn exists(&self, path: &NodePath) -> Result<bool, Error> {
+        self.reach().await?;
+        self.tree.exists(path).await
+    }
+
+    async fn children(&self, path: &NodePath) -> Result<Vec<String>, Error> {
+        self.reach().await?;
+        self.tree.children(path).await
+    }
+
+    async fn read_many(&self, reads: Vec<Read>) -> Result<Vec<Answer>, Error> {
+        self.reach().await?;
+        self.tree.read_many(reads).await
+    }
+
+    async fn write(&self, writes: Vec<Write>) -> Result<(), Error> {
+        self.reach().await?;
+        self.tree.write(writes).await
+    }
+
+    async fn set_acl(&self, path: &NodePath, acl: Acl) -> Result<(), Error> {
+        self.reach().await?;
+        self.tree.set_acl(path, acl).await
+    }
+
+    async fn sync(&self) -> Result<(), Error> {
+        self.reach().await
+    }
+
+    async fn watch(&self, path: &NodePath) -> Result<Self::Feed, Error> {
+        self.reach().await?;
+        self.tree.watch(path).await
+    }
+}
+
+/// A process that can be stopped and continued.
+#[derive(Debug, Clone, Default)]
+struct Brake {
+    on: Arc<AtomicBool>,
+    wakers: Arc<Mutex<Vec<Waker>>>,
+}
+
+impl Brake {
+    fn set(&self, on: bool) {
+        self.on.store(on, Ordering::Relaxed);
+        if !on {
+            for waker in self.wakers.lock().expect("no panic").drain(..) {
+                waker.wake();
+            }
+        }
+    }
+}
+
+struct Braked<F> {
+    inner: Pin<Box<F>>,
+    brake: Brake,
+}
+
+impl<F: Future> Future for Braked<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        if self.brake.on.load(Ordering::Relaxed) {
+            self.brake.wakers.lock().expect("no panic").push(cx.waker().clone());
+            return Poll::Pending;
+        }
+        self.inner.as_mut().poll(cx)
+    }
+}
+
+pub(crate) struct Replica {
+    pub(crate) ears: Arc<Ears>,
+    wire: Wire,
+    brake: Brake,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl Replica {
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.brake.on.load(Ordering::Relaxed)
+    }
+}
+
+/// A component and the truth about it.
+#[derive(Debug, Clone)]
+pub(crate) struct Component {
+    pub(crate) name: Name,
+    pub(crate) beats: bool,
+    period: Duration,
+    next: Instant,
+    /// When a tracker last took a beat of it.
+    pub(crate) last: Option<Instant>,
+    /// The longest time between two beats that were taken.
+    pub(crate) longest_gap: Duration,
+}
+
+pub(crate) struct World {
+    pub(crate) store: MemoryStore,
+    controller: Credential,
+    pub(crate) roles: Roles,
+    pub(crate) manager: Manager,
+    pub(crate) replicas: BTreeMap<u32, Replica>,
+    next_replica: u32,
+    pub(crate) components: Vec<Component>,
+    down: Arc<AtomicBool>,
+    calendar: Arc<AtomicU64>,
+    start: Instant,
+    random: u64,
+}
+
+impl World {
+    pub(crate) async fn new(seed: u64, components: usize) -> Self {
+        let store = MemoryStore::default();
+        let operator = Credential::generate("operator").expect("random");
+        let controller = Credential::generate("controller").expect("random");
+        let roles = Roles { operator: operator.identity(), controller: controller.identity() };
+        let wanted = Bootstrap {
+            environment: "test".parse().expect("a name"),
+            placement: Placement::Unassigned,
+            operator: roles.operator.clone(),
+            controller: roles.controller.clone(),
+        };
+        Environment::bootstrap(store.connect(Some(&operator)), &wanted).await.expect("bootstrap");
+        let mut world = Self {
+            store,
+            controller,
+            roles,
+            manager: Manager::default(),
+            replicas: BTreeMap::new(),
+            next_replica: 0,
+            components: Vec::new(),
+            down: Arc::default(),
+            calendar: Arc::new(AtomicU64::new(1_700_000_000_000)),
+            start: Instant::now(),
+            random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+        };
+        for number in 0..components {
+            let period = Duration::from_millis(1_000 + world.below(4_000));
+            let name = Name::parse(&format!("x{number}c0s0b0n0")).expect("a name");
+            let next = Instant::now() + Duration::from_millis(world.below(1_000));
+            world.components.push(Component {
+                name,
+                beats: true,
+                period,
+                next,
+                last: None,
+                longest_gap: Duration::ZERO,
+            });
+        }
+        world
+    }
+
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        // xorshift: small, and the same everywhere.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random % limit.max(1)
+    }
+
+    pub(crate) fn tree(&self) -> MemoryTree {
+        self.store.connect(Some(&self.controller))
+    }
+
+    /// A new tracker.
+    pub(crate) fn start(&mut self) -> u32 {
+        let id = self.next_replica;
+        self.next_replica += 1;
+        let (calendar, start) = (Arc::clone(&self.calendar), self.start);
+        let wall = move || calendar.load(Ordering::Relaxed) + start.elapsed().as_millis() as u64;
+        let ears = Arc::new(Ears::new(Arc::new(wall), 10_000));
+        let wire = Wire { tree: self.tree(), down: Arc::clone(&self.down) };
+        let setting = Setting {
+            tree: wire.clone(),
+            roles: self.roles.clone(),
+            ears: Arc::clone(&ears),
+            post: Arc::new(self.manager.clone()),
+            webhook_secret: None,
+            random: || 4,
+        };
+        let mut tracker = Tracker::new(setting).expect("random");
+        let (stop, stopped) = watch::channel(false);
+        let brake = Brake::default();
+        let life = {
+            let ears = Arc::clone(&ears);
+            async move {
+                let mut running = pin!(tracker.run(stopped));
+                tokio::select! {
+                    ended = &mut running => ended.expect("a tracker that waits for its store"),
+                    () = ears.pulse() => {}
+                }
+            }
+        };
+        let task = tokio::spawn(Braked { inner: Box::pin(life), brake: brake.clone() });
+        self.replicas.insert(id, Replica { ears, wire, brake, stop, task });
+        id
+    }
+
+    /// Ends a tracker as a power switch would; its session is missed some time later.
+    pub(crate) fn kill(&mut self, id: u32) {
+        let Some(replica) = self.replicas.remove(&id) else { return };
+        replica.task.abort();
+        let wire = replica.wire;
+        let store = self.store.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(SESSION).await;
+            store.expire(&wire.tree);
+        });
+    }
+
+    /// Asks a tracker to end.
+    pub(crate) async fn stop(&mut self, id: u32) {
+        let Some(replica) = self.replicas.remove(&id) else { return };
+        replica.brake.set(false);
+        replica.stop.send_replace(true);
+        replica.task.await.expect("an orderly end");
+    }
+
+    /// Stops a process for a while; if that is long enough, its session expires.
+    pub(crate) fn freeze(&mut self, id: u32, time: Duration) {
+        let Some(replica) = self.replicas.get(&id) else { return };
+        let (brake, wire, store) = (replica.brake.clone(), replica.wire.clone(), self.store.clone());
+        brake.set(true);
+        tokio::spawn(async move {
+            tokio::time::sleep(time.min(SESSION)).await;
+            if time > SESSION {
+                store.expire(&wire.tree);
+                tokio::time::sleep(time - SESSION).await;
+                brake.set(false);
+                // The connection finds out that its session is over.
+                store.interrupt();
+            } else {
+                brake.set(false);
+            }
+        });
+    }
+
+    pub(crate) fn set_store(&mut self, there: bool) {
+        self.down.store(!there, Ordering::Relaxed);
+        if there {
+            self.store.interrupt();
+        }
+    }
+
+    /// The store was away for so long that nobody's session is left.
+    pub(crate) fn expire_all(&self) {
+        for replica in self.replicas.values() {
+            self.store.expire(&replica.wire.tree);
+        }
+    }
+
+    pub(crate) fn step_calendar(&self, ms: i64) {
+        let now = self.calendar.load(Ordering::Relaxed);
+        self.calendar.store(now.saturating_add_signed(ms), Ordering::Relaxed);
+    }
+
+    pub(crate) fn silence(&mut self, component: usize) {
+        self.components[component].beats = false;
+    }
+
+    pub(crate) fn revive(&mut self, component: usize) {
+        let component = &mut self.components[component];
+        component.beats = true;
+        component.next = Instant::now();
+    }
+
+    /// Time passes, and whoever beats does.
+    pub(crate) async fn pass(&mut self, time: Duration) {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            for at in 0..self.components.len() {
+                if self.components[at].beats && self.components[at].next <= Instant::now() {
+                    self.beat(at).await;
+                }
+            }
+        }
+    }
+
+    /// To any tracker that answers; a sender tries another one if not.
+    async fn beat(&mut self, at: usize) {
+        let there: Vec<u32> =
+            self.replicas.iter().filter(|(_, r)| !r.is_stopped()).map(|(id, _)| *id).collect();
+        let period = self.components[at].period;
+        if there.is_empty() {
+            self.components[at].next = Instant::now() + Duration::from_millis(500);
+            return;
+        }
+        let chosen = there[self.below(there.len() as u64) as usize];
+        let (ears, name) = (Arc::clone(&self.replicas[&chosen].ears), self.components[at].name);
+        // The answer may wait for the store; the world does not.
+        tokio::spawn(async move { ears.beat(&[(name, false)]).await.expect("room for all") });
+        let component = &mut self.components[at];
+        let now = Instant::now();
+        if let Some(last) = component.last {
+            component.longest_gap = component.longest_gap.max(now - last);
+        }
+        component.last = Some(now);
+        component.next = now + period;
+    }
+}
