@@ -68,6 +68,7 @@ const PURE: &[&str] = &[
     "src/firewall/boot.rs",
     "src/firewall/explain.rs",
     "src/firewall/provision.rs",
+    "src/firewall/told.rs",
     "src/heartbeat/audit.rs",
     "src/heartbeat/guard.rs",
     "src/heartbeat/name.rs",

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::file::{self, Privacy, ReadError};
-use crate::model::EnvironmentName;
+use crate::model::{EnvironmentName, MachineId};
 use crate::store::Credential;
 
 /// More than a list of hosts and a password will ever need.
@@ -85,6 +85,11 @@ impl ConfigDir {
     /// Where the commands are noted whose answer was lost.
     pub(super) fn unanswered(&self, environment: &EnvironmentName) -> PathBuf {
         self.0.join(format!("{environment}-unanswered"))
+    }
+
+    /// Who a machine is, for its agent.
+    pub(super) fn machine(&self, environment: &EnvironmentName, id: MachineId) -> PathBuf {
+        self.0.join(format!("{environment}-machines")).join(format!("{}.json", id.key()))
     }
 
     /// Where `hook-env` puts the credentials of units.

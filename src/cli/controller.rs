@@ -20,7 +20,7 @@ use crate::firewall::policy::{self, Policy};
 use crate::firewall::run::{Progress, run as run_agent};
 use crate::firewall::trial::Trial;
 use crate::runtime::shutdown::Shutdown;
-use crate::store::{Address, Environment, ZkTree};
+use crate::store::{Environment, ZkTree};
 
 /// How long a pass that is under way may take once we are asked to end.
 const LAST_PASS: Duration = Duration::from_secs(15);
@@ -50,7 +50,7 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let shutdown = Shutdown::listen().context("cannot catch signals")?;
     let settings = args.globals.settings_of(Role::Controller)?;
     // Before anything else is touched: rules made under another policy than the one that was named are worse than none.
-    let policy = read_policy(args.policy.as_deref(), &settings.address)?;
+    let policy = read_policy(args.policy.as_deref(), Policy::with_own_ports(settings.address.ports()))?;
     let environment = settings.open().await?;
     let resync = Duration::from_secs(args.resync);
     match args.provider {
@@ -61,13 +61,14 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     }
 }
 
-fn read_policy(path: Option<&Path>, store: &Address) -> anyhow::Result<Policy> {
-    let Some(path) = path else { return Ok(Policy::with_own_ports(store.ports())) };
+/// What the file says over `base`, or `base` if none was named.
+pub(super) fn read_policy(path: Option<&Path>, base: Policy) -> anyhow::Result<Policy> {
+    let Some(path) = path else { return Ok(base) };
     let bytes = file::read_limited(path, policy::MAX_BYTES)?
         .ok_or_else(|| Refusal::NoPolicy { path: path.to_owned() })?;
     let wrong = || format!("cannot use the policy in {}", path.display());
     let text = std::str::from_utf8(&bytes).with_context(wrong)?;
-    Policy::parse(text, store.ports()).with_context(wrong)
+    base.changed_by(text).with_context(wrong)
 }
 
 /// Runs the agent until a signal comes, or until it fails in a way that waiting does not cure.
@@ -102,7 +103,7 @@ async fn work<F: Firewall>(
 }
 
 /// Spreads retries. Without the system's randomness they are only less spread.
-fn jitter() -> u64 {
+pub(super) fn jitter() -> u64 {
     getrandom::u64().unwrap_or(0)
 }
 
@@ -112,20 +113,21 @@ mod tests {
 
     #[test]
     fn a_policy_that_was_named_is_used_or_refused() {
-        let store: Address = "127.0.0.1:4711,zk2:2182/prod".parse().unwrap();
+        let base = Policy::with_own_ports([4711, 2182]);
+        let read = |path| read_policy(path, base.clone());
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("policy.yaml");
-        assert_eq!(read_policy(None, &store).unwrap(), Policy::with_own_ports([4711, 2182]));
-        let missing = format!("{:#}", read_policy(Some(&path), &store).unwrap_err());
+        assert_eq!(read(None).unwrap(), base);
+        let missing = format!("{:#}", read(Some(&path)).unwrap_err());
         assert!(missing.ends_with("policy.yaml does not exist"), "{missing}");
         std::fs::write(&path, "max-rules: 3\n").unwrap();
-        assert_eq!(read_policy(Some(&path), &store).unwrap().max_rules(), 3);
+        assert_eq!(read(Some(&path)).unwrap().max_rules(), 3);
         for broken in [&b"max-rulse: 3\n"[..], b"\xff\xfe", b"forbidden-ports: [0]"] {
             std::fs::write(&path, broken).unwrap();
-            let refused = format!("{:#}", read_policy(Some(&path), &store).unwrap_err());
+            let refused = format!("{:#}", read(Some(&path)).unwrap_err());
             assert!(refused.contains("cannot use the policy in ") && !refused.contains('\n'), "{refused}");
         }
         std::fs::write(&path, vec![b' '; policy::MAX_BYTES + 1]).unwrap();
-        assert!(read_policy(Some(&path), &store).is_err());
+        assert!(read(Some(&path)).is_err());
     }
 }

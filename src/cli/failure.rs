@@ -11,7 +11,7 @@ use super::file::ReadError;
 use super::output;
 use crate::keeper::KeeperError;
 use crate::keeper::log::StorageError;
-use crate::model::EnvironmentName;
+use crate::model::{EnvironmentName, MachineId};
 use crate::store;
 use crate::store::tree;
 
@@ -52,6 +52,10 @@ pub(super) enum Refusal {
     NoMetadata { path: PathBuf },
     #[error("the policy {} does not exist", path.display())]
     NoPolicy { path: PathBuf },
+    #[error("no credentials for machine {machine}: {} does not exist", path.display())]
+    NoMachineFile { machine: MachineId, path: PathBuf },
+    #[error("{} does not say who the machine is: {problem}", path.display())]
+    GarbledMachineFile { path: PathBuf, problem: &'static str },
     #[error("the store at {address} did not answer in {seconds} s")]
     TooSlow { address: String, seconds: u64 },
 }
@@ -112,8 +116,15 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
         Refusal::OtherStore { path, .. } => {
             Some(format!("choose another name with -e, or remove {} if that store is gone", path.display()))
         }
+        Refusal::NoMachineFile { .. } => Some(
+            "started once where the operator's credentials are, `portcullis machine` makes the file; copy it"
+                .to_owned(),
+        ),
         Refusal::TooSlow { .. } => Some(DOUBT.to_owned()),
-        Refusal::NoMetadata { .. } | Refusal::NoPolicy { .. } | Refusal::NotOurs { .. } => None,
+        Refusal::NoMetadata { .. }
+        | Refusal::GarbledMachineFile { .. }
+        | Refusal::NoPolicy { .. }
+        | Refusal::NotOurs { .. } => None,
     }
 }
 

@@ -10,12 +10,12 @@ use serde_json::{Map, Value};
 use super::failure::typed;
 use super::output;
 use super::settings::Globals;
-use crate::firewall::explain::{Explained, explain};
-use crate::firewall::observe::{self, Held, View};
-use crate::firewall::report::Report;
+use crate::firewall::explain::Explained;
+use crate::firewall::observe::{self, View};
+use crate::firewall::told::Told;
 use crate::model::{MachineId, PortRange, ports};
-use crate::store::tree::{Read, Tree};
-use crate::store::{self, paths};
+use crate::store;
+use crate::store::tree::{Answer, Read, Tree};
 
 /// Says that something is still to change.
 const PENDING: u8 = 2;
@@ -84,8 +84,13 @@ fn plan_text(pending: &[(MachineId, Explained)]) -> String {
 }
 
 fn plan_json(pending: &[(MachineId, Explained)]) -> String {
-    let machines: Map<String, Value> =
-        pending.iter().map(|(id, explained)| (id.to_string(), explained.to_json())).collect();
+    let mut machines: Map<String, Value> = Map::new();
+    for (id, explained) in pending {
+        let all = machines.entry(id.to_string()).or_insert_with(|| Value::Array(Vec::new()));
+        if let Value::Array(all) = all {
+            all.push(explained.to_json());
+        }
+    }
     format!("{}\n", serde_json::json!({ "machines": machines }))
 }
 
@@ -109,14 +114,13 @@ async fn explained<T: Tree>(
     view: &View,
     ids: Vec<MachineId>,
 ) -> anyhow::Result<Vec<(MachineId, Explained)>> {
-    let reads = ids.iter().map(|id| Read::Data(paths::firewall_report(*id))).collect();
-    let answers = tree.read_many(reads).await?;
-    let parse = |id, data: &[u8]| -> Held<Report> {
-        Report::parse(data).map_err(|err| format!("{}: {err}", paths::firewall_report(id)))
-    };
-    let reports = ids.iter().zip(answers).map(|(id, answer)| {
-        let report = answer.into_data().map(|node| parse(*id, &node.data));
-        (*id, explain(view, *id, report.as_ref()))
-    });
-    Ok(reports.collect())
+    let reads = ids.iter().flat_map(|id| Told::places(*id)).map(Read::Data).collect();
+    let mut answers = tree.read_many(reads).await?.into_iter().map(Answer::into_data);
+    let mut all = Vec::with_capacity(ids.len());
+    for id in ids {
+        let nodes = Told::places(id).map(|_| answers.next().flatten().map(|node| node.data));
+        let explained = Told::read(id, nodes.each_ref().map(Option::as_deref)).explain(view);
+        all.extend(explained.into_iter().map(|explained| (id, explained)));
+    }
+    Ok(all)
 }

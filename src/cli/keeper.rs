@@ -71,10 +71,10 @@ impl Serving {
 }
 
 pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
-    let shutdown = Shutdown::listen().context("cannot catch signals")?;
+    let mut shutdown = Shutdown::listen().context("cannot catch signals")?;
     let keeper = Keeper::start(args.serving.config(args.data_dir.clone()))?;
     announce(&keeper)?;
-    serve(keeper, shutdown).await
+    serve(keeper, shutdown.asked()).await
 }
 
 /// Tells whoever started this process where it serves.
@@ -82,12 +82,12 @@ pub(super) fn announce(keeper: &Keeper) -> anyhow::Result<()> {
     output::data(&format!("listening on {}\n", keeper.local_addr())).context("cannot write to stdout")
 }
 
-/// Waits for a signal, or for the keeper to end by itself, which is always a failure of its disk.
-pub(super) async fn serve(keeper: Keeper, mut shutdown: Shutdown) -> anyhow::Result<()> {
+/// Waits until it is asked to stop, or for the keeper to end by itself, which is always a failure of its disk.
+pub(super) async fn serve(keeper: Keeper, asked: impl Future<Output = &'static str>) -> anyhow::Result<()> {
     let stop = keeper.stop_handle();
     let mut ended = tokio::task::spawn_blocking(move || keeper.wait());
     let result = tokio::select! {
-        signal = shutdown.asked() => {
+        signal = asked => {
             info!(signal, "stopping");
             stop.stop();
             (&mut ended).await

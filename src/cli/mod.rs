@@ -19,6 +19,8 @@ mod heartbeat_role;
 mod hook_env;
 pub mod juju;
 mod keeper;
+mod machine;
+mod machine_file;
 mod man;
 mod output;
 pub mod portcullis;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
 
-use super::{completions, controller, demo, failure, heartbeat_role, keeper, man, start, up};
+use super::{completions, controller, demo, failure, heartbeat_role, keeper, machine, man, start, up};
 use crate::runtime::telemetry;
 
 #[derive(Debug, Parser)]
@@ -80,6 +80,20 @@ Examples:
   portcullis heartbeat
   portcullis --log-level info heartbeat -e prod --listen 0.0.0.0:28500 --open")]
     Heartbeat(heartbeat_role::Typed),
+    /// Look after this machine
+    #[command(after_help = "\
+One process holds a machine; when it ends, what is open stays so. Who the machine is says
+$XDG_CONFIG_HOME/portcullis/ENV-machines/machine-NNNNNNNNNN.json. Where the operator's own credentials are, it is made by
+itself; copy it to machines that are elsewhere.
+
+With --firewall nftables the machine opens what its exposed units ask for and rejects the rest, in a table of its own; ssh,
+the store's ports and those after --protect stay open.
+
+Examples:
+  portcullis machine --id 0
+  portcullis machine --id 3 -e prod --firewall nftables --protect 51820/udp
+  portcullis machine --id 3 -e prod --firewall nftables-accept-only     a look before it is enforced")]
+    Machine(machine::Typed),
     /// Show the whole story in a temporary directory
     Demo(demo::Typed),
     /// Print completions for a shell
@@ -115,6 +129,7 @@ async fn run(portcullis: &Portcullis) -> anyhow::Result<()> {
         Command::Keeper(args) => keeper::run(args).await,
         Command::Controller(args) => controller::run(args).await,
         Command::Heartbeat(args) => heartbeat_role::run(args).await,
+        Command::Machine(args) => machine::run(args).await,
         Command::Demo(args) => demo::run(args).await,
         Command::Completions(args) => completions::run(Portcullis::command(), args),
         Command::Man(args) => man::run(Portcullis::command(), args),

@@ -67,6 +67,11 @@ impl Globals {
         Ok(typed(given(self.environment.as_deref()).unwrap_or(DEFAULT_ENVIRONMENT))?)
     }
 
+    /// The store that was named, if one was.
+    pub(super) fn typed_address(&self) -> anyhow::Result<Option<Address>> {
+        Ok(given(self.zookeeper.as_deref()).map(typed).transpose()?)
+    }
+
     /// As the operator.
     pub(super) fn settings(&self) -> anyhow::Result<Settings> {
         self.settings_of(Role::Operator)

@@ -9,17 +9,22 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use tokio::sync::watch;
+use tracing::warn;
 
 use super::config::{ConfigDir, Remembered, Role};
 use super::failure::Refusal;
 use super::keeper::{Serving, announce, serve};
 use super::settings::Globals;
-use super::{bootstrap, file, output};
+use super::{bootstrap, file, machine, machine_file, output};
 use crate::keeper::{Config, Keeper};
-use crate::model::EnvironmentName;
+use crate::model::{EnvironmentName, MachineId};
 use crate::runtime::shutdown::Shutdown;
 use crate::store::records::Placement;
 use crate::store::{Address, Environment, ZkTree};
+
+/// Where everything runs.
+const LOCAL_MACHINE: MachineId = MachineId::new(0);
 
 /// Whoever listens on this machine accepts at once.
 const LOOPBACK_PATIENCE: Duration = Duration::from_millis(500);
@@ -34,6 +39,8 @@ pub(super) struct Typed {
     data_dir: Option<PathBuf>,
     #[command(flatten)]
     serving: Serving,
+    #[command(flatten)]
+    own: machine::Own,
 }
 
 pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
@@ -43,11 +50,28 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
         Some(given) => given.clone(),
         None => default_data_dir(&environment, env::var_os("XDG_DATA_HOME"), env::var_os("HOME"))?,
     };
-    let shutdown = Shutdown::listen().context("cannot catch signals")?;
+    args.own.check()?;
+    let mut shutdown = Shutdown::listen().context("cannot catch signals")?;
     let keeper = start(&globals, &environment, args.serving.config(data_dir)).await?;
+    let file = machine_file::ensure(&globals, LOCAL_MACHINE, None).await?;
+    let agent = machine::prepare(&environment, LOCAL_MACHINE, file, &args.own)?;
     announce(&keeper)?;
     output::message(&format!("Environment '{environment}' is up; `juju status` shows it. Ctrl-C ends it."));
-    serve(keeper, shutdown).await
+    let (stop, stopped) = watch::channel(false);
+    // A guest here: what happens to it does not end the store.
+    let agent = tokio::spawn(async {
+        if let Err(error) = agent.run(stopped).await {
+            warn!("the machine's agent failed: {error:#}");
+        }
+    });
+    let asked = async {
+        let signal = shutdown.asked().await;
+        stop.send_replace(true);
+        // Before the store goes, so that it ends in order; one that does not is cut off with the process.
+        let _ = tokio::time::timeout(machine::LAST_PASS, agent).await;
+        signal
+    };
+    serve(keeper, asked).await
 }
 
 /// The XDG rule: a relative or empty value counts as unset.

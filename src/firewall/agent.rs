@@ -12,6 +12,7 @@ use tracing::{info, warn};
 
 use super::apply::{apply, number};
 use super::observe::{self, View};
+use super::own;
 use super::plan::{Confidence, MachinePlan, confidence, plan_machine};
 use super::policy::Policy;
 use super::report::Report;
@@ -19,7 +20,7 @@ use super::reports::Reports;
 use super::retry::{Pace, Retries};
 use super::wanted::{Claim, Wanted, wanted};
 use crate::model::{MachineId, UnitId};
-use crate::store::acl::Roles;
+use crate::store::acl::{Acl, Roles};
 use crate::store::changes::{Dirty, Key};
 use crate::store::election::Leadership;
 use crate::store::tree::{self, Tree};
@@ -36,10 +37,20 @@ pub struct Pass {
     pub pending: usize,
 }
 
+/// Whose firewall an agent looks after.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Scope {
+    /// That of every machine that the provider has.
+    Environment,
+    /// That of the machine it runs on, with that machine's rights. The words say what it is made of.
+    Machine { id: MachineId, by: String },
+}
+
 pub struct Agent<T, F> {
     tree: T,
     firewall: F,
     policy: Policy,
+    scope: Scope,
     /// `None` until the first look, and again after a look that failed.
     view: Option<View>,
     /// What the provider was last seen to have, with our own changes since. A machine is in it only if nothing has
@@ -68,13 +79,37 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         roles: Roles,
         random: impl FnMut() -> u64 + Send + Sync + 'static,
     ) -> Self {
+        Self::with(tree, firewall, policy, Scope::Environment, Reports::new(roles), random)
+    }
+
+    /// For one machine that looks after itself: `acl` is for its report, `by` says what its firewall is made of.
+    pub fn of_machine(
+        tree: T,
+        firewall: F,
+        policy: Policy,
+        (id, acl, by): (MachineId, Acl, &str),
+        random: impl FnMut() -> u64 + Send + Sync + 'static,
+    ) -> Self {
+        let scope = Scope::Machine { id, by: by.to_owned() };
+        Self::with(tree, firewall, policy, scope, Reports::of_machine(acl), random)
+    }
+
+    fn with(
+        tree: T,
+        firewall: F,
+        policy: Policy,
+        scope: Scope,
+        reports: Reports,
+        random: impl FnMut() -> u64 + Send + Sync + 'static,
+    ) -> Self {
         Agent {
             tree,
             firewall,
             policy,
+            scope,
             view: None,
             seen: BTreeMap::new(),
-            reports: Reports::new(roles),
+            reports,
             retries: Retries::default(),
             doubted: None,
             notes: BTreeMap::new(),
@@ -93,6 +128,11 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let changed = ids.into_iter().filter(|id| notes.get(id) != self.notes.get(id)).collect();
         self.notes = notes;
         changed
+    }
+
+    /// The last whole look at the tree, unless it can no longer be trusted.
+    pub fn view(&self) -> Option<&View> {
+        self.view.as_ref()
     }
 
     /// Whether a mass close waits for a second look.
@@ -132,7 +172,10 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
     async fn look(&mut self, dirty: &Dirty) -> Result<BTreeSet<MachineId>, crate::store::Error> {
         let Some(view) = self.view.as_mut().filter(|_| !dirty.everything()) else {
             self.tree.sync().await?;
-            let view = observe::observe(&self.tree).await?;
+            let view = match self.scope {
+                Scope::Environment => observe::observe(&self.tree).await?,
+                Scope::Machine { id, .. } => own::observe(&self.tree, id).await?,
+            };
             self.reports.read(&self.tree, view.machines.keys().copied()).await?;
             self.seen.clear();
             let machines: BTreeSet<MachineId> = view.machines.keys().copied().collect();
@@ -193,7 +236,12 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 report.problem.get_or_insert_with(|| note.clone());
             }
         }
-        let gone = |id: &MachineId| self.view.as_ref().is_some_and(|view| !view.machines.contains_key(id));
+        let gone = |id: &MachineId| {
+            let view = self.view.as_ref();
+            view.is_some_and(|v| {
+                !v.machines.contains_key(id) || v.own.contains(id) && !reports.contains_key(id)
+            })
+        };
         let gone = machines.iter().copied().filter(gone).collect();
         self.reports.write(&self.tree, reports, &gone, lead).await?;
         Ok(again)
@@ -211,9 +259,12 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             match view.machines.get(&machine) {
                 // Gone from the tree: its group goes with its instance, which is not the firewall's business.
                 None => drop(self.seen.remove(&machine)),
+                // Where it runs and what is in its record does not matter to the machine itself.
+                Some(_) if self.scope != Scope::Environment => drop(wanted.insert(machine)),
                 Some(Err(reason)) => {
                     reports.insert(machine, self.reports.keep(machine, reason.clone()));
                 }
+                Some(Ok(record)) if record.instance_id.is_none() && view.own.contains(&machine) => {}
                 Some(Ok(record)) if record.instance_id.is_none() => {
                     let note = self.notes.get(&machine).map_or("not provisioned yet", String::as_str);
                     reports.insert(machine, self.reports.keep(machine, note.to_owned()));
@@ -239,6 +290,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                         Some(Seen::Present(rules)) => drop(self.seen.insert(id, rules)),
                         Some(Seen::Absent) | None => {
                             wanted.remove(&id);
+                            if self.view.as_ref().is_some_and(|view| view.own.contains(&id)) {
+                                continue;
+                            }
                             let note = self.notes.get(&id).map(String::as_str);
                             let problem =
                                 note.unwrap_or("the provider has nothing to hold its rules").to_owned();
@@ -297,6 +351,10 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let foreign =
             self.seen.get(&machine).map(|seen| seen.foreign.iter().map(|f| f.text.clone()).collect());
         Report {
+            by: match &self.scope {
+                Scope::Environment => None,
+                Scope::Machine { by, .. } => Some(by.clone()),
+            },
             granted,
             pending: plan.change.open.iter().copied().collect(),
             held: Report::held_from(&wanted.held),

@@ -53,6 +53,8 @@ pub struct Line {
 /// One machine, explained.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Explained {
+    /// What holds the rules, where that is not the controller's provider.
+    pub by: Option<String>,
     /// What is wrong with the machine as a whole.
     pub problem: Option<String>,
     pub lines: Vec<Line>,
@@ -83,12 +85,15 @@ impl Explained {
                 "why": line.why,
             })
         };
-        json!({"problem": self.problem, "ports": self.lines.iter().map(line).collect::<Vec<_>>()})
+        json!({"by": self.by, "problem": self.problem, "ports": self.lines.iter().map(line).collect::<Vec<_>>()})
     }
 
     /// For people: the problem, then a line a port.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
+        if let Some(by) = &self.by {
+            text.push_str(&format!("firewall: {}\n", shown(by)));
+        }
         if let Some(problem) = &self.problem {
             text.push_str(&format!("problem: {}\n", shown(problem)));
         }
@@ -128,6 +133,7 @@ pub fn explain(view: &View, machine: MachineId, report: Option<&Held<Report>>) -
         }
         Some(Ok(report)) => {
             explained.problem = report.problem.clone();
+            explained.by = report.by.clone();
             report
         }
     };
@@ -311,7 +317,7 @@ mod tests {
                 (UnitId::new(3), unit("web/2", 0, 1, &["80"])),
             ]
             .into(),
-            machines: BTreeMap::new(),
+            ..View::default()
         }
     }
 

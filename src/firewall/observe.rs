@@ -9,7 +9,7 @@ use crate::model::{Cidr, MachineId, PortRange, ServiceId, UnitId, UnitName};
 use crate::store::changes::Key;
 use crate::store::paths::{self, NodePath};
 use crate::store::records;
-use crate::store::tree::{Answer, Error, Read, Tree};
+use crate::store::tree::{Answer, Error, Node, Read, Tree};
 
 /// A value, or why it cannot be had.
 pub type Held<T> = Result<T, String>;
@@ -44,6 +44,8 @@ pub struct View {
     pub services: BTreeMap<ServiceId, Exposure>,
     pub units: BTreeMap<UnitId, UnitFacts>,
     pub machines: BTreeMap<MachineId, Held<records::Machine>>,
+    /// Machines that look after their own firewall.
+    pub own: BTreeSet<MachineId>,
 }
 
 impl View {
@@ -132,7 +134,7 @@ pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result
     let reads = keys.iter().flat_map(|key| match *key {
         Key::Service(id) => [paths::service(id), paths::exposed(id)],
         Key::Unit(id) => [paths::unit(id), paths::unit_ports(id)],
-        Key::Machine(id) => [paths::machine(id), paths::machine_units(id)],
+        Key::Machine(id) => [paths::machine(id), paths::machine_firewall(id)],
     });
     let mut answers =
         tree.read_many(reads.map(Read::Data).collect()).await?.into_iter().map(Answer::into_data);
@@ -147,28 +149,25 @@ pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result
         match key {
             Key::Service(id) => {
                 let path = paths::exposed(id);
-                let exposure = beside.map_or(Exposure::No, |flag| {
-                    Exposure::To(held(records::parse_exposed(&path, &flag.data)))
-                });
-                next.services.insert(id, exposure);
+                next.services.insert(id, exposure(&path, beside.as_ref()));
             }
             Key::Unit(id) => {
-                let record = held(records::Unit::parse(&paths::unit(id), &record.data));
-                let ports = match beside {
-                    None => Ok(Vec::new()),
-                    Some(node) => PortsDocument::parse(&node.data)
-                        .map(|document| document.ranges().collect())
-                        .map_err(|err| format!("{}: {err}", paths::unit_ports(id))),
-                };
-                let record = record.map(|unit| (unit.name, unit.service, unit.machine));
-                next.units.insert(id, UnitFacts { record, ports, listed_on: None });
+                next.units.insert(id, unit_facts(id, &record, beside.as_ref()));
             }
             Key::Machine(id) => {
+                if beside.is_some() {
+                    next.own.insert(id);
+                }
                 next.machines.insert(id, held(records::Machine::parse(&paths::machine(id), &record.data)));
             }
         }
     }
     find_lost_units(tree, view, &mut next).await?;
+    for key in keys {
+        if let Key::Machine(id) = key {
+            view.own.remove(id);
+        }
+    }
     for key in gone {
         match key {
             Key::Service(id) => drop(view.services.remove(&id)),
@@ -179,7 +178,24 @@ pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result
     view.services.append(&mut next.services);
     view.units.append(&mut next.units);
     view.machines.append(&mut next.machines);
+    view.own.append(&mut next.own);
     Ok(())
+}
+
+pub(super) fn exposure(path: &NodePath, flag: Option<&Node>) -> Exposure {
+    flag.map_or(Exposure::No, |flag| Exposure::To(held(records::parse_exposed(path, &flag.data))))
+}
+
+pub(super) fn unit_facts(id: UnitId, record: &Node, ports: Option<&Node>) -> UnitFacts {
+    let record = held(records::Unit::parse(&paths::unit(id), &record.data));
+    let record = record.map(|unit| (unit.name, unit.service, unit.machine));
+    UnitFacts { record, ports: open_ports(id, ports), listed_on: None }
+}
+
+fn open_ports(id: UnitId, node: Option<&Node>) -> Held<Vec<PortRange>> {
+    let Some(node) = node else { return Ok(Vec::new()) };
+    let parsed = PortsDocument::parse(&node.data).map(|document| document.ranges().collect());
+    parsed.map_err(|err| format!("{}: {err}", paths::unit_ports(id)))
 }
 
 /// Units whose record is unreadable are looked for in the machines' own lists: one more round trip, and only then.
@@ -203,6 +219,6 @@ async fn find_lost_units<T: Tree>(tree: &T, view: &View, next: &mut View) -> Res
     Ok(())
 }
 
-fn held<R>(parsed: Result<R, crate::store::Error>) -> Held<R> {
+pub(super) fn held<R>(parsed: Result<R, crate::store::Error>) -> Held<R> {
     parsed.map_err(|err| err.to_string())
 }

@@ -9,6 +9,8 @@ pub const MAX_BYTES: usize = 64 * 1024;
 
 /// Fewer than EC2's 60, so that a rule made by hand still fits beside ours.
 const MAX_RULES: usize = 50;
+/// A kernel has no such limit; a charm that goes wild should meet one all the same.
+const MAX_OWN_RULES: usize = 1_000;
 const MAX_PORTS_IN_RANGE: u32 = 1_000;
 const SSH: u16 = 22;
 
@@ -74,17 +76,30 @@ impl Policy {
         }
     }
 
+    /// The same for a machine that looks after its own firewall.
+    pub fn for_own_machine(own: impl IntoIterator<Item = u16>) -> Self {
+        Policy { max_rules: MAX_OWN_RULES, ..Policy::with_own_ports(own) }
+    }
+
     /// Reads a policy file. `own` are forbidden in any case; a file that names ports replaces the default of ssh.
     ///
     /// # Errors
     /// What is wrong with it. A policy is never read in part.
     pub fn parse(text: &str, own: impl IntoIterator<Item = u16>) -> Result<Self, InvalidPolicy> {
+        Policy::with_own_ports(own).changed_by(text)
+    }
+
+    /// This policy with what a file says otherwise; one that names ports replaces the default of ssh.
+    ///
+    /// # Errors
+    /// As for [`Policy::parse`].
+    pub fn changed_by(self, text: &str) -> Result<Self, InvalidPolicy> {
         if text.len() > MAX_BYTES {
             return Err(InvalidPolicy::TooLarge { bytes: text.len() });
         }
         let file: File =
             serde_saphyr::from_str(text).map_err(|err| InvalidPolicy::Syntax(one_line(&err.to_string())))?;
-        let mut policy = Policy::with_own_ports(own);
+        let mut policy = self;
         if let Some(ports) = file.forbidden_ports {
             policy.forbidden_ports.retain(|range| range.from() != SSH);
             for text in ports {

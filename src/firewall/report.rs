@@ -16,6 +16,8 @@ pub const MAX_BYTES: usize = 60 * 1024;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
+    /// What holds the rules, where that is not the controller's provider: the machine itself, in words.
+    pub by: Option<String>,
     pub granted: LastGranted,
     /// Wanted and not open yet.
     pub pending: Vec<Rule>,
@@ -47,8 +49,12 @@ impl Report {
         if full.len() <= MAX_BYTES {
             return full;
         }
-        let short =
-            Report { granted: self.granted.clone(), problem: self.problem.clone(), ..Report::default() };
+        let short = Report {
+            by: self.by.clone(),
+            granted: self.granted.clone(),
+            problem: self.problem.clone(),
+            ..Report::default()
+        };
         short.to_json().to_string().into_bytes()
     }
 
@@ -56,6 +62,9 @@ impl Report {
         let by_unit =
             |(unit, rules): (&UnitId, &RuleSet)| (unit.key(), rules.rules().map(rule_json).collect());
         let mut json = json!({"granted": self.granted.iter().map(by_unit).collect::<Map<_, _>>()});
+        if let Some(by) = &self.by {
+            json["by"] = Value::from(by.as_str());
+        }
         if !self.pending.is_empty() {
             json["pending"] = self.pending.iter().copied().map(rule_json).collect();
         }
@@ -102,6 +111,7 @@ impl Report {
         for (key, reason) in value["frozen"].as_object().into_iter().flatten() {
             report.frozen.insert(unit(key)?, reason.as_str().unwrap_or_default().to_owned());
         }
+        report.by = value["by"].as_str().map(str::to_owned);
         report.problem = value["problem"].as_str().map(str::to_owned);
         report.foreign =
             list(&value["foreign"]).iter().filter_map(|text| text.as_str().map(str::to_owned)).collect();
@@ -128,6 +138,7 @@ mod tests {
         let ports = PortRange::new(80, 81, Protocol::Tcp).unwrap();
         let rule = Rule::new(ports, Cidr::WORLD_V6);
         Report {
+            by: Some("nftables".into()),
             granted: LastGranted::from([(UnitId::new(3), [rule].into_iter().collect())]),
             pending: vec![rule],
             held: vec![(UnitId::new(3), ports, "policy forbids the port".into())],

@@ -8,9 +8,9 @@ use tracing::warn;
 use super::plan::LastGranted;
 use super::report::Report;
 use crate::model::MachineId;
-use crate::store::acl::Roles;
+use crate::store::acl::{Acl, Roles};
 use crate::store::election::Leadership;
-use crate::store::paths;
+use crate::store::paths::{self, NodePath};
 use crate::store::tree::{self, Read, Tree, Write};
 
 /// Reports in one fenced write.
@@ -19,13 +19,42 @@ const REPORTS_A_WRITE: usize = 100;
 /// All reports as the tree has them, with their versions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reports {
-    roles: Roles,
+    place: Place,
     known: BTreeMap<MachineId, (Report, i32)>,
 }
 
+/// Where reports are, and with which rights.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Place {
+    /// In the controller's corner.
+    Controller(Roles),
+    /// Below the machine that they are about.
+    Machine(Acl),
+}
+
 impl Reports {
+    /// For the controller's agent.
     pub fn new(roles: Roles) -> Self {
-        Self { roles, known: BTreeMap::new() }
+        Self { place: Place::Controller(roles), known: BTreeMap::new() }
+    }
+
+    /// For a machine that looks after itself.
+    pub fn of_machine(acl: Acl) -> Self {
+        Self { place: Place::Machine(acl), known: BTreeMap::new() }
+    }
+
+    fn path(&self, machine: MachineId) -> NodePath {
+        match self.place {
+            Place::Controller(_) => paths::firewall_report(machine),
+            Place::Machine(_) => paths::machine_firewall(machine),
+        }
+    }
+
+    fn acl(&self) -> Acl {
+        match &self.place {
+            Place::Controller(roles) => roles.controllers(),
+            Place::Machine(acl) => acl.clone(),
+        }
     }
 
     pub fn get(&self, machine: MachineId) -> Option<&Report> {
@@ -65,7 +94,7 @@ impl Reports {
         machines: impl Iterator<Item = MachineId>,
     ) -> Result<(), tree::Error> {
         let ids: Vec<MachineId> = machines.collect();
-        let reads = ids.iter().map(|id| Read::Data(paths::firewall_report(*id))).collect();
+        let reads = ids.iter().map(|id| Read::Data(self.path(*id))).collect();
         self.known.clear();
         for (id, answer) in ids.into_iter().zip(tree.read_many(reads).await?) {
             let Some(node) = answer.into_data() else { continue };
@@ -73,7 +102,7 @@ impl Reports {
                 Ok(report) => drop(self.known.insert(id, (report, node.version))),
                 // Without the memory, units that cannot be read keep everything that is there.
                 Err(err) => {
-                    warn!(path = %paths::firewall_report(id), %err, "report ignored");
+                    warn!(path = %self.path(id), %err, "report ignored");
                     self.known.insert(id, (Report::default(), node.version));
                 }
             }
@@ -94,7 +123,7 @@ impl Reports {
     ) -> Result<(), tree::Error> {
         let mut writes = Vec::new();
         for (machine, report) in reports {
-            let path = paths::firewall_report(machine);
+            let path = self.path(machine);
             let write = match self.known.get(&machine) {
                 Some((old, _)) if *old == report => continue,
                 Some((_, version)) => {
@@ -104,14 +133,14 @@ impl Reports {
                 }
                 None => {
                     self.known.insert(machine, (report.clone(), 0));
-                    Write::create(path, report.to_bytes(), self.roles.controllers())
+                    Write::create(path, report.to_bytes(), self.acl())
                 }
             };
             writes.push(write);
         }
         for machine in gone {
             if let Some((_, version)) = self.known.remove(machine) {
-                writes.push(Write::DeleteIfVersion { path: paths::firewall_report(*machine), version });
+                writes.push(Write::DeleteIfVersion { path: self.path(*machine), version });
             }
         }
         for batch in writes.chunks(REPORTS_A_WRITE) {
@@ -127,7 +156,8 @@ impl Reports {
     /// # Errors
     /// The failures of the store.
     pub async fn prepare<T: Tree>(&self, tree: &T) -> Result<(), tree::Error> {
-        let container = Write::create(paths::firewall_reports(), Vec::new(), self.roles.controllers());
+        let Place::Controller(roles) = &self.place else { return Ok(()) };
+        let container = Write::create(paths::firewall_reports(), Vec::new(), roles.controllers());
         match tree.write(vec![container]).await {
             Ok(()) | Err(tree::Error::NodeExists(_)) => Ok(()),
             Err(err) => Err(err),

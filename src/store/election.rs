@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::acl::Roles;
+use super::acl::{Acl, Roles};
 use super::error::Error;
 use super::paths::{self, NodePath};
 use super::tree::{self, Event, Feed as _, Tree, Write};
+use crate::model::MachineId;
 
 /// How long after a confirmation a leader may act. A session outlives its last request by its whole timeout, which is
 /// longer than this, so nobody else can have the lock in this time.
@@ -22,18 +23,37 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seat {
     pub leader: NodePath,
-    pub epoch: NodePath,
+    /// Whose version rises with every leader. Without one the lock itself is named in writes, which only says that
+    /// somebody holds it: enough for who writes nothing but a node of its own, by compare-and-swap.
+    epoch: Option<NodePath>,
 }
 
 impl Seat {
     /// The firewall of an environment.
     pub fn firewall() -> Self {
-        Self { leader: paths::leader(), epoch: paths::epoch() }
+        Self { leader: paths::leader(), epoch: Some(paths::epoch()) }
     }
 
     /// The judgement over its components.
     pub fn heartbeat() -> Self {
-        Self { leader: paths::heartbeat_leader(), epoch: paths::heartbeat_epoch() }
+        Self { leader: paths::heartbeat_leader(), epoch: Some(paths::heartbeat_epoch()) }
+    }
+
+    /// One machine and what is on it.
+    pub fn machine(id: MachineId) -> Self {
+        Self { leader: paths::machine_agent(id), epoch: None }
+    }
+
+    /// What its holder wrote there, if there is one.
+    ///
+    /// # Errors
+    /// The failures of the store.
+    pub async fn holder<T: Tree>(&self, tree: &T) -> Result<Option<Vec<u8>>, tree::Error> {
+        match tree.get(&self.leader).await {
+            Ok(node) => Ok(Some(node.data)),
+            Err(tree::Error::NoNode(_)) => Ok(None),
+            Err(err) => Err(err),
+        }
     }
 }
 
@@ -42,7 +62,7 @@ impl Seat {
 pub struct Leadership {
     seat: Seat,
     token: String,
-    epoch_version: i32,
+    fence: (NodePath, i32),
     confirmed: Instant,
 }
 
@@ -110,39 +130,42 @@ impl Leadership {
         roles: &Roles,
         token: &str,
     ) -> Result<Attempt, Error> {
+        Self::take(seat, tree, &roles.controllers(), token).await
+    }
+
+    /// The same with rights of one's own. Who has no epoch has no right to delete the lock either, so there a lock with
+    /// our token is ours as it stands; should it end with an older session of ours, [`Self::confirm`] will say so.
+    ///
+    /// # Errors
+    /// The failures of the store.
+    pub async fn take<T: Tree>(seat: Seat, tree: &T, acl: &Acl, token: &str) -> Result<Attempt, Error> {
         let asked = Instant::now();
+        let lock = seat.leader.clone();
+        let won =
+            |seat, fence| Ok(Attempt::Won(Self { seat, token: token.to_owned(), fence, confirmed: asked }));
         let mut writes = Vec::new();
-        match tree.get(&seat.leader).await {
-            Ok(leader) if leader.data == token.as_bytes() => {
-                writes.push(Write::DeleteIfVersion { path: seat.leader.clone(), version: leader.version });
+        match tree.get(&lock).await {
+            Ok(node) if node.data == token.as_bytes() && seat.epoch.is_none() => {
+                return won(seat, (lock, node.version));
+            }
+            Ok(node) if node.data == token.as_bytes() => {
+                writes.push(Write::DeleteIfVersion { path: lock.clone(), version: node.version });
             }
             Ok(_) => return Ok(Attempt::Taken),
             Err(tree::Error::NoNode(_)) => {}
             Err(err) => return Err(err.into()),
         }
-        let version = match tree.get(&seat.epoch).await {
-            Ok(node) => node.version,
-            Err(tree::Error::NoNode(path)) => {
-                match tree.write(vec![Write::create(path, Vec::new(), roles.controllers())]).await {
-                    Ok(()) | Err(tree::Error::NodeExists(_)) => 0,
-                    Err(err) => return Err(err.into()),
-                }
-            }
-            Err(err) => return Err(err.into()),
-        };
         let data = token.as_bytes().to_vec();
-        writes.push(Write::Create {
-            path: seat.leader.clone(),
-            data: data.clone(),
-            acl: roles.controllers(),
-            ephemeral: true,
-        });
-        writes.push(Write::SetIfVersion { path: seat.epoch.clone(), data, version });
+        let path = lock.clone();
+        writes.push(Write::Create { path, data: data.clone(), acl: acl.clone(), ephemeral: true });
+        let mut fence = (lock, 0);
+        if let Some(epoch) = &seat.epoch {
+            let version = epoch_version(tree, epoch, acl).await?;
+            writes.push(Write::SetIfVersion { path: epoch.clone(), data, version });
+            fence = (epoch.clone(), version + 1);
+        }
         match tree.write(writes).await {
-            Ok(()) => {
-                let token = token.to_owned();
-                Ok(Attempt::Won(Self { seat, token, epoch_version: version + 1, confirmed: asked }))
-            }
+            Ok(()) => won(seat, fence),
             Err(err) if err.is_conflict() => Ok(Attempt::Taken),
             Err(err) => Err(err.into()),
         }
@@ -172,12 +195,27 @@ impl Leadership {
 
     /// Higher than that of every leader before.
     pub fn epoch(&self) -> u32 {
-        self.epoch_version.unsigned_abs()
+        self.fence.1.unsigned_abs()
     }
 
     /// Goes in front of every write of the leader: it fails for one who was replaced.
     pub fn fence(&self) -> Write {
-        Write::Check { path: self.seat.epoch.clone(), version: self.epoch_version }
+        let (path, version) = self.fence.clone();
+        Write::Check { path, version }
+    }
+}
+
+/// How many leaders there were; makes the node that counts them if it is not there.
+async fn epoch_version<T: Tree>(tree: &T, epoch: &NodePath, acl: &Acl) -> Result<i32, Error> {
+    match tree.get(epoch).await {
+        Ok(node) => Ok(node.version),
+        Err(tree::Error::NoNode(path)) => {
+            match tree.write(vec![Write::create(path, Vec::new(), acl.clone())]).await {
+                Ok(()) | Err(tree::Error::NodeExists(_)) => Ok(0),
+                Err(err) => Err(err.into()),
+            }
+        }
+        Err(err) => Err(err.into()),
     }
 }
 

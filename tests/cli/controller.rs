@@ -62,7 +62,7 @@ impl Drop for Controller {
 }
 
 /// Opens a port as the unit's own hook would.
-fn open_port(operator: &Operator, site: &Site, unit: (&str, u32), port: &str) {
+pub(crate) fn open_port(operator: &Operator, site: &Site, unit: (&str, u32), port: &str) {
     let printed = operator.does(&["hook-env", unit.0]).stdout;
     let file = hook_variable(operator, &printed, "JUJU_CREDENTIALS");
     let held: Value = serde_json::from_str(&fs::read_to_string(file).expect("credentials")).expect("JSON");

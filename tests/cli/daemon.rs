@@ -59,7 +59,10 @@ fn up_and_down_and_up_again() {
     let deployed = juju(&operator, &["deploy", &fixture_charm("wordpress")]);
     assert_eq!(deployed.code, 0, "{deployed:?}");
     assert_eq!(juju(&operator, &["expose", "wordpress"]).stderr, "Service 'wordpress' was exposed.\n");
-    let before = juju(&operator, &["status"]).stdout;
+    let running = |shown: &String| shown.contains("agent-state: running");
+    let before = wait_for("the machine's agent", DEADLINE, || {
+        Some(juju(&operator, &["status"]).stdout).filter(running)
+    });
     assert!(before.contains("instance-id: local") && before.contains("machine: 0"), "{before}");
     let mode = fs::metadata(operator.home().join("data/portcullis/local")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
@@ -77,7 +80,10 @@ fn up_and_down_and_up_again() {
     assert_eq!(first.ends("-TERM"), Some(0));
     juju(&operator, &["status"]).is_refusal(1, "cannot reach the store");
     let second = Daemon::up(&operator);
-    assert_eq!(juju(&operator, &["status"]).stdout, before);
+    let after = wait_for("the machine's agent", DEADLINE, || {
+        Some(juju(&operator, &["status"]).stdout).filter(running)
+    });
+    assert_eq!(after, before);
     assert_eq!(second.ends("-INT"), Some(0));
 }
 

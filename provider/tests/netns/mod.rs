@@ -39,7 +39,7 @@ pub(crate) struct Net {
 #[derive(Debug)]
 struct Namespace(String);
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Knock {
     Connected,
     Refused,

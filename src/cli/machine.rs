@@ -1,0 +1,229 @@
+//! `portcullis machine`: the agent of one machine. It holds the machine, so that status can say that somebody does, and
+//! looks after its firewall if it is told to. What is opened is decided in `firewall`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+use portcullis_provider::Nftables;
+use portcullis_provider::nftables::{Mode, Settings as TableSettings, TableName};
+use portcullis_provider::rule::Protocol;
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::controller;
+use super::failure::{Usage, typed};
+use super::machine_file::{self, MachineFile};
+use super::settings::Globals;
+use crate::firewall::agent::Agent;
+use crate::firewall::apply::number;
+use crate::firewall::machine::{Claim, run as run_machine};
+use crate::firewall::policy::Policy;
+use crate::firewall::run::Progress;
+use crate::model::{EnvironmentName, MachineId, PortRange, ports};
+use crate::runtime::shutdown::Shutdown;
+use crate::store::election::Leadership;
+use crate::store::{Address, ZkTree};
+
+/// How long a pass that is under way may take once we are asked to end.
+pub(super) const LAST_PASS: Duration = Duration::from_secs(15);
+
+/// How often a store that is not there yet is looked for.
+const STORE_PAUSE: Duration = Duration::from_secs(1);
+
+const SSH: u16 = 22;
+
+#[derive(Debug, Args)]
+pub(super) struct Typed {
+    #[command(flatten)]
+    globals: Globals,
+    /// Machine that this is
+    #[arg(long, value_name = "N")]
+    id: String,
+    /// Who this machine is to the store [default: what is remembered for it]
+    #[arg(long, value_name = "FILE")]
+    credentials: Option<PathBuf>,
+    #[command(flatten)]
+    own: Own,
+}
+
+/// How a machine's own firewall is looked after.
+#[derive(Debug, Clone, Args)]
+pub(super) struct Own {
+    /// How this machine's own firewall is looked after
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Kind::None)]
+    firewall: Kind,
+    /// A port that stays open, whatever is asked for: PORT[-PORT][/PROTOCOL]; ssh and the store's own always do
+    #[arg(long, value_name = "PORT")]
+    protect: Vec<String>,
+    /// Everything is compared this often, whatever was noticed in between
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    resync: u64,
+    /// What may never be opened [default: ssh and the store's own ports]
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// Not at all
+    None,
+    /// nftables: what nobody asked for is rejected
+    Nftables,
+    /// nftables: what was asked for is accepted, and the rest left to others
+    NftablesAcceptOnly,
+}
+
+pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
+    let shutdown = Shutdown::listen().context("cannot catch signals")?;
+    let id: MachineId = typed(&args.id)?;
+    let environment = args.globals.environment()?;
+    args.own.check()?;
+    let file = machine_file::ensure(&args.globals, id, args.credentials.as_deref()).await?;
+    let agent = prepare(&environment, id, file, &args.own)?;
+    let (stop, stopped) = watch::channel(false);
+    let mut running = std::pin::pin!(agent.run(stopped));
+    let mut shutdown = shutdown;
+    tokio::select! {
+        ended = &mut running => ended,
+        signal = shutdown.asked() => {
+            info!(signal, "stopping");
+            stop.send_replace(true);
+            tokio::time::timeout(LAST_PASS, running).await.context("the last pass does not end")?
+        }
+    }
+}
+
+impl Own {
+    /// Refuses what makes no sense before anything is touched.
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        self.protected(&"127.0.0.1".parse()?).map(drop)
+    }
+
+    fn protected(&self, store: &Address) -> anyhow::Result<Vec<PortRange>> {
+        let own = std::iter::once(SSH).chain(store.ports());
+        let own = own.map(|port| PortRange::single(port, Protocol::Tcp).map_err(Usage::new));
+        let named = self.protect.iter().map(|text| ports::parse_argument(text).map_err(Usage::new));
+        Ok(own.chain(named).collect::<Result<_, _>>()?)
+    }
+}
+
+/// An agent that is ready to run: nothing that was typed can be wrong any more.
+pub(super) struct MachineAgent {
+    id: MachineId,
+    file: MachineFile,
+    policy: Policy,
+    resync: Duration,
+    /// None if the firewall is not looked after.
+    table: Option<(TableSettings, &'static str)>,
+}
+
+pub(super) fn prepare(
+    environment: &EnvironmentName,
+    id: MachineId,
+    file: MachineFile,
+    own: &Own,
+) -> anyhow::Result<MachineAgent> {
+    let base = Policy::for_own_machine(file.address.ports());
+    let policy = controller::read_policy(own.policy.as_deref(), base)?;
+    let mode = match own.firewall {
+        Kind::None => None,
+        Kind::Nftables => Some((Mode::Enforce, "nftables on the machine itself")),
+        Kind::NftablesAcceptOnly => {
+            Some((Mode::AcceptOnly, "nftables on the machine itself, accepting only"))
+        }
+    };
+    let table = match mode {
+        None => None,
+        Some((mode, words)) => {
+            let table = TableName::for_instance(environment.as_str()).map_err(Usage::new)?;
+            Some((TableSettings { table, mode, protected: own.protected(&file.address)? }, words))
+        }
+    };
+    Ok(MachineAgent { id, file, policy, resync: Duration::from_secs(own.resync), table })
+}
+
+impl MachineAgent {
+    /// Runs until `stop` says so, or until it fails in a way that waiting does not cure. What is open stays so.
+    pub(super) async fn run(self, mut stop: watch::Receiver<bool>) -> anyhow::Result<()> {
+        let Some(tree) = self.connect(&mut stop).await? else { return Ok(()) };
+        let identity = self.file.credential.identity();
+        let claim = Claim {
+            machine: self.id,
+            acl: self.file.roles.machine_agent(&identity),
+            holder: holder()?,
+            resync: self.resync,
+        };
+        let mut agent = self.table.map(|(table, words)| {
+            let acl = self.file.roles.machine_firewall(&identity);
+            let firewall = Nftables::new(number(self.id), table);
+            Agent::of_machine(tree.clone(), firewall, self.policy, (self.id, acl, words), controller::jitter)
+        });
+        let (progress, _) = watch::channel(Progress::default());
+        info!(machine = %self.id, "machine ready");
+        let ended = run_machine(agent.as_mut(), &tree, &claim, &progress, stop).await;
+        drop(agent);
+        // Ends the session, so that the next agent need not wait for it.
+        tree.close().await;
+        Ok(ended?)
+    }
+
+    /// A machine may well be up before its store is.
+    async fn connect(&self, stop: &mut watch::Receiver<bool>) -> anyhow::Result<Option<ZkTree>> {
+        let mut told = false;
+        loop {
+            match ZkTree::connect(&self.file.address, Some(&self.file.credential)).await {
+                Ok(tree) => return Ok(Some(tree)),
+                Err(error) if error.is_retryable() => {
+                    if !told {
+                        warn!(%error, "waiting for the store");
+                        told = true;
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+            tokio::select! {
+                () = tokio::time::sleep(STORE_PAUSE) => {}
+                _ = stop.wait_for(|stop| *stop) => return Ok(None),
+            }
+        }
+    }
+}
+
+/// Who we are to somebody else who wants the machine, and unlike any other.
+fn holder() -> anyhow::Result<String> {
+    let uname = rustix::system::uname();
+    let host = uname.nodename().to_string_lossy().into_owned();
+    Ok(format!("process {} on {host} ({})", std::process::id(), Leadership::token()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own(firewall: Kind, protect: &[&str]) -> Own {
+        let protect = protect.iter().map(|&text| text.to_owned()).collect();
+        Own { firewall, protect, resync: 60, policy: None }
+    }
+
+    #[test]
+    fn the_way_in_stays_open_and_more_if_it_is_asked_for() {
+        let store: Address = "127.0.0.1:4711,zk2:2182/prod".parse().unwrap();
+        let words = |own: &Own| -> Vec<String> {
+            own.protected(&store).unwrap().iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(words(&own(Kind::Nftables, &[])), ["22/tcp", "4711/tcp", "2182/tcp"]);
+        let more = words(&own(Kind::Nftables, &["51820/udp", "9100-9110"]));
+        assert_eq!(more[3..], ["51820/udp", "9100-9110/tcp"]);
+        let refused = own(Kind::None, &["eighty"]).check().unwrap_err();
+        assert!(refused.is::<Usage>(), "{refused}");
+    }
+
+    #[test]
+    fn two_holders_are_never_the_same() {
+        let (one, two) = (holder().unwrap(), holder().unwrap());
+        assert_ne!(one, two);
+        assert!(one.starts_with(&format!("process {} on ", std::process::id())), "{one}");
+    }
+}

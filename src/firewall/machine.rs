@@ -1,0 +1,267 @@
+//! The life of a machine's agent: claim the machine, then look, plan and apply for its own firewall until it is lost or we
+//! are asked to stop. One process holds a machine; a second waits for a session that may be dying and then says who does.
+//! What is open is decided where it is for all machines, in `wanted` and `plan`.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::time::Duration;
+
+use futures_util::future::select_all;
+use portcullis_provider::Firewall;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tracing::{info, warn};
+
+use super::agent::Agent;
+use super::own;
+use super::run::Progress;
+use crate::model::MachineId;
+use crate::store::acl::Acl;
+use crate::store::changes::Dirty;
+use crate::store::election::{Attempt, LEASE, Leadership, Seat};
+use crate::store::paths::{self, NodePath};
+use crate::store::tree::{self, Event, Feed as _, Tree};
+
+/// Longer than a session outlives its process: a predecessor that was killed is waited for.
+const PREDECESSOR: Duration = Duration::from_secs(14);
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+
+/// How long after a failure of the store the next attempt is made.
+const STORE_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long a mass close waits for the look that confirms it.
+const DOUBT: Duration = Duration::from_secs(2);
+
+/// How long events are gathered after the first, so that a burst is one look.
+const GATHER: Duration = Duration::from_millis(5);
+
+/// What no waiting cures.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("machine {machine} is looked after by {holder} already")]
+    Held { machine: MachineId, holder: String },
+    #[error("Machine {0} was not found")]
+    NoMachine(MachineId),
+    #[error(transparent)]
+    Store(#[from] crate::store::Error),
+}
+
+impl From<tree::Error> for Error {
+    fn from(error: tree::Error) -> Self {
+        Self::Store(error.into())
+    }
+}
+
+/// Which machine, who claims it, and how often everything is compared.
+#[derive(Debug, Clone)]
+pub struct Claim {
+    pub machine: MachineId,
+    /// For the node that says so.
+    pub acl: Acl,
+    /// Says who holds the machine to whoever else would; unlike any other's.
+    pub holder: String,
+    pub resync: Duration,
+}
+
+enum Ended {
+    Stopped,
+    Lost,
+}
+
+/// Runs until `stop` says so. Without an agent the machine is only held.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn run<T: Tree, F: Firewall>(
+    mut agent: Option<&mut Agent<T, F>>,
+    tree: &T,
+    claim: &Claim,
+    progress: &watch::Sender<Progress>,
+    mut stop: watch::Receiver<bool>,
+) -> Result<(), Error> {
+    loop {
+        let ended = match take(tree, claim, &mut stop).await {
+            Ok(Some(lead)) => {
+                info!(machine = %claim.machine, "holding the machine");
+                progress.send_modify(|progress| progress.leading = true);
+                hold(agent.as_deref_mut(), tree, lead, claim, progress, &mut stop).await
+            }
+            Ok(None) => Ok(Ended::Stopped),
+            Err(err) => Err(err),
+        };
+        progress.send_modify(|progress| progress.leading = false);
+        match ended {
+            Ok(Ended::Stopped) => return Ok(()),
+            Ok(Ended::Lost) => warn!(machine = %claim.machine, "no longer holding the machine"),
+            Err(Error::Store(crate::store::Error::Tree(err))) if err.is_retryable() => {
+                warn!(error = %err, "store lost");
+                progress.send_modify(|progress| progress.store_failures += 1);
+                if paused(STORE_PAUSE, &mut stop).await {
+                    return Ok(());
+                }
+            }
+            Err(err) => return Err(err),
+        }
+    }
+}
+
+/// Claims the machine; `None` if we are asked to stop first.
+async fn take<T: Tree>(
+    tree: &T,
+    claim: &Claim,
+    stop: &mut watch::Receiver<bool>,
+) -> Result<Option<Leadership>, Error> {
+    let seat = Seat::machine(claim.machine);
+    let patience = Instant::now() + PREDECESSOR;
+    let mut told = false;
+    loop {
+        match Leadership::take(seat.clone(), tree, &claim.acl, &claim.holder).await {
+            Ok(Attempt::Won(lead)) => return Ok(Some(lead)),
+            Ok(Attempt::Taken) => {}
+            Err(err) => return Err(err.into()),
+        }
+        let Some(holder) = seat.holder(tree).await? else {
+            if !tree.exists(&paths::machine(claim.machine)).await? {
+                return Err(Error::NoMachine(claim.machine));
+            }
+            continue;
+        };
+        let holder: String = String::from_utf8_lossy(&holder).chars().take(200).collect();
+        if Instant::now() >= patience {
+            return Err(Error::Held { machine: claim.machine, holder });
+        }
+        if !told {
+            warn!(machine = %claim.machine, %holder, "waiting for the machine");
+            told = true;
+        }
+        if paused(LOOK_AGAIN, stop).await {
+            return Ok(None);
+        }
+    }
+}
+
+async fn hold<T: Tree, F: Firewall>(
+    mut agent: Option<&mut Agent<T, F>>,
+    tree: &T,
+    mut lead: Leadership,
+    claim: &Claim,
+    progress: &watch::Sender<Progress>,
+    stop: &mut watch::Receiver<bool>,
+) -> Result<Ended, Error> {
+    let mut feeds = Feeds::<T>::new(claim.machine);
+    let mut resync_at = Instant::now();
+    let mut renew_at = Instant::now();
+    loop {
+        let now = Instant::now();
+        let retry_at = agent.as_ref().and_then(|agent| agent.next_retry()).unwrap_or(now + claim.resync);
+        let doubt_at = match &agent {
+            Some(agent) if agent.in_doubt() => now + DOUBT,
+            _ => resync_at,
+        };
+        let look = tokio::select! {
+            changed = feeds.next() => { changed?; Look::Again }
+            () = sleep_until(resync_at.min(doubt_at)) => Look::Again,
+            () = sleep_until(retry_at) => Look::Retry,
+            () = sleep_until(renew_at) => Look::No,
+            // A sender that is gone means the same as its word.
+            _ = stop.wait_for(|stop| *stop) => return Ok(Ended::Stopped),
+        };
+        if !lead.confirm(tree).await? {
+            return Ok(Ended::Lost);
+        }
+        renew_at = Instant::now() + LEASE / 3;
+        let mut dirty = Dirty::default();
+        match look {
+            Look::No => continue,
+            Look::Retry => {}
+            Look::Again => {
+                dirty.add(&Event::Everything);
+                resync_at = Instant::now() + claim.resync;
+            }
+        }
+        let Some(agent) = agent.as_deref_mut() else { continue };
+        match agent.pass(&dirty, &lead).await {
+            Ok(pass) => progress.send_modify(|progress| {
+                progress.passes += 1;
+                progress.last = pass;
+            }),
+            Err(crate::store::Error::Tree(tree::Error::NoNode(path)))
+                if path == paths::machine(claim.machine) =>
+            {
+                return Err(Error::NoMachine(claim.machine));
+            }
+            // Somebody else wrote what we wrote about, or our claim has ended: everything is read again.
+            Err(crate::store::Error::Tree(err)) if err.is_conflict() => {
+                warn!(error = %err, "report changed meanwhile");
+                resync_at = Instant::now() + STORE_PAUSE;
+            }
+            Err(err) => return Err(err.into()),
+        }
+        if let Some(view) = agent.view() {
+            feeds.watch(tree, own::watched(view, claim.machine)).await?;
+        }
+    }
+}
+
+enum Look {
+    Again,
+    Retry,
+    No,
+}
+
+/// Whether we were asked to stop meanwhile.
+async fn paused(pause: Duration, stop: &mut watch::Receiver<bool>) -> bool {
+    tokio::select! {
+        () = sleep(pause) => false,
+        _ = stop.wait_for(|stop| *stop) => true,
+    }
+}
+
+/// Watches over just what the machine may see; a watch over everything would wake every machine at every change.
+struct Feeds<T: Tree> {
+    machine: MachineId,
+    feeds: BTreeMap<NodePath, T::Feed>,
+}
+
+impl<T: Tree> Feeds<T> {
+    fn new(machine: MachineId) -> Self {
+        Self { machine, feeds: BTreeMap::new() }
+    }
+
+    /// From here on these, and no others. A new one first says that everything may have changed.
+    async fn watch(&mut self, tree: &T, paths: Vec<NodePath>) -> Result<(), tree::Error> {
+        self.feeds.retain(|path, _| paths.contains(path));
+        for path in paths {
+            if let Entry::Vacant(place) = self.feeds.entry(path) {
+                let feed = tree.watch(place.key()).await?;
+                place.insert(feed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a change that somebody else made. Cancel-safe: what was gathered is only a reason to look.
+    async fn next(&mut self) -> Result<(), tree::Error> {
+        self.event().await?;
+        let end = Instant::now() + GATHER;
+        while let Ok(event) = timeout_at(end, self.event()).await {
+            event?;
+        }
+        Ok(())
+    }
+
+    async fn event(&mut self) -> Result<(), tree::Error> {
+        let ours = [paths::machine_agent(self.machine), paths::machine_firewall(self.machine)];
+        loop {
+            if self.feeds.is_empty() {
+                std::future::pending::<()>().await;
+            }
+            let waiting = self.feeds.values_mut().map(|feed| Box::pin(feed.next()));
+            let (event, _, _) = select_all(waiting).await;
+            match event? {
+                Event::Changed(path) if ours.contains(&path) => {}
+                _ => return Ok(()),
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! The tree as one machine may see it: its own node, the units on its list, and the flags of their services, which it opens
+//! with what those units' credentials hold. A look is complete or fails; what may not be read or makes no sense is in
+//! it as unreadable, never as empty. Nothing is decided here.
+
+use std::collections::BTreeMap;
+
+use super::observe::{Exposure, Held, UnitFacts, View, exposure, held, unit_facts};
+use crate::model::{MachineId, ServiceId, UnitId};
+use crate::store::paths::{self, NodePath};
+use crate::store::records;
+use crate::store::tree::{Answer, Error, Node, Read, Tree};
+
+/// Looks at everything that concerns the machine.
+///
+/// # Errors
+/// [`Error::NoNode`] if there is no such machine, and the failures of the store.
+pub async fn observe<T: Tree>(tree: &T, machine: MachineId) -> Result<View, Error> {
+    let reads = vec![Read::Data(paths::machine(machine)), Read::Children(paths::machine_units(machine))];
+    let mut answers = tree.read_many(reads).await?.into_iter();
+    let gone = |path| move || Error::NoNode(path);
+    let record = answers.next().and_then(Answer::into_data).ok_or_else(gone(paths::machine(machine)))?;
+    let names =
+        answers.next().and_then(Answer::into_children).ok_or_else(gone(paths::machine_units(machine)))?;
+    let mut view = View::default();
+    let record = held(records::Machine::parse(&paths::machine(machine), &record.data));
+    view.machines.insert(machine, record);
+    let ids: Vec<UnitId> = names.iter().filter_map(|name| UnitId::from_key(name).ok()).collect();
+    let secrets = look_at_units(tree, machine, &ids, &mut view).await?;
+    look_at_flags(tree, &secrets, &mut view).await?;
+    Ok(view)
+}
+
+/// Where a change concerns the machine: what to watch, once `view` was seen.
+pub fn watched(view: &View, machine: MachineId) -> Vec<NodePath> {
+    let mut paths = vec![paths::machine(machine)];
+    paths.extend(view.units.keys().map(|id| paths::unit(*id)));
+    paths.extend(view.services.keys().map(|id| paths::exposed(*id)));
+    paths
+}
+
+/// Returns the units' credentials as they are in the tree.
+async fn look_at_units<T: Tree>(
+    tree: &T,
+    machine: MachineId,
+    ids: &[UnitId],
+    view: &mut View,
+) -> Result<BTreeMap<UnitId, Held<Node>>, Error> {
+    let paths =
+        ids.iter().flat_map(|&id| [paths::unit(id), paths::unit_ports(id), paths::unit_credentials(id)]);
+    let mut answers = read_each(tree, paths.collect()).await?.into_iter();
+    let mut next = || answers.next().unwrap_or(Ok(None));
+    let mut secrets = BTreeMap::new();
+    for &id in ids {
+        let (record, ports, secret) = (next(), next(), next());
+        let unit = match (record, &ports) {
+            // Removed since it was listed.
+            (Ok(None), _) => continue,
+            (Ok(Some(record)), Ok(ports)) => unit_facts(id, &record, ports.as_ref()),
+            (Ok(Some(record)), Err(reason)) => {
+                UnitFacts { ports: Err(reason.clone()), ..unit_facts(id, &record, None) }
+            }
+            (Err(reason), _) => {
+                UnitFacts { record: Err(reason.clone()), ports: Err(reason), listed_on: None }
+            }
+        };
+        // Our own list tells where a unit is whose record is lost.
+        view.units.insert(id, UnitFacts { listed_on: Some(machine), ..unit });
+        if let Some(secret) = secret.transpose() {
+            secrets.insert(id, secret);
+        }
+    }
+    Ok(secrets)
+}
+
+/// The flags of the units' services. One that cannot be read is a flag that nobody can tell the meaning of.
+async fn look_at_flags<T: Tree>(
+    tree: &T,
+    secrets: &BTreeMap<UnitId, Held<Node>>,
+    view: &mut View,
+) -> Result<(), Error> {
+    let services: BTreeMap<ServiceId, UnitId> = view
+        .units
+        .iter()
+        .filter_map(|(id, unit)| unit.record.as_ref().ok().map(|(_, service, _)| (*service, *id)))
+        .collect();
+    let mut unproved: BTreeMap<ServiceId, String> = BTreeMap::new();
+    for (service, unit) in &services {
+        let path = paths::unit_credentials(*unit);
+        let secret = match secrets.get(unit) {
+            Some(Ok(node)) => held(records::parse_service_credential(&path, &node.data)),
+            Some(Err(reason)) => Err(reason.clone()),
+            None => Ok(None),
+        };
+        match secret {
+            Ok(Some(secret)) => tree.prove(&secret).await?,
+            // The flag may be readable all the same; if it is not, this is why.
+            Ok(None) => {}
+            Err(reason) => drop(unproved.insert(*service, reason)),
+        }
+    }
+    let flags: Vec<NodePath> = services.keys().map(|id| paths::exposed(*id)).collect();
+    for (service, flag) in services.keys().zip(read_each(tree, flags).await?) {
+        let seen = match flag {
+            Ok(flag) => exposure(&paths::exposed(*service), flag.as_ref()),
+            Err(reason) => Exposure::To(Err(unproved.remove(service).unwrap_or(reason))),
+        };
+        view.services.insert(*service, seen);
+    }
+    Ok(())
+}
+
+/// The data of each; one that may not be read says so and spoils no other. One round trip, unless there is such a one.
+async fn read_each<T: Tree>(tree: &T, paths: Vec<NodePath>) -> Result<Vec<Held<Option<Node>>>, Error> {
+    let batch = paths.iter().cloned().map(Read::Data).collect();
+    match tree.read_many(batch).await {
+        Ok(answers) => Ok(answers.into_iter().map(|answer| Ok(answer.into_data())).collect()),
+        Err(Error::NoAuth(_)) => {
+            let mut found = Vec::with_capacity(paths.len());
+            for path in paths {
+                found.push(match tree.get(&path).await {
+                    Ok(node) => Ok(Some(node)),
+                    Err(Error::NoNode(_)) => Ok(None),
+                    Err(refused @ Error::NoAuth(_)) => Err(refused.to_string()),
+                    Err(other) => return Err(other),
+                });
+            }
+            Ok(found)
+        }
+        Err(other) => Err(other),
+    }
+}
+
+#[cfg(test)]
+#[path = "own_tests.rs"]
+mod tests;

@@ -1,0 +1,89 @@
+//! What was said about one machine's firewall: by the controller, by the machine itself, or by both, where a cloud's group
+//! and the machine's own table stand one behind the other. Pure: from what is in the tree to what is shown of it.
+
+use super::explain::{Explained, explain};
+use super::observe::{Held, View};
+use super::report::Report;
+use crate::model::MachineId;
+use crate::store::paths::{self, NodePath};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Told {
+    machine: MachineId,
+    controller: Option<Held<Report>>,
+    own: Option<Held<Report>>,
+    /// The machine's agent is there.
+    looked_after: bool,
+}
+
+impl Told {
+    /// Where it is said, in the order of [`Told::read`].
+    pub fn places(machine: MachineId) -> [NodePath; 3] {
+        [paths::firewall_report(machine), paths::machine_firewall(machine), paths::machine_agent(machine)]
+    }
+
+    /// From the data of [`Told::places`].
+    pub fn read(machine: MachineId, [controller, own, agent]: [Option<&[u8]>; 3]) -> Self {
+        let parse = |path: NodePath, data: Option<&[u8]>| -> Option<Held<Report>> {
+            data.map(|data| Report::parse(data).map_err(|err| format!("{path}: {err}")))
+        };
+        Self {
+            machine,
+            controller: parse(paths::firewall_report(machine), controller),
+            own: parse(paths::machine_firewall(machine), own),
+            looked_after: agent.is_some(),
+        }
+    }
+
+    /// One explanation, or two if a packet has to pass both firewalls.
+    pub fn explain(&self, view: &View) -> Vec<Explained> {
+        let Some(own) = &self.own else {
+            return vec![explain(view, self.machine, self.controller.as_ref())];
+        };
+        let mut first = explain(view, self.machine, Some(own));
+        first.by.get_or_insert_with(|| "the machine's own".to_owned());
+        if !self.looked_after {
+            let down = "the machine's agent is down, and this is what it said last";
+            first.problem.get_or_insert_with(|| down.to_owned());
+        }
+        let second = self.controller.as_ref().map(|report| {
+            let by = Some("the controller's provider".to_owned());
+            Explained { by, ..explain(view, self.machine, Some(report)) }
+        });
+        std::iter::once(first).chain(second).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const M: MachineId = MachineId::new(0);
+
+    fn said(nodes: [Option<&str>; 3]) -> Vec<(Option<String>, Option<String>)> {
+        let told = Told::read(M, nodes.map(|node| node.map(str::as_bytes)));
+        told.explain(&View::default()).into_iter().map(|said| (said.by, said.problem)).collect()
+    }
+
+    #[test]
+    fn who_said_it_is_told_where_it_matters() {
+        let (plain, own) = (r#"{"granted": {}}"#, r#"{"granted": {}, "by": "nftables"}"#);
+        let some = |text: &str| Some(text.to_owned());
+        let nobody = some("no controller has reported on this machine yet");
+        let down = some("the machine's agent is down, and this is what it said last");
+        let provider = some("the controller's provider");
+        for (nodes, expected) in [
+            ([None, None, None], vec![(None, nobody)]),
+            ([Some(plain), None, None], vec![(None, None)]),
+            ([None, Some(own), Some("")], vec![(some("nftables"), None)]),
+            ([None, Some(own), None], vec![(some("nftables"), down)]),
+            ([Some(plain), Some(own), Some("")], vec![(some("nftables"), None), (provider, None)]),
+        ] {
+            assert_eq!(said(nodes), expected, "{nodes:?}");
+        }
+        let garbled = said([None, Some("{"), Some("")]);
+        assert_eq!(garbled[0].0.as_deref(), Some("the machine's own"));
+        let problem = garbled[0].1.as_deref().unwrap();
+        assert!(problem.starts_with("/machines/machine-0000000000/firewall: "), "{problem}");
+    }
+}

@@ -1,0 +1,273 @@
+//! `portcullis machine` on a real kernel: two network namespaces joined by a cable, the real programs, and connections
+//! that come through or do not. Needs root, `ip` and `nft`.
+
+use std::fs::{self, File};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use crate::controller::open_port;
+use crate::faults::as_operator;
+use crate::harness::scenario::Site;
+use crate::harness::{Kind, Store, wait_for};
+use crate::netns::{Knock, Net, SERVER};
+use crate::operator::{Operator, came, fixture_charm};
+
+/// Longer than the session of a killed predecessor lasts.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A machine in a box, with someone who types and an agent that comes and goes.
+struct World<'a> {
+    site: &'a Site,
+    operator: Operator,
+    net: Net,
+    /// Where this machine's `nft` is found.
+    path: String,
+}
+
+/// A running agent, killed if the test ends before it does.
+struct Agent {
+    child: Child,
+    log: PathBuf,
+}
+
+impl<'a> World<'a> {
+    fn new(site: &'a Site) -> Self {
+        let operator = Operator::bootstrapped(site);
+        operator.does(&["add-machine", "--instance-id", "metal"]);
+        let net = Net::new();
+        let path = nft_of(&operator, &net);
+        Self { site, operator, net, path }
+    }
+
+    fn deploy(&self, name: &str) {
+        self.operator.does(&["deploy", &fixture_charm("wordpress"), name, "--to", "0"]);
+    }
+
+    fn machine(&self, name: &str, more: &[&str]) -> Agent {
+        let log = self.operator.home().join(name);
+        let child = self
+            .operator
+            .command("portcullis")
+            .env("PATH", &self.path)
+            .args(["--log-level", "info", "machine", "--id", "0", "--firewall", "nftables", "--resync", "2"])
+            .args(more)
+            .stdout(Stdio::null())
+            .stderr(File::create(&log).expect("a log"))
+            .spawn()
+            .expect("portcullis starts");
+        Agent { child, log }
+    }
+
+    fn listen(&self) -> (TcpListener, SocketAddr) {
+        let listener = self.net.listen(SERVER);
+        let to = listener.local_addr().expect("an address");
+        (listener, to)
+    }
+
+    #[track_caller]
+    fn becomes(&self, to: SocketAddr, wanted: Knock) {
+        wait_for(&format!("{wanted:?} at {to}"), DEADLINE, || (self.net.knock(to) == wanted).then_some(()));
+    }
+
+    /// What is said about the machine, once this is in it: rules come first, and then the report.
+    #[track_caller]
+    fn explained(&self, text: &str) -> String {
+        wait_for(text, DEADLINE, || {
+            Some(self.operator.does(&["firewall", "explain", "0"]).stdout).filter(|said| said.contains(text))
+        })
+    }
+
+    fn open(&self, unit: (&str, u32), to: SocketAddr) {
+        open_port(&self.operator, self.site, unit, &to.port().to_string());
+    }
+}
+
+/// A search path whose `nft` works on the machine in the box.
+fn nft_of(operator: &Operator, net: &Net) -> String {
+    let path = std::env::var("PATH").expect("a PATH");
+    let nft = std::env::split_paths(&path).map(|dir| dir.join("nft")).find(|nft| nft.is_file()).expect("nft");
+    let inside = net.nft_command();
+    let directory = operator.home().join("bin");
+    fs::create_dir_all(&directory).expect("a directory");
+    let script =
+        format!("#!/bin/sh\nexec {} {} \"$@\"\n", inside[..inside.len() - 1].join(" "), nft.display());
+    fs::write(directory.join("nft"), script).expect("a script");
+    fs::set_permissions(directory.join("nft"), fs::Permissions::from_mode(0o755)).expect("executable");
+    format!("{}:{path}", directory.display())
+}
+
+impl Agent {
+    fn said(&self) -> String {
+        fs::read_to_string(&self.log).expect("a log")
+    }
+
+    #[track_caller]
+    fn says(&self, text: &str) {
+        wait_for(text, DEADLINE, || self.said().contains(text).then_some(()));
+    }
+
+    fn kill9(&mut self) {
+        self.child.kill().expect("killed");
+        self.child.wait().expect("gone");
+    }
+
+    fn ends(mut self, signal: &str) -> Option<i32> {
+        let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status().expect("kill");
+        assert!(sent.success());
+        self.end()
+    }
+
+    fn end(&mut self) -> Option<i32> {
+        wait_for("end of the agent", DEADLINE, || self.child.try_wait().expect("wait")).code()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // Ended already in every test that passes.
+        let _ = (self.child.kill(), self.child.wait());
+    }
+}
+
+pub(crate) fn machines_open_what_their_units_ask_for(site: &Site) {
+    let world = World::new(site);
+    let (operator, net) = (&world.operator, &world.net);
+    world.deploy("wordpress");
+    world.deploy("mysql");
+    let (_web, web) = world.listen();
+    let (_sql, sql) = world.listen();
+    let (_spare, spare) = world.listen();
+    let (_way_in, way_in) = world.listen();
+    let protect = ["--protect", &way_in.port().to_string()];
+    let mut agent = world.machine("first.log", &protect);
+    agent.says("holding the machine");
+    world.becomes(web, Knock::Refused);
+    assert_eq!(net.knock(way_in), Knock::Connected, "the way in stays open");
+
+    // Asked for is not enough, exposed alone neither; both are.
+    world.open(("wordpress/0", 0), web);
+    operator.does(&["expose", "mysql"]);
+    world.open(("mysql/0", 1), sql);
+    world.becomes(sql, Knock::Connected);
+    assert_eq!(net.knock(web), Knock::Refused, "asked for, and not exposed");
+    operator.does(&["expose", "wordpress"]);
+    world.becomes(web, Knock::Connected);
+    let explained = world.explained(&format!("{}/tcp  open  wordpress/0", web.port()));
+    assert!(explained.starts_with("firewall: nftables on the machine itself\n"), "{explained}");
+    assert_eq!(operator.juju(&["firewall", "plan"]).code, 0);
+    assert_eq!(operator.status()["machines"]["0"]["agent-state"], "running");
+
+    // To some and not to others.
+    operator.does(&["expose", "wordpress", "--to", "192.0.2.0/24"]);
+    world.becomes(web, Knock::Refused);
+    operator.does(&["expose", "wordpress"]);
+    world.becomes(web, Knock::Connected);
+
+    // The ports of a unit that cannot be read stay as they are; those of others come and go.
+    let ports = site.path("/units/unit-0000000000/ports");
+    let mut client = as_operator(operator, site);
+    let (whole, _) = client.get(&ports).expect("ports");
+    client.set_if_version(&ports, b"{garbage", -1).expect("written");
+    operator.does(&["unexpose", "mysql"]);
+    world.becomes(sql, Knock::Refused);
+    assert_eq!(net.knock(web), Knock::Connected, "frozen as it was");
+    let explained = world.explained("frozen");
+    assert!(explained.contains("unit-0000000000/ports: "), "{explained}");
+    client.set_if_version(&ports, &whole, -1).expect("written");
+
+    // Killed, with changes while it was away; and the kernel has forgotten its table, as after a boot.
+    agent.kill9();
+    operator.does(&["expose", "mysql"]);
+    operator.does(&["unexpose", "wordpress"]);
+    net.nft(&["delete table inet portcullis-local"]);
+    assert_eq!(net.knock(spare), Knock::Connected, "nothing holds the machine");
+    let agent = world.machine("second.log", &protect);
+    world.becomes(spare, Knock::Refused);
+    assert_eq!((net.knock(web), net.knock(sql)), (Knock::Refused, Knock::Connected));
+    assert_eq!(net.knock(way_in), Knock::Connected);
+
+    // Stopped in order, what is open stays so; the tree says that nobody looks after it.
+    assert_eq!(agent.ends("-TERM"), Some(0));
+    assert_eq!((net.knock(web), net.knock(sql)), (Knock::Refused, Knock::Connected));
+    world.explained("problem: the machine's agent is down");
+}
+
+pub(crate) fn a_machine_has_one_agent(site: &Site) {
+    let world = World::new(site);
+    let first = world.machine("first.log", &[]);
+    first.says("holding the machine");
+    let mut second = world.machine("second.log", &[]);
+    second.says("waiting for the machine");
+    assert_eq!(second.end(), Some(1));
+    let process = format!("machine 0 is looked after by process {} on ", first.child.id());
+    assert!(second.said().contains(&process), "{}", second.said());
+    assert_eq!(first.ends("-TERM"), Some(0));
+    let third = world.machine("third.log", &[]);
+    third.says("holding the machine");
+    // A machine that is let go has nothing more to look after.
+    world.operator.does(&["terminate-machine", "0"]);
+    let mut third = third;
+    assert_eq!(third.end(), Some(1));
+    assert!(third.said().contains("error: Machine 0 was not found"), "{}", third.said());
+}
+
+pub(crate) fn a_machine_without_credentials_is_told(site: &Site) {
+    let operator = Operator::bootstrapped(site);
+    operator.does(&["add-machine"]);
+    operator.does(&["add-machine"]);
+    let machine = |args: &[&str]| came(operator.command("portcullis").arg("machine").args(args));
+    machine(&["--id", "7"]).is_refusal(1, "Machine 7 was not found");
+    machine(&["--id", "x"]).is_refusal(2, "'x' is not a machine");
+    machine(&["--id", "0", "--protect", "eighty"]).is_refusal(2, "Invalid port, must be an integer");
+    machine(&["--id", "0", "--firewall", "nftables", "--policy", "none"])
+        .is_refusal(1, "policy none does not exist");
+    let stranger = Operator::at(site);
+    let alone = |args: &[&str]| came(stranger.command("portcullis").arg("machine").args(args));
+    alone(&["--id", "0"]).is_refusal(1, "no credentials for machine 0: ");
+    // Made where the operator is, and copied from there.
+    let made = operator.config("local-machines/machine-0000000000.json");
+    assert_eq!(fs::metadata(&made).unwrap().permissions().mode() & 0o777, 0o600);
+    let copy = stranger.home().join("machine.json");
+    fs::copy(&made, &copy).unwrap();
+    let wrong = copy.to_str().unwrap();
+    alone(&["--id", "1", "--credentials", wrong]).is_refusal(1, "does not allow this with these credentials");
+    let text = fs::read_to_string(&copy).unwrap();
+    fs::write(&copy, text.replace("auth", "htua")).unwrap();
+    alone(&["--id", "0", "--credentials", wrong]).is_refusal(1, "does not say who the machine is");
+}
+
+/// The store goes away and comes back; what was open stays open, and what changed meanwhile is put right.
+fn a_store_that_is_away_closes_nothing(kind: Kind) {
+    let mut store = Store::start(kind, crate::harness::Options::default());
+    let site = Site { kind, addr: store.addr(), chroot: String::new() };
+    let world = World::new(&site);
+    world.deploy("wordpress");
+    let (_web, web) = world.listen();
+    world.open(("wordpress/0", 0), web);
+    world.operator.does(&["expose", "wordpress"]);
+    let (_spare, spare) = world.listen();
+    let agent = world.machine("agent.log", &[]);
+    world.becomes(spare, Knock::Refused);
+    world.becomes(web, Knock::Connected);
+    store.kill9();
+    agent.says("store lost");
+    assert_eq!((world.net.knock(web), world.net.knock(spare)), (Knock::Connected, Knock::Refused));
+    store.restart();
+    world.operator.does(&["unexpose", "wordpress"]);
+    world.becomes(web, Knock::Refused);
+    store.kill9();
+    assert_eq!(agent.ends("-TERM"), Some(0), "a store that is away keeps nobody from ending");
+}
+
+#[test]
+fn a_keeper_that_is_away_closes_nothing() {
+    a_store_that_is_away_closes_nothing(Kind::Keeper);
+}
+
+#[test]
+fn a_zookeeper_that_is_away_closes_nothing() {
+    a_store_that_is_away_closes_nothing(Kind::ZooKeeper);
+}
