@@ -52,6 +52,8 @@ pub(super) enum Refusal {
     NoMetadata { path: PathBuf },
     #[error("the policy {} does not exist", path.display())]
     NoPolicy { path: PathBuf },
+    #[error("{}", unreadable_words(problems))]
+    Unreadable { problems: Vec<String> },
     #[error("no credentials for machine {machine}: {} does not exist", path.display())]
     NoMachineFile { machine: MachineId, path: PathBuf },
     #[error("{} does not say who the machine is: {problem}", path.display())]
@@ -123,6 +125,7 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
         Refusal::TooSlow { .. } => Some(DOUBT.to_owned()),
         Refusal::NoMetadata { .. }
         | Refusal::GarbledMachineFile { .. }
+        | Refusal::Unreadable { .. }
         | Refusal::NoPolicy { .. }
         | Refusal::NotOurs { .. } => None,
     }
@@ -132,6 +135,17 @@ fn read_hint(refusal: &ReadError) -> Option<String> {
     match refusal {
         ReadError::NotPrivate { path, .. } => Some(format!("chmod 600 {}", path.display())),
         _ => None,
+    }
+}
+
+/// How many of them are shown in full.
+const SHOWN_PROBLEMS: usize = 5;
+
+fn unreadable_words(problems: &[String]) -> String {
+    let shown = problems[..problems.len().min(SHOWN_PROBLEMS)].join("; ");
+    match problems.len() - problems.len().min(SHOWN_PROBLEMS) {
+        0 => shown,
+        more => format!("{shown}; and {more} more"),
     }
 }
 

@@ -116,10 +116,12 @@ async fn explained<T: Tree>(
 ) -> anyhow::Result<Vec<(MachineId, Explained)>> {
     let reads = ids.iter().flat_map(|id| Told::places(*id)).map(Read::Data).collect();
     let mut answers = tree.read_many(reads).await?.into_iter().map(Answer::into_data);
+    let placed = view.placed();
     let mut all = Vec::with_capacity(ids.len());
     for id in ids {
         let nodes = Told::places(id).map(|_| answers.next().flatten().map(|node| node.data));
-        let explained = Told::read(id, nodes.each_ref().map(Option::as_deref)).explain(view);
+        let explained = Told::read(id, nodes.each_ref().map(Option::as_deref))
+            .explain(view, placed.get(&id).map_or(&[], Vec::as_slice));
         all.extend(explained.into_iter().map(|explained| (id, explained)));
     }
     Ok(all)

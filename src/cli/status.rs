@@ -1,14 +1,22 @@
-//! `juju status`: one look at the environment, shown or written to a file.
+//! `juju status`: one look at the environment, shown or written to a file. What was said about firewalls is read here, since
+//! neither status nor the firewall knows the other.
 
 use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
+use super::failure::Refusal;
 use super::settings::Globals;
 use super::{file, output};
+use crate::firewall::explain::{Explained, State};
+use crate::firewall::observe::{self, Exposure, UnitFacts};
+use crate::firewall::report::{NOBODY, NOT_PROVISIONED};
+use crate::firewall::told::Told;
+use crate::model::{Cidr, MachineId};
 use crate::status::render::{json, tabular, yaml};
-use crate::status::{Scope, View, collect};
+use crate::status::view::{Held, SeenUnit};
+use crate::status::{Notes, Scope, Snapshot, View, collect};
 
 #[derive(Debug, Args)]
 pub(super) struct Typed {
@@ -31,8 +39,9 @@ enum Format {
 }
 
 pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
-    let snapshot =
+    let mut snapshot =
         globals.in_environment(async |_, environment| Ok(collect(environment.tree()).await?)).await?;
+    snapshot.notes = notes(&snapshot);
     let view = View::new(&snapshot, &Scope::new(args.scopes.iter().map(String::as_str)));
     let text = match args.format {
         Format::Yaml => yaml::render(&view.document()),
@@ -40,8 +49,60 @@ pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
         Format::Tabular => tabular::render(&view),
     };
     match &args.output {
-        None => output::data(&text).context("cannot write to stdout"),
+        None => output::data(&text).context("cannot write to stdout")?,
         Some(path) => file::write_output(path, text.as_bytes())
-            .with_context(|| format!("cannot write {}", path.display())),
+            .with_context(|| format!("cannot write {}", path.display()))?,
+    }
+    // Shown all the same: one bad znode hides nothing else, but nobody should take the picture for whole.
+    let problems: Vec<String> = view.errors().into_iter().map(str::to_owned).collect();
+    if problems.is_empty() { Ok(()) } else { Err(Refusal::Unreadable { problems }.into()) }
+}
+
+/// What is wanted and not yet real, held back or frozen, and what is wrong with machines.
+fn notes(snapshot: &Snapshot) -> Notes {
+    let view = firewall_view(snapshot);
+    let placed = view.placed();
+    let mut notes = Notes::default();
+    for (&id, machine) in &snapshot.machines {
+        let [controller, own] = machine.said.each_ref().map(Option::as_deref);
+        let agent = machine.agent.then_some(&b""[..]);
+        let on = placed.get(&id).map_or(&[][..], Vec::as_slice);
+        for explained in Told::read(id, [controller, own, agent]).explain(&view, on) {
+            add(&mut notes, id, explained);
+        }
+    }
+    notes
+}
+
+fn add(notes: &mut Notes, machine: MachineId, explained: Explained) {
+    let problem = explained.problem.filter(|problem| problem != NOBODY && problem != NOT_PROVISIONED);
+    if let Some(problem) = &problem {
+        notes.machines.entry(machine).or_insert_with(|| problem.clone());
+    }
+    for line in explained.lines {
+        let says_something = !matches!(line.state, State::Open | State::Closed | State::Foreign);
+        let Some(unit) = line.id.filter(|_| says_something) else { continue };
+        let reason = match &problem {
+            Some(problem) if matches!(line.state, State::Opening | State::Closing) => {
+                format!("{line}; {problem}")
+            }
+            _ => line.to_string(),
+        };
+        notes.units.entry(unit).or_default().push(reason);
+    }
+}
+
+/// The same look, as the firewall has it.
+fn firewall_view(snapshot: &Snapshot) -> observe::View {
+    let exposure = |exposed: &Option<Held<Vec<Cidr>>>| exposed.clone().map_or(Exposure::No, Exposure::To);
+    let facts = |unit: &SeenUnit| {
+        let record = unit.record.as_ref().map_err(String::clone);
+        let record = record.map(|record| (record.name.clone(), record.service, record.machine));
+        UnitFacts { record, ports: unit.ports.clone(), listed_on: None }
+    };
+    observe::View {
+        services: snapshot.services.iter().map(|(id, seen)| (*id, exposure(&seen.exposed))).collect(),
+        units: snapshot.units.iter().map(|(id, unit)| (*id, facts(unit))).collect(),
+        ..observe::View::default()
     }
 }

@@ -15,7 +15,7 @@ use super::observe::{self, View};
 use super::own;
 use super::plan::{Confidence, MachinePlan, confidence, plan_machine};
 use super::policy::Policy;
-use super::report::Report;
+use super::report::{NOT_PROVISIONED, Report};
 use super::reports::Reports;
 use super::retry::{Pace, Retries};
 use super::wanted::{Claim, Wanted, wanted};
@@ -24,6 +24,9 @@ use crate::store::acl::{Acl, Roles};
 use crate::store::changes::{Dirty, Key};
 use crate::store::election::Leadership;
 use crate::store::tree::{self, Tree};
+
+/// Machines for which units are looked through one machine at a time.
+const FEW: usize = 4;
 
 /// How a pass went.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -200,9 +203,10 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let mut reports: BTreeMap<MachineId, Report> = BTreeMap::new();
         let present = self.see(&machines, &mut reports).await;
         let mut plans = BTreeMap::new();
+        let mut claims = self.claims(&present);
         for machine in present {
             let Some(rules) = self.seen.get(&machine) else { continue };
-            let (wanted, plan) = self.plan(machine, rules);
+            let (wanted, plan) = self.plan(machine, rules, claims.remove(&machine).unwrap_or_default());
             reports.insert(machine, self.describe(machine, &wanted, &plan));
             plans.insert(machine, plan);
         }
@@ -266,7 +270,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 }
                 Some(Ok(record)) if record.instance_id.is_none() && view.own.contains(&machine) => {}
                 Some(Ok(record)) if record.instance_id.is_none() => {
-                    let note = self.notes.get(&machine).map_or("not provisioned yet", String::as_str);
+                    let note = self.notes.get(&machine).map_or(NOT_PROVISIONED, String::as_str);
                     reports.insert(machine, self.reports.keep(machine, note.to_owned()));
                 }
                 Some(Ok(_)) => drop(wanted.insert(machine)),
@@ -314,9 +318,22 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         wanted
     }
 
-    fn plan(&self, machine: MachineId, rules: &MachineRules) -> (Wanted, MachinePlan) {
+    /// What the units of `machines` ask for: one walk over all units for many, and one each for a few.
+    fn claims(&self, machines: &BTreeSet<MachineId>) -> BTreeMap<MachineId, BTreeMap<UnitId, Claim>> {
+        match &self.view {
+            None => BTreeMap::new(),
+            Some(view) if machines.len() > FEW => view.claims(),
+            Some(view) => machines.iter().map(|&machine| (machine, view.claims_on(machine))).collect(),
+        }
+    }
+
+    fn plan(
+        &self,
+        machine: MachineId,
+        rules: &MachineRules,
+        mut claims: BTreeMap<UnitId, Claim>,
+    ) -> (Wanted, MachinePlan) {
         let last = self.reports.granted(machine);
-        let mut claims = self.view.as_ref().map(|view| view.claims_on(machine)).unwrap_or_default();
         // Units that were here and whose place can no longer be read.
         for unit in last.keys() {
             if let Some(reason) = self.lost(*unit) {

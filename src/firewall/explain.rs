@@ -8,7 +8,7 @@ use portcullis_provider::rule::{Cidr, Family, PortRange, Rule, RuleSet};
 use serde_json::{Value, json};
 
 use super::observe::{Held, UnitFacts, View};
-use super::report::Report;
+use super::report::{NOBODY, Report};
 use super::wanted::Claim;
 use crate::model::{MachineId, UnitId};
 
@@ -45,6 +45,7 @@ impl fmt::Display for State {
 pub struct Line {
     /// None for a unit of which no port is known.
     pub ports: Option<PortRange>,
+    pub id: Option<UnitId>,
     pub unit: Option<String>,
     pub state: State,
     pub why: String,
@@ -113,18 +114,27 @@ impl Explained {
     }
 }
 
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(ports) = self.ports {
+            write!(f, "{ports} ")?;
+        }
+        write!(f, "{}: {}", self.state, self.why)
+    }
+}
+
 /// Words from znodes and providers must not steer a terminal.
 fn shown(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// `report` is what the agent wrote about this machine, if it has.
-pub fn explain(view: &View, machine: MachineId, report: Option<&Held<Report>>) -> Explained {
+/// `on` are the units on this machine, and `report` is what the agent wrote about it, if it has.
+pub fn explain(view: &View, machine: MachineId, on: &[UnitId], report: Option<&Held<Report>>) -> Explained {
     let mut explained = Explained::default();
     let nothing = Report::default();
     let report = match report {
         None => {
-            explained.problem = Some("no controller has reported on this machine yet".to_owned());
+            explained.problem = Some(NOBODY.to_owned());
             &nothing
         }
         Some(Err(problem)) => {
@@ -137,23 +147,23 @@ pub fn explain(view: &View, machine: MachineId, report: Option<&Held<Report>>) -
             report
         }
     };
-    let claims = view.claims_on(machine);
-    for (id, unit) in view.units_on(machine) {
+    for &id in on {
+        let Some(unit) = view.units.get(&id) else { continue };
         let had = report.granted.get(&id).cloned().unwrap_or_default();
         let name = name(id, unit);
         let mut say = |ports: Option<PortRange>, state, why: String| {
-            explained.lines.push(Line { ports, unit: Some(name.clone()), state, why });
+            explained.lines.push(Line { ports, id: Some(id), unit: Some(name.clone()), state, why });
         };
-        match claims.get(&id) {
-            Some(Claim::Asks { ports, sources }) => {
-                for &range in ports {
-                    asked(id, &from_each(&[range], sources), &had, report, &mut say);
+        match view.claim(unit) {
+            Claim::Asks { ports, sources } => {
+                for &range in &ports {
+                    asked(id, &from_each(&[range], &sources), &had, report, &mut say);
                 }
-                for (range, sources) in by_ports(&had.minus(&from_each(ports, sources))) {
+                for (range, sources) in by_ports(&had.minus(&from_each(&ports, &sources))) {
                     say(Some(range), State::Closing, format!("no longer wanted from {sources}"));
                 }
             }
-            Some(Claim::Frozen { reason }) => {
+            Claim::Frozen { reason } => {
                 for (range, sources) in by_ports(&had) {
                     say(Some(range), State::Frozen, format!("kept open to {sources}: {reason}"));
                 }
@@ -161,7 +171,7 @@ pub fn explain(view: &View, machine: MachineId, report: Option<&Held<Report>>) -
                     say(None, State::Frozen, reason.clone());
                 }
             }
-            Some(Claim::NotExposed) | None => {
+            Claim::NotExposed => {
                 for (range, _) in by_ports(&had) {
                     say(Some(range), State::Closing, not_exposed(unit));
                 }
@@ -176,6 +186,7 @@ pub fn explain(view: &View, machine: MachineId, report: Option<&Held<Report>>) -
     gone_units(view, machine, report, &mut explained.lines);
     let foreign = |text: &String| Line {
         ports: text.split(' ').next().and_then(|ports| crate::model::ports::parse_argument(ports).ok()),
+        id: None,
         unit: None,
         state: State::Foreign,
         why: format!("made by somebody else: {text}"),
@@ -249,7 +260,7 @@ fn gone_units(view: &View, machine: MachineId, report: &Report, lines: &mut Vec<
                 None => (State::Closing, "the unit is gone from this machine".to_owned()),
             };
             let unit = Some(facts.map_or_else(|| id.key(), |facts| name(*id, facts)));
-            lines.push(Line { ports: Some(ports), unit, state, why });
+            lines.push(Line { ports: Some(ports), id: Some(*id), unit, state, why });
         }
     }
 }
@@ -339,9 +350,13 @@ mod tests {
         }
     }
 
+    fn explained(view: &View, report: Option<&Held<Report>>) -> Explained {
+        explain(view, M, &view.placed()[&M], report)
+    }
+
     #[test]
     fn every_port_has_a_state_and_a_reason() {
-        let text = explain(&view(), M, Some(&Ok(report()))).to_text();
+        let text = explained(&view(), Some(&Ok(report()))).to_text();
         let expected = "\
 problem: calls for machine 0 are throttled
 80/tcp     open       web/0            asked for and exposed, open to 0.0.0.0/0
@@ -363,18 +378,18 @@ problem: calls for machine 0 are throttled
 
     #[test]
     fn what_is_pending_is_what_is_still_to_change() {
-        let pending = explain(&view(), M, Some(&Ok(report()))).pending().unwrap();
+        let pending = explained(&view(), Some(&Ok(report()))).pending().unwrap();
         let ports: Vec<String> =
             pending.lines.iter().filter_map(|line| line.ports).map(|p| p.to_string()).collect();
         assert_eq!(ports, ["443/tcp", "9000/tcp", "8080/tcp", "3306/tcp", "81/tcp", "82/tcp"]);
         let quiet = View { units: [(UnitId::new(0), unit("web/0", 0, 0, &["80"]))].into(), ..view() };
         let done = Report { granted: [(UnitId::new(0), rules(&["80"]))].into(), ..Report::default() };
-        assert_eq!(explain(&quiet, M, Some(&Ok(done))).pending(), None);
+        assert_eq!(explained(&quiet, Some(&Ok(done))).pending(), None);
     }
 
     #[test]
     fn one_port_is_asked_about_alone() {
-        let about = explain(&view(), M, Some(&Ok(report()))).about(range("22"));
+        let about = explained(&view(), Some(&Ok(report()))).about(range("22"));
         let said: Vec<State> = about.lines.iter().map(|line| line.state).collect();
         assert_eq!(said, [State::HeldBack]);
         let json = about.to_json();
@@ -384,7 +399,7 @@ problem: calls for machine 0 are throttled
     #[test]
     fn without_a_report_nothing_is_said_to_be_open() {
         for report in [None, Some(Err("/controller/firewall/machine-0000000000: garbage".to_owned()))] {
-            let explained = explain(&view(), M, report.as_ref());
+            let explained = explained(&view(), report.as_ref());
             assert!(explained.problem.is_some());
             assert!(explained.lines.iter().all(|line| line.state != State::Open));
         }

@@ -66,6 +66,17 @@ impl View {
         claims
     }
 
+    /// Which units are where: one walk over all units.
+    pub fn placed(&self) -> BTreeMap<MachineId, Vec<UnitId>> {
+        let mut placed: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for (id, unit) in &self.units {
+            if let Some(machine) = unit.machine() {
+                placed.entry(machine).or_default().push(*id);
+            }
+        }
+        placed
+    }
+
     /// The same for one machine.
     pub fn claims_on(&self, machine: MachineId) -> BTreeMap<UnitId, Claim> {
         self.units_on(machine).map(|(id, unit)| (id, self.claim(unit))).collect()
@@ -89,7 +100,7 @@ impl View {
         machines
     }
 
-    fn claim(&self, unit: &UnitFacts) -> Claim {
+    pub fn claim(&self, unit: &UnitFacts) -> Claim {
         let service = match &unit.record {
             Ok((_, service, _)) => service,
             Err(reason) => return Claim::Frozen { reason: reason.clone() },

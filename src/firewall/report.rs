@@ -14,6 +14,12 @@ use crate::model::ports::parse_argument;
 /// The most bytes that a report may have; beyond it details are left out, never the memory of what was granted.
 pub const MAX_BYTES: usize = 60 * 1024;
 
+/// Why nothing can be done for a machine that has no instance so far. Status shows that without words.
+pub const NOT_PROVISIONED: &str = "not provisioned yet";
+
+/// Why nothing is known.
+pub const NOBODY: &str = "no controller has reported on this machine yet";
+
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
     /// What holds the rules, where that is not the controller's provider: the machine itself, in words.

@@ -4,7 +4,7 @@
 use super::explain::{Explained, explain};
 use super::observe::{Held, View};
 use super::report::Report;
-use crate::model::MachineId;
+use crate::model::{MachineId, UnitId};
 use crate::store::paths::{self, NodePath};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,11 +36,11 @@ impl Told {
     }
 
     /// One explanation, or two if a packet has to pass both firewalls.
-    pub fn explain(&self, view: &View) -> Vec<Explained> {
+    pub fn explain(&self, view: &View, on: &[UnitId]) -> Vec<Explained> {
         let Some(own) = &self.own else {
-            return vec![explain(view, self.machine, self.controller.as_ref())];
+            return vec![explain(view, self.machine, on, self.controller.as_ref())];
         };
-        let mut first = explain(view, self.machine, Some(own));
+        let mut first = explain(view, self.machine, on, Some(own));
         first.by.get_or_insert_with(|| "the machine's own".to_owned());
         if !self.looked_after {
             let down = "the machine's agent is down, and this is what it said last";
@@ -48,7 +48,7 @@ impl Told {
         }
         let second = self.controller.as_ref().map(|report| {
             let by = Some("the controller's provider".to_owned());
-            Explained { by, ..explain(view, self.machine, Some(report)) }
+            Explained { by, ..explain(view, self.machine, on, Some(report)) }
         });
         std::iter::once(first).chain(second).collect()
     }
@@ -62,7 +62,7 @@ mod tests {
 
     fn said(nodes: [Option<&str>; 3]) -> Vec<(Option<String>, Option<String>)> {
         let told = Told::read(M, nodes.map(|node| node.map(str::as_bytes)));
-        told.explain(&View::default()).into_iter().map(|said| (said.by, said.problem)).collect()
+        told.explain(&View::default(), &[]).into_iter().map(|said| (said.by, said.problem)).collect()
     }
 
     #[test]

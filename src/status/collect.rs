@@ -18,11 +18,14 @@ pub async fn collect<T: Tree>(tree: &T) -> Result<Snapshot, Error> {
     let units = ids(lists.next(), UnitId::from_key, &paths::units())?;
     let machines = ids(lists.next(), MachineId::from_key, &paths::machines())?;
 
-    let mut reads = Vec::with_capacity(2 * services.len() + 3 * units.len() + 2 * machines.len());
+    let mut reads = Vec::with_capacity(2 * services.len() + 3 * units.len() + 4 * machines.len());
     reads.extend(services.iter().flat_map(|&id| [paths::service(id), paths::exposed(id)]));
     reads
         .extend(units.iter().flat_map(|&id| [paths::unit(id), paths::unit_ports(id), paths::unit_agent(id)]));
-    reads.extend(machines.iter().flat_map(|&id| [paths::machine(id), paths::machine_agent(id)]));
+    reads.extend(machines.iter().flat_map(|&id| {
+        let said = [paths::firewall_report(id), paths::machine_firewall(id)];
+        [paths::machine(id), paths::machine_agent(id)].into_iter().chain(said)
+    }));
     let mut nodes = tree.read_many(reads.into_iter().map(Read::Data).collect()).await?.into_iter();
     let mut node = || nodes.next().and_then(Answer::into_data);
 
@@ -47,9 +50,10 @@ pub async fn collect<T: Tree>(tree: &T) -> Result<Snapshot, Error> {
     }
     for id in machines {
         let (record, agent) = (node(), node());
+        let said = [node(), node()].map(|node| node.map(|node| node.data));
         if let Some(record) = record {
             let record = held(records::Machine::parse(&paths::machine(id), &record.data));
-            snapshot.machines.insert(id, SeenMachine { record, agent: agent.is_some() });
+            snapshot.machines.insert(id, SeenMachine { record, agent: agent.is_some(), said });
         }
     }
     add_lost_names(tree, &mut snapshot).await?;

@@ -9,4 +9,4 @@ mod tests;
 pub mod view;
 
 pub use collect::collect;
-pub use view::{Scope, Snapshot, View};
+pub use view::{Notes, Scope, Snapshot, View};

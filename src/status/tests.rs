@@ -52,7 +52,7 @@ fn machine(instance: Option<&str>, address: Option<&str>, agent: bool) -> SeenMa
         adopted: false,
         rest: rest(if instance.is_some() { json!({"instance-state": "running"}) } else { json!({}) }),
     };
-    SeenMachine { record: Ok(record), agent }
+    SeenMachine { record: Ok(record), agent, said: [None, None] }
 }
 
 fn by_number<I: Ord, S>(make: impl Fn(u32) -> I, seen: impl IntoIterator<Item = S>) -> BTreeMap<I, S> {
@@ -134,6 +134,33 @@ fn garbage_is_shown_where_it_belongs_and_hides_nothing_else() {
     let view = view(&corrupt(), &[]);
     golden("corrupt.yaml", &yaml::render(&view.document()));
     golden("corrupt.txt", &tabular::render(&view));
+}
+
+/// The same with things to say about firewalls.
+fn pending() -> Snapshot {
+    let mut snapshot = whole();
+    let reasons = ["80/tcp opening: to be opened to 0.0.0.0/0", "22/tcp held back: policy forbids the port"];
+    snapshot.notes.units.insert(UnitId::new(0), reasons.map(str::to_owned).to_vec());
+    snapshot.notes.machines.insert(MachineId::new(2), "calls for machine 2 are throttled".to_owned());
+    snapshot.notes.machines.insert(MachineId::new(3), "instance i-3 is gone".to_owned());
+    snapshot
+}
+
+#[test]
+fn what_is_not_yet_real_is_shown_where_it_belongs() {
+    let view = view(&pending(), &[]);
+    golden("pending.yaml", &yaml::render(&view.document()));
+    golden("pending.txt", &tabular::render(&view));
+    assert!(view.errors().is_empty(), "waiting is no error");
+}
+
+#[test]
+fn what_cannot_be_read_is_told_once_and_within_scope() {
+    let errors: Vec<String> =
+        view(&corrupt(), &["mysql/*"]).errors().into_iter().map(|text| text[..23].to_owned()).collect();
+    assert_eq!(errors, ["/units/unit-0000000000/", "/units/unit-0000000001:"]);
+    assert_eq!(view(&corrupt(), &[]).errors().len(), 6);
+    assert!(view(&whole(), &[]).errors().is_empty());
 }
 
 #[test]

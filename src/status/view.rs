@@ -22,6 +22,16 @@ pub struct Snapshot {
     /// Names of those whose record does not tell, from the index of names.
     pub service_names: BTreeMap<ServiceId, String>,
     pub unit_names: BTreeMap<UnitId, String>,
+    pub notes: Notes,
+}
+
+/// What there is to say about the firewall, by whoever can read [`SeenMachine::said`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Notes {
+    /// What of a unit's ports is not as it was asked for, and why.
+    pub units: BTreeMap<UnitId, Vec<String>>,
+    /// What is wrong with a machine as a whole.
+    pub machines: BTreeMap<MachineId, String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +52,8 @@ pub struct SeenUnit {
 pub struct SeenMachine {
     pub record: Held<records::Machine>,
     pub agent: bool,
+    /// What was reported of its firewall, by a controller and by the machine itself, as it is in the tree.
+    pub said: [Option<Vec<u8>>; 2],
 }
 
 /// What is shown. Services and units are keyed by name; one whose name is lost by its id.
@@ -52,7 +64,14 @@ pub struct View {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Machine {
+pub struct Machine {
+    pub state: MachineState,
+    /// Only if there is something to say.
+    pub problem: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MachineState {
     /// Not provisioned yet.
     Pending,
     Provisioned {
@@ -82,6 +101,8 @@ pub struct Unit {
     /// None unless the service is exposed and the ports could be read.
     pub open_ports: Option<Vec<PortRange>>,
     pub public_address: Option<String>,
+    /// What of its ports is not as it was asked for, and why. Mostly there is nothing to say.
+    pub firewall: Vec<String>,
     pub errors: Vec<String>,
 }
 
@@ -132,7 +153,11 @@ impl Scope {
 
 impl View {
     pub fn new(snapshot: &Snapshot, scope: &Scope) -> Self {
-        let machines = snapshot.machines.iter().map(|(id, seen)| (*id, machine(seen))).collect();
+        let machine = |(id, seen): (&MachineId, &SeenMachine)| {
+            let problem = snapshot.notes.machines.get(id).cloned();
+            (*id, Machine { state: machine_state(seen), problem })
+        };
+        let machines = snapshot.machines.iter().map(machine).collect();
         let mut view = Self { machines, services: BTreeMap::new() };
         for (id, seen) in &snapshot.services {
             view.services.insert(service_name(snapshot, *id), service(seen));
@@ -162,8 +187,22 @@ impl View {
             }),
             ..Service::default()
         });
-        let unit = unit(snapshot, seen, service.exposed);
+        let firewall = snapshot.notes.units.get(&id).cloned().unwrap_or_default();
+        let unit = Unit { firewall, ..unit(snapshot, seen, service.exposed) };
         service.units.insert(name, unit);
+    }
+
+    /// Everything that could not be read, each once.
+    pub fn errors(&self) -> BTreeSet<&str> {
+        let machines = self.machines.values().filter_map(|machine| match &machine.state {
+            MachineState::Unreadable(problem) => Some(problem),
+            MachineState::Pending | MachineState::Provisioned { .. } => None,
+        });
+        let services = self.services.values().flat_map(|service| {
+            let units = service.units.values().flat_map(|unit| &unit.errors);
+            service.error.iter().chain(units)
+        });
+        machines.chain(services).map(String::as_str).collect()
     }
 
     /// The document that YAML and JSON show, keys sorted.
@@ -225,7 +264,7 @@ fn unit(snapshot: &Snapshot, seen: &SeenUnit, exposed: bool) -> Unit {
         }
     };
     let agent_state = record.map(|record| agent_state(text(&record.rest, "state"), seen.agent));
-    Unit { agent_state, machine, open_ports, public_address, errors }
+    Unit { agent_state, machine, open_ports, public_address, firewall: Vec::new(), errors }
 }
 
 /// The workflow state is what a unit's agent wrote last; with the agent gone nobody vouches for it.
@@ -238,12 +277,12 @@ fn agent_state(workflow: Option<&str>, agent: bool) -> String {
     .to_owned()
 }
 
-fn machine(seen: &SeenMachine) -> Machine {
+fn machine_state(seen: &SeenMachine) -> MachineState {
     match &seen.record {
-        Err(problem) => Machine::Unreadable(problem.clone()),
+        Err(problem) => MachineState::Unreadable(problem.clone()),
         Ok(record) => match &record.instance_id {
-            None => Machine::Pending,
-            Some(instance_id) => Machine::Provisioned {
+            None => MachineState::Pending,
+            Some(instance_id) => MachineState::Provisioned {
                 agent_state: if seen.agent { "running" } else { "not-started" },
                 dns_name: record.addresses.first().cloned(),
                 instance_id: instance_id.to_string(),
@@ -263,16 +302,17 @@ fn optional(text: Option<&String>) -> Doc {
 
 impl Machine {
     fn document(&self) -> Doc {
-        let entries = match self {
-            Self::Pending => vec![("instance-id".into(), Doc::Text("pending".to_owned()))],
-            Self::Unreadable(problem) => vec![("error".into(), Doc::Text(problem.clone()))],
-            Self::Provisioned { agent_state, dns_name, instance_id, instance_state } => vec![
+        let mut entries = match &self.state {
+            MachineState::Pending => vec![("instance-id".into(), Doc::Text("pending".to_owned()))],
+            MachineState::Unreadable(problem) => vec![("error".into(), Doc::Text(problem.clone()))],
+            MachineState::Provisioned { agent_state, dns_name, instance_id, instance_state } => vec![
                 ("agent-state".into(), Doc::Text((*agent_state).to_owned())),
                 ("dns-name".into(), optional(dns_name.as_ref())),
                 ("instance-id".into(), Doc::Text(instance_id.clone())),
                 ("instance-state".into(), Doc::Text(instance_state.clone())),
             ],
         };
+        entries.extend(self.problem.iter().map(|problem| ("problem".into(), Doc::Text(problem.clone()))));
         Doc::Map(entries)
     }
 }
@@ -309,6 +349,11 @@ impl Unit {
         }
         if !self.errors.is_empty() {
             entries.push(("error".into(), Doc::Text(self.errors.join("; "))));
+        }
+        if !self.firewall.is_empty() {
+            let reasons = self.firewall.iter().cloned().map(Doc::Text).collect();
+            entries.push(("firewall".into(), Doc::Text("pending".to_owned())));
+            entries.push(("firewall-info".into(), Doc::List(reasons)));
         }
         entries.push(("machine".into(), self.machine.map_or(Doc::Null, |id| Doc::Int(id.number().into()))));
         if let Some(ports) = &self.open_ports {

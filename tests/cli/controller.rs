@@ -104,10 +104,17 @@ pub(crate) fn controllers_lead_and_take_over(site: &Site) {
     let unseen = operator.juju(&["firewall", "plan"]);
     assert_eq!(unseen.code, 2, "{unseen:?}");
     assert!(unseen.stdout.contains("no controller has reported on this machine yet"), "{unseen:?}");
+    let pending =
+        |operator: &Operator| operator.status()["services"]["wordpress"]["units"]["wordpress/0"].clone();
+    let unseen = pending(&operator);
+    assert_eq!(unseen["firewall"], "pending", "{unseen}");
+    let why = "80/tcp opening: asked for and exposed to 0.0.0.0/0, ::/0, not yet seen by a controller";
+    assert_eq!(unseen["firewall-info"], json!([why]));
     let mut first = Controller::start(&operator, "first.log");
     first.says("controller ready");
     first.says("leading");
     is_granted(&operator, site, &world(&["80/tcp"]));
+    assert_eq!(pending(&operator).get("firewall"), None, "nothing to say");
 
     open_port(&operator, site, ("wordpress/0", 0), "22");
     wait_for("report that holds ssh back", DEADLINE, || {
@@ -117,6 +124,8 @@ pub(crate) fn controllers_lead_and_take_over(site: &Site) {
     });
     is_granted(&operator, site, &world(&["80/tcp"]));
 
+    let held = pending(&operator);
+    assert_eq!(held["firewall-info"], json!(["22/tcp held back: policy forbids the port"]), "{held}");
     let plan = operator.does(&["firewall", "plan", "--format", "json"]);
     assert_eq!(plan.stdout, "{\"machines\":{}}\n");
     assert_eq!(

@@ -36,7 +36,16 @@ pub(crate) fn garbage_in_a_znode_hides_nothing_else(site: &Site) {
     for path in broken {
         client.set_if_version(&site.path(path), b"{garbage", -1).expect("written");
     }
-    let after = operator.status();
+    let came = operator.juju(&["status", "--format", "json"]);
+    assert_eq!(came.code, 1, "{came:?}");
+    let lines: Vec<&str> = came.stderr.lines().collect();
+    assert!(matches!(lines[..], [line] if line.starts_with("error: ")), "{came:?}");
+    for path in broken {
+        assert!(came.stderr.contains(&format!("{path}: ")), "{path} is not in {came:?}");
+    }
+    let elsewhere = operator.does(&["status", "elsewhere"]);
+    assert_eq!(elsewhere.stderr, "", "what was not asked about is not complained about");
+    let after: Value = serde_json::from_str(&came.stdout).expect("JSON");
     let unit = |name: &str| after["services"]["wordpress"]["units"][name].clone();
     let names =
         |error: &Value, path: &str| error.as_str().is_some_and(|text| text.starts_with(&format!("{path}: ")));

@@ -1,7 +1,7 @@
 //! A view as three tables for people: machines, services, units. Columns are as wide as what is in them; what there
 //! is not is a dash. Units are in the order of their numbers here, because a person looks for 10 after 9.
 
-use crate::status::view::{Machine, Service, Unit, View};
+use crate::status::view::{Machine, MachineState, Service, Unit, View};
 
 pub fn render(view: &View) -> String {
     let mut out = String::new();
@@ -10,19 +10,20 @@ pub fn render(view: &View) -> String {
     table(&mut out, &["SERVICE", "CHARM", "EXPOSED", "UNITS"], &service_rows(view));
     out.push('\n');
     table(&mut out, &["UNIT", "STATE", "MACHINE", "OPEN-PORTS", "ADDRESS"], &unit_rows(view));
-    let errors = error_rows(view);
-    if !errors.is_empty() {
-        out.push('\n');
-        table(&mut out, &["OF", "ERROR"], &errors);
+    for (title, rows) in [("FIREWALL", firewall_rows(view)), ("ERROR", error_rows(view))] {
+        if !rows.is_empty() {
+            out.push('\n');
+            table(&mut out, &["OF", title], &rows);
+        }
     }
     out
 }
 
 fn machine_rows(view: &View) -> Vec<Vec<String>> {
-    let row = |(id, machine): (_, &Machine)| match machine {
-        Machine::Pending => vec![format!("{id}"), String::new(), "pending".to_owned()],
-        Machine::Unreadable(_) => vec![format!("{id}"), "error".to_owned()],
-        Machine::Provisioned { agent_state, dns_name, instance_id, instance_state } => vec![
+    let row = |(id, machine): (_, &Machine)| match &machine.state {
+        MachineState::Pending => vec![format!("{id}"), String::new(), "pending".to_owned()],
+        MachineState::Unreadable(_) => vec![format!("{id}"), "error".to_owned()],
+        MachineState::Provisioned { agent_state, dns_name, instance_id, instance_state } => vec![
             format!("{id}"),
             (*agent_state).to_owned(),
             instance_id.clone(),
@@ -75,10 +76,20 @@ fn unit_rows(view: &View) -> Vec<Vec<String>> {
         .collect()
 }
 
+fn firewall_rows(view: &View) -> Vec<Vec<String>> {
+    let machines = view.machines.iter().filter_map(|(id, machine)| {
+        machine.problem.as_ref().map(|problem| vec![format!("machine {id}"), problem.clone()])
+    });
+    let units = view.services.values().flat_map(|service| &service.units);
+    let units =
+        units.flat_map(|(name, unit)| unit.firewall.iter().map(|reason| vec![name.clone(), reason.clone()]));
+    machines.chain(units).collect()
+}
+
 fn error_rows(view: &View) -> Vec<Vec<String>> {
     let mut rows = Vec::new();
     for (id, machine) in &view.machines {
-        if let Machine::Unreadable(problem) = machine {
+        if let MachineState::Unreadable(problem) = &machine.state {
             rows.push(vec![format!("machine {id}"), problem.clone()]);
         }
     }
