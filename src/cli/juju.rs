@@ -11,8 +11,8 @@ use super::failure::{self, Refusal};
 use super::settings::Globals;
 use super::unanswered::Unanswered;
 use super::{
-    add_machine, add_unit, bootstrap, completions, deploy, destroy_service, expose, firewall, hook_env, man,
-    output, remove_unit, start, status, terminate_machine, unexpose,
+    add_machine, add_unit, bootstrap, completions, deploy, destroy_service, expose, firewall, heartbeat,
+    hook_env, man, output, remove_unit, start, status, terminate_machine, unexpose,
 };
 
 /// The longest that a command may take. Each call of the store has its own, shorter limit; this one is for many.
@@ -92,6 +92,18 @@ Examples:
   juju firewall explain 0           why each port of machine 0 is as it is
   juju firewall explain 0 53/udp    why this one is")]
     Firewall(firewall::Typed),
+    /// Show who is alive
+    #[command(after_help = "\
+Examples:
+  juju heartbeat list --unwell
+  juju heartbeat show 3
+  juju heartbeat watch
+  juju heartbeat params Sm_url=http://sm:27779/hsm/v2
+  juju heartbeat release             believe a mass outage")]
+    Heartbeat(heartbeat::Typed),
+    /// Say something about a machine
+    #[command(after_help = "Examples:\n  juju machine maintenance 3 --for 2h")]
+    Machine(heartbeat::MachineTyped),
     /// Print the environment that a unit's hook gets
     #[command(after_help = "\
 Examples:
@@ -138,6 +150,9 @@ async fn run(juju: &Juju) -> anyhow::Result<ExitCode> {
             return completions::run(Juju::command(), args).map(|()| ExitCode::SUCCESS);
         }
         Command::Man(args) => return man::run(Juju::command(), args).map(|()| ExitCode::SUCCESS),
+        Command::Heartbeat(args) if args.is_endless() => {
+            return heartbeat::run(&juju.globals, args).await.map(|()| ExitCode::SUCCESS);
+        }
         _ => {}
     }
     if !juju.command.is_done_once() {
@@ -197,6 +212,8 @@ async fn talk(globals: &Globals, command: &Command) -> anyhow::Result<ExitCode> 
         Command::TerminateMachine(args) => terminate_machine::run(globals, args).await,
         Command::Expose(args) => expose::run(globals, args).await,
         Command::Unexpose(args) => unexpose::run(globals, args).await,
+        Command::Heartbeat(args) => heartbeat::run(globals, args).await,
+        Command::Machine(args) => heartbeat::run_machine(globals, args).await,
         Command::HookEnv(args) => hook_env::run(globals, args).await,
         Command::Status(args) => status::run(globals, args).await,
         Command::Firewall(_) | Command::Completions(_) | Command::Man(_) => Ok(()),

@@ -15,6 +15,7 @@ mod expose;
 mod failure;
 mod file;
 mod firewall;
+mod heartbeat;
 mod heartbeat_role;
 mod hook_env;
 pub mod juju;

@@ -1,22 +1,27 @@
 //! `juju status`: one look at the environment, shown or written to a file. What was said about firewalls is read here, since
 //! neither status nor the firewall knows the other.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
 use super::failure::Refusal;
-use super::settings::Globals;
+use super::settings::{Globals, Settings};
 use super::{file, output};
 use crate::firewall::explain::{Explained, State};
 use crate::firewall::observe::{self, Exposure, UnitFacts};
 use crate::firewall::report::{NOBODY, NOT_PROVISIONED};
 use crate::firewall::told::Told;
+use crate::heartbeat::corner;
+use crate::heartbeat::name::Name;
+use crate::heartbeat::report::utc;
 use crate::model::{Cidr, MachineId};
 use crate::status::render::{json, tabular, yaml};
-use crate::status::view::{Held, SeenUnit};
+use crate::status::view::{Heard, Held, SeenUnit};
 use crate::status::{Notes, Scope, Snapshot, View, collect};
+use crate::store::{self, Environment, ZkTree};
 
 #[derive(Debug, Args)]
 pub(super) struct Typed {
@@ -39,8 +44,12 @@ enum Format {
 }
 
 pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
-    let mut snapshot =
-        globals.in_environment(async |_, environment| Ok(collect(environment.tree()).await?)).await?;
+    let look = async |_: &Settings, environment: &Environment<ZkTree>| {
+        let mut snapshot = collect(environment.tree()).await?;
+        snapshot.heard = heard(environment.tree(), snapshot.machines.keys().copied()).await?;
+        Ok(snapshot)
+    };
+    let mut snapshot = globals.in_environment(look).await?;
     snapshot.notes = notes(&snapshot);
     let view = View::new(&snapshot, &Scope::new(args.scopes.iter().map(String::as_str)));
     let text = match args.format {
@@ -105,4 +114,22 @@ fn firewall_view(snapshot: &Snapshot) -> observe::View {
         units: snapshot.units.iter().map(|(id, unit)| (*id, facts(unit))).collect(),
         ..observe::View::default()
     }
+}
+
+/// What the trackers say about the machines, by the rule that they judge with.
+async fn heard(
+    tree: &ZkTree,
+    machines: impl Iterator<Item = MachineId>,
+) -> Result<BTreeMap<MachineId, Heard>, store::Error> {
+    let names: BTreeSet<Name> = machines.map(Name::of_machine).collect();
+    let records = corner::overview_of(tree, &names).await?;
+    let heard = records.into_iter().filter_map(|record| {
+        let (_, flag) = record.word?.state_and_flag();
+        let health = record.state.as_str().to_owned();
+        Some((
+            record.name.machine()?,
+            Heard { health, flag: flag.to_owned(), last_beat: utc(record.beat_at) },
+        ))
+    });
+    Ok(heard.collect())
 }

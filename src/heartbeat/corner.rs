@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::name::Name;
 use super::params::{InvalidParams, Params};
-use super::record::{Batch, Record, bucket_from_bytes};
+use super::record::{Batch, Record, bucket_from_bytes, bucket_of};
 use crate::store::Error;
 use crate::store::acl::Roles;
 use crate::store::paths::{self, NodePath};
@@ -244,7 +244,7 @@ pub async fn batches<T: Tree>(tree: &T, names: &[String]) -> Result<Vec<Option<B
 }
 
 /// Everything that is known about every component, for people: each record with the calendar time of the newest beat that
-/// reached the store.
+/// reached the store, by name.
 ///
 /// # Errors
 /// [`Error::Corrupt`] and the failures of the store. An environment that no tracker ever ran in has no components.
@@ -252,14 +252,36 @@ pub async fn overview<T: Tree>(tree: &T) -> Result<Vec<Record>, Error> {
     if !tree.exists(&paths::heartbeat_buckets()).await? {
         return Ok(Vec::new());
     }
+    let buckets = all_buckets(tree).await?;
+    with_beats(tree, buckets, |_| true).await
+}
+
+/// The same for some components, without reading the others.
+///
+/// # Errors
+/// As for [`overview`].
+pub async fn overview_of<T: Tree>(tree: &T, names: &BTreeSet<Name>) -> Result<Vec<Record>, Error> {
+    if names.is_empty() || !tree.exists(&paths::heartbeat_buckets()).await? {
+        return Ok(Vec::new());
+    }
+    let numbers: BTreeSet<u16> = names.iter().map(|name| bucket_of(name.as_str())).collect();
+    let buckets = buckets(tree, numbers).await?;
+    with_beats(tree, buckets, |name| names.contains(name)).await
+}
+
+async fn with_beats<T: Tree>(
+    tree: &T,
+    buckets: Vec<Bucket>,
+    wanted: impl Fn(&Name) -> bool,
+) -> Result<Vec<Record>, Error> {
     let mut records = Vec::new();
-    for (_, bucket, _) in all_buckets(tree).await? {
-        records.extend(bucket?);
+    for (_, bucket, _) in buckets {
+        records.extend(bucket?.into_iter().filter(|record| wanted(&record.name)));
     }
     let mut heard: HashMap<Name, u64> = HashMap::new();
     let names = batch_names(tree).await?;
     for batch in batches(tree, &names).await?.into_iter().flatten() {
-        for beat in &batch.beats {
+        for beat in batch.beats.iter().filter(|beat| wanted(&beat.name)) {
             let at = heard.entry(beat.name).or_default();
             *at = (*at).max(batch.at.saturating_sub(beat.age_ms));
         }

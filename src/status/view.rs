@@ -19,6 +19,8 @@ pub struct Snapshot {
     pub services: BTreeMap<ServiceId, SeenService>,
     pub units: BTreeMap<UnitId, SeenUnit>,
     pub machines: BTreeMap<MachineId, SeenMachine>,
+    /// Of machines that beat; from whoever hears them.
+    pub heard: BTreeMap<MachineId, Heard>,
     /// Names of those whose record does not tell, from the index of names.
     pub service_names: BTreeMap<ServiceId, String>,
     pub unit_names: BTreeMap<UnitId, String>,
@@ -56,10 +58,22 @@ pub struct SeenMachine {
     pub said: [Option<Vec<u8>>; 2],
 }
 
+/// What is known of a machine's beats.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Heard {
+    /// `ok`, `warned`, `dead` or `stopped`.
+    pub health: String,
+    /// What the state manager calls it.
+    pub flag: String,
+    pub last_beat: String,
+}
+
 /// What is shown. Services and units are keyed by name; one whose name is lost by its id.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct View {
     pub machines: BTreeMap<MachineId, Machine>,
+    /// Of machines that beat.
+    pub heard: BTreeMap<MachineId, Heard>,
     pub services: BTreeMap<String, Service>,
 }
 
@@ -148,6 +162,7 @@ impl Scope {
             .filter_map(|u| u.machine)
             .collect();
         view.machines.retain(|id, _| used.contains(id));
+        view.heard.retain(|id, _| used.contains(id));
     }
 }
 
@@ -155,10 +170,10 @@ impl View {
     pub fn new(snapshot: &Snapshot, scope: &Scope) -> Self {
         let machine = |(id, seen): (&MachineId, &SeenMachine)| {
             let problem = snapshot.notes.machines.get(id).cloned();
-            (*id, Machine { state: machine_state(seen), problem })
+            (*id, Machine { state: machine_state(seen, snapshot.heard.get(id)), problem })
         };
         let machines = snapshot.machines.iter().map(machine).collect();
-        let mut view = Self { machines, services: BTreeMap::new() };
+        let mut view = Self { machines, heard: snapshot.heard.clone(), services: BTreeMap::new() };
         for (id, seen) in &snapshot.services {
             view.services.insert(service_name(snapshot, *id), service(seen));
         }
@@ -210,7 +225,7 @@ impl View {
         let machines = self
             .machines
             .iter()
-            .map(|(id, machine)| (Key::Int(id.number().into()), machine.document()))
+            .map(|(id, machine)| (Key::Int(id.number().into()), machine.document(self.heard.get(id))))
             .collect();
         let services = self
             .services
@@ -277,13 +292,23 @@ fn agent_state(workflow: Option<&str>, agent: bool) -> String {
     .to_owned()
 }
 
-fn machine_state(seen: &SeenMachine) -> MachineState {
+/// Whether somebody hears from it is a better word than its own.
+fn machine_life(agent: bool, heard: Option<&Heard>) -> &'static str {
+    match heard.map(|heard| heard.health.as_str()) {
+        Some("ok" | "warned") => "running",
+        Some("dead") => "down",
+        _ if agent => "running",
+        _ => "not-started",
+    }
+}
+
+fn machine_state(seen: &SeenMachine, heard: Option<&Heard>) -> MachineState {
     match &seen.record {
         Err(problem) => MachineState::Unreadable(problem.clone()),
         Ok(record) => match &record.instance_id {
             None => MachineState::Pending,
             Some(instance_id) => MachineState::Provisioned {
-                agent_state: if seen.agent { "running" } else { "not-started" },
+                agent_state: machine_life(seen.agent, heard),
                 dns_name: record.addresses.first().cloned(),
                 instance_id: instance_id.to_string(),
                 instance_state: text(&record.rest, "instance-state").unwrap_or("unknown").to_owned(),
@@ -301,7 +326,7 @@ fn optional(text: Option<&String>) -> Doc {
 }
 
 impl Machine {
-    fn document(&self) -> Doc {
+    fn document(&self, heard: Option<&Heard>) -> Doc {
         let mut entries = match &self.state {
             MachineState::Pending => vec![("instance-id".into(), Doc::Text("pending".to_owned()))],
             MachineState::Unreadable(problem) => vec![("error".into(), Doc::Text(problem.clone()))],
@@ -313,6 +338,11 @@ impl Machine {
             ],
         };
         entries.extend(self.problem.iter().map(|problem| ("problem".into(), Doc::Text(problem.clone()))));
+        if let Some(heard) = heard {
+            let beats = [("flag", &heard.flag), ("health", &heard.health), ("last-beat", &heard.last_beat)];
+            entries.extend(beats.map(|(key, text)| (Key::from(key), Doc::Text(text.clone()))));
+            entries.sort_by(|(a, _), (b, _)| a.cmp(b));
+        }
         Doc::Map(entries)
     }
 }

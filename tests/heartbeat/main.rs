@@ -1,7 +1,14 @@
-//! The heartbeat trackers as a whole: simulated on paused time with every fault at once, and as real processes.
+//! The heartbeat trackers as a whole: simulated on paused time with every fault at once, and as real processes on real
+//! stores.
 
+// Much of this is tests in other words, which the lint cannot see.
+#![allow(clippy::unwrap_used)]
+
+mod door;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod manager;
+mod process;
+mod replicas;
 mod simulate;
 mod world;

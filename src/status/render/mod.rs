@@ -6,7 +6,7 @@ pub mod tabular;
 pub mod yaml;
 
 /// A key of a map. Machines are numbered, and YAML tells numbers from text.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Key {
     Int(u64),
     Text(String),

@@ -5,7 +5,11 @@ use crate::status::view::{Machine, MachineState, Service, Unit, View};
 
 pub fn render(view: &View) -> String {
     let mut out = String::new();
-    table(&mut out, &["MACHINE", "STATE", "INSTANCE", "INSTANCE-STATE", "ADDRESS"], &machine_rows(view));
+    let mut head = vec!["MACHINE", "STATE", "INSTANCE", "INSTANCE-STATE", "ADDRESS"];
+    if !view.heard.is_empty() {
+        head.extend(["HEALTH", "FLAG", "LAST-BEAT"]);
+    }
+    table(&mut out, &head, &machine_rows(view));
     out.push('\n');
     table(&mut out, &["SERVICE", "CHARM", "EXPOSED", "UNITS"], &service_rows(view));
     out.push('\n');
@@ -31,7 +35,14 @@ fn machine_rows(view: &View) -> Vec<Vec<String>> {
             dns_name.clone().unwrap_or_default(),
         ],
     };
-    view.machines.iter().map(row).collect()
+    let heard = |id| view.heard.get(id).map(|h| [h.health.clone(), h.flag.clone(), h.last_beat.clone()]);
+    let whole = |(id, machine)| {
+        let mut row = row((id, machine));
+        row.resize(5, String::new());
+        row.extend(heard(id).into_iter().flatten());
+        row
+    };
+    view.machines.iter().map(whole).collect()
 }
 
 fn service_rows(view: &View) -> Vec<Vec<String>> {

@@ -1,0 +1,330 @@
+//! `juju heartbeat`: who is alive, as the trackers wrote it into the tree, and what the operator may tell them.
+
+use std::collections::HashMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Map, Value, json};
+
+use super::failure::{Usage, typed};
+use super::output;
+use super::settings::Globals;
+use crate::heartbeat::audit::Change;
+use crate::heartbeat::corner;
+use crate::heartbeat::name::{InvalidName, Name};
+use crate::heartbeat::record::Record;
+use crate::heartbeat::report::utc;
+use crate::model::MachineId;
+use crate::store::paths::{self, HeartbeatNode};
+use crate::store::tree::{Event, Feed as _, Tree};
+
+#[derive(Debug, Args)]
+pub(super) struct Typed {
+    #[command(subcommand)]
+    question: Question,
+}
+
+#[derive(Debug, Subcommand)]
+enum Question {
+    /// Show every component
+    List {
+        /// Only those that are not well
+        #[arg(long)]
+        unwell: bool,
+        /// How to show it
+        #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
+        format: Format,
+    },
+    /// Show one component
+    Show {
+        /// Its name; a number is a machine
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+    /// Show changes as they happen, until interrupted
+    Watch,
+    /// Show or set the trackers' parameters
+    #[command(
+        after_help = "Examples:\n  juju heartbeat params\n  juju heartbeat params Warntime=10 Errtime=30"
+    )]
+    Params {
+        /// What to set
+        #[arg(value_name = "NAME=VALUE")]
+        settings: Vec<String>,
+    },
+    /// Say that a mass outage is real: deaths that are held are declared
+    Release,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+impl Typed {
+    /// Ends only when somebody ends it.
+    pub(super) fn is_endless(&self) -> bool {
+        matches!(self.question, Question::Watch)
+    }
+}
+
+pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
+    let text = match &args.question {
+        Question::List { unwell, format } => {
+            let mut records =
+                globals.in_environment(async |_, e| Ok(corner::overview(e.tree()).await?)).await?;
+            records.retain(|record| !*unwell || !is_well(record));
+            match format {
+                Format::Text => list(&records),
+                Format::Json => format!("{}\n", Value::from_iter(records.iter().map(document))),
+            }
+        }
+        Question::Show { name } => show(globals, &name_of(name)?).await?,
+        Question::Watch => return watch(globals).await,
+        Question::Params { settings } => params(globals, settings).await?,
+        Question::Release => {
+            let released = globals.in_environment(async |_, environment| {
+                corner::ensure(environment.tree(), &environment.info().roles).await?;
+                Ok(corner::release(environment.tree()).await?)
+            });
+            released.await?;
+            output::message("Deaths that are held will be declared.");
+            return Ok(());
+        }
+    };
+    output::data(&text).context("cannot write to stdout")
+}
+
+/// A number is a machine.
+pub(super) fn name_of(text: &str) -> Result<Name, Usage> {
+    match text.parse::<MachineId>() {
+        Ok(machine) => Ok(Name::of_machine(machine)),
+        Err(_) => {
+            Name::parse(text).map_err(|InvalidName| Usage::new(format!("'{text}' is not a component's name")))
+        }
+    }
+}
+
+fn is_well(record: &Record) -> bool {
+    record.state.as_str() == "ok" && record.told.as_str() != "refused" && record.flaps == 0
+}
+
+fn flag(record: &Record) -> &'static str {
+    record.word.map_or("-", |word| word.state_and_flag().1)
+}
+
+fn document(record: &Record) -> Value {
+    json!({
+        "component": record.name.as_str(),
+        "health": record.state.as_str(),
+        "flag": flag(record),
+        "last-beat": utc(record.beat_at),
+        "changed": utc(record.changed_at),
+        "sequence": record.sequence,
+        "told": record.told.as_str(),
+        "flaps": record.flaps,
+    })
+}
+
+fn list(records: &[Record]) -> String {
+    let width = records.iter().map(|record| record.name.as_str().len()).max().unwrap_or(0).max(9);
+    let mut text = format!(
+        "{:<width$}  {:<7}  {:<7}  {:<20}  {:<20}  {:<7}  FLAPS\n",
+        "COMPONENT", "HEALTH", "FLAG", "LAST-BEAT", "CHANGED", "TOLD"
+    );
+    for record in records {
+        let (beat, changed) = (utc(record.beat_at), utc(record.changed_at));
+        text.push_str(&format!(
+            "{:<width$}  {:<7}  {:<7}  {beat:<20}  {changed:<20}  {:<7}  {}\n",
+            record.name.as_str(),
+            record.state.as_str(),
+            flag(record),
+            record.told.as_str(),
+            record.flaps
+        ));
+    }
+    text
+}
+
+async fn show(globals: &Globals, name: &Name) -> anyhow::Result<String> {
+    let found = globals.in_environment(async |_, environment| {
+        let tree = environment.tree();
+        let record = corner::overview_of(tree, &[*name].into()).await?.pop();
+        let maintenance = match &record {
+            Some(_) => corner::maintenance(tree).await?.0,
+            None => HashMap::new(),
+        };
+        Ok((record, maintenance))
+    });
+    let (record, maintenance) = found.await?;
+    let record = record.ok_or_else(|| anyhow::anyhow!("Component '{name}' was never heard of"))?;
+    let mut lines: Vec<String> = vec![
+        format!("component: {}", record.name),
+        format!("health: {}", record.state.as_str()),
+        format!("flag: {}", flag(&record)),
+        format!("last-beat: {}", utc(record.beat_at)),
+        format!("changed: {}", utc(record.changed_at)),
+        format!("message: {}", record.word.map_or("-", |word| word.message())),
+        format!("sequence: {}", record.sequence),
+        format!("state-manager-told: {}", record.told.as_str()),
+    ];
+    if record.flaps > 0 {
+        lines.push(format!("flapping: came back {} times; what is told is damped", record.flaps));
+    }
+    if let Some(until) = maintenance.get(name).filter(|until| **until > now()) {
+        lines.push(format!("maintenance-until: {}", utc(*until)));
+    }
+    Ok(lines.join("\n") + "\n")
+}
+
+async fn params(globals: &Globals, settings: &[String]) -> anyhow::Result<String> {
+    let mut change = Map::new();
+    for setting in settings {
+        let (name, value) =
+            setting.split_once('=').ok_or_else(|| Usage::new(format!("'{setting}' is not NAME=VALUE")))?;
+        change.insert(name.to_owned(), Value::String(value.to_owned()));
+    }
+    let params = globals.in_environment(async |_, environment| {
+        corner::ensure(environment.tree(), &environment.info().roles).await?;
+        Ok(corner::set_params(environment.tree(), &change).await?)
+    });
+    let shown = params.await?.to_json();
+    let line = |(name, value): (String, Value)| format!("{name}={}\n", value.as_str().unwrap_or_default());
+    Ok(shown.into_iter().map(line).collect())
+}
+
+/// A line for each change from now on.
+async fn watch(globals: &Globals) -> anyhow::Result<()> {
+    let settings = globals.settings()?;
+    let environment = settings.open().await?;
+    corner::ensure(environment.tree(), &environment.info().roles).await?;
+    let tree = environment.into_tree();
+    let mut feed = tree.watch(&paths::heartbeat_buckets()).await?;
+    let mut seen: HashMap<Name, u64> =
+        corner::overview(&tree).await?.into_iter().map(|record| (record.name, record.sequence)).collect();
+    loop {
+        let buckets = match feed.next().await? {
+            Event::Everything => corner::all_buckets(&tree).await?,
+            Event::Changed(path) => match paths::heartbeat_node(&path) {
+                HeartbeatNode::Bucket(number) => corner::buckets(&tree, [number]).await?,
+                _ => continue,
+            },
+        };
+        let mut changes: Vec<Change> = Vec::new();
+        for (_, records, _) in buckets {
+            for Record { name, state, word, sequence, changed_at: at, .. } in records? {
+                if seen.insert(name, sequence) != Some(sequence) {
+                    changes.push(Change { name, state, word, sequence, at });
+                }
+            }
+        }
+        changes.sort_unstable_by_key(|change| change.sequence);
+        let text: String = changes.iter().map(line).collect();
+        output::data(&text).context("cannot write to stdout")?;
+    }
+}
+
+fn line(change: &Change) -> String {
+    let message = change.word.map_or("planned stop", |word| word.message());
+    format!("{}  {}  {}  {message}\n", utc(change.at), change.name, change.state.as_str())
+}
+
+pub(super) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// `juju machine`: what an operator says about one machine.
+#[derive(Debug, Args)]
+pub(super) struct MachineTyped {
+    #[command(subcommand)]
+    order: Order,
+}
+
+#[derive(Debug, Subcommand)]
+enum Order {
+    /// Expect silence from a machine for a while: no warning, no alert
+    #[command(after_help = "\
+Examples:
+  juju machine maintenance 3
+  juju machine maintenance 3 --for 30m
+  juju machine maintenance 3 --end")]
+    Maintenance {
+        /// Machine, by number; or the name of another component
+        #[arg(value_name = "ID")]
+        machine: String,
+        /// For how long: a number with s, m, h or d
+        #[arg(long = "for", value_name = "TIME", default_value = "1h")]
+        time: String,
+        /// End it now
+        #[arg(long, conflicts_with = "time")]
+        end: bool,
+    },
+}
+
+pub(super) async fn run_machine(globals: &Globals, args: &MachineTyped) -> anyhow::Result<()> {
+    let Order::Maintenance { machine, time, end } = &args.order;
+    let name = name_of(machine)?;
+    let Time(ms) = typed(time)?;
+    let until = (!end).then(|| now() + ms);
+    let set = globals.in_environment(async |_, environment| {
+        if let Some(id) = name.machine() {
+            environment.machine(id).await?;
+        }
+        corner::ensure(environment.tree(), &environment.info().roles).await?;
+        Ok(corner::set_maintenance(environment.tree(), &name, until, now()).await?)
+    });
+    set.await?;
+    output::message(&match until {
+        Some(until) => format!("{name} is in maintenance until {}.", utc(until)),
+        None => format!("{name} is no longer in maintenance."),
+    });
+    Ok(())
+}
+
+/// A time in milliseconds, at most a year.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Time(u64);
+
+impl std::str::FromStr for Time {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("'{text}' is not a time such as 90s, 30m, 2h or 1d");
+        let unit = text.chars().last().ok_or_else(wrong)?;
+        let seconds = match unit {
+            's' => 1,
+            'm' => 60,
+            'h' => 3_600,
+            'd' => 86_400,
+            _ => return Err(wrong()),
+        };
+        let number: u64 = text[..text.len() - 1].parse().map_err(|_| wrong())?;
+        let ms = number.checked_mul(seconds * 1000).filter(|ms| *ms > 0 && *ms <= 366 * 86_400_000);
+        ms.map(Self).ok_or_else(wrong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        for (text, ms) in [("90s", 90_000), ("30m", 1_800_000), ("2h", 7_200_000), ("1d", 86_400_000)] {
+            assert_eq!(text.parse(), Ok(Time(ms)));
+        }
+        for text in ["", "2", "h", "-1h", "0s", "2w", "1é", "99999999999999999d", "367d"] {
+            assert!(text.parse::<Time>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_number_is_a_machine() {
+        assert_eq!(name_of("3").unwrap().as_str(), "machine-3");
+        assert_eq!(name_of("X0c0").unwrap().as_str(), "x0c0");
+        assert!(name_of("a/b").is_err());
+    }
+}

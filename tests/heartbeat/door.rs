@@ -1,0 +1,251 @@
+//! The tracker's door as clients of hms-hbtd find it, and as they find it when they misbehave.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use portcullis::heartbeat::token;
+use portcullis::model::MachineId;
+use serde_json::{Value, json};
+
+use crate::harness::{Store, wait_for};
+use crate::manager::{Manager, Mood};
+use crate::process::{Client, Got, Site, field, serve, serve_manager};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+#[test]
+fn clients_are_answered_word_for_word() {
+    let site = Site::new(Store::keeper());
+    let tracker = site.tracker(&["--open"]);
+    let mut client = Client::connect(tracker.addr).unwrap();
+    let mut ask = |method: &str, path: &str, body: &str| {
+        let answer = client.ask(method, path, &[], body.as_bytes()).unwrap();
+        (answer.status, answer.body, field(&answer.head, "content-type").map(str::to_owned), answer.head)
+    };
+    let beat = r#"{"Component":"x0c0s0b0n0","Hostname":"n","NID":"1","Status":"OK","Timestamp":"t"}"#;
+    let (status, body, ..) = ask("POST", "/hmi/v1/heartbeat", beat);
+    assert_eq!((status, body.as_str()), (200, ""));
+    let (status, body, ..) =
+        ask("POST", "/hmi/v1/heartbeat/x0c0s0b0n1", r#"{"Status":"OK","Timestamp":"t"}"#);
+    assert_eq!((status, body.as_str()), (200, ""));
+
+    let (status, body, kind, _) = ask("POST", "/hmi/v1/heartbeat", r#"{"Component":"a"}"#);
+    assert_eq!((status, kind.as_deref()), (400, Some("application/problem+json")));
+    assert_eq!(
+        body,
+        "{\"type\":\"about:blank\",\"title\":\"Invalid Request\",\"detail\":\"Missing Hostname field\",\
+         \"instance\":\"/hmi/v1/heartbeat\",\"status\":400}"
+    );
+    let (status, _, kind, head) = ask("GET", "/hmi/v1/heartbeat", "");
+    assert_eq!((status, kind.as_deref()), (405, Some("application/problem+json")));
+    assert_eq!(field(&head, "allow"), Some("POST"));
+
+    let asked = r#"{"XNames":["nobody","x0c0s0b0n1","x0c0s0b0n0"]}"#;
+    let (status, body, kind, _) = ask("POST", "/hmi/v1/hbstates", asked);
+    assert_eq!((status, kind.as_deref()), (200, Some("application/json")));
+    assert_eq!(
+        body,
+        r#"{"HBStates":[{"XName":"nobody","Heartbeating":false},{"XName":"x0c0s0b0n1","Heartbeating":true},{"XName":"x0c0s0b0n0","Heartbeating":true}]}"#
+    );
+    let (status, body, ..) = ask("GET", "/hmi/v1/hbstate/nobody", "");
+    assert_eq!((status, body.as_str()), (200, r#"{"XName":"nobody","Heartbeating":false}"#));
+
+    let (status, body, ..) =
+        ask("PATCH", "/hmi/v1/params", r#"{"Warntime":"12","Errtime":"x","Color":"red"}"#);
+    assert_eq!(status, 400);
+    assert!(body.contains("Invalid Errtime") && body.contains("Unknown parameter Color"), "{body}");
+    let (status, body, ..) = ask("PATCH", "/hmi/v1/params", r#"{"Warntime":"12"}"#);
+    assert!(status == 200 && body.contains("\"Warntime\":\"12\""), "{body}");
+    wait_for("the change at the tracker", DEADLINE, || {
+        ask("GET", "/hmi/v1/params", "").1.contains("\"Warntime\":\"12\"").then_some(())
+    });
+    assert!(site.juju(&["heartbeat", "params"]).contains("Warntime=12\n"));
+    assert_eq!(ask("GET", "/hmi/v1/liveness", "").0, 204);
+    let (status, body, ..) = ask("GET", "/hmi/v1/health", "");
+    assert!(status == 200 && body.contains("\"KvStore\":\"connected\""), "{body}");
+    assert!(ask("GET", "/metrics", "").1.contains("portcullis_heartbeat_beats_total 2\n"));
+    assert_eq!(ask("GET", "/hmi/v1/nothing", "").0, 404);
+    tracker.end();
+}
+
+#[test]
+fn what_is_too_much_is_refused_and_others_are_served() {
+    let site = Site::new(Store::keeper());
+    let tracker = site.tracker(&["--open", "--max-components", "100"]);
+    // Half a request, and then nothing.
+    let mut slow = TcpStream::connect(tracker.addr).unwrap();
+    slow.write_all(b"POST /hmi/v1/heartbeat HTTP/1.1\r\ncontent-length: 100\r\n\r\n{\"Comp").unwrap();
+
+    let mut large = Client::connect(tracker.addr).unwrap();
+    let answer = large.ask("POST", "/hmi/v1/heartbeat", &[], &vec![b' '; 1_000_000]).unwrap();
+    assert_eq!((answer.status, answer.json()["status"].clone()), (413, json!(413)));
+
+    let mut flood = Client::connect(tracker.addr).unwrap();
+    let statuses: Vec<u16> = (0..200).map(|number| flood.beat(&format!("n{number}")).unwrap()).collect();
+    assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 100);
+    assert!(statuses[100..].iter().all(|status| *status == 503));
+    assert_eq!(flood.beat("n7").unwrap(), 200, "who is known stays welcome");
+
+    for body in ["[]", "\u{0}", "{\"Component\":{}}", "nul", &"[".repeat(60_000)] {
+        let mut client = Client::connect(tracker.addr).unwrap();
+        let answer = client.ask("POST", "/hmi/v1/heartbeat", &[], body.as_bytes()).unwrap();
+        assert_eq!(answer.status, 400, "{}", &body[..body.len().min(20)]);
+    }
+    // The slow one is told, in the end, that it was.
+    slow.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut answer = String::new();
+    slow.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+    tracker.end();
+}
+
+#[test]
+fn a_machine_beats_for_itself_alone() {
+    let site = Site::new(Store::keeper());
+    site.juju(&["add-machine", "--instance-id", "i-0"]);
+    site.juju(&["add-machine", "--instance-id", "i-1"]);
+    let tracker = site.tracker(&[]);
+    let credential = |machine: u32| machine_credential(&site, machine);
+    let mine = token::authorization(MachineId::new(0), &credential(0));
+    let mut client = Client::connect(tracker.addr).unwrap();
+    let mut beat = |name: &str, token: Option<&str>| {
+        let headers: Vec<(&str, &str)> = token.iter().map(|token| ("authorization", *token)).collect();
+        let body = br#"{"Status":"OK","Timestamp":"t"}"#;
+        let answer = client.ask("POST", &format!("/hmi/v1/heartbeat/{name}"), &headers, body).unwrap();
+        (answer.status, answer.json_detail())
+    };
+    assert_eq!(beat("machine-0", Some(&mine)), (200, String::new()));
+    assert_eq!(beat("machine-0000000000", Some(&mine)), (200, String::new()), "the same name");
+    assert_eq!(beat("machine-0", None), (401, "No token".to_owned()));
+    assert_eq!(beat("machine-1", Some(&mine)), (403, "machine-0 cannot beat for machine-1".to_owned()));
+    assert_eq!(beat("x0c0", Some(&mine)), (403, "machine-0 cannot beat for x0c0".to_owned()));
+    assert_eq!(beat("x0c0", None), (401, "No token".to_owned()), "open mode must be asked for");
+    let forged = mine.replace("machine-0.", "machine-1.");
+    assert_eq!(beat("machine-1", Some(&forged)), (401, "Not this machine's token".to_owned()));
+
+    // What was heard is what status shows.
+    wait_for("a beat in status", DEADLINE, || {
+        let status: Value = serde_json::from_str(&site.juju(&["status", "--format", "json"])).unwrap();
+        let machine = &status["machines"]["0"];
+        (machine["health"] == "ok" && machine["flag"] == "OK" && machine["agent-state"] == "running")
+            .then_some(())
+    });
+    let shown = site.juju(&["heartbeat", "show", "0"]);
+    assert!(shown.contains("component: machine-0\nhealth: ok\n"), "{shown}");
+    // A machine that is let go is not missed.
+    site.juju(&["terminate-machine", "0"]);
+    wait_for("a machine that is forgotten", DEADLINE, || {
+        (!site.juju(&["heartbeat", "list"]).contains("machine-0")).then_some(())
+    });
+    tracker.end();
+
+    let open = site.tracker(&["--open"]);
+    let mut client = Client::connect(open.addr).unwrap();
+    assert_eq!(client.beat("x0c0").unwrap(), 200);
+    assert_eq!(client.beat("machine-1").unwrap(), 401, "not even there");
+    open.end();
+}
+
+impl crate::process::Answer {
+    fn json_detail(&self) -> String {
+        if self.body.is_empty() { String::new() } else { self.json()["detail"].as_str().unwrap().to_owned() }
+    }
+}
+
+/// As the operator finds it in the tree.
+fn machine_credential(site: &Site, machine: u32) -> String {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let operator = site.operator();
+        let address = site.store.addr().to_string().parse().unwrap();
+        let tree = portcullis::store::ZkTree::connect(&address, Some(&operator)).await.unwrap();
+        let environment = portcullis::store::Environment::open(tree).await.unwrap();
+        environment.machine_credential(MachineId::new(machine)).await.unwrap().expose()
+    })
+}
+
+#[test]
+fn changes_are_told_to_everybody_who_listens() {
+    let site = Site::new(Store::keeper());
+    let manager = Manager::default();
+    let hooked: Arc<Mutex<Vec<Got>>> = Arc::default();
+    let hook = {
+        let hooked = Arc::clone(&hooked);
+        serve(move |got| {
+            hooked.lock().unwrap().push(got.clone());
+            Some(204)
+        })
+    };
+    let sm = format!("Sm_url={}", serve_manager(&manager));
+    let hook = format!("Webhook_url=http://{hook}/told");
+    site.juju(&["heartbeat", "params", &sm, &hook, "Warntime=3", "Errtime=8", "Interval=1", "Mass_share=0"]);
+    let tracker = site.tracker(&["--open"]);
+    let mut events = Client::connect(tracker.addr).unwrap().stream("/hmi/v1/events");
+    let mut client = Client::connect(tracker.addr).unwrap();
+    let (silent, words) = (Instant::now(), ["started", "might be dead", "declared dead"]);
+    assert_eq!(client.beat("x1c0").unwrap(), 200);
+    let mut numbers = Vec::new();
+    for word in words {
+        let id =
+            events.find_map(|line| line.strip_prefix("id: ").map(|id| id.parse::<u64>().unwrap())).unwrap();
+        let data = events.find_map(|line| line.strip_prefix("data: ").map(str::to_owned)).unwrap();
+        assert!(data.contains(word) && data.contains("\"component\":\"x1c0\""), "{data}");
+        numbers.push(id);
+    }
+    assert!(silent.elapsed() >= Duration::from_secs(8));
+    assert!(numbers.is_sorted());
+    let told = wait_for("three calls", DEADLINE, || {
+        let book = manager.book();
+        (book.told.len() >= 3).then(|| book.told.iter().map(|told| told.flag.clone()).collect::<Vec<_>>())
+    });
+    assert_eq!(told, ["OK", "Warning", "Alert"]);
+    let got = wait_for("three documents", DEADLINE, || {
+        let hooked = hooked.lock().unwrap();
+        (hooked.len() >= 3).then(|| hooked.clone())
+    });
+    for (got, number) in got.iter().zip(&numbers) {
+        let signature = field(&got.head, "x-portcullis-signature").unwrap();
+        assert_eq!(signature, format!("sha256={}", token::signature(b"hush", &got.body)));
+        let document: Value = serde_json::from_slice(&got.body).unwrap();
+        assert_eq!(document["sequence"], json!(number));
+    }
+    // Who comes back asks for what was missed, and gets what counts.
+    let resumed = format!("/hmi/v1/events?since={}", numbers[0]);
+    let mut events = Client::connect(tracker.addr).unwrap().stream(&resumed);
+    let first = events.find_map(|line| line.strip_prefix("id: ").map(|id| id.parse::<u64>().unwrap()));
+    assert_eq!(first, Some(numbers[2]), "the newest change alone");
+    tracker.end();
+}
+
+#[test]
+fn the_store_and_the_manager_may_be_away() {
+    let mut site = Site::new(Store::keeper());
+    let manager = Manager::default();
+    manager.book().mood = Mood::Down;
+    let sm = format!("Sm_url={}", serve_manager(&manager));
+    site.juju(&["heartbeat", "params", &sm]);
+    let tracker = site.tracker(&["--open"]);
+    let mut client = Client::connect(tracker.addr).unwrap();
+    assert_eq!(client.beat("a").unwrap(), 200);
+    site.store.kill9();
+    wait_for("a tracker that misses its store", DEADLINE, || {
+        tracker.get("/hmi/v1/health").1.contains("\"KvStore\":\"away\"").then_some(())
+    });
+    for name in ["a", "b"] {
+        let asked = Instant::now();
+        assert_eq!(client.beat(name).unwrap(), 200);
+        assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
+        assert!(tracker.get(&format!("/hmi/v1/hbstate/{name}")).1.contains("true"));
+    }
+    manager.book().mood = Mood::Fine;
+    site.store.restart();
+    wait_for("everybody told", Duration::from_secs(60), || {
+        // They go on beating, as they would.
+        let beats = [client.beat("a"), client.beat("b")];
+        assert!(beats.iter().all(|beat| matches!(beat, Ok(200))), "{beats:?}");
+        (manager.book().believes().len() == 2).then_some(())
+    });
+    tracker.end();
+}

@@ -1,0 +1,204 @@
+//! Two and three trackers on Apache ZooKeeper, under load, while they are killed, stopped and restarted: nobody who beats is
+//! ever called silent, no beat that was answered is lost, and each change is told once.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::harness::{Store, wait_for};
+use crate::manager::Manager;
+use crate::process::{Client, Site, Tracker, serve_manager};
+
+const COMPONENTS: usize = 120;
+const SENDERS: usize = 4;
+const PERIOD: Duration = Duration::from_millis(700);
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// The fleet: every component beats to any tracker, and to another one if that does not answer.
+struct Fleet {
+    doors: Arc<Mutex<Vec<SocketAddr>>>,
+    /// Components from this number on have gone silent.
+    silent_from: Arc<AtomicU64>,
+    taken: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    senders: Vec<JoinHandle<()>>,
+}
+
+impl Fleet {
+    fn new() -> Self {
+        let mut fleet = Self {
+            doors: Arc::default(),
+            silent_from: Arc::new(AtomicU64::new(COMPONENTS as u64)),
+            taken: Arc::default(),
+            stop: Arc::default(),
+            senders: Vec::new(),
+        };
+        for sender in 0..SENDERS {
+            let (doors, silent_from) = (Arc::clone(&fleet.doors), Arc::clone(&fleet.silent_from));
+            let (taken, stop) = (Arc::clone(&fleet.taken), Arc::clone(&fleet.stop));
+            fleet.senders.push(std::thread::spawn(move || {
+                let mut clients = BTreeMap::new();
+                let mut turn = sender;
+                while !stop.load(Ordering::Relaxed) {
+                    let round = Instant::now();
+                    for component in (sender..COMPONENTS).step_by(SENDERS) {
+                        if (component as u64) < silent_from.load(Ordering::Relaxed) {
+                            turn += 1;
+                            send(&doors, &mut clients, turn, &name(component));
+                            taken.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                    std::thread::sleep(PERIOD.saturating_sub(round.elapsed()));
+                }
+            }));
+        }
+        fleet
+    }
+
+    fn set_doors<'a>(&self, trackers: impl IntoIterator<Item = &'a Tracker>) {
+        *self.doors.lock().unwrap() = trackers.into_iter().map(|tracker| tracker.addr).collect();
+    }
+
+    fn end(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for sender in self.senders.drain(..) {
+            sender.join().expect("a sender that was heard");
+        }
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn name(component: usize) -> String {
+    format!("x{component}c0s0b0n0")
+}
+
+/// Until somebody takes it.
+fn send(
+    doors: &Mutex<Vec<SocketAddr>>,
+    clients: &mut BTreeMap<SocketAddr, Client>,
+    mut turn: usize,
+    name: &str,
+) {
+    let begun = Instant::now();
+    loop {
+        assert!(begun.elapsed() < DEADLINE, "nobody takes a beat");
+        let known = doors.lock().unwrap().clone();
+        if known.is_empty() {
+            std::thread::sleep(Duration::from_millis(10));
+            continue;
+        }
+        let door = known[turn % known.len()];
+        turn += 1;
+        let client = match clients.remove(&door) {
+            Some(client) => Ok(client),
+            None => Client::connect(door),
+        };
+        let Ok(mut client) = client else { continue };
+        if matches!(client.beat(name), Ok(200)) {
+            clients.insert(door, client);
+            return;
+        }
+    }
+}
+
+/// Everybody is told, and the store knows it: a judge that dies in between leaves its successor in doubt, and is repeated.
+fn all_started(site: &Site, manager: &Manager) {
+    wait_for("every start told", DEADLINE, || (manager.book().believes().len() == COMPONENTS).then_some(()));
+    wait_for("every start written down", DEADLINE, || {
+        let list = site.juju(&["heartbeat", "list", "--format", "json"]);
+        (list.matches("\"told\":\"yes\"").count() == COMPONENTS).then_some(())
+    });
+}
+
+fn judge(trackers: &[Tracker]) -> usize {
+    wait_for("a judge", DEADLINE, || trackers.iter().position(Tracker::is_judging))
+}
+
+/// What happened to trackers under load, and what must come of it: nothing.
+fn trouble(count: usize) {
+    let site = Site::new(Store::zookeeper());
+    let manager = Manager::default();
+    let sm = format!("Sm_url={}", serve_manager(&manager));
+    site.juju(&["heartbeat", "params", &sm, "Warntime=6", "Errtime=12", "Interval=1", "Mass_share=0"]);
+    let mut trackers: Vec<Tracker> = (0..count).map(|_| site.tracker(&["--open"])).collect();
+    let mut fleet = Fleet::new();
+    fleet.set_doors(&trackers);
+    all_started(&site, &manager);
+
+    // The judge dies as by a power cut.
+    let at = judge(&trackers);
+    trackers.remove(at).kill9();
+    judge(&trackers);
+    trackers.push(site.tracker(&["--open"]));
+    fleet.set_doors(&trackers);
+
+    // Another is stopped, long enough to be missed, and goes on as if nothing had been.
+    let at = judge(&trackers);
+    trackers[at].signal("-STOP");
+    let others: Vec<&Tracker> =
+        trackers.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, tracker)| tracker).collect();
+    fleet.set_doors(others.iter().copied());
+    wait_for("another judge", DEADLINE, || others.iter().position(|tracker| tracker.is_judging()));
+    trackers[at].signal("-CONT");
+    wait_for("a tracker that knows it was missed", DEADLINE, || {
+        let (_, health) = trackers[at].get("/hmi/v1/health");
+        (health.contains("\"Judging\":false") && health.contains("\"connected\"")).then_some(())
+    });
+    fleet.set_doors(&trackers);
+
+    // Each is restarted in turn.
+    for _ in 0..count {
+        let old = trackers.remove(0);
+        fleet.set_doors(&trackers);
+        old.end();
+        trackers.push(site.tracker(&["--open"]));
+        fleet.set_doors(&trackers);
+    }
+    judge(&trackers);
+    let told: Vec<String> = manager.book().told.iter().map(|told| format!("{told:?}")).collect();
+    assert_eq!(
+        told.len(),
+        COMPONENTS,
+        "each start once and nothing else: {:#?}",
+        &told[COMPONENTS.min(told.len())..]
+    );
+
+    // And now some fall silent indeed.
+    let (silent, taken) = (5, fleet.taken.load(Ordering::Relaxed));
+    fleet.silent_from.store((COMPONENTS - silent) as u64, Ordering::Relaxed);
+    wait_for("the deaths", DEADLINE, || {
+        let book = manager.book();
+        (book.told.iter().filter(|told| told.flag == "Alert").count() == silent).then_some(())
+    });
+    fleet.end();
+    let later: Vec<(String, String)> =
+        manager.book().told[COMPONENTS..].iter().map(|told| (told.name.clone(), told.flag.clone())).collect();
+    for component in COMPONENTS - silent..COMPONENTS {
+        let flags: Vec<&str> =
+            later.iter().filter(|(of, _)| *of == name(component)).map(|(_, flag)| flag.as_str()).collect();
+        assert_eq!(flags, ["Warning", "Alert"], "{}", name(component));
+    }
+    assert_eq!(later.len(), 2 * silent, "{later:?}");
+    assert!(taken > 1000, "{taken} beats are no load");
+    for tracker in trackers {
+        tracker.end();
+    }
+}
+
+#[test]
+fn alone_two_trackers_in_trouble() {
+    trouble(2);
+}
+
+#[test]
+fn alone_three_trackers_in_trouble() {
+    trouble(3);
+}
