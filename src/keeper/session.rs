@@ -13,7 +13,7 @@ pub struct Session {
     deadline_ms: i64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Sessions {
     live: HashMap<i64, Session>,
     /// One entry a session, at or before its true deadline: a touched session is looked up again when its old

@@ -53,7 +53,7 @@ pub struct Written<'a> {
     pub results: Vec<OpResult>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct State {
     pub tree: DataTree,
     pub sessions: Sessions,

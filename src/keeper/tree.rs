@@ -140,7 +140,7 @@ pub enum Undo {
     SetAcl { path: Box<str>, acl: Arc<Vec<Acl>> },
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct DataTree {
     nodes: HashMap<Box<str>, Node>,
     ephemerals: HashMap<i64, BTreeSet<Box<str>>>,
@@ -217,6 +217,11 @@ impl DataTree {
 
     pub fn ephemerals_of(&self, session: i64) -> impl Iterator<Item = &str> {
         self.ephemerals.get(&session).into_iter().flatten().map(AsRef::as_ref)
+    }
+
+    /// The sessions that have ephemerals, lowest first.
+    pub fn ephemeral_owners(&self) -> BTreeSet<i64> {
+        self.ephemerals.keys().copied().collect()
     }
 
     pub fn ephemeral_count(&self) -> usize {

@@ -1,5 +1,6 @@
 //! A [`Tree`] in process, over the keeper's own state machine: the same rights, versions, multis and watches as over
-//! the wire, without a wire. For tests and simulation; it can lose answers and connections on demand.
+//! the wire, without a wire. For tests and simulation: on demand it loses answers, connections and sessions, shows a
+//! session the past, and goes back to a backup. It has no clock and no randomness of its own.
 
 use super::acl::Acl;
 use super::credentials::Credential;
@@ -11,7 +12,7 @@ use crate::keeper::state::{Caller, State};
 use crate::keeper::tree::Node as StoredNode;
 use crate::keeper::txn::Change;
 use crate::keeper::watch::{EventKind, Watch, Watches};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
 
@@ -30,10 +31,33 @@ struct World {
     last_session: i64,
     last_feed: u64,
     watches: Watches<u64>,
-    feeds: HashMap<u64, mpsc::UnboundedSender<Event>>,
+    /// In order, so that the same calls wake the same tasks in the same order.
+    feeds: BTreeMap<u64, Watcher>,
+    clients: BTreeMap<i64, Client>,
     /// What becomes of the next writes.
     faults: VecDeque<Fault>,
 }
+
+#[derive(Debug)]
+struct Watcher {
+    client: i64,
+    sender: mpsc::UnboundedSender<Event>,
+}
+
+/// One connected client. Its key is the id of its first session.
+#[derive(Debug)]
+struct Client {
+    /// The session of now: another one after each that ended.
+    session: i64,
+    /// What it is shown while the server that it talks to is behind the others.
+    past: Option<State>,
+    /// What that server has yet to tell.
+    held: Vec<(u64, Event)>,
+}
+
+/// All znodes as they were at one moment.
+#[derive(Debug, Clone)]
+pub struct Backup(State);
 
 /// How the answer to a write gets lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,16 +73,41 @@ impl MemoryStore {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A store that holds what was backed up.
+    pub fn from_backup(backup: &Backup) -> Self {
+        let store = Self::default();
+        store.restore(backup);
+        store
+    }
+
     /// A session with one identity, or with none.
     pub fn connect(&self, credential: Option<&Credential>) -> MemoryTree {
         let mut world = self.world();
         world.last_session += 1;
-        let id = world.last_session;
+        let client = world.last_session;
+        world.clients.insert(client, Client { session: client, past: None, held: Vec::new() });
         let proved = credential
             .map(|credential| wire::Identity::new("digest", credential.identity().as_str()))
             .into_iter()
             .collect();
-        MemoryTree { session: Arc::new(Session { id, proved: Mutex::new(proved), store: self.clone() }) }
+        MemoryTree { session: Arc::new(Session { client, proved: Mutex::new(proved), store: self.clone() }) }
+    }
+
+    pub fn backup(&self) -> Backup {
+        Backup(self.world().state.clone())
+    }
+
+    /// Everything is again as it was. No session outlives it.
+    pub fn restore(&self, backup: &Backup) {
+        let mut world = self.world();
+        world.state = backup.0.clone();
+        for session in backup.0.tree.ephemeral_owners() {
+            world.state.close_session(session);
+        }
+        let clients: Vec<i64> = world.clients.keys().copied().collect();
+        for client in clients {
+            world.new_session(client);
+        }
     }
 
     /// The next writes, of whomever, lose their answers in this order.
@@ -70,35 +119,74 @@ impl MemoryStore {
     pub fn interrupt(&self) {
         for feed in self.world().feeds.values() {
             // A feed that was dropped wants to know nothing.
-            let _ = feed.send(Event::Everything);
+            let _ = feed.sender.send(Event::Everything);
         }
     }
-}
 
-impl MemoryStore {
-    /// Ends a session as a store does that has not heard from it: its ephemerals go, and it is told when it asks again.
+    /// Ends a session as a store does that has not heard from it: its ephemerals go, and another takes its place.
     pub fn expire(&self, tree: &MemoryTree) {
-        let mut world = self.world();
-        let (_, gone) = world.state.close_session(tree.session.id);
-        for path in gone {
-            world.tell(EventKind::Deleted, &path);
-        }
+        self.world().new_session(tree.session.client);
     }
 }
 
 impl World {
     fn tell(&mut self, kind: EventKind, path: &str) {
-        let feeds = &self.feeds;
-        self.watches.trigger(kind, path, &mut |feed, _, path| {
-            if let Some(feed) = feeds.get(&feed) {
+        let Self { watches, feeds, clients, .. } = self;
+        watches.trigger(kind, path, &mut |feed, _, path| {
+            let Some(watcher) = feeds.get(&feed) else { return };
+            let event = Event::Changed(NodePath::reported(path));
+            match clients.get_mut(&watcher.client).filter(|client| client.past.is_some()) {
+                Some(client) => client.held.push((feed, event)),
                 // A feed that was dropped wants to know nothing.
-                let _ = feed.send(Event::Changed(NodePath::reported(path)));
+                None => _ = watcher.sender.send(event),
             }
         });
     }
 
+    /// The client's server has heard of everything; the events come before whatever it answers.
+    fn catch_up(&mut self, client: i64) {
+        let Some(client) = self.clients.get_mut(&client).filter(|client| client.past.is_some()) else {
+            return;
+        };
+        client.past = None;
+        for (feed, event) in std::mem::take(&mut client.held) {
+            if let Some(watcher) = self.feeds.get(&feed) {
+                let _ = watcher.sender.send(event);
+            }
+        }
+    }
+
+    /// The client's session has ended, and it has made another.
+    fn new_session(&mut self, key: i64) {
+        self.last_session += 1;
+        let session = self.last_session;
+        let Some(client) = self.clients.get_mut(&key) else { return };
+        let ended = std::mem::replace(client, Client { session, past: None, held: Vec::new() });
+        self.end(ended.session);
+        for watcher in self.feeds.values().filter(|watcher| watcher.client == key) {
+            let _ = watcher.sender.send(Event::Everything);
+        }
+    }
+
+    fn end(&mut self, session: i64) {
+        let (_, gone) = self.state.close_session(session);
+        for path in gone {
+            self.tell(EventKind::Deleted, &path);
+        }
+    }
+
+    fn session_of(&self, session: &Session) -> i64 {
+        self.clients.get(&session.client).map_or(session.client, |client| client.session)
+    }
+
+    /// What the server of this session knows.
+    fn seen_by(&self, session: &Session) -> &State {
+        self.clients.get(&session.client).and_then(|client| client.past.as_ref()).unwrap_or(&self.state)
+    }
+
     fn node(&self, session: &Session, path: &NodePath) -> Result<&StoredNode, Error> {
-        let node = self.state.tree.get(path.as_str()).ok_or_else(|| Error::NoNode(path.clone()))?;
+        let seen = &self.seen_by(session).tree;
+        let node = seen.get(path.as_str()).ok_or_else(|| Error::NoNode(path.clone()))?;
         if wire::allows(&node.acl, wire::READ, &session.proved()) {
             Ok(node)
         } else {
@@ -115,7 +203,7 @@ pub struct MemoryTree {
 
 #[derive(Debug)]
 struct Session {
-    id: i64,
+    client: i64,
     proved: Mutex<Vec<wire::Identity>>,
     store: MemoryStore,
 }
@@ -129,9 +217,8 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         let mut world = self.store.world();
-        let (_, gone) = world.state.close_session(self.id);
-        for path in gone {
-            world.tell(EventKind::Deleted, &path);
+        if let Some(client) = world.clients.remove(&self.client) {
+            world.end(client.session);
         }
     }
 }
@@ -139,6 +226,13 @@ impl Drop for Session {
 impl MemoryTree {
     fn world(&self) -> MutexGuard<'_, World> {
         self.session.store.world()
+    }
+
+    /// The session talks to a server that knows no more than `past`, until it syncs or writes.
+    pub fn fall_behind(&self, past: &Backup) {
+        if let Some(client) = self.world().clients.get_mut(&self.session.client) {
+            client.past = Some(past.0.clone());
+        }
     }
 
     fn apply(&self, ops: &[Op<'_>], path_of: impl Fn(usize) -> NodePath) -> Result<(), Error> {
@@ -149,17 +243,20 @@ impl MemoryTree {
             return Err(lost());
         }
         let proved = self.session.proved().clone();
-        let caller = Caller { session: self.session.id, proved: &proved };
+        let caller = Caller { session: world.session_of(&self.session), proved: &proved };
         let result = world.state.write(caller, ops, 0);
-        let events: Vec<(EventKind, String)> = match result {
+        let events: Vec<(EventKind, String)> = match &result {
             Ok(written) => written.changes.iter().filter_map(event_of).collect(),
-            Err(_) if fault.is_some() => return Err(lost()),
-            Err(refusal) => return Err(refusal_of(refusal.code, path_of(refusal.index))),
+            Err(_) => Vec::new(),
         };
         for (kind, path) in events {
             world.tell(kind, &path);
         }
-        if fault.is_some() { Err(lost()) } else { Ok(()) }
+        if fault.is_some() {
+            return Err(lost());
+        }
+        world.catch_up(self.session.client);
+        result.map(drop).map_err(|refusal| refusal_of(refusal.code, path_of(refusal.index)))
     }
 }
 
@@ -240,7 +337,7 @@ impl Tree for MemoryTree {
     }
 
     async fn exists(&self, path: &NodePath) -> Result<bool, Error> {
-        Ok(self.world().state.tree.get(path.as_str()).is_some())
+        Ok(self.world().seen_by(&self.session).tree.get(path.as_str()).is_some())
     }
 
     async fn children(&self, path: &NodePath) -> Result<Vec<String>, Error> {
@@ -281,6 +378,7 @@ impl Tree for MemoryTree {
     }
 
     async fn sync(&self) -> Result<(), Error> {
+        self.world().catch_up(self.session.client);
         Ok(())
     }
 
@@ -292,7 +390,7 @@ impl Tree for MemoryTree {
         world.watches.add(id, path.as_str(), Watch::Recursive);
         // The receiver is right here.
         let _ = sender.send(Event::Everything);
-        world.feeds.insert(id, sender);
+        world.feeds.insert(id, Watcher { client: self.session.client, sender });
         Ok(MemoryFeed { id, events, tree: self.clone() })
     }
 }
@@ -321,31 +419,5 @@ impl Drop for MemoryFeed {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::store::paths;
-
-    #[tokio::test]
-    async fn a_lost_answer_hides_whether_the_write_was_applied() {
-        let store = MemoryStore::default();
-        let credential = Credential::parse("operator:x").unwrap();
-        let tree = store.connect(Some(&credential));
-        let acl =
-            super::super::acl::Roles { operator: credential.identity(), controller: credential.identity() };
-        store.lose_answers([Fault::LostBefore, Fault::LostAfter]);
-        for expected in [false, true] {
-            let write = Write::create(paths::names(), Vec::new(), acl.operators());
-            assert!(tree.write(vec![write]).await.unwrap_err().is_ambiguous());
-            assert_eq!(tree.exists(&paths::names()).await, Ok(expected));
-        }
-    }
-
-    #[tokio::test]
-    async fn an_interruption_says_everything() {
-        let store = MemoryStore::default();
-        let mut feed = store.connect(None).watch(&paths::root()).await.unwrap();
-        assert_eq!(feed.next().await, Ok(Event::Everything));
-        store.interrupt();
-        assert_eq!(feed.next().await, Ok(Event::Everything));
-    }
-}
+#[path = "memory_tests.rs"]
+mod tests;

@@ -1,0 +1,66 @@
+//! The store in memory loses, forgets and goes back as it is told to.
+
+use super::*;
+use crate::store::paths;
+
+#[tokio::test]
+async fn a_lost_answer_hides_whether_the_write_was_applied() {
+    let store = MemoryStore::default();
+    let credential = Credential::parse("operator:x").unwrap();
+    let tree = store.connect(Some(&credential));
+    let acl = super::super::acl::Roles { operator: credential.identity(), controller: credential.identity() };
+    store.lose_answers([Fault::LostBefore, Fault::LostAfter]);
+    for expected in [false, true] {
+        let write = Write::create(paths::names(), Vec::new(), acl.operators());
+        assert!(tree.write(vec![write]).await.unwrap_err().is_ambiguous());
+        assert_eq!(tree.exists(&paths::names()).await, Ok(expected));
+    }
+}
+
+#[tokio::test]
+async fn an_ended_session_takes_its_ephemerals_and_its_watches_say_so() {
+    let store = MemoryStore::default();
+    let credential = Credential::parse("operator:x").unwrap();
+    let roles =
+        super::super::acl::Roles { operator: credential.identity(), controller: credential.identity() };
+    let tree = store.connect(Some(&credential));
+    let (path, acl) = (paths::names(), roles.operators());
+    tree.write(vec![Write::Create { path, data: Vec::new(), acl, ephemeral: true }]).await.unwrap();
+    let mut feed = tree.watch(&paths::root()).await.unwrap();
+    assert_eq!(feed.next().await, Ok(Event::Everything));
+    store.expire(&tree);
+    assert_eq!(tree.exists(&paths::names()).await, Ok(false));
+    assert_eq!(feed.next().await, Ok(Event::Changed(paths::names())));
+    assert_eq!(feed.next().await, Ok(Event::Everything));
+}
+
+#[tokio::test]
+async fn who_is_behind_sees_the_past_until_it_syncs_and_then_hears_what_it_missed() {
+    let store = MemoryStore::default();
+    let credential = Credential::parse("operator:x").unwrap();
+    let roles =
+        super::super::acl::Roles { operator: credential.identity(), controller: credential.identity() };
+    let (writer, reader) = (store.connect(Some(&credential)), store.connect(Some(&credential)));
+    let mut feed = reader.watch(&paths::root()).await.unwrap();
+    assert_eq!(feed.next().await, Ok(Event::Everything));
+    let before = store.backup();
+    reader.fall_behind(&before);
+    writer.write(vec![Write::create(paths::names(), Vec::new(), roles.operators())]).await.unwrap();
+    assert_eq!(reader.exists(&paths::names()).await, Ok(false));
+    assert!(feed.events.try_recv().is_err());
+    reader.sync().await.unwrap();
+    assert_eq!(feed.next().await, Ok(Event::Changed(paths::names())));
+    assert_eq!(reader.exists(&paths::names()).await, Ok(true));
+    store.restore(&before);
+    assert_eq!(feed.next().await, Ok(Event::Everything));
+    assert_eq!(reader.exists(&paths::names()).await, Ok(false));
+}
+
+#[tokio::test]
+async fn an_interruption_says_everything() {
+    let store = MemoryStore::default();
+    let mut feed = store.connect(None).watch(&paths::root()).await.unwrap();
+    assert_eq!(feed.next().await, Ok(Event::Everything));
+    store.interrupt();
+    assert_eq!(feed.next().await, Ok(Event::Everything));
+}
