@@ -67,6 +67,7 @@ const PURE: &[&str] = &[
     "src/keeper/tree.rs",
     "src/firewall/boot.rs",
     "src/firewall/explain.rs",
+    "src/firewall/units.rs",
     "src/firewall/provision.rs",
     "src/firewall/told.rs",
     "src/heartbeat/audit.rs",

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use portcullis_provider::provider::{MachineRules, Seen};
-use portcullis_provider::rule::{Change, Family};
+use portcullis_provider::rule::{Change, Family, Rule};
 use portcullis_provider::{Applied, Firewall};
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -21,12 +21,9 @@ use super::retry::{Pace, Retries};
 use super::wanted::{Claim, Wanted, wanted};
 use crate::model::{MachineId, UnitId};
 use crate::store::acl::{Acl, Roles};
-use crate::store::changes::{Dirty, Key};
+use crate::store::changes::Dirty;
 use crate::store::election::Leadership;
 use crate::store::tree::{self, Tree};
-
-/// Machines for which units are looked through one machine at a time.
-const FEW: usize = 4;
 
 /// How a pass went.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -61,8 +58,8 @@ pub struct Agent<T, F> {
     seen: BTreeMap<MachineId, MachineRules>,
     reports: Reports,
     retries: Retries<Instant>,
-    /// A mass close that a first look asked for; it is done if the next look says the same.
-    doubted: Option<BTreeMap<MachineId, Change>>,
+    /// A mass close that a first look asked for; what of it the next look asks for too is done.
+    doubted: Option<BTreeSet<(MachineId, Rule)>>,
     /// What is wrong with machines themselves, as provisioning says: shown in their reports.
     notes: BTreeMap<MachineId, String>,
     random: Box<dyn FnMut() -> u64 + Send + Sync>,
@@ -118,6 +115,13 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             notes: BTreeMap::new(),
             random: Box::new(random),
         }
+    }
+
+    /// Forgets everything that was seen: what happened while another led is not known.
+    pub fn forget(&mut self) {
+        self.view = None;
+        self.seen.clear();
+        self.doubted = None;
     }
 
     /// When a machine that failed is due again.
@@ -186,10 +190,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             self.view = Some(view);
             return Ok(machines);
         };
-        let keys: Vec<Key> = dirty.keys().iter().copied().collect();
-        let mut machines = view.concerned(&keys);
-        observe::refresh(&self.tree, view, &keys).await?;
-        machines.extend(view.concerned(&keys));
+        let mut machines = view.concerned(dirty.keys().iter().copied());
+        observe::refresh(&self.tree, view, &view.around(dirty.keys())).await?;
+        machines.extend(view.concerned(dirty.keys().iter().copied()));
         Ok(machines)
     }
 
@@ -203,10 +206,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let mut reports: BTreeMap<MachineId, Report> = BTreeMap::new();
         let present = self.see(&machines, &mut reports).await;
         let mut plans = BTreeMap::new();
-        let mut claims = self.claims(&present);
         for machine in present {
             let Some(rules) = self.seen.get(&machine) else { continue };
-            let (wanted, plan) = self.plan(machine, rules, claims.remove(&machine).unwrap_or_default());
+            let (wanted, plan) = self.plan(machine, rules);
             reports.insert(machine, self.describe(machine, &wanted, &plan));
             plans.insert(machine, plan);
         }
@@ -295,6 +297,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                         Some(Seen::Absent) | None => {
                             wanted.remove(&id);
                             if self.view.as_ref().is_some_and(|view| view.own.contains(&id)) {
+                                self.retries.succeeded(id);
                                 continue;
                             }
                             let note = self.notes.get(&id).map(String::as_str);
@@ -318,22 +321,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         wanted
     }
 
-    /// What the units of `machines` ask for: one walk over all units for many, and one each for a few.
-    fn claims(&self, machines: &BTreeSet<MachineId>) -> BTreeMap<MachineId, BTreeMap<UnitId, Claim>> {
-        match &self.view {
-            None => BTreeMap::new(),
-            Some(view) if machines.len() > FEW => view.claims(),
-            Some(view) => machines.iter().map(|&machine| (machine, view.claims_on(machine))).collect(),
-        }
-    }
-
-    fn plan(
-        &self,
-        machine: MachineId,
-        rules: &MachineRules,
-        mut claims: BTreeMap<UnitId, Claim>,
-    ) -> (Wanted, MachinePlan) {
+    fn plan(&self, machine: MachineId, rules: &MachineRules) -> (Wanted, MachinePlan) {
         let last = self.reports.granted(machine);
+        let mut claims = self.view.as_ref().map(|view| view.claims_on(machine)).unwrap_or_default();
         // Units that were here and whose place can no longer be read.
         for unit in last.keys() {
             if let Some(reason) = self.lost(*unit) {
@@ -350,7 +340,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
     }
 
     fn lost(&self, unit: UnitId) -> Option<String> {
-        let unit = self.view.as_ref()?.units.get(&unit)?;
+        let unit = self.view.as_ref()?.units.get(unit)?;
         match (&unit.record, unit.machine()) {
             (Err(reason), None) => Some(reason.clone()),
             _ => None,
@@ -361,8 +351,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let mut granted = wanted.granted.clone();
         let last = self.reports.get(machine).map(|report| &report.granted);
         for unit in wanted.frozen.keys() {
+            // With what is kept for it now: if another has the same for a while, it is not forgotten over that.
             if let Some(had) = last.and_then(|last| last.get(unit)) {
-                granted.insert(*unit, had.clone());
+                granted.insert(*unit, had.union(&plan.kept_for_frozen));
             }
         }
         let foreign =
@@ -392,8 +383,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             self.doubted = None;
             return;
         };
-        let closes: BTreeMap<_, _> = plans.iter().map(|(id, plan)| (*id, plan.change.clone())).collect();
-        if self.doubted.as_ref() == Some(&closes) {
+        let closes: BTreeSet<(MachineId, Rule)> =
+            plans.iter().flat_map(|(id, plan)| plan.change.close.iter().map(|rule| (*id, *rule))).collect();
+        if self.doubted.as_ref().is_some_and(|before| closes.is_subset(before)) {
             warn!(closing, of, "closing most rules, as a second look confirms");
             self.doubted = None;
             return;

@@ -10,6 +10,7 @@ use portcullis_provider::{Error as ProviderError, Memory, Subject};
 use super::*;
 use crate::model::ports::parse_argument;
 use crate::model::{EnvironmentName, ServiceName, UnitName};
+use crate::store::changes::Key;
 use crate::store::election::Attempt;
 use crate::store::paths::{self, NodePath};
 use crate::store::records::Placement;

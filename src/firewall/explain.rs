@@ -148,7 +148,7 @@ pub fn explain(view: &View, machine: MachineId, on: &[UnitId], report: Option<&H
         }
     };
     for &id in on {
-        let Some(unit) = view.units.get(&id) else { continue };
+        let Some(unit) = view.units.get(id) else { continue };
         let had = report.granted.get(&id).cloned().unwrap_or_default();
         let name = name(id, unit);
         let mut say = |ports: Option<PortRange>, state, why: String| {
@@ -248,7 +248,7 @@ fn from_each(ranges: &[PortRange], sources: &[Cidr]) -> RuleSet {
 /// What units had here that are gone or elsewhere.
 fn gone_units(view: &View, machine: MachineId, report: &Report, lines: &mut Vec<Line>) {
     for (id, had) in &report.granted {
-        let facts = view.units.get(id);
+        let facts = view.units.get(*id);
         if facts.is_some_and(|unit| unit.machine() == Some(machine)) {
             continue;
         }
@@ -327,7 +327,8 @@ mod tests {
                 (UnitId::new(2), frozen),
                 (UnitId::new(3), unit("web/2", 0, 1, &["80"])),
             ]
-            .into(),
+            .into_iter()
+            .collect(),
             ..View::default()
         }
     }
@@ -382,7 +383,8 @@ problem: calls for machine 0 are throttled
         let ports: Vec<String> =
             pending.lines.iter().filter_map(|line| line.ports).map(|p| p.to_string()).collect();
         assert_eq!(ports, ["443/tcp", "9000/tcp", "8080/tcp", "3306/tcp", "81/tcp", "82/tcp"]);
-        let quiet = View { units: [(UnitId::new(0), unit("web/0", 0, 0, &["80"]))].into(), ..view() };
+        let quiet =
+            View { units: [(UnitId::new(0), unit("web/0", 0, 0, &["80"]))].into_iter().collect(), ..view() };
         let done = Report { granted: [(UnitId::new(0), rules(&["80"]))].into(), ..Report::default() };
         assert_eq!(explained(&quiet, Some(&Ok(done))).pending(), None);
     }

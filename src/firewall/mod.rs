@@ -19,4 +19,5 @@ pub mod retry;
 pub mod run;
 pub mod told;
 pub mod trial;
+pub mod units;
 pub mod wanted;

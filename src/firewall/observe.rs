@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::units::Units;
 use crate::firewall::wanted::Claim;
 use crate::model::ports::PortsDocument;
 use crate::model::{Cidr, MachineId, PortRange, ServiceId, UnitId, UnitName};
@@ -30,6 +31,11 @@ pub struct UnitFacts {
 }
 
 impl UnitFacts {
+    /// `None` if the record cannot be read.
+    pub fn service(&self) -> Option<ServiceId> {
+        self.record.as_ref().ok().map(|(_, service, _)| *service)
+    }
+
     pub fn machine(&self) -> Option<MachineId> {
         match &self.record {
             Ok((_, _, machine)) => *machine,
@@ -42,62 +48,55 @@ impl UnitFacts {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct View {
     pub services: BTreeMap<ServiceId, Exposure>,
-    pub units: BTreeMap<UnitId, UnitFacts>,
+    pub units: Units,
     pub machines: BTreeMap<MachineId, Held<records::Machine>>,
     /// Machines that look after their own firewall.
     pub own: BTreeSet<MachineId>,
 }
 
 impl View {
-    pub fn units_on(&self, machine: MachineId) -> impl Iterator<Item = (UnitId, &UnitFacts)> {
-        let on = move |(_, unit): &(&UnitId, &UnitFacts)| unit.machine() == Some(machine);
-        self.units.iter().filter(on).map(|(id, unit)| (*id, unit))
-    }
-
-    /// What each unit asks for, by machine: one walk over all units.
-    pub fn claims(&self) -> BTreeMap<MachineId, BTreeMap<UnitId, Claim>> {
-        let mut claims: BTreeMap<_, BTreeMap<_, _>> =
-            self.machines.keys().map(|id| (*id, BTreeMap::new())).collect();
-        for (id, unit) in &self.units {
-            if let Some(of_machine) = unit.machine().and_then(|machine| claims.get_mut(&machine)) {
-                of_machine.insert(*id, self.claim(unit));
-            }
-        }
-        claims
-    }
-
     /// Which units are where: one walk over all units.
     pub fn placed(&self) -> BTreeMap<MachineId, Vec<UnitId>> {
         let mut placed: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        for (id, unit) in &self.units {
+        for (id, unit) in self.units.iter() {
             if let Some(machine) = unit.machine() {
-                placed.entry(machine).or_default().push(*id);
+                placed.entry(machine).or_default().push(id);
             }
         }
         placed
     }
 
-    /// The same for one machine.
+    /// What each unit of a machine asks for.
     pub fn claims_on(&self, machine: MachineId) -> BTreeMap<UnitId, Claim> {
-        self.units_on(machine).map(|(id, unit)| (id, self.claim(unit))).collect()
+        self.units.on(machine).map(|(id, unit)| (id, self.claim(unit))).collect()
     }
 
     /// The machines that a change of `keys` can concern, as far as this view knows.
-    pub fn concerned(&self, keys: &[Key]) -> BTreeSet<MachineId> {
+    pub fn concerned(&self, keys: impl Iterator<Item = Key>) -> BTreeSet<MachineId> {
         let mut machines = BTreeSet::new();
         for key in keys {
-            match *key {
+            match key {
                 Key::Machine(id) => drop(machines.insert(id)),
-                Key::Unit(id) => machines.extend(self.units.get(&id).and_then(|unit| unit.machine())),
-                Key::Service(id) => machines.extend(
-                    self.units
-                        .values()
-                        .filter(|unit| matches!(&unit.record, Ok((_, service, _)) if *service == id))
-                        .filter_map(|unit| unit.machine()),
-                ),
+                Key::Unit(id) => machines.extend(self.units.get(id).and_then(|unit| unit.machine())),
+                Key::Service(id) => {
+                    machines.extend(self.units.of(id).filter_map(|(_, unit)| unit.machine()));
+                }
             }
         }
         machines
+    }
+
+    /// `keys`, and everything else that decides about the machines that they concern. It is looked at together, or a port
+    /// that one unit takes over from another would look like one that nobody has.
+    pub fn around(&self, keys: &BTreeSet<Key>) -> Vec<Key> {
+        let mut all = keys.clone();
+        for machine in self.concerned(keys.iter().copied()) {
+            for (id, unit) in self.units.on(machine) {
+                all.insert(Key::Unit(id));
+                all.extend(unit.service().map(Key::Service));
+            }
+        }
+        all.into_iter().collect()
     }
 
     pub fn claim(&self, unit: &UnitFacts) -> Claim {
@@ -182,12 +181,12 @@ pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result
     for key in gone {
         match key {
             Key::Service(id) => drop(view.services.remove(&id)),
-            Key::Unit(id) => drop(view.units.remove(&id)),
+            Key::Unit(id) => view.units.remove(id),
             Key::Machine(id) => drop(view.machines.remove(&id)),
         }
     }
     view.services.append(&mut next.services);
-    view.units.append(&mut next.units);
+    view.units.absorb(next.units);
     view.machines.append(&mut next.machines);
     view.own.append(&mut next.own);
     Ok(())
@@ -212,7 +211,7 @@ fn open_ports(id: UnitId, node: Option<&Node>) -> Held<Vec<PortRange>> {
 /// Units whose record is unreadable are looked for in the machines' own lists: one more round trip, and only then.
 async fn find_lost_units<T: Tree>(tree: &T, view: &View, next: &mut View) -> Result<(), Error> {
     let lost: BTreeSet<UnitId> =
-        next.units.iter().filter(|(_, unit)| unit.record.is_err()).map(|(id, _)| *id).collect();
+        next.units.iter().filter(|(_, unit)| unit.record.is_err()).map(|(id, _)| id).collect();
     if lost.is_empty() {
         return Ok(());
     }
@@ -221,9 +220,10 @@ async fn find_lost_units<T: Tree>(tree: &T, view: &View, next: &mut View) -> Res
     for (machine, answer) in machines.iter().zip(tree.read_many(reads).await?) {
         for name in answer.into_children().into_iter().flatten() {
             if let Ok(id) = UnitId::from_key(&name)
-                && let Some(unit) = next.units.get_mut(&id).filter(|_| lost.contains(&id))
+                && let Some(unit) = next.units.get(id).filter(|_| lost.contains(&id))
             {
-                unit.listed_on = Some(*machine);
+                let found = UnitFacts { listed_on: Some(*machine), ..unit.clone() };
+                next.units.insert(id, found);
             }
         }
     }

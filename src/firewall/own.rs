@@ -33,7 +33,7 @@ pub async fn observe<T: Tree>(tree: &T, machine: MachineId) -> Result<View, Erro
 /// Where a change concerns the machine: what to watch, once `view` was seen.
 pub fn watched(view: &View, machine: MachineId) -> Vec<NodePath> {
     let mut paths = vec![paths::machine(machine)];
-    paths.extend(view.units.keys().map(|id| paths::unit(*id)));
+    paths.extend(view.units.iter().map(|(id, _)| paths::unit(id)));
     paths.extend(view.services.keys().map(|id| paths::exposed(*id)));
     paths
 }
@@ -78,11 +78,8 @@ async fn look_at_flags<T: Tree>(
     secrets: &BTreeMap<UnitId, Held<Node>>,
     view: &mut View,
 ) -> Result<(), Error> {
-    let services: BTreeMap<ServiceId, UnitId> = view
-        .units
-        .iter()
-        .filter_map(|(id, unit)| unit.record.as_ref().ok().map(|(_, service, _)| (*service, *id)))
-        .collect();
+    let services: BTreeMap<ServiceId, UnitId> =
+        view.units.iter().filter_map(|(id, unit)| unit.service().map(|service| (service, id))).collect();
     let mut unproved: BTreeMap<ServiceId, String> = BTreeMap::new();
     for (service, unit) in &services {
         let path = paths::unit_credentials(*unit);

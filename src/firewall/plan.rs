@@ -31,15 +31,21 @@ pub struct MachinePlan {
     pub kept_for_frozen: RuleSet,
 }
 
-/// What the machine should have once frozen units are accounted for: what they had last stays if it is there. If
-/// that is not known, all that is there stays, because any of it may be theirs.
+/// What the machine should have once frozen units are accounted for: what they had last stays if it is there, and so does
+/// what is there and nobody is known to have had, since it was opened just before the memory of it was lost. If nothing is
+/// known of a frozen unit, all that is there stays, because any of it may be its own.
 pub fn target(wanted: &Wanted, owned: &BTreeSet<Rule>, last: &LastGranted) -> (RuleSet, RuleSet) {
     let rules = wanted.rules();
     let there: RuleSet = owned.iter().collect();
     let mut kept = RuleSet::new();
+    if wanted.frozen.is_empty() {
+        return (rules, kept);
+    }
+    let remembered: RuleSet = last.values().flat_map(RuleSet::rules).collect();
+    let nobodys = there.minus(&remembered);
     for unit in wanted.frozen.keys() {
         let theirs = match last.get(unit) {
-            Some(granted) => intersection(granted, &there),
+            Some(granted) => intersection(granted, &there).union(&nobodys),
             None => there.clone(),
         };
         kept = kept.union(&theirs);
@@ -66,7 +72,7 @@ pub fn plan_machine(
     };
     let Change { open, close } = if fits(&gentle) { gentle } else { Change::compacting(owned, &target) };
     let open = &open - theirs;
-    let staying: RuleSet = (owned - &close).iter().collect();
+    let staying: RuleSet = (owned - &close).iter().chain(theirs).collect();
     let (close, deferred) = close.into_iter().partition(|rule| {
         let wanted = intersection(&[*rule].into_iter().collect(), &target);
         wanted.minus(&staying).is_empty()
@@ -147,6 +153,14 @@ mod tests {
     }
 
     #[test]
+    fn what_was_opened_just_before_the_memory_of_it_was_lost_stays() {
+        let last = LastGranted::from([(unit(0), set(&[(80, 80)])), (unit(1), set(&[(443, 443)]))]);
+        let owned = rules(&[(80, 80), (443, 443), (444, 444)]);
+        let plan = plan_machine(&asking(&[], true), &owned, &BTreeSet::new(), &last, 50);
+        assert_eq!(plan.change, Change { open: BTreeSet::new(), close: rules(&[(80, 80)]) });
+    }
+
+    #[test]
     fn without_a_memory_of_a_frozen_unit_nothing_is_closed() {
         let owned = rules(&[(80, 80), (443, 443)]);
         let plan =
@@ -178,6 +192,14 @@ mod tests {
         let after = plan.change.applied_to(&owned);
         let then = plan_machine(&wanted, &after, &BTreeSet::new(), &LastGranted::new(), 50);
         assert_eq!(then.change, Change { open: BTreeSet::new(), close: rules(&[(80, 81)]) });
+    }
+
+    #[test]
+    fn what_somebody_else_keeps_open_need_not_be_respelled_first() {
+        let owned = rules(&[(80, 82)]);
+        let plan =
+            plan_machine(&asking(&[(81, 81)], false), &owned, &rules(&[(81, 81)]), &LastGranted::new(), 50);
+        assert_eq!(plan.change, Change { open: BTreeSet::new(), close: owned });
     }
 
     #[test]

@@ -21,6 +21,8 @@ const REPORTS_A_WRITE: usize = 100;
 pub struct Reports {
     place: Place,
     known: BTreeMap<MachineId, (Report, i32)>,
+    /// Known as empty because they cannot be read: written anew also if there is nothing to say.
+    unreadable: BTreeSet<MachineId>,
 }
 
 /// Where reports are, and with which rights.
@@ -35,12 +37,12 @@ enum Place {
 impl Reports {
     /// For the controller's agent.
     pub fn new(roles: Roles) -> Self {
-        Self { place: Place::Controller(roles), known: BTreeMap::new() }
+        Self { place: Place::Controller(roles), known: BTreeMap::new(), unreadable: BTreeSet::new() }
     }
 
     /// For a machine that looks after itself.
     pub fn of_machine(acl: Acl) -> Self {
-        Self { place: Place::Machine(acl), known: BTreeMap::new() }
+        Self { place: Place::Machine(acl), known: BTreeMap::new(), unreadable: BTreeSet::new() }
     }
 
     fn path(&self, machine: MachineId) -> NodePath {
@@ -96,6 +98,7 @@ impl Reports {
         let ids: Vec<MachineId> = machines.collect();
         let reads = ids.iter().map(|id| Read::Data(self.path(*id))).collect();
         self.known.clear();
+        self.unreadable.clear();
         for (id, answer) in ids.into_iter().zip(tree.read_many(reads).await?) {
             let Some(node) = answer.into_data() else { continue };
             match Report::parse(&node.data) {
@@ -104,6 +107,7 @@ impl Reports {
                 Err(err) => {
                     warn!(path = %self.path(id), %err, "report ignored");
                     self.known.insert(id, (Report::default(), node.version));
+                    self.unreadable.insert(id);
                 }
             }
         }
@@ -124,8 +128,9 @@ impl Reports {
         let mut writes = Vec::new();
         for (machine, report) in reports {
             let path = self.path(machine);
+            let unreadable = self.unreadable.remove(&machine);
             let write = match self.known.get(&machine) {
-                Some((old, _)) if *old == report => continue,
+                Some((old, _)) if *old == report && !unreadable => continue,
                 Some((_, version)) => {
                     let version = *version;
                     self.known.insert(machine, (report.clone(), version + 1));

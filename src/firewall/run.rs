@@ -66,8 +66,9 @@ pub async fn run_provisioning<T: Tree, F: Firewall, M: Machines>(
     let token = Leadership::token()?;
     loop {
         let campaign = tokio::select! {
-            won = Leadership::campaign(tree, roles, &token) => won,
+            biased;
             _ = stop.wait_for(|stop| *stop) => return Ok(()),
+            won = Leadership::campaign(tree, roles, &token) => won,
         };
         let ended = match campaign {
             Ok(lead) => {
@@ -141,22 +142,24 @@ struct Passes<'a, T, F> {
 
 impl<T: Tree, F: Firewall> Passes<'_, T, F> {
     async fn go_on(mut self, stop: &mut watch::Receiver<bool>) -> Result<Ended, Error> {
+        self.agent.forget();
         self.agent.prepare().await?;
         let mut changes = Changes::new(self.tree.watch(&paths::root()).await?);
         let mut resync_at = Instant::now() + self.resync;
         let mut renew_at = Instant::now();
+        let mut doubt_at = None;
         let mut everything = Dirty::default();
         everything.add(&Event::Everything);
         loop {
             let retry_at = self.agent.next_retry().unwrap_or(resync_at);
-            let doubt_at = if self.agent.in_doubt() { Instant::now() + DOUBT } else { resync_at };
             let dirty = tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => return Ok(Ended::Stopped),
                 dirty = changes.next() => Some(dirty?),
-                () = sleep_until(resync_at.min(doubt_at)) => Some(everything.clone()),
+                () = sleep_until(doubt_at.map_or(resync_at, |doubt_at| resync_at.min(doubt_at))) => Some(everything.clone()),
                 () = sleep_until(retry_at) => Some(Dirty::default()),
                 () = sleep_until(renew_at) => None,
                 Some(news) = self.news.recv() => Some(self.hear(news)),
-                _ = stop.wait_for(|stop| *stop) => return Ok(Ended::Stopped),
             };
             if !self.lead.confirm(self.tree).await? {
                 return Ok(Ended::Replaced);
@@ -180,6 +183,7 @@ impl<T: Tree, F: Firewall> Passes<'_, T, F> {
                 }
                 Err(err) => return Err(err),
             };
+            doubt_at = self.agent.in_doubt().then(|| Instant::now() + DOUBT);
             self.progress.send_modify(|progress| {
                 progress.passes += 1;
                 progress.last = pass;
