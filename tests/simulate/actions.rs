@@ -1,229 +1,426 @@
-//! What happens in a world: one event at a time, chosen by its seed.
+//! What happens in a world: one action at a time, scripted or chosen by the seed. Each changes the oracle and the store in
+//! one step, since what an operator does is over before an agent runs again.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use portcullis::model::ports::parse_argument;
-use portcullis::model::{MachineId, UnitId};
-use portcullis::store::UnitPorts;
-use portcullis::store::memory::Fault as StoreFault;
-use portcullis::store::paths;
-use portcullis::store::tree::{Tree as _, Write};
-use portcullis_provider::memory::{Failure, Fault, Rewrite};
-use portcullis_provider::provider::{Foreign, MachineNumber};
-use portcullis_provider::rule::WirePorts;
-use portcullis_provider::{Error, Subject};
+use portcullis::model::{Cidr, MachineId, UnitId};
+use portcullis::store::{Error, UnitPorts, paths};
+use portcullis_provider::memory::{Rewrite, Settings};
+use portcullis_provider::provider::Foreign;
+use portcullis_provider::rule::{Rule, WirePorts};
 
-use crate::oracle::{Point, points_of};
-use crate::world::{RESYNC, RETRIES, Random, World, service_name};
+use crate::agents::RESYNC;
+use crate::faults::{Fault, Mishap};
+use crate::oracle::{Exposed, GRACE, Machine, Service, Unit};
+use crate::points::{ARGUMENTS, Points, named};
+use crate::seam::Armed;
+use crate::world::{SERVICES, World, deployment, number, service_name, unit_name};
 
-const PORTS: [&str; 9] = ["80", "81", "82", "443", "22", "20-25", "8000-8010", "53/udp", "8005"];
+/// Things are named by their place in a list, taken modulo its length, so that any number names something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Action {
+    Open(usize, usize),
+    Close(usize, usize),
+    Expose(usize),
+    ExposeTo(usize, usize),
+    Unexpose(usize),
+    AddUnit(usize, usize),
+    RemoveUnit(usize),
+    Destroy(usize),
+    Deploy(usize, usize),
+    AddMachine,
+    Terminate(usize),
+    /// Many changes at once.
+    Flood(usize),
+    Corrupt(Mishap, usize, usize),
+    OlderRecord(usize),
+    NewerRecord(usize),
+    Heal,
+    Meddle(Mishap, usize),
+    /// What happens to the provider, and how much.
+    Provider(Mishap, usize),
+    /// One call in so many fails.
+    Storm(usize),
+    Cure,
+    Interrupt,
+    Expire(usize),
+    Crash(usize),
+    Stop(usize),
+    Freeze(usize, u64),
+    Jump(u64),
+    Events(Mishap, usize),
+    Arm(Armed),
+    Backup,
+    Restore,
+}
+
+impl PartialEq for Armed {
+    fn eq(&self, other: &Self) -> bool {
+        (self.fault, self.kind, self.skip) == (other.fault, other.kind, other.skip)
+    }
+}
+
+impl Eq for Armed {}
 
 impl World {
-    /// One event, and time for some of its consequences.
-    pub(crate) async fn act(&mut self) -> String {
-        let what = match self.random.below(16) {
-            0..=3 => self.open().await,
-            4..=5 => self.close().await,
-            6..=7 => self.expose().await,
-            8 => self.unexpose().await,
-            9 => self.corrupt().await,
-            10 => {
-                self.heal().await;
-                "healed".to_owned()
+    pub(crate) async fn perform(&mut self, action: Action) {
+        self.say(format_args!("-- {action:?}"));
+        self.seam.lock().coverage.events += 1;
+        match action {
+            Action::Open(unit, port) => self.port(unit, port, true).await,
+            Action::Close(unit, port) => self.port(unit, port, false).await,
+            Action::Expose(service) => self.expose(service, Exposed::World).await,
+            Action::ExposeTo(service, source) => self.expose(service, Exposed::To(source % 2)).await,
+            Action::Unexpose(service) => self.expose(service, Exposed::No).await,
+            Action::AddUnit(service, machine) => self.add_unit(service, machine).await,
+            Action::RemoveUnit(unit) => self.remove_unit(unit).await,
+            Action::Destroy(service) => self.destroy(service).await,
+            Action::Deploy(service, machine) => self.deploy(service, machine).await,
+            Action::AddMachine => self.add_machine().await,
+            Action::Terminate(machine) => self.terminate(machine).await,
+            Action::Flood(count) => {
+                self.happened(Mishap::Flood);
+                for n in 0..count {
+                    self.port(n, n / 3, n % 2 == 0).await;
+                }
             }
-            11 => self.meddle(),
-            12 => self.provider_faults(),
-            13 => self.store_faults(),
-            14 => self.crash(),
-            _ => {
-                self.cure();
-                "the provider is well".to_owned()
+            Action::Corrupt(what, index, how) => self.corrupt(what, index, how).await,
+            Action::OlderRecord(unit) => self.other_version(unit, true).await,
+            Action::NewerRecord(unit) => self.other_version(unit, false).await,
+            Action::Heal => self.heal().await,
+            Action::Meddle(what, machine) => self.meddle(what, machine),
+            Action::Provider(what, amount) => self.provider(what, amount),
+            Action::Storm(share) => {
+                let mut shared = self.seam.lock();
+                shared.storm = Some(share);
+                shared.shallow();
+            }
+            Action::Cure => self.cure(),
+            _ => self.disturb(action).await,
+        }
+    }
+
+    async fn disturb(&mut self, action: Action) {
+        let agents = self.agents();
+        match action {
+            Action::Interrupt => {
+                self.happened(Mishap::Interrupted);
+                self.seam.lock().shallow();
+                self.seam.store.interrupt();
+            }
+            Action::Expire(agent) => {
+                self.happened(Mishap::SessionExpired);
+                // Two may act for the length of a lease: only a look at everything is sure to find what came of it.
+                self.seam.lock().deep();
+                self.seam.controls[agent % agents].expire(&self.seam.store);
+            }
+            Action::Crash(agent) => {
+                self.happened(Mishap::Crashed);
+                self.seam.lock().shallow();
+                self.seam.controls[agent % agents].crash();
+            }
+            Action::Stop(agent) => {
+                self.happened(Mishap::Stopped);
+                self.seam.lock().shallow();
+                self.seam.controls[agent % agents].stop();
+            }
+            Action::Freeze(agent, ms) => {
+                self.happened(Mishap::FrozenProcess);
+                self.seam.lock().deep();
+                self.seam.freeze(agent % agents, Duration::from_millis(ms));
+            }
+            Action::Jump(ms) => {
+                self.happened(Mishap::ClockJumped);
+                self.seam.lock().deep();
+                tokio::time::advance(Duration::from_millis(ms)).await;
+                self.seam.lock().deep();
+            }
+            Action::Events(mishap, count) => {
+                self.seam.lock().events.extend(std::iter::repeat_n(mishap, count));
+            }
+            Action::Arm(armed) => {
+                let past = (armed.fault == Fault::Stale).then(|| self.seam.store.backup());
+                let mut shared = self.seam.lock();
+                shared.past = past.or(shared.past.take());
+                shared.armed.push(armed);
+            }
+            Action::Backup => {
+                let backup =
+                    (self.seam.store.backup(), self.seam.lock().oracle.clone(), self.damaged.clone());
+                self.backup = Some(backup);
+            }
+            Action::Restore => self.restore(),
+            _ => {}
+        }
+    }
+
+    fn unit(&self, index: usize) -> Option<(UnitId, Unit)> {
+        let shared = self.seam.lock();
+        let units = &shared.oracle.units;
+        units.iter().nth(index % units.len().max(1)).map(|(id, unit)| (*id, unit.clone()))
+    }
+
+    fn machine(&self, index: usize) -> MachineId {
+        let shared = self.seam.lock();
+        let machines = &shared.oracle.machines;
+        *machines.keys().nth(index % machines.len()).expect("a machine")
+    }
+
+    /// What an operator cannot do because something is corrupt is not done.
+    fn refused<V>(&self, result: Result<V, Error>) -> Option<V> {
+        match result {
+            Ok(value) => Some(value),
+            Err(Error::Corrupt { .. } | Error::MachineInUse(_)) => None,
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    async fn port(&mut self, unit: usize, argument: usize, open: bool) {
+        let Some((id, unit)) = self.unit(unit) else { return };
+        if unit.corrupt_ports {
+            return;
+        }
+        let argument = argument % ARGUMENTS.len();
+        let range = parse_argument(ARGUMENTS[argument]).expect("a port");
+        let ports = UnitPorts::new(self.operator.tree(), id);
+        if open { ports.open(range).await } else { ports.close(range).await }.expect("stored");
+        let mut shared = self.seam.lock();
+        let unit = shared.oracle.units.get_mut(&id).expect("a unit");
+        unit.ports.retain(|other| *other != argument);
+        if open {
+            unit.ports.push(argument);
+        }
+        shared.changed();
+    }
+
+    async fn expose(&mut self, service: usize, to: Exposed) {
+        let service = service % SERVICES;
+        if !self.seam.lock().oracle.services.contains_key(&service) {
+            return;
+        }
+        let name = service_name(service);
+        let done = match to {
+            Exposed::No => self.operator.unexpose(&name).await,
+            Exposed::World => self.operator.expose(&name).await,
+            Exposed::To(source) => {
+                self.operator.expose_to(&name, &[named().nth(source).expect("a source")]).await
             }
         };
-        self.oracle.remember(&self.machines.clone());
-        let pause = [0, 1, 20, 700, 5_000, 61_000][self.random.below(6)];
-        tokio::time::sleep(Duration::from_millis(pause)).await;
-        format!("{what}, then {pause} ms")
+        done.expect("exposed");
+        let mut shared = self.seam.lock();
+        let known = shared.oracle.services.get_mut(&service).expect("a service");
+        // What the flag said before, if anything, does not matter any more.
+        (known.exposed, known.corrupt) = (to, false);
+        let flag = paths::exposed(known.id);
+        shared.changed();
+        drop(shared);
+        self.damaged.remove(&flag);
     }
 
-    fn a_unit(&mut self) -> UnitId {
-        let units: Vec<UnitId> = self.oracle.units.keys().copied().collect();
-        *self.random.pick(&units)
-    }
-
-    async fn open(&mut self) -> String {
-        let (id, text) = (self.a_unit(), *self.random.pick(&PORTS));
-        let range = parse_argument(text).expect("a port");
-        let (_, unit) = self.oracle.units.get_mut(&id).expect("a unit");
-        if unit.corrupt {
-            return format!("{id:?} is corrupt");
+    async fn add_unit(&mut self, service: usize, machine: usize) {
+        let (service, machine) = (service % SERVICES, self.machine(machine));
+        let full = self.seam.lock().oracle.units.len() >= 9;
+        if full || !self.seam.lock().oracle.services.contains_key(&service) {
+            return;
         }
-        if !unit.ports.contains(&range) {
-            unit.ports.push(range);
+        let added = self.operator.add_units(&service_name(service), 1, Some(machine)).await;
+        let Some(added) = self.refused(added) else { return };
+        let mut shared = self.seam.lock();
+        for placed in added {
+            shared.oracle.units.insert(placed.id, Unit::new(service, placed.name.number(), machine));
         }
-        // Wanted from here on, whenever the agent sees it.
-        self.oracle.remember(&self.machines.clone());
-        UnitPorts::new(self.operator.tree(), id).open(range).await.expect("stored");
-        format!("{id:?} opens {text}")
+        shared.changed();
     }
 
-    async fn close(&mut self) -> String {
-        let (id, text) = (self.a_unit(), *self.random.pick(&PORTS));
-        let range = parse_argument(text).expect("a port");
-        let (_, unit) = self.oracle.units.get_mut(&id).expect("a unit");
-        if unit.corrupt {
-            return format!("{id:?} is corrupt");
+    async fn remove_unit(&mut self, unit: usize) {
+        let Some((id, unit)) = self.unit(unit) else { return };
+        let removed = self.operator.remove_unit(&unit_name(&unit)).await;
+        if self.refused(removed).is_some() {
+            self.happened(Mishap::UnitRemoved);
+            let mut shared = self.seam.lock();
+            shared.oracle.units.remove(&id);
+            shared.changed();
         }
-        unit.ports.retain(|open| *open != range);
-        UnitPorts::new(self.operator.tree(), id).close(range).await.expect("stored");
-        format!("{id:?} closes {text}")
     }
 
-    async fn expose(&mut self) -> String {
-        let service = self.random.below(3);
-        self.oracle.exposed.insert(service);
-        self.oracle.remember(&self.machines.clone());
-        self.operator.expose(&service_name(service)).await.expect("exposed");
-        format!("expose {service}")
-    }
-
-    async fn unexpose(&mut self) -> String {
-        let service = self.random.below(3);
-        self.oracle.exposed.remove(&service);
-        // Shut while it cannot be read: when it is exposed again, there is nothing left to keep.
-        for (_, unit) in self.oracle.units.values_mut().filter(|(_, unit)| unit.service == service) {
-            unit.kept.clear();
+    async fn destroy(&mut self, service: usize) {
+        let service = service % SERVICES;
+        if !self.seam.lock().oracle.services.contains_key(&service) {
+            return;
         }
-        self.operator.unexpose(&service_name(service)).await.expect("unexposed");
-        format!("unexpose {service}")
+        let destroyed = self.operator.destroy_service(&service_name(service)).await;
+        if self.refused(destroyed).is_some() {
+            self.happened(Mishap::ServiceDestroyed);
+            let mut shared = self.seam.lock();
+            shared.oracle.services.remove(&service);
+            shared.oracle.units.retain(|_, unit| unit.service != service);
+            shared.changed();
+        }
     }
 
-    async fn overwrite(&self, id: UnitId, data: Vec<u8>) {
-        let path = paths::unit_ports(id);
-        loop {
-            let node = self.operator.tree().get(&path).await.expect("a ports node");
-            if node.data == data {
-                return;
+    async fn deploy(&mut self, service: usize, machine: usize) {
+        let (service, machine) = (service % SERVICES, self.machine(machine));
+        if self.seam.lock().oracle.services.contains_key(&service) {
+            return;
+        }
+        let deployed = self.operator.deploy(&deployment(service, machine)).await;
+        let Some(deployed) = self.refused(deployed) else { return };
+        self.happened(Mishap::NameUsedAgain);
+        let mut shared = self.seam.lock();
+        let known = Service { id: deployed.service, exposed: Exposed::No, corrupt: false };
+        shared.oracle.services.insert(service, known);
+        for placed in deployed.units {
+            shared.oracle.units.insert(placed.id, Unit::new(service, placed.name.number(), machine));
+        }
+        shared.changed();
+    }
+
+    async fn add_machine(&mut self) {
+        if self.seam.lock().oracle.machines.len() >= 5 {
+            return;
+        }
+        let instance = format!("i-{}", self.random.next()).parse().expect("an id");
+        let machine = self.operator.add_machine(Some(instance)).await.expect("a machine");
+        // Its number may have been another's before the store went back: then there is a group with that one's rules.
+        self.seam.provider.add_group(number(machine));
+        let mut shared = self.seam.lock();
+        shared.oracle.machines.insert(machine, Machine::default());
+        shared.changed();
+    }
+
+    async fn terminate(&mut self, machine: usize) {
+        let machine = self.machine(machine);
+        if self.seam.lock().oracle.machines.len() < 2 {
+            return;
+        }
+        let gone = self.operator.terminate_machines(&[machine]).await;
+        if self.refused(gone).is_some() {
+            self.happened(Mishap::MachineGone);
+            self.foreign.remove(&machine);
+            self.seam.provider.remove_group(number(machine));
+            let mut shared = self.seam.lock();
+            shared.oracle.machines.remove(&machine);
+            // An agent in the middle of a pass meets a group that is not there.
+            shared.shallow();
+            shared.changed();
+        }
+    }
+
+    /// Everything in the store is as it was; outside of it nothing is.
+    fn restore(&mut self) {
+        let Some((backup, oracle, damaged)) = self.backup.take() else { return };
+        self.damaged = damaged;
+        self.happened(Mishap::Restored);
+        self.seam.store.restore(&backup);
+        let mut shared = self.seam.lock();
+        shared.oracle = oracle;
+        // What an agent remembers of units that cannot be read went back too.
+        for unit in shared.oracle.units.values_mut() {
+            unit.kept = Points::NONE;
+        }
+        shared.past = None;
+        shared.changed();
+        shared.deep();
+        shared.blind_until = tokio::time::Instant::now() + GRACE;
+    }
+
+    fn meddle(&mut self, what: Mishap, machine: usize) {
+        let id = self.machine(machine);
+        if self.seam.open_on(id).is_none() {
+            return;
+        }
+        self.happened(what);
+        self.seam.lock().deep();
+        let rule = |text: &str| Rule::new(parse_argument(text).expect("a port"), Cidr::WORLD_V4);
+        let foreign = |port: i32, source: &str| {
+            let wire = WirePorts { proto: "tcp", from: Some(port), to: Some(port) };
+            Foreign::from_wire(wire, source.parse().expect("a block"))
+        };
+        let before = self.seam.open_on(id).unwrap_or_default();
+        let mut added = None;
+        self.seam.provider.tamper(number(id), |rules| match what {
+            Mishap::RuleRemoved => _ = rules.owned.pop_first(),
+            Mishap::RuleAdded => _ = rules.owned.insert(rule("82")),
+            Mishap::ForeignAdded => added = Some(foreign(5432, "10.0.0.0/8")),
+            Mishap::ForeignEqual if !rules.owned.contains(&rule("81")) => {
+                added = Some(foreign(81, "0.0.0.0/0"));
             }
-            let write = Write::SetIfVersion { path: path.clone(), data: data.clone(), version: node.version };
-            match self.operator.tree().write(vec![write]).await {
-                Err(err) if !err.is_ambiguous() => panic!("{err}"),
-                _ => {}
-            }
-        }
-    }
-
-    async fn corrupt(&mut self) -> String {
-        let id = self.a_unit();
-        let garbage = *self.random.pick(&["{", "[[[[", "open: 7", "{\"open\": [{\"port\": 0}]}"]);
-        // What the agent has never seen it cannot keep: only a world that has come to rest can be held to it.
-        if !self.faulty {
-            tokio::time::sleep(if self.drifted { RESYNC + RETRIES } else { RETRIES }).await;
-        }
-        let (machine, unit) = &self.oracle.units[&id];
-        let asked = unit.ports.iter().copied().flat_map(points_of).collect::<BTreeSet<Point>>();
-        let open = self.open_on(*machine);
-        let exposed = self.oracle.exposed.contains(&unit.service);
-        let kept = if self.faulty || unit.corrupt || !exposed { BTreeSet::new() } else { &asked & &open };
-        self.overwrite(id, garbage.as_bytes().to_vec()).await;
-        let (_, unit) = self.oracle.units.get_mut(&id).expect("a unit");
-        if !unit.corrupt {
-            unit.kept = kept;
-        }
-        unit.corrupt = true;
-        format!("{id:?} is corrupted")
-    }
-
-    /// What was corrupt holds again what it held.
-    pub(crate) async fn heal(&mut self) {
-        let ids: Vec<UnitId> =
-            self.oracle.units.iter().filter(|(_, (_, u))| u.corrupt).map(|(id, _)| *id).collect();
-        for id in ids {
-            let (_, unit) = self.oracle.units.get_mut(&id).expect("a unit");
-            unit.corrupt = false;
-            unit.kept.clear();
-            let ports = unit.ports.clone();
-            self.overwrite(id, Vec::new()).await;
-            for range in ports {
-                UnitPorts::new(self.operator.tree(), id).open(range).await.expect("stored");
-            }
-        }
-    }
-
-    /// Somebody else at the rules: takes one of ours away, or adds one of theirs.
-    fn meddle(&mut self) -> String {
-        let machine = *self.random.pick(&self.machines);
-        let number = MachineNumber::new(machine.number());
-        if self.random.below(2) == 0 && self.frozen_ports(machine).is_empty() {
-            self.drifted = true;
-            self.provider.tamper(number, |rules| {
-                rules.owned.pop_first();
-            });
-            return format!("somebody removes a rule of {machine}");
-        }
-        let wire = WirePorts { proto: "tcp", from: Some(5432), to: Some(5432) };
-        let theirs = Foreign::from_wire(wire, "10.0.0.0/8".parse().expect("a block"));
-        self.provider.tamper(number, |rules| rules.foreign.push(theirs));
-        self.foreign += 1;
-        format!("somebody adds a rule to {machine}")
-    }
-
-    fn provider_faults(&mut self) -> String {
-        self.faulty = true;
-        let mut random = self.random.clone();
-        let share = 2 + self.random.below(4);
-        self.provider.set_script(move |_| (random.below(share) == 0).then(|| fault(&mut random)));
-        let lag = self.random.below(4) as u64;
-        let rewrite = [Rewrite::Nothing, Rewrite::Spelling, Rewrite::Halves][self.random.below(3)];
-        self.provider.configure(|settings| {
-            settings.lag_calls = lag;
-            settings.rewrite = rewrite;
+            Mishap::GroupAmiss => rules.amiss.push("its name".to_owned()),
+            _ => {}
         });
-        format!("one call in {share} fails, reads lag by {lag}, {rewrite:?}")
-    }
-
-    pub(crate) async fn change_in_a_bad_moment(&mut self) -> String {
-        let faults = self.provider_faults();
-        let what = if self.random.below(2) == 0 { self.expose().await } else { self.unexpose().await };
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        format!("{faults}; {what}")
-    }
-
-    fn store_faults(&mut self) -> String {
-        if self.random.below(2) == 0 {
-            self.store.interrupt();
-            return "the store's connections are lost".to_owned();
+        if what == Mishap::GroupDeleted {
+            self.foreign.remove(&id);
+            self.seam.provider.remove_group(number(id));
         }
-        let fault = [StoreFault::LostBefore, StoreFault::LostAfter][self.random.below(2)];
-        self.store.lose_answers([fault]);
-        format!("the next write: {fault:?}")
+        if let Some(added) = added.filter(|added| !self.foreign_on(id).contains(added)) {
+            self.foreign.entry(id).or_default().push(added.clone());
+            self.seam.provider.tamper(number(id), |rules| rules.foreign.push(added));
+        }
+        let lost = before.minus(self.seam.open_on(id).unwrap_or_default());
+        let mut shared = self.seam.lock();
+        shared.oracle.lost(id, lost);
+        shared.changed();
     }
 
-    fn crash(&mut self) -> String {
-        self.agent = None;
-        self.start_agent();
-        "the agent crashes and starts again".to_owned()
+    pub(crate) fn foreign_on(&self, machine: MachineId) -> Vec<Foreign> {
+        self.foreign.get(&machine).cloned().unwrap_or_default()
     }
 
-    /// Ports of units that cannot be read, which must stay open.
-    pub(crate) fn frozen_ports(&self, machine: MachineId) -> BTreeSet<Point> {
-        let units = self.oracle.units.values().filter(|(on, unit)| *on == machine && unit.corrupt);
-        let exposed = units.filter(|(_, unit)| self.oracle.exposed.contains(&unit.service));
-        exposed.flat_map(|(_, unit)| unit.kept.iter().copied()).collect()
+    fn provider(&mut self, what: Mishap, amount: usize) {
+        self.happened(what);
+        self.seam.lock().deep();
+        self.seam.lock().strict |= what == Mishap::Strict;
+        self.seam.lock().oracle.lagging |= what == Mishap::DescribeLags;
+        self.seam.provider.configure(|settings| match what {
+            Mishap::DescribeLags => settings.lag_calls = 1 + amount as u64 % 4,
+            Mishap::Respelled => settings.rewrite = Rewrite::Spelling,
+            Mishap::Halved => settings.rewrite = Rewrite::Halves,
+            Mishap::Quota => settings.rules_per_family = 2 + amount % 6,
+            _ => {}
+        });
+    }
+
+    /// Nothing is wrong with the provider any more. What was wrong until now may have left its traces.
+    pub(crate) fn cure(&mut self) {
+        let usual = Settings::default();
+        self.seam.provider.configure(|settings| {
+            if *settings != usual {
+                self.seam.lock().deep();
+            }
+            *settings = usual;
+        });
+        let machines: Vec<MachineId> = self.seam.lock().oracle.machines.keys().copied().collect();
+        for machine in machines {
+            if self.seam.open_on(machine).is_none() {
+                self.seam.lock().deep();
+                self.seam.provider.add_group(number(machine));
+            }
+        }
+        let mut shared = self.seam.lock();
+        if shared.storm.take().is_some() {
+            shared.shallow();
+        }
+        shared.strict = false;
+    }
+
+    /// No fault waits any more for its call.
+    pub(crate) fn disarm(&mut self) {
+        let mut shared = self.seam.lock();
+        shared.armed.clear();
+        shared.events.clear();
+        shared.past = None;
+    }
+
+    /// Whether something is wrong that goes on being wrong.
+    pub(crate) fn ailing(&self) -> bool {
+        let shared = self.seam.lock();
+        shared.storm.is_some() || !shared.armed.is_empty() || !shared.events.is_empty()
     }
 }
 
-fn fault(random: &mut Random) -> Fault {
-    let what = Subject::Provider;
-    let reason = "simulated".to_owned();
-    let error = match random.below(6) {
-        0 => Error::Throttled { what },
-        1 => Error::Unavailable { what, reason },
-        2 => Error::Denied { what, reason },
-        3 => Error::Conflict { what },
-        4 => Error::NotFound { what },
-        _ => return Fault::After(Failure::Error(Error::Ambiguous { what, reason })),
-    };
-    Fault::Before(Failure::Error(error))
-}
+/// Longer than a resync, an agent's longest pause and all it does then.
+pub(crate) const DEEP: Duration = Duration::from_secs(RESYNC.as_secs() + SHALLOW.as_secs());
+
+/// Longer than an agent's longest pause, the time that a dead one holds the lock, and all it does then.
+pub(crate) const SHALLOW: Duration = Duration::from_secs(100);

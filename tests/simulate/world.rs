@@ -1,236 +1,194 @@
-//! One seeded world: a store, a provider, an environment of a few machines, and an agent that can be killed.
+//! One seeded world: a store, a provider, an environment of a few machines, and the agents that look after it.
 
-use std::collections::BTreeSet;
-use std::fmt::Write as _;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::time::Duration;
 
-use portcullis::firewall::agent::Agent;
-use portcullis::firewall::policy::Policy;
-use portcullis::firewall::run::{Progress, run};
 use portcullis::model::{EnvironmentName, MachineId, ServiceName, UnitName};
+use portcullis::store::memory::Backup;
+use portcullis::store::paths::NodePath;
 use portcullis::store::records::Placement;
 use portcullis::store::{Bootstrap, Credential, Deploy, Environment, MemoryStore, MemoryTree};
 use portcullis_provider::Memory;
 use portcullis_provider::memory::Settings;
-use portcullis_provider::provider::MachineNumber;
-use portcullis_provider::rule::Cidr;
-use tokio::sync::watch;
+use portcullis_provider::provider::{Foreign, MachineNumber};
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
 
-use crate::oracle::{FORBIDDEN, Oracle, Point, Unit, points};
+use crate::agents::{Start, supervise};
+use crate::faults::{Coverage, Mishap};
+use crate::oracle::{Machine, Oracle, Service, Unit};
+use crate::random::Random;
+use crate::seam::{FOREIGN, Seam};
 
-/// Long, so that a world without drift must come right by events and retries alone.
-pub(crate) const RESYNC: Duration = Duration::from_secs(600);
+pub(crate) const MACHINES: usize = 3;
+pub(crate) const SERVICES: usize = 3;
 
-/// Longer than the longest pause between two tries, several times over.
-pub(crate) const RETRIES: Duration = Duration::from_secs(200);
-const MACHINES: usize = 3;
-const SERVICES: usize = 3;
-
-/// splitmix64: small, good enough, and the same everywhere.
-#[derive(Debug, Clone)]
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub(crate) fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
-    pub(crate) fn pick<'a, V>(&mut self, from: &'a [V]) -> &'a V {
-        &from[self.below(from.len())]
-    }
-}
+/// How many environments there are to begin with; they differ in where their units are.
+const TEMPLATES: u64 = 8;
 
 pub(crate) struct World {
     pub random: Random,
-    pub store: MemoryStore,
+    pub seam: Seam,
     pub operator: Environment<MemoryTree>,
-    pub controller: Credential,
-    pub provider: Memory,
-    pub machines: Vec<MachineId>,
-    pub oracle: Oracle,
-    pub agent: Option<Running>,
-    pub foreign: usize,
-    /// Somebody else took a rule away.
-    pub drifted: bool,
-    /// Faults of the provider are on.
-    pub faulty: bool,
-    log: String,
+    /// Rules of others, as they were made.
+    pub foreign: BTreeMap<MachineId, Vec<Foreign>>,
+    pub backup: Option<(Backup, Oracle, BTreeMap<NodePath, Vec<u8>>)>,
+    /// What znodes held before they were damaged.
+    pub damaged: BTreeMap<NodePath, Vec<u8>>,
+    pub calm: crate::checks::Calm,
+    agents: Vec<JoinHandle<()>>,
+    pub began: Instant,
 }
 
-/// An agent's task; dropping it is a crash.
-pub(crate) struct Running {
-    task: JoinHandle<()>,
-    _stop: watch::Sender<bool>,
-}
-
-impl Drop for Running {
+impl Drop for World {
     fn drop(&mut self) {
-        self.task.abort();
+        for agent in &self.agents {
+            agent.abort();
+        }
     }
+}
+
+/// An environment as it is before anything happens in it. Made once and copied for each world.
+struct Template {
+    backup: Backup,
+    operator: Credential,
+    controller: Credential,
+    oracle: Oracle,
 }
 
 pub(crate) fn service_name(service: usize) -> ServiceName {
-    format!("service-{}", ["a", "b", "c"][service]).parse().expect("a name")
+    ["blog", "wiki", "mail"][service].parse().expect("a name")
+}
+
+pub(crate) fn unit_name(unit: &Unit) -> UnitName {
+    UnitName::new(service_name(unit.service), unit.number)
+}
+
+pub(crate) fn number(machine: MachineId) -> MachineNumber {
+    MachineNumber::new(machine.number())
+}
+
+pub(crate) fn deployment(service: usize, to: MachineId) -> Deploy {
+    let name = service_name(service);
+    Deploy {
+        charm: format!("local:{name}-1").parse().expect("a charm"),
+        service: name,
+        metadata: serde_json::Map::new(),
+        units: 1,
+        to: Some(to),
+    }
+}
+
+async fn template(variant: u64) -> Rc<Template> {
+    thread_local!(static MADE: RefCell<BTreeMap<u64, Rc<Template>>> = const { RefCell::new(BTreeMap::new()) });
+    if let Some(made) = MADE.with_borrow(|made| made.get(&variant).cloned()) {
+        return made;
+    }
+    let store = MemoryStore::default();
+    let operator = Credential::generate("operator").expect("random bytes");
+    let controller = Credential::generate("controller").expect("random bytes");
+    let wanted = Bootstrap {
+        environment: "simulated".parse::<EnvironmentName>().expect("a name"),
+        placement: Placement::Unassigned,
+        operator: operator.identity(),
+        controller: controller.identity(),
+    };
+    let tree = store.connect(Some(&operator));
+    let environment = Environment::bootstrap(tree, &wanted).await.expect("a fresh store");
+    let mut random = Random::new(variant);
+    let mut oracle = Oracle::default();
+    for n in 0..MACHINES {
+        let instance = format!("i-{n}").parse().expect("an id");
+        let machine = environment.add_machine(Some(instance)).await.expect("a machine");
+        oracle.machines.insert(machine, Machine::default());
+    }
+    let machines: Vec<MachineId> = oracle.machines.keys().copied().collect();
+    for service in 0..SERVICES {
+        let to = random.pick(&machines);
+        let deployed = environment.deploy(&deployment(service, to)).await.expect("a service");
+        let exposed = crate::oracle::Exposed::No;
+        oracle.services.insert(service, Service { id: deployed.service, exposed, corrupt: false });
+        let name = service_name(service);
+        let more = environment.add_units(&name, 1, Some(random.pick(&machines))).await.expect("a unit");
+        for placed in deployed.units.into_iter().chain(more) {
+            let machine = placed.machine;
+            oracle.units.insert(placed.id, Unit::new(service, placed.name.number(), machine));
+        }
+    }
+    drop(environment);
+    let backup = store.backup();
+    let made = Rc::new(Template { backup, operator, controller, oracle });
+    MADE.with_borrow_mut(|all| all.insert(variant, made.clone()));
+    made
 }
 
 impl World {
-    pub(crate) async fn new(seed: u64) -> World {
-        let store = MemoryStore::default();
-        let operator = Credential::generate("operator").expect("random bytes");
-        let controller = Credential::generate("controller").expect("random bytes");
-        let wanted = Bootstrap {
-            environment: "simulated".parse::<EnvironmentName>().expect("a name"),
-            placement: Placement::Unassigned,
-            operator: operator.identity(),
-            controller: controller.identity(),
-        };
-        let operator =
-            Environment::bootstrap(store.connect(Some(&operator)), &wanted).await.expect("a fresh store");
+    pub(crate) async fn new(seed: u64, agents: usize, log: bool) -> World {
+        let template = template(seed % TEMPLATES).await;
+        let mut random = Random::new(seed);
+        let store = MemoryStore::from_backup(&template.backup);
         let provider = Memory::new(Settings::default());
-        let mut world = World {
-            random: Random(seed),
-            store,
+        let operator =
+            Environment::open(store.connect(Some(&template.operator))).await.expect("an environment");
+        for &machine in template.oracle.machines.keys() {
+            provider.add_group(number(machine));
+        }
+        provider.add_group(MachineNumber::new(FOREIGN));
+        let seam = Seam::new(random.fork(), agents, store, provider, log);
+        {
+            let mut shared = seam.lock();
+            shared.oracle = template.oracle.clone();
+            shared.changed();
+        }
+        let roles = operator.info().roles.clone();
+        let start = |who| Start { who, credential: template.controller.clone(), roles: roles.clone() };
+        let agents = (0..agents).map(|who| tokio::spawn(supervise(seam.clone(), start(who)))).collect();
+        World {
+            random,
+            seam,
             operator,
-            controller,
-            provider,
-            machines: Vec::new(),
-            oracle: Oracle::default(),
-            agent: None,
-            foreign: 0,
-            drifted: false,
-            faulty: false,
-            log: String::new(),
-        };
-        world.populate().await;
-        world.start_agent();
-        world
+            foreign: BTreeMap::new(),
+            backup: None,
+            damaged: BTreeMap::new(),
+            calm: crate::checks::Calm::default(),
+            agents,
+            began: Instant::now(),
+        }
     }
 
-    async fn populate(&mut self) {
-        for n in 0..MACHINES {
-            let instance = format!("i-{n}").parse().expect("an id");
-            let machine = self.operator.add_machine(Some(instance)).await.expect("a machine");
-            self.provider.add_group(MachineNumber::new(machine.number()));
-            self.machines.push(machine);
-        }
-        for service in 0..SERVICES {
-            let name = service_name(service);
-            for unit in 0..2 {
-                let machine = *self.random.pick(&self.machines);
-                if unit == 0 {
-                    let deploy = Deploy {
-                        service: name.clone(),
-                        charm: format!("local:{name}-1").parse().expect("a charm"),
-                        metadata: serde_json::Map::new(),
-                        units: 1,
-                        to: Some(machine),
-                    };
-                    self.operator.deploy(&deploy).await.expect("a service");
-                } else {
-                    self.operator.add_units(&name, 1, Some(machine)).await.expect("a unit");
+    pub(crate) fn agents(&self) -> usize {
+        self.agents.len()
+    }
+
+    pub(crate) fn happened(&self, mishap: Mishap) {
+        self.seam.lock().coverage.happened(mishap);
+    }
+
+    pub(crate) fn say(&self, what: std::fmt::Arguments<'_>) {
+        self.seam.lock().log(what);
+    }
+
+    /// Lets time go by. Whoever waits in the middle of a call for something to happen has its wish.
+    pub(crate) async fn pause(&mut self, long: Duration) {
+        let until = Instant::now() + long;
+        loop {
+            let seam = self.seam.clone();
+            tokio::select! {
+                () = sleep_until(until) => return,
+                () = seam.midst() => {
+                    let action = self.an_operation();
+                    self.perform(action).await;
+                    self.seam.go_on();
                 }
-                let (id, _) = self.operator.unit(&UnitName::new(name.clone(), unit)).await.expect("the unit");
-                self.oracle.units.insert(id, (machine, Unit { service, ..Unit::default() }));
             }
         }
     }
 
-    pub(crate) fn start_agent(&mut self) {
-        let tree = self.store.connect(Some(&self.controller));
-        let roles = self.operator.info().roles.clone();
-        let mut random = self.random.clone();
-        let policy = Policy::with_own_ports([]);
-        let mut agent =
-            Agent::new(tree.clone(), self.provider.clone(), policy, roles.clone(), move || random.next());
-        let (progress, _) = watch::channel(Progress::default());
-        let (stop, stopped) = watch::channel(false);
-        let task = tokio::spawn(async move {
-            let ended = run(&mut agent, &tree, &roles, RESYNC, &progress, stopped).await;
-            // No fault here is one that an agent may die of.
-            panic!("the agent ended: {ended:?}");
-        });
-        self.agent = Some(Running { task, _stop: stop });
-    }
-
-    pub(crate) fn open_on(&self, machine: MachineId) -> BTreeSet<Point> {
-        let rules = self.provider.actual(MachineNumber::new(machine.number())).expect("a group");
-        points(rules.owned.iter().filter(|rule| rule.source == Cidr::WORLD_V4))
-    }
-
-    pub(crate) fn log(&mut self, what: &str) {
-        let open: Vec<_> = self.machines.iter().map(|machine| self.open_on(*machine).len()).collect();
-        let _infallible = writeln!(self.log, "{what}: open {open:?}, calls {}", self.provider.calls());
-    }
-
-    /// What must hold at every moment, whatever is going on.
-    pub(crate) fn check(&self) {
-        if let Some(agent) = &self.agent {
-            assert!(!agent.task.is_finished(), "the agent died\n{}", self.log);
-        }
-        for &machine in &self.machines {
-            for point in self.open_on(machine) {
-                assert!(point != (FORBIDDEN, false), "policy was broken on {machine}\n{}", self.log);
-                let asked = self.oracle.was_ever_wanted(machine, point);
-                assert!(asked, "{point:?} was never wanted on {machine}\n{}", self.log);
-            }
-            let open = self.open_on(machine);
-            for kept in self.frozen_ports(machine) {
-                assert!(
-                    open.contains(&kept),
-                    "{kept:?} of a frozen unit was closed on {machine}\n{}",
-                    self.log
-                );
-            }
-        }
-        let foreign: usize = self.machines.iter().map(|machine| self.foreign_on(*machine)).sum();
-        assert_eq!(foreign, self.foreign, "rules of others were touched\n{}", self.log);
-    }
-
-    fn foreign_on(&self, machine: MachineId) -> usize {
-        self.provider.actual(MachineNumber::new(machine.number())).map_or(0, |rules| rules.foreign.len())
-    }
-
-    /// The faults stop; then what is open becomes what is wanted, and there is silence.
-    pub(crate) async fn settle(&mut self) {
-        self.heal().await;
-        // The last change falls into a bad moment, and nothing happens after it that could help.
-        let last = self.change_in_a_bad_moment().await;
-        self.log(&last);
-        self.cure();
-        // Only a resync can find what somebody else did to the rules.
-        tokio::time::sleep(if self.drifted { RESYNC + RETRIES } else { RETRIES }).await;
-        self.log("settled");
-        self.check();
-        for &machine in &self.machines {
-            assert_eq!(
-                self.open_on(machine),
-                self.oracle.wanted(machine),
-                "{machine} at the end\n{}",
-                self.log
-            );
-        }
-        let writes = self.provider.writes();
-        tokio::time::sleep(RESYNC).await;
-        assert_eq!(self.provider.writes(), writes, "converged, and not silent\n{}", self.log);
-    }
-
-    /// Nothing is wrong with the provider any more.
-    pub(crate) fn cure(&mut self) {
-        self.faulty = false;
-        self.provider.clear_script();
-        self.provider.configure(|settings| *settings = Settings::default());
-    }
-
-    pub(crate) fn finish(self) -> String {
-        self.log
+    pub(crate) fn finish(self) -> (Coverage, String) {
+        let mut coverage = std::mem::take(&mut self.seam.lock().coverage);
+        coverage.simulated_ms = (Instant::now() - self.began).as_millis() as u64;
+        (coverage, self.seam.take_log())
     }
 }

@@ -1,0 +1,278 @@
+//! What must hold of a world as a whole, looked at after every event and at its end. What must hold of each single call
+//! is looked at in `seam`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use portcullis::firewall::report::Report;
+use portcullis::model::MachineId;
+use portcullis::store::paths;
+use portcullis::store::tree::Tree as _;
+use portcullis_provider::memory::Settings;
+use portcullis_provider::provider::MachineNumber;
+use tokio::time::Instant;
+
+use crate::actions::{Action, DEEP, SHALLOW};
+use crate::agents::RESYNC;
+use crate::points::Points;
+use crate::seam::{FOREIGN, Writes};
+use crate::world::{World, number};
+
+/// How long a change may take in a world in which nothing is wrong: a burst is gathered, a mass close is looked at twice.
+pub(crate) const FAST: Duration = Duration::from_secs(5);
+
+/// What was so before an action in a world in which nothing was wrong.
+#[derive(Default)]
+pub(crate) struct Calm(Option<Before>);
+
+struct Before {
+    writes: BTreeMap<MachineId, Writes>,
+    wanted: BTreeMap<MachineId, Points>,
+    faults: [Option<Instant>; 2],
+}
+
+impl World {
+    /// When the last fault is as good as forgotten; `None` while something is still wrong.
+    fn at_rest(&self) -> Option<Instant> {
+        if self.ailing() {
+            return None;
+        }
+        let shared = self.seam.lock();
+        let shallow = shared.shallow_at.map(|at| at + SHALLOW);
+        let deep = shared.deep_at.map(|at| at + DEEP);
+        Some(shallow.max(deep).unwrap_or(self.began))
+    }
+
+    fn is_calm(&self) -> bool {
+        self.at_rest().is_some_and(|rest| Instant::now() >= rest) && self.seam.provider_is_usual()
+    }
+
+    /// Whether whatever was changed must have been put right by now.
+    fn is_due(&self) -> bool {
+        let Some(rest) = self.at_rest() else { return false };
+        let changed = self.seam.lock().changed_at;
+        let patience = if changed >= rest { FAST } else { SHALLOW };
+        self.is_calm() && Instant::now() >= changed + patience
+    }
+
+    /// What must hold at every moment, whatever is going on.
+    pub(crate) async fn check(&mut self) {
+        self.expect_no_violation();
+        self.expect_foreign_untouched();
+        if self.is_due() {
+            self.expect_right().await;
+            self.seam.lock().oracle.share(true);
+        }
+    }
+
+    fn expect_no_violation(&self) {
+        let violations = std::mem::take(&mut self.seam.lock().violations);
+        if let Some(first) = violations.first() {
+            self.fail(first);
+        }
+    }
+
+    fn fail(&self, what: &str) -> ! {
+        panic!("{what}\n{}", self.seam.take_log());
+    }
+
+    /// S3: rules, groups and machines of others are as they were made.
+    fn expect_foreign_untouched(&self) {
+        for &machine in self.foreign.keys() {
+            let there = self.seam.provider.actual(number(machine)).map(|rules| rules.foreign);
+            if there != Some(self.foreign_on(machine)) {
+                self.fail(&format!("S3: rules of others on {machine} were touched: {there:?}"));
+            }
+        }
+        let theirs = self.seam.provider.actual(MachineNumber::new(FOREIGN));
+        if theirs.is_none_or(|rules| !rules.owned.is_empty()) {
+            self.fail("S3: a group of somebody else was touched");
+        }
+    }
+
+    /// S1, L1: long enough after the last fault and change, what is open is what is wanted, and the reports say so.
+    async fn expect_right(&self) {
+        let machines: Vec<MachineId> = self.seam.lock().oracle.machines.keys().copied().collect();
+        for machine in machines {
+            let Some(open) = self.seam.open_on(machine) else { continue };
+            let (wanted, kept, frozen, corrupt) = {
+                let shared = self.seam.lock();
+                let oracle = &shared.oracle;
+                (
+                    oracle.wanted(machine),
+                    oracle.kept(machine),
+                    oracle.has_frozen(machine),
+                    oracle.machines[&machine].corrupt,
+                )
+            };
+            if corrupt {
+                continue;
+            }
+            let missing = wanted.or(kept).minus(self.seam.reachable(machine));
+            if !missing.is_empty() {
+                self.fail(&format!("L1: {machine} lacks{missing}"));
+            }
+            // What belongs to a unit that cannot be read is not known to everybody, so nothing is closed for sure.
+            let extra = open.minus(wanted);
+            if !extra.is_empty() && !frozen {
+                self.fail(&format!("S1: {machine} still has{extra}"));
+            }
+            self.expect_told(machine).await;
+        }
+    }
+
+    /// S2: what cannot be read is told; and status is right about what is open.
+    async fn expect_told(&self, machine: MachineId) {
+        let node = match self.operator.tree().get(&paths::firewall_report(machine)).await {
+            Ok(node) => node,
+            Err(err) => self.fail(&format!("S2: no report of {machine}: {err}")),
+        };
+        let report = match Report::parse(&node.data) {
+            Ok(report) => report,
+            Err(err) => self.fail(&format!("S2: the report of {machine} is garbage: {err}")),
+        };
+        let shared = self.seam.lock();
+        let frozen = shared.oracle.on(machine).filter(|(_, unit)| shared.oracle.frozen(unit));
+        let untold: Vec<_> =
+            frozen.filter(|(id, _)| !report.frozen.contains_key(id)).map(|(id, _)| id).collect();
+        let wanted = shared.oracle.wanted(machine);
+        drop(shared);
+        if !untold.is_empty() {
+            self.fail(&format!("S2: nobody is told that {untold:?} cannot be read"));
+        }
+        if report.is_pending() {
+            self.fail(&format!("L1: {machine} is as it should be and reported as {:?}", report.problem));
+        }
+        let granted = report.granted.values().flat_map(|rules| rules.rules().collect::<Vec<_>>());
+        let granted = granted.filter_map(|rule| Points::of_rule(&rule)).fold(Points::NONE, Points::or);
+        let untold = wanted.minus(granted);
+        if !untold.is_empty() {
+            self.fail(&format!("S2: the report of {machine} forgets{untold}"));
+        }
+    }
+
+    /// Before an action: if nothing is wrong, what the agents do about it will be counted.
+    pub(crate) fn begin(&mut self) {
+        let before = self.is_due().then(|| {
+            let shared = self.seam.lock();
+            let machines = shared.oracle.machines.iter();
+            let readable =
+                machines.filter(|(id, machine)| !machine.corrupt && !shared.oracle.has_frozen(**id));
+            let wanted = readable.map(|(id, _)| (*id, shared.oracle.wanted(*id))).collect();
+            Before { writes: shared.writes.clone(), wanted, faults: [shared.shallow_at, shared.deep_at] }
+        });
+        self.calm = Calm(before);
+    }
+
+    /// M1, M2: without a fault a change costs a machine at most one request to open and two to close, of which the
+    /// second takes away what is spelled anew; and a machine that it does not concern nothing.
+    pub(crate) fn end(&mut self) {
+        let Some(before) = self.calm.0.take().filter(|_| self.is_calm()) else { return };
+        let shared = self.seam.lock();
+        if before.faults != [shared.shallow_at, shared.deep_at] {
+            return;
+        }
+        let mut wrong = None;
+        for (machine, wanted) in before.wanted {
+            if shared.oracle.has_frozen(machine) {
+                continue;
+            }
+            let then = before.writes.get(&machine).copied().unwrap_or_default();
+            let now = shared.writes.get(&machine).copied().unwrap_or_default();
+            let concerned =
+                shared.oracle.machines.contains_key(&machine) && shared.oracle.wanted(machine) != wanted;
+            let (opens, closes) = if concerned { (1, 2) } else { (0, 0) };
+            if now.opens - then.opens > opens || now.closes - then.closes > closes || now.mends != then.mends
+            {
+                wrong = Some(format!("M2: {machine} had {then:?} and has {now:?}; concerned: {concerned}"));
+            }
+        }
+        drop(shared);
+        if let Some(wrong) = wrong {
+            self.fail(&wrong);
+        }
+    }
+
+    /// The faults stop; then what is open becomes what is wanted, and there is silence.
+    pub(crate) async fn settle(&mut self) {
+        self.disarm();
+        self.perform(Action::Heal).await;
+        // The last change falls into a bad moment, and nothing happens after it that could help.
+        self.perform(Action::Storm(2)).await;
+        let last = if self.random.one_in(2) {
+            Action::Expose(self.random.below(3))
+        } else {
+            Action::Unexpose(self.random.below(3))
+        };
+        self.perform(last).await;
+        self.pause(Duration::from_millis(100)).await;
+        self.perform(Action::Cure).await;
+        self.expect_few_calls().await;
+        self.expect_silence().await;
+        for _ in 0..3 {
+            let action = self.an_operation();
+            self.begin();
+            self.perform(action).await;
+            self.pause(FAST + Duration::from_millis(1)).await;
+            self.end();
+            self.check().await;
+        }
+    }
+
+    /// L1: what is wrong at the last fault is made good with few calls.
+    async fn expect_few_calls(&mut self) {
+        let (wrong, machines) = self.wrong();
+        let before = self.seam.lock().provider_calls;
+        let rest = self.at_rest().expect("cured");
+        let changed = self.seam.lock().changed_at;
+        let until = rest.max(changed + SHALLOW) + Duration::from_secs(1);
+        self.pause(until - Instant::now()).await;
+        self.check().await;
+        let calls = self.seam.lock().provider_calls - before;
+        // Every machine may come up by itself, be read, changed in two steps, and be read by a resync and after a restart.
+        let most = u64::from(2 * wrong) + 6 * machines + 6;
+        if calls > most {
+            self.fail(&format!("L1: {calls} calls to put {wrong} points right on {machines} machines"));
+        }
+    }
+
+    /// How much is not as it should be.
+    fn wrong(&self) -> (u32, u64) {
+        let machines: Vec<MachineId> = self.seam.lock().oracle.machines.keys().copied().collect();
+        let mut wrong = 0;
+        for &machine in &machines {
+            let open = self.seam.open_on(machine).unwrap_or_default();
+            let wanted = self.seam.lock().oracle.wanted(machine);
+            wrong += open.minus(wanted).or(wanted.minus(open)).len();
+        }
+        (wrong, machines.len() as u64)
+    }
+
+    /// M1: converged means silent, also for an agent that has just started.
+    async fn expect_silence(&mut self) {
+        let so_far = |world: &World| {
+            let shared = world.seam.lock();
+            (shared.writes.clone(), shared.report_writes)
+        };
+        let before = so_far(self);
+        self.seam.controls[0].crash();
+        self.pause(RESYNC + Duration::from_secs(20)).await;
+        self.expect_no_violation();
+        let after = so_far(self);
+        if before != after {
+            self.fail(&format!("M1: converged and not silent: {before:?}, then {after:?}"));
+        }
+        let mut shared = self.seam.lock();
+        // The restart above was no fault that anybody has to be forgiven for.
+        shared.shallow_at = None;
+        shared.deep_at = None;
+    }
+}
+
+impl crate::seam::Seam {
+    pub(crate) fn provider_is_usual(&self) -> bool {
+        let mut usual = false;
+        self.provider.configure(|settings| usual = *settings == Settings::default());
+        usual
+    }
+}

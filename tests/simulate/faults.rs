@@ -1,0 +1,230 @@
+//! What can go wrong with a call, at which calls, and the count of how often each has.
+
+use portcullis::store::paths;
+use portcullis::store::tree::Write;
+use portcullis_provider::provider::MachineNumber;
+use portcullis_provider::{Error, Subject};
+
+macro_rules! listed {
+    ($(#[$doc:meta])* $name:ident { $($(#[$item_doc:meta])* $item:ident,)+ }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+        pub(crate) enum $name { $($(#[$item_doc])* $item,)+ }
+
+        impl $name {
+            pub(crate) const ALL: &[$name] = &[$($name::$item,)+];
+        }
+    };
+}
+
+listed!(
+    /// The calls that an agent makes.
+    Kind {
+        Get,
+        ReadMany,
+        Sync,
+        Watch,
+        /// Taking the lock.
+        WriteLock,
+        /// The agent's own corner, made once.
+        WriteCorner,
+        WriteReports,
+        Observe,
+        Open,
+        Close,
+        Mend,
+    }
+);
+
+listed!(Fault {
+    CrashBefore,
+    CrashAfter,
+    /// SIGTERM.
+    Stop,
+    /// The connection is lost; nothing was done.
+    LostBefore,
+    /// The connection is lost, or the time is up; it was done.
+    LostAfter,
+    Expired,
+    /// The server that is asked is behind.
+    Stale,
+    /// Lists come back empty.
+    Empty,
+    Denied,
+    Throttled,
+    Unavailable,
+    Conflict,
+    NotFound,
+    Full,
+    Slow,
+    /// The process stands still in the middle of the call, and its session may end meanwhile.
+    Paused,
+    /// Something happens in the world in the middle of the call.
+    Midst,
+});
+
+impl Kind {
+    pub(crate) fn of_write(writes: &[Write]) -> Kind {
+        let under = |top: &str| writes.iter().any(|write| write.path().as_str().starts_with(top));
+        let leader = paths::leader();
+        if under(leader.as_str()) {
+            Kind::WriteLock
+        } else if writes.iter().any(|w| w.path().as_str().contains("/machine-")) {
+            Kind::WriteReports
+        } else {
+            Kind::WriteCorner
+        }
+    }
+
+    pub(crate) fn is_store(self) -> bool {
+        !matches!(self, Kind::Observe | Kind::Open | Kind::Close | Kind::Mend)
+    }
+
+    pub(crate) fn is_write(self) -> bool {
+        !matches!(self, Kind::Get | Kind::ReadMany | Kind::Sync | Kind::Watch | Kind::Observe)
+    }
+}
+
+impl Fault {
+    pub(crate) fn possible_at(self, kind: Kind) -> bool {
+        let (store, write) = (kind.is_store(), kind.is_write());
+        match self {
+            Fault::CrashBefore | Fault::CrashAfter | Fault::Stop | Fault::LostBefore => true,
+            Fault::Slow | Fault::Paused | Fault::Midst => true,
+            Fault::LostAfter => write,
+            Fault::Expired => store,
+            Fault::Stale => matches!(kind, Kind::Get | Kind::ReadMany | Kind::Watch),
+            Fault::Empty => kind == Kind::ReadMany,
+            Fault::Denied | Fault::Throttled | Fault::Unavailable => !store,
+            Fault::Conflict | Fault::NotFound => !store && write,
+            Fault::Full => kind == Kind::Open,
+        }
+    }
+
+    /// What a provider says when this happens.
+    pub(crate) fn provider_error(self, machine: Option<MachineNumber>) -> Option<Error> {
+        let what = machine.map_or(Subject::Provider, Subject::Machine);
+        let reason = "simulated".to_owned();
+        Some(match self {
+            Fault::Denied => Error::Denied { what, reason },
+            Fault::Throttled => Error::Throttled { what },
+            Fault::LostBefore | Fault::Unavailable => Error::Unavailable { what, reason },
+            Fault::Conflict => Error::Conflict { what },
+            Fault::NotFound => Error::NotFound { what },
+            Fault::Full => Error::QuotaExceeded { what, limit: None },
+            Fault::LostAfter => Error::Ambiguous { what, reason },
+            _ => return None,
+        })
+    }
+}
+
+listed!(
+    /// What can happen to a world beside the faults of single calls.
+    Mishap {
+        EventMissed,
+        EventDoubled,
+        EventReordered,
+        Interrupted,
+        SessionExpired,
+        Crashed,
+        Stopped,
+        FrozenProcess,
+        ClockJumped,
+        DescribeLags,
+        Respelled,
+        Halved,
+        Strict,
+        Quota,
+        RuleRemoved,
+        RuleAdded,
+        ForeignAdded,
+        ForeignEqual,
+        GroupAmiss,
+        GroupDeleted,
+        CorruptPorts,
+        CorruptUnit,
+        CorruptFlag,
+        CorruptMachine,
+        CorruptReport,
+        Truncated,
+        Huge,
+        Deep,
+        OlderRecord,
+        NewerRecord,
+        UnitRemoved,
+        ServiceDestroyed,
+        NameUsedAgain,
+        MachineGone,
+        Restored,
+        Flood,
+    }
+);
+
+/// How often each fault struck each kind of call, and each mishap the world.
+#[derive(Debug, Clone)]
+pub(crate) struct Coverage {
+    cells: Vec<u64>,
+    mishaps: Vec<u64>,
+    pub calls: u64,
+    pub events: u64,
+    pub simulated_ms: u64,
+}
+
+impl Default for Coverage {
+    fn default() -> Self {
+        Coverage {
+            cells: vec![0; Kind::ALL.len() * Fault::ALL.len()],
+            mishaps: vec![0; Mishap::ALL.len()],
+            calls: 0,
+            events: 0,
+            simulated_ms: 0,
+        }
+    }
+}
+
+impl Coverage {
+    pub(crate) fn struck(&mut self, fault: Fault, kind: Kind) {
+        self.cells[fault as usize * Kind::ALL.len() + kind as usize] += 1;
+    }
+
+    pub(crate) fn happened(&mut self, mishap: Mishap) {
+        self.mishaps[mishap as usize] += 1;
+    }
+
+    pub(crate) fn add(&mut self, other: &Coverage) {
+        self.cells.iter_mut().zip(&other.cells).for_each(|(mine, more)| *mine += more);
+        self.mishaps.iter_mut().zip(&other.mishaps).for_each(|(mine, more)| *mine += more);
+        self.calls += other.calls;
+        self.events += other.events;
+        self.simulated_ms += other.simulated_ms;
+    }
+
+    /// Everything that can happen and never did.
+    pub(crate) fn missing(&self) -> Vec<String> {
+        let mut missing = Vec::new();
+        for &fault in Fault::ALL {
+            for &kind in Kind::ALL.iter().filter(|kind| fault.possible_at(**kind)) {
+                if self.cells[fault as usize * Kind::ALL.len() + kind as usize] == 0 {
+                    missing.push(format!("{fault:?} at {kind:?}"));
+                }
+            }
+        }
+        let never = Mishap::ALL.iter().filter(|mishap| self.mishaps[**mishap as usize] == 0);
+        missing.extend(never.map(|mishap| format!("{mishap:?}")));
+        missing
+    }
+
+    /// The emptiest cells first.
+    pub(crate) fn table(&self) -> String {
+        let mut text = String::new();
+        for &fault in Fault::ALL {
+            let row = Kind::ALL.iter().filter(|kind| fault.possible_at(**kind)).map(|kind| {
+                format!("{kind:?} {}", self.cells[fault as usize * Kind::ALL.len() + *kind as usize])
+            });
+            text += &format!("  {fault:?}: {}\n", row.collect::<Vec<_>>().join(", "));
+        }
+        let mishaps =
+            Mishap::ALL.iter().map(|mishap| format!("{mishap:?} {}", self.mishaps[*mishap as usize]));
+        text + "  " + &mishaps.collect::<Vec<_>>().join(", ") + "\n"
+    }
+}

@@ -1,0 +1,118 @@
+//! Open ports as bits: every port, protocol and source that a world can speak of is one bit. Worked out without any of
+//! the agent's own arithmetic on ranges, so that the two can disagree.
+
+use portcullis::model::{Cidr, PortRange, Protocol};
+use portcullis_provider::rule::Rule;
+
+/// What units ask for.
+pub(crate) const ARGUMENTS: [&str; 19] = [
+    "80",
+    "81",
+    "82",
+    "443",
+    "22",
+    "20-25",
+    "8000-8010",
+    "53/udp",
+    "8005",
+    "9001",
+    "9003",
+    "9005",
+    "9007",
+    "9009",
+    "9011",
+    "9013",
+    "9015",
+    "9017",
+    "9019",
+];
+
+/// Whom services are exposed to when it is not the world.
+pub(crate) const SOURCES: [&str; 2] = ["10.0.0.0/8", "192.168.0.0/16"];
+
+const PORTS: usize = 32;
+
+/// Forbidden by policy in every world.
+const SSH: u16 = 22;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Points(u128);
+
+/// The ports by number of their bit.
+fn port(bit: usize) -> (u16, Protocol) {
+    let tcp = |port| (port, Protocol::Tcp);
+    match bit as u16 {
+        bit @ 0..6 => tcp(20 + bit),
+        6 => (53, Protocol::Udp),
+        bit @ 7..10 => tcp(73 + bit),
+        10 => tcp(443),
+        bit @ 11..22 => tcp(7989 + bit),
+        bit => tcp(9001 + 2 * (bit - 22)),
+    }
+}
+
+fn source(cidr: Cidr) -> Option<usize> {
+    let all = [Cidr::WORLD_V4, Cidr::WORLD_V6].into_iter().chain(named());
+    all.enumerate().find(|(_, known)| *known == cidr).map(|(n, _)| n)
+}
+
+pub(crate) fn named() -> impl Iterator<Item = Cidr> {
+    SOURCES.iter().map(|text| text.parse().expect("a block"))
+}
+
+impl Points {
+    pub(crate) const NONE: Points = Points(0);
+    pub(crate) const ALL: Points = Points(u128::MAX);
+
+    /// The ports of `range` from `sources` (0 and 1 are the world's two families). `None` if the world has no word for
+    /// some of them.
+    pub(crate) fn of(range: PortRange, sources: &[usize]) -> Option<Points> {
+        let inside = |bit: &usize| {
+            let (port, proto) = port(*bit);
+            proto == range.proto() && range.from() <= port && port <= range.to()
+        };
+        let bits: u128 = (0..PORTS).filter(inside).map(|bit| 1 << bit).sum();
+        let whole = bits.count_ones() == u32::from(range.to() - range.from()) + 1;
+        whole.then(|| Points(sources.iter().map(|source| bits << (source * PORTS)).sum()))
+    }
+
+    /// What a rule lets through.
+    pub(crate) fn of_rule(rule: &Rule) -> Option<Points> {
+        Points::of(rule.ports, &[source(rule.source)?])
+    }
+
+    pub(crate) fn forbidden() -> Points {
+        let ssh = PortRange::single(SSH, Protocol::Tcp).expect("a port");
+        Points::of(ssh, &[0, 1, 2, 3]).expect("a known port")
+    }
+
+    pub(crate) fn and(self, other: Points) -> Points {
+        Points(self.0 & other.0)
+    }
+
+    pub(crate) fn or(self, other: Points) -> Points {
+        Points(self.0 | other.0)
+    }
+
+    pub(crate) fn minus(self, other: Points) -> Points {
+        Points(self.0 & !other.0)
+    }
+
+    pub(crate) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub(crate) fn len(self) -> u32 {
+        self.0.count_ones()
+    }
+}
+
+impl std::fmt::Display for Points {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for n in (0..PORTS * 4).filter(|n| self.0 >> n & 1 == 1) {
+            let (port, proto) = port(n % PORTS);
+            write!(f, " {port}/{} from {}", proto.name(), ["v4", "v6", SOURCES[0], SOURCES[1]][n / PORTS])?;
+        }
+        Ok(())
+    }
+}
