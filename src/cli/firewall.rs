@@ -8,8 +8,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Map, Value};
 
 use super::failure::typed;
-use super::output;
 use super::settings::Globals;
+use super::{firewall_log, output};
 use crate::firewall::explain::Explained;
 use crate::firewall::observe::{self, View};
 use crate::firewall::told::Told;
@@ -43,16 +43,28 @@ enum Question {
         /// Only this: PORT[-PORT][/PROTOCOL]
         port: Option<String>,
     },
+    /// Show what was changed lately, for whom and with which result
+    #[command(after_help = "\
+The last hundred changes of each machine are kept, the newest are shown last.
+
+Examples:
+  juju firewall log
+  juju firewall log --machine 0 --limit 5
+  juju firewall log --unit wordpress/0 --format json")]
+    Log(firewall_log::Typed),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
+pub(super) enum Format {
     Text,
     Json,
 }
 
 pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<ExitCode> {
     let (text, code) = match &args.question {
+        Question::Log(args) => {
+            return firewall_log::run(globals, args).await.map(|()| ExitCode::SUCCESS);
+        }
         Question::Plan { format } => {
             let pending: Vec<_> = look(globals, None).await?.into_iter().filter_map(still_pending).collect();
             let code = if pending.is_empty() { 0 } else { PENDING };

@@ -90,7 +90,8 @@ Examples:
 Examples:
   juju firewall plan                what is still to change; exit code 2 if there is anything
   juju firewall explain 0           why each port of machine 0 is as it is
-  juju firewall explain 0 53/udp    why this one is")]
+  juju firewall explain 0 53/udp    why this one is
+  juju firewall log --unit web/0    what was changed for this unit, and when")]
     Firewall(firewall::Typed),
     /// Show who is alive
     #[command(after_help = "\

@@ -15,6 +15,7 @@ mod expose;
 mod failure;
 mod file;
 mod firewall;
+mod firewall_log;
 mod heartbeat;
 mod heartbeat_role;
 mod hook_env;

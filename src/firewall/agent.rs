@@ -4,22 +4,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use portcullis_provider::provider::{MachineRules, Seen};
+use portcullis_provider::provider::MachineRules;
 use portcullis_provider::rule::{Change, Family, Rule};
 use portcullis_provider::{Applied, Firewall};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::apply::{apply, number};
+use super::apply::apply;
 use super::observe::{self, View};
 use super::own;
 use super::plan::{Confidence, MachinePlan, confidence, plan_machine};
 use super::policy::Policy;
-use super::report::{NOT_PROVISIONED, Report};
+use super::report::Report;
 use super::reports::Reports;
 use super::retry::{Pace, Retries};
 use super::wanted::{Claim, Wanted, wanted};
 use crate::model::{MachineId, UnitId};
+use crate::runtime::clock;
 use crate::store::acl::{Acl, Roles};
 use crate::store::changes::Dirty;
 use crate::store::election::Leadership;
@@ -63,6 +64,8 @@ pub struct Agent<T, F> {
     /// What is wrong with machines themselves, as provisioning says: shown in their reports.
     notes: BTreeMap<MachineId, String>,
     random: Box<dyn FnMut() -> u64 + Send + Sync>,
+    /// The time of day, for the journal.
+    wall_ms: Box<dyn Fn() -> u64 + Send + Sync>,
 }
 
 impl<T, F> std::fmt::Debug for Agent<T, F> {
@@ -114,7 +117,15 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             doubted: None,
             notes: BTreeMap::new(),
             random: Box::new(random),
+            wall_ms: Box::new(clock::wall_ms),
         }
+    }
+
+    /// With another time of day than the system's.
+    #[must_use]
+    pub fn with_clock(mut self, wall_ms: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+        self.wall_ms = Box::new(wall_ms);
+        self
     }
 
     /// Forgets everything that was seen: what happened while another led is not known.
@@ -222,10 +233,14 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             .collect();
         let outcomes = apply(&self.firewall, &changes, lead).await;
         let mut again = BTreeSet::new();
+        let mut done = BTreeMap::new();
         for (machine, change) in &changes {
             let report = reports.entry(*machine).or_default();
             match outcomes.get(machine).and_then(Option::as_ref) {
-                Some(applied) => self.learn(*machine, change, applied, report, pass),
+                Some(applied) => {
+                    done.insert(*machine, self.entry(*machine, change, applied, report));
+                    self.learn(*machine, change, applied, report, pass);
+                }
                 None => self.try_later(*machine, Pace::BackOff),
             }
         }
@@ -249,76 +264,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             })
         };
         let gone = machines.iter().copied().filter(gone).collect();
-        self.reports.write(&self.tree, reports, &gone, lead).await?;
+        self.reports.write(&self.tree, reports, done, &gone, lead).await?;
         Ok(again)
-    }
-
-    /// Makes sure that all of `machines` that can be seen are seen, and returns those.
-    async fn see(
-        &mut self,
-        machines: &BTreeSet<MachineId>,
-        reports: &mut BTreeMap<MachineId, Report>,
-    ) -> BTreeSet<MachineId> {
-        let mut wanted = BTreeSet::new();
-        for &machine in machines {
-            let Some(view) = &self.view else { break };
-            match view.machines.get(&machine) {
-                // Gone from the tree: its group goes with its instance, which is not the firewall's business.
-                None => drop(self.seen.remove(&machine)),
-                // Where it runs and what is in its record does not matter to the machine itself.
-                Some(_) if self.scope != Scope::Environment => drop(wanted.insert(machine)),
-                Some(Err(reason)) => {
-                    reports.insert(machine, self.reports.keep(machine, reason.clone()));
-                }
-                Some(Ok(record)) if record.instance_id.is_none() && view.own.contains(&machine) => {}
-                Some(Ok(record)) if record.instance_id.is_none() => {
-                    let note = self.notes.get(&machine).map_or(NOT_PROVISIONED, String::as_str);
-                    reports.insert(machine, self.reports.keep(machine, note.to_owned()));
-                }
-                Some(Ok(_)) => drop(wanted.insert(machine)),
-            }
-            // Nothing is tried for it that could fail again; its next change is what wakes us.
-            if !wanted.contains(&machine) {
-                self.retries.succeeded(machine);
-            }
-        }
-        let unseen: BTreeSet<_> =
-            wanted.iter().filter(|id| !self.seen.contains_key(id)).map(|id| number(*id)).collect();
-        if unseen.is_empty() {
-            return wanted;
-        }
-        let found = self.firewall.observe(&unseen).await;
-        let ids: Vec<MachineId> = unseen.iter().map(|number| MachineId::new(number.get())).collect();
-        match found {
-            Ok(mut found) => {
-                for id in ids {
-                    match found.remove(&number(id)) {
-                        Some(Seen::Present(rules)) => drop(self.seen.insert(id, rules)),
-                        Some(Seen::Absent) | None => {
-                            wanted.remove(&id);
-                            if self.view.as_ref().is_some_and(|view| view.own.contains(&id)) {
-                                self.retries.succeeded(id);
-                                continue;
-                            }
-                            let note = self.notes.get(&id).map(String::as_str);
-                            let problem =
-                                note.unwrap_or("the provider has nothing to hold its rules").to_owned();
-                            reports.insert(id, self.reports.keep(id, problem));
-                            self.try_later(id, Pace::BackOff);
-                        }
-                    }
-                }
-            }
-            Err(err) => {
-                warn!(error = %err, machines = ids.len(), "provider not readable");
-                for id in ids {
-                    wanted.remove(&id);
-                    reports.insert(id, self.reports.keep(id, err.to_string()));
-                    self.try_later(id, Pace::after(&err));
-                }
-            }
-        }
-        wanted
     }
 
     fn plan(&self, machine: MachineId, rules: &MachineRules) -> (Wanted, MachinePlan) {
@@ -344,31 +291,6 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         match (&unit.record, unit.machine()) {
             (Err(reason), None) => Some(reason.clone()),
             _ => None,
-        }
-    }
-
-    fn describe(&self, machine: MachineId, wanted: &Wanted, plan: &MachinePlan) -> Report {
-        let mut granted = wanted.granted.clone();
-        let last = self.reports.get(machine).map(|report| &report.granted);
-        for unit in wanted.frozen.keys() {
-            // With what is kept for it now: if another has the same for a while, it is not forgotten over that.
-            if let Some(had) = last.and_then(|last| last.get(unit)) {
-                granted.insert(*unit, had.union(&plan.kept_for_frozen));
-            }
-        }
-        let foreign =
-            self.seen.get(&machine).map(|seen| seen.foreign.iter().map(|f| f.text.clone()).collect());
-        Report {
-            by: match &self.scope {
-                Scope::Environment => None,
-                Scope::Machine { by, .. } => Some(by.clone()),
-            },
-            granted,
-            pending: plan.change.open.iter().copied().collect(),
-            held: Report::held_from(&wanted.held),
-            frozen: wanted.frozen.clone(),
-            problem: None,
-            foreign: foreign.unwrap_or_default(),
         }
     }
 
@@ -457,6 +379,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         self.reports.prepare(&self.tree).await
     }
 }
+
+mod see;
+mod tell;
 
 #[cfg(test)]
 #[path = "agent_tests.rs"]

@@ -8,6 +8,8 @@ use portcullis_provider::rule::{Cidr, Rule};
 use portcullis_provider::{Error as ProviderError, Memory, Subject};
 
 use super::*;
+use crate::firewall::apply::number;
+use crate::firewall::journal::{Entry, Journal};
 use crate::model::ports::parse_argument;
 use crate::model::{EnvironmentName, ServiceName, UnitName};
 use crate::store::changes::Key;
@@ -141,6 +143,36 @@ async fn exposed_ports_open_and_unexposed_ones_close() {
     world.operator.unexpose(&"wordpress".parse().unwrap()).await.unwrap();
     world.pass().await;
     assert_eq!(world.rules(0), Vec::<String>::new());
+}
+
+async fn journal(world: &World) -> Vec<(u64, Vec<String>)> {
+    let node = world.operator.tree().get(&paths::firewall_log(MachineId::new(0))).await.unwrap();
+    let journal = Journal::parse(&node.data).unwrap();
+    let items = |entry: &Entry| entry.items.iter().map(|i| format!("{} {:?}", i.what, i.units)).collect();
+    journal.entries().iter().map(|entry| (entry.at, items(entry))).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_done_is_told_and_nothing_else() {
+    let mut world = World::new().await;
+    let unit = world.deploy("wordpress").await;
+    world.open(unit, "80").await;
+    world.expose("wordpress").await;
+    let start = Instant::now();
+    world.agent.wall_ms = Box::new(move || 1_000 + u64::try_from(start.elapsed().as_millis()).unwrap());
+    world.pass().await;
+    tokio::time::advance(Duration::from_secs(1)).await;
+    for _ in 0..3 {
+        world.pass().await;
+    }
+    world.close(unit, "80").await;
+    world.pass().await;
+    let told = journal(&world).await;
+    let expected = [
+        (1_000, vec!["open 80/tcp to 0.0.0.0/0, ::/0 [\"wordpress/0\"]".to_owned()]),
+        (2_000, vec!["close 80/tcp from 0.0.0.0/0, ::/0 [\"wordpress/0\"]".to_owned()]),
+    ];
+    assert_eq!(told, expected);
 }
 
 #[tokio::test(start_paused = true)]

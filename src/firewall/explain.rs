@@ -124,7 +124,7 @@ impl fmt::Display for Line {
 }
 
 /// Words from znodes and providers must not steer a terminal.
-fn shown(text: &str) -> String {
+pub(super) fn shown(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 

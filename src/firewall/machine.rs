@@ -251,7 +251,11 @@ impl<T: Tree> Feeds<T> {
     }
 
     async fn event(&mut self) -> Result<(), tree::Error> {
-        let ours = [paths::machine_agent(self.machine), paths::machine_firewall(self.machine)];
+        let ours = [
+            paths::machine_agent(self.machine),
+            paths::machine_firewall(self.machine),
+            paths::machine_firewall_log(self.machine),
+        ];
         loop {
             if self.feeds.is_empty() {
                 std::future::pending::<()>().await;

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tracing::warn;
 
+use super::journal::{Entry, Journal};
 use super::plan::LastGranted;
 use super::report::Report;
 use crate::model::MachineId;
@@ -13,8 +14,35 @@ use crate::store::election::Leadership;
 use crate::store::paths::{self, NodePath};
 use crate::store::tree::{self, Read, Tree, Write};
 
-/// Reports in one fenced write.
-const REPORTS_A_WRITE: usize = 100;
+/// What one fenced write holds at most.
+const WRITES_AT_ONCE: usize = 200;
+const BYTES_AT_ONCE: usize = 500_000;
+
+/// Steps together that are neither too many nor too large for one request; no step is torn apart.
+fn batches(steps: Vec<Vec<Write>>) -> Vec<Vec<Write>> {
+    let size = |step: &[Write]| -> usize {
+        step.iter()
+            .map(|write| match write {
+                Write::Create { data, .. } | Write::SetIfVersion { data, .. } => data.len() + 400,
+                Write::DeleteIfVersion { .. } | Write::Check { .. } => 200,
+            })
+            .sum()
+    };
+    let mut batches: Vec<Vec<Write>> = Vec::new();
+    let mut room = 0;
+    for step in steps {
+        let bytes = size(&step);
+        match batches.last_mut() {
+            Some(last) if bytes <= room && last.len() + step.len() <= WRITES_AT_ONCE => last.extend(step),
+            _ => {
+                batches.push(step);
+                room = BYTES_AT_ONCE;
+            }
+        }
+        room = room.saturating_sub(bytes);
+    }
+    batches
+}
 
 /// All reports as the tree has them, with their versions.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +77,13 @@ impl Reports {
         match self.place {
             Place::Controller(_) => paths::firewall_report(machine),
             Place::Machine(_) => paths::machine_firewall(machine),
+        }
+    }
+
+    fn log_path(&self, machine: MachineId) -> NodePath {
+        match self.place {
+            Place::Controller(_) => paths::firewall_log(machine),
+            Place::Machine(_) => paths::machine_firewall_log(machine),
         }
     }
 
@@ -114,7 +149,8 @@ impl Reports {
         Ok(())
     }
 
-    /// Writes those of `reports` that say something new, and removes those of machines that are `gone`.
+    /// Writes those of `reports` that say something new and what was done, both in one step a machine, and removes
+    /// those of machines that are `gone`.
     ///
     /// # Errors
     /// The failures of the store. What is known is then ahead of the tree, and must be read again.
@@ -122,38 +158,83 @@ impl Reports {
         &mut self,
         tree: &T,
         reports: BTreeMap<MachineId, Report>,
+        done: BTreeMap<MachineId, Entry>,
         gone: &BTreeSet<MachineId>,
         lead: &Leadership,
     ) -> Result<(), tree::Error> {
-        let mut writes = Vec::new();
+        let mut logs = self.log_writes(tree, done, gone).await?;
+        let mut writes: Vec<Vec<Write>> = Vec::new();
         for (machine, report) in reports {
             let path = self.path(machine);
             let unreadable = self.unreadable.remove(&machine);
             let write = match self.known.get(&machine) {
-                Some((old, _)) if *old == report && !unreadable => continue,
+                Some((old, _)) if *old == report && !unreadable => None,
                 Some((_, version)) => {
                     let version = *version;
                     self.known.insert(machine, (report.clone(), version + 1));
-                    Write::SetIfVersion { path, data: report.to_bytes(), version }
+                    Some(Write::SetIfVersion { path, data: report.to_bytes(), version })
                 }
                 None => {
                     self.known.insert(machine, (report.clone(), 0));
-                    Write::create(path, report.to_bytes(), self.acl())
+                    Some(Write::create(path, report.to_bytes(), self.acl()))
                 }
             };
-            writes.push(write);
+            writes.push(write.into_iter().chain(logs.remove(&machine)).collect());
         }
         for machine in gone {
             if let Some((_, version)) = self.known.remove(machine) {
-                writes.push(Write::DeleteIfVersion { path: self.path(*machine), version });
+                let report = Write::DeleteIfVersion { path: self.path(*machine), version };
+                writes.push(logs.remove(machine).into_iter().chain([report]).collect());
             }
         }
-        for batch in writes.chunks(REPORTS_A_WRITE) {
+        writes.retain(|step| !step.is_empty());
+        for batch in batches(writes) {
             let mut fenced = vec![lead.fence()];
-            fenced.extend_from_slice(batch);
+            fenced.extend(batch);
             tree.write(fenced).await?;
         }
         Ok(())
+    }
+
+    /// What was done goes to the end of each machine's journal; that of a machine that is gone goes, too.
+    async fn log_writes<T: Tree>(
+        &self,
+        tree: &T,
+        mut done: BTreeMap<MachineId, Entry>,
+        gone: &BTreeSet<MachineId>,
+    ) -> Result<BTreeMap<MachineId, Write>, tree::Error> {
+        let known_gone = gone.iter().filter(|id| self.known.contains_key(id));
+        let ids: BTreeSet<MachineId> = done.keys().chain(known_gone).copied().collect();
+        let reads = ids.iter().map(|id| Read::Data(self.log_path(*id))).collect();
+        let mut writes = BTreeMap::new();
+        for (id, answer) in ids.into_iter().zip(tree.read_many(reads).await?) {
+            let (path, node) = (self.log_path(id), answer.into_data());
+            let Some(entry) = done.remove(&id).filter(|_| !gone.contains(&id)) else {
+                if let Some(node) = node {
+                    writes.insert(id, Write::DeleteIfVersion { path, version: node.version });
+                }
+                continue;
+            };
+            let mut journal = match node.as_ref().map(|node| Journal::parse(&node.data)) {
+                None => Journal::default(),
+                Some(Ok(journal)) => journal,
+                Some(Err(err)) => {
+                    warn!(%path, %err, "journal begun anew");
+                    Journal::default()
+                }
+            };
+            if journal.push(entry) {
+                let data = journal.to_bytes();
+                writes.insert(
+                    id,
+                    match node {
+                        Some(node) => Write::SetIfVersion { path, data, version: node.version },
+                        None => Write::create(path, data, self.acl()),
+                    },
+                );
+            }
+        }
+        Ok(writes)
     }
 
     /// The container of the reports, made once.

@@ -1,5 +1,6 @@
-//! What every long-running part needs and none should invent: signals, logs, a door for HTTP.
+//! What every long-running part needs and none should invent: signals, logs, the time of day, a door for HTTP.
 
+pub mod clock;
 pub mod http;
 mod patient;
 pub mod shutdown;

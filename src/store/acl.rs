@@ -90,9 +90,9 @@ impl Roles {
         self.acl(Rights::READ, &[(machine, Rights::READ)])
     }
 
-    /// What a machine says about its own firewall.
+    /// What a machine says about its own firewall, and its journal below that.
     pub fn machine_firewall(&self, machine: &Identity) -> Acl {
-        self.acl(Rights::READ, &[(machine, Rights::READ | Rights::WRITE)])
+        self.acl(Rights::READ, &[(machine, Rights::READ | Rights::WRITE | Rights::CREATE)])
     }
 
     /// The list of a machine's units, and its entries.

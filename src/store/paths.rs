@@ -174,6 +174,11 @@ pub fn heartbeat_batch_of(name: &str) -> Option<(&str, u64)> {
     Some((replica, number.parse().ok()?))
 }
 
+/// What the agent changed on a machine lately.
+pub fn firewall_log(id: MachineId) -> NodePath {
+    firewall_report(id).child("log")
+}
+
 pub fn services() -> NodePath {
     fixed("/services")
 }
@@ -235,6 +240,11 @@ pub fn machine_firewall(id: MachineId) -> NodePath {
     machine(id).child("firewall")
 }
 
+/// What the machine changed in its own firewall lately.
+pub fn machine_firewall_log(id: MachineId) -> NodePath {
+    machine_firewall(id).child("log")
+}
+
 /// One child per unit assigned to the machine. A machine's agent lists its own work here, without a right to see the
 /// rest, and a machine cannot be deleted while this has children.
 pub fn machine_units(id: MachineId) -> NodePath {
@@ -282,6 +292,8 @@ mod tests {
             (exposed(ServiceId::new(1)), "/services/service-0000000001/exposed"),
             (service_credentials(ServiceId::new(1)), "/services/service-0000000001/credentials"),
             (machine_firewall(MachineId::new(0)), "/machines/machine-0000000000/firewall"),
+            (machine_firewall_log(MachineId::new(0)), "/machines/machine-0000000000/firewall/log"),
+            (firewall_log(MachineId::new(0)), "/controller/firewall/machine-0000000000/log"),
             (unit_ports(UnitId::new(2)), "/units/unit-0000000002/ports"),
             (unit_agent(UnitId::new(2)), "/units/unit-0000000002/agent"),
             (unit_credentials(UnitId::new(2)), "/units/unit-0000000002/credentials"),

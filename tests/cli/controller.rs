@@ -138,6 +138,15 @@ pub(crate) fn controllers_lead_and_take_over(site: &Site) {
     operator.is_refused(&["firewall", "explain", "7"], 1, "Machine 7 was not found");
     operator.is_refused(&["firewall", "explain", "0", "eighty"], 2, "Invalid port, must be an integer");
 
+    let log = operator.does(&["firewall", "log", "--machine", "0", "--format", "json"]).stdout;
+    let log: Value = serde_json::from_str(&log).expect("JSON");
+    assert_eq!(log.as_array().expect("entries").len(), 1, "held back is no change: {log}");
+    let opened = json!([{"what": "open 80/tcp to 0.0.0.0/0, ::/0", "units": ["wordpress/0"]}]);
+    assert_eq!((&log[0]["items"], &log[0]["machine"]), (&opened, &json!(0)));
+    assert_eq!(operator.does(&["firewall", "log", "--unit", "other/0"]).stdout, "");
+    assert_eq!(operator.does(&["firewall", "log", "--limit", "0"]).stdout, "");
+    operator.is_refused(&["firewall", "log", "--machine", "7"], 1, "Machine 7 was not found");
+    operator.is_refused(&["firewall", "log", "--unit", "x"], 2, "Invalid unit name");
     let second = Controller::start(&operator, "second.log");
     second.says("controller ready");
     operator.does(&["expose", "wordpress", "--to", "192.0.2.0/24"]);

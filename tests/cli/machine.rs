@@ -183,6 +183,11 @@ pub(crate) fn machines_open_what_their_units_ask_for(site: &Site) {
     assert!(explained.contains("unit-0000000000/ports: "), "{explained}");
     client.set_if_version(&ports, &whole, -1).expect("written");
 
+    let log = operator.does(&["firewall", "log", "--unit", "wordpress/0"]).stdout;
+    let opened = format!("machine 0  open {}/tcp to 0.0.0.0/0, ::/0 for wordpress/0: done", web.port());
+    assert!(log.lines().any(|line| line.ends_with(&opened)), "{log}");
+    assert!(!log.contains("mysql/0"), "{log}");
+
     // Killed, with changes while it was away; and the kernel has forgotten its table, as after a boot.
     agent.kill9();
     operator.does(&["expose", "mysql"]);

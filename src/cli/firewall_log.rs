@@ -1,0 +1,85 @@
+//! `juju firewall log`: what was changed, when, on which machine, for whom, with which result. Read from the journals that
+//! agents keep in the tree; no cloud is asked.
+
+use anyhow::Context as _;
+use clap::Args;
+use serde_json::Value;
+
+use super::failure::{Refusal, typed};
+use super::output;
+use super::settings::Globals;
+use crate::firewall::journal::{Entry, Journal};
+use crate::model::{MachineId, UnitName};
+use crate::store::tree::{Answer, Read, Tree};
+use crate::store::{self, Environment, paths};
+
+#[derive(Debug, Args)]
+pub(super) struct Typed {
+    /// Only this machine
+    #[arg(long, value_name = "N")]
+    machine: Option<String>,
+    /// Only what concerns this unit, as in wordpress/0
+    #[arg(long, value_name = "UNIT")]
+    unit: Option<String>,
+    /// Only the last of it
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    limit: usize,
+    /// How to show it
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = super::firewall::Format::Text)]
+    format: super::firewall::Format,
+}
+
+pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
+    let machine: Option<MachineId> = args.machine.as_deref().map(typed).transpose()?;
+    let unit: Option<UnitName> = args.unit.as_deref().map(typed).transpose()?;
+    let unit = unit.map(|unit| unit.to_string());
+    let (mut entries, problems) =
+        globals.in_environment(async |_, environment| read(environment, machine).await).await?;
+    entries.retain(|(_, entry)| unit.as_ref().is_none_or(|unit| entry.concerns(unit)));
+    entries.sort_by_key(|(machine, entry)| (entry.at, *machine));
+    let last = &entries[entries.len().saturating_sub(args.limit)..];
+    let text = match args.format {
+        super::firewall::Format::Text => {
+            last.iter().map(|(id, entry)| entry.to_text(&format!("machine {id}"))).collect()
+        }
+        super::firewall::Format::Json => {
+            let entry = |(machine, entry): &(MachineId, Entry)| {
+                let mut json = entry.to_json();
+                json["machine"] = Value::from(machine.number());
+                json
+            };
+            format!("{}\n", last.iter().map(entry).collect::<Value>())
+        }
+    };
+    output::data(&text).context("cannot write to stdout")?;
+    if problems.is_empty() { Ok(()) } else { Err(Refusal::Unreadable { problems }.into()) }
+}
+
+/// All entries, and which journals cannot be read.
+async fn read<T: Tree>(
+    environment: &Environment<T>,
+    only: Option<MachineId>,
+) -> anyhow::Result<(Vec<(MachineId, Entry)>, Vec<String>)> {
+    let mut ids = environment.machine_ids().await?;
+    if let Some(only) = only {
+        ids.retain(|id| *id == only);
+        if ids.is_empty() {
+            return Err(store::Error::MachineNotFound(only).into());
+        }
+    }
+    let places: Vec<_> = ids
+        .iter()
+        .flat_map(|&id| [(id, paths::firewall_log(id)), (id, paths::machine_firewall_log(id))])
+        .collect();
+    let reads = places.iter().map(|(_, path)| Read::Data(path.clone())).collect();
+    let answers = environment.tree().read_many(reads).await?;
+    let (mut entries, mut problems) = (Vec::new(), Vec::new());
+    for ((id, path), node) in places.into_iter().zip(answers.into_iter().map(Answer::into_data)) {
+        match node.map(|node| Journal::parse(&node.data)) {
+            None => {}
+            Some(Ok(journal)) => entries.extend(journal.entries().iter().cloned().map(|entry| (id, entry))),
+            Some(Err(problem)) => problems.push(format!("{path}: {problem}")),
+        }
+    }
+    Ok((entries, problems))
+}

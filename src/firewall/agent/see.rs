@@ -1,0 +1,85 @@
+//! What the provider has for each machine: asked for where it is not known, and said where it cannot be had. What becomes of
+//! it is decided in `plan`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use portcullis_provider::Firewall;
+use portcullis_provider::provider::Seen;
+use tracing::warn;
+
+use super::{Agent, Scope};
+use crate::firewall::apply::number;
+use crate::firewall::report::{NOT_PROVISIONED, Report};
+use crate::firewall::retry::Pace;
+use crate::model::MachineId;
+use crate::store::tree::Tree;
+
+impl<T: Tree, F: Firewall> Agent<T, F> {
+    /// Makes sure that all of `machines` that can be seen are seen, and returns those.
+    pub(super) async fn see(
+        &mut self,
+        machines: &BTreeSet<MachineId>,
+        reports: &mut BTreeMap<MachineId, Report>,
+    ) -> BTreeSet<MachineId> {
+        let mut wanted = BTreeSet::new();
+        for &machine in machines {
+            let Some(view) = &self.view else { break };
+            match view.machines.get(&machine) {
+                // Gone from the tree: its group goes with its instance, which is not the firewall's business.
+                None => drop(self.seen.remove(&machine)),
+                // Where it runs and what is in its record does not matter to the machine itself.
+                Some(_) if self.scope != Scope::Environment => drop(wanted.insert(machine)),
+                Some(Err(reason)) => {
+                    reports.insert(machine, self.reports.keep(machine, reason.clone()));
+                }
+                Some(Ok(record)) if record.instance_id.is_none() && view.own.contains(&machine) => {}
+                Some(Ok(record)) if record.instance_id.is_none() => {
+                    let note = self.notes.get(&machine).map_or(NOT_PROVISIONED, String::as_str);
+                    reports.insert(machine, self.reports.keep(machine, note.to_owned()));
+                }
+                Some(Ok(_)) => drop(wanted.insert(machine)),
+            }
+            // Nothing is tried for it that could fail again; its next change is what wakes us.
+            if !wanted.contains(&machine) {
+                self.retries.succeeded(machine);
+            }
+        }
+        let unseen: BTreeSet<_> =
+            wanted.iter().filter(|id| !self.seen.contains_key(id)).map(|id| number(*id)).collect();
+        if unseen.is_empty() {
+            return wanted;
+        }
+        let found = self.firewall.observe(&unseen).await;
+        let ids: Vec<MachineId> = unseen.iter().map(|number| MachineId::new(number.get())).collect();
+        match found {
+            Ok(mut found) => {
+                for id in ids {
+                    match found.remove(&number(id)) {
+                        Some(Seen::Present(rules)) => drop(self.seen.insert(id, rules)),
+                        Some(Seen::Absent) | None => {
+                            wanted.remove(&id);
+                            if self.view.as_ref().is_some_and(|view| view.own.contains(&id)) {
+                                self.retries.succeeded(id);
+                                continue;
+                            }
+                            let note = self.notes.get(&id).map(String::as_str);
+                            let problem =
+                                note.unwrap_or("the provider has nothing to hold its rules").to_owned();
+                            reports.insert(id, self.reports.keep(id, problem));
+                            self.try_later(id, Pace::BackOff);
+                        }
+                    }
+                }
+            }
+            Err(err) => {
+                warn!(error = %err, machines = ids.len(), "provider not readable");
+                for id in ids {
+                    wanted.remove(&id);
+                    reports.insert(id, self.reports.keep(id, err.to_string()));
+                    self.try_later(id, Pace::after(&err));
+                }
+            }
+        }
+        wanted
+    }
+}

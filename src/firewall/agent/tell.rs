@@ -1,0 +1,65 @@
+//! What the agent says of a machine: its report, and what was changed for whom. How both look is in `report` and `journal`.
+
+use portcullis_provider::rule::{Change, Rule, RuleSet};
+use portcullis_provider::{Applied, Firewall};
+
+use super::{Agent, Scope};
+use crate::firewall::journal::Entry;
+use crate::firewall::plan::MachinePlan;
+use crate::firewall::report::Report;
+use crate::firewall::wanted::Wanted;
+use crate::model::{MachineId, UnitId};
+use crate::store::tree::Tree;
+
+impl<T: Tree, F: Firewall> Agent<T, F> {
+    pub(super) fn describe(&self, machine: MachineId, wanted: &Wanted, plan: &MachinePlan) -> Report {
+        let mut granted = wanted.granted.clone();
+        let last = self.reports.get(machine).map(|report| &report.granted);
+        for unit in wanted.frozen.keys() {
+            // With what is kept for it now: if another has the same for a while, it is not forgotten over that.
+            if let Some(had) = last.and_then(|last| last.get(unit)) {
+                granted.insert(*unit, had.union(&plan.kept_for_frozen));
+            }
+        }
+        let foreign =
+            self.seen.get(&machine).map(|seen| seen.foreign.iter().map(|f| f.text.clone()).collect());
+        Report {
+            by: match &self.scope {
+                Scope::Environment => None,
+                Scope::Machine { by, .. } => Some(by.clone()),
+            },
+            granted,
+            pending: plan.change.open.iter().copied().collect(),
+            held: Report::held_from(&wanted.held),
+            frozen: wanted.frozen.clone(),
+            problem: None,
+            foreign: foreign.unwrap_or_default(),
+        }
+    }
+
+    /// What is told of a change: rules are opened for who has them now, and closed for who had them.
+    pub(super) fn entry(
+        &self,
+        machine: MachineId,
+        change: &Change,
+        applied: &Applied,
+        now: &Report,
+    ) -> Entry {
+        let before = self.reports.granted(machine);
+        let amiss = self.seen.get(&machine).map(|seen| seen.amiss.as_slice()).unwrap_or_default();
+        let name = |id: &UnitId| {
+            let unit = self.view.as_ref().and_then(|view| view.units.get(*id));
+            let record = unit.and_then(|unit| unit.record.as_ref().ok());
+            record.map_or_else(|| id.key(), |(name, _, _)| name.to_string())
+        };
+        Entry::new((self.wall_ms)(), change, applied, amiss, |rule| {
+            let granted = if change.open.contains(rule) { &now.granted } else { &before };
+            let has = |(_, rules): &(&UnitId, &RuleSet)| !rules.minus(&rules.minus(&one(*rule))).is_empty();
+            granted.iter().filter(has).map(|(id, _)| name(id)).collect()
+        })
+    }
+}
+
+fn one(rule: Rule) -> RuleSet {
+    [rule].into_iter().collect()
+}
