@@ -47,4 +47,8 @@ impl<F: Firewall> Firewall for DryRun<F> {
     fn rules_per_family(&self) -> Option<usize> {
         self.inner.rules_per_family()
     }
+
+    fn requests(&self) -> BTreeMap<String, u64> {
+        self.inner.requests()
+    }
 }

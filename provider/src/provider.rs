@@ -90,6 +90,11 @@ pub trait Firewall: Send + Sync {
     /// How many rules of one address family a machine can have, ours and others', if there is a limit. Known before
     /// it is hit, so that a plan can merge rules or hold some back in place of trying.
     fn rules_per_family(&self) -> Option<usize>;
+
+    /// How many requests went out so far, by name. For people: nothing is decided by it.
+    fn requests(&self) -> BTreeMap<String, u64> {
+        BTreeMap::new()
+    }
 }
 
 /// Instances and groups: where machines come from.
@@ -148,6 +153,10 @@ impl<F: Firewall> Firewall for Arc<F> {
 
     fn rules_per_family(&self) -> Option<usize> {
         F::rules_per_family(self)
+    }
+
+    fn requests(&self) -> BTreeMap<String, u64> {
+        F::requests(self)
     }
 }
 

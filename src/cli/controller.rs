@@ -14,6 +14,7 @@ use tracing::info;
 use super::config::Role;
 use super::failure::Refusal;
 use super::file;
+use super::metrics::{self, Watched};
 use super::settings::Globals;
 use crate::firewall::agent::Agent;
 use crate::firewall::policy::{self, Policy};
@@ -38,6 +39,8 @@ pub(super) struct Typed {
     /// What may never be opened [default: ssh and the store's own ports]
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
+    #[command(flatten)]
+    watched: Watched,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -56,7 +59,7 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     match args.provider {
         Provider::Memory => {
             let firewall = Trial::new(Memory::new(MemorySettings::default()));
-            work(environment, firewall, policy, resync, shutdown).await
+            work(environment, firewall, (policy, resync, &args.watched), shutdown).await
         }
     }
 }
@@ -75,15 +78,15 @@ pub(super) fn read_policy(path: Option<&Path>, base: Policy) -> anyhow::Result<P
 async fn work<F: Firewall>(
     environment: Environment<ZkTree>,
     firewall: F,
-    policy: Policy,
-    resync: Duration,
+    (policy, resync, watched): (Policy, Duration, &Watched),
     mut shutdown: Shutdown,
 ) -> anyhow::Result<()> {
     let roles = environment.info().roles.clone();
     let tree = environment.into_tree();
     let mut agent = Agent::new(tree.clone(), firewall, policy, roles.clone(), jitter);
     let (stop, stopped) = watch::channel(false);
-    let (progress, _) = watch::channel(Progress::default());
+    let (progress, watching) = watch::channel(Progress::default());
+    let door = watched.open(&agent.metrics(), watching, stopped.clone()).await?;
     info!("controller ready");
     let ended = {
         let mut running = std::pin::pin!(run_agent(&mut agent, &tree, &roles, resync, &progress, stopped));
@@ -97,6 +100,8 @@ async fn work<F: Firewall>(
         }
     };
     drop(agent);
+    stop.send_replace(true);
+    metrics::shut(door).await;
     // Ends the session and with it the lock, so that whoever stands by need not wait.
     tree.close().await;
     Ok(ended?)

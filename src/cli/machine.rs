@@ -15,10 +15,12 @@ use tracing::{info, warn};
 use super::controller;
 use super::failure::{Usage, typed};
 use super::machine_file::{self, MachineFile};
+use super::metrics::{self, Watched};
 use super::settings::Globals;
 use crate::firewall::agent::Agent;
 use crate::firewall::apply::number;
 use crate::firewall::machine::{Claim, run as run_machine};
+use crate::firewall::metrics::Metrics;
 use crate::firewall::policy::Policy;
 use crate::firewall::run::Progress;
 use crate::model::{EnvironmentName, MachineId, PortRange, ports};
@@ -63,6 +65,8 @@ pub(super) struct Own {
     /// What may never be opened [default: ssh and the store's own ports]
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
+    #[command(flatten)]
+    watched: Watched,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -102,7 +106,7 @@ impl Own {
     }
 
     fn protected(&self, store: &Address) -> anyhow::Result<Vec<PortRange>> {
-        let own = std::iter::once(SSH).chain(store.ports());
+        let own = std::iter::once(SSH).chain(store.ports()).chain(self.watched.port());
         let own = own.map(|port| PortRange::single(port, Protocol::Tcp).map_err(Usage::new));
         let named = self.protect.iter().map(|text| ports::parse_argument(text).map_err(Usage::new));
         Ok(own.chain(named).collect::<Result<_, _>>()?)
@@ -117,6 +121,7 @@ pub(super) struct MachineAgent {
     resync: Duration,
     /// None if the firewall is not looked after.
     table: Option<(TableSettings, &'static str)>,
+    watched: Watched,
 }
 
 pub(super) fn prepare(
@@ -125,7 +130,7 @@ pub(super) fn prepare(
     file: MachineFile,
     own: &Own,
 ) -> anyhow::Result<MachineAgent> {
-    let base = Policy::for_own_machine(file.address.ports());
+    let base = Policy::for_own_machine(file.address.ports().chain(own.watched.port()));
     let policy = controller::read_policy(own.policy.as_deref(), base)?;
     let mode = match own.firewall {
         Kind::None => None,
@@ -141,12 +146,17 @@ pub(super) fn prepare(
             Some((TableSettings { table, mode, protected: own.protected(&file.address)? }, words))
         }
     };
-    Ok(MachineAgent { id, file, policy, resync: Duration::from_secs(own.resync), table })
+    let (resync, watched) = (Duration::from_secs(own.resync), own.watched.clone());
+    Ok(MachineAgent { id, file, policy, resync, table, watched })
 }
 
 impl MachineAgent {
     /// Runs until `stop` says so, or until it fails in a way that waiting does not cure. What is open stays so.
     pub(super) async fn run(self, mut stop: watch::Receiver<bool>) -> anyhow::Result<()> {
+        let (progress, watching) = watch::channel(Progress::default());
+        let metrics = Metrics::default();
+        // Before the store is there: somebody may want to know that it is not.
+        let door = self.watched.open(&metrics, watching, stop.clone()).await?;
         let Some(tree) = self.connect(&mut stop).await? else { return Ok(()) };
         let identity = self.file.credential.identity();
         let claim = Claim {
@@ -159,13 +169,14 @@ impl MachineAgent {
             let acl = self.file.roles.machine_firewall(&identity);
             let firewall = Nftables::new(number(self.id), table);
             Agent::of_machine(tree.clone(), firewall, self.policy, (self.id, acl, words), controller::jitter)
+                .with_metrics(metrics)
         });
-        let (progress, _) = watch::channel(Progress::default());
         info!(machine = %self.id, "machine ready");
         let ended = run_machine(agent.as_mut(), &tree, &claim, &progress, stop).await;
         drop(agent);
         // Ends the session, so that the next agent need not wait for it.
         tree.close().await;
+        metrics::shut(door).await;
         Ok(ended?)
     }
 
@@ -204,7 +215,7 @@ mod tests {
 
     fn own(firewall: Kind, protect: &[&str]) -> Own {
         let protect = protect.iter().map(|&text| text.to_owned()).collect();
-        Own { firewall, protect, resync: 60, policy: None }
+        Own { firewall, protect, resync: 60, policy: None, watched: Watched::default() }
     }
 
     #[test]

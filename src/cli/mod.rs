@@ -24,6 +24,7 @@ mod keeper;
 mod machine;
 mod machine_file;
 mod man;
+mod metrics;
 mod output;
 pub mod portcullis;
 mod remove_unit;

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::apply::apply;
+use super::metrics::Metrics;
 use super::observe::{self, View};
 use super::own;
 use super::plan::{Confidence, MachinePlan, confidence, plan_machine};
@@ -64,6 +65,11 @@ pub struct Agent<T, F> {
     /// What is wrong with machines themselves, as provisioning says: shown in their reports.
     notes: BTreeMap<MachineId, String>,
     random: Box<dyn FnMut() -> u64 + Send + Sync>,
+    metrics: Metrics,
+    /// When the pass that is under way began.
+    began: Instant,
+    /// Since when machines have been seen not to be as they should.
+    changing: BTreeMap<MachineId, Instant>,
     /// The time of day, for the journal.
     wall_ms: Box<dyn Fn() -> u64 + Send + Sync>,
 }
@@ -117,6 +123,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             doubted: None,
             notes: BTreeMap::new(),
             random: Box::new(random),
+            metrics: Metrics::default(),
+            began: Instant::now(),
+            changing: BTreeMap::new(),
             wall_ms: Box::new(clock::wall_ms),
         }
     }
@@ -133,6 +142,18 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         self.view = None;
         self.seen.clear();
         self.doubted = None;
+    }
+
+    /// Counting where others count, too.
+    #[must_use]
+    pub fn with_metrics(mut self, metrics: Metrics) -> Self {
+        self.metrics = metrics;
+        self
+    }
+
+    /// What it has done so far, to be looked at while it goes on.
+    pub fn metrics(&self) -> Metrics {
+        self.metrics.clone()
     }
 
     /// When a machine that failed is due again.
@@ -163,9 +184,14 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
     /// # Errors
     /// The failures of the store. What was seen of the tree is then forgotten, and the next pass looks at all of it.
     pub async fn pass(&mut self, dirty: &Dirty, lead: &Leadership) -> Result<Pass, crate::store::Error> {
+        self.began = Instant::now();
         let result = self.try_pass(dirty, lead).await;
-        if result.is_err() {
-            self.view = None;
+        match &result {
+            Ok(pass) => self.metrics.passed(pass, self.reports.len(), self.firewall.requests()),
+            Err(_) => {
+                self.view = None;
+                self.metrics.failed();
+            }
         }
         result
     }
@@ -245,6 +271,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             }
         }
         for (machine, plan) in &plans {
+            self.time(*machine, plan);
             if reports.get(machine).is_some_and(|report| report.problem.is_none()) {
                 self.retries.succeeded(*machine);
                 if !plan.deferred.is_empty() {
@@ -364,6 +391,19 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
         report.problem = applied.errors().next().map(ToString::to_string);
         self.try_later(machine, slowest);
+    }
+
+    /// A change counts as made once nothing is left of it, however many tries that took.
+    fn time(&mut self, machine: MachineId, plan: &MachinePlan) {
+        if !plan.change.is_empty() {
+            self.changing.entry(machine).or_insert(self.began);
+        }
+        if self.seen.contains_key(&machine)
+            && plan.deferred.is_empty()
+            && let Some(since) = self.changing.remove(&machine)
+        {
+            self.metrics.changed(since.elapsed());
+        }
     }
 
     fn try_later(&mut self, machine: MachineId, pace: Pace) {

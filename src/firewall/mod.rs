@@ -8,6 +8,7 @@ pub mod enact;
 pub mod explain;
 pub mod journal;
 pub mod machine;
+pub mod metrics;
 pub mod observe;
 pub mod own;
 pub mod plan;

@@ -1,6 +1,8 @@
 //! `portcullis controller`: what it writes into the tree, who takes over, and what it refuses to start with.
 
 use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -31,6 +33,7 @@ impl Controller {
         let child = operator
             .command("portcullis")
             .args(["--log-level", "info", "controller", "--provider", "memory", "--resync", "3600"])
+            .args(["--metrics", "127.0.0.1:0"])
             .stdout(Stdio::null())
             .stderr(File::create(&log).expect("a log"))
             .spawn()
@@ -45,6 +48,22 @@ impl Controller {
     #[track_caller]
     fn says(&self, text: &str) {
         wait_for(text, DEADLINE, || self.has_said(text).then_some(()));
+    }
+
+    /// What is answered at a path of its door: the status, and the body.
+    fn ask(&self, path: &str) -> (u16, String) {
+        let addr = wait_for("metrics", DEADLINE, || {
+            let said = fs::read_to_string(&self.log).expect("a log");
+            let line = said.lines().find_map(|line| line.strip_prefix("metrics on http://"))?;
+            line.strip_suffix("/metrics").map(str::to_owned)
+        });
+        let mut door = TcpStream::connect(addr).expect("a door");
+        door.set_read_timeout(Some(DEADLINE)).expect("a limit");
+        write!(door, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("asked");
+        let mut answer = String::new();
+        door.read_to_string(&mut answer).expect("an answer");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        (head[9..12].parse().expect("a status"), body.to_owned())
     }
 
     fn ends(mut self, signal: &str) -> Option<i32> {
@@ -147,8 +166,24 @@ pub(crate) fn controllers_lead_and_take_over(site: &Site) {
     assert_eq!(operator.does(&["firewall", "log", "--limit", "0"]).stdout, "");
     operator.is_refused(&["firewall", "log", "--machine", "7"], 1, "Machine 7 was not found");
     operator.is_refused(&["firewall", "log", "--unit", "x"], 2, "Invalid unit name");
+    assert_eq!(first.ask("/healthz"), (200, "ok\n".to_owned()));
+    assert_eq!(first.ask("/readyz"), (200, "leading\n".to_owned()));
+    assert_eq!(first.ask("/else").0, 404);
+    let (status, counts) = first.ask("/metrics");
+    assert_eq!(status, 200);
+    for line in [
+        "changes_total{what=\"open\"} 2",
+        "machines 1",
+        "machines_pending 0",
+        "leading 1",
+        "change_seconds_count 1",
+    ] {
+        let line = format!("portcullis_firewall_{line}");
+        assert!(counts.lines().any(|found| found == line), "{line} is not in\n{counts}");
+    }
     let second = Controller::start(&operator, "second.log");
     second.says("controller ready");
+    assert_eq!(second.ask("/readyz"), (200, "standing by\n".to_owned()));
     operator.does(&["expose", "wordpress", "--to", "192.0.2.0/24"]);
     is_granted(&operator, site, &json!([{"ports": "80/tcp", "from": "192.0.2.0/24"}]));
     assert!(!second.has_said("leading"), "two lead at once");

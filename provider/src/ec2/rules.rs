@@ -81,6 +81,10 @@ impl Firewall for Ec2 {
     fn rules_per_family(&self) -> Option<usize> {
         Some(self.settings.rules_per_family)
     }
+
+    fn requests(&self) -> BTreeMap<String, u64> {
+        Ec2::requests(self)
+    }
 }
 
 impl Ec2 {

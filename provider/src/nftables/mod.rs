@@ -101,4 +101,8 @@ impl Firewall for Nftables {
     fn rules_per_family(&self) -> Option<usize> {
         None
     }
+
+    fn requests(&self) -> BTreeMap<String, u64> {
+        self.nft.started()
+    }
 }

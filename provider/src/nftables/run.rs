@@ -3,8 +3,10 @@
 use super::table::TableName;
 use crate::error::{Error, Subject};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::io;
 use std::process::{ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
@@ -20,6 +22,8 @@ pub(super) struct Nft {
     command: Vec<String>,
     time_limit: Duration,
     what: Subject,
+    listed: AtomicU64,
+    loaded: AtomicU64,
 }
 
 struct Ended {
@@ -37,7 +41,13 @@ enum Broken {
 
 impl Nft {
     pub(super) fn new(command: Vec<String>, time_limit: Duration, what: Subject) -> Self {
-        Self { command, time_limit, what }
+        Self { command, time_limit, what, listed: AtomicU64::new(0), loaded: AtomicU64::new(0) }
+    }
+
+    /// How often the program was started, and for what.
+    pub(super) fn started(&self) -> BTreeMap<String, u64> {
+        let counts = [("list", &self.listed), ("load", &self.loaded)];
+        counts.map(|(name, count)| (name.to_owned(), count.load(Ordering::Relaxed))).into()
     }
 
     /// The listing of a table; `None` if there is no such table. That is asked for by listing all names, so that it
@@ -68,6 +78,7 @@ impl Nft {
 
     /// One transaction: all of it is done, or nothing.
     pub(super) async fn load(&self, ruleset: &str) -> Result<(), Error> {
+        self.loaded.fetch_add(1, Ordering::Relaxed);
         let ended = self.run(&["-j", "-f", "-"], ruleset.as_bytes()).await;
         let ended = ended.map_err(|broken| match broken {
             Broken::Time => self.late(|what, reason| Error::Ambiguous { what, reason }),
@@ -83,6 +94,7 @@ impl Nft {
     }
 
     async fn read(&self, arguments: &[&str]) -> Result<Ended, Error> {
+        self.listed.fetch_add(1, Ordering::Relaxed);
         self.run(arguments, b"").await.map_err(|broken| self.not_run(broken))
     }
 

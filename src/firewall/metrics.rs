@@ -1,0 +1,213 @@
+//! What an agent has done, in numbers, for whoever watches it with Prometheus. Counting and writing down; what is counted is
+//! decided by the agent, and nothing is decided by the counts.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::agent::Pass;
+use super::run::Progress;
+
+/// Upper ends of the histogram's buckets, in seconds: a kernel's change, a cloud's call, a few retries, an outage.
+const BUCKETS: [f64; 13] = [0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
+
+/// Counts that an agent adds to and others read. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub struct Metrics(Arc<Mutex<Counts>>);
+
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Counts {
+    passes: u64,
+    failed_passes: u64,
+    opened: u64,
+    closed: u64,
+    failures: BTreeMap<&'static str, u64>,
+    /// Requests of the provider, as it counts them itself.
+    requests: BTreeMap<String, u64>,
+    machines: usize,
+    pending: usize,
+    /// How many changes took at most so long, bucket by bucket.
+    took: [u64; BUCKETS.len()],
+    took_count: u64,
+    took_seconds: f64,
+}
+
+impl Metrics {
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn passed(&self, pass: &Pass, machines: usize, requests: BTreeMap<String, u64>) {
+        let mut counts = self.counts();
+        counts.passes += 1;
+        counts.opened += pass.opened as u64;
+        counts.closed += pass.closed as u64;
+        for (kind, times) in &pass.failures {
+            *counts.failures.entry(kind).or_default() += *times as u64;
+        }
+        (counts.machines, counts.pending, counts.requests) = (machines, pass.pending, requests);
+    }
+
+    pub(super) fn failed(&self) {
+        self.counts().failed_passes += 1;
+    }
+
+    /// A machine is as it should be, this long after it was first seen that it was not.
+    pub(super) fn changed(&self, took: Duration) {
+        let mut counts = self.counts();
+        let seconds = took.as_secs_f64();
+        if let Some(bucket) = BUCKETS.iter().position(|most| seconds <= *most) {
+            counts.took[bucket] += 1;
+        }
+        counts.took_count += 1;
+        counts.took_seconds += seconds;
+    }
+
+    /// In Prometheus' text format.
+    pub fn render(&self, progress: &Progress) -> String {
+        let counts = self.counts().clone();
+        let mut text = Text::default();
+        text.one("passes_total", "counter", "Looks at what is wanted and what is there", counts.passes);
+        text.one(
+            "failed_passes_total",
+            "counter",
+            "Passes that the store did not let end",
+            counts.failed_passes,
+        );
+        text.head("changes_total", "counter", "Rules that were opened and closed");
+        text.line("changes_total{what=\"open\"}", counts.opened);
+        text.line("changes_total{what=\"close\"}", counts.closed);
+        text.head("failures_total", "counter", "Changes that were not made, by kind of failure");
+        for (kind, times) in counts.failures {
+            text.line(&format!("failures_total{{kind=\"{kind}\"}}"), times);
+        }
+        text.head("provider_requests_total", "counter", "Requests that went to the provider, by name");
+        for (name, times) in counts.requests {
+            text.line(&format!("provider_requests_total{{name=\"{}\"}}", escaped(&name)), times);
+        }
+        text.head(
+            "change_seconds",
+            "histogram",
+            "From a change seen in the store to the machine being as wanted",
+        );
+        let mut so_far = 0;
+        for (most, times) in BUCKETS.iter().zip(counts.took) {
+            so_far += times;
+            text.line(&format!("change_seconds_bucket{{le=\"{most}\"}}"), so_far);
+        }
+        text.line("change_seconds_bucket{le=\"+Inf\"}", counts.took_count);
+        text.line("change_seconds_sum", counts.took_seconds);
+        text.line("change_seconds_count", counts.took_count);
+        text.one("machines", "gauge", "Machines that were looked at", counts.machines);
+        text.one("machines_pending", "gauge", "Machines that are not yet as they should be", counts.pending);
+        text.one("leading", "gauge", "Whether this agent is the one that acts", u8::from(progress.leading));
+        text.one("store_failures_total", "counter", "Times that the store was lost", progress.store_failures);
+        text.0
+    }
+}
+
+/// Whether the agent does what it is there for: it has looked at everything since it leads, or it stands by while
+/// another leads. One that has only ever lost the store is not ready.
+pub fn ready(progress: &Progress) -> Result<&'static str, &'static str> {
+    match (progress.leading, progress.passes) {
+        (true, 0) => Err("has not looked at everything yet"),
+        (true, _) => Ok("leading"),
+        (false, _) if progress.store_failures > 0 => Err("the store was lost"),
+        (false, _) => Ok("standing by"),
+    }
+}
+
+#[derive(Default)]
+struct Text(String);
+
+impl Text {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a String cannot fail.
+        let _ = write!(
+            self.0,
+            "# HELP portcullis_firewall_{name} {help}\n# TYPE portcullis_firewall_{name} {kind}\n"
+        );
+    }
+
+    fn line(&mut self, name: &str, value: impl std::fmt::Display) {
+        // As above.
+        let _ = writeln!(self.0, "portcullis_firewall_{name} {value}");
+    }
+
+    fn one(&mut self, name: &str, kind: &str, help: &str, value: impl std::fmt::Display) {
+        self.head(name, kind, help);
+        self.line(name, value);
+    }
+}
+
+fn escaped(label: &str) -> String {
+    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_written_as_prometheus_reads_them() {
+        let metrics = Metrics::default();
+        let pass = Pass {
+            opened: 2,
+            closed: 1,
+            failures: BTreeMap::from([("throttled", 3)]),
+            pending: 1,
+            ..Pass::default()
+        };
+        let requests = BTreeMap::from([("Describe\"Groups".to_owned(), 7)]);
+        metrics.passed(&pass, 5, requests.clone());
+        metrics.passed(&pass, 6, requests);
+        metrics.failed();
+        for ms in [3, 20, 21, 700_000] {
+            metrics.changed(Duration::from_millis(ms));
+        }
+        let text = metrics.render(&Progress { leading: true, store_failures: 2, ..Progress::default() });
+        for line in [
+            "passes_total 2",
+            "failed_passes_total 1",
+            "changes_total{what=\"open\"} 4",
+            "changes_total{what=\"close\"} 2",
+            "failures_total{kind=\"throttled\"} 6",
+            "provider_requests_total{name=\"Describe\\\"Groups\"} 7",
+            "change_seconds_bucket{le=\"0.005\"} 1",
+            "change_seconds_bucket{le=\"0.02\"} 2",
+            "change_seconds_bucket{le=\"0.05\"} 3",
+            "change_seconds_bucket{le=\"600\"} 3",
+            "change_seconds_bucket{le=\"+Inf\"} 4",
+            "change_seconds_sum 700.044",
+            "change_seconds_count 4",
+            "machines 6",
+            "machines_pending 1",
+            "leading 1",
+            "store_failures_total 2",
+        ] {
+            let line = format!("portcullis_firewall_{line}");
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+        for line in text.lines() {
+            assert!(
+                line.starts_with("# ") || line.rsplit_once(' ').unwrap().1.parse::<f64>().is_ok(),
+                "{line}"
+            );
+        }
+    }
+
+    #[test]
+    fn who_is_ready_says_as_what() {
+        let progress = |leading, passes, store_failures| Progress {
+            leading,
+            passes,
+            store_failures,
+            ..Progress::default()
+        };
+        assert_eq!(ready(&progress(true, 0, 0)), Err("has not looked at everything yet"));
+        assert_eq!(ready(&progress(true, 1, 3)), Ok("leading"));
+        assert_eq!(ready(&progress(false, 0, 0)), Ok("standing by"));
+        assert_eq!(ready(&progress(false, 9, 1)), Err("the store was lost"));
+    }
+}
