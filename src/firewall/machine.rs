@@ -151,20 +151,21 @@ async fn hold<T: Tree, F: Firewall>(
     let mut feeds = Feeds::<T>::new(claim.machine);
     let mut resync_at = Instant::now();
     let mut renew_at = Instant::now();
+    let mut doubt_at = None;
+    // What happened while another held the machine is not known.
+    if let Some(agent) = agent.as_deref_mut() {
+        agent.forget();
+    }
     loop {
-        let now = Instant::now();
-        let retry_at = agent.as_ref().and_then(|agent| agent.next_retry()).unwrap_or(now + claim.resync);
-        let doubt_at = match &agent {
-            Some(agent) if agent.in_doubt() => now + DOUBT,
-            _ => resync_at,
-        };
+        let retry_at = agent.as_ref().and_then(|agent| agent.next_retry()).unwrap_or(resync_at);
         let look = tokio::select! {
-            changed = feeds.next() => { changed?; Look::Again }
-            () = sleep_until(resync_at.min(doubt_at)) => Look::Again,
-            () = sleep_until(retry_at) => Look::Retry,
-            () = sleep_until(renew_at) => Look::No,
+            biased;
             // A sender that is gone means the same as its word.
             _ = stop.wait_for(|stop| *stop) => return Ok(Ended::Stopped),
+            changed = feeds.next() => { changed?; Look::Again }
+            () = sleep_until(doubt_at.map_or(resync_at, |at| resync_at.min(at))) => Look::Again,
+            () = sleep_until(retry_at) => Look::Retry,
+            () = sleep_until(renew_at) => Look::No,
         };
         if !lead.confirm(tree).await? {
             return Ok(Ended::Lost);
@@ -197,6 +198,7 @@ async fn hold<T: Tree, F: Firewall>(
             }
             Err(err) => return Err(err.into()),
         }
+        doubt_at = agent.in_doubt().then(|| Instant::now() + DOUBT);
         if let Some(view) = agent.view() {
             feeds.watch(tree, own::watched(view, claim.machine)).await?;
         }

@@ -125,6 +125,27 @@ async fn a_machine_sees_what_concerns_it_and_notices_its_changes() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_mass_close_is_confirmed_long_before_the_next_resync() {
+    let world = World::new().await;
+    for port in 0..12 {
+        world.expose("web", 0, &(8000 + 2 * port).to_string()).await;
+    }
+    let (stop, stopped) = watch::channel(false);
+    let (progress, _) = watch::channel(Progress::default());
+    let (mut agent, claim) = (world.agent(), world.claim("one"));
+    let tree = world.machine.clone();
+    let running = async { run(Some(&mut agent), &tree, &claim, &progress, stopped).await };
+    let story = async {
+        world.until("twelve ports", |world| world.rules().len() == 12).await;
+        world.operator.unexpose(&"web".parse().unwrap()).await.unwrap();
+        world.until("closing", |world| world.rules().is_empty()).await;
+        stop.send_replace(true);
+    };
+    let (ended, ()) = tokio::join!(running, story);
+    ended.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_may_not_be_read_is_frozen_and_spoils_nothing_else() {
     let world = World::new().await;
     world.expose("web", 0, "80").await;
