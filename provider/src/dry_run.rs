@@ -1,32 +1,22 @@
-//! A provider that looks and does not touch: it reads through another one and only notes what it was told to do. It has
-//! no machines to launch or end, so whoever runs on it cannot.
+//! A provider that looks and does not touch: it reads through another one, and every change ends in
+//! [`Error::DryRun`], which says what it would have been. It has no machines to launch or end, so whoever runs on it cannot.
 
 use crate::error::Error;
 use crate::provider::{Applied, Firewall, MachineNumber, Seen};
-use crate::rule::Change;
+use crate::rule::{Change, Rule};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What would be done is the latest change per machine: the one behind it keeps asking for the same, since nothing
-/// that it reads ever changes.
+/// More rules than this are counted and not named.
+const NAMED_MAX: usize = 10;
+
 #[derive(Debug)]
 pub struct DryRun<F> {
     inner: F,
-    would: Mutex<BTreeMap<MachineNumber, Change>>,
 }
 
 impl<F: Firewall> DryRun<F> {
     pub fn new(inner: F) -> Self {
-        Self { inner, would: Mutex::new(BTreeMap::new()) }
-    }
-
-    /// The last change that was asked for on each machine.
-    pub fn would_change(&self) -> BTreeMap<MachineNumber, Change> {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<MachineNumber, Change>> {
-        self.would.lock().unwrap_or_else(PoisonError::into_inner)
+        Self { inner }
     }
 }
 
@@ -39,9 +29,13 @@ impl<F: Firewall> Firewall for DryRun<F> {
     }
 
     async fn apply(&self, machine: MachineNumber, change: &Change) -> Applied {
-        tracing::info!(%machine, open = change.open.len(), close = change.close.len(), "dry run: not changed");
-        self.lock().insert(machine, change.clone());
-        Applied::as_one(Ok(()))
+        let not_done = |verb, rules: &BTreeSet<Rule>| {
+            if rules.is_empty() {
+                return Ok(());
+            }
+            Err(Error::DryRun { what: machine.into(), would: format!("{verb} {}", named(rules)) })
+        };
+        Applied { opened: not_done("open", &change.open), closed: not_done("close", &change.close) }
     }
 
     fn rules_per_family(&self) -> Option<usize> {
@@ -50,5 +44,41 @@ impl<F: Firewall> Firewall for DryRun<F> {
 
     fn requests(&self) -> BTreeMap<String, u64> {
         self.inner.requests()
+    }
+}
+
+fn named(rules: &BTreeSet<Rule>) -> String {
+    let mut names: Vec<String> = rules.iter().take(NAMED_MAX).map(ToString::to_string).collect();
+    if rules.len() > NAMED_MAX {
+        names.push(format!("{} more", rules.len() - NAMED_MAX));
+    }
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{Memory, Settings};
+    use crate::rule::{Cidr, PortRange, Protocol};
+
+    fn rules(ports: std::ops::Range<u16>) -> BTreeSet<Rule> {
+        let rule = |port| Rule::new(PortRange::single(port, Protocol::Tcp).unwrap(), Cidr::WORLD_V4);
+        ports.map(rule).collect()
+    }
+
+    #[tokio::test]
+    async fn it_never_claims_to_have_done_anything() {
+        let memory = Memory::new(Settings::default());
+        let (dry, machine) = (DryRun::new(memory.clone()), MachineNumber::new(2));
+        memory.add_group(machine);
+        let change = Change { open: rules(80..82), close: rules(1000..1012) };
+        let applied = dry.apply(machine, &change).await;
+        assert_eq!(
+            applied.opened.unwrap_err().to_string(),
+            "dry run: machine 2 is left as it is; would open 80/tcp from 0.0.0.0/0, 81/tcp from 0.0.0.0/0"
+        );
+        assert!(applied.closed.unwrap_err().to_string().ends_with(", 2 more"));
+        assert_eq!(dry.apply(machine, &Change::default()).await, Applied::as_one(Ok(())));
+        assert_eq!(memory.writes(), 0);
     }
 }

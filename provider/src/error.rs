@@ -75,6 +75,9 @@ pub enum Error {
     /// The provider cannot work as it is set up: a missing program, no credentials, an unknown region.
     #[error("{what} cannot be used: {reason}")]
     Unusable { what: Subject, reason: String },
+    /// Nothing was done, because nothing may be.
+    #[error("dry run: {what} is left as it is; would {would}")]
+    DryRun { what: Subject, would: String },
     /// The provider does not accept what it was sent, and never will: a mistake in a driver or its caller.
     #[error("{what} refused as invalid: {reason}")]
     Invalid { what: Subject, reason: String },
@@ -108,7 +111,8 @@ impl Error {
             Self::Denied { .. }
             | Self::QuotaExceeded { .. }
             | Self::Foreign { .. }
-            | Self::Unusable { .. } => Retry::OperatorMustAct,
+            | Self::Unusable { .. }
+            | Self::DryRun { .. } => Retry::OperatorMustAct,
             Self::Invalid { .. } => Retry::Never,
         }
     }
@@ -130,6 +134,7 @@ impl Error {
             | Self::Ambiguous { what, .. }
             | Self::Foreign { what, .. }
             | Self::Unusable { what, .. }
+            | Self::DryRun { what, .. }
             | Self::Invalid { what, .. } => what,
         }
     }
@@ -147,6 +152,7 @@ impl Error {
             Self::Ambiguous { .. } => "ambiguous",
             Self::Foreign { .. } => "foreign",
             Self::Unusable { .. } => "unusable",
+            Self::DryRun { .. } => "dry-run",
             Self::Invalid { .. } => "invalid",
         }
     }
@@ -203,6 +209,11 @@ mod tests {
             (
                 Error::Unusable { what: Subject::Provider, reason: why() },
                 "the provider cannot be used: because",
+                Retry::OperatorMustAct,
+            ),
+            (
+                Error::DryRun { what: Subject::Provider, would: "open 80/tcp".to_owned() },
+                "dry run: the provider is left as it is; would open 80/tcp",
                 Retry::OperatorMustAct,
             ),
             (

@@ -7,7 +7,7 @@ use portcullis_provider::provider::{
     Firewall, Foreign, InstanceId, InstanceState, Launch, MachineNumber, Machines, Origin, Seen, UserData,
 };
 use portcullis_provider::rule::{Change, Cidr, PortRange, Protocol, Rule, WirePorts};
-use portcullis_provider::{DryRun, Error, Subject};
+use portcullis_provider::{Error, Subject};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -236,15 +236,4 @@ async fn launching_again_empties_a_stale_group() {
     memory.lose_instance(&instance.id);
     let next = memory.launch(&launch(MACHINE)).await.unwrap();
     assert_ne!(next.id, instance.id);
-}
-
-#[tokio::test]
-async fn a_dry_run_remembers_what_it_would_do() {
-    let memory = memory(Settings::default());
-    let dry = DryRun::new(memory.clone());
-    assert!(dry.apply(MACHINE, &opening([80])).await.is_ok());
-    assert!(dry.apply(MACHINE, &opening([81])).await.is_ok());
-    assert_eq!(dry.would_change(), [(MACHINE, opening([81]))].into());
-    assert_eq!(dry.rules_per_family(), Some(60));
-    assert!(actual(&memory).is_empty());
 }

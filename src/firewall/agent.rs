@@ -381,15 +381,18 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         self.seen.remove(&machine);
         let mut slowest = Pace::ReadAgain;
         let told = self.reports.get(machine).and_then(|report| report.problem.clone());
+        let mut problems = Vec::new();
         for error in applied.errors() {
             *pass.failures.entry(error.kind()).or_default() += 1;
-            // The same again is no news: the report says it for as long as it lasts.
-            if told.as_ref() != Some(&error.to_string()) {
-                warn!(%machine, %error, "firewall not changed");
-            }
+            problems.push(error.to_string());
             slowest = slowest.max(Pace::after(error));
         }
-        report.problem = applied.errors().next().map(ToString::to_string);
+        let problem = problems.join("; ");
+        // The same again is no news: the report says it for as long as it lasts.
+        if told.as_ref() != Some(&problem) {
+            warn!(%machine, problem, "firewall not changed");
+        }
+        report.problem = Some(problem);
         self.try_later(machine, slowest);
     }
 
