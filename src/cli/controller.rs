@@ -2,23 +2,32 @@
 //! stand by. What the agent does is decided in `firewall`; here it gets its store, its provider and its policy.
 
 use std::path::{Path, PathBuf};
+#[cfg(feature = "ec2")]
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use portcullis_provider::Firewall;
+#[cfg(feature = "ec2")]
+use portcullis_provider::DryRun;
 use portcullis_provider::memory::{Memory, Settings as MemorySettings};
+use portcullis_provider::{Firewall, Machines};
 use tokio::sync::watch;
 use tracing::info;
+#[cfg(feature = "ec2")]
+use tracing::warn;
 
 use super::config::Role;
 use super::failure::Refusal;
-use super::file;
 use super::metrics::{self, Watched};
 use super::settings::Globals;
+use super::{ec2, file};
 use crate::firewall::agent::Agent;
+#[cfg(feature = "ec2")]
+use crate::firewall::boot::Boot;
 use crate::firewall::policy::{self, Policy};
-use crate::firewall::run::{Progress, run as run_agent};
+use crate::firewall::provisioner::Provisioner;
+use crate::firewall::run::{Progress, run_provisioning};
 use crate::firewall::trial::Trial;
 use crate::runtime::shutdown::Shutdown;
 use crate::store::{Environment, ZkTree};
@@ -41,10 +50,16 @@ pub(super) struct Typed {
     policy: Option<PathBuf>,
     #[command(flatten)]
     watched: Watched,
+    #[command(flatten)]
+    ec2: ec2::Flags,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Provider {
+    /// Security groups in EC2, and instances for machines that have none
+    Ec2,
+    /// Looks at EC2 and says what would be changed there, and changes nothing
+    DryRun,
     /// Rules that exist in this process alone and end with it: for trying things out
     Memory,
 }
@@ -54,14 +69,51 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let settings = args.globals.settings_of(Role::Controller)?;
     // Before anything else is touched: rules made under another policy than the one that was named are worse than none.
     let policy = read_policy(args.policy.as_deref(), Policy::with_own_ports(settings.address.ports()))?;
-    let environment = settings.open().await?;
-    let resync = Duration::from_secs(args.resync);
+    let rules = Rules { policy, resync: Duration::from_secs(args.resync), watched: &args.watched };
     match args.provider {
         Provider::Memory => {
+            args.ec2.refuse_all()?;
             let firewall = Trial::new(Memory::new(MemorySettings::default()));
-            work(environment, firewall, (policy, resync, &args.watched), shutdown).await
+            work(settings.open().await?, firewall, nobody(), rules, shutdown).await
+        }
+        #[cfg(feature = "ec2")]
+        Provider::Ec2 => {
+            let ec2::Settings { launch, store } = args.ec2.settings(&settings.address)?;
+            if launch.is_some() && store.is_loopback() {
+                warn!(%store, "launched machines cannot reach a store on this one: --ec2-zookeeper");
+            }
+            let driver = Arc::new(ec2::connect(&settings.environment, launch).await?);
+            let environment = settings.open().await?;
+            let roles = environment.info().roles.clone();
+            let boot = Boot::new(settings.environment.clone(), store, roles);
+            let tree = environment.tree().clone();
+            let provisioner = Provisioner::new(tree, Arc::clone(&driver), boot, jitter);
+            Box::pin(work(environment, driver, Some(provisioner), rules, shutdown)).await
+        }
+        #[cfg(feature = "ec2")]
+        Provider::DryRun => {
+            let ec2::Settings { launch, .. } = args.ec2.settings(&settings.address)?;
+            let driver = DryRun::new(ec2::connect(&settings.environment, launch).await?);
+            Box::pin(work(settings.open().await?, driver, nobody(), rules, shutdown)).await
+        }
+        #[cfg(not(feature = "ec2"))]
+        Provider::Ec2 | Provider::DryRun => {
+            args.ec2.settings(&settings.address)?;
+            Err(Refusal::NoEc2.into())
         }
     }
+}
+
+/// What holds whoever makes the rules.
+struct Rules<'a> {
+    policy: Policy,
+    resync: Duration,
+    watched: &'a Watched,
+}
+
+/// For a provider that has no machines to give.
+fn nobody() -> Option<Provisioner<ZkTree, Memory>> {
+    None
 }
 
 /// What the file says over `base`, or `base` if none was named.
@@ -75,21 +127,31 @@ pub(super) fn read_policy(path: Option<&Path>, base: Policy) -> anyhow::Result<P
 }
 
 /// Runs the agent until a signal comes, or until it fails in a way that waiting does not cure.
-async fn work<F: Firewall>(
+async fn work<F: Firewall, M: Machines>(
     environment: Environment<ZkTree>,
     firewall: F,
-    (policy, resync, watched): (Policy, Duration, &Watched),
+    mut provisioner: Option<Provisioner<ZkTree, M>>,
+    rules: Rules<'_>,
     mut shutdown: Shutdown,
 ) -> anyhow::Result<()> {
     let roles = environment.info().roles.clone();
     let tree = environment.into_tree();
+    let Rules { policy, resync, watched } = rules;
     let mut agent = Agent::new(tree.clone(), firewall, policy, roles.clone(), jitter);
     let (stop, stopped) = watch::channel(false);
     let (progress, watching) = watch::channel(Progress::default());
     let door = watched.open(&agent.metrics(), watching, stopped.clone()).await?;
     info!("controller ready");
     let ended = {
-        let mut running = std::pin::pin!(run_agent(&mut agent, &tree, &roles, resync, &progress, stopped));
+        let mut running = std::pin::pin!(run_provisioning(
+            &mut agent,
+            provisioner.as_mut(),
+            &tree,
+            &roles,
+            resync,
+            &progress,
+            stopped
+        ));
         tokio::select! {
             ended = &mut running => ended,
             signal = shutdown.asked() => {
@@ -99,7 +161,7 @@ async fn work<F: Firewall>(
             }
         }
     };
-    drop(agent);
+    drop((agent, provisioner));
     stop.send_replace(true);
     metrics::shut(door).await;
     // Ends the session and with it the lock, so that whoever stands by need not wait.

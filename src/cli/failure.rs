@@ -58,6 +58,11 @@ pub(super) enum Refusal {
     NoMachineFile { machine: MachineId, path: PathBuf },
     #[error("{} does not say who the machine is: {problem}", path.display())]
     GarbledMachineFile { path: PathBuf, problem: &'static str },
+    #[error("the settings {} do not exist", path.display())]
+    NoEc2Settings { path: PathBuf },
+    #[cfg(not(feature = "ec2"))]
+    #[error("this build has no EC2")]
+    NoEc2,
     #[error("the store at {address} did not answer in {seconds} s")]
     TooSlow { address: String, seconds: u64 },
 }
@@ -123,10 +128,13 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
                 .to_owned(),
         ),
         Refusal::TooSlow { .. } => Some(DOUBT.to_owned()),
+        #[cfg(not(feature = "ec2"))]
+        Refusal::NoEc2 => Some("built without --no-default-features it has".to_owned()),
         Refusal::NoMetadata { .. }
         | Refusal::GarbledMachineFile { .. }
         | Refusal::Unreadable { .. }
         | Refusal::NoPolicy { .. }
+        | Refusal::NoEc2Settings { .. }
         | Refusal::NotOurs { .. } => None,
     }
 }

@@ -11,6 +11,7 @@ mod controller;
 mod demo;
 mod deploy;
 mod destroy_service;
+mod ec2;
 mod expose;
 mod failure;
 mod file;

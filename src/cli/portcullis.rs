@@ -66,9 +66,13 @@ A policy file is YAML; each key may be left out:
   max-ports-in-range: 1000
   max-rules: 50
 
+Region and credentials for EC2 are taken from AWS_REGION, AWS_PROFILE and so on, as by every AWS program.
+
 Examples:
   portcullis controller --provider memory
-  portcullis --log-level info controller -e prod --provider memory --policy policy.yaml")]
+  portcullis controller -e prod --provider dry-run
+  portcullis --log-level info controller -e prod --provider ec2 --policy policy.yaml \\
+    --ec2-image ami-0abcdef --ec2-instance-type t3.micro --ec2-zookeeper zk1:2181,zk2:2181")]
     Controller(controller::Typed),
     /// Hear who is alive, and tell who is not
     #[command(after_help = "\

@@ -11,10 +11,11 @@ use portcullis_provider::provider::UserData;
 use serde_json::json;
 
 use crate::model::{EnvironmentName, MachineId};
+use crate::store::acl::Roles;
 use crate::store::{Address, Credential};
 
-/// Where the credentials are on an instance, as `XDG_CONFIG_HOME` for the machine role.
-const CONFIG_HOME: &str = "/etc";
+/// Where the credentials are on an instance.
+const DIRECTORY: &str = "/etc/portcullis";
 const SERVICE: &str = "/etc/systemd/system/portcullis-machine.service";
 
 /// What all machines of an environment are told.
@@ -23,32 +24,37 @@ pub struct Boot {
     environment: EnvironmentName,
     /// The store, as machines reach it.
     store: Address,
+    /// Who may read what machines write. Hashes, not secrets.
+    roles: Roles,
 }
 
 impl Boot {
-    pub fn new(environment: EnvironmentName, store: Address) -> Self {
-        Self { environment, store }
+    pub fn new(environment: EnvironmentName, store: Address, roles: Roles) -> Self {
+        Self { environment, store, roles }
     }
 
     pub fn user_data(&self, machine: MachineId, credential: &Credential) -> UserData {
-        let (environment, store, number) = (&self.environment, self.store.to_string(), machine.number());
-        let directory = format!("{CONFIG_HOME}/portcullis");
-        let file = format!("{directory}/{environment}-machine-{number}.json");
-        let secret = json!({"zookeeper": store, "auth": credential.expose()});
+        let (environment, number) = (&self.environment, machine.number());
+        let file = format!("{DIRECTORY}/machine.json");
+        let secret = json!({
+            "zookeeper": self.store.to_string(),
+            "auth": credential.expose(),
+            "operator": self.roles.operator.as_str(),
+            "controller": self.roles.controller.as_str(),
+        });
+        // The name of an environment has nothing in it that systemd would read as its own.
         let command = format!(
-            "/usr/bin/env portcullis machine --environment {} --zookeeper {} --id {number}",
-            word(environment.as_str()),
-            word(&store)
+            "/usr/bin/env portcullis machine --environment {environment} --id {number} --credentials {file}"
         );
         let service = format!(
             "[Unit]\nDescription=Portcullis on machine {number} of {environment}\n\
              Wants=network-online.target\nAfter=network-online.target\n\n\
-             [Service]\nEnvironment=XDG_CONFIG_HOME={CONFIG_HOME}\nExecStart={command}\n\
+             [Service]\nExecStart={command}\n\
              Restart=always\nRestartSec=5\n\n[Install]\nWantedBy=multi-user.target\n"
         );
         let mut script = String::from("#!/bin/sh\nset -eu\numask 077\n");
         // Writing to a string cannot fail.
-        let _ = writeln!(script, "mkdir -p {directory}");
+        let _ = writeln!(script, "mkdir -p {DIRECTORY}");
         put(&mut script, &file, &format!("{secret}\n"));
         script.push_str("umask 022\n");
         put(&mut script, SERVICE, &service);
@@ -63,18 +69,17 @@ fn put(script: &mut String, path: &str, contents: &str) {
     let _ = write!(script, "cat > '{path}' <<'END-OF-FILE'\n{contents}END-OF-FILE\n");
 }
 
-/// One word of a command line of systemd.
-fn word(text: &str) -> String {
-    let escaped = text.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%").replace('$', "$$");
-    format!("\"{escaped}\"")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn roles() -> Roles {
+        let identity = |user: &str| Credential::parse(&format!("{user}:secret")).unwrap().identity();
+        Roles { operator: identity("operator"), controller: identity("controller") }
+    }
+
     fn script(store: &str) -> String {
-        let boot = Boot::new("prod".parse().unwrap(), store.parse().unwrap());
+        let boot = Boot::new("prod".parse().unwrap(), store.parse().unwrap(), roles());
         let credential = Credential::parse("machine-0000000007:hunter2").unwrap();
         boot.user_data(MachineId::new(7), &credential).reveal().to_owned()
     }
@@ -86,8 +91,8 @@ mod tests {
         let (before, after) = script.split_once("hunter2").unwrap();
         assert!(before.contains("umask 077") && !before.contains("umask 022") && after.contains("umask 022"));
         assert!(before.ends_with("{\"zookeeper\":\"zk1:2181,zk2:2181/prod\",\"auth\":\"machine-0000000007:"));
-        let command = "ExecStart=/usr/bin/env portcullis machine --environment \"prod\" \
-                       --zookeeper \"zk1:2181,zk2:2181/prod\" --id 7\n";
+        let command = "ExecStart=/usr/bin/env portcullis machine --environment prod --id 7 \
+                       --credentials /etc/portcullis/machine.json\n";
         assert!(after.contains(command), "{script}");
     }
 
@@ -107,7 +112,7 @@ mod tests {
             .output()
             .unwrap();
         assert!(run.status.success(), "{run:?}");
-        let file = home.path().join("portcullis/prod-machine-7.json");
+        let file = home.path().join("portcullis/machine.json");
         let held: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         assert_eq!(held["zookeeper"], nasty);
         assert_eq!(
@@ -115,7 +120,7 @@ mod tests {
             0o600
         );
         let unit = std::fs::read_to_string(home.path().join("units/portcullis-machine.service")).unwrap();
-        assert!(unit.contains(r#"--zookeeper "zk:1/$$(touchpwned)`id`'\"\\%%n" --id 7"#), "{unit}");
+        assert!(unit.contains("ExecStart=/usr/bin/env portcullis machine "), "{unit}");
         let called = std::fs::read_to_string(home.path().join("called")).unwrap();
         assert_eq!(called, "daemon-reload\nenable --now portcullis-machine.service\n");
         assert!(!home.path().join("pwned").exists());

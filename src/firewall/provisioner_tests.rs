@@ -59,7 +59,7 @@ impl World {
     fn start(&mut self) {
         let tree = self.store.connect(Some(&self.controller));
         let roles = self.operator.info().roles.clone();
-        let boot = Boot::new("test".parse().unwrap(), "zk:2181".parse().unwrap());
+        let boot = Boot::new("test".parse().unwrap(), "zk:2181".parse().unwrap(), roles.clone());
         let mut provisioner = Provisioner::new(tree.clone(), self.provider.clone(), boot, || 0);
         let policy = Policy::with_own_ports([2181]);
         let mut agent = Agent::new(tree.clone(), self.provider.clone(), policy, roles.clone(), || 0);
@@ -334,7 +334,7 @@ async fn one_who_was_replaced_records_nothing() {
     drop(old);
     let mut lead = Leadership::campaign(&new, &roles, "new").await.unwrap();
     let machine = world.operator.add_machine(None).await.unwrap();
-    let boot = Boot::new("test".parse().unwrap(), "zk:2181".parse().unwrap());
+    let boot = Boot::new("test".parse().unwrap(), "zk:2181".parse().unwrap(), roles.clone());
     let hands = Hands { tree: &new, machines: &world.provider, boot: &boot };
     let (wakes, (tell, _news)) = (watch::Sender::new(Wake::default()), mpsc::channel(1));
     let mut provisioner = Provisioner::new(new.clone(), world.provider.clone(), boot.clone(), || 0);

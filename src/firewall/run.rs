@@ -120,10 +120,11 @@ async fn lead_on<T: Tree, F: Firewall, M: Machines>(
         }
     };
     let firewall = Passes { agent, tree, lead, resync, progress, wakes: &wakes, news };
+    // Boxed: with a real cloud inside they are large, and nested deeper than the compiler likes.
     tokio::select! {
         biased;
-        ended = firewall.go_on(stop) => ended,
-        ended = provisioning => ended.map(|()| Ended::Replaced),
+        ended = Box::pin(firewall.go_on(stop)) => ended,
+        ended = Box::pin(provisioning) => ended.map(|()| Ended::Replaced),
     }
 }
 
