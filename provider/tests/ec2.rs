@@ -9,6 +9,7 @@
     reason = "all of it is test code, and times are worth seeing"
 )]
 
+#[allow(dead_code, reason = "the tests of the whole use the rest")]
 mod cloud;
 mod scenarios;
 mod suite;

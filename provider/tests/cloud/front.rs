@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -44,6 +45,15 @@ struct Shared {
     /// The last answer to each request, by its whole body.
     answers: BTreeMap<String, Vec<u8>>,
     page_size: Option<usize>,
+    spans: Vec<Span>,
+}
+
+/// When a request came in, and when its answer went out.
+#[derive(Debug, Clone)]
+pub(crate) struct Span {
+    pub(crate) action: String,
+    pub(crate) came: Instant,
+    pub(crate) went: Instant,
 }
 
 impl Front {
@@ -84,6 +94,11 @@ impl Front {
         counts
     }
 
+    /// The requests since the last time this was asked, in the order in which they were answered.
+    pub(crate) fn take_spans(&self) -> Vec<Span> {
+        std::mem::take(&mut self.lock().spans)
+    }
+
     pub(crate) fn all_actions(&self) -> BTreeSet<String> {
         self.lock().actions.clone()
     }
@@ -109,6 +124,7 @@ async fn serve(listener: TcpListener, behind: SocketAddr, shared: Arc<Mutex<Shar
 
 async fn handle(mut client: TcpStream, behind: SocketAddr, shared: &Mutex<Shared>) -> io::Result<()> {
     let request = Request::read(&mut client).await?;
+    let came = Instant::now();
     let action = request.parameter("Action").unwrap_or_else(|| "unknown".to_owned());
     let act = next_act(&mut shared.lock().unwrap(), &request, &action);
     let answer = match act {
@@ -128,6 +144,7 @@ async fn handle(mut client: TcpStream, behind: SocketAddr, shared: &Mutex<Shared
         Act::Late => shared.lock().unwrap().answers.get(&request.body).cloned().expect("a first answer"),
     };
     client.write_all(&answer).await?;
+    shared.lock().unwrap().spans.push(Span { action, came, went: Instant::now() });
     client.shutdown().await
 }
 

@@ -84,8 +84,11 @@ impl Drop for LocalStack {
     }
 }
 
+/// The root of the workspace, for whichever of its packages this was compiled.
 pub(crate) fn project() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = if package.join("provider").is_dir() { package } else { package.parent().unwrap() };
+    root.to_owned()
 }
 
 fn free_address() -> SocketAddr {

@@ -29,6 +29,8 @@ pub(crate) struct Account {
     pub(crate) front: Front,
     /// Somebody else in the same account, not counted and never refused.
     pub(crate) other: Client,
+    /// Its number, which is what LocalStack takes an access key for.
+    pub(crate) number: String,
     config: SdkConfig,
 }
 
@@ -36,14 +38,14 @@ impl Account {
     pub(crate) async fn new(localstack: SocketAddr) -> Self {
         let front = Front::start(localstack).await;
         let number = ACCOUNTS.fetch_add(1, Ordering::Relaxed).to_string();
-        let credentials = Credentials::new(number, "secret", None, None, "test");
+        let credentials = Credentials::new(number.clone(), "secret", None, None, "test");
         let config = SdkConfig::builder()
             .behavior_version(BehaviorVersion::latest())
             .credentials_provider(SharedCredentialsProvider::new(credentials))
             .region(Region::new(REGION))
             .build();
         let other = aws_sdk_ec2::config::Builder::from(&config).endpoint_url(format!("http://{localstack}"));
-        Self { front, other: Client::from_conf(other.build()), config }
+        Self { front, other: Client::from_conf(other.build()), number, config }
     }
 
     pub(crate) fn settings(&self, environment: &str) -> Settings {

@@ -1,0 +1,57 @@
+//! What others do in the same account.
+
+use crate::harness::wait_for;
+use crate::world::{DEADLINE, World};
+
+pub(crate) fn what_was_done_by_hand_is_put_right_or_left_alone(world: &World) {
+    let controller = world.controller("log", 1);
+    world.operator.does(&["add-machine"]);
+    let instance = world.instance(0);
+    world.deploy("wordpress", 0);
+    world.hook("wordpress/0", "open-port 80");
+    world.operator.does(&["expose", "wordpress"]);
+    world.has_ports(0, &[80]);
+    let group = world.group(0).unwrap().group_id.unwrap();
+
+    world.wait(world.account.open(&group, 5432));
+    world.wait(world.account.close(&group, 80));
+    world.has_ports(0, &[80, 5432]);
+    world.explains(0, "5432/tcp");
+
+    world.wait(world.account.other.delete_security_group().group_id(&group).send()).unwrap();
+    world.has_ports(0, &[80]);
+    let made = world.group(0).unwrap().group_id.unwrap();
+    assert_ne!(made, group);
+    wait_for("instance in its group", DEADLINE, || {
+        let names = world.wait(world.account.groups_of(&instance));
+        names.contains(&"juju-local-0".to_owned()).then_some(())
+    });
+
+    // Taken from its group, an instance has rules that let nobody in. LocalStack lets go of adopted ones only.
+    let theirs = world.wait(world.account.make_instance());
+    world.operator.does(&["add-machine", "--instance-id", &theirs]);
+    let in_both = || {
+        let names = world.wait(world.account.groups_of(&theirs));
+        (names == ["default", "juju-local-1"]).then_some(())
+    };
+    wait_for("adopted instance in its group", DEADLINE, in_both);
+    world.wait(world.account.leave_only("default", &theirs));
+    wait_for("adopted instance in its group again", DEADLINE, in_both);
+    wait_for("no problem", DEADLINE, || world.problem(0).is_none().then_some(()));
+    controller.ends();
+}
+
+pub(crate) fn an_instance_that_vanished_is_shown(world: &World) {
+    let controller = world.controller("log", 1);
+    world.operator.does(&["add-machine"]);
+    world.operator.does(&["add-machine"]);
+    let (lost, healthy) = (world.instance(0), world.instance(1));
+    world.wait(world.account.other.terminate_instances().instance_ids(&lost).send()).unwrap();
+    world.has_problem(0, &format!("instance {lost} has ended"));
+    assert_eq!(world.machine(0)["instance-state"], "terminated");
+    assert_eq!((world.problem(1), world.instance_state(&healthy).as_str()), (None, "running"));
+    world.explains(0, "has ended");
+    world.operator.does(&["add-machine", "--instance-id", "i-0123456789abcdef0"]);
+    world.has_problem(2, "instance i-0123456789abcdef0 is not there");
+    controller.ends();
+}

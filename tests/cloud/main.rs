@@ -1,0 +1,81 @@
+//! The whole product against LocalStack's EC2: the real `juju`, `open-port` and `portcullis` over the embedded keeper, with a
+//! front before LocalStack that counts calls and can refuse them. What the driver does by itself is tested in `provider/`.
+//! `SCENARIO=adopted cargo nextest run --test cloud` runs those of that name.
+
+#![cfg(feature = "ec2")]
+// Scenarios are tests, though the lint cannot see it, and times are worth seeing.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+#[path = "../../provider/tests/cloud/mod.rs"]
+#[allow(dead_code, reason = "the driver's own tests use the rest")]
+mod cloud;
+mod drift;
+#[path = "../harness/mod.rs"]
+mod harness;
+mod many;
+#[path = "../cli/operator.rs"]
+#[allow(dead_code, reason = "the tests of the command line use the rest")]
+mod operator;
+mod story;
+mod trouble;
+mod world;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use cloud::localstack::LocalStack;
+use cloud::warm_up;
+use harness::Store;
+use world::World;
+
+type Scenario = (&'static str, fn(&World));
+
+macro_rules! scenarios {
+    ($($file:ident :: $name:ident),* $(,)?) => { &[$((stringify!($name), $file::$name as fn(&World))),*] };
+}
+
+const SCENARIOS: &[Scenario] = scenarios![
+    story::a_machine_is_launched_opened_shut_and_ended,
+    story::an_adopted_instance_is_only_let_go,
+    story::another_controller_takes_over_and_sweeps_what_is_left,
+    drift::what_was_done_by_hand_is_put_right_or_left_alone,
+    drift::an_instance_that_vanished_is_shown,
+    trouble::an_endpoint_that_is_down_is_shown_and_waited_for,
+    trouble::a_launch_that_is_refused_is_shown,
+    trouble::a_dry_run_changes_nothing_and_says_so,
+];
+
+fn run(scenarios: &[Scenario]) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let localstack = LocalStack::start();
+    runtime.block_on(warm_up(localstack.address));
+    let store = Store::keeper();
+    let only = std::env::var("SCENARIO").ok();
+    let mut failed = Vec::new();
+    for (name, scenario) in
+        scenarios.iter().filter(|(name, _)| only.as_ref().is_none_or(|o| name.contains(o)))
+    {
+        let began = Instant::now();
+        let world = World::new(&store, name, runtime.handle().clone(), localstack.address);
+        if catch_unwind(AssertUnwindSafe(|| scenario(&world))).is_err() {
+            failed.push(*name);
+        }
+        println!("{name}: {:?}", began.elapsed());
+    }
+    assert!(failed.is_empty(), "failed: {failed:?}");
+}
+
+#[test]
+fn alone_all_scenarios_hold() {
+    run(SCENARIOS);
+}
+
+#[test]
+fn alone_a_port_is_open_as_soon_as_ec2_can() {
+    run(scenarios![many::a_port_is_open_as_soon_as_ec2_can]);
+}
+
+#[test]
+fn alone_a_thousand_machines_cost_a_converged_controller_nothing() {
+    run(scenarios![many::a_thousand_machines_cost_a_converged_controller_nothing]);
+}

@@ -1,0 +1,80 @@
+//! What an operator does all day.
+
+use crate::harness::wait_for;
+use crate::world::{DEADLINE, World};
+
+pub(crate) fn a_machine_is_launched_opened_shut_and_ended(world: &World) {
+    let controller = world.controller("log", 3600);
+    world.operator.does(&["add-machine"]);
+    let instance = world.instance(0);
+    assert_eq!(world.wait(world.account.groups_of(&instance)), ["juju-local", "juju-local-0"]);
+    wait_for("running instance", DEADLINE, || {
+        (world.machine(0)["instance-state"] == "running").then_some(())
+    });
+    world.deploy("wordpress", 0);
+    world.hook("wordpress/0", "open-port 80");
+    // Launching leaves nothing behind that would still make calls.
+    wait_for("no more calls", DEADLINE, || {
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        (world.requests() == (0, 0)).then_some(())
+    });
+
+    world.operator.does(&["expose", "wordpress"]);
+    world.has_ports(0, &[80]);
+    assert_eq!(world.requests(), (1, 0), "one authorize, and nothing is read again");
+    world.hook("wordpress/0", "open-port 443/tcp");
+    world.has_ports(0, &[80, 443]);
+    world.operator.does(&["unexpose", "wordpress"]);
+    world.has_ports(0, &[]);
+    assert_eq!(world.requests(), (2, 0), "one authorize, one revoke");
+
+    world.operator.does(&["destroy-service", "wordpress"]);
+    world.operator.does(&["terminate-machine", "0"]);
+    wait_for("end of the group", DEADLINE, || world.group(0).is_none().then_some(()));
+    assert_eq!(world.instance_state(&instance), "terminated");
+    assert!(!controller.log().contains("hunter2"), "the log has a secret");
+    controller.ends();
+}
+
+pub(crate) fn an_adopted_instance_is_only_let_go(world: &World) {
+    let controller = world.controller("log", 3600);
+    let theirs = world.wait(world.account.make_instance());
+    world.operator.does(&["add-machine", "--instance-id", &theirs]);
+    world.deploy("wordpress", 0);
+    world.hook("wordpress/0", "open-port 80");
+    world.operator.does(&["expose", "wordpress"]);
+    world.has_ports(0, &[80]);
+    assert_eq!(world.wait(world.account.groups_of(&theirs)), ["default", "juju-local-0"]);
+    assert!(world.machine(0)["dns-name"].is_string());
+
+    world.operator.does(&["destroy-service", "wordpress"]);
+    world.operator.does(&["terminate-machine", "0"]);
+    wait_for("end of the group", DEADLINE, || world.group(0).is_none().then_some(()));
+    assert_eq!(world.instance_state(&theirs), "running");
+    assert_eq!(world.wait(world.account.groups_of(&theirs)), ["default"]);
+    controller.ends();
+}
+
+pub(crate) fn another_controller_takes_over_and_sweeps_what_is_left(world: &World) {
+    let first = world.controller("first", 3600);
+    first.says("leading");
+    world.operator.does(&["add-machine"]);
+    world.operator.does(&["add-machine"]);
+    let (kept, ended) = (world.instance(0), world.instance(1));
+    world.deploy("wordpress", 0);
+    world.hook("wordpress/0", "open-port 80");
+    world.operator.does(&["expose", "wordpress"]);
+    world.has_ports(0, &[80]);
+    let second = world.controller("second", 3600);
+    first.kill9();
+    world.hook("wordpress/0", "close-port 80");
+    world.hook("wordpress/0", "open-port 81");
+    world.operator.does(&["terminate-machine", "1"]);
+    second.says("leading");
+    world.has_ports(0, &[81]);
+    wait_for("end of the group", DEADLINE, || world.group(1).is_none().then_some(()));
+    assert_eq!(world.instance_state(&ended), "terminated");
+    assert_eq!(world.instance_state(&kept), "running");
+    assert_eq!(world.instance(0), kept);
+    second.ends();
+}

@@ -1,0 +1,218 @@
+//! An environment in the keeper, an account in LocalStack, and controllers between the two.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use aws_sdk_ec2::types::{IpPermission, SecurityGroup};
+use serde_json::Value;
+use tokio::runtime::Handle;
+
+use crate::cloud::{Account, IMAGE, REGION};
+use crate::harness::scenario::Site;
+use crate::harness::wire::{Client, Create};
+use crate::harness::{Store, wait_for};
+use crate::operator::{Came, Operator, came, fixture_charm};
+
+/// Longer than the session of a killed leader lasts.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+
+pub(crate) struct World {
+    pub(crate) account: Account,
+    pub(crate) operator: Operator,
+    pub(crate) site: Site,
+    runtime: Handle,
+}
+
+impl World {
+    pub(crate) fn new(store: &Store, name: &str, runtime: Handle, localstack: SocketAddr) -> Self {
+        let site = Site { kind: store.kind(), addr: store.addr(), chroot: format!("/{name}") };
+        Client::connect(store.addr()).create(&site.chroot, b"", Create::Persistent);
+        let account = runtime.block_on(Account::new(localstack));
+        Self { account, operator: Operator::bootstrapped(&site), site, runtime }
+    }
+
+    /// Asks EC2, or anything else that takes its time.
+    pub(crate) fn wait<R>(&self, work: impl Future<Output = R>) -> R {
+        self.runtime.block_on(work)
+    }
+
+    /// `portcullis controller`, with the region and credentials of this account.
+    pub(crate) fn controller_command(&self, provider: &str, args: &[&str]) -> Command {
+        let mut command = self.operator.command("portcullis");
+        command
+            .env("AWS_REGION", REGION)
+            .env("AWS_ACCESS_KEY_ID", &self.account.number)
+            .env("AWS_SECRET_ACCESS_KEY", "hunter2")
+            .env("AWS_ENDPOINT_URL", format!("http://{}", self.account.front.address))
+            .args(["--log-level", "info", "controller", "--provider", provider])
+            .args(args);
+        command
+    }
+
+    /// A controller that launches machines, and looks by itself only every `resync` seconds.
+    pub(crate) fn controller(&self, name: &str, resync: u32) -> Controller {
+        let settings = self.operator.home().join("ec2.yaml");
+        fs::write(&settings, format!("image: {IMAGE}\ninstance-type: t3.micro\n")).unwrap();
+        let (settings, resync) = (settings.display().to_string(), resync.to_string());
+        let args = ["--resync", &resync, "--ec2-settings", &settings, "--ec2-zookeeper", "zk.example.com"];
+        let controller = Controller::start(self.controller_command("ec2", &args), &self.operator, name);
+        controller.says("controller ready");
+        controller
+    }
+
+    pub(crate) fn deploy(&self, service: &str, machine: u32) {
+        let (charm, machine) = (fixture_charm("wordpress"), machine.to_string());
+        self.operator.does(&["deploy", &charm, service, "--to", &machine]);
+    }
+
+    /// A hook tool, as a hook of the unit would call it.
+    pub(crate) fn hook(&self, unit: &str, tool: &str) {
+        let exports = self.operator.does(&["hook-env", unit]).stdout;
+        let came = came(Command::new("sh").args(["-c", &format!("{exports}{tool}")]));
+        assert_eq!((came.code, came.stderr.as_str()), (0, ""), "{tool}: {came:?}");
+    }
+
+    /// What `juju status` says of a machine.
+    pub(crate) fn machine(&self, number: u32) -> Value {
+        self.operator.status()["machines"][number.to_string()].clone()
+    }
+
+    /// Waits until the machine has an instance, and gives its id.
+    #[track_caller]
+    pub(crate) fn instance(&self, machine: u32) -> String {
+        wait_for("instance", DEADLINE, || {
+            let found = self.machine(machine);
+            let id = found["instance-id"].as_str().filter(|id| id.starts_with("i-"))?;
+            found["dns-name"].is_string().then(|| id.to_owned())
+        })
+    }
+
+    pub(crate) fn instance_state(&self, id: &str) -> String {
+        let request = self.account.other.describe_instances().instance_ids(id);
+        let shown = self.wait(request.send()).unwrap();
+        let state = shown.reservations()[0].instances()[0].state().unwrap();
+        state.name().unwrap().as_str().to_owned()
+    }
+
+    pub(crate) fn group(&self, machine: u32) -> Option<SecurityGroup> {
+        self.wait(self.account.group(&format!("juju-local-{machine}")))
+    }
+
+    /// The ports that are open to the world on a machine.
+    pub(crate) fn ports(&self, machine: u32) -> Option<BTreeSet<i32>> {
+        let group = self.group(machine)?;
+        let world = |permission: &&IpPermission| {
+            permission.ip_ranges().iter().any(|range| range.cidr_ip() == Some("0.0.0.0/0"))
+        };
+        Some(group.ip_permissions().iter().filter(world).filter_map(|p| p.from_port()).collect())
+    }
+
+    #[track_caller]
+    pub(crate) fn has_ports(&self, machine: u32, ports: &[i32]) {
+        let wanted: BTreeSet<i32> = ports.iter().copied().collect();
+        let mut last = None;
+        wait_for(&format!("machine {machine} with ports {ports:?}"), DEADLINE, || {
+            last = self.ports(machine);
+            (last.as_ref() == Some(&wanted)).then_some(())
+        });
+    }
+
+    /// Waits until `juju firewall explain` says so.
+    #[track_caller]
+    pub(crate) fn explains(&self, machine: u32, text: &str) -> Came {
+        wait_for(&format!("explanation with {text:?}"), DEADLINE, || {
+            let came = self.operator.juju(&["firewall", "explain", &machine.to_string()]);
+            (came.stdout.contains(text) || came.stderr.contains(text)).then_some(came)
+        })
+    }
+
+    /// The problem in the agent's report on a machine.
+    pub(crate) fn problem(&self, machine: u32) -> Option<String> {
+        let (data, _) = self.as_operator().get(&self.site.path(&report(machine))).ok()?;
+        let report: Value = serde_json::from_slice(&data).unwrap();
+        report["problem"].as_str().map(str::to_owned)
+    }
+
+    #[track_caller]
+    pub(crate) fn has_problem(&self, machine: u32, text: &str) {
+        wait_for(&format!("report of machine {machine} with {text:?}"), DEADLINE, || {
+            self.problem(machine).filter(|problem| problem.contains(text))
+        });
+    }
+
+    fn as_operator(&self) -> Client {
+        use crate::harness::wire::{Put, op};
+        let file = fs::read_to_string(self.operator.config("local.json")).unwrap();
+        let held: Value = serde_json::from_str(&file).unwrap();
+        let mut client = Client::connect(self.site.addr);
+        let auth = Put::new().int(0).bytes("digest").bytes(held["auth"].as_str().unwrap());
+        client.send_as(-4, op::AUTH, &auth).unwrap();
+        assert_eq!(client.receive().unwrap().err, 0);
+        client
+    }
+
+    /// How many requests that change something went to EC2 since the last time this was asked, and how many others.
+    pub(crate) fn requests(&self) -> (usize, usize) {
+        let counts = self.account.front.take_counts();
+        let describes = |name: &str| name.starts_with("Describe");
+        let reads = counts.iter().filter(|(name, _)| describes(name)).map(|(_, count)| count).sum();
+        (counts.values().sum::<usize>() - reads, reads)
+    }
+}
+
+fn report(machine: u32) -> String {
+    format!("/controller/firewall/machine-{machine:010}")
+}
+
+/// A running controller, killed if the test ends before it does.
+pub(crate) struct Controller {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Controller {
+    pub(crate) fn start(mut command: Command, operator: &Operator, name: &str) -> Self {
+        let log = operator.home().join(name);
+        let child = command
+            .stdout(Stdio::null())
+            .stderr(File::create(&log).expect("a log"))
+            .spawn()
+            .expect("portcullis starts");
+        Self { child, log }
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(&self.log).expect("a log")
+    }
+
+    #[track_caller]
+    pub(crate) fn says(&self, text: &str) {
+        wait_for(text, DEADLINE, || self.log().contains(text).then_some(()));
+    }
+
+    pub(crate) fn kill9(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub(crate) fn ends(mut self) {
+        let sent = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().expect("kill");
+        assert!(sent.success());
+        let status = wait_for("end of the controller", DEADLINE, || self.child.try_wait().expect("wait"));
+        assert_eq!(status.code(), Some(0), "{}", self.log());
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("the controller said:\n{}", self.log());
+        }
+        // Ended already in every test that passes.
+        let _ = (self.child.kill(), self.child.wait());
+    }
+}
