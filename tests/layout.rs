@@ -91,6 +91,7 @@ const PURE: &[&str] = &[
     "src/status/render/",
     "src/status/view.rs",
     "src/unit/charm.rs",
+    "src/unit/pack.rs",
     "provider/src/ec2/naming.rs",
     "provider/src/ec2/permission.rs",
     "provider/src/ec2/refusal.rs",

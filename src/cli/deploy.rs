@@ -7,11 +7,13 @@ use clap::Args;
 use serde_json::{Map, Value};
 
 use super::failure::{Refusal, typed};
+use super::output;
 use super::settings::Globals;
-use super::{file, output};
 use crate::model::{MachineId, ServiceName};
-use crate::store::Deploy;
-use crate::unit::charm::{self, Charm};
+use crate::store::records::CHARM_HASH;
+use crate::store::{Deploy, Environment, ZkTree};
+use crate::unit::charm::Charm;
+use crate::unit::{directory, pack};
 
 #[derive(Debug, Args)]
 pub(super) struct Typed {
@@ -31,28 +33,37 @@ pub(super) struct Typed {
 pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
     let named: Option<ServiceName> = args.service.as_deref().map(typed).transpose()?;
     let to: Option<MachineId> = args.to.as_deref().map(typed).transpose()?;
-    let charm = read_charm(&args.charm)?;
-    let wanted = Deploy {
+    let (charm, packed) = read_charm(&args.charm)?;
+    let mut wanted = Deploy {
         service: named.unwrap_or_else(|| charm.url.name().clone()),
         metadata: metadata(&charm, &args.charm),
         charm: charm.url,
         units: args.units,
         to,
     };
-    globals.in_environment(async |_, environment| Ok(environment.deploy(&wanted).await?)).await?;
+    let deploy = async |_: &_, environment: &Environment<ZkTree>| {
+        // First of all: no unit is made before its charm can be had.
+        let hash = environment.store_charm(&packed).await?;
+        wanted.metadata.insert(CHARM_HASH.to_owned(), Value::from(hash.expose()));
+        environment.deploy(&wanted).await?;
+        Ok(())
+    };
+    globals.in_environment(deploy).await?;
     output::message(&format!("Charm '{}' deployed as service '{}'.", wanted.charm, wanted.service));
     Ok(())
 }
 
-fn read_charm(directory: &Path) -> anyhow::Result<Charm> {
-    let metadata = file::read_limited(&directory.join("metadata.yaml"), charm::MAX_METADATA_BYTES)?
-        .ok_or_else(|| Refusal::NoMetadata { path: directory.to_owned() })?;
-    let revision = file::read_limited(&directory.join("revision"), charm::MAX_REVISION_BYTES)?;
-    charm::check(&metadata, revision.as_deref()).with_context(|| format!("charm {}", directory.display()))
+/// The charm, and its bytes for the store.
+fn read_charm(path: &Path) -> anyhow::Result<(Charm, Vec<u8>)> {
+    if !path.join("metadata.yaml").is_file() {
+        return Err(Refusal::NoMetadata { path: path.to_owned() }.into());
+    }
+    let (charm, entries) = directory::read(path).with_context(|| format!("charm {}", path.display()))?;
+    Ok((charm, pack::pack(&entries)))
 }
 
-/// What the service's record says about the charm beyond its id. The directory is where hooks are found on this
-/// machine, as long as charms are not uploaded.
+/// What the service's record says about the charm beyond its id. The directory is where it came from, for those who try
+/// a hook by hand.
 fn metadata(charm: &Charm, directory: &Path) -> Map<String, Value> {
     let mut map = Map::new();
     map.insert("summary".to_owned(), Value::String(charm.summary.clone()));

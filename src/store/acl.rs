@@ -115,6 +115,21 @@ impl Roles {
         self.acl(Rights::READ, &[(machine, Rights::READ), (unit, Rights::READ | Rights::WRITE)])
     }
 
+    /// How far a unit's workflow is.
+    pub fn unit_state(&self, machine: &Identity) -> Acl {
+        self.acl(Rights::READ, &[(machine, Rights::READ | Rights::WRITE)])
+    }
+
+    /// The unit's agent is up.
+    pub fn unit_agent(&self, machine: &Identity) -> Acl {
+        self.acl(Rights::READ, &[(machine, Rights::READ)])
+    }
+
+    /// A charm. Machines read it as whoever knows its hash, which stands in the records of their units.
+    pub fn charm(&self, reader: &Identity) -> Acl {
+        self.acl(Rights::READ, &[(reader, Rights::READ)])
+    }
+
     /// A unit's secret: for the machine that runs its hooks, and not for the controller.
     pub fn unit_credentials(&self, machine: &Identity) -> Acl {
         Acl(vec![(self.operator.clone(), Rights::ALL), (machine.clone(), Rights::READ)])

@@ -86,7 +86,7 @@ fn about(path: &NodePath) -> About {
         (Some("services"), Some(id)) => ServiceId::from_key(id).ok().map(Key::Service),
         (Some("units"), Some(id)) => UnitId::from_key(id).ok().map(Key::Unit),
         (Some("machines"), Some(id)) => MachineId::from_key(id).ok().map(Key::Machine),
-        (Some("services" | "units" | "machines" | "names" | "controller" | "zookeeper"), _) => {
+        (Some("services" | "units" | "machines" | "charms" | "names" | "controller" | "zookeeper"), _) => {
             return About::Nothing;
         }
         _ => None,
@@ -157,7 +157,10 @@ mod tests {
 
     #[test]
     fn bookkeeping_is_nothing_and_the_unknown_is_everything() {
-        assert!(dirty(&["/names/units/a/0", "/units", "/controller/x", "/zookeeper/quota"]).is_empty());
+        assert!(
+            dirty(&["/names/units/a/0", "/charms/x/0000", "/units", "/controller/x", "/zookeeper/quota"])
+                .is_empty()
+        );
         for path in ["/", "", "/initialized", "/units/what", "/other", "/services/service-1"] {
             assert!(dirty(&[path]).everything(), "{path}");
         }

@@ -160,6 +160,7 @@ fn environment_writes(info: &Initialized, local: &Credential) -> Vec<Write> {
         Write::create(paths::names(), Vec::new(), acl()),
         Write::create(paths::service_names(), Vec::new(), acl()),
         Write::create(paths::unit_names(), Vec::new(), acl()),
+        Write::create(paths::charms(), Vec::new(), acl()),
         Write::create(paths::controller(), Vec::new(), info.roles.controllers()),
     ];
     if info.placement == Placement::Local {

@@ -3,7 +3,7 @@
 use super::paths::NodePath;
 use super::tree;
 use crate::model::ports::InvalidPorts;
-use crate::model::{MachineId, ServiceName, UnitName};
+use crate::model::{CharmHash, MachineId, ServiceName, UnitName};
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -32,6 +32,12 @@ pub enum Error {
     TooManyUnits { given: u32, limit: u32 },
     #[error("{given} sources are more than the {limit} that a service can be exposed to")]
     TooManySources { given: usize, limit: usize },
+    #[error("a charm of {bytes} bytes is more than the {limit} that can be kept")]
+    CharmTooLarge { bytes: usize, limit: usize },
+    #[error("charm {0} is not in the store")]
+    NoCharm(CharmHash),
+    #[error("charm {0} is not what its hash says")]
+    OtherCharm(CharmHash),
     #[error("Machine {0} is the one that this environment runs on")]
     LocalMachine(MachineId),
     #[error("the store's root holds '{0}', which is not ours; add a chroot to the address, HOST:PORT/NAME")]

@@ -7,6 +7,7 @@
 pub mod acl;
 mod address;
 pub mod changes;
+mod charms;
 mod credentials;
 pub mod election;
 mod environment;
@@ -26,6 +27,7 @@ mod units;
 mod zk;
 
 pub use address::Address;
+pub use charms::{MAX_CHARM_BYTES, charm};
 pub use credentials::{Credential, Identity, InvalidCredential};
 pub use environment::{Bootstrap, Environment};
 pub use error::Error;

@@ -2,7 +2,7 @@
 //!
 //! A [`NodePath`] is relative to the environment's root, which is the chroot of the connect string or `/`.
 
-use crate::model::{MachineId, ServiceId, ServiceName, UnitId, UnitName};
+use crate::model::{CharmHash, MachineId, ServiceId, ServiceName, UnitId, UnitName};
 use std::fmt;
 
 /// The absolute path of a znode within the environment.
@@ -197,6 +197,20 @@ pub fn service_credentials(id: ServiceId) -> NodePath {
     service(id).child("credentials")
 }
 
+/// Charms, each below a name that is made from its hash.
+pub fn charms() -> NodePath {
+    fixed("/charms")
+}
+
+pub fn charm(hash: &CharmHash) -> NodePath {
+    charms().child(&hash.key())
+}
+
+/// A part of a charm's bytes.
+pub fn charm_chunk(hash: &CharmHash, number: usize) -> NodePath {
+    charm(hash).child(&format!("{number:04}"))
+}
+
 pub fn units() -> NodePath {
     fixed("/units")
 }
@@ -212,6 +226,11 @@ pub fn unit_ports(id: UnitId) -> NodePath {
 /// Ephemeral: the unit's agent is up.
 pub fn unit_agent(id: UnitId) -> NodePath {
     unit(id).child("agent")
+}
+
+/// How far the unit's workflow is; written by its agent, and by the operator who resolves an error.
+pub fn unit_state(id: UnitId) -> NodePath {
+    unit(id).child("state")
 }
 
 pub fn unit_credentials(id: UnitId) -> NodePath {
@@ -296,6 +315,7 @@ mod tests {
             (firewall_log(MachineId::new(0)), "/controller/firewall/machine-0000000000/log"),
             (unit_ports(UnitId::new(2)), "/units/unit-0000000002/ports"),
             (unit_agent(UnitId::new(2)), "/units/unit-0000000002/agent"),
+            (unit_state(UnitId::new(2)), "/units/unit-0000000002/state"),
             (unit_credentials(UnitId::new(2)), "/units/unit-0000000002/credentials"),
             (machine_agent(MachineId::new(0)), "/machines/machine-0000000000/agent"),
             (machine_credentials(MachineId::new(0)), "/machines/machine-0000000000/credentials"),

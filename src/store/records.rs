@@ -12,6 +12,9 @@ use serde_json::{Map, Value, json};
 /// The instance of the machine that everything runs on in an environment of one: nobody launched it.
 pub const LOCAL_INSTANCE: &str = "local";
 
+/// The key of a service's and of a unit's record that has the hash of its charm.
+pub const CHARM_HASH: &str = "charm-hash";
+
 /// The most bytes that a record may have.
 pub const MAX_RECORD: usize = 64 * 1024;
 

@@ -6,8 +6,8 @@ use super::environment::Environment;
 use super::error::Error;
 use super::paths;
 use super::records::{
-    MAX_SOURCES, NamedService, NamedUnit, Service, counter_to_bytes, exposed_to_bytes, parse_credentials,
-    parse_exposed,
+    CHARM_HASH, MAX_SOURCES, NamedService, NamedUnit, Service, counter_to_bytes, exposed_to_bytes,
+    parse_credentials, parse_exposed,
 };
 use super::retry::Attempts;
 use super::subtree::deletions;
@@ -91,7 +91,7 @@ impl<T: Tree> Environment<T> {
                     Err(e) => return Err(e.into()),
                 }
                 let id = ServiceId::new(counter.next());
-                let draft = Draft::read(self, &wanted.service, wanted.units, wanted.to).await?;
+                let draft = self.draft_of(wanted).await?;
                 let record = Service {
                     name: wanted.service.clone(),
                     charm: wanted.charm.clone(),
@@ -105,6 +105,7 @@ impl<T: Tree> Environment<T> {
                 ];
                 let (more, units) = draft.writes(self, id, operation.mark())?;
                 writes.extend(more);
+                writes.extend(self.charm_check(wanted.metadata.get(CHARM_HASH)).await?);
                 match self.tree.write(writes).await {
                     Ok(()) => return Ok(Deployed { service: id, units }),
                     Err(e) => attempts.after(e).await?,
@@ -112,6 +113,11 @@ impl<T: Tree> Environment<T> {
             }
         };
         attempts.carry_out(work).await
+    }
+
+    async fn draft_of(&self, wanted: &Deploy) -> Result<Draft, Error> {
+        let charm = wanted.metadata.get(CHARM_HASH);
+        Draft::read(self, &wanted.service, wanted.units, wanted.to, charm).await
     }
 
     /// Removes the service with all its units. One with very many units goes in several steps, and a second run

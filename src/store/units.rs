@@ -7,15 +7,15 @@ use super::machines::machine_writes;
 use super::paths::{self, NodePath};
 use super::placement::{Rule, Seat, seats};
 use super::records::{
-    Machine, NamedUnit, Placement, Unit, corrupt, counter_to_bytes, credentials_to_bytes, parse_counter,
-    parse_credentials, unit_credentials_to_bytes,
+    CHARM_HASH, Machine, NamedUnit, Placement, Service, Unit, corrupt, counter_to_bytes,
+    credentials_to_bytes, parse_counter, parse_credentials, unit_credentials_to_bytes,
 };
 use super::retry::Attempts;
 use super::services::first_numbers;
 use super::subtree::deletions;
 use super::tree::{self, Read, Tree, Write};
 use crate::model::{MachineId, ServiceId, ServiceName, UnitId, UnitName};
-use serde_json::Map;
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 /// The most units that one step makes or removes: what fits in one request with room to spare.
@@ -77,6 +77,8 @@ pub(super) struct Draft {
     identities: BTreeMap<MachineId, Identity>,
     /// What the service's units share; None if it is yet to be made.
     credential: Option<Credential>,
+    /// What the service's record says of its charm's hash, for the machines to find the charm by.
+    charm: Option<Value>,
 }
 
 impl Draft {
@@ -87,6 +89,7 @@ impl Draft {
         service: &ServiceName,
         count: u32,
         to: Option<MachineId>,
+        charm: Option<&Value>,
     ) -> Result<Self, Error> {
         let tree = &environment.tree;
         let units = Counter::read(tree, paths::units()).await?;
@@ -118,7 +121,8 @@ impl Draft {
         }
         let seats = seats(count, rule, &carried, machines.next())
             .ok_or_else(|| corrupt(&paths::machines(), "the numbers are used up".to_owned()))?;
-        Ok(Self { service: service.clone(), units, machines, numbers, seats, identities, credential })
+        let (service, charm) = (service.clone(), charm.cloned());
+        Ok(Self { service, units, machines, numbers, seats, identities, credential, charm })
     }
 
     /// The writes that make the units, and the machines that they need.
@@ -165,7 +169,12 @@ impl Draft {
                 machine: seat.machine,
             };
             let machine = self.identities.get(&seat.machine).ok_or(Error::MachineNotFound(seat.machine))?;
-            writes.extend(unit_writes(roles, &unit, (service, &shared), machine, op)?);
+            let mut record =
+                Unit { name: unit.name.clone(), service, machine: Some(unit.machine), rest: Map::new() };
+            if let Some(charm) = &self.charm {
+                record.rest.insert(CHARM_HASH.to_owned(), charm.clone());
+            }
+            writes.extend(unit_writes(roles, (unit.id, &record), &shared, machine, op)?);
             placed.push(unit);
         }
         Ok((writes, placed))
@@ -198,30 +207,28 @@ async fn look_at<T: Tree>(
 /// anything else; a unit stays on its machine.
 fn unit_writes(
     roles: &super::acl::Roles,
-    unit: &Placed,
-    (service, shared): (ServiceId, &Credential),
+    (id, record): (UnitId, &Unit),
+    shared: &Credential,
     machine: &Identity,
     op: &str,
 ) -> Result<Vec<Write>, Error> {
-    let credential = Credential::generate(&unit.id.key())?;
-    let record = Unit { name: unit.name.clone(), service, machine: Some(unit.machine), rest: Map::new() };
-    let named = NamedUnit { id: unit.id, op: op.to_owned() };
-    Ok(vec![
-        Write::create(paths::unit(unit.id), record.to_bytes(), roles.unit(machine)),
+    let credential = Credential::generate(&id.key())?;
+    let named = NamedUnit { id, op: op.to_owned() };
+    let mut writes = vec![
+        Write::create(paths::unit(id), record.to_bytes(), roles.unit(machine)),
         // Empty from the start: the unit may write it, and could not be allowed to create it and nothing else.
+        Write::create(paths::unit_ports(id), Vec::new(), roles.unit_ports(machine, &credential.identity())),
         Write::create(
-            paths::unit_ports(unit.id),
-            Vec::new(),
-            roles.unit_ports(machine, &credential.identity()),
-        ),
-        Write::create(
-            paths::unit_credentials(unit.id),
+            paths::unit_credentials(id),
             unit_credentials_to_bytes(&credential, shared),
             roles.unit_credentials(machine),
         ),
-        Write::create(paths::unit_name(&unit.name), named.to_bytes(), roles.operators()),
-        Write::create(paths::machine_unit(unit.machine, unit.id), Vec::new(), roles.machine_units(machine)),
-    ])
+        Write::create(paths::unit_name(&record.name), named.to_bytes(), roles.operators()),
+    ];
+    if let Some(seat) = record.machine {
+        writes.push(Write::create(paths::machine_unit(seat, id), Vec::new(), roles.machine_units(machine)));
+    }
+    Ok(writes)
 }
 
 impl<T: Tree> Environment<T> {
@@ -249,12 +256,15 @@ impl<T: Tree> Environment<T> {
                     }
                 }
                 let service_path = paths::service(id);
-                let check = match self.tree.get(&service_path).await {
-                    Ok(node) => Write::Check { path: service_path, version: node.version },
+                let (check, record) = match self.tree.get(&service_path).await {
+                    Ok(node) => (
+                        Write::Check { path: service_path.clone(), version: node.version },
+                        Service::parse(&service_path, &node.data)?,
+                    ),
                     Err(tree::Error::NoNode(_)) => return Err(Error::ServiceNotFound(service.clone())),
                     Err(e) => return Err(e.into()),
                 };
-                let draft = Draft::read(self, service, count, to).await?;
+                let draft = Draft::read(self, service, count, to, record.rest.get(CHARM_HASH)).await?;
                 let (mut writes, placed) = draft.writes(self, id, operation.mark())?;
                 writes.push(check);
                 match self.tree.write(writes).await {

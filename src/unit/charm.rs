@@ -18,6 +18,9 @@ const MAX_SUMMARY_CHARS: usize = 512;
 const MAX_DESCRIPTION_CHARS: usize = 16 * 1024;
 const DEFAULT_REVISION: u32 = 1;
 
+/// The hooks that are run. A charm may have others, which nobody calls.
+pub const HOOKS: [&str; 5] = ["install", "start", "stop", "exposed", "unexposed"];
+
 /// A charm whose metadata holds what Portcullis needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Charm {
@@ -52,6 +55,24 @@ pub enum Problem {
     BadName(String),
     #[error("{place}: revision must be an integer from 0 to 4294967295, got {got}")]
     BadRevision { place: &'static str, got: String },
+    #[error("there is no metadata.yaml")]
+    NoMetadata,
+    #[error("hooks/{hook} is not executable")]
+    NotExecutable { hook: &'static str },
+    #[error("{path} is neither a file nor a directory")]
+    NotFile { path: String },
+    #[error("{path} is a link that cannot be kept: {problem}")]
+    BadLink { path: String, problem: String },
+    #[error("{path:?} has no place in a charm: {problem}")]
+    BadPath { path: String, problem: String },
+    #[error("{path} cannot be read: {reason}")]
+    Unreadable { path: String, reason: String },
+    #[error("{path} is deeper than {most} directories")]
+    TooDeep { path: String, most: usize },
+    #[error("the charm has more than {most} files")]
+    TooMany { most: usize },
+    #[error("the charm has more than {most} bytes")]
+    TooMuch { most: usize },
 }
 
 /// Every problem of one charm, never empty.
@@ -59,6 +80,16 @@ pub enum Problem {
 pub struct Problems(Vec<Problem>);
 
 impl Problems {
+    pub(super) fn one(problem: Problem) -> Self {
+        Self(vec![problem])
+    }
+
+    /// None of them may be missing: who has no problem has no [`Problems`].
+    pub(super) fn all(problems: Vec<Problem>) -> Self {
+        debug_assert!(!problems.is_empty());
+        Self(problems)
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = &Problem> {
         self.0.iter()
     }

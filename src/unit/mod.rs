@@ -1,3 +1,5 @@
-//! The life of a unit on a machine. So far only the part that `deploy` needs: what a charm must say about itself.
+//! The life of a unit on a machine: its charm.
 
 pub mod charm;
+pub mod directory;
+pub mod pack;

@@ -8,6 +8,7 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod charms;
 mod contract;
 mod lost;
 mod operations;
@@ -91,6 +92,11 @@ fn scenarios<P: Place>() -> Vec<Scenario<P>> {
         operations::destroying_a_large_service_takes_several_steps,
         operations::ports_are_kept_in_order_and_once,
         operations::concurrent_port_writers_both_win,
+        charms::a_charm_is_stored_once_and_found_by_its_hash,
+        charms::a_charm_half_stored_is_finished,
+        charms::a_charm_that_was_changed_is_refused,
+        charms::who_knows_the_hash_may_read_the_charm,
+        charms::a_charm_goes_with_the_last_service_made_of_it,
         rights::a_unit_writes_its_own_ports_and_nothing_else,
         rights::a_machine_sees_its_own_units,
         rights::a_unit_opens_its_services_flag_to_its_machine,

@@ -298,6 +298,8 @@ pub(super) async fn garbage_is_named_and_never_empty(place: &impl Place) {
         said(environment.unit(&unit("web/0")).await),
         "/units/unit-0000000000: \"service\" is wrong: 'web' is not a service id"
     );
+    overwrite(tree, paths::units(), b"{}").await;
+    assert_eq!(said(environment.add_units(&service("web"), 1, None).await), "/units: \"next\" is missing");
     overwrite(tree, paths::service(made.service), b"\xff\xfe").await;
     assert!(
         said(environment.service(&service("web")).await)
@@ -308,8 +310,6 @@ pub(super) async fn garbage_is_named_and_never_empty(place: &impl Place) {
         said(environment.machine(MachineId::new(0)).await),
         "/machines/machine-0000000000: \"addresses\" is not a list"
     );
-    overwrite(tree, paths::units(), b"{}").await;
-    assert_eq!(said(environment.add_units(&service("web"), 1, None).await), "/units: \"next\" is missing");
     overwrite(tree, paths::service_name(&service("web")), b"null").await;
     assert_eq!(said(environment.expose(&service("web")).await), "/names/services/web: not a JSON object");
     overwrite(tree, paths::initialized(), br#"{"format": 2}"#).await;

@@ -71,6 +71,7 @@ async fn populate<P: Place>(place: &P) -> (portcullis::store::Environment<P::Tre
         paths::names(),
         paths::service_names(),
         paths::unit_names(),
+        paths::charms(),
         paths::root(),
     ];
     for wanted in [&mine, &other] {

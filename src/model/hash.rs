@@ -1,0 +1,67 @@
+//! What a charm is called by: the SHA-256 of its bytes.
+
+use sha2::{Digest as _, Sha256};
+use std::fmt;
+
+/// The SHA-256 of a charm. It is also what opens the charm in the store: who knows it has had the charm, or was given
+/// the right to have it. So `Debug` and `Display` show enough to tell charms apart, and no more.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CharmHash(String);
+
+const SHOWN: usize = 12;
+
+impl CharmHash {
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(hex(&Sha256::digest(bytes)))
+    }
+
+    /// `None` unless it is 64 hexadecimal digits, lower case.
+    pub fn parse(text: &str) -> Option<Self> {
+        let is_hash = text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        is_hash.then(|| Self(text.to_owned()))
+    }
+
+    /// All of it.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+
+    /// What it is kept under: tells nothing of the hash itself.
+    pub fn key(&self) -> String {
+        hex(&Sha256::digest(format!("key of charm {}", self.0)))[..40].to_owned()
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl fmt::Display for CharmHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0[..SHOWN])
+    }
+}
+
+impl fmt::Debug for CharmHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CharmHash({self}...)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hash_is_known_by_its_beginning_and_kept_under_another_name() {
+        let hash = CharmHash::of(b"");
+        assert_eq!(hash.expose(), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+        assert_eq!((hash.to_string().as_str(), format!("{hash:?}").len()), ("e3b0c44298fc", 26));
+        assert_eq!(hash.key().len(), 40);
+        assert!(!hash.key().contains("e3b0c44"));
+        assert_eq!(CharmHash::parse(hash.expose()), Some(hash));
+        for no_hash in ["", "abc", &"A".repeat(64), &"g".repeat(64), &"a".repeat(65)] {
+            assert_eq!(CharmHash::parse(no_hash), None, "{no_hash}");
+        }
+    }
+}
