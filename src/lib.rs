@@ -6,8 +6,8 @@
 //! | [`keeper`] | the embedded store: one durable node that speaks ZooKeeper's protocol |
 //! | [`store`] | the typed tree over the keeper or a ZooKeeper ensemble; the only place that knows znodes |
 //! | [`runtime`] | what every long-running part needs: signals, logs |
-//! | [`unit`] | the life of a unit: what a charm must say about itself |
-//! | [`status`] | one look at an environment, as YAML, JSON or tables |
+//! | [`unit`] | the life of a unit: its charm, its workflow, its hooks, and the agents that tend them |
+//! | [`status`] | one look at an environment, as YAML, JSON, tables or a picture |
 //! | [`cli`] | the programs `juju` and `portcullis` as their users see them |
 //!
 //! Dependencies point one way: `cli -> {unit, status} -> {store, runtime} -> model`, and `keeper` stands by itself

@@ -53,7 +53,16 @@ const HOMES: &[(&str, &[&str])] = &[
     ("print!", &["src/cli/output.rs", "hooks/"]),
     ("eprintln!", &["src/cli/output.rs", "hooks/"]),
     ("eprint!", &["src/cli/output.rs", "hooks/"]),
-    ("stdout", &["src/cli/output.rs", "hooks/", "provider/src/nftables/run.rs"]),
+    (
+        "stdout",
+        &[
+            "src/cli/output.rs",
+            "hooks/",
+            "provider/src/nftables/run.rs",
+            "src/unit/hook.rs",
+            "src/unit/site.rs",
+        ],
+    ),
     ("unsafe", &[]),
 ];
 
@@ -92,6 +101,7 @@ const PURE: &[&str] = &[
     "src/status/view.rs",
     "src/unit/charm.rs",
     "src/unit/pack.rs",
+    "src/unit/workflow.rs",
     "provider/src/ec2/naming.rs",
     "provider/src/ec2/permission.rs",
     "provider/src/ec2/refusal.rs",

@@ -2,30 +2,55 @@
 //! would type, and shows it; nothing of this user's own settings is read or written.
 
 use std::fs;
-use std::net::Ipv4Addr;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use clap::Args;
+use clap::{Args, Parser};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
 
 use super::config::ConfigDir;
-use super::{hook_env, juju, output, up};
+use super::unit_options::UnitOptions;
+use super::{hook_env, juju, machine, machine_file, output, up};
 use crate::keeper::Config;
-use crate::model::UnitName;
 use crate::model::ports::parse_argument;
-use crate::store::{UnitPorts, ZkTree};
+use crate::model::{UnitId, UnitName};
+use crate::status::view::Unit;
+use crate::status::{Scope, View, collect};
+use crate::store::{Environment, UnitPorts, ZkTree};
 
 #[derive(Debug, Args)]
 pub(super) struct Typed {}
 
 /// The charm of the story, in the binary, so that the demo needs no file beside it.
 const CHARM: &[(&str, &str, u32)] = &[
-    ("metadata.yaml", include_str!("../../fixtures/charms/wordpress/metadata.yaml"), 0o644),
-    ("hooks/install", include_str!("../../fixtures/charms/wordpress/hooks/install"), 0o755),
-    ("hooks/start", include_str!("../../fixtures/charms/wordpress/hooks/start"), 0o755),
-    ("hooks/stop", include_str!("../../fixtures/charms/wordpress/hooks/stop"), 0o755),
+    ("metadata.yaml", include_str!("../../fixtures/charms/hello/metadata.yaml"), 0o644),
+    ("server.py", include_str!("../../fixtures/charms/hello/server.py"), 0o644),
+    ("hooks/install", include_str!("../../fixtures/charms/hello/hooks/install"), 0o755),
+    ("hooks/start", include_str!("../../fixtures/charms/hello/hooks/start"), 0o755),
+    ("hooks/exposed", include_str!("../../fixtures/charms/hello/hooks/exposed"), 0o755),
+    ("hooks/unexposed", include_str!("../../fixtures/charms/hello/hooks/unexposed"), 0o755),
+    ("hooks/stop", include_str!("../../fixtures/charms/hello/hooks/stop"), 0o755),
 ];
+const UNIT: &str = "hello/0";
+
+/// Hooks take a moment; this is for a machine that has no Python, say.
+const PATIENCE: Duration = Duration::from_secs(30);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// What `portcullis up` has if nothing is typed.
+#[derive(Debug, Parser)]
+struct Defaults {
+    #[command(flatten)]
+    own: machine::Own,
+    #[command(flatten)]
+    units: UnitOptions,
+}
 
 pub(super) async fn run(_: &Typed) -> anyhow::Result<()> {
     let place = Place::make()?;
@@ -37,45 +62,131 @@ pub(super) async fn run(_: &Typed) -> anyhow::Result<()> {
 
 async fn tell(place: &Place) -> anyhow::Result<()> {
     say(&format!("# Everything is in {}, and gone at the end.", place.0.display()))?;
-    let charm = place.charm()?;
     let data = place.0.join("data");
     say(&format!("$ portcullis up --data-dir {} --listen 127.0.0.1:0 &", data.display()))?;
     let story = juju::Story::new(place.config());
-    let wanted = Config::new(data, (Ipv4Addr::LOCALHOST, 0).into());
+    let wanted = Config::new(data.clone(), (Ipv4Addr::LOCALHOST, 0).into());
     let keeper = up::start(story.globals(), &story.globals().environment()?, wanted).await?;
     super::keeper::announce(&keeper)?;
-    story.juju(&["deploy", &charm.to_string_lossy()]).await?;
-    open_port(&story, "wordpress/0", "80/tcp").await?;
-    story.juju(&["status"]).await?;
-    say("# The port is asked for, and closed to the world: the service is not exposed.")?;
-    story.juju(&["expose", "wordpress"]).await?;
-    story.juju(&["status", "wordpress"]).await?;
-    story.juju(&["unexpose", "wordpress"]).await?;
-    story.juju(&["status", "--format", "tabular"]).await?;
-    say("# Done. `portcullis up` starts an environment that stays.")?;
+    let (stop, agent) = start_agent(&story, &data).await?;
+    let told = play(&story, place, &data).await;
+    // Whatever came of it: no process of the charm is left behind, and the store goes last.
+    let cleared = clear_away(&data).await;
+    stop.send_replace(true);
+    agent.await.context("the machine's agent has died")??;
     keeper.stop_handle().stop();
     tokio::task::spawn_blocking(move || keeper.wait()).await.context("the keeper's thread is gone")??;
+    told.and(cleared)
+}
+
+/// Machine 0, as `up` has it.
+async fn start_agent(
+    story: &juju::Story,
+    data: &Path,
+) -> anyhow::Result<(watch::Sender<bool>, JoinHandle<anyhow::Result<()>>)> {
+    let defaults = Defaults::try_parse_from(["portcullis up"])?;
+    let globals = story.globals();
+    let file = machine_file::ensure(globals, up::LOCAL_MACHINE, None).await?;
+    let options = (&defaults.own, &defaults.units);
+    let agent = machine::prepare(&globals.environment()?, up::LOCAL_MACHINE, file, options, data)?;
+    let (stop, stopped) = watch::channel(false);
+    Ok((stop, tokio::spawn(agent.run(stopped))))
+}
+
+async fn play(story: &juju::Story, place: &Place, data: &Path) -> anyhow::Result<()> {
+    let tool = hook_env::tools_dir()?.join("open-port").is_file();
+    let charm = place.charm(tool)?;
+    story.juju(&["deploy", &charm.to_string_lossy()]).await?;
+    let acted = act(story, (!tool).then_some(data)).await;
+    let destroyed = story.juju(&["destroy-service", "hello"]).await;
+    acted.and(destroyed)
+}
+
+/// Without the hook tools beside this program, the port is opened from here, and `data` is where to find it.
+async fn act(story: &juju::Story, without_tools: Option<&Path>) -> anyhow::Result<()> {
+    say(
+        "# The machine runs the charm's hooks: install, then start, which serves a page on a free port and opens it.",
+    )?;
+    becomes(story, |unit| unit.agent_state.as_deref() == Some("started")).await?;
+    if let Some(data) = without_tools {
+        let file =
+            data.join(up::LOCAL_MACHINE.key()).join("units").join(UnitId::new(0).key()).join("charm/port");
+        let port = fs::read_to_string(file).context("the charm has no port")?;
+        open_port(story, &format!("{port}/tcp")).await?;
+    }
+    story.juju(&["status"]).await?;
+    say("# The port is asked for, and closed to the world: the service is not exposed.")?;
+    story.juju(&["expose", "hello"]).await?;
+    let unit = becomes(story, |unit| unit.open_ports.as_ref().is_some_and(|ports| !ports.is_empty())).await?;
+    let port = unit.open_ports.iter().flatten().next().map_or(0, |range| range.from());
+    fetch(port, "Hello world").await?;
+    story.juju(&["status", "hello"]).await?;
+    story.juju(&["unexpose", "hello"]).await?;
+    fetch(port, "Hello from").await?;
+    story.juju(&["status", "--format", "tabular"]).await?;
+    say("# Done. `portcullis up` starts an environment that stays.")
+}
+
+/// Waits until the unit of the story is as wanted.
+async fn becomes(story: &juju::Story, wanted: impl Fn(&Unit) -> bool) -> anyhow::Result<Unit> {
+    let patience = Instant::now() + PATIENCE;
+    loop {
+        let look = async |_: &_, environment: &Environment<ZkTree>| Ok(collect(environment.tree()).await?);
+        let snapshot = story.globals().in_environment(look).await?;
+        let view = View::new(&snapshot, &Scope::default());
+        let unit = view.services.get("hello").and_then(|service| service.units.get(UNIT)).cloned();
+        match unit {
+            Some(unit) if wanted(&unit) => return Ok(unit),
+            Some(Unit { failure: Some((failure, output)), .. }) => bail!("{failure}: {}", output.join(" ")),
+            _ if Instant::now() >= patience => bail!("{UNIT} takes more than {} s", PATIENCE.as_secs()),
+            _ => sleep(LOOK_AGAIN).await,
+        }
+    }
+}
+
+/// Asks for the page until it says what it should, and shows it.
+async fn fetch(port: u16, wanted: &str) -> anyhow::Result<()> {
+    let patience = Instant::now() + PATIENCE;
+    loop {
+        let page = tokio::task::spawn_blocking(move || get(port)).await.context("the request has died")?;
+        match page {
+            Ok(page) if page.starts_with(wanted) => {
+                say(&format!("$ curl http://localhost:{port}/"))?;
+                return output::data(&page).context("cannot write to stdout");
+            }
+            _ if Instant::now() >= patience => bail!("no page on port {port}"),
+            _ => sleep(LOOK_AGAIN).await,
+        }
+    }
+}
+
+fn get(port: u16) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.take(64 * 1024).read_to_string(&mut answer)?;
+    Ok(answer.split_once("\r\n\r\n").map_or(String::new(), |(_, body)| body.to_owned()))
+}
+
+/// Waits until nothing of the unit is left on the machine.
+async fn clear_away(data: &Path) -> anyhow::Result<()> {
+    let patience = Instant::now() + PATIENCE;
+    let runs = data.join(up::LOCAL_MACHINE.key()).join("runs");
+    while fs::read_dir(&runs).is_ok_and(|mut units| units.next().is_some()) {
+        if Instant::now() >= patience {
+            bail!("the unit's processes do not end");
+        }
+        sleep(LOOK_AGAIN).await;
+    }
     Ok(())
 }
 
-/// What the charm's hook does: with the tool itself, or the same through the store where it is not installed.
-async fn open_port(story: &juju::Story, unit: &str, port: &str) -> anyhow::Result<()> {
-    let name: UnitName = unit.parse()?;
-    let tool = hook_env::tools_dir()?.join("open-port");
-    let variables = story
-        .globals()
-        .in_environment(async |settings, environment| hook_env::prepare(settings, environment, &name).await)
-        .await?;
-    if tool.is_file() {
-        say(&format!("$ eval \"$(juju hook-env {unit})\"; open-port {port}"))?;
-        let status = std::process::Command::new(&tool).arg(port).envs(variables).status();
-        return match status.with_context(|| format!("cannot run {}", tool.display()))? {
-            status if status.success() => Ok(()),
-            status => bail!("open-port ended with {status}"),
-        };
-    }
-    say(&format!("# open-port is not beside this program; the same, with the credentials of {unit}:"))?;
+/// What the charm's hook would do, where the tool is not installed.
+async fn open_port(story: &juju::Story, port: &str) -> anyhow::Result<()> {
+    say(&format!("# open-port is not beside this program; the same, with the credentials of {UNIT}:"))?;
     say(&format!("$ open-port {port}"))?;
+    let name: UnitName = UNIT.parse()?;
     let (address, credential, id) = story
         .globals()
         .in_environment(async |settings, environment| {
@@ -108,12 +219,13 @@ impl Place {
         ConfigDir::below(&self.0.join("config"))
     }
 
-    /// Writes the charm out.
-    fn charm(&self) -> anyhow::Result<PathBuf> {
-        let directory = self.0.join("wordpress");
+    /// Writes the charm out. Where there are no hook tools its hooks do not call them.
+    fn charm(&self, tools: bool) -> anyhow::Result<PathBuf> {
+        let directory = self.0.join("hello");
         for (name, text, mode) in CHARM {
             let path = directory.join(name);
-            write(&path, text, *mode).with_context(|| format!("cannot write {}", path.display()))?;
+            let text = if tools { (*text).to_owned() } else { text.replace("open-port ", ": open-port ") };
+            write(&path, &text, *mode).with_context(|| format!("cannot write {}", path.display()))?;
         }
         Ok(directory)
     }

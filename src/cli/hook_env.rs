@@ -52,7 +52,7 @@ pub(super) async fn prepare(
     if let Some(directory) = charm_dir(service.rest.get("charm-dir")) {
         variables.push(("CHARM_DIR", directory));
     }
-    variables.push(("PATH", search_path(tools_dir()?.as_path(), std::env::var("PATH").ok().as_deref())));
+    variables.push(("PATH", hook_path()?));
     Ok(variables)
 }
 
@@ -66,6 +66,11 @@ fn charm_dir(recorded: Option<&Value>) -> Option<String> {
 pub(super) fn tools_dir() -> anyhow::Result<PathBuf> {
     let program = std::env::current_exe().context("cannot tell where this program is")?;
     Ok(program.parent().map(Path::to_owned).unwrap_or(program))
+}
+
+/// What a hook has for PATH: the hook tools, and what this program has itself.
+pub(super) fn hook_path() -> anyhow::Result<String> {
+    Ok(search_path(tools_dir()?.as_path(), std::env::var("PATH").ok().as_deref()))
 }
 
 fn search_path(tools: &Path, path: Option<&str>) -> String {

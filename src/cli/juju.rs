@@ -12,7 +12,7 @@ use super::settings::Globals;
 use super::unanswered::Unanswered;
 use super::{
     add_machine, add_unit, bootstrap, completions, deploy, destroy_service, expose, firewall, heartbeat,
-    hook_env, man, output, remove_unit, start, status, terminate_machine, unexpose,
+    hook_env, man, output, remove_unit, resolved, start, status, terminate_machine, unexpose,
 };
 
 /// The longest that a command may take. Each call of the store has its own, shorter limit; this one is for many.
@@ -61,6 +61,14 @@ Examples:
     /// Add units to a service
     #[command(after_help = "Examples:\n  juju add-unit wordpress\n  juju add-unit wordpress -n 2 --to 0")]
     AddUnit(add_unit::Typed),
+    /// Decide about a hook that failed
+    #[command(after_help = "\
+Without --retry the unit goes on as if the hook had succeeded.
+
+Examples:
+  juju resolved --retry wordpress/0
+  juju resolved wordpress/0")]
+    Resolved(resolved::Typed),
     /// Remove units from their services
     #[command(after_help = "Examples:\n  juju remove-unit wordpress/0 wordpress/1")]
     RemoveUnit(remove_unit::Typed),
@@ -178,6 +186,9 @@ async fn run(juju: &Juju) -> anyhow::Result<ExitCode> {
 }
 
 async fn in_time(globals: &Globals, command: &Command) -> anyhow::Result<ExitCode> {
+    if matches!(command, Command::Status(args) if args.is_endless()) {
+        return talk(globals, command).await;
+    }
     match tokio::time::timeout(DEADLINE, talk(globals, command)).await {
         Ok(done) => done,
         Err(_) => {
@@ -215,6 +226,7 @@ async fn talk(globals: &Globals, command: &Command) -> anyhow::Result<ExitCode> 
         Command::Unexpose(args) => unexpose::run(globals, args).await,
         Command::Heartbeat(args) => heartbeat::run(globals, args).await,
         Command::Machine(args) => heartbeat::run_machine(globals, args).await,
+        Command::Resolved(args) => resolved::run(globals, args).await,
         Command::HookEnv(args) => hook_env::run(globals, args).await,
         Command::Status(args) => status::run(globals, args).await,
         Command::Firewall(_) | Command::Completions(_) | Command::Man(_) => Ok(()),

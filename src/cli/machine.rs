@@ -1,7 +1,7 @@
 //! `portcullis machine`: the agent of one machine. It holds the machine, so that status can say that somebody does, and
 //! looks after its firewall if it is told to. What is opened is decided in `firewall`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -10,13 +10,15 @@ use portcullis_provider::Nftables;
 use portcullis_provider::nftables::{Mode, Settings as TableSettings, TableName};
 use portcullis_provider::rule::Protocol;
 use tokio::sync::watch;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use super::controller;
 use super::failure::{Usage, typed};
 use super::machine_file::{self, MachineFile};
 use super::metrics::{self, Watched};
 use super::settings::Globals;
+use super::unit_options::UnitOptions;
+use super::up;
 use crate::firewall::agent::Agent;
 use crate::firewall::apply::number;
 use crate::firewall::machine::{Claim, run as run_machine};
@@ -27,6 +29,8 @@ use crate::model::{EnvironmentName, MachineId, PortRange, ports};
 use crate::runtime::shutdown::Shutdown;
 use crate::store::election::Leadership;
 use crate::store::{Address, ZkTree};
+use crate::unit::site::Site;
+use crate::unit::units;
 
 /// How long a pass that is under way may take once we are asked to end.
 pub(super) const LAST_PASS: Duration = Duration::from_secs(15);
@@ -48,6 +52,8 @@ pub(super) struct Typed {
     credentials: Option<PathBuf>,
     #[command(flatten)]
     own: Own,
+    #[command(flatten)]
+    units: UnitOptions,
 }
 
 /// How a machine's own firewall is looked after.
@@ -85,7 +91,8 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let environment = args.globals.environment()?;
     args.own.check()?;
     let file = machine_file::ensure(&args.globals, id, args.credentials.as_deref()).await?;
-    let agent = prepare(&environment, id, file, &args.own)?;
+    let data = up::data_dir(&environment, None)?;
+    let agent = prepare(&environment, id, file, (&args.own, &args.units), &data)?;
     let (stop, stopped) = watch::channel(false);
     let mut running = std::pin::pin!(agent.run(stopped));
     let mut shutdown = shutdown;
@@ -122,13 +129,15 @@ pub(super) struct MachineAgent {
     /// None if the firewall is not looked after.
     table: Option<(TableSettings, &'static str)>,
     watched: Watched,
+    site: Site,
 }
 
 pub(super) fn prepare(
     environment: &EnvironmentName,
     id: MachineId,
     file: MachineFile,
-    own: &Own,
+    (own, units): (&Own, &UnitOptions),
+    data: &Path,
 ) -> anyhow::Result<MachineAgent> {
     let base = Policy::for_own_machine(file.address.ports().chain(own.watched.port()));
     let policy = controller::read_policy(own.policy.as_deref(), base)?;
@@ -147,7 +156,8 @@ pub(super) fn prepare(
         }
     };
     let (resync, watched) = (Duration::from_secs(own.resync), own.watched.clone());
-    Ok(MachineAgent { id, file, policy, resync, table, watched })
+    let site = units.site(environment, id, &file, data, resync)?;
+    Ok(MachineAgent { id, file, policy, resync, table, watched, site })
 }
 
 impl MachineAgent {
@@ -171,8 +181,14 @@ impl MachineAgent {
             Agent::of_machine(tree.clone(), firewall, self.policy, (self.id, acl, words), controller::jitter)
                 .with_metrics(metrics)
         });
+        let seen = progress.subscribe();
         info!(machine = %self.id, "machine ready");
-        let ended = run_machine(agent.as_mut(), &tree, &claim, &progress, stop).await;
+        let holding = async {
+            let ended = run_machine(agent.as_mut(), &tree, &claim, &progress, stop).await;
+            drop(progress);
+            ended
+        };
+        let (ended, ()) = tokio::join!(holding, tend_units(&tree, &self.site, seen));
         drop(agent);
         // Ends the session, so that the next agent need not wait for it.
         tree.close().await;
@@ -198,6 +214,30 @@ impl MachineAgent {
                 () = tokio::time::sleep(STORE_PAUSE) => {}
                 _ = stop.wait_for(|stop| *stop) => return Ok(None),
             }
+        }
+    }
+}
+
+/// Runs the machine's units for as long as we hold the machine. What stops them does not stop the firewall.
+async fn tend_units(tree: &ZkTree, site: &Site, mut held: watch::Receiver<Progress>) {
+    while held.wait_for(|progress| progress.leading).await.is_ok() {
+        let (stop, stopped) = watch::channel(false);
+        let mut running = std::pin::pin!(units::run(tree, site, stopped));
+        let ended = tokio::select! {
+            ended = &mut running => Some(ended),
+            // Also if nobody is left to say so.
+            () = async { drop(held.wait_for(|progress| !progress.leading).await) } => None,
+        };
+        let ended = match ended {
+            Some(ended) => ended,
+            None => {
+                stop.send_replace(true);
+                running.await
+            }
+        };
+        if let Err(error) = ended {
+            error!("units are not looked after: {:#}", anyhow::Error::new(error));
+            tokio::time::sleep(STORE_PAUSE).await;
         }
     }
 }

@@ -16,6 +16,11 @@ pub(super) fn data(text: &str) -> io::Result<()> {
     }
 }
 
+/// The same for a reader who sees it again and again: a terminal is wiped first, and anything else gets a line between.
+pub(super) fn screen(text: &str) -> String {
+    if io::stdout().is_terminal() { format!("\u{1b}[H\u{1b}[2J{text}") } else { format!("---\n{text}") }
+}
+
 /// One line for a person.
 pub(super) fn message(text: &str) {
     line("", text);

@@ -4,7 +4,10 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
 
-use super::{completions, controller, demo, failure, heartbeat_role, keeper, machine, man, start, up};
+use super::{
+    completions, controller, demo, failure, heartbeat_role, install, keeper, machine, man, run_hook, start,
+    up,
+};
 use crate::runtime::telemetry;
 
 #[derive(Debug, Parser)]
@@ -98,6 +101,17 @@ Examples:
   portcullis machine --id 3 -e prod --firewall nftables --protect 51820/udp
   portcullis machine --id 3 -e prod --firewall nftables-accept-only     a look before it is enforced")]
     Machine(machine::Typed),
+    /// Write unit files for systemd
+    #[command(after_help = "\
+Credentials are looked for below /etc/portcullis then, and data is kept below /var/lib/portcullis.
+
+Examples:
+  portcullis install up
+  portcullis install -e prod machine")]
+    Install(install::Typed),
+    /// Run one hook, for the agent that ordered it
+    #[command(hide = true)]
+    RunHook(run_hook::Typed),
     /// Show the whole story in a temporary directory
     Demo(demo::Typed),
     /// Print completions for a shell
@@ -134,6 +148,8 @@ async fn run(portcullis: &Portcullis) -> anyhow::Result<()> {
         Command::Controller(args) => controller::run(args).await,
         Command::Heartbeat(args) => heartbeat_role::run(args).await,
         Command::Machine(args) => machine::run(args).await,
+        Command::Install(args) => install::run(args),
+        Command::RunHook(args) => run_hook::run(args),
         Command::Demo(args) => demo::run(args).await,
         Command::Completions(args) => completions::run(Portcullis::command(), args),
         Command::Man(args) => man::run(Portcullis::command(), args),

@@ -3,12 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
 use super::failure::Refusal;
-use super::settings::{Globals, Settings};
+use super::settings::Globals;
 use super::{file, output};
 use crate::firewall::explain::{Explained, State};
 use crate::firewall::observe::{self, Exposure, UnitFacts};
@@ -18,10 +19,16 @@ use crate::heartbeat::corner;
 use crate::heartbeat::name::Name;
 use crate::heartbeat::report::utc;
 use crate::model::{Cidr, MachineId};
-use crate::status::render::{json, tabular, yaml};
+use crate::runtime::shutdown::Shutdown;
+use crate::status::render::{dot, json, svg, tabular, yaml};
 use crate::status::view::{Heard, Held, SeenUnit};
 use crate::status::{Notes, Scope, Snapshot, View, collect};
-use crate::store::{self, Environment, ZkTree};
+use crate::store::changes::Changes;
+use crate::store::tree::{self, Tree as _};
+use crate::store::{self, ZkTree, paths};
+
+/// How soon a store that went away is asked again.
+const AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub(super) struct Typed {
@@ -34,6 +41,16 @@ pub(super) struct Typed {
     /// Write to FILE instead, whole or not at all
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Show it again whenever something changes, until Ctrl-C
+    #[arg(short, long)]
+    watch: bool,
+}
+
+impl Typed {
+    /// Goes on until it is ended.
+    pub(super) fn is_endless(&self) -> bool {
+        self.watch
+    }
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -41,30 +58,46 @@ enum Format {
     Yaml,
     Json,
     Tabular,
+    /// A graph for Graphviz
+    Dot,
+    /// A picture
+    Svg,
 }
 
 pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
-    let look = async |_: &Settings, environment: &Environment<ZkTree>| {
-        let mut snapshot = collect(environment.tree()).await?;
-        snapshot.heard = heard(environment.tree(), snapshot.machines.keys().copied()).await?;
-        Ok(snapshot)
-    };
-    let mut snapshot = globals.in_environment(look).await?;
-    snapshot.notes = notes(&snapshot);
-    let view = View::new(&snapshot, &Scope::new(args.scopes.iter().map(String::as_str)));
-    let text = match args.format {
-        Format::Yaml => yaml::render(&view.document()),
-        Format::Json => json::render(&view.document()),
-        Format::Tabular => tabular::render(&view),
-    };
-    match &args.output {
-        None => output::data(&text).context("cannot write to stdout")?,
-        Some(path) => file::write_output(path, text.as_bytes())
-            .with_context(|| format!("cannot write {}", path.display()))?,
+    if args.watch {
+        return globals.in_environment(async |_, environment| watch(environment.tree(), args).await).await;
     }
+    let view = globals.in_environment(async |_, environment| look(environment.tree(), args).await).await?;
+    show(args, &rendered(&view, args.format))?;
     // Shown all the same: one bad znode hides nothing else, but nobody should take the picture for whole.
     let problems: Vec<String> = view.errors().into_iter().map(str::to_owned).collect();
     if problems.is_empty() { Ok(()) } else { Err(Refusal::Unreadable { problems }.into()) }
+}
+
+async fn look(tree: &ZkTree, args: &Typed) -> anyhow::Result<View> {
+    let mut snapshot = collect(tree).await?;
+    snapshot.heard = heard(tree, snapshot.machines.keys().copied()).await?;
+    snapshot.notes = notes(&snapshot);
+    Ok(View::new(&snapshot, &Scope::new(args.scopes.iter().map(String::as_str))))
+}
+
+fn rendered(view: &View, format: Format) -> String {
+    match format {
+        Format::Yaml => yaml::render(&view.document()),
+        Format::Json => json::render(&view.document()),
+        Format::Tabular => tabular::render(view),
+        Format::Dot => dot::render(view),
+        Format::Svg => svg::render(view),
+    }
+}
+
+fn show(args: &Typed, text: &str) -> anyhow::Result<()> {
+    match &args.output {
+        None => output::data(text).context("cannot write to stdout"),
+        Some(path) => file::write_output(path, text.as_bytes())
+            .with_context(|| format!("cannot write {}", path.display())),
+    }
 }
 
 /// What is wanted and not yet real, held back or frozen, and what is wrong with machines.
@@ -132,4 +165,40 @@ async fn heard(
         ))
     });
     Ok(heard.collect())
+}
+
+/// Shows what there is, and again whenever that is something else. A store that is away for a while is waited for.
+async fn watch(tree: &ZkTree, args: &Typed) -> anyhow::Result<()> {
+    let mut shutdown = Shutdown::listen().context("cannot catch signals")?;
+    let mut changes = Changes::new(tree.watch(&paths::root()).await?);
+    let mut shown = String::new();
+    loop {
+        tokio::select! {
+            dirty = changes.next() => drop(dirty?),
+            _ = shutdown.asked() => return Ok(()),
+        }
+        let text = match look(tree, args).await {
+            Ok(view) => rendered(&view, args.format),
+            Err(error) if is_passing(&error) => {
+                output::message(&format!("{error:#}; waiting for it"));
+                tokio::time::sleep(AGAIN).await;
+                changes.all();
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        if text != shown {
+            let screen = if args.output.is_none() { output::screen(&text) } else { text.clone() };
+            show(args, &screen)?;
+            shown = text;
+        }
+    }
+}
+
+fn is_passing(error: &anyhow::Error) -> bool {
+    let deeper = match error.downcast_ref::<store::Error>() {
+        Some(store::Error::Tree(error)) => Some(error),
+        _ => None,
+    };
+    error.downcast_ref::<tree::Error>().or(deeper).is_some_and(tree::Error::is_retryable)
 }

@@ -4,7 +4,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -16,6 +16,7 @@ use super::config::{ConfigDir, Remembered, Role};
 use super::failure::Refusal;
 use super::keeper::{Serving, announce, serve};
 use super::settings::Globals;
+use super::unit_options::UnitOptions;
 use super::{bootstrap, file, machine, machine_file, output};
 use crate::keeper::{Config, Keeper};
 use crate::model::{EnvironmentName, MachineId};
@@ -24,7 +25,7 @@ use crate::store::records::Placement;
 use crate::store::{Address, Environment, ZkTree};
 
 /// Where everything runs.
-const LOCAL_MACHINE: MachineId = MachineId::new(0);
+pub(super) const LOCAL_MACHINE: MachineId = MachineId::new(0);
 
 /// Whoever listens on this machine accepts at once.
 const LOOPBACK_PATIENCE: Duration = Duration::from_millis(500);
@@ -41,20 +42,19 @@ pub(super) struct Typed {
     serving: Serving,
     #[command(flatten)]
     own: machine::Own,
+    #[command(flatten)]
+    units: UnitOptions,
 }
 
 pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let globals = Globals::of(args.environment.clone());
     let environment = globals.environment()?;
-    let data_dir = match &args.data_dir {
-        Some(given) => given.clone(),
-        None => default_data_dir(&environment, env::var_os("XDG_DATA_HOME"), env::var_os("HOME"))?,
-    };
+    let data_dir = data_dir(&environment, args.data_dir.as_deref())?;
     args.own.check()?;
     let mut shutdown = Shutdown::listen().context("cannot catch signals")?;
-    let keeper = start(&globals, &environment, args.serving.config(data_dir)).await?;
+    let keeper = start(&globals, &environment, args.serving.config(data_dir.clone())).await?;
     let file = machine_file::ensure(&globals, LOCAL_MACHINE, None).await?;
-    let agent = machine::prepare(&environment, LOCAL_MACHINE, file, &args.own)?;
+    let agent = machine::prepare(&environment, LOCAL_MACHINE, file, (&args.own, &args.units), &data_dir)?;
     announce(&keeper)?;
     output::message(&format!("Environment '{environment}' is up; `juju status` shows it. Ctrl-C ends it."));
     let (stop, stopped) = watch::channel(false);
@@ -72,6 +72,14 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
         signal
     };
     serve(keeper, asked).await
+}
+
+/// Where an environment's data is on this machine.
+pub(super) fn data_dir(environment: &EnvironmentName, given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    match given {
+        Some(given) => Ok(given.to_owned()),
+        None => default_data_dir(environment, env::var_os("XDG_DATA_HOME"), env::var_os("HOME")),
+    }
 }
 
 /// The XDG rule: a relative or empty value counts as unset.

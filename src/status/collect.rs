@@ -18,10 +18,11 @@ pub async fn collect<T: Tree>(tree: &T) -> Result<Snapshot, Error> {
     let units = ids(lists.next(), UnitId::from_key, &paths::units())?;
     let machines = ids(lists.next(), MachineId::from_key, &paths::machines())?;
 
-    let mut reads = Vec::with_capacity(2 * services.len() + 3 * units.len() + 4 * machines.len());
+    let mut reads = Vec::with_capacity(2 * services.len() + 4 * units.len() + 4 * machines.len());
     reads.extend(services.iter().flat_map(|&id| [paths::service(id), paths::exposed(id)]));
-    reads
-        .extend(units.iter().flat_map(|&id| [paths::unit(id), paths::unit_ports(id), paths::unit_agent(id)]));
+    reads.extend(units.iter().flat_map(|&id| {
+        [paths::unit(id), paths::unit_ports(id), paths::unit_state(id), paths::unit_agent(id)]
+    }));
     reads.extend(machines.iter().flat_map(|&id| {
         let said = [paths::firewall_report(id), paths::machine_firewall(id)];
         [paths::machine(id), paths::machine_agent(id)].into_iter().chain(said)
@@ -40,12 +41,13 @@ pub async fn collect<T: Tree>(tree: &T) -> Result<Snapshot, Error> {
         }
     }
     for id in units {
-        let (record, ports, agent) = (node(), node(), node());
+        let (record, ports, state, agent) = (node(), node(), node(), node());
         if let Some(record) = record {
             let record = held(records::Unit::parse(&paths::unit(id), &record.data));
-            snapshot
-                .units
-                .insert(id, SeenUnit { record, ports: open_ports(id, ports), agent: agent.is_some() });
+            let path = paths::unit_state(id);
+            let state = state.map(|state| held(records::UnitState::parse(&path, &state.data)));
+            let ports = open_ports(id, ports);
+            snapshot.units.insert(id, SeenUnit { record, ports, state, agent: agent.is_some() });
         }
     }
     for id in machines {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::render::{json as as_json, tabular, yaml};
+use super::render::{dot, json as as_json, svg, tabular, yaml};
 use super::view::{SeenMachine, SeenService, SeenUnit};
 use super::{Scope, Snapshot, View};
 use crate::model::{MachineId, PortRange, Protocol, ServiceId, UnitId};
@@ -39,10 +39,17 @@ fn unit(
         name: name.parse().unwrap(),
         service: ServiceId::new(service),
         machine: machine.map(MachineId::new),
-        rest: rest(state.map_or(json!({}), |state| json!({"state": state}))),
+        rest: Map::new(),
     };
     let ports = ports.iter().map(|&(from, to)| PortRange::new(from, to, Protocol::Tcp).unwrap()).collect();
-    SeenUnit { record: Ok(record), ports: Ok(ports), agent: state.is_some() }
+    let state = state.map(|label| {
+        let failure = label.strip_suffix("-error").map(|hook| {
+            let output = ["cannot reach the mirror".to_owned(), "giving: up".to_owned()];
+            (format!("{hook} hook: exit code 1"), output.to_vec())
+        });
+        Ok(records::UnitState { label: label.to_owned(), failure })
+    });
+    SeenUnit { record: Ok(record), ports: Ok(ports), agent: state.is_some(), state }
 }
 
 fn machine(instance: Option<&str>, address: Option<&str>, agent: bool) -> SeenMachine {
@@ -127,6 +134,31 @@ fn everything_in_every_format() {
     golden("whole.yaml", &yaml::render(&view.document()));
     golden("whole.json", &as_json::render(&view.document()));
     golden("whole.txt", &tabular::render(&view));
+    golden("whole.dot", &dot::render(&view));
+    golden("whole.svg", &svg::render(&view));
+}
+
+#[test]
+fn pictures_hold_what_names_hold() {
+    let mut snapshot = whole();
+    let nasty = "/x: \"<&\\\u{1b}".to_owned();
+    snapshot.units.get_mut(&UnitId::new(1)).unwrap().record = Err(nasty);
+    snapshot.unit_names.insert(UnitId::new(1), "a\"b<c>&\\/2".to_owned());
+    let view = view(&snapshot, &[]);
+    let picture = svg::render(&view);
+    assert!(picture.contains("a&quot;b&lt;c&gt;&amp;\\/2"), "{picture}");
+    assert!(!picture.chars().any(|c| c.is_control() && c != '\n'));
+    let graph = dot::render(&view);
+    assert!(graph.contains("\"unit a\\\"b<c>&\\\\/2\""), "{graph}");
+}
+
+#[test]
+fn a_state_that_cannot_be_read_is_an_error_and_no_state() {
+    let mut snapshot = whole();
+    let problem = "/units/unit-0000000000/state: \"state\" is missing".to_owned();
+    snapshot.units.get_mut(&UnitId::new(0)).unwrap().state = Some(Err(problem.clone()));
+    let unit = &view(&snapshot, &[]).services["mysql"].units["mysql/1"];
+    assert_eq!((&unit.agent_state, &unit.errors), (&None, &vec![problem]));
 }
 
 #[test]

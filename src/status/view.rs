@@ -47,6 +47,8 @@ pub struct SeenService {
 pub struct SeenUnit {
     pub record: Held<records::Unit>,
     pub ports: Held<Vec<PortRange>>,
+    /// None until an agent has begun with the unit.
+    pub state: Option<Held<records::UnitState>>,
     pub agent: bool,
 }
 
@@ -117,6 +119,8 @@ pub struct Unit {
     pub public_address: Option<String>,
     /// What of its ports is not as it was asked for, and why. Mostly there is nothing to say.
     pub firewall: Vec<String>,
+    /// The hook that failed, and the last lines of what it said.
+    pub failure: Option<(String, Vec<String>)>,
     pub errors: Vec<String>,
 }
 
@@ -278,8 +282,18 @@ fn unit(snapshot: &Snapshot, seen: &SeenUnit, exposed: bool) -> Unit {
             None
         }
     };
-    let agent_state = record.map(|record| agent_state(text(&record.rest, "state"), seen.agent));
-    Unit { agent_state, machine, open_ports, public_address, firewall: Vec::new(), errors }
+    let state = match &seen.state {
+        Some(Ok(state)) => Some(state),
+        Some(Err(problem)) => {
+            errors.push(problem.clone());
+            None
+        }
+        None => None,
+    };
+    let readable = record.is_some() && !matches!(seen.state, Some(Err(_)));
+    let agent_state = readable.then(|| agent_state(state.map(|state| state.label.as_str()), seen.agent));
+    let failure = state.and_then(|state| state.failure.clone());
+    Unit { agent_state, machine, open_ports, public_address, firewall: Vec::new(), failure, errors }
 }
 
 /// The workflow state is what a unit's agent wrote last; with the agent gone nobody vouches for it.
@@ -384,6 +398,13 @@ impl Unit {
             let reasons = self.firewall.iter().cloned().map(Doc::Text).collect();
             entries.push(("firewall".into(), Doc::Text("pending".to_owned())));
             entries.push(("firewall-info".into(), Doc::List(reasons)));
+        }
+        if let Some((failure, output)) = &self.failure {
+            entries.push(("hook-error".into(), Doc::Text(failure.clone())));
+            if !output.is_empty() {
+                let lines = output.iter().map(|line| Doc::Text(line.clone())).collect();
+                entries.push(("hook-output".into(), Doc::List(lines)));
+            }
         }
         entries.push(("machine".into(), self.machine.map_or(Doc::Null, |id| Doc::Int(id.number().into()))));
         if let Some(ports) = &self.open_ports {

@@ -107,6 +107,11 @@ impl<F: Feed> Changes<F> {
         Self { feed, pending: Dirty::default() }
     }
 
+    /// Nothing that was said so far counts: the next word is everything.
+    pub fn all(&mut self) {
+        self.pending.all();
+    }
+
     /// Waits until something is dirty, gathers what follows at once, and returns it all. The first says everything.
     /// Cancel-safe.
     ///

@@ -293,6 +293,36 @@ pub fn exposed_to_bytes(sources: &[Cidr]) -> Vec<u8> {
     flag.to_string().into_bytes()
 }
 
+/// What a unit's `state` znode says to those who only look on; the rest is between the unit's agent and itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnitState {
+    /// As in `started` or `install-error`.
+    pub label: String,
+    /// The hook that failed and why, and the last lines of what it said.
+    pub failure: Option<(String, Vec<String>)>,
+}
+
+impl UnitState {
+    /// # Errors
+    /// [`Error::Corrupt`], naming `path`.
+    pub fn parse(path: &NodePath, data: &[u8]) -> Result<Self, Error> {
+        let mut fields = Fields::parse(path, data)?;
+        let any = |text: &str| Ok::<_, String>(text.to_owned());
+        let label = fields.required("state", any)?;
+        let failure = match fields.take("error") {
+            None => None,
+            Some(Value::Object(map)) => {
+                let mut error = Fields { path, map };
+                let (hook, reason) = (error.required("hook", any)?, error.required("reason", any)?);
+                let output = error.required("output", any)?;
+                Some((format!("{hook} hook: {reason}"), output.lines().map(str::to_owned).collect()))
+            }
+            Some(_) => return Err(fields.bad("error", "is not an object")),
+        };
+        Ok(Self { label, failure })
+    }
+}
+
 /// What a name stands for, and which operation gave it: after a lost answer, `op` tells ours from another's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NamedService {

@@ -1,5 +1,14 @@
-//! The life of a unit on a machine: its charm.
+//! The life of a unit on a machine: its charm, its workflow, its hooks, and the agents that tend them.
+//!
+//! Start at [`workflow`] for what happens when, and at [`units`] for who makes it happen.
 
+mod agent;
 pub mod charm;
 pub mod directory;
+pub mod hook;
+mod leftover;
 pub mod pack;
+pub mod resolve;
+pub mod site;
+pub mod units;
+pub mod workflow;

@@ -59,11 +59,14 @@ fn up_and_down_and_up_again() {
     let deployed = juju(&operator, &["deploy", &fixture_charm("wordpress")]);
     assert_eq!(deployed.code, 0, "{deployed:?}");
     assert_eq!(juju(&operator, &["expose", "wordpress"]).stderr, "Service 'wordpress' was exposed.\n");
-    let running = |shown: &String| shown.contains("agent-state: running");
-    let before = wait_for("the machine's agent", DEADLINE, || {
+    // The machine is looked after, and the charm's hooks ran.
+    let running =
+        |shown: &String| shown.contains("agent-state: running") && shown.contains("agent-state: started");
+    let before = wait_for("a unit that is started", DEADLINE, || {
         Some(juju(&operator, &["status"]).stdout).filter(running)
     });
     assert!(before.contains("instance-id: local") && before.contains("machine: 0"), "{before}");
+    assert!(before.contains("        open-ports:\n        - 80/tcp\n"), "{before}");
     let mode = fs::metadata(operator.home().join("data/portcullis/local")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
 
@@ -123,9 +126,16 @@ fn the_demo_needs_nothing_but_itself() {
             .stdin(Stdio::null()),
     );
     assert_eq!(told.code, 0, "{told:?}");
-    for part in
-        ["$ juju deploy ", "$ open-port 80/tcp", "$ juju expose wordpress", "        - 80/tcp\n", "# Done."]
-    {
+    for part in [
+        "$ juju deploy ",
+        "agent-state: started",
+        "$ open-port ",
+        "$ juju expose hello",
+        "Hello world, from hello/0.\n$ juju status hello",
+        "/tcp\n",
+        "Hello from hello/0.\n$ juju status --format tabular",
+        "# Done.",
+    ] {
         assert!(told.stdout.contains(part), "{part:?} is not in {}", told.stdout);
     }
     let left: Vec<_> =

@@ -2,7 +2,7 @@
 //! from one list of scenarios. What the store does underneath is tested elsewhere.
 
 // Scenarios are tests, though the lint cannot see it.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 mod controller;
 mod credentials;

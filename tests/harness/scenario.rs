@@ -31,10 +31,13 @@ impl Site {
 pub(crate) type Scenario = (&'static str, fn(&Site));
 
 /// Runs all scenarios on one server, also after one has failed, and then fails with the names of those that did.
+/// `SCENARIO=name` runs that one alone.
 /// `scenarios![a, b]` makes the list from functions.
 pub(crate) fn run(store: &Store, scenarios: &[Scenario]) {
     let mut failed = Vec::new();
-    for (name, scenario) in scenarios {
+    let only = std::env::var("SCENARIO").ok();
+    for (name, scenario) in scenarios.iter().filter(|(name, _)| only.as_ref().is_none_or(|only| only == name))
+    {
         let site = Site { kind: store.kind(), addr: store.addr(), chroot: format!("/{name}") };
         Client::connect(store.addr()).create(&site.chroot, b"", Create::Persistent);
         if catch_unwind(AssertUnwindSafe(|| scenario(&site))).is_err() {

@@ -101,6 +101,7 @@ fn scenarios<P: Place>() -> Vec<Scenario<P>> {
         rights::a_machine_sees_its_own_units,
         rights::a_unit_opens_its_services_flag_to_its_machine,
         rights::a_machine_reports_on_itself,
+        rights::a_machine_writes_the_state_of_its_units,
         rights::the_controller_reads_all_and_writes_what_providers_say,
         rights::nobody_else_sees_anything,
     ]

@@ -234,6 +234,47 @@ pub(super) async fn a_machine_reports_on_itself(place: &impl Place) {
     assert!(!may_create(&agent, boss, paths::firewall_reports()).await);
 }
 
+/// A machine's agent says how far its units are, and no hook, no other machine and not the controller can.
+pub(super) async fn a_machine_writes_the_state_of_its_units(place: &impl Place) {
+    let (environment, _) = populate(place).await;
+    let boss = environment.tree();
+    let (here, there) = (MachineId::new(0), MachineId::new(1));
+    let credential = environment.machine_credential(here).await.unwrap();
+    let identity = credential.identity();
+    let agent = place.connect(Some(&credential)).await;
+    let (id, _) = environment.unit(&unit("mine/0")).await.unwrap();
+    let (other_id, _) = environment.unit(&unit("other/0")).await.unwrap();
+    let (state, presence) = (paths::unit_state(id), paths::unit_agent(id));
+    let creates = vec![
+        Write::create(state.clone(), b"{}", roles().unit_state(&identity)),
+        Write::create(presence.clone(), Vec::new(), roles().unit_agent(&identity)),
+    ];
+    agent.write(creates).await.unwrap();
+    assert!(may_write(&agent, boss, &state).await, "the agent writes the state");
+    assert!(may_write(boss, boss, &state).await, "the operator resolves errors");
+    assert!(!may_delete(&agent, boss, &state).await);
+
+    let controller = place.connect(Some(&controller())).await;
+    let hook = place.connect(Some(&environment.unit_credential(&unit("mine/0")).await.unwrap())).await;
+    let elsewhere = place.connect(Some(&environment.machine_credential(there).await.unwrap())).await;
+    for path in [&state, &presence] {
+        assert!(may_read(&controller, path).await, "status of {path}");
+        assert!(!may_write(&controller, boss, path).await, "the controller writes {path}");
+        for (who, tree) in [("a hook", &hook), ("another machine", &elsewhere)] {
+            assert!(!may_read(tree, path).await, "{who} reads {path}");
+            assert!(!may_write(tree, boss, path).await, "{who} writes {path}");
+        }
+    }
+    assert!(
+        !may_create(&agent, boss, paths::unit_state(other_id)).await,
+        "the state of another machine's unit"
+    );
+    assert!(may_create(&elsewhere, boss, paths::unit_state(other_id)).await);
+    // A unit with all that its agent added goes in one step.
+    environment.remove_unit(&unit("mine/0")).await.unwrap();
+    assert!(!boss.exists(&state).await.unwrap());
+}
+
 pub(super) async fn the_controller_reads_all_and_writes_what_providers_say(place: &impl Place) {
     let (environment, nodes) = populate(place).await;
     let boss = environment.tree();

@@ -1,7 +1,9 @@
 //! How a view looks. YAML and JSON are written from one document, so that they cannot disagree; the table is made
 //! from the view itself. Nothing here decides what is shown, only how.
 
+pub mod dot;
 pub mod json;
+pub mod svg;
 pub mod tabular;
 pub mod yaml;
 

@@ -107,6 +107,7 @@ fn error_rows(view: &View) -> Vec<Vec<String>> {
     for (name, service) in &view.services {
         rows.extend(service.error.iter().map(|problem| vec![name.clone(), problem.clone()]));
         for (unit, seen) in &service.units {
+            rows.extend(seen.failure.iter().map(|(failure, _)| vec![unit.clone(), failure.clone()]));
             rows.extend(seen.errors.iter().map(|problem| vec![unit.clone(), problem.clone()]));
         }
     }

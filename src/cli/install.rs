@@ -1,0 +1,168 @@
+//! `portcullis install`: writes unit files for systemd, one per role. They start this very program, keep its files where a
+//! daemon's files belong, and are replaced only if it was this command that wrote them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use clap::{Args, ValueEnum};
+
+use super::failure::typed;
+use super::file;
+use super::output;
+use crate::model::EnvironmentName;
+
+/// The first line of what is ours.
+const MARK: &str = "# Written by `portcullis install`; a second run replaces it.\n";
+const MAX_BYTES: usize = 64 * 1024;
+
+#[derive(Debug, Args)]
+pub(super) struct Typed {
+    /// What this machine is to do
+    #[arg(required = true, value_enum, value_name = "ROLE")]
+    roles: Vec<Role>,
+    /// Environment to work for
+    #[arg(
+        short,
+        long,
+        value_name = "ENV",
+        env = "JUJU_ENV",
+        default_value = "local",
+        hide_env_values = true
+    )]
+    environment: String,
+    /// Where the files go
+    #[arg(long, value_name = "DIR", default_value = "/etc/systemd/system")]
+    directory: PathBuf,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Role {
+    /// Everything on this machine, in one process
+    Up,
+    /// The store alone
+    Keeper,
+    /// The firewalls of an environment
+    Controller,
+    /// One machine, its firewall and its units: portcullis-machine@N
+    Machine,
+}
+
+impl Role {
+    fn file(self) -> &'static str {
+        match self {
+            Self::Up => "portcullis.service",
+            Self::Keeper => "portcullis-keeper.service",
+            Self::Controller => "portcullis-controller.service",
+            Self::Machine => "portcullis-machine@.service",
+        }
+    }
+
+    /// What is enabled then.
+    fn instance(self) -> &'static str {
+        match self {
+            Self::Machine => "portcullis-machine@N.service, N being the machine's number",
+            other => other.file(),
+        }
+    }
+}
+
+pub(super) fn run(args: &Typed) -> anyhow::Result<()> {
+    let environment: EnvironmentName = typed(&args.environment)?;
+    let program = std::env::current_exe().context("cannot tell where this program is")?;
+    for &role in &args.roles {
+        let path = args.directory.join(role.file());
+        let text = unit_file(role, &program, &environment)?;
+        refuse_anothers(&path)?;
+        fs::create_dir_all(&args.directory)
+            .and_then(|()| file::replace(&path, text.as_bytes(), file::Privacy::Plain))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        output::message(&format!("{} written", path.display()));
+        output::hint(&format!("systemctl daemon-reload && systemctl enable --now {}", role.instance()));
+    }
+    Ok(())
+}
+
+fn refuse_anothers(path: &Path) -> anyhow::Result<()> {
+    match file::read_limited(path, MAX_BYTES)? {
+        Some(found) if !found.starts_with(MARK.as_bytes()) => {
+            bail!("{} was not written by this command, and is left alone", path.display())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn unit_file(role: Role, program: &Path, environment: &EnvironmentName) -> anyhow::Result<String> {
+    let Some(program) = program.to_str().filter(|path| !path.contains(['"', '\\', '%', '$', '\n'])) else {
+        bail!("{} is no path for a unit file", program.display());
+    };
+    let (what, command) = match role {
+        Role::Up => (format!("environment {environment}"), format!("up -e {environment}")),
+        Role::Keeper => (
+            "store".to_owned(),
+            format!("keeper --data-dir /var/lib/portcullis/{environment} --listen 127.0.0.1:2181"),
+        ),
+        Role::Controller => {
+            (format!("controller of {environment}"), format!("controller -e {environment} --provider memory"))
+        }
+        Role::Machine => (
+            format!("machine %i of {environment}"),
+            format!("machine -e {environment} --id %i --firewall nftables"),
+        ),
+    };
+    // What a hook has started stays when its agent is started anew, which is what makes that harmless.
+    let kill = match role {
+        Role::Up | Role::Machine => "KillMode=process\n",
+        Role::Keeper | Role::Controller => "",
+    };
+    Ok(format!(
+        "{MARK}[Unit]\n\
+         Description=Portcullis: {what}\n\
+         Wants=network-online.target\n\
+         After=network-online.target\n\
+         \n\
+         [Service]\n\
+         ExecStart=\"{program}\" --log-level info {command}\n\
+         Environment=XDG_CONFIG_HOME=/etc XDG_DATA_HOME=/var/lib\n\
+         Restart=always\n\
+         RestartSec=1\n\
+         {kill}\
+         UMask=0077\n\
+         \n\
+         [Install]\n\
+         WantedBy=multi-user.target\n"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_hooks_started_outlives_the_agent() {
+        let local: EnvironmentName = "prod".parse().unwrap();
+        let text = |role| unit_file(role, Path::new("/usr/bin/portcullis"), &local).unwrap();
+        let machine = text(Role::Machine);
+        let start = "ExecStart=\"/usr/bin/portcullis\" --log-level info machine -e prod --id %i --firewall nftables\n";
+        assert!(machine.contains(start) && machine.contains("\nKillMode=process\n"), "{machine}");
+        assert!(text(Role::Up).contains("KillMode=process") && !text(Role::Keeper).contains("KillMode"));
+        assert!(unit_file(Role::Up, Path::new("/a\"b"), &local).is_err());
+    }
+
+    #[test]
+    fn files_of_others_are_left_alone() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = home.path().join("system");
+        let typed =
+            Typed { roles: vec![Role::Up], environment: "local".to_owned(), directory: directory.clone() };
+        for _ in 0..2 {
+            run(&typed).unwrap();
+        }
+        let path = directory.join("portcullis.service");
+        assert!(fs::read_to_string(&path).unwrap().starts_with(MARK));
+        fs::write(&path, "[Unit]\n").unwrap();
+        let refused = run(&typed).unwrap_err().to_string();
+        assert!(refused.ends_with("was not written by this command, and is left alone"), "{refused}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "[Unit]\n");
+    }
+}

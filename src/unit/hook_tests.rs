@@ -1,0 +1,207 @@
+//! Real hooks, run by a real shell: good ones, and every kind of bad one.
+
+use super::*;
+use std::os::unix::fs::PermissionsExt as _;
+
+struct Bench {
+    home: tempfile::TempDir,
+    runs: Runs,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let home = tempfile::tempdir().unwrap();
+        let runs = Runs::at(home.path().join("runs"));
+        Self { home, runs }
+    }
+
+    fn order(&self, script: &str) -> Order {
+        let program = self.home.path().join("hook");
+        fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let path = std::env::var("PATH").unwrap();
+        Order {
+            program,
+            directory: self.home.path().to_owned(),
+            variables: BTreeMap::from([("PATH".to_owned(), path), ("UNIT".to_owned(), "web/0".to_owned())]),
+            user: None,
+            limit_ms: 60_000,
+            log: self.home.path().join("log"),
+        }
+    }
+
+    fn ends(&self, number: u64, order: &Order) -> Ended {
+        self.runs.order(number, order).unwrap();
+        assert_eq!(self.runs.find(number).unwrap(), Found::Nothing);
+        self.runs.carry_out(number).unwrap();
+        match self.runs.find(number).unwrap() {
+            Found::Over(ended) => ended,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn fails(&self, script: &str) -> (String, String) {
+        match self.ends(1, &self.order(script)) {
+            Ended::Badly { reason, output } => (reason, output),
+            Ended::Well => panic!("{script} is well"),
+        }
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.home.path().join("log")).unwrap()
+    }
+}
+
+#[test]
+fn a_hook_gets_its_directory_its_environment_and_nothing_else() {
+    let bench = Bench::new();
+    let order = bench.order("pwd; env | sort; cat; id -u");
+    assert_eq!(bench.ends(1, &order), Ended::Well);
+    let log = bench.log();
+    let here = bench.home.path().canonicalize().unwrap();
+    assert!(log.starts_with(&format!("{}\n", here.display())), "{log}");
+    assert!(log.contains("UNIT=web/0\n"), "{log}");
+    assert!(!log.contains("HOME=") && !log.contains("CARGO"), "{log}");
+}
+
+#[test]
+fn ends_are_told_with_their_last_lines() {
+    let said = |script: &str| Bench::new().fails(script);
+    assert_eq!(said("echo one; echo two >&2; exit 3"), ("exit code 3".into(), "one\ntwo\n".into()));
+    assert_eq!(said("kill -9 $$"), ("signal 9 (SIGKILL)".into(), String::new()));
+    assert_eq!(said("exit 137").0, "exit code 137");
+    let (_, lines) = said("seq 100; printf 'a\\033[2Jb\\377'; exit 1");
+    assert_eq!(lines, "92\n93\n94\n95\n96\n97\n98\n99\n100\na[2Jb\u{fffd}\n");
+    let (_, long) = said("head -c 100000 /dev/zero | tr '\\0' x; exit 1");
+    assert_eq!(long.len(), TAIL_LINE_CHARS + 1);
+}
+
+#[test]
+fn only_the_output_of_the_run_itself_is_told() {
+    let bench = Bench::new();
+    assert_eq!(bench.ends(1, &bench.order("echo before")), Ended::Well);
+    let Ended::Badly { output, .. } = bench.ends(2, &bench.order("echo after; exit 1")) else { panic!() };
+    assert_eq!(output, "after\n");
+    assert_eq!(bench.log(), "before\nafter\n");
+}
+
+#[test]
+fn what_cannot_be_run_says_why() {
+    let bench = Bench::new();
+    let order = bench.order("true");
+    fs::set_permissions(&order.program, fs::Permissions::from_mode(0o644)).unwrap();
+    assert_eq!(bench.ends(1, &order), badly("is not executable"));
+    fs::set_permissions(&order.program, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(&order.program, "#!/no/such/interpreter\n").unwrap();
+    let Ended::Badly { reason, .. } = bench.ends(2, &order) else { panic!() };
+    assert!(reason.starts_with("cannot be run: "), "{reason}");
+    let order = Order { log: bench.home.path().join("no/such/log"), ..order };
+    let Ended::Badly { reason, .. } = bench.ends(3, &order) else { panic!() };
+    assert!(reason.starts_with("its output cannot be kept: "), "{reason}");
+}
+
+#[test]
+fn a_hook_that_hangs_is_ended_with_all_it_started() {
+    let bench = Bench::new();
+    let order = bench.order("trap '' HUP; sleep 1000 & echo $! >child; echo waiting; wait");
+    let order = Order { limit_ms: 300, ..order };
+    let Ended::Badly { reason, output } = bench.ends(1, &order) else { panic!() };
+    assert_eq!((reason.as_str(), output.as_str()), ("ran for more than 1 s and was ended", "waiting\n"));
+    let child = fs::read_to_string(bench.home.path().join("child")).unwrap();
+    assert!(!is_alive(child.trim()), "{child} was left behind");
+}
+
+#[test]
+fn a_hook_that_was_ordered_to_stop_does() {
+    let bench = Bench::new();
+    let order = bench.order("sleep 1000");
+    bench.runs.order(1, &order).unwrap();
+    bench.runs.stop(1).unwrap();
+    bench.runs.carry_out(1).unwrap();
+    let stopped = badly("was ended, because its unit was removed");
+    assert_eq!(bench.runs.find(1).unwrap(), Found::Over(stopped));
+}
+
+#[test]
+fn a_hook_that_prints_without_end_fills_no_disk() {
+    let bench = Bench::new();
+    let order = Order { limit_ms: 1500, ..bench.order("yes 'all work and no play' & yes; wait") };
+    let Ended::Badly { reason, output } = bench.ends(1, &order) else { panic!() };
+    assert!(reason.starts_with("ran for more than"), "{reason}");
+    assert!(output.len() <= TAIL_LINES * (TAIL_LINE_CHARS + 1), "{output}");
+    // What is written between two looks may be more than the limit, but not by the minute.
+    let kept = fs::metadata(bench.home.path().join("log")).unwrap().len();
+    assert!(kept < 1 << 30, "{kept} bytes are kept");
+}
+
+#[test]
+fn a_process_that_a_hook_leaves_behind_keeps_its_output() {
+    let bench = Bench::new();
+    let script = "setsid sh -c 'while [ ! -e go ]; do sleep 0.02; done; echo late; : >done' & echo early";
+    assert_eq!(bench.ends(1, &bench.order(script)), Ended::Well);
+    assert_eq!(bench.log(), "early\n");
+    fs::write(bench.home.path().join("go"), "").unwrap();
+    let patience = Instant::now() + Duration::from_secs(20);
+    while !bench.home.path().join("done").exists() {
+        assert!(Instant::now() < patience, "it has died");
+        sleep(Duration::from_millis(10));
+    }
+    assert_eq!(bench.log(), "early\nlate\n");
+}
+
+#[test]
+fn a_run_happens_once() {
+    let bench = Bench::new();
+    let order = bench.order("echo ran");
+    assert_eq!(bench.ends(7, &order), Ended::Well);
+    bench.runs.carry_out(7).unwrap();
+    assert_eq!(bench.log(), "ran\n", "a second time does nothing");
+    // Somebody else is at it.
+    bench.runs.order(8, &order).unwrap();
+    let theirs = bench.runs.lock().unwrap();
+    theirs.lock().unwrap();
+    assert_eq!(bench.runs.find(8).unwrap(), Found::Running);
+    bench.runs.carry_out(8).unwrap();
+    assert_eq!(bench.log(), "ran\n");
+    drop(theirs);
+    bench.runs.carry_out(8).unwrap();
+    assert_eq!(bench.log(), "ran\nran\n");
+    let mut left: Vec<_> = fs::read_dir(&bench.runs.0)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    left.sort();
+    assert_eq!(left, ["8.end", "8.order", "8.tries", "lock"], "earlier runs are cleared away");
+}
+
+#[test]
+fn a_run_that_is_interrupted_again_and_again_is_given_up() {
+    let bench = Bench::new();
+    bench.runs.order(1, &bench.order("true")).unwrap();
+    for tries in [".", ".."] {
+        assert_eq!(bench.runs.find(1).unwrap(), Found::Nothing);
+        fs::write(bench.runs.file(1, "tries"), tries).unwrap();
+    }
+    let given_up = badly("was interrupted 2 times, together with its agent");
+    assert_eq!(bench.runs.find(1).unwrap(), Found::Over(given_up));
+}
+
+#[test]
+fn a_hook_runs_as_who_it_should() {
+    let bench = Bench::new();
+    // Only root may become somebody else; anybody may stay who they are.
+    let (user, group) = match rustix::process::getuid().as_raw() {
+        0 => (65534, 65534),
+        user => (user, rustix::process::getgid().as_raw()),
+    };
+    fs::set_permissions(bench.home.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let order = Order { user: Some((user, group)), ..bench.order("id -u; id -g; id -G") };
+    assert_eq!(bench.ends(1, &order), Ended::Well);
+    let log = bench.log();
+    assert!(log.starts_with(&format!("{user}\n{group}\n")), "{log}");
+}
+
+fn is_alive(pid: &str) -> bool {
+    // A zombie is as dead as it gets without a parent that looks.
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}

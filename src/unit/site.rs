@@ -1,0 +1,264 @@
+//! A machine as its units see it: where their files are, what their hooks are given, and how one is started. No store is
+//! talked to here, and nothing is decided.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, OpenOptions, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::hook::{Order, Runs};
+use super::leftover::{self, CREDENTIALS, RUN};
+use super::workflow::Run;
+use crate::model::{EnvironmentName, MachineId, UnitId, UnitName};
+use crate::store::acl::Roles;
+use crate::store::{Address, Credential, Identity};
+
+/// How long a hook may take unless it is said otherwise.
+pub const DEFAULT_LIMIT: Duration = Duration::from_secs(600);
+
+/// What all units of a machine have in common.
+#[derive(Debug, Clone)]
+pub struct Site {
+    pub machine: MachineId,
+    /// Who the machine's agent is to the store.
+    pub identity: Identity,
+    pub roles: Roles,
+    pub environment: EnvironmentName,
+    pub address: Address,
+    /// Everything that units have on this machine is below it.
+    pub directory: PathBuf,
+    /// The program that runs a hook when it is given `run-hook DIRECTORY NUMBER`.
+    pub runner: PathBuf,
+    /// Where hooks find the hook tools, and everything else.
+    pub path: String,
+    pub user: HookUser,
+    pub limit: Duration,
+    /// Everything is looked at this often, whatever was noticed in between.
+    pub resync: Duration,
+}
+
+/// Who runs hooks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HookUser {
+    /// Whoever runs the agent.
+    Agents,
+    /// One user and group for all units, which can then get at each other's files.
+    One(u32, u32),
+    /// A user and a group of its own for each unit, counted from here by the unit's number.
+    Each(u32),
+}
+
+/// One unit on this machine.
+#[derive(Debug, Clone)]
+pub struct Home<'a> {
+    site: &'a Site,
+    id: UnitId,
+}
+
+impl Site {
+    pub fn home(&self, id: UnitId) -> Home<'_> {
+        Home { site: self, id }
+    }
+
+    /// The units that have files here, also those that were removed since.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn residents(&self) -> io::Result<Vec<UnitId>> {
+        let listed = match fs::read_dir(self.directory.join("runs")) {
+            Ok(listed) => listed,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let mut found = Vec::new();
+        for entry in listed {
+            found.extend(entry?.file_name().to_str().and_then(|name| UnitId::from_key(name).ok()));
+        }
+        found.sort_unstable();
+        Ok(found)
+    }
+
+    /// Charms as they came, for the next unit of the same one.
+    pub fn charms(&self) -> PathBuf {
+        self.directory.join("charms")
+    }
+
+    fn private_dir(&self, path: &Path) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(path)
+    }
+}
+
+impl Home<'_> {
+    /// What the hooks may see. The directory itself is not theirs: nothing in it can be put in another's place.
+    fn directory(&self) -> PathBuf {
+        self.site.directory.join("units").join(self.id.key())
+    }
+
+    /// What the hooks may not see.
+    fn runs_dir(&self) -> PathBuf {
+        self.site.directory.join("runs").join(self.id.key())
+    }
+
+    pub fn runs(&self) -> Runs {
+        Runs::at(self.runs_dir())
+    }
+
+    /// User and group of this unit's hooks; `None` for those of the agent.
+    pub fn user(&self) -> Option<(u32, u32)> {
+        match self.site.user {
+            HookUser::Agents => None,
+            HookUser::One(user, group) => Some((user, group)),
+            // Numbers of units are small, and the highest user has no business here.
+            HookUser::Each(first) => {
+                let user = first + self.id.number() % (u32::MAX - 1 - first).max(1);
+                Some((user, user))
+            }
+        }
+    }
+
+    pub fn charm(&self) -> PathBuf {
+        self.directory().join("charm")
+    }
+
+    pub fn credentials(&self) -> PathBuf {
+        self.directory().join("credentials.json")
+    }
+
+    pub fn log(&self) -> PathBuf {
+        self.runs_dir().join("log")
+    }
+
+    /// The unit's workflow as it was last known here: all that is left of it once the unit was removed.
+    pub fn state(&self) -> PathBuf {
+        self.runs_dir().join("state")
+    }
+
+    /// The unit's name, for the same case.
+    pub fn name(&self) -> PathBuf {
+        self.runs_dir().join("name")
+    }
+
+    /// # Errors
+    /// Those of the file system.
+    pub fn make(&self, name: &UnitName) -> io::Result<()> {
+        let directory = self.directory();
+        self.site.private_dir(&self.runs_dir())?;
+        if !self.name().exists() {
+            fs::write(self.name(), name.to_string())?;
+        }
+        if let Some((_, group)) = self.user() {
+            // The way to its files is open to the hooks' group, and to look around in is not.
+            DirBuilder::new().recursive(true).mode(0o711).create(self.site.directory.join("units"))?;
+            self.site.private_dir(&directory)?;
+            chown(&directory, None, Some(group))?;
+            return fs::set_permissions(&directory, Permissions::from_mode(0o710));
+        }
+        self.site.private_dir(&directory)
+    }
+
+    /// Puts the unit's secret where its hooks find it, and nobody else.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn give(&self, name: &UnitName, credential: &Credential) -> io::Result<()> {
+        let text = format!("{}\n", json!({"unit": name.to_string(), "auth": credential.expose()}));
+        let path = self.credentials();
+        if fs::read(&path).is_ok_and(|found| found == text.as_bytes()) {
+            return Ok(());
+        }
+        let aside = path.with_extension("new");
+        match fs::remove_file(&aside) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
+        file.write_all(text.as_bytes())?;
+        if let Some((user, group)) = self.user() {
+            chown(&aside, Some(user), Some(group))?;
+        }
+        fs::rename(aside, path)
+    }
+
+    /// What running a hook of this unit takes. `None` if the charm has no such hook.
+    pub fn order(&self, name: &UnitName, Run { hook, number }: Run) -> Option<Order> {
+        let charm = self.charm();
+        let program = charm.join("hooks").join(hook.name());
+        // A link that leads nowhere is a hook that cannot be run, and not one that is missing.
+        fs::symlink_metadata(&program).ok()?;
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let variables = [
+            ("CHARM_DIR", text(&charm)),
+            ("HOME", text(&charm)),
+            (CREDENTIALS, text(&self.credentials())),
+            ("JUJU_ENV", self.site.environment.to_string()),
+            (RUN, text(&self.run_name(number))),
+            ("JUJU_HOOK_NAME", hook.name().to_owned()),
+            ("JUJU_UNIT_NAME", name.to_string()),
+            ("JUJU_ZOOKEEPER", self.site.address.to_string()),
+            ("LANG", "C.UTF-8".to_owned()),
+            ("PATH", self.site.path.clone()),
+        ];
+        Some(Order {
+            program,
+            directory: charm,
+            variables: BTreeMap::from(variables.map(|(name, value)| (name.to_owned(), value))),
+            user: self.user(),
+            limit_ms: u64::try_from(self.site.limit.as_millis()).unwrap_or(u64::MAX),
+            log: self.log(),
+        })
+    }
+
+    /// What tells the processes of one run from all others.
+    fn run_name(&self, number: u64) -> PathBuf {
+        self.runs_dir().join(number.to_string())
+    }
+
+    /// Ends what is left of a run whose end nobody saw.
+    ///
+    /// # Errors
+    /// If it does not end.
+    pub fn end_run(&self, number: u64) -> io::Result<()> {
+        leftover::end(RUN, &self.run_name(number)).map(drop)
+    }
+
+    /// Ends everything that the unit's hooks left behind.
+    ///
+    /// # Errors
+    /// If it does not end.
+    pub fn end_all(&self) -> io::Result<()> {
+        leftover::end(CREDENTIALS, &self.credentials()).map(drop)
+    }
+
+    /// Runs what was ordered, in a process and a group of its own, and waits for it.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn run(&self, number: u64) -> io::Result<()> {
+        let mut runner = Command::new(&self.site.runner);
+        runner.arg("run-hook").arg(self.runs_dir()).arg(number.to_string());
+        runner.env_clear().current_dir("/");
+        runner.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        std::os::unix::process::CommandExt::process_group(&mut runner, 0);
+        // How it ended is in a file, for whoever asks: us, or the agent after us.
+        runner.spawn()?.wait().map(drop)
+    }
+
+    /// Everything that the unit had. What it was last is removed last, so that a second attempt finds it.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn remove(&self) -> io::Result<()> {
+        for directory in [self.directory(), self.runs_dir()] {
+            match fs::remove_dir_all(directory) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}

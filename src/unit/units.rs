@@ -1,0 +1,169 @@
+//! All units of a machine: one agent each for those on the machine's list, and an end for those that are not on it any
+//! more. Which hook is due is each agent's own affair.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout_at};
+use tracing::{info, warn};
+
+use super::agent::{Order, tend};
+use super::site::Site;
+use crate::model::UnitId;
+use crate::store::paths;
+use crate::store::tree::{self, Feed as _, Tree};
+
+/// How long another process may take to let go of the units' directory: one that was just asked to end, say.
+const PREDECESSOR: Duration = Duration::from_secs(20);
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// How long after a failure of the store the next attempt is made.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How long the agents have to leave.
+const LEAVING: Duration = Duration::from_secs(5);
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("another process runs the units in {0}")]
+    Held(String),
+    #[error("cannot use {directory} for units")]
+    Directory { directory: String, source: io::Error },
+    #[error(transparent)]
+    Tree(#[from] tree::Error),
+}
+
+/// Runs the machine's units until `stop` says so. Their hooks and what those started go on then.
+///
+/// # Errors
+/// See [`Error`]; the failures of the store only if no waiting cures them.
+pub async fn run<T: Tree>(tree: &T, site: &Site, mut stop: watch::Receiver<bool>) -> Result<(), Error> {
+    let Some(_lock) = lock(site, &mut stop).await? else { return Ok(()) };
+    let mut agents = FuturesUnordered::new();
+    let mut orders: BTreeMap<UnitId, watch::Sender<Order>> = BTreeMap::new();
+    let mut feed = None;
+    loop {
+        match look(tree, site, &mut feed).await {
+            Ok(mut wanted) => {
+                // One that was removed before it had anything here is as gone as any other.
+                for id in orders.keys() {
+                    wanted.entry(*id).or_insert(Order::Retire);
+                }
+                for (id, order) in wanted {
+                    if let Some(told) = orders.get(&id) {
+                        told.send_if_modified(|told| std::mem::replace(told, order) != order);
+                    } else {
+                        let (sender, receiver) = watch::channel(order);
+                        orders.insert(id, sender);
+                        agents.push(tend(tree, site, id, receiver));
+                    }
+                }
+            }
+            Err(error) if error.is_retryable() => {
+                warn!(%error, "store lost");
+                feed = None;
+            }
+            Err(error) => return Err(error.into()),
+        }
+        let pause = Instant::now() + if feed.is_some() { site.resync } else { PAUSE };
+        loop {
+            let woken = tokio::select! {
+                lost = heard(&mut feed, pause) => Woken::Look { lost },
+                Some(id) = agents.next() => Woken::Ended(id),
+                // A sender that is gone means the same as its word.
+                () = async { drop(stop.wait_for(|stop| *stop).await) } => Woken::Stop,
+            };
+            match woken {
+                Woken::Ended(id) => drop(orders.remove(&id)),
+                Woken::Look { lost: false } => break,
+                Woken::Look { lost: true } => {
+                    feed = None;
+                    break;
+                }
+                Woken::Stop => {
+                    for order in orders.values() {
+                        order.send_replace(Order::Leave);
+                    }
+                    let left = async { while agents.next().await.is_some() {} };
+                    if timeout_at(Instant::now() + LEAVING, left).await.is_err() {
+                        info!("units left behind");
+                    }
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+enum Woken {
+    /// Something changed, or it is time; or the watch is lost.
+    Look {
+        lost: bool,
+    },
+    Ended(UnitId),
+    Stop,
+}
+
+/// Waits for a change of the list, but no longer than that. Says whether the watch was lost. Cancel-safe.
+async fn heard<F: tree::Feed>(feed: &mut Option<F>, pause: Instant) -> bool {
+    match feed {
+        Some(feed) => matches!(timeout_at(pause, feed.next()).await, Ok(Err(_))),
+        None => {
+            tokio::time::sleep_until(pause).await;
+            false
+        }
+    }
+}
+
+/// What is to become of every unit that is on the machine's list or has files here.
+async fn look<T: Tree>(
+    tree: &T,
+    site: &Site,
+    feed: &mut Option<T::Feed>,
+) -> Result<BTreeMap<UnitId, Order>, tree::Error> {
+    let list = paths::machine_units(site.machine);
+    if feed.is_none() {
+        let mut fresh = tree.watch(&list).await?;
+        // Its first word is that everything may have changed, which is what the look below is for.
+        fresh.next().await?;
+        *feed = Some(fresh);
+    }
+    // A list that is behind the times must not end a unit that it does not know yet.
+    tree.sync().await?;
+    let names = tree.children(&list).await?;
+    let residents = site.residents().unwrap_or_else(|error| {
+        warn!(%error, "cannot look for units that were removed");
+        Vec::new()
+    });
+    let mut wanted: BTreeMap<UnitId, Order> = residents.into_iter().map(|id| (id, Order::Retire)).collect();
+    let listed = names.iter().filter_map(|name| UnitId::from_key(name).ok());
+    wanted.extend(listed.map(|id| (id, Order::Live)));
+    Ok(wanted)
+}
+
+/// The directory of the units, held for as long as the file is open. `None` if we are asked to stop first.
+async fn lock(site: &Site, stop: &mut watch::Receiver<bool>) -> Result<Option<File>, Error> {
+    let shown = || site.directory.display().to_string();
+    let failed = |source| Error::Directory { directory: shown(), source };
+    std::fs::DirBuilder::new().recursive(true).create(&site.directory).map_err(failed)?;
+    let path = site.directory.join("lock");
+    let file = OpenOptions::new().create(true).truncate(false).write(true).open(path).map_err(failed)?;
+    let patience = Instant::now() + PREDECESSOR;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(Some(file)),
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+            Err(TryLockError::WouldBlock) if Instant::now() >= patience => return Err(Error::Held(shown())),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        tokio::select! {
+            () = sleep(LOOK_AGAIN) => {}
+            _ = stop.wait_for(|stop| *stop) => return Ok(None),
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! How a unit lives: which hook is due, and what its end means. Pure: from how far the unit is and what is wanted of it to
+//! the next step. Whoever takes the steps writes [`State`] to the tree before a hook begins and after it has ended, so
+//! that an agent that dies in between, at whatever point, is followed by one that knows what was begun.
+//!
+//! `exposed` and `unexposed` follow the flag as it is found, and never what it was in between: of a flag that was set and
+//! removed again in a moment nobody hears, or both hooks run.
+
+use std::fmt;
+
+use serde_json::{Map, Value, json};
+
+/// The most bytes of a state that are read.
+pub const MAX_STATE_BYTES: usize = 32 * 1024;
+
+/// The hooks that a charm may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hook {
+    Install,
+    Start,
+    Stop,
+    Exposed,
+    Unexposed,
+}
+
+impl Hook {
+    pub const ALL: [Self; 5] = [Self::Install, Self::Start, Self::Stop, Self::Exposed, Self::Unexposed];
+
+    /// Its file in `hooks/`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Install => "install",
+            Self::Start => "start",
+            Self::Stop => "stop",
+            Self::Exposed => "exposed",
+            Self::Unexposed => "unexposed",
+        }
+    }
+
+    fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|hook| hook.name() == name)
+    }
+}
+
+impl fmt::Display for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How far a unit is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Phase {
+    #[default]
+    Pending,
+    Installed,
+    Started,
+    Stopped,
+}
+
+impl Phase {
+    const ALL: [Self; 4] = [Self::Pending, Self::Installed, Self::Started, Self::Stopped];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Installed => "installed",
+            Self::Started => "started",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+/// What the operator decided about a hook that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resolution {
+    /// Run it again.
+    Retry,
+    /// Go on as if it had succeeded.
+    Skip,
+}
+
+impl Resolution {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Retry => "retry",
+            Self::Skip => "skip",
+        }
+    }
+}
+
+/// A hook that failed, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    pub hook: Hook,
+    /// As in "exit code 1".
+    pub reason: String,
+    /// The last lines of what it said.
+    pub output: String,
+}
+
+/// A hook that was begun. Its number tells it from an earlier run of the same hook.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    pub hook: Hook,
+    pub number: u64,
+}
+
+/// All that is remembered of a unit's life.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct State {
+    pub phase: Phase,
+    /// `exposed` ran, and `unexposed` did not run since.
+    pub exposed: bool,
+    /// How many hooks were begun so far.
+    pub runs: u64,
+    pub running: Option<Run>,
+    pub failure: Option<Failure>,
+    pub resolved: Option<Resolution>,
+}
+
+/// What is wanted of a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted {
+    /// The service's flag is there.
+    pub exposed: bool,
+    /// The unit was removed.
+    pub gone: bool,
+}
+
+/// What to do next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing, until something changes.
+    Wait,
+    /// Write this state, run its hook, and let [`State::ended`] say what that means.
+    Begin(State),
+    /// A hook was begun: find out what became of it, or run it if nothing did.
+    Resume(Run),
+    /// Write this state, and ask again.
+    Settle(State),
+}
+
+/// What became of a hook. A charm without the hook is as good as one whose hook succeeded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended {
+    Well,
+    Badly { reason: String, output: String },
+}
+
+impl State {
+    /// What status shows: a phase, or a hook that failed.
+    pub fn label(&self) -> String {
+        match &self.failure {
+            Some(failure) => format!("{}-error", failure.hook),
+            None => self.phase.name().to_owned(),
+        }
+    }
+
+    pub fn next(&self, wanted: Wanted) -> Step {
+        if let Some(run) = self.running {
+            return Step::Resume(run);
+        }
+        match (&self.failure, self.resolved) {
+            (None, None) => self.due(wanted).map_or(Step::Wait, |hook| Step::Begin(self.begun(hook))),
+            // Nothing is left to be resolved.
+            (None, Some(_)) => Step::Settle(Self { resolved: None, ..self.clone() }),
+            // A unit that is gone has nobody left to resolve anything.
+            (Some(failure), None) if wanted.gone && failure.hook != Hook::Stop => {
+                Step::Settle(Self { failure: None, ..self.clone() })
+            }
+            (Some(_), None) => Step::Wait,
+            (Some(failure), Some(resolution)) => Step::Settle(self.after(failure.hook, resolution, wanted)),
+        }
+    }
+
+    fn due(&self, wanted: Wanted) -> Option<Hook> {
+        match self.phase {
+            Phase::Started if wanted.gone => Some(Hook::Stop),
+            _ if wanted.gone => None,
+            Phase::Pending => Some(Hook::Install),
+            Phase::Installed => Some(Hook::Start),
+            Phase::Started if wanted.exposed && !self.exposed => Some(Hook::Exposed),
+            Phase::Started if !wanted.exposed && self.exposed => Some(Hook::Unexposed),
+            Phase::Started | Phase::Stopped => None,
+        }
+    }
+
+    fn begun(&self, hook: Hook) -> Self {
+        let runs = self.runs + 1;
+        Self { runs, running: Some(Run { hook, number: runs }), ..self.clone() }
+    }
+
+    /// After a hook failed and the operator decided. A hook of the pair that failed has run all the same, and is followed
+    /// by the other one if the flag has turned since; only a flag that still is as it was makes it run again.
+    fn after(&self, failed: Hook, resolution: Resolution, wanted: Wanted) -> Self {
+        let settled = Self { failure: None, resolved: None, ..self.clone() };
+        match (resolution, failed) {
+            (Resolution::Skip, _) => settled.passed(failed),
+            (Resolution::Retry, Hook::Exposed | Hook::Unexposed) => {
+                Self { exposed: !wanted.exposed, ..settled }
+            }
+            (Resolution::Retry, _) => settled,
+        }
+    }
+
+    /// The state after a run. A run that this state does not know of changes nothing.
+    pub fn ended(&self, run: Run, ended: &Ended) -> Self {
+        if self.running != Some(run) {
+            return self.clone();
+        }
+        // What was resolved before the hook ended was not about its failure.
+        let idle = Self { running: None, failure: None, resolved: None, ..self.clone() };
+        match ended {
+            Ended::Well => idle.passed(run.hook),
+            Ended::Badly { reason, output } => {
+                let failure = Failure { hook: run.hook, reason: reason.clone(), output: output.clone() };
+                let exposed = match run.hook {
+                    Hook::Exposed => true,
+                    Hook::Unexposed => false,
+                    _ => idle.exposed,
+                };
+                Self { failure: Some(failure), exposed, ..idle }
+            }
+        }
+    }
+
+    fn passed(self, hook: Hook) -> Self {
+        match hook {
+            Hook::Install => Self { phase: Phase::Installed, ..self },
+            Hook::Start => Self { phase: Phase::Started, ..self },
+            Hook::Stop => Self { phase: Phase::Stopped, ..self },
+            Hook::Exposed => Self { exposed: true, ..self },
+            Hook::Unexposed => Self { exposed: false, ..self },
+        }
+    }
+
+    /// As it is kept in the tree.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut map = Map::new();
+        map.insert("state".to_owned(), self.label().into());
+        map.insert("phase".to_owned(), self.phase.name().into());
+        map.insert("exposed".to_owned(), self.exposed.into());
+        map.insert("runs".to_owned(), self.runs.into());
+        if let Some(run) = self.running {
+            map.insert("running".to_owned(), json!({"hook": run.hook.name(), "run": run.number}));
+        }
+        if let Some(Failure { hook, reason, output }) = &self.failure {
+            let failure = json!({"hook": hook.name(), "reason": reason, "output": output});
+            map.insert("error".to_owned(), failure);
+        }
+        if let Some(resolution) = self.resolved {
+            map.insert("resolved".to_owned(), resolution.name().into());
+        }
+        Value::Object(map).to_string().into_bytes()
+    }
+
+    /// # Errors
+    /// What is wrong with it. A state that cannot be read is never taken for that of a new unit, which would install it
+    /// again.
+    pub fn parse(data: &[u8]) -> Result<Self, String> {
+        if data.len() > MAX_STATE_BYTES {
+            return Err(format!("{} bytes are more than the {MAX_STATE_BYTES} allowed", data.len()));
+        }
+        let value: Value = serde_json::from_slice(data).map_err(|e| format!("not JSON: {e}"))?;
+        let map = value.as_object().ok_or("not a JSON object")?;
+        let phase = text(map, "phase")?;
+        Ok(Self {
+            phase: Phase::ALL.into_iter().find(|known| known.name() == phase).ok_or("no such phase")?,
+            exposed: map.get("exposed").and_then(Value::as_bool).ok_or("\"exposed\" is not true or false")?,
+            runs: number(map, "runs")?,
+            running: part(map, "running", |map| Ok(Run { hook: hook(map)?, number: number(map, "run")? }))?,
+            failure: part(map, "error", |map| {
+                let (reason, output) = (text(map, "reason")?.to_owned(), text(map, "output")?.to_owned());
+                Ok(Failure { hook: hook(map)?, reason, output })
+            })?,
+            resolved: match map.get("resolved") {
+                None => None,
+                Some(Value::String(word)) if word == "retry" => Some(Resolution::Retry),
+                Some(Value::String(word)) if word == "skip" => Some(Resolution::Skip),
+                Some(_) => return Err("\"resolved\" is neither retry nor skip".to_owned()),
+            },
+        })
+    }
+}
+
+fn text<'a>(map: &'a Map<String, Value>, key: &str) -> Result<&'a str, String> {
+    map.get(key).and_then(Value::as_str).ok_or_else(|| format!("\"{key}\" is not a text"))
+}
+
+fn number(map: &Map<String, Value>, key: &str) -> Result<u64, String> {
+    map.get(key).and_then(Value::as_u64).ok_or_else(|| format!("\"{key}\" is not a number"))
+}
+
+fn hook(map: &Map<String, Value>) -> Result<Hook, String> {
+    Hook::parse(text(map, "hook")?).ok_or_else(|| "no such hook".to_owned())
+}
+
+fn part<V>(
+    map: &Map<String, Value>,
+    key: &str,
+    read: impl FnOnce(&Map<String, Value>) -> Result<V, String>,
+) -> Result<Option<V>, String> {
+    match map.get(key) {
+        None => Ok(None),
+        Some(Value::Object(inner)) => read(inner).map(Some).map_err(|e| format!("\"{key}\": {e}")),
+        Some(_) => Err(format!("\"{key}\" is not an object")),
+    }
+}
+
+#[cfg(test)]
+#[path = "workflow_tests.rs"]
+mod tests;

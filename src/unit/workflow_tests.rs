@@ -1,0 +1,295 @@
+//! The workflow as tables, and as properties over any order of flags, failures, crashes and decisions.
+
+use super::*;
+use proptest::prelude::*;
+
+const CALM: Wanted = Wanted { exposed: false, gone: false };
+const FLAG: Wanted = Wanted { exposed: true, gone: false };
+const GONE: Wanted = Wanted { exposed: false, gone: true };
+
+fn badly() -> Ended {
+    Ended::Badly { reason: "exit code 1".to_owned(), output: "no\n".to_owned() }
+}
+
+/// A unit with a memory of which hooks ran; what fails is chosen from outside.
+#[derive(Default)]
+struct Unit {
+    state: State,
+    ran: Vec<Hook>,
+}
+
+impl Unit {
+    /// Takes steps until there is nothing to do; `fails` says of each run whether it does.
+    fn settle(&mut self, wanted: Wanted, fails: &mut impl FnMut(Hook) -> bool) {
+        for _ in 0..20 {
+            match self.state.next(wanted) {
+                Step::Wait => return,
+                Step::Settle(state) | Step::Begin(state) => self.state = state,
+                Step::Resume(run) => {
+                    self.ran.push(run.hook);
+                    let ended = if fails(run.hook) { badly() } else { Ended::Well };
+                    self.state = self.state.ended(run, &ended);
+                }
+            }
+        }
+        panic!("it never settles: {:?}", self.state);
+    }
+
+    fn lives(&mut self, wanted: Wanted) -> Vec<&'static str> {
+        let before = self.ran.len();
+        self.settle(wanted, &mut |_| false);
+        self.ran[before..].iter().map(|hook| hook.name()).collect()
+    }
+
+    fn fails(&mut self, wanted: Wanted) -> String {
+        self.settle(wanted, &mut |_| true);
+        self.state.label()
+    }
+
+    fn resolved(&mut self, resolution: Resolution) {
+        self.state.resolved = Some(resolution);
+    }
+}
+
+#[test]
+fn a_life_without_trouble() {
+    let mut unit = Unit::default();
+    assert_eq!(unit.state.label(), "pending");
+    assert_eq!(unit.lives(CALM), ["install", "start"]);
+    assert_eq!(unit.state.label(), "started");
+    assert_eq!(unit.lives(CALM), [""; 0]);
+    assert_eq!(unit.lives(FLAG), ["exposed"]);
+    assert_eq!(unit.lives(FLAG), [""; 0], "once");
+    assert_eq!(unit.lives(CALM), ["unexposed"]);
+    assert_eq!(unit.lives(CALM), [""; 0], "once");
+    assert_eq!(unit.lives(FLAG), ["exposed"]);
+    assert_eq!(unit.lives(GONE), ["stop"]);
+    assert_eq!((unit.state.label().as_str(), unit.state.runs), ("stopped", 6));
+    assert_eq!(unit.lives(GONE), [""; 0]);
+}
+
+#[test]
+fn a_flag_that_is_set_while_installing_is_heard_once_when_started() {
+    let mut unit = Unit::default();
+    assert_eq!(unit.lives(FLAG), ["install", "start", "exposed"]);
+    assert_eq!(unit.lives(FLAG), [""; 0]);
+}
+
+#[test]
+fn a_flag_that_came_and_went_is_a_pair_or_nothing() {
+    let mut unit = Unit::default();
+    unit.lives(CALM);
+    assert_eq!(unit.lives(CALM), [""; 0], "gone before anybody looked");
+    // Gone while `exposed` runs.
+    let Step::Begin(begun) = unit.state.next(FLAG) else { panic!("exposed is due") };
+    let run = begun.running.unwrap();
+    unit.state = begun.ended(run, &Ended::Well);
+    assert_eq!(unit.lives(CALM), ["unexposed"]);
+}
+
+#[test]
+fn failures_wait_for_a_decision() {
+    let mut unit = Unit::default();
+    assert_eq!(unit.fails(CALM), "install-error");
+    assert_eq!(unit.lives(FLAG), [""; 0], "nothing runs on an error");
+    unit.resolved(Resolution::Retry);
+    assert_eq!(unit.fails(CALM), "install-error");
+    unit.resolved(Resolution::Retry);
+    assert_eq!(unit.lives(CALM), ["install", "start"]);
+
+    let mut unit = Unit::default();
+    unit.fails(CALM);
+    unit.resolved(Resolution::Skip);
+    assert_eq!(unit.fails(CALM), "start-error");
+    let failure = unit.state.failure.clone().unwrap();
+    assert_eq!(
+        (failure.hook, failure.reason.as_str(), failure.output.as_str()),
+        (Hook::Start, "exit code 1", "no\n")
+    );
+    unit.resolved(Resolution::Skip);
+    assert_eq!(unit.lives(CALM), [""; 0]);
+    assert_eq!(unit.state.label(), "started");
+    assert_eq!(unit.fails(GONE), "stop-error");
+    unit.resolved(Resolution::Skip);
+    unit.lives(GONE);
+    assert_eq!(unit.state.label(), "stopped");
+}
+
+#[test]
+fn a_hook_of_the_pair_that_failed_has_run_all_the_same() {
+    for (resolution, flag, then) in [
+        (Resolution::Retry, FLAG, vec!["exposed"]),
+        (Resolution::Retry, CALM, vec!["unexposed"]),
+        (Resolution::Skip, FLAG, vec![]),
+        (Resolution::Skip, CALM, vec!["unexposed"]),
+    ] {
+        let mut unit = Unit::default();
+        unit.lives(CALM);
+        assert_eq!(unit.fails(FLAG), "exposed-error");
+        unit.resolved(resolution);
+        assert_eq!(unit.lives(flag), then, "{resolution:?} {flag:?}");
+    }
+    for (resolution, flag, then) in [
+        (Resolution::Retry, CALM, vec!["unexposed"]),
+        (Resolution::Retry, FLAG, vec!["exposed"]),
+        (Resolution::Skip, CALM, vec![]),
+        (Resolution::Skip, FLAG, vec!["exposed"]),
+    ] {
+        let mut unit = Unit::default();
+        unit.lives(FLAG);
+        assert_eq!(unit.fails(CALM), "unexposed-error");
+        unit.resolved(resolution);
+        assert_eq!(unit.lives(flag), then, "{resolution:?} {flag:?}");
+    }
+}
+
+#[test]
+fn a_removed_unit_stops_if_it_was_started() {
+    let mut unit = Unit::default();
+    assert_eq!(unit.lives(GONE), [""; 0]);
+    unit.fails(CALM);
+    assert_eq!(unit.lives(GONE), [""; 0], "an install that failed needs no stop");
+    let mut unit = Unit::default();
+    unit.lives(CALM);
+    unit.fails(FLAG);
+    assert_eq!(unit.lives(GONE), ["stop"], "whatever else had failed");
+}
+
+#[test]
+fn a_resolution_of_nothing_is_forgotten() {
+    let mut unit = Unit::default();
+    unit.lives(CALM);
+    unit.resolved(Resolution::Skip);
+    assert_eq!(unit.lives(FLAG), ["exposed"]);
+    assert_eq!(unit.state.resolved, None);
+}
+
+#[test]
+fn the_end_of_another_run_changes_nothing() {
+    let unit = State::default();
+    let Step::Begin(begun) = unit.next(CALM) else { panic!("install is due") };
+    let stale = Run { hook: Hook::Install, number: 7 };
+    assert_eq!(begun.ended(stale, &Ended::Well), begun);
+    assert_eq!(unit.ended(stale, &badly()), unit);
+}
+
+#[test]
+fn garbage_is_no_new_unit() {
+    let good = Unit::default().state.to_bytes();
+    assert_eq!(State::parse(&good), Ok(State::default()));
+    for (garbage, problem) in [
+        ("", "not JSON"),
+        ("[]", "not a JSON object"),
+        ("{}", "\"phase\" is not a text"),
+        (r#"{"phase":"dead"}"#, "no such phase"),
+        (r#"{"phase":"pending"}"#, "\"exposed\" is not true or false"),
+        (r#"{"phase":"pending","exposed":false,"runs":-1}"#, "\"runs\" is not a number"),
+        (
+            r#"{"phase":"pending","exposed":false,"runs":1,"running":{}}"#,
+            "\"running\": \"hook\" is not a text",
+        ),
+        (
+            r#"{"phase":"pending","exposed":false,"runs":1,"running":{"hook":"x","run":1}}"#,
+            "\"running\": no such hook",
+        ),
+        (r#"{"phase":"pending","exposed":false,"runs":1,"resolved":1}"#, "neither retry nor skip"),
+        (r#"{"phase":"pending","exposed":false,"runs":1,"error":"x"}"#, "\"error\" is not an object"),
+    ] {
+        let refused = State::parse(garbage.as_bytes()).expect_err("refused");
+        assert!(refused.contains(problem), "{garbage}: {refused}");
+    }
+    assert!(State::parse(&vec![b' '; MAX_STATE_BYTES + 1]).is_err());
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    Flag(bool),
+    /// One step, and the run in it fails or not.
+    Step {
+        fails: bool,
+    },
+    /// The agent dies: all it knows is what it wrote.
+    Crash,
+    Resolve(Resolution),
+    Remove,
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let event = prop_oneof![
+        4 => any::<bool>().prop_map(Event::Flag),
+        10 => proptest::bool::weighted(0.2).prop_map(|fails| Event::Step { fails }),
+        3 => Just(Event::Crash),
+        2 => prop_oneof![Just(Resolution::Retry), Just(Resolution::Skip)].prop_map(Event::Resolve),
+        1 => Just(Event::Remove),
+    ];
+    proptest::collection::vec(event, 0..60)
+}
+
+proptest! {
+    /// Whatever happens: hooks come in their order, the pair alternates, and each run has a number of its own.
+    #[test]
+    fn no_order_of_events_breaks_the_contract(events in events()) {
+        let (mut state, mut wanted) = (State::default(), CALM);
+        // Runs that ended well, and runs at all, each with its number.
+        let (mut passed, mut begun): (Vec<Hook>, Vec<(Hook, u64)>) = (Vec::new(), Vec::new());
+        for event in events {
+            match event {
+                Event::Flag(set) => wanted.exposed = set,
+                Event::Remove => wanted.gone = true,
+                Event::Resolve(resolution) => state.resolved = Some(resolution),
+                Event::Crash => state = State::parse(&state.to_bytes()).expect("what was written"),
+                Event::Step { fails } => match state.next(wanted) {
+                    Step::Wait => {}
+                    Step::Settle(next) => {
+                        prop_assert_ne!(&next, &state);
+                        state = next;
+                    }
+                    Step::Begin(next) => {
+                        let run = next.running.expect("a run");
+                        begun.push((run.hook, run.number));
+                        state = next;
+                    }
+                    Step::Resume(run) => {
+                        prop_assert_eq!(begun.last().copied(), Some((run.hook, run.number)));
+                        state = state.ended(run, &if fails { badly() } else { Ended::Well });
+                        if !fails {
+                            passed.push(run.hook);
+                        }
+                    }
+                },
+            }
+            prop_assert_eq!(State::parse(&state.to_bytes()), Ok(state.clone()));
+        }
+        prop_assert!(begun.windows(2).all(|pair| pair[0].1 < pair[1].1));
+        for once in [Hook::Install, Hook::Start, Hook::Stop] {
+            prop_assert!(passed.iter().filter(|hook| **hook == once).count() <= 1);
+        }
+        let pair: Vec<Hook> =
+            begun.iter().map(|run| run.0).filter(|hook| matches!(hook, Hook::Exposed | Hook::Unexposed)).collect();
+        prop_assert_ne!(pair.first(), Some(&Hook::Unexposed), "unexposed only after exposed");
+        let started = begun.iter().position(|run| run.0 == Hook::Exposed);
+        let start = begun.iter().position(|run| run.0 == Hook::Start);
+        prop_assert!(started.is_none() || start < started || start.is_none(), "exposed only once started");
+    }
+
+    /// Without failures the pair alternates strictly, and the end is what the flag says.
+    #[test]
+    fn the_pair_is_matched(flags in proptest::collection::vec(any::<bool>(), 0..30), looks in any::<u32>()) {
+        let (mut unit, mut flag) = (Unit::default(), false);
+        for (at, set) in flags.into_iter().enumerate() {
+            flag = set;
+            // Some changes are made and undone before anybody looks.
+            if looks >> (at % 32) & 1 == 1 {
+                unit.settle(Wanted { exposed: flag, gone: false }, &mut |_| false);
+            }
+        }
+        unit.settle(Wanted { exposed: flag, gone: false }, &mut |_| false);
+        let pair: Vec<Hook> =
+            unit.ran.iter().copied().filter(|hook| matches!(hook, Hook::Exposed | Hook::Unexposed)).collect();
+        for (at, hook) in pair.iter().enumerate() {
+            prop_assert_eq!(*hook, if at % 2 == 0 { Hook::Exposed } else { Hook::Unexposed });
+        }
+        prop_assert_eq!(pair.len() % 2 == 1, flag);
+        prop_assert_eq!(unit.state.exposed, flag);
+    }
+}

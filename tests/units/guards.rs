@@ -1,0 +1,138 @@
+//! What a hook must not get at, tried from within a real hook, each with its positive control. Needs root, to be able to
+//! run hooks as somebody else.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use crate::harness::scenario::Site;
+use crate::harness::wait_for;
+use crate::world::{DEADLINE, World};
+
+/// Each line says what was tried and whether it worked.
+const TRIES: &str = r#"
+try() { what=$1; shift; if "$@" >/dev/null 2>said; then echo "$what: yes"; else echo "$what: no: $(tr '\n' ' ' <said)"; fi; }
+as() { unit=$1; shift; JUJU_UNIT_NAME=$unit "$@"; }
+{
+try own-port open-port 8080
+try own-credentials cat "$JUJU_CREDENTIALS"
+try other-name as victim/0 open-port 8081
+try other-credentials cat "$(dirname "$(dirname "$JUJU_CREDENTIALS")")"/unit-0000000000/credentials.json
+try other-charm ls "$(dirname "$(dirname "$JUJU_CREDENTIALS")")"/unit-0000000000/charm
+try other-charm-change touch "$(dirname "$(dirname "$JUJU_CREDENTIALS")")"/unit-0000000000/charm/x
+try list-units ls "$(dirname "$(dirname "$JUJU_CREDENTIALS")")"
+try runs ls "$(dirname "$(dirname "$(dirname "$JUJU_CREDENTIALS")")")"/runs
+try operator cat "$CONFIG/local.json"
+try machine cat "$CONFIG/local-machines/machine-0000000000.json"
+try replace-credentials ln -sf /etc/passwd "$JUJU_CREDENTIALS"
+try own-file touch "$CHARM_DIR/mine"
+try become-root chown 0 "$CHARM_DIR/mine"
+} >tried.new
+mv tried.new tried
+"#;
+
+pub(crate) fn a_hook_gets_at_nothing_that_is_not_its_own(site: &Site) {
+    let world = World::new(site);
+    let operator = &world.operator;
+    // Each unit's hooks run as somebody else.
+    let agent = world.agent(&["--hook-user", "200000+"]);
+    world.deploy(&world.charm("victim", &[("start", "open-port 9000")]), "victim");
+    world.becomes("victim/0", "started");
+    let config = operator.config("");
+    let tries = TRIES.replace("$CONFIG", config.to_str().unwrap().trim_end_matches('/'));
+    world.deploy(&world.charm("thief", &[("start", &tries)]), "thief");
+    world.becomes("thief/0", "started");
+    let tried = fs::read_to_string(world.charm_dir("thief/0").join("tried")).unwrap();
+    for (what, worked, why) in [
+        ("own-port", true, ""),
+        ("own-credentials", true, ""),
+        ("own-file", true, ""),
+        ("other-name", false, "are those of thief/0, not of victim/0"),
+        ("other-credentials", false, "Permission denied"),
+        ("other-charm", false, "Permission denied"),
+        ("other-charm-change", false, "Permission denied"),
+        ("list-units", false, "Permission denied"),
+        ("runs", false, "Permission denied"),
+        ("operator", false, "Permission denied"),
+        ("machine", false, "Permission denied"),
+        ("replace-credentials", false, "Permission denied"),
+        ("become-root", false, "not permitted"),
+    ] {
+        let line = tried.lines().find(|line| line.starts_with(&format!("{what}: "))).expect(what);
+        let outcome = if worked { "yes" } else { "no" };
+        assert!(line.starts_with(&format!("{what}: {outcome}")) && line.contains(why), "{line}");
+    }
+    // The control: to whom the files belong they open.
+    let credentials = world.units_dir().join("units/unit-0000000000/credentials.json");
+    assert!(fs::read_to_string(&credentials).unwrap().contains("victim/0"));
+    let held = fs::metadata(&credentials).unwrap();
+    assert_eq!((held.permissions().mode() & 0o777, held.uid()), (0o600, 200_000));
+    // The ports of both are as their own hooks said.
+    operator.does(&["expose", "victim"]);
+    operator.does(&["expose", "thief"]);
+    assert_eq!(world.unit("victim/0")["open-ports"], serde_json::json!(["9000/tcp"]));
+    assert_eq!(world.unit("thief/0")["open-ports"], serde_json::json!(["8080/tcp"]));
+
+    // A credential dies with its unit: what is left of it opens nothing.
+    let kept = operator.home().join("stolen.json");
+    fs::copy(world.charm_dir("thief/0").parent().unwrap().join("credentials.json"), &kept).unwrap();
+    let open = |credentials: &Path| {
+        let mut tool = operator.command("open-port");
+        tool.arg("8082").env("JUJU_UNIT_NAME", "thief/0").env("JUJU_ENV", "local");
+        crate::operator::came(tool.env("JUJU_CREDENTIALS", credentials))
+    };
+    assert_eq!(open(&kept).code, 0, "the control: it works as long as the unit is there");
+    operator.does(&["destroy-service", "thief"]);
+    let refused = open(&kept);
+    assert!(refused.code == 1 && refused.stderr.contains("no such znode"), "{refused:?}");
+    agent.ends();
+}
+
+pub(crate) fn secrets_are_in_their_files_and_nowhere_else(site: &Site) {
+    let world = World::new(site);
+    let operator = &world.operator;
+    let agent = world.agent(&[]);
+    // Fails with everything that it knows in its environment, and stays to be looked at.
+    let start = "cat /proc/self/cmdline; env; : >up; while [ ! -e go ]; do sleep 0.05; done; exit 1";
+    world.deploy(&world.charm("loud", &[("start", start)]), "loud");
+    wait_for("a hook that runs", DEADLINE, || {
+        world.units_dir().join("units/unit-0000000000/charm/up").exists().then_some(())
+    });
+    let credentials = world.units_dir().join("units/unit-0000000000/credentials.json");
+    let mut secrets = Vec::new();
+    for file in [credentials.clone(), operator.config("local.json"), machine_file(operator.home())] {
+        let held: serde_json::Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+        let secret = held["auth"].as_str().unwrap().split_once(':').unwrap().1.to_owned();
+        assert!(secret.len() >= 32, "{}", file.display());
+        secrets.push(secret);
+    }
+    let mut looked_at = 0;
+    for process in fs::read_dir("/proc").unwrap().filter_map(Result::ok) {
+        for file in ["cmdline", "environ"] {
+            // Processes come and go.
+            let Ok(bytes) = fs::read(process.path().join(file)) else { continue };
+            looked_at += 1;
+            let text = String::from_utf8_lossy(&bytes);
+            let leaked = secrets.iter().any(|secret| text.contains(secret));
+            assert!(!leaked, "a secret in {}", process.path().join(file).display());
+        }
+    }
+    assert!(looked_at > 4, "nothing was looked at");
+    fs::write(world.units_dir().join("units/unit-0000000000/charm/go"), "").unwrap();
+    world.becomes("loud/0", "start-error");
+    let shown = operator.does(&["status"]).stdout;
+    let log = fs::read_to_string(world.units_dir().join("runs/unit-0000000000/log")).unwrap();
+    assert!(log.contains("JUJU_CREDENTIALS=") && shown.contains("hook-output"), "{log}");
+    for secret in &secrets {
+        for text in [&shown, &log, &agent.said()] {
+            assert!(!text.contains(secret.as_str()), "a secret is told: {text}");
+        }
+    }
+    // The control: the file has it, and what looks for it would find it.
+    assert!(fs::read_to_string(credentials).unwrap().contains(&secrets[0]));
+    agent.ends();
+}
+
+fn machine_file(home: &Path) -> std::path::PathBuf {
+    home.join("config/portcullis/local-machines/machine-0000000000.json")
+}

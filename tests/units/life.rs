@@ -1,0 +1,142 @@
+//! Units whose hooks do what they should, and agents that die while they do.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpStream, UdpSocket};
+use std::time::Duration;
+
+use crate::harness::scenario::Site;
+use crate::harness::wait_for;
+use crate::operator::fixture_charm;
+use crate::world::{DEADLINE, World, is_alive};
+
+fn port_of(world: &World, unit: &str) -> u16 {
+    fs::read_to_string(world.charm_dir(unit).join("port")).unwrap().parse().unwrap()
+}
+
+/// The status line and the body of one request.
+fn request(port: u16, head: &str, body: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    let length = body.len();
+    write!(stream, "{head} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{body}").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    Some(format!("{} {body}", head.split(' ').nth(1)?))
+}
+
+pub(crate) fn charms_do_what_they_say(site: &Site) {
+    let world = World::new(site);
+    let operator = &world.operator;
+    // Deployed and exposed before anybody looks after the machine.
+    world.deploy(&fixture_charm("hello"), "hello");
+    assert_eq!(world.unit("hello/0")["agent-state"], "pending");
+    let agent = world.agent(&[]);
+    for (charm, protocol) in [("hello", "tcp"), ("clock", "udp"), ("guestbook", "tcp")] {
+        if charm != "hello" {
+            world.deploy(&fixture_charm(charm), charm);
+        }
+        operator.does(&["expose", charm]);
+        let unit = format!("{charm}/0");
+        world.becomes(&unit, "started");
+        let port = port_of(&world, &unit);
+        assert_eq!(world.unit(&unit)["open-ports"][0], format!("{port}/{protocol}"));
+    }
+    let (hello, clock, book) =
+        (port_of(&world, "hello/0"), port_of(&world, "clock/0"), port_of(&world, "guestbook/0"));
+    let says = |port, head: &str, wanted: &str| {
+        wait_for(wanted, DEADLINE, || request(port, head, "a guest").filter(|said| said == wanted));
+    };
+    says(hello, "GET /", "200 Hello world, from hello/0.\n");
+    says(book, "POST /", "201 Thank you.\n");
+    says(book, "GET /", "200 The book of guestbook/0:\na guest\n");
+    let asker = UdpSocket::bind("127.0.0.1:0").unwrap();
+    asker.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    asker.send_to(b"?", ("127.0.0.1", clock)).unwrap();
+    let mut time = [0; 64];
+    let length = asker.recv(&mut time).unwrap();
+    let seconds: f64 = std::str::from_utf8(&time[..length]).unwrap().trim().parse().unwrap();
+    assert!(seconds > 1e9, "{seconds}");
+
+    operator.does(&["unexpose", "hello"]);
+    operator.does(&["unexpose", "guestbook"]);
+    says(hello, "GET /", "200 Hello from hello/0.\n");
+    says(book, "POST /", "403 The book is closed.\n");
+
+    let pid = fs::read_to_string(world.charm_dir("hello/0").join("pid")).unwrap();
+    assert!(is_alive(&pid));
+    operator.does(&["remove-unit", "hello/0"]);
+    for service in ["hello", "clock", "guestbook"] {
+        operator.does(&["destroy-service", service]);
+    }
+    wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
+    assert!(!is_alive(&pid));
+    assert_eq!(request(hello, "GET /", ""), None);
+    agent.ends();
+}
+
+pub(crate) fn errors_are_resolved(site: &Site) {
+    let world = World::new(site);
+    let operator = &world.operator;
+    let agent = world.agent(&[]);
+    let start = "echo looking for it; [ -e found ] || { echo 'not found' >&2; exit 4; }";
+    let charm = world.charm("picky", &[("start", start), ("exposed", "kill -SEGV $$")]);
+    world.deploy(&charm, "picky");
+    let unit = world.becomes("picky/0", "start-error");
+    assert_eq!(unit["hook-error"], "start hook: exit code 4");
+    assert_eq!(unit["hook-output"], serde_json::json!(["looking for it", "not found"]));
+    operator.does(&["expose", "picky"]);
+    operator.is_refused(&["resolved", "nobody/0"], 1, "Unit 'nobody/0' was not found");
+
+    let said = operator.does(&["resolved", "--retry", "picky/0"]);
+    assert_eq!(said.stderr, "Unit 'picky/0' runs its start hook again.\n");
+    world.runs("picky", &["install", "start", "start"]);
+    world.becomes("picky/0", "start-error");
+    fs::write(world.charm_dir("picky/0").join("found"), "").unwrap();
+    operator.does(&["resolved", "--retry", "picky/0"]);
+    let unit = world.becomes("picky/0", "exposed-error");
+    assert_eq!(unit["hook-error"], "exposed hook: signal 11 (SIGSEGV)");
+    // What failed has run all the same, so the other hook of the pair follows it.
+    operator.does(&["unexpose", "picky"]);
+    let said = operator.does(&["resolved", "picky/0"]);
+    assert_eq!(said.stderr, "Unit 'picky/0' goes on without its exposed hook.\n");
+    world.runs("picky", &["install", "start", "start", "start", "exposed", "unexposed"]);
+    world.becomes("picky/0", "started");
+    operator.is_refused(&["resolved", "picky/0"], 1, "the unit has no hook that failed: it is started");
+    agent.ends();
+}
+
+/// Killed in the middle of hooks, between them, and when there is nothing to do: each hook runs once.
+pub(crate) fn agents_that_are_killed_do_everything_once(site: &Site) {
+    let world = World::new(site);
+    let operator = &world.operator;
+    let slow = "sleep 1; echo done >>ends; :";
+    let charm = world.charm("slow", &[("install", slow), ("start", slow), ("exposed", slow)]);
+    world.deploy(&charm, "slow");
+    // Set while the unit installs: heard once, when it has started.
+    operator.does(&["expose", "slow"]);
+    let mut agent = world.agent(&[]);
+    for hooks in [&["install"][..], &["install", "start"], &["install", "start", "exposed"]] {
+        world.runs("slow", hooks);
+        agent.kill9();
+        agent = world.agent(&[]);
+    }
+    world.becomes("slow/0", "started");
+    let ends = world.charm_dir("slow/0").join("ends");
+    wait_for("three ends", DEADLINE, || {
+        (fs::read_to_string(&ends).unwrap().lines().count() == 3).then_some(())
+    });
+    // Nothing to do, and nothing is done by the one who comes next.
+    agent.kill9();
+    let before = agent.said();
+    let agent = world.agent(&[]);
+    let shown = |said: &str| said.matches("no such hook").count() + said.matches("running hook").count();
+    wait_for("an agent that holds the machine", DEADLINE, || {
+        (agent.said()[before.len()..].contains("holding the machine")).then_some(())
+    });
+    operator.does(&["unexpose", "slow"]);
+    world.runs("slow", &["install", "start", "exposed", "unexposed"]);
+    assert_eq!(shown(&agent.said()[before.len()..]), 1, "{}", agent.said());
+    agent.ends();
+    assert_eq!(world.unit("slow/0")["agent-state"], "down");
+}

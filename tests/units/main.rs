@@ -1,0 +1,43 @@
+//! Units on a machine: the real programs, real hooks and real processes, against Apache ZooKeeper and against the
+//! embedded keeper from one list of scenarios. What a workflow does step by step is tested where it is decided.
+
+// Scenarios are tests, though the lint cannot see it.
+#![allow(clippy::unwrap_used, clippy::print_stderr)]
+
+mod bad;
+mod guards;
+#[path = "../harness/mod.rs"]
+mod harness;
+mod life;
+// Shared with the tests of the programs; not all of it is needed here.
+#[allow(dead_code)]
+#[path = "../cli/operator.rs"]
+mod operator;
+mod world;
+
+use harness::Store;
+use harness::scenario::{Scenario, run, scenarios};
+
+use bad::{bad_hooks_are_clear_states_and_nobody_elses_trouble, removed_in_the_middle_of_a_hook};
+use guards::{a_hook_gets_at_nothing_that_is_not_its_own, secrets_are_in_their_files_and_nowhere_else};
+use life::{agents_that_are_killed_do_everything_once, charms_do_what_they_say, errors_are_resolved};
+
+const SCENARIOS: &[Scenario] = scenarios![
+    charms_do_what_they_say,
+    errors_are_resolved,
+    agents_that_are_killed_do_everything_once,
+    bad_hooks_are_clear_states_and_nobody_elses_trouble,
+    removed_in_the_middle_of_a_hook,
+    a_hook_gets_at_nothing_that_is_not_its_own,
+    secrets_are_in_their_files_and_nowhere_else,
+];
+
+#[test]
+fn on_zookeeper() {
+    run(&Store::zookeeper(), SCENARIOS);
+}
+
+#[test]
+fn on_the_keeper() {
+    run(&Store::keeper(), SCENARIOS);
+}

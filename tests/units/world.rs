@@ -1,0 +1,161 @@
+//! An environment with one machine, an operator, and the machine's agent, which comes and goes.
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::harness::scenario::Site;
+use crate::harness::{binary, wait_for};
+use crate::operator::Operator;
+
+/// Longer than the session of a killed predecessor lasts, on a busy machine.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+
+pub(crate) struct World {
+    pub(crate) operator: Operator,
+}
+
+/// A running agent, killed if the test ends before it does.
+pub(crate) struct Agent {
+    child: Child,
+    pub(crate) log: PathBuf,
+}
+
+impl World {
+    pub(crate) fn new(site: &Site) -> Self {
+        // Built with the programs, and found beside them by the agent.
+        binary("open-port");
+        let operator = Operator::bootstrapped(site);
+        operator.does(&["add-machine", "--instance-id", "metal"]);
+        // Hooks of another user have to get to their files.
+        fs::set_permissions(operator.home(), fs::Permissions::from_mode(0o755)).unwrap();
+        Self { operator }
+    }
+
+    pub(crate) fn units_dir(&self) -> PathBuf {
+        self.operator.home().join("units")
+    }
+
+    pub(crate) fn agent(&self, more: &[&str]) -> Agent {
+        let log = self.operator.home().join("agent.log");
+        let child = self
+            .operator
+            .command("portcullis")
+            .args(["--log-level", "debug", "machine", "--id", "0", "--resync", "2", "--units-dir"])
+            .arg(self.units_dir())
+            .args(more)
+            .stdout(Stdio::null())
+            .stderr(File::options().create(true).append(true).open(&log).expect("a log"))
+            .spawn()
+            .expect("portcullis starts");
+        Agent { child, log }
+    }
+
+    /// A charm whose hooks write down that they ran, and then do what is given.
+    pub(crate) fn charm(&self, name: &str, hooks: &[(&str, &str)]) -> String {
+        let metadata = format!("name: {name}\nsummary: A charm\ndescription: For a test.\n");
+        let charm = self.operator.charm(name, &metadata);
+        fs::create_dir_all(Path::new(&charm).join("hooks")).unwrap();
+        for hook in ["install", "start", "stop", "exposed", "unexposed"] {
+            let body = hooks.iter().find(|(known, _)| *known == hook).map_or("", |(_, body)| body);
+            let path = Path::new(&charm).join("hooks").join(hook);
+            let journal = self.journal(name);
+            let script = format!("#!/bin/sh\necho {hook} >>{}\n{body}\n", journal.display());
+            fs::write(&path, script).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        charm
+    }
+
+    fn journal(&self, charm: &str) -> PathBuf {
+        let path = self.operator.home().join(format!("{charm}.journal"));
+        if !path.exists() {
+            fs::write(&path, "").unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        }
+        path
+    }
+
+    /// The hooks of a charm that ran, in order.
+    pub(crate) fn ran(&self, charm: &str) -> Vec<String> {
+        fs::read_to_string(self.journal(charm)).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    #[track_caller]
+    pub(crate) fn runs(&self, charm: &str, wanted: &[&str]) {
+        wait_for(&format!("{wanted:?} of {charm}, but {:?}", self.ran(charm)), DEADLINE, || {
+            (self.ran(charm).len() >= wanted.len()).then_some(())
+        });
+        assert_eq!(self.ran(charm), wanted);
+    }
+
+    pub(crate) fn deploy(&self, charm: &str, service: &str) {
+        self.operator.does(&["deploy", charm, service, "--to", "0"]);
+    }
+
+    pub(crate) fn unit(&self, name: &str) -> Value {
+        let service = name.split('/').next().unwrap_or_default();
+        self.operator.status()["services"][service]["units"][name].clone()
+    }
+
+    #[track_caller]
+    pub(crate) fn becomes(&self, unit: &str, state: &str) -> Value {
+        wait_for(&format!("{state} of {unit}"), DEADLINE, || {
+            Some(self.unit(unit)).filter(|seen| seen["agent-state"] == state)
+        })
+    }
+
+    /// Where a unit's charm is; there must be one unit only.
+    pub(crate) fn charm_dir(&self, unit: &str) -> PathBuf {
+        let runs = fs::read_dir(self.units_dir().join("runs")).unwrap();
+        let found = runs
+            .map(|entry| entry.unwrap())
+            .find(|entry| fs::read_to_string(entry.path().join("name")).is_ok_and(|name| name == unit));
+        self.units_dir().join("units").join(found.expect("a unit").file_name()).join("charm")
+    }
+
+    pub(crate) fn is_cleared_away(&self) -> bool {
+        let empty = |name: &str| {
+            fs::read_dir(self.units_dir().join(name)).is_ok_and(|mut entries| entries.next().is_none())
+        };
+        empty("units") && empty("runs")
+    }
+}
+
+impl Agent {
+    pub(crate) fn kill9(&mut self) {
+        self.child.kill().expect("killed");
+        self.child.wait().expect("gone");
+    }
+
+    pub(crate) fn said(&self) -> String {
+        fs::read_to_string(&self.log).expect("a log")
+    }
+
+    #[track_caller]
+    pub(crate) fn ends(mut self) {
+        let sent = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().expect("kill");
+        assert!(sent.success());
+        let ended = wait_for("end of the agent", DEADLINE, || self.child.try_wait().expect("wait"));
+        assert_eq!(ended.code(), Some(0), "{}", self.said());
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the agent said:\n{}", self.said());
+        }
+        // Ended already in every test that passes.
+        let _ = (self.child.kill(), self.child.wait());
+    }
+}
+
+/// Whether a process is there and not just waiting to be noticed dead.
+pub(crate) fn is_alive(pid: &str) -> bool {
+    fs::read_to_string(format!("/proc/{}/stat", pid.trim())).is_ok_and(|stat| !stat.contains(") Z "))
+}
