@@ -121,7 +121,10 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         // What another leader did meanwhile is not known.
         (self.known, self.doubt) = (None, Doubt::default());
         let mut woken = wakes.subscribe();
-        woken.mark_changed();
+        // The first wake says everything, and may have been before us.
+        if !wakes.borrow().is_empty() {
+            woken.mark_changed();
+        }
         loop {
             tokio::select! {
                 biased;

@@ -336,7 +336,8 @@ async fn one_who_was_replaced_records_nothing() {
     let machine = world.operator.add_machine(None).await.unwrap();
     let boot = Boot::new("test".parse().unwrap(), "zk:2181".parse().unwrap(), roles.clone());
     let hands = Hands { tree: &new, machines: &world.provider, boot: &boot };
-    let (wakes, (tell, _news)) = (watch::Sender::new(Wake::default()), mpsc::channel(1));
+    let wake = Wake { everything: true, ..Wake::default() };
+    let (wakes, (tell, _news)) = (watch::Sender::new(wake), mpsc::channel(1));
     let mut provisioner = Provisioner::new(new.clone(), world.provider.clone(), boot.clone(), || 0);
     provisioner.work(stale.clone(), &wakes, &tell).await.expect("it ends");
     assert_eq!(world.provider.calls(), 0, "it did not even look");
