@@ -7,7 +7,11 @@ use aws_sdk_ec2::Client;
 use aws_sdk_ec2::types::{ResourceType, Tag, TagSpecification};
 use portcullis::store::{Credential, Environment, ZkTree};
 
+use portcullis_provider::Machines as _;
+use portcullis_provider::ec2::{Patience, Settings};
+
 use crate::cloud::IMAGE;
+use crate::cloud::front::Act;
 use crate::harness::wait_for;
 use crate::world::World;
 
@@ -74,6 +78,20 @@ pub(crate) fn a_thousand_machines_cost_a_converged_controller_nothing(world: &Wo
         environment.into_tree().close().await;
     });
     println!("{MACHINES} machines made in {:?}", began.elapsed());
+    // LocalStack takes seconds to write down a thousand of anything. It is asked once, patiently, and then quoted.
+    world.wait(async {
+        let patient = Duration::from_secs(300);
+        let settings = world.account.settings("local");
+        let patience = Patience { attempt: patient, call: patient, ..settings.patience };
+        let ec2 = world.account.connect(Settings { patience, ..settings });
+        let listed = ec2.list().await.unwrap();
+        assert_eq!((listed.instances.len(), listed.groups.len()), (MACHINES, MACHINES));
+    });
+    println!("listed for the first time after {:?}", began.elapsed());
+    for action in ["DescribeSecurityGroups", "DescribeInstances"] {
+        world.account.front.always(action, Act::Remember);
+    }
+    world.requests();
 
     let recorded = || {
         let machines = world.operator.status()["machines"].clone();

@@ -1,0 +1,97 @@
+//! Our controller against what people use instead, on the same moto server and the same machine: `cargo bench-cloud`. In each of
+//! a number of empty groups three ports are opened; then there is nothing to do; then one port is swapped. Calls are
+//! counted by a front before moto. The first run installs moto, boto3 and Ansible into `target/venv-bench`; Ansible
+//! takes minutes. `BENCH_GROUPS=10` is a shorter run, `BENCH_ANSIBLE=no` one without it.
+
+#![allow(clippy::unwrap_used, reason = "a bench that cannot go on says where")]
+
+#[path = "../../provider/tests/cloud/mod.rs"]
+#[allow(dead_code, reason = "tests use the rest")]
+mod cloud;
+#[path = "../../tests/harness/mod.rs"]
+mod harness;
+#[path = "../../tests/cli/operator.rs"]
+#[allow(dead_code, reason = "tests use the rest")]
+mod operator;
+mod ours;
+mod theirs;
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use cloud::front::Front;
+use theirs::Moto;
+
+/// What one of them took for one of the three things.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Figure {
+    pub(crate) calls: usize,
+    pub(crate) seconds: f64,
+}
+
+/// Made, nothing to do, one port swapped on each.
+pub(crate) type Figures = [Figure; 3];
+
+pub(crate) const PORTS: [u16; 3] = [80, 443, 8080];
+pub(crate) const SWAPPED: [u16; 3] = [80, 443, 8081];
+
+fn main() -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    let groups = std::env::var("BENCH_GROUPS").ok().and_then(|text| text.parse().ok()).unwrap_or(50_u32);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let load = std::fs::read_to_string("/proc/loadavg")?;
+    writeln!(
+        out,
+        "{groups} groups with {} ports each; the load is {} before we begin",
+        PORTS.len(),
+        &load[..4]
+    )?;
+    theirs::install();
+    let mut rows: Vec<(&str, Figures)> = Vec::new();
+    let measured = |name: &'static str, measure: &dyn Fn(SocketAddr, &Front) -> Figures| {
+        let moto = Moto::start();
+        let front = runtime.block_on(Front::start(moto.address));
+        (name, measure(moto.address, &front))
+    };
+    writeln!(out, "measuring the controller ...")?;
+    rows.push(measured("portcullis controller", &|behind, _| ours::measure(&runtime, behind, groups)));
+    writeln!(out, "measuring boto3, port by port ...")?;
+    rows.push(measured("boto3, port by port", &|behind, front| {
+        runtime.block_on(ours::make_groups(behind, groups));
+        theirs::boto3(front, groups)
+    }));
+    if std::env::var("BENCH_ANSIBLE").as_deref() != Ok("no") {
+        writeln!(out, "measuring Ansible's amazon.aws.ec2_security_group ...")?;
+        rows.push(measured("ansible, ec2_security_group", &|behind, front| {
+            let vpc = runtime.block_on(ours::make_groups(behind, groups));
+            theirs::ansible(front, groups, &vpc)
+        }));
+    }
+    print(&mut out, &rows)
+}
+
+fn print(out: &mut impl std::io::Write, rows: &[(&str, Figures)]) -> std::io::Result<()> {
+    let ours = rows[0].1;
+    for (what, at) in [("opened", 0), ("nothing to do", 1), ("one port swapped on each", 2)] {
+        writeln!(out, "\n{what}")?;
+        for (name, figures) in rows {
+            let (own, base) = (figures[at], ours[at]);
+            let ratio = |a: f64, b: f64| if b > 0.0 { format!("{:.1}x", a / b) } else { "-".to_owned() };
+            writeln!(
+                out,
+                "  {name:<28} {:>5} calls {:>7}   {:>8.2} s {:>7}",
+                own.calls,
+                ratio(own.calls as f64, base.calls as f64),
+                own.seconds,
+                ratio(own.seconds, base.seconds)
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// Calls since the last time, and how long it took.
+pub(crate) fn figure(front: &Front, took: Duration) -> Figure {
+    Figure { calls: front.take_counts().values().sum(), seconds: took.as_secs_f64() }
+}

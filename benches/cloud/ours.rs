@@ -1,0 +1,220 @@
+//! Our controller, with the environment that leads to the same groups: a machine for each, and a unit on it.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use aws_sdk_ec2::Client;
+use aws_sdk_ec2::types::{ResourceType, SecurityGroup, Tag, TagSpecification};
+use portcullis::model::ports::parse_argument;
+use portcullis::model::{MachineId, UnitId};
+use portcullis::store::{Address, Credential, Deploy, Environment, UnitPorts, ZkTree};
+use serde_json::Value;
+use tokio::runtime::Runtime;
+
+use crate::cloud::{Account, IMAGE, REGION};
+use crate::harness::{Store, wait_for};
+use crate::operator::Operator;
+use crate::{Figures, PORTS, SWAPPED, figure};
+
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// Longer than any look of ours is away from the next.
+const QUIET: Duration = Duration::from_secs(2);
+
+struct Bench<'a> {
+    runtime: &'a Runtime,
+    account: Account,
+    operator: Operator,
+    environment: Environment<ZkTree>,
+    groups: u32,
+}
+
+struct Controller(Child);
+
+impl Controller {
+    /// In order, so that the next one need not wait for the end of a session.
+    fn ends(mut self) {
+        let sent = Command::new("kill").args(["-TERM", &self.0.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        // Only this bench waits for it, and nobody needs to know how it ended.
+        let _ = (self.0.kill(), self.0.wait());
+    }
+}
+
+pub(crate) fn measure(runtime: &Runtime, behind: SocketAddr, groups: u32) -> Figures {
+    let store = Store::keeper();
+    let bench = Bench::new(runtime, behind, &store, groups);
+    bench.populate();
+    let controller = bench.controller("first");
+    bench.is_quiet();
+
+    bench.forget();
+    let began = Instant::now();
+    bench.operator.does(&["expose", "bench"]);
+    let done = bench.answered("Authorize");
+    let made = figure(&bench.account.front, done - began);
+    bench.has(&PORTS);
+    bench.is_quiet();
+
+    // The others must be run to find out that there is nothing to do; for us that is a restart.
+    controller.ends();
+    bench.forget();
+    let began = Instant::now();
+    let controller = bench.controller("second");
+    let last = bench.is_quiet();
+    let looked = figure(&bench.account.front, last - began);
+
+    bench.forget();
+    let began = Instant::now();
+    bench.swap();
+    let done = bench.answered("Authorize").max(bench.answered("Revoke"));
+    let swapped = figure(&bench.account.front, done - began);
+    bench.has(&SWAPPED);
+    drop(controller);
+    [made, looked, swapped]
+}
+
+impl<'a> Bench<'a> {
+    fn new(runtime: &'a Runtime, behind: SocketAddr, store: &Store, groups: u32) -> Self {
+        let operator = Operator::with_store(&store.addr().to_string());
+        operator.does(&["bootstrap"]);
+        let file = std::fs::read_to_string(operator.config("local.json")).unwrap();
+        let held: Value = serde_json::from_str(&file).unwrap();
+        let credential = Credential::parse(held["auth"].as_str().unwrap()).unwrap();
+        let address: Address = store.addr().to_string().parse().unwrap();
+        let environment = runtime.block_on(async {
+            let tree = ZkTree::connect(&address, Some(&credential)).await.unwrap();
+            Environment::open(tree).await.unwrap()
+        });
+        Self { runtime, account: runtime.block_on(Account::new(behind)), operator, environment, groups }
+    }
+
+    /// Machines with instances and empty groups, and a unit on each that asks for its ports.
+    fn populate(&self) {
+        self.runtime.block_on(async {
+            let vpc = self.account.default_vpc().await;
+            for machine in 0..self.groups {
+                let instance = make_machine(&self.account.other, &vpc, machine).await;
+                self.environment.add_machine(Some(instance.parse().unwrap())).await.unwrap();
+            }
+            let deploy = Deploy {
+                service: "bench".parse().unwrap(),
+                charm: "local:bench-1".parse().unwrap(),
+                metadata: serde_json::Map::new(),
+                units: 1,
+                to: Some(MachineId::new(0)),
+            };
+            self.environment.deploy(&deploy).await.unwrap();
+            for machine in 1..self.groups {
+                let service = "bench".parse().unwrap();
+                self.environment.add_units(&service, 1, Some(MachineId::new(machine))).await.unwrap();
+            }
+            for unit in 0..self.groups {
+                let ports = UnitPorts::new(self.environment.tree(), UnitId::new(unit));
+                for port in PORTS {
+                    ports.open(parse_argument(&port.to_string()).unwrap()).await.unwrap();
+                }
+            }
+        });
+    }
+
+    fn swap(&self) {
+        self.runtime.block_on(async {
+            for unit in 0..self.groups {
+                let ports = UnitPorts::new(self.environment.tree(), UnitId::new(unit));
+                ports.close(parse_argument(&PORTS[2].to_string()).unwrap()).await.unwrap();
+                ports.open(parse_argument(&SWAPPED[2].to_string()).unwrap()).await.unwrap();
+            }
+        });
+    }
+
+    fn controller(&self, name: &str) -> Controller {
+        let log = File::create(self.operator.home().join(name)).unwrap();
+        let child = self
+            .operator
+            .command("portcullis")
+            .env("AWS_REGION", REGION)
+            .env("AWS_ACCESS_KEY_ID", &self.account.number)
+            .env("AWS_SECRET_ACCESS_KEY", "secret")
+            .env("AWS_ENDPOINT_URL", format!("http://{}", self.account.front.address))
+            .args(["controller", "--provider", "ec2", "--resync", "3600"])
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        Controller(child)
+    }
+
+    fn forget(&self) {
+        self.account.front.take_counts();
+        self.account.front.take_spans();
+    }
+
+    /// Waits until each group had one such request; returns when the last was answered.
+    fn answered(&self, action: &str) -> Instant {
+        wait_for(action, DEADLINE, || {
+            let (count, last) = self.account.front.answered(action);
+            last.filter(|_| count >= self.groups as usize)
+        })
+    }
+
+    /// Waits until there was something to do and it is over; returns when the last of it was.
+    fn is_quiet(&self) -> Instant {
+        wait_for("quiet controller", DEADLINE, || {
+            self.account.front.answered("").1.filter(|last| last.elapsed() > QUIET)
+        })
+    }
+
+    fn has(&self, ports: &[u16; 3]) {
+        wait_for("all rules", DEADLINE, || {
+            let groups = self.runtime.block_on(self.account.groups());
+            (groups.iter().filter(|group| is(group, ports)).count() == self.groups as usize).then_some(())
+        });
+    }
+}
+
+fn is(group: &SecurityGroup, ports: &[u16; 3]) -> bool {
+    let mut open: Vec<i32> =
+        group.ip_permissions().iter().filter_map(|permission| permission.from_port()).collect();
+    open.sort_unstable();
+    let mut wanted = ports.map(i32::from);
+    wanted.sort_unstable();
+    open == wanted
+}
+
+async fn make_machine(ec2: &Client, vpc: &str, machine: u32) -> String {
+    let tag = |key: &str, value: &str| Tag::builder().key(key).value(value).build();
+    let tags = |kind, mark: &str| {
+        TagSpecification::builder()
+            .resource_type(kind)
+            .tags(tag("portcullis", mark))
+            .tags(tag("portcullis:environment", "local"))
+            .tags(tag("portcullis:machine", &machine.to_string()))
+            .build()
+    };
+    let name = format!("juju-local-{machine}");
+    let group = ec2.create_security_group().group_name(name).description("d").vpc_id(vpc);
+    let group = group.tag_specifications(tags(ResourceType::SecurityGroup, "group")).send().await.unwrap();
+    let run = ec2.run_instances().image_id(IMAGE).min_count(1).max_count(1);
+    let run = run.security_group_ids(group.group_id.unwrap());
+    let run = run.tag_specifications(tags(ResourceType::Instance, "adopted")).send().await.unwrap();
+    run.instances()[0].instance_id().unwrap().to_owned()
+}
+
+/// The groups that the others work on, there and empty as ours are.
+pub(crate) async fn make_groups(behind: SocketAddr, groups: u32) -> String {
+    let account = Account::new(behind).await;
+    let vpc = account.default_vpc().await;
+    for number in 0..groups {
+        account.make_group(&format!("bench-{number}"), &vpc).await;
+    }
+    vpc
+}
