@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
 use clap::Args;
+use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -48,6 +49,7 @@ pub(super) struct Typed {
 pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::listen().context("cannot catch signals")?;
     let settings = args.globals.settings_of(Role::Controller)?;
+    raise_open_files();
     let ears = Arc::new(Ears::new(Arc::new(calendar), args.max_components));
     let (found, store) = watch::channel(None);
     let (shut, is_shut) = watch::channel(false);
@@ -131,6 +133,15 @@ async fn look_for_store(settings: &Settings) -> anyhow::Result<Environment<ZkTre
                 tokio::time::sleep(LOOK_AGAIN).await;
             }
         }
+    }
+}
+
+/// Every component may keep a connection, and the usual limit of open files is for programs with a few.
+fn raise_open_files() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        warn!(%error, "the limit of open files stays as it is");
     }
 }
 

@@ -2,6 +2,7 @@
 //! looks after its firewall if it is told to. What is opened is decided in `firewall`.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -25,6 +26,9 @@ use crate::firewall::machine::{Claim, run as run_machine};
 use crate::firewall::metrics::Metrics;
 use crate::firewall::policy::Policy;
 use crate::firewall::run::Progress;
+use crate::heartbeat::notify::Http;
+use crate::heartbeat::params::url_of;
+use crate::heartbeat::sender::Sender;
 use crate::model::{EnvironmentName, MachineId, PortRange, ports};
 use crate::runtime::shutdown::Shutdown;
 use crate::store::election::Leadership;
@@ -50,6 +54,9 @@ pub(super) struct Typed {
     /// Who this machine is to the store [default: what is remembered for it]
     #[arg(long, value_name = "FILE")]
     credentials: Option<PathBuf>,
+    /// Tracker to beat to, http://HOST:PORT; of several the next is tried when one does not answer
+    #[arg(long, value_name = "URL")]
+    beat_to: Vec<String>,
     #[command(flatten)]
     own: Own,
     #[command(flatten)]
@@ -91,9 +98,15 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let environment = args.globals.environment()?;
     args.own.check()?;
     let file = machine_file::ensure(&args.globals, id, args.credentials.as_deref()).await?;
+    let trackers =
+        args.beat_to.iter().map(|url| url_of(url).map_err(|problem| Usage::new(format!("{url}: {problem}"))));
+    let sender = Sender::new(id, &file.credential.expose(), trackers.collect::<Result<_, _>>()?);
     let data = up::data_dir(&environment, None)?;
     let agent = prepare(&environment, id, file, (&args.own, &args.units), &data)?;
     let (stop, stopped) = watch::channel(false);
+    // Ends with its runtime if the agent does not end in order.
+    let beating =
+        (!args.beat_to.is_empty()).then(|| tokio::spawn(sender.run(Arc::new(Http), stop.subscribe())));
     let mut running = std::pin::pin!(agent.run(stopped));
     let mut shutdown = shutdown;
     tokio::select! {
@@ -101,6 +114,9 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
         signal = shutdown.asked() => {
             info!(signal, "stopping");
             stop.send_replace(true);
+            if let Some(beating) = beating {
+                beating.await.context("the beats ended badly")?;
+            }
             tokio::time::timeout(LAST_PASS, running).await.context("the last pass does not end")?
         }
     }

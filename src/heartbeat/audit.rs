@@ -600,7 +600,7 @@ impl Audit {
 
     /// Names of machines among the components.
     pub fn machines(&self) -> Vec<Name> {
-        self.table.iter().map(|(_, c)| c.full_name()).filter(|name| name.machine().is_some()).collect()
+        self.table.machines().iter().copied().collect()
     }
 }
 

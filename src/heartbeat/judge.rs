@@ -314,7 +314,9 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         }
         if params.webhook_url.is_empty() {
             // Who comes later hears of what happens then.
-            office.hooks.clear();
+            if let Some(last) = office.hooks.drain(..).next_back() {
+                office.hooked.0 = last.sequence;
+            }
         } else if let Some(secret) = self.setting.webhook_secret.clone().filter(|_| office.webhook.is_free())
         {
             let changes: Vec<Change> = office.hooks.iter().take(HOOK_ROUND).copied().collect();

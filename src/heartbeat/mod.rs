@@ -16,6 +16,7 @@ pub mod pending;
 pub mod record;
 pub mod report;
 pub mod request;
+pub mod sender;
 pub mod state;
 pub mod table;
 pub mod token;

@@ -28,6 +28,7 @@ pub struct Outgoing {
     pub method: &'static str,
     /// `http://HOST[:PORT]/PATH`
     pub url: String,
+    pub authorization: Option<String>,
     pub signature: Option<String>,
     pub body: Vec<u8>,
     pub limit: Duration,
@@ -86,6 +87,9 @@ async fn exchange(call: &Outgoing) -> Result<u16, CallError> {
         .header("host", host)
         .header("content-type", "application/json")
         .header("user-agent", "portcullis");
+    if let Some(authorization) = &call.authorization {
+        request = request.header("authorization", authorization);
+    }
     if let Some(signature) = &call.signature {
         request = request.header("x-portcullis-signature", format!("sha256={signature}"));
     }
@@ -125,8 +129,14 @@ pub async fn deliver<P: Post>(
         // Who is no longer the judge tells nobody anything.
         let status = if ears.may_call() {
             ears.lock().condition.calls += 1;
-            let out =
-                Outgoing { method: "PATCH", url: url.clone(), signature: None, body: body(&call), limit };
+            let out = Outgoing {
+                method: "PATCH",
+                url: url.clone(),
+                authorization: None,
+                signature: None,
+                body: body(&call),
+                limit,
+            };
             post.post(out).await
         } else {
             None
@@ -167,7 +177,15 @@ pub async fn hook<P: Post>(
         let body = change_body(&change);
         let signature = Some(token::signature(&secret, &body));
         let status = if ears.may_call() {
-            post.post(Outgoing { method: "POST", url: url.clone(), signature, body, limit }).await
+            post.post(Outgoing {
+                method: "POST",
+                url: url.clone(),
+                authorization: None,
+                signature,
+                body,
+                limit,
+            })
+            .await
         } else {
             None
         };

@@ -132,7 +132,10 @@ impl Params {
 }
 
 /// `http://HOST[:PORT][/PATH]`, or nothing. Without credentials, which would be shown to everybody who asks.
-fn url_of(text: &str) -> Result<String, &'static str> {
+///
+/// # Errors
+/// Says what it is not.
+pub fn url_of(text: &str) -> Result<String, &'static str> {
     if text.is_empty() {
         return Ok(String::new());
     }

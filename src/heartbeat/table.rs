@@ -1,6 +1,7 @@
 //! The components in memory, a hundred bytes or two each: found by name, listed by bucket, numbered for the wheel. Pure, and
 //! without a rule in it: when a component is late is for `audit`.
 
+use std::collections::BTreeSet;
 use std::hash::{BuildHasher as _, RandomState};
 
 use hashbrown::HashTable;
@@ -58,6 +59,8 @@ pub struct Table {
     hasher: RandomState,
     components: Slab<Component>,
     buckets: Vec<Vec<u32>>,
+    /// Names of machines among the components: few, and asked for often.
+    machines: BTreeSet<Name>,
     limit: usize,
 }
 
@@ -68,6 +71,7 @@ impl Table {
             hasher: RandomState::new(),
             components: Slab::new(),
             buckets: vec![Vec::new(); BUCKETS.into()],
+            machines: BTreeSet::new(),
             limit,
         }
     }
@@ -121,6 +125,9 @@ impl Table {
         }))
         .map_err(|_| Full)?;
         bucket.push(entry);
+        if name.machine().is_some() {
+            self.machines.insert(*name);
+        }
         let (hasher, components) = (&self.hasher, &self.components);
         let hash = hasher.hash_one(name.as_str());
         self.index.insert_unique(hash, entry, |entry| hasher.hash_one(&*components[*entry as usize].name));
@@ -134,7 +141,12 @@ impl Table {
             found.remove();
         }
         self.buckets[usize::from(bucket_of(&component.name))].retain(|other| *other != entry);
+        self.machines.remove(&component.full_name());
         component
+    }
+
+    pub fn machines(&self) -> &BTreeSet<Name> {
+        &self.machines
     }
 
     pub fn in_bucket(&self, bucket: u16) -> &[u32] {

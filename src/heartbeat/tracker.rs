@@ -257,6 +257,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
     }
 
     async fn read_everything(&mut self) -> Result<(), Error> {
+        let was_alone = self.replicas.iter().eq([&self.id]);
         self.tree().sync().await?;
         let batches = corner::batch_names(self.tree()).await?;
         let buckets = corner::all_buckets(self.tree()).await?;
@@ -265,8 +266,10 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             Noted { params: true, maintenance: true, question: true, replicas: true, ..Noted::default() };
         self.follow(batches, Age::ByCalendar).await?;
         self.look(noted).await?;
-        // While nothing could be read, beats of others may have come and gone.
-        self.restart_windows();
+        if !was_alone {
+            // While nothing could be read, beats of others may have come and gone.
+            self.restart_windows();
+        }
         Ok(())
     }
 

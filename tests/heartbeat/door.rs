@@ -249,3 +249,36 @@ fn the_store_and_the_manager_may_be_away() {
     });
     tracker.end();
 }
+
+#[test]
+fn a_machines_agent_beats_and_says_good_bye() {
+    let site = Site::new(Store::keeper());
+    site.juju(&["add-machine", "--instance-id", "i-0"]);
+    site.juju(&["heartbeat", "params", "Warntime=4", "Errtime=8", "Interval=1"]);
+    let tracker = site.tracker(&[]);
+    let url = format!("http://{}", tracker.addr);
+    let mut agent = site
+        .command("portcullis")
+        .args(["machine", "--id", "0", "--beat-to", "http://127.0.0.1:1", "--beat-to", &url])
+        .spawn()
+        .unwrap();
+    let health = || {
+        let status: Value = serde_json::from_str(&site.juju(&["status", "--format", "json"])).unwrap();
+        let machine = &status["machines"]["0"];
+        (machine["health"].clone(), machine["agent-state"].clone())
+    };
+    wait_for("a machine that is heard", DEADLINE, || {
+        (health() == (json!("ok"), json!("running"))).then_some(())
+    });
+    let done = std::process::Command::new("kill").arg(agent.id().to_string()).status().unwrap();
+    assert!(done.success());
+    assert!(agent.wait().unwrap().success());
+    wait_for("a machine that stopped", DEADLINE, || (health().0 == "stopped").then_some(()));
+    // Longer than both windows: nobody misses it.
+    let later = Instant::now() + Duration::from_secs(9);
+    while Instant::now() < later {
+        assert_eq!(health().0, "stopped");
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    tracker.end();
+}

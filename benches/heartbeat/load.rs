@@ -1,0 +1,95 @@
+//! Beats as fast as they are taken, over connections that are kept. It measures nothing itself.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::scope;
+use std::time::{Duration, Instant};
+
+pub(crate) fn name(number: usize) -> String {
+    format!("x{}c{}s{}b{}n{}", number / 1024, number / 256 % 4, number / 32 % 8, number / 16 % 2, number % 16)
+}
+
+fn request(number: usize) -> Vec<u8> {
+    let body = format!(
+        "{{\"Component\":\"{}\",\"Hostname\":\"nid{number:06}\",\"NID\":\"{number}\",\"Status\":\"OK\",\
+         \"Timestamp\":\"2026-01-01T00:00:00Z\"}}",
+        name(number)
+    );
+    format!(
+        "POST /hmi/v1/heartbeat HTTP/1.1\r\nhost: hbtd\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .into_bytes()
+}
+
+/// A list of beats, as a relay sends it.
+pub(crate) fn relay_body(numbers: std::ops::Range<usize>) -> Vec<u8> {
+    let one = |number| {
+        format!(
+            "{{\"Component\":\"{}\",\"Hostname\":\"h\",\"NID\":\"1\",\"Status\":\"OK\",\"Timestamp\":\"t\"}}",
+            name(number)
+        )
+    };
+    format!("[{}]", numbers.map(one).collect::<Vec<_>>().join(",")).into_bytes()
+}
+
+/// How the load is made.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) threads: usize,
+    pub(crate) connections: usize,
+    /// Requests that a connection sends before it reads.
+    pub(crate) pipelined: usize,
+    pub(crate) names: usize,
+}
+
+/// The number of beats that were answered with 200 in `time`.
+pub(crate) fn run(addr: SocketAddr, shape: Shape, time: Duration) -> u64 {
+    let (taken, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    scope(|scope| {
+        for thread in 0..shape.threads {
+            let (taken, stop) = (&taken, &stop);
+            scope.spawn(move || send(addr, shape, thread, taken, stop));
+        }
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    taken.into_inner()
+}
+
+fn send(addr: SocketAddr, shape: Shape, thread: usize, taken: &AtomicU64, stop: &AtomicBool) {
+    let mine: Vec<Vec<u8>> = (thread..shape.names).step_by(shape.threads).map(request).collect();
+    let connections = shape.connections / shape.threads;
+    let mut streams: Vec<TcpStream> = (0..connections).map(|_| TcpStream::connect(addr).unwrap()).collect();
+    for stream in &streams {
+        stream.set_nodelay(true).unwrap();
+    }
+    let (mut next, mut buffer) = (0, vec![0; 64 * 1024]);
+    while !stop.load(Ordering::Relaxed) {
+        for stream in &mut streams {
+            let mut bytes = Vec::new();
+            for _ in 0..shape.pipelined {
+                bytes.extend_from_slice(&mine[next % mine.len()]);
+                next += 1;
+            }
+            stream.write_all(&bytes).unwrap();
+        }
+        for stream in &mut streams {
+            let (mut seen, mut text) = (0, Vec::new());
+            while seen < shape.pipelined {
+                let read = stream.read(&mut buffer).unwrap();
+                assert!(read > 0, "the tracker closed a connection");
+                text.extend_from_slice(&buffer[..read]);
+                seen = text.windows(4).filter(|end| end == b"\r\n\r\n").count();
+            }
+            let good = text.windows(12).filter(|line| line == b"HTTP/1.1 200").count();
+            assert_eq!(good, shape.pipelined, "{}", String::from_utf8_lossy(&text));
+            taken.fetch_add(good as u64, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! The measurements, each on a store and a tracker of its own.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use portcullis::heartbeat::audit::{Audit, Now, Sequence};
+use portcullis::heartbeat::name::Name;
+use portcullis::heartbeat::params::Params;
+
+use crate::Row;
+use crate::harness::{Store, wait_for};
+use crate::load::{self, Shape, name, relay_body};
+use crate::manager::Manager;
+use crate::process::{Client, Site, Tracker, serve_manager};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+const NAMES: usize = 10_000;
+
+/// User and system time of a process so far.
+fn cpu(pid: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+    Duration::from_millis(ticks * 10)
+}
+
+fn rss_bytes(pid: &str) -> usize {
+    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap();
+    statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+fn metric(tracker: &Tracker, name: &str) -> u64 {
+    let (_, text) = tracker.get("/metrics");
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("portcullis_heartbeat_{name} ")));
+    line.unwrap().parse().unwrap()
+}
+
+/// One beat for each name, as fast as a relay can.
+fn beat_all(tracker: &Tracker, names: usize) {
+    let mut client = Client::connect(tracker.addr).unwrap();
+    for first in (0..names).step_by(5_000) {
+        let body = relay_body(first..(first + 5_000).min(names));
+        let answer = client.ask("POST", "/hmi/v1/heartbeats", &[], &body).unwrap();
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    }
+}
+
+pub(crate) fn beats() -> Vec<Row> {
+    let site = Site::new(Store::keeper());
+    let tracker = site.tracker(&["--open"]);
+    beat_all(&tracker, NAMES);
+    let mut rows = Vec::new();
+    let shapes = [
+        ("beats per CPU-second, one at a time", 64, 1, "7.3k", "100k"),
+        ("beats per CPU-second, 16 pipelined", 64, 16, "7.3k", "100k"),
+    ];
+    for (what, connections, pipelined, theirs, goal) in shapes {
+        let shape = Shape { threads: 2, connections, pipelined, names: NAMES };
+        load::run(tracker.addr, shape, Duration::from_secs(1));
+        let (used, writes, begun) =
+            (cpu(tracker.pid()), metric(&tracker, "store_writes_total"), Instant::now());
+        let taken = load::run(tracker.addr, shape, Duration::from_secs(8));
+        let (used, time) = (cpu(tracker.pid()) - used, begun.elapsed());
+        let writes = metric(&tracker, "store_writes_total") - writes;
+        let per_cpu = taken as f64 / used.as_secs_f64();
+        rows.push(Row {
+            what,
+            ours: format!("{:.0}k", per_cpu / 1000.0),
+            theirs,
+            goal,
+            met: per_cpu >= 100_000.0,
+        });
+        rows.push(Row {
+            what: "  beats per second, on the wall",
+            ours: format!("{:.0}k", taken as f64 / time.as_secs_f64() / 1000.0),
+            theirs: "3.1k",
+            goal: "",
+            met: true,
+        });
+        rows.push(Row {
+            what: "  writes to the store, for that many beats",
+            ours: format!("{writes} for {taken}"),
+            theirs: "one a beat",
+            goal: "none a beat",
+            met: writes * 1000 < taken,
+        });
+    }
+    let mut client = Client::connect(tracker.addr).unwrap();
+    let bodies: Vec<Vec<u8>> =
+        (0..NAMES).step_by(1000).map(|first| relay_body(first..first + 1000)).collect();
+    let (used, begun) = (cpu(tracker.pid()), Instant::now());
+    let mut taken = 0;
+    while begun.elapsed() < Duration::from_secs(4) {
+        for body in &bodies {
+            assert_eq!(client.ask("POST", "/hmi/v1/heartbeats", &[], body).unwrap().status, 200);
+            taken += 1000;
+        }
+    }
+    let per_cpu = f64::from(taken) / (cpu(tracker.pid()) - used).as_secs_f64();
+    rows.push(Row {
+        what: "beats per CPU-second, 1000 in a call",
+        ours: format!("{:.0}k", per_cpu / 1000.0),
+        theirs: "",
+        goal: "",
+        met: true,
+    });
+    rows
+}
+
+pub(crate) fn memory() -> Vec<Row> {
+    const MILLION: usize = 1_000_000;
+    let names: Vec<Name> = (0..MILLION).map(|number| Name::parse(&name(number)).unwrap()).collect();
+    let before = rss_bytes("self");
+    let mut audit = Audit::new(1, &Params::default(), MILLION);
+    audit.take_office(1);
+    for name in &names {
+        audit.beat(2, name, false).unwrap();
+    }
+    let mut sequence = Sequence::of_epoch(1);
+    let changes = audit.judge(Now { watched: 3, wall: 3 }, 3, &mut sequence).changes.len();
+    assert_eq!(changes, MILLION);
+    drop(audit.take_unflushed(3));
+    for bucket in audit.dirty().clone() {
+        audit.written(bucket);
+    }
+    for name in &names {
+        audit.beat(2_000, name, false).unwrap();
+    }
+    let each = (rss_bytes("self") - before) / MILLION;
+    assert_eq!(audit.known(), MILLION);
+    let begun = Instant::now();
+    let verdict = audit.judge(Now { watched: 3_000, wall: 3_000 }, 3_000, &mut sequence);
+    assert!(verdict.changes.is_empty());
+    let look = begun.elapsed();
+    vec![
+        Row {
+            what: "bytes per component, of a million",
+            ours: format!("{each}"),
+            theirs: "2.3k",
+            goal: "256",
+            met: each <= 256,
+        },
+        Row {
+            what: "a look at a million, nobody due",
+            ours: format!("{:.3} ms", look.as_secs_f64() * 1000.0),
+            theirs: "reads all, every 5 s",
+            goal: "what is due",
+            met: look < Duration::from_millis(1),
+        },
+    ]
+}
+
+pub(crate) fn states() -> Vec<Row> {
+    let site = Site::new(Store::keeper());
+    let tracker = site.tracker(&["--open"]);
+    beat_all(&tracker, NAMES);
+    let names: Vec<String> = (0..NAMES).map(|number| format!("\"{}\"", name(number))).collect();
+    let body = format!("{{\"XNames\":[{}]}}", names.join(",")).into_bytes();
+    let mut client = Client::connect(tracker.addr).unwrap();
+    let mut times: Vec<Duration> = (0..100)
+        .map(|_| {
+            let begun = Instant::now();
+            let answer = client.ask("POST", "/hmi/v1/hbstates", &[], &body).unwrap();
+            let time = begun.elapsed();
+            assert_eq!(answer.body.matches("true").count(), NAMES);
+            time
+        })
+        .collect();
+    times.sort_unstable();
+    vec![Row {
+        what: "/hbstates of 10,000 names, median (p99)",
+        ours: format!("{:.1} ms ({:.1})", ms(times[50]), ms(times[98])),
+        theirs: "2190 ms",
+        goal: "10 ms",
+        met: times[50] <= Duration::from_millis(10),
+    }]
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1000.0
+}
+
+fn watched(params: &[&str]) -> (Site, Manager, Tracker) {
+    let site = Site::new(Store::keeper());
+    let manager = Manager::default();
+    let sm = format!("Sm_url={}", serve_manager(&manager));
+    let mut args = vec!["heartbeat", "params", &sm, "Interval=1", "Mass_share=0"];
+    args.extend(params);
+    site.juju(&args);
+    let tracker = site.tracker(&["--open"]);
+    (site, manager, tracker)
+}
+
+fn count(manager: &Manager, flag: &str) -> usize {
+    manager.book().told.iter().filter(|told| told.flag == flag).count()
+}
+
+pub(crate) fn deaths() -> Vec<Row> {
+    let (_site, manager, tracker) = watched(&["Warntime=5", "Errtime=9"]);
+    beat_all(&tracker, NAMES);
+    wait_for("all started", DEADLINE, || (count(&manager, "OK") == NAMES).then_some(()));
+    let begun = Instant::now();
+    beat_all(&tracker, NAMES);
+    let last = Instant::now();
+    wait_for("all dead", DEADLINE, || (count(&manager, "Alert") == NAMES).then_some(()));
+    let told =
+        manager.book().told.iter().filter(|t| t.flag == "Alert").map(|t| t.at.into_std()).max().unwrap();
+    let calls = manager.book().calls;
+    let time = told.saturating_duration_since(last + Duration::from_secs(9));
+    vec![Row {
+        what: "10,000 deaths to the last notification",
+        ours: format!("{:.0} ms", ms(time)),
+        theirs: "6000 ms",
+        goal: "300 ms",
+        met: time <= Duration::from_millis(300) && calls < 100 && begun.elapsed() > Duration::from_secs(9),
+    }]
+}
+
+pub(crate) fn deadlines() -> Vec<Row> {
+    const SOME: usize = 400;
+    let (_site, manager, tracker) = watched(&["Warntime=5", "Errtime=3600"]);
+    let mut client = Client::connect(tracker.addr).unwrap();
+    for number in 0..SOME {
+        client.beat(&name(number)).unwrap();
+    }
+    wait_for("all started", DEADLINE, || (count(&manager, "OK") == SOME).then_some(()));
+    let mut last = HashMap::new();
+    for number in 0..SOME {
+        client.beat(&name(number)).unwrap();
+        last.insert(name(number), Instant::now());
+        // A few milliseconds apart, so that deadlines are.
+        std::thread::sleep(Duration::from_millis(7));
+    }
+    wait_for("all warned", DEADLINE, || (count(&manager, "Warning") == SOME).then_some(()));
+    let book = manager.book();
+    let mut errors: Vec<Duration> = book
+        .told
+        .iter()
+        .filter(|told| told.flag == "Warning")
+        .map(|told| told.at.into_std().saturating_duration_since(last[&told.name] + Duration::from_secs(5)))
+        .collect();
+    errors.sort_unstable();
+    let p99 = errors[SOME * 99 / 100];
+    vec![Row {
+        what: "deadline error, median (p99)",
+        ours: format!("{:.0} ms ({:.0})", ms(errors[SOME / 2]), ms(p99)),
+        theirs: "0 to 5000 ms",
+        goal: "p99 200 ms",
+        met: p99 <= Duration::from_millis(200),
+    }]
+}
+
+/// What a lost session costs: the store waits this long for it.
+const SESSION: Duration = Duration::from_secs(10);
+
+pub(crate) fn failover() -> Vec<Row> {
+    let (site, manager, first) = watched(&["Warntime=4", "Errtime=20"]);
+    let second = site.tracker(&["--open"]);
+    let (judge, other) = if first.is_judging() { (first, second) } else { (second, first) };
+    let mut to_judge = Client::connect(judge.addr).unwrap();
+    let mut to_other = Client::connect(other.addr).unwrap();
+    let healthy: Vec<String> = (1..100).map(name).collect();
+    to_judge.beat(&name(0)).unwrap();
+    for name in &healthy {
+        to_other.beat(name).unwrap();
+    }
+    wait_for("all started", DEADLINE, || (count(&manager, "OK") == 100).then_some(()));
+    to_judge.beat(&name(0)).unwrap();
+    let silent = Instant::now();
+    judge.kill9();
+    let warned = wait_for("the warning", DEADLINE, || {
+        for name in &healthy {
+            to_other.beat(name).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        let book = manager.book();
+        book.told
+            .iter()
+            .find(|told| told.flag == "Warning")
+            .map(|told| (told.name.clone(), told.at.into_std()))
+    });
+    assert_eq!(warned.0, name(0), "somebody else was called silent");
+    let blind = warned.1.saturating_duration_since(silent + Duration::from_secs(4));
+    let false_words = manager.book().told.iter().filter(|t| t.flag != "OK" && t.name != name(0)).count();
+    vec![Row {
+        what: "failover: blind time (false warnings)",
+        ours: format!("{:.1} s ({false_words})", blind.as_secs_f64()),
+        theirs: "(15 of 200 wrong)",
+        goal: "session + 1 s",
+        met: blind <= SESSION + Duration::from_secs(1) && false_words == 0,
+    }]
+}

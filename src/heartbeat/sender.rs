@@ -1,0 +1,134 @@
+//! A machine's own beats: to one tracker of several, to the next when that one does not take them, and a farewell at the
+//! end. A shell; what trackers make of a beat is theirs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tracing::{debug, info, warn};
+
+use super::name::Name;
+use super::notify::{Outgoing, Post};
+use super::token;
+use crate::model::MachineId;
+
+/// Three beats fit into the shortest window that trackers have by default.
+pub const PERIOD: Duration = Duration::from_secs(3);
+
+/// A tracker that has not answered by then is passed over.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Who beats, and to whom.
+#[derive(Debug, Clone)]
+pub struct Sender {
+    url_ends: String,
+    authorization: String,
+    /// `http://HOST[:PORT]` each.
+    trackers: Vec<String>,
+}
+
+impl Sender {
+    /// `credential` is the machine's `user:secret`.
+    pub fn new(machine: MachineId, credential: &str, trackers: Vec<String>) -> Self {
+        let url_ends = format!("/hmi/v1/heartbeat/{}", Name::of_machine(machine));
+        Self { url_ends, authorization: token::authorization(machine, credential), trackers }
+    }
+
+    /// Beats until `stop` is true, then says good-bye. The clock goes on whatever a tracker does.
+    pub async fn run<P: Post>(self, post: Arc<P>, mut stop: watch::Receiver<bool>) {
+        let mut heard = false;
+        let mut first = 0;
+        loop {
+            let taken = self.say(&*post, "OK", &mut first).await;
+            if taken != heard {
+                heard = taken;
+                if taken {
+                    info!(tracker = %self.trackers[first], "heard");
+                } else {
+                    warn!("no tracker takes our beats");
+                }
+            }
+            tokio::select! {
+                () = tokio::time::sleep(PERIOD) => {}
+                _ = stop.wait_for(|stop| *stop) => break,
+            }
+        }
+        self.say(&*post, "stopping", &mut first).await;
+    }
+
+    /// Whether anybody took it; `first` is the one that did, and is tried first the next time.
+    async fn say<P: Post>(&self, post: &P, status: &str, first: &mut usize) -> bool {
+        // Trackers have clocks of their own; the field must be there and is not read.
+        let body = serde_json::json!({"Status": status, "Timestamp": "now"}).to_string().into_bytes();
+        for step in 0..self.trackers.len() {
+            let at = (*first + step) % self.trackers.len();
+            let call = Outgoing {
+                method: "POST",
+                url: format!("{}{}", self.trackers[at], self.url_ends),
+                authorization: Some(self.authorization.clone()),
+                signature: None,
+                body: body.clone(),
+                limit: PATIENCE,
+            };
+            let status = post.post(call).await;
+            if status == Some(200) {
+                *first = at;
+                return true;
+            }
+            debug!(tracker = %self.trackers[at], ?status, "beat not taken");
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::heartbeat::request::{Said, Wish, read};
+
+    /// Two trackers, of which the first is away.
+    #[derive(Default)]
+    struct Trackers(Mutex<Vec<(String, Wish, String)>>);
+
+    impl Post for Trackers {
+        async fn post(&self, call: Outgoing) -> Option<u16> {
+            let (host, path) = call.url.strip_prefix("http://").unwrap().split_once('/').unwrap();
+            if host == "away" {
+                return None;
+            }
+            let path = format!("/{path}");
+            let said = Said {
+                method: call.method,
+                path: &path,
+                query: None,
+                last_event: None,
+                body: Ok(&call.body),
+            };
+            let wish = read(said).unwrap();
+            self.0.lock().unwrap().push((host.to_owned(), wish, call.authorization.unwrap()));
+            Some(200)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_machine_beats_until_it_says_good_bye() {
+        let trackers = Arc::new(Trackers::default());
+        let urls = vec!["http://away".to_owned(), "http://here".to_owned()];
+        let sender = Sender::new(MachineId::new(3), "machine-0000000003:x", urls);
+        let (stop, stopped) = watch::channel(false);
+        let running = tokio::spawn(sender.run(Arc::clone(&trackers), stopped));
+        tokio::time::sleep(PERIOD * 4 + PERIOD / 2).await;
+        stop.send_replace(true);
+        running.await.unwrap();
+        let said = trackers.0.lock().unwrap();
+        let name = Name::of_machine(MachineId::new(3));
+        assert_eq!(said.len(), 6);
+        for (host, wish, authorization) in &said[..5] {
+            assert_eq!((host.as_str(), wish), ("here", &Wish::Beats(vec![(name, false)])));
+            assert!(token::Claim::parse(authorization).unwrap().holds("machine-0000000003:x"));
+        }
+        assert_eq!(said[5].1, Wish::Beats(vec![(name, true)]));
+    }
+}
