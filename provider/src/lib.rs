@@ -7,6 +7,7 @@ pub mod ec2;
 pub mod error;
 pub mod memory;
 pub mod nftables;
+pub mod planted;
 pub mod provider;
 pub mod rule;
 

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::provider::MachineRules;
 use portcullis_provider::rule::{Change, Family, Rule};
 use portcullis_provider::{Applied, Firewall};
@@ -139,6 +140,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
 
     /// Forgets everything that was seen: what happened while another led is not known.
     pub fn forget(&mut self) {
+        if planted(Bug::RemembersItsLastReign) {
+            return;
+        }
         self.view = None;
         self.seen.clear();
         self.doubted = None;
@@ -371,14 +375,16 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
         if applied.is_ok() {
             info!(%machine, opened = change.open.len(), closed = change.close.len(), "firewall changed");
-            if let Some(rules) = self.seen.get_mut(&machine) {
+            if let Some(rules) = self.seen.get_mut(&machine).filter(|_| !planted(Bug::ForgetsItsOwnChange)) {
                 rules.owned = change.applied_to(&rules.owned);
                 rules.amiss.clear();
             }
             return;
         }
         // What the machine has now is unknown: it is looked at again before anything is planned for it.
-        self.seen.remove(&machine);
+        if !planted(Bug::KeepsWhatItSaw) {
+            self.seen.remove(&machine);
+        }
         let mut slowest = Pace::ReadAgain;
         let told = self.reports.get(machine).and_then(|report| report.problem.clone());
         let mut problems = Vec::new();

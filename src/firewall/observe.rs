@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::units::Units;
 use crate::firewall::wanted::Claim;
+use crate::model::planted::{Bug, planted};
 use crate::model::ports::PortsDocument;
 use crate::model::{Cidr, MachineId, PortRange, ServiceId, UnitId, UnitName};
 use crate::store::changes::Key;
@@ -78,6 +79,7 @@ impl View {
             match key {
                 Key::Machine(id) => drop(machines.insert(id)),
                 Key::Unit(id) => machines.extend(self.units.get(id).and_then(|unit| unit.machine())),
+                Key::Service(_) if planted(Bug::DeafToFlags) => {}
                 Key::Service(id) => {
                     machines.extend(self.units.of(id).filter_map(|(_, unit)| unit.machine()));
                 }
@@ -106,12 +108,16 @@ impl View {
         };
         let sources = match self.services.get(service) {
             // A service that is gone exposes nothing. Whatever the unit asks for, it is not to be had.
-            None | Some(Exposure::No) => return Claim::NotExposed,
+            None | Some(Exposure::No) if !planted(Bug::ExposesAll) => return Claim::NotExposed,
+            None | Some(Exposure::No) => vec![Cidr::WORLD_V4, Cidr::WORLD_V6],
             Some(Exposure::To(Err(reason))) => return Claim::Frozen { reason: reason.clone() },
-            Some(Exposure::To(Ok(sources))) if sources.is_empty() => vec![Cidr::WORLD_V4, Cidr::WORLD_V6],
+            Some(Exposure::To(Ok(sources))) if sources.is_empty() || planted(Bug::ExposesToAll) => {
+                vec![Cidr::WORLD_V4, Cidr::WORLD_V6]
+            }
             Some(Exposure::To(Ok(sources))) => sources.clone(),
         };
         match &unit.ports {
+            Err(_) if planted(Bug::GarbageIsNothing) => Claim::NotExposed,
             Ok(ports) => Claim::Asks { ports: ports.clone(), sources },
             Err(reason) => Claim::Frozen { reason: reason.clone() },
         }

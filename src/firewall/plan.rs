@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::rule::{Change, Family, Rule, RuleSet};
 
 use super::wanted::Wanted;
@@ -45,7 +46,9 @@ pub fn target(wanted: &Wanted, owned: &BTreeSet<Rule>, last: &LastGranted) -> (R
     let nobodys = there.minus(&remembered);
     for unit in wanted.frozen.keys() {
         let theirs = match last.get(unit) {
+            Some(granted) if planted(Bug::ForgetsTheLastOpen) => intersection(granted, &there),
             Some(granted) => intersection(granted, &there).union(&nobodys),
+            None if planted(Bug::NoMemoryIsNoPorts) => RuleSet::new(),
             None => there.clone(),
         };
         kept = kept.union(&theirs);
@@ -72,10 +75,11 @@ pub fn plan_machine(
     };
     let Change { open, close } = if fits(&gentle) { gentle } else { Change::compacting(owned, &target) };
     let open = &open - theirs;
-    let staying: RuleSet = (owned - &close).iter().chain(theirs).collect();
+    let staying: RuleSet =
+        (owned - &close).iter().chain(theirs.iter().filter(|_| !planted(Bug::WaitsForOthers))).collect();
     let (close, deferred) = close.into_iter().partition(|rule| {
         let wanted = intersection(&[*rule].into_iter().collect(), &target);
-        wanted.minus(&staying).is_empty()
+        wanted.minus(&staying).is_empty() || planted(Bug::ClosesBeforeItOpens)
     });
     MachinePlan { change: Change { open, close }, deferred, target, kept_for_frozen }
 }

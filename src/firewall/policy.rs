@@ -1,6 +1,7 @@
 //! What may never be opened, whatever the store says. Pure; the file is the controller's own, so that no write to the
 //! store can loosen it. Reading the file is the command line's work.
 
+use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::rule::{Cidr, PortRange, Protocol, Rule, RuleSet};
 use serde::Deserialize;
 
@@ -135,7 +136,7 @@ impl Policy {
         }
         let asked: RuleSet = [Rule::new(ports, source)].into_iter().collect();
         let forbidden: RuleSet = self.forbidden_ports.iter().map(|range| Rule::new(*range, source)).collect();
-        let allowed = asked.minus(&forbidden);
+        let allowed = if planted(Bug::NoPolicy) { asked.clone() } else { asked.minus(&forbidden) };
         let held = asked.minus(&allowed).rules().map(|rule| (rule.ports, Held::ForbiddenPort)).collect();
         (allowed, held)
     }

@@ -9,10 +9,11 @@ use super::journal::{Entry, Journal};
 use super::plan::LastGranted;
 use super::report::Report;
 use crate::model::MachineId;
+use crate::model::planted::{Bug, planted};
 use crate::store::acl::{Acl, Roles};
 use crate::store::election::Leadership;
 use crate::store::paths::{self, NodePath};
-use crate::store::tree::{self, Read, Tree, Write};
+use crate::store::tree::{self, Answer, Read, Tree, Write};
 
 /// What one fenced write holds at most.
 const WRITES_AT_ONCE: usize = 200;
@@ -49,6 +50,8 @@ fn batches(steps: Vec<Vec<Write>>) -> Vec<Vec<Write>> {
 pub struct Reports {
     place: Place,
     known: BTreeMap<MachineId, (Report, i32)>,
+    /// Of machines that went while nobody led: removed with the next write.
+    orphans: BTreeSet<MachineId>,
     /// Known as empty because they cannot be read: written anew also if there is nothing to say.
     unreadable: BTreeSet<MachineId>,
 }
@@ -65,12 +68,22 @@ enum Place {
 impl Reports {
     /// For the controller's agent.
     pub fn new(roles: Roles) -> Self {
-        Self { place: Place::Controller(roles), known: BTreeMap::new(), unreadable: BTreeSet::new() }
+        Self {
+            place: Place::Controller(roles),
+            known: BTreeMap::new(),
+            orphans: BTreeSet::new(),
+            unreadable: BTreeSet::new(),
+        }
     }
 
     /// For a machine that looks after itself.
     pub fn of_machine(acl: Acl) -> Self {
-        Self { place: Place::Machine(acl), known: BTreeMap::new(), unreadable: BTreeSet::new() }
+        Self {
+            place: Place::Machine(acl),
+            known: BTreeMap::new(),
+            orphans: BTreeSet::new(),
+            unreadable: BTreeSet::new(),
+        }
     }
 
     fn path(&self, machine: MachineId) -> NodePath {
@@ -121,6 +134,16 @@ impl Reports {
         Report { problem: Some(problem), ..self.get(machine).cloned().unwrap_or_default() }
     }
 
+    /// The machines that the controller's corner has reports of.
+    async fn listed<T: Tree>(&self, tree: &T) -> Result<BTreeSet<MachineId>, tree::Error> {
+        if let Place::Machine(_) = self.place {
+            return Ok(BTreeSet::new());
+        }
+        let corner = Read::Children(paths::firewall_reports());
+        let names = tree.read_many(vec![corner]).await?.into_iter().find_map(Answer::into_children);
+        Ok(names.unwrap_or_default().iter().filter_map(|name| MachineId::from_key(name).ok()).collect())
+    }
+
     /// Forgets all and reads those of `machines`.
     ///
     /// # Errors
@@ -130,7 +153,14 @@ impl Reports {
         tree: &T,
         machines: impl Iterator<Item = MachineId>,
     ) -> Result<(), tree::Error> {
-        let ids: Vec<MachineId> = machines.collect();
+        let mut ids: Vec<MachineId> = machines.collect();
+        self.orphans = self.listed(tree).await?;
+        ids.iter().for_each(|id| _ = self.orphans.remove(id));
+        // No machine at all is more likely a view that lacks something than an environment that does.
+        if ids.is_empty() {
+            self.orphans.clear();
+        }
+        ids.extend(&self.orphans);
         let reads = ids.iter().map(|id| Read::Data(self.path(*id))).collect();
         self.known.clear();
         self.unreadable.clear();
@@ -162,13 +192,17 @@ impl Reports {
         gone: &BTreeSet<MachineId>,
         lead: &Leadership,
     ) -> Result<(), tree::Error> {
-        let mut logs = self.log_writes(tree, done, gone).await?;
+        if planted(Bug::SaysNothing) {
+            return Ok(());
+        }
+        let gone = gone | &std::mem::take(&mut self.orphans);
+        let mut logs = self.log_writes(tree, done, &gone).await?;
         let mut writes: Vec<Vec<Write>> = Vec::new();
         for (machine, report) in reports {
             let path = self.path(machine);
-            let unreadable = self.unreadable.remove(&machine);
+            let unreadable = self.unreadable.remove(&machine) && !planted(Bug::KeepsGarbage);
             let write = match self.known.get(&machine) {
-                Some((old, _)) if *old == report && !unreadable => None,
+                Some((old, _)) if *old == report && !unreadable && !planted(Bug::RepeatsItself) => None,
                 Some((_, version)) => {
                     let version = *version;
                     self.known.insert(machine, (report.clone(), version + 1));
@@ -181,8 +215,9 @@ impl Reports {
             };
             writes.push(write.into_iter().chain(logs.remove(&machine)).collect());
         }
-        for machine in gone {
-            if let Some((_, version)) = self.known.remove(machine) {
+        for machine in &gone {
+            if let Some((_, version)) = self.known.remove(machine).filter(|_| !planted(Bug::ReportsOnTheGone))
+            {
                 let report = Write::DeleteIfVersion { path: self.path(*machine), version };
                 writes.push(logs.remove(machine).into_iter().chain([report]).collect());
             }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use portcullis_provider::{Error, Retry};
 
 use crate::model::MachineId;
+use crate::model::planted::{Bug, planted};
 
 const FIRST: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(60);
@@ -64,12 +65,17 @@ impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>, K: Copy + Ord> Retries
         let failures = self.tries.get(&key).map_or(0, |last| last.failures);
         let pause = match pace {
             Pace::ReadAgain if failures == 0 => Duration::ZERO,
+            _ if planted(Bug::NoPause) => Duration::ZERO,
+            Pace::Slow if planted(Bug::SulksForAnHour) => 60 * LONGEST,
             Pace::Slow => LONGEST,
             _ => FIRST.saturating_mul(1 << failures.min(16)).min(LONGEST),
         };
         // Between half of the pause and all of it.
         let spread = pause.as_millis() as u64 / 2;
         let pause = Duration::from_millis(spread + if spread == 0 { 0 } else { random % (spread + 1) });
+        if planted(Bug::GivesUp) {
+            return;
+        }
         self.tries.insert(key, Try { at: now + pause, failures: failures.saturating_add(1) });
     }
 

@@ -11,6 +11,7 @@ use tracing::{info, warn};
 
 use super::agent::{Agent, Pass};
 use super::provisioner::{News, Provisioner, Wake};
+use crate::model::planted::{Bug, planted};
 use crate::store::Error;
 use crate::store::acl::Roles;
 use crate::store::changes::{Changes, Dirty};
@@ -83,7 +84,7 @@ pub async fn run_provisioning<T: Tree, F: Firewall, M: Machines>(
         match ended {
             Ok(Ended::Stopped) => return Ok(()),
             Ok(Ended::Replaced) => warn!("no longer leading"),
-            Err(Error::Tree(err)) if err.is_retryable() => {
+            Err(Error::Tree(err)) if err.is_retryable() && !planted(Bug::DiesWithTheStore) => {
                 warn!(error = %err, "store lost");
                 progress.send_modify(|progress| progress.store_failures += 1);
                 tokio::time::sleep(STORE_PAUSE).await;
@@ -146,7 +147,8 @@ impl<T: Tree, F: Firewall> Passes<'_, T, F> {
         self.agent.forget();
         self.agent.prepare().await?;
         let mut changes = Changes::new(self.tree.watch(&paths::root()).await?);
-        let mut resync_at = Instant::now() + self.resync;
+        let resync = if planted(Bug::NoResync) { 1000 * self.resync } else { self.resync };
+        let mut resync_at = Instant::now() + resync;
         let mut renew_at = Instant::now();
         let mut doubt_at = None;
         let mut everything = Dirty::default();
@@ -155,8 +157,10 @@ impl<T: Tree, F: Firewall> Passes<'_, T, F> {
             let retry_at = self.agent.next_retry().unwrap_or(resync_at);
             let dirty = tokio::select! {
                 biased;
-                _ = stop.wait_for(|stop| *stop) => return Ok(Ended::Stopped),
-                dirty = changes.next() => Some(dirty?),
+                _ = stop.wait_for(|stop| *stop && !planted(Bug::DeafToStop)) => return Ok(Ended::Stopped),
+                dirty = changes.next() => Some(dirty?).filter(|dirty| {
+                    !(planted(Bug::IgnoresReconnects) && dirty.everything() && self.agent.view().is_some())
+                }),
                 () = sleep_until(doubt_at.map_or(resync_at, |doubt_at| resync_at.min(doubt_at))) => Some(everything.clone()),
                 () = sleep_until(retry_at) => Some(Dirty::default()),
                 () = sleep_until(renew_at) => None,
@@ -168,7 +172,7 @@ impl<T: Tree, F: Firewall> Passes<'_, T, F> {
             renew_at = Instant::now() + LEASE / 3;
             let Some(dirty) = dirty else { continue };
             if dirty.everything() {
-                resync_at = Instant::now() + self.resync;
+                resync_at = Instant::now() + resync;
             }
             self.wake(&dirty);
             let pass = match self.agent.pass(&dirty, &self.lead).await {
@@ -184,7 +188,8 @@ impl<T: Tree, F: Firewall> Passes<'_, T, F> {
                 }
                 Err(err) => return Err(err),
             };
-            doubt_at = self.agent.in_doubt().then(|| Instant::now() + DOUBT);
+            doubt_at =
+                (self.agent.in_doubt() && !planted(Bug::DoubtNeverRipens)).then(|| Instant::now() + DOUBT);
             self.progress.send_modify(|progress| {
                 progress.passes += 1;
                 progress.last = pass;

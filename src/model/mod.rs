@@ -9,4 +9,5 @@ pub mod ports;
 pub use hash::CharmHash;
 pub use id::{InvalidId, MachineId, ServiceId, UnitId};
 pub use name::{CharmUrl, EnvironmentName, InstanceId, InvalidName, ServiceName, UnitName};
+pub use portcullis_provider::planted;
 pub use portcullis_provider::rule::{Cidr, PortRange, Protocol};

@@ -106,8 +106,21 @@ impl World {
         match action {
             Action::Interrupt => {
                 self.happened(Mishap::Interrupted);
-                self.seam.lock().shallow();
-                self.seam.store.interrupt();
+                let mut shared = self.seam.lock();
+                shared.shallow();
+                // Nobody hears of what happens meanwhile; then everybody is told to look at everything.
+                shared.outage = true;
+                drop(shared);
+                let seam = self.seam.clone();
+                tokio::spawn(async move {
+                    tokio::time::sleep(OUTAGE).await;
+                    let mut shared = seam.lock();
+                    shared.outage = false;
+                    shared.shallow();
+                    shared.blind_until = shared.blind_until.max(tokio::time::Instant::now() + GRACE);
+                    drop(shared);
+                    seam.store.interrupt();
+                });
             }
             Action::Expire(agent) => {
                 self.happened(Mishap::SessionExpired);
@@ -418,6 +431,8 @@ impl World {
         shared.storm.is_some() || !shared.armed.is_empty() || !shared.events.is_empty()
     }
 }
+
+const OUTAGE: Duration = Duration::from_millis(400);
 
 /// Longer than a resync, an agent's longest pause and all it does then.
 pub(crate) const DEEP: Duration = Duration::from_secs(RESYNC.as_secs() + SHALLOW.as_secs());

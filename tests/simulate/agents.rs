@@ -170,7 +170,8 @@ async fn live(
 ) -> bool {
     let firewall = SimFirewall { seam: seam.clone(), who: start.who };
     let policy = Policy::with_own_ports([]);
-    let mut agent = Agent::new(tree.clone(), firewall, policy, start.roles.clone(), move || jitter.next());
+    let mut agent = Agent::new(tree.clone(), firewall, policy, start.roles.clone(), move || jitter.next())
+        .with_clock(|| 0);
     let (progress, _) = watch::channel(Progress::default());
     let asked = stopped.clone();
     let mut running = std::pin::pin!(run(&mut agent, &tree, &start.roles, RESYNC, &progress, asked));
@@ -183,6 +184,11 @@ async fn live(
         Some(ended) => ended,
         None => match timeout(LAST_PASS, running).await {
             Ok(ended) => ended,
+            // L2: who is asked to end does so, unless a call of its own takes too long.
+            Err(_) if !seam.lock().slow_lately() => {
+                seam.lock().violated(format!("L2: agent {} does not stop", start.who));
+                return false;
+            }
             Err(_) => return false,
         },
     };
@@ -234,7 +240,7 @@ impl SimTree {
         let result = effect.await;
         match &result {
             Ok(_) if kind == Kind::WriteLock => self.seam.took_lock(self.who),
-            Ok(_) if kind == Kind::WriteReports => self.seam.lock().report_writes += 1,
+            Ok(_) if kind == Kind::WriteReports => self.seam.reported(self.who),
             Ok(_) => {}
             Err(err) => self.seam.lock().log(format_args!("    refused: {err}")),
         }

@@ -61,6 +61,7 @@ impl World {
         self.expect_foreign_untouched();
         if self.is_due() {
             self.expect_right().await;
+            self.expect_no_ghosts().await;
             self.seam.lock().oracle.share(true);
         }
     }
@@ -121,6 +122,20 @@ impl World {
         }
     }
 
+    /// Nobody is told of machines that are gone.
+    async fn expect_no_ghosts(&self) {
+        let told = self.operator.tree().children(&paths::firewall_reports()).await.unwrap_or_default();
+        let shared = self.seam.lock();
+        let known = |name: &String| {
+            MachineId::from_key(name).is_ok_and(|id| shared.oracle.machines.contains_key(&id))
+        };
+        let ghosts: Vec<String> = told.into_iter().filter(|name| !known(name)).collect();
+        drop(shared);
+        if !ghosts.is_empty() {
+            self.fail(&format!("M1: reports of {ghosts:?} outlive them"));
+        }
+    }
+
     /// S2: what cannot be read is told; and status is right about what is open.
     async fn expect_told(&self, machine: MachineId) {
         let node = match self.operator.tree().get(&paths::firewall_report(machine)).await {
@@ -149,6 +164,12 @@ impl World {
         if !untold.is_empty() {
             self.fail(&format!("S2: the report of {machine} forgets{untold}"));
         }
+    }
+
+    /// Whatever was wrong was given its time: from here on nobody has an excuse.
+    pub(crate) fn forgive(&mut self) {
+        let mut shared = self.seam.lock();
+        (shared.shallow_at, shared.deep_at) = (None, None);
     }
 
     /// Before an action: if nothing is wrong, what the agents do about it will be counted.
@@ -262,10 +283,8 @@ impl World {
         if before != after {
             self.fail(&format!("M1: converged and not silent: {before:?}, then {after:?}"));
         }
-        let mut shared = self.seam.lock();
-        // The restart above was no fault that anybody has to be forgiven for.
-        shared.shallow_at = None;
-        shared.deep_at = None;
+        // The restart above was no fault that takes long to get over.
+        self.forgive();
     }
 }
 

@@ -14,8 +14,12 @@ mod choice;
 mod damage;
 mod faults;
 mod oracle;
+mod planning;
+#[cfg(feature = "planted")]
+mod planted;
 mod points;
 mod random;
+mod scenarios;
 mod seam;
 mod world;
 

@@ -63,6 +63,8 @@ pub(crate) struct Shared {
     pub armed: Vec<Armed>,
     /// What becomes of the next events that somebody waits for.
     pub events: VecDeque<Mishap>,
+    /// Connections are away, and events with them.
+    pub outage: bool,
     /// One provider call in so many fails.
     pub storm: Option<usize>,
     /// The provider refuses a change as a whole if any of it is already so.
@@ -99,6 +101,7 @@ impl Shared {
             coverage: Coverage::default(),
             armed: Vec::new(),
             events: VecDeque::new(),
+            outage: false,
             storm: None,
             strict: false,
             slow_calls: false,
@@ -156,12 +159,20 @@ impl Shared {
         self.credit += 40;
     }
 
+    /// Whether a call may still be stuck.
+    pub(crate) fn slow_lately(&self) -> bool {
+        self.deep_at.is_some_and(|at| Instant::now() < at + Duration::from_secs(90))
+    }
+
     pub(crate) fn born(&mut self, who: usize) {
         self.trusted[who].clear();
     }
 
     /// What becomes of an event that comes now.
     pub(crate) fn next_event(&mut self) -> Option<Mishap> {
+        if self.outage {
+            return Some(Mishap::Interrupted);
+        }
         let mishap = self.events.pop_front()?;
         self.log(format_args!("    {mishap:?}"));
         self.coverage.happened(mishap);
@@ -387,6 +398,17 @@ impl Seam {
             shared.log(format_args!("agent {who} goes on"));
             shared.deep();
         });
+    }
+
+    /// S6: nobody who was replaced writes anything more.
+    pub(crate) fn reported(&self, who: usize) {
+        let mut shared = self.lock();
+        shared.report_writes += 1;
+        if let Some((leader, _)) = shared.lead
+            && leader != who
+        {
+            shared.violated(format!("S6: agent {who} reports though {leader} leads"));
+        }
     }
 
     pub(crate) fn took_lock(&self, who: usize) {

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use portcullis_provider::Firewall;
+use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::provider::Seen;
 use tracing::warn;
 
@@ -29,6 +30,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 None => drop(self.seen.remove(&machine)),
                 // Where it runs and what is in its record does not matter to the machine itself.
                 Some(_) if self.scope != Scope::Environment => drop(wanted.insert(machine)),
+                Some(Err(_)) if planted(Bug::OneSpoilsAll) => return BTreeSet::new(),
                 Some(Err(reason)) => {
                     reports.insert(machine, self.reports.keep(machine, reason.clone()));
                 }
@@ -40,7 +42,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 Some(Ok(_)) => drop(wanted.insert(machine)),
             }
             // Nothing is tried for it that could fail again; its next change is what wakes us.
-            if !wanted.contains(&machine) {
+            if !wanted.contains(&machine) && !planted(Bug::NeverLetsGo) {
                 self.retries.succeeded(machine);
             }
         }

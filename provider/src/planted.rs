@@ -1,0 +1,108 @@
+//! Mistakes to be found: each is a place where the code could be wrong in a way that somebody once was, or might be. They
+//! are there only with the feature `planted`, for the test that sees that the simulator finds every one of them; without
+//! it [`planted`] is a constant, and nothing of this is in a program.
+
+macro_rules! bugs {
+    ($($(#[doc = $why:literal])+ $name:ident,)+) => {
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Bug { $($(#[doc = $why])+ $name,)+ }
+
+        impl Bug {
+            pub const ALL: &[Bug] = &[$(Bug::$name,)+];
+
+            /// Why it matters.
+            pub fn why(self) -> &'static str {
+                match self { $(Bug::$name => concat!($($why,)+),)+ }
+            }
+        }
+    };
+}
+
+bugs!(
+    /// A machine is changed again without a look at what a failed call left: a batch that is refused whole is so for ever.
+    KeepsWhatItSaw,
+    /// The second look at a mass close is put off with every renewal of the lease.
+    DoubtNeverRipens,
+    /// Who leads again acts on what was true when it led before.
+    RemembersItsLastReign,
+    /// Ports that cannot be read are taken for none, and somebody's firewall is shut.
+    GarbageIsNothing,
+    /// A machine that is gone is tried again without a pause, for ever.
+    NeverLetsGo,
+    /// Our own change is not remembered, and made again with the next.
+    ForgetsItsOwnChange,
+    /// A range that is spelled anew is closed although the new spelling could not be opened.
+    ClosesBeforeItOpens,
+    /// Nothing is known of a unit that cannot be read, so all that it has is closed.
+    NoMemoryIsNoPorts,
+    /// What was opened just before a crash is closed if its unit cannot be read afterwards.
+    ForgetsTheLastOpen,
+    /// A rule that somebody made by hand keeps a wider one of ours open for ever.
+    WaitsForOthers,
+    /// Policy is not asked.
+    NoPolicy,
+    /// Ports of services that are not exposed are opened.
+    ExposesAll,
+    /// A service that is exposed to some is open to the world.
+    ExposesToAll,
+    /// An exposed flag is noticed only by the next resync.
+    DeafToFlags,
+    /// Nobody is told of anything.
+    SaysNothing,
+    /// A report that cannot be read is left as it is.
+    KeepsGarbage,
+    /// Every pass writes every report.
+    RepeatsItself,
+    /// Reports outlive their machines.
+    ReportsOnTheGone,
+    /// Failures are tried again at once.
+    NoPause,
+    /// Failures are not tried again.
+    GivesUp,
+    /// What an operator has put right is noticed after an hour.
+    SulksForAnHour,
+    /// Lost events and edits by hand are never found.
+    NoResync,
+    /// A store that is away for a moment ends the agent.
+    DiesWithTheStore,
+    /// SIGTERM is not heard.
+    DeafToStop,
+    /// A leader that was paused acts although another leads.
+    NoLease,
+    /// A leader that was replaced goes on writing.
+    NoFence,
+    /// Of several events at once only the first is looked at.
+    OneEventAtATime,
+    /// What was missed while the connection was away is not looked for.
+    IgnoresReconnects,
+    /// One machine that cannot be read keeps all others from being looked at.
+    OneSpoilsAll,
+);
+
+/// Whether the mistake is to be made.
+#[cfg(not(feature = "planted"))]
+#[inline]
+pub const fn planted(_: Bug) -> bool {
+    false
+}
+
+#[cfg(feature = "planted")]
+mod switch {
+    use super::Bug;
+    use std::cell::Cell;
+
+    thread_local!(static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) });
+
+    /// Whether the mistake is to be made.
+    pub fn planted(bug: Bug) -> bool {
+        PLANTED.get() == Some(bug)
+    }
+
+    /// From now on this thread makes this mistake, or none.
+    pub fn plant(bug: Option<Bug>) {
+        PLANTED.set(bug);
+    }
+}
+
+#[cfg(feature = "planted")]
+pub use switch::{plant, planted};

@@ -1,0 +1,53 @@
+//! Whether the simulator would find what could be wrong: each mistake of a kept list is made, and some world among the first
+//! ones, or some story, must come to grief over it.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use portcullis::model::planted::{Bug, plant};
+
+use crate::{first_line, simulate};
+
+/// Worlds in which a mistake must show.
+const WORLDS: u64 = 600;
+
+/// The first world that comes to grief over a mistake, and how.
+fn found(bug: Bug) -> Option<(u64, String)> {
+    plant(Some(bug));
+    let found = (0..WORLDS).find_map(|seed| {
+        let outcome = std::panic::catch_unwind(|| simulate(seed, false));
+        outcome.err().map(|panic| (seed, first_line(&*panic)))
+    });
+    plant(None);
+    found
+}
+
+#[test]
+fn alone_every_planted_bug_is_found() {
+    std::panic::set_hook(Box::new(|_| {}));
+    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        while let Some(&bug) = Bug::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let found = found(bug);
+            results.lock().expect("a lock").push((bug, found));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(2, usize::from) {
+            scope.spawn(work);
+        }
+    });
+    drop(std::panic::take_hook());
+    let results = results.into_inner().expect("a lock");
+    for (bug, found) in &results {
+        match found {
+            Some((seed, how)) => {
+                println!("{bug:?}: seed {seed}: {}", how.chars().take(120).collect::<String>())
+            }
+            None => println!("{bug:?}: NOT FOUND. {}", bug.why()),
+        }
+    }
+    let missed: Vec<Bug> = results.iter().filter(|(_, found)| found.is_none()).map(|(bug, _)| *bug).collect();
+    assert_eq!(missed, Vec::<Bug>::new(), "nobody would notice");
+    assert!(Bug::ALL.len() >= 20);
+}
