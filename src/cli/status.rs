@@ -202,3 +202,98 @@ fn is_passing(error: &anyhow::Error) -> bool {
     };
     error.downcast_ref::<tree::Error>().or(deeper).is_some_and(tree::Error::is_retryable)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::firewall::report::Report;
+    use crate::model::{PortRange, Protocol, ServiceId, UnitId};
+    use crate::status::view::{SeenMachine, SeenService};
+    use crate::store::records;
+    use serde_json::Map;
+
+    /// One exposed service with a unit on each of two machines, which asks for port 80.
+    fn snapshot() -> Snapshot {
+        let mut snapshot = Snapshot::default();
+        let record = records::Service {
+            name: "web".parse().unwrap(),
+            charm: "local:web-1".parse().unwrap(),
+            rest: Map::new(),
+        };
+        let service = SeenService { record: Ok(record), exposed: Some(Ok(Vec::new())) };
+        snapshot.services.insert(ServiceId::new(0), service);
+        for n in 0..2 {
+            let record = records::Unit {
+                name: format!("web/{n}").parse().unwrap(),
+                service: ServiceId::new(0),
+                machine: Some(MachineId::new(n)),
+                rest: Map::new(),
+            };
+            let ports = Ok(vec![PortRange::single(80, Protocol::Tcp).unwrap()]);
+            snapshot
+                .units
+                .insert(UnitId::new(n), SeenUnit { record: Ok(record), ports, state: None, agent: false });
+            let record = records::Machine {
+                instance_id: Some(format!("i-{n}").parse().unwrap()),
+                addresses: Vec::new(),
+                adopted: false,
+                rest: Map::new(),
+            };
+            let said = [Some(report(n, &["0.0.0.0/0", "::/0"]).to_bytes()), None];
+            snapshot
+                .machines
+                .insert(MachineId::new(n), SeenMachine { record: Ok(record), agent: false, said });
+        }
+        snapshot
+    }
+
+    fn report(unit: u32, sources: &[&str]) -> Report {
+        let ports = PortRange::single(80, Protocol::Tcp).unwrap();
+        let rule = |source: &&str| portcullis_provider::rule::Rule::new(ports, source.parse().unwrap());
+        let granted = sources.iter().map(rule).collect();
+        Report { granted: [(UnitId::new(unit), granted)].into(), ..Report::default() }
+    }
+
+    #[test]
+    fn every_kind_of_trouble_is_told_and_touches_nobody_else() {
+        assert_eq!(notes(&snapshot()), Notes::default(), "nothing to say");
+        let waiting = || Report {
+            pending: report(0, &["0.0.0.0/0"]).granted[&UnitId::new(0)].rules().collect(),
+            ..report(0, &["0.0.0.0/0", "::/0"])
+        };
+        let trouble = |problem: &str| Report { problem: Some(problem.to_owned()), ..waiting() };
+        for problem in [
+            "the provider cannot be used: no credentials",
+            "the provider is unavailable: cannot reach EC2 at http://127.0.0.1:1",
+            "instance i-0 is gone",
+            "the provider has nothing to hold its rules",
+            "closing 12 of 12 rules waits for a second look",
+        ] {
+            let mut snapshot = snapshot();
+            snapshot.machines.get_mut(&MachineId::new(0)).unwrap().said[0] =
+                Some(trouble(problem).to_bytes());
+            let notes = notes(&snapshot);
+            assert_eq!(notes.machines, [(MachineId::new(0), problem.to_owned())].into());
+            let reason = format!("80/tcp opening: to be opened to 0.0.0.0/0; {problem}");
+            assert_eq!(notes.units, [(UnitId::new(0), vec![reason])].into());
+        }
+        let mut garbled = snapshot();
+        garbled.machines.get_mut(&MachineId::new(0)).unwrap().said[0] = Some(b"{".to_vec());
+        let told = notes(&garbled);
+        assert!(told.machines[&MachineId::new(0)].starts_with("/controller/firewall/machine-0000000000: "));
+        assert_eq!(told.units.keys().collect::<Vec<_>>(), [&UnitId::new(0)]);
+        let mut garbage = snapshot();
+        garbage.units.get_mut(&UnitId::new(0)).unwrap().ports =
+            Err("/units/unit-0000000000/ports: no".to_owned());
+        let told = notes(&garbage);
+        let frozen = "80/tcp frozen: kept open to 0.0.0.0/0, ::/0: /units/unit-0000000000/ports: no";
+        assert_eq!(told.units, [(UnitId::new(0), vec![frozen.to_owned()])].into());
+        let mut unseen = snapshot();
+        unseen.machines.get_mut(&MachineId::new(0)).unwrap().said[0] = None;
+        let told = notes(&unseen);
+        assert!(
+            told.machines.is_empty()
+                && told.units[&UnitId::new(0)][0].ends_with("not yet seen by a controller")
+        );
+    }
+}

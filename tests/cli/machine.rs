@@ -10,13 +10,30 @@ use std::time::Duration;
 
 use crate::controller::open_port;
 use crate::faults::as_operator;
-use crate::harness::scenario::Site;
+use crate::harness::scenario::{Scenario, Site, run, scenarios};
 use crate::harness::{Kind, Store, wait_for};
 use crate::netns::{Knock, Net, SERVER};
 use crate::operator::{Operator, came, fixture_charm};
 
 /// Longer than the session of a killed predecessor lasts.
 const DEADLINE: Duration = Duration::from_secs(60);
+
+const SCENARIOS: &[Scenario] = scenarios![
+    machines_open_what_their_units_ask_for,
+    a_machine_has_one_agent,
+    a_machine_without_credentials_is_told,
+    a_machine_without_nftables_says_so,
+];
+
+#[test]
+fn on_zookeeper() {
+    run(&Store::zookeeper(), SCENARIOS);
+}
+
+#[test]
+fn on_the_keeper() {
+    run(&Store::keeper(), SCENARIOS);
+}
 
 /// A machine in a box, with someone who types and an agent that comes and goes.
 struct World<'a> {
@@ -138,7 +155,7 @@ impl Drop for Agent {
     }
 }
 
-pub(crate) fn machines_open_what_their_units_ask_for(site: &Site) {
+fn machines_open_what_their_units_ask_for(site: &Site) {
     let world = World::new(site);
     let (operator, net) = (&world.operator, &world.net);
     world.deploy("wordpress");
@@ -211,7 +228,45 @@ pub(crate) fn machines_open_what_their_units_ask_for(site: &Site) {
     world.explained("problem: the machine's agent is down");
 }
 
-pub(crate) fn a_machine_has_one_agent(site: &Site) {
+/// A machine that lacks the program says so where people look, goes on, and is put right once it is there.
+fn a_machine_without_nftables_says_so(site: &Site) {
+    let mut world = World::new(site);
+    world.deploy("wordpress");
+    let (_web, web) = world.listen();
+    let (_spare, spare) = world.listen();
+    world.open(("wordpress/0", 0), web);
+    world.operator.does(&["expose", "wordpress"]);
+    let (nft, aside) = (world.operator.home().join("bin/nft"), world.operator.home().join("bin/aside"));
+    fs::rename(&nft, &aside).unwrap();
+    let whole = std::mem::replace(&mut world.path, world.operator.home().join("bin").display().to_string());
+    let agent = world.machine("agent.log", &[]);
+    let problem = "machine 0 cannot be used: the program 'nft' was not found; is nftables installed?";
+    world.explained(&format!("problem: {problem}"));
+    let status = world.operator.status();
+    assert_eq!(status["machines"]["0"]["problem"], problem);
+    assert_eq!(status["machines"]["0"]["agent-state"], "running", "it goes on");
+    let unit = &status["services"]["wordpress"]["units"]["wordpress/0"];
+    assert_eq!(unit["firewall"], "pending", "{unit}");
+    assert!(unit["firewall-info"][0].as_str().is_some_and(|why| why.ends_with(problem)), "{unit}");
+    let plan = world.operator.juju(&["firewall", "plan"]);
+    assert!(plan.code == 2 && plan.stdout.contains(problem), "{plan:?}");
+    // The script needs the rest of the path; the agent found its program by name.
+    let script = fs::read_to_string(&aside).unwrap().replacen(
+        "exec ",
+        &format!("PATH={whole}; export PATH; exec "),
+        1,
+    );
+    fs::write(&nft, script).unwrap();
+    fs::set_permissions(&nft, fs::Permissions::from_mode(0o755)).unwrap();
+    world.becomes(spare, Knock::Refused);
+    assert_eq!(world.net.knock(web), Knock::Connected);
+    wait_for("an end of the problem", DEADLINE, || {
+        world.operator.status()["machines"]["0"].get("problem").is_none().then_some(())
+    });
+    assert_eq!(agent.ends("-TERM"), Some(0));
+}
+
+fn a_machine_has_one_agent(site: &Site) {
     let world = World::new(site);
     let first = world.machine("first.log", &[]);
     first.says("holding the machine");
@@ -230,7 +285,7 @@ pub(crate) fn a_machine_has_one_agent(site: &Site) {
     assert!(third.said().contains("error: Machine 0 was not found"), "{}", third.said());
 }
 
-pub(crate) fn a_machine_without_credentials_is_told(site: &Site) {
+fn a_machine_without_credentials_is_told(site: &Site) {
     let operator = Operator::bootstrapped(site);
     operator.does(&["add-machine"]);
     operator.does(&["add-machine"]);

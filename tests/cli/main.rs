@@ -32,9 +32,6 @@ use faults::{
     a_second_run_puts_it_right, a_store_that_goes_away_is_told_in_time,
     garbage_in_a_znode_hides_nothing_else, status_asks_in_batches,
 };
-use machine::{
-    a_machine_has_one_agent, a_machine_without_credentials_is_told, machines_open_what_their_units_ask_for,
-};
 use refusals::{refusals_change_nothing, what_is_wrong_is_said};
 use story::{status_goes_where_it_should, the_whole_story};
 
@@ -54,9 +51,6 @@ const SCENARIOS: &[Scenario] = scenarios![
     a_second_run_puts_it_right,
     a_controller_refuses_to_start_in_the_dark,
     controllers_lead_and_take_over,
-    machines_open_what_their_units_ask_for,
-    a_machine_has_one_agent,
-    a_machine_without_credentials_is_told,
 ];
 
 #[test]
