@@ -42,7 +42,7 @@ fn alone_every_planted_bug_is_found() {
     for (bug, found) in &results {
         match found {
             Some((seed, how)) => {
-                println!("{bug:?}: seed {seed}: {}", how.chars().take(120).collect::<String>())
+                println!("{bug:?}: seed {seed}: {}", how.chars().take(120).collect::<String>());
             }
             None => println!("{bug:?}: NOT FOUND. {}", bug.why()),
         }
