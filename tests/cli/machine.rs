@@ -197,13 +197,13 @@ fn machines_open_what_their_units_ask_for(site: &Site) {
     operator.does(&["unexpose", "mysql"]);
     world.becomes(sql, Knock::Refused);
     assert_eq!(net.knock(web), Knock::Connected, "frozen as it was");
+    let explained = world.explained("frozen");
+    assert!(explained.contains("unit-0000000000/ports: "), "{explained}");
     let frozen = operator.juju(&["status", "--format", "json"]);
     assert_eq!(frozen.code, 1, "{frozen:?}");
     let frozen: serde_json::Value = serde_json::from_str(&frozen.stdout).expect("JSON");
     let unit = &frozen["services"]["wordpress"]["units"]["wordpress/0"];
     assert_eq!(unit["firewall"], "pending", "{unit}");
-    let explained = world.explained("frozen");
-    assert!(explained.contains("unit-0000000000/ports: "), "{explained}");
     client.set_if_version(&ports, &whole, -1).expect("written");
 
     let log = operator.does(&["firewall", "log", "--unit", "wordpress/0"]).stdout;
