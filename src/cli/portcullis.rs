@@ -135,7 +135,11 @@ pub fn main() -> ExitCode {
         Level::Debug => "debug",
         Level::Trace => "trace",
     });
-    match start::block_on(run(&portcullis)) {
+    let done = match portcullis.command {
+        Command::Controller(_) => start::block_on_beside_sessions(run(&portcullis)),
+        _ => start::block_on(run(&portcullis)),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failure::report(&error),
     }

@@ -56,6 +56,15 @@ pub(super) fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyh
     runtime.block_on(work)
 }
 
+/// The same with a thread beside it for the session with the store: answers of a cloud that take long to read must not
+/// keep the session from saying that it lives.
+pub(super) fn block_on_beside_sessions<T>(
+    work: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    runtime.context("cannot start")?.block_on(work)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -64,9 +64,12 @@ impl Machines for Ec2 {
                 tagged.map_err(|refusal| refusal.into_error(&id.into()))?;
             }
         }
-        self.attach(machine, id, &shown).await?;
+        let group = self.attach(machine, id, &shown).await?;
         let origin = owner.map_or(Origin::Adopted, |(_, origin)| origin);
-        Ok(instance(id.clone(), machine, origin, &shown))
+        let mut adopted = instance(id.clone(), machine, origin, &shown);
+        // As it is now, and not as it was shown before.
+        adopted.groups.insert(group);
+        Ok(adopted)
     }
 
     async fn ensure_group(&self, machine: MachineNumber, id: &InstanceId) -> Result<GroupId, Error> {
