@@ -15,6 +15,9 @@ use super::state::{State, TreeLimits};
 use super::txn::Txn;
 
 const SNAPSHOTS_KEPT: usize = 2;
+/// The log may outgrow the snapshot this many times: writing snapshots then costs a share of writing the log, however
+/// large the tree, and a start takes a few times as long as reading its snapshot.
+const LOG_PER_SNAPSHOT: u64 = 2;
 
 #[derive(Debug)]
 pub struct Storage {
@@ -26,6 +29,8 @@ pub struct Storage {
     earlier_bytes: u64,
     /// Log bytes at the last attempt at a snapshot, if it has not succeeded.
     attempted_at_bytes: u64,
+    /// Of the newest snapshot; 0 if there is none.
+    snapshot_bytes: u64,
     publishing: Option<JoinHandle<Result<u64, StorageError>>>,
     /// Held for as long as the directory is ours.
     _lock: File,
@@ -37,6 +42,7 @@ pub struct Recovered {
     pub state: State,
     last_segment: u64,
     bytes: u64,
+    snapshot_bytes: u64,
 }
 
 impl Storage {
@@ -50,7 +56,7 @@ impl Storage {
         // Secrets are stored here like anything else: for nobody but this user.
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io_error("create", dir))?;
         let lock = lock(dir)?;
-        let Recovered { mut state, last_segment, bytes } = recover(dir, limits, mono_ms)?;
+        let Recovered { mut state, last_segment, bytes, snapshot_bytes } = recover(dir, limits, mono_ms)?;
         let epoch = state.begin_epoch();
         let number = last_segment + 1;
         let mut segment = Segment::create(dir, number, random_salt(dir)?)?;
@@ -62,6 +68,7 @@ impl Storage {
             segment,
             earlier_bytes: bytes,
             attempted_at_bytes: 0,
+            snapshot_bytes,
             publishing: None,
             _lock: lock,
         };
@@ -85,10 +92,11 @@ impl Storage {
         self.earlier_bytes + self.segment.written_bytes()
     }
 
-    /// Whether the log has grown by `every_bytes` since the last snapshot, or since the last attempt at one: one that
-    /// fails must not be tried at every turn, each time with a new segment.
+    /// Whether the log has grown by `every_bytes`, more for a large tree, since the last snapshot, or since the last
+    /// attempt at one: one that fails must not be tried at every turn, each time with a new segment.
     pub fn snapshot_is_due(&self, every_bytes: u64) -> bool {
-        self.bytes_since_snapshot().saturating_sub(self.attempted_at_bytes) > every_bytes
+        let grown = self.bytes_since_snapshot().saturating_sub(self.attempted_at_bytes);
+        grown > every_bytes.max(LOG_PER_SNAPSHOT * self.snapshot_bytes)
     }
 
     /// Turns to a new segment and writes the snapshot that precedes it; its sync runs on a thread of its own. A
@@ -105,7 +113,10 @@ impl Storage {
         self.number += 1;
         finished.finish()?;
         match snapshot::write(&self.dir, self.number, state) {
-            Ok(unsynced) => self.publishing = Some(std::thread::spawn(move || unsynced.publish())),
+            Ok(unsynced) => {
+                self.snapshot_bytes = unsynced.bytes();
+                self.publishing = Some(std::thread::spawn(move || unsynced.publish()));
+            }
             Err(err) => warn!(error = %Chain(&err), "snapshot not written"),
         }
         Ok(())
@@ -180,6 +191,7 @@ pub fn recover(dir: &Path, limits: TreeLimits, mono_ms: i64) -> Result<Recovered
     let snapshots = numbered(dir, "snapshot.")?;
     let segments = numbered(dir, "log.")?;
     let (first, mut state) = newest_snapshot(dir, &snapshots, limits, mono_ms)?;
+    let snapshot_bytes = std::fs::metadata(snapshot_path(dir, first)).map_or(0, |metadata| metadata.len());
     let last = segments.last().copied().unwrap_or(0).max(first - 1);
     let mut bytes = 0;
     for number in first..=last {
@@ -201,7 +213,7 @@ pub fn recover(dir: &Path, limits: TreeLimits, mono_ms: i64) -> Result<Recovered
         }
         bytes += end.offset;
     }
-    Ok(Recovered { state, last_segment: last, bytes })
+    Ok(Recovered { state, last_segment: last, bytes, snapshot_bytes })
 }
 
 fn newest_snapshot(

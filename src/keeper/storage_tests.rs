@@ -119,6 +119,27 @@ fn a_snapshot_that_fails_is_not_tried_at_every_turn() {
 }
 
 #[test]
+fn a_large_tree_is_not_written_again_for_a_small_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut storage, mut state) = open(dir.path()).unwrap();
+    create(&mut storage, &mut state, &format!("/{}", "n".repeat(5_000)));
+    storage.snapshot(&state).unwrap();
+    storage.wait_for_snapshot();
+    let size = std::fs::metadata(snapshot_path(dir.path(), 2)).unwrap().len();
+    drop(storage);
+    // Known again after a start.
+    let (mut storage, mut state) = open(dir.path()).unwrap();
+    let mut made = 0;
+    while !storage.snapshot_is_due(10) {
+        create(&mut storage, &mut state, &format!("/{made}-{}", "m".repeat(1_000)));
+        storage.commit().unwrap();
+        made += 1;
+    }
+    let log = storage.bytes_since_snapshot();
+    assert!(log > 2 * size && log < 3 * size, "{log} bytes of log, {size} of snapshot");
+}
+
+#[test]
 fn a_directory_without_a_usable_beginning_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let (mut storage, mut state) = open(dir.path()).unwrap();
