@@ -1,19 +1,23 @@
 //! `portcullis keeper`: the embedded store as a process of its own.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
 use tracing::info;
 
-use super::output;
+use super::{file, output};
 use crate::keeper::state::TreeLimits;
+use crate::keeper::tls::{self, Tls};
 use crate::keeper::{Config, Keeper, Limits};
 use crate::runtime::shutdown::Shutdown;
 
 /// Names the identity that no access list binds. A variable and not a flag, because flags are seen by everyone.
 const SUPER_DIGEST: &str = "PORTCULLIS_SUPER_DIGEST";
+
+/// A chain of certificates is some kilobytes.
+const MAX_PEM_BYTES: usize = 256 << 10;
 
 #[derive(Debug, Args)]
 pub(super) struct Typed {
@@ -30,6 +34,18 @@ pub(super) struct Serving {
     /// Address to serve on; port 0 takes a free one
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:2181")]
     pub(super) listen: SocketAddr,
+    /// Address to serve TLS on as well, for clients that want it
+    #[arg(long, value_name = "ADDR", requires_all = ["tls_cert", "tls_key"])]
+    tls_listen: Option<SocketAddr>,
+    /// Certificates in PEM form, the server's own first
+    #[arg(long, value_name = "FILE", requires = "tls_listen")]
+    tls_cert: Option<PathBuf>,
+    /// Private key of the certificate in PEM form; no one else may be able to read the file
+    #[arg(long, value_name = "FILE", requires = "tls_listen")]
+    tls_key: Option<PathBuf>,
+    /// Over TLS, serve only clients that show a certificate of this authority (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_listen")]
+    tls_client_ca: Option<PathBuf>,
     /// Sessions last from 2 to 20 ticks without a sign of life
     #[arg(long, value_name = "MS", default_value_t = 2_000, value_parser = clap::value_parser!(i32).range(1..=60_000))]
     tick_ms: i32,
@@ -54,8 +70,9 @@ pub(super) struct Serving {
 }
 
 impl Serving {
-    pub(super) fn config(&self, data_dir: PathBuf) -> Config {
-        Config {
+    pub(super) fn config(&self, data_dir: PathBuf) -> anyhow::Result<Config> {
+        Ok(Config {
+            tls: self.tls()?,
             tick_ms: self.tick_ms,
             super_digest: std::env::var(SUPER_DIGEST).ok().filter(|digest| !digest.is_empty()),
             snapshot_every_bytes: self.snapshot_every_bytes,
@@ -66,20 +83,49 @@ impl Serving {
                 tree: TreeLimits { max_nodes: self.max_nodes, max_bytes: self.max_tree_bytes },
             },
             ..Config::new(data_dir, self.listen)
-        }
+        })
     }
+
+    fn tls(&self) -> anyhow::Result<Option<Tls>> {
+        let (Some(listen), Some(cert), Some(key)) = (self.tls_listen, &self.tls_cert, &self.tls_key) else {
+            return Ok(None);
+        };
+        let certificates = present(file::read_limited(cert, MAX_PEM_BYTES)?, cert)?;
+        let secret = present(file::read_secret(key, MAX_PEM_BYTES)?, key)?;
+        let authority = match &self.tls_client_ca {
+            Some(path) => Some(present(file::read_limited(path, MAX_PEM_BYTES)?, path)?),
+            None => None,
+        };
+        let config = tls::server_config(&certificates, &secret, authority.as_deref());
+        let config = config.with_context(|| {
+            let authority =
+                self.tls_client_ca.iter().map(|path| format!(" for clients of {}", path.display()));
+            format!(
+                "cannot serve TLS with {} and {}{}",
+                cert.display(),
+                key.display(),
+                authority.collect::<String>()
+            )
+        })?;
+        Ok(Some(Tls { listen, config }))
+    }
+}
+
+fn present(read: Option<Vec<u8>>, path: &Path) -> anyhow::Result<Vec<u8>> {
+    read.with_context(|| format!("there is no file {}", path.display()))
 }
 
 pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::listen().context("cannot catch signals")?;
-    let keeper = Keeper::start(args.serving.config(args.data_dir.clone()))?;
+    let keeper = Keeper::start(args.serving.config(args.data_dir.clone())?)?;
     announce(&keeper)?;
     serve(keeper, shutdown.asked()).await
 }
 
 /// Tells whoever started this process where it serves.
 pub(super) fn announce(keeper: &Keeper) -> anyhow::Result<()> {
-    output::data(&format!("listening on {}\n", keeper.local_addr())).context("cannot write to stdout")
+    let tls = keeper.tls_addr().map_or_else(String::new, |addr| format!("listening with TLS on {addr}\n"));
+    output::data(&format!("listening on {}\n{tls}", keeper.local_addr())).context("cannot write to stdout")
 }
 
 /// Waits until it is asked to stop, or for the keeper to end by itself, which is always a failure of its disk.

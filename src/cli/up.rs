@@ -52,7 +52,7 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let data_dir = data_dir(&environment, args.data_dir.as_deref())?;
     args.own.check()?;
     let mut shutdown = Shutdown::listen().context("cannot catch signals")?;
-    let keeper = start(&globals, &environment, args.serving.config(data_dir.clone())).await?;
+    let keeper = start(&globals, &environment, args.serving.config(data_dir.clone())?).await?;
     let file = machine_file::ensure(&globals, LOCAL_MACHINE, None).await?;
     let agent = machine::prepare(&environment, LOCAL_MACHINE, file, (&args.own, &args.units), &data_dir)?;
     announce(&keeper)?;

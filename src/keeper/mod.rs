@@ -3,9 +3,10 @@
 //!
 //! Read it from the inside out: `tree` and `state` are the pure state machine, `txn` what it logs, `watch` and `session`
 //! the pure tables beside it; `log`, `snapshot` and `storage` make it durable; `jute`, `proto` and `words` are the wire;
-//! `serve` and `reply` give requests their meaning; `server` owns sockets and time. Nothing here knows what the znodes mean.
+//! `serve` and `reply` give requests their meaning; `door` and `tls` are how clients come in; `server` owns sockets and time. Nothing here knows what the znodes mean.
 
 pub mod acl;
+pub mod door;
 pub mod jute;
 pub mod log;
 pub mod outbox;
@@ -19,6 +20,7 @@ pub mod snapshot;
 pub mod start;
 pub mod state;
 pub mod storage;
+pub mod tls;
 pub mod tree;
 pub mod txn;
 pub mod watch;

@@ -127,6 +127,12 @@ impl Outboxes {
                 Err(_) => return Flushed::Broken,
             }
         }
+        // Inside TLS, what was taken has not gone yet.
+        match to.flush() {
+            Ok(()) => {}
+            Err(err) if err.kind() == ErrorKind::WouldBlock => return Flushed::Blocked,
+            Err(_) => return Flushed::Broken,
+        }
         outbox.sent = 0;
         if outbox.bytes.capacity() > KEPT_BYTES {
             outbox.bytes = Vec::new();

@@ -5,17 +5,19 @@
 //! What a request means is in `serve.rs`; here are sockets, limits and time.
 
 use std::io::{self, ErrorKind, Read as _};
-use std::net::{Shutdown, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mio::event::Event;
-use mio::net::{TcpListener, TcpStream};
+use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token, Waker};
+use rustls::ServerConfig;
 use slab::Slab;
 use tracing::{debug, info, warn};
 
+use super::door::{Door, Stream};
 use super::outbox::Flushed;
 use super::serve::{Now, Peer, Service, SessionRules, Verdict};
 use super::start::{Config, KeeperError, StopHandle};
@@ -24,6 +26,7 @@ use super::words::{self, Facts};
 
 const LISTENER: Token = Token(usize::MAX);
 const WAKER: Token = Token(usize::MAX - 1);
+const TLS_LISTENER: Token = Token(usize::MAX - 2);
 const EVENTS_A_TURN: usize = 1024;
 const READ_BYTES: usize = 256 << 10;
 /// More than this waiting for its sync is synced before more is read.
@@ -35,7 +38,7 @@ const LATE_MS: i64 = 500;
 
 #[derive(Debug)]
 struct Connection {
-    stream: TcpStream,
+    stream: Stream,
     peer: Peer,
     addr: SocketAddr,
     /// The beginning of a frame whose end has not come yet, or requests that wait for their client to read.
@@ -49,9 +52,9 @@ struct Connection {
 #[derive(Debug)]
 pub struct Server {
     config: Config,
-    pub local_addr: SocketAddr,
     poll: Poll,
-    listener: TcpListener,
+    plain: Door,
+    secure: Option<Door>,
     service: Service,
     connections: Slab<Connection>,
     /// Connections that may hold more than one read took, and will not be reported as readable again.
@@ -66,12 +69,13 @@ pub struct Server {
 impl Server {
     pub fn new(config: Config) -> Result<(Server, StopHandle), KeeperError> {
         let started = Instant::now();
-        let listen_error = |source| KeeperError::Listen { addr: config.listen, source };
-        let mut listener = TcpListener::bind(config.listen).map_err(listen_error)?;
-        let local_addr = listener.local_addr().map_err(listen_error)?;
-        let (storage, state) = Storage::open(&config.data_dir, config.limits.tree, wall_ms(), 0)?;
         let poll = Poll::new().map_err(KeeperError::Poll)?;
-        poll.registry().register(&mut listener, LISTENER, Interest::READABLE).map_err(KeeperError::Poll)?;
+        let plain = Door::open(&poll, LISTENER, config.listen, None)?;
+        let secure = match &config.tls {
+            Some(tls) => Some(Door::open(&poll, TLS_LISTENER, tls.listen, Some(tls.config.clone()))?),
+            None => None,
+        };
+        let (storage, state) = Storage::open(&config.data_dir, config.limits.tree, wall_ms(), 0)?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER).map_err(KeeperError::Poll)?);
         let stopping = Arc::new(AtomicBool::new(false));
         let rules = SessionRules {
@@ -79,11 +83,11 @@ impl Server {
             max_timeout_ms: config.tick_ms.saturating_mul(20),
             super_digest: config.super_digest.clone(),
         };
-        info!(%local_addr, zxid = state.zxid(), nodes = state.tree.len(), "keeper recovered");
+        info!(local_addr = %plain.addr, zxid = state.zxid(), nodes = state.tree.len(), "keeper recovered");
         let server = Server {
-            local_addr,
             poll,
-            listener,
+            plain,
+            secure,
             service: Service::new(state, storage, rules),
             connections: Slab::new(),
             unread: Vec::new(),
@@ -95,6 +99,15 @@ impl Server {
             config,
         };
         Ok((server, StopHandle::new(stopping, waker)))
+    }
+
+    pub fn local_addr(&self) -> SocketAddr {
+        self.plain.addr
+    }
+
+    /// Where TLS is served, if it is.
+    pub fn tls_addr(&self) -> Option<SocketAddr> {
+        self.secure.as_ref().map(|door| door.addr)
     }
 
     fn now(&self) -> Now {
@@ -147,7 +160,8 @@ impl Server {
         }
         for event in events {
             match event.token() {
-                LISTENER => self.accept(now),
+                LISTENER => self.accept(LISTENER, now),
+                TLS_LISTENER => self.accept(TLS_LISTENER, now),
                 WAKER => {}
                 Token(id) => self.ready(id, event, now)?,
             }
@@ -157,7 +171,7 @@ impl Server {
 
     fn ready(&mut self, id: usize, event: &Event, now: Now) -> Result<(), KeeperError> {
         let Some(connection) = self.connections.get(id) else { return Ok(()) };
-        if event.is_writable() && connection.blocked {
+        if event.is_writable() && (connection.blocked || connection.stream.holds_back()) {
             // Goes out with the rest, after the sync: it may hold answers of this very turn.
             self.service.out.raw(id, &[]);
         }
@@ -171,9 +185,11 @@ impl Server {
         Ok(())
     }
 
-    fn accept(&mut self, now: Now) {
+    fn accept(&mut self, token: Token, now: Now) {
         loop {
-            let (stream, addr) = match self.listener.accept() {
+            let door = self.secure.as_ref().filter(|_| token == TLS_LISTENER).unwrap_or(&self.plain);
+            let tls = door.tls.clone();
+            let (socket, addr) = match door.listener.accept() {
                 Ok(accepted) => accepted,
                 Err(err) if err.kind() == ErrorKind::WouldBlock => return,
                 Err(err) if err.kind() == ErrorKind::Interrupted => continue,
@@ -187,14 +203,24 @@ impl Server {
                 warn!(%addr, limit = self.config.limits.max_connections, "connection refused: too many");
                 continue;
             }
-            if let Err(err) = self.admit(stream, addr, now) {
+            if let Err(err) = self.admit(socket, addr, tls.as_ref(), now) {
                 warn!(%addr, %err, "could not serve a connection");
             }
         }
     }
 
-    fn admit(&mut self, mut stream: TcpStream, addr: SocketAddr, now: Now) -> io::Result<()> {
-        stream.set_nodelay(true)?;
+    fn admit(
+        &mut self,
+        socket: TcpStream,
+        addr: SocketAddr,
+        tls: Option<&Arc<ServerConfig>>,
+        now: Now,
+    ) -> io::Result<()> {
+        socket.set_nodelay(true)?;
+        let mut stream = match tls {
+            Some(config) => Stream::tls(socket, config)?,
+            None => Stream::Plain(socket),
+        };
         let slot = self.connections.vacant_entry();
         let id = slot.key();
         self.poll.registry().register(&mut stream, Token(id), Interest::READABLE | Interest::WRITABLE)?;
@@ -341,8 +367,7 @@ impl Server {
         if let Err(err) = self.poll.registry().deregister(&mut connection.stream) {
             debug!(%err, "deregister");
         }
-        // Best effort: the peer may be gone already.
-        connection.stream.shutdown(Shutdown::Both).ok();
+        connection.stream.end();
     }
 
     fn chores(&mut self, now: Now) -> Result<(), KeeperError> {
@@ -393,7 +418,8 @@ impl Server {
             received: service.requests,
             sent: service.out.frames,
             uptime_ms: self.now().mono_ms,
-            port: self.local_addr.port(),
+            port: self.plain.addr.port(),
+            tls_port: self.secure.as_ref().map(|door| door.addr.port()),
             data_dir: self.config.data_dir.display().to_string(),
             tick_ms: self.config.tick_ms,
             max_connections: self.config.limits.max_connections,

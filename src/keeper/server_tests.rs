@@ -59,7 +59,7 @@ fn a_client_that_reads_again_gets_no_answer_before_the_sync() {
     // Every answer is one too many, so that the connection is blocked after each request.
     config.limits.max_outstanding_bytes = 1;
     let (mut server, _stop) = Server::new(config).unwrap();
-    let mut client = Client::connect(server.local_addr).unwrap();
+    let mut client = Client::connect(server.local_addr()).unwrap();
     client.set_nonblocking(true).unwrap();
     client.write_all(&connect()).unwrap();
     while arrived(&client) == 0 {

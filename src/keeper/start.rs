@@ -13,6 +13,7 @@ use tracing::{debug, warn};
 use super::log::StorageError;
 use super::server::Server;
 use super::state::TreeLimits;
+use super::tls::Tls;
 
 /// Beyond each of these there is a refusal, and a line in the log or an error code that says so.
 #[derive(Debug, Clone, Copy)]
@@ -42,6 +43,8 @@ impl Default for Limits {
 pub struct Config {
     pub data_dir: PathBuf,
     pub listen: SocketAddr,
+    /// A second door, for clients that want TLS.
+    pub tls: Option<Tls>,
     pub tick_ms: i32,
     /// `user:hash` of the identity that no access list binds.
     pub super_digest: Option<String>,
@@ -55,6 +58,7 @@ impl Config {
         Config {
             data_dir: data_dir.into(),
             listen,
+            tls: None,
             tick_ms: 2_000,
             super_digest: None,
             snapshot_every_bytes: 64 << 20,
@@ -79,6 +83,7 @@ pub enum KeeperError {
 #[derive(Debug)]
 pub struct Keeper {
     local_addr: SocketAddr,
+    tls_addr: Option<SocketAddr>,
     stop: StopHandle,
     thread: Option<JoinHandle<Result<(), KeeperError>>>,
 }
@@ -108,16 +113,21 @@ impl Keeper {
     /// Recovers the data directory, binds, and serves on a thread of its own.
     pub fn start(config: Config) -> Result<Keeper, KeeperError> {
         let (server, stop) = Server::new(config)?;
-        let local_addr = server.local_addr;
+        let (local_addr, tls_addr) = (server.local_addr(), server.tls_addr());
         let thread = std::thread::Builder::new()
             .name("keeper".to_owned())
             .spawn(move || server.run())
             .map_err(KeeperError::Poll)?;
-        Ok(Keeper { local_addr, stop, thread: Some(thread) })
+        Ok(Keeper { local_addr, tls_addr, stop, thread: Some(thread) })
     }
 
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
+    }
+
+    /// Where TLS is served, if it is.
+    pub fn tls_addr(&self) -> Option<SocketAddr> {
+        self.tls_addr
     }
 
     pub fn stop_handle(&self) -> StopHandle {

@@ -21,6 +21,7 @@ pub struct Facts {
     pub sent: u64,
     pub uptime_ms: i64,
     pub port: u16,
+    pub tls_port: Option<u16>,
     pub data_dir: String,
     pub tick_ms: i32,
     pub max_connections: usize,
@@ -96,8 +97,9 @@ fn monitor(facts: &Facts) -> String {
 }
 
 fn configuration(facts: &Facts) -> String {
+    let tls = facts.tls_port.map_or_else(String::new, |port| format!("secureClientPort={port}\n"));
     format!(
-        "clientPort={}\ndataDir={}\ntickTime={}\nmaxClientCnxns={}\nminSessionTimeout={}\nmaxSessionTimeout={}\n\
+        "clientPort={}\n{tls}dataDir={}\ntickTime={}\nmaxClientCnxns={}\nminSessionTimeout={}\nmaxSessionTimeout={}\n\
          serverId=0\n",
         facts.port,
         facts.data_dir,

@@ -29,18 +29,29 @@ GROUPS = (
     ("test_lock", "test_watchers"),
 )
 
-# Stands in for java. exec: kazoo's harness sends its signals to the process it started.
+# Stands in for java. exec: kazoo's harness sends its signals to the process it started. Its keys are in Java's own form;
+# the keeper takes PEM.
 SHIM = """#!{python}
-import os, sys
+import os, ssl, sys
+import jks, OpenSSL.crypto
 config = dict(line.strip().split("=", 1) for line in open(sys.argv[-1]) if "=" in line)
 digest = "-Dzookeeper.DigestAuthenticationProvider.superDigest="
 for argument in sys.argv:
     if argument.startswith(digest):
         os.environ["PORTCULLIS_SUPER_DIGEST"] = argument[len(digest):]
-listen = "127.0.0.1:" + config["clientPort"]
-os.execv({binary!r}, [{binary!r}, "keeper", "--data-dir", config["dataDir"], "--listen", listen])
+store = jks.KeyStore.load(config["ssl.keyStore.location"], config["ssl.keyStore.password"])
+entry = next(iter(store.private_keys.values()))
+crypto = OpenSSL.crypto
+key = crypto.dump_privatekey(crypto.FILETYPE_PEM, crypto.load_privatekey(crypto.FILETYPE_ASN1, entry.pkey))
+chain = "".join(ssl.DER_cert_to_PEM_cert(certificate) for _, certificate in entry.cert_chain)
+files = [os.path.join(config["dataDir"], name) for name in ("cert.pem", "key.pem")]
+for path, pem in zip(files, (chain.encode(), key)):
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(pem)
+here = "127.0.0.1:"
+os.execv({binary!r}, [{binary!r}, "keeper", "--data-dir", config["dataDir"], "--listen", here + config["clientPort"],
+    "--tls-listen", here + config["secureClientPort"], "--tls-cert", files[0], "--tls-key", files[1]])
 """
-
 
 def free_ports(start):
     """The first of five free ports in a row, below the range that the kernel uses for outgoing connections."""

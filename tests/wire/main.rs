@@ -10,6 +10,7 @@ mod limits;
 mod operations;
 mod restarts;
 mod sessions;
+mod tls;
 mod watches;
 mod words;
 
@@ -64,4 +65,12 @@ fn keeper_limits() {
     limits::connections_beyond_the_limit_are_closed_and_counted();
     limits::a_client_that_does_not_read_waits_and_holds_up_nobody();
     limits::a_full_tree_refuses_growth_and_goes_on();
+}
+
+#[test]
+fn keeper_tls() {
+    tls::the_protocol_is_the_same_inside();
+    tls::who_shows_no_certificate_of_the_authority_stays_out();
+    tls::a_keeper_of_another_authority_is_found_out();
+    tls::what_is_no_tls_is_closed();
 }
