@@ -1,4 +1,4 @@
-//! `portcullis controller`: the firewall agent as a process. Of several for one environment one leads, and the others
+//! `portcullis controller`: the firewall agent as a process, and beside it a heartbeat tracker if one is asked for. Of several for one environment one leads, and the others
 //! stand by. What the agent does is decided in `firewall`; here it gets its store, its provider and its policy.
 
 use std::path::{Path, PathBuf};
@@ -19,6 +19,7 @@ use tracing::warn;
 
 use super::config::Role;
 use super::failure::Refusal;
+use super::heartbeat_role::{Beside, Started};
 use super::metrics::{self, Watched};
 use super::settings::Globals;
 use super::{ec2, file};
@@ -51,6 +52,8 @@ pub(super) struct Typed {
     #[command(flatten)]
     watched: Watched,
     #[command(flatten)]
+    heartbeat: Beside,
+    #[command(flatten)]
     ec2: ec2::Flags,
 }
 
@@ -69,7 +72,8 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let settings = args.globals.settings_of(Role::Controller)?;
     // Before anything else is touched: rules made under another policy than the one that was named are worse than none.
     let policy = read_policy(args.policy.as_deref(), Policy::with_own_ports(settings.address.ports()))?;
-    let rules = Rules { policy, resync: Duration::from_secs(args.resync), watched: &args.watched };
+    let tracker = args.heartbeat.start(|| Ok(settings.clone()), None).await?;
+    let rules = Rules { tracker, policy, resync: Duration::from_secs(args.resync), watched: &args.watched };
     match args.provider {
         Provider::Memory => {
             args.ec2.refuse_all()?;
@@ -109,6 +113,8 @@ struct Rules<'a> {
     policy: Policy,
     resync: Duration,
     watched: &'a Watched,
+    /// Beside the firewall, if it was asked for.
+    tracker: Option<Started>,
 }
 
 /// For a provider that has no machines to give.
@@ -136,7 +142,7 @@ async fn work<F: Firewall, M: Machines>(
 ) -> anyhow::Result<()> {
     let roles = environment.info().roles.clone();
     let tree = environment.into_tree();
-    let Rules { policy, resync, watched } = rules;
+    let Rules { policy, resync, watched, mut tracker } = rules;
     let mut agent = Agent::new(tree.clone(), firewall, policy, roles.clone(), jitter);
     let (stop, stopped) = watch::channel(false);
     let (progress, watching) = watch::channel(Progress::default());
@@ -152,21 +158,32 @@ async fn work<F: Firewall, M: Machines>(
             &progress,
             stopped
         ));
-        tokio::select! {
-            ended = &mut running => ended,
+        let failed = tokio::select! {
+            ended = &mut running => Some(ended.map_err(anyhow::Error::from)),
+            error = Started::failed(&mut tracker) => Some(Err(error)),
             signal = shutdown.asked() => {
                 info!(signal, "stopping");
-                stop.send_replace(true);
-                tokio::time::timeout(LAST_PASS, running).await.context("the last pass does not end")?
+                None
+            }
+        };
+        stop.send_replace(true);
+        match failed {
+            Some(ended) => ended,
+            None => {
+                let ended = tokio::time::timeout(LAST_PASS, running).await;
+                ended.context("the last pass does not end")?.map_err(anyhow::Error::from)
             }
         }
     };
     drop((agent, provisioner));
-    stop.send_replace(true);
+    let tracked = match tracker {
+        Some(tracker) => tracker.end().await,
+        None => Ok(()),
+    };
     metrics::shut(door).await;
     // Ends the session and with it the lock, so that whoever stands by need not wait.
     tree.close().await;
-    Ok(ended?)
+    ended.and(tracked)
 }
 
 /// Spreads retries. Without the system's randomness they are only less spread.

@@ -1,7 +1,6 @@
 //! `juju heartbeat`: who is alive, as the trackers wrote it into the tree, and what the operator may tell them.
 
 use std::collections::HashMap;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
@@ -14,10 +13,11 @@ use crate::heartbeat::audit::Change;
 use crate::heartbeat::corner;
 use crate::heartbeat::name::{InvalidName, Name};
 use crate::heartbeat::record::Record;
-use crate::heartbeat::report::utc;
 use crate::model::MachineId;
+use crate::runtime::clock::{utc, wall_ms};
 use crate::store::paths::{self, HeartbeatNode};
 use crate::store::tree::{Event, Feed as _, Tree};
+use crate::store::{Environment, ZkTree};
 
 #[derive(Debug, Args)]
 pub(super) struct Typed {
@@ -73,8 +73,16 @@ impl Typed {
 pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
     let text = match &args.question {
         Question::List { unwell, format } => {
-            let mut records =
-                globals.in_environment(async |_, e| Ok(corner::overview(e.tree()).await?)).await?;
+            let look = async |_: &_, e: &Environment<ZkTree>| {
+                Ok((corner::overview(e.tree()).await?, corner::alarm(e.tree()).await?.0))
+            };
+            let (mut records, alarm) = globals.in_environment(look).await?;
+            if let Some((silent, alive)) = alarm {
+                output::message(&format!(
+                    "warning: {silent} of {alive} components are silent at once: their deaths are held"
+                ));
+                output::hint("`juju heartbeat release` says that the outage is real");
+            }
             records.retain(|record| !*unwell || !is_well(record));
             match format {
                 Format::Text => list(&records),
@@ -86,11 +94,18 @@ pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
         Question::Params { settings } => params(globals, settings).await?,
         Question::Release => {
             let released = globals.in_environment(async |_, environment| {
-                corner::ensure(environment.tree(), &environment.info().roles).await?;
-                Ok(corner::release(environment.tree()).await?)
+                let tree = environment.tree();
+                corner::ensure(tree, &environment.info().roles).await?;
+                let held = corner::alarm(tree).await?.0.is_some();
+                corner::release(tree).await?;
+                Ok(held)
             });
-            released.await?;
-            output::message("Deaths that are held will be declared.");
+            let held = released.await?;
+            output::message(if held {
+                "Deaths that are held will be declared."
+            } else {
+                "No deaths are held."
+            });
             return Ok(());
         }
     };
@@ -173,7 +188,7 @@ async fn show(globals: &Globals, name: &Name) -> anyhow::Result<String> {
     if record.flaps > 0 {
         lines.push(format!("flapping: came back {} times; what is told is damped", record.flaps));
     }
-    if let Some(until) = maintenance.get(name).filter(|until| **until > now()) {
+    if let Some(until) = maintenance.get(name).filter(|until| **until > wall_ms()) {
         lines.push(format!("maintenance-until: {}", utc(*until)));
     }
     Ok(lines.join("\n") + "\n")
@@ -231,11 +246,6 @@ fn line(change: &Change) -> String {
     format!("{}  {}  {}  {message}\n", utc(change.at), change.name, change.state.as_str())
 }
 
-pub(super) fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
 /// `juju machine`: what an operator says about one machine.
 #[derive(Debug, Args)]
 pub(super) struct MachineTyped {
@@ -268,13 +278,13 @@ pub(super) async fn run_machine(globals: &Globals, args: &MachineTyped) -> anyho
     let Order::Maintenance { machine, time, end } = &args.order;
     let name = name_of(machine)?;
     let Time(ms) = typed(time)?;
-    let until = (!end).then(|| now() + ms);
+    let until = (!end).then(|| wall_ms() + ms);
     let set = globals.in_environment(async |_, environment| {
         if let Some(id) = name.machine() {
             environment.machine(id).await?;
         }
         corner::ensure(environment.tree(), &environment.info().roles).await?;
-        Ok(corner::set_maintenance(environment.tree(), &name, until, now()).await?)
+        Ok(corner::set_maintenance(environment.tree(), &name, until, wall_ms()).await?)
     });
     set.await?;
     output::message(&match until {

@@ -1,23 +1,27 @@
-//! `portcullis heartbeat`: a heartbeat tracker as a process. The door opens first: beats are taken before a store was found
+//! `portcullis heartbeat`: a heartbeat tracker as a process, or beside another role in one. The door opens first: beats are taken before a store was found
 //! and while it is away. What a beat means is decided in `heartbeat`; here it gets its door, its store and its clock.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
 use super::config::Role;
-use super::output;
 use super::settings::{Globals, Settings};
+use super::{controller, file, output};
 use crate::heartbeat::api::{Api, limits};
 use crate::heartbeat::ears::Ears;
 use crate::heartbeat::notify::Http;
+use crate::heartbeat::tls::Trust;
 use crate::heartbeat::tracker::{Setting, Tracker};
+use crate::runtime::clock::wall_ms;
 use crate::runtime::http::Server;
 use crate::runtime::shutdown::Shutdown;
 use crate::store::{Environment, ZkTree};
@@ -31,6 +35,12 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// How long the tracker may take to leave in order.
 const LAST_WORDS: Duration = Duration::from_secs(8);
 
+/// More than all certificates that a system believes.
+const MAX_CA_BYTES: usize = 4 << 20;
+
+/// Components that a tracker remembers, unless told otherwise.
+const MAX_COMPONENTS: usize = 1_000_000;
+
 #[derive(Debug, Args)]
 pub(super) struct Typed {
     #[command(flatten)]
@@ -42,53 +52,146 @@ pub(super) struct Typed {
     #[arg(long)]
     open: bool,
     /// Components that are remembered; one more is refused
-    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    #[arg(long, value_name = "N", default_value_t = MAX_COMPONENTS)]
     max_components: usize,
+    /// Certificates in PEM of who else is believed in calls to https:// addresses, besides those of this system
+    #[arg(long, value_name = "FILE")]
+    ca_file: Option<PathBuf>,
 }
 
 pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::listen().context("cannot catch signals")?;
     let settings = args.globals.settings_of(Role::Controller)?;
-    raise_open_files();
-    let ears = Arc::new(Ears::new(Arc::new(calendar), args.max_components));
-    let (found, store) = watch::channel(None);
-    let (shut, is_shut) = watch::channel(false);
+    let Typed { listen, open, max_components, ca_file, .. } = args;
+    let role = Tracking::open(*listen, *open, *max_components, ca_file.as_deref()).await?;
+    output::data(&format!("listening on {}\n", role.address)).context("cannot write to stdout")?;
     let (stop, stopped) = watch::channel(false);
-    let server = Server::bind(args.listen, limits())
-        .await
-        .with_context(|| format!("cannot listen on {}", args.listen))?;
-    let address = server.local_addr().context("cannot tell where this listens")?;
-    output::data(&format!("listening on {address}\n")).context("cannot write to stdout")?;
-    let api = Arc::new(Api::new(Arc::clone(&ears), store, args.open));
-    let answer = move |request| {
-        let api = Arc::clone(&api);
-        async move { api.answer(request).await }
-    };
-    let mut serving = tokio::spawn(server.serve(answer, is_shut));
-    let mut tracking = std::pin::pin!(track(&settings, &ears, &found, stopped));
-    let ended = tokio::select! {
-        ended = &mut tracking => ended,
-        () = ears.pulse() => Ok(()),
+    let mut running = std::pin::pin!(role.run(settings, stopped));
+    tokio::select! {
+        ended = &mut running => ended,
         signal = shutdown.asked() => {
             info!(signal, "stopping");
-            // First the door, so that every beat that was taken is in the last words.
-            shut.send_replace(true);
-            tokio::select! {
-                ended = &mut tracking => return ended,
-                ended = &mut serving => ended.context("the door fell")?,
-            }
             stop.send_replace(true);
-            tokio::time::timeout(LAST_WORDS, tracking).await.context("the tracker does not end")?
+            running.await
         }
-    };
-    serving.abort();
-    ended
+    }
+}
+
+/// A tracker whose door is open, for whoever has the role beside another.
+pub(super) struct Tracking {
+    server: Server,
+    pub(super) address: SocketAddr,
+    ears: Arc<Ears>,
+    open: bool,
+    post: Http,
+}
+
+impl Tracking {
+    pub(super) async fn open(
+        listen: SocketAddr,
+        open: bool,
+        max_components: usize,
+        ca_file: Option<&Path>,
+    ) -> anyhow::Result<Self> {
+        let trust = ca_file.map_or_else(|| Ok(Trust::default()), read_ca)?;
+        raise_open_files();
+        let server =
+            Server::bind(listen, limits()).await.with_context(|| format!("cannot listen on {listen}"))?;
+        let address = server.local_addr().context("cannot tell where this listens")?;
+        let ears = Arc::new(Ears::new(Arc::new(wall_ms), max_components));
+        Ok(Self { server, address, ears, open, post: Http::trusting(trust) })
+    }
+
+    /// Runs until `stop` says so, and then leaves in order; or until it fails in a way that waiting does not cure.
+    pub(super) async fn run(self, settings: Settings, mut stop: watch::Receiver<bool>) -> anyhow::Result<()> {
+        let Self { server, ears, open, post, .. } = self;
+        let (found, store) = watch::channel(None);
+        let (shut, is_shut) = watch::channel(false);
+        let (leave, leaving) = watch::channel(false);
+        let mut serving = tokio::spawn(server.serve(Api::new(Arc::clone(&ears), store, open), is_shut));
+        let mut tracking = std::pin::pin!(track(&settings, &ears, post, &found, leaving));
+        let ended = tokio::select! {
+            ended = &mut tracking => ended,
+            () = ears.pulse() => Ok(()),
+            () = async { drop(stop.wait_for(|stop| *stop).await) } => {
+                // First the door, so that every beat that was taken is in the last words.
+                shut.send_replace(true);
+                tokio::select! {
+                    ended = &mut tracking => return ended,
+                    ended = &mut serving => ended.context("the door fell")?,
+                }
+                leave.send_replace(true);
+                tokio::time::timeout(LAST_WORDS, tracking).await.context("the tracker does not end")?
+            }
+        };
+        serving.abort();
+        ended
+    }
+}
+
+/// A tracker in a process that is there for something else: how it is asked for.
+#[derive(Debug, Clone, Default, Args)]
+pub(super) struct Beside {
+    /// Track heartbeats, too, and take beats here
+    #[arg(long, value_name = "ADDR")]
+    heartbeat: Option<SocketAddr>,
+    /// Take beats from anybody, for anything but machines
+    #[arg(long)]
+    heartbeat_open: bool,
+    /// Certificates in PEM of who else is believed when the tracker calls https:// addresses
+    #[arg(long, value_name = "FILE")]
+    heartbeat_ca_file: Option<PathBuf>,
+}
+
+/// One that runs.
+pub(super) struct Started {
+    pub(super) address: SocketAddr,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<anyhow::Result<()>>,
+}
+
+impl Beside {
+    /// Starts it where it was asked for, else at `default`, else not at all.
+    pub(super) async fn start(
+        &self,
+        settings: impl FnOnce() -> anyhow::Result<Settings>,
+        default: Option<SocketAddr>,
+    ) -> anyhow::Result<Option<Started>> {
+        let Some(listen) = self.heartbeat.or(default) else { return Ok(None) };
+        let tracking =
+            Tracking::open(listen, self.heartbeat_open, MAX_COMPONENTS, self.heartbeat_ca_file.as_deref())
+                .await?;
+        let (address, settings) = (tracking.address, settings()?);
+        output::message(&format!("heartbeats on http://{address}"));
+        let (stop, stopped) = watch::channel(false);
+        Ok(Some(Started { address, stop, task: tokio::spawn(tracking.run(settings, stopped)) }))
+    }
+}
+
+impl Started {
+    /// Waits until it ends by itself, which is a failure. Cancel-safe.
+    pub(super) async fn failed(started: &mut Option<Self>) -> anyhow::Error {
+        let Some(tracker) = started else { return std::future::pending().await };
+        let ended = (&mut tracker.task).await;
+        *started = None;
+        match ended {
+            Ok(Err(error)) => error.context("the tracker of heartbeats has ended"),
+            _ => anyhow::anyhow!("the tracker of heartbeats has died"),
+        }
+    }
+
+    /// Has it leave in order.
+    pub(super) async fn end(self) -> anyhow::Result<()> {
+        self.stop.send_replace(true);
+        self.task.await.context("the tracker of heartbeats has died")?
+    }
 }
 
 /// Finds the store, however long that takes, and runs the tracker on it.
 async fn track(
     settings: &Settings,
     ears: &Arc<Ears>,
+    post: Http,
     found: &watch::Sender<Option<ZkTree>>,
     mut stopped: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
@@ -104,9 +207,9 @@ async fn track(
         tree: tree.clone(),
         roles,
         ears: Arc::clone(ears),
-        post: Arc::new(Http),
+        post: Arc::new(post),
         webhook_secret: secret.map(|secret| secret.into_bytes().into()),
-        random: jitter,
+        random: controller::jitter,
     })?;
     let ended = tracker.run(stopped).await;
     // Ends the session and with it the lock, so that whoever stands by need not wait.
@@ -136,6 +239,13 @@ async fn look_for_store(settings: &Settings) -> anyhow::Result<Environment<ZkTre
     }
 }
 
+fn read_ca(path: &Path) -> anyhow::Result<Trust> {
+    let wrong = || format!("cannot use the certificates in {}", path.display());
+    let pem = file::read_limited(path, MAX_CA_BYTES)?
+        .with_context(|| format!("{} does not exist", path.display()))?;
+    Trust::also(&pem).with_context(wrong)
+}
+
 /// Every component may keep a connection, and the usual limit of open files is for programs with a few.
 fn raise_open_files() {
     let mut limit = getrlimit(Resource::Nofile);
@@ -143,14 +253,4 @@ fn raise_open_files() {
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         warn!(%error, "the limit of open files stays as it is");
     }
-}
-
-fn calendar() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Spreads retries. Without the system's randomness they are only less spread.
-fn jitter() -> u64 {
-    getrandom::u64().unwrap_or(0)
 }

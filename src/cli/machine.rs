@@ -105,8 +105,8 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let agent = prepare(&environment, id, file, (&args.own, &args.units), &data)?;
     let (stop, stopped) = watch::channel(false);
     // Ends with its runtime if the agent does not end in order.
-    let beating =
-        (!args.beat_to.is_empty()).then(|| tokio::spawn(sender.run(Arc::new(Http), stop.subscribe())));
+    let beating = (!args.beat_to.is_empty())
+        .then(|| tokio::spawn(sender.run(Arc::new(Http::default()), stop.subscribe())));
     let mut running = std::pin::pin!(agent.run(stopped));
     let mut shutdown = shutdown;
     tokio::select! {

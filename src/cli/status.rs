@@ -17,8 +17,8 @@ use crate::firewall::report::{NOBODY, NOT_PROVISIONED};
 use crate::firewall::told::Told;
 use crate::heartbeat::corner;
 use crate::heartbeat::name::Name;
-use crate::heartbeat::report::utc;
 use crate::model::{Cidr, MachineId};
+use crate::runtime::clock::utc;
 use crate::runtime::shutdown::Shutdown;
 use crate::status::render::{dot, json, svg, tabular, yaml};
 use crate::status::view::{Heard, Held, SeenUnit};
@@ -156,9 +156,11 @@ async fn heard(
 ) -> Result<BTreeMap<MachineId, Heard>, store::Error> {
     let names: BTreeSet<Name> = machines.map(Name::of_machine).collect();
     let records = corner::overview_of(tree, &names).await?;
+    // Without a tracker nobody judges, and what was judged last is no longer anybody's word.
+    let judged = records.is_empty() || !corner::replicas(tree).await?.is_empty();
     let heard = records.into_iter().filter_map(|record| {
         let (_, flag) = record.word?.state_and_flag();
-        let health = record.state.as_str().to_owned();
+        let health = if judged { record.state.as_str() } else { "unknown" }.to_owned();
         Some((
             record.name.machine()?,
             Heard { health, flag: flag.to_owned(), last_beat: utc(record.beat_at) },

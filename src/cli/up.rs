@@ -3,8 +3,9 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -14,10 +15,13 @@ use tracing::warn;
 
 use super::config::{ConfigDir, Remembered, Role};
 use super::failure::Refusal;
+use super::heartbeat_role::Beside;
 use super::keeper::{Serving, announce, serve};
 use super::settings::Globals;
 use super::unit_options::UnitOptions;
 use super::{bootstrap, file, machine, machine_file, output};
+use crate::heartbeat::notify::Http;
+use crate::heartbeat::sender::Sender;
 use crate::keeper::{Config, Keeper};
 use crate::model::{EnvironmentName, MachineId};
 use crate::runtime::shutdown::Shutdown;
@@ -44,7 +48,12 @@ pub(super) struct Typed {
     own: machine::Own,
     #[command(flatten)]
     units: UnitOptions,
+    #[command(flatten)]
+    heartbeat: Beside,
 }
+
+/// Where heartbeats are taken unless something else is said: nobody but this machine sends any.
+const ANY_LOCAL_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let globals = Globals::of(args.environment.clone());
@@ -54,11 +63,17 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::listen().context("cannot catch signals")?;
     let keeper = start(&globals, &environment, args.serving.config(data_dir.clone())?).await?;
     let file = machine_file::ensure(&globals, LOCAL_MACHINE, None).await?;
+    let credential = file.credential.expose();
     let agent = machine::prepare(&environment, LOCAL_MACHINE, file, (&args.own, &args.units), &data_dir)?;
     announce(&keeper)?;
+    let tracker =
+        args.heartbeat.start(|| globals.settings_of(Role::Controller), Some(ANY_LOCAL_PORT)).await?;
+    let trackers = tracker.iter().map(|tracker| format!("http://{}", reachable(tracker.address))).collect();
+    let sender = Sender::new(LOCAL_MACHINE, &credential, trackers);
     output::message(&format!("Environment '{environment}' is up; `juju status` shows it. Ctrl-C ends it."));
     let (stop, stopped) = watch::channel(false);
-    // A guest here: what happens to it does not end the store.
+    let beating = tokio::spawn(sender.run(Arc::new(Http::default()), stopped.clone()));
+    // Guests here: what happens to them does not end the store.
     let agent = tokio::spawn(async {
         if let Err(error) = agent.run(stopped).await {
             warn!("the machine's agent failed: {error:#}");
@@ -67,8 +82,13 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let asked = async {
         let signal = shutdown.asked().await;
         stop.send_replace(true);
-        // Before the store goes, so that it ends in order; one that does not is cut off with the process.
-        let _ = tokio::time::timeout(machine::LAST_PASS, agent).await;
+        // Before the store goes, so that all end in order; who does not is cut off with the process.
+        let _ = tokio::time::timeout(machine::LAST_PASS, async { tokio::join!(beating, agent) }).await;
+        if let Some(tracker) = tracker
+            && let Err(error) = tracker.end().await
+        {
+            warn!("{error:#}");
+        }
         signal
     };
     serve(keeper, asked).await
@@ -119,7 +139,7 @@ pub(super) async fn start(
 /// The address that a client on this machine uses.
 fn reachable(listening: SocketAddr) -> SocketAddr {
     let ip = match listening.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(std::net::Ipv6Addr::LOCALHOST),
         ip => ip,
     };

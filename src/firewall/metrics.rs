@@ -2,12 +2,12 @@
 //! decided by the agent, and nothing is decided by the counts.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::agent::Pass;
 use super::run::Progress;
+use crate::runtime::prometheus::{Numbers, escaped};
 
 /// Upper ends of the histogram's buckets, in seconds: a kernel's change, a cloud's call, a few retries, an outage.
 const BUCKETS: [f64; 13] = [0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
@@ -67,7 +67,7 @@ impl Metrics {
     /// In Prometheus' text format.
     pub fn render(&self, progress: &Progress) -> String {
         let counts = self.counts().clone();
-        let mut text = Text::default();
+        let mut text = Numbers::of("firewall");
         text.one("passes_total", "counter", "Looks at what is wanted and what is there", counts.passes);
         text.one(
             "failed_passes_total",
@@ -103,7 +103,7 @@ impl Metrics {
         text.one("machines_pending", "gauge", "Machines that are not yet as they should be", counts.pending);
         text.one("leading", "gauge", "Whether this agent is the one that acts", u8::from(progress.leading));
         text.one("store_failures_total", "counter", "Times that the store was lost", progress.store_failures);
-        text.0
+        text.into_text()
     }
 }
 
@@ -116,33 +116,6 @@ pub fn ready(progress: &Progress) -> Result<&'static str, &'static str> {
         (false, _) if progress.store_failures > 0 => Err("the store was lost"),
         (false, _) => Ok("standing by"),
     }
-}
-
-#[derive(Default)]
-struct Text(String);
-
-impl Text {
-    fn head(&mut self, name: &str, kind: &str, help: &str) {
-        // Writing to a String cannot fail.
-        let _ = write!(
-            self.0,
-            "# HELP portcullis_firewall_{name} {help}\n# TYPE portcullis_firewall_{name} {kind}\n"
-        );
-    }
-
-    fn line(&mut self, name: &str, value: impl std::fmt::Display) {
-        // As above.
-        let _ = writeln!(self.0, "portcullis_firewall_{name} {value}");
-    }
-
-    fn one(&mut self, name: &str, kind: &str, help: &str, value: impl std::fmt::Display) {
-        self.head(name, kind, help);
-        self.line(name, value);
-    }
-}
-
-fn escaped(label: &str) -> String {
-    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use super::report;
 use super::request::{self, LARGE_BODIES, Refusal, Said, Wish};
 use super::token::Claim;
 use crate::model::MachineId;
-use crate::runtime::http::{Limits, Reply, Request};
+use crate::runtime::http::{Glance, Handler, Limits, Reply, Request};
 use crate::store::paths;
 use crate::store::records::parse_credentials;
 use crate::store::tree::{self, Tree};
@@ -74,7 +74,7 @@ impl<T: Tree + Clone + 'static> Api<T> {
         Self { ears, store, open, believed: Mutex::new(HashMap::new()), readers }
     }
 
-    pub async fn answer(&self, request: Request) -> Reply {
+    async fn reply(&self, request: &Request) -> Reply {
         let said = Said {
             method: request.method(),
             path: request.path(),
@@ -83,22 +83,22 @@ impl<T: Tree + Clone + 'static> Api<T> {
             body: request.body.as_deref().map_err(|problem| problem.status()),
         };
         let done = match request::read(said) {
-            Ok(wish) => self.grant(wish, &request).await,
+            Ok(wish) => self.grant(wish, request).await,
             Err(refusal) => Err(refusal),
         };
         done.unwrap_or_else(|refusal| refuse(&refusal))
     }
 
-    async fn grant(&self, wish: Wish, request: &Request) -> Result<Reply, Refusal> {
+    async fn grant(&self, wish: Wish<'_>, request: &Request) -> Result<Reply, Refusal> {
         match wish {
             Wish::Beats(beats) => self.beats(&beats, request).await,
             Wish::State(name) => {
-                let heartbeating = self.ears.heartbeating(std::iter::once(name.as_str()))[0];
-                Ok(Reply::new(200, JSON, request::state_body(&name, heartbeating)))
+                let heartbeating = self.ears.heartbeating(std::iter::once(name))[0];
+                Ok(Reply::new(200, JSON, request::state_body(name, heartbeating)))
             }
             Wish::States(names) => {
-                let heartbeating = self.ears.heartbeating(names.iter().map(String::as_str));
-                let states = names.iter().map(String::as_str).zip(heartbeating);
+                let heartbeating = self.ears.heartbeating(names.iter().map(AsRef::as_ref));
+                let states = names.iter().map(AsRef::as_ref).zip(heartbeating);
                 Ok(Reply::new(200, JSON, request::states_body(states)))
             }
             Wish::Params => {
@@ -229,6 +229,20 @@ impl<T: Tree + Clone + 'static> Api<T> {
         // Ends with its reader: every send and every wait of it notices that the other side is gone.
         tokio::spawn(tell_events(Arc::clone(&self.ears), since, sender, permit));
         Ok(Reply::stream("text/event-stream", receiver).with("cache-control", "no-store"))
+    }
+}
+
+impl<T: Tree + Clone + 'static> Handler for Api<T> {
+    async fn answer(&self, request: Request) -> Reply {
+        self.reply(&request).await
+    }
+
+    /// A beat as it was expected, of somebody who needs no proof: nearly all that ever comes.
+    fn taken_at_once(&self, request: &Glance<'_>) -> bool {
+        let beat = self.open.then(|| request::good_beat(request.target, request.body)).flatten();
+        beat.is_some_and(|(name, going_away)| {
+            !going_away && name.machine().is_none() && self.ears.take_steady(&name)
+        })
     }
 }
 

@@ -1,12 +1,15 @@
 //! Who is late, who is dead, who is back. Pure: beats and time go in, changes come out. Only the judge asks for changes; every
 //! replica keeps the same memory, so that any of them can become the judge. A look costs what is due, not what there is.
 
+mod judging;
+mod kept;
+
 use std::collections::{BTreeSet, HashMap};
 
-use super::guard::{Flaps, MassHold, Ruling};
+use super::guard::{Flaps, MassHold};
 use super::name::Name;
 use super::params::Params;
-use super::record::{Beat, MAX_IN_BATCH, Record, Told, bucket_of, bucket_to_bytes};
+use super::record::{Beat, Told};
 use super::state::{State, Word};
 use super::table::{Component, Full, Table};
 use super::wheel::Wheel;
@@ -150,12 +153,22 @@ impl Audit {
     /// [`Full`] for one component too many.
     pub fn beat(&mut self, now: u64, name: &Name, going_away: bool) -> Result<Heard, Full> {
         let entry = self.table.ensure(name)?;
+        Ok(self.heard_here(entry, now, going_away))
+    }
+
+    /// A beat of a component that is well, and goes on to be. Any other is not taken.
+    pub fn beat_if_steady(&mut self, now: u64, name: &Name) -> bool {
+        let steady = self.table.find(name).filter(|entry| self.table.get(*entry).state == State::Ok);
+        steady.is_some_and(|entry| self.heard_here(entry, now, false) == Heard::Steady)
+    }
+
+    fn heard_here(&mut self, entry: u32, now: u64, going_away: bool) -> Heard {
         let component = self.table.get_mut(entry);
         if !component.unflushed {
             component.unflushed = true;
             self.unflushed.push(entry);
         }
-        Ok(self.heard(entry, now, going_away))
+        self.heard(entry, now, going_away)
     }
 
     /// A beat that another replica heard, `beat.age_ms` ago.
@@ -254,174 +267,6 @@ impl Audit {
         !self.woken.is_empty()
     }
 
-    /// Judges: beats that say something new, and silence as far as `heard_until`, the time up to which every replica's
-    /// beats are known.
-    pub fn judge(&mut self, now: Now, heard_until: u64, sequence: &mut Sequence) -> Verdict {
-        let mut verdict = Verdict::default();
-        for entry in std::mem::take(&mut self.woken) {
-            self.judge_beat(entry, now, sequence, &mut verdict);
-        }
-        let until = heard_until.min(now.watched);
-        let mut due = Vec::new();
-        self.wheel.take_due(until, &mut due);
-        // The order of a slot is an accident.
-        due.sort_unstable();
-        let mut deaths = Vec::new();
-        for entry in due {
-            match self.look_at(entry, until, now.wall) {
-                Some((State::Dead, _)) => deaths.push(entry),
-                Some((state, word)) => {
-                    self.change(entry, state, Some(word), now, sequence, &mut verdict);
-                    self.arm(entry, state);
-                }
-                None => {}
-            }
-        }
-        self.judge_deaths(deaths, now, until, sequence, &mut verdict);
-        if !self.flaps.is_empty() {
-            self.settle_flaps(now.watched);
-        }
-        verdict
-    }
-
-    fn judge_beat(&mut self, entry: u32, now: Now, sequence: &mut Sequence, verdict: &mut Verdict) {
-        let component = self.table.get_mut(entry);
-        if !std::mem::take(&mut component.news) {
-            return;
-        }
-        let (state, mut word) = component.state.on_beat(component.going_away);
-        if state == State::Ok && component.word.is_none() {
-            word = Some(Word::Started);
-        }
-        if word == Some(Word::Restarted) {
-            self.flaps.restarted(entry, now.watched, self.flap_memory());
-            self.table.get_mut(entry).flaps = self.flaps.flapping(entry).unwrap_or(0);
-        }
-        if state != self.table.get(entry).state {
-            self.change(entry, state, word, now, sequence, verdict);
-        }
-        self.arm(entry, state);
-    }
-
-    /// What silence makes of an entry that came out of the wheel; back it goes if it is not due.
-    fn look_at(&mut self, entry: u32, until: u64, wall: u64) -> Option<(State, Word)> {
-        let component = self.table.get(entry);
-        let state = component.state;
-        let age = until.saturating_sub(self.silent_since(component));
-        let step = state.on_silence(age, self.warn, self.err);
-        if let Some(left) = step.and_then(|_| self.maintenance_left(entry, wall)) {
-            // Silence counts from when it is over.
-            self.table.get_mut(entry).base = until + left;
-            self.arm(entry, state);
-            return None;
-        }
-        if step.is_none() {
-            self.arm(entry, state);
-        }
-        step
-    }
-
-    fn maintenance_left(&self, entry: u32, wall: u64) -> Option<u64> {
-        if self.maintenance.is_empty() {
-            return None;
-        }
-        let until = self.maintenance.get(&self.table.get(entry).full_name())?;
-        until.checked_sub(wall).filter(|left| *left > 0)
-    }
-
-    fn judge_deaths(
-        &mut self,
-        mut deaths: Vec<u32>,
-        now: Now,
-        until: u64,
-        sequence: &mut Sequence,
-        verdict: &mut Verdict,
-    ) {
-        if deaths.is_empty() && self.held.is_empty() && !self.hold.is_holding() {
-            return;
-        }
-        let unwarned = deaths.iter().filter(|entry| self.table.get(**entry).state == State::Ok).count();
-        let (silent, alive) = (self.counts.warned + unwarned, self.counts.ok + self.counts.warned);
-        match self.hold.rule(now.watched, self.err, silent, alive) {
-            Ruling::Hold { raised } => {
-                if raised {
-                    verdict.alarm = Some((silent, alive));
-                }
-                for entry in deaths {
-                    if self.table.get(entry).state == State::Ok {
-                        self.change(entry, State::Warned, Some(Word::MightBeDead), now, sequence, verdict);
-                    }
-                    self.held.push(entry);
-                }
-            }
-            Ruling::Declare => {
-                let held: Vec<u32> = std::mem::take(&mut self.held);
-                deaths.extend(held.into_iter().filter(|entry| self.is_overdue(*entry, until)));
-                deaths.sort_unstable();
-                deaths.dedup();
-                self.hold.declared(now.watched, deaths.len());
-                for entry in deaths {
-                    self.change(entry, State::Dead, Some(Word::DeclaredDead), now, sequence, verdict);
-                }
-            }
-        }
-        self.counts.held = self.held.len();
-    }
-
-    fn is_overdue(&self, entry: u32, until: u64) -> bool {
-        let component = self.table.get(entry);
-        let age = until.saturating_sub(self.silent_since(component));
-        component.state == State::Warned && !component.news && age >= self.err
-    }
-
-    /// Restarts are remembered this long.
-    fn flap_memory(&self) -> u64 {
-        self.err * 10
-    }
-
-    /// Changes of a flapping component are told when it has been still for this long.
-    fn damping(&self) -> u64 {
-        self.err * 2
-    }
-
-    fn settle_flaps(&mut self, now: u64) {
-        for entry in self.flaps.settle(now, self.flap_memory()) {
-            self.table.get_mut(entry).flaps = 0;
-            self.soil(entry);
-        }
-    }
-
-    fn soil(&mut self, entry: u32) {
-        self.dirty.insert(bucket_of(self.table.get(entry).name()));
-    }
-
-    fn change(
-        &mut self,
-        entry: u32,
-        state: State,
-        word: Option<Word>,
-        now: Now,
-        sequence: &mut Sequence,
-        verdict: &mut Verdict,
-    ) {
-        let number = sequence.next();
-        self.count(entry, false);
-        let component = self.table.get_mut(entry);
-        component.state = state;
-        component.sequence = number;
-        component.changed_at = now.wall;
-        if word.is_some() {
-            (component.word, component.told) = (word, Told::No);
-        } else if matches!(component.word, Some(Word::MightBeDead | Word::DeclaredDead)) {
-            // A planned stop overtook a warning that nobody has heard.
-            component.told = Told::Yes;
-        }
-        let name = component.full_name();
-        self.count(entry, true);
-        self.soil(entry);
-        verdict.changes.push(Change { name, state, word, sequence: number, at: now.wall });
-    }
-
     /// Takes an entry out of the counts, or puts it in.
     fn count(&mut self, entry: u32, present: bool) {
         let component = self.table.get(entry);
@@ -446,44 +291,6 @@ impl Audit {
         }
     }
 
-    /// Takes over what the store has of a bucket, and says what is new in it.
-    pub fn adopt(&mut self, bucket: u16, records: &[Record], now: u64) -> Vec<Change> {
-        let mut changes = Vec::new();
-        let gone = |audit: &Self, entry: u32| {
-            let component = audit.table.get(entry);
-            component.state != State::New && !records.iter().any(|r| r.name.as_str() == component.name())
-        };
-        for entry in self.table.in_bucket(bucket).to_vec() {
-            if gone(self, entry) {
-                self.remove(entry);
-            }
-        }
-        for record in records {
-            let Ok(entry) = self.table.ensure(&record.name) else { continue };
-            self.count(entry, false);
-            let component = self.table.get_mut(entry);
-            let newer = record.sequence > component.sequence;
-            if component.state != record.state {
-                component.news &= record.state != State::Ok || component.going_away;
-                component.base = now;
-            }
-            component.state = record.state;
-            component.word = record.word;
-            component.sequence = record.sequence;
-            component.told = record.told;
-            component.changed_at = record.changed_at;
-            component.beat_at = record.beat_at;
-            component.flaps = record.flaps;
-            self.count(entry, true);
-            self.arm(entry, record.state);
-            if newer {
-                let Record { name, state, word, sequence, changed_at: at, .. } = *record;
-                changes.push(Change { name, state, word, sequence, at });
-            }
-        }
-        changes
-    }
-
     /// Nothing is known of it from here on, and nobody is told.
     pub fn forget(&mut self, name: &Name) -> bool {
         let Some(entry) = self.table.find(name) else { return false };
@@ -500,75 +307,6 @@ impl Audit {
             list.retain(|other| *other != entry);
         }
         self.table.remove(entry);
-    }
-
-    /// The names heard since the last call, in batches that fit into a znode each.
-    pub fn take_unflushed(&mut self, now: u64) -> Vec<Vec<Beat>> {
-        let entries = std::mem::take(&mut self.unflushed);
-        let beats: Vec<Beat> = entries
-            .into_iter()
-            .map(|entry| {
-                let component = self.table.get_mut(entry);
-                component.unflushed = false;
-                let age_ms = now.saturating_sub(component.last);
-                Beat { name: component.full_name(), age_ms, going_away: component.going_away }
-            })
-            .collect();
-        beats.chunks(MAX_IN_BATCH).map(<[Beat]>::to_vec).collect()
-    }
-
-    pub fn has_unflushed(&self) -> bool {
-        !self.unflushed.is_empty()
-    }
-
-    /// Buckets that the store does not have as they are here.
-    pub fn dirty(&self) -> &BTreeSet<u16> {
-        &self.dirty
-    }
-
-    pub fn bucket_bytes(&self, bucket: u16, now: Now) -> Vec<u8> {
-        let entries = self.table.in_bucket(bucket).iter();
-        let known = entries.filter(|entry| self.table.get(**entry).state != State::New);
-        bucket_to_bytes(known.map(|entry| self.table.record(*entry, now.watched, now.wall)))
-    }
-
-    pub fn written(&mut self, bucket: u16) {
-        self.dirty.remove(&bucket);
-    }
-
-    /// Changes that the state manager has yet to hear of and that are safe in the store, oldest first.
-    pub fn pending(&self, now: Now, most: usize) -> Vec<Change> {
-        let mut found: Vec<Change> = self
-            .untold
-            .iter()
-            .map(|entry| self.table.get(*entry))
-            .filter(|c| c.flaps == 0 || now.wall.saturating_sub(c.changed_at) >= self.damping())
-            .filter(|c| !self.dirty.contains(&bucket_of(c.name())))
-            .map(change_of)
-            .collect();
-        found.sort_unstable_by_key(|change| change.sequence);
-        found.truncate(most);
-        found
-    }
-
-    /// What became of telling the state manager; a newer change stays pending.
-    pub fn tell(&mut self, name: &Name, sequence: u64, told: Told) {
-        let Some(entry) = self.table.find(name).filter(|entry| self.table.get(*entry).sequence == sequence)
-        else {
-            return;
-        };
-        self.count(entry, false);
-        self.table.get_mut(entry).told = told;
-        self.count(entry, true);
-        self.soil(entry);
-    }
-
-    /// Each component's newest change after `sequence`, oldest first.
-    pub fn changes_since(&self, sequence: u64) -> Vec<Change> {
-        let newer = self.table.iter().filter(|(_, c)| c.sequence > sequence);
-        let mut found: Vec<Change> = newer.map(|(_, c)| change_of(c)).collect();
-        found.sort_unstable_by_key(|change| change.sequence);
-        found
     }
 
     /// Whether somebody hears from it: known, not dead, and not silent for too long. `slack` is how late beats of other
@@ -604,16 +342,5 @@ impl Audit {
     }
 }
 
-fn change_of(component: &Component) -> Change {
-    Change {
-        name: component.full_name(),
-        state: component.state,
-        word: component.word,
-        sequence: component.sequence,
-        at: component.changed_at,
-    }
-}
-
 #[cfg(test)]
-#[path = "audit_tests.rs"]
 mod tests;

@@ -44,6 +44,7 @@ pub async fn ensure<T: Tree>(tree: &T, roles: &Roles) -> Result<(), Error> {
         (paths::heartbeat_params(), Value::Object(Params::default().to_json()).to_string().into_bytes()),
         (paths::heartbeat_maintenance(), b"{}".to_vec()),
         (paths::heartbeat_release(), b"0".to_vec()),
+        (paths::heartbeat_alarm(), b"null".to_vec()),
         (paths::heartbeat_question(), b"0".to_vec()),
         (paths::heartbeat_webhook(), b"0".to_vec()),
     ];
@@ -163,6 +164,22 @@ pub async fn release<T: Tree>(tree: &T) -> Result<(), Error> {
         }
     }
     Err(Error::Contended { path, attempts: ATTEMPTS })
+}
+
+/// Deaths are held: how many are silent, of how many. With the version of the znode; nothing where no tracker ever ran.
+///
+/// # Errors
+/// [`Error::Corrupt`] and the failures of the store.
+pub async fn alarm<T: Tree>(tree: &T) -> Result<(Option<(usize, usize)>, i32), Error> {
+    let path = paths::heartbeat_alarm();
+    match tree.get(&path).await {
+        Ok(node) => {
+            let alarm = serde_json::from_slice(&node.data).map_err(|_| corrupt(&path, "no alarm"))?;
+            Ok((alarm, node.version))
+        }
+        Err(tree::Error::NoNode(_)) => Ok((None, 0)),
+        Err(err) => Err(err.into()),
+    }
 }
 
 /// A number that is kept alone in a znode.

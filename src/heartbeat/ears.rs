@@ -148,18 +148,31 @@ impl Ears {
     fn take(&self, beats: &[(Name, bool)]) -> Result<Option<u64>, Full> {
         let mut inner = self.lock();
         let now = self.now_watched(&inner);
-        let mut news = false;
+        let (mut news, mut refused) = (false, Ok(()));
         for (name, going_away) in beats {
             match inner.audit.beat(now, name, *going_away) {
-                Ok(heard) => news |= heard == Heard::News,
+                Ok(heard) => {
+                    news |= heard == Heard::News;
+                    inner.condition.beats += 1;
+                }
+                // Who is known is taken, whoever else is in the same call.
                 Err(full) => {
                     inner.condition.refused_beats += 1;
-                    return Err(full);
+                    refused = Err(full);
                 }
             }
-            inner.condition.beats += 1;
         }
+        refused?;
         Ok((news && inner.condition.store).then_some(inner.generation))
+    }
+
+    /// Takes a beat that is as expected; any other is left as if it had not come.
+    pub fn take_steady(&self, name: &Name) -> bool {
+        let mut inner = self.lock();
+        let now = self.now_watched(&inner);
+        let taken = inner.audit.beat_if_steady(now, name);
+        inner.condition.beats += u64::from(taken);
+        taken
     }
 
     fn now_watched(&self, inner: &Inner) -> u64 {

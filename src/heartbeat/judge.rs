@@ -59,6 +59,8 @@ pub(super) struct Office {
     /// What the webhook has yet to hear, oldest first.
     hooks: VecDeque<Change>,
     hooked: (u64, i32),
+    /// What the store has of a mass outage, and the version of its znode.
+    alarm: (Option<(usize, usize)>, i32),
     orphans: HashMap<String, Instant>,
 }
 
@@ -122,6 +124,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         let buckets = corner::all_buckets(self.tree()).await?;
         let question = corner::number(self.tree(), &paths::heartbeat_question()).await?;
         let hooked = corner::number(self.tree(), &paths::heartbeat_webhook()).await?;
+        let alarm = corner::alarm(self.tree()).await?;
         let versions = buckets.iter().map(|(number, _, version)| (*number, *version)).collect();
         let frozen: BTreeSet<u16> =
             buckets.iter().filter(|(_, records, _)| records.is_err()).map(|(number, ..)| *number).collect();
@@ -149,6 +152,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             webhook: Calls::new(),
             hooks,
             hooked,
+            alarm,
             orphans: HashMap::new(),
         });
         Ok(())
@@ -192,6 +196,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
     async fn rule(&mut self) -> Result<(), Error> {
         self.judge();
         self.write_buckets().await?;
+        self.write_alarm().await?;
         if self.question_is_needed() {
             self.ask().await?;
         }
@@ -292,6 +297,20 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         let changes = std::mem::take(&mut office.unpublished);
         self.setting.ears.publish(&changes);
         office.hooks.extend(changes);
+        Ok(())
+    }
+
+    /// For operators, who read the store.
+    async fn write_alarm(&mut self) -> Result<(), Error> {
+        let alarm = self.ears().lock().condition.alarm;
+        let Some(office) = self.office.as_mut().filter(|office| office.alarm.0 != alarm) else {
+            return Ok(());
+        };
+        let (path, version) = (paths::heartbeat_alarm(), office.alarm.1);
+        let data = serde_json::json!(alarm).to_string().into_bytes();
+        let writes = vec![office.lead.fence(), Write::SetIfVersion { path, data, version }];
+        self.setting.tree.write(writes).await?;
+        office.alarm = (alarm, version + 1);
         Ok(())
     }
 

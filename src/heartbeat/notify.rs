@@ -12,11 +12,12 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use super::audit::Change;
 use super::ears::Ears;
 use super::pending::{Answer, Delivery, Outcome, body};
+use super::tls::Trust;
 use super::token;
 
 /// More of an answer than this is not read.
@@ -26,7 +27,7 @@ const MAX_ANSWER: usize = 64 * 1024;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outgoing {
     pub method: &'static str,
-    /// `http://HOST[:PORT]/PATH`
+    /// `http://HOST[:PORT]/PATH`, or the same with `https`.
     pub url: String,
     pub authorization: Option<String>,
     pub signature: Option<String>,
@@ -36,51 +37,70 @@ pub struct Outgoing {
 
 /// How calls leave the process; tests have one of their own.
 pub trait Post: Send + Sync + 'static {
-    /// The status of the answer; none if there was no whole answer in time.
-    fn post(&self, call: Outgoing) -> impl Future<Output = Option<u16>> + Send;
+    /// The status of the answer, if there was a whole one in time.
+    fn post(&self, call: Outgoing) -> impl Future<Output = Result<u16, CallError>> + Send;
 }
 
-/// Over HTTP/1, a connection a call: calls are few, since each carries thousands of names.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Http;
-
-impl Post for Http {
-    async fn post(&self, call: Outgoing) -> Option<u16> {
-        let limit = call.limit;
-        match timeout(limit, exchange(&call)).await {
-            Ok(Ok(status)) => Some(status),
-            Ok(Err(problem)) => {
-                debug!(url = %call.url, %problem, "call failed");
-                None
-            }
-            Err(_) => {
-                debug!(url = %call.url, "no answer in time");
-                None
-            }
-        }
-    }
-}
-
+/// Why a call has no answer.
 #[derive(Debug, thiserror::Error)]
-enum CallError {
+pub enum CallError {
     #[error("not an address")]
     Address,
     #[error("cannot connect: {0}")]
-    Connect(#[from] std::io::Error),
+    Connect(std::io::Error),
+    #[error("cannot connect securely: {0}")]
+    Secure(std::io::Error),
     #[error("no whole answer: {0}")]
     Http(#[from] hyper::Error),
     #[error("not a request: {0}")]
     Request(#[from] hyper::http::Error),
+    #[error("no answer in time")]
+    TooSlow,
+    /// Nothing goes out any more: another judges.
+    #[error("no longer ours to tell")]
+    Replaced,
 }
 
-async fn exchange(call: &Outgoing) -> Result<u16, CallError> {
-    let rest = call.url.strip_prefix("http://").ok_or(CallError::Address)?;
-    let (host, path) = rest.find('/').map_or((rest, "/"), |at| rest.split_at(at));
-    let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-    let address = if has_port { host.to_owned() } else { format!("{host}:80") };
-    let stream = TcpStream::connect(&address).await?;
-    stream.set_nodelay(true)?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+/// Over HTTP/1, with TLS or without, a connection a call: calls are few, since each carries thousands of names.
+#[derive(Debug, Clone, Default)]
+pub struct Http {
+    trust: Trust,
+}
+
+impl Http {
+    pub fn trusting(trust: Trust) -> Self {
+        Self { trust }
+    }
+
+    async fn exchange(&self, call: &Outgoing) -> Result<u16, CallError> {
+        let (secure, rest) = match call.url.strip_prefix("https://") {
+            Some(rest) => (true, rest),
+            None => (false, call.url.strip_prefix("http://").ok_or(CallError::Address)?),
+        };
+        let (host, path) = rest.find('/').map_or((rest, "/"), |at| rest.split_at(at));
+        let (name, port) = match host.rsplit_once(':').map(|(name, port)| (name, port.parse::<u16>())) {
+            Some((name, Ok(port))) => (name, port),
+            _ => (host, if secure { 443 } else { 80 }),
+        };
+        let stream = TcpStream::connect(format!("{name}:{port}")).await.map_err(CallError::Connect)?;
+        stream.set_nodelay(true).map_err(CallError::Connect)?;
+        let request = request(call, host, path)?;
+        if secure {
+            let stream = self.trust.connect(name, stream).await.map_err(CallError::Secure)?;
+            talk(TokioIo::new(stream), request).await
+        } else {
+            talk(TokioIo::new(stream), request).await
+        }
+    }
+}
+
+impl Post for Http {
+    async fn post(&self, call: Outgoing) -> Result<u16, CallError> {
+        timeout(call.limit, self.exchange(&call)).await.unwrap_or(Err(CallError::TooSlow))
+    }
+}
+
+fn request(call: &Outgoing, host: &str, path: &str) -> Result<Request<Full<Bytes>>, CallError> {
     let mut request = Request::builder()
         .method(call.method)
         .uri(path)
@@ -93,7 +113,14 @@ async fn exchange(call: &Outgoing) -> Result<u16, CallError> {
     if let Some(signature) = &call.signature {
         request = request.header("x-portcullis-signature", format!("sha256={signature}"));
     }
-    let request = request.body(Full::new(Bytes::from(call.body.clone())))?;
+    Ok(request.body(Full::new(Bytes::from(call.body.clone())))?)
+}
+
+async fn talk<S>(stream: S, request: Request<Full<Bytes>>) -> Result<u16, CallError>
+where
+    S: hyper::rt::Read + hyper::rt::Write + Unpin,
+{
+    let (mut sender, connection) = http1::handshake(stream).await?;
     let talk = async {
         let response = sender.send_request(request).await?;
         let status = response.status().as_u16();
@@ -127,7 +154,7 @@ pub async fn deliver<P: Post>(
     let url = format!("{base}/State/Components/BulkStateData");
     while let Some(call) = delivery.next_call() {
         // Who is no longer the judge tells nobody anything.
-        let status = if ears.may_call() {
+        let said = if ears.may_call() {
             ears.lock().condition.calls += 1;
             let out = Outgoing {
                 method: "PATCH",
@@ -139,19 +166,24 @@ pub async fn deliver<P: Post>(
             };
             post.post(out).await
         } else {
-            None
+            Err(CallError::Replaced)
         };
-        let answer = match status {
-            Some(200 | 202 | 204) => Answer::Accepted,
-            Some(400 | 404 | 409 | 422) => Answer::Refused,
-            Some(_) | None => Answer::Failed,
+        let answer = match said {
+            Ok(200 | 202 | 204) => Answer::Accepted,
+            Ok(400 | 404 | 409 | 422) => Answer::Refused,
+            Ok(_) | Err(_) => Answer::Failed,
         };
         if answer != Answer::Accepted {
-            warn!(?status, word = call.word.as_str(), names = call.entries.len(), "state manager not told");
+            let (problem, names) = (problem(&said), call.entries.len());
+            warn!(problem, word = call.word.as_str(), names, "state manager not told");
         }
         delivery.answered(call, answer);
     }
     delivery.finish()
+}
+
+fn problem(said: &Result<u16, CallError>) -> String {
+    said.as_ref().map_or_else(ToString::to_string, |status| format!("it answers {status}"))
 }
 
 /// How far a webhook got.
@@ -176,7 +208,7 @@ pub async fn hook<P: Post>(
     for change in changes {
         let body = change_body(&change);
         let signature = Some(token::signature(&secret, &body));
-        let status = if ears.may_call() {
+        let said = if ears.may_call() {
             post.post(Outgoing {
                 method: "POST",
                 url: url.clone(),
@@ -187,13 +219,13 @@ pub async fn hook<P: Post>(
             })
             .await
         } else {
-            None
+            Err(CallError::Replaced)
         };
-        match status {
-            Some(200..=299) => {}
-            Some(400..=499) if !matches!(status, Some(401 | 403 | 408 | 429)) => hooked.refused += 1,
-            Some(_) | None => {
-                warn!(?status, "webhook not told");
+        match said {
+            Ok(200..=299) => {}
+            Ok(status @ 400..=499) if !matches!(status, 401 | 403 | 408 | 429) => hooked.refused += 1,
+            said => {
+                warn!(problem = problem(&said), "webhook not told");
                 hooked.failed = true;
                 return hooked;
             }

@@ -131,7 +131,7 @@ impl Params {
     }
 }
 
-/// `http://HOST[:PORT][/PATH]`, or nothing. Without credentials, which would be shown to everybody who asks.
+/// `http://HOST[:PORT][/PATH]`, the same with `https`, or nothing. Without credentials, which would be shown to everybody who asks.
 ///
 /// # Errors
 /// Says what it is not.
@@ -139,13 +139,14 @@ pub fn url_of(text: &str) -> Result<String, &'static str> {
     if text.is_empty() {
         return Ok(String::new());
     }
-    let rest = text.strip_prefix("http://").ok_or("only http:// addresses can be called")?;
+    let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
+    let rest = rest.ok_or("only http:// and https:// addresses can be called")?;
     let host = rest.split('/').next().unwrap_or_default();
     if text.len() > MAX_URL || text.bytes().any(|byte| byte <= b' ' || byte >= 127) {
         return Err("not an address");
     }
     if host.is_empty() || host.contains('@') {
-        return Err("not HOST[:PORT] after http://");
+        return Err("not HOST[:PORT] after ://");
     }
     Ok(text.trim_end_matches('/').to_owned())
 }
@@ -182,7 +183,7 @@ mod tests {
                 "Invalid Warntime: not a number of seconds from 1 to 86400",
                 "Invalid data type in Errtime field",
                 "Unknown parameter Color",
-                "Invalid Sm_url: only http:// addresses can be called",
+                "Invalid Sm_url: only http:// and https:// addresses can be called",
             ]
         );
     }
@@ -197,10 +198,20 @@ mod tests {
 
     #[test]
     fn addresses_carry_no_secrets_and_no_nonsense() {
-        for bad in ["http://", "http://u:p@host/", "http://a b/", "https://a", "http:///x", "http://h/\u{e9}"]
-        {
+        for bad in [
+            "http://",
+            "http://u:p@host/",
+            "http://a b/",
+            "https://",
+            "https://u@a",
+            "HTTP://a",
+            "http:///x",
+            "http://h/\u{e9}",
+        ] {
             assert!(Params::default().patched(&map(&json!({"Webhook_url": bad}))).is_err(), "{bad}");
         }
-        assert_eq!(Params::default().patched(&map(&json!({"Sm_url": ""}))).unwrap().sm_url, "");
+        for good in ["", "https://sm:8443/hsm/v2", "http://[::1]:80"] {
+            assert_eq!(Params::default().patched(&map(&json!({"Sm_url": good}))).unwrap().sm_url, good);
+        }
     }
 }

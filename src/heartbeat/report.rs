@@ -1,12 +1,11 @@
 //! What a tracker says about itself: its health as a document, and its numbers for whoever collects them. Pure.
 
-use std::fmt::Write as _;
-
 use serde_json::json;
 
 use super::audit::Counts;
 use super::ears::Condition;
 use super::params::Params;
+use crate::runtime::prometheus::Numbers;
 
 /// Failing for longer than the retries that were set is an outage.
 pub fn health(condition: &Condition, counts: &Counts, params: &Params) -> Vec<u8> {
@@ -67,58 +66,22 @@ pub fn metrics(condition: &Condition, counts: &Counts) -> String {
         gauge("components_refused", "Components that the state manager refused", count(counts.refused)),
         gauge("components_held", "Components that are due to die and held", count(counts.held)),
     ];
-    let mut text = String::new();
+    let mut numbers = Numbers::of("heartbeat");
     for (name, kind, help, value) in rows {
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            text,
-            "# HELP portcullis_heartbeat_{name} {help}\n# TYPE portcullis_heartbeat_{name} {kind}"
-        );
-        let _ = writeln!(text, "portcullis_heartbeat_{name} {value}");
+        numbers.one(name, kind, help, value);
     }
-    let name = "portcullis_heartbeat_components";
-    let _ = writeln!(text, "# HELP {name} Components by health\n# TYPE {name} gauge");
+    numbers.head("components", "gauge", "Components by health");
     for (health, value) in
         [("ok", counts.ok), ("warned", counts.warned), ("dead", counts.dead), ("stopped", counts.stopped)]
     {
-        let _ = writeln!(text, "{name}{{health=\"{health}\"}} {value}");
+        numbers.line(&format!("components{{health=\"{health}\"}}"), value);
     }
-    text
-}
-
-/// A calendar time in milliseconds, as people read it.
-pub fn utc(ms: u64) -> String {
-    let (days, seconds) = (ms / 86_400_000, ms / 1000 % 86_400);
-    // Years are counted from March, so that the leap day is a year's last.
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+    numbers.into_text()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_are_readable() {
-        for (ms, text) in [
-            (0, "1970-01-01T00:00:00Z"),
-            (951_782_399_999, "2000-02-28T23:59:59Z"),
-            (951_782_400_000, "2000-02-29T00:00:00Z"),
-            (1_709_251_199_000, "2024-02-29T23:59:59Z"),
-            (1_767_225_599_000, "2025-12-31T23:59:59Z"),
-            (4_107_542_400_000, "2100-03-01T00:00:00Z"),
-        ] {
-            assert_eq!(utc(ms), text);
-        }
-    }
 
     #[test]
     fn health_says_what_is_wrong() {

@@ -2,15 +2,15 @@
 //! or a refusal out. Sockets are in `api`.
 
 use std::borrow::Cow;
-use std::fmt;
 
-use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
 
+use super::fields::{self, Field, Fields};
 use super::name::Name;
 use super::state::says_going_away;
 
 const ROOT: &str = "/hmi/v1";
+const HEARTBEAT: &str = "/hmi/v1/heartbeat";
 pub const HBSTATES: &str = "/hmi/v1/hbstates";
 pub const HEARTBEATS: &str = "/hmi/v1/heartbeats";
 
@@ -22,11 +22,11 @@ const MAX_NAMES: usize = 50_000;
 
 /// What a client wants.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Wish {
+pub enum Wish<'a> {
     /// Each with whether it says good-bye.
     Beats(Vec<(Name, bool)>),
-    State(String),
-    States(Vec<String>),
+    State(&'a str),
+    States(Vec<Cow<'a, str>>),
     Params,
     SetParams(Map<String, Value>),
     Health,
@@ -81,7 +81,7 @@ pub struct Said<'a> {
 
 /// # Errors
 /// With the status and the words to answer.
-pub fn read(said: Said<'_>) -> Result<Wish, Refusal> {
+pub fn read(said: Said<'_>) -> Result<Wish<'_>, Refusal> {
     if said.path == "/metrics" {
         return allowed(said, "GET", "/metrics").map(|()| Wish::Metrics);
     }
@@ -93,11 +93,13 @@ pub fn read(said: Said<'_>) -> Result<Wish, Refusal> {
     match (route, name) {
         ("heartbeat", None) => {
             allowed(said, "POST", instance)?;
-            beat(body(said, instance)?).map_err(|detail| Refusal::new(400, detail, instance))
+            beat(body(said, instance)?).map(one).map_err(|detail| Refusal::new(400, detail, instance))
         }
         ("heartbeat", Some(name)) => {
             allowed(said, "POST", instance)?;
-            named_beat(name, body(said, instance)?).map_err(|detail| Refusal::new(400, detail, instance))
+            named_beat(name, body(said, instance)?)
+                .map(one)
+                .map_err(|detail| Refusal::new(400, detail, instance))
         }
         ("heartbeats", None) => {
             allowed(said, "POST", instance)?;
@@ -107,7 +109,7 @@ pub fn read(said: Said<'_>) -> Result<Wish, Refusal> {
             allowed(said, "POST", instance)?;
             states(body(said, instance)?).map_err(|detail| Refusal::new(400, detail, instance))
         }
-        ("hbstate", Some(name)) => allowed(said, "GET", instance).map(|()| Wish::State(name.to_owned())),
+        ("hbstate", Some(name)) => allowed(said, "GET", instance).map(|()| Wish::State(name)),
         ("params", None) if said.method == "PATCH" => {
             params(body(said, instance)?).map_err(|detail| Refusal::new(400, detail, instance))
         }
@@ -144,186 +146,6 @@ fn body<'a>(said: Said<'a>, instance: &str) -> Result<&'a [u8], Refusal> {
 
 const NO_JSON: &str = "Invalid JSON data type";
 
-/// One field of a beat.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-enum Field<'a> {
-    #[default]
-    Missing,
-    Text(Cow<'a, str>),
-    /// Something else than a string.
-    Wrong,
-}
-
-const FIELDS: [&str; 5] = ["Component", "Hostname", "NID", "Status", "Timestamp"];
-
-#[derive(Debug, Default)]
-struct Fields<'a>([Field<'a>; 5]);
-
-impl Fields<'_> {
-    /// The first thing that is wrong with the fields from `first` on, in their order.
-    fn problem(&self, first: usize) -> Option<String> {
-        let known = || FIELDS.iter().zip(&self.0).skip(first);
-        let wrong = known().find(|(_, field)| **field == Field::Wrong);
-        if let Some((name, _)) = wrong {
-            return Some(format!("Invalid data type in {name} field"));
-        }
-        let missing = known().find(|(_, field)| match field {
-            Field::Text(text) => text.is_empty(),
-            _ => true,
-        });
-        missing.map(|(name, _)| format!("Missing {name} field"))
-    }
-
-    fn text(&self, at: usize) -> &str {
-        match &self.0[at] {
-            Field::Text(text) => text,
-            _ => "",
-        }
-    }
-}
-
-struct FieldsVisitor;
-
-impl<'de> Visitor<'de> for FieldsVisitor {
-    type Value = Fields<'de>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a beat")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
-        let mut fields = Fields::default();
-        while let Some(at) = map.next_key_seed(KeySeed)? {
-            match at {
-                Some(at) => {
-                    // As in Go, null leaves a field as it was.
-                    if let Some(field) = map.next_value_seed(FieldSeed)? {
-                        fields.0[at] = field;
-                    }
-                }
-                None => drop(map.next_value::<IgnoredAny>()?),
-            }
-        }
-        Ok(fields)
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for FieldsVisitor {
-    type Value = Fields<'de>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-/// Which field a key means, in any case.
-struct KeySeed;
-
-impl<'de> DeserializeSeed<'de> for KeySeed {
-    type Value = Option<usize>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_str(self)
-    }
-}
-
-impl Visitor<'_> for KeySeed {
-    type Value = Option<usize>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a key")
-    }
-
-    fn visit_str<E>(self, key: &str) -> Result<Self::Value, E> {
-        Ok(FIELDS.iter().position(|field| key.eq_ignore_ascii_case(field)))
-    }
-}
-
-struct FieldSeed;
-
-impl<'de> DeserializeSeed<'de> for FieldSeed {
-    type Value = Option<Field<'de>>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for FieldSeed {
-    type Value = Option<Field<'de>>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value")
-    }
-
-    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
-        Ok(Some(Field::Text(Cow::Borrowed(text))))
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(Some(Field::Text(Cow::Owned(text.to_owned()))))
-    }
-
-    fn visit_unit<E>(self) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
-        Ok(Some(Field::Wrong))
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
-        Ok(Some(Field::Wrong))
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
-        Ok(Some(Field::Wrong))
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
-        Ok(Some(Field::Wrong))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        while seq.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Some(Field::Wrong))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Some(Field::Wrong))
-    }
-}
-
-/// A list of beats, for relays.
-struct BeatsVisitor;
-
-impl<'de> Visitor<'de> for BeatsVisitor {
-    type Value = Vec<Fields<'de>>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of beats")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        let mut beats = Vec::new();
-        while let Some(fields) = seq.next_element_seed(FieldsVisitor)? {
-            if beats.len() >= MAX_NAMES {
-                return Err(A::Error::custom("too many"));
-            }
-            beats.push(fields);
-        }
-        Ok(beats)
-    }
-}
-
-fn fields(bytes: &[u8]) -> Result<Fields<'_>, String> {
-    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
-    let fields = FieldsVisitor.deserialize(&mut deserializer).map_err(|_| NO_JSON.to_owned())?;
-    deserializer.end().map_err(|_| NO_JSON.to_owned())?;
-    Ok(fields)
-}
-
 /// A whole beat, once its fields are there.
 fn whole(fields: &Fields<'_>) -> Result<(Name, bool), String> {
     if let Some(problem) = fields.problem(0) {
@@ -336,26 +158,39 @@ fn whole(fields: &Fields<'_>) -> Result<(Name, bool), String> {
     Ok((name, says_going_away(fields.text(3))))
 }
 
-fn beat(bytes: &[u8]) -> Result<Wish, String> {
-    Ok(Wish::Beats(vec![whole(&fields(bytes)?)?]))
+fn beat(bytes: &[u8]) -> Result<(Name, bool), String> {
+    whole(&fields::beat(bytes).ok_or(NO_JSON)?)
 }
 
-fn beats(bytes: &[u8]) -> Result<Wish, String> {
-    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
-    let all = (&mut deserializer).deserialize_seq(BeatsVisitor).map_err(|_| NO_JSON.to_owned())?;
-    deserializer.end().map_err(|_| NO_JSON.to_owned())?;
+fn one(beat: (Name, bool)) -> Wish<'static> {
+    Wish::Beats(vec![beat])
+}
+
+/// The beat in a POST, if it is one beat and nothing is wrong with it. Most requests are this; everything else about
+/// them, and why one is refused, is in [`read`].
+pub fn good_beat(target: &str, body: &[u8]) -> Option<(Name, bool)> {
+    let rest = target.strip_prefix(HEARTBEAT)?;
+    match rest.strip_prefix('/') {
+        Some(name) => named_beat(name, body).ok(),
+        None if rest.is_empty() => beat(body).ok(),
+        None => None,
+    }
+}
+
+fn beats(bytes: &[u8]) -> Result<Wish<'_>, String> {
+    let all = fields::beats(bytes, MAX_NAMES).ok_or(NO_JSON)?;
     let numbered = all.iter().enumerate();
     let whole = numbered.map(|(at, fields)| whole(fields).map_err(|problem| format!("Beat {at}: {problem}")));
     whole.collect::<Result<_, _>>().map(Wish::Beats)
 }
 
-fn named_beat(name: &str, bytes: &[u8]) -> Result<Wish, String> {
-    let fields = fields(bytes)?;
+fn named_beat(name: &str, bytes: &[u8]) -> Result<(Name, bool), String> {
+    let fields = fields::beat(bytes).ok_or(NO_JSON)?;
     if let Some(problem) = fields.problem(3) {
         return Err(problem);
     }
     let name = Name::parse(name).map_err(|problem| problem.to_string())?;
-    Ok(Wish::Beats(vec![(name, says_going_away(fields.text(3)))]))
+    Ok((name, says_going_away(fields.text(3))))
 }
 
 /// What Go's `ParseInt` takes with base 0.
@@ -372,32 +207,23 @@ fn is_number(text: &str) -> bool {
     !digits.starts_with('+') && i64::from_str_radix(digits, radix).is_ok()
 }
 
-fn states(bytes: &[u8]) -> Result<Wish, String> {
-    let Ok(Value::Object(document)) = serde_json::from_slice(bytes) else { return Err(NO_JSON.to_owned()) };
-    let mut names =
-        document.into_iter().filter(|(key, _)| key.eq_ignore_ascii_case("XNames")).map(|(_, names)| names);
-    match names.next_back() {
-        None | Some(Value::Null) => Ok(Wish::States(Vec::new())),
-        Some(Value::Array(names)) if names.len() <= MAX_NAMES => {
-            let texts = names.into_iter().map(|name| match name {
-                Value::String(name) => Ok(name),
-                _ => Err("Invalid data type in XNames field".to_owned()),
-            });
-            texts.collect::<Result<_, _>>().map(Wish::States)
-        }
-        Some(Value::Array(_)) => Err(format!("More than {MAX_NAMES} names")),
-        Some(_) => Err("Invalid data type in XNames field".to_owned()),
+fn states(bytes: &[u8]) -> Result<Wish<'_>, String> {
+    match fields::question(bytes).ok_or(NO_JSON)? {
+        Field::Missing => Ok(Wish::States(Vec::new())),
+        Field::List(names) if names.len() <= MAX_NAMES => Ok(Wish::States(names)),
+        Field::List(_) => Err(format!("More than {MAX_NAMES} names")),
+        Field::Text(_) | Field::Wrong => Err("Invalid data type in XNames field".to_owned()),
     }
 }
 
-fn params(bytes: &[u8]) -> Result<Wish, String> {
+fn params(bytes: &[u8]) -> Result<Wish<'_>, String> {
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(change)) => Ok(Wish::SetParams(change)),
         _ => Err(NO_JSON.to_owned()),
     }
 }
 
-fn events(said: Said<'_>) -> Result<Wish, String> {
+fn events(said: Said<'_>) -> Result<Wish<'_>, String> {
     let asked = said.query.and_then(|query| query.split('&').find_map(|pair| pair.strip_prefix("since=")));
     match said.last_event.or(asked) {
         None => Ok(Wish::Events(0)),

@@ -2,15 +2,16 @@
 
 use proptest::prelude::*;
 
+use super::fields::FIELDS;
 use super::*;
 
-fn ask(method: &str, path: &str, body: &str) -> Result<Wish, (u16, String)> {
+fn ask<'a>(method: &'a str, path: &'a str, body: &'a str) -> Result<Wish<'a>, (u16, String)> {
     let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
     let said = Said { method, path, query, last_event: None, body: Ok(body.as_bytes()) };
     read(said).map_err(|refusal| (refusal.status, refusal.detail))
 }
 
-fn beat_of(name: &str) -> Wish {
+fn beat_of(name: &str) -> Wish<'static> {
     Wish::Beats(vec![(Name::parse(name).unwrap(), false)])
 }
 
@@ -89,25 +90,38 @@ fn relays_send_lists() {
     assert_eq!(ask("POST", "/hmi/v1/heartbeats", &format!("[{GOOD},{other}]")), Ok(two));
     assert_eq!(ask("POST", "/hmi/v1/heartbeats", "[]"), Ok(Wish::Beats(Vec::new())));
     let bad = other.replace("\"1\"", "\"one\"");
-    let refused = ask("POST", "/hmi/v1/heartbeats", &format!("[{GOOD},{bad}]"));
-    assert_eq!(refused, Err((400, "Beat 1: Invalid NID".to_owned())));
+    let mixed = format!("[{GOOD},{bad}]");
+    assert_eq!(ask("POST", "/hmi/v1/heartbeats", &mixed), Err((400, "Beat 1: Invalid NID".to_owned())));
     assert_eq!(ask("POST", "/hmi/v1/heartbeats", GOOD), Err((400, NO_JSON.to_owned())));
 }
 
 #[test]
 fn states_are_asked_for_by_name() {
-    let names = |names: &[&str]| Wish::States(names.iter().map(|name| (*name).to_owned()).collect());
+    let names =
+        |names: &[&'static str]| Wish::States(names.iter().map(|name| Cow::Borrowed(*name)).collect());
     assert_eq!(ask("POST", HBSTATES, r#"{"XNames":["b","a","b"]}"#), Ok(names(&["b", "a", "b"])));
     assert_eq!(ask("POST", HBSTATES, r#"{"xnames":null}"#), Ok(names(&[])));
     assert_eq!(ask("POST", HBSTATES, "{}"), Ok(names(&[])));
+    assert_eq!(ask("POST", HBSTATES, r#"{"XNames":["\u0061"],"a":[{}]}"#), Ok(names(&["a"])));
+    assert_eq!(ask("POST", HBSTATES, r#"{"XNames":3,"xNAMES":["b"]}"#), Ok(names(&["b"])), "the last counts");
+    let many = |count: usize| format!("{{\"XNames\":[\"\"{}]}}", ",\"\"".repeat(count - 1));
+    let (most, more) = (many(MAX_NAMES), many(MAX_NAMES + 1));
+    assert!(matches!(ask("POST", HBSTATES, &most), Ok(Wish::States(names)) if names.len() == MAX_NAMES));
+    let refused = ask("POST", HBSTATES, &more).unwrap_err();
+    assert_eq!(refused, (400, "More than 50000 names".to_owned()));
     for (body, detail) in [
         ("[]", NO_JSON),
         (r#"{"XNames":"a"}"#, "Invalid data type in XNames field"),
         (r#"{"XNames":[1]}"#, "Invalid data type in XNames field"),
+        (r#"{"XNames":["a",null]}"#, "Invalid data type in XNames field"),
+        (r#"{"XNames":[["a"]]}"#, "Invalid data type in XNames field"),
+        (r#"{"XNames":{"a":1}}"#, "Invalid data type in XNames field"),
+        (r#"{"XNames":["a"]} x"#, NO_JSON),
+        (r#"{"XNames":["a"}"#, NO_JSON),
     ] {
         assert_eq!(ask("POST", HBSTATES, body), Err((400, detail.to_owned())), "{body}");
     }
-    assert_eq!(ask("GET", "/hmi/v1/hbstate/x0", ""), Ok(Wish::State("x0".to_owned())));
+    assert_eq!(ask("GET", "/hmi/v1/hbstate/x0", ""), Ok(Wish::State("x0")));
     let body = states_body([("b", true), ("a\"", false)].into_iter());
     assert_eq!(
         String::from_utf8(body).unwrap(),
@@ -164,7 +178,7 @@ fn unreadable_bodies_have_statuses_of_their_own() {
 
 #[test]
 fn events_are_resumed_by_number() {
-    let events = |query: Option<&str>, last_event: Option<&str>| {
+    let events = |query: Option<&'static str>, last_event: Option<&'static str>| {
         read(Said { method: "GET", path: "/hmi/v1/events", query, last_event, body: Ok(b"") })
     };
     assert_eq!(events(None, None), Ok(Wish::Events(0)));
@@ -202,5 +216,41 @@ proptest! {
                 );
             }
         }
+    }
+}
+
+/// Bodies that are nearly beats.
+fn nearly() -> impl Strategy<Value = String> {
+    let value = prop_oneof![
+        Just("\"x0\""),
+        Just("\"1\""),
+        Just("\"stopping\""),
+        Just("1"),
+        Just("[\"a\"]"),
+        Just("null")
+    ];
+    let key =
+        prop_oneof![Just("component"), Just("Hostname"), Just("NID"), Just("Status"), Just("Timestamp")];
+    proptest::collection::vec((key, value), 0..8).prop_map(|pairs| {
+        let pairs: Vec<String> = pairs.iter().map(|(key, value)| format!("\"{key}\":{value}")).collect();
+        format!("{{{}}}", pairs.join(","))
+    })
+}
+
+proptest! {
+    /// The short way takes what the long one takes as one beat, and nothing else.
+    #[test]
+    fn a_good_beat_is_good_either_way(
+        path in prop_oneof![
+            Just("/hmi/v1/heartbeat"), Just("/hmi/v1/heartbeat/x1"), Just("/hmi/v1/heartbeat/a/b"),
+            Just("/hmi/v1/heartbeats"), Just("/hmi/v1/hbstates"),
+        ],
+        body in prop_oneof![Just(GOOD.to_owned()), nearly(), any::<String>()],
+    ) {
+        let long = match ask("POST", path, &body) {
+            Ok(Wish::Beats(beats)) if path != HEARTBEATS => Some(beats[0]),
+            _ => None,
+        };
+        prop_assert_eq!(good_beat(path, body.as_bytes()), long);
     }
 }

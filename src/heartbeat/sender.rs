@@ -70,12 +70,12 @@ impl Sender {
                 body: body.clone(),
                 limit: PATIENCE,
             };
-            let status = post.post(call).await;
-            if status == Some(200) {
+            let said = post.post(call).await;
+            if matches!(said, Ok(200)) {
                 *first = at;
                 return true;
             }
-            debug!(tracker = %self.trackers[at], ?status, "beat not taken");
+            debug!(tracker = %self.trackers[at], ?said, "beat not taken");
         }
         false
     }
@@ -86,17 +86,20 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
+    use crate::heartbeat::notify::CallError;
     use crate::heartbeat::request::{Said, Wish, read};
 
     /// Two trackers, of which the first is away.
     #[derive(Default)]
-    struct Trackers(Mutex<Vec<(String, Wish, String)>>);
+    struct Trackers(Mutex<Vec<Heard>>);
+
+    type Heard = (String, (Name, bool), String);
 
     impl Post for Trackers {
-        async fn post(&self, call: Outgoing) -> Option<u16> {
+        async fn post(&self, call: Outgoing) -> Result<u16, CallError> {
             let (host, path) = call.url.strip_prefix("http://").unwrap().split_once('/').unwrap();
             if host == "away" {
-                return None;
+                return Err(CallError::TooSlow);
             }
             let path = format!("/{path}");
             let said = Said {
@@ -106,9 +109,9 @@ mod tests {
                 last_event: None,
                 body: Ok(&call.body),
             };
-            let wish = read(said).unwrap();
-            self.0.lock().unwrap().push((host.to_owned(), wish, call.authorization.unwrap()));
-            Some(200)
+            let Ok(Wish::Beats(beats)) = read(said) else { panic!("no beat: {call:?}") };
+            self.0.lock().unwrap().push((host.to_owned(), beats[0], call.clone().authorization.unwrap()));
+            Ok(200)
         }
     }
 
@@ -125,10 +128,10 @@ mod tests {
         let said = trackers.0.lock().unwrap();
         let name = Name::of_machine(MachineId::new(3));
         assert_eq!(said.len(), 6);
-        for (host, wish, authorization) in &said[..5] {
-            assert_eq!((host.as_str(), wish), ("here", &Wish::Beats(vec![(name, false)])));
+        for (host, beat, authorization) in &said[..5] {
+            assert_eq!((host.as_str(), beat), ("here", &(name, false)));
             assert!(token::Claim::parse(authorization).unwrap().holds("machine-0000000003:x"));
         }
-        assert_eq!(said[5].1, Wish::Beats(vec![(name, true)]));
+        assert_eq!(said[5].1, (name, true));
     }
 }

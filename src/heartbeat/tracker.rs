@@ -1,24 +1,27 @@
 //! A tracker's life beside its memory: writes what was heard to the store in batches, follows what the others heard, and
 //! tries to become the judge (`judge`). It loses the store and finds it again; meanwhile beats are heard all the same.
 
+mod flush;
+mod look;
+
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
+use self::look::{Age, Noted};
 use super::corner;
 use super::ears::Ears;
 use super::judge::Office;
 use super::notify::Post;
-use super::record::{Batch, Beat};
 use crate::store::Error;
 use crate::store::acl::Roles;
 use crate::store::election::{Attempt, Leadership, Seat};
-use crate::store::paths::{self, HeartbeatNode};
-use crate::store::tree::{self, Event, Feed as _, Tree, Write};
+use crate::store::paths;
+use crate::store::tree::{Feed as _, Tree, Write};
 
 /// How often the judge looks; everybody else has less to look at.
 const TICK: Duration = Duration::from_millis(50);
@@ -32,9 +35,6 @@ const STORE_PAUSE: Duration = Duration::from_millis(500);
 
 /// Events are gathered this long, so that a burst is one look.
 const GATHER: Duration = Duration::from_millis(2);
-
-/// Batches in one write; the largest still leave it below the store's limit.
-const BATCHES_A_WRITE: usize = 12;
 
 /// What the last words may take.
 const FAREWELL: Duration = Duration::from_secs(3);
@@ -80,48 +80,6 @@ pub(super) struct Followed {
     next: u64,
     pub(super) answers: u64,
     farewell: bool,
-}
-
-/// Where to look again.
-#[derive(Debug, Default)]
-struct Noted {
-    everything: bool,
-    leader: bool,
-    params: bool,
-    maintenance: bool,
-    release: bool,
-    question: bool,
-    replicas: bool,
-    batches: BTreeSet<String>,
-    buckets: BTreeSet<u16>,
-}
-
-impl Noted {
-    fn add(&mut self, event: &Event) {
-        match event {
-            Event::Everything => self.everything = true,
-            Event::Changed(path) => match paths::heartbeat_node(path) {
-                HeartbeatNode::Leader => self.leader = true,
-                HeartbeatNode::Params => self.params = true,
-                HeartbeatNode::Maintenance => self.maintenance = true,
-                HeartbeatNode::Release => self.release = true,
-                HeartbeatNode::Question => self.question = true,
-                HeartbeatNode::Replica => self.replicas = true,
-                HeartbeatNode::Batch(name) => drop(self.batches.insert(name)),
-                HeartbeatNode::Bucket(number) => drop(self.buckets.insert(number)),
-                HeartbeatNode::Other => {}
-            },
-        }
-    }
-}
-
-/// How old the beats of a batch are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Age {
-    /// It was written just now.
-    AsWritten,
-    /// It was there before us, for how long only the calendar knows. What was judged since then stands.
-    ByCalendar,
 }
 
 enum Ended {
@@ -277,201 +235,6 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         let mut inner = self.ears().lock();
         let now = self.ears().now(&inner).watched;
         inner.audit.restart_windows(now);
-    }
-
-    /// Reads again what was noted. Batches come before replicas: a farewell is heard before its sender is missed.
-    async fn look(&mut self, noted: Noted) -> Result<(), Error> {
-        if noted.params {
-            let (params, _) = corner::params(self.tree()).await?;
-            let mut inner = self.ears().lock();
-            let now = self.ears().now(&inner).watched;
-            inner.audit.configure(now, &params);
-            inner.params = params;
-        }
-        if noted.maintenance {
-            let (until, _) = corner::maintenance(self.tree()).await?;
-            let mut inner = self.ears().lock();
-            let now = self.ears().now(&inner).watched;
-            inner.audit.set_maintenance(now, until);
-        }
-        if noted.question {
-            (self.question, _) = corner::number(self.tree(), &paths::heartbeat_question()).await?;
-        }
-        if !noted.batches.is_empty() {
-            self.follow(noted.batches.into_iter().collect(), Age::AsWritten).await?;
-        }
-        if noted.replicas {
-            let there = corner::replicas(self.tree()).await?;
-            self.miss(there);
-        }
-        if self.office.is_none() && !noted.buckets.is_empty() {
-            let buckets = corner::buckets(self.tree(), noted.buckets).await?;
-            self.adopt(buckets);
-        }
-        Ok(())
-    }
-
-    /// Takes over what the judge wrote.
-    pub(super) fn adopt(&self, buckets: Vec<corner::Bucket>) {
-        for (number, records, _) in buckets {
-            match records {
-                Ok(records) => {
-                    let mut inner = self.ears().lock();
-                    let now = self.ears().now(&inner).watched;
-                    let changes = inner.audit.adopt(number, &records, now);
-                    drop(inner);
-                    self.ears().publish(&changes);
-                }
-                Err(problem) => error!(%problem, "components cannot be read"),
-            }
-        }
-    }
-
-    async fn follow(&mut self, names: Vec<String>, age: Age) -> Result<(), Error> {
-        let fresh: Vec<String> = names
-            .into_iter()
-            .filter(|name| match paths::heartbeat_batch_of(name) {
-                Some((replica, number)) => {
-                    replica != self.id
-                        && self.followed.get(replica).is_none_or(|followed| number >= followed.next)
-                }
-                None => false,
-            })
-            .collect();
-        let batches = corner::batches(self.tree(), &fresh).await?;
-        for (name, batch) in fresh.iter().zip(batches) {
-            if let Some((replica, number)) = paths::heartbeat_batch_of(name) {
-                self.learn(replica, number, batch, age);
-            }
-        }
-        Ok(())
-    }
-
-    fn learn(&mut self, replica: &str, number: u64, batch: Option<Batch>, age: Age) {
-        let known = self.followed.contains_key(replica);
-        let followed = self.followed.entry(replica.to_owned()).or_default();
-        let missed = known && (number > followed.next || batch.is_none());
-        followed.next = followed.next.max(number + 1);
-        let mut inner = self.setting.ears.lock();
-        let now = self.setting.ears.now(&inner);
-        if missed {
-            // It was gone before we had read it: whoever beat in it must not suffer.
-            inner.audit.restart_windows(now.watched);
-        }
-        let Some(batch) = batch else { return };
-        followed.answers = followed.answers.max(batch.answers);
-        followed.farewell = batch.farewell;
-        let since = match age {
-            Age::AsWritten => 0,
-            Age::ByCalendar => now.wall.saturating_sub(batch.at),
-        };
-        for beat in &batch.beats {
-            let beat = Beat { age_ms: beat.age_ms + since, ..*beat };
-            let outdated = age == Age::ByCalendar
-                && inner.audit.changed_since(&beat.name, now.wall - beat.age_ms.min(now.wall));
-            if !outdated && inner.audit.beat_elsewhere(now.watched, &beat).is_err() {
-                inner.condition.refused_beats += 1;
-            }
-        }
-    }
-
-    /// Who is gone without a farewell may have heard what nobody else knows.
-    fn miss(&mut self, there: BTreeSet<String>) {
-        let gone: Vec<String> =
-            self.replicas.iter().filter(|id| **id != self.id && !there.contains(*id)).cloned().collect();
-        for id in gone {
-            let in_order = self.followed.get(&id).is_some_and(|followed| followed.farewell);
-            if !in_order {
-                warn!(replica = %id, "a tracker was lost; windows start again");
-                self.restart_windows();
-            }
-        }
-        self.replicas = there;
-    }
-
-    pub(super) fn has_answered(&self, replica: &str, question: u64) -> bool {
-        self.followed.get(replica).is_some_and(|followed| followed.answers >= question)
-    }
-
-    /// Batches of trackers that are no more, for the judge to clear away.
-    pub(super) async fn orphans(&self) -> Result<Vec<String>, Error> {
-        let mut names = corner::batch_names(self.tree()).await?;
-        names.retain(|name| match paths::heartbeat_batch_of(name) {
-            Some((replica, number)) => {
-                !self.replicas.contains(replica)
-                    && self.followed.get(replica).is_some_and(|followed| number < followed.next)
-            }
-            None => false,
-        });
-        Ok(names)
-    }
-
-    /// Writes what was heard since the last time: one write, whatever the number of components.
-    async fn flush(&mut self, farewell: bool) -> Result<(), Error> {
-        self.write_unconfirmed().await?;
-        let (mut beats, generation) = self.ears().take_unflushed();
-        let (now, flush_ms) = {
-            let inner = self.ears().lock();
-            (self.ears().now(&inner), inner.params.flush_ms())
-        };
-        self.flush_at = Instant::now() + Duration::from_millis(flush_ms);
-        let answers = self.question;
-        if beats.is_empty() && (farewell || answers > self.answered) {
-            beats.push(Vec::new());
-        }
-        let last = beats.len().saturating_sub(1);
-        for (at, beats) in beats.into_iter().enumerate() {
-            // Only the last of several says that all was said.
-            let answers = if at == last { answers } else { 0 };
-            let batch = Batch { answers, farewell: farewell && at == last, at: now.wall, beats };
-            self.unconfirmed.push((self.number, batch.to_bytes()));
-            self.number += 1;
-        }
-        self.unconfirmed_generation = generation;
-        self.write_unconfirmed().await?;
-        self.answered = self.answered.max(answers);
-        Ok(())
-    }
-
-    async fn write_unconfirmed(&mut self) -> Result<(), Error> {
-        while !self.unconfirmed.is_empty() {
-            let count = self.unconfirmed.len().min(BATCHES_A_WRITE);
-            let (now, keep) = {
-                let inner = self.ears().lock();
-                let keep = (inner.params.warn_ms + 2 * inner.params.flush_ms()).max(20_000);
-                (self.ears().now(&inner).watched, keep)
-            };
-            let old = self.written.iter().take(BATCHES_A_WRITE).filter(|(_, at)| at + keep < now).count();
-            let mut writes = vec![Write::Check { path: paths::heartbeat_replica(&self.id), version: 0 }];
-            for (number, bytes) in &self.unconfirmed[..count] {
-                let path = paths::heartbeat_batch(&self.id, *number);
-                writes.push(Write::create(path, bytes.clone(), self.setting.roles.controllers()));
-            }
-            for (number, _) in self.written.iter().take(old) {
-                writes.push(Write::DeleteIfVersion {
-                    path: paths::heartbeat_batch(&self.id, *number),
-                    version: 0,
-                });
-            }
-            self.ears().lock().condition.store_writes += 1;
-            let first = paths::heartbeat_batch(&self.id, self.unconfirmed[0].0);
-            match self.setting.tree.write(writes).await {
-                Ok(()) => {
-                    self.written.drain(..old);
-                }
-                // The write before this one was applied, all of it, and its answer lost.
-                Err(tree::Error::NodeExists(path)) if path == first => {}
-                // Ours, but no longer there: nothing that could be deleted.
-                Err(tree::Error::NoNode(path)) if path != paths::heartbeat_replica(&self.id) => {
-                    self.written.clear();
-                    continue;
-                }
-                Err(err) => return Err(err.into()),
-            }
-            self.written.extend(self.unconfirmed.drain(..count).map(|(number, _)| (number, now)));
-        }
-        self.setting.ears.is_safe(self.unconfirmed_generation);
-        Ok(())
     }
 
     async fn seek_office(&mut self) -> Result<(), Error> {

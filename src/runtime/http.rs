@@ -2,30 +2,35 @@
 //! number, size and time, and hands whole requests to whoever asked for them. It knows no path and no meaning: what to
 //! answer belongs to the callers, which see no type of the HTTP library.
 
+mod express;
+mod message;
+mod patient;
+
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
-use hyper::body::{Body, Frame, Incoming, SizeHint};
-use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
-use hyper::http::request::Parts;
+use hyper::Response;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper::{Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
-use super::patient::Patient;
+pub use self::express::Glance;
+use self::express::Plain;
+use self::message::Content;
+pub use self::message::{BodyError, Reply, Request};
+use self::patient::Patient;
 
 /// After a failure to take a connection, such as no free file, others are given time to end.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -69,133 +74,30 @@ impl Default for Limits {
     }
 }
 
-/// Why a request has no body that could be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum BodyError {
-    #[error("the body is too large")]
-    TooLarge,
-    #[error("the body did not come in time")]
-    TooSlow,
-    #[error("the body was cut off")]
-    Broken,
-}
-
-impl BodyError {
-    /// The status that says so.
-    pub fn status(self) -> u16 {
-        match self {
-            Self::TooLarge => 413,
-            Self::TooSlow => 408,
-            Self::Broken => 400,
-        }
+impl Limits {
+    fn body_limit(&self, path: &str) -> usize {
+        let large = self.large_bodies.iter().find(|(large, _)| *large == path);
+        large.map_or(self.body_bytes, |(_, bytes)| *bytes)
     }
 }
 
-/// A whole request.
-#[derive(Debug)]
-pub struct Request {
-    head: Parts,
-    pub body: Result<Bytes, BodyError>,
-    pub peer: SocketAddr,
-}
+/// Whoever answers at a door. A function from request to reply is one.
+pub trait Handler: Send + Sync + 'static {
+    fn answer(&self, request: Request) -> impl Future<Output = Reply> + Send;
 
-impl Request {
-    pub fn method(&self) -> &str {
-        self.head.method.as_str()
-    }
-
-    /// As it was sent: percent signs are not resolved.
-    pub fn path(&self) -> &str {
-        self.head.uri.path()
-    }
-
-    pub fn query(&self) -> Option<&str> {
-        self.head.uri.query()
-    }
-
-    /// The first header of that name, in any case; none if it is not text.
-    pub fn header(&self, name: &str) -> Option<&str> {
-        self.head.headers.get(name)?.to_str().ok()
+    /// Does what a POST asks for, if that can be done on the spot and needs no other answer than an empty 200.
+    fn taken_at_once(&self, _: &Glance<'_>) -> bool {
+        false
     }
 }
 
-/// What is answered.
-#[derive(Debug)]
-pub struct Reply {
-    status: u16,
-    headers: Vec<(&'static str, String)>,
-    body: Content,
-}
-
-#[derive(Debug)]
-enum Content {
-    Whole(Bytes),
-    /// Sent as it comes, until the sender is dropped. It sees by its own full or closed channel how the client keeps up.
-    Stream(mpsc::Receiver<Bytes>),
-}
-
-impl Reply {
-    pub fn new(status: u16, content_type: &'static str, body: impl Into<Bytes>) -> Self {
-        let headers = vec![(CONTENT_TYPE.as_str(), content_type.to_owned())];
-        Self { status, headers, body: Content::Whole(body.into()) }
-    }
-
-    /// Only a status.
-    pub fn empty(status: u16) -> Self {
-        Self { status, headers: Vec::new(), body: Content::Whole(Bytes::new()) }
-    }
-
-    pub fn stream(content_type: &'static str, body: mpsc::Receiver<Bytes>) -> Self {
-        let headers = vec![(CONTENT_TYPE.as_str(), content_type.to_owned())];
-        Self { status: 200, headers, body: Content::Stream(body) }
-    }
-
-    /// A header, its name in lower case. One that HTTP does not allow is left out.
-    #[must_use]
-    pub fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
-        self.headers.push((name, value.into()));
-        self
-    }
-
-    fn into_response(self) -> Response<Content> {
-        let mut response = Response::new(self.body);
-        *response.status_mut() =
-            StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        for (name, value) in self.headers {
-            if let (Ok(name), Ok(value)) =
-                (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(&value))
-            {
-                response.headers_mut().insert(name, value);
-            }
-        }
-        response
-    }
-}
-
-impl Body for Content {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        match self.get_mut() {
-            Self::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
-            Self::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            Self::Stream(stream) => stream.poll_recv(cx).map(|bytes| bytes.map(|b| Ok(Frame::data(b)))),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        matches!(self, Self::Whole(bytes) if bytes.is_empty())
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Self::Stream(_) => SizeHint::default(),
-        }
+impl<H, F> Handler for H
+where
+    H: Fn(Request) -> F + Send + Sync + 'static,
+    F: Future<Output = Reply> + Send,
+{
+    fn answer(&self, request: Request) -> impl Future<Output = Reply> + Send {
+        self(request)
     }
 }
 
@@ -221,11 +123,7 @@ impl Server {
 
     /// Answers with `handler` until `stop` is true or its sender gone; then lets what was begun be finished, for a
     /// moment.
-    pub async fn serve<H, F>(self, handler: H, mut stop: watch::Receiver<bool>)
-    where
-        H: Fn(Request) -> F + Send + Sync + 'static,
-        F: Future<Output = Reply> + Send + 'static,
-    {
+    pub async fn serve<H: Handler>(self, handler: H, mut stop: watch::Receiver<bool>) {
         let handler = Arc::new(handler);
         let room = Arc::new(Semaphore::new(self.limits.connections));
         let mut connections = JoinSet::new();
@@ -284,24 +182,41 @@ async fn take(
     Ok((stream, peer, permit))
 }
 
-async fn connection<H, F>(
+async fn connection<H: Handler>(
     stream: TcpStream,
     peer: SocketAddr,
     limits: Limits,
     handler: Arc<H>,
-    mut stop: watch::Receiver<bool>,
+    stop: watch::Receiver<bool>,
     _permit: OwnedSemaphorePermit,
-) where
-    H: Fn(Request) -> F + Send + Sync + 'static,
-    F: Future<Output = Reply> + Send + 'static,
-{
+) {
+    let plain = Plain { stream, peer, limits: &limits, handler: &*handler, stop: stop.clone() };
+    match plain.serve().await {
+        Ok(None) => {}
+        Ok(Some((stream, read))) => {
+            // Few go on here, and what it needs is large.
+            Box::pin(by_the_book(stream, read.freeze(), peer, limits, handler, stop)).await;
+        }
+        Err(error) => debug!(%peer, %error, "connection ended early"),
+    }
+}
+
+/// Serves a connection as the HTTP library does it; `read` is what was read of it before.
+async fn by_the_book<H: Handler>(
+    stream: TcpStream,
+    read: Bytes,
+    peer: SocketAddr,
+    limits: Limits,
+    handler: Arc<H>,
+    mut stop: watch::Receiver<bool>,
+) {
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let handler = Arc::clone(&handler);
         async move { Ok::<_, Infallible>(answer(request, peer, limits, &*handler).await) }
     });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).max_header_size(limits.head_bytes).header_read_timeout(limits.head_time);
-    let io = TokioIo::new(Patient::new(stream, limits.write_time));
+    let io = TokioIo::new(Patient::new(stream, limits.write_time).after(read));
     let mut serving = pin!(builder.serve_connection(io, service));
     let ended = tokio::select! {
         ended = serving.as_mut() => ended,
@@ -315,26 +230,20 @@ async fn connection<H, F>(
     }
 }
 
-async fn answer<H, F>(
+async fn answer<H: Handler>(
     request: hyper::Request<Incoming>,
     peer: SocketAddr,
     limits: Limits,
     handler: &H,
-) -> Response<Content>
-where
-    H: Fn(Request) -> F,
-    F: Future<Output = Reply>,
-{
+) -> Response<Content> {
     let (head, incoming) = request.into_parts();
-    let path = head.uri.path();
-    let large = limits.large_bodies.iter().find(|(large, _)| *large == path);
-    let limits = Limits { body_bytes: large.map_or(limits.body_bytes, |(_, bytes)| *bytes), ..limits };
+    let limits = Limits { body_bytes: limits.body_limit(head.uri.path()), ..limits };
     let body = tokio::time::timeout(limits.request_time, read_body(incoming, limits))
         .await
         .unwrap_or(Err(BodyError::TooSlow));
     // What is left unread would be taken for the next request.
     let last = body.is_err();
-    let reply = tokio::time::timeout(limits.request_time, handler(Request { head, body, peer }))
+    let reply = tokio::time::timeout(limits.request_time, handler.answer(Request { head, body, peer }))
         .await
         .unwrap_or_else(|_| Reply::empty(503));
     let reply = if last { reply.with("connection", "close") } else { reply };
@@ -369,5 +278,4 @@ async fn read_body(mut body: Incoming, limits: Limits) -> Result<Bytes, BodyErro
 }
 
 #[cfg(test)]
-#[path = "http_tests.rs"]
 mod tests;

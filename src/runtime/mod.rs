@@ -1,7 +1,8 @@
-//! What every long-running part needs and none should invent: signals, logs, the time of day, a door for HTTP.
+//! What every long-running part needs and none should invent: signals, logs, the time of day, a door for HTTP, numbers
+//! for who watches.
 
 pub mod clock;
 pub mod http;
-mod patient;
+pub mod prometheus;
 pub mod shutdown;
 pub mod telemetry;

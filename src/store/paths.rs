@@ -96,6 +96,11 @@ pub fn heartbeat_release() -> NodePath {
     heartbeat().child("release")
 }
 
+/// Whether deaths are held because too many would die at once.
+pub fn heartbeat_alarm() -> NodePath {
+    heartbeat().child("alarm")
+}
+
 /// A number, raised by the judge who wants to know what everybody has heard.
 pub fn heartbeat_question() -> NodePath {
     heartbeat().child("question")

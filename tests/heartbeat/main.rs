@@ -8,7 +8,10 @@ mod door;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod manager;
+mod operator;
 mod process;
 mod replicas;
+mod roles;
+mod secure;
 mod simulate;
 mod world;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use portcullis::heartbeat::notify::{Outgoing, Post};
+use portcullis::heartbeat::notify::{CallError, Outgoing, Post};
 use tokio::time::Instant;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -79,19 +79,19 @@ impl Manager {
 }
 
 impl Post for Manager {
-    async fn post(&self, call: Outgoing) -> Option<u16> {
+    async fn post(&self, call: Outgoing) -> Result<u16, CallError> {
         assert!(call.url.ends_with("/State/Components/BulkStateData"), "{}", call.url);
         let mood = self.book().mood;
         match mood {
-            Mood::Down => return None,
-            Mood::Failing => return Some(500),
+            Mood::Down => return Err(CallError::Address),
+            Mood::Failing => return Ok(500),
             Mood::Hanging => {
                 tokio::time::sleep(call.limit).await;
-                return None;
+                return Err(CallError::TooSlow);
             }
             Mood::Slow => tokio::time::sleep(Duration::from_secs(2)).await,
             Mood::Fine => tokio::time::sleep(Duration::from_millis(3)).await,
         }
-        Some(self.book().take(&call.body))
+        Ok(self.book().take(&call.body))
     }
 }

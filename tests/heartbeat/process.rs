@@ -35,6 +35,17 @@ impl Site {
         String::from_utf8(done.stdout).unwrap()
     }
 
+    /// What a command came to: its exit code, and what it said on stdout and stderr.
+    pub(crate) fn came(&self, args: &[&str]) -> (Option<i32>, String, String) {
+        let done = self.command("juju").args(args).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (done.status.code(), text(done.stdout), text(done.stderr))
+    }
+
+    pub(crate) fn home(&self) -> &std::path::Path {
+        self.home.path()
+    }
+
     /// As whom the operator's client works.
     pub(crate) fn operator(&self) -> Credential {
         let file = std::fs::read(self.home.path().join("portcullis/local.json")).unwrap();
@@ -130,7 +141,7 @@ impl Answer {
 
 /// One connection, kept.
 #[derive(Debug)]
-pub(crate) struct Client(BufReader<TcpStream>);
+pub(crate) struct Client<S = TcpStream>(BufReader<S>);
 
 impl Client {
     pub(crate) fn connect(addr: SocketAddr) -> std::io::Result<Self> {
@@ -164,16 +175,6 @@ impl Client {
         Ok(Answer { status, head, body: String::from_utf8(body).unwrap() })
     }
 
-    fn head(&mut self) -> std::io::Result<String> {
-        let mut head = String::new();
-        while !head.ends_with("\r\n\r\n") {
-            if self.0.read_line(&mut head)? == 0 {
-                return Err(std::io::ErrorKind::UnexpectedEof.into());
-            }
-        }
-        Ok(head)
-    }
-
     /// Asks for something that does not end, and gives what comes line by line.
     pub(crate) fn stream(mut self, path: &str) -> impl Iterator<Item = String> {
         let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
@@ -188,6 +189,18 @@ impl Client {
             "{{\"Component\":\"{name}\",\"Hostname\":\"h\",\"NID\":\"1\",\"Status\":\"OK\",\"Timestamp\":\"t\"}}"
         );
         Ok(self.ask("POST", "/hmi/v1/heartbeat", &[], body.as_bytes())?.status)
+    }
+}
+
+impl<S: Read> Client<S> {
+    fn head(&mut self) -> std::io::Result<String> {
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            if self.0.read_line(&mut head)? == 0 {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        Ok(head)
     }
 }
 
@@ -207,19 +220,31 @@ pub(crate) struct Got {
 
 /// A server for the calls that trackers make; `take` gives the status.
 pub(crate) fn serve(take: impl Fn(&Got) -> Option<u16> + Send + Sync + 'static) -> SocketAddr {
+    serve_over(Some, take)
+}
+
+/// The same over whatever `open` makes of a connection.
+pub(crate) fn serve_over<S: Read + Write>(
+    open: impl Fn(TcpStream) -> Option<S> + Send + Sync + 'static,
+    take: impl Fn(&Got) -> Option<u16> + Send + Sync + 'static,
+) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
-    let take = std::sync::Arc::new(take);
+    let both = std::sync::Arc::new((open, take));
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            let take = std::sync::Arc::clone(&take);
-            std::thread::spawn(move || answer_calls(stream, &*take));
+            let both = std::sync::Arc::clone(&both);
+            std::thread::spawn(move || {
+                if let Some(stream) = both.0(stream) {
+                    answer_calls(stream, &both.1);
+                }
+            });
         }
     });
     addr
 }
 
-fn answer_calls(stream: TcpStream, take: &dyn Fn(&Got) -> Option<u16>) {
+fn answer_calls<S: Read + Write>(stream: S, take: &dyn Fn(&Got) -> Option<u16>) {
     let mut client = Client(BufReader::new(stream));
     while let Ok(head) = client.head() {
         let length = field(&head, "content-length").map_or(0, |length| length.parse().unwrap());

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::heartbeat::record::bucket_of;
 
 const LIMIT: usize = 10_000;
 

@@ -1,0 +1,176 @@
+//! The judgement itself: what beats and silence make of each component, and what the guards make of that.
+
+use super::{Audit, Change, Now, Sequence, Verdict};
+use crate::heartbeat::guard::Ruling;
+use crate::heartbeat::record::{Told, bucket_of};
+use crate::heartbeat::state::{State, Word};
+
+impl Audit {
+    /// Judges: beats that say something new, and silence as far as `heard_until`, the time up to which every replica's
+    /// beats are known.
+    pub fn judge(&mut self, now: Now, heard_until: u64, sequence: &mut Sequence) -> Verdict {
+        let mut verdict = Verdict::default();
+        for entry in std::mem::take(&mut self.woken) {
+            self.judge_beat(entry, now, sequence, &mut verdict);
+        }
+        let until = heard_until.min(now.watched);
+        let mut due = Vec::new();
+        self.wheel.take_due(until, &mut due);
+        // The order of a slot is an accident.
+        due.sort_unstable();
+        let mut deaths = Vec::new();
+        for entry in due {
+            match self.look_at(entry, until, now.wall) {
+                Some((State::Dead, _)) => deaths.push(entry),
+                Some((state, word)) => {
+                    self.change(entry, state, Some(word), now, sequence, &mut verdict);
+                    self.arm(entry, state);
+                }
+                None => {}
+            }
+        }
+        self.judge_deaths(deaths, now, until, sequence, &mut verdict);
+        if !self.flaps.is_empty() {
+            self.settle_flaps(now.watched);
+        }
+        verdict
+    }
+
+    fn judge_beat(&mut self, entry: u32, now: Now, sequence: &mut Sequence, verdict: &mut Verdict) {
+        let component = self.table.get_mut(entry);
+        if !std::mem::take(&mut component.news) {
+            return;
+        }
+        let (state, mut word) = component.state.on_beat(component.going_away);
+        if state == State::Ok && component.word.is_none() {
+            word = Some(Word::Started);
+        }
+        if word == Some(Word::Restarted) {
+            self.flaps.restarted(entry, now.watched, self.flap_memory());
+            self.table.get_mut(entry).flaps = self.flaps.flapping(entry).unwrap_or(0);
+        }
+        if state != self.table.get(entry).state {
+            self.change(entry, state, word, now, sequence, verdict);
+        }
+        self.arm(entry, state);
+    }
+
+    /// What silence makes of an entry that came out of the wheel; back it goes if it is not due.
+    fn look_at(&mut self, entry: u32, until: u64, wall: u64) -> Option<(State, Word)> {
+        let component = self.table.get(entry);
+        let state = component.state;
+        let age = until.saturating_sub(self.silent_since(component));
+        let step = state.on_silence(age, self.warn, self.err);
+        if let Some(left) = step.and_then(|_| self.maintenance_left(entry, wall)) {
+            // Silence counts from when it is over.
+            self.table.get_mut(entry).base = until + left;
+            self.arm(entry, state);
+            return None;
+        }
+        if step.is_none() {
+            self.arm(entry, state);
+        }
+        step
+    }
+
+    fn maintenance_left(&self, entry: u32, wall: u64) -> Option<u64> {
+        if self.maintenance.is_empty() {
+            return None;
+        }
+        let until = self.maintenance.get(&self.table.get(entry).full_name())?;
+        until.checked_sub(wall).filter(|left| *left > 0)
+    }
+
+    fn judge_deaths(
+        &mut self,
+        mut deaths: Vec<u32>,
+        now: Now,
+        until: u64,
+        sequence: &mut Sequence,
+        verdict: &mut Verdict,
+    ) {
+        if deaths.is_empty() && self.held.is_empty() && !self.hold.is_holding() {
+            return;
+        }
+        let unwarned = deaths.iter().filter(|entry| self.table.get(**entry).state == State::Ok).count();
+        let (silent, alive) = (self.counts.warned + unwarned, self.counts.ok + self.counts.warned);
+        match self.hold.rule(now.watched, self.err, silent, alive) {
+            Ruling::Hold { raised } => {
+                if raised {
+                    verdict.alarm = Some((silent, alive));
+                }
+                for entry in deaths {
+                    if self.table.get(entry).state == State::Ok {
+                        self.change(entry, State::Warned, Some(Word::MightBeDead), now, sequence, verdict);
+                    }
+                    self.held.push(entry);
+                }
+            }
+            Ruling::Declare => {
+                let held: Vec<u32> = std::mem::take(&mut self.held);
+                deaths.extend(held.into_iter().filter(|entry| self.is_overdue(*entry, until)));
+                deaths.sort_unstable();
+                deaths.dedup();
+                self.hold.declared(now.watched, deaths.len());
+                for entry in deaths {
+                    self.change(entry, State::Dead, Some(Word::DeclaredDead), now, sequence, verdict);
+                }
+            }
+        }
+        self.counts.held = self.held.len();
+    }
+
+    fn is_overdue(&self, entry: u32, until: u64) -> bool {
+        let component = self.table.get(entry);
+        let age = until.saturating_sub(self.silent_since(component));
+        component.state == State::Warned && !component.news && age >= self.err
+    }
+
+    /// Restarts are remembered this long.
+    fn flap_memory(&self) -> u64 {
+        self.err * 10
+    }
+
+    /// Changes of a flapping component are told when it has been still for this long.
+    pub(super) fn damping(&self) -> u64 {
+        self.err * 2
+    }
+
+    fn settle_flaps(&mut self, now: u64) {
+        for entry in self.flaps.settle(now, self.flap_memory()) {
+            self.table.get_mut(entry).flaps = 0;
+            self.soil(entry);
+        }
+    }
+
+    pub(super) fn soil(&mut self, entry: u32) {
+        self.dirty.insert(bucket_of(self.table.get(entry).name()));
+    }
+
+    fn change(
+        &mut self,
+        entry: u32,
+        state: State,
+        word: Option<Word>,
+        now: Now,
+        sequence: &mut Sequence,
+        verdict: &mut Verdict,
+    ) {
+        let number = sequence.next();
+        self.count(entry, false);
+        let component = self.table.get_mut(entry);
+        component.state = state;
+        component.sequence = number;
+        component.changed_at = now.wall;
+        if word.is_some() {
+            (component.word, component.told) = (word, Told::No);
+        } else if matches!(component.word, Some(Word::MightBeDead | Word::DeclaredDead)) {
+            // A planned stop overtook a warning that nobody has heard.
+            component.told = Told::Yes;
+        }
+        let name = component.full_name();
+        self.count(entry, true);
+        self.soil(entry);
+        verdict.changes.push(Change { name, state, word, sequence: number, at: now.wall });
+    }
+}

@@ -1,0 +1,129 @@
+//! What of the audit goes to the store and comes from there: beats in batches, components in buckets, and changes that
+//! somebody has yet to be told of. Pure, like the rest of it.
+
+use std::collections::BTreeSet;
+
+use super::{Audit, Change, Now};
+use crate::heartbeat::name::Name;
+use crate::heartbeat::record::{Beat, MAX_IN_BATCH, Record, Told, bucket_of, bucket_to_bytes};
+use crate::heartbeat::state::State;
+use crate::heartbeat::table::Component;
+
+impl Audit {
+    /// Takes over what the store has of a bucket, and says what is new in it.
+    pub fn adopt(&mut self, bucket: u16, records: &[Record], now: u64) -> Vec<Change> {
+        let mut changes = Vec::new();
+        let gone = |audit: &Self, entry: u32| {
+            let component = audit.table.get(entry);
+            component.state != State::New && !records.iter().any(|r| r.name.as_str() == component.name())
+        };
+        for entry in self.table.in_bucket(bucket).to_vec() {
+            if gone(self, entry) {
+                self.remove(entry);
+            }
+        }
+        for record in records {
+            let Ok(entry) = self.table.ensure(&record.name) else { continue };
+            self.count(entry, false);
+            let component = self.table.get_mut(entry);
+            let newer = record.sequence > component.sequence;
+            if component.state != record.state {
+                component.news &= record.state != State::Ok || component.going_away;
+                component.base = now;
+            }
+            component.state = record.state;
+            component.word = record.word;
+            component.sequence = record.sequence;
+            component.told = record.told;
+            component.changed_at = record.changed_at;
+            component.beat_at = record.beat_at;
+            component.flaps = record.flaps;
+            self.count(entry, true);
+            self.arm(entry, record.state);
+            if newer {
+                let Record { name, state, word, sequence, changed_at: at, .. } = *record;
+                changes.push(Change { name, state, word, sequence, at });
+            }
+        }
+        changes
+    }
+
+    /// The names heard since the last call, in batches that fit into a znode each.
+    pub fn take_unflushed(&mut self, now: u64) -> Vec<Vec<Beat>> {
+        let entries = std::mem::take(&mut self.unflushed);
+        let beats: Vec<Beat> = entries
+            .into_iter()
+            .map(|entry| {
+                let component = self.table.get_mut(entry);
+                component.unflushed = false;
+                let age_ms = now.saturating_sub(component.last);
+                Beat { name: component.full_name(), age_ms, going_away: component.going_away }
+            })
+            .collect();
+        beats.chunks(MAX_IN_BATCH).map(<[Beat]>::to_vec).collect()
+    }
+
+    pub fn has_unflushed(&self) -> bool {
+        !self.unflushed.is_empty()
+    }
+
+    /// Buckets that the store does not have as they are here.
+    pub fn dirty(&self) -> &BTreeSet<u16> {
+        &self.dirty
+    }
+
+    pub fn bucket_bytes(&self, bucket: u16, now: Now) -> Vec<u8> {
+        let entries = self.table.in_bucket(bucket).iter();
+        let known = entries.filter(|entry| self.table.get(**entry).state != State::New);
+        bucket_to_bytes(known.map(|entry| self.table.record(*entry, now.watched, now.wall)))
+    }
+
+    pub fn written(&mut self, bucket: u16) {
+        self.dirty.remove(&bucket);
+    }
+
+    /// Changes that the state manager has yet to hear of and that are safe in the store, oldest first.
+    pub fn pending(&self, now: Now, most: usize) -> Vec<Change> {
+        let mut found: Vec<Change> = self
+            .untold
+            .iter()
+            .map(|entry| self.table.get(*entry))
+            .filter(|c| c.flaps == 0 || now.wall.saturating_sub(c.changed_at) >= self.damping())
+            .filter(|c| !self.dirty.contains(&bucket_of(c.name())))
+            .map(change_of)
+            .collect();
+        found.sort_unstable_by_key(|change| change.sequence);
+        found.truncate(most);
+        found
+    }
+
+    /// What became of telling the state manager; a newer change stays pending.
+    pub fn tell(&mut self, name: &Name, sequence: u64, told: Told) {
+        let Some(entry) = self.table.find(name).filter(|entry| self.table.get(*entry).sequence == sequence)
+        else {
+            return;
+        };
+        self.count(entry, false);
+        self.table.get_mut(entry).told = told;
+        self.count(entry, true);
+        self.soil(entry);
+    }
+
+    /// Each component's newest change after `sequence`, oldest first.
+    pub fn changes_since(&self, sequence: u64) -> Vec<Change> {
+        let newer = self.table.iter().filter(|(_, c)| c.sequence > sequence);
+        let mut found: Vec<Change> = newer.map(|(_, c)| change_of(c)).collect();
+        found.sort_unstable_by_key(|change| change.sequence);
+        found
+    }
+}
+
+fn change_of(component: &Component) -> Change {
+    Change {
+        name: component.full_name(),
+        state: component.state,
+        word: component.word,
+        sequence: component.sequence,
+        at: component.changed_at,
+    }
+}

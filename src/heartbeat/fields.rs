@@ -1,0 +1,233 @@
+//! The JSON of beats and of questions about them, read without a copy: which fields there are, and which are not what they
+//! should be. Pure; what is made of that is in `request`.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::Deserializer as Json;
+
+/// The fields of one beat; none if it is no JSON object.
+pub(super) fn beat(bytes: &[u8]) -> Option<Fields<'_>> {
+    let mut json = Json::from_slice(bytes);
+    let fields = json.deserialize_map(FieldsVisitor).ok()?;
+    json.end().ok().map(|()| fields)
+}
+
+/// Those of several; none if they are more than `most`, too.
+pub(super) fn beats(bytes: &[u8], most: usize) -> Option<Vec<Fields<'_>>> {
+    let mut json = Json::from_slice(bytes);
+    let beats = json.deserialize_seq(BeatsVisitor(most)).ok()?;
+    json.end().ok().map(|()| beats)
+}
+
+/// The names that somebody asks about; none if it is no JSON object.
+pub(super) fn question(bytes: &[u8]) -> Option<Field<'_>> {
+    let mut json = Json::from_slice(bytes);
+    let names = json.deserialize_map(QuestionVisitor).ok()?;
+    json.end().ok().map(|()| names)
+}
+
+/// A value, as far as it matters.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) enum Field<'a> {
+    #[default]
+    Missing,
+    Text(Cow<'a, str>),
+    /// Of strings.
+    List(Vec<Cow<'a, str>>),
+    /// Something else.
+    Wrong,
+}
+
+pub(super) const FIELDS: [&str; 5] = ["Component", "Hostname", "NID", "Status", "Timestamp"];
+
+#[derive(Debug, Default)]
+pub(super) struct Fields<'a>([Field<'a>; 5]);
+
+impl Fields<'_> {
+    /// The first thing that is wrong with the fields from `first` on, in their order.
+    pub(super) fn problem(&self, first: usize) -> Option<String> {
+        let known = || FIELDS.iter().zip(&self.0).skip(first);
+        let wrong = known().find(|(_, field)| matches!(field, Field::Wrong | Field::List(_)));
+        if let Some((name, _)) = wrong {
+            return Some(format!("Invalid data type in {name} field"));
+        }
+        let missing = known().find(|(_, field)| match field {
+            Field::Text(text) => text.is_empty(),
+            _ => true,
+        });
+        missing.map(|(name, _)| format!("Missing {name} field"))
+    }
+
+    pub(super) fn text(&self, at: usize) -> &str {
+        match &self.0[at] {
+            Field::Text(text) => text,
+            _ => "",
+        }
+    }
+}
+
+struct FieldsVisitor;
+
+impl<'de> Visitor<'de> for FieldsVisitor {
+    type Value = Fields<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a beat")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
+        let mut fields = Fields::default();
+        while let Some(at) = map.next_key_seed(KeySeed)? {
+            match at {
+                Some(at) => {
+                    // As in Go, null leaves a field as it was.
+                    if let Some(field) = map.next_value_seed(FieldSeed)? {
+                        fields.0[at] = field;
+                    }
+                }
+                None => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(fields)
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for FieldsVisitor {
+    type Value = Fields<'de>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+/// Which field a key means, in any case.
+struct KeySeed;
+
+impl<'de> DeserializeSeed<'de> for KeySeed {
+    type Value = Option<usize>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for KeySeed {
+    type Value = Option<usize>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key")
+    }
+
+    fn visit_str<E>(self, key: &str) -> Result<Self::Value, E> {
+        Ok(FIELDS.iter().position(|field| key.eq_ignore_ascii_case(field)))
+    }
+}
+
+struct FieldSeed;
+
+impl<'de> DeserializeSeed<'de> for FieldSeed {
+    type Value = Option<Field<'de>>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for FieldSeed {
+    type Value = Option<Field<'de>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
+        Ok(Some(Field::Text(Cow::Borrowed(text))))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(Some(Field::Text(Cow::Owned(text.to_owned()))))
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
+        Ok(Some(Field::Wrong))
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
+        Ok(Some(Field::Wrong))
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
+        Ok(Some(Field::Wrong))
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
+        Ok(Some(Field::Wrong))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let (mut list, mut wrong) = (Vec::new(), false);
+        while let Some(field) = seq.next_element_seed(FieldSeed)? {
+            match field {
+                Some(Field::Text(text)) => list.push(text),
+                _ => wrong = true,
+            }
+        }
+        Ok(Some(if wrong { Field::Wrong } else { Field::List(list) }))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Some(Field::Wrong))
+    }
+}
+
+/// A list of beats, for relays: so many at most.
+struct BeatsVisitor(usize);
+
+impl<'de> Visitor<'de> for BeatsVisitor {
+    type Value = Vec<Fields<'de>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of beats")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let mut beats = Vec::new();
+        while let Some(fields) = seq.next_element_seed(FieldsVisitor)? {
+            if beats.len() >= self.0 {
+                return Err(A::Error::custom("too many"));
+            }
+            beats.push(fields);
+        }
+        Ok(beats)
+    }
+}
+
+/// The names in a question.
+struct QuestionVisitor;
+
+impl<'de> Visitor<'de> for QuestionVisitor {
+    type Value = Field<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a question")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Field<'de>, A::Error> {
+        let mut names = Field::Missing;
+        while let Some(key) = map.next_key::<Cow<'de, str>>()? {
+            if key.eq_ignore_ascii_case("XNames") {
+                names = map.next_value_seed(FieldSeed)?.unwrap_or_default();
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(names)
+    }
+}

@@ -1,0 +1,85 @@
+//! What a tracker heard, on its way to the store: in batches, each written until it is certain that it was.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Tracker;
+use crate::heartbeat::notify::Post;
+use crate::heartbeat::record::Batch;
+use crate::store::Error;
+use crate::store::paths;
+use crate::store::tree::{self, Tree, Write};
+
+/// Batches in one write; the largest still leave it below the store's limit.
+const BATCHES_A_WRITE: usize = 12;
+
+impl<T: Tree, P: Post> Tracker<T, P> {
+    /// Writes what was heard since the last time: one write, whatever the number of components.
+    pub(super) async fn flush(&mut self, farewell: bool) -> Result<(), Error> {
+        self.write_unconfirmed().await?;
+        let (mut beats, generation) = self.ears().take_unflushed();
+        let (now, flush_ms) = {
+            let inner = self.ears().lock();
+            (self.ears().now(&inner), inner.params.flush_ms())
+        };
+        self.flush_at = Instant::now() + Duration::from_millis(flush_ms);
+        let answers = self.question;
+        if beats.is_empty() && (farewell || answers > self.answered) {
+            beats.push(Vec::new());
+        }
+        let last = beats.len().saturating_sub(1);
+        for (at, beats) in beats.into_iter().enumerate() {
+            // Only the last of several says that all was said.
+            let answers = if at == last { answers } else { 0 };
+            let batch = Batch { answers, farewell: farewell && at == last, at: now.wall, beats };
+            self.unconfirmed.push((self.number, batch.to_bytes()));
+            self.number += 1;
+        }
+        self.unconfirmed_generation = generation;
+        self.write_unconfirmed().await?;
+        self.answered = self.answered.max(answers);
+        Ok(())
+    }
+
+    async fn write_unconfirmed(&mut self) -> Result<(), Error> {
+        while !self.unconfirmed.is_empty() {
+            let count = self.unconfirmed.len().min(BATCHES_A_WRITE);
+            let (now, keep) = {
+                let inner = self.ears().lock();
+                let keep = (inner.params.warn_ms + 2 * inner.params.flush_ms()).max(20_000);
+                (self.ears().now(&inner).watched, keep)
+            };
+            let old = self.written.iter().take(BATCHES_A_WRITE).filter(|(_, at)| at + keep < now).count();
+            let mut writes = vec![Write::Check { path: paths::heartbeat_replica(&self.id), version: 0 }];
+            for (number, bytes) in &self.unconfirmed[..count] {
+                let path = paths::heartbeat_batch(&self.id, *number);
+                writes.push(Write::create(path, bytes.clone(), self.setting.roles.controllers()));
+            }
+            for (number, _) in self.written.iter().take(old) {
+                writes.push(Write::DeleteIfVersion {
+                    path: paths::heartbeat_batch(&self.id, *number),
+                    version: 0,
+                });
+            }
+            self.ears().lock().condition.store_writes += 1;
+            let first = paths::heartbeat_batch(&self.id, self.unconfirmed[0].0);
+            match self.setting.tree.write(writes).await {
+                Ok(()) => {
+                    self.written.drain(..old);
+                }
+                // The write before this one was applied, all of it, and its answer lost.
+                Err(tree::Error::NodeExists(path)) if path == first => {}
+                // Ours, but no longer there: nothing that could be deleted.
+                Err(tree::Error::NoNode(path)) if path != paths::heartbeat_replica(&self.id) => {
+                    self.written.clear();
+                    continue;
+                }
+                Err(err) => return Err(err.into()),
+            }
+            self.written.extend(self.unconfirmed.drain(..count).map(|(number, _)| (number, now)));
+        }
+        self.setting.ears.is_safe(self.unconfirmed_generation);
+        Ok(())
+    }
+}

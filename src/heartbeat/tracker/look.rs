@@ -1,0 +1,184 @@
+//! A tracker's look at the store: what the operator set, what the judge wrote, and what the other trackers heard.
+
+use std::collections::BTreeSet;
+
+use tracing::{error, warn};
+
+use super::Tracker;
+use crate::heartbeat::corner;
+use crate::heartbeat::notify::Post;
+use crate::heartbeat::record::{Batch, Beat};
+use crate::store::Error;
+use crate::store::paths::{self, HeartbeatNode};
+use crate::store::tree::{Event, Tree};
+
+/// Where to look again.
+#[derive(Debug, Default)]
+pub(super) struct Noted {
+    pub(super) everything: bool,
+    pub(super) leader: bool,
+    pub(super) params: bool,
+    pub(super) maintenance: bool,
+    pub(super) release: bool,
+    pub(super) question: bool,
+    pub(super) replicas: bool,
+    pub(super) batches: BTreeSet<String>,
+    pub(super) buckets: BTreeSet<u16>,
+}
+
+impl Noted {
+    pub(super) fn add(&mut self, event: &Event) {
+        match event {
+            Event::Everything => self.everything = true,
+            Event::Changed(path) => match paths::heartbeat_node(path) {
+                HeartbeatNode::Leader => self.leader = true,
+                HeartbeatNode::Params => self.params = true,
+                HeartbeatNode::Maintenance => self.maintenance = true,
+                HeartbeatNode::Release => self.release = true,
+                HeartbeatNode::Question => self.question = true,
+                HeartbeatNode::Replica => self.replicas = true,
+                HeartbeatNode::Batch(name) => drop(self.batches.insert(name)),
+                HeartbeatNode::Bucket(number) => drop(self.buckets.insert(number)),
+                HeartbeatNode::Other => {}
+            },
+        }
+    }
+}
+
+/// How old the beats of a batch are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Age {
+    /// It was written just now.
+    AsWritten,
+    /// It was there before us, for how long only the calendar knows. What was judged since then stands.
+    ByCalendar,
+}
+
+impl<T: Tree, P: Post> Tracker<T, P> {
+    /// Reads again what was noted. Batches come before replicas: a farewell is heard before its sender is missed.
+    pub(super) async fn look(&mut self, noted: Noted) -> Result<(), Error> {
+        if noted.params {
+            let (params, _) = corner::params(self.tree()).await?;
+            let mut inner = self.ears().lock();
+            let now = self.ears().now(&inner).watched;
+            inner.audit.configure(now, &params);
+            inner.params = params;
+        }
+        if noted.maintenance {
+            let (until, _) = corner::maintenance(self.tree()).await?;
+            let mut inner = self.ears().lock();
+            let now = self.ears().now(&inner).watched;
+            inner.audit.set_maintenance(now, until);
+        }
+        if noted.question {
+            (self.question, _) = corner::number(self.tree(), &paths::heartbeat_question()).await?;
+        }
+        if !noted.batches.is_empty() {
+            self.follow(noted.batches.into_iter().collect(), Age::AsWritten).await?;
+        }
+        if noted.replicas {
+            let there = corner::replicas(self.tree()).await?;
+            self.miss(there);
+        }
+        if self.office.is_none() && !noted.buckets.is_empty() {
+            let buckets = corner::buckets(self.tree(), noted.buckets).await?;
+            self.adopt(buckets);
+        }
+        Ok(())
+    }
+
+    /// Takes over what the judge wrote.
+    pub(in crate::heartbeat) fn adopt(&self, buckets: Vec<corner::Bucket>) {
+        for (number, records, _) in buckets {
+            match records {
+                Ok(records) => {
+                    let mut inner = self.ears().lock();
+                    let now = self.ears().now(&inner).watched;
+                    let changes = inner.audit.adopt(number, &records, now);
+                    drop(inner);
+                    self.ears().publish(&changes);
+                }
+                Err(problem) => error!(%problem, "components cannot be read"),
+            }
+        }
+    }
+
+    pub(super) async fn follow(&mut self, names: Vec<String>, age: Age) -> Result<(), Error> {
+        let fresh: Vec<String> = names
+            .into_iter()
+            .filter(|name| match paths::heartbeat_batch_of(name) {
+                Some((replica, number)) => {
+                    replica != self.id
+                        && self.followed.get(replica).is_none_or(|followed| number >= followed.next)
+                }
+                None => false,
+            })
+            .collect();
+        let batches = corner::batches(self.tree(), &fresh).await?;
+        for (name, batch) in fresh.iter().zip(batches) {
+            if let Some((replica, number)) = paths::heartbeat_batch_of(name) {
+                self.learn(replica, number, batch, age);
+            }
+        }
+        Ok(())
+    }
+
+    fn learn(&mut self, replica: &str, number: u64, batch: Option<Batch>, age: Age) {
+        let known = self.followed.contains_key(replica);
+        let followed = self.followed.entry(replica.to_owned()).or_default();
+        let missed = known && (number > followed.next || batch.is_none());
+        followed.next = followed.next.max(number + 1);
+        let mut inner = self.setting.ears.lock();
+        let now = self.setting.ears.now(&inner);
+        if missed {
+            // It was gone before we had read it: whoever beat in it must not suffer.
+            inner.audit.restart_windows(now.watched);
+        }
+        let Some(batch) = batch else { return };
+        followed.answers = followed.answers.max(batch.answers);
+        followed.farewell = batch.farewell;
+        let since = match age {
+            Age::AsWritten => 0,
+            Age::ByCalendar => now.wall.saturating_sub(batch.at),
+        };
+        for beat in &batch.beats {
+            let beat = Beat { age_ms: beat.age_ms + since, ..*beat };
+            let outdated = age == Age::ByCalendar
+                && inner.audit.changed_since(&beat.name, now.wall - beat.age_ms.min(now.wall));
+            if !outdated && inner.audit.beat_elsewhere(now.watched, &beat).is_err() {
+                inner.condition.refused_beats += 1;
+            }
+        }
+    }
+
+    /// Who is gone without a farewell may have heard what nobody else knows.
+    pub(super) fn miss(&mut self, there: BTreeSet<String>) {
+        let gone: Vec<String> =
+            self.replicas.iter().filter(|id| **id != self.id && !there.contains(*id)).cloned().collect();
+        for id in gone {
+            let in_order = self.followed.get(&id).is_some_and(|followed| followed.farewell);
+            if !in_order {
+                warn!(replica = %id, "a tracker was lost; windows start again");
+                self.restart_windows();
+            }
+        }
+        self.replicas = there;
+    }
+
+    pub(in crate::heartbeat) fn has_answered(&self, replica: &str, question: u64) -> bool {
+        self.followed.get(replica).is_some_and(|followed| followed.answers >= question)
+    }
+
+    /// Batches of trackers that are no more, for the judge to clear away.
+    pub(in crate::heartbeat) async fn orphans(&self) -> Result<Vec<String>, Error> {
+        let mut names = corner::batch_names(self.tree()).await?;
+        names.retain(|name| match paths::heartbeat_batch_of(name) {
+            Some((replica, number)) => {
+                !self.replicas.contains(replica)
+                    && self.followed.get(replica).is_some_and(|followed| number < followed.next)
+            }
+            None => false,
+        });
+        Ok(names)
+    }
+}

@@ -1,0 +1,136 @@
+//! What an operator sees and says: `juju heartbeat`, `juju machine maintenance`, and status, with the real programs.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::harness::{Store, wait_for};
+use crate::process::{Client, Site, Tracker};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// A command that goes on, line by line; ended with the test.
+struct Watching(Child);
+
+impl Watching {
+    fn new(site: &Site, args: &[&str]) -> (Self, impl Iterator<Item = String> + use<>) {
+        let mut child = site.command("juju").args(args).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        (Self(child), lines.map(|line| line.expect("a line")))
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = (self.0.kill(), self.0.wait());
+    }
+}
+
+fn health(site: &Site, name: &str) -> String {
+    let list: Value = serde_json::from_str(&site.juju(&["heartbeat", "list", "--format", "json"])).unwrap();
+    let found = list.as_array().unwrap().iter().find(|component| component["component"] == name);
+    found.map_or(String::new(), |component| component["health"].as_str().unwrap().to_owned())
+}
+
+fn begin(params: &[&str]) -> (Site, Tracker, Client) {
+    let site = Site::new(Store::keeper());
+    site.juju(&[&["heartbeat", "params", "Interval=1"], params].concat());
+    let tracker = site.tracker(&["--open"]);
+    let client = Client::connect(tracker.addr).unwrap();
+    (site, tracker, client)
+}
+
+#[test]
+fn changes_are_watched_as_they_happen() {
+    let (site, tracker, mut client) = begin(&["Warntime=2", "Errtime=4", "Mass_share=0"]);
+    client.beat("old").unwrap();
+    wait_for("a component in the store", DEADLINE, || (health(&site, "old") == "ok").then_some(()));
+    let (_watching, mut lines) = Watching::new(&site, &["heartbeat", "watch"]);
+    let of = |name: &'static str| move |line: &String| line.split("  ").nth(1) == Some(name);
+    // The watch has begun when it tells of the warning; what comes after is told in full.
+    let first = lines.find(of("old")).unwrap();
+    let words: Vec<&str> = first.split("  ").collect();
+    assert!(words[0].ends_with('Z') && words.len() == 4, "{first}");
+    client.beat("new").unwrap();
+    let told: Vec<String> = lines.filter(of("new")).take(3).collect();
+    for (line, end) in told.iter().zip([
+        "new  ok  Heartbeat started",
+        "new  warned  Heartbeat stopped -- might be dead",
+        "new  dead  Heartbeat stopped -- declared dead",
+    ]) {
+        assert!(line.ends_with(end), "{line}");
+    }
+    tracker.end();
+}
+
+#[test]
+fn a_mass_outage_is_shown_and_believed_at_a_word() {
+    let (site, tracker, mut client) = begin(&["Warntime=2", "Errtime=3", "Mass_hold=3600"]);
+    let (code, out, said) = site.came(&["heartbeat", "release"]);
+    assert_eq!((code, out.as_str(), said.as_str()), (Some(0), "", "No deaths are held.\n"));
+    for name in ["a", "b", "c", "d"] {
+        assert_eq!(client.beat(name).unwrap(), 200);
+    }
+    let held = "warning: 4 of 4 components are silent at once: their deaths are held\n\
+                hint: `juju heartbeat release` says that the outage is real\n";
+    wait_for("an alarm", DEADLINE, || (site.came(&["heartbeat", "list"]).2 == held).then_some(()));
+    assert_eq!(["a", "b", "c", "d"].map(|name| health(&site, name)), ["warned"; 4]);
+    assert!(tracker.get("/hmi/v1/health").1.contains("4 of 4 are silent; deaths are held"));
+    let (code, out, said) = site.came(&["heartbeat", "release"]);
+    assert_eq!((code, out.as_str()), (Some(0), ""));
+    assert_eq!(said, "Deaths that are held will be declared.\n");
+    wait_for("the deaths", DEADLINE, || {
+        ["a", "b", "c", "d"].iter().all(|name| health(&site, name) == "dead").then_some(())
+    });
+    wait_for("the end of the alarm", DEADLINE, || {
+        site.came(&["heartbeat", "list"]).2.is_empty().then_some(())
+    });
+    tracker.end();
+}
+
+#[test]
+fn who_is_in_maintenance_is_not_missed() {
+    let (site, tracker, mut client) = begin(&["Warntime=2", "Errtime=3600", "Mass_share=0"]);
+    site.juju(&["add-machine", "--instance-id", "i-0"]);
+    let (code, out, said) = site.came(&["machine", "maintenance", "quiet", "--for", "1h"]);
+    assert_eq!((code, out.as_str()), (Some(0), ""));
+    assert!(said.starts_with("quiet is in maintenance until 2") && said.ends_with("Z.\n"), "{said}");
+    for name in ["quiet", "other"] {
+        assert_eq!(client.beat(name).unwrap(), 200);
+    }
+    // Whoever beat at the same time and is not excused has been missed by now.
+    wait_for("a warning", DEADLINE, || (health(&site, "other") == "warned").then_some(()));
+    assert_eq!(health(&site, "quiet"), "ok");
+    assert!(site.juju(&["heartbeat", "show", "quiet"]).contains("maintenance-until: 2"));
+    assert!(!site.juju(&["heartbeat", "show", "other"]).contains("maintenance-until"));
+    let (code, _, said) = site.came(&["machine", "maintenance", "quiet", "--end"]);
+    assert_eq!((code, said.as_str()), (Some(0), "quiet is no longer in maintenance.\n"));
+    wait_for("a warning after the end", DEADLINE, || (health(&site, "quiet") == "warned").then_some(()));
+
+    let (code, _, said) = site.came(&["machine", "maintenance", "0"]);
+    assert!(code == Some(0) && said.starts_with("machine-0 is in maintenance until 2"), "{said}");
+    for (args, code, problem) in [
+        (&["machine", "maintenance", "7"][..], 1, "error: Machine 7 was not found\n"),
+        (&["machine", "maintenance", "a/b"], 2, "error: 'a/b' is not a component's name\n"),
+        (
+            &["machine", "maintenance", "0", "--for", "soon"],
+            2,
+            "error: 'soon' is not a time such as 90s, 30m, 2h or 1d\n",
+        ),
+        (&["heartbeat", "show", "nobody"], 1, "error: Component 'nobody' was never heard of\n"),
+        (&["heartbeat", "params", "Warntime"], 2, "error: 'Warntime' is not NAME=VALUE\n"),
+        (
+            &["heartbeat", "params", "Warntime=0"],
+            1,
+            "error: Invalid Warntime: not a number of seconds from 1 to 86400\n",
+        ),
+    ] {
+        let (came, out, said) = site.came(args);
+        assert_eq!((came, out.as_str()), (Some(code), ""), "{args:?}: {said}");
+        assert!(said.starts_with(problem), "{args:?}: {said}");
+    }
+    tracker.end();
+}

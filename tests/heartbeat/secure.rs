@@ -1,0 +1,93 @@
+//! Calls to `https://` addresses: who proves itself is told, and who does not is told nothing.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+
+use crate::harness::{Store, wait_for};
+use crate::process::{Client, Got, Site, serve_over};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+fn authority() -> CertifiedIssuer<'static, KeyPair> {
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+}
+
+/// Somebody who wants to be told, with a certificate for `name`; and what it was told.
+fn listener(issuer: &CertifiedIssuer<'_, KeyPair>, name: &str) -> (u16, Arc<Mutex<Vec<Got>>>) {
+    let key = KeyPair::generate().unwrap();
+    let certificate = CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, issuer).unwrap();
+    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.der().clone()], key)
+        .unwrap();
+    let config = Arc::new(config);
+    let got: Arc<Mutex<Vec<Got>>> = Arc::default();
+    let book = Arc::clone(&got);
+    let open =
+        move |stream| Some(StreamOwned::new(ServerConnection::new(Arc::clone(&config)).unwrap(), stream));
+    let addr = serve_over(open, move |call| {
+        book.lock().unwrap().push(call.clone());
+        Some(204)
+    });
+    (addr.port(), got)
+}
+
+#[test]
+fn only_who_proves_itself_is_told() {
+    let (ours, theirs) = (authority(), authority());
+    let (good, heard) = listener(&ours, "localhost");
+    let (stranger, heard_by_stranger) = listener(&theirs, "localhost");
+    let (misnamed, heard_by_misnamed) = listener(&ours, "elsewhere.example");
+    let site = Site::new(Store::keeper());
+    let ca = site.home().join("ca.pem");
+    std::fs::write(&ca, ours.pem()).unwrap();
+    let tracker = site.tracker(&["--open", "--ca-file", ca.to_str().unwrap()]);
+    let url = |port: u16| format!("Sm_url=https://localhost:{port}/hsm/v2");
+    let failures = || {
+        let (_, text) = tracker.get("/metrics");
+        let line = text.lines().find_map(|line| line.strip_prefix("portcullis_heartbeat_manager_failures "));
+        line.and_then(|number| number.parse::<u32>().ok()).unwrap_or(0)
+    };
+    let mut client = Client::connect(tracker.addr).unwrap();
+    for (port, book) in [(stranger, &heard_by_stranger), (misnamed, &heard_by_misnamed)] {
+        site.juju(&["heartbeat", "params", &url(port)]);
+        assert_eq!(client.beat("x1c0").unwrap(), 200);
+        let before = failures();
+        wait_for("a call that fails", DEADLINE, || (failures() > before).then_some(()));
+        assert!(book.lock().unwrap().is_empty(), "told something in spite of its certificate");
+    }
+    let hook = format!("Webhook_url=https://localhost:{good}/told");
+    site.juju(&["heartbeat", "params", &url(good), &hook]);
+    wait_for("both told", DEADLINE, || {
+        let heard = heard.lock().unwrap();
+        let told = |line: &str| heard.iter().any(|got| got.head.starts_with(line));
+        (told("PATCH /hsm/v2/State/Components/BulkStateData ") && told("POST /told ")).then_some(())
+    });
+    tracker.end();
+}
+
+#[test]
+fn certificates_that_are_none_are_refused_at_the_start() {
+    let site = Site::new(Store::keeper());
+    let path = site.home().join("ca.pem");
+    for (text, problem) in [(None, "does not exist"), (Some("hello"), "not certificates in PEM")] {
+        if let Some(text) = text {
+            std::fs::write(&path, text).unwrap();
+        }
+        let mut command = site.command("portcullis");
+        command.args(["heartbeat", "--listen", "127.0.0.1:0", "--ca-file"]).arg(&path);
+        let done = command.output().unwrap();
+        let said = String::from_utf8(done.stderr).unwrap();
+        assert!(done.status.code() == Some(1) && said.contains(problem), "{said}");
+    }
+}
