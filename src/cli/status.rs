@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
+use tokio::time::Instant;
 
 use super::failure::Refusal;
 use super::settings::Globals;
@@ -21,14 +22,16 @@ use crate::model::{Cidr, MachineId};
 use crate::runtime::clock::utc;
 use crate::runtime::shutdown::Shutdown;
 use crate::status::render::{dot, json, svg, tabular, yaml};
-use crate::status::view::{Heard, Held, SeenUnit};
+use crate::status::view::{Heard, Held, Presence, SeenUnit};
 use crate::status::{Notes, Scope, Snapshot, View, collect};
-use crate::store::changes::Changes;
-use crate::store::tree::{self, Tree as _};
+use crate::store::tree::{self, Feed, Tree as _};
 use crate::store::{self, ZkTree, paths};
 
 /// How soon a store that went away is asked again.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// How long events are gathered after the first, so that a burst is one look.
+const GATHER: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Args)]
 pub(super) struct Typed {
@@ -107,7 +110,7 @@ fn notes(snapshot: &Snapshot) -> Notes {
     let mut notes = Notes::default();
     for (&id, machine) in &snapshot.machines {
         let [controller, own] = machine.said.each_ref().map(Option::as_deref);
-        let agent = machine.agent.then_some(&b""[..]);
+        let agent = (machine.agent == Presence::Here).then_some(&b""[..]);
         let on = placed.get(&id).map_or(&[][..], Vec::as_slice);
         for explained in Told::read(id, [controller, own, agent]).explain(&view, on) {
             add(&mut notes, id, explained);
@@ -172,19 +175,21 @@ async fn heard(
 /// Shows what there is, and again whenever that is something else. A store that is away for a while is waited for.
 async fn watch(tree: &ZkTree, args: &Typed) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::listen().context("cannot catch signals")?;
-    let mut changes = Changes::new(tree.watch(&paths::root()).await?);
-    let mut shown = String::new();
+    // Whatever changes: what the controller and the trackers say is shown as well. The first event is always there.
+    let mut feed = tree.watch(&paths::root()).await?;
+    let (mut shown, mut again) = (String::new(), None);
     loop {
         tokio::select! {
-            dirty = changes.next() => drop(dirty?),
+            changed = heard_of(&mut feed) => changed?,
+            () = sleep_until(again) => {}
             _ = shutdown.asked() => return Ok(()),
         }
+        again = None;
         let text = match look(tree, args).await {
             Ok(view) => rendered(&view, args.format),
             Err(error) if is_passing(&error) => {
                 output::message(&format!("{error:#}; waiting for it"));
-                tokio::time::sleep(AGAIN).await;
-                changes.all();
+                again = Some(Instant::now() + AGAIN);
                 continue;
             }
             Err(error) => return Err(error),
@@ -194,6 +199,23 @@ async fn watch(tree: &ZkTree, args: &Typed) -> anyhow::Result<()> {
             show(args, &screen)?;
             shown = text;
         }
+    }
+}
+
+/// Waits for a change, and for those that follow at once. Cancel-safe: an event is only a reason to look.
+async fn heard_of(feed: &mut impl Feed) -> Result<(), tree::Error> {
+    feed.next().await?;
+    let end = Instant::now() + GATHER;
+    while let Ok(event) = tokio::time::timeout_at(end, feed.next()).await {
+        event?;
+    }
+    Ok(())
+}
+
+async fn sleep_until(when: Option<Instant>) {
+    match when {
+        Some(when) => tokio::time::sleep_until(when).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -244,7 +266,7 @@ mod tests {
             let said = [Some(report(n, &["0.0.0.0/0", "::/0"]).to_bytes()), None];
             snapshot
                 .machines
-                .insert(MachineId::new(n), SeenMachine { record: Ok(record), agent: false, said });
+                .insert(MachineId::new(n), SeenMachine { record: Ok(record), agent: Presence::Never, said });
         }
         snapshot
     }

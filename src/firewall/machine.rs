@@ -10,7 +10,7 @@ use futures_util::future::select_all;
 use portcullis_provider::Firewall;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::agent::Agent;
 use super::own;
@@ -20,7 +20,7 @@ use crate::store::acl::Acl;
 use crate::store::changes::Dirty;
 use crate::store::election::{Attempt, LEASE, Leadership, Seat};
 use crate::store::paths::{self, NodePath};
-use crate::store::tree::{self, Event, Feed as _, Tree};
+use crate::store::tree::{self, Event, Feed as _, Tree, Write};
 
 /// Longer than a session outlives its process: a predecessor that was killed is waited for.
 const PREDECESSOR: Duration = Duration::from_secs(14);
@@ -84,7 +84,10 @@ pub async fn run<T: Tree, F: Firewall>(
             Ok(Some(lead)) => {
                 info!(machine = %claim.machine, "holding the machine");
                 progress.send_modify(|progress| progress.leading = true);
-                hold(agent.as_deref_mut(), tree, lead, claim, progress, &mut stop).await
+                match remember(tree, claim).await {
+                    Ok(()) => hold(agent.as_deref_mut(), tree, lead, claim, progress, &mut stop).await,
+                    Err(err) => Err(err),
+                }
             }
             Ok(None) => Ok(Ended::Stopped),
             Err(err) => Err(err),
@@ -140,6 +143,19 @@ async fn take<T: Tree>(
     }
 }
 
+/// Leaves word that the machine was looked after, for the time when nobody does any more.
+async fn remember<T: Tree>(tree: &T, claim: &Claim) -> Result<(), Error> {
+    let path = paths::machine_started(claim.machine);
+    if tree.exists(&path).await? {
+        return Ok(());
+    }
+    match tree.write(vec![Write::create(path, Vec::new(), claim.acl.clone())]).await {
+        Ok(()) | Err(tree::Error::NodeExists(_)) => Ok(()),
+        Err(tree::Error::NoNode(_)) => Err(Error::NoMachine(claim.machine)),
+        Err(err) => Err(err.into()),
+    }
+}
+
 async fn hold<T: Tree, F: Firewall>(
     mut agent: Option<&mut Agent<T, F>>,
     tree: &T,
@@ -167,6 +183,7 @@ async fn hold<T: Tree, F: Firewall>(
             () = sleep_until(retry_at) => Look::Retry,
             () = sleep_until(renew_at) => Look::No,
         };
+        debug!(machine = %claim.machine, ?look, "woken");
         if !lead.confirm(tree).await? {
             return Ok(Ended::Lost);
         }
@@ -182,10 +199,13 @@ async fn hold<T: Tree, F: Firewall>(
         }
         let Some(agent) = agent.as_deref_mut() else { continue };
         match agent.pass(&dirty, &lead).await {
-            Ok(pass) => progress.send_modify(|progress| {
-                progress.passes += 1;
-                progress.last = pass;
-            }),
+            Ok(pass) => {
+                debug!(machine = %claim.machine, ?pass, "looked");
+                progress.send_modify(|progress| {
+                    progress.passes += 1;
+                    progress.last = pass;
+                });
+            }
             Err(crate::store::Error::Tree(tree::Error::NoNode(path)))
                 if path == paths::machine(claim.machine) =>
             {
@@ -205,6 +225,7 @@ async fn hold<T: Tree, F: Firewall>(
     }
 }
 
+#[derive(Debug, Clone, Copy)]
 enum Look {
     Again,
     Retry,
@@ -223,11 +244,13 @@ async fn paused(pause: Duration, stop: &mut watch::Receiver<bool>) -> bool {
 struct Feeds<T: Tree> {
     machine: MachineId,
     feeds: BTreeMap<NodePath, T::Feed>,
+    /// Something changed that nobody has looked at yet.
+    changed: bool,
 }
 
 impl<T: Tree> Feeds<T> {
     fn new(machine: MachineId) -> Self {
-        Self { machine, feeds: BTreeMap::new() }
+        Self { machine, feeds: BTreeMap::new(), changed: false }
     }
 
     /// From here on these, and no others. A new one first says that everything may have changed.
@@ -242,13 +265,18 @@ impl<T: Tree> Feeds<T> {
         Ok(())
     }
 
-    /// Waits for a change that somebody else made. Cancel-safe: what was gathered is only a reason to look.
+    /// Waits for a change that somebody else made. Cancel-safe: one that was heard of in a call that was dropped is told
+    /// by the next.
     async fn next(&mut self) -> Result<(), tree::Error> {
-        self.event().await?;
+        if !self.changed {
+            self.event().await?;
+            self.changed = true;
+        }
         let end = Instant::now() + GATHER;
         while let Ok(event) = timeout_at(end, self.event()).await {
             event?;
         }
+        self.changed = false;
         Ok(())
     }
 
@@ -269,5 +297,33 @@ impl<T: Tree> Feeds<T> {
                 _ => return Ok(()),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::acl::Roles;
+    use crate::store::tree::Write;
+    use crate::store::{Credential, MemoryStore, MemoryTree};
+
+    /// A pass that took so long that the claim is to be confirmed at once drops the wait for changes in its first moment.
+    #[tokio::test(start_paused = true)]
+    async fn a_change_that_was_heard_of_is_not_forgotten() {
+        let operator = Credential::generate("operator").unwrap();
+        let tree = MemoryStore::default().connect(Some(&operator));
+        let roles = Roles { operator: operator.identity(), controller: operator.identity() };
+        let create = |path| Write::create(path, Vec::new(), roles.operators());
+        tree.write(vec![create(paths::machines())]).await.unwrap();
+        let machine = MachineId::new(0);
+        let mut feeds = Feeds::<MemoryTree>::new(machine);
+        feeds.watch(&tree, vec![paths::machines()]).await.unwrap();
+        feeds.next().await.unwrap();
+        let patience = Duration::from_secs(3600);
+        assert!(tokio::time::timeout(patience, feeds.next()).await.is_err(), "nothing has changed");
+        tree.write(vec![create(paths::machine(machine))]).await.unwrap();
+        assert!(tokio::time::timeout(GATHER / 5, feeds.next()).await.is_err(), "it gathers");
+        tokio::time::timeout(patience, feeds.next()).await.expect("told").unwrap();
+        assert!(tokio::time::timeout(patience, feeds.next()).await.is_err(), "once");
     }
 }

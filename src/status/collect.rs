@@ -4,7 +4,7 @@
 
 use std::str::FromStr;
 
-use super::view::{Held, SeenMachine, SeenService, SeenUnit, Snapshot};
+use super::view::{Held, Presence, SeenMachine, SeenService, SeenUnit, Snapshot};
 use crate::model::ports::PortsDocument;
 use crate::model::{InvalidId, MachineId, PortRange, ServiceId, ServiceName, UnitId, UnitName};
 use crate::store::paths::{self, NodePath};
@@ -18,14 +18,15 @@ pub async fn collect<T: Tree>(tree: &T) -> Result<Snapshot, Error> {
     let units = ids(lists.next(), UnitId::from_key, &paths::units())?;
     let machines = ids(lists.next(), MachineId::from_key, &paths::machines())?;
 
-    let mut reads = Vec::with_capacity(2 * services.len() + 4 * units.len() + 4 * machines.len());
+    let mut reads = Vec::with_capacity(2 * services.len() + 4 * units.len() + 5 * machines.len());
     reads.extend(services.iter().flat_map(|&id| [paths::service(id), paths::exposed(id)]));
     reads.extend(units.iter().flat_map(|&id| {
         [paths::unit(id), paths::unit_ports(id), paths::unit_state(id), paths::unit_agent(id)]
     }));
     reads.extend(machines.iter().flat_map(|&id| {
         let said = [paths::firewall_report(id), paths::machine_firewall(id)];
-        [paths::machine(id), paths::machine_agent(id)].into_iter().chain(said)
+        let own = [paths::machine(id), paths::machine_agent(id), paths::machine_started(id)];
+        own.into_iter().chain(said)
     }));
     let mut nodes = tree.read_many(reads.into_iter().map(Read::Data).collect()).await?.into_iter();
     let mut node = || nodes.next().and_then(Answer::into_data);
@@ -51,15 +52,26 @@ pub async fn collect<T: Tree>(tree: &T) -> Result<Snapshot, Error> {
         }
     }
     for id in machines {
-        let (record, agent) = (node(), node());
+        let (record, agent, started) = (node(), node(), node());
         let said = [node(), node()].map(|node| node.map(|node| node.data));
         if let Some(record) = record {
             let record = held(records::Machine::parse(&paths::machine(id), &record.data));
-            snapshot.machines.insert(id, SeenMachine { record, agent: agent.is_some(), said });
+            snapshot.machines.insert(
+                id,
+                SeenMachine { record, agent: presence(agent.is_some(), started.is_some()), said },
+            );
         }
     }
     add_lost_names(tree, &mut snapshot).await?;
     Ok(snapshot)
+}
+
+fn presence(here: bool, ever: bool) -> Presence {
+    match (here, ever) {
+        (true, _) => Presence::Here,
+        (false, true) => Presence::Gone,
+        (false, false) => Presence::Never,
+    }
 }
 
 /// The ids among the children of a list. The lists are as old as the environment: one that is not there is no

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::render::{dot, json as as_json, svg, tabular, yaml};
-use super::view::{SeenMachine, SeenService, SeenUnit};
+use super::view::{Heard, MachineState, Presence, SeenMachine, SeenService, SeenUnit};
 use super::{Scope, Snapshot, View};
 use crate::model::{MachineId, PortRange, Protocol, ServiceId, UnitId};
 use crate::store::records;
@@ -52,13 +52,14 @@ fn unit(
     SeenUnit { record: Ok(record), ports: Ok(ports), agent: state.is_some(), state }
 }
 
-fn machine(instance: Option<&str>, address: Option<&str>, agent: bool) -> SeenMachine {
+fn machine(instance: Option<&str>, address: Option<&str>, here: bool) -> SeenMachine {
     let record = records::Machine {
         instance_id: instance.map(|id| id.parse().unwrap()),
         addresses: address.into_iter().map(str::to_owned).collect(),
         adopted: false,
         rest: rest(if instance.is_some() { json!({"instance-state": "running"}) } else { json!({}) }),
     };
+    let agent = if here { Presence::Here } else { Presence::Never };
     SeenMachine { record: Ok(record), agent, said: [None, None] }
 }
 
@@ -253,4 +254,31 @@ fn a_unit_of_a_service_that_is_gone_is_not_lost() {
     );
     assert_eq!(mysql.units.len(), 2);
     assert_eq!(mysql.units["mysql/1"].open_ports, None);
+}
+
+#[test]
+fn a_machine_that_is_gone_is_told_from_one_that_never_came() {
+    for (agent, health, state) in [
+        (Presence::Never, None, "not-started"),
+        (Presence::Here, None, "running"),
+        (Presence::Gone, None, "down"),
+        (Presence::Here, Some("dead"), "down"),
+        (Presence::Gone, Some("ok"), "running"),
+        (Presence::Gone, Some("stopped"), "down"),
+    ] {
+        let id = MachineId::new(0);
+        let seen = SeenMachine { agent, ..machine(Some("i-1"), None, true) };
+        let heard = health.map(|health| {
+            let word = |text: &str| text.to_owned();
+            (id, Heard { health: word(health), flag: word("OK"), last_beat: word("never") })
+        });
+        let snapshot = Snapshot {
+            machines: [(id, seen)].into(),
+            heard: heard.into_iter().collect(),
+            ..Snapshot::default()
+        };
+        let view = View::new(&snapshot, &Scope::default());
+        let MachineState::Provisioned { agent_state, .. } = view.machines[&id].state else { panic!() };
+        assert_eq!(agent_state, state, "{agent:?}, {health:?}");
+    }
 }

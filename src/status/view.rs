@@ -55,9 +55,17 @@ pub struct SeenUnit {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeenMachine {
     pub record: Held<records::Machine>,
-    pub agent: bool,
+    pub agent: Presence,
     /// What was reported of its firewall, by a controller and by the machine itself, as it is in the tree.
     pub said: [Option<Vec<u8>>; 2],
+}
+
+/// Whether a machine's agent is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Presence {
+    Never,
+    Here,
+    Gone,
 }
 
 /// What is known of a machine's beats.
@@ -307,12 +315,12 @@ fn agent_state(workflow: Option<&str>, agent: bool) -> String {
 }
 
 /// Whether somebody hears from it is a better word than its own.
-fn machine_life(agent: bool, heard: Option<&Heard>) -> &'static str {
-    match heard.map(|heard| heard.health.as_str()) {
-        Some("ok" | "warned") => "running",
-        Some("dead") => "down",
-        _ if agent => "running",
-        _ => "not-started",
+fn machine_life(agent: Presence, heard: Option<&Heard>) -> &'static str {
+    match (heard.map(|heard| heard.health.as_str()), agent) {
+        (Some("ok" | "warned"), _) => "running",
+        (Some("dead"), _) | (_, Presence::Gone) => "down",
+        (_, Presence::Here) => "running",
+        (_, Presence::Never) => "not-started",
     }
 }
 

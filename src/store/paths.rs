@@ -255,6 +255,11 @@ pub fn machine_agent(id: MachineId) -> NodePath {
     machine(id).child("agent")
 }
 
+/// The machine had an agent once: who is gone is told from who never came.
+pub fn machine_started(id: MachineId) -> NodePath {
+    machine(id).child("started")
+}
+
 pub fn machine_credentials(id: MachineId) -> NodePath {
     machine(id).child("credentials")
 }

@@ -22,13 +22,13 @@ use crate::operator::{Came, Operator, came, fixture_charm};
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A running controller, killed if the test ends before it does.
-struct Controller {
+pub(crate) struct Controller {
     child: Child,
     log: PathBuf,
 }
 
 impl Controller {
-    fn start(operator: &Operator, name: &str) -> Self {
+    pub(crate) fn start(operator: &Operator, name: &str) -> Self {
         let log = operator.home().join(name);
         let child = operator
             .command("portcullis")

@@ -18,6 +18,7 @@ mod operator;
 mod proxy;
 mod refusals;
 mod story;
+mod watching;
 
 use harness::Store;
 use harness::scenario::{Scenario, run, scenarios};
@@ -34,10 +35,12 @@ use faults::{
 };
 use refusals::{refusals_change_nothing, what_is_wrong_is_said};
 use story::{status_goes_where_it_should, the_whole_story};
+use watching::whoever_watches_sees_every_change;
 
 const SCENARIOS: &[Scenario] = scenarios![
     the_whole_story,
     status_goes_where_it_should,
+    whoever_watches_sees_every_change,
     what_is_wrong_is_said,
     refusals_change_nothing,
     bootstrapping_twice_is_harmless,
