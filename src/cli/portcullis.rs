@@ -112,6 +112,9 @@ Examples:
     /// Run one hook, for the agent that ordered it
     #[command(hide = true)]
     RunHook(run_hook::Typed),
+    /// Keep what a hook left running prints
+    #[command(hide = true)]
+    KeepLog(run_hook::Log),
     /// Show the whole story in a temporary directory
     Demo(demo::Typed),
     /// Print completions for a shell
@@ -154,6 +157,7 @@ async fn run(portcullis: &Portcullis) -> anyhow::Result<()> {
         Command::Machine(args) => machine::run(args).await,
         Command::Install(args) => install::run(args),
         Command::RunHook(args) => run_hook::run(args),
+        Command::KeepLog(args) => run_hook::keep_log(args),
         Command::Demo(args) => demo::run(args).await,
         Command::Completions(args) => completions::run(Portcullis::command(), args),
         Command::Man(args) => man::run(Portcullis::command(), args),

@@ -11,10 +11,9 @@ use tracing::{debug, info, warn};
 
 use super::hook::Found;
 use super::site::{Home, Site};
-use super::workflow::{Ended, Hook, MAX_STATE_BYTES, Phase, Run, State, Step, Wanted};
-use super::{directory, pack};
-use crate::model::{CharmHash, UnitId, UnitName};
-use crate::store::records::{self, CHARM_HASH, parse_credentials, parse_service_credential};
+use super::workflow::{Ended, Run, State, Step, Wanted};
+use crate::model::UnitId;
+use crate::store::records::{self, parse_credentials, parse_service_credential};
 use crate::store::tree::{self, Answer, Feed as _, Read, Tree, Write};
 use crate::store::{self, Credential, paths};
 
@@ -77,6 +76,8 @@ pub(super) struct Agent<'a, T: Tree> {
     orders: watch::Receiver<Order>,
     /// Over the unit, and over its service's flag once the service is known.
     feeds: Option<(T::Feed, T::Feed)>,
+    /// The state in the tree is not the one that is kept here: the disk was full, say.
+    unkept: bool,
 }
 
 /// Tends one unit until it is told otherwise.
@@ -86,7 +87,7 @@ pub(super) async fn tend<T: Tree>(
     id: UnitId,
     orders: watch::Receiver<Order>,
 ) -> UnitId {
-    let mut agent = Agent { tree, site, id, orders, feeds: None };
+    let mut agent = Agent { tree, site, id, orders, feeds: None, unkept: false };
     let mut told = String::new();
     loop {
         let order = *agent.orders.borrow_and_update();
@@ -160,13 +161,17 @@ impl<T: Tree> Agent<'_, T> {
         let seen = self.observe().await?;
         match seen.state.next(Wanted { exposed: seen.exposed, gone: false }) {
             Step::Wait => {
+                if self.unkept {
+                    self.unkept = self.keep(&seen, &seen.state).is_err();
+                }
                 // A unit that nothing was ever due for has no state yet.
                 if seen.version.is_none() {
                     self.commit(&seen, &seen.state).await?;
                 }
                 Ok(true)
             }
-            Step::Settle(state) | Step::Begin(state) => self.commit(&seen, &state).await.map(|()| false),
+            Step::Settle(state) => self.commit(&seen, &state).await.map(|()| false),
+            Step::Begin(state) => self.begin(&seen, state).await.map(|()| false),
             Step::Resume(run) => {
                 let ended = self.carry_out(&seen, run).await?;
                 self.conclude(run, &ended).await.map(|()| false)
@@ -224,12 +229,34 @@ impl<T: Tree> Agent<'_, T> {
         }
     }
 
-    /// Writes a state down, here and then in the tree. Somebody else's write in between makes it fail, and the next
-    /// look starts from theirs.
-    async fn commit(&self, seen: &Seen, state: &State) -> Result<(), Error> {
+    /// Writes down that a hook begins. One that could not be told of after the unit's end is not begun at all.
+    async fn begin(&mut self, seen: &Seen, state: State) -> Result<(), Error> {
+        let begun = match (self.keep(seen, &state), state.running) {
+            (Err(error), Some(run)) => seen.state.not_begun(run.hook, &chain(&error)),
+            _ => state,
+        };
+        self.tell(seen, &begun).await
+    }
+
+    /// Writes a state down, here and then in the tree. A disk that does not take it does not keep the operator from
+    /// knowing; it is tried again.
+    async fn commit(&mut self, seen: &Seen, state: &State) -> Result<(), Error> {
+        if let Err(error) = self.keep(seen, state) {
+            warn!(unit = %seen.record.name, error = %chain(&error), "unit's state not kept");
+            self.unkept = true;
+        }
+        self.tell(seen, state).await
+    }
+
+    fn keep(&self, seen: &Seen, state: &State) -> Result<(), Error> {
         let home = self.home();
         home.make(&seen.record.name).map_err(disk("cannot make the unit's directory"))?;
-        keep(&home, state)?;
+        home.runs().reserve();
+        keep(&home, state)
+    }
+
+    /// Somebody else's write in between makes it fail, and the next look starts from theirs.
+    async fn tell(&self, seen: &Seen, state: &State) -> Result<(), Error> {
         let (path, data) = (paths::unit_state(self.id), state.to_bytes());
         let write = match seen.version {
             Some(version) => Write::SetIfVersion { path, data, version },
@@ -343,135 +370,12 @@ impl<T: Tree> Agent<'_, T> {
             }
         }
     }
-
-    /// Everything that a hook needs: the charm, and the unit's credentials. The inner error is for the operator.
-    async fn prepare(&self, seen: &Seen) -> Result<Result<(), String>, Error> {
-        let home = self.home();
-        let name = &seen.record.name;
-        let given = home.make(name).and_then(|()| home.give(name, &seen.credential));
-        if let Err(error) = given {
-            return Ok(Err(format!("cannot be given its credentials: {error}")));
-        }
-        if home.charm().is_dir() {
-            return Ok(Ok(()));
-        }
-        let hash = seen.record.rest.get(CHARM_HASH).and_then(|hash| CharmHash::parse(hash.as_str()?));
-        let Some(hash) = hash else {
-            return Ok(Err("its charm is not in the store: deploy the service again".to_owned()));
-        };
-        let bytes = match self.fetch(&hash).await {
-            Ok(bytes) => bytes,
-            Err(Error::Store(store::Error::Tree(error))) if error.is_retryable() => return Err(error.into()),
-            Err(error) => return Ok(Err(format!("its charm cannot be had: {}", chain(&error)))),
-        };
-        let entries = match pack::unpack(&bytes) {
-            Ok(entries) => entries,
-            Err(error) => return Ok(Err(format!("its charm cannot be used: {error}"))),
-        };
-        let (place, user) = (home.charm(), home.user());
-        let written = off_thread(move || directory::write(&place, &entries, user)).await;
-        Ok(written.map_err(|error| format!("its charm cannot be written: {error}")))
-    }
-
-    /// The charm's bytes, from the last unit that had the same one or from the store.
-    async fn fetch(&self, hash: &CharmHash) -> Result<Vec<u8>, Error> {
-        let kept = self.site.charms().join(hash.key());
-        if let Ok(bytes) = std::fs::read(&kept)
-            && CharmHash::of(&bytes) == *hash
-        {
-            return Ok(bytes);
-        }
-        let bytes = store::charm(self.tree, hash).await?;
-        let aside = kept.with_extension(self.id.key());
-        let keep = || {
-            std::fs::create_dir_all(self.site.charms())?;
-            std::fs::write(&aside, &bytes)?;
-            std::fs::rename(&aside, &kept)
-        };
-        // Only the next unit misses it.
-        if let Err(error) = keep() {
-            debug!(%error, "charm not kept");
-        }
-        Ok(bytes)
-    }
-
-    /// The unit is no more: its `stop` hook runs if it was started, its processes end, its files go.
-    async fn retire(&mut self) -> Result<(), Error> {
-        let home = self.site.home(self.id);
-        let known = read_state(&home).zip(read_name(&home));
-        if let Some((mut state, name)) = known {
-            loop {
-                match state.next(Wanted { exposed: false, gone: true }) {
-                    Step::Wait => break,
-                    Step::Settle(next) | Step::Begin(next) => state = next,
-                    Step::Resume(run) => {
-                        let ended = self.last(&name, run).await?;
-                        state = state.ended(run, &ended);
-                    }
-                }
-                keep(&home, &state)?;
-            }
-            match &state.failure {
-                Some(failure) => warn!(unit = %name, reason = %failure.reason, "stop hook failed"),
-                None if state.phase == Phase::Stopped => info!(unit = %name, "unit stopped"),
-                None => {}
-            }
-        }
-        let site = self.site.clone();
-        let id = self.id;
-        let cleared = off_thread(move || {
-            let home = site.home(id);
-            home.end_all()?;
-            home.remove()
-        });
-        cleared.await.map_err(disk("cannot clear the unit away"))?;
-        info!(unit = %self.id, "unit cleared away");
-        Ok(())
-    }
-
-    /// A run of a unit that was removed. Nothing but `stop` is begun any more.
-    async fn last(&mut self, name: &UnitName, run: Run) -> Result<Ended, Error> {
-        let (site, id) = (self.site.clone(), self.id);
-        let home = site.home(id);
-        let runs = home.runs();
-        loop {
-            match runs.find(run.number).map_err(disk("cannot look for the hook"))? {
-                Found::Over(ended) => return Ok(ended),
-                Found::Running if run.hook == Hook::Stop => sleep(LOOK_AGAIN).await,
-                Found::Running => {
-                    runs.stop(run.number).map_err(disk("cannot stop the hook"))?;
-                    sleep(LOOK_AGAIN).await;
-                }
-                Found::Nothing if run.hook != Hook::Stop => {
-                    return Ok(Ended::Badly { reason: "was not run".to_owned(), output: String::new() });
-                }
-                Found::Nothing => {
-                    let Some(order) = home.order(name, run) else { return Ok(Ended::Well) };
-                    runs.order(run.number, &order).map_err(disk("cannot order the hook"))?;
-                    let site = self.site.clone();
-                    let ran = off_thread(move || site.home(id).run(run.number)).await;
-                    ran.map_err(disk("cannot run the hook"))?;
-                }
-            }
-        }
-    }
 }
 
 fn keep(home: &Home<'_>, state: &State) -> Result<(), Error> {
     let (path, aside) = (home.state(), home.state().with_extension("new"));
-    std::fs::write(&aside, state.to_bytes())
-        .and_then(|()| std::fs::rename(&aside, path))
-        .map_err(disk("cannot keep the unit's state"))
-}
-
-/// `None` if there is none, or if nobody can tell what it means: then there is nothing to stop by it.
-fn read_state(home: &Home<'_>) -> Option<State> {
-    let bytes = std::fs::read(home.state()).ok().filter(|bytes| bytes.len() <= MAX_STATE_BYTES)?;
-    State::parse(&bytes).ok()
-}
-
-fn read_name(home: &Home<'_>) -> Option<UnitName> {
-    std::fs::read_to_string(home.name()).ok()?.trim().parse().ok()
+    let write = || std::fs::write(&aside, state.to_bytes()).and_then(|()| std::fs::rename(&aside, &path));
+    home.runs().with_reserve(write).map_err(disk("cannot keep the unit's state"))
 }
 
 /// Work that blocks, in a thread that nobody waits for at the end of the process: a hook outlives its agent.
@@ -486,3 +390,6 @@ async fn off_thread<R: Send + 'static>(
     std::thread::Builder::new().name("unit".to_owned()).stack_size(256 * 1024).spawn(told)?;
     result.await.map_err(io::Error::other)?
 }
+
+mod equip;
+mod retire;

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
@@ -12,28 +12,30 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use serde::{Deserialize, Serialize};
+use tracing::debug;
 
+use super::cgroup;
+use super::output::{Log, Output};
 use super::workflow::Ended;
 
 /// A hook that is asked to end has this long before it is made to.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// What is kept of a hook's output while it runs. More is thrown away, the oldest first.
-pub const MAX_OUTPUT_BYTES: u64 = 1024 * 1024;
-
-/// What is told of the output of a hook that failed.
-const TAIL_BYTES: u64 = 4096;
-const TAIL_LINES: usize = 10;
-const TAIL_LINE_CHARS: usize = 200;
-
 /// A hook that took its agent down with it, or a machine that lost its power, is tried again; but not for ever.
 const MAX_TRIES: u64 = 2;
 
-/// How often a running hook is looked at: often at first, because most are short.
-const FIRST_LOOK: Duration = Duration::from_millis(1);
-const SLOWEST_LOOK: Duration = Duration::from_millis(50);
+/// How often a running hook's time, and the order to stop it, are looked at. Its end is noticed at once.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// How long the last of what a hook printed is waited for, if something that it left behind goes on printing.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// Enough for an order, an end and a state, with a block each for their names.
+const RESERVE_BYTES: usize = 64 * 1024;
 
 /// What an order or an end may have at most.
 const MAX_FILE_BYTES: u64 = 64 * 1024;
@@ -97,7 +99,8 @@ impl Runs {
                 fs::remove_file(entry.path())?;
             }
         }
-        replace(&self.file(number, "order"), &serde_json::to_vec(order)?)
+        let bytes = serde_json::to_vec(order)?;
+        self.with_reserve(|| replace(&self.file(number, "order"), &bytes))
     }
 
     /// Whether a run was begun, as far as can be told: its processes may still be there.
@@ -137,6 +140,31 @@ impl Runs {
         }
     }
 
+    /// Keeps a little room, so that a disk that others fill does not keep this unit's hooks from being told of.
+    pub fn reserve(&self) {
+        let path = self.0.join("reserve");
+        if !path.exists() {
+            // Without it the unit is as well off as everybody else.
+            let _ = fs::write(path, [1; RESERVE_BYTES]);
+        }
+    }
+
+    /// Gives that room up, if it is what `error` asks for; says whether there was any.
+    fn release(&self, error: &io::Error) -> bool {
+        error.kind() == io::ErrorKind::StorageFull && fs::remove_file(self.0.join("reserve")).is_ok()
+    }
+
+    /// Does what takes a little room, with the reserve if there is no other.
+    ///
+    /// # Errors
+    /// Those of the work.
+    pub fn with_reserve<R>(&self, work: impl Fn() -> io::Result<R>) -> io::Result<R> {
+        match work() {
+            Err(error) if self.release(&error) => work(),
+            done => done,
+        }
+    }
+
     /// Asks a run to end soon.
     ///
     /// # Errors
@@ -145,11 +173,24 @@ impl Runs {
         File::create(self.file(number, "stop")).map(drop)
     }
 
-    /// Does what was ordered, unless somebody does it already or it is done.
+    /// Puts this process into the unit's control group, if there can be one, and with it what it is about to run.
+    pub fn enter_group(&self) {
+        if let Err(error) = cgroup::join(&self.0) {
+            // What forgets its environment as well is not found again when the unit is removed.
+            debug!(%error, "no control group for the hook");
+        }
+    }
+
+    /// Does what was ordered, unless somebody does it already or it is done. What the hook leaves running may go on
+    /// printing: `keep` is given the pipe then, and the log that it belongs in.
     ///
     /// # Errors
     /// Those of the file system: with a full disk, say, the end of a hook cannot be told.
-    pub fn carry_out(&self, number: u64) -> io::Result<()> {
+    pub fn carry_out(
+        &self,
+        number: u64,
+        keep: impl FnOnce(PipeReader, &Path) -> io::Result<()>,
+    ) -> io::Result<()> {
         let lock = self.lock()?;
         match lock.try_lock() {
             Ok(()) => {}
@@ -161,14 +202,19 @@ impl Runs {
         }
         let bytes = read(&self.file(number, "order"))?.ok_or(io::ErrorKind::NotFound)?;
         let order: Order = serde_json::from_slice(&bytes)?;
-        let mut tries = OpenOptions::new().create(true).append(true).open(self.file(number, "tries"))?;
-        tries.write_all(b".")?;
-        let ended = run(&order, &self.file(number, "stop"));
+        self.with_reserve(|| {
+            let tries = OpenOptions::new().create(true).append(true).open(self.file(number, "tries"));
+            tries?.write_all(b".")
+        })?;
+        let (ended, rest) = run(&order, &self.file(number, "stop"));
         let wire = match ended {
             Ended::Well => Wire { reason: None, output: String::new() },
             Ended::Badly { reason, output } => Wire { reason: Some(reason), output },
         };
-        replace(&self.file(number, "end"), &serde_json::to_vec(&wire)?)
+        let bytes = serde_json::to_vec(&wire)?;
+        let told = self.with_reserve(|| replace(&self.file(number, "end"), &bytes));
+        let kept = rest.map_or(Ok(()), |rest| keep(rest, &order.log));
+        told.and(kept)
     }
 }
 
@@ -193,21 +239,26 @@ fn badly(reason: impl Into<String>) -> Ended {
     Ended::Badly { reason: reason.into(), output: String::new() }
 }
 
-fn run(order: &Order, stop: &Path) -> Ended {
-    // Read as well, for the last lines; appended to, so that cutting it leaves no hole.
-    let opened = OpenOptions::new().create(true).read(true).append(true).mode(0o600).open(&order.log);
-    let mut log = match opened {
-        Ok(log) => log,
-        Err(error) => return badly(format!("its output cannot be kept: {error}")),
+/// Runs a hook to its end; returns the pipe that it wrote to if somebody else may still write to it.
+fn run(order: &Order, stop: &Path) -> (Ended, Option<PipeReader>) {
+    let opened = Log::open(&order.log).and_then(|log| {
+        let (reader, writer) = io::pipe()?;
+        Ok((Output::new(reader, log)?, writer))
+    });
+    let (mut output, writer) = match opened {
+        Ok(opened) => opened,
+        Err(error) => return (badly(format!("its output cannot be kept: {error}")), None),
     };
-    let begin = log.metadata().map_or(0, |log| log.len());
-    let child = match start(order, &log) {
+    let mut child = match start(order, writer) {
         Ok(child) => child,
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return badly("is not executable"),
-        Err(error) => return badly(format!("cannot be run: {error}")),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            return (badly("is not executable"), None);
+        }
+        Err(error) => return (badly(format!("cannot be run: {error}")), None),
     };
-    let reason = match wait(child, order, stop, &log) {
-        Ok(Over::By(status)) if status.success() => return Ended::Well,
+    let over = Watch::over(&mut child, &mut output).and_then(|mut watch| watch.wait(order, stop));
+    let reason = match over {
+        Ok(Over::By(status)) if status.success() => return (Ended::Well, output.rest()),
         Ok(Over::By(status)) => match (status.code(), status.signal()) {
             (Some(code), _) => format!("exit code {code}"),
             (None, Some(signal)) => format!("signal {signal}{}", signal_name(signal)),
@@ -217,20 +268,18 @@ fn run(order: &Order, stop: &Path) -> Ended {
         Ok(Over::Stopped) => "was ended, because its unit was removed".to_owned(),
         Err(error) => format!("cannot be waited for: {error}"),
     };
-    // The last lines are a help; without them the reason stands all the same.
-    let output = tail(&mut log, begin).unwrap_or_default();
-    Ended::Badly { reason, output }
+    (Ended::Badly { reason, output: output.tail() }, output.rest())
 }
 
-fn start(order: &Order, log: &File) -> io::Result<Child> {
+fn start(order: &Order, output: PipeWriter) -> io::Result<Child> {
     let mut command = Command::new(&order.program);
     command
         .current_dir(&order.directory)
         .env_clear()
         .envs(&order.variables)
         .stdin(Stdio::null())
-        .stdout(log.try_clone()?)
-        .stderr(log.try_clone()?)
+        .stdout(output.try_clone()?)
+        .stderr(output)
         .process_group(0);
     if let Some((user, group)) = order.user {
         command.uid(user).gid(group);
@@ -253,42 +302,72 @@ enum Over {
     Stopped,
 }
 
-fn wait(mut child: Child, order: &Order, stop: &Path, log: &File) -> io::Result<Over> {
-    let limit = Instant::now() + Duration::from_millis(order.limit_ms);
-    let mut pause = FIRST_LOOK;
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Over::By(status));
+/// A hook that runs, and what it prints.
+struct Watch<'a> {
+    child: &'a mut Child,
+    /// Says at once that it has ended.
+    handle: OwnedFd,
+    output: &'a mut Output,
+}
+
+impl<'a> Watch<'a> {
+    fn over(child: &'a mut Child, output: &'a mut Output) -> io::Result<Self> {
+        let handle = pidfd_open(pid(child)?, PidfdFlags::empty())?;
+        Ok(Self { child, handle, output })
+    }
+
+    fn wait(&mut self, order: &Order, stop: &Path) -> io::Result<Over> {
+        let limit = Instant::now() + Duration::from_millis(order.limit_ms);
+        loop {
+            if let Some(status) = self.look(LOOK)? {
+                return Ok(Over::By(status));
+            }
+            let late = Instant::now() >= limit;
+            if late || stop.exists() {
+                self.end()?;
+                return Ok(if late { Over::Late } else { Over::Stopped });
+            }
         }
-        if log.metadata()?.len() > MAX_OUTPUT_BYTES {
-            log.set_len(0)?;
+    }
+
+    /// Waits for something to happen, takes in what was printed, and says whether the hook has ended.
+    fn look(&mut self, patience: Duration) -> io::Result<Option<ExitStatus>> {
+        let timeout = Timespec::try_from(patience).map_err(io::Error::other)?;
+        let mut waited = vec![PollFd::new(&self.handle, PollFlags::IN)];
+        if !self.output.ended {
+            waited.push(PollFd::new(self.output.pipe(), PollFlags::IN));
         }
-        let late = Instant::now() >= limit;
-        if late || stop.exists() {
-            end(&mut child)?;
-            return Ok(if late { Over::Late } else { Over::Stopped });
+        match poll(&mut waited, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
-        sleep(pause);
-        pause = (pause * 2).min(SLOWEST_LOOK);
+        self.output.take()?;
+        let Some(status) = self.child.try_wait()? else { return Ok(None) };
+        // All that the hook itself printed is in the pipe by now; what others print meanwhile has no end.
+        let patience = Instant::now() + LAST_WORDS;
+        while self.output.take()? && Instant::now() < patience {}
+        Ok(Some(status))
+    }
+
+    /// Asks the hook and everything that it started and that is still in its group to end, and then makes it.
+    fn end(&mut self) -> io::Result<()> {
+        let group = pid(self.child)?;
+        let tell = |signal| {
+            // All of them may have ended by themselves meanwhile.
+            let _ = kill_process_group(group, signal);
+        };
+        tell(Signal::TERM);
+        let patience = Instant::now() + GRACE;
+        while Instant::now() < patience && self.look(LOOK)?.is_none() {}
+        tell(Signal::KILL);
+        self.child.wait()?;
+        self.output.take().map(drop)
     }
 }
 
-/// Asks the hook and everything that it started and that is still in its group to end, and then makes it.
-fn end(child: &mut Child) -> io::Result<()> {
-    let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    let tell = |signal| {
-        if let Some(group) = group {
-            // All of them may have ended by themselves meanwhile.
-            let _ = kill_process_group(group, signal);
-        }
-    };
-    tell(Signal::TERM);
-    let patience = Instant::now() + GRACE;
-    while Instant::now() < patience && child.try_wait()?.is_none() {
-        sleep(Duration::from_millis(10));
-    }
-    tell(Signal::KILL);
-    child.wait().map(drop)
+fn pid(child: &Child) -> io::Result<Pid> {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    pid.ok_or_else(|| io::Error::other("a process without a number"))
 }
 
 fn signal_name(number: i32) -> &'static str {
@@ -302,23 +381,6 @@ fn signal_name(number: i32) -> &'static str {
         15 => " (SIGTERM)",
         _ => "",
     }
-}
-
-/// The last lines of what was written since `begin`, fit to be shown.
-fn tail(log: &mut File, begin: u64) -> io::Result<String> {
-    let end = log.metadata()?.len();
-    // Cut meanwhile: all of it is of this run.
-    let begin = if begin > end { 0 } else { begin };
-    log.seek(SeekFrom::Start(begin.max(end.saturating_sub(TAIL_BYTES))))?;
-    let mut bytes = Vec::new();
-    log.take(TAIL_BYTES).read_to_end(&mut bytes)?;
-    let text = String::from_utf8_lossy(&bytes);
-    let lines: Vec<&str> = text.lines().collect();
-    let shown = lines[lines.len().saturating_sub(TAIL_LINES)..].iter().map(|line| {
-        let plain = line.chars().filter(|c| !c.is_control()).take(TAIL_LINE_CHARS);
-        plain.chain(['\n']).collect::<String>()
-    });
-    Ok(shown.collect())
 }
 
 #[cfg(test)]

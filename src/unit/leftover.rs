@@ -1,7 +1,10 @@
-//! Processes that a unit's hooks left behind, found by what they were given: every hook has the path of its unit's
-//! credentials and the name of its run in its environment, and so has what it starts. Each is held by a handle before it is looked at, so that no
-//! other process is meant that has its number by then.
+//! Processes that a unit's hooks left behind. They are found by the control group that the unit's hooks are in, where there
+//! is one, and by what they were given: every hook has the path of its unit's credentials and the name of its run in its
+//! environment, and so has what it starts, unless it forgets. Who runs a process says nothing: another environment may
+//! give the same user to a unit of its own. Each is held by a handle before it is looked at, so that no other process is
+//! meant that has its number by then.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -10,6 +13,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::cgroup::Group;
 
 /// The variable that names the credentials, and with them the unit.
 pub(super) const CREDENTIALS: &str = "JUJU_CREDENTIALS";
@@ -21,17 +26,27 @@ pub(super) const RUN: &str = "JUJU_RUN";
 const PATIENCE: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Ends every process whose environment has this, and returns how many there were.
+/// What tells processes from all others. One of these is enough.
+#[derive(Debug)]
+pub(super) struct Marks<'a> {
+    /// In its environment.
+    pub(super) variable: (&'static str, &'a Path),
+    /// It is in one of these.
+    pub(super) groups: BTreeSet<Group>,
+}
+
+/// Ends every process that has one of the marks, and returns how many there were.
 ///
 /// # Errors
 /// If processes cannot be listed, or do not go.
-pub(super) fn end(variable: &str, value: &Path) -> io::Result<usize> {
+pub(super) fn end(marks: &Marks<'_>) -> io::Result<usize> {
+    let (variable, value) = marks.variable;
     let entry = [variable.as_bytes(), b"=", value.as_os_str().as_encoded_bytes()].concat();
-    let count = marked(&entry)?.len();
+    let count = marked(&entry, marks)?.len();
     for signal in [Signal::TERM, Signal::KILL] {
         let patience = Instant::now() + PATIENCE;
         loop {
-            let left = marked(&entry)?;
+            let left = marked(&entry, marks)?;
             if left.is_empty() {
                 return Ok(count);
             }
@@ -42,13 +57,16 @@ pub(super) fn end(variable: &str, value: &Path) -> io::Result<usize> {
                 // It may have ended by itself, which is as good.
                 let _ = pidfd_send_signal(process, signal);
             }
+            if signal == Signal::KILL {
+                marks.groups.iter().for_each(Group::kill);
+            }
             sleep(LOOK_AGAIN);
         }
     }
     Err(io::Error::other("processes of the unit do not end"))
 }
 
-fn marked(entry: &[u8]) -> io::Result<Vec<OwnedFd>> {
+fn marked(entry: &[u8], marks: &Marks<'_>) -> io::Result<Vec<OwnedFd>> {
     let own = std::process::id();
     let mut found = Vec::new();
     for listed in fs::read_dir("/proc")? {
@@ -57,8 +75,12 @@ fn marked(entry: &[u8]) -> io::Result<Vec<OwnedFd>> {
         let Some(pid) = Pid::from_raw(number).filter(|_| number.unsigned_abs() != own) else { continue };
         // One that is gone, or that we may not look at, is not a unit's.
         let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
-        let Ok(environment) = fs::read(format!("/proc/{number}/environ")) else { continue };
-        if environment.split(|byte| *byte == 0).any(|variable| variable == entry) && !is_dead(number) {
+        let given = || {
+            let environment = fs::read(format!("/proc/{number}/environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|variable| variable == entry)
+        };
+        let belongs = || marks.groups.iter().any(|group| group.has(number));
+        if (given() || belongs()) && !is_dead(number) {
             found.push(handle);
         }
     }
@@ -95,10 +117,11 @@ mod tests {
         for child in [&mut gentle, &mut stubborn, &mut other] {
             ready(child);
         }
-        assert!(end(CREDENTIALS, &ours).unwrap() >= 2);
+        let marks = Marks { variable: (CREDENTIALS, &ours), groups: BTreeSet::new() };
+        assert!(end(&marks).unwrap() >= 2);
         assert!(!gentle.wait().unwrap().success() && !stubborn.wait().unwrap().success());
         assert!(other.try_wait().unwrap().is_none(), "another unit's process was ended");
-        assert_eq!(end(CREDENTIALS, &ours).unwrap(), 0);
+        assert_eq!(end(&marks).unwrap(), 0);
         other.kill().unwrap();
         other.wait().unwrap();
     }

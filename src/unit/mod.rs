@@ -3,10 +3,12 @@
 //! Start at [`workflow`] for what happens when, and at [`units`] for who makes it happen.
 
 mod agent;
+mod cgroup;
 pub mod charm;
 pub mod directory;
 pub mod hook;
 mod leftover;
+pub mod output;
 pub mod pack;
 pub mod resolve;
 pub mod site;

@@ -1,7 +1,7 @@
 //! A machine as its units see it: where their files are, what their hooks are given, and how one is started. No store is
 //! talked to here, and nothing is decided.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _, chown};
@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use serde_json::json;
 
+use super::cgroup::{self, Group};
 use super::hook::{Order, Runs};
-use super::leftover::{self, CREDENTIALS, RUN};
+use super::leftover::{self, CREDENTIALS, Marks, RUN};
 use super::workflow::Run;
 use crate::model::{EnvironmentName, MachineId, UnitId, UnitName};
 use crate::store::acl::Roles;
@@ -148,12 +149,19 @@ impl Home<'_> {
     pub fn make(&self, name: &UnitName) -> io::Result<()> {
         let directory = self.directory();
         self.site.private_dir(&self.runs_dir())?;
-        if !self.name().exists() {
-            fs::write(self.name(), name.to_string())?;
+        let name = name.to_string();
+        // A full disk may have left it empty.
+        if fs::read_to_string(self.name()).ok().as_ref() != Some(&name) {
+            fs::write(self.name(), name)?;
         }
         if let Some((_, group)) = self.user() {
             // The way to its files is open to the hooks' group, and to look around in is not.
-            DirBuilder::new().recursive(true).mode(0o711).create(self.site.directory.join("units"))?;
+            let units = self.site.directory.join("units");
+            DirBuilder::new().recursive(true).create(&units)?;
+            // Whatever the process's own mask says.
+            fs::set_permissions(units, Permissions::from_mode(0o711))?;
+            let above = fs::metadata(&self.site.directory)?.permissions().mode() & 0o7777;
+            fs::set_permissions(&self.site.directory, Permissions::from_mode(above | 0o011))?;
             self.site.private_dir(&directory)?;
             chown(&directory, None, Some(group))?;
             return fs::set_permissions(&directory, Permissions::from_mode(0o710));
@@ -223,7 +231,9 @@ impl Home<'_> {
     /// # Errors
     /// If it does not end.
     pub fn end_run(&self, number: u64) -> io::Result<()> {
-        leftover::end(RUN, &self.run_name(number)).map(drop)
+        // The unit's group has what earlier runs left on purpose.
+        let marks = Marks { variable: (RUN, &self.run_name(number)), groups: BTreeSet::new() };
+        leftover::end(&marks).map(drop)
     }
 
     /// Ends everything that the unit's hooks left behind.
@@ -231,21 +241,34 @@ impl Home<'_> {
     /// # Errors
     /// If it does not end.
     pub fn end_all(&self) -> io::Result<()> {
-        leftover::end(CREDENTIALS, &self.credentials()).map(drop)
+        let groups = cgroup::noted(&self.runs_dir());
+        let marks = Marks { variable: (CREDENTIALS, &self.credentials()), groups };
+        leftover::end(&marks)?;
+        marks.groups.iter().for_each(Group::remove);
+        Ok(())
     }
 
     /// Runs what was ordered, in a process and a group of its own, and waits for it.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// If it cannot be started, or says that it cannot do its work.
     pub fn run(&self, number: u64) -> io::Result<()> {
         let mut runner = Command::new(&self.site.runner);
         runner.arg("run-hook").arg(self.runs_dir()).arg(number.to_string());
         runner.env_clear().current_dir("/");
-        runner.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        runner.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         std::os::unix::process::CommandExt::process_group(&mut runner, 0);
-        // How it ended is in a file, for whoever asks: us, or the agent after us.
-        runner.spawn()?.wait().map(drop)
+        // How the hook ended is in a file, for whoever asks: us, or the agent after us.
+        let ran = runner.output()?;
+        match ran.status.code() {
+            // Ended by somebody else: what was begun is looked for.
+            Some(0) | None => Ok(()),
+            Some(_) => {
+                let said = String::from_utf8_lossy(&ran.stderr);
+                let line = said.lines().next().unwrap_or("nobody knows why");
+                Err(io::Error::other(line.strip_prefix("error: ").unwrap_or(line).to_owned()))
+            }
+        }
     }
 
     /// Everything that the unit had. What it was last is removed last, so that a second attempt finds it.

@@ -196,11 +196,20 @@ impl State {
         let settled = Self { failure: None, resolved: None, ..self.clone() };
         match (resolution, failed) {
             (Resolution::Skip, _) => settled.passed(failed),
-            (Resolution::Retry, Hook::Exposed | Hook::Unexposed) => {
+            // Unless it was not even begun: then the flag alone decides.
+            (Resolution::Retry, Hook::Exposed | Hook::Unexposed)
+                if self.exposed == (failed == Hook::Exposed) =>
+            {
                 Self { exposed: !wanted.exposed, ..settled }
             }
             (Resolution::Retry, _) => settled,
         }
+    }
+
+    /// The state with a hook that was due and could not be begun, for want of room say. None of it has run.
+    pub fn not_begun(&self, hook: Hook, why: &str) -> Self {
+        let failure = Failure { hook, reason: format!("not begun: {why}"), output: String::new() };
+        Self { failure: Some(failure), ..self.clone() }
     }
 
     /// The state after a run. A run that this state does not know of changes nothing.

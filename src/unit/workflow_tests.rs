@@ -69,6 +69,31 @@ fn a_life_without_trouble() {
 }
 
 #[test]
+fn a_hook_that_could_not_be_begun_has_not_run() {
+    let mut unit = Unit::default();
+    let full = "no room";
+    unit.state = unit.state.not_begun(Hook::Install, full);
+    assert_eq!(unit.state.label(), "install-error");
+    assert_eq!(
+        unit.state.failure.as_ref().map(|failure| failure.reason.as_str()),
+        Some("not begun: no room")
+    );
+    assert_eq!(unit.lives(FLAG), [""; 0], "not before somebody says so");
+    unit.resolved(Resolution::Retry);
+    assert_eq!(unit.lives(CALM), ["install", "start"]);
+    // The flag is gone by the time that somebody decides: there is nothing to take back.
+    unit.state = unit.state.not_begun(Hook::Exposed, full);
+    unit.resolved(Resolution::Retry);
+    assert_eq!(unit.lives(CALM), [""; 0]);
+    unit.state = unit.state.not_begun(Hook::Exposed, full);
+    unit.resolved(Resolution::Retry);
+    assert_eq!(unit.lives(FLAG), ["exposed"]);
+    unit.state = unit.state.not_begun(Hook::Unexposed, full);
+    unit.resolved(Resolution::Retry);
+    assert_eq!(unit.lives(CALM), ["unexposed"]);
+}
+
+#[test]
 fn a_flag_that_is_set_while_installing_is_heard_once_when_started() {
     let mut unit = Unit::default();
     assert_eq!(unit.lives(FLAG), ["install", "start", "exposed"]);

@@ -1,10 +1,16 @@
 //! Hooks that do what no hook should: each ends in a state that says so, and the units beside it go on.
 
 use std::fs;
+use std::io::Write as _;
 
 use crate::harness::scenario::Site;
 use crate::harness::wait_for;
+use crate::mounts::Mount;
 use crate::world::{DEADLINE, World, is_alive};
+
+/// What a log may have, and what an agent may take, whatever hooks print.
+const MAX_LOG_BYTES: u64 = 1024 * 1024;
+const MAX_AGENT_KB: u64 = 60 * 1024;
 
 pub(crate) fn bad_hooks_are_clear_states_and_nobody_elses_trouble(site: &Site) {
     let world = World::new(site);
@@ -66,5 +72,96 @@ pub(crate) fn removed_in_the_middle_of_a_hook(site: &Site) {
     }
     // Neither was started, so there was nothing to stop.
     world.runs("endless", &["install", "start", "install", "start"]);
+    agent.ends();
+}
+
+pub(crate) fn a_gigabyte_of_output_is_a_megabyte_of_log(site: &Site) {
+    let world = World::new(site);
+    let agent = world.agent(&[]);
+    // The second one is printed by what the hook leaves behind.
+    let start = "setsid sh -c 'head -c 1000000000 /dev/zero; echo; echo late; sleep 1000' & echo started";
+    let install = "head -c 1000000000 /dev/zero; echo; echo early";
+    world.deploy(&world.charm("loud", &[("install", install), ("start", start)]), "loud");
+    world.deploy(&world.charm("quiet", &[]), "quiet");
+    world.becomes("quiet/0", "started");
+    let log = world.units_dir().join("runs/unit-0000000000/log");
+    let (mut most, mut kept) = (0, 0);
+    wait_for("the last word", DEADLINE, || {
+        kept = fs::metadata(&log).map_or(0, |log| log.len());
+        most = most.max(kept);
+        fs::read(&log).is_ok_and(|text| text.ends_with(b"\nlate\n")).then_some(())
+    });
+    assert!(most <= MAX_LOG_BYTES && kept >= MAX_LOG_BYTES / 2, "{most} and {kept} bytes");
+    assert!(agent.most_kb() < MAX_AGENT_KB, "{} KB", agent.most_kb());
+    world.becomes("loud/0", "started");
+    assert_eq!(world.unit("quiet/0")["agent-state"], "started");
+    world.operator.does(&["destroy-service", "loud"]);
+    world.operator.does(&["destroy-service", "quiet"]);
+    wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
+    agent.ends();
+}
+
+pub(crate) fn a_full_disk_is_a_clear_state(site: &Site) {
+    let small = Mount::tmpfs("3m");
+    let world = World::new(site).with_units_in(small.path());
+    let operator = &world.operator;
+    let agent = world.agent(&[]);
+    world.deploy(&world.charm("good", &[]), "good");
+    world.becomes("good/0", "started");
+    let fill = "cat /dev/zero >fill; echo full; exit 7";
+    world.deploy(&world.charm("hog", &[("install", fill)]), "hog");
+    let hog = world.becomes("hog/0", "install-error");
+    assert_eq!(hog["hook-error"], "install hook: exit code 7");
+    assert!(hog["hook-output"].to_string().contains("No space left on device"), "{hog}");
+    // What room the end of that took is gone as well.
+    let mut rest = fs::File::create(small.path().join("rest")).unwrap();
+    while rest.write_all(&[1; 512]).is_ok() {}
+    // A unit that comes now finds no room for anything.
+    world.deploy(&world.charm("late", &[]), "late");
+    let late = world.becomes("late/0", "install-error");
+    let said = late["hook-error"].as_str().unwrap();
+    assert!(said.starts_with("install hook: ") && said.contains("No space left on device"), "{said}");
+    // One that was there before has kept a little, and lives on.
+    operator.does(&["expose", "good"]);
+    world.runs("good", &["install", "start", "exposed"]);
+    assert_eq!(world.unit("good/0")["agent-state"], "started");
+    // A full disk does not keep what fills it from being removed; then there is room again.
+    operator.does(&["destroy-service", "hog"]);
+    wait_for("an end of the hog", DEADLINE, || (!world.is_here("hog/0")).then_some(()));
+    operator.does(&["resolved", "--retry", "late/0"]);
+    world.becomes("late/0", "started");
+    operator.does(&["unexpose", "good"]);
+    world.runs("good", &["install", "start", "exposed", "unexposed"]);
+    for service in ["good", "late"] {
+        operator.does(&["destroy-service", service]);
+    }
+    wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
+    world.runs("good", &["install", "start", "exposed", "unexposed", "stop"]);
+    agent.ends();
+}
+
+/// One that clears its environment, leaves its session and lets its parent go is found all the same.
+pub(crate) fn what_forgets_where_it_came_from_ends_with_its_unit(site: &Site) {
+    let world = World::new(site);
+    let agent = world.agent(&[]);
+    let start = "env -i setsid sh -c 'echo $$ >left; exec sleep 1000' &";
+    let charm = world.charm("forgetful", &[("start", start)]);
+    let pid = |service: &str| {
+        world.deploy(&charm, service);
+        world.becomes(&format!("{service}/0"), "started");
+        let left = world.charm_dir(&format!("{service}/0")).join("left");
+        let pid = wait_for("a number", DEADLINE, || {
+            fs::read_to_string(&left).ok().filter(|pid| pid.ends_with('\n'))
+        });
+        assert!(is_alive(&pid));
+        pid
+    };
+    let (first, second) = (pid("first"), pid("second"));
+    world.operator.does(&["destroy-service", "first"]);
+    wait_for("an end of the first", DEADLINE, || (!world.is_here("first/0")).then_some(()));
+    assert!(!is_alive(&first) && is_alive(&second), "its own, and nobody else's");
+    world.operator.does(&["destroy-service", "second"]);
+    wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
+    assert!(!is_alive(&second));
     agent.ends();
 }

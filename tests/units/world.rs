@@ -1,5 +1,6 @@
 //! An environment with one machine, an operator, and the machine's agent, which comes and goes.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 pub(crate) struct World {
     pub(crate) operator: Operator,
+    units: PathBuf,
 }
 
 /// A running agent, killed if the test ends before it does.
@@ -33,11 +35,17 @@ impl World {
         operator.does(&["add-machine", "--instance-id", "metal"]);
         // Hooks of another user have to get to their files.
         fs::set_permissions(operator.home(), fs::Permissions::from_mode(0o755)).unwrap();
-        Self { operator }
+        let units = operator.home().join("units");
+        Self { operator, units }
+    }
+
+    /// The same, with the files of units elsewhere.
+    pub(crate) fn with_units_in(self, directory: PathBuf) -> Self {
+        Self { units: directory, ..self }
     }
 
     pub(crate) fn units_dir(&self) -> PathBuf {
-        self.operator.home().join("units")
+        self.units.clone()
     }
 
     pub(crate) fn agent(&self, more: &[&str]) -> Agent {
@@ -109,13 +117,21 @@ impl World {
         })
     }
 
-    /// Where a unit's charm is; there must be one unit only.
+    /// Where a unit's charm is.
     pub(crate) fn charm_dir(&self, unit: &str) -> PathBuf {
-        let runs = fs::read_dir(self.units_dir().join("runs")).unwrap();
-        let found = runs
-            .map(|entry| entry.unwrap())
-            .find(|entry| fs::read_to_string(entry.path().join("name")).is_ok_and(|name| name == unit));
-        self.units_dir().join("units").join(found.expect("a unit").file_name()).join("charm")
+        self.units_dir().join("units").join(self.key_of(unit).expect("a unit")).join("charm")
+    }
+
+    /// Whether anything of a unit is on the machine.
+    pub(crate) fn is_here(&self, unit: &str) -> bool {
+        self.key_of(unit).is_some()
+    }
+
+    fn key_of(&self, unit: &str) -> Option<OsString> {
+        let mut runs = fs::read_dir(self.units_dir().join("runs")).unwrap().map(|entry| entry.unwrap());
+        let found =
+            runs.find(|entry| fs::read_to_string(entry.path().join("name")).is_ok_and(|name| name == unit));
+        found.map(|entry| entry.file_name())
     }
 
     pub(crate) fn is_cleared_away(&self) -> bool {
@@ -130,6 +146,13 @@ impl Agent {
     pub(crate) fn kill9(&mut self) {
         self.child.kill().expect("killed");
         self.child.wait().expect("gone");
+    }
+
+    /// The most memory that it ever had.
+    pub(crate) fn most_kb(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("a process");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+        line.trim().trim_end_matches(" kB").parse().expect("a number")
     }
 
     pub(crate) fn said(&self) -> String {

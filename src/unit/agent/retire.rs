@@ -1,0 +1,91 @@
+//! The end of a unit: what is known of it here, now that the tree knows nothing any more, decides whether `stop` is due; its
+//! processes end, and its files go. A full disk holds none of that up.
+
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+use super::{Agent, Error, LOOK_AGAIN, disk, keep, off_thread};
+use crate::model::UnitName;
+use crate::store::tree::Tree;
+use crate::unit::hook::Found;
+use crate::unit::site::Home;
+use crate::unit::workflow::{Ended, Hook, MAX_STATE_BYTES, Phase, Run, State, Step, Wanted};
+
+impl<T: Tree> Agent<'_, T> {
+    /// The unit is no more: its `stop` hook runs if it was started, its processes end, its files go.
+    pub(super) async fn retire(&mut self) -> Result<(), Error> {
+        let home = self.site.home(self.id);
+        let known = read_state(&home).zip(read_name(&home));
+        if let Some((mut state, name)) = known {
+            loop {
+                match state.next(Wanted { exposed: false, gone: true }) {
+                    Step::Wait => break,
+                    Step::Settle(next) | Step::Begin(next) => state = next,
+                    Step::Resume(run) => {
+                        let ended = self.last(&name, run).await?;
+                        state = state.ended(run, &ended);
+                    }
+                }
+                if let Err(error) = keep(&home, &state) {
+                    // Only an agent that comes after us would have missed it.
+                    warn!(unit = %name, %error, "unit's state not kept");
+                }
+            }
+            match &state.failure {
+                Some(failure) => warn!(unit = %name, reason = %failure.reason, "stop hook failed"),
+                None if state.phase == Phase::Stopped => info!(unit = %name, "unit stopped"),
+                None => {}
+            }
+        }
+        let site = self.site.clone();
+        let id = self.id;
+        let cleared = off_thread(move || {
+            let home = site.home(id);
+            home.end_all()?;
+            home.remove()
+        });
+        cleared.await.map_err(disk("cannot clear the unit away"))?;
+        info!(unit = %self.id, "unit cleared away");
+        Ok(())
+    }
+
+    /// A run of a unit that was removed. Nothing but `stop` is begun any more.
+    async fn last(&mut self, name: &UnitName, run: Run) -> Result<Ended, Error> {
+        let (site, id) = (self.site.clone(), self.id);
+        let home = site.home(id);
+        let runs = home.runs();
+        loop {
+            match runs.find(run.number).map_err(disk("cannot look for the hook"))? {
+                Found::Over(ended) => return Ok(ended),
+                Found::Running if run.hook == Hook::Stop => sleep(LOOK_AGAIN).await,
+                Found::Running => {
+                    runs.stop(run.number).map_err(disk("cannot stop the hook"))?;
+                    sleep(LOOK_AGAIN).await;
+                }
+                Found::Nothing if run.hook != Hook::Stop => {
+                    return Ok(Ended::Badly { reason: "was not run".to_owned(), output: String::new() });
+                }
+                Found::Nothing => {
+                    let Some(order) = home.order(name, run) else { return Ok(Ended::Well) };
+                    let site = self.site.clone();
+                    let ordered = runs.order(run.number, &order);
+                    let run = move || ordered.and_then(|()| site.home(id).run(run.number));
+                    if let Err(error) = off_thread(run).await {
+                        let reason = format!("cannot be run: {error}");
+                        return Ok(Ended::Badly { reason, output: String::new() });
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `None` if there is none, or if nobody can tell what it means: then there is nothing to stop by it.
+fn read_state(home: &Home<'_>) -> Option<State> {
+    let bytes = std::fs::read(home.state()).ok().filter(|bytes| bytes.len() <= MAX_STATE_BYTES)?;
+    State::parse(&bytes).ok()
+}
+
+fn read_name(home: &Home<'_>) -> Option<UnitName> {
+    std::fs::read_to_string(home.name()).ok()?.trim().parse().ok()
+}
