@@ -25,7 +25,14 @@ impl<F: Firewall> Firewall for DryRun<F> {
         &self,
         machines: &BTreeSet<MachineNumber>,
     ) -> Result<BTreeMap<MachineNumber, Seen>, Error> {
-        self.inner.observe(machines).await
+        let mut seen = self.inner.observe(machines).await?;
+        // Nothing is put right here, so nothing is to be put right: a change that is empty would be one that was made.
+        for machine in seen.values_mut() {
+            if let Seen::Present(rules) = machine {
+                rules.amiss.clear();
+            }
+        }
+        Ok(seen)
     }
 
     async fn apply(&self, machine: MachineNumber, change: &Change) -> Applied {

@@ -88,7 +88,13 @@ async fn start_agent(
     let globals = story.globals();
     let file = machine_file::ensure(globals, up::LOCAL_MACHINE, None).await?;
     let options = (&defaults.own, &defaults.units);
-    let agent = machine::prepare(&globals.environment()?, up::LOCAL_MACHINE, file, options, data)?;
+    let agent = machine::prepare(
+        &globals.environment()?,
+        up::LOCAL_MACHINE,
+        file,
+        options,
+        (machine::Kind::DryRun, data),
+    )?;
     let (stop, stopped) = watch::channel(false);
     Ok((stop, tokio::spawn(agent.run(stopped))))
 }
@@ -115,7 +121,8 @@ async fn act(story: &juju::Story, without_tools: Option<&Path>) -> anyhow::Resul
         open_port(story, &format!("{port}/tcp")).await?;
     }
     story.juju(&["status"]).await?;
-    say("# The port is asked for, and closed to the world: the service is not exposed.")?;
+    say("# The port is asked for, and not to be opened: the service is not exposed.")?;
+    say("# (What follows is a dry run, which leaves this machine's firewall alone: --firewall nftables is for earnest.)")?;
     story.juju(&["expose", "hello"]).await?;
     let unit = becomes(story, |unit| unit.open_ports.as_ref().is_some_and(|ports| !ports.is_empty())).await?;
     let port = unit.open_ports.iter().flatten().next().map_or(0, |range| range.from());

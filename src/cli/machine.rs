@@ -22,6 +22,7 @@ use super::unit_options::UnitOptions;
 use super::up;
 use crate::firewall::agent::Agent;
 use crate::firewall::apply::number;
+use crate::firewall::here::Here;
 use crate::firewall::machine::{Claim, run as run_machine};
 use crate::firewall::metrics::Metrics;
 use crate::firewall::policy::Policy;
@@ -66,9 +67,9 @@ pub(super) struct Typed {
 /// How a machine's own firewall is looked after.
 #[derive(Debug, Clone, Args)]
 pub(super) struct Own {
-    /// How this machine's own firewall is looked after
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = Kind::None)]
-    firewall: Kind,
+    /// How this machine's own firewall is looked after [default: dry-run for `up`, none for `machine`]
+    #[arg(long, value_enum, value_name = "HOW")]
+    firewall: Option<Kind>,
     /// A port that stays open, whatever is asked for: PORT[-PORT][/PROTOCOL]; ssh and the store's own always do
     #[arg(long, value_name = "PORT")]
     protect: Vec<String>,
@@ -83,9 +84,11 @@ pub(super) struct Own {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Kind {
+pub(super) enum Kind {
     /// Not at all
     None,
+    /// Says what nftables would be told to open and to close, and tells it nothing
+    DryRun,
     /// nftables: what nobody asked for is rejected
     Nftables,
     /// nftables: what was asked for is accepted, and the rest left to others
@@ -102,7 +105,7 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
         args.beat_to.iter().map(|url| url_of(url).map_err(|problem| Usage::new(format!("{url}: {problem}"))));
     let sender = Sender::new(id, &file.credential.expose(), trackers.collect::<Result<_, _>>()?);
     let data = up::data_dir(&environment, None)?;
-    let agent = prepare(&environment, id, file, (&args.own, &args.units), &data)?;
+    let agent = prepare(&environment, id, file, (&args.own, &args.units), (Kind::None, &data))?;
     let (stop, stopped) = watch::channel(false);
     // Ends with its runtime if the agent does not end in order.
     let beating = (!args.beat_to.is_empty())
@@ -143,37 +146,48 @@ pub(super) struct MachineAgent {
     policy: Policy,
     resync: Duration,
     /// None if the firewall is not looked after.
-    table: Option<(TableSettings, &'static str)>,
+    firewall: Option<Looked>,
     watched: Watched,
     site: Site,
 }
 
+/// How a firewall is looked after.
+struct Looked {
+    table: TableSettings,
+    dry: bool,
+    /// What it is made of, for the report.
+    words: &'static str,
+}
+
+/// `usual` is how the firewall is looked after unless it was said, and `data` where files go.
 pub(super) fn prepare(
     environment: &EnvironmentName,
     id: MachineId,
     file: MachineFile,
     (own, units): (&Own, &UnitOptions),
-    data: &Path,
+    (usual, data): (Kind, &Path),
 ) -> anyhow::Result<MachineAgent> {
     let base = Policy::for_own_machine(file.address.ports().chain(own.watched.port()));
     let policy = controller::read_policy(own.policy.as_deref(), base)?;
-    let mode = match own.firewall {
+    let mode = match own.firewall.unwrap_or(usual) {
         Kind::None => None,
-        Kind::Nftables => Some((Mode::Enforce, "nftables on the machine itself")),
+        Kind::DryRun => Some((Mode::Enforce, true, "a dry run for nftables on the machine itself")),
+        Kind::Nftables => Some((Mode::Enforce, false, "nftables on the machine itself")),
         Kind::NftablesAcceptOnly => {
-            Some((Mode::AcceptOnly, "nftables on the machine itself, accepting only"))
+            Some((Mode::AcceptOnly, false, "nftables on the machine itself, accepting only"))
         }
     };
-    let table = match mode {
+    let firewall = match mode {
         None => None,
-        Some((mode, words)) => {
+        Some((mode, dry, words)) => {
             let table = TableName::for_instance(environment.as_str()).map_err(Usage::new)?;
-            Some((TableSettings { table, mode, protected: own.protected(&file.address)? }, words))
+            let table = TableSettings { table, mode, protected: own.protected(&file.address)? };
+            Some(Looked { table, dry, words })
         }
     };
     let (resync, watched) = (Duration::from_secs(own.resync), own.watched.clone());
     let site = units.site(environment, id, &file, data, resync)?;
-    Ok(MachineAgent { id, file, policy, resync, table, watched, site })
+    Ok(MachineAgent { id, file, policy, resync, firewall, watched, site })
 }
 
 impl MachineAgent {
@@ -191,9 +205,17 @@ impl MachineAgent {
             holder: holder()?,
             resync: self.resync,
         };
-        let mut agent = self.table.map(|(table, words)| {
+        let firewall = match self.firewall {
+            Some(Looked { table, dry, words }) => {
+                let nftables = Nftables::new(number(self.id), table);
+                let here =
+                    if dry { Here::dry(nftables, number(self.id)).await } else { Here::Real(nftables) };
+                Some((here, words))
+            }
+            None => None,
+        };
+        let mut agent = firewall.map(|(firewall, words)| {
             let acl = self.file.roles.machine_firewall(&identity);
-            let firewall = Nftables::new(number(self.id), table);
             Agent::of_machine(tree.clone(), firewall, self.policy, (self.id, acl, words), controller::jitter)
                 .with_metrics(metrics)
         });
@@ -271,7 +293,7 @@ mod tests {
 
     fn own(firewall: Kind, protect: &[&str]) -> Own {
         let protect = protect.iter().map(|&text| text.to_owned()).collect();
-        Own { firewall, protect, resync: 60, policy: None, watched: Watched::default() }
+        Own { firewall: Some(firewall), protect, resync: 60, policy: None, watched: Watched::default() }
     }
 
     #[test]

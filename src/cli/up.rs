@@ -64,7 +64,9 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let keeper = start(&globals, &environment, args.serving.config(data_dir.clone())?).await?;
     let file = machine_file::ensure(&globals, LOCAL_MACHINE, None).await?;
     let credential = file.credential.expose();
-    let agent = machine::prepare(&environment, LOCAL_MACHINE, file, (&args.own, &args.units), &data_dir)?;
+    let options = (&args.own, &args.units);
+    let agent =
+        machine::prepare(&environment, LOCAL_MACHINE, file, options, (machine::Kind::DryRun, &data_dir))?;
     announce(&keeper)?;
     let tracker =
         args.heartbeat.start(|| globals.settings_of(Role::Controller), Some(ANY_LOCAL_PORT)).await?;

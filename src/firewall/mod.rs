@@ -6,6 +6,7 @@ pub mod apply;
 pub mod boot;
 pub mod enact;
 pub mod explain;
+pub mod here;
 pub mod journal;
 pub mod machine;
 pub mod metrics;
