@@ -37,7 +37,7 @@ pub(crate) struct Net {
 
 /// Removed on drop.
 #[derive(Debug)]
-struct Namespace(String);
+pub(crate) struct Namespace(pub(crate) String);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Knock {
@@ -47,7 +47,7 @@ pub(crate) enum Knock {
 }
 
 impl Namespace {
-    fn new(role: &str) -> Self {
+    pub(crate) fn new(role: &str) -> Self {
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
         let name = format!("pc-{}-{}-{role}", std::process::id(), since_epoch.as_nanos());
         run(&["ip", "netns", "add", &name]);
@@ -55,7 +55,7 @@ impl Namespace {
     }
 
     /// Sockets made inside stay inside, wherever they are used from.
-    fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+    pub(crate) fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let name = &self.0;
         std::thread::scope(|scope| {
             let inside = scope.spawn(move || {
@@ -67,7 +67,7 @@ impl Namespace {
         })
     }
 
-    fn ip(&self, arguments: &str) {
+    pub(crate) fn ip(&self, arguments: &str) {
         let mut command = vec!["ip", "-n", &self.0];
         command.extend(arguments.split(' '));
         run(&command);
@@ -85,7 +85,7 @@ impl Drop for Namespace {
 }
 
 /// Removes what tests left that were killed.
-fn sweep() {
+pub(crate) fn sweep() {
     let Ok(names) = std::fs::read_dir("/run/netns") else { return };
     for name in names.filter_map(|entry| entry.ok()?.file_name().into_string().ok()) {
         let process = name.strip_prefix("pc-").and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
