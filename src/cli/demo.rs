@@ -122,7 +122,9 @@ async fn act(story: &juju::Story, without_tools: Option<&Path>) -> anyhow::Resul
     }
     story.juju(&["status"]).await?;
     say("# The port is asked for, and not to be opened: the service is not exposed.")?;
-    say("# (What follows is a dry run, which leaves this machine's firewall alone: --firewall nftables is for earnest.)")?;
+    say(
+        "# (What follows is a dry run, which leaves this machine's firewall alone: --firewall nftables is for earnest.)",
+    )?;
     story.juju(&["expose", "hello"]).await?;
     let unit = becomes(story, |unit| unit.open_ports.as_ref().is_some_and(|ports| !ports.is_empty())).await?;
     let port = unit.open_ports.iter().flatten().next().map_or(0, |range| range.from());

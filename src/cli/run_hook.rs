@@ -1,15 +1,13 @@
 //! `portcullis run-hook`: one hook of one unit, as its agent ordered it; and `portcullis keep-log`, what the hook left running
 //! and what it prints. Not for people to type.
 
-use std::io::{self, PipeReader};
-use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::io;
+use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::Args;
 
-use crate::unit::hook::Runs;
+use crate::unit::hook::{Runs, keep_on};
 use crate::unit::output;
 
 #[derive(Debug, Args)]
@@ -36,11 +34,4 @@ pub(super) fn run(args: &Typed) -> anyhow::Result<()> {
 /// Blocks until nobody is left who could print.
 pub(super) fn keep_log(args: &Log) -> anyhow::Result<()> {
     output::keep(io::stdin().lock(), &args.file).context("cannot keep the log")
-}
-
-/// In a process of its own: whoever waits for the hook waits for this one, and should not wait for what it left running.
-fn keep_on(pipe: PipeReader, log: &Path) -> io::Result<()> {
-    let mut keeper = Command::new(std::env::current_exe()?);
-    keeper.arg("keep-log").arg(log).stdin(pipe).stdout(Stdio::null()).stderr(Stdio::null());
-    keeper.process_group(0).spawn().map(drop)
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::provider::MachineRules;
 use portcullis_provider::rule::{Change, Family, Rule};
-use portcullis_provider::{Applied, Firewall};
+use portcullis_provider::{Applied, Error, Firewall};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -396,7 +396,10 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let problem = problems.join("; ");
         // The same again is no news: the report says it for as long as it lasts.
         if told.as_ref() != Some(&problem) {
-            warn!(%machine, problem, "firewall not changed");
+            match applied.errors().all(|error| matches!(error, Error::DryRun { .. })) {
+                true => info!(%machine, problem, "firewall left alone"),
+                false => warn!(%machine, problem, "firewall not changed"),
+            }
         }
         report.problem = Some(problem);
         self.try_later(machine, slowest);

@@ -218,6 +218,17 @@ impl Runs {
     }
 }
 
+/// Keeps what comes through the pipe, in a process of its own: whoever waits for the hook waits for this one, and should
+/// not wait for what it left running.
+///
+/// # Errors
+/// If it cannot be started.
+pub fn keep_on(pipe: PipeReader, log: &Path) -> io::Result<()> {
+    let mut keeper = Command::new(std::env::current_exe()?);
+    keeper.arg("keep-log").arg(log).stdin(pipe).stdout(Stdio::null()).stderr(Stdio::null());
+    keeper.process_group(0).spawn().map(drop)
+}
+
 /// A file is there whole or not at all.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let aside = path.with_extension("new");

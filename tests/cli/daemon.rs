@@ -61,8 +61,10 @@ fn up_and_down_and_up_again() {
     assert_eq!(juju(&operator, &["expose", "wordpress"]).stderr, "Service 'wordpress' was exposed.\n");
     // The machine is looked after, and the charm's hooks ran.
     // It is heard, too, and when last is all that may differ.
+    // Its firewall is not: what would be done there is said, and not done.
+    let dry = "80/tcp opening: to be opened to 0.0.0.0/0, ::/0; dry run: machine 0 is left as it is; would open 80/tcp";
     let running = |shown: &String| {
-        ["agent-state: running", "agent-state: started", "flag: OK\n    health: ok\n"]
+        ["agent-state: running", "agent-state: started", "flag: OK\n    health: ok\n", dry]
             .iter()
             .all(|part| shown.contains(part))
     };
@@ -74,6 +76,10 @@ fn up_and_down_and_up_again() {
     let before = wait_for("a unit that is started", DEADLINE, || Some(status()).filter(running));
     assert!(before.contains("instance-id: local") && before.contains("machine: 0"), "{before}");
     assert!(before.contains("        open-ports:\n        - 80/tcp\n"), "{before}");
+    let explained = juju(&operator, &["firewall", "explain", "0"]).stdout;
+    assert!(explained.contains("a dry run for nftables on the machine itself"), "{explained}");
+    let tables = came(Command::new("nft").args(["list", "tables"]));
+    assert!(tables.code == 0 && !tables.stdout.contains("portcullis"), "{tables:?}");
     let mode = fs::metadata(operator.home().join("data/portcullis/local")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
 
