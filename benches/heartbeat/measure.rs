@@ -16,12 +16,17 @@ use crate::process::{Client, Site, Tracker, serve_manager};
 const DEADLINE: Duration = Duration::from_secs(60);
 const NAMES: usize = 10_000;
 
-/// User and system time of a process so far.
-fn cpu(pid: u32) -> Duration {
+/// Time of a process so far: its own and the kernel's for it.
+fn cpu_parts(pid: u32) -> (Duration, Duration) {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-    let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
-    Duration::from_millis(ticks * 10)
+    let time = |field: &str| Duration::from_millis(field.parse::<u64>().unwrap() * 10);
+    (time(fields[11]), time(fields[12]))
+}
+
+fn cpu(pid: u32) -> Duration {
+    let (own, kernel) = cpu_parts(pid);
+    own + kernel
 }
 
 fn rss_bytes(pid: &str) -> usize {
@@ -51,16 +56,19 @@ pub(crate) fn beats() -> Vec<Row> {
     beat_all(&tracker, NAMES);
     let mut rows = Vec::new();
     let shapes = [
-        ("beats per CPU-second, one at a time", 64, 1, "7.3k", "100k"),
-        ("beats per CPU-second, 16 pipelined", 64, 16, "7.3k", "100k"),
+        ("beats per CPU-second, 64 clients, one at a time", 64, 1, "7.3k", "100k"),
+        ("beats per CPU-second, 64 clients, 16 at once", 64, 16, "7.3k", "100k"),
+        ("beats per CPU-second, a connection a name", NAMES, 1, "7.3k", "100k"),
     ];
     for (what, connections, pipelined, theirs, goal) in shapes {
         let shape = Shape { threads: 2, connections, pipelined, names: NAMES };
         load::run(tracker.addr, shape, Duration::from_secs(1));
-        let (used, writes, begun) =
-            (cpu(tracker.pid()), metric(&tracker, "store_writes_total"), Instant::now());
+        let (before, writes, begun) =
+            (cpu_parts(tracker.pid()), metric(&tracker, "store_writes_total"), Instant::now());
         let taken = load::run(tracker.addr, shape, Duration::from_secs(8));
-        let (used, time) = (cpu(tracker.pid()) - used, begun.elapsed());
+        let (after, time) = (cpu_parts(tracker.pid()), begun.elapsed());
+        let (own, kernel) = (after.0 - before.0, after.1 - before.1);
+        let used = own + kernel;
         let writes = metric(&tracker, "store_writes_total") - writes;
         let per_cpu = taken as f64 / used.as_secs_f64();
         rows.push(Row {
@@ -69,6 +77,14 @@ pub(crate) fn beats() -> Vec<Row> {
             theirs,
             goal,
             met: per_cpu >= 100_000.0,
+        });
+        let each = |time: Duration| time.as_secs_f64() * 1e6 / taken as f64;
+        rows.push(Row {
+            what: "  microseconds a beat, ours and the kernel's",
+            ours: format!("{:.1} + {:.1}", each(own), each(kernel)),
+            theirs: "",
+            goal: "",
+            met: true,
         });
         rows.push(Row {
             what: "  beats per second, on the wall",

@@ -16,6 +16,7 @@ use tracing::{info, warn};
 use super::config::Role;
 use super::settings::{Globals, Settings};
 use super::{controller, file, output};
+use crate::heartbeat::announce::announce;
 use crate::heartbeat::api::{Api, limits};
 use crate::heartbeat::ears::Ears;
 use crate::heartbeat::notify::Http;
@@ -104,12 +105,13 @@ impl Tracking {
 
     /// Runs until `stop` says so, and then leaves in order; or until it fails in a way that waiting does not cure.
     pub(super) async fn run(self, settings: Settings, mut stop: watch::Receiver<bool>) -> anyhow::Result<()> {
-        let Self { server, ears, open, post, .. } = self;
+        let Self { server, ears, open, post, address } = self;
+        let url = url_of(address);
         let (found, store) = watch::channel(None);
         let (shut, is_shut) = watch::channel(false);
         let (leave, leaving) = watch::channel(false);
         let mut serving = tokio::spawn(server.serve(Api::new(Arc::clone(&ears), store, open), is_shut));
-        let mut tracking = std::pin::pin!(track(&settings, &ears, post, &found, leaving));
+        let mut tracking = std::pin::pin!(track(&settings, &ears, (post, url), &found, leaving));
         let ended = tokio::select! {
             ended = &mut tracking => ended,
             () = ears.pulse() => Ok(()),
@@ -191,7 +193,7 @@ impl Started {
 async fn track(
     settings: &Settings,
     ears: &Arc<Ears>,
-    post: Http,
+    (post, url): (Http, String),
     found: &watch::Sender<Option<ZkTree>>,
     mut stopped: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
@@ -205,13 +207,17 @@ async fn track(
     let secret = std::env::var(WEBHOOK_SECRET).ok().filter(|secret| !secret.is_empty());
     let mut tracker = Tracker::new(Setting {
         tree: tree.clone(),
-        roles,
+        roles: roles.clone(),
         ears: Arc::clone(ears),
+        url,
         post: Arc::new(post),
         webhook_secret: secret.map(|secret| secret.into_bytes().into()),
         random: controller::jitter,
     })?;
-    let ended = tracker.run(stopped).await;
+    let ended = tokio::select! {
+        ended = tracker.run(stopped) => ended,
+        () = announce(&tree, &roles, ears) => Ok(()),
+    };
     // Ends the session and with it the lock, so that whoever stands by need not wait.
     found.send_replace(None);
     tree.close().await;
@@ -244,6 +250,11 @@ fn read_ca(path: &Path) -> anyhow::Result<Trust> {
     let pem = file::read_limited(path, MAX_CA_BYTES)?
         .with_context(|| format!("{} does not exist", path.display()))?;
     Trust::also(&pem).with_context(wrong)
+}
+
+/// Where machines reach the tracker. A wildcard is no address for others; `--beat-to` names one then.
+fn url_of(address: SocketAddr) -> String {
+    if address.ip().is_unspecified() { String::new() } else { format!("http://{address}") }
 }
 
 /// Every component may keep a connection, and the usual limit of open files is for programs with a few.

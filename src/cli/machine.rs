@@ -27,6 +27,7 @@ use crate::firewall::machine::{Claim, run as run_machine};
 use crate::firewall::metrics::Metrics;
 use crate::firewall::policy::Policy;
 use crate::firewall::run::Progress;
+use crate::heartbeat::announce::follow;
 use crate::heartbeat::notify::Http;
 use crate::heartbeat::params::url_of;
 use crate::heartbeat::sender::Sender;
@@ -55,7 +56,8 @@ pub(super) struct Typed {
     /// Who this machine is to the store [default: what is remembered for it]
     #[arg(long, value_name = "FILE")]
     credentials: Option<PathBuf>,
-    /// Tracker to beat to, http://HOST:PORT; of several the next is tried when one does not answer
+    /// Tracker to beat to, http://HOST:PORT; of several the next is tried when one does not answer [default: those that
+    /// said in the store where they are]
     #[arg(long, value_name = "URL")]
     beat_to: Vec<String>,
     #[command(flatten)]
@@ -103,13 +105,14 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let file = machine_file::ensure(&args.globals, id, args.credentials.as_deref()).await?;
     let trackers =
         args.beat_to.iter().map(|url| url_of(url).map_err(|problem| Usage::new(format!("{url}: {problem}"))));
-    let sender = Sender::new(id, &file.credential.expose(), trackers.collect::<Result<_, _>>()?);
+    let (found, trackers) = watch::channel(trackers.collect::<Result<Vec<_>, _>>()?);
+    let sender = Sender::new(id, &file.credential.expose(), trackers);
     let data = up::data_dir(&environment, None)?;
-    let agent = prepare(&environment, id, file, (&args.own, &args.units), (Kind::None, &data))?;
+    let mut agent = prepare(&environment, id, file, (&args.own, &args.units), (Kind::None, &data))?;
+    agent.trackers = args.beat_to.is_empty().then_some(found);
     let (stop, stopped) = watch::channel(false);
     // Ends with its runtime if the agent does not end in order.
-    let beating = (!args.beat_to.is_empty())
-        .then(|| tokio::spawn(sender.run(Arc::new(Http::default()), stop.subscribe())));
+    let beating = tokio::spawn(sender.run(Arc::new(Http::default()), stop.subscribe()));
     let mut running = std::pin::pin!(agent.run(stopped));
     let mut shutdown = shutdown;
     tokio::select! {
@@ -117,9 +120,7 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
         signal = shutdown.asked() => {
             info!(signal, "stopping");
             stop.send_replace(true);
-            if let Some(beating) = beating {
-                beating.await.context("the beats ended badly")?;
-            }
+            beating.await.context("the beats ended badly")?;
             tokio::time::timeout(LAST_PASS, running).await.context("the last pass does not end")?
         }
     }
@@ -149,6 +150,8 @@ pub(super) struct MachineAgent {
     firewall: Option<Looked>,
     watched: Watched,
     site: Site,
+    /// Who wants to know where trackers are.
+    trackers: Option<watch::Sender<Vec<String>>>,
 }
 
 /// How a firewall is looked after.
@@ -187,7 +190,7 @@ pub(super) fn prepare(
     };
     let (resync, watched) = (Duration::from_secs(own.resync), own.watched.clone());
     let site = units.site(environment, id, &file, data, resync)?;
-    Ok(MachineAgent { id, file, policy, resync, firewall, watched, site })
+    Ok(MachineAgent { id, file, policy, resync, firewall, watched, site, trackers: None })
 }
 
 impl MachineAgent {
@@ -219,6 +222,7 @@ impl MachineAgent {
             Agent::of_machine(tree.clone(), firewall, self.policy, (self.id, acl, words), controller::jitter)
                 .with_metrics(metrics)
         });
+        let following = self.trackers.map(|found| tokio::spawn(follow(tree.clone(), self.id, found)));
         let seen = progress.subscribe();
         info!(machine = %self.id, "machine ready");
         let holding = async {
@@ -228,6 +232,9 @@ impl MachineAgent {
         };
         let (ended, ()) = tokio::join!(holding, tend_units(&tree, &self.site, seen));
         drop(agent);
+        if let Some(following) = following {
+            following.abort();
+        }
         // Ends the session, so that the next agent need not wait for it.
         tree.close().await;
         metrics::shut(door).await;

@@ -70,8 +70,9 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     announce(&keeper)?;
     let tracker =
         args.heartbeat.start(|| globals.settings_of(Role::Controller), Some(ANY_LOCAL_PORT)).await?;
-    let trackers = tracker.iter().map(|tracker| format!("http://{}", reachable(tracker.address))).collect();
-    let sender = Sender::new(LOCAL_MACHINE, &credential, trackers);
+    let trackers: Vec<String> =
+        tracker.iter().map(|tracker| format!("http://{}", reachable(tracker.address))).collect();
+    let sender = Sender::new(LOCAL_MACHINE, &credential, watch::channel(trackers).1);
     output::message(&format!("Environment '{environment}' is up; `juju status` shows it. Ctrl-C ends it."));
     let (stop, stopped) = watch::channel(false);
     let beating = tokio::spawn(sender.run(Arc::new(Http::default()), stopped.clone()));

@@ -200,6 +200,18 @@ pub async fn replicas<T: Tree>(tree: &T) -> Result<BTreeSet<String>, Error> {
     Ok(tree.children(&paths::heartbeat_replicas()).await?.into_iter().collect())
 }
 
+/// Where they can be reached, of those that said so.
+///
+/// # Errors
+/// The failures of the store.
+pub async fn tracker_urls<T: Tree>(tree: &T) -> Result<BTreeSet<String>, Error> {
+    let ids = replicas(tree).await?;
+    let reads = ids.iter().map(|id| Read::Data(paths::heartbeat_replica(id))).collect();
+    let found = tree.read_many(reads).await?.into_iter().filter_map(|answer| answer.into_data());
+    let urls = found.filter_map(|node| String::from_utf8(node.data).ok());
+    Ok(urls.filter(|url| !url.is_empty()).collect())
+}
+
 /// A bucket as read: its number, what it holds or what is wrong with it, and its version.
 pub type Bucket = (u16, Result<Vec<Record>, Error>, i32);
 

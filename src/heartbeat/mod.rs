@@ -3,6 +3,7 @@
 //!
 //! Start at [`state`] for the rule, at [`audit`] for how it is applied, at [`pending`] for how changes are told.
 
+pub mod announce;
 pub mod api;
 pub mod audit;
 pub mod corner;

@@ -23,48 +23,57 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub struct Sender {
     url_ends: String,
     authorization: String,
-    /// `http://HOST[:PORT]` each.
-    trackers: Vec<String>,
+    /// `http://HOST[:PORT]` each; whoever knows better may say so at any time.
+    trackers: watch::Receiver<Vec<String>>,
 }
 
 impl Sender {
     /// `credential` is the machine's `user:secret`.
-    pub fn new(machine: MachineId, credential: &str, trackers: Vec<String>) -> Self {
+    pub fn new(machine: MachineId, credential: &str, trackers: watch::Receiver<Vec<String>>) -> Self {
         let url_ends = format!("/hmi/v1/heartbeat/{}", Name::of_machine(machine));
         Self { url_ends, authorization: token::authorization(machine, credential), trackers }
     }
 
     /// Beats until `stop` is true, then says good-bye. The clock goes on whatever a tracker does.
-    pub async fn run<P: Post>(self, post: Arc<P>, mut stop: watch::Receiver<bool>) {
+    pub async fn run<P: Post>(mut self, post: Arc<P>, mut stop: watch::Receiver<bool>) {
         let mut heard = false;
         let mut first = 0;
         loop {
-            let taken = self.say(&*post, "OK", &mut first).await;
+            let trackers = self.trackers.borrow_and_update().clone();
+            let taken = self.say(&*post, &trackers, "OK", &mut first).await;
             if taken != heard {
                 heard = taken;
                 if taken {
-                    info!(tracker = %self.trackers[first], "heard");
+                    info!(tracker = %trackers[first], "heard");
                 } else {
                     warn!("no tracker takes our beats");
                 }
             }
+            let told = async {
+                // Who can say no more has said it all.
+                if self.trackers.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            };
             tokio::select! {
                 () = tokio::time::sleep(PERIOD) => {}
+                () = told => {}
                 _ = stop.wait_for(|stop| *stop) => break,
             }
         }
-        self.say(&*post, "stopping", &mut first).await;
+        let trackers = self.trackers.borrow().clone();
+        self.say(&*post, &trackers, "stopping", &mut first).await;
     }
 
     /// Whether anybody took it; `first` is the one that did, and is tried first the next time.
-    async fn say<P: Post>(&self, post: &P, status: &str, first: &mut usize) -> bool {
+    async fn say<P: Post>(&self, post: &P, trackers: &[String], status: &str, first: &mut usize) -> bool {
         // Trackers have clocks of their own; the field must be there and is not read.
         let body = serde_json::json!({"Status": status, "Timestamp": "now"}).to_string().into_bytes();
-        for step in 0..self.trackers.len() {
-            let at = (*first + step) % self.trackers.len();
+        for step in 0..trackers.len() {
+            let at = (*first + step) % trackers.len();
             let call = Outgoing {
                 method: "POST",
-                url: format!("{}{}", self.trackers[at], self.url_ends),
+                url: format!("{}{}", trackers[at], self.url_ends),
                 authorization: Some(self.authorization.clone()),
                 signature: None,
                 body: body.clone(),
@@ -75,7 +84,7 @@ impl Sender {
                 *first = at;
                 return true;
             }
-            debug!(tracker = %self.trackers[at], ?said, "beat not taken");
+            debug!(tracker = %trackers[at], ?said, "beat not taken");
         }
         false
     }
@@ -118,10 +127,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_machine_beats_until_it_says_good_bye() {
         let trackers = Arc::new(Trackers::default());
-        let urls = vec!["http://away".to_owned(), "http://here".to_owned()];
-        let sender = Sender::new(MachineId::new(3), "machine-0000000003:x", urls);
+        let urls = |hosts: &[&str]| hosts.iter().map(|host| format!("http://{host}")).collect::<Vec<_>>();
+        let (told, urls_told) = watch::channel(urls(&["away"]));
+        let sender = Sender::new(MachineId::new(3), "machine-0000000003:x", urls_told);
         let (stop, stopped) = watch::channel(false);
         let running = tokio::spawn(sender.run(Arc::clone(&trackers), stopped));
+        tokio::time::sleep(PERIOD * 2).await;
+        assert!(trackers.0.lock().unwrap().is_empty());
+        told.send_replace(urls(&["away", "here"]));
         tokio::time::sleep(PERIOD * 4 + PERIOD / 2).await;
         stop.send_replace(true);
         running.await.unwrap();

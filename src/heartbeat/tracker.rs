@@ -46,6 +46,8 @@ pub struct Setting<T, P> {
     pub roles: Roles,
     pub ears: Arc<Ears>,
     pub post: Arc<P>,
+    /// Where machines reach this tracker; empty if that is not known.
+    pub url: String,
     /// Signs what webhooks get; without one they get nothing.
     pub webhook_secret: Option<Arc<[u8]>>,
     /// Spreads retries.
@@ -209,7 +211,8 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             writes.push(Write::DeleteIfVersion { path: path.clone(), version: 0 });
         }
         let acl = self.setting.roles.controllers();
-        writes.push(Write::Create { path, data: Vec::new(), acl, ephemeral: true });
+        let data = self.setting.url.clone().into_bytes();
+        writes.push(Write::Create { path, data, acl, ephemeral: true });
         self.tree().write(writes).await?;
         Ok(())
     }

@@ -95,6 +95,11 @@ impl Roles {
         self.acl(Rights::READ, &[(machine, Rights::READ | Rights::WRITE | Rights::CREATE)])
     }
 
+    /// Where the machine's heartbeats may go.
+    pub fn machine_trackers(&self, machine: &Identity) -> Acl {
+        self.acl(Rights::READ | Rights::WRITE, &[(machine, Rights::READ)])
+    }
+
     /// The list of a machine's units, and its entries.
     pub fn machine_units(&self, machine: &Identity) -> Acl {
         self.acl(Rights::READ, &[(machine, Rights::READ)])

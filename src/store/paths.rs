@@ -260,6 +260,11 @@ pub fn machine_started(id: MachineId) -> NodePath {
     machine(id).child("started")
 }
 
+/// Where the machine's heartbeats may go; written by trackers, for this machine alone to read.
+pub fn machine_trackers(id: MachineId) -> NodePath {
+    machine(id).child("trackers")
+}
+
 pub fn machine_credentials(id: MachineId) -> NodePath {
     machine(id).child("credentials")
 }

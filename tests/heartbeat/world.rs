@@ -230,6 +230,7 @@ impl World {
             roles: self.roles.clone(),
             ears: Arc::clone(&ears),
             post: Arc::new(self.manager.clone()),
+            url: String::new(),
             webhook_secret: None,
             random: || 4,
         };

@@ -231,6 +231,12 @@ pub(super) async fn a_machine_reports_on_itself(place: &impl Place) {
         assert!(!may_write(&other, boss, &path).await, "another machine writes {path}");
     }
     assert!(!may_create(&agent, boss, paths::machine_firewall(there)).await);
+    // Where its heartbeats may go, it is told and does not say.
+    let trackers = paths::machine_trackers(here);
+    let told = Write::create(trackers.clone(), Vec::new(), roles().machine_trackers(&identity));
+    controller.write(vec![told]).await.unwrap();
+    assert!(may_read(&agent, &trackers).await && may_write(&controller, boss, &trackers).await);
+    assert!(!may_write(&agent, boss, &trackers).await && !may_read(&other, &trackers).await);
     assert!(!may_create(&agent, boss, paths::firewall_reports()).await);
 }
 
