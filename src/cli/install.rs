@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 
-use super::failure::typed;
+use super::failure::{Usage, typed};
 use super::file;
 use super::output;
 use crate::model::EnvironmentName;
@@ -15,6 +15,10 @@ use crate::model::EnvironmentName;
 /// The first line of what is ours.
 const MARK: &str = "# Written by `portcullis install`; a second run replaces it.\n";
 const MAX_BYTES: usize = 64 * 1024;
+
+/// A user of its own for each unit, from where systemd's own list of users has none. A charm that needs root is given it
+/// by who installs.
+const DEFAULT_HOOK_USER: &str = "1879048192+";
 
 #[derive(Debug, Args)]
 pub(super) struct Typed {
@@ -31,6 +35,9 @@ pub(super) struct Typed {
         hide_env_values = true
     )]
     environment: String,
+    /// Who runs the hooks of units: see `portcullis machine --help`
+    #[arg(long, value_name = "USER", default_value = DEFAULT_HOOK_USER)]
+    hook_user: String,
     /// Where the files go
     #[arg(long, value_name = "DIR", default_value = "/etc/systemd/system")]
     directory: PathBuf,
@@ -44,6 +51,8 @@ enum Role {
     Keeper,
     /// The firewalls of an environment
     Controller,
+    /// Heartbeats of an environment
+    Heartbeat,
     /// One machine, its firewall and its units: portcullis-machine@N
     Machine,
 }
@@ -54,6 +63,7 @@ impl Role {
             Self::Up => "portcullis.service",
             Self::Keeper => "portcullis-keeper.service",
             Self::Controller => "portcullis-controller.service",
+            Self::Heartbeat => "portcullis-heartbeat.service",
             Self::Machine => "portcullis-machine@.service",
         }
     }
@@ -72,7 +82,7 @@ pub(super) fn run(args: &Typed) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("cannot tell where this program is")?;
     for &role in &args.roles {
         let path = args.directory.join(role.file());
-        let text = unit_file(role, &program, &environment)?;
+        let text = unit_file(role, &program, &environment, &args.hook_user)?;
         refuse_anothers(&path)?;
         fs::create_dir_all(&args.directory)
             .and_then(|()| file::replace(&path, text.as_bytes(), file::Privacy::Plain))
@@ -92,12 +102,27 @@ fn refuse_anothers(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-fn unit_file(role: Role, program: &Path, environment: &EnvironmentName) -> anyhow::Result<String> {
+fn unit_file(
+    role: Role,
+    program: &Path,
+    environment: &EnvironmentName,
+    hook_user: &str,
+) -> anyhow::Result<String> {
+    let odd = |c: char| !c.is_ascii_alphanumeric() && !"-_.:+".contains(c);
+    if hook_user.is_empty() || hook_user.contains(odd) {
+        return Err(Usage::new(format!("no user is called '{}'", hook_user.escape_debug())).into());
+    }
+    // Not below the service's own data, which is nobody else's to enter.
+    let hooks =
+        |units: &str| format!("--hook-user {hook_user} --units-dir /var/lib/portcullis-units/{units}");
     let Some(program) = program.to_str().filter(|path| !path.contains(['"', '\\', '%', '$', '\n'])) else {
         bail!("{} is no path for a unit file", program.display());
     };
     let (what, command) = match role {
-        Role::Up => (format!("environment {environment}"), format!("up -e {environment}")),
+        Role::Up => (
+            format!("environment {environment}"),
+            format!("up -e {environment} {}", hooks(environment.as_str())),
+        ),
         Role::Keeper => (
             "store".to_owned(),
             format!("keeper --data-dir /var/lib/portcullis/{environment} --listen 127.0.0.1:2181"),
@@ -105,15 +130,22 @@ fn unit_file(role: Role, program: &Path, environment: &EnvironmentName) -> anyho
         Role::Controller => {
             (format!("controller of {environment}"), format!("controller -e {environment} --provider memory"))
         }
+        Role::Heartbeat => (format!("heartbeats of {environment}"), format!("heartbeat -e {environment}")),
         Role::Machine => (
             format!("machine %i of {environment}"),
-            format!("machine -e {environment} --id %i --firewall nftables"),
+            format!(
+                "machine -e {environment} --id %i --firewall nftables {}",
+                hooks(&format!("{environment}-%i"))
+            ),
         ),
     };
-    // What a hook has started stays when its agent is started anew, which is what makes that harmless.
-    let kill = match role {
-        Role::Up | Role::Machine => "KillMode=process\n",
-        Role::Keeper | Role::Controller => "",
+    // What a hook has started stays when its agent is started anew, which is what makes that harmless. It is in control
+    // groups that the agent makes below its own.
+    let hooks = match role {
+        Role::Up | Role::Machine => {
+            "KillMode=process\nDelegate=yes\nStateDirectory=portcullis-units\nStateDirectoryMode=0711\n"
+        }
+        Role::Keeper | Role::Controller | Role::Heartbeat => "",
     };
     Ok(format!(
         "{MARK}[Unit]\n\
@@ -126,7 +158,7 @@ fn unit_file(role: Role, program: &Path, environment: &EnvironmentName) -> anyho
          Environment=XDG_CONFIG_HOME=/etc XDG_DATA_HOME=/var/lib\n\
          Restart=always\n\
          RestartSec=1\n\
-         {kill}\
+         {hooks}\
          UMask=0077\n\
          \n\
          [Install]\n\
@@ -141,20 +173,28 @@ mod tests {
     #[test]
     fn what_hooks_started_outlives_the_agent() {
         let local: EnvironmentName = "prod".parse().unwrap();
-        let text = |role| unit_file(role, Path::new("/usr/bin/portcullis"), &local).unwrap();
+        let text = |role| unit_file(role, Path::new("/usr/bin/portcullis"), &local, "200000+").unwrap();
         let machine = text(Role::Machine);
-        let start = "ExecStart=\"/usr/bin/portcullis\" --log-level info machine -e prod --id %i --firewall nftables\n";
+        let start = "ExecStart=\"/usr/bin/portcullis\" --log-level info machine -e prod --id %i --firewall nftables \
+                     --hook-user 200000+ --units-dir /var/lib/portcullis-units/prod-%i\n";
         assert!(machine.contains(start) && machine.contains("\nKillMode=process\n"), "{machine}");
         assert!(text(Role::Up).contains("KillMode=process") && !text(Role::Keeper).contains("KillMode"));
-        assert!(unit_file(Role::Up, Path::new("/a\"b"), &local).is_err());
+        assert!(unit_file(Role::Up, Path::new("/a\"b"), &local, "web").is_err());
+        for user in ["", "a b", "%i", "a\nExecStart=/bin/sh"] {
+            assert!(unit_file(Role::Up, Path::new("/a"), &local, user).is_err(), "{user}");
+        }
     }
 
     #[test]
     fn files_of_others_are_left_alone() {
         let home = tempfile::tempdir().unwrap();
         let directory = home.path().join("system");
-        let typed =
-            Typed { roles: vec![Role::Up], environment: "local".to_owned(), directory: directory.clone() };
+        let typed = Typed {
+            roles: vec![Role::Up],
+            environment: "local".to_owned(),
+            hook_user: "web".to_owned(),
+            directory: directory.clone(),
+        };
         for _ in 0..2 {
             run(&typed).unwrap();
         }

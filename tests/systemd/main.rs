@@ -1,0 +1,180 @@
+//! `portcullis install` under a real systemd: the files that it writes are sound, the service serves, comes back when it is
+//! killed, and what hooks have started lives on meanwhile. The instance is alone in namespaces and control groups of its
+//! own; see `boot.sh`. Needs root.
+
+// Scenarios are tests, though the lint cannot see it.
+#![allow(clippy::unwrap_used, clippy::print_stderr)]
+
+#[path = "../harness/mod.rs"]
+mod harness;
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use harness::{binary, wait_for};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+const UNITS: &str = "/var/lib/portcullis-units/local";
+
+struct Instance {
+    /// Its end is the end of everything in it.
+    unshare: Child,
+    systemd: u32,
+    groups: Vec<PathBuf>,
+    dir: tempfile::TempDir,
+}
+
+impl Instance {
+    fn boot() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let groups = groups();
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/systemd/boot.sh");
+        let enter: String =
+            groups.iter().map(|group| format!("echo $$ >{}/cgroup.procs; ", group.display())).collect();
+        let spaces = "--mount --pid --uts --ipc --net --cgroup --fork --kill-child=KILL";
+        let output = File::create(dir.path().join("output")).unwrap();
+        let unshare = Command::new("sh")
+            .args(["-euc", &format!("{enter}exec unshare {spaces} \"$@\""), "sh"])
+            .arg(script)
+            .arg(binary("portcullis").parent().unwrap())
+            .arg(env!("CARGO_MANIFEST_DIR"))
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().unwrap())
+            .stderr(output)
+            .spawn()
+            .unwrap();
+        let mut instance = Self { unshare, systemd: 0, groups, dir };
+        instance.systemd = wait_for("systemd", DEADLINE, || {
+            let pid = instance.unshare.id();
+            let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+            let child: u32 = children.trim().parse().ok()?;
+            (fs::read_to_string(format!("/proc/{child}/comm")).ok()? == "systemd\n").then_some(child)
+        });
+        wait_for("a systemd that answers", DEADLINE, || {
+            instance.says(&["systemctl", "is-active", "multi-user.target"]).map(drop)
+        });
+        instance
+    }
+
+    fn command(&self, line: &[&str]) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["-t", &self.systemd.to_string(), "--mount", "--pid", "--net", "--uts", "--ipc"]);
+        command.args(line).env_clear().env("PATH", "/run/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+        // As the services have it.
+        command.env("XDG_CONFIG_HOME", "/etc").env("SYSTEMD_UNIT_PATH", "/run/units").stdin(Stdio::null());
+        command
+    }
+
+    /// What a command inside prints, if it succeeds.
+    fn says(&self, line: &[&str]) -> Option<String> {
+        let output = self.command(line).output().unwrap();
+        output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
+    }
+
+    #[track_caller]
+    fn does(&self, line: &[&str]) -> String {
+        let output = self.command(line).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{line:?}: {said}");
+        format!("{}{said}", String::from_utf8_lossy(&output.stdout))
+    }
+
+    fn property(&self, name: &str) -> String {
+        let line = ["systemctl", "show", "portcullis.service", "--value", "--property", name];
+        self.does(&line).trim().to_owned()
+    }
+
+    fn status(&self) -> Option<serde_json::Value> {
+        serde_json::from_str(&self.says(&["juju", "status", "--format", "json"])?).ok()
+    }
+
+    /// The page of the unit, if its server is there.
+    fn page(&self) -> Option<String> {
+        let charm = format!("{UNITS}/units/unit-0000000000/charm");
+        let fetch = format!(
+            "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:'+open('{charm}/port').read(), timeout=5).read().decode())"
+        );
+        self.says(&["python3", "-c", &fetch])
+    }
+}
+
+/// A group for the instance in every tree of groups that systemd works in.
+fn groups() -> Vec<PathBuf> {
+    let name = format!("portcullis-test-{}", std::process::id());
+    let tops = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"].map(Path::new);
+    let trees = tops.into_iter().filter(|top| top.join("cgroup.procs").exists());
+    let groups: Vec<PathBuf> = trees.map(|top| top.join(&name)).collect();
+    assert!(!groups.is_empty(), "no control groups are mounted");
+    groups.iter().for_each(|group| fs::create_dir_all(group).unwrap());
+    groups
+}
+
+/// Removes a group with all below it; what was in it has been killed and takes a moment to go.
+fn remove(group: &Path) -> bool {
+    for entry in fs::read_dir(group).into_iter().flatten().filter_map(Result::ok) {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove(&entry.path());
+        }
+    }
+    fs::remove_dir(group).is_ok() || !group.exists()
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("it said:\n{}", fs::read_to_string(self.dir.path().join("output")).unwrap_or_default());
+        }
+        let _ = (self.unshare.kill(), self.unshare.wait());
+        for group in &self.groups {
+            wait_for("an end of the instance", DEADLINE, || remove(group).then_some(()));
+        }
+    }
+}
+
+#[test]
+fn the_service_comes_back_and_what_hooks_started_stays() {
+    let systemd = Instance::boot();
+    let files = ["portcullis", "portcullis-keeper", "portcullis-controller", "portcullis-heartbeat"];
+    for file in files
+        .map(|name| format!("{name}.service"))
+        .iter()
+        .chain(["portcullis-machine@3.service".to_owned()].iter())
+    {
+        assert_eq!(systemd.does(&["systemd-analyze", "verify", file]), "", "{file}");
+    }
+    systemd.does(&["systemctl", "start", "portcullis.service"]);
+    let running = |status: &serde_json::Value| status["machines"]["0"]["agent-state"] == "running";
+    wait_for("a machine", DEADLINE, || systemd.status().filter(running));
+    systemd.does(&["juju", "deploy", "/run/repo/fixtures/charms/hello"]);
+    systemd.does(&["juju", "expose", "hello"]);
+    let hello = "Hello world, from hello/0.\n\n";
+    wait_for("a page", DEADLINE, || systemd.page().filter(|page| page == hello));
+    // Whoever runs its hooks is nobody else, and not root.
+    let server = systemd.does(&["cat", &format!("{UNITS}/units/unit-0000000000/charm/pid")]);
+    let user = systemd.does(&["stat", "--format", "%u", &format!("/proc/{}", server.trim())]);
+    assert!(user.trim().parse::<u32>().unwrap() >= 1_879_048_192, "{user}");
+
+    let first = systemd.property("MainPID");
+    systemd.does(&["kill", "-KILL", &first]);
+    wait_for("another process", DEADLINE, || {
+        Some(systemd.property("MainPID")).filter(|pid| *pid != first && pid != "0")
+    });
+    assert_eq!(systemd.property("NRestarts"), "1");
+    assert_eq!(systemd.page().as_deref(), Some(hello), "its server was never gone");
+    wait_for("a unit that is looked after", DEADLINE, || {
+        systemd.status().filter(|status| {
+            running(status) && status["services"]["hello"]["units"]["hello/0"]["agent-state"] == "started"
+        })
+    });
+    // Told to stop, it stops in order and leaves the server alone; told to remove the unit, it does not.
+    systemd.does(&["systemctl", "stop", "portcullis.service"]);
+    assert_eq!(systemd.property("Result"), "success");
+    assert_eq!(systemd.page().as_deref(), Some(hello));
+    systemd.does(&["systemctl", "start", "portcullis.service"]);
+    wait_for("a store", DEADLINE, || systemd.says(&["juju", "destroy-service", "hello"]));
+    wait_for("an end of the server", DEADLINE, || {
+        systemd.says(&["test", "!", "-e", &format!("/proc/{}", server.trim())])
+    });
+}
