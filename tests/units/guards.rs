@@ -13,7 +13,17 @@ use crate::world::{DEADLINE, World};
 const TRIES: &str = r#"
 try() { what=$1; shift; if "$@" >/dev/null 2>said; then echo "$what: yes"; else echo "$what: no: $(tr '\n' ' ' <said)"; fi; }
 as() { unit=$1; shift; JUJU_UNIT_NAME=$unit "$@"; }
+# What the unit was given, put where an operator's own would be.
+mkdir -p pose/portcullis
+auth=$(sed 's/.*"auth":"\([^"]*\)".*/\1/' "$JUJU_CREDENTIALS")
+(umask 077; printf '{"zookeeper": "%s", "auth": "%s"}' "$JUJU_ZOOKEEPER" "$auth" >pose/portcullis/local.json)
+posing() { XDG_CONFIG_HOME=$PWD/pose juju "$@"; }
 {
+try flag posing expose victim
+try placement posing add-unit victim --to 0
+try removal posing remove-unit victim/0
+try secrets posing hook-env victim/0
+try look posing status
 try own-port open-port 8080
 try own-credentials cat "$JUJU_CREDENTIALS"
 try other-name as victim/0 open-port 8081
@@ -57,11 +67,18 @@ pub(crate) fn a_hook_gets_at_nothing_that_is_not_its_own(site: &Site) {
         ("machine", false, "Permission denied"),
         ("replace-credentials", false, "Permission denied"),
         ("become-root", false, "not permitted"),
+        ("flag", false, "the store refuses these credentials"),
+        ("placement", false, "the store refuses these credentials"),
+        ("removal", false, "the store refuses these credentials"),
+        ("secrets", false, "the store refuses these credentials"),
+        ("look", false, "the store refuses these credentials"),
     ] {
         let line = tried.lines().find(|line| line.starts_with(&format!("{what}: "))).expect(what);
         let outcome = if worked { "yes" } else { "no" };
         assert!(line.starts_with(&format!("{what}: {outcome}")) && line.contains(why), "{line}");
     }
+    assert_eq!(operator.status()["services"]["victim"].get("exposed"), None);
+    assert_eq!(operator.status()["services"]["victim"]["units"].as_object().unwrap().len(), 1);
     // The control: to whom the files belong they open.
     let credentials = world.units_dir().join("units/unit-0000000000/credentials.json");
     assert!(fs::read_to_string(&credentials).unwrap().contains("victim/0"));
