@@ -174,6 +174,11 @@ impl Memory {
         self.lock().world.rules(machine).cloned()
     }
 
+    /// The truth about what has our mark, whatever a list shows.
+    pub fn truth(&self) -> Inventory {
+        self.lock().world.inventory_as_of(u64::MAX)
+    }
+
     /// Somebody makes the machine's group, with our mark and no rules. Returns its id.
     pub fn add_group(&self, machine: MachineNumber) -> GroupId {
         self.lock().world.add_group(machine)

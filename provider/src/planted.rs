@@ -23,6 +23,12 @@ bugs!(
     KeepsWhatItSaw,
     /// The second look at a mass close is put off with every renewal of the lease.
     DoubtNeverRipens,
+    /// Whatever a single look at the tree takes away is closed at once.
+    NoSecondLook,
+    /// Closes are judged by those of one pass: machines that come back one by one are shut one by one.
+    JudgesByPass,
+    /// After a failure of the store it goes on with what it had read before, as if nothing had been missed.
+    KeepsItsView,
     /// Who leads again acts on what was true when it led before.
     RemembersItsLastReign,
     /// Ports that cannot be read are taken for none, and somebody's firewall is shut.
@@ -75,6 +81,18 @@ bugs!(
     OneEventAtATime,
     /// What was missed while the connection was away is not looked for.
     IgnoresReconnects,
+    /// A machine whose launch was cut off gets another instance.
+    LaunchesBlindly,
+    /// Two instances that one machine has got both stay.
+    KeepsTheSurplus,
+    /// An instance that somebody else made is ended with its machine.
+    EndsWhatItAdopted,
+    /// A tree that shows no machines ends all instances at once.
+    EndsAtOnce,
+    /// Groups outlive their machines.
+    LeavesGroups,
+    /// That an instance is gone is never said.
+    SilentAboutTheGone,
     /// One machine that cannot be read keeps all others from being looked at.
     OneSpoilsAll,
 );

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::provider::MachineRules;
-use portcullis_provider::rule::{Change, Family, Rule};
+use portcullis_provider::rule::{Change, Family};
 use portcullis_provider::{Applied, Error, Firewall};
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -15,18 +15,19 @@ use super::apply::apply;
 use super::metrics::Metrics;
 use super::observe::{self, View};
 use super::own;
-use super::plan::{Confidence, MachinePlan, confidence, plan_machine};
+use super::plan::{MachinePlan, plan_machine};
 use super::policy::Policy;
 use super::report::Report;
 use super::reports::Reports;
 use super::retry::{Pace, Retries};
 use super::wanted::{Claim, Wanted, wanted};
-use crate::model::{MachineId, UnitId};
+use crate::model::MachineId;
 use crate::runtime::clock;
 use crate::store::acl::{Acl, Roles};
 use crate::store::changes::Dirty;
 use crate::store::election::Leadership;
 use crate::store::tree::{self, Tree};
+use doubt::Trust;
 
 /// How a pass went.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -61,10 +62,11 @@ pub struct Agent<T, F> {
     seen: BTreeMap<MachineId, MachineRules>,
     reports: Reports,
     retries: Retries<Instant>,
-    /// A mass close that a first look asked for; what of it the next look asks for too is done.
-    doubted: Option<BTreeSet<(MachineId, Rule)>>,
+    trust: Trust,
     /// What is wrong with machines themselves, as provisioning says: shown in their reports.
     notes: BTreeMap<MachineId, String>,
+    /// Provisioning has not spoken yet: what was noted last is in the reports.
+    recalls_notes: bool,
     random: Box<dyn FnMut() -> u64 + Send + Sync>,
     metrics: Metrics,
     /// When the pass that is under way began.
@@ -121,8 +123,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             seen: BTreeMap::new(),
             reports,
             retries: Retries::default(),
-            doubted: None,
+            trust: Trust::default(),
             notes: BTreeMap::new(),
+            recalls_notes: false,
             random: Box::new(random),
             metrics: Metrics::default(),
             began: Instant::now(),
@@ -145,7 +148,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
         self.view = None;
         self.seen.clear();
-        self.doubted = None;
+        self.trust = Trust::default();
     }
 
     /// Counting where others count, too.
@@ -165,8 +168,21 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         self.retries.next()
     }
 
-    /// Takes in what is wrong with machines, in place of what was said before; returns those that are to be told anew.
-    pub fn note(&mut self, notes: BTreeMap<MachineId, String>) -> BTreeSet<MachineId> {
+    /// Somebody provisions, and will [`note`](Self::note) what is wrong. Until then what was noted last holds, or a restart
+    /// would take back what it is about to say again.
+    pub fn recall_notes(&mut self) {
+        self.notes.clear();
+        self.recalls_notes = true;
+    }
+
+    /// Takes in what is wrong with machines, in place of what was said before if it is the `whole` of it; returns those
+    /// that are to be told anew.
+    pub fn note(&mut self, mut notes: BTreeMap<MachineId, String>, whole: bool) -> BTreeSet<MachineId> {
+        if whole {
+            self.recalls_notes = false;
+        } else {
+            self.notes.iter().for_each(|(id, note)| _ = notes.entry(*id).or_insert_with(|| note.clone()));
+        }
         let ids: BTreeSet<MachineId> = notes.keys().chain(self.notes.keys()).copied().collect();
         let changed = ids.into_iter().filter(|id| notes.get(id) != self.notes.get(id)).collect();
         self.notes = notes;
@@ -178,9 +194,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         self.view.as_ref()
     }
 
-    /// Whether a mass close waits for a second look.
+    /// Whether a close waits for a second look.
     pub fn in_doubt(&self) -> bool {
-        self.doubted.is_some()
+        self.trust.in_doubt()
     }
 
     /// One pass over what is dirty, what is due again, and what those passes leave to do.
@@ -193,7 +209,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         match &result {
             Ok(pass) => self.metrics.passed(pass, self.reports.len(), self.firewall.requests()),
             Err(_) => {
-                self.view = None;
+                if !planted(Bug::KeepsItsView) {
+                    self.give_up_view();
+                }
                 self.metrics.failed();
             }
         }
@@ -216,6 +234,10 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         Ok(pass)
     }
 
+    fn give_up_view(&mut self) {
+        self.trust.end(self.view.take());
+    }
+
     /// Brings the view up to date and says which machines that may concern.
     async fn look(&mut self, dirty: &Dirty) -> Result<BTreeSet<MachineId>, crate::store::Error> {
         let Some(view) = self.view.as_mut().filter(|_| !dirty.everything()) else {
@@ -225,9 +247,15 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 Scope::Machine { id, .. } => own::observe(&self.tree, id).await?,
             };
             self.reports.read(&self.tree, view.machines.keys().copied()).await?;
+            if std::mem::take(&mut self.recalls_notes) {
+                let said = std::mem::replace(&mut self.notes, self.reports.notes());
+                self.notes.extend(said);
+            }
             self.seen.clear();
             let machines: BTreeSet<MachineId> = view.machines.keys().copied().collect();
             self.retries.forget_all_but(|machine| machines.contains(&machine));
+            self.give_up_view();
+            self.trust.begin(&machines);
             self.view = Some(view);
             return Ok(machines);
         };
@@ -249,11 +277,12 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let mut plans = BTreeMap::new();
         for machine in present {
             let Some(rules) = self.seen.get(&machine) else { continue };
-            let (wanted, plan) = self.plan(machine, rules);
+            let Some(view) = &self.view else { break };
+            let (wanted, plan) = self.plan(view, machine, rules);
             reports.insert(machine, self.describe(machine, &wanted, &plan));
             plans.insert(machine, plan);
         }
-        self.hold_if_in_doubt(&mut plans, &mut reports);
+        let in_doubt = self.hold_if_in_doubt(&mut plans, &mut reports);
         let changes: BTreeMap<MachineId, Change> = plans
             .iter()
             .filter(|(id, plan)| {
@@ -284,27 +313,32 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             }
         }
         for (machine, report) in &mut reports {
-            if let Some(note) = self.notes.get(machine) {
+            report.note = self.notes.get(machine).cloned();
+            if let Some(note) = &report.note {
                 report.problem.get_or_insert_with(|| note.clone());
             }
         }
         let gone = |id: &MachineId| {
-            let view = self.view.as_ref();
+            let view = self.view.as_ref().filter(|_| !in_doubt);
             view.is_some_and(|v| {
                 !v.machines.contains_key(id) || v.own.contains(id) && !reports.contains_key(id)
             })
         };
         let gone = machines.iter().copied().filter(gone).collect();
+        if in_doubt {
+            self.give_up_view();
+            again.clear();
+        }
         self.reports.write(&self.tree, reports, done, &gone, lead).await?;
         Ok(again)
     }
 
-    fn plan(&self, machine: MachineId, rules: &MachineRules) -> (Wanted, MachinePlan) {
+    fn plan(&self, view: &View, machine: MachineId, rules: &MachineRules) -> (Wanted, MachinePlan) {
         let last = self.reports.granted(machine);
-        let mut claims = self.view.as_ref().map(|view| view.claims_on(machine)).unwrap_or_default();
+        let mut claims = view.claims_on(machine);
         // Units that were here and whose place can no longer be read.
         for unit in last.keys() {
-            if let Some(reason) = self.lost(*unit) {
+            if let Some(reason) = view.lost(*unit) {
                 claims.entry(*unit).or_insert(Claim::Frozen { reason });
             }
         }
@@ -315,46 +349,6 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let theirs = rules.foreign.iter().filter_map(|foreign| foreign.exact).collect();
         let plan = plan_machine(&wanted, &rules.owned, &theirs, &last, room);
         (wanted, plan)
-    }
-
-    fn lost(&self, unit: UnitId) -> Option<String> {
-        let unit = self.view.as_ref()?.units.get(unit)?;
-        match (&unit.record, unit.machine()) {
-            (Err(reason), None) => Some(reason.clone()),
-            _ => None,
-        }
-    }
-
-    /// A mass close is done only if two looks in a row ask for it; opens are not held up by it.
-    fn hold_if_in_doubt(
-        &mut self,
-        plans: &mut BTreeMap<MachineId, MachinePlan>,
-        reports: &mut BTreeMap<MachineId, Report>,
-    ) {
-        let total = self.seen.values().map(|rules| rules.owned.len()).sum();
-        let Confidence::LookAgain { closing, of } = confidence(plans.values(), total) else {
-            self.doubted = None;
-            return;
-        };
-        let closes: BTreeSet<(MachineId, Rule)> =
-            plans.iter().flat_map(|(id, plan)| plan.change.close.iter().map(|rule| (*id, *rule))).collect();
-        if self.doubted.as_ref().is_some_and(|before| closes.is_subset(before)) {
-            warn!(closing, of, "closing most rules, as a second look confirms");
-            self.doubted = None;
-            return;
-        }
-        warn!(closing, of, "would close most rules; looking again first");
-        for (id, plan) in plans {
-            if !plan.change.close.is_empty() {
-                plan.change.close.clear();
-                plan.deferred.clear();
-                if let Some(report) = reports.get_mut(id) {
-                    report.problem = Some(format!("closing {closing} of {of} rules waits for a second look"));
-                }
-            }
-        }
-        self.doubted = Some(closes);
-        self.view = None;
     }
 
     /// Takes in what became of a machine's change.
@@ -432,6 +426,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
     }
 }
 
+mod doubt;
 mod see;
 mod tell;
 

@@ -101,6 +101,15 @@ impl View {
         all.into_iter().collect()
     }
 
+    /// Why nobody knows where this unit is, if nobody does.
+    pub fn lost(&self, unit: UnitId) -> Option<String> {
+        let unit = self.units.get(unit)?;
+        match (&unit.record, unit.machine()) {
+            (Err(reason), None) => Some(reason.clone()),
+            _ => None,
+        }
+    }
+
     pub fn claim(&self, unit: &UnitFacts) -> Claim {
         let service = match &unit.record {
             Ok((_, service, _)) => service,

@@ -9,6 +9,7 @@ use std::time::Duration;
 use portcullis_provider::provider::{GroupId, Instance, InstanceId, InstanceState, Inventory, Origin};
 use serde_json::Value;
 
+use crate::model::planted::{Bug, planted};
 use crate::model::{self, MachineId};
 use crate::store::records::{self, LOCAL_INSTANCE};
 
@@ -81,8 +82,11 @@ pub fn provision(machines: &Records, inventory: &Inventory, doubted: &[Step]) ->
     let live = inventory.instances.iter().filter(|instance| is_live(instance));
     plan.unfinished = live.clone().any(|instance| instance.state == InstanceState::Pending);
     let ending: Vec<Step> = ends.iter().filter(|step| step.is_end()).cloned().collect();
-    if ending.len() >= MASS_END_MIN && 2 * ending.len() > live.count() && ending != doubted {
-        plan.doubted = ending;
+    let most = ending.len() >= MASS_END_MIN && 2 * ending.len() > live.count();
+    // A tree without machines is more likely one that cannot be seen, and groups are as hard to bring back as instances.
+    let doubtful = if machines.is_empty() { ends.clone() } else { ending };
+    if (most || machines.is_empty()) && doubtful != doubted && !planted(Bug::EndsAtOnce) {
+        plan.doubted = doubtful;
     } else {
         plan.steps.extend(ends);
     }
@@ -105,6 +109,7 @@ fn for_machine(
         // No provider has it, and nobody needs to.
         Some(LOCAL_INSTANCE) => return,
         Some(id) => own.find(|instance| instance.id.as_str() == id),
+        None if planted(Bug::LaunchesBlindly) => None,
         None => own.filter(|instance| is_live(instance)).min_by(|a, b| a.id.cmp(&b.id)),
     };
     match (known, found) {
@@ -162,6 +167,9 @@ fn ends(machines: &Records, inventory: &Inventory) -> Vec<Step> {
             continue;
         }
         steps.push(match instance.origin {
+            Origin::Adopted if planted(Bug::EndsWhatItAdopted) => {
+                Step::Terminate(machine, instance.id.clone())
+            }
             Origin::Launched => {
                 ending.insert(instance.machine);
                 Step::Terminate(machine, instance.id.clone())
@@ -173,6 +181,7 @@ fn ends(machines: &Records, inventory: &Inventory) -> Vec<Step> {
         // While its instance ends, a group is in use for certain.
         if let Some(number) =
             group.machine.filter(|number| !known.contains(&number.get()) && !ending.contains(number))
+            && !planted(Bug::LeavesGroups)
         {
             steps.push(Step::DeleteGroup(MachineId::new(number.get()), group.id.clone()));
         }
@@ -187,6 +196,9 @@ fn is_surplus(
     inventory: &Inventory,
 ) -> bool {
     let Some(Ok(records::Machine { instance_id: Some(known), .. })) = record else { return false };
+    if planted(Bug::KeepsTheSurplus) {
+        return false;
+    }
     let has_its_own = inventory.instances.iter().any(|other| {
         is_live(other) && other.machine == instance.machine && other.id.as_str() == known.as_str()
     });
@@ -196,7 +208,8 @@ fn is_surplus(
 /// Instances that are missing, and since when. `I` is a point in time.
 #[derive(Debug)]
 pub struct Missing<I> {
-    since: BTreeMap<MachineId, I>,
+    /// With whether it was said so.
+    since: BTreeMap<MachineId, (I, bool)>,
 }
 
 impl<I> Default for Missing<I> {
@@ -211,7 +224,9 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Missing<I> {
         self.since.retain(|machine, _| vanished.contains_key(machine));
         let mut told = BTreeMap::new();
         for (&machine, reason) in vanished {
-            if *self.since.entry(machine).or_insert(now) + SETTLE <= now {
+            let (since, said) = self.since.entry(machine).or_insert((now, false));
+            *said = *since + SETTLE <= now;
+            if *said {
                 told.insert(machine, reason.clone());
             }
         }
@@ -219,8 +234,8 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Missing<I> {
     }
 
     /// When more can be said.
-    pub fn next(&self, now: I) -> Option<I> {
-        self.since.values().map(|since| *since + SETTLE).filter(|at| *at > now).min()
+    pub fn next(&self) -> Option<I> {
+        self.since.values().filter(|(_, said)| !said).map(|(since, _)| *since + SETTLE).min()
     }
 }
 

@@ -48,6 +48,11 @@ fn plan(records: Vec<Result<records::Machine, String>>, inventory: &Inventory) -
     provision(&tree(records), inventory, &[])
 }
 
+/// A machine that nothing is to be done for.
+fn other() -> Result<records::Machine, String> {
+    record(Some(LOCAL_INSTANCE), true)
+}
+
 const M0: MachineId = MachineId::new(0);
 
 #[test]
@@ -98,7 +103,10 @@ fn an_adopted_instance_is_taken_in_and_let_go_but_never_ended() {
         Inventory { instances: vec![held], groups: vec![group("sg-7", Some(7)), group("env", None)] };
     let m7 = MachineId::new(7);
     let released = Step::Release(m7, InstanceId::new("i-9"));
-    assert_eq!(plan(vec![], &inventory).steps, [released, Step::DeleteGroup(m7, GroupId::new("sg-7"))]);
+    assert_eq!(
+        plan(vec![other()], &inventory).steps,
+        [released, Step::DeleteGroup(m7, GroupId::new("sg-7"))]
+    );
 }
 
 #[test]
@@ -106,10 +114,10 @@ fn a_group_is_deleted_once_its_instance_has_ended() {
     let groups = vec![group("sg-7", Some(7))];
     let (m7, i7) = (MachineId::new(7), InstanceId::new("i-7"));
     let ending = Inventory { instances: vec![running("i-7", 7)], groups: groups.clone() };
-    assert_eq!(plan(vec![], &ending).steps, [Step::Terminate(m7, i7)]);
+    assert_eq!(plan(vec![other()], &ending).steps, [Step::Terminate(m7, i7)]);
     let ended = instance("i-7", 7, Origin::Launched, InstanceState::Terminated);
     let ended = Inventory { instances: vec![ended], groups };
-    assert_eq!(plan(vec![], &ended).steps, [Step::DeleteGroup(m7, GroupId::new("sg-7"))]);
+    assert_eq!(plan(vec![other()], &ended).steps, [Step::DeleteGroup(m7, GroupId::new("sg-7"))]);
 }
 
 #[test]
@@ -164,13 +172,22 @@ fn ending_most_of_everything_takes_a_second_look() {
 }
 
 #[test]
+fn a_tree_without_machines_is_looked_at_twice() {
+    let inventory = Inventory { instances: vec![], groups: vec![group("sg-7", Some(7))] };
+    let first = plan(vec![], &inventory);
+    assert_eq!(first.doubted, [Step::DeleteGroup(MachineId::new(7), GroupId::new("sg-7"))]);
+    assert_eq!(first.steps, []);
+    assert_eq!(provision(&Records::new(), &inventory, &first.doubted).steps, first.doubted);
+}
+
+#[test]
 fn what_is_not_shown_yet_is_not_said_to_be_gone() {
     let (mut missing, start) = (Missing::default(), Instant::now());
     let gone = BTreeMap::from([(M0, "instance i-1 is gone".to_owned())]);
     assert_eq!(missing.settled(&gone, start), BTreeMap::new());
-    assert_eq!(missing.next(start), Some(start + SETTLE));
+    assert_eq!(missing.next(), Some(start + SETTLE), "also when that time has come");
     assert_eq!(missing.settled(&gone, start + SETTLE), gone);
-    assert_eq!(missing.next(start + SETTLE), None, "all is said");
+    assert_eq!(missing.next(), None, "all is said");
     assert_eq!(missing.settled(&BTreeMap::new(), start + SETTLE), BTreeMap::new());
     assert_eq!(missing.settled(&gone, start + SETTLE), BTreeMap::new(), "gone anew");
 }

@@ -15,6 +15,7 @@ use super::enact::{Failure, Hands, Outcome, Stop, confirm};
 use super::provision::{Doubt, Missing, Provisioning, Records, provision};
 use super::retry::{Pace, Retries};
 use crate::model::MachineId;
+use crate::model::planted::{Bug, planted};
 use crate::store::changes::{Dirty, Key};
 use crate::store::election::Leadership;
 use crate::store::paths;
@@ -45,6 +46,8 @@ impl Wake {
 pub struct News {
     /// What is wrong with machines, all of them.
     pub problems: BTreeMap<MachineId, String>,
+    /// Whether machines that are not named have no problem. Until all was seen and has settled, nobody knows.
+    pub whole: bool,
     /// Machines whose place for rules may be another than it was.
     pub changed: BTreeSet<MachineId>,
 }
@@ -74,8 +77,10 @@ pub struct Provisioner<T, M> {
     gone: BTreeMap<MachineId, String>,
     /// Machines for which a step failed, and why.
     failures: BTreeMap<MachineId, String>,
-    /// The problems that the agent knows.
-    told: BTreeMap<MachineId, String>,
+    /// What the agent was told last; nothing yet in this reign if `None`.
+    told: Option<(BTreeMap<MachineId, String>, bool)>,
+    /// What the provider has was seen in this reign.
+    listed: bool,
     random: Box<dyn FnMut() -> u64 + Send + Sync>,
 }
 
@@ -103,7 +108,8 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
             unlisted: None,
             gone: BTreeMap::new(),
             failures: BTreeMap::new(),
-            told: BTreeMap::new(),
+            told: None,
+            listed: false,
             random: Box::new(random),
         }
     }
@@ -120,6 +126,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
     ) -> Result<(), crate::store::Error> {
         // What another leader did meanwhile is not known.
         (self.known, self.doubt) = (None, Doubt::default());
+        (self.told, self.listed) = (None, false);
         let mut woken = wakes.subscribe();
         // The first wake says everything, and may have been before us.
         if !wakes.borrow().is_empty() {
@@ -146,8 +153,10 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
     }
 
     fn next_look(&self) -> Option<Instant> {
-        let settled = self.missing.next(Instant::now());
-        [self.retries.next(), settled, self.doubt.next()].into_iter().flatten().min()
+        // Nothing else can be done before the list can be had.
+        self.retries.at(Task::List).or_else(|| {
+            [self.retries.next(), self.missing.next(), self.doubt.next()].into_iter().flatten().min()
+        })
     }
 
     /// One look and what follows from it; returns the machines for which something was changed.
@@ -168,6 +177,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         match listed {
             Ok(inventory) => {
                 self.unlisted = None;
+                self.listed = true;
                 self.retries.succeeded(Task::List);
                 self.put_right(&records, &inventory, lead).await
             }
@@ -205,6 +215,9 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
 
     fn remember(&mut self, plan: &Provisioning, now: Instant) {
         self.gone = self.missing.settled(&plan.vanished, now);
+        if planted(Bug::SilentAboutTheGone) {
+            self.gone.clear();
+        }
         if !plan.doubted.is_empty() {
             warn!(ending = plan.doubted.len(), "would end most instances; looking again first");
         }
@@ -248,11 +261,12 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
     }
 
     async fn tell(&mut self, changed: BTreeSet<MachineId>, news: &mpsc::Sender<News>) {
-        let problems = self.problems();
-        if problems != self.told || !changed.is_empty() {
-            self.told = problems.clone();
+        let (problems, whole) = (self.problems(), self.listed && self.missing.next().is_none());
+        let now = Some((problems.clone(), whole));
+        if now != self.told || !changed.is_empty() {
+            self.told = now;
             // Nobody listens any more only when we are about to be ended.
-            let _ = news.send(News { problems, changed }).await;
+            let _ = news.send(News { problems, whole, changed }).await;
         }
     }
 

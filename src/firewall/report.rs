@@ -31,6 +31,8 @@ pub struct Report {
     pub frozen: BTreeMap<UnitId, String>,
     /// Why the machine is not as it should be, if it is not.
     pub problem: Option<String>,
+    /// What is wrong with the machine itself, as provisioning said last; it is the problem, too, where there is no other.
+    pub note: Option<String>,
     /// Rules of others that were seen, in words.
     pub foreign: Vec<String>,
 }
@@ -59,6 +61,7 @@ impl Report {
             by: self.by.clone(),
             granted: self.granted.clone(),
             problem: self.problem.clone(),
+            note: self.note.clone(),
             ..Report::default()
         };
         short.to_json().to_string().into_bytes()
@@ -84,6 +87,9 @@ impl Report {
         }
         if let Some(problem) = &self.problem {
             json["problem"] = Value::from(problem.as_str());
+        }
+        if let Some(note) = &self.note {
+            json["note"] = Value::from(note.as_str());
         }
         if !self.foreign.is_empty() {
             json["foreign"] = self.foreign.iter().map(String::as_str).collect();
@@ -119,6 +125,7 @@ impl Report {
         }
         report.by = value["by"].as_str().map(str::to_owned);
         report.problem = value["problem"].as_str().map(str::to_owned);
+        report.note = value["note"].as_str().map(str::to_owned);
         report.foreign =
             list(&value["foreign"]).iter().filter_map(|text| text.as_str().map(str::to_owned)).collect();
         Ok(report)
@@ -150,6 +157,7 @@ mod tests {
             held: vec![(UnitId::new(3), ports, "policy forbids the port".into())],
             frozen: BTreeMap::from([(UnitId::new(4), "garbage".into())]),
             problem: Some("throttled".into()),
+            note: Some("its instance is gone".into()),
             foreign: vec!["22/tcp from 10.0.0.0/8".into()],
         }
     }

@@ -129,6 +129,11 @@ impl Reports {
         self.get(machine).map(|report| report.granted.clone()).unwrap_or_default()
     }
 
+    /// What was last said to be wrong with machines themselves.
+    pub fn notes(&self) -> BTreeMap<MachineId, String> {
+        self.known.iter().filter_map(|(id, (report, _))| Some((*id, report.note.clone()?))).collect()
+    }
+
     /// The last report, with a reason why nothing newer can be said.
     pub fn keep(&self, machine: MachineId, problem: String) -> Report {
         Report { problem: Some(problem), ..self.get(machine).cloned().unwrap_or_default() }

@@ -83,6 +83,11 @@ impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>, K: Copy + Ord> Retries
         self.tries.values().map(|retry| retry.at).min()
     }
 
+    /// When this one is due again, if it failed.
+    pub fn at(&self, key: K) -> Option<I> {
+        self.tries.get(&key).map(|retry| retry.at)
+    }
+
     /// Whose time has come.
     pub fn due(&self, now: I) -> impl Iterator<Item = K> {
         self.tries.iter().filter(move |(_, retry)| retry.at <= now).map(|(key, _)| *key)

@@ -109,6 +109,9 @@ async fn lead_on<T: Tree, F: Firewall, M: Machines>(
     progress: &watch::Sender<Progress>,
     stop: &mut watch::Receiver<bool>,
 ) -> Result<Ended, Error> {
+    if provisioner.is_some() {
+        agent.recall_notes();
+    }
     let wakes = watch::Sender::new(Wake::default());
     let (tell, news) = mpsc::channel(1);
     let provisioning = {
@@ -186,6 +189,7 @@ impl<T: Tree, F: Firewall> Passes<'_, T, F> {
                     resync_at = Instant::now() + STORE_PAUSE;
                     continue;
                 }
+                Err(Error::Tree(err)) if err.is_retryable() && planted(Bug::KeepsItsView) => continue,
                 Err(err) => return Err(err),
             };
             doubt_at =
@@ -207,7 +211,7 @@ impl<T: Tree, F: Firewall> Passes<'_, T, F> {
     /// What to look at after news from provisioning.
     fn hear(&mut self, news: News) -> Dirty {
         let mut dirty = Dirty::default();
-        for machine in self.agent.note(news.problems).into_iter().chain(news.changed) {
+        for machine in self.agent.note(news.problems, news.whole).into_iter().chain(news.changed) {
             dirty.add(&Event::Changed(paths::machine(machine)));
         }
         dirty

@@ -21,12 +21,21 @@ pub struct Settings {
     /// A group counts as in use for this many calls after its instance was terminated.
     pub busy_calls: u64,
     pub ipv6: bool,
+    /// A launch knows nothing of those before it, so one whose answer was lost is made again.
+    pub forgets_launches: bool,
 }
 
 impl Default for Settings {
     /// EC2's limit, and otherwise no surprises.
     fn default() -> Self {
-        Self { lag_calls: 0, rewrite: Rewrite::Nothing, rules_per_family: 60, busy_calls: 0, ipv6: true }
+        Self {
+            lag_calls: 0,
+            rewrite: Rewrite::Nothing,
+            rules_per_family: 60,
+            busy_calls: 0,
+            ipv6: true,
+            forgets_launches: false,
+        }
     }
 }
 
@@ -186,10 +195,14 @@ impl World {
     }
 
     pub(super) fn inventory(&self) -> Inventory {
+        self.inventory_as_of(self.horizon())
+    }
+
+    pub(super) fn inventory_as_of(&self, horizon: u64) -> Inventory {
         let instances =
-            self.instances.iter().filter_map(|(id, lagging)| self.shown(id, lagging.as_of(self.horizon())?));
+            self.instances.iter().filter_map(|(id, lagging)| self.shown(id, lagging.as_of(horizon)?));
         let groups = self.groups.iter().filter_map(|(&machine, lagging)| {
-            let rules = lagging.as_of(self.horizon())?.as_ref()?;
+            let rules = lagging.as_of(horizon)?.as_ref()?;
             Some(Group { id: rules.group.clone(), machine: Some(machine) })
         });
         Inventory { instances: instances.collect(), groups: groups.collect() }
@@ -200,7 +213,7 @@ impl World {
             let held = lagging.latest().filter(|held| held.running)?;
             self.shown(id, held).filter(|instance| instance.machine == machine)
         });
-        if let Some(instance) = running {
+        if let Some(instance) = running.filter(|_| !self.settings.forgets_launches) {
             return instance;
         }
         self.add_group(machine);

@@ -23,6 +23,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         reports: &mut BTreeMap<MachineId, Report>,
     ) -> BTreeSet<MachineId> {
         let mut wanted = BTreeSet::new();
+        let mut failed = BTreeSet::new();
         for &machine in machines {
             let Some(view) = &self.view else { break };
             match view.machines.get(&machine) {
@@ -49,6 +50,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let unseen: BTreeSet<_> =
             wanted.iter().filter(|id| !self.seen.contains_key(id)).map(|id| number(*id)).collect();
         if unseen.is_empty() {
+            self.trust.judged(machines.iter());
             return wanted;
         }
         let found = self.firewall.observe(&unseen).await;
@@ -77,11 +79,13 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 warn!(error = %err, machines = ids.len(), "provider not readable");
                 for id in ids {
                     wanted.remove(&id);
+                    failed.insert(id);
                     reports.insert(id, self.reports.keep(id, err.to_string()));
                     self.try_later(id, Pace::after(&err));
                 }
             }
         }
+        self.trust.judged(machines.difference(&failed));
         wanted
     }
 }

@@ -33,6 +33,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             held: Report::held_from(&wanted.held),
             frozen: wanted.frozen.clone(),
             problem: None,
+            note: None,
             foreign: foreign.unwrap_or_default(),
         }
     }

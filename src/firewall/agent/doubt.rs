@@ -1,0 +1,109 @@
+//! Whether what a look at the tree takes away is believed. A tree that wrongly shows nothing looks just like an operator who
+//! shut everything, so a view is judged as a whole: by all that it would close on all machines, however few of them answer
+//! at a time. What cannot be judged so is closed only if two looks in a row ask for it. How much is too much is in `plan`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use portcullis_provider::Firewall;
+use portcullis_provider::planted::{Bug, planted};
+use portcullis_provider::rule::Rule;
+use tracing::warn;
+
+use super::Agent;
+use crate::firewall::observe::View;
+use crate::firewall::plan::{Confidence, MachinePlan, confidence};
+use crate::firewall::report::Report;
+use crate::model::MachineId;
+use crate::store::tree::Tree;
+
+/// How far the present view is trusted with closing what is open.
+#[derive(Debug, Default)]
+pub(super) struct Trust {
+    /// Machines whose rules nobody could look at since the view was made: what it takes away as a whole is not known.
+    unjudged: BTreeSet<MachineId>,
+    /// The look before the present one, if that was not trusted.
+    before: Option<View>,
+    /// The present view would close what is not to be closed on its word alone.
+    doubted: bool,
+}
+
+impl Trust {
+    /// A view of these machines is new, and nothing is known of what it takes away.
+    pub(super) fn begin(&mut self, machines: &BTreeSet<MachineId>) {
+        self.unjudged.clone_from(machines);
+        self.doubted = false;
+    }
+
+    /// What these machines have is known, or that it cannot be changed.
+    pub(super) fn judged<'a>(&mut self, machines: impl Iterator<Item = &'a MachineId>) {
+        machines.for_each(|machine| _ = self.unjudged.remove(machine));
+    }
+
+    /// A view is given up. The next one must agree with it, unless it was found to be good.
+    pub(super) fn end(&mut self, view: Option<View>) {
+        if let Some(view) = view {
+            self.before = (self.doubted || !self.unjudged.is_empty()).then_some(view);
+        }
+    }
+
+    pub(super) fn in_doubt(&self) -> bool {
+        self.doubted
+    }
+}
+
+impl<T: Tree, F: Firewall> Agent<T, F> {
+    /// Takes closes out of `plans` that need another look first, and says whether there were any. Opens are not held up.
+    pub(super) fn hold_if_in_doubt(
+        &mut self,
+        plans: &mut BTreeMap<MachineId, MachinePlan>,
+        reports: &mut BTreeMap<MachineId, Report>,
+    ) -> bool {
+        let total = self.seen.values().map(|rules| rules.owned.len()).sum();
+        let whole = self.trust.unjudged.is_empty() || planted(Bug::JudgesByPass);
+        let (closing, of) = match confidence(plans.values(), total, whole) {
+            Confidence::LookAgain { closing, of } if !planted(Bug::NoSecondLook) => (closing, of),
+            Confidence::Sure if !whole => return false,
+            _ => {
+                self.trust.before = None;
+                return false;
+            }
+        };
+        let disputed: BTreeMap<MachineId, BTreeSet<Rule>> = plans
+            .iter()
+            .map(|(id, plan)| (*id, &plan.lost() - &self.lost_before(*id)))
+            .filter(|(_, rules)| !rules.is_empty())
+            .collect();
+        if disputed.is_empty() {
+            warn!(closing, of, "closing most rules, as a second look confirms");
+            if whole {
+                self.trust.before = None;
+            }
+            return false;
+        }
+        warn!(closing, of, whole, "would close too much; looking again first");
+        for (id, rules) in disputed {
+            if let Some(plan) = plans.get_mut(&id) {
+                plan.change.close.retain(|rule| !rules.contains(rule));
+                plan.deferred.clear();
+            }
+            if let Some(report) = reports.get_mut(&id) {
+                report.problem = Some(format!("closing {closing} of {of} rules waits for a second look"));
+                // It is still open, and still somebody's.
+                for (unit, had) in self.reports.granted(id) {
+                    let now = report.granted.entry(unit).or_default();
+                    *now = now.union(&had);
+                }
+            }
+        }
+        self.trust.doubted = true;
+        true
+    }
+
+    /// What the look before would take from the machine as it is now.
+    fn lost_before(&self, machine: MachineId) -> BTreeSet<Rule> {
+        match (&self.trust.before, self.seen.get(&machine)) {
+            (Some(before), Some(rules)) => self.plan(before, machine, rules).1.lost(),
+            _ => BTreeSet::new(),
+        }
+    }
+}
