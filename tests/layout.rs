@@ -425,3 +425,16 @@ fn what_keeps_the_rules_is_left_alone() {
         assert_eq!(violations(path, source), Vec::<String>::new(), "{path} {source}");
     }
 }
+
+/// People copy it from the README; the tests of the driver hold the file to what is used.
+#[test]
+fn the_readme_prints_the_policy_that_the_tests_hold() {
+    let read =
+        |name: &str| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).expect("a file");
+    let readme = read("README.md");
+    let (begin, end) = ("{\"Version\": \"2012-10-17\"", "\n    ]}\n");
+    let from = readme.find(begin).expect("a policy in the README");
+    let to = from + readme[from..].find(end).expect("its end") + end.len();
+    let parse = |text: &str| serde_json::from_str::<serde_json::Value>(text).expect("JSON");
+    assert_eq!(parse(&readme[from..to]), parse(&read("fixtures/ec2/iam-policy.json")));
+}

@@ -30,6 +30,8 @@ pub(crate) enum Action {
     Destroy(usize),
     Deploy(usize, usize),
     AddMachine,
+    /// One that somebody must launch.
+    Launch,
     Terminate(usize),
     /// Many changes at once.
     Flood(usize),
@@ -38,6 +40,7 @@ pub(crate) enum Action {
     NewerRecord(usize),
     Heal,
     Meddle(Mishap, usize),
+    LoseInstance(usize),
     /// What happens to the provider, and how much.
     Provider(Mishap, usize),
     /// One call in so many fails.
@@ -77,7 +80,11 @@ impl World {
             Action::RemoveUnit(unit) => self.remove_unit(unit).await,
             Action::Destroy(service) => self.destroy(service).await,
             Action::Deploy(service, machine) => self.deploy(service, machine).await,
-            Action::AddMachine => self.add_machine().await,
+            Action::AddMachine => {
+                let launch = self.provisions && self.random.one_in(2);
+                self.add_machine(launch).await;
+            }
+            Action::Launch => self.add_machine(true).await,
             Action::Terminate(machine) => self.terminate(machine).await,
             Action::Flood(count) => {
                 self.happened(Mishap::Flood);
@@ -90,6 +97,7 @@ impl World {
             Action::NewerRecord(unit) => self.other_version(unit, false).await,
             Action::Heal => self.heal().await,
             Action::Meddle(what, machine) => self.meddle(what, machine),
+            Action::LoseInstance(machine) => self.lose_instance(self.machine(machine)).await,
             Action::Provider(what, amount) => self.provider(what, amount),
             Action::Storm(share) => {
                 let mut shared = self.seam.lock();
@@ -147,16 +155,21 @@ impl World {
                 self.happened(Mishap::ClockJumped);
                 self.seam.lock().deep();
                 tokio::time::advance(Duration::from_millis(ms)).await;
-                self.seam.lock().deep();
+                let mut shared = self.seam.lock();
+                shared.deep();
+                // Nobody had this time to hear of what happened before it.
+                let soon = tokio::time::Instant::now() + Duration::from_secs(1);
+                shared.blind_until = shared.blind_until.max(soon);
             }
             Action::Events(mishap, count) => {
                 self.seam.lock().events.extend(std::iter::repeat_n(mishap, count));
             }
             Action::Arm(armed) => {
                 let past = (armed.fault == Fault::Stale).then(|| self.seam.store.backup());
-                let mut shared = self.seam.lock();
-                shared.past = past.or(shared.past.take());
-                shared.armed.push(armed);
+                self.seam.lock().arm(armed, past);
+                if let Some(kind) = armed.kind.filter(|kind| kind.is_provisioning()) {
+                    self.provoke(kind).await;
+                }
             }
             Action::Backup => {
                 let backup =
@@ -174,7 +187,7 @@ impl World {
         units.iter().nth(index % units.len().max(1)).map(|(id, unit)| (*id, unit.clone()))
     }
 
-    fn machine(&self, index: usize) -> MachineId {
+    pub(crate) fn machine(&self, index: usize) -> MachineId {
         let shared = self.seam.lock();
         let machines = &shared.oracle.machines;
         *machines.keys().nth(index % machines.len()).expect("a machine")
@@ -289,21 +302,27 @@ impl World {
         shared.changed();
     }
 
-    async fn add_machine(&mut self) {
+    async fn add_machine(&mut self, launched: bool) {
         if self.seam.lock().oracle.machines.len() >= 5 {
             return;
         }
-        let instance = format!("i-{}", self.random.next()).parse().expect("an id");
-        let machine = self.operator.add_machine(Some(instance)).await.expect("a machine");
+        let name = format!("i-{}", self.random.next());
+        if !launched {
+            self.stranger(&name);
+        }
+        let instance = (!launched).then(|| name.parse().expect("an id"));
+        let machine = self.operator.add_machine(instance).await.expect("a machine");
         // Its number may have been another's before the store went back: then there is a group with that one's rules.
-        self.seam.provider.add_group(number(machine));
+        if !self.provisions {
+            self.seam.provider.add_group(number(machine));
+        }
         let mut shared = self.seam.lock();
         shared.oracle.machines.insert(machine, Machine::default());
         shared.changed();
     }
 
     async fn terminate(&mut self, machine: usize) {
-        let machine = self.machine(machine);
+        let machine = if self.provisions { self.idle_machine(machine) } else { self.machine(machine) };
         if self.seam.lock().oracle.machines.len() < 2 {
             return;
         }
@@ -311,7 +330,9 @@ impl World {
         if self.refused(gone).is_some() {
             self.happened(Mishap::MachineGone);
             self.foreign.remove(&machine);
-            self.seam.provider.remove_group(number(machine));
+            if !self.provisions {
+                self.seam.provider.remove_group(number(machine));
+            }
             let mut shared = self.seam.lock();
             shared.oracle.machines.remove(&machine);
             // An agent in the middle of a pass meets a group that is not there.
@@ -328,6 +349,9 @@ impl World {
         self.seam.store.restore(&backup);
         let mut shared = self.seam.lock();
         shared.oracle = oracle;
+        if self.provisions {
+            self.foreign.retain(|machine, _| shared.oracle.machines.contains_key(machine));
+        }
         // What an agent remembers of units that cannot be read went back too.
         for unit in shared.oracle.units.values_mut() {
             unit.kept = Points::NONE;
@@ -390,6 +414,7 @@ impl World {
             Mishap::Respelled => settings.rewrite = Rewrite::Spelling,
             Mishap::Halved => settings.rewrite = Rewrite::Halves,
             Mishap::Quota => settings.rules_per_family = 2 + amount % 6,
+            Mishap::Forgetful => settings.forgets_launches = true,
             _ => {}
         });
     }
@@ -407,6 +432,9 @@ impl World {
         for machine in machines {
             if self.seam.open_on(machine).is_none() {
                 self.seam.lock().deep();
+                if self.provisions {
+                    continue;
+                }
                 self.seam.provider.add_group(number(machine));
             }
         }

@@ -9,12 +9,14 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use portcullis::firewall::agent::Agent;
+use portcullis::firewall::boot::Boot;
 use portcullis::firewall::policy::Policy;
-use portcullis::firewall::run::{Progress, run};
+use portcullis::firewall::provisioner::Provisioner;
+use portcullis::firewall::run::{Progress, run_provisioning};
 use portcullis::model::MachineId;
 use portcullis::store::acl::{Acl, Roles};
 use portcullis::store::memory::{Backup, MemoryFeed};
-use portcullis::store::paths::NodePath;
+use portcullis::store::paths::{self, NodePath};
 use portcullis::store::tree::{Answer, Error as TreeError, Event, Feed, Node, Read, Tree, Write};
 use portcullis::store::{Credential, MemoryStore, MemoryTree};
 use portcullis_provider::provider::{MachineNumber, Seen};
@@ -24,6 +26,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::faults::{Fault, Kind, Mishap};
+use crate::instances::SimMachines;
 use crate::seam::{SESSION, Seam};
 
 /// Long, so that a world without deep faults must come right by events and retries alone.
@@ -110,6 +113,8 @@ pub(crate) struct Start {
     pub who: usize,
     pub credential: Credential,
     pub roles: Roles,
+    /// Instances are theirs to launch and to end.
+    pub provisions: bool,
 }
 
 /// A process and whoever starts it again when it has ended.
@@ -169,12 +174,31 @@ async fn live(
     mut stopped: watch::Receiver<bool>,
 ) -> bool {
     let firewall = SimFirewall { seam: seam.clone(), who: start.who };
+    let mut fate = jitter.fork();
     let policy = Policy::with_own_ports([]);
     let mut agent = Agent::new(tree.clone(), firewall, policy, start.roles.clone(), move || jitter.next())
         .with_clock(|| 0);
     let (progress, _) = watch::channel(Progress::default());
     let asked = stopped.clone();
-    let mut running = std::pin::pin!(run(&mut agent, &tree, &start.roles, RESYNC, &progress, asked));
+    let mut provisioner = start.provisions.then(|| {
+        let boot = Boot::new(
+            "simulated".parse().expect("a name"),
+            "zk:2181".parse().expect("an address"),
+            start.roles.clone(),
+        );
+        let machines = SimMachines { seam: seam.clone(), who: start.who };
+        Provisioner::new(tree.clone(), machines, boot, move || fate.next())
+    });
+    let provisioner = provisioner.as_mut();
+    let mut running = std::pin::pin!(run_provisioning(
+        &mut agent,
+        provisioner,
+        &tree,
+        &start.roles,
+        RESYNC,
+        &progress,
+        asked
+    ));
     let asked = async { drop(stopped.wait_for(|stop| *stop).await) };
     let early = tokio::select! {
         ended = &mut running => Some(ended),
@@ -240,7 +264,7 @@ impl SimTree {
         let result = effect.await;
         match &result {
             Ok(_) if kind == Kind::WriteLock => self.seam.took_lock(self.who),
-            Ok(_) if kind == Kind::WriteReports => self.seam.reported(self.who),
+            Ok(_) if matches!(kind, Kind::WriteReports | Kind::WriteRecord) => self.seam.reported(self.who),
             Ok(_) => {}
             Err(err) => self.seam.lock().log(format_args!("    refused: {err}")),
         }
@@ -261,11 +285,15 @@ impl Tree for SimTree {
     }
 
     async fn children(&self, path: &NodePath) -> Result<Vec<String>, TreeError> {
-        self.call(Kind::ReadMany, self.inner.children(path)).await
+        let kind = if *path == paths::machines() { Kind::ReadMachines } else { Kind::ReadMany };
+        let (fault, names) = self.faulty(kind, self.inner.children(path)).await;
+        if fault == Some(Fault::Empty) { Ok(Vec::new()) } else { names }
     }
 
     async fn read_many(&self, reads: Vec<Read>) -> Result<Vec<Answer>, TreeError> {
-        let (fault, answers) = self.faulty(Kind::ReadMany, self.inner.read_many(reads)).await;
+        let lists = matches!(reads.first(), Some(Read::Children(path)) if *path == paths::services());
+        let kind = if lists { Kind::ReadLists } else { Kind::ReadMany };
+        let (fault, answers) = self.faulty(kind, self.inner.read_many(reads)).await;
         let mut answers = answers?;
         if fault == Some(Fault::Empty) {
             // Services, units and machines are asked for in this order; without the last nothing would be done at all.
@@ -344,7 +372,7 @@ pub(crate) struct SimFirewall {
     who: usize,
 }
 
-fn id(machine: MachineNumber) -> MachineId {
+pub(crate) fn id(machine: MachineNumber) -> MachineId {
     MachineId::new(machine.get())
 }
 

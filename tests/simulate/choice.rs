@@ -11,6 +11,7 @@ use crate::world::World;
 impl World {
     /// What operators and hooks do.
     pub(crate) fn an_operation(&mut self) -> Action {
+        let provisions = self.provisions;
         let random = &mut self.random;
         let (any, other) = (random.below(60), random.below(60));
         match random.below(24) {
@@ -19,6 +20,9 @@ impl World {
             11..=14 => Action::Expose(any),
             15 => Action::ExposeTo(any, other),
             16..=17 => Action::Unexpose(any),
+            // Machines are what they are about.
+            18 | 19 if provisions && other % 3 == 0 => Action::AddMachine,
+            21 if provisions && other % 3 == 0 => Action::Terminate(any),
             18 => Action::AddUnit(any, other),
             19 => Action::RemoveUnit(any),
             20 => Action::Destroy(any),
@@ -35,7 +39,7 @@ impl World {
     }
 
     fn a_disturbance(&mut self) -> Action {
-        let agents = self.agents();
+        let (agents, provisions) = (self.agents(), self.provisions);
         let random = &mut self.random;
         let (any, other, agent) = (random.below(60), random.below(60), random.below(agents));
         match random.below(40) {
@@ -58,6 +62,7 @@ impl World {
                 ];
                 Action::Meddle(random.pick(&what), any)
             }
+            14 if provisions && other % 2 == 0 => Action::Provider(Mishap::Forgetful, any),
             14..=15 => {
                 let what =
                     [Mishap::DescribeLags, Mishap::Respelled, Mishap::Halved, Mishap::Strict, Mishap::Quota];
@@ -77,14 +82,17 @@ impl World {
             }
             29 => Action::Backup,
             30 => Action::Restore,
+            31 if provisions => Action::LoseInstance(any),
             _ => self.an_armed_fault(),
         }
     }
 
     fn an_armed_fault(&mut self) -> Action {
+        // What only those who provision do is rare enough.
+        let provisioning = self.provisions && self.random.one_in(2);
         loop {
             let (fault, kind) = (self.random.pick(Fault::ALL), self.random.pick(Kind::ALL));
-            if fault.possible_at(kind) {
+            if fault.possible_at(kind) && kind.is_provisioning() == provisioning {
                 let skip = if self.random.one_in(3) { self.random.below(6) as u64 } else { 0 };
                 return Action::Arm(Armed { fault, kind: Some(kind), skip });
             }

@@ -21,6 +21,10 @@ listed!(
     /// The calls that an agent makes.
     Kind {
         Get,
+        /// All services, units and machines are asked for by name.
+        ReadLists,
+        /// All machines, for those who provision.
+        ReadMachines,
         ReadMany,
         Sync,
         Watch,
@@ -29,10 +33,19 @@ listed!(
         /// The agent's own corner, made once.
         WriteCorner,
         WriteReports,
+        /// What a machine's instance is.
+        WriteRecord,
         Observe,
         Open,
         Close,
         Mend,
+        List,
+        Launch,
+        Adopt,
+        EnsureGroup,
+        Release,
+        Terminate,
+        DeleteGroup,
     }
 );
 
@@ -69,6 +82,8 @@ impl Kind {
         let leader = paths::leader();
         if under(leader.as_str()) {
             Kind::WriteLock
+        } else if under(paths::machines().as_str()) {
+            Kind::WriteRecord
         } else if writes.iter().any(|w| w.path().as_str().contains("/machine-")) {
             Kind::WriteReports
         } else {
@@ -76,12 +91,27 @@ impl Kind {
         }
     }
 
+    /// Only those who provision make such calls.
+    pub(crate) fn is_provisioning(self) -> bool {
+        self >= Kind::List || matches!(self, Kind::ReadMachines | Kind::WriteRecord)
+    }
+
     pub(crate) fn is_store(self) -> bool {
-        !matches!(self, Kind::Observe | Kind::Open | Kind::Close | Kind::Mend)
+        self < Kind::Observe
     }
 
     pub(crate) fn is_write(self) -> bool {
-        !matches!(self, Kind::Get | Kind::ReadMany | Kind::Sync | Kind::Watch | Kind::Observe)
+        !matches!(
+            self,
+            Kind::Get
+                | Kind::ReadLists
+                | Kind::ReadMachines
+                | Kind::ReadMany
+                | Kind::Sync
+                | Kind::Watch
+                | Kind::Observe
+                | Kind::List
+        )
     }
 }
 
@@ -93,8 +123,8 @@ impl Fault {
             Fault::Slow | Fault::Paused | Fault::Midst => true,
             Fault::LostAfter => write,
             Fault::Expired => store,
-            Fault::Stale => matches!(kind, Kind::Get | Kind::ReadMany | Kind::Watch),
-            Fault::Empty => kind == Kind::ReadMany,
+            Fault::Stale => store && !write && kind != Kind::Sync,
+            Fault::Empty => matches!(kind, Kind::ReadLists | Kind::ReadMachines),
             Fault::Denied | Fault::Throttled | Fault::Unavailable => !store,
             Fault::Conflict | Fault::NotFound => !store && write,
             Fault::Full => kind == Kind::Open,
@@ -135,6 +165,9 @@ listed!(
         Halved,
         Strict,
         Quota,
+        /// Launches are not remembered.
+        Forgetful,
+        InstanceLost,
         RuleRemoved,
         RuleAdded,
         ForeignAdded,

@@ -13,6 +13,8 @@ mod checks;
 mod choice;
 mod damage;
 mod faults;
+mod instances;
+mod kept;
 mod oracle;
 mod planning;
 #[cfg(feature = "planted")]
@@ -46,7 +48,7 @@ fn in_a_world<V>(world: impl Future<Output = V>) -> V {
 /// Runs one seed to its end.
 fn simulate(seed: u64, log: bool) -> (Coverage, String) {
     in_a_world(async {
-        let mut world = World::new(seed, 1 + (seed % 2) as usize, log).await;
+        let mut world = World::new(seed, 1 + (seed % 2) as usize, seed % 3 == 2, log).await;
         // Some worlds are well for a while.
         let gentle = world.random.below(12);
         for n in 0..EVENTS {
@@ -116,7 +118,7 @@ fn alone_many_seeds_end_in_what_is_wanted() {
         );
     }
     assert!(failed.is_empty(), "{} seeds failed", failed.len());
-    if seeds >= 1_000 {
+    if seeds >= 5_000 {
         assert_eq!(coverage.missing(), Vec::<String>::new(), "never happened");
     }
 }

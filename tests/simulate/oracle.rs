@@ -184,6 +184,11 @@ impl History {
         }
     }
 
+    /// Whether the machine was there at `since`.
+    pub(crate) fn knows(&self, machine: MachineId, since: Instant) -> bool {
+        self.machines.get(&machine).and_then(VecDeque::front).is_some_and(|first| first.at <= since)
+    }
+
     /// The moments that reached into the time since `since`.
     fn since(&self, machine: MachineId, since: Instant) -> impl Iterator<Item = &Moment> {
         let moments = self.machines.get(&machine);

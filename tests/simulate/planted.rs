@@ -6,17 +6,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use portcullis::model::planted::{Bug, plant};
 
-use crate::{first_line, simulate};
+use crate::kept::STORIES;
+use crate::{first_line, in_a_world, simulate};
 
 /// Worlds in which a mistake must show.
-const WORLDS: u64 = 600;
+const WORLDS: u64 = 2000;
 
-/// The first world that comes to grief over a mistake, and how.
-fn found(bug: Bug) -> Option<(u64, String)> {
+/// The first story or world that comes to grief over a mistake, and how.
+fn found(bug: Bug) -> Option<(String, String)> {
     plant(Some(bug));
-    let found = (0..WORLDS).find_map(|seed| {
-        let outcome = std::panic::catch_unwind(|| simulate(seed, false));
-        outcome.err().map(|panic| (seed, first_line(&*panic)))
+    let kept = STORIES.iter().find_map(|(name, story)| {
+        let outcome = std::panic::catch_unwind(|| in_a_world(story()));
+        outcome.err().map(|panic| ((*name).to_owned(), first_line(&*panic)))
+    });
+    let found = kept.or_else(|| {
+        (0..WORLDS).find_map(|seed| {
+            let outcome = std::panic::catch_unwind(|| simulate(seed, false));
+            outcome.err().map(|panic| (format!("seed {seed}"), first_line(&*panic)))
+        })
     });
     plant(None);
     found
@@ -41,8 +48,8 @@ fn alone_every_planted_bug_is_found() {
     let results = results.into_inner().expect("a lock");
     for (bug, found) in &results {
         match found {
-            Some((seed, how)) => {
-                println!("{bug:?}: seed {seed}: {}", how.chars().take(120).collect::<String>());
+            Some((world, how)) => {
+                println!("{bug:?}: {world}: {}", how.chars().take(120).collect::<String>());
             }
             None => println!("{bug:?}: NOT FOUND. {}", bug.why()),
         }

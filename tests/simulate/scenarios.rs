@@ -12,7 +12,7 @@ use crate::{first_line, in_a_world};
 
 use Action::{
     AddMachine, AddUnit, Close, Corrupt, Crash, Cure, Deploy, Destroy, Expire, Expose, ExposeTo, Flood, Heal,
-    Interrupt, Meddle, Open, RemoveUnit, Stop, Storm, Terminate, Unexpose,
+    Interrupt, LoseInstance, Meddle, Open, RemoveUnit, Stop, Storm, Terminate, Unexpose,
 };
 
 /// Long enough for the agents to do what there is to do, unless something is wrong.
@@ -21,6 +21,7 @@ const STEP: Duration = Duration::from_millis(30);
 struct Story {
     name: &'static str,
     agents: usize,
+    provisions: bool,
     actions: &'static [Action],
 }
 
@@ -28,16 +29,19 @@ const STORIES: &[Story] = &[
     Story {
         name: "ports come and go",
         agents: 1,
+        provisions: false,
         actions: &[Expose(0), Open(0, 0), Open(1, 3), Open(0, 5), Close(0, 0), Unexpose(0)],
     },
     Story {
         name: "two want the same",
         agents: 1,
+        provisions: false,
         actions: &[Expose(0), Expose(1), Open(0, 0), Open(2, 0), Open(1, 0), Close(0, 0), Close(2, 0)],
     },
     Story {
         name: "ranges are spelled anew",
         agents: 1,
+        provisions: false,
         actions: &[
             Expose(0),
             Open(0, 6),
@@ -52,11 +56,13 @@ const STORIES: &[Story] = &[
     Story {
         name: "all is shut",
         agents: 1,
+        provisions: false,
         actions: &[Expose(0), Expose(1), Expose(2), Flood(30), Unexpose(0), Unexpose(1), Unexpose(2)],
     },
     Story {
         name: "a unit cannot be read",
         agents: 1,
+        provisions: false,
         actions: &[
             Expose(0),
             Open(0, 0),
@@ -71,6 +77,7 @@ const STORIES: &[Story] = &[
     Story {
         name: "a record cannot be read",
         agents: 1,
+        provisions: false,
         actions: &[
             Expose(0),
             Open(0, 0),
@@ -83,6 +90,7 @@ const STORIES: &[Story] = &[
     Story {
         name: "a name is used again",
         agents: 1,
+        provisions: false,
         actions: &[
             Expose(0),
             Open(0, 0),
@@ -97,16 +105,19 @@ const STORIES: &[Story] = &[
     Story {
         name: "machines come and go",
         agents: 1,
+        provisions: false,
         actions: &[AddMachine, AddUnit(0, 3), Expose(0), Open(6, 0), RemoveUnit(6), Terminate(3)],
     },
     Story {
         name: "exposed to some",
         agents: 1,
+        provisions: false,
         actions: &[ExposeTo(0, 0), Open(0, 0), Open(1, 5), ExposeTo(0, 1), Expose(0), Unexpose(0)],
     },
     Story {
         name: "somebody else at the rules",
         agents: 1,
+        provisions: false,
         actions: &[
             Expose(0),
             Open(0, 0),
@@ -122,11 +133,13 @@ const STORIES: &[Story] = &[
     Story {
         name: "the provider has a bad day",
         agents: 1,
+        provisions: false,
         actions: &[Expose(0), Storm(2), Open(0, 0), Open(1, 3), Close(0, 0), Cure, Open(0, 2)],
     },
     Story {
         name: "one takes over from the other",
         agents: 2,
+        provisions: false,
         actions: &[
             Expose(0),
             Open(0, 0),
@@ -139,12 +152,42 @@ const STORIES: &[Story] = &[
             Open(0, 3),
         ],
     },
+    Story {
+        name: "instances come and go",
+        agents: 1,
+        provisions: true,
+        actions: &[
+            AddMachine,
+            AddUnit(0, 3),
+            Expose(0),
+            Open(6, 0),
+            AddMachine,
+            RemoveUnit(6),
+            Terminate(3),
+            Terminate(4),
+        ],
+    },
+    Story {
+        name: "a group and an instance are lost",
+        agents: 2,
+        provisions: true,
+        actions: &[
+            Expose(0),
+            Open(0, 0),
+            Meddle(Mishap::GroupDeleted, 0),
+            LoseInstance(1),
+            Interrupt,
+            Crash(0),
+            Open(0, 1),
+            AddMachine,
+        ],
+    },
 ];
 
 /// Tells a story with one fault. Returns whether there was a call for it.
 fn tell(story: &Story, fault: Fault, skip: u64) -> bool {
     in_a_world(async {
-        let mut world = World::new(3, story.agents, false).await;
+        let mut world = World::new(3, story.agents, story.provisions, false).await;
         world.perform(Action::Arm(Armed { fault, kind: None, skip })).await;
         for &action in story.actions {
             world.perform(action).await;

@@ -69,7 +69,10 @@ pub(crate) struct Shared {
     pub storm: Option<usize>,
     /// The provider refuses a change as a whole if any of it is already so.
     pub strict: bool,
-    pub slow_calls: bool,
+    /// The last who asked for all lists were told that they are empty. Who is told so twice in a row may believe it.
+    emptied: bool,
+    /// The same of the list of machines alone, and when.
+    bare_at: Option<Instant>,
     /// The last fault that retries make good, and the last that only a resync is sure to.
     pub shallow_at: Option<Instant>,
     pub deep_at: Option<Instant>,
@@ -79,11 +82,15 @@ pub(crate) struct Shared {
     pub writes: BTreeMap<MachineId, Writes>,
     pub report_writes: u64,
     pub provider_calls: u64,
+    /// Requests that change instances or their groups.
+    pub provisioned: u64,
+    /// Per agent the machines that it was last shown an instance of.
+    pub listed: Vec<BTreeSet<MachineNumber>>,
     pub past: Option<Backup>,
     /// Per agent the machines that it has seen in this life and not failed to change since.
     trusted: Vec<BTreeSet<MachineId>>,
     /// Who took the lock last, and when.
-    lead: Option<(usize, Instant)>,
+    pub lead: Option<(usize, Instant)>,
     credit: u64,
     credited_at: Instant,
     pub violations: Vec<String>,
@@ -104,7 +111,8 @@ impl Shared {
             outage: false,
             storm: None,
             strict: false,
-            slow_calls: false,
+            emptied: false,
+            bare_at: None,
             shallow_at: None,
             deep_at: None,
             changed_at: now,
@@ -112,6 +120,8 @@ impl Shared {
             writes: BTreeMap::new(),
             report_writes: 0,
             provider_calls: 0,
+            provisioned: 0,
+            listed: vec![BTreeSet::new(); agents],
             past: None,
             trusted: vec![BTreeSet::new(); agents],
             lead: None,
@@ -137,6 +147,12 @@ impl Shared {
     pub(crate) fn violated(&mut self, what: String) {
         self.log(format_args!("VIOLATED {what}"));
         self.violations.push(what);
+    }
+
+    /// A fault waits for its call. Whoever meets a server that is behind sees this `past`.
+    pub(crate) fn arm(&mut self, armed: Armed, past: Option<Backup>) {
+        self.past = past.or(self.past.take());
+        self.armed.push(armed);
     }
 
     /// Retries make good what is wrong from here.
@@ -166,6 +182,7 @@ impl Shared {
 
     pub(crate) fn born(&mut self, who: usize) {
         self.trusted[who].clear();
+        self.listed[who].clear();
     }
 
     /// What becomes of an event that comes now.
@@ -210,14 +227,22 @@ impl Shared {
         let at = self.armed.iter().position(|armed| {
             armed.kind.is_none_or(|wanted| wanted == kind)
                 && armed.fault.possible_at(kind)
-                // Few rules are closed without a second look.
-                && (armed.fault != Fault::Empty || self.many_rules(provider))
+                && (armed.fault != Fault::Empty || self.doubtful(kind, provider))
         });
+        if kind == Kind::ReadLists {
+            self.emptied = false;
+        }
         if let Some(at) = at {
             if self.armed[at].skip > 0 {
                 self.armed[at].skip -= 1;
             } else {
-                return Some(self.armed.remove(at).fault);
+                let fault = self.armed.remove(at).fault;
+                if fault == Fault::Empty {
+                    self.emptied |= kind == Kind::ReadLists;
+                    self.bare_at =
+                        if kind == Kind::ReadMachines { Some(Instant::now()) } else { self.bare_at };
+                }
+                return Some(fault);
             }
         }
         let share = self.storm.filter(|_| !kind.is_store())?;
@@ -232,12 +257,10 @@ impl Shared {
         Some(self.random.pick(&errors))
     }
 
-    /// Whether a look that sees no units is sure to be doubted. Not while the provider may fail: machines that could not be
-    /// looked at come back one by one, and the agent judges the closes of each pass by themselves. Seed 8303 of the world
-    /// without this line found that; the agent should judge the view as a whole.
-    fn many_rules(&self, provider: &Memory) -> bool {
-        if self.storm.is_some() || self.armed.iter().any(|armed| armed.fault.possible_at(Kind::Observe)) {
-            return false;
+    /// Whether a look that sees no units is sure to be doubted: there is much to lose, and the look before saw it.
+    fn doubtful(&self, kind: Kind, provider: &Memory) -> bool {
+        if kind == Kind::ReadMachines {
+            return self.bare_at.is_none_or(|at| Instant::now() > at + 2 * RESYNC);
         }
         let readable =
             self.oracle.machines.iter().filter(|(id, m)| !m.corrupt && !self.oracle.has_frozen(**id));
@@ -245,7 +268,7 @@ impl Shared {
         let rules: usize = actual.map(|rules| rules.owned.len()).sum();
         let mut lags = false;
         provider.configure(|settings| lags = settings.lag_calls > 0);
-        rules >= 10 && !lags
+        rules >= 10 && !lags && !self.emptied
     }
 
     /// Whether what a call did to a machine was right at some moment since it was begun, or shortly before.
@@ -325,7 +348,7 @@ impl Seam {
 
     /// The beginning of every call: decides what becomes of it, and does what comes before its effect.
     pub(crate) async fn before(&self, who: usize, kind: Kind, machine: Option<MachineId>) -> Option<Fault> {
-        let (fault, latency) = {
+        let fault = {
             let mut shared = self.lock();
             shared.called(who, kind, machine);
             let fault = shared.choose(kind, &self.provider);
@@ -339,12 +362,8 @@ impl Seam {
                     _ => shared.shallow(),
                 }
             }
-            let latency = if shared.slow_calls { shared.random.pick(&[0, 0, 0, 1, 7, 40]) } else { 0 };
-            (fault, latency)
+            fault
         };
-        if latency > 0 {
-            sleep(Duration::from_millis(latency)).await;
-        }
         match fault {
             Some(Fault::CrashBefore) => self.die(who).await,
             Some(Fault::Stop) => self.controls[who].stop(),

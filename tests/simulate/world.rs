@@ -1,7 +1,7 @@
 //! One seeded world: a store, a provider, an environment of a few machines, and the agents that look after it.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use portcullis::store::records::Placement;
 use portcullis::store::{Bootstrap, Credential, Deploy, Environment, MemoryStore, MemoryTree};
 use portcullis_provider::Memory;
 use portcullis_provider::memory::Settings;
-use portcullis_provider::provider::{Foreign, MachineNumber};
+use portcullis_provider::provider::{Foreign, InstanceId, MachineNumber};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
@@ -37,6 +37,10 @@ pub(crate) struct World {
     pub backup: Option<(Backup, Oracle, BTreeMap<NodePath, Vec<u8>>)>,
     /// What znodes held before they were damaged.
     pub damaged: BTreeMap<NodePath, Vec<u8>>,
+    /// Whether the agents provision.
+    pub provisions: bool,
+    /// Instances that others made.
+    pub strangers: BTreeSet<InstanceId>,
     pub calm: crate::checks::Calm,
     agents: Vec<JoinHandle<()>>,
     pub began: Instant,
@@ -125,17 +129,18 @@ async fn template(variant: u64) -> Rc<Template> {
 }
 
 impl World {
-    pub(crate) async fn new(seed: u64, agents: usize, log: bool) -> World {
+    pub(crate) async fn new(seed: u64, agents: usize, provisions: bool, log: bool) -> World {
         let template = template(seed % TEMPLATES).await;
         let mut random = Random::new(seed);
         let store = MemoryStore::from_backup(&template.backup);
         let provider = Memory::new(Settings::default());
         let operator =
             Environment::open(store.connect(Some(&template.operator))).await.expect("an environment");
-        for &machine in template.oracle.machines.keys() {
-            provider.add_group(number(machine));
+        // Who provisions makes the groups, and sweeps those of machines that the tree does not have.
+        if !provisions {
+            template.oracle.machines.keys().for_each(|machine| _ = provider.add_group(number(*machine)));
+            provider.add_group(MachineNumber::new(FOREIGN));
         }
-        provider.add_group(MachineNumber::new(FOREIGN));
         let seam = Seam::new(random.fork(), agents, store, provider, log);
         {
             let mut shared = seam.lock();
@@ -143,19 +148,27 @@ impl World {
             shared.changed();
         }
         let roles = operator.info().roles.clone();
-        let start = |who| Start { who, credential: template.controller.clone(), roles: roles.clone() };
+        let start =
+            |who| Start { who, credential: template.controller.clone(), roles: roles.clone(), provisions };
         let agents = (0..agents).map(|who| tokio::spawn(supervise(seam.clone(), start(who)))).collect();
-        World {
+        let mut world = World {
             random,
             seam,
             operator,
             foreign: BTreeMap::new(),
             backup: None,
             damaged: BTreeMap::new(),
+            provisions,
+            strangers: BTreeSet::new(),
             calm: crate::checks::Calm::default(),
             agents,
             began: Instant::now(),
+        };
+        for n in 0..MACHINES {
+            world.stranger(&format!("i-{n}"));
         }
+        world.stranger("i-theirs");
+        world
     }
 
     pub(crate) fn agents(&self) -> usize {

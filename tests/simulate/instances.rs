@@ -1,0 +1,277 @@
+//! Worlds in which the agents provision, too: instances come from the provider, are adopted, lost and ended, every call
+//! passes the seam, and what must hold of instances is looked at.
+
+use std::future::Future;
+
+use portcullis::firewall::report::Report;
+use portcullis::model::MachineId;
+use portcullis::store::election::LEASE;
+use portcullis::store::paths;
+use portcullis::store::tree::Tree as _;
+use portcullis_provider::provider::{
+    GroupId, Instance, InstanceId, InstanceState, Inventory, Launch, MachineNumber, Origin,
+};
+use portcullis_provider::{Error, Machines};
+use tokio::time::Instant;
+
+use crate::actions::Action;
+use crate::agents::id;
+use crate::faults::{Fault, Kind, Mishap};
+use crate::oracle::GRACE;
+use crate::seam::Seam;
+use crate::world::{World, number};
+
+#[derive(Clone)]
+pub(crate) struct SimMachines {
+    pub seam: Seam,
+    pub who: usize,
+}
+
+fn is_live(instance: &&Instance) -> bool {
+    instance.state != InstanceState::Terminated
+}
+
+impl SimMachines {
+    /// One request, and what becomes of it.
+    async fn request<V: Send>(
+        &self,
+        kind: Kind,
+        machine: Option<MachineNumber>,
+        effect: impl Future<Output = Result<V, Error>> + Send,
+    ) -> Result<V, Error> {
+        if kind != Kind::List {
+            self.seam.provisioning(self.who);
+        }
+        let fault = self.seam.before(self.who, kind, machine.map(id)).await;
+        let error = fault.and_then(|fault| fault.provider_error(machine));
+        let result = match error {
+            Some(error) if fault != Some(Fault::LostAfter) => Err(error),
+            error => {
+                let before = self.seam.rules_now();
+                let done = effect.await;
+                self.seam.changed_by_request(&before);
+                error.map_or(done, Err)
+            }
+        };
+        self.seam.after(self.who, fault).await;
+        result
+    }
+}
+
+impl Machines for SimMachines {
+    async fn list(&self) -> Result<Inventory, Error> {
+        let listed = self.request(Kind::List, None, self.seam.provider.list()).await?;
+        let live = listed.instances.iter().filter(is_live).map(|instance| instance.machine).collect();
+        self.seam.lock().listed[self.who] = live;
+        Ok(listed)
+    }
+
+    async fn launch(&self, launch: &Launch) -> Result<Instance, Error> {
+        let machine = launch.machine;
+        let has_one = self.seam.lock().listed[self.who].contains(&machine);
+        if has_one {
+            self.seam.lock().violated(format!("P1: a second instance is launched for machine {machine}"));
+        }
+        self.request(Kind::Launch, Some(machine), self.seam.provider.launch(launch)).await
+    }
+
+    async fn adopt(&self, machine: MachineNumber, instance: &InstanceId) -> Result<Instance, Error> {
+        self.request(Kind::Adopt, Some(machine), self.seam.provider.adopt(machine, instance)).await
+    }
+
+    async fn ensure_group(&self, machine: MachineNumber, instance: &InstanceId) -> Result<GroupId, Error> {
+        let ensured = self.seam.provider.ensure_group(machine, instance);
+        self.request(Kind::EnsureGroup, Some(machine), ensured).await
+    }
+
+    async fn release(&self, machine: MachineNumber, instance: &InstanceId) -> Result<(), Error> {
+        self.seam.takes_away(machine, instance);
+        self.request(Kind::Release, Some(machine), self.seam.provider.release(machine, instance)).await
+    }
+
+    async fn terminate(&self, machine: MachineNumber, instance: &InstanceId) -> Result<(), Error> {
+        let all = self.seam.provider.truth().instances;
+        // S3: what somebody else made is never ended.
+        if !all.iter().any(|ours| ours.id == *instance && ours.origin == Origin::Launched) {
+            self.seam.lock().violated(format!("S3: {instance} was not launched by us, and is ended"));
+        }
+        self.seam.takes_away(machine, instance);
+        self.request(Kind::Terminate, Some(machine), self.seam.provider.terminate(machine, instance)).await
+    }
+
+    async fn delete_group(&self, group: &GroupId) -> Result<(), Error> {
+        let groups = self.seam.provider.truth().groups;
+        if let Some(machine) = groups.iter().find(|there| there.id == *group).and_then(|found| found.machine)
+            && self.seam.is_there_all_along(machine)
+        {
+            self.seam.lock().violated(format!("S5: the group of machine {machine} is deleted"));
+        }
+        self.request(Kind::DeleteGroup, None, self.seam.provider.delete_group(group)).await
+    }
+}
+
+impl Seam {
+    /// S6: who was replaced begins nothing once its lease is over.
+    fn provisioning(&self, who: usize) {
+        let mut shared = self.lock();
+        shared.provisioned += 1;
+        if let Some((leader, since)) = shared.lead
+            && leader != who
+            && Instant::now() >= since + LEASE
+        {
+            shared.violated(format!("S6: agent {who} provisions though {leader} leads"));
+        }
+    }
+
+    /// Whether the machine was in the tree for long enough for everybody to know.
+    fn is_there_all_along(&self, machine: MachineNumber) -> bool {
+        let (shared, now) = (self.lock(), Instant::now());
+        let since = now.checked_sub(GRACE).unwrap_or(now);
+        now >= shared.blind_until
+            && shared.history.knows(id(machine), since)
+            && shared.oracle.machines.contains_key(&id(machine))
+    }
+
+    /// P2: a machine of the tree keeps its instance; only a second one may go.
+    fn takes_away(&self, machine: MachineNumber, instance: &InstanceId) {
+        let all = self.provider.truth().instances;
+        let others =
+            all.iter().filter(is_live).filter(|other| other.machine == machine && other.id != *instance);
+        if others.count() == 0 && self.is_there_all_along(machine) {
+            self.lock().violated(format!("P2: machine {machine} loses {instance}"));
+        }
+    }
+
+    fn rules_now(&self) -> Vec<(MachineId, crate::points::Points)> {
+        let machines: Vec<MachineId> = self.lock().oracle.machines.keys().copied().collect();
+        machines.into_iter().map(|machine| (machine, self.open_on(machine).unwrap_or_default())).collect()
+    }
+
+    /// What went with a group is no longer to be kept.
+    fn changed_by_request(&self, before: &[(MachineId, crate::points::Points)]) {
+        for (machine, open) in before {
+            let lost = open.minus(self.open_on(*machine).unwrap_or_default());
+            if !lost.is_empty() {
+                let mut shared = self.lock();
+                shared.oracle.lost(*machine, lost);
+                shared.changed();
+            }
+        }
+    }
+}
+
+impl World {
+    /// An instance that somebody else made.
+    pub(crate) fn stranger(&mut self, name: &str) {
+        let stranger = InstanceId::new(name);
+        self.seam.provider.add_instance(&stranger);
+        self.strangers.insert(stranger);
+    }
+
+    /// Leads to a call of this kind: they are rare.
+    pub(crate) async fn provoke(&mut self, kind: Kind) {
+        let actions: &[Action] = match kind {
+            Kind::Launch => &[Action::Launch],
+            Kind::Release | Kind::Terminate | Kind::DeleteGroup => &[Action::Terminate(0)],
+            Kind::EnsureGroup => &[Action::Meddle(Mishap::GroupDeleted, 0), Action::Interrupt],
+            _ => &[Action::AddMachine],
+        };
+        for &action in actions {
+            Box::pin(self.perform(action)).await;
+        }
+    }
+
+    /// A machine without units, if there is one.
+    pub(crate) fn idle_machine(&self, index: usize) -> MachineId {
+        let shared = self.seam.lock();
+        let busy = |machine: &MachineId| shared.oracle.units.values().any(|unit| unit.machine == *machine);
+        let idle: Vec<MachineId> = shared.oracle.machines.keys().copied().filter(|id| !busy(id)).collect();
+        drop(shared);
+        if idle.is_empty() { self.machine(index) } else { idle[index % idle.len()] }
+    }
+
+    /// An instance ends by itself.
+    pub(crate) async fn lose_instance(&mut self, machine: MachineId) {
+        let Ok(record) = self.operator.machine(machine).await else { return };
+        let Some(instance) = record.instance_id.map(|id| InstanceId::new(id.as_str())) else { return };
+        self.happened(Mishap::InstanceLost);
+        self.strangers.remove(&instance);
+        self.seam.provider.lose_instance(&instance);
+        self.seam.lock().deep();
+    }
+
+    /// S3: what others made runs on, whether it was adopted for a while or not.
+    pub(crate) fn expect_strangers_untouched(&self) {
+        if let Some(ended) = self.strangers.iter().find(|stranger| !self.seam.provider.is_running(stranger)) {
+            self.fail(&format!("S3: {ended} was ended, and was not ours"));
+        }
+    }
+
+    /// Whether the instance of a machine runs.
+    pub(crate) async fn has_instance(&self, machine: MachineId) -> bool {
+        let record = self.operator.machine(machine).await;
+        let instance =
+            record.ok().and_then(|record| record.instance_id).map(|id| InstanceId::new(id.as_str()));
+        instance.is_some_and(|instance| self.seam.provider.is_running(&instance))
+    }
+
+    pub(crate) async fn all_have_instances(&self) -> bool {
+        let machines: Vec<MachineId> = self.seam.lock().oracle.machines.keys().copied().collect();
+        for machine in machines {
+            if !self.has_instance(machine).await {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Long enough after the last fault and change every machine has its one instance, or it is told why not, and nobody
+    /// else has any.
+    pub(crate) async fn expect_provisioned(&self) {
+        let truth = self.seam.provider.truth();
+        let machines: Vec<(MachineId, bool)> = {
+            let shared = self.seam.lock();
+            shared.oracle.machines.iter().map(|(id, machine)| (*id, machine.corrupt)).collect()
+        };
+        let known = |machine: MachineNumber| machines.iter().any(|(id, _)| number(*id) == machine);
+        let live: Vec<&Instance> = truth.instances.iter().filter(is_live).collect();
+        if let Some(instance) = live.iter().find(|instance| !known(instance.machine)) {
+            self.fail(&format!("P3: {} outlives machine {}", instance.id, instance.machine));
+        }
+        if let Some(group) = truth.groups.iter().find(|group| group.machine.is_some_and(|m| !known(m))) {
+            self.fail(&format!("P3: {} outlives its machine", group.id));
+        }
+        for (machine, _) in machines.iter().filter(|(_, corrupt)| !corrupt) {
+            self.expect_one_instance(*machine, &live, &truth).await;
+        }
+    }
+
+    async fn expect_one_instance(&self, machine: MachineId, live: &[&Instance], truth: &Inventory) {
+        let record = match self.operator.machine(machine).await {
+            Ok(record) => record,
+            Err(err) => self.fail(&format!("P1: {machine}: {err}")),
+        };
+        let own: Vec<&&Instance> =
+            live.iter().filter(|instance| instance.machine == number(machine)).collect();
+        if own.len() > 1 {
+            self.fail(&format!("P1: {machine} has {} instances", own.len()));
+        }
+        let Some(recorded) = record.instance_id else { self.fail(&format!("P1: {machine} has no instance")) };
+        match own.first().filter(|instance| instance.id.as_str() == recorded.as_str()) {
+            Some(instance) => {
+                let group = truth.groups.iter().find(|group| group.machine == Some(number(machine)));
+                if group.is_none_or(|group| !instance.groups.contains(&group.id)) {
+                    self.fail(&format!("P1: {} is not in the group of {machine}", instance.id));
+                }
+            }
+            // An instance that is gone is not replaced, and that is told.
+            None => {
+                let node = self.operator.tree().get(&paths::firewall_report(machine)).await;
+                let report = node.ok().and_then(|node| Report::parse(&node.data).ok());
+                if report.is_none_or(|report| report.problem.is_none()) {
+                    self.fail(&format!("P1: nobody is told that {machine} has lost {recorded}"));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Worlds that once came to grief, or that a mistake slipped through, told again as what happened in them: the choices behind
+//! a seed change with the simulator, the story does not.
+
+use std::collections::BTreeSet;
+use std::pin::Pin;
+use std::time::Duration;
+
+use portcullis::model::MachineId;
+
+use crate::actions::{Action, DEEP, SHALLOW};
+use crate::checks::FAST;
+use crate::faults::{Fault, Kind, Mishap};
+use crate::in_a_world;
+use crate::seam::Armed;
+use crate::world::{World, number};
+
+type Telling = Pin<Box<dyn Future<Output = ()>>>;
+type Story = (&'static str, fn() -> Telling);
+
+/// By name; each panics if something is not as it must be.
+pub(crate) const STORIES: &[Story] = &[
+    ("seed 8303", || Box::pin(machines_come_back_one_by_one())),
+    ("a look that failed", || Box::pin(a_look_fails())),
+    ("a rule made by hand", || Box::pin(somebody_makes_the_rule())),
+    ("a launch that was forgotten", || Box::pin(a_launch_is_forgotten())),
+];
+
+#[test]
+fn seed_8303_and_the_other_kept_stories_end_well() {
+    for (name, story) in STORIES {
+        println!("{name}");
+        in_a_world(story());
+    }
+}
+
+fn armed(fault: Fault, kind: Kind) -> Action {
+    Action::Arm(Armed { fault, kind: Some(kind), skip: 0 })
+}
+
+/// The tree showed nothing, the provider failed in the same pass, and the machines came back one by one: each closed fewer
+/// rules than a mass close has, until nothing was left.
+async fn machines_come_back_one_by_one() {
+    let mut world = World::new(0, 1, false, false).await;
+    // Six rules on every machine that has a unit.
+    let placed: Vec<MachineId> = world.seam.lock().oracle.units.values().map(|unit| unit.machine).collect();
+    let mut served = BTreeSet::new();
+    for (unit, machine) in placed.into_iter().enumerate() {
+        if served.insert(machine) {
+            for port in [9, 10, 11] {
+                world.perform(Action::Open(unit, port)).await;
+            }
+        }
+    }
+    for service in 0..3 {
+        world.perform(Action::Expose(service)).await;
+    }
+    world.pause(FAST).await;
+    world.check().await;
+    let rules = |world: &World| -> Vec<usize> {
+        let actual = served.iter().filter_map(|machine| world.seam.provider.actual(number(*machine)));
+        actual.map(|rules| rules.owned.len()).collect()
+    };
+    let before = rules(&world);
+    assert!(before.iter().all(|rules| *rules == 6) && before.len() > 1, "{before:?}");
+
+    world.perform(armed(Fault::Empty, Kind::ReadLists)).await;
+    world.perform(Action::Storm(1)).await;
+    world.perform(Action::Expire(0)).await;
+    world.pause(Duration::from_secs(5)).await;
+    assert!(world.seam.lock().armed.is_empty(), "the tree was to show nothing");
+    world.perform(Action::Cure).await;
+    world.pause(SHALLOW).await;
+    world.check().await;
+    assert_eq!(rules(&world), before);
+}
+
+/// The read that follows an event fails: nobody says a second time what changed.
+async fn a_look_fails() {
+    let mut world = World::new(0, 1, false, false).await;
+    world.perform(Action::Expose(0)).await;
+    world.pause(FAST).await;
+    world.check().await;
+    world.perform(armed(Fault::LostBefore, Kind::ReadMany)).await;
+    world.perform(Action::Open(0, 0)).await;
+    // Less than a resync, which would find it.
+    world.pause(2 * SHALLOW).await;
+    assert!(world.seam.lock().armed.is_empty(), "a read was to fail");
+    world.check().await;
+}
+
+/// Of three ports in one rule the middle one is left, and somebody else keeps that open already.
+async fn somebody_makes_the_rule() {
+    let mut world = World::new(0, 1, false, false).await;
+    let (service, machine) = {
+        let shared = world.seam.lock();
+        let unit = shared.oracle.units.values().next().expect("a unit");
+        let machine = shared.oracle.machines.keys().position(|id| *id == unit.machine);
+        (unit.service, machine.expect("a machine"))
+    };
+    for port in 0..3 {
+        world.perform(Action::Open(0, port)).await;
+    }
+    world.perform(Action::Expose(service)).await;
+    world.pause(FAST).await;
+    world.perform(Action::Meddle(Mishap::ForeignEqual, machine)).await;
+    world.perform(Action::Interrupt).await;
+    world.pause(DEEP + SHALLOW).await;
+    world.check().await;
+    world.perform(Action::Close(0, 0)).await;
+    world.perform(Action::Close(0, 2)).await;
+    world.pause(FAST + Duration::from_secs(1)).await;
+    world.check().await;
+}
+
+/// The answer to a launch is lost, and the provider neither shows the instance at once nor knows that it launched one.
+async fn a_launch_is_forgotten() {
+    let mut world = World::new(0, 1, true, false).await;
+    world.pause(FAST).await;
+    world.check().await;
+    world.perform(Action::Provider(Mishap::Forgetful, 0)).await;
+    world.perform(Action::Provider(Mishap::DescribeLags, 3)).await;
+    // Arming it has one launched.
+    world.perform(armed(Fault::LostAfter, Kind::Launch)).await;
+    world.pause(Duration::from_millis(900)).await;
+    let launched = world.seam.provider.truth().instances.len();
+    assert_eq!(launched, 3 + 2, "one too many");
+    world.perform(Action::Cure).await;
+    world.pause(DEEP + SHALLOW).await;
+    world.check().await;
+}
