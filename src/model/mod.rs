@@ -3,6 +3,7 @@
 
 mod hash;
 mod id;
+pub mod json;
 mod name;
 pub mod ports;
 

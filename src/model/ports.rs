@@ -234,7 +234,7 @@ fn read_value(data: &[u8]) -> Result<Value, InvalidPorts> {
     if text.trim().is_empty() {
         return Ok(Value::Null);
     }
-    serde_json::from_str(text).or_else(|json| {
+    super::json::parse(data).or_else(|json| {
         let looks_like_json = text.trim_start().starts_with(['{', '[', '"']);
         let as_json = InvalidPorts::Syntax { problem: json.to_string() };
         read_yaml(text).map_err(|yaml| if looks_like_json { as_json } else { yaml })

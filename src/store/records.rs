@@ -80,7 +80,7 @@ impl<'a> Fields<'a> {
                 format!("{} bytes are more than the {MAX_RECORD} allowed", data.len()),
             ));
         }
-        match serde_json::from_slice(data) {
+        match crate::model::json::parse(data) {
             Ok(Value::Object(map)) => Ok(Self { path, map }),
             Ok(_) => Err(corrupt(path, "not a JSON object".to_owned())),
             Err(e) => Err(corrupt(path, format!("not JSON: {e}"))),
