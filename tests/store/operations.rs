@@ -4,7 +4,7 @@ use super::Place;
 use portcullis::model::{MachineId, ServiceName, UnitId, UnitName};
 use portcullis::store::paths::{self, NodePath};
 use portcullis::store::records::Placement;
-use portcullis::store::tree::{Tree, Write};
+use portcullis::store::tree::{self, Tree, Write};
 use portcullis::store::{Bootstrap, Credential, Deploy, Environment, Error, Flag, UnitPorts};
 use std::fmt::Debug;
 
@@ -446,4 +446,18 @@ pub(super) async fn concurrent_port_writers_both_win(place: &impl Place) {
     let mut open: Vec<_> = writers[0].read().await.unwrap().ranges().map(|range| range.from()).collect();
     open.sort_unstable();
     assert_eq!(open, (1000..1000 + WRITERS).collect::<Vec<_>>());
+}
+
+pub(super) async fn a_unit_that_is_gone_has_nothing_open(place: &impl Place) {
+    let environment = fresh(place, Placement::Unassigned).await;
+    environment.deploy(&deploy("blog", 1)).await.unwrap();
+    let (id, _) = environment.unit(&unit("blog/0")).await.unwrap();
+    let hook = place.connect(Some(&environment.unit_credential(&unit("blog/0")).await.unwrap())).await;
+    let ports = UnitPorts::new(&hook, id);
+    let web = portcullis::model::ports::parse_argument("80").unwrap();
+    ports.open(web).await.unwrap();
+    environment.destroy_service(&service("blog")).await.unwrap();
+    // Its stop hook runs after it is gone, and closes what start opened.
+    ports.close(web).await.unwrap();
+    assert!(matches!(ports.open(web).await, Err(Error::Tree(tree::Error::NoNode(_)))), "nothing is opened");
 }
