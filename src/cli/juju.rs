@@ -168,7 +168,10 @@ async fn run(juju: &Juju) -> anyhow::Result<ExitCode> {
         return in_time(&juju.globals, &juju.command).await;
     }
     let notes = juju.globals.config()?.unanswered(&juju.globals.environment()?);
-    let run = Unanswered::look(notes, std::env::args().skip(1).collect())?;
+    // What is no text is told apart all the same.
+    let words =
+        std::env::args_os().skip(1).map(|word| word.into_string().unwrap_or_else(|raw| format!("{raw:?}")));
+    let run = Unanswered::look(notes, words.collect())?;
     let done = in_time(&juju.globals.marked(run.operation()), &juju.command).await;
     match &done {
         Ok(_) => run.forget().context("done, but the note of the run before cannot be removed")?,
