@@ -77,8 +77,21 @@ pub(super) async fn ensure(
     let mut remembered = place.remembered()?;
     loop {
         match place.look(remembered.as_ref()).await? {
-            Look::Ours(opened) => return Ok((opened, Made::Already)),
-            Look::Nothing => return Ok((place.make(placement, remembered.is_none()).await?, Made::New)),
+            Look::Ours(opened) => {
+                place.note(&opened)?;
+                return Ok((opened, Made::Already));
+            }
+            // Made anew, it would be empty, and whoever still holds its credentials would take that for its state.
+            Look::Nothing
+                if remembered.as_ref().is_some_and(|remembered| remembered.cluster_id.is_some()) =>
+            {
+                return Err(place.lost()?.into());
+            }
+            Look::Nothing => {
+                let made = place.make(placement, remembered.is_none()).await?;
+                place.note(&made)?;
+                return Ok((made, Made::New));
+            }
             Look::Anothers => {
                 // Or ours after all, made by another process of this user since the file was read.
                 let now = place.remembered()?;
@@ -115,11 +128,33 @@ impl Place<'_> {
         Ok(Refusal::BootstrappedByOther { address: self.address.to_string(), path })
     }
 
+    fn lost(&self) -> anyhow::Result<Refusal> {
+        let path = self.config.path(self.environment, Role::Operator)?;
+        Ok(Refusal::LostTree {
+            environment: self.environment.clone(),
+            address: self.address.to_string(),
+            path,
+        })
+    }
+
+    /// Remembers which tree it is, once there is one.
+    fn note(&self, opened: &Environment<ZkTree>) -> anyhow::Result<()> {
+        for role in [Role::Operator, Role::Controller] {
+            if let Some(known) = self.config.read(self.environment, role)?
+                && known.cluster_id.is_none()
+            {
+                let cluster_id = Some(opened.info().cluster_id.clone());
+                self.config.replace(self.environment, role, &Remembered { cluster_id, ..known })?;
+            }
+        }
+        Ok(())
+    }
+
     async fn look(&self, remembered: Option<&Remembered>) -> anyhow::Result<Look> {
         let tree = ZkTree::connect(self.address, remembered.map(|remembered| &remembered.credential)).await?;
         match Environment::open(tree).await {
             Ok(opened) => {
-                opened.expect(self.environment, None)?;
+                opened.expect(self.environment, remembered.and_then(|it| it.cluster_id.as_deref()))?;
                 Ok(Look::Ours(opened))
             }
             Err(store::Error::NotBootstrapped) => Ok(Look::Nothing),
@@ -169,8 +204,11 @@ impl Place<'_> {
             Role::Operator => "operator",
             Role::Controller => "controller",
         };
-        let made =
-            Remembered { zookeeper: self.address.to_string(), credential: Credential::generate(user)? };
+        let made = Remembered {
+            zookeeper: self.address.to_string(),
+            credential: Credential::generate(user)?,
+            cluster_id: None,
+        };
         Ok(self.config.ensure(self.environment, role, &made)?)
     }
 }

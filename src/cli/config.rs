@@ -28,6 +28,8 @@ pub(super) struct Remembered {
     /// The connect string, with its chroot if it has one.
     pub(super) zookeeper: String,
     pub(super) credential: Credential,
+    /// Of the tree that the environment was made in; None until it is. Whatever has another one is not it.
+    pub(super) cluster_id: Option<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +51,8 @@ pub(super) enum ConfigError {
 struct Wire {
     zookeeper: String,
     auth: String,
+    #[serde(rename = "cluster-id", default, skip_serializing_if = "Option::is_none")]
+    cluster_id: Option<String>,
 }
 
 /// The directory with the files of all environments.
@@ -156,9 +160,13 @@ impl ConfigDir {
 }
 
 fn render(remembered: &Remembered) -> String {
-    let wire = Wire { zookeeper: remembered.zookeeper.clone(), auth: remembered.credential.expose() };
-    // Two strings are always JSON.
-    let mut text = serde_json::to_string(&wire).expect("two strings");
+    let wire = Wire {
+        zookeeper: remembered.zookeeper.clone(),
+        auth: remembered.credential.expose(),
+        cluster_id: remembered.cluster_id.clone(),
+    };
+    // Strings are always JSON.
+    let mut text = serde_json::to_string(&wire).expect("strings");
     text.push('\n');
     text
 }
@@ -171,7 +179,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Remembered, ConfigError> {
         garbage(problem, error.line())
     })?;
     let credential = Credential::parse(&wire.auth).map_err(|_| garbage("\"auth\" is not USER:SECRET", 1))?;
-    Ok(Remembered { zookeeper: wire.zookeeper, credential })
+    Ok(Remembered { zookeeper: wire.zookeeper, credential, cluster_id: wire.cluster_id })
 }
 
 #[cfg(test)]
@@ -189,6 +197,7 @@ mod tests {
         Remembered {
             zookeeper: "127.0.0.1:2181".into(),
             credential: Credential::parse(&format!("operator:{secret}")).unwrap(),
+            cluster_id: None,
         }
     }
 
@@ -219,6 +228,9 @@ mod tests {
         let path = dir.path(&local, Role::Operator).unwrap();
         let text = fs::read_to_string(&path).unwrap();
         assert_eq!(text, "{\"zookeeper\":\"127.0.0.1:2181\",\"auth\":\"operator:three\"}\n");
+        let made = Remembered { cluster_id: Some("c1".to_owned()), ..remembered("three") };
+        dir.replace(&local, Role::Operator, &made).unwrap();
+        assert_eq!(dir.read(&local, Role::Operator).unwrap(), Some(made));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&path), mode(&dir.0)), (0o600, 0o700));
     }

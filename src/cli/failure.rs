@@ -48,6 +48,8 @@ pub(super) enum Refusal {
     NotOurs { address: String },
     #[error("environment '{environment}' is the one in the store at {remembered}, says {}", path.display())]
     OtherStore { environment: EnvironmentName, remembered: String, path: PathBuf },
+    #[error("environment '{environment}' was made in the store at {address}, which has nothing of it now")]
+    LostTree { environment: EnvironmentName, address: String, path: PathBuf },
     #[error("no charm in {}: metadata.yaml is missing", path.display())]
     NoMetadata { path: PathBuf },
     #[error("the policy {} does not exist", path.display())]
@@ -123,6 +125,10 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
         Refusal::OtherStore { path, .. } => {
             Some(format!("choose another name with -e, or remove {} if that store is gone", path.display()))
         }
+        Refusal::LostTree { path, .. } => Some(format!(
+            "bring the store's data back; to begin anew, remove {} and the files beside it that begin alike",
+            path.display()
+        )),
         Refusal::NoMachineFile { .. } => Some(
             "started once where the operator's credentials are, `portcullis machine` makes the file; copy it"
                 .to_owned(),

@@ -125,7 +125,8 @@ impl Settings {
         let tree = ZkTree::connect(&self.address, credential).await?;
         match Environment::open(tree).await {
             Ok(opened) => {
-                opened.expect(&self.environment, None)?;
+                let cluster_id = self.remembered.as_ref().and_then(|it| it.cluster_id.as_deref());
+                opened.expect(&self.environment, cluster_id)?;
                 Ok(opened)
             }
             Err(error) if is_refused(&error) => Err(self.why_refused(error)?),

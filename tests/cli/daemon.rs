@@ -109,6 +109,12 @@ fn up_takes_up_what_a_crash_left() {
     first.child.wait().unwrap();
     // As if it had ended after writing the file and before making the tree.
     fs::remove_dir_all(operator.home().join("data")).unwrap();
+    for file in ["local.json", "local-controller.json"] {
+        let path = operator.config(file);
+        let mut known: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        assert!(known.as_object_mut().unwrap().remove("cluster-id").is_some());
+        fs::write(&path, known.to_string()).unwrap();
+    }
     let second = Daemon::up(&operator);
     let status = juju(&operator, &["status"]);
     assert_eq!(status.code, 0, "{status:?}");
@@ -152,4 +158,37 @@ fn the_demo_needs_nothing_but_itself() {
     let left: Vec<_> =
         fs::read_dir(operator.home()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["portcullis"], "the demo left something behind");
+}
+
+#[test]
+fn a_store_that_lost_the_environment_is_not_filled_anew() {
+    let operator = Operator::with_store("");
+    let up = || {
+        came(operator.command("portcullis").env_remove("JUJU_ZOOKEEPER").args([
+            "up",
+            "--listen",
+            "127.0.0.1:0",
+        ]))
+    };
+    assert_eq!(Daemon::up(&operator).ends("-TERM"), Some(0));
+    let (data, aside) = (operator.home().join("data/portcullis/local"), operator.home().join("aside"));
+    fs::rename(&data, &aside).unwrap();
+    up().is_refusal(1, "environment 'local' was made in the store at 127.0.0.1:");
+    fs::remove_dir_all(&data).unwrap();
+    fs::rename(&aside, &data).unwrap();
+    let again = Daemon::up(&operator);
+    let shown = juju(&operator, &["status"]);
+    assert_eq!((shown.code, shown.stderr.as_str()), (0, ""), "{shown:?}");
+    assert_eq!(again.ends("-TERM"), Some(0));
+}
+
+#[test]
+fn a_charm_whose_name_is_no_text_is_looked_for() {
+    use std::os::unix::ffi::OsStrExt as _;
+    let operator = Operator::with_store("");
+    let up = Daemon::up(&operator);
+    let name = std::ffi::OsStr::from_bytes(b"charm-\xff");
+    came(operator.command("juju").env_remove("JUJU_ZOOKEEPER").arg("deploy").arg(name))
+        .is_refusal(1, "metadata.yaml is missing");
+    assert_eq!(up.ends("-TERM"), Some(0));
 }
