@@ -15,7 +15,7 @@ use crate::firewall::observe::{self, View};
 use crate::firewall::told::Told;
 use crate::model::{MachineId, PortRange, ports};
 use crate::store;
-use crate::store::tree::{Answer, Read, Tree};
+use crate::store::tree::Tree;
 
 /// Says that something is still to change.
 const PENDING: u8 = 2;
@@ -126,13 +126,13 @@ async fn explained<T: Tree>(
     view: &View,
     ids: Vec<MachineId>,
 ) -> anyhow::Result<Vec<(MachineId, Explained)>> {
-    let reads = ids.iter().flat_map(|id| Told::places(*id)).map(Read::Data).collect();
-    let mut answers = tree.read_many(reads).await?.into_iter().map(Answer::into_data);
+    let mut answers =
+        tree.data_of_each(ids.iter().flat_map(|id| Told::places(*id)).collect()).await?.into_iter();
     let placed = view.placed();
     let mut all = Vec::with_capacity(ids.len());
     for id in ids {
-        let nodes = Told::places(id).map(|_| answers.next().flatten().map(|node| node.data));
-        let explained = Told::read(id, nodes.each_ref().map(Option::as_deref))
+        let nodes = Told::places(id).map(|_| answers.next().unwrap_or(Ok(None)));
+        let explained = Told::read(id, nodes.map(|node| node.map(|node| node.map(|node| node.data))))
             .explain(view, placed.get(&id).map_or(&[], Vec::as_slice));
         all.extend(explained.into_iter().map(|explained| (id, explained)));
     }

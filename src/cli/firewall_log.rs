@@ -10,7 +10,7 @@ use super::output;
 use super::settings::Globals;
 use crate::firewall::journal::{Entry, Journal};
 use crate::model::{MachineId, UnitName};
-use crate::store::tree::{Answer, Read, Tree};
+use crate::store::tree::Tree;
 use crate::store::{self, Environment, paths};
 
 #[derive(Debug, Args)]
@@ -71,14 +71,17 @@ async fn read<T: Tree>(
         .iter()
         .flat_map(|&id| [(id, paths::firewall_log(id)), (id, paths::machine_firewall_log(id))])
         .collect();
-    let reads = places.iter().map(|(_, path)| Read::Data(path.clone())).collect();
-    let answers = environment.tree().read_many(reads).await?;
+    let answers =
+        environment.tree().data_of_each(places.iter().map(|(_, path)| path.clone()).collect()).await?;
     let (mut entries, mut problems) = (Vec::new(), Vec::new());
-    for ((id, path), node) in places.into_iter().zip(answers.into_iter().map(Answer::into_data)) {
-        match node.map(|node| Journal::parse(&node.data)) {
-            None => {}
-            Some(Ok(journal)) => entries.extend(journal.entries().iter().cloned().map(|entry| (id, entry))),
-            Some(Err(problem)) => problems.push(format!("{path}: {problem}")),
+    for ((id, path), node) in places.into_iter().zip(answers) {
+        match node.map(|node| node.map(|node| Journal::parse(&node.data))) {
+            Err(refused) => problems.push(refused),
+            Ok(None) => {}
+            Ok(Some(Ok(journal))) => {
+                entries.extend(journal.entries().iter().cloned().map(|entry| (id, entry)));
+            }
+            Ok(Some(Err(problem))) => problems.push(format!("{path}: {problem}")),
         }
     }
     Ok((entries, problems))

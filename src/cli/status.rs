@@ -109,8 +109,8 @@ fn notes(snapshot: &Snapshot) -> Notes {
     let placed = view.placed();
     let mut notes = Notes::default();
     for (&id, machine) in &snapshot.machines {
-        let [controller, own] = machine.said.each_ref().map(Option::as_deref);
-        let agent = (machine.agent == Presence::Here).then_some(&b""[..]);
+        let [controller, own] = machine.said.clone();
+        let agent = Ok((machine.agent == Presence::Here).then(Vec::new));
         let on = placed.get(&id).map_or(&[][..], Vec::as_slice);
         for explained in Told::read(id, [controller, own, agent]).explain(&view, on) {
             add(&mut notes, id, explained);
@@ -263,7 +263,7 @@ mod tests {
                 adopted: false,
                 rest: Map::new(),
             };
-            let said = [Some(report(n, &["0.0.0.0/0", "::/0"]).to_bytes()), None];
+            let said = [Ok(Some(report(n, &["0.0.0.0/0", "::/0"]).to_bytes())), Ok(None)];
             snapshot
                 .machines
                 .insert(MachineId::new(n), SeenMachine { record: Ok(record), agent: Presence::Never, said });
@@ -295,14 +295,14 @@ mod tests {
         ] {
             let mut snapshot = snapshot();
             snapshot.machines.get_mut(&MachineId::new(0)).unwrap().said[0] =
-                Some(trouble(problem).to_bytes());
+                Ok(Some(trouble(problem).to_bytes()));
             let notes = notes(&snapshot);
             assert_eq!(notes.machines, [(MachineId::new(0), problem.to_owned())].into());
             let reason = format!("80/tcp opening: to be opened to 0.0.0.0/0; {problem}");
             assert_eq!(notes.units, [(UnitId::new(0), vec![reason])].into());
         }
         let mut garbled = snapshot();
-        garbled.machines.get_mut(&MachineId::new(0)).unwrap().said[0] = Some(b"{".to_vec());
+        garbled.machines.get_mut(&MachineId::new(0)).unwrap().said[0] = Ok(Some(b"{".to_vec()));
         let told = notes(&garbled);
         assert!(told.machines[&MachineId::new(0)].starts_with("/controller/firewall/machine-0000000000: "));
         assert_eq!(told.units.keys().collect::<Vec<_>>(), [&UnitId::new(0)]);
@@ -313,7 +313,7 @@ mod tests {
         let frozen = "80/tcp frozen: kept open to 0.0.0.0/0, ::/0: /units/unit-0000000000/ports: no";
         assert_eq!(told.units, [(UnitId::new(0), vec![frozen.to_owned()])].into());
         let mut unseen = snapshot();
-        unseen.machines.get_mut(&MachineId::new(0)).unwrap().said[0] = None;
+        unseen.machines.get_mut(&MachineId::new(0)).unwrap().said[0] = Ok(None);
         let told = notes(&unseen);
         assert!(
             told.machines.is_empty()

@@ -161,12 +161,12 @@ pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result
         Key::Unit(id) => [paths::unit(id), paths::unit_ports(id)],
         Key::Machine(id) => [paths::machine(id), paths::machine_firewall(id)],
     });
-    let mut answers =
-        tree.read_many(reads.map(Read::Data).collect()).await?.into_iter().map(Answer::into_data);
+    let mut answers = tree.read_each(reads.map(Read::Data).collect()).await?.into_iter();
+    let mut node = || answers.next().map(|answer| answer.map(Answer::into_data)).unwrap_or(Ok(None));
     let mut next = View::default();
     let mut gone = Vec::new();
     for &key in keys {
-        let (record, beside) = (answers.next().flatten(), answers.next().flatten());
+        let (record, beside) = (node()?, node());
         let Some(record) = record else {
             gone.push(key);
             continue;
@@ -174,13 +174,14 @@ pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result
         match key {
             Key::Service(id) => {
                 let path = paths::exposed(id);
-                next.services.insert(id, exposure(&path, beside.as_ref()));
+                next.services.insert(id, exposure(&path, beside?.as_ref()));
             }
             Key::Unit(id) => {
-                next.units.insert(id, unit_facts(id, &record, beside.as_ref()));
+                next.units.insert(id, unit_facts(id, &record, beside?.as_ref()));
             }
             Key::Machine(id) => {
-                if beside.is_some() {
+                // The machine's own node: that it is there is all that counts, and its maker may keep others out.
+                if !matches!(beside, Ok(None)) {
                     next.own.insert(id);
                 }
                 next.machines.insert(id, held(records::Machine::parse(&paths::machine(id), &record.data)));

@@ -47,7 +47,7 @@ async fn look_at_units<T: Tree>(
 ) -> Result<BTreeMap<UnitId, Held<Node>>, Error> {
     let paths =
         ids.iter().flat_map(|&id| [paths::unit(id), paths::unit_ports(id), paths::unit_credentials(id)]);
-    let mut answers = read_each(tree, paths.collect()).await?.into_iter();
+    let mut answers = tree.data_of_each(paths.collect()).await?.into_iter();
     let mut next = || answers.next().unwrap_or(Ok(None));
     let mut secrets = BTreeMap::new();
     for &id in ids {
@@ -96,7 +96,7 @@ async fn look_at_flags<T: Tree>(
         }
     }
     let flags: Vec<NodePath> = services.keys().map(|id| paths::exposed(*id)).collect();
-    for (service, flag) in services.keys().zip(read_each(tree, flags).await?) {
+    for (service, flag) in services.keys().zip(tree.data_of_each(flags).await?) {
         let seen = match flag {
             Ok(flag) => exposure(&paths::exposed(*service), flag.as_ref()),
             Err(reason) => Exposure::To(Err(unproved.remove(service).unwrap_or(reason))),
@@ -104,27 +104,6 @@ async fn look_at_flags<T: Tree>(
         view.services.insert(*service, seen);
     }
     Ok(())
-}
-
-/// The data of each; one that may not be read says so and spoils no other. One round trip, unless there is such a one.
-async fn read_each<T: Tree>(tree: &T, paths: Vec<NodePath>) -> Result<Vec<Held<Option<Node>>>, Error> {
-    let batch = paths.iter().cloned().map(Read::Data).collect();
-    match tree.read_many(batch).await {
-        Ok(answers) => Ok(answers.into_iter().map(|answer| Ok(answer.into_data())).collect()),
-        Err(Error::NoAuth(_)) => {
-            let mut found = Vec::with_capacity(paths.len());
-            for path in paths {
-                found.push(match tree.get(&path).await {
-                    Ok(node) => Ok(Some(node)),
-                    Err(Error::NoNode(_)) => Ok(None),
-                    Err(refused @ Error::NoAuth(_)) => Err(refused.to_string()),
-                    Err(other) => return Err(other),
-                });
-            }
-            Ok(found)
-        }
-        Err(other) => Err(other),
-    }
 }
 
 #[cfg(test)]

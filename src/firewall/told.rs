@@ -22,16 +22,17 @@ impl Told {
         [paths::firewall_report(machine), paths::machine_firewall(machine), paths::machine_agent(machine)]
     }
 
-    /// From the data of [`Told::places`].
-    pub fn read(machine: MachineId, [controller, own, agent]: [Option<&[u8]>; 3]) -> Self {
-        let parse = |path: NodePath, data: Option<&[u8]>| -> Option<Held<Report>> {
-            data.map(|data| Report::parse(data).map_err(|err| format!("{path}: {err}")))
+    /// From the data of [`Told::places`], or why it may not be read.
+    pub fn read(machine: MachineId, [controller, own, agent]: [Held<Option<Vec<u8>>>; 3]) -> Self {
+        let parse = |path: NodePath, data: Held<Option<Vec<u8>>>| -> Option<Held<Report>> {
+            let parsed = |data: Vec<u8>| Report::parse(&data).map_err(|err| format!("{path}: {err}"));
+            data.map_or_else(|refused| Some(Err(refused)), |data| data.map(parsed))
         };
         Self {
             machine,
             controller: parse(paths::firewall_report(machine), controller),
             own: parse(paths::machine_firewall(machine), own),
-            looked_after: agent.is_some(),
+            looked_after: !matches!(agent, Ok(None)),
         }
     }
 
@@ -61,7 +62,7 @@ mod tests {
     const M: MachineId = MachineId::new(0);
 
     fn said(nodes: [Option<&str>; 3]) -> Vec<(Option<String>, Option<String>)> {
-        let told = Told::read(M, nodes.map(|node| node.map(str::as_bytes)));
+        let told = Told::read(M, nodes.map(|node| Ok(node.map(|text| text.as_bytes().to_vec()))));
         told.explain(&View::default(), &[]).into_iter().map(|said| (said.by, said.problem)).collect()
     }
 
@@ -85,5 +86,8 @@ mod tests {
         assert_eq!(garbled[0].0.as_deref(), Some("the machine's own"));
         let problem = garbled[0].1.as_deref().unwrap();
         assert!(problem.starts_with("/machines/machine-0000000000/firewall: "), "{problem}");
+        let refused = Told::read(M, [Ok(None), Err("kept from others".to_owned()), Ok(Some(Vec::new()))]);
+        let problem = refused.explain(&View::default(), &[]).remove(0).problem;
+        assert_eq!(problem.as_deref(), Some("kept from others"));
     }
 }

@@ -28,37 +28,33 @@ pub async fn collect<T: Tree>(tree: &T) -> Result<Snapshot, Error> {
         let own = [paths::machine(id), paths::machine_agent(id), paths::machine_started(id)];
         own.into_iter().chain(said)
     }));
-    let mut nodes = tree.read_many(reads.into_iter().map(Read::Data).collect()).await?.into_iter();
-    let mut node = || nodes.next().and_then(Answer::into_data);
+    // What a machine makes for itself and its units, it can also keep from others: that must hide nothing else.
+    let mut nodes = tree.data_of_each(reads).await?.into_iter();
+    let mut node = || nodes.next().unwrap_or(Ok(None));
 
     let mut snapshot = Snapshot::default();
     for id in services {
         let (record, exposed) = (node(), node());
-        if let Some(record) = record {
-            let record = held(records::Service::parse(&paths::service(id), &record.data));
-            let path = paths::exposed(id);
-            let exposed = exposed.map(|flag| held(records::parse_exposed(&path, &flag.data)));
+        if let Some(record) = read(record, |data| records::Service::parse(&paths::service(id), data)) {
+            let exposed = read(exposed, |data| records::parse_exposed(&paths::exposed(id), data));
             snapshot.services.insert(id, SeenService { record, exposed });
         }
     }
     for id in units {
         let (record, ports, state, agent) = (node(), node(), node(), node());
-        if let Some(record) = record {
-            let record = held(records::Unit::parse(&paths::unit(id), &record.data));
-            let path = paths::unit_state(id);
-            let state = state.map(|state| held(records::UnitState::parse(&path, &state.data)));
-            let ports = open_ports(id, ports);
-            snapshot.units.insert(id, SeenUnit { record, ports, state, agent: agent.is_some() });
+        if let Some(record) = read(record, |data| records::Unit::parse(&paths::unit(id), data)) {
+            let state = read(state, |data| records::UnitState::parse(&paths::unit_state(id), data));
+            let ports = ports.and_then(|ports| open_ports(id, ports));
+            snapshot.units.insert(id, SeenUnit { record, ports, state, agent: is_there(&agent) });
         }
     }
     for id in machines {
         let (record, agent, started) = (node(), node(), node());
-        let said = [node(), node()].map(|node| node.map(|node| node.data));
-        if let Some(record) = record {
-            let record = held(records::Machine::parse(&paths::machine(id), &record.data));
+        let said = [node(), node()].map(|node| node.map(|node| node.map(|node| node.data)));
+        if let Some(record) = read(record, |data| records::Machine::parse(&paths::machine(id), data)) {
             snapshot.machines.insert(
                 id,
-                SeenMachine { record, agent: presence(agent.is_some(), started.is_some()), said },
+                SeenMachine { record, agent: presence(is_there(&agent), is_there(&started)), said },
             );
         }
     }
@@ -87,8 +83,20 @@ fn ids<I: Ord>(
     Ok(ids)
 }
 
-fn held<R>(record: Result<R, store::Error>) -> Held<R> {
-    record.map_err(|problem| problem.to_string())
+/// What a znode says, if it is there.
+fn read<R>(
+    node: Held<Option<Node>>,
+    parse: impl FnOnce(&[u8]) -> Result<R, store::Error>,
+) -> Option<Held<R>> {
+    match node {
+        Ok(node) => node.map(|node| parse(&node.data).map_err(|problem| problem.to_string())),
+        Err(refused) => Some(Err(refused)),
+    }
+}
+
+/// One that may not be read is there.
+fn is_there(node: &Held<Option<Node>>) -> bool {
+    !matches!(node, Ok(None))
 }
 
 fn open_ports(id: UnitId, node: Option<Node>) -> Held<Vec<PortRange>> {

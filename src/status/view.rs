@@ -57,7 +57,7 @@ pub struct SeenMachine {
     pub record: Held<records::Machine>,
     pub agent: Presence,
     /// What was reported of its firewall, by a controller and by the machine itself, as it is in the tree.
-    pub said: [Option<Vec<u8>>; 2],
+    pub said: [Held<Option<Vec<u8>>>; 2],
 }
 
 /// Whether a machine's agent is there.

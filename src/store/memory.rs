@@ -344,17 +344,16 @@ impl Tree for MemoryTree {
         self.world().node(&self.session, path).map(children_of)
     }
 
-    async fn read_many(&self, reads: Vec<Read>) -> Result<Vec<Answer>, Error> {
+    async fn read_each(&self, reads: Vec<Read>) -> Result<Vec<Result<Answer, Error>>, Error> {
         let world = self.world();
-        reads
-            .iter()
-            .map(|read| match read {
-                Read::Data(path) => Ok(Answer::Data(absent(world.node(&self.session, path).map(node_of))?)),
-                Read::Children(path) => {
-                    Ok(Answer::Children(absent(world.node(&self.session, path).map(children_of))?))
-                }
-            })
-            .collect()
+        let answer = |read: &Read| match read {
+            Read::Data(path) => absent(world.node(&self.session, path).map(node_of)).map(Answer::Data),
+            Read::Children(path) => {
+                absent(world.node(&self.session, path).map(children_of)).map(Answer::Children)
+            }
+        };
+        // The one refusal that `node` knows is of rights.
+        Ok(reads.iter().map(answer).collect())
     }
 
     async fn write(&self, writes: Vec<Write>) -> Result<(), Error> {

@@ -150,11 +150,38 @@ pub trait Tree: Send + Sync {
     fn children(&self, path: &NodePath) -> impl Future<Output = Result<Vec<String>, Error>> + Send;
 
     /// All answers, in the order of the questions. The number of round trips does not grow with theirs. Not a
-    /// snapshot: batches may see different moments.
+    /// snapshot: batches may see different moments. An absent znode is no failure, and one that may not be read is
+    /// [`Error::NoAuth`] in its place, since whoever may make a znode can shut others out of it.
     ///
     /// # Errors
-    /// The failures of the store; an absent znode is no failure, one that may not be read is.
-    fn read_many(&self, reads: Vec<Read>) -> impl Future<Output = Result<Vec<Answer>, Error>> + Send;
+    /// The failures of the store.
+    fn read_each(
+        &self,
+        reads: Vec<Read>,
+    ) -> impl Future<Output = Result<Vec<Result<Answer, Error>>, Error>> + Send;
+
+    /// The same for znodes that must all be readable.
+    ///
+    /// # Errors
+    /// The failures of the store, and [`Error::NoAuth`].
+    fn read_many(&self, reads: Vec<Read>) -> impl Future<Output = Result<Vec<Answer>, Error>> + Send {
+        async move { self.read_each(reads).await?.into_iter().collect() }
+    }
+
+    /// The data of each, `None` if it is absent; or why it may not be read.
+    ///
+    /// # Errors
+    /// The failures of the store.
+    fn data_of_each(
+        &self,
+        paths: Vec<NodePath>,
+    ) -> impl Future<Output = Result<Vec<Result<Option<Node>, String>>, Error>> + Send {
+        let reads = paths.into_iter().map(Read::Data).collect();
+        async move {
+            let found = self.read_each(reads).await?.into_iter();
+            Ok(found.map(|answer| answer.map(Answer::into_data).map_err(|err| err.to_string())).collect())
+        }
+    }
 
     /// All of it or nothing.
     ///

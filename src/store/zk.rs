@@ -255,6 +255,14 @@ impl Link {
     }
 }
 
+/// A znode that may not be read spoils no other answer; everything else does.
+fn refused_alone(answer: Result<Answer, Error>) -> Result<Result<Answer, Error>, Error> {
+    match answer {
+        Ok(_) | Err(Error::NoAuth(_)) => Ok(answer),
+        Err(other) => Err(other),
+    }
+}
+
 fn node(data: Vec<u8>, stat: &zk::Stat) -> Node {
     Node { data, version: stat.version, children: u32::try_from(stat.num_children).unwrap_or(0) }
 }
@@ -321,7 +329,7 @@ impl Tree for ZkTree {
         Ok(sorted(names))
     }
 
-    async fn read_many(&self, reads: Vec<Read>) -> Result<Vec<Answer>, Error> {
+    async fn read_each(&self, reads: Vec<Read>) -> Result<Vec<Result<Answer, Error>>, Error> {
         let Some(first) = reads.first() else { return Ok(Vec::new()) };
         let (Read::Data(path) | Read::Children(path)) = first;
         let questions: Vec<(bool, String)> = reads
@@ -335,7 +343,8 @@ impl Tree for ZkTree {
         if results.len() != reads.len() {
             return Err(self.link.unexpected(path));
         }
-        reads.into_iter().zip(results).map(|(read, result)| self.link.answer(read, result)).collect()
+        let answers = reads.into_iter().zip(results).map(|(read, result)| self.link.answer(read, result));
+        answers.map(refused_alone).collect()
     }
 
     async fn write(&self, writes: Vec<Write>) -> Result<(), Error> {

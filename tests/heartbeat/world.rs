@@ -62,9 +62,9 @@ impl Tree for Wire {
         self.tree.children(path).await
     }
 
-    async fn read_many(&self, reads: Vec<Read>) -> Result<Vec<Answer>, Error> {
+    async fn read_each(&self, reads: Vec<Read>) -> Result<Vec<Result<Answer, Error>>, Error> {
         self.reach().await?;
-        self.tree.read_many(reads).await
+        self.tree.read_each(reads).await
     }
 
     async fn write(&self, writes: Vec<Write>) -> Result<(), Error> {

@@ -290,15 +290,15 @@ impl Tree for SimTree {
         if fault == Some(Fault::Empty) { Ok(Vec::new()) } else { names }
     }
 
-    async fn read_many(&self, reads: Vec<Read>) -> Result<Vec<Answer>, TreeError> {
+    async fn read_each(&self, reads: Vec<Read>) -> Result<Vec<Result<Answer, TreeError>>, TreeError> {
         let lists = matches!(reads.first(), Some(Read::Children(path)) if *path == paths::services());
         let kind = if lists { Kind::ReadLists } else { Kind::ReadMany };
-        let (fault, answers) = self.faulty(kind, self.inner.read_many(reads)).await;
+        let (fault, answers) = self.faulty(kind, self.inner.read_each(reads)).await;
         let mut answers = answers?;
         if fault == Some(Fault::Empty) {
             // Services, units and machines are asked for in this order; without the last nothing would be done at all.
             for answer in answers.iter_mut().take(2) {
-                if let Answer::Children(Some(names)) = answer {
+                if let Ok(Answer::Children(Some(names))) = answer {
                     names.clear();
                 }
             }

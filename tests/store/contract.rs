@@ -97,7 +97,15 @@ pub(super) async fn rights_are_enforced(place: &impl Place) {
         assert_eq!(other.get(&path).await, Err(Error::NoAuth(path.clone())));
         assert_eq!(other.children(&path).await, Err(Error::NoAuth(path.clone())));
         let both = vec![Read::Children(paths::root()), Read::Data(path.clone())];
-        assert_eq!(other.read_many(both).await, Err(Error::NoAuth(path.clone())));
+        assert_eq!(other.read_many(both.clone()).await, Err(Error::NoAuth(path.clone())));
+        let each = other.read_each(both).await.unwrap();
+        assert!(matches!(&each[0], Ok(Answer::Children(Some(_)))), "the other one is answered");
+        assert_eq!(each[1], Err(Error::NoAuth(path.clone())));
+        let why = Error::NoAuth(path.clone()).to_string();
+        assert_eq!(
+            other.data_of_each(vec![path.clone(), paths::units()]).await,
+            Ok(vec![Err(why), Ok(None)])
+        );
         let set = Write::SetIfVersion { path: path.clone(), data: Vec::new(), version: 0 };
         assert_eq!(other.write(vec![set]).await, Err(Error::NoAuth(path.clone())));
         let below = create(paths::service_names(), "");

@@ -104,6 +104,8 @@ fn scenarios<P: Place>() -> Vec<Scenario<P>> {
         rights::a_machine_writes_the_state_of_its_units,
         rights::the_controller_reads_all_and_writes_what_providers_say,
         rights::nobody_else_sees_anything,
+        rights::what_a_machine_keeps_to_itself_hides_nothing_else,
+        operations::a_unit_that_is_gone_has_nothing_open,
     ]
 }
 

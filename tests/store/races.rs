@@ -34,8 +34,8 @@ impl Tree for Interrupted {
         self.tree.children(path).await
     }
 
-    async fn read_many(&self, reads: Vec<Read>) -> Result<Vec<Answer>, Error> {
-        self.tree.read_many(reads).await
+    async fn read_each(&self, reads: Vec<Read>) -> Result<Vec<Result<Answer, Error>>, Error> {
+        self.tree.read_each(reads).await
     }
 
     async fn write(&self, writes: Vec<Write>) -> Result<(), Error> {

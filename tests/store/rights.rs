@@ -2,7 +2,9 @@
 
 use super::Place;
 use super::operations::{controller, deploy, fresh, operator, service, unit};
+use portcullis::firewall::observe;
 use portcullis::model::MachineId;
+use portcullis::status;
 use portcullis::store::Credential;
 use portcullis::store::acl::Roles;
 use portcullis::store::paths::{self, NodePath};
@@ -312,4 +314,28 @@ pub(super) async fn nobody_else_sees_anything(place: &impl Place) {
     for path in &nodes {
         assert!(may_read(boss, path).await, "the operator reads {path}");
     }
+}
+
+pub(super) async fn what_a_machine_keeps_to_itself_hides_nothing_else(place: &impl Place) {
+    let (environment, _) = populate(place).await;
+    let (here, there) = (MachineId::new(0), MachineId::new(1));
+    let credential = environment.machine_credential(here).await.unwrap();
+    let agent = place.connect(Some(&credential)).await;
+    let (id, _) = environment.unit(&unit("mine/0")).await.unwrap();
+    let (other, _) = environment.unit(&unit("other/0")).await.unwrap();
+    let only_me = || Roles { operator: credential.identity(), controller: credential.identity() }.operators();
+    let hidden = [paths::machine_firewall(here), paths::machine_agent(here), paths::unit_state(id)];
+    for path in hidden {
+        agent.write(vec![Write::create(path.clone(), b"{}", only_me())]).await.unwrap();
+        assert!(!may_read(environment.tree(), &path).await, "{path} is not hidden");
+    }
+    let controller = place.connect(Some(&controller())).await;
+    let view = observe::observe(&controller).await.unwrap();
+    assert!(view.own.contains(&here) && !view.own.contains(&there));
+    assert_eq!((view.machines.len(), view.units.iter().count()), (2, 2));
+    let seen = status::collect(environment.tree()).await.unwrap();
+    let refused = seen.units[&id].state.as_ref().unwrap().as_ref().unwrap_err();
+    assert!(refused.starts_with(paths::unit_state(id).as_str()), "{refused}");
+    assert_eq!(seen.units[&other].state, None);
+    assert!(seen.machines[&here].said[1].is_err() && seen.machines[&there].said[1] == Ok(None));
 }
