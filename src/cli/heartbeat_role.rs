@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
-use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
@@ -23,6 +22,7 @@ use crate::heartbeat::notify::Http;
 use crate::heartbeat::tls::Trust;
 use crate::heartbeat::tracker::{Setting, Tracker};
 use crate::runtime::clock::wall_ms;
+use crate::runtime::files::raise_open_files;
 use crate::runtime::http::Server;
 use crate::runtime::shutdown::Shutdown;
 use crate::store::{Environment, ZkTree};
@@ -255,13 +255,4 @@ fn read_ca(path: &Path) -> anyhow::Result<Trust> {
 /// Where machines reach the tracker. A wildcard is no address for others; `--beat-to` names one then.
 fn url_of(address: SocketAddr) -> String {
     if address.ip().is_unspecified() { String::new() } else { format!("http://{address}") }
-}
-
-/// Every component may keep a connection, and the usual limit of open files is for programs with a few.
-fn raise_open_files() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        warn!(%error, "the limit of open files stays as it is");
-    }
 }
