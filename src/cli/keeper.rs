@@ -11,6 +11,7 @@ use super::{file, output};
 use crate::keeper::state::TreeLimits;
 use crate::keeper::tls::{self, Tls};
 use crate::keeper::{Config, Keeper, Limits};
+use crate::runtime::files::raise_open_files;
 use crate::runtime::shutdown::Shutdown;
 
 /// Names the identity that no access list binds. A variable and not a flag, because flags are seen by everyone.
@@ -49,7 +50,7 @@ pub(super) struct Serving {
     /// Sessions last from 2 to 20 ticks without a sign of life
     #[arg(long, value_name = "MS", default_value_t = 2_000, value_parser = clap::value_parser!(i32).range(1..=60_000))]
     tick_ms: i32,
-    /// Connections at once; one more is closed
+    /// Connections at once; one more is closed. Never more than this process may have open files
     #[arg(long, value_name = "N", default_value_t = Limits::default().max_connections)]
     max_connections: usize,
     /// Bytes in one request; a longer one closes its connection
@@ -70,7 +71,9 @@ pub(super) struct Serving {
 }
 
 impl Serving {
+    /// The keeper's settings. Makes room for its connections, too, as far as the system lets it.
     pub(super) fn config(&self, data_dir: PathBuf) -> anyhow::Result<Config> {
+        raise_open_files();
         Ok(Config {
             tls: self.tls()?,
             tick_ms: self.tick_ms,

@@ -10,6 +10,8 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+
 use super::jute::{Put as _, Reader};
 use super::txn::Txn;
 
@@ -47,6 +49,73 @@ pub(super) fn segment_path(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("log.{number:010}"))
 }
 
+impl StorageError {
+    /// Whether the system had no room, be it of files or of space: it may have some later.
+    pub(super) fn is_shortage(&self) -> bool {
+        let StorageError::Io { source, .. } = self else { return false };
+        let short = [Errno::MFILE, Errno::NFILE, Errno::NOSPC, Errno::DQUOT];
+        Errno::from_io_error(source).is_some_and(|errno| short.contains(&errno))
+    }
+}
+
+/// A segment that nobody sees yet. Until it is published, nothing in the directory has changed but a file aside.
+#[derive(Debug)]
+pub struct Draft {
+    file: File,
+    aside: PathBuf,
+    /// Opened before anything is written: with its name given, a segment must become durable.
+    dir: File,
+    path: PathBuf,
+    salt: u64,
+}
+
+impl Draft {
+    pub fn write(dir: &Path, number: u64, salt: u64) -> Result<Self, StorageError> {
+        let aside = draft_path(dir);
+        let handle = File::open(dir).map_err(io_error("open", dir))?;
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(FILE_MODE)
+            .open(&aside)
+            .map_err(io_error("create", &aside))?;
+        file.write_all_at(&segment_header(number, salt), 0).map_err(io_error("write", &aside))?;
+        file.sync_all().map_err(io_error("sync", &aside))?;
+        Ok(Draft { file, aside, dir: handle, path: segment_path(dir, number), salt })
+    }
+
+    /// Gives the segment its name and makes that durable.
+    pub fn publish(self) -> Result<Segment, StorageError> {
+        std::fs::rename(&self.aside, &self.path).map_err(io_error("rename to", &self.path))?;
+        self.dir.sync_all().map_err(io_error("sync the directory of", &self.path))?;
+        let mut segment = Segment {
+            file: self.file,
+            path: self.path,
+            salt: self.salt,
+            offset: SEGMENT_HEADER_LEN as u64,
+            reserved: Some(0),
+            pending: Vec::new(),
+        };
+        segment.start_frame();
+        Ok(segment)
+    }
+}
+
+/// Where a segment is written before it has its name.
+pub(super) fn draft_path(dir: &Path) -> PathBuf {
+    dir.join("log.new")
+}
+
+fn segment_header(number: u64, salt: u64) -> Vec<u8> {
+    let mut header = Vec::with_capacity(SEGMENT_HEADER_LEN);
+    header.put_bytes(MAGIC);
+    header.put_bytes(&number.to_be_bytes());
+    header.put_bytes(&salt.to_be_bytes());
+    header.put_bytes(&crc32c::crc32c(&header).to_be_bytes());
+    header
+}
+
 /// The segment that is being written.
 #[derive(Debug)]
 pub struct Segment {
@@ -61,38 +130,6 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Makes the segment durable and empty. It appears under its name only with its header complete.
-    pub fn create(dir: &Path, number: u64, salt: u64) -> Result<Self, StorageError> {
-        let path = segment_path(dir, number);
-        let aside = dir.join("log.new");
-        let mut header = Vec::with_capacity(SEGMENT_HEADER_LEN);
-        header.put_bytes(MAGIC);
-        header.put_bytes(&number.to_be_bytes());
-        header.put_bytes(&salt.to_be_bytes());
-        header.put_bytes(&crc32c::crc32c(&header).to_be_bytes());
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(FILE_MODE)
-            .open(&aside)
-            .map_err(io_error("create", &aside))?;
-        file.write_all_at(&header, 0).map_err(io_error("write", &aside))?;
-        file.sync_all().map_err(io_error("sync", &aside))?;
-        std::fs::rename(&aside, &path).map_err(io_error("rename to", &path))?;
-        sync_dir(dir)?;
-        let mut segment = Segment {
-            file,
-            path,
-            salt,
-            offset: SEGMENT_HEADER_LEN as u64,
-            reserved: Some(0),
-            pending: Vec::new(),
-        };
-        segment.start_frame();
-        Ok(segment)
-    }
-
     fn start_frame(&mut self) {
         // One huge frame must not keep its memory for ever.
         if self.pending.capacity() > 1 << 20 {

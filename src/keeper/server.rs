@@ -13,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use mio::event::Event;
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token, Waker};
+use rustix::process::{Resource, getrlimit};
 use rustls::ServerConfig;
 use slab::Slab;
 use tracing::{debug, info, warn};
@@ -67,8 +68,9 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn new(config: Config) -> Result<(Server, StopHandle), KeeperError> {
+    pub fn new(mut config: Config) -> Result<(Server, StopHandle), KeeperError> {
         let started = Instant::now();
+        config.limits = config.limits.within(getrlimit(Resource::Nofile).current);
         let poll = Poll::new().map_err(KeeperError::Poll)?;
         let plain = Door::open(&poll, LISTENER, config.listen, None)?;
         let secure = match &config.tls {
@@ -385,6 +387,11 @@ impl Server {
             .map(|(id, _)| id)
             .collect();
         stale.into_iter().for_each(|id| self.close(id));
+        // Who could not be accepted, for want of a file, is not announced again.
+        self.accept(LISTENER, now);
+        if self.secure.is_some() {
+            self.accept(TLS_LISTENER, now);
+        }
         Ok(())
     }
 

@@ -23,6 +23,11 @@ pub(super) fn snapshot_path(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("snapshot.{number:010}"))
 }
 
+/// Where a snapshot is written before it has its name.
+pub(super) fn draft_path(dir: &Path) -> PathBuf {
+    dir.join("snapshot.new")
+}
+
 /// Encodes into chunks, so that a large tree needs no second copy in memory.
 struct Writer<'a> {
     file: File,
@@ -54,7 +59,7 @@ pub struct Unsynced {
 
 /// Writes the state; takes some 20 ms for 100,000 nodes. `Unsynced::publish` does the slow rest, on any thread.
 pub fn write(dir: &Path, number: u64, state: &State) -> Result<Unsynced, StorageError> {
-    let aside = dir.join("snapshot.new");
+    let aside = draft_path(dir);
     let file = OpenOptions::new()
         .write(true)
         .create(true)

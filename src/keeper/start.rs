@@ -15,10 +15,13 @@ use super::server::Server;
 use super::state::TreeLimits;
 use super::tls::Tls;
 
+/// Open files that no connection may take: the log, a snapshot, the doors, and whatever else is in the process.
+const RESERVED_FILES: usize = 64;
+
 /// Beyond each of these there is a refusal, and a line in the log or an error code that says so.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// A connection beyond it is closed at once and counted in `mntr`.
+    /// A connection beyond it is closed at once and counted in `mntr`. A limit of open files lowers it.
     pub max_connections: usize,
     /// A longer or negative frame closes its connection.
     pub max_frame_bytes: usize,
@@ -36,6 +39,24 @@ impl Default for Limits {
             max_outstanding_bytes: 4 << 20,
             tree: TreeLimits::default(),
         }
+    }
+}
+
+impl Limits {
+    /// These limits in a process that may have so many files open, if that is limited: each connection is one, and a
+    /// keeper without a free one can neither refuse a connection nor turn its log.
+    pub(super) fn within(self, open_files: Option<u64>) -> Self {
+        let files = open_files.and_then(|files| usize::try_from(files).ok()).unwrap_or(usize::MAX);
+        let most = files - RESERVED_FILES.min(files / 2);
+        if most < self.max_connections {
+            warn!(
+                open_files = files,
+                asked = self.max_connections,
+                max_connections = most,
+                "fewer connections than asked for: the limit of open files allows no more"
+            );
+        }
+        Limits { max_connections: self.max_connections.min(most), ..self }
     }
 }
 

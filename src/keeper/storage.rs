@@ -2,6 +2,7 @@
 //! snapshot. Two snapshots are kept, and every segment that the older one needs.
 
 use std::fs::{DirBuilder, File};
+use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
@@ -9,7 +10,7 @@ use std::thread::JoinHandle;
 use rustix::fs::{FlockOperation, flock};
 use tracing::{info, warn};
 
-use super::log::{self, FILE_MODE, Segment, StorageError, io_error, segment_path};
+use super::log::{self, Draft, FILE_MODE, Segment, StorageError, io_error, segment_path};
 use super::snapshot::{self, snapshot_path};
 use super::state::{State, TreeLimits};
 use super::txn::Txn;
@@ -56,10 +57,12 @@ impl Storage {
         // Secrets are stored here like anything else: for nobody but this user.
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io_error("create", dir))?;
         let lock = lock(dir)?;
+        // A snapshot that a crash cut short.
+        discard(&snapshot::draft_path(dir));
         let Recovered { mut state, last_segment, bytes, snapshot_bytes } = recover(dir, limits, mono_ms)?;
         let epoch = state.begin_epoch();
         let number = last_segment + 1;
-        let mut segment = Segment::create(dir, number, random_salt(dir)?)?;
+        let mut segment = Draft::write(dir, number, random_salt(dir)?)?.publish()?;
         segment.append(state.zxid(), now_ms, &epoch);
         segment.commit()?;
         let storage = Storage {
@@ -100,13 +103,22 @@ impl Storage {
     }
 
     /// Turns to a new segment and writes the snapshot that precedes it; its sync runs on a thread of its own. A
-    /// snapshot that fails costs nothing but a longer replay; a failed turn of the log is final.
+    /// snapshot that fails costs nothing but a longer replay; a failed turn of the log is final, unless there was just
+    /// no room to begin it: the log goes on where it was.
     pub fn snapshot(&mut self, state: &State) -> Result<(), StorageError> {
         if self.publishing.is_some() {
             return Ok(());
         }
         self.segment.commit()?;
-        let next = Segment::create(&self.dir, self.number + 1, random_salt(&self.dir)?)?;
+        let next = match Draft::write(&self.dir, self.number + 1, random_salt(&self.dir)?) {
+            Err(err) if err.is_shortage() => {
+                warn!(error = %Chain(&err), "snapshot put off");
+                self.attempted_at_bytes = self.bytes_since_snapshot();
+                discard(&log::draft_path(&self.dir));
+                return Ok(());
+            }
+            draft => draft?.publish()?,
+        };
         let finished = std::mem::replace(&mut self.segment, next);
         self.earlier_bytes += finished.written_bytes();
         self.attempted_at_bytes = self.earlier_bytes;
@@ -117,7 +129,7 @@ impl Storage {
                 self.snapshot_bytes = unsynced.bytes();
                 self.publishing = Some(std::thread::spawn(move || unsynced.publish()));
             }
-            Err(err) => warn!(error = %Chain(&err), "snapshot not written"),
+            Err(err) => self.snapshot_failed(&err),
         }
         Ok(())
     }
@@ -142,9 +154,24 @@ impl Storage {
                 purge(&self.dir);
                 info!(number, "snapshot written");
             }
-            Ok(Err(err)) => warn!(error = %Chain(&err), "snapshot not written"),
+            Ok(Err(err)) => self.snapshot_failed(&err),
             Err(_) => warn!("the snapshot thread panicked"),
         }
+    }
+
+    fn snapshot_failed(&self, err: &StorageError) {
+        warn!(error = %Chain(err), "snapshot not written");
+        discard(&snapshot::draft_path(&self.dir));
+    }
+}
+
+/// Removes what was begun and not completed, which takes room that may be short.
+fn discard(path: &Path) {
+    match std::fs::remove_file(path) {
+        Err(err) if err.kind() != ErrorKind::NotFound => {
+            warn!(file = %path.display(), %err, "unfinished file not removed");
+        }
+        _ => {}
     }
 }
 

@@ -119,6 +119,21 @@ fn a_snapshot_that_fails_is_not_tried_at_every_turn() {
 }
 
 #[test]
+fn a_snapshot_that_was_not_completed_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let aside = snapshot::draft_path(dir.path());
+    std::fs::write(&aside, b"as a crash leaves it").unwrap();
+    let (mut storage, mut state) = open(dir.path()).unwrap();
+    assert!(!aside.exists());
+    create(&mut storage, &mut state, "/n0");
+    // What stands in the way of the snapshot's name, so that it cannot be published.
+    std::fs::create_dir(snapshot_path(dir.path(), 2)).unwrap();
+    storage.snapshot(&state).unwrap();
+    storage.wait_for_snapshot();
+    assert!(!aside.exists());
+}
+
+#[test]
 fn a_large_tree_is_not_written_again_for_a_small_log() {
     let dir = tempfile::tempdir().unwrap();
     let (mut storage, mut state) = open(dir.path()).unwrap();

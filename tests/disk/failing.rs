@@ -77,3 +77,27 @@ fn a_full_disk_stops_the_keeper() {
     let there = count_created(&mut Client::connect(store.addr()));
     assert!((acknowledged..=acknowledged + 1).contains(&there), "{acknowledged} acknowledged, {there} there");
 }
+
+#[test]
+fn a_stop_on_a_full_disk_loses_nothing_and_says_that_there_is_no_snapshot() {
+    let mount = Mount::tmpfs("4m");
+    let options = Options { data_dir: Some(data_dir(&mount)), ..Options::default() };
+    let mut store = Store::start(Kind::Keeper, options);
+    let acknowledged = create_until_lost(&mut Client::connect(store.addr()), 0, 20, b"");
+    let filler = mount.path().join("filler");
+    let mut file = std::fs::File::create(&filler).expect("a file");
+    let full = std::io::copy(&mut std::io::repeat(b'x'), &mut file).expect_err("a full disk");
+    assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+
+    let status = store.sigterm();
+    assert_eq!(status.code(), Some(0), "{}", store.log());
+    let said = store.log();
+    assert!(said.contains("snapshot put off") && said.contains("No space left"), "not told: {said}");
+    let left: Vec<_> = std::fs::read_dir(data_dir(&mount)).expect("the data").flatten().collect();
+    assert!(!left.iter().any(|entry| entry.path().extension().is_some_and(|end| end == "new")), "{left:?}");
+
+    drop(file);
+    std::fs::remove_file(filler).expect("room again");
+    store.restart();
+    assert_eq!(count_created(&mut Client::connect(store.addr())), acknowledged);
+}

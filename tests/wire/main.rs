@@ -5,6 +5,7 @@
 mod harness;
 
 mod acls;
+mod files;
 mod frames;
 mod limits;
 mod operations;
@@ -65,6 +66,12 @@ fn keeper_limits() {
     limits::connections_beyond_the_limit_are_closed_and_counted();
     limits::a_client_that_does_not_read_waits_and_holds_up_nobody();
     limits::a_full_tree_refuses_growth_and_goes_on();
+}
+
+#[test]
+fn keeper_files() {
+    files::the_limit_of_open_files_bounds_the_connections();
+    files::a_keeper_without_a_free_file_serves_on();
 }
 
 #[test]

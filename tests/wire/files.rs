@@ -1,0 +1,83 @@
+//! A keeper that may not have as many files open as it has clients: it serves those it can, refuses or keeps waiting the
+//! others, and does not end.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::harness::wire::{Client, Create, Hello, dial, read_session, send};
+use crate::harness::{Kind, Options, Store, wait_for};
+
+/// Chores come once a second; a busy machine is slow.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A keeper below `wrapper`, a shell line that ends in `"$@"` and what is to be added.
+fn keeper(wrapper: &str) -> Store {
+    let wrapper = ["sh", "-c", wrapper, "sh"].map(str::to_owned).to_vec();
+    Store::start(Kind::Keeper, Options { wrapper, ..Options::default() })
+}
+
+fn set_open_files(store: &Store, limit: usize) {
+    let (pid, limit) = (format!("--pid={}", store.pid()), format!("--nofile={limit}:"));
+    let done = Command::new("prlimit").args([pid, limit]).status().expect("prlimit");
+    assert!(done.success(), "prlimit: {done}");
+}
+
+/// The numbers of the files that the keeper has open.
+fn open_files(store: &Store) -> Vec<usize> {
+    let dir = format!("/proc/{}/fd", store.pid());
+    let numbers = std::fs::read_dir(dir).expect("a process").map(|entry| {
+        let name = entry.expect("an entry").file_name();
+        name.to_str().and_then(|name| name.parse().ok()).expect("a number")
+    });
+    numbers.collect()
+}
+
+fn has_snapshot(dir: &Path) -> bool {
+    let mut entries = std::fs::read_dir(dir).expect("the data directory");
+    entries.any(|entry| {
+        let name = entry.expect("an entry").file_name();
+        name.to_str().is_some_and(|name| name.starts_with("snapshot.0"))
+    })
+}
+
+pub(crate) fn the_limit_of_open_files_bounds_the_connections() {
+    let allowed = |wrapper: &str| {
+        let conf = keeper(wrapper).four_letters("conf").expect("an answer");
+        let line = conf.lines().find_map(|line| line.strip_prefix("maxClientCnxns=").map(str::to_owned));
+        line.expect("a limit")
+    };
+    assert_eq!(allowed("ulimit -n 40 && exec \"$@\""), "20");
+    // Only the soft limit is low: it is raised.
+    assert_eq!(allowed("ulimit -Sn 40 && ulimit -Hn 4096 && exec \"$@\""), "4032");
+}
+
+pub(crate) fn a_keeper_without_a_free_file_serves_on() {
+    let store = keeper("exec \"$@\" --snapshot-every-bytes 20000");
+    let mut first = Client::connect(store.addr());
+    let leaves = Client::connect(store.addr());
+    let open = open_files(&store);
+    let limit = open.iter().max().expect("files") + 1;
+    set_open_files(&store, limit);
+    let _fill_the_gaps: Vec<Client> = (open.len()..limit).map(|_| Client::connect(store.addr())).collect();
+
+    // Nobody else can be taken in, and a due snapshot finds no file for its segment.
+    let mut late = dial(store.addr()).expect("the system accepts");
+    send(&mut late, &Hello::default().frame()).expect("sent");
+    for number in 0..5 {
+        first.create(&format!("/big{number}"), &[7; 10_000], Create::Persistent);
+    }
+    wait_for("word of the snapshot", PATIENCE, || store.log().contains("snapshot put off").then_some(()));
+    assert!(!has_snapshot(&store.data_dir()));
+    assert_eq!(first.get("/big4").expect("served on").0.len(), 10_000);
+
+    // A place is free: who waited gets it, without another connection coming in.
+    drop(leaves);
+    assert!(read_session(&mut late).expect("taken in").id > 0);
+
+    set_open_files(&store, 1_000);
+    for number in 5..10 {
+        first.create(&format!("/big{number}"), &[7; 10_000], Create::Persistent);
+    }
+    wait_for("a snapshot", PATIENCE, || has_snapshot(&store.data_dir()).then_some(()));
+}
