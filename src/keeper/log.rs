@@ -2,11 +2,12 @@
 //! so what a power cut can leave behind is exactly one bad frame with nothing after it. That is cut off; a bad frame
 //! with a good one behind it is damage, and is reported with its place, never skipped.
 //!
-//! Segment: magic, number, salt, crc. Frame: mark, payload length, crc, payload. Mark and crc depend on the salt and
-//! the place, so bytes that a client stored cannot pass for a frame. Unused space at the end is zeros.
+//! Segment: magic, number, salt, salt and end of the segment before, crc; so one that lost whole frames at its end is
+//! found out by the next. Frame: mark, payload length, crc, payload. Mark and crc depend on the salt and the place, so
+//! bytes that a client stored cannot pass for a frame. Unused space at the end is zeros.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _};
+use std::io;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -15,9 +16,12 @@ use rustix::io::Errno;
 use super::jute::{Put as _, Reader};
 use super::txn::Txn;
 
-const MAGIC: &[u8; 8] = b"PCLOG\0\0\x01";
-const SEGMENT_HEADER_LEN: usize = 28;
-const FRAME_HEADER_LEN: usize = 12;
+const MAGIC: &[u8; 8] = b"PCLOG\0\0\x02";
+const SEGMENT_HEADER_LEN: usize = 44;
+/// Of segments that say nothing about the one before.
+const OLD_MAGIC: &[u8; 8] = b"PCLOG\0\0\x01";
+const OLD_SEGMENT_HEADER_LEN: usize = 28;
+pub(super) const FRAME_HEADER_LEN: usize = 12;
 /// Space is filled with zeros ahead, in steps: writing over blocks that are there already is a sync of data alone, where
 /// a block that was only promised costs the file system's journal a commit each time.
 const RESERVE_BYTES: u64 = 1 << 20;
@@ -32,7 +36,7 @@ pub enum StorageError {
     Io { doing: &'static str, path: PathBuf, source: io::Error },
     #[error("{} is damaged at byte {offset}: {what}", path.display())]
     Damaged { path: PathBuf, offset: u64, what: String },
-    #[error("{} is missing, and what follows it cannot be used without it", path.display())]
+    #[error("{} is missing, and with it a part of what was written", path.display())]
     Missing { path: PathBuf },
     #[error("{} is in use by another keeper", path.display())]
     InUse { path: PathBuf },
@@ -70,7 +74,7 @@ pub struct Draft {
 }
 
 impl Draft {
-    pub fn write(dir: &Path, number: u64, salt: u64) -> Result<Self, StorageError> {
+    pub fn write(dir: &Path, number: u64, salt: u64, before: Option<Tail>) -> Result<Self, StorageError> {
         let aside = draft_path(dir);
         let handle = File::open(dir).map_err(io_error("open", dir))?;
         let file = OpenOptions::new()
@@ -80,7 +84,7 @@ impl Draft {
             .mode(FILE_MODE)
             .open(&aside)
             .map_err(io_error("create", &aside))?;
-        file.write_all_at(&segment_header(number, salt), 0).map_err(io_error("write", &aside))?;
+        file.write_all_at(&segment_header(number, salt, before), 0).map_err(io_error("write", &aside))?;
         file.sync_all().map_err(io_error("sync", &aside))?;
         Ok(Draft { file, aside, dir: handle, path: segment_path(dir, number), salt })
     }
@@ -107,11 +111,24 @@ pub(super) fn draft_path(dir: &Path) -> PathBuf {
     dir.join("log.new")
 }
 
-fn segment_header(number: u64, salt: u64) -> Vec<u8> {
+/// Where a segment ends, and which one it is: what the next one remembers of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tail {
+    pub salt: u64,
+    pub end: u64,
+}
+
+/// The first segment has none before it; no segment ends at 0.
+const NO_TAIL: Tail = Tail { salt: 0, end: 0 };
+
+fn segment_header(number: u64, salt: u64, before: Option<Tail>) -> Vec<u8> {
+    let before = before.unwrap_or(NO_TAIL);
     let mut header = Vec::with_capacity(SEGMENT_HEADER_LEN);
     header.put_bytes(MAGIC);
     header.put_bytes(&number.to_be_bytes());
     header.put_bytes(&salt.to_be_bytes());
+    header.put_bytes(&before.salt.to_be_bytes());
+    header.put_bytes(&before.end.to_be_bytes());
     header.put_bytes(&crc32c::crc32c(&header).to_be_bytes());
     header
 }
@@ -152,6 +169,11 @@ impl Segment {
     /// Bytes written so far.
     pub fn written_bytes(&self) -> u64 {
         self.offset
+    }
+
+    /// What is durable of it.
+    pub fn tail(&self) -> Tail {
+        Tail { salt: self.salt, end: self.offset }
     }
 
     /// Makes all that was appended durable with one sync; does nothing if there is nothing. After an error the
@@ -197,7 +219,7 @@ fn mark(salt: u64) -> u32 {
     (salt as u32) | 1
 }
 
-fn frame_header(salt: u64, offset: u64, payload: &[u8]) -> [u8; FRAME_HEADER_LEN] {
+pub(super) fn frame_header(salt: u64, offset: u64, payload: &[u8]) -> [u8; FRAME_HEADER_LEN] {
     let len = payload.len() as u32;
     let mut header = [0; FRAME_HEADER_LEN];
     header[..4].copy_from_slice(&mark(salt).to_be_bytes());
@@ -236,64 +258,102 @@ pub struct Record<'a> {
 /// Where a segment's good frames end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct End {
-    pub offset: u64,
+    pub tail: Tail,
     /// Bytes of a frame that was never completed follow.
     pub torn: bool,
 }
 
-/// Hands every record of a segment to `each`, in order. Only the `last` segment may have a torn end.
-pub fn replay(
-    path: &Path,
-    number: u64,
-    last: bool,
-    mut each: impl FnMut(Record<'_>) -> Result<(), String>,
-) -> Result<End, StorageError> {
-    let mut bytes = Vec::new();
-    File::open(path).and_then(|mut file| file.read_to_end(&mut bytes)).map_err(io_error("read", path))?;
-    let damaged = |offset: usize, what: String| StorageError::Damaged {
-        path: path.to_owned(),
-        offset: offset as u64,
-        what,
-    };
-    let salt = segment_salt(&bytes, number).map_err(|what| damaged(0, what.to_owned()))?;
-    let mut offset = SEGMENT_HEADER_LEN;
-    while let Some(payload) = frame_at(&bytes, salt, offset) {
-        let mut reader = Reader::new(payload);
-        while reader.remaining() > 0 {
-            let record = (|| {
-                let (zxid, now_ms) = (reader.i64()?, reader.i64()?);
-                Ok(Record { zxid, now_ms, txn: Txn::decode(&mut reader)?, offset: offset as u64 })
-            })();
-            let record = record.map_err(|err: super::jute::DecodeError| damaged(offset, err.to_string()))?;
-            each(record).map_err(|what| damaged(offset, what))?;
-        }
-        offset += FRAME_HEADER_LEN + payload.len();
-    }
-    let torn = bytes[offset..].iter().any(|byte| *byte != 0);
-    if torn {
-        if let Some(good) = next_frame(&bytes, salt, offset + 1) {
-            return Err(damaged(offset, format!("a good record follows at byte {good}")));
-        }
-        if !last {
-            return Err(damaged(offset, "it ends within a record, and is not the last segment".to_owned()));
-        }
-    }
-    Ok(End { offset: offset as u64, torn })
+/// A segment as it was found.
+#[derive(Debug)]
+pub struct Stored {
+    path: PathBuf,
+    bytes: Vec<u8>,
+    salt: u64,
+    /// What it says about the segment before it; `None` if it was written when segments said nothing.
+    before: Option<Tail>,
+    header_len: usize,
 }
 
-fn segment_salt(bytes: &[u8], number: u64) -> Result<u64, &'static str> {
-    let header = bytes.get(..SEGMENT_HEADER_LEN).ok_or("its header is incomplete")?;
-    if &header[..8] != MAGIC {
-        return Err("it is not a log segment of this version");
+impl Stored {
+    pub fn read(path: &Path, number: u64) -> Result<Self, StorageError> {
+        let bytes = std::fs::read(path).map_err(io_error("read", path))?;
+        let damaged = |what: &str| damaged(path, 0, what.to_owned());
+        let header_len =
+            if bytes.starts_with(OLD_MAGIC) { OLD_SEGMENT_HEADER_LEN } else { SEGMENT_HEADER_LEN };
+        let header = bytes.get(..header_len).ok_or_else(|| damaged("its header is incomplete"))?;
+        if !header.starts_with(MAGIC) && !header.starts_with(OLD_MAGIC) {
+            return Err(damaged("it is not a log segment of this version"));
+        }
+        let (fields, crc) = header.split_at(header_len - 4);
+        if crc != crc32c::crc32c(fields).to_be_bytes() {
+            return Err(damaged("its header does not match its checksum"));
+        }
+        let (fields, _) = fields[8..].as_chunks::<8>();
+        let fields: Vec<u64> = fields.iter().map(|field| u64::from_be_bytes(*field)).collect();
+        let (salt, before) = match fields[..] {
+            [found, ..] if found != number => return Err(damaged("it is another segment under this name")),
+            [_, salt, before_salt, end] => (salt, Some(Tail { salt: before_salt, end })),
+            [_, salt] => (salt, None),
+            _ => return Err(damaged("its header is incomplete")),
+        };
+        Ok(Stored { path: path.to_owned(), bytes, salt, before, header_len })
     }
-    let (fields, crc) = header.split_at(SEGMENT_HEADER_LEN - 4);
-    if crc != crc32c::crc32c(fields).to_be_bytes() {
-        return Err("its header does not match its checksum");
+
+    /// Refuses a segment before this one that is not what it was when this one was begun.
+    pub fn check_before(&self, path: &Path, found: Tail) -> Result<(), StorageError> {
+        match self.before {
+            Some(told) if told.salt != found.salt => {
+                Err(damaged(path, 0, format!("it is not the segment that {} follows", self.path.display())))
+            }
+            Some(told) if told.end != found.end => {
+                let what =
+                    format!("its records end here, and {} says at byte {}", self.path.display(), told.end);
+                Err(damaged(path, found.end, what))
+            }
+            _ => Ok(()),
+        }
     }
-    if fields[8..16] != number.to_be_bytes() {
-        return Err("it is another segment under this name");
+
+    /// Hands every record to `each`, in order. Only the `last` segment may have a torn end.
+    pub fn replay(
+        &self,
+        last: bool,
+        mut each: impl FnMut(Record<'_>) -> Result<(), String>,
+    ) -> Result<End, StorageError> {
+        let (bytes, salt) = (&self.bytes, self.salt);
+        let damaged = |offset: usize, what: String| damaged(&self.path, offset as u64, what);
+        let mut offset = self.header_len;
+        while let Some(payload) = frame_at(bytes, salt, offset) {
+            let mut reader = Reader::new(payload);
+            while reader.remaining() > 0 {
+                let record = (|| {
+                    let (zxid, now_ms) = (reader.i64()?, reader.i64()?);
+                    Ok(Record { zxid, now_ms, txn: Txn::decode(&mut reader)?, offset: offset as u64 })
+                })();
+                let record =
+                    record.map_err(|err: super::jute::DecodeError| damaged(offset, err.to_string()))?;
+                each(record).map_err(|what| damaged(offset, what))?;
+            }
+            offset += FRAME_HEADER_LEN + payload.len();
+        }
+        let torn = bytes[offset..].iter().any(|byte| *byte != 0);
+        if torn {
+            if let Some(good) = next_frame(bytes, salt, offset + 1) {
+                return Err(damaged(offset, format!("a good record follows at byte {good}")));
+            }
+            if !last {
+                return Err(damaged(
+                    offset,
+                    "it ends within a record, and is not the last segment".to_owned(),
+                ));
+            }
+        }
+        Ok(End { tail: Tail { salt, end: offset as u64 }, torn })
     }
-    fields[16..24].try_into().map(u64::from_be_bytes).map_err(|_| "its header is incomplete")
+}
+
+fn damaged(path: &Path, offset: u64, what: String) -> StorageError {
+    StorageError::Damaged { path: path.to_owned(), offset, what }
 }
 
 fn next_frame(bytes: &[u8], salt: u64, from: usize) -> Option<usize> {
@@ -302,9 +362,9 @@ fn next_frame(bytes: &[u8], salt: u64, from: usize) -> Option<usize> {
 }
 
 /// Cuts a segment after its last good frame.
-pub fn cut(path: &Path, end: End) -> Result<(), StorageError> {
+pub fn cut(path: &Path, tail: Tail) -> Result<(), StorageError> {
     let file = OpenOptions::new().write(true).open(path).map_err(io_error("open", path))?;
-    file.set_len(end.offset).map_err(io_error("cut", path))?;
+    file.set_len(tail.end).map_err(io_error("cut", path))?;
     file.sync_all().map_err(io_error("sync", path))
 }
 

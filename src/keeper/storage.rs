@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use rustix::fs::{FlockOperation, flock};
 use tracing::{info, warn};
 
-use super::log::{self, Draft, FILE_MODE, Segment, StorageError, io_error, segment_path};
+use super::log::{self, Draft, FILE_MODE, Segment, StorageError, Stored, Tail, io_error, segment_path};
 use super::snapshot::{self, snapshot_path};
 use super::state::{State, TreeLimits};
 use super::txn::Txn;
@@ -42,6 +42,8 @@ pub struct Storage {
 pub struct Recovered {
     pub state: State,
     last_segment: u64,
+    /// How that one ends, if there is one.
+    tail: Option<Tail>,
     bytes: u64,
     snapshot_bytes: u64,
 }
@@ -59,10 +61,11 @@ impl Storage {
         let lock = lock(dir)?;
         // A snapshot that a crash cut short.
         discard(&snapshot::draft_path(dir));
-        let Recovered { mut state, last_segment, bytes, snapshot_bytes } = recover(dir, limits, mono_ms)?;
+        let Recovered { mut state, last_segment, tail, bytes, snapshot_bytes } =
+            recover(dir, limits, mono_ms)?;
         let epoch = state.begin_epoch();
         let number = last_segment + 1;
-        let mut segment = Draft::write(dir, number, random_salt(dir)?)?.publish()?;
+        let mut segment = Draft::write(dir, number, random_salt(dir)?, tail)?.publish()?;
         segment.append(state.zxid(), now_ms, &epoch);
         segment.commit()?;
         let storage = Storage {
@@ -110,7 +113,12 @@ impl Storage {
             return Ok(());
         }
         self.segment.commit()?;
-        let next = match Draft::write(&self.dir, self.number + 1, random_salt(&self.dir)?) {
+        let next = match Draft::write(
+            &self.dir,
+            self.number + 1,
+            random_salt(&self.dir)?,
+            Some(self.segment.tail()),
+        ) {
             Err(err) if err.is_shortage() => {
                 warn!(error = %Chain(&err), "snapshot put off");
                 self.attempted_at_bytes = self.bytes_since_snapshot();
@@ -217,30 +225,37 @@ fn random_salt(dir: &Path) -> Result<u64, StorageError> {
 pub fn recover(dir: &Path, limits: TreeLimits, mono_ms: i64) -> Result<Recovered, StorageError> {
     let snapshots = numbered(dir, "snapshot.")?;
     let segments = numbered(dir, "log.")?;
-    let (first, mut state) = newest_snapshot(dir, &snapshots, limits, mono_ms)?;
+    let (snapshot, mut state) = newest_snapshot(dir, &snapshots, limits, mono_ms)?;
+    let first = snapshot.unwrap_or(1);
     let snapshot_bytes = std::fs::metadata(snapshot_path(dir, first)).map_or(0, |metadata| metadata.len());
-    let last = segments.last().copied().unwrap_or(0).max(first - 1);
-    let mut bytes = 0;
+    // A snapshot is begun only when its segment is there: without that one, what was written since is lost.
+    let last = segments.last().copied().max(snapshot).unwrap_or(0);
+    let (mut bytes, mut tail) = (0, None);
     for number in first..=last {
         let path = segment_path(dir, number);
         if !segments.contains(&number) {
             return Err(StorageError::Missing { path });
         }
-        let end = log::replay(&path, number, number == last, |record| {
+        let segment = Stored::read(&path, number)?;
+        if let Some(tail) = tail {
+            segment.check_before(&segment_path(dir, number - 1), tail)?;
+        }
+        let end = segment.replay(number == last, |record| {
             if record.zxid < state.zxid() {
                 return Err(format!("zxid {:#x} follows {:#x}", record.zxid, state.zxid()));
             }
             state.replay(record.zxid, record.now_ms, &record.txn, mono_ms).map_err(|err| err.to_string())
         })?;
         if end.torn {
-            warn!(segment = %path.display(), offset = end.offset, "cut off a record that was never completed");
+            warn!(segment = %path.display(), offset = end.tail.end, "cut off a record that was never completed");
         }
         if number == last {
-            log::cut(&path, end)?;
+            log::cut(&path, end.tail)?;
         }
-        bytes += end.offset;
+        bytes += end.tail.end;
+        tail = Some(end.tail);
     }
-    Ok(Recovered { state, last_segment: last, bytes, snapshot_bytes })
+    Ok(Recovered { state, last_segment: last, tail, bytes, snapshot_bytes })
 }
 
 fn newest_snapshot(
@@ -248,12 +263,12 @@ fn newest_snapshot(
     numbers: &[u64],
     limits: TreeLimits,
     mono_ms: i64,
-) -> Result<(u64, State), StorageError> {
+) -> Result<(Option<u64>, State), StorageError> {
     let mut refused = None;
     for &number in numbers.iter().rev() {
         let path = snapshot_path(dir, number);
         match snapshot::load(&path, number, limits, mono_ms) {
-            Ok(state) => return Ok((number, state)),
+            Ok(state) => return Ok((Some(number), state)),
             Err(err) => {
                 warn!(error = %Chain(&err), "snapshot not usable, trying an older one");
                 refused.get_or_insert(err);
@@ -263,7 +278,7 @@ fn newest_snapshot(
     match refused {
         // The log from its beginning replaces any snapshot.
         Some(err) if !segment_path(dir, 1).exists() => Err(err),
-        _ => Ok((1, State::new(limits))),
+        _ => Ok((None, State::new(limits))),
     }
 }
 

@@ -1,5 +1,7 @@
 //! What a data directory gives back after every kind of end.
 
+use std::collections::BTreeSet;
+
 use super::*;
 use crate::keeper::acl::{ALL, Acl, Identity};
 use crate::keeper::proto::{CreateMode, Op};
@@ -38,6 +40,11 @@ fn filled(count: usize) -> tempfile::TempDir {
         storage.commit().unwrap();
     }
     dir
+}
+
+/// Where the good frames of a segment end.
+fn end_of(path: &Path, number: u64) -> usize {
+    Stored::read(path, number).unwrap().replay(true, |_| Ok(())).unwrap().tail.end as usize
 }
 
 fn is_prefix(names: &[String]) -> bool {
@@ -185,9 +192,9 @@ fn a_missing_segment_is_refused_by_name() {
 fn every_truncation_recovers_to_a_prefix() {
     let dir = filled(6);
     let path = segment_path(dir.path(), 1);
-    let end = log::replay(&path, 1, true, |_| Ok(())).unwrap().offset as usize;
+    let end = end_of(&path, 1);
     let whole = std::fs::read(&path).unwrap();
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = BTreeSet::new();
     for len in 0..=end {
         std::fs::write(&path, &whole[..len]).unwrap();
         match recover(dir.path(), TreeLimits::default(), 0) {
@@ -206,7 +213,7 @@ fn every_truncation_recovers_to_a_prefix() {
 fn every_bit_flip_recovers_to_a_prefix_or_is_refused_with_its_place() {
     let dir = filled(6);
     let path = segment_path(dir.path(), 1);
-    let end = log::replay(&path, 1, true, |_| Ok(())).unwrap().offset as usize;
+    let end = end_of(&path, 1);
     let mut bytes = std::fs::read(&path).unwrap();
     bytes.truncate(end + 40);
     let (mut recovered, mut refused) = (0, 0);
@@ -242,6 +249,106 @@ fn damage_in_an_earlier_segment_is_refused() {
     assert!(err.to_string().contains("is not the last segment"), "{err}");
 }
 
+/// The places at which the frames of a segment begin.
+fn frames(path: &Path, number: u64) -> BTreeSet<usize> {
+    let mut starts = BTreeSet::new();
+    let segment = Stored::read(path, number).unwrap();
+    let each = |record: log::Record<'_>| {
+        starts.insert(record.offset as usize);
+        Ok(())
+    };
+    segment.replay(true, each).unwrap();
+    starts
+}
+
+#[test]
+fn whole_records_missing_at_the_end_of_an_earlier_segment_are_refused_with_their_place() {
+    let dir = filled(4);
+    drop(open(dir.path()).unwrap());
+    let path = segment_path(dir.path(), 1);
+    let whole = std::fs::read(&path).unwrap();
+    let starts = frames(&path, 1);
+    assert_eq!(starts.len(), 5, "an epoch and four nodes");
+    for start in starts {
+        // Cut off, and lost to zeros.
+        for len in [start, whole.len()] {
+            let mut bytes = whole[..start].to_vec();
+            bytes.resize(len, 0);
+            std::fs::write(&path, bytes).unwrap();
+            let err = open(dir.path()).unwrap_err().to_string();
+            assert!(
+                err.contains(&format!("log.0000000001 is damaged at byte {start}: its records end here")),
+                "{err}"
+            );
+        }
+    }
+    std::fs::write(&path, &whole).unwrap();
+    assert_eq!(names(&open(dir.path()).unwrap().1).len(), 4);
+}
+
+#[test]
+fn an_earlier_segment_of_another_directory_is_refused() {
+    let (dir, other) = (filled(4), filled(4));
+    drop(open(dir.path()).unwrap());
+    std::fs::copy(segment_path(other.path(), 1), segment_path(dir.path(), 1)).unwrap();
+    let err = open(dir.path()).unwrap_err().to_string();
+    assert!(err.contains("log.0000000001 is damaged at byte 0: it is not the segment that"), "{err}");
+}
+
+#[test]
+fn a_crash_before_the_old_segment_is_cut_costs_nothing() {
+    let dir = filled(3);
+    drop(open(dir.path()).unwrap());
+    // As it was before `finish`: with the zeros that were reserved.
+    let path = segment_path(dir.path(), 1);
+    let file = File::options().write(true).open(&path).unwrap();
+    file.set_len(1 << 20).unwrap();
+    assert_eq!(names(&open(dir.path()).unwrap().1).len(), 3);
+}
+
+#[test]
+fn a_snapshot_without_any_segment_since_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut storage, mut state) = open(dir.path()).unwrap();
+    create(&mut storage, &mut state, "/n0");
+    storage.snapshot(&state).unwrap();
+    storage.wait_for_snapshot();
+    create(&mut storage, &mut state, "/n1");
+    storage.commit().unwrap();
+    drop(storage);
+    std::fs::remove_file(segment_path(dir.path(), 2)).unwrap();
+    let err = open(dir.path()).unwrap_err().to_string();
+    assert!(err.contains("log.0000000002 is missing"), "{err}");
+}
+
+/// A segment as it was written when segments said nothing about the one before.
+fn old_form(bytes: &[u8], frames: &BTreeSet<usize>) -> Vec<u8> {
+    let mut old = b"PCLOG\0\0\x01".to_vec();
+    old.extend_from_slice(&bytes[8..24]);
+    old.extend_from_slice(&crc32c::crc32c(&old).to_be_bytes());
+    let salt = u64::from_be_bytes(bytes[16..24].try_into().unwrap());
+    for start in frames {
+        let (header, rest) = bytes[*start..].split_at(log::FRAME_HEADER_LEN);
+        let payload = &rest[..u32::from_be_bytes(header[4..8].try_into().unwrap()) as usize];
+        old.extend_from_slice(&log::frame_header(salt, old.len() as u64, payload));
+        old.extend_from_slice(payload);
+    }
+    old
+}
+
+#[test]
+fn segments_of_the_old_form_are_read_and_checked_from_the_next_start_on() {
+    let dir = filled(3);
+    let path = segment_path(dir.path(), 1);
+    let old = old_form(&std::fs::read(&path).unwrap(), &frames(&path, 1));
+    std::fs::write(&path, &old).unwrap();
+    assert_eq!(names(&open(dir.path()).unwrap().1).len(), 3);
+    let last = *frames(&path, 1).last().unwrap();
+    std::fs::write(&path, &old[..last]).unwrap();
+    let err = open(dir.path()).unwrap_err().to_string();
+    assert!(err.contains(&format!("log.0000000001 is damaged at byte {last}: its records end")), "{err}");
+}
+
 #[test]
 fn what_a_client_stored_cannot_pass_for_a_record() {
     // The bytes of a whole good segment, stored as a node's data behind a torn record.
@@ -249,7 +356,7 @@ fn what_a_client_stored_cannot_pass_for_a_record() {
     let decoy = std::fs::read(segment_path(other.path(), 1)).unwrap();
     let dir = filled(1);
     let path = segment_path(dir.path(), 1);
-    let end = log::replay(&path, 1, true, |_| Ok(())).unwrap().offset as usize;
+    let end = end_of(&path, 1);
     let mut bytes = std::fs::read(&path).unwrap();
     bytes.truncate(end);
     bytes.extend_from_slice(&decoy);
