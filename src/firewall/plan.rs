@@ -37,11 +37,11 @@ pub struct MachinePlan {
 /// known of a frozen unit, all that is there stays, because any of it may be its own.
 pub fn target(wanted: &Wanted, owned: &BTreeSet<Rule>, last: &LastGranted) -> (RuleSet, RuleSet) {
     let rules = wanted.rules();
-    let there: RuleSet = owned.iter().collect();
     let mut kept = RuleSet::new();
     if wanted.frozen.is_empty() {
         return (rules, kept);
     }
+    let there: RuleSet = owned.iter().collect();
     let remembered: RuleSet = last.values().flat_map(RuleSet::rules).collect();
     let nobodys = there.minus(&remembered);
     for unit in wanted.frozen.keys() {
@@ -69,12 +69,19 @@ pub fn plan_machine(
     let (target, kept_for_frozen) = target(wanted, owned, last);
     let gentle = Change::between(owned, &target);
     let fits = |change: &Change| {
+        if change.open.len() + owned.len() <= max_rules {
+            return true;
+        }
         let after = &change.open | owned;
         let count = |family| after.iter().filter(|rule| rule.source.family() == family).count();
         [Family::V4, Family::V6].into_iter().all(|family| count(family) <= max_rules)
     };
     let Change { open, close } = if fits(&gentle) { gentle } else { Change::compacting(owned, &target) };
-    let open = &open - theirs;
+    let open = if theirs.is_empty() { open } else { &open - theirs };
+    if close.is_empty() {
+        let change = Change { open, close };
+        return MachinePlan { change, deferred: BTreeSet::new(), target, kept_for_frozen };
+    }
     let staying: RuleSet =
         (owned - &close).iter().chain(theirs.iter().filter(|_| !planted(Bug::WaitsForOthers))).collect();
     let (close, deferred) = close.into_iter().partition(|rule| {

@@ -39,6 +39,9 @@ pub struct HeldBack {
 impl Wanted {
     /// The union over the units.
     pub fn rules(&self) -> RuleSet {
+        if self.granted.len() == 1 {
+            return self.granted.values().next().cloned().unwrap_or_default();
+        }
         self.granted.values().flat_map(RuleSet::rules).collect()
     }
 }
@@ -78,7 +81,9 @@ pub fn wanted(claims: &BTreeMap<UnitId, Claim>, families: &[Family], policy: &Po
 /// touching ports are one rule.
 fn limit_rules(wanted: &mut Wanted, max: usize) {
     let fits = |rules: &RuleSet| [Family::V4, Family::V6].iter().all(|family| rules.len_of(*family) <= max);
-    if fits(&wanted.rules()) {
+    // Merged they are no more than that.
+    let at_most: usize = wanted.granted.values().map(RuleSet::len).sum();
+    if at_most <= max || fits(&wanted.rules()) {
         return;
     }
     let mut so_far = RuleSet::new();

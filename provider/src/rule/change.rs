@@ -22,7 +22,11 @@ impl Change {
     pub fn between(owned: &BTreeSet<Rule>, wanted: &RuleSet) -> Self {
         let (kept, close): (BTreeSet<Rule>, BTreeSet<Rule>) =
             owned.iter().partition(|rule| wanted.covers(rule));
-        let open = wanted.minus(&kept.iter().collect()).rules().collect();
+        let open = if kept.is_empty() {
+            wanted.rules().collect()
+        } else {
+            wanted.minus(&kept.iter().collect()).rules().collect()
+        };
         Self { open, close }
     }
 
