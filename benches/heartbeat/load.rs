@@ -45,33 +45,46 @@ pub(crate) struct Shape {
     pub(crate) names: usize,
 }
 
-/// The number of beats that were answered with 200 in `time`.
-pub(crate) fn run(addr: SocketAddr, shape: Shape, time: Duration) -> u64 {
-    let (taken, stop) = (AtomicU64::new(0), AtomicBool::new(false));
-    scope(|scope| {
-        for thread in 0..shape.threads {
-            let (taken, stop) = (&taken, &stop);
-            scope.spawn(move || send(addr, shape, thread, taken, stop));
-        }
-        let end = Instant::now() + time;
-        while Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        stop.store(true, Ordering::Relaxed);
-    });
-    taken.into_inner()
+/// Clients that have connected, a share for each thread.
+pub(crate) struct Clients {
+    shape: Shape,
+    streams: Vec<Vec<TcpStream>>,
 }
 
-fn send(addr: SocketAddr, shape: Shape, thread: usize, taken: &AtomicU64, stop: &AtomicBool) {
-    let mine: Vec<Vec<u8>> = (thread..shape.names).step_by(shape.threads).map(request).collect();
-    let connections = shape.connections / shape.threads;
-    let mut streams: Vec<TcpStream> = (0..connections).map(|_| TcpStream::connect(addr).unwrap()).collect();
-    for stream in &streams {
+pub(crate) fn connect(addr: SocketAddr, shape: Shape) -> Clients {
+    let one = || {
+        let stream = TcpStream::connect(addr).unwrap();
         stream.set_nodelay(true).unwrap();
+        stream
+    };
+    let share = || (0..shape.connections / shape.threads).map(|_| one()).collect();
+    Clients { shape, streams: (0..shape.threads).map(|_| share()).collect() }
+}
+
+impl Clients {
+    /// The number of beats that were answered with 200 in `time`.
+    pub(crate) fn run(&mut self, time: Duration) -> u64 {
+        let (taken, stop, shape) = (AtomicU64::new(0), AtomicBool::new(false), self.shape);
+        scope(|scope| {
+            for (thread, streams) in self.streams.iter_mut().enumerate() {
+                let (taken, stop) = (&taken, &stop);
+                scope.spawn(move || send(streams, shape, thread, taken, stop));
+            }
+            let end = Instant::now() + time;
+            while Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        taken.into_inner()
     }
+}
+
+fn send(streams: &mut [TcpStream], shape: Shape, thread: usize, taken: &AtomicU64, stop: &AtomicBool) {
+    let mine: Vec<Vec<u8>> = (thread..shape.names).step_by(shape.threads).map(request).collect();
     let (mut next, mut buffer) = (0, vec![0; 64 * 1024]);
     while !stop.load(Ordering::Relaxed) {
-        for stream in &mut streams {
+        for stream in streams.iter_mut() {
             let mut bytes = Vec::new();
             for _ in 0..shape.pipelined {
                 bytes.extend_from_slice(&mine[next % mine.len()]);
@@ -79,7 +92,7 @@ fn send(addr: SocketAddr, shape: Shape, thread: usize, taken: &AtomicU64, stop: 
             }
             stream.write_all(&bytes).unwrap();
         }
-        for stream in &mut streams {
+        for stream in streams.iter_mut() {
             let (mut seen, mut text) = (0, Vec::new());
             while seen < shape.pipelined {
                 let read = stream.read(&mut buffer).unwrap();

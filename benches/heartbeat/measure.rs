@@ -62,10 +62,11 @@ pub(crate) fn beats() -> Vec<Row> {
     ];
     for (what, connections, pipelined, theirs, goal) in shapes {
         let shape = Shape { threads: 2, connections, pipelined, names: NAMES };
-        load::run(tracker.addr, shape, Duration::from_secs(1));
+        let mut clients = load::connect(tracker.addr, shape);
+        clients.run(Duration::from_secs(1));
         let (before, writes, begun) =
             (cpu_parts(tracker.pid()), metric(&tracker, "store_writes_total"), Instant::now());
-        let taken = load::run(tracker.addr, shape, Duration::from_secs(8));
+        let taken = clients.run(Duration::from_secs(8));
         let (after, time) = (cpu_parts(tracker.pid()), begun.elapsed());
         let (own, kernel) = (after.0 - before.0, after.1 - before.1);
         let used = own + kernel;

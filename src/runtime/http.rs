@@ -21,7 +21,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
@@ -34,6 +34,10 @@ use self::patient::Patient;
 
 /// After a failure to take a connection, such as no free file, others are given time to end.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Connections that wait to be taken: thousands of clients come back at once after a restart, and one for whom there is no
+/// room tries again a second later. The system may allow fewer.
+const BACKLOG: u32 = 16 * 1024;
 
 /// How long connections have to finish once we are asked to stop.
 const DRAIN: Duration = Duration::from_secs(3);
@@ -112,7 +116,11 @@ impl Server {
     /// # Errors
     /// If the address cannot be listened on.
     pub async fn bind(address: SocketAddr, limits: Limits) -> io::Result<Self> {
-        Ok(Self { listener: TcpListener::bind(address).await?, limits })
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        // A port whose last connections have just ended is free.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        Ok(Self { listener: socket.listen(BACKLOG)?, limits })
     }
 
     /// # Errors
