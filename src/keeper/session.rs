@@ -6,6 +6,10 @@ use std::collections::{BinaryHeap, HashMap};
 
 use super::txn::Password;
 
+/// With more entries than these the queue is made anew: seldom enough to cost next to nothing for each entry.
+const QUEUE_PER_SESSION: usize = 4;
+const QUEUE_SLACK: usize = 64;
+
 #[derive(Debug, Clone, Copy)]
 pub struct Session {
     pub timeout_ms: i32,
@@ -16,8 +20,9 @@ pub struct Session {
 #[derive(Debug, Clone, Default)]
 pub struct Sessions {
     live: HashMap<i64, Session>,
-    /// One entry a session, at or before its true deadline: a touched session is looked up again when its old
-    /// entry comes up, so that a touch costs no queue work.
+    /// At least one entry a session, at or before its true deadline: a touched session is looked up again when its
+    /// old entry comes up, so that a touch costs no queue work. Entries of ended and re-attached sessions stay until
+    /// they come up, or until there are too many of them.
     queue: BinaryHeap<Reverse<(i64, i64)>>,
 }
 
@@ -25,7 +30,15 @@ impl Sessions {
     pub fn open(&mut self, id: i64, timeout_ms: i32, password: Password, now_ms: i64) {
         let deadline_ms = now_ms + i64::from(timeout_ms);
         self.live.insert(id, Session { timeout_ms, password, deadline_ms });
+        self.enqueue(deadline_ms, id);
+    }
+
+    fn enqueue(&mut self, deadline_ms: i64, id: i64) {
         self.queue.push(Reverse((deadline_ms, id)));
+        if self.queue.len() > QUEUE_SLACK + QUEUE_PER_SESSION * self.live.len() {
+            let live = self.live.iter().map(|(id, session)| Reverse((session.deadline_ms, *id)));
+            self.queue = live.collect();
+        }
     }
 
     pub fn close(&mut self, id: i64) -> bool {
@@ -59,8 +72,9 @@ impl Sessions {
     pub fn set_timeout(&mut self, id: i64, timeout_ms: i32, now_ms: i64) {
         if let Some(session) = self.live.get_mut(&id) {
             session.timeout_ms = timeout_ms;
-            session.deadline_ms = now_ms + i64::from(timeout_ms);
-            self.queue.push(Reverse((session.deadline_ms, id)));
+            let deadline_ms = now_ms + i64::from(timeout_ms);
+            session.deadline_ms = deadline_ms;
+            self.enqueue(deadline_ms, id);
         }
     }
 
@@ -131,6 +145,20 @@ mod tests {
         sessions.forgive(5_000);
         assert_eq!(expired(&mut sessions, 5_099), Vec::<i64>::new());
         assert_eq!(expired(&mut sessions, 5_100), [1]);
+    }
+
+    #[test]
+    fn sessions_that_come_back_or_end_leave_no_queue_behind() {
+        let mut sessions = Sessions::default();
+        sessions.open(1, 40_000, [0; 16], 0);
+        for n in 0..10_000 {
+            sessions.set_timeout(1, 40_000, n);
+            sessions.open(2 + n, 40_000, [0; 16], n);
+            sessions.close(2 + n);
+        }
+        assert!(sessions.queue.len() < 100, "{} entries for one session", sessions.queue.len());
+        assert_eq!(expired(&mut sessions, 49_998), Vec::<i64>::new());
+        assert_eq!(expired(&mut sessions, 49_999), [1]);
     }
 
     #[test]
