@@ -68,13 +68,10 @@ pub struct Service {
     /// Connections that must go because another took their session over, or because it ended.
     pub evicted: Vec<usize>,
     pub requests: u64,
-    next_session: i64,
 }
 
 impl Service {
     pub fn new(state: State, storage: Storage, rules: SessionRules) -> Self {
-        // Epochs rise with every start, so no session id is ever given out twice from one data directory.
-        let next_session = (state.zxid() >> 32 << 24) + 1;
         Service {
             state,
             storage,
@@ -84,7 +81,6 @@ impl Service {
             rules,
             evicted: Vec::new(),
             requests: 0,
-            next_session,
         }
     }
 
@@ -136,8 +132,8 @@ impl Service {
         let mut password = [0; 16];
         // Without randomness nobody else could be kept out of the session, so there is none.
         getrandom::fill(&mut password).ok()?;
-        let id = self.next_session;
-        self.next_session += 1;
+        // The zxid of its beginning: positive, and none is ever given out twice from one data directory.
+        let id = self.state.zxid() + 1;
         let txn = self.state.open_session(id, timeout_ms, password, now.mono_ms);
         self.storage.append(self.state.zxid(), now.wall_ms, &txn);
         Some((id, password))

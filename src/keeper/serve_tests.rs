@@ -64,3 +64,20 @@ fn an_ended_session_makes_nothing_more_over_a_connection_that_outlived_it() {
     assert_eq!(service.frame(&mut old, &create_ephemeral("/after"), NOW), Verdict::Close);
     assert_eq!(service.state.tree.ephemeral_count(), 0);
 }
+
+#[test]
+fn no_session_of_a_long_life_meets_one_of_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    let opened = |service: &mut Service| {
+        let mut peer = peer(0);
+        assert_eq!(service.frame(&mut peer, &connect(0, &[0; 16]), NOW), Verdict::Continue);
+        peer.session.unwrap()
+    };
+    let mut service = service(dir.path());
+    let first = opened(&mut service);
+    assert!(first > 0);
+    // As many ids as one life may use up lie between two starts.
+    drop(service);
+    let next = opened(&mut self::service(dir.path()));
+    assert!(next - first >= 1 << 32, "{first:#x} and then {next:#x}");
+}
