@@ -47,12 +47,14 @@ pub enum Stream {
 pub struct TlsStream {
     socket: TcpStream,
     session: ServerConnection,
+    /// How reading ended, kept until what came before it has been handed out.
+    ended: Option<io::Result<usize>>,
 }
 
 impl Stream {
     pub fn tls(socket: TcpStream, config: &Arc<ServerConfig>) -> io::Result<Self> {
         let session = ServerConnection::new(config.clone()).map_err(io::Error::other)?;
-        Ok(Stream::Tls(Box::new(TlsStream { socket, session })))
+        Ok(Stream::Tls(Box::new(TlsStream { socket, session, ended: None })))
     }
 
     /// Whether something is on its way that the socket has not taken, which the caller knows nothing of.
@@ -61,6 +63,12 @@ impl Stream {
             Stream::Plain(_) => false,
             Stream::Tls(tls) => tls.session.wants_write(),
         }
+    }
+
+    /// Whether the next read tells an end that came in behind the bytes of the last. The socket may be silent from here
+    /// on, so nothing else announces it.
+    pub fn has_ended(&self) -> bool {
+        matches!(self, Stream::Tls(tls) if tls.ended.is_some())
     }
 
     /// Ends the connection. Best effort: the peer may be gone already.
@@ -110,23 +118,29 @@ impl TlsStream {
     }
 
     /// As much as fits, until the socket has nothing more: a short read of a socket that is reported once per change
-    /// must mean that it is empty.
+    /// must mean that it is empty, or `ended` says how it ended.
     fn fill(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut filled = 0;
         while filled < buffer.len() {
             match self.session.reader().read(&mut buffer[filled..]) {
-                Ok(0) => break,
-                Ok(n) => filled += n,
-                Err(err) if err.kind() == ErrorKind::WouldBlock => match self.take_in() {
-                    Ok(true) => {}
-                    Ok(false) => break,
-                    Err(err) if err.kind() == ErrorKind::Interrupted => {}
-                    Err(err) if filled > 0 && err.kind() == ErrorKind::WouldBlock => break,
-                    Err(err) => return Err(err),
-                },
-                // The socket ended without a farewell.
-                Err(err) if err.kind() == ErrorKind::UnexpectedEof => break,
-                Err(err) => return Err(err),
+                Ok(n) if n > 0 => filled += n,
+                Err(err) if err.kind() == ErrorKind::WouldBlock && self.ended.is_none() => {
+                    match self.take_in() {
+                        Ok(true) => {}
+                        Ok(false) => self.ended = Some(Ok(0)),
+                        Err(err) if err.kind() == ErrorKind::Interrupted => {}
+                        Err(err) if err.kind() == ErrorKind::WouldBlock && filled > 0 => break,
+                        Err(err) if err.kind() == ErrorKind::WouldBlock => return Err(err),
+                        // What came in before it is still to be read.
+                        Err(err) => self.ended = Some(Err(err)),
+                    }
+                }
+                // All is read that came before the end, be that a farewell, a failure, or neither.
+                _ if filled > 0 => {
+                    self.ended.get_or_insert(Ok(0));
+                    break;
+                }
+                _ => return self.ended.take().unwrap_or(Ok(0)),
             }
         }
         Ok(filled)

@@ -45,7 +45,8 @@ struct Connection {
     /// The beginning of a frame whose end has not come yet, or requests that wait for their client to read.
     unhandled: Vec<u8>,
     since_ms: i64,
-    closing: bool,
+    /// Since when it is only there for its last answers to be taken.
+    closing_since_ms: Option<i64>,
     /// Its client does not take its answers; nothing is read from it until it does.
     blocked: bool,
 }
@@ -233,7 +234,7 @@ impl Server {
             addr,
             unhandled: Vec::new(),
             since_ms: now.mono_ms,
-            closing: false,
+            closing_since_ms: None,
             blocked: false,
         });
         Ok(())
@@ -242,7 +243,7 @@ impl Server {
     /// One read, and everything complete in it.
     fn read(&mut self, id: usize, now: Now) -> Result<(), KeeperError> {
         let Some(connection) = self.connections.get_mut(id) else { return Ok(()) };
-        if connection.closing || connection.blocked {
+        if connection.closing_since_ms.is_some() || connection.blocked {
             return Ok(());
         }
         let received = match connection.stream.read(&mut self.scratch) {
@@ -258,7 +259,7 @@ impl Server {
                 return Ok(());
             }
         };
-        if received == self.scratch.len() {
+        if received == self.scratch.len() || connection.stream.has_ended() {
             self.unread.push(id);
         }
         if connection.unhandled.is_empty() {
@@ -298,7 +299,7 @@ impl Server {
             if connection.peer.session.is_none() && words::is_word(*head) {
                 let text = words::answer(*head, &self.facts());
                 self.service.out.raw(id, text.as_bytes());
-                self.connections[id].closing = true;
+                self.connections[id].closing_since_ms = Some(now.mono_ms);
                 return bytes.len();
             }
             let len = match usize::try_from(i32::from_be_bytes(*head)) {
@@ -312,7 +313,7 @@ impl Server {
             let Some(frame) = bytes[at + 4..].get(..len) else { break };
             at += 4 + len;
             if self.service.frame(&mut connection.peer, frame, now) == Verdict::Close {
-                connection.closing = true;
+                connection.closing_since_ms = Some(now.mono_ms);
                 // Also with nothing left to say: the flush is what closes.
                 self.service.out.raw(id, &[]);
                 return bytes.len();
@@ -342,7 +343,7 @@ impl Server {
     fn flush(&mut self, id: usize) {
         let Some(connection) = self.connections.get_mut(id) else { return };
         match self.service.out.flush(id, &mut connection.stream) {
-            Flushed::All if connection.closing => self.close(id),
+            Flushed::All if connection.closing_since_ms.is_some() => self.close(id),
             Flushed::All => {
                 if std::mem::take(&mut connection.blocked) {
                     self.unread.push(id);
@@ -382,8 +383,10 @@ impl Server {
         let stale: Vec<usize> = self
             .connections
             .iter()
-            .filter(|(_, c)| c.peer.session.is_none() || c.closing)
-            .filter(|(_, c)| now.mono_ms - c.since_ms > patience_ms)
+            .filter(|(_, c)| {
+                let silent_since_ms = c.peer.session.is_none().then_some(c.since_ms);
+                c.closing_since_ms.or(silent_since_ms).is_some_and(|since| now.mono_ms - since > patience_ms)
+            })
             .map(|(id, _)| id)
             .collect();
         stale.into_iter().for_each(|id| self.close(id));
@@ -403,6 +406,9 @@ impl Server {
             self.read(id, now)?;
         }
         self.settle()?;
+        // Not left to the end of the process: TLS has a farewell.
+        let ids: Vec<usize> = self.connections.iter().map(|(id, _)| id).collect();
+        ids.into_iter().for_each(|id| self.close(id));
         self.service.storage.wait_for_snapshot();
         self.service.storage.snapshot(&self.service.state)?;
         self.service.storage.wait_for_snapshot();

@@ -37,10 +37,15 @@ fn create(path: &str) -> Vec<u8> {
 
 /// The loop's first half: waits for something to happen and handles it. Nothing is durable yet.
 fn half_a_turn(server: &mut Server) {
+    let now = server.now();
+    half_a_turn_at(server, now);
+}
+
+fn half_a_turn_at(server: &mut Server, now: Now) {
     let mut events = Events::with_capacity(16);
     server.poll.poll(&mut events, Some(Duration::from_secs(10))).unwrap();
     assert!(!events.is_empty(), "nothing came within 10 s");
-    server.turn(&events, server.now()).unwrap();
+    server.turn(&events, now).unwrap();
 }
 
 /// Bytes that have arrived at the client.
@@ -76,4 +81,30 @@ fn a_client_that_reads_again_gets_no_answer_before_the_sync() {
     assert_eq!(arrived(&client), before, "answered before the sync");
     server.settle().unwrap();
     assert!(arrived(&client) > before);
+}
+
+#[test]
+fn an_old_connection_has_its_time_to_take_the_last_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut server, _stop) = Server::new(Config::new(dir.path(), (Ipv4Addr::LOCALHOST, 0).into())).unwrap();
+    let mut client = Client::connect(server.local_addr()).unwrap();
+    client.set_nonblocking(true).unwrap();
+    client.write_all(&connect()).unwrap();
+    while arrived(&client) == 0 {
+        half_a_turn(&mut server);
+        server.settle().unwrap();
+    }
+    let mut close = Vec::new();
+    close.put_i32(2);
+    close.put_i32(op::CLOSE_SESSION);
+    client.write_all(&frame(&close)).unwrap();
+    let at = |mono_ms| Now { wall_ms: 1, mono_ms };
+    while server.service.state.sessions.len() > 0 {
+        half_a_turn_at(&mut server, at(60_000));
+    }
+    // Not settled, as if the client were slow: its answer is still to be taken.
+    server.chores(at(69_000)).unwrap();
+    assert_eq!(server.connections.len(), 1, "closed with an answer to be taken");
+    server.chores(at(70_001)).unwrap();
+    assert_eq!(server.connections.len(), 0, "a client that takes nothing stays for ever");
 }

@@ -161,3 +161,50 @@ pub(crate) fn what_is_no_tls_is_closed() {
     assert!(answer.len() < 16 && !answer.starts_with(b"imok"), "{answer:?}");
     assert_eq!(connect(&mut dial(&keeper, &authority, None)).expect("others are served"), 37);
 }
+
+/// What the session has for the socket, in one piece.
+fn flight(connection: &mut Connection) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while connection.conn.wants_write() {
+        connection.conn.write_tls(&mut bytes).expect("memory");
+    }
+    bytes
+}
+
+pub(crate) fn a_farewell_right_behind_a_request_is_seen_after_its_answer() {
+    let authority = Authority::new();
+    let (keeper, _dir) = authority.keeper(None, Limits::default());
+    let mut connection = dial(&keeper, &authority, None);
+    assert_eq!(connect(&mut connection).expect("served"), 37);
+    connection.conn.writer().write_all(&get(7, "/")).expect("taken");
+    connection.conn.send_close_notify();
+    // The socket stays open: only what is inside says that this is the end.
+    let bytes = flight(&mut connection);
+    connection.sock.write_all(&bytes).expect("sent");
+    assert_eq!(Take(&receive(&mut connection).expect("an answer")).int(), 7);
+    assert_eq!(connection.read(&mut [0; 1]).expect("a farewell in return"), 0);
+}
+
+pub(crate) fn a_request_before_garbage_is_handled() {
+    let authority = Authority::new();
+    let (keeper, _dir) = authority.keeper(None, Limits::default());
+    let mut connection = dial(&keeper, &authority, None);
+    assert_eq!(connect(&mut connection).expect("served"), 37);
+    let create = Put::new().int(1).int(op::CREATE).bytes("/before").bytes(b"").open_acl().int(0).framed();
+    connection.conn.writer().write_all(&create).expect("taken");
+    let mut bytes = flight(&mut connection);
+    bytes.extend_from_slice(&[0xff; 64]);
+    connection.sock.write_all(&bytes).expect("sent");
+    // The alert may overtake the answer, and ends what the client can read.
+    connection.sock.read_to_end(&mut Vec::new()).expect("closed");
+    assert!(Client::connect(keeper.local_addr()).get("/before").is_ok());
+}
+
+pub(crate) fn a_keeper_that_stops_says_farewell() {
+    let authority = Authority::new();
+    let (keeper, _dir) = authority.keeper(None, Limits::default());
+    let mut connection = dial(&keeper, &authority, None);
+    assert_eq!(connect(&mut connection).expect("served"), 37);
+    drop(keeper);
+    assert_eq!(connection.read(&mut [0; 1]).expect("a farewell, and no mere end"), 0);
+}
