@@ -99,7 +99,7 @@ fn an_old_connection_has_its_time_to_take_the_last_answers() {
     close.put_i32(op::CLOSE_SESSION);
     client.write_all(&frame(&close)).unwrap();
     let at = |mono_ms| Now { wall_ms: 1, mono_ms };
-    while server.service.state.sessions.len() > 0 {
+    while !server.service.state.sessions.is_empty() {
         half_a_turn_at(&mut server, at(60_000));
     }
     // Not settled, as if the client were slow: its answer is still to be taken.

@@ -80,7 +80,19 @@ fn keeper_tls() {
     tls::who_shows_no_certificate_of_the_authority_stays_out();
     tls::a_keeper_of_another_authority_is_found_out();
     tls::what_is_no_tls_is_closed();
+}
+
+#[test]
+fn keeper_tls_ends() {
     tls::a_farewell_right_behind_a_request_is_seen_after_its_answer();
+}
+
+#[test]
+fn keeper_tls_fails() {
     tls::a_request_before_garbage_is_handled();
+}
+
+#[test]
+fn keeper_tls_stops() {
     tls::a_keeper_that_stops_says_farewell();
 }
