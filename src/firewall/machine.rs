@@ -9,13 +9,14 @@ use std::time::Duration;
 use futures_util::future::select_all;
 use portcullis_provider::Firewall;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, info, warn};
 
 use super::agent::Agent;
 use super::own;
 use super::run::Progress;
 use crate::model::MachineId;
+use crate::runtime::reconcile::{Due, STORE_PAUSE, Timetable};
 use crate::store::acl::Acl;
 use crate::store::changes::Dirty;
 use crate::store::election::{Attempt, LEASE, Leadership, Seat};
@@ -25,12 +26,6 @@ use crate::store::tree::{self, Event, Feed as _, Tree, Write};
 /// Longer than a session outlives its process: a predecessor that was killed is waited for.
 const PREDECESSOR: Duration = Duration::from_secs(14);
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
-
-/// How long after a failure of the store the next attempt is made.
-const STORE_PAUSE: Duration = Duration::from_secs(1);
-
-/// How long a mass close waits for the look that confirms it.
-const DOUBT: Duration = Duration::from_secs(2);
 
 /// How long events are gathered after the first, so that a burst is one look.
 const GATHER: Duration = Duration::from_millis(5);
@@ -165,36 +160,32 @@ async fn hold<T: Tree, F: Firewall>(
     stop: &mut watch::Receiver<bool>,
 ) -> Result<Ended, Error> {
     let mut feeds = Feeds::<T>::new(claim.machine);
-    let mut resync_at = Instant::now();
-    let mut renew_at = Instant::now();
-    let mut doubt_at = None;
+    let mut timetable = Timetable::new(Instant::now(), claim.resync, LEASE / 3);
     // What happened while another held the machine is not known.
     if let Some(agent) = agent.as_deref_mut() {
         agent.forget();
     }
     loop {
-        let retry_at = agent.as_ref().and_then(|agent| agent.next_retry()).unwrap_or(resync_at);
-        let look = tokio::select! {
+        let retry_at = agent.as_ref().and_then(|agent| agent.next_retry());
+        let due = tokio::select! {
             biased;
             // A sender that is gone means the same as its word.
             _ = stop.wait_for(|stop| *stop) => return Ok(Ended::Stopped),
-            changed = feeds.next() => { changed?; Look::Again }
-            () = sleep_until(doubt_at.map_or(resync_at, |at| resync_at.min(at))) => Look::Again,
-            () = sleep_until(retry_at) => Look::Retry,
-            () = sleep_until(renew_at) => Look::No,
+            changed = feeds.next() => { changed?; Due::Everything }
+            due = timetable.due(retry_at) => due,
         };
-        debug!(machine = %claim.machine, ?look, "woken");
+        debug!(machine = %claim.machine, ?due, "woken");
         if !lead.confirm(tree).await? {
             return Ok(Ended::Lost);
         }
-        renew_at = Instant::now() + LEASE / 3;
+        timetable.renewed();
         let mut dirty = Dirty::default();
-        match look {
-            Look::No => continue,
-            Look::Retry => {}
-            Look::Again => {
+        match due {
+            Due::Lease => continue,
+            Due::Retries => {}
+            Due::Everything => {
                 dirty.add(&Event::Everything);
-                resync_at = Instant::now() + claim.resync;
+                timetable.resynced();
             }
         }
         let Some(agent) = agent.as_deref_mut() else { continue };
@@ -214,22 +205,15 @@ async fn hold<T: Tree, F: Firewall>(
             // Somebody else wrote what we wrote about, or our claim has ended: everything is read again.
             Err(crate::store::Error::Tree(err)) if err.is_conflict() => {
                 warn!(error = %err, "report changed meanwhile");
-                resync_at = Instant::now() + STORE_PAUSE;
+                timetable.disturbed();
             }
             Err(err) => return Err(err.into()),
         }
-        doubt_at = agent.in_doubt().then(|| Instant::now() + DOUBT);
+        timetable.doubts(agent.in_doubt());
         if let Some(view) = agent.view() {
             feeds.watch(tree, own::watched(view, claim.machine)).await?;
         }
     }
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Look {
-    Again,
-    Retry,
-    No,
 }
 
 /// Whether we were asked to stop meanwhile.

@@ -6,24 +6,19 @@ use std::time::Duration;
 
 use portcullis_provider::{Firewall, Machines, Memory};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::agent::{Agent, Pass};
 use super::provisioner::{News, Provisioner, Wake};
 use crate::model::planted::{Bug, planted};
+use crate::runtime::reconcile::{Due, STORE_PAUSE, Timetable};
 use crate::store::Error;
 use crate::store::acl::Roles;
 use crate::store::changes::{Changes, Dirty};
 use crate::store::election::{LEASE, Leadership};
 use crate::store::paths;
 use crate::store::tree::{self, Event, Tree};
-
-/// How long after a failure of the store the next attempt is made.
-const STORE_PAUSE: Duration = Duration::from_secs(1);
-
-/// How long a mass close waits for the look that confirms it.
-const DOUBT: Duration = Duration::from_secs(2);
 
 /// What the agent is doing, for whoever watches it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -151,31 +146,30 @@ impl<T: Tree, F: Firewall> Passes<'_, T, F> {
         self.agent.prepare().await?;
         let mut changes = Changes::new(self.tree.watch(&paths::root()).await?);
         let resync = if planted(Bug::NoResync) { 1000 * self.resync } else { self.resync };
-        let mut resync_at = Instant::now() + resync;
-        let mut renew_at = Instant::now();
-        let mut doubt_at = None;
+        let mut timetable = Timetable::new(Instant::now() + resync, resync, LEASE / 3);
         let mut everything = Dirty::default();
         everything.add(&Event::Everything);
         loop {
-            let retry_at = self.agent.next_retry().unwrap_or(resync_at);
             let dirty = tokio::select! {
                 biased;
                 _ = stop.wait_for(|stop| *stop && !planted(Bug::DeafToStop)) => return Ok(Ended::Stopped),
                 dirty = changes.next() => Some(dirty?).filter(|dirty| {
                     !(planted(Bug::IgnoresReconnects) && dirty.everything() && self.agent.view().is_some())
                 }),
-                () = sleep_until(doubt_at.map_or(resync_at, |doubt_at| resync_at.min(doubt_at))) => Some(everything.clone()),
-                () = sleep_until(retry_at) => Some(Dirty::default()),
-                () = sleep_until(renew_at) => None,
+                due = timetable.due(self.agent.next_retry()) => match due {
+                    Due::Everything => Some(everything.clone()),
+                    Due::Retries => Some(Dirty::default()),
+                    Due::Lease => None,
+                },
                 Some(news) = self.news.recv() => Some(self.hear(news)),
             };
             if !self.lead.confirm(self.tree).await? {
                 return Ok(Ended::Replaced);
             }
-            renew_at = Instant::now() + LEASE / 3;
+            timetable.renewed();
             let Some(dirty) = dirty else { continue };
             if dirty.everything() {
-                resync_at = Instant::now() + resync;
+                timetable.resynced();
             }
             self.wake(&dirty);
             let pass = match self.agent.pass(&dirty, &self.lead).await {
@@ -186,14 +180,13 @@ impl<T: Tree, F: Firewall> Passes<'_, T, F> {
                 // Somebody else wrote what we wrote about: everything is read again.
                 Err(Error::Tree(err)) if err.is_conflict() => {
                     warn!(error = %err, "reports changed meanwhile");
-                    resync_at = Instant::now() + STORE_PAUSE;
+                    timetable.disturbed();
                     continue;
                 }
                 Err(Error::Tree(err)) if err.is_retryable() && planted(Bug::KeepsItsView) => continue,
                 Err(err) => return Err(err),
             };
-            doubt_at =
-                (self.agent.in_doubt() && !planted(Bug::DoubtNeverRipens)).then(|| Instant::now() + DOUBT);
+            timetable.doubts(self.agent.in_doubt() && !planted(Bug::DoubtNeverRipens));
             self.progress.send_modify(|progress| {
                 progress.passes += 1;
                 progress.last = pass;

@@ -5,5 +5,6 @@ pub mod clock;
 pub mod files;
 pub mod http;
 pub mod prometheus;
+pub mod reconcile;
 pub mod shutdown;
 pub mod telemetry;

@@ -1,5 +1,7 @@
 //! What an operator does all day.
 
+use std::time::Duration;
+
 use crate::harness::wait_for;
 use crate::world::{DEADLINE, World};
 
@@ -14,10 +16,7 @@ pub(crate) fn a_machine_is_launched_opened_shut_and_ended(world: &World) {
     world.deploy("wordpress", 0);
     world.hook("wordpress/0", "open-port 80");
     // Launching leaves nothing behind that would still make calls.
-    wait_for("no more calls", DEADLINE, || {
-        std::thread::sleep(std::time::Duration::from_secs(1));
-        (world.requests() == (0, 0)).then_some(())
-    });
+    world.quiet_for(Duration::from_secs(1));
 
     world.operator.does(&["expose", "wordpress"]);
     world.has_ports(0, &[80]);

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aws_sdk_ec2::types::{IpPermission, SecurityGroup};
 use serde_json::Value;
@@ -161,6 +161,18 @@ impl World {
         let describes = |name: &str| name.starts_with("Describe");
         let reads = counts.iter().filter(|(name, _)| describes(name)).map(|(_, count)| count).sum();
         (counts.values().sum::<usize>() - reads, reads)
+    }
+
+    /// Waits until nothing was asked of EC2 for that long, and says how many requests came before.
+    pub(crate) fn quiet_for(&self, silence: Duration) -> (usize, usize) {
+        let (mut changes, mut reads, mut since) = (0, 0, Instant::now());
+        wait_for("quiet", 4 * DEADLINE, || {
+            let (more_changes, more_reads) = self.requests();
+            if more_changes + more_reads > 0 {
+                (changes, reads, since) = (changes + more_changes, reads + more_reads, Instant::now());
+            }
+            (since.elapsed() >= silence).then_some((changes, reads))
+        })
     }
 }
 
