@@ -63,7 +63,7 @@ pub(crate) fn a_dry_run_changes_nothing_and_says_so(world: &World) {
         (seen >= 3).then_some(())
     });
     assert!(reads(world).unwrap_or(0) <= 1);
-    assert_eq!(dry.log().matches("firewall not changed").count(), 1, "{}", dry.log());
+    assert_eq!(dry.log().matches("firewall left alone").count(), 1, "{}", dry.log());
     assert_eq!(world.ports(0).unwrap().len(), 0);
     dry.ends();
 }
