@@ -25,7 +25,7 @@ fn batches(steps: Vec<Vec<Write>>) -> Vec<Vec<Write>> {
         step.iter()
             .map(|write| match write {
                 Write::Create { data, .. } | Write::SetIfVersion { data, .. } => data.len() + 400,
-                Write::DeleteIfVersion { .. } | Write::Check { .. } => 200,
+                Write::DeleteIfVersion { .. } | Write::Delete { .. } | Write::Check { .. } => 200,
             })
             .sum()
     };

@@ -8,7 +8,7 @@ use super::error::Error;
 use super::paths;
 use super::records::{CHARM_HASH, Service, corrupt};
 use super::retry::Attempts;
-use super::subtree::deletions;
+use super::subtree::{deletions, remove};
 use super::tree::{self, Read, Tree, Write};
 use super::units::Counter;
 use crate::model::{CharmHash, ServiceId};
@@ -98,7 +98,7 @@ impl<T: Tree> Environment<T> {
         }
         let mut writes = vec![counter.check()];
         writes.extend(deletions(&self.tree, vec![paths::charm(hash)]).await?);
-        match self.tree.write(writes).await {
+        match remove(&self.tree, writes).await {
             // Somebody deployed or swept meanwhile: the next sweep finds what is left.
             Err(e) if e.is_conflict() => Ok(()),
             other => Ok(other?),

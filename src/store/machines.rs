@@ -7,7 +7,7 @@ use super::error::Error;
 use super::paths;
 use super::records::{Machine, Placement, corrupt, credentials_to_bytes, parse_credentials};
 use super::retry::Attempts;
-use super::subtree::deletions;
+use super::subtree::{deletions, remove};
 use super::tree::{self, Read, Tree, Write};
 use super::units::Counter;
 use crate::model::{InstanceId, MachineId};
@@ -148,7 +148,7 @@ impl<T: Tree> Environment<T> {
                 }
                 let writes =
                     deletions(&self.tree, ids.iter().map(|&id| paths::machine(id)).collect()).await?;
-                match self.tree.write(writes).await {
+                match remove(&self.tree, writes).await {
                     Ok(()) => return Ok(()),
                     Err(e) => attempts.after(e).await?,
                 }

@@ -305,6 +305,7 @@ fn op_of(write: &Write) -> Op<'_> {
             Op::SetData { path, data: Some(data), version: *version }
         }
         Write::DeleteIfVersion { version, .. } => Op::Delete { path, version: *version },
+        Write::Delete { .. } => Op::Delete { path, version: -1 },
         Write::Check { version, .. } => Op::Check { path, version: *version },
     }
 }

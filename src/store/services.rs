@@ -10,7 +10,7 @@ use super::records::{
     parse_credentials, parse_exposed,
 };
 use super::retry::Attempts;
-use super::subtree::deletions;
+use super::subtree::{deletions, remove};
 use super::tree::{self, Read, Tree, Write};
 use super::units::{Counter, Draft, MAX_UNITS, Placed};
 use crate::model::{CharmUrl, Cidr, MachineId, ServiceId, ServiceName, UnitId, UnitName};
@@ -144,7 +144,7 @@ impl<T: Tree> Environment<T> {
                 }
                 let mut writes = vec![counter.check()];
                 writes.extend(deletions(&self.tree, roots).await?);
-                match self.tree.write(writes).await {
+                match remove(&self.tree, writes).await {
                     Ok(()) if last => return Ok(()),
                     Ok(()) => {}
                     Err(e) => attempts.after(e).await?,
@@ -256,7 +256,7 @@ impl<T: Tree> Environment<T> {
                 if writes.is_empty() {
                     return Ok(if attempts.unsure { Flag::Changed } else { Flag::AlreadySo });
                 }
-                match self.tree.write(writes).await {
+                match remove(&self.tree, writes).await {
                     Ok(()) => return Ok(Flag::Changed),
                     Err(e) => attempts.after(e).await?,
                 }

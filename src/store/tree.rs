@@ -70,6 +70,10 @@ pub enum Write {
         path: NodePath,
         version: i32,
     },
+    /// Whatever its version: for a znode that may be deleted and not read.
+    Delete {
+        path: NodePath,
+    },
     Check {
         path: NodePath,
         version: i32,
@@ -87,6 +91,7 @@ impl Write {
             Self::Create { path, .. }
             | Self::SetIfVersion { path, .. }
             | Self::DeleteIfVersion { path, .. }
+            | Self::Delete { path }
             | Self::Check { path, .. } => path,
         }
     }
@@ -99,7 +104,7 @@ pub(super) fn check_size(writes: &[Write]) -> Result<(), Error> {
         let (bytes, grants) = match write {
             Write::Create { data, acl, .. } => (data.len(), acl.grants().len()),
             Write::SetIfVersion { data, .. } => (data.len(), 0),
-            Write::DeleteIfVersion { .. } | Write::Check { .. } => (0, 0),
+            Write::DeleteIfVersion { .. } | Write::Delete { .. } | Write::Check { .. } => (0, 0),
         };
         if bytes > MAX_DATA {
             return Err(Error::TooLarge { path: write.path().clone(), bytes, limit: MAX_DATA });

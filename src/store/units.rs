@@ -12,7 +12,7 @@ use super::records::{
 };
 use super::retry::Attempts;
 use super::services::first_numbers;
-use super::subtree::deletions;
+use super::subtree::{deletions, remove};
 use super::tree::{self, Read, Tree, Write};
 use crate::model::{MachineId, ServiceId, ServiceName, UnitId, UnitName};
 use serde_json::{Map, Value};
@@ -327,7 +327,7 @@ impl<T: Tree> Environment<T> {
                 };
                 let roots = self.unit_roots(&[(name.clone(), id)]).await?;
                 let writes = deletions(&self.tree, roots).await?;
-                match self.tree.write(writes).await {
+                match remove(&self.tree, writes).await {
                     Ok(()) => return Ok(()),
                     Err(e) => attempts.after(e).await?,
                 }

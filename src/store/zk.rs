@@ -304,6 +304,7 @@ impl Link {
             }
             Write::SetIfVersion { data, version, .. } => writer.add_set_data(&path, data, Some(*version)),
             Write::DeleteIfVersion { version, .. } => writer.add_delete(&path, Some(*version)),
+            Write::Delete { .. } => writer.add_delete(&path, None),
             Write::Check { version, .. } => writer.add_check_version(&path, *version),
         }
     }

@@ -70,7 +70,15 @@ pub(super) async fn versions_guard_every_change(place: &impl Place) {
     tree.write(vec![create(child.clone(), "")]).await.unwrap();
     assert_eq!(tree.get(&path).await.unwrap().children, 1);
     assert_eq!(tree.write(vec![delete(1)]).await, Err(Error::NotEmpty(path.clone())));
-    tree.write(vec![Write::DeleteIfVersion { path: child, version: 0 }, delete(1)]).await.unwrap();
+    let whatever = |path: &NodePath| Write::Delete { path: path.clone() };
+    assert_eq!(tree.write(vec![whatever(&path)]).await, Err(Error::NotEmpty(path.clone())));
+    tree.write(vec![Write::DeleteIfVersion { path: child.clone(), version: 0 }, delete(1)]).await.unwrap();
+    assert_eq!(tree.exists(&path).await, Ok(false));
+
+    // Without a version, what counts is that it is there.
+    assert_eq!(tree.write(vec![whatever(&path)]).await, Err(Error::NoNode(path.clone())));
+    tree.write(vec![create(path.clone(), ""), set(0, "f"), create(child.clone(), "")]).await.unwrap();
+    tree.write(vec![whatever(&child), whatever(&path)]).await.unwrap();
     assert_eq!(tree.exists(&path).await, Ok(false));
 }
 

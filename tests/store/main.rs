@@ -105,6 +105,7 @@ fn scenarios<P: Place>() -> Vec<Scenario<P>> {
         rights::the_controller_reads_all_and_writes_what_providers_say,
         rights::nobody_else_sees_anything,
         rights::what_a_machine_keeps_to_itself_hides_nothing_else,
+        rights::what_a_machine_hides_goes_with_it,
         operations::a_unit_that_is_gone_has_nothing_open,
     ]
 }

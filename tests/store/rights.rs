@@ -339,3 +339,24 @@ pub(super) async fn what_a_machine_keeps_to_itself_hides_nothing_else(place: &im
     assert_eq!(seen.units[&other].state, None);
     assert!(seen.machines[&here].said[1].is_err() && seen.machines[&there].said[1] == Ok(None));
 }
+
+pub(super) async fn what_a_machine_hides_goes_with_it(place: &impl Place) {
+    let (environment, _) = populate(place).await;
+    let boss = environment.tree();
+    let here = MachineId::new(0);
+    let (id, _) = environment.unit(&unit("mine/0")).await.unwrap();
+    let credential = environment.machine_credential(here).await.unwrap();
+    let agent = place.connect(Some(&credential)).await;
+    let only_me = || Roles { operator: credential.identity(), controller: credential.identity() }.operators();
+    let hidden = [paths::unit_state(id), paths::machine_trackers(here)];
+    let hide = |path: &NodePath| Write::create(path.clone(), b"{}", only_me());
+    agent.write(hidden.iter().map(hide).collect()).await.unwrap();
+    for path in &hidden {
+        assert!(!may_read(boss, path).await, "{path} is not hidden");
+    }
+    environment.remove_unit(&unit("mine/0")).await.unwrap();
+    environment.terminate_machines(&[here]).await.unwrap();
+    for path in [paths::unit(id), paths::machine(here)] {
+        assert!(!boss.exists(&path).await.unwrap(), "{path} is still there");
+    }
+}
