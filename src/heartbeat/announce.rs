@@ -2,6 +2,7 @@
 //! addresses of all trackers in it. A shell beside the judge: a machine whose node cannot be written waits for the next
 //! round, and holds up nobody.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::store::Error;
 use crate::store::acl::Roles;
 use crate::store::paths;
 use crate::store::records::parse_credentials;
-use crate::store::tree::{self, Feed as _, Read, Tree, Write};
+use crate::store::tree::{self, Feed as _, Tree, Write};
 
 /// How often it is looked whether anything is to be told.
 const ROUND: Duration = Duration::from_secs(2);
@@ -41,6 +42,9 @@ struct Told {
     seen: BTreeMap<String, Instant>,
     list: Vec<u8>,
     machines: BTreeSet<MachineId>,
+    /// Those that could not be told and of whom that was said. A machine may shut us out of its node, for as long as it
+    /// likes.
+    in_trouble: BTreeSet<MachineId>,
 }
 
 /// Keeps every machine told for as long as this replica judges. Runs until it is dropped.
@@ -64,7 +68,7 @@ impl Told {
         let now = Instant::now();
         self.seen.extend(corner::tracker_urls(tree).await?.into_iter().map(|url| (url, now)));
         self.seen.retain(|_, at| *at + REMEMBERED > now);
-        let urls: Vec<&String> = self.seen.keys().take(MAX_TRACKERS).collect();
+        let urls = self.newest();
         if urls.is_empty() {
             return Ok(());
         }
@@ -77,18 +81,40 @@ impl Told {
         let there: BTreeSet<MachineId> =
             names.iter().filter_map(|name| MachineId::from_key(name).ok()).collect();
         self.machines.retain(|machine| there.contains(machine));
+        self.in_trouble.retain(|machine| there.contains(machine));
         let missing: Vec<MachineId> = there.difference(&self.machines).copied().collect();
-        let reads = missing.iter().map(|id| Read::Data(paths::machine_trackers(*id))).collect();
-        let found = tree.read_many(reads).await?;
+        let nodes = missing.iter().map(|id| paths::machine_trackers(*id)).collect();
+        let found = tree.data_of_each(nodes).await?;
         for (machine, answer) in missing.into_iter().zip(found) {
-            match self.tell(tree, roles, machine, answer.into_data()).await {
-                Ok(()) => drop(self.machines.insert(machine)),
-                Err(Error::Tree(err)) if err.is_retryable() => return Err(err.into()),
-                // Gone, changed by somebody else, or not to be written by us: its own trouble.
-                Err(problem) => warn!(%machine, %problem, "a machine is not told where trackers are"),
+            let problem = match answer {
+                Ok(known) => match self.tell(tree, roles, machine, known).await {
+                    Ok(()) => {
+                        self.machines.insert(machine);
+                        self.in_trouble.remove(&machine);
+                        continue;
+                    }
+                    Err(Error::Tree(err)) if err.is_retryable() => return Err(err.into()),
+                    // Gone, changed by somebody else, or not to be written by us: its own trouble.
+                    Err(problem) => problem.to_string(),
+                },
+                Err(refused) => refused,
+            };
+            if self.in_trouble.insert(machine) {
+                warn!(%machine, %problem, "a machine is not told where trackers are");
             }
         }
         Ok(())
+    }
+
+    /// Those that are there before those that were, and no more than fit into a list; in the order of their names, so that
+    /// the same trackers are the same list.
+    fn newest(&self) -> Vec<&String> {
+        let mut urls: Vec<(&String, &Instant)> = self.seen.iter().collect();
+        urls.sort_by_key(|(_, at)| Reverse(**at));
+        urls.truncate(MAX_TRACKERS);
+        let mut urls: Vec<&String> = urls.into_iter().map(|(url, _)| url).collect();
+        urls.sort_unstable();
+        urls
     }
 
     async fn tell<T: Tree>(
@@ -158,6 +184,78 @@ fn parse(data: &[u8]) -> Option<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::records::Placement;
+    use crate::store::{Bootstrap, Credential, Environment, MemoryStore, MemoryTree};
+
+    /// A tracker at `url`, two machines, and a session of the controller.
+    async fn world(url: &str) -> (MemoryStore, Environment<MemoryTree>, MemoryTree) {
+        let store = MemoryStore::default();
+        let [operator, controller] =
+            ["operator:x", "controller:x"].map(|text| Credential::parse(text).unwrap());
+        let wanted = Bootstrap {
+            environment: "test".parse().unwrap(),
+            placement: Placement::Unassigned,
+            operator: operator.identity(),
+            controller: controller.identity(),
+        };
+        let boss = store.connect(Some(&operator));
+        let environment = Environment::bootstrap(boss, &wanted).await.unwrap();
+        for _ in 0..2 {
+            environment.add_machine(None).await.unwrap();
+        }
+        let tree = store.connect(Some(&controller));
+        let roles = &environment.info().roles;
+        corner::ensure(&tree, roles).await.unwrap();
+        let replica = Write::create(paths::heartbeat_replica("a"), url, roles.controllers());
+        tree.write(vec![replica]).await.unwrap();
+        (store, environment, tree)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_machine_that_shuts_us_out_holds_up_nobody() {
+        let (store, environment, tree) = world("http://a:1").await;
+        let roles = &environment.info().roles;
+        let [first, second] = [MachineId::new(0), MachineId::new(1)];
+        let credential = environment.machine_credential(first).await.unwrap();
+        let identity = credential.identity();
+        let only_me = Roles { operator: identity.clone(), controller: identity.clone() }.operators();
+        let agent = store.connect(Some(&credential));
+        let hidden = paths::machine_trackers(first);
+        agent.write(vec![Write::create(hidden.clone(), Vec::new(), only_me)]).await.unwrap();
+
+        let mut told = Told::default();
+        for _ in 0..2 {
+            told.round(&tree, roles).await.unwrap();
+            assert_eq!(told.machines, [second].into());
+            assert_eq!(told.in_trouble, [first].into(), "said once");
+        }
+        let other = store.connect(Some(&environment.machine_credential(second).await.unwrap()));
+        let (found, mut lists) = watch::channel(Vec::new());
+        tokio::select! {
+            () = follow(other, second, found) => {}
+            list = lists.wait_for(|list| !list.is_empty()) => assert_eq!(*list.unwrap(), ["http://a:1"]),
+        }
+        agent.set_acl(&hidden, roles.machine_trackers(&identity)).await.unwrap();
+        told.round(&tree, roles).await.unwrap();
+        assert_eq!(told.machines, [first, second].into());
+        assert_eq!(told.in_trouble, [].into());
+        assert_eq!(agent.get(&hidden).await.unwrap().data, br#"["http://a:1"]"#);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn trackers_that_are_there_come_before_those_that_were() {
+        let (_store, environment, tree) = world("http://z:1").await;
+        let mut told = Told::default();
+        let gone = |number| (format!("http://a{number}:1"), Instant::now());
+        told.seen.extend((0..MAX_TRACKERS).map(gone));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        told.round(&tree, &environment.info().roles).await.unwrap();
+        let list = parse(&told.list).unwrap();
+        assert_eq!((list.len(), list.last().unwrap().as_str()), (MAX_TRACKERS, "http://z:1"));
+        tokio::time::advance(REMEMBERED).await;
+        told.round(&tree, &environment.info().roles).await.unwrap();
+        assert_eq!(parse(&told.list).unwrap(), ["http://z:1"]);
+    }
 
     #[test]
     fn only_addresses_are_a_list() {
