@@ -226,7 +226,10 @@ async fn by_the_book<H: Handler>(
     builder.timer(TokioTimer::new()).max_header_size(limits.head_bytes).header_read_timeout(limits.head_time);
     let io = TokioIo::new(Patient::new(stream, limits.write_time).after(read));
     let mut serving = pin!(builder.serve_connection(io, service));
+    // Serving first: what it has of a request by now is read before it is told to end, and is not thrown away for one that
+    // has not begun.
     let ended = tokio::select! {
+        biased;
         ended = serving.as_mut() => ended,
         () = stopped(&mut stop) => {
             serving.as_mut().graceful_shutdown();
