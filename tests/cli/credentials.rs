@@ -49,9 +49,9 @@ pub(crate) fn a_file_without_a_tree_is_taken_up(site: &Site) {
     operator.is_refused(&["status"], 1, "environment 'local' is not bootstrapped in the store at");
     operator.does(&["bootstrap"]);
     // The same credentials, and from now on the tree they belong to.
-    let mut known: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let mut known: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     assert!(known.as_object_mut().unwrap().remove("cluster-id").is_some());
-    assert_eq!(known, serde_json::from_str::<serde_json::Value>(&contents).unwrap());
+    assert_eq!(known, serde_json::from_str::<Value>(&contents).unwrap());
     operator.does(&["status"]);
 }
 
