@@ -204,7 +204,7 @@ fn is_number(text: &str) -> bool {
         [b'0', _, ..] => (8, &lower[1..]),
         _ => (10, lower.as_str()),
     };
-    !digits.starts_with('+') && i64::from_str_radix(digits, radix).is_ok()
+    !digits.starts_with(['+', '-']) && i64::from_str_radix(digits, radix).is_ok()
 }
 
 fn states(bytes: &[u8]) -> Result<Wish<'_>, String> {
