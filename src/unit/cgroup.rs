@@ -3,14 +3,24 @@
 //! that is started anew may be in another place of the tree of groups. No decision is made here.
 
 use std::collections::BTreeSet;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write as _};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, access};
+use sha2::{Digest as _, Sha256};
 
 /// Where a unit's groups are written down.
 const FILE: &str = "cgroups";
 
-/// A group, as processes name it and as a directory.
+/// As many groups as a unit may have, one for each place of the tree that its agent was ever in.
+const MAX_GROUPS: usize = 64;
+const MAX_NOTE_BYTES: u64 = 256 * 1024;
+
+/// How often another name is tried. Even a second time is as good as never.
+const MAX_NAMES: usize = 3;
+
+/// A group, as processes name it and as a directory. The last part of both is the same, and no other group's.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Group {
     name: String,
@@ -22,46 +32,110 @@ pub(super) struct Group {
 /// # Errors
 /// If there are no control groups of the second kind here, or none that we may change.
 pub(super) fn join(runs: &Path) -> io::Result<()> {
-    for group in noted(runs) {
-        if group.enter().is_ok() {
+    let known = noted(runs);
+    let own = here().and_then(|here| join_below(&here, &known, runs));
+    own.or_else(|error| {
+        // One that an agent before us made elsewhere is better than none.
+        known.iter().find_map(|group| group.enter().ok()).ok_or(error)
+    })
+}
+
+fn join_below(here: &Group, known: &BTreeSet<Group>, runs: &Path) -> io::Result<()> {
+    let near = known.iter().filter(|group| group.directory.parent() == Some(&here.directory));
+    for group in near {
+        // One that was cleared away while it was empty can be had again: its name is still ours.
+        let made = || fs::create_dir(&group.directory).and_then(|()| group.enter());
+        if group.enter().or_else(|_| made()).is_ok() {
             return Ok(());
         }
     }
-    let group = Group::below(&here()?, runs);
+    if known.len() >= MAX_GROUPS {
+        return Err(io::Error::other("the unit has too many control groups"));
+    }
+    let group = make(here, runs)?;
     // Before anything is in it, so that nothing is ever in a group that nobody knows of.
-    let mut file = OpenOptions::new().create(true).append(true).open(runs.join(FILE))?;
-    writeln!(file, "{}\t{}", group.name, group.directory.display())?;
-    match fs::create_dir(&group.directory) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
+    if let Err(error) = note(&group, runs) {
+        // Empty, and nobody else's: it goes, or stays as harmless as it is.
+        let _ = fs::remove_dir(&group.directory);
+        return Err(error);
     }
     group.enter()
 }
 
+/// A new group. One that is there already is somebody else's, whatever its name.
+fn make(here: &Group, runs: &Path) -> io::Result<Group> {
+    for _ in 0..MAX_NAMES {
+        let group = Group::below(here, runs, getrandom::u64().map_err(io::Error::other)?);
+        match fs::create_dir(&group.directory) {
+            Ok(()) => return Ok(group),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+fn note(group: &Group, runs: &Path) -> io::Result<()> {
+    let mut file = OpenOptions::new().create(true).append(true).open(runs.join(FILE))?;
+    // What came before may have ended in the middle of a line.
+    let before = read_note(runs);
+    let fresh = if before.is_empty() || before.ends_with('\n') { "" } else { "\n" };
+    // At once, so that it is there whole or cannot be read.
+    file.write_all(format!("{fresh}{}\t{}\n", group.name, group.directory.display()).as_bytes())
+}
+
 /// The groups that a unit's hooks were ever in.
 pub(super) fn noted(runs: &Path) -> BTreeSet<Group> {
-    let text = fs::read_to_string(runs.join(FILE)).unwrap_or_default();
-    let group = |line: &str| {
-        let (name, directory) = line.split_once('\t')?;
-        // Never the group of everybody.
-        let ours = name.rsplit('/').next().is_some_and(|last| last.starts_with(PREFIX));
-        ours.then(|| Group { name: name.to_owned(), directory: PathBuf::from(directory) })
-    };
-    text.lines().filter_map(group).collect()
+    let text = read_note(runs);
+    let whole = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
+    whole.filter_map(|line| Group::parse(line, runs)).take(MAX_GROUPS).collect()
+}
+
+fn read_note(runs: &Path) -> String {
+    let mut bytes = Vec::new();
+    let read = File::open(runs.join(FILE)).and_then(|file| file.take(MAX_NOTE_BYTES).read_to_end(&mut bytes));
+    // A unit that never had a group has no note.
+    read.map_or_else(|_| String::new(), |_| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Whether hooks can have a control group, as far as can be told without making one.
+///
+/// # Errors
+/// Why not.
+pub(super) fn check() -> io::Result<()> {
+    let directory = here()?.directory;
+    access(&directory, Access::WRITE_OK | Access::EXEC_OK)?;
+    Ok(access(directory.join("cgroup.procs"), Access::WRITE_OK)?)
 }
 
 const PREFIX: &str = "portcullis-";
-const MAX_NAME_BYTES: usize = 200;
+
+/// What the groups of one unit begin with, and those of no other unit of this kernel: whose they are is in the whole path.
+fn own_prefix(runs: &Path) -> String {
+    let path = fs::canonicalize(runs).unwrap_or_else(|_| runs.to_owned());
+    let unit = path.file_name().unwrap_or_default().to_string_lossy();
+    // For people who look at the tree of groups.
+    let shown: String = unit.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(40).collect();
+    let digest = Sha256::digest(path.as_os_str().as_encoded_bytes());
+    let hash = digest.iter().take(8).fold(0, |hash: u64, byte| hash << 8 | u64::from(*byte));
+    format!("{PREFIX}{shown}-{hash:016x}-")
+}
 
 impl Group {
-    fn below(parent: &Self, runs: &Path) -> Self {
-        // Unlike that of any other unit of this kernel; the path says which unit it is.
-        let path = runs.to_string_lossy();
-        let plain = path.trim_start_matches('/').replace(|c: char| !c.is_ascii_alphanumeric(), "-");
-        // As long as a file's name may be; the end is what differs.
-        let name = format!("{PREFIX}{}", &plain[plain.len().saturating_sub(MAX_NAME_BYTES)..]);
+    fn below(parent: &Self, runs: &Path, token: u64) -> Self {
+        let name = format!("{}{token:016x}", own_prefix(runs));
         let above = parent.name.trim_end_matches('/');
         Self { name: format!("{above}/{name}"), directory: parent.directory.join(name) }
+    }
+
+    /// `None` for everything that is not a group of just this unit: what is noted is what will be killed.
+    fn parse(line: &str, runs: &Path) -> Option<Self> {
+        let (name, directory) = line.split_once('\t')?;
+        let (last, directory) = (name.rsplit('/').next()?, PathBuf::from(directory));
+        let token = last.strip_prefix(&own_prefix(runs))?;
+        let shaped = token.len() == 16 && token.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let same = directory.is_absolute() && directory.file_name()?.to_str() == Some(last);
+        (shaped && same).then(|| Self { name: name.to_owned(), directory })
     }
 
     fn enter(&self) -> io::Result<()> {
@@ -83,14 +157,48 @@ impl Group {
         let _ = file.and_then(|mut file| file.write_all(b"1"));
     }
 
-    /// An empty group goes; one that is gone already is as good.
-    pub(super) fn remove(&self) {
-        if let Err(error) = fs::remove_dir(&self.directory)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            tracing::debug!(group = self.name, %error, "control group left behind");
+    /// Whether nothing lives in it, nor in one below it, as the kernel counts: no scan of processes can be sure of one that
+    /// starts another and ends.
+    ///
+    /// # Errors
+    /// If the kernel does not say.
+    pub(super) fn is_empty(&self) -> io::Result<bool> {
+        match fs::read_to_string(self.directory.join("cgroup.events")) {
+            Ok(events) => Ok(events.lines().any(|line| line == "populated 0")),
+            Err(error) if is_gone(&error) => Ok(true),
+            Err(error) => Err(error),
         }
     }
+
+    /// An empty group goes, with those that were made below it; one that is gone already is as good.
+    ///
+    /// # Errors
+    /// If it is not empty.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        remove_tree(&self.directory)
+    }
+}
+
+fn remove_tree(directory: &Path) -> io::Result<()> {
+    let gone = |error: io::Error| if is_gone(&error) { Ok(()) } else { Err(error) };
+    let listed = match fs::read_dir(directory) {
+        Ok(listed) => listed,
+        Err(error) => return gone(error),
+    };
+    for entry in listed {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_tree(&entry.path())?;
+        }
+    }
+    // The files in it are the kernel's, and no reason to stay.
+    fs::remove_dir(directory).or_else(gone)
+}
+
+/// A group may go while it is looked at, with another error than a file.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound
+        || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
 }
 
 /// The group that we are in.
@@ -137,35 +245,88 @@ mod tests {
         }
     }
 
+    fn top() -> Group {
+        Group { name: "/".to_owned(), directory: "/cg".into() }
+    }
+
     #[test]
     fn a_units_group_is_its_own_and_lies_below_ours() {
-        let top = Group { name: "/".to_owned(), directory: "/cg".into() };
-        let unit = Group::below(&top, Path::new("/var/lib/p/runs/unit-0000000001"));
-        assert_eq!(unit.name, "/portcullis-var-lib-p-runs-unit-0000000001");
-        assert_eq!(unit.directory, Path::new("/cg/portcullis-var-lib-p-runs-unit-0000000001"));
+        let unit = Group::below(&top(), Path::new("/var/lib/p/runs/unit-0000000001"), 0xabc);
+        assert!(unit.name.starts_with("/portcullis-unit-0000000001-"), "{}", unit.name);
+        assert!(unit.name.ends_with("-0000000000000abc"), "{}", unit.name);
+        assert_eq!(unit.directory, Path::new("/cg").join(&unit.name[1..]));
         let service = Group { name: "/a/b.service".to_owned(), directory: "/cg/a/b.service".into() };
-        let long = Group::below(&service, Path::new(&format!("/{}/unit-0000000002", "x".repeat(400))));
-        assert!(
-            long.name.starts_with("/a/b.service/portcullis-x") && long.name.ends_with("-unit-0000000002")
-        );
+        let long = Path::new("/").join("x".repeat(200));
+        let long = Group::below(&service, &long, 1);
+        assert!(long.name.starts_with("/a/b.service/portcullis-x"), "{}", long.name);
         assert!(long.directory.file_name().unwrap().len() < 250);
+        // Paths that look alike, and those that only their beginnings tell apart.
+        let end = format!("{}/unit-0000000001", "y/".repeat(300));
+        let paths =
+            ["/x-y/unit-0000000001", "/x/y/unit-0000000001", &format!("/a/{end}"), &format!("/b/{end}")];
+        let names: BTreeSet<String> = paths.iter().map(|path| own_prefix(Path::new(path))).collect();
+        assert_eq!(names.len(), paths.len(), "{names:?}");
+    }
+
+    #[test]
+    fn a_group_that_is_there_is_not_taken() {
+        // Plain directories do as well for this.
+        let home = tempfile::tempdir().unwrap();
+        let place = Group { name: "/".to_owned(), directory: home.path().join("cg") };
+        let runs = home.path().join("runs");
+        fs::create_dir_all(&runs).unwrap();
+        // Nothing can be made: nothing is noted, however often it is tried.
+        assert!(join_below(&place, &noted(&runs), &runs).is_err());
+        assert!(!runs.join(FILE).exists());
+        fs::create_dir(&place.directory).unwrap();
+        let (first, second) = (make(&place, &runs).unwrap(), make(&place, &runs).unwrap());
+        assert_ne!(first, second);
+        note(&first, &runs).unwrap();
+        assert_eq!(noted(&runs), BTreeSet::from([first]), "only what is noted is ours");
     }
 
     #[test]
     fn nobody_else_is_ever_meant() {
         let home = tempfile::tempdir().unwrap();
-        assert_eq!(noted(home.path()), BTreeSet::new());
-        fs::write(
-            home.path().join(FILE),
-            "/\t/sys/fs/cgroup\n/system.slice\t/x\nnonsense\n/portcullis-a\t/y\n",
-        )
-        .unwrap();
-        let noted: Vec<String> = noted(home.path()).into_iter().map(|group| group.name).collect();
-        assert_eq!(noted, ["/portcullis-a"]);
-        // In this one's own group, and in none that merely begins alike.
+        let runs = home.path();
+        assert_eq!(noted(runs), BTreeSet::new());
+        let (own, later) = (Group::below(&top(), runs, 7), Group::below(&top(), runs, 8));
+        let (name, directory) = (&own.name, own.directory.display());
+        let other = Group::below(&top(), Path::new("/elsewhere/unit-0000000001"), 7);
+        let other = format!("{}\t{}\n", other.name, other.directory.display());
+        for line in [
+            "/\t/sys/fs/cgroup\n",
+            "/system.slice\t/sys/fs/cgroup/system.slice\n",
+            "nonsense\n",
+            "/portcullis-a\t/cg/portcullis-a\n",
+            &other,
+            &format!("{name}\t/sys/fs/cgroup/system.slice\n"),
+            &format!("{name}\t/sys/fs/cgroup\n"),
+            &format!("{name}\t{directory}/..\n"),
+            &format!("{name}0\t{directory}0\n"),
+            &format!("{name}\t{}\n", &own.name[1..]),
+            &format!("{name}\t/cg\t{directory}x\n"),
+            // Not written to its end.
+            &format!("{name}\t{directory}"),
+            &format!("{name}\t/cg/portcu"),
+        ] {
+            fs::write(runs.join(FILE), line).unwrap();
+            assert_eq!(noted(runs), BTreeSet::new(), "{line}");
+            note(&later, runs).unwrap();
+            assert!(noted(runs).contains(&later), "what comes after it counts: {line}");
+        }
+        fs::write(runs.join(FILE), format!("{name}\t{directory}\n")).unwrap();
+        assert_eq!(noted(runs), BTreeSet::from([own]));
+    }
+
+    #[test]
+    fn a_process_is_in_its_own_group_and_in_none_that_begins_alike() {
         let own = i32::try_from(std::process::id()).unwrap();
-        let here = here().unwrap();
-        assert!(here.has(own));
-        assert!(!Group { name: format!("{}x", here.name), ..here }.has(own));
+        let groups = fs::read_to_string("/proc/self/cgroup").unwrap();
+        // Where there are no groups of the second kind there is nothing to be in.
+        let name = groups.lines().find_map(|line| line.strip_prefix("0::"));
+        let group = |name: String| Group { name, directory: PathBuf::new() };
+        assert_eq!(name.map(|name| group(name.to_owned()).has(own)), name.map(|_| true));
+        assert!(!group(format!("{}x", name.unwrap_or_default())).has(own));
     }
 }

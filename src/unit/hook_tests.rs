@@ -127,7 +127,12 @@ fn a_hook_that_hangs_is_ended_with_all_it_started() {
     let Ended::Badly { reason, output } = bench.ends(1, &order) else { panic!() };
     assert_eq!((reason.as_str(), output.as_str()), ("ran for more than 1 s and was ended", "waiting\n"));
     let child = fs::read_to_string(bench.home.path().join("child")).unwrap();
-    assert!(!is_alive(child.trim()), "{child} was left behind");
+    // Told to end before this; a busy machine takes a moment to do it.
+    let patience = Instant::now() + Duration::from_secs(20);
+    while is_alive(child.trim()) {
+        assert!(Instant::now() < patience, "{child} was left behind");
+        sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]

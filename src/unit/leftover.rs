@@ -26,6 +26,9 @@ pub(super) const RUN: &str = "JUJU_RUN";
 const PATIENCE: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
+/// How many looks in a row have to find nothing.
+const LOOKS: usize = 3;
+
 /// What tells processes from all others. One of these is enough.
 #[derive(Debug)]
 pub(super) struct Marks<'a> {
@@ -42,28 +45,48 @@ pub(super) struct Marks<'a> {
 pub(super) fn end(marks: &Marks<'_>) -> io::Result<usize> {
     let (variable, value) = marks.variable;
     let entry = [variable.as_bytes(), b"=", value.as_os_str().as_encoded_bytes()].concat();
-    let count = marked(&entry, marks)?.len();
-    for signal in [Signal::TERM, Signal::KILL] {
-        let patience = Instant::now() + PATIENCE;
-        loop {
-            let left = marked(&entry, marks)?;
-            if left.is_empty() {
-                return Ok(count);
-            }
-            if Instant::now() >= patience {
-                break;
-            }
-            for process in &left {
-                // It may have ended by itself, which is as good.
-                let _ = pidfd_send_signal(process, signal);
-            }
-            if signal == Signal::KILL {
-                marks.groups.iter().for_each(Group::kill);
-            }
-            sleep(LOOK_AGAIN);
+    let asked = marked(&entry, marks)?;
+    // Once: what one of them starts in order to end well is not hurried.
+    for process in &asked {
+        // It may have ended by itself, which is as good.
+        let _ = pidfd_send_signal(process, Signal::TERM);
+    }
+    let patience = Instant::now() + PATIENCE;
+    while Instant::now() < patience {
+        if all_ended(&entry, marks)? {
+            return Ok(asked.len());
         }
+        sleep(LOOK_AGAIN);
+    }
+    let patience = Instant::now() + PATIENCE;
+    while Instant::now() < patience {
+        marks.groups.iter().for_each(Group::kill);
+        for process in marked(&entry, marks)? {
+            // As above.
+            let _ = pidfd_send_signal(process, Signal::KILL);
+        }
+        if all_ended(&entry, marks)? {
+            return Ok(asked.len());
+        }
+        sleep(LOOK_AGAIN);
     }
     Err(io::Error::other("processes of the unit do not end"))
+}
+
+/// Whether none is left. One that starts another and ends, again and again, may be missed by a look; in a group it is
+/// counted all the same.
+fn all_ended(entry: &[u8], marks: &Marks<'_>) -> io::Result<bool> {
+    for group in &marks.groups {
+        if !group.is_empty()? {
+            return Ok(false);
+        }
+    }
+    for _ in 0..LOOKS {
+        if !marked(entry, marks)?.is_empty() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn marked(entry: &[u8], marks: &Marks<'_>) -> io::Result<Vec<OwnedFd>> {

@@ -244,8 +244,8 @@ impl Home<'_> {
         let groups = cgroup::noted(&self.runs_dir());
         let marks = Marks { variable: (CREDENTIALS, &self.credentials()), groups };
         leftover::end(&marks)?;
-        marks.groups.iter().for_each(Group::remove);
-        Ok(())
+        // Before the note of them goes, which is the last that is known of them.
+        marks.groups.iter().try_for_each(Group::remove)
     }
 
     /// Runs what was ordered, in a process and a group of its own, and waits for it.

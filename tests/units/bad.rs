@@ -1,7 +1,9 @@
 //! Hooks that do what no hook should: each ends in a state that says so, and the units beside it go on.
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::process::Command;
 
 use crate::harness::scenario::Site;
 use crate::harness::wait_for;
@@ -163,5 +165,33 @@ pub(crate) fn what_forgets_where_it_came_from_ends_with_its_unit(site: &Site) {
     world.operator.does(&["destroy-service", "second"]);
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
     assert!(!is_alive(&second));
+    agent.ends();
+}
+
+/// Whatever it does to be somewhere else at each look: what starts another and ends, without end, is gone with its unit.
+pub(crate) fn what_never_holds_still_ends_with_its_unit(site: &Site) {
+    let world = World::new(site);
+    let agent = world.agent(&[]);
+    // Whoever hops holds the writing end, and there is no other: so its last one is told for certain.
+    let (held, ground) = (world.operator.home().join("held"), world.operator.home().join("ground"));
+    assert!(Command::new("mkfifo").arg(&held).status().unwrap().success());
+    fs::write(&ground, "").unwrap();
+    let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap();
+    let mut held_by = fs::File::options().read(true).custom_flags(nonblocking).open(&held).unwrap();
+    // A test that fails takes the ground away with its directory.
+    let hop = format!(r#"[ -e {} ] && sh -c "$HOP" &"#, ground.display());
+    let start = format!(
+        r#"env -i PATH="$PATH" HOP='{hop}' setsid sh -c 'echo up >&9; eval "$HOP"' 9>>{} >/dev/null 2>&1 &"#,
+        held.display()
+    );
+    world.deploy(&world.charm("hopping", &[("start", &start)]), "hopping");
+    world.becomes("hopping/0", "started");
+    let mut said = [0; 3];
+    wait_for("the first hop", DEADLINE, || held_by.read(&mut said).ok().filter(|read| *read == 3));
+    let hops = held_by.read(&mut said).map_err(|error| error.kind());
+    assert_eq!(hops, Err(ErrorKind::WouldBlock), "it goes on");
+    world.operator.does(&["destroy-service", "hopping"]);
+    wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
+    assert_eq!(held_by.read(&mut said).map_err(|error| error.kind()), Ok(0), "nobody is left to hold it");
     agent.ends();
 }
