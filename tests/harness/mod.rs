@@ -6,6 +6,7 @@
 // Every test binary compiles the harness for itself, and none of them uses all of it.
 #![allow(dead_code, unused_imports, unused_macros)]
 
+pub(crate) mod groups;
 pub(crate) mod ports;
 pub(crate) mod scenario;
 pub(crate) mod wire;

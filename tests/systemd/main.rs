@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use harness::groups::{directories, end};
 use harness::{binary, wait_for};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -22,24 +23,25 @@ struct Instance {
     /// Its end is the end of everything in it.
     unshare: Child,
     systemd: u32,
-    groups: Vec<PathBuf>,
+    groups: Groups,
     dir: tempfile::TempDir,
 }
 
 impl Instance {
     fn boot() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let groups = groups();
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/systemd/boot.sh");
+        let groups = Groups::new();
         let enter: String =
-            groups.iter().map(|group| format!("echo $$ >{}/cgroup.procs; ", group.display())).collect();
+            groups.0.iter().map(|group| format!("echo $$ >{}/cgroup.procs; ", group.display())).collect();
+        // Entered before there is a namespace, which makes of them all that can be seen from within.
         let spaces = "--mount --pid --uts --ipc --net --cgroup --fork --kill-child=KILL";
         let output = File::create(dir.path().join("output")).unwrap();
         let unshare = Command::new("sh")
-            .args(["-euc", &format!("{enter}exec unshare {spaces} \"$@\""), "sh"])
-            .arg(script)
+            .args(["-euc", &format!("{enter}exec setpriv --pdeathsig KILL unshare {spaces} \"$@\""), "sh"])
+            .arg(script())
             .arg(binary("portcullis").parent().unwrap())
             .arg(env!("CARGO_MANIFEST_DIR"))
+            .env("PORTCULLIS_BOOT", "test")
             .stdin(Stdio::null())
             .stdout(output.try_clone().unwrap())
             .stderr(output)
@@ -100,25 +102,8 @@ impl Instance {
     }
 }
 
-/// A group for the instance in every tree of groups that systemd works in.
-fn groups() -> Vec<PathBuf> {
-    let name = format!("portcullis-test-{}", std::process::id());
-    let tops = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"].map(Path::new);
-    let trees = tops.into_iter().filter(|top| top.join("cgroup.procs").exists());
-    let groups: Vec<PathBuf> = trees.map(|top| top.join(&name)).collect();
-    assert!(!groups.is_empty(), "no control groups are mounted");
-    groups.iter().for_each(|group| fs::create_dir_all(group).unwrap());
-    groups
-}
-
-/// Removes a group with all below it; what was in it has been killed and takes a moment to go.
-fn remove(group: &Path) -> bool {
-    for entry in fs::read_dir(group).into_iter().flatten().filter_map(Result::ok) {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            remove(&entry.path());
-        }
-    }
-    fs::remove_dir(group).is_ok() || !group.exists()
+fn script() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/systemd/boot.sh")
 }
 
 impl Drop for Instance {
@@ -127,15 +112,81 @@ impl Drop for Instance {
             eprintln!("it said:\n{}", fs::read_to_string(self.dir.path().join("output")).unwrap_or_default());
         }
         let _ = (self.unshare.kill(), self.unshare.wait());
-        for group in &self.groups {
-            wait_for("an end of the instance", DEADLINE, || remove(group).then_some(()));
-        }
+    }
+}
+
+/// A group for the instance in each tree of groups that a systemd might work in.
+struct Groups(Vec<PathBuf>);
+
+impl Groups {
+    fn new() -> Self {
+        let name = format!("portcullis-test-{}", std::process::id());
+        let tops = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"].map(Path::new);
+        let trees = tops.into_iter().filter(|top| top.join("cgroup.procs").exists());
+        let groups = Self(trees.map(|top| top.join(&name)).collect());
+        assert!(!groups.0.is_empty(), "no control groups are mounted");
+        groups.0.iter().for_each(|group| fs::create_dir_all(group).unwrap());
+        groups
+    }
+
+    fn name(&self) -> &str {
+        self.0[0].file_name().unwrap().to_str().unwrap()
+    }
+}
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|group| end(group));
+    }
+}
+
+/// What this machine has of control groups, but for what tests have there: where they are mounted and how, which are at
+/// their tops, and which a service of ours would be in.
+fn of_this_machine() -> Vec<String> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mounts: Vec<&str> = mounts.lines().filter(|line| line.contains(" /sys/fs/cgroup")).collect();
+    let mut all: Vec<String> = mounts.iter().map(|mount| (*mount).to_owned()).collect();
+    for mount in mounts {
+        let top = Path::new(mount.split(' ').nth(4).unwrap());
+        let service = top.join("system.slice/portcullis.service");
+        let groups = directories(top).into_iter().chain(service.exists().then_some(service));
+        all.extend(groups.map(|group| group.display().to_string()));
+    }
+    all.retain(|name| !name.contains("/portcullis-"));
+    all.sort();
+    all
+}
+
+/// The group of a process in each tree.
+fn groups_of(process: &str) -> Vec<(String, String)> {
+    let text = fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap();
+    let tree = |line: &str| {
+        let (tree, group) = line.split_once(':').unwrap().1.split_once(':').unwrap();
+        (tree.to_owned(), group.to_owned())
+    };
+    text.lines().map(tree).collect()
+}
+
+#[test]
+fn nobody_boots_this_machine_by_mistake() {
+    // Should it not refuse, it has nothing to mount, and no mounts of anybody else.
+    for (spaces, known, why) in [
+        (&["--mount"][..], Some("test"), "not the first process"),
+        (&["--mount", "--pid", "--fork", "--kill-child=KILL"], None, "nobody has made a machine"),
+    ] {
+        let mut command = Command::new("unshare");
+        command.args(spaces).arg(script()).args(["/nowhere", "/nowhere"]).env_remove("PORTCULLIS_BOOT");
+        let told = command.envs(known.map(|known| ("PORTCULLIS_BOOT", known))).output().unwrap();
+        let said = String::from_utf8_lossy(&told.stderr);
+        assert!(told.status.code() == Some(1) && said.contains(why), "{told:?}");
     }
 }
 
 #[test]
 fn the_service_comes_back_and_what_hooks_started_stays() {
+    let before = of_this_machine();
     let systemd = Instance::boot();
+    is_in_groups_of_its_own(&systemd);
     let files = ["portcullis", "portcullis-keeper", "portcullis-controller", "portcullis-heartbeat"];
     for file in files
         .map(|name| format!("{name}.service"))
@@ -177,4 +228,24 @@ fn the_service_comes_back_and_what_hooks_started_stays() {
     wait_for("an end of the server", DEADLINE, || {
         systemd.says(&["test", "!", "-e", &format!("/proc/{}", server.trim())])
     });
+    let groups = systemd.groups.0.clone();
+    drop(systemd);
+    assert_eq!(of_this_machine(), before, "this machine is as it was");
+    assert!(!groups.iter().any(|group| group.exists()), "{groups:?}");
+}
+
+/// As this machine sees it, in every tree that was meant; in the others it is where we are, and cannot see them.
+fn is_in_groups_of_its_own(systemd: &Instance) {
+    let top = format!("/{}", systemd.groups.name());
+    let ours = groups_of("self");
+    for (tree, group) in groups_of(&systemd.systemd.to_string()) {
+        if tree.is_empty() || tree == "name=systemd" {
+            assert!(group == top || group.starts_with(&format!("{top}/")), "{tree}: {group}");
+        } else {
+            assert!(ours.contains(&(tree.clone(), group.clone())), "{tree}: {group}");
+        }
+    }
+    let mounts = systemd.does(&["cat", "/proc/1/mountinfo"]);
+    let kinds = mounts.lines().filter_map(|line| line.split_once(" - ")?.1.split(' ').next());
+    assert_eq!(kinds.filter(|kind| kind.starts_with("cgroup")).count(), 1, "{mounts}");
 }
