@@ -7,8 +7,8 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::harness::binary;
 use crate::harness::scenario::Site;
+use crate::harness::{binary, groups};
 
 pub(crate) struct Operator {
     home: TempDir,
@@ -106,6 +106,13 @@ impl Operator {
             .replace(&self.store, "STORE")
             .replace(self.store.split('/').next().unwrap_or_default(), "HOSTS")
             .replace(env!("CARGO_MANIFEST_DIR"), "REPO")
+    }
+}
+
+impl Drop for Operator {
+    fn drop(&mut self) {
+        // Agents are gone by now, and with the home goes what says which groups were theirs.
+        groups::end_below(self.home());
     }
 }
 

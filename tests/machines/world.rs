@@ -195,7 +195,8 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("{} said:\n{}", self.log.display(), self.said());
+            let said = fs::read_to_string(&self.log).unwrap_or_default();
+            eprintln!("{} said:\n{said}", self.log.display());
         }
         // Ended already, perhaps.
         let _ = (self.child.kill(), self.child.wait());

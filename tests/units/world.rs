@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::harness::scenario::Site;
-use crate::harness::{binary, wait_for};
+use crate::harness::{binary, groups, wait_for};
 use crate::operator::Operator;
 
 /// Longer than the session of a killed predecessor lasts, on a busy machine.
@@ -40,8 +40,9 @@ impl World {
     }
 
     /// The same, with the files of units elsewhere.
-    pub(crate) fn with_units_in(self, directory: PathBuf) -> Self {
-        Self { units: directory, ..self }
+    pub(crate) fn with_units_in(mut self, directory: PathBuf) -> Self {
+        self.units = directory;
+        self
     }
 
     pub(crate) fn units_dir(&self) -> PathBuf {
@@ -142,6 +143,13 @@ impl World {
     }
 }
 
+impl Drop for World {
+    fn drop(&mut self) {
+        // They may be elsewhere than at home.
+        groups::end_below(&self.units);
+    }
+}
+
 impl Agent {
     pub(crate) fn kill9(&mut self) {
         self.child.kill().expect("killed");
@@ -171,7 +179,7 @@ impl Agent {
 impl Drop for Agent {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the agent said:\n{}", self.said());
+            eprintln!("the agent said:\n{}", fs::read_to_string(&self.log).unwrap_or_default());
         }
         // Ended already in every test that passes.
         let _ = (self.child.kill(), self.child.wait());
