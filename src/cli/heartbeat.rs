@@ -77,11 +77,15 @@ pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
                 Ok((corner::overview(e.tree()).await?, corner::alarm(e.tree()).await?.0))
             };
             let (mut records, alarm) = globals.in_environment(look).await?;
-            if let Some((silent, alive)) = alarm {
-                output::message(&format!(
-                    "warning: {silent} of {alive} components are silent at once: their deaths are held"
-                ));
-                output::hint("`juju heartbeat release` says that the outage is real");
+            match alarm {
+                Ok(Some((silent, alive))) => {
+                    output::message(&format!(
+                        "warning: {silent} of {alive} components are silent at once: their deaths are held"
+                    ));
+                    output::hint("`juju heartbeat release` says that the outage is real");
+                }
+                Ok(None) => {}
+                Err(problem) => output::message(&format!("warning: {problem}: are deaths held?")),
             }
             records.retain(|record| !*unwell || !is_well(record));
             match format {
@@ -96,7 +100,8 @@ pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
             let released = globals.in_environment(async |_, environment| {
                 let tree = environment.tree();
                 corner::ensure(tree, &environment.info().roles).await?;
-                let held = corner::alarm(tree).await?.0.is_some();
+                // What cannot be read may be a hold.
+                let held = !matches!(corner::alarm(tree).await?.0, Ok(None));
                 corner::release(tree).await?;
                 Ok(held)
             });

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde_json::{Map, Value};
+use tracing::warn;
 
 use super::name::Name;
 use super::params::{InvalidParams, Params};
@@ -166,18 +167,22 @@ pub async fn release<T: Tree>(tree: &T) -> Result<(), Error> {
     Err(Error::Contended { path, attempts: ATTEMPTS })
 }
 
-/// Deaths are held: how many are silent, of how many. With the version of the znode; nothing where no tracker ever ran.
+/// What the judge keeps for itself in a znode, or what is wrong with it; and the version, with which it can be overwritten
+/// in any case.
+pub type Kept<V> = (Result<V, Error>, i32);
+
+/// Deaths are held: how many are silent, of how many. Nothing where no tracker ever ran.
 ///
 /// # Errors
-/// [`Error::Corrupt`] and the failures of the store.
-pub async fn alarm<T: Tree>(tree: &T) -> Result<(Option<(usize, usize)>, i32), Error> {
+/// The failures of the store.
+pub async fn alarm<T: Tree>(tree: &T) -> Result<Kept<Option<(usize, usize)>>, Error> {
     let path = paths::heartbeat_alarm();
     match tree.get(&path).await {
         Ok(node) => {
-            let alarm = serde_json::from_slice(&node.data).map_err(|_| corrupt(&path, "no alarm"))?;
+            let alarm = serde_json::from_slice(&node.data).map_err(|_| corrupt(&path, "no alarm"));
             Ok((alarm, node.version))
         }
-        Err(tree::Error::NoNode(_)) => Ok((None, 0)),
+        Err(tree::Error::NoNode(_)) => Ok((Ok(None), 0)),
         Err(err) => Err(err.into()),
     }
 }
@@ -185,11 +190,11 @@ pub async fn alarm<T: Tree>(tree: &T) -> Result<(Option<(usize, usize)>, i32), E
 /// A number that is kept alone in a znode.
 ///
 /// # Errors
-/// [`Error::Corrupt`] and the failures of the store.
-pub async fn number<T: Tree>(tree: &T, path: &NodePath) -> Result<(u64, i32), Error> {
+/// The failures of the store.
+pub async fn number<T: Tree>(tree: &T, path: &NodePath) -> Result<Kept<u64>, Error> {
     let node = read(tree, path).await?;
     let number = std::str::from_utf8(&node.data).ok().and_then(|text| text.parse().ok());
-    Ok((number.ok_or_else(|| corrupt(path, "no number"))?, node.version))
+    Ok((number.ok_or_else(|| corrupt(path, "no number")), node.version))
 }
 
 /// The trackers that are there.
@@ -257,8 +262,11 @@ pub async fn batch_names<T: Tree>(tree: &T) -> Result<Vec<String>, Error> {
 /// Batches by name; `None` for one that is gone again.
 ///
 /// # Errors
-/// [`Error::Corrupt`] and the failures of the store.
-pub async fn batches<T: Tree>(tree: &T, names: &[String]) -> Result<Vec<Option<Batch>>, Error> {
+/// The failures of the store; a garbled batch fails alone.
+pub async fn batches<T: Tree>(
+    tree: &T,
+    names: &[String],
+) -> Result<Vec<Result<Option<Batch>, Error>>, Error> {
     let path_of = |name: &String| {
         let (replica, number) = paths::heartbeat_batch_of(name).unwrap_or((name, 0));
         paths::heartbeat_batch(replica, number)
@@ -267,7 +275,7 @@ pub async fn batches<T: Tree>(tree: &T, names: &[String]) -> Result<Vec<Option<B
     let mut found = Vec::new();
     for (name, answer) in names.iter().zip(tree.read_many(reads).await?) {
         let batch = answer.into_data().map(|node| Batch::from_bytes(&node.data));
-        found.push(batch.transpose().map_err(|problem| corrupt(&path_of(name), problem.to_string()))?);
+        found.push(batch.transpose().map_err(|problem| corrupt(&path_of(name), problem.to_string())));
     }
     Ok(found)
 }
@@ -309,7 +317,16 @@ async fn with_beats<T: Tree>(
     }
     let mut heard: HashMap<Name, u64> = HashMap::new();
     let names = batch_names(tree).await?;
-    for batch in batches(tree, &names).await?.into_iter().flatten() {
+    for batch in batches(tree, &names).await? {
+        let batch = match batch {
+            Ok(Some(batch)) => batch,
+            Ok(None) => continue,
+            // Somebody may have been heard later than it looks; what was judged is in the buckets.
+            Err(problem) => {
+                warn!(%problem, "beats cannot be read");
+                continue;
+            }
+        };
         for beat in batch.beats.iter().filter(|beat| wanted(&beat.name)) {
             let at = heard.entry(beat.name).or_default();
             *at = (*at).max(batch.at.saturating_sub(beat.age_ms));

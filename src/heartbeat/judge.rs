@@ -16,6 +16,7 @@ use super::notify::{self, Hooked, Post};
 use super::pending::{Delivery, Outcome, pause_ms};
 use super::record::Told;
 use super::tracker::Tracker;
+use super::tracker::look::readable;
 use crate::store::Error;
 use crate::store::election::{LEASE, Leadership, Seat};
 use crate::store::paths;
@@ -59,8 +60,8 @@ pub(super) struct Office {
     /// What the webhook has yet to hear, oldest first.
     hooks: VecDeque<Change>,
     hooked: (u64, i32),
-    /// What the store has of a mass outage, and the version of its znode.
-    alarm: (Option<(usize, usize)>, i32),
+    /// What the store has of a mass outage, if that can be read, and the version of its znode.
+    alarm: (Option<Option<(usize, usize)>>, i32),
     orphans: HashMap<String, Instant>,
 }
 
@@ -110,11 +111,17 @@ impl<R> Drop for Calls<R> {
 }
 
 impl Office {
-    /// Gives the lock back. It ends with the session in any case.
+    /// Gives the lock back. It ends with the session in any case. Nobody holds deaths back who does not judge, so the alarm
+    /// goes with it.
     pub(super) async fn resign<T: Tree>(&self, tree: &T) {
-        let lock = Write::DeleteIfVersion { path: Seat::heartbeat().leader, version: 0 };
+        let mut writes = vec![self.lead.fence()];
+        if self.alarm.0.flatten().is_some() {
+            let (path, version) = (paths::heartbeat_alarm(), self.alarm.1);
+            writes.push(Write::SetIfVersion { path, data: b"null".to_vec(), version });
+        }
+        writes.push(Write::DeleteIfVersion { path: Seat::heartbeat().leader, version: 0 });
         // Whoever comes next waits a little longer if this fails.
-        let _ = tree.write(vec![self.lead.fence(), lock]).await;
+        let _ = tree.write(writes).await;
     }
 }
 
@@ -122,9 +129,14 @@ impl<T: Tree, P: Post> Tracker<T, P> {
     /// Becomes the judge: everything is read again, as the judge before left it.
     pub(super) async fn take_office(&mut self, lead: Leadership, alone: bool) -> Result<(), Error> {
         let buckets = corner::all_buckets(self.tree()).await?;
-        let question = corner::number(self.tree(), &paths::heartbeat_question()).await?;
-        let hooked = corner::number(self.tree(), &paths::heartbeat_webhook()).await?;
-        let alarm = corner::alarm(self.tree()).await?;
+        let (question, version) = corner::number(self.tree(), &paths::heartbeat_question()).await?;
+        // The next one must be newer than all that were answered, or old answers would count for it.
+        let question = (readable(question)?.unwrap_or_else(|| self.newest_answered()), version);
+        let (hooked, version) = corner::number(self.tree(), &paths::heartbeat_webhook()).await?;
+        // Rather told twice than not at all.
+        let hooked = (readable(hooked)?.unwrap_or(0), version);
+        let (alarm, version) = corner::alarm(self.tree()).await?;
+        let alarm = (readable(alarm)?, version);
         let versions = buckets.iter().map(|(number, _, version)| (*number, *version)).collect();
         let frozen: BTreeSet<u16> =
             buckets.iter().filter(|(_, records, _)| records.is_err()).map(|(number, ..)| *number).collect();
@@ -303,14 +315,14 @@ impl<T: Tree, P: Post> Tracker<T, P> {
     /// For operators, who read the store.
     async fn write_alarm(&mut self) -> Result<(), Error> {
         let alarm = self.ears().lock().condition.alarm;
-        let Some(office) = self.office.as_mut().filter(|office| office.alarm.0 != alarm) else {
+        let Some(office) = self.office.as_mut().filter(|office| office.alarm.0 != Some(alarm)) else {
             return Ok(());
         };
         let (path, version) = (paths::heartbeat_alarm(), office.alarm.1);
         let data = serde_json::json!(alarm).to_string().into_bytes();
         let writes = vec![office.lead.fence(), Write::SetIfVersion { path, data, version }];
         self.setting.tree.write(writes).await?;
-        office.alarm = (alarm, version + 1);
+        office.alarm = (Some(alarm), version + 1);
         Ok(())
     }
 
@@ -396,7 +408,8 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         } else {
             Some(self.tree().children(&paths::machines()).await?.into_iter().collect())
         };
-        let stored = corner::number(self.tree(), &paths::heartbeat_webhook()).await?;
+        let (stored, version) = corner::number(self.tree(), &paths::heartbeat_webhook()).await?;
+        let stored = (stored.unwrap_or(0), version);
         let Some(office) = self.office.as_mut() else { return Ok(()) };
         office.tidy_at = Instant::now() + TIDY;
         if let Some(there) = there {
@@ -416,7 +429,8 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         let mut writes = vec![office.lead.fence()];
         let old = office.orphans.iter().filter(|(_, at)| now >= **at).map(|(name, _)| name);
         for (replica, number) in old.filter_map(|name| paths::heartbeat_batch_of(name)).take(100) {
-            writes.push(Write::DeleteIfVersion { path: paths::heartbeat_batch(replica, number), version: 0 });
+            // Whatever it is by now: nobody needs it.
+            writes.push(Write::Delete { path: paths::heartbeat_batch(replica, number) });
         }
         if stored.0 < office.hooked.0 {
             let data = office.hooked.0.to_string().into_bytes();

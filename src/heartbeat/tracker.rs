@@ -2,7 +2,7 @@
 //! tries to become the judge (`judge`). It loses the store and finds it again; meanwhile beats are heard all the same.
 
 mod flush;
-mod look;
+pub(super) mod look;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;

@@ -4,6 +4,8 @@
 use std::time::Duration;
 
 use portcullis::heartbeat::corner;
+use portcullis::store::paths::{self, NodePath};
+use portcullis::store::tree::{Tree, Write};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -259,4 +261,55 @@ async fn any_life_ends_in_the_truth() {
     for seed in first..first + count {
         live(seed).await;
     }
+}
+
+async fn spoil(tree: &impl Tree, nodes: &[NodePath]) {
+    for path in nodes {
+        let version = tree.get(path).await.expect("a znode").version;
+        let write = Write::SetIfVersion { path: path.clone(), data: b"\xff{garbage".to_vec(), version };
+        tree.write(vec![write]).await.expect("a write");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn garbage_in_the_store_ends_no_tracker() {
+    let mut world = begin(7, 2, 4).await;
+    let tree = world.tree();
+    let batch = tree.children(&paths::heartbeat_batches()).await.expect("batches").pop().expect("a batch");
+    let (replica, number) = paths::heartbeat_batch_of(&batch).expect("a name");
+    let batch = paths::heartbeat_batch(replica, number);
+    let kept = [paths::heartbeat_alarm(), paths::heartbeat_question(), paths::heartbeat_webhook()];
+    spoil(&tree, &kept).await;
+    spoil(&tree, std::slice::from_ref(&batch)).await;
+    world.pass(seconds(5)).await;
+    // Those that were there go on, and so does whoever takes office among it.
+    for id in [0, 1] {
+        world.start();
+        world.stop(id).await;
+    }
+    world.pass(seconds(5)).await;
+    spoil(&tree, &[paths::heartbeat_params(), paths::heartbeat_maintenance()]).await;
+    world.silence(0);
+    check_the_end(&mut world, 7).await;
+    assert!(matches!(corner::alarm(&tree).await, Ok((Ok(None), _))), "overwritten");
+    let question = corner::number(&tree, &paths::heartbeat_question()).await;
+    assert!(matches!(question, Ok((Ok(1..), _))), "{question:?}");
+    assert_eq!(tree.exists(&batch).await, Ok(false), "cleared away");
+    for id in [2, 3] {
+        world.stop(id).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_alarm_ends_with_who_holds_deaths_back() {
+    let mut world = begin(8, 1, 4).await;
+    let tree = world.tree();
+    let params = json!({"Mass_share": "50", "Mass_hold": "3600"});
+    corner::set_params(&tree, params.as_object().expect("a map")).await.expect("params");
+    (0..4).for_each(|component| world.silence(component));
+    world.pass(ERR + seconds(10)).await;
+    let alarm = corner::alarm(&tree).await;
+    assert!(matches!(alarm, Ok((Ok(Some((1.., 4))), _))), "{alarm:?}");
+    world.stop(0).await;
+    assert!(matches!(corner::alarm(&tree).await, Ok((Ok(None), _))));
 }

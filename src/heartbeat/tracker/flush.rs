@@ -57,10 +57,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
                 writes.push(Write::create(path, bytes.clone(), self.setting.roles.controllers()));
             }
             for (number, _) in self.written.iter().take(old) {
-                writes.push(Write::DeleteIfVersion {
-                    path: paths::heartbeat_batch(&self.id, *number),
-                    version: 0,
-                });
+                writes.push(Write::Delete { path: paths::heartbeat_batch(&self.id, *number) });
             }
             self.ears().lock().condition.store_writes += 1;
             let first = paths::heartbeat_batch(&self.id, self.unconfirmed[0].0);

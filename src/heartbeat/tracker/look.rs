@@ -54,24 +54,39 @@ pub(super) enum Age {
     ByCalendar,
 }
 
+/// Says what is wrong with data that makes no sense, and goes on without it.
+pub(in crate::heartbeat) fn readable<V>(read: Result<V, Error>) -> Result<Option<V>, Error> {
+    match read {
+        Err(problem @ Error::Corrupt { .. }) => {
+            error!(%problem, "not to be read; what was known before counts");
+            Ok(None)
+        }
+        read => read.map(Some),
+    }
+}
+
 impl<T: Tree, P: Post> Tracker<T, P> {
     /// Reads again what was noted. Batches come before replicas: a farewell is heard before its sender is missed.
     pub(super) async fn look(&mut self, noted: Noted) -> Result<(), Error> {
-        if noted.params {
-            let (params, _) = corner::params(self.tree()).await?;
+        // What cannot be read leaves what was known before: the beats of a fleet do not end with one bad znode.
+        if noted.params
+            && let Some((params, _)) = readable(corner::params(self.tree()).await)?
+        {
             let mut inner = self.ears().lock();
             let now = self.ears().now(&inner).watched;
             inner.audit.configure(now, &params);
             inner.params = params;
         }
-        if noted.maintenance {
-            let (until, _) = corner::maintenance(self.tree()).await?;
+        if noted.maintenance
+            && let Some((until, _)) = readable(corner::maintenance(self.tree()).await)?
+        {
             let mut inner = self.ears().lock();
             let now = self.ears().now(&inner).watched;
             inner.audit.set_maintenance(now, until);
         }
         if noted.question {
-            (self.question, _) = corner::number(self.tree(), &paths::heartbeat_question()).await?;
+            let (question, _) = corner::number(self.tree(), &paths::heartbeat_question()).await?;
+            self.question = readable(question)?.unwrap_or(self.question);
         }
         if !noted.batches.is_empty() {
             self.follow(noted.batches.into_iter().collect(), Age::AsWritten).await?;
@@ -116,8 +131,13 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             .collect();
         let batches = corner::batches(self.tree(), &fresh).await?;
         for (name, batch) in fresh.iter().zip(batches) {
+            let batch = readable(batch)?;
+            if batch.is_none() {
+                // Who beat in it must not suffer, whoever wrote it.
+                self.restart_windows();
+            }
             if let Some((replica, number)) = paths::heartbeat_batch_of(name) {
-                self.learn(replica, number, batch, age);
+                self.learn(replica, number, batch.flatten(), age);
             }
         }
         Ok(())
@@ -163,6 +183,11 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             }
         }
         self.replicas = there;
+    }
+
+    /// The newest question that anybody is known to have answered.
+    pub(in crate::heartbeat) fn newest_answered(&self) -> u64 {
+        self.followed.values().map(|followed| followed.answers).max().unwrap_or(0).max(self.question)
     }
 
     pub(in crate::heartbeat) fn has_answered(&self, replica: &str, question: u64) -> bool {
