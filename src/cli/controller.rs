@@ -19,9 +19,9 @@ use tracing::warn;
 
 use super::config::Role;
 use super::failure::Refusal;
-use super::heartbeat_role::{Beside, Started};
+use super::heartbeat_role::{Beside, Reach, Started, look_for_store};
 use super::metrics::{self, Watched};
-use super::settings::Globals;
+use super::settings::{Globals, Settings};
 use super::{ec2, file};
 use crate::firewall::agent::Agent;
 #[cfg(feature = "ec2")]
@@ -68,17 +68,19 @@ enum Provider {
 }
 
 pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
-    let shutdown = Shutdown::listen().context("cannot catch signals")?;
+    let mut shutdown = Shutdown::listen().context("cannot catch signals")?;
     let settings = args.globals.settings_of(Role::Controller)?;
     // Before anything else is touched: rules made under another policy than the one that was named are worse than none.
     let policy = read_policy(args.policy.as_deref(), Policy::with_own_ports(settings.address.ports()))?;
-    let tracker = args.heartbeat.start(|| Ok(settings.clone()), None).await?;
-    let rules = Rules { tracker, policy, resync: Duration::from_secs(args.resync), watched: &args.watched };
+    let tracker = args.heartbeat.start(|| Ok(settings.clone()), None, Reach::AnyMachine).await?;
+    let mut rules =
+        Rules { tracker, policy, resync: Duration::from_secs(args.resync), watched: &args.watched };
     match args.provider {
         Provider::Memory => {
             args.ec2.refuse_all()?;
             let firewall = Trial::new(Memory::new(MemorySettings::default()));
-            work(settings.open().await?, firewall, nobody(), rules, shutdown).await
+            let Some(environment) = rules.store(&settings, &mut shutdown).await? else { return Ok(()) };
+            work(environment, firewall, nobody(), rules, shutdown).await
         }
         #[cfg(feature = "ec2")]
         Provider::Ec2 => {
@@ -87,7 +89,7 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
                 warn!(%store, "launched machines cannot reach a store on this one: --ec2-zookeeper");
             }
             let driver = Arc::new(ec2::connect(&settings.environment, launch).await?);
-            let environment = settings.open().await?;
+            let Some(environment) = rules.store(&settings, &mut shutdown).await? else { return Ok(()) };
             let roles = environment.info().roles.clone();
             let boot = Boot::new(settings.environment.clone(), store, roles);
             let tree = environment.tree().clone();
@@ -98,7 +100,8 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
         Provider::DryRun => {
             let ec2::Settings { launch, .. } = args.ec2.settings(&settings.address)?;
             let driver = DryRun::new(ec2::connect(&settings.environment, launch).await?);
-            Box::pin(work(settings.open().await?, driver, nobody(), rules, shutdown)).await
+            let Some(environment) = rules.store(&settings, &mut shutdown).await? else { return Ok(()) };
+            Box::pin(work(environment, driver, nobody(), rules, shutdown)).await
         }
         #[cfg(not(feature = "ec2"))]
         Provider::Ec2 | Provider::DryRun => {
@@ -115,6 +118,30 @@ struct Rules<'a> {
     watched: &'a Watched,
     /// Beside the firewall, if it was asked for.
     tracker: Option<Started>,
+}
+
+impl Rules<'_> {
+    /// The store; none if we were asked to stop first. With a tracker beside it is waited for, since beats are taken
+    /// before there is one.
+    async fn store(
+        &mut self,
+        settings: &Settings,
+        shutdown: &mut Shutdown,
+    ) -> anyhow::Result<Option<Environment<ZkTree>>> {
+        if self.tracker.is_none() {
+            return Ok(Some(settings.open().await?));
+        }
+        let signal = tokio::select! {
+            found = look_for_store(settings) => return Ok(Some(found?)),
+            error = Started::failed(&mut self.tracker) => return Err(error),
+            signal = shutdown.asked() => signal,
+        };
+        info!(signal, "stopping");
+        if let Some(tracker) = self.tracker.take() {
+            tracker.end().await?;
+        }
+        Ok(None)
+    }
 }
 
 /// For a provider that has no machines to give.

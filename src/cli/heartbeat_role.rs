@@ -64,7 +64,8 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::listen().context("cannot catch signals")?;
     let settings = args.globals.settings_of(Role::Controller)?;
     let Typed { listen, open, max_components, ca_file, .. } = args;
-    let role = Tracking::open(*listen, *open, *max_components, ca_file.as_deref()).await?;
+    let ca_file = ca_file.as_deref();
+    let role = Tracking::open(*listen, *open, *max_components, ca_file, Reach::AnyMachine).await?;
     output::data(&format!("listening on {}\n", role.address)).context("cannot write to stdout")?;
     let (stop, stopped) = watch::channel(false);
     let mut running = std::pin::pin!(role.run(settings, stopped));
@@ -78,9 +79,18 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     }
 }
 
+/// From where beats come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// There is no other machine.
+    ThisMachine,
+    AnyMachine,
+}
+
 /// A tracker whose door is open, for whoever has the role beside another.
 pub(super) struct Tracking {
     server: Server,
+    reach: Reach,
     pub(super) address: SocketAddr,
     ears: Arc<Ears>,
     open: bool,
@@ -93,6 +103,7 @@ impl Tracking {
         open: bool,
         max_components: usize,
         ca_file: Option<&Path>,
+        reach: Reach,
     ) -> anyhow::Result<Self> {
         let trust = ca_file.map_or_else(|| Ok(Trust::default()), read_ca)?;
         raise_open_files();
@@ -100,13 +111,13 @@ impl Tracking {
             Server::bind(listen, limits()).await.with_context(|| format!("cannot listen on {listen}"))?;
         let address = server.local_addr().context("cannot tell where this listens")?;
         let ears = Arc::new(Ears::new(Arc::new(wall_ms), max_components));
-        Ok(Self { server, address, ears, open, post: Http::trusting(trust) })
+        Ok(Self { server, reach, address, ears, open, post: Http::trusting(trust) })
     }
 
     /// Runs until `stop` says so, and then leaves in order; or until it fails in a way that waiting does not cure.
     pub(super) async fn run(self, settings: Settings, mut stop: watch::Receiver<bool>) -> anyhow::Result<()> {
-        let Self { server, ears, open, post, address } = self;
-        let url = url_of(address);
+        let Self { server, reach, ears, open, post, address } = self;
+        let url = url_of(address, reach);
         let (found, store) = watch::channel(None);
         let (shut, is_shut) = watch::channel(false);
         let (leave, leaving) = watch::channel(false);
@@ -158,11 +169,11 @@ impl Beside {
         &self,
         settings: impl FnOnce() -> anyhow::Result<Settings>,
         default: Option<SocketAddr>,
+        reach: Reach,
     ) -> anyhow::Result<Option<Started>> {
         let Some(listen) = self.heartbeat.or(default) else { return Ok(None) };
-        let tracking =
-            Tracking::open(listen, self.heartbeat_open, MAX_COMPONENTS, self.heartbeat_ca_file.as_deref())
-                .await?;
+        let ca_file = self.heartbeat_ca_file.as_deref();
+        let tracking = Tracking::open(listen, self.heartbeat_open, MAX_COMPONENTS, ca_file, reach).await?;
         let (address, settings) = (tracking.address, settings()?);
         output::message(&format!("heartbeats on http://{address}"));
         let (stop, stopped) = watch::channel(false);
@@ -225,7 +236,7 @@ async fn track(
 }
 
 /// Waits for a store that is not there; what waiting does not cure is told at once.
-async fn look_for_store(settings: &Settings) -> anyhow::Result<Environment<ZkTree>> {
+pub(super) async fn look_for_store(settings: &Settings) -> anyhow::Result<Environment<ZkTree>> {
     loop {
         match settings.open().await {
             Ok(environment) => return Ok(environment),
@@ -252,7 +263,34 @@ fn read_ca(path: &Path) -> anyhow::Result<Trust> {
     Trust::also(&pem).with_context(wrong)
 }
 
-/// Where machines reach the tracker. A wildcard is no address for others; `--beat-to` names one then.
-fn url_of(address: SocketAddr) -> String {
-    if address.ip().is_unspecified() { String::new() } else { format!("http://{address}") }
+/// Where machines reach the tracker. A wildcard is no address for others, and with an address of loopback they would give
+/// their tokens to whoever listens there on their own machine; `--beat-to` names one then.
+fn url_of(address: SocketAddr, reach: Reach) -> String {
+    let ip = address.ip().to_canonical();
+    let useless = ip.is_unspecified() || ip.is_loopback() && reach == Reach::AnyMachine;
+    if useless { String::new() } else { format!("http://{address}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_are_told_of_addresses_that_are_theirs_to_reach() {
+        let told = |address: &str, reach| !url_of(address.parse().unwrap(), reach).is_empty();
+        for (address, anywhere, here) in [
+            ("10.0.0.1:1", true, true),
+            ("[fd00::1]:1", true, true),
+            ("127.0.0.1:1", false, true),
+            ("127.8.8.8:1", false, true),
+            ("[::1]:1", false, true),
+            ("[::ffff:127.0.0.1]:1", false, true),
+            ("0.0.0.0:1", false, false),
+            ("[::]:1", false, false),
+        ] {
+            assert_eq!(told(address, Reach::AnyMachine), anywhere, "{address}");
+            assert_eq!(told(address, Reach::ThisMachine), here, "{address}");
+        }
+        assert_eq!(url_of("[fd00::1]:1".parse().unwrap(), Reach::AnyMachine), "http://[fd00::1]:1");
+    }
 }

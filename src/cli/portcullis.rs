@@ -85,7 +85,7 @@ PORTCULLIS_WEBHOOK_SECRET signs what a webhook gets.
 
 Examples:
   portcullis heartbeat
-  portcullis --log-level info heartbeat -e prod --listen 0.0.0.0:28500 --open")]
+  portcullis --log-level info heartbeat -e prod --listen 10.0.0.5:28500 --open")]
     Heartbeat(heartbeat_role::Typed),
     /// Look after this machine
     #[command(after_help = "\

@@ -15,7 +15,7 @@ use tracing::warn;
 
 use super::config::{ConfigDir, Remembered, Role};
 use super::failure::Refusal;
-use super::heartbeat_role::Beside;
+use super::heartbeat_role::{Beside, Reach, Started};
 use super::keeper::{Serving, announce, serve};
 use super::settings::Globals;
 use super::unit_options::UnitOptions;
@@ -68,8 +68,9 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let agent =
         machine::prepare(&environment, LOCAL_MACHINE, file, options, (machine::Kind::DryRun, &data_dir))?;
     announce(&keeper)?;
-    let tracker =
-        args.heartbeat.start(|| globals.settings_of(Role::Controller), Some(ANY_LOCAL_PORT)).await?;
+    let at = Some(ANY_LOCAL_PORT);
+    let mut tracker =
+        args.heartbeat.start(|| globals.settings_of(Role::Controller), at, Reach::ThisMachine).await?;
     let trackers: Vec<String> =
         tracker.iter().map(|tracker| format!("http://{}", reachable(tracker.address))).collect();
     let sender = Sender::new(LOCAL_MACHINE, &credential, watch::channel(trackers).1);
@@ -83,7 +84,13 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
         }
     });
     let asked = async {
-        let signal = shutdown.asked().await;
+        let signal = loop {
+            tokio::select! {
+                signal = shutdown.asked() => break signal,
+                // A guest, too.
+                error = Started::failed(&mut tracker) => warn!("{error:#}"),
+            }
+        };
         stop.send_replace(true);
         // Before the store goes, so that all end in order; who does not is cut off with the process.
         let _ = tokio::time::timeout(machine::LAST_PASS, async { tokio::join!(beating, agent) }).await;

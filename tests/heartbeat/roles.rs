@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -30,8 +31,8 @@ impl Drop for Running {
     }
 }
 
-/// A controller that hears heartbeats, and where.
-fn controller(site: &Site) -> (Running, SocketAddr) {
+/// A controller that hears heartbeats, where, and what it says from then on.
+fn controller(site: &Site) -> (Running, SocketAddr, Receiver<String>) {
     let mut child = site
         .command("portcullis")
         .args(["controller", "--provider", "memory", "--heartbeat", "127.0.0.1:0"])
@@ -41,9 +42,10 @@ fn controller(site: &Site) -> (Running, SocketAddr) {
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let running = Running(child);
     let found = lines.find_map(|line| line.unwrap().strip_prefix("heartbeats on http://").map(str::to_owned));
-    // What it says later is of no interest, but it must be able to say it.
-    std::thread::spawn(move || lines.for_each(drop));
-    (running, found.expect("an address").parse().unwrap())
+    let (sender, said) = mpsc::channel();
+    // It must be able to say it, also when nobody listens any more.
+    std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
+    (running, found.expect("an address").parse().unwrap(), said)
 }
 
 fn machine(site: &Site) -> Value {
@@ -56,10 +58,11 @@ fn a_controller_hears_machines_and_nobody_vouches_for_them_without_it() {
     let site = Site::new(Store::keeper());
     site.juju(&["add-machine", "--instance-id", "i-0"]);
     site.juju(&["heartbeat", "params", "Interval=1"]);
-    let (controller, addr) = controller(&site);
-    // Nobody tells the machine where to beat to but the tree.
-    let agent = site.command("portcullis").args(["machine", "--id", "0"]).spawn().unwrap();
-    let agent = Running(agent);
+    let (controller, addr, _said) = controller(&site);
+    // The tree says nothing of a tracker on loopback.
+    let tracker = format!("http://{addr}");
+    let agent = site.command("portcullis").args(["machine", "--id", "0", "--beat-to", &tracker]).spawn();
+    let agent = Running(agent.unwrap());
     wait_for("a machine that is heard", DEADLINE, || (machine(&site)["health"] == "ok").then_some(()));
     let seen = machine(&site);
     assert_eq!((&seen["agent-state"], &seen["flag"]), (&json!("running"), &json!("OK")));
@@ -82,4 +85,27 @@ fn a_controller_hears_machines_and_nobody_vouches_for_them_without_it() {
     );
     assert_eq!(agent.ends(), Some(0));
     wait_for("nobody who vouches", DEADLINE, || (machine(&site)["agent-state"] == "down").then_some(()));
+}
+
+#[test]
+fn a_controller_with_a_tracker_waits_for_the_store() {
+    let mut site = Site::new(Store::keeper());
+    site.store.kill9();
+    let (first, addr, said) = controller(&site);
+    let health = || Client::connect(addr).unwrap().ask("GET", "/hmi/v1/health", &[], b"").unwrap().body;
+    assert!(health().contains("\"KvStore\":\"away\""), "{}", health());
+    // Each of the two has looked for it once, for as long as anybody looks.
+    for _ in 0..2 {
+        let warned = wait_for("a look in vain", DEADLINE, || said.recv_timeout(DEADLINE).ok());
+        assert!(warned.contains("no store yet"), "{warned}");
+    }
+    assert!(health().contains("\"KvStore\":\"away\""), "beats are taken meanwhile");
+    let (second, ..) = controller(&site);
+    assert_eq!(second.ends(), Some(0), "also without a store it ends when it is asked to");
+    site.store.restart();
+    wait_for("a tracker with a store", DEADLINE, || {
+        let ready = Client::connect(addr).ok()?.ask("GET", "/hmi/v1/readiness", &[], b"").ok()?;
+        (ready.status == 204).then_some(())
+    });
+    assert_eq!(first.ends(), Some(0));
 }
