@@ -5,6 +5,8 @@ use std::process::{Child, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
+use portcullis::store::tree::{Tree, Write};
+use portcullis::store::{ZkTree, paths};
 use serde_json::{Value, json};
 
 use crate::harness::{Store, wait_for};
@@ -151,4 +153,22 @@ fn who_is_in_maintenance_is_not_missed() {
         assert!(said.starts_with(problem), "{args:?}: {said}");
     }
     tracker.end();
+}
+
+#[test]
+fn an_alarm_that_cannot_be_read_hides_no_component() {
+    let (site, tracker, mut client) = begin(&[]);
+    assert_eq!(client.beat("a").unwrap(), 200);
+    tracker.end();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let address = site.store.addr().to_string().parse().unwrap();
+        let tree = ZkTree::connect(&address, Some(&site.operator())).await.unwrap();
+        let path = paths::heartbeat_alarm();
+        let version = tree.get(&path).await.unwrap().version;
+        tree.write(vec![Write::SetIfVersion { path, data: b"garbage".to_vec(), version }]).await.unwrap();
+    });
+    let (code, out, said) = site.came(&["heartbeat", "list"]);
+    assert!(code == Some(0) && out.contains("a  "), "{out}{said}");
+    assert_eq!(said, "warning: /controller/heartbeat/alarm: no alarm: are deaths held?\n");
 }
