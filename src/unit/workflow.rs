@@ -194,15 +194,14 @@ impl State {
     /// by the other one if the flag has turned since; only a flag that still is as it was makes it run again.
     fn after(&self, failed: Hook, resolution: Resolution, wanted: Wanted) -> Self {
         let settled = Self { failure: None, resolved: None, ..self.clone() };
-        match (resolution, failed) {
-            (Resolution::Skip, _) => settled.passed(failed),
-            // Unless it was not even begun: then the flag alone decides.
-            (Resolution::Retry, Hook::Exposed | Hook::Unexposed)
-                if self.exposed == (failed == Hook::Exposed) =>
-            {
-                Self { exposed: !wanted.exposed, ..settled }
-            }
-            (Resolution::Retry, _) => settled,
+        let of_the_pair = matches!(failed, Hook::Exposed | Hook::Unexposed);
+        let begun = self.exposed == (failed == Hook::Exposed);
+        match resolution {
+            // Not even begun: the flag alone decides, and nothing is there to be taken back.
+            Resolution::Skip if of_the_pair && !begun => Self { exposed: wanted.exposed, ..settled },
+            Resolution::Skip => settled.passed(failed),
+            Resolution::Retry if of_the_pair && begun => Self { exposed: !wanted.exposed, ..settled },
+            Resolution::Retry => settled,
         }
     }
 

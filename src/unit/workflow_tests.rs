@@ -91,6 +91,16 @@ fn a_hook_that_could_not_be_begun_has_not_run() {
     unit.state = unit.state.not_begun(Hook::Unexposed, full);
     unit.resolved(Resolution::Retry);
     assert_eq!(unit.lives(CALM), ["unexposed"]);
+    // Skipped is not the same as run: the other of the pair does not follow by itself.
+    unit.state = unit.state.not_begun(Hook::Exposed, full);
+    unit.resolved(Resolution::Skip);
+    assert_eq!(unit.lives(CALM), [""; 0]);
+    unit.state = unit.state.not_begun(Hook::Exposed, full);
+    unit.resolved(Resolution::Skip);
+    assert_eq!(unit.lives(FLAG), [""; 0], "gone on without it");
+    unit.state = unit.state.not_begun(Hook::Unexposed, full);
+    unit.resolved(Resolution::Skip);
+    assert_eq!(unit.lives(FLAG), [""; 0]);
 }
 
 #[test]
