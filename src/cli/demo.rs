@@ -8,7 +8,7 @@ use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, Parser};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -20,6 +20,7 @@ use super::{hook_env, juju, machine, machine_file, output, up};
 use crate::keeper::Config;
 use crate::model::ports::parse_argument;
 use crate::model::{UnitId, UnitName};
+use crate::runtime::shutdown::Shutdown;
 use crate::status::view::Unit;
 use crate::status::{Scope, View, collect};
 use crate::store::{Environment, UnitPorts, ZkTree};
@@ -53,14 +54,16 @@ struct Defaults {
 }
 
 pub(super) async fn run(_: &Typed) -> anyhow::Result<()> {
+    // Before there is anything to clear away.
+    let mut shutdown = Shutdown::listen().context("cannot listen for signals")?;
     let place = Place::make()?;
-    let told = tell(&place).await;
+    let told = tell(&place, &mut shutdown).await;
     let removed =
         fs::remove_dir_all(&place.0).with_context(|| format!("cannot remove {}", place.0.display()));
     told.and(removed)
 }
 
-async fn tell(place: &Place) -> anyhow::Result<()> {
+async fn tell(place: &Place, shutdown: &mut Shutdown) -> anyhow::Result<()> {
     say(&format!("# Everything is in {}, and gone at the end.", place.0.display()))?;
     let data = place.0.join("data");
     say(&format!("$ portcullis up --data-dir {} --listen 127.0.0.1:0 &", data.display()))?;
@@ -69,7 +72,7 @@ async fn tell(place: &Place) -> anyhow::Result<()> {
     let keeper = up::start(story.globals(), &story.globals().environment()?, wanted).await?;
     super::keeper::announce(&keeper)?;
     let (stop, agent) = start_agent(&story, &data).await?;
-    let told = play(&story, place, &data).await;
+    let told = play(&story, place, &data, shutdown).await;
     // Whatever came of it: no process of the charm is left behind, and the store goes last.
     let cleared = clear_away(&data).await;
     stop.send_replace(true);
@@ -99,11 +102,20 @@ async fn start_agent(
     Ok((stop, tokio::spawn(agent.run(stopped))))
 }
 
-async fn play(story: &juju::Story, place: &Place, data: &Path) -> anyhow::Result<()> {
+async fn play(
+    story: &juju::Story,
+    place: &Place,
+    data: &Path,
+    shutdown: &mut Shutdown,
+) -> anyhow::Result<()> {
     let tool = hook_env::tools_dir()?.join("open-port").is_file();
     let charm = place.charm(tool)?;
     story.juju(&["deploy", &charm.to_string_lossy()]).await?;
-    let acted = act(story, (!tool).then_some(data)).await;
+    let acted = tokio::select! {
+        acted = act(story, (!tool).then_some(data)) => acted,
+        // Whoever has seen enough leaves nothing behind either.
+        signal = shutdown.asked() => Err(anyhow!("the story was cut short by {signal}")),
+    };
     let destroyed = story.juju(&["destroy-service", "hello"]).await;
     acted.and(destroyed)
 }

@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -158,6 +160,45 @@ fn the_demo_needs_nothing_but_itself() {
     let left: Vec<_> =
         fs::read_dir(operator.home()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["portcullis"], "the demo left something behind");
+}
+
+#[test]
+fn a_demo_that_is_cut_short_leaves_nothing_behind_either() {
+    let operator = Operator::with_store("");
+    for (signal, name) in [("-INT", "SIGINT"), ("-TERM", "SIGTERM")] {
+        let mut demo = Command::new(binary("portcullis"))
+            .arg("demo")
+            .env("TMPDIR", operator.home())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut told = BufReader::new(demo.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let store = told.find_map(|line| line.strip_prefix("listening on ").map(str::to_owned)).unwrap();
+        // In the middle of the unit's hooks.
+        told.find(|line| line.starts_with("# The machine runs")).unwrap();
+        let sent = Command::new("kill").args([signal, &demo.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+        let said: Vec<String> = told.collect();
+        let came = demo.wait_with_output().unwrap();
+        let stderr = String::from_utf8(came.stderr).unwrap();
+        let end = format!("error: the story was cut short by {name}\n");
+        assert!(stderr.ends_with(&end), "{stderr} {said:?}");
+        assert_eq!(came.status.code(), Some(1));
+        assert!(said.iter().any(|line| line == "$ juju destroy-service hello"), "{said:?}");
+        let left: Vec<_> = fs::read_dir(operator.home()).unwrap().map(Result::unwrap).collect();
+        assert!(left.is_empty(), "{left:?}");
+        assert!(TcpStream::connect(store).is_err(), "the store is still there");
+        let place = operator.home().as_os_str().as_encoded_bytes();
+        let mentions = |file: &Path| {
+            let bytes = fs::read(file).unwrap_or_default();
+            bytes.windows(place.len()).any(|part| part == place)
+        };
+        for process in fs::read_dir("/proc").unwrap().filter_map(Result::ok) {
+            let left = ["cmdline", "environ"].into_iter().any(|file| mentions(&process.path().join(file)));
+            assert!(!left, "process {} is left", process.path().display());
+        }
+    }
 }
 
 #[test]
