@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
+use rustix::fs::{Gid, Uid, fchown};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use serde::{Deserialize, Serialize};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::cgroup;
 use super::output::{Log, Output};
@@ -122,10 +123,11 @@ impl Runs {
             Err(error) => return Err(error),
         };
         if let Some(bytes) = read(&self.file(number, "end"))? {
-            let wire: Wire = serde_json::from_slice(&bytes)?;
-            return Ok(Found::Over(match wire.reason {
-                None => Ended::Well,
-                Some(reason) => Ended::Badly { reason, output: wire.output },
+            return Ok(Found::Over(match serde_json::from_slice(&bytes) {
+                Ok(Wire { reason: None, .. }) => Ended::Well,
+                Ok(Wire { reason: Some(reason), output }) => Ended::Badly { reason, output },
+                // It will not read better the next time; the operator decides.
+                Err(error) => badly(format!("how it ended cannot be read: {error}")),
             }));
         }
         if running {
@@ -213,26 +215,21 @@ impl Runs {
         };
         let bytes = serde_json::to_vec(&wire)?;
         let told = self.with_reserve(|| replace(&self.file(number, "end"), &bytes));
-        let kept = rest.map_or(Ok(()), |rest| keep(rest, &order.log));
-        told.and(kept)
+        if let Some(Err(error)) = rest.map(|rest| keep(rest, &order.log)) {
+            // The hook has ended as it has; only what it left running is worse off.
+            warn!(%error, "what the hook left running cannot print any more");
+        }
+        told
     }
-}
-
-/// Keeps what comes through the pipe, in a process of its own: whoever waits for the hook waits for this one, and should
-/// not wait for what it left running.
-///
-/// # Errors
-/// If it cannot be started.
-pub fn keep_on(pipe: PipeReader, log: &Path) -> io::Result<()> {
-    let mut keeper = Command::new(std::env::current_exe()?);
-    keeper.arg("keep-log").arg(log).stdin(pipe).stdout(Stdio::null()).stderr(Stdio::null());
-    keeper.process_group(0).spawn().map(drop)
 }
 
 /// A file is there whole or not at all.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let aside = path.with_extension("new");
-    fs::write(&aside, bytes)?;
+    let mut file = File::create(&aside)?;
+    file.write_all(bytes)?;
+    // The name must not come before the contents when the power goes.
+    file.sync_all()?;
     fs::rename(aside, path)
 }
 
@@ -277,12 +274,29 @@ fn run(order: &Order, stop: &Path) -> (Ended, Option<PipeReader>) {
         },
         Ok(Over::Late) => format!("ran for more than {} s and was ended", order.limit_ms.div_ceil(1000)),
         Ok(Over::Stopped) => "was ended, because its unit was removed".to_owned(),
-        Err(error) => format!("cannot be waited for: {error}"),
+        Err(error) => {
+            abandon(&mut child);
+            format!("cannot be waited for, and was ended: {error}")
+        }
     };
     (Ended::Badly { reason, output: output.tail() }, output.rest())
 }
 
+/// Ends a hook that nobody can watch over: it must not go on while the unit does.
+fn abandon(child: &mut Child) {
+    // Of one that has ended, the number may be somebody else's by now.
+    if let (Ok(None), Ok(group)) = (child.try_wait(), pid(child)) {
+        // It may end by itself meanwhile, which is as good.
+        let _ = kill_process_group(group, Signal::KILL);
+        let _ = child.wait();
+    }
+}
+
 fn start(order: &Order, output: PipeWriter) -> io::Result<Child> {
+    if let Some((user, group)) = order.user {
+        // For `>/dev/stderr`, which opens the pipe anew, by its owner's right.
+        fchown(&output, Some(Uid::from_raw(user)), Some(Gid::from_raw(group))).map_err(io::Error::other)?;
+    }
     let mut command = Command::new(&order.program);
     command
         .current_dir(&order.directory)

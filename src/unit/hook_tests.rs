@@ -217,6 +217,27 @@ fn a_run_that_is_interrupted_again_and_again_is_given_up() {
 }
 
 #[test]
+fn an_end_that_cannot_be_read_is_a_failure_that_says_so() {
+    let bench = Bench::new();
+    bench.runs.order(1, &bench.order("true")).unwrap();
+    for end in ["", "{\"reason\": nu"] {
+        fs::write(bench.runs.file(1, "end"), end).unwrap();
+        let Found::Over(Ended::Badly { reason, .. }) = bench.runs.find(1).unwrap() else { panic!("{end:?}") };
+        assert!(reason.starts_with("how it ended cannot be read: "), "{reason}");
+    }
+}
+
+#[test]
+fn a_hook_that_succeeded_has_succeeded_though_its_log_cannot_be_kept_on() {
+    let bench = Bench::new();
+    let script = "setsid sh -c 'while [ ! -e go ]; do sleep 0.02; done' & echo early";
+    bench.runs.order(1, &bench.order(script)).unwrap();
+    bench.runs.carry_out(1, |_, _| Err(io::ErrorKind::NotFound.into())).unwrap();
+    assert_eq!(bench.runs.find(1).unwrap(), Found::Over(Ended::Well));
+    fs::write(bench.home.path().join("go"), "").unwrap();
+}
+
+#[test]
 fn a_hook_runs_as_who_it_should() {
     let bench = Bench::new();
     // Only root may become somebody else; anybody may stay who they are.
@@ -225,9 +246,11 @@ fn a_hook_runs_as_who_it_should() {
         user => (user, rustix::process::getgid().as_raw()),
     };
     fs::set_permissions(bench.home.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let order = Order { user: Some((user, group)), ..bench.order("id -u; id -g; id -G") };
+    let order =
+        Order { user: Some((user, group)), ..bench.order("id -u; id -g; id -G; echo last >/dev/stderr") };
     assert_eq!(bench.ends(1, &order), Ended::Well);
     let log = bench.log();
+    assert!(log.ends_with("\nlast\n"), "the pipe is its own: {log}");
     assert!(log.starts_with(&format!("{user}\n{group}\n")), "{log}");
 }
 

@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::json;
+use tracing::warn;
 
 use super::cgroup::{self, Group};
 use super::hook::{Order, Runs};
@@ -260,11 +261,16 @@ impl Home<'_> {
         std::os::unix::process::CommandExt::process_group(&mut runner, 0);
         // How the hook ended is in a file, for whoever asks: us, or the agent after us.
         let ran = runner.output()?;
+        let said = String::from_utf8_lossy(&ran.stderr);
         match ran.status.code() {
             // Ended by somebody else: what was begun is looked for.
-            Some(0) | None => Ok(()),
+            Some(0) | None => {
+                if !said.is_empty() {
+                    warn!(unit = %self.id, said = said.trim_end(), "hook's runner had something to say");
+                }
+                Ok(())
+            }
             Some(_) => {
-                let said = String::from_utf8_lossy(&ran.stderr);
                 let line = said.lines().next().unwrap_or("nobody knows why");
                 Err(io::Error::other(line.strip_prefix("error: ").unwrap_or(line).to_owned()))
             }

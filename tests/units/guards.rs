@@ -46,7 +46,9 @@ pub(crate) fn a_hook_gets_at_nothing_that_is_not_its_own(site: &Site) {
     let operator = &world.operator;
     // Each unit's hooks run as somebody else.
     let agent = world.agent(&["--hook-user", "200000+"]);
-    world.deploy(&world.charm("victim", &[("start", "open-port 9000")]), "victim");
+    // What it prints to is its own as well.
+    let start = "open-port 9000 && echo up >/dev/stderr && echo up >/dev/stdout";
+    world.deploy(&world.charm("victim", &[("start", start)]), "victim");
     world.becomes("victim/0", "started");
     let config = operator.config("");
     let tries = TRIES.replace("$CONFIG", config.to_str().unwrap().trim_end_matches('/'));

@@ -140,3 +140,22 @@ pub(crate) fn agents_that_are_killed_do_everything_once(site: &Site) {
     agent.ends();
     assert_eq!(world.unit("slow/0")["agent-state"], "down");
 }
+
+/// A service that is asked to end says so and does its last work: whoever reads what it prints is there to the end.
+pub(crate) fn last_words_are_heard(site: &Site) {
+    let world = World::new(site);
+    let agent = world.agent(&[]);
+    let cleaned = world.operator.home().join("cleaned");
+    let start = format!(
+        "setsid sh -c 'trap \"echo stopping; touch {}; exit 0\" TERM; : >up; while :; do sleep 0.05; done' &",
+        cleaned.display()
+    );
+    world.deploy(&world.charm("polite", &[("start", &start)]), "polite");
+    world.becomes("polite/0", "started");
+    let up = world.charm_dir("polite/0").join("up");
+    wait_for("a service", DEADLINE, || up.exists().then_some(()));
+    world.operator.does(&["destroy-service", "polite"]);
+    wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
+    assert!(cleaned.exists(), "it was cut short");
+    agent.ends();
+}

@@ -28,12 +28,16 @@ use bad::{
     what_forgets_where_it_came_from_ends_with_its_unit, what_never_holds_still_ends_with_its_unit,
 };
 use guards::{a_hook_gets_at_nothing_that_is_not_its_own, secrets_are_in_their_files_and_nowhere_else};
-use life::{agents_that_are_killed_do_everything_once, charms_do_what_they_say, errors_are_resolved};
+use life::{
+    agents_that_are_killed_do_everything_once, charms_do_what_they_say, errors_are_resolved,
+    last_words_are_heard,
+};
 
 const SCENARIOS: &[Scenario] = scenarios![
     charms_do_what_they_say,
     errors_are_resolved,
     agents_that_are_killed_do_everything_once,
+    last_words_are_heard,
     bad_hooks_are_clear_states_and_nobody_elses_trouble,
     removed_in_the_middle_of_a_hook,
     a_gigabyte_of_output_is_a_megabyte_of_log,
