@@ -62,6 +62,8 @@ pub struct Agent<T, F> {
     seen: BTreeMap<MachineId, MachineRules>,
     reports: Reports,
     retries: Retries<Instant>,
+    /// Machines whose change was not begun because the lease would not have lasted: first in the next pass.
+    put_off: BTreeSet<MachineId>,
     trust: Trust,
     /// What is wrong with machines themselves, as provisioning says: shown in their reports.
     notes: BTreeMap<MachineId, String>,
@@ -123,6 +125,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             seen: BTreeMap::new(),
             reports,
             retries: Retries::default(),
+            put_off: BTreeSet::new(),
             trust: Trust::default(),
             notes: BTreeMap::new(),
             recalls_notes: false,
@@ -148,6 +151,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
         self.view = None;
         self.seen.clear();
+        self.put_off.clear();
         self.trust = Trust::default();
     }
 
@@ -163,9 +167,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         self.metrics.clone()
     }
 
-    /// When a machine that failed is due again.
+    /// When a machine that failed is due again, or one that there was no time for.
     pub fn next_retry(&self) -> Option<Instant> {
-        self.retries.next()
+        if self.put_off.is_empty() { self.retries.next() } else { Some(Instant::now()) }
     }
 
     /// Somebody provisions, and will [`note`](Self::note) what is wrong. Until then what was noted last holds, or a restart
@@ -222,6 +226,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let mut machines = self.look(dirty).await?;
         let now = Instant::now();
         machines.extend(self.retries.due(now));
+        machines.append(&mut self.put_off);
         let mut pass = Pass { machines: machines.len(), ..Pass::default() };
         // A re-spelled rule takes two rounds: open the new, then close the old.
         for _round in 0..2 {
@@ -235,7 +240,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
     }
 
     fn give_up_view(&mut self) {
-        self.trust.end(self.view.take());
+        self.trust.end(self.view.take(), Instant::now());
     }
 
     /// Brings the view up to date and says which machines that may concern.
@@ -300,10 +305,17 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                     done.insert(*machine, self.entry(*machine, change, applied, report));
                     self.learn(*machine, change, applied, report, pass);
                 }
-                None => self.try_later(*machine, Pace::BackOff),
+                // The pass took longer than we may act for. The next one begins with what is left, and a fresh lease.
+                None => {
+                    self.keep_granted(*machine, &change.close, report);
+                    self.put_off.insert(*machine);
+                }
             }
         }
         for (machine, plan) in &plans {
+            if self.put_off.contains(machine) {
+                continue;
+            }
             self.time(*machine, plan);
             if reports.get(machine).is_some_and(|report| report.problem.is_none()) {
                 self.retries.succeeded(*machine);
@@ -366,6 +378,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
         if applied.closed.is_ok() {
             pass.closed += change.close.len();
+        } else {
+            self.keep_granted(machine, &change.close, report);
         }
         if applied.is_ok() {
             info!(%machine, opened = change.open.len(), closed = change.close.len(), "firewall changed");

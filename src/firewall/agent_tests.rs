@@ -321,6 +321,9 @@ async fn closing_most_of_everything_takes_two_looks() {
     assert_eq!(world.rules(0).len(), 12, "not on the word of one look");
     assert!(world.agent.in_doubt() && world.problem(0).unwrap().contains("second look"));
     world.pass().await;
+    assert_eq!(world.rules(0).len(), 12, "nor on that of two in the same moment");
+    tokio::time::advance(crate::runtime::reconcile::DOUBT).await;
+    world.pass().await;
     assert_eq!((world.rules(0).len(), world.agent.in_doubt(), world.problem(0)), (0, false, None));
 }
 
@@ -337,6 +340,48 @@ async fn who_may_no_longer_act_changes_nothing() {
     assert_eq!(world.provider.writes(), 0);
     world.pass().await;
     assert_eq!(world.rules(0), ["80/tcp"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_there_was_no_time_for_comes_next_and_is_not_called_done() {
+    let mut world = World::new().await;
+    let unit = world.deploy("a").await;
+    world.open(unit, "80").await;
+    world.expose("a").await;
+    tokio::time::advance(Duration::from_secs(60)).await;
+    world.agent.pass(&everything(), &world.lead).await.unwrap();
+    assert_eq!(world.agent.next_retry(), Some(tokio::time::Instant::now()), "due at once");
+    let report = |world: &World| world.agent.reports.get(MachineId::new(0)).unwrap().clone();
+    assert!(!report(&world).pending.is_empty());
+    world.lead.confirm(world.operator.tree()).await.unwrap();
+    world.agent.pass(&Dirty::default(), &world.lead).await.unwrap();
+    assert_eq!((world.rules(0), world.agent.next_retry()), (vec!["80/tcp".to_owned()], None));
+
+    world.operator.unexpose(&"a".parse().unwrap()).await.unwrap();
+    tokio::time::advance(Duration::from_secs(60)).await;
+    world.agent.pass(&everything(), &world.lead).await.unwrap();
+    assert_eq!(world.rules(0), ["80/tcp"]);
+    assert!(!report(&world).granted[&unit].is_empty(), "it is open, and whose it is is known");
+    world.lead.confirm(world.operator.tree()).await.unwrap();
+    world.agent.pass(&Dirty::default(), &world.lead).await.unwrap();
+    assert_eq!(world.rules(0), Vec::<String>::new());
+    assert!(report(&world).granted.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_close_that_failed_is_not_told_as_done() {
+    let mut world = World::new().await;
+    let unit = world.deploy("a").await;
+    world.open(unit, "80").await;
+    world.expose("a").await;
+    world.pass().await;
+    world.operator.unexpose(&"a".parse().unwrap()).await.unwrap();
+    let throttled = || Fault::Before(Failure::Error(ProviderError::Throttled { what: Subject::Provider }));
+    world.provider.set_script(move |call| (call.name == CallName::Close).then(throttled));
+    world.pass().await;
+    assert_eq!(world.rules(0), ["80/tcp"]);
+    let report = world.agent.reports.get(MachineId::new(0)).unwrap();
+    assert!(!report.granted[&unit].is_empty() && report.problem.is_some());
 }
 
 #[tokio::test(start_paused = true)]

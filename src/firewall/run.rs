@@ -181,6 +181,8 @@ impl<T: Tree, F: Firewall> Passes<'_, T, F> {
                 Err(Error::Tree(err)) if err.is_conflict() => {
                     warn!(error = %err, "reports changed meanwhile");
                     timetable.disturbed();
+                    // If it was the place for the reports that went, there would never be any again.
+                    self.agent.prepare().await?;
                     continue;
                 }
                 Err(Error::Tree(err)) if err.is_retryable() && planted(Bug::KeepsItsView) => continue,

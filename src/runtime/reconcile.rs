@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 pub const STORE_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long a look that would close too much waits for the one that confirms it.
-const DOUBT: Duration = Duration::from_secs(2);
+pub const DOUBT: Duration = Duration::from_secs(2);
 
 /// What it is time for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,8 +58,9 @@ impl Timetable {
         self.resync_at = Instant::now() + self.resync;
     }
 
-    /// Somebody came between: everything is looked at again soon.
+    /// Somebody came between: everything is looked at again soon, and not before.
     pub fn disturbed(&mut self) {
+        self.doubt_at = None;
         self.resync_at = Instant::now() + STORE_PAUSE;
     }
 
@@ -94,6 +95,9 @@ mod tests {
         table.doubts(false);
         assert_eq!(next(&table, None).await, (Due::Lease, 5));
         table.renewed();
+        table.doubts(true);
+        tokio::time::advance(DOUBT).await;
+        // What was due already waits, too: nothing turns without a pause.
         table.disturbed();
         assert_eq!(next(&table, None).await, (Due::Everything, 1));
         table.resynced();

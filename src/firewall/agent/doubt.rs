@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use portcullis_provider::Firewall;
 use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::rule::Rule;
+use tokio::time::Instant;
 use tracing::warn;
 
 use super::Agent;
@@ -14,6 +15,7 @@ use crate::firewall::observe::View;
 use crate::firewall::plan::{Confidence, MachinePlan, confidence};
 use crate::firewall::report::Report;
 use crate::model::MachineId;
+use crate::runtime::reconcile::DOUBT;
 use crate::store::tree::Tree;
 
 /// How far the present view is trusted with closing what is open.
@@ -21,8 +23,8 @@ use crate::store::tree::Tree;
 pub(super) struct Trust {
     /// Machines whose rules nobody could look at since the view was made: what it takes away as a whole is not known.
     unjudged: BTreeSet<MachineId>,
-    /// The look before the present one, if that was not trusted.
-    before: Option<View>,
+    /// A look before the present one, if that was not trusted, and when it was.
+    before: Option<(View, Instant)>,
     /// The present view would close what is not to be closed on its word alone.
     doubted: bool,
 }
@@ -40,10 +42,18 @@ impl Trust {
     }
 
     /// A view is given up. The next one must agree with it, unless it was found to be good.
-    pub(super) fn end(&mut self, view: Option<View>) {
-        if let Some(view) = view {
-            self.before = (self.doubted || !self.unjudged.is_empty()).then_some(view);
+    pub(super) fn end(&mut self, view: Option<View>, now: Instant) {
+        let Some(view) = view else { return };
+        if !self.doubted && self.unjudged.is_empty() {
+            self.before = None;
+        } else if self.before.is_none() || self.is_ripe(now) {
+            self.before = Some((view, now));
         }
+    }
+
+    /// Whether the look before is old enough to confirm anything: two in a moment are one look at the same mistake.
+    fn is_ripe(&self, now: Instant) -> bool {
+        self.before.as_ref().is_some_and(|(_, at)| now.duration_since(*at) >= DOUBT)
     }
 
     pub(super) fn in_doubt(&self) -> bool {
@@ -82,17 +92,15 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
         warn!(closing, of, whole, "would close too much; looking again first");
         for (id, rules) in disputed {
+            // The next look comes for all of them; one that were due before would only see the same again.
+            self.retries.succeeded(id);
             if let Some(plan) = plans.get_mut(&id) {
                 plan.change.close.retain(|rule| !rules.contains(rule));
                 plan.deferred.clear();
             }
             if let Some(report) = reports.get_mut(&id) {
                 report.problem = Some(format!("closing {closing} of {of} rules waits for a second look"));
-                // It is still open, and still somebody's.
-                for (unit, had) in self.reports.granted(id) {
-                    let now = report.granted.entry(unit).or_default();
-                    *now = now.union(&had);
-                }
+                self.keep_granted(id, &rules, report);
             }
         }
         self.trust.doubted = true;
@@ -101,8 +109,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
 
     /// What the look before would take from the machine as it is now.
     fn lost_before(&self, machine: MachineId) -> BTreeSet<Rule> {
-        match (&self.trust.before, self.seen.get(&machine)) {
-            (Some(before), Some(rules)) => self.plan(before, machine, rules).1.lost(),
+        let before = self.trust.before.as_ref().filter(|_| self.trust.is_ripe(Instant::now()));
+        match (before, self.seen.get(&machine)) {
+            (Some((before, _)), Some(rules)) => self.plan(before, machine, rules).1.lost(),
             _ => BTreeSet::new(),
         }
     }

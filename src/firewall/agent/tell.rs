@@ -1,5 +1,7 @@
 //! What the agent says of a machine: its report, and what was changed for whom. How both look is in `report` and `journal`.
 
+use std::collections::BTreeSet;
+
 use portcullis_provider::rule::{Change, Rule, RuleSet};
 use portcullis_provider::{Applied, Firewall};
 
@@ -35,6 +37,18 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             problem: None,
             note: None,
             foreign: foreign.unwrap_or_default(),
+        }
+    }
+
+    /// What was to be closed and is not: still open, and still somebody's.
+    pub(super) fn keep_granted(&self, machine: MachineId, open: &BTreeSet<Rule>, report: &mut Report) {
+        let open: RuleSet = open.iter().copied().collect();
+        for (unit, had) in self.reports.granted(machine) {
+            let kept = had.minus(&had.minus(&open));
+            if !kept.is_empty() {
+                let now = report.granted.entry(unit).or_default();
+                *now = now.union(&kept);
+            }
         }
     }
 
