@@ -350,7 +350,7 @@ async fn what_there_was_no_time_for_comes_next_and_is_not_called_done() {
     world.expose("a").await;
     tokio::time::advance(Duration::from_secs(60)).await;
     world.agent.pass(&everything(), &world.lead).await.unwrap();
-    assert_eq!(world.agent.next_retry(), Some(tokio::time::Instant::now()), "due at once");
+    assert_eq!(world.agent.next_retry(), Some(Instant::now()), "due at once");
     let report = |world: &World| world.agent.reports.get(MachineId::new(0)).unwrap().clone();
     assert!(!report(&world).pending.is_empty());
     world.lead.confirm(world.operator.tree()).await.unwrap();
