@@ -9,7 +9,7 @@ use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::output;
-use crate::unit::hook::Runs;
+use crate::unit::hook::{Runs, keep_on};
 use crate::unit::output as kept;
 
 #[derive(Debug, Args)]
@@ -30,7 +30,7 @@ pub(super) struct Log {
 pub(super) fn run(args: &Typed) -> anyhow::Result<()> {
     let runs = Runs::at(args.directory.clone());
     runs.enter_group();
-    runs.carry_out(args.number, kept::keep_on).context("cannot run the hook")
+    runs.carry_out(args.number, keep_on).context("cannot run the hook")
 }
 
 /// Blocks until nobody is left who could print. What is asked to end may still have something to say, so this does not end

@@ -223,6 +223,22 @@ impl Runs {
     }
 }
 
+/// Keeps what comes through the pipe, in a process of its own: whoever waits for the hook waits for this one, and should
+/// not wait for what it left running.
+///
+/// # Errors
+/// If it cannot be started.
+pub fn keep_on(pipe: PipeReader, log: &Path) -> io::Result<()> {
+    // By this name also after the program was replaced by a newer one.
+    let mut keeper = Command::new("/proc/self/exe");
+    keeper.arg0("portcullis").arg("keep-log").arg(log);
+    keeper.stdin(pipe).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
+    let mut keeper = keeper.spawn()?;
+    // It says so once nothing but the end of the pipe ends it; what the hook left may be asked to end from then on.
+    let ready = keeper.stdout.take().map(|mut stdout| stdout.read_exact(&mut [0]));
+    ready.unwrap_or_else(|| Err(io::ErrorKind::BrokenPipe.into()))
+}
+
 /// A file is there whole or not at all.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let aside = path.with_extension("new");

@@ -6,9 +6,7 @@ use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, PipeReader, Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
-use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
@@ -129,22 +127,6 @@ impl Output {
         fcntl_setfl(&self.pipe, flags - OFlags::NONBLOCK).ok()?;
         (!self.ended).then_some(self.pipe)
     }
-}
-
-/// Keeps what comes through the pipe, in a process of its own: whoever waits for the hook waits for this one, and should
-/// not wait for what it left running.
-///
-/// # Errors
-/// If it cannot be started.
-pub fn keep_on(pipe: PipeReader, log: &Path) -> io::Result<()> {
-    // By this name also after the program was replaced by a newer one.
-    let mut keeper = Command::new("/proc/self/exe");
-    keeper.arg0("portcullis").arg("keep-log").arg(log);
-    keeper.stdin(pipe).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
-    let mut keeper = keeper.spawn()?;
-    // It says so once nothing but the end of the pipe ends it; what the hook left may be asked to end from then on.
-    let ready = keeper.stdout.take().map(|mut stdout| stdout.read_exact(&mut [0]));
-    ready.unwrap_or_else(|| Err(io::ErrorKind::BrokenPipe.into()))
 }
 
 /// Goes on keeping what a hook left running prints, until it has ended.
