@@ -90,6 +90,16 @@ impl Site {
         self.directory.join("charms")
     }
 
+    /// The directory for them. Charms are nobody's to read but the agent's and, each its own copy, their units'.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn ensure_charms(&self) -> io::Result<()> {
+        self.private_dir(&self.charms())?;
+        // Also one that was made with a wider door.
+        fs::set_permissions(self.charms(), Permissions::from_mode(0o700))
+    }
+
     fn private_dir(&self, path: &Path) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(path)
     }

@@ -2,8 +2,9 @@
 //! more. Which hook is due is each agent's own affair.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions, Permissions, TryLockError};
 use std::io;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -157,7 +158,11 @@ async fn lock(site: &Site, stop: &mut watch::Receiver<bool>) -> Result<Option<Fi
     let failed = |source| Error::Directory { directory: shown(), source };
     std::fs::DirBuilder::new().recursive(true).create(&site.directory).map_err(failed)?;
     let path = site.directory.join("lock");
-    let file = OpenOptions::new().create(true).truncate(false).write(true).open(path).map_err(failed)?;
+    let mut options = OpenOptions::new();
+    // Who can open it can hold it, and keep the next agent from its units.
+    options.create(true).truncate(false).write(true).mode(0o600);
+    let file = options.open(path).map_err(failed)?;
+    file.set_permissions(Permissions::from_mode(0o600)).map_err(failed)?;
     let patience = Instant::now() + PREDECESSOR;
     loop {
         match file.try_lock() {

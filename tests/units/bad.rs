@@ -52,6 +52,60 @@ pub(crate) fn bad_hooks_are_clear_states_and_nobody_elses_trouble(site: &Site) {
     agent.ends();
 }
 
+/// The machine's own agent, not just whoever watches over the hook: a user of its own cannot, one who can ends in a state
+/// that says so, and others lose nothing by it.
+pub(crate) fn hooks_that_kill_their_machines_agent(site: &Site) {
+    let world = World::new(site);
+    let number = world.agent_number();
+    let kill = format!("kill -9 $(cat {})", number.display());
+    let mut agent = world.agent(&["--hook-user", "200000+"]);
+    world.deploy(&world.charm("barred", &[("start", &kill)]), "barred");
+    let barred = world.becomes("barred/0", "start-error");
+    assert!(barred["hook-output"].to_string().contains("Operation not permitted"), "{barred}");
+    assert!(agent.is_there(), "{}", agent.said());
+    agent.ends();
+
+    // The control, and what comes of it: nothing keeps these from it.
+    let mut agent = world.agent(&["--hook-user", "0:0"]);
+    world.deploy(&world.charm("good", &[("start", "setsid sleep 1000 & echo $! >left")]), "good");
+    world.becomes("good/0", "started");
+    let left = fs::read_to_string(world.charm_dir("good/0").join("left")).unwrap();
+    world.deploy(
+        &world.charm("once", &[("install", &format!("{kill}; sleep 0.2; echo done >ended"))]),
+        "once",
+    );
+    agent.is_killed();
+    agent = world.agent(&["--hook-user", "0:0"]);
+    world.becomes("once/0", "started");
+    // The hook outlived who ordered it: what it did is known, and not done again.
+    world.runs("once", &["install", "start"]);
+    assert!(world.charm_dir("once/0").join("ended").exists());
+
+    // Together with who watches over the hook, so that nobody saw its end: tried once more, and not for ever.
+    world.deploy(&world.charm("both", &[("install", &format!("{kill} $PPID; sleep 1000"))]), "both");
+    for _ in 0..2 {
+        agent.is_killed();
+        agent = world.agent(&["--hook-user", "0:0"]);
+    }
+    let both = world.becomes("both/0", "install-error");
+    assert_eq!(both["hook-error"], "install hook: was interrupted 2 times, together with its agent");
+    world.runs("both", &["install", "install"]);
+    assert!(agent.is_there(), "{}", agent.said());
+    world.becomes("good/0", "started");
+    assert!(is_alive(&left), "another unit's process");
+    for (service, hooks) in [("good", &["install", "start"][..]), ("once", &["install", "start"])] {
+        assert_eq!(world.ran(service), hooks, "another unit's hooks");
+    }
+    world.operator.does(&["expose", "good"]);
+    world.runs("good", &["install", "start", "exposed"]);
+    for service in ["barred", "good", "once", "both"] {
+        world.operator.does(&["destroy-service", service]);
+    }
+    wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
+    assert!(!is_alive(&left));
+    agent.ends();
+}
+
 pub(crate) fn removed_in_the_middle_of_a_hook(site: &Site) {
     let world = World::new(site);
     let mut agent = world.agent(&[]);

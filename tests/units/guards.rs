@@ -9,9 +9,12 @@ use crate::harness::scenario::Site;
 use crate::harness::wait_for;
 use crate::world::{DEADLINE, World};
 
-/// Each line says what was tried and whether it worked.
-const TRIES: &str = r#"
+/// Says in a line what was tried and whether it worked.
+const TRY: &str = r#"
 try() { what=$1; shift; if "$@" >/dev/null 2>said; then echo "$what: yes"; else echo "$what: no: $(tr '\n' ' ' <said)"; fi; }
+"#;
+
+const TRIES: &str = r#"
 as() { unit=$1; shift; JUJU_UNIT_NAME=$unit "$@"; }
 # What the unit was given, put where an operator's own would be.
 mkdir -p pose/portcullis
@@ -52,6 +55,7 @@ pub(crate) fn a_hook_gets_at_nothing_that_is_not_its_own(site: &Site) {
     world.becomes("victim/0", "started");
     let config = operator.config("");
     let tries = TRIES.replace("$CONFIG", config.to_str().unwrap().trim_end_matches('/'));
+    let tries = format!("{TRY}{tries}");
     world.deploy(&world.charm("thief", &[("start", &tries)]), "thief");
     world.becomes("thief/0", "started");
     let tried = fs::read_to_string(world.charm_dir("thief/0").join("tried")).unwrap();
@@ -75,9 +79,7 @@ pub(crate) fn a_hook_gets_at_nothing_that_is_not_its_own(site: &Site) {
         ("secrets", false, "the store refuses these credentials"),
         ("look", false, "the store refuses these credentials"),
     ] {
-        let line = tried.lines().find(|line| line.starts_with(&format!("{what}: "))).expect(what);
-        let outcome = if worked { "yes" } else { "no" };
-        assert!(line.starts_with(&format!("{what}: {outcome}")) && line.contains(why), "{line}");
+        came(&tried, what, worked, why);
     }
     assert_eq!(operator.status()["services"]["victim"].get("exposed"), None);
     assert_eq!(operator.status()["services"]["victim"]["units"].as_object().unwrap().len(), 1);
@@ -105,6 +107,73 @@ pub(crate) fn a_hook_gets_at_nothing_that_is_not_its_own(site: &Site) {
     let refused = open(&kept);
     assert!(refused.code == 1 && refused.stderr.contains("no such znode"), "{refused:?}");
     agent.ends();
+}
+
+#[track_caller]
+fn came(tried: &str, what: &str, worked: bool, why: &str) {
+    let line = tried.lines().find(|line| line.starts_with(&format!("{what}: "))).expect(what);
+    let outcome = if worked { "yes" } else { "no" };
+    assert!(line.starts_with(&format!("{what}: {outcome}")) && line.contains(why), "{line}");
+}
+
+/// What a hook may try with what another machine has, where two machines are on one host, and everything has its name.
+const ELSEWHERE: &[(&str, &str)] = &[
+    ("machine", "cat $CONFIG/local-machines/machine-0000000001.json"),
+    ("credentials", "cat $OTHER/units/unit-0000000000/credentials.json"),
+    ("charm", "ls $OTHER/units/unit-0000000000/charm"),
+    ("charm-file", "cat $OTHER/units/unit-0000000000/charm/metadata.yaml"),
+    ("charm-change", "touch $OTHER/units/unit-0000000000/charm/x"),
+    ("units", "ls $OTHER/units"),
+    ("runs", "ls $OTHER/runs"),
+    ("log", "cat $OTHER/runs/unit-0000000000/log"),
+    ("state", "cat $OTHER/runs/unit-0000000000/state"),
+    ("charms", "ls $OTHER/charms"),
+    ("packed-charm", "cat $OTHER/charms/$HASH"),
+    // Whoever can open it can hold it, and keep an agent from its units.
+    ("lock", "cat $OTHER/lock"),
+    ("own-charms", "ls $OWN/charms"),
+    ("own-lock", "cat $OWN/lock"),
+];
+
+/// Hooks on one machine, and the files of another: not theirs, unless they are root's.
+pub(crate) fn a_hook_gets_at_nothing_of_another_machine(site: &Site) {
+    let world = World::new(site);
+    let operator = &world.operator;
+    operator.does(&["add-machine", "--instance-id", "more-metal"]);
+    let elsewhere = operator.home().join("units-1");
+    let other = world.agent_of("1", &elsewhere, &["--hook-user", "200000+"]);
+    operator.does(&["deploy", &world.charm("victim", &[("start", "echo up")]), "--to", "1"]);
+    world.becomes("victim/0", "started");
+    let kept: Vec<_> = fs::read_dir(elsewhere.join("charms")).unwrap().map(|kept| kept.unwrap()).collect();
+    assert_eq!(kept.len(), 1, "the charm, as it came");
+    let hash = kept[0].file_name().into_string().unwrap();
+    let tried = |service: &str| {
+        let tries: String = ELSEWHERE.iter().map(|(what, how)| format!("try {what} {how}\n")).collect();
+        let script = format!("{TRY}{{\n{tries}}} >tried.new\nmv tried.new tried");
+        let config = operator.config("");
+        let script = script
+            .replace("$CONFIG", config.to_str().unwrap().trim_end_matches('/'))
+            .replace("$OTHER", elsewhere.to_str().unwrap())
+            .replace("$OWN", world.units_dir().to_str().unwrap())
+            .replace("$HASH", &hash);
+        world.deploy(&world.charm(service, &[("start", &script)]), service);
+        world.becomes(&format!("{service}/0"), "started");
+        fs::read_to_string(world.charm_dir(&format!("{service}/0")).join("tried")).unwrap()
+    };
+    let agent = world.agent(&["--hook-user", "200000+"]);
+    let refused = tried("thief");
+    for (what, _) in ELSEWHERE {
+        came(&refused, what, false, "Permission denied");
+    }
+    agent.ends();
+    // The control: the same from hooks that are not kept apart.
+    let agent = world.agent(&["--hook-user", "0:0"]);
+    let worked = tried("robber");
+    for (what, _) in ELSEWHERE {
+        came(&worked, what, true, "");
+    }
+    agent.ends();
+    other.ends();
 }
 
 pub(crate) fn secrets_are_in_their_files_and_nowhere_else(site: &Site) {

@@ -24,36 +24,55 @@ use harness::scenario::{Scenario, run, scenarios};
 
 use bad::{
     a_full_disk_is_a_clear_state, a_gigabyte_of_output_is_a_megabyte_of_log,
-    bad_hooks_are_clear_states_and_nobody_elses_trouble, removed_in_the_middle_of_a_hook,
-    what_forgets_where_it_came_from_ends_with_its_unit, what_never_holds_still_ends_with_its_unit,
+    bad_hooks_are_clear_states_and_nobody_elses_trouble, hooks_that_kill_their_machines_agent,
+    removed_in_the_middle_of_a_hook, what_forgets_where_it_came_from_ends_with_its_unit,
+    what_never_holds_still_ends_with_its_unit,
 };
-use guards::{a_hook_gets_at_nothing_that_is_not_its_own, secrets_are_in_their_files_and_nowhere_else};
+use guards::{
+    a_hook_gets_at_nothing_of_another_machine, a_hook_gets_at_nothing_that_is_not_its_own,
+    secrets_are_in_their_files_and_nowhere_else,
+};
 use life::{
     agents_that_are_killed_do_everything_once, charms_do_what_they_say, errors_are_resolved,
     last_words_are_heard,
 };
 
-const SCENARIOS: &[Scenario] = scenarios![
+const LIFE_AND_GUARDS: &[Scenario] = scenarios![
     charms_do_what_they_say,
     errors_are_resolved,
     agents_that_are_killed_do_everything_once,
     last_words_are_heard,
+    a_hook_gets_at_nothing_that_is_not_its_own,
+    a_hook_gets_at_nothing_of_another_machine,
+    secrets_are_in_their_files_and_nowhere_else,
+];
+
+const BAD: &[Scenario] = scenarios![
     bad_hooks_are_clear_states_and_nobody_elses_trouble,
+    hooks_that_kill_their_machines_agent,
     removed_in_the_middle_of_a_hook,
     a_gigabyte_of_output_is_a_megabyte_of_log,
     a_full_disk_is_a_clear_state,
     what_forgets_where_it_came_from_ends_with_its_unit,
     what_never_holds_still_ends_with_its_unit,
-    a_hook_gets_at_nothing_that_is_not_its_own,
-    secrets_are_in_their_files_and_nowhere_else,
 ];
 
 #[test]
 fn on_zookeeper() {
-    run(&Store::zookeeper(), SCENARIOS);
+    run(&Store::zookeeper(), LIFE_AND_GUARDS);
 }
 
 #[test]
 fn on_the_keeper() {
-    run(&Store::keeper(), SCENARIOS);
+    run(&Store::keeper(), LIFE_AND_GUARDS);
+}
+
+#[test]
+fn bad_hooks_on_zookeeper() {
+    run(&Store::zookeeper(), BAD);
+}
+
+#[test]
+fn bad_hooks_on_the_keeper() {
+    run(&Store::keeper(), BAD);
 }

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -49,13 +50,25 @@ impl World {
         self.units.clone()
     }
 
+    /// The agent of the machine. Its number is in a file, for hooks that want to know.
     pub(crate) fn agent(&self, more: &[&str]) -> Agent {
-        let log = self.operator.home().join("agent.log");
+        let agent = self.agent_of("0", &self.units, more);
+        fs::write(self.agent_number(), agent.child.id().to_string()).unwrap();
+        agent
+    }
+
+    pub(crate) fn agent_number(&self) -> PathBuf {
+        self.operator.home().join("agent.number")
+    }
+
+    /// The agent of one machine of several, whose units' files are in a directory of their own.
+    pub(crate) fn agent_of(&self, machine: &str, units: &Path, more: &[&str]) -> Agent {
+        let log = self.operator.home().join(if machine == "0" { "agent.log" } else { "other.log" });
         let child = self
             .operator
             .command("portcullis")
-            .args(["--log-level", "debug", "machine", "--id", "0", "--resync", "2", "--units-dir"])
-            .arg(self.units_dir())
+            .args(["--log-level", "debug", "machine", "--id", machine, "--resync", "2", "--units-dir"])
+            .arg(units)
             .args(more)
             .stdout(Stdio::null())
             .stderr(File::options().create(true).append(true).open(&log).expect("a log"))
@@ -154,6 +167,17 @@ impl Agent {
     pub(crate) fn kill9(&mut self) {
         self.child.kill().expect("killed");
         self.child.wait().expect("gone");
+    }
+
+    /// Waits for it to be killed by somebody else.
+    #[track_caller]
+    pub(crate) fn is_killed(&mut self) {
+        let ended = wait_for("an agent that is killed", DEADLINE, || self.child.try_wait().expect("wait"));
+        assert_eq!(ended.signal(), Some(9), "{ended}: {}", self.said());
+    }
+
+    pub(crate) fn is_there(&mut self) -> bool {
+        self.child.try_wait().expect("wait").is_none()
     }
 
     /// The most memory that it ever had.

@@ -50,7 +50,7 @@ impl<T: Tree> Agent<'_, T> {
         let bytes = store::charm(self.tree, hash).await?;
         let aside = kept.with_extension(self.id.key());
         let keep = || {
-            std::fs::create_dir_all(self.site.charms())?;
+            self.site.ensure_charms()?;
             std::fs::write(&aside, &bytes)?;
             std::fs::rename(&aside, &kept)
         };
