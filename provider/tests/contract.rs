@@ -1,4 +1,4 @@
-//! All drivers against the one contract; nftables has its part in `nftables.rs`, where it has a machine to run on.
+//! All drivers against the one contract; nftables has its part in `nftables/`, where it has a machine to run on.
 
 mod suite;
 

@@ -174,25 +174,36 @@ fn ports(name: &str, lane: Lane, chain: &Chain) -> Result<Vec<PortRange>, ParseE
         let expressions = expressions.to_string().chars().take(SHOWN_CHARS).collect();
         ParseError::Rule { chain: name.to_owned(), expressions }
     };
-    let ranges = chain.rules.iter().map(|ChainRule { expressions, .. }| {
-        let (from, to) = span(expressions).ok_or_else(|| unreadable(expressions))?;
-        PortRange::new(from, to, lane.proto()).map_err(ParseError::Ports)
-    });
-    ranges.collect()
+    let mut ranges = Vec::new();
+    for ChainRule { expressions, .. } in &chain.rules {
+        for (from, to) in spans(expressions).ok_or_else(|| unreadable(expressions))? {
+            ranges.push(PortRange::new(from, to, lane.proto()).map_err(ParseError::Ports)?);
+        }
+    }
+    ranges.sort();
+    Ok(ranges)
 }
 
-/// `80` or `{"range": [8000, 8080]}` as the destination port, and then an accept.
-fn span(expressions: &Value) -> Option<(u16, u16)> {
+/// The destination ports of a rule that tests nothing else and accepts: one, a range, or a set of such.
+fn spans(expressions: &Value) -> Option<Vec<(u16, u16)>> {
     let [test, verdict] = expressions.as_array()?.as_slice() else { return None };
     let test = test.get("match").filter(|test| test.get("op").and_then(Value::as_str) == Some("=="))?;
     let left = test.pointer("/left/payload/field").and_then(Value::as_str);
     if left != Some("dport") || verdict.get("accept").is_none() {
         return None;
     }
-    let port = |value: &Value| u16::try_from(value.as_u64()?).ok();
     let right = test.get("right")?;
-    match right.get("range") {
-        None => port(right).map(|port| (port, port)),
+    match right.get("set") {
+        None => Some(vec![span(right)?]),
+        Some(set) => set.as_array()?.iter().map(span).collect(),
+    }
+}
+
+/// `80` or `{"range": [8000, 8080]}`.
+fn span(value: &Value) -> Option<(u16, u16)> {
+    let port = |value: &Value| u16::try_from(value.as_u64()?).ok();
+    match value.get("range") {
+        None => port(value).map(|port| (port, port)),
         Some(range) => {
             let [from, to] = range.as_array()?.as_slice() else { return None };
             Some((port(from)?, port(to)?))
@@ -225,6 +236,7 @@ mod tests {
         let expected = [
             "80/tcp from 0.0.0.0/0",
             "8000-8080/tcp from 0.0.0.0/0",
+            "9000/tcp from 0.0.0.0/0",
             "53/udp from 0.0.0.0/0",
             "5432/tcp from 10.0.0.0/8",
             "80/tcp from ::/0",
@@ -260,7 +272,7 @@ mod tests {
                 r#"{"chain": {"name": "mine"}}, {"metainfo""#,
                 "it has chains that we did not make",
             ),
-            (r#""right": 22}"#, r#""right": 23}"#, "its protected ports are not those of the settings"),
+            (r#"{"set": [22, "#, r#"{"set": [23, "#, "its protected ports are not those of the settings"),
         ] {
             let text = LISTING.replacen(from, to, 1);
             assert_ne!(text, LISTING, "{from}");
@@ -285,12 +297,15 @@ mod tests {
     fn what_cannot_be_read_is_an_error() {
         for (from, to, refusal) in [
             (
-                r#""right": 80}"#,
-                r#""right": "http"}"#,
+                r#"{"set": [80, "#,
+                r#"{"set": ["http", "#,
                 "the chain 'tcp_from_0.0.0.0/0' has a rule that we cannot read: [{",
             ),
             (r#""right": 80}"#, r#""right": 65536}"#, "that we cannot read"),
-            (r#""right": 80}"#, r#""right": {"set": [80]}}"#, "that we cannot read"),
+            (r#"{"set": [80, "#, r#"{"set": [65536, "#, "that we cannot read"),
+            (r#"{"set": [80, 9000]}"#, r#"{"set": 80}"#, "that we cannot read"),
+            (r#"{"set": [80, 9000]}"#, r#""@mine""#, "that we cannot read"),
+            (r#"{"set": [80, "#, r#"{"set": [0, "#, "no port range from 0 to 0"),
             (r#""right": 80}}, {"accept": null}"#, r#""right": 80}}, {"drop": null}"#, "that we cannot read"),
             (r#""right": 80}"#, r#""right": 0}"#, "no port range from 0 to 0"),
             (r#"{"range": [8000, 8080]}"#, r#"{"range": [8080, 8000]}"#, "no port range from 8080 to 8000"),

@@ -41,7 +41,7 @@ pub(super) fn render(settings: &Settings, rules: &RuleSet, start: &Start) -> Str
     for (lane, ports) in shielded.chain(&open) {
         let name = lane.chain_name();
         commands.push(json!({"add": {"chain": chain(settings, &name)}}));
-        commands.extend(ports.iter().map(|&ports| rule(settings, &name, None, &accept(ports))));
+        commands.extend(accepts(ports).iter().map(|accept| rule(settings, &name, None, accept)));
     }
     for purpose in table::purposes(settings.mode, open.keys().copied()) {
         commands.push(rule(settings, CHAIN, Some(purpose.comment()), &expressions(purpose)));
@@ -80,12 +80,23 @@ fn rule(settings: &Settings, chain: &str, comment: Option<String>, expressions: 
     json!({"add": {"rule": rule}})
 }
 
-/// For a chain that only packets of the right protocol enter.
-fn accept(ports: PortRange) -> [Value; 2] {
-    let port =
-        if ports.is_single() { json!(ports.from()) } else { json!({"range": [ports.from(), ports.to()]}) };
+/// For a chain that only packets of the right protocol enter: all single ports in one set, and each range by itself.
+fn accepts(ports: &[PortRange]) -> Vec<[Value; 2]> {
+    let (single, ranges): (Vec<PortRange>, Vec<PortRange>) =
+        ports.iter().partition(|ports| ports.is_single());
+    let single: Vec<u16> = single.into_iter().map(PortRange::from).collect();
+    // nft makes the same of a set of one, so that is how it lists it.
+    let set = match single.as_slice() {
+        [] => None,
+        [port] => Some(json!(port)),
+        all => Some(json!({"set": all})),
+    };
+    let ranges = ranges.into_iter().map(|ports| json!({"range": [ports.from(), ports.to()]}));
     let destination = json!({"payload": {"protocol": "th", "field": "dport"}});
-    [matches("==", &destination, &port), json!({"accept": null})]
+    set.into_iter()
+        .chain(ranges)
+        .map(|right| [matches("==", &destination, &right), json!({"accept": null})])
+        .collect()
 }
 
 fn expressions(purpose: Purpose) -> Vec<Value> {
@@ -147,6 +158,7 @@ mod tests {
             rule(80, 80, Protocol::Tcp, "0.0.0.0/0"),
             rule(8000, 8040, Protocol::Tcp, "0.0.0.0/0"),
             rule(8041, 8080, Protocol::Tcp, "0.0.0.0/0"),
+            rule(9000, 9000, Protocol::Tcp, "0.0.0.0/0"),
             rule(53, 53, Protocol::Udp, "0.0.0.0/0"),
             rule(80, 80, Protocol::Tcp, "::/0"),
             rule(5432, 5432, Protocol::Tcp, "10.0.0.0/8"),

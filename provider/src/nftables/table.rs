@@ -58,13 +58,12 @@ impl fmt::Display for TableName {
 
 pub(super) const CHAIN: &str = "input";
 
-/// Ports of one protocol that are open to the same addresses. Each lane is a chain of its own with one plain rule per
-/// port or range, and packets of other protocols and sources do not enter it.
+/// Ports of one protocol that are open to the same addresses. Each lane is a chain of its own, and packets of other
+/// protocols and sources do not enter it: one rule with a set of all single ports, then a plain rule for each range.
 ///
-/// A set of ports would be one lookup for any number of them, but sets and chains do not change at the same instant
-/// in the kernel: with sets of any kind, a few in a hundred replacements under load made it reject new connections to
-/// ports that were open before and after. With plain rules it never did. Only the first packet of a connection goes
-/// through them.
+/// The set has no name and is replaced with its rule, never changed: a packet that is halfway through the old rules
+/// would look for its port in what is already the new set. Nor does it hold ranges: the kernel searches such sets in
+/// another way, which loses packets in the instant of a replacement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Lane {
     Protected(Protocol),

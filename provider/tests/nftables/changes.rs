@@ -1,0 +1,189 @@
+//! Nobody notices a change of what does not concern them: not who is connected, nor who connects in that instant.
+
+use super::netns::{Knock, Net, SERVER, wait_for};
+use super::suite::rule;
+use super::{WORLD, address, apply, tcp};
+use portcullis_provider::nftables::Mode;
+use portcullis_provider::rule::{Protocol, Rule};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Sends a byte and waits for its echo, again and again. Returns the longest time that one took.
+fn chat(mut stream: &TcpStream, done: &AtomicBool, rounds: &AtomicU64) -> Duration {
+    let mut longest = Duration::ZERO;
+    while !done.load(Ordering::SeqCst) {
+        let sent = [rounds.load(Ordering::SeqCst) as u8];
+        let started = Instant::now();
+        stream.write_all(&sent).unwrap();
+        let mut echo = [0];
+        stream.read_exact(&mut echo).unwrap();
+        assert_eq!(echo, sent);
+        longest = longest.max(started.elapsed());
+        rounds.fetch_add(1, Ordering::SeqCst);
+    }
+    longest
+}
+
+/// Ends the threads of a test also when it fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+fn echo(listener: &TcpListener) {
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut byte = [0];
+    while stream.read_exact(&mut byte).is_ok() {
+        stream.write_all(&byte).unwrap();
+    }
+}
+
+#[test]
+fn established_connections_go_on_while_rules_change() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let net = Net::new();
+    let firewall = net.firewall(Mode::Enforce, &[]);
+    let listener = net.listen(SERVER);
+    let to = address(&listener);
+    runtime.block_on(apply(&firewall, &[tcp(to.port())], &[]));
+    let stream = net.connect(to).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let (done, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let stop = Stop(&done);
+        scope.spawn(|| echo(&listener));
+        let chatting = scope.spawn(|| {
+            let longest = chat(&stream, &done, &rounds);
+            stream.shutdown(std::net::Shutdown::Both).unwrap();
+            longest
+        });
+        for n in 0..60 {
+            let before = rounds.load(Ordering::SeqCst);
+            let other = tcp(1 + n / 2);
+            let (open, close) = if n % 2 == 0 { (vec![other], vec![]) } else { (vec![], vec![other]) };
+            runtime.block_on(apply(&firewall, &open, &close));
+            wait_for("bytes after a change", || {
+                rounds.load(Ordering::SeqCst) > before || chatting.is_finished()
+            });
+        }
+        runtime.block_on(apply(&firewall, &[], &[tcp(to.port())]));
+        assert_eq!(net.knock(to), Knock::Refused, "nobody else comes in");
+        let before = rounds.load(Ordering::SeqCst);
+        wait_for("bytes after the close", || {
+            rounds.load(Ordering::SeqCst) > before + 10 || chatting.is_finished()
+        });
+        drop(stop);
+        let longest = chatting.join().unwrap();
+        println!("{} rounds, the longest {longest:?}", rounds.load(Ordering::SeqCst));
+        assert!(
+            longest < Duration::from_secs(1),
+            "a lost packet is sent again after 200 ms, and more: {longest:?}"
+        );
+    });
+}
+
+#[test]
+fn no_new_connection_is_refused_while_rules_change() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let net = Net::new();
+    let firewall = net.firewall(Mode::Enforce, &[]);
+    let listener = net.listen(SERVER);
+    let to = address(&listener);
+    runtime.block_on(apply(&firewall, &[tcp(to.port()), tcp(1)], &[]));
+    let (done, tries) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let stop = Stop(&done);
+        let knocking = scope.spawn(|| {
+            net.on_client(|| {
+                while !done.load(Ordering::SeqCst) {
+                    TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap();
+                    listener.accept().unwrap();
+                    tries.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        });
+        for n in 0..60 {
+            let before = tries.load(Ordering::SeqCst);
+            // Spelled anew each time around: in a set, as a range, and as a port that only some may come to.
+            let spellings = [
+                [tcp(to.port()), tcp(1)],
+                [rule(to.port() - 1, to.port(), Protocol::Tcp, WORLD), tcp(2)],
+                [rule(to.port(), to.port(), Protocol::Tcp, "10.77.0.0/24"), tcp(1)],
+            ];
+            let [close, open] = [n, n + 1].map(|turn| spellings[turn % spellings.len()]);
+            runtime.block_on(apply(&firewall, &open, &close));
+            wait_for("another connection", || {
+                tries.load(Ordering::SeqCst) > before || knocking.is_finished()
+            });
+        }
+        drop(stop);
+        knocking.join().unwrap();
+        println!("{} connections", tries.load(Ordering::SeqCst));
+    });
+}
+
+/// Counts packets to a port that come to our table, and those that leave it.
+fn count(net: &Net, port: u16) {
+    net.nft(&["add table inet count; add counter inet count came; add counter inet count passed"]);
+    for (counter, priority) in [("came", -10), ("passed", 10)] {
+        let hook = format!("{{ type filter hook input priority {priority}; }}");
+        net.nft(&[&format!("add chain inet count {counter} {hook}")]);
+        net.nft(&[&format!("add rule inet count {counter} udp dport {port} counter name {counter}")]);
+    }
+}
+
+fn counted(net: &Net, counter: &str) -> u64 {
+    let shown = net.nft(&["list counter inet count", counter]);
+    let (_, packets) = shown.split_once("packets ").unwrap();
+    packets.split(' ').next().unwrap().parse().unwrap()
+}
+
+/// Every packet is a new connection here, since none is answered, so a moment without the port is seen by many.
+#[test]
+fn no_packet_is_lost_while_rules_change() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let net = Net::new();
+    let firewall = net.firewall(Mode::Enforce, &[]);
+    let server = net.listen_udp();
+    let to = server.local_addr().unwrap();
+    let udp = |from, to, source| rule(from, to, Protocol::Udp, source);
+    // In a set, as a range, and from some only; among others that come and go, each time as many.
+    let spellings: [Vec<Rule>; 3] = std::array::from_fn(|turn| {
+        let port = to.port();
+        let same =
+            [udp(port, port, WORLD), udp(port - 1, port, WORLD), udp(port, port, "10.77.0.0/24")][turn];
+        let others = (0..200).map(|n| 1 + 5 * n + turn as u16).map(|port| udp(port, port, WORLD));
+        let ranges = (0..20).map(|n| 2001 + 9 * n + turn as u16).map(|port| udp(port, port + 2, WORLD));
+        others.chain(ranges).chain([same]).collect()
+    });
+    runtime.block_on(apply(&firewall, &spellings[0], &[]));
+    count(&net, to.port());
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let stop = Stop(&done);
+        let client = net.udp_to(to);
+        let done = &done;
+        scope.spawn(move || {
+            while !done.load(Ordering::SeqCst) {
+                // What is refused is told to the next who sends; it is counted where it happens.
+                let _ = client.send(b"new");
+            }
+        });
+        for n in 0..100 {
+            let [close, open] = [n, n + 1].map(|turn| &spellings[turn % spellings.len()]);
+            runtime.block_on(apply(&firewall, open, close));
+        }
+        drop(stop);
+    });
+    let (came, passed) = (counted(&net, "came"), counted(&net, "passed"));
+    println!("{came} packets, {} of them lost", came - passed);
+    assert!(came > 1000, "only {came}");
+    assert_eq!(came, passed);
+}

@@ -1,0 +1,84 @@
+//! Programs that are not quite nft.
+
+use super::netns::{MACHINE, Net};
+use super::{change, tcp};
+use portcullis_provider::Error;
+use portcullis_provider::nftables::Mode;
+use portcullis_provider::provider::Firewall;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// What comes of a program that is not quite nft.
+async fn with_program(command: &[&str], time_limit: Duration) -> [Error; 2] {
+    let net = Net::new();
+    let command = command.iter().map(|&word| word.to_owned()).collect();
+    let firewall = net.firewall(Mode::Enforce, &[]).with_command(command, time_limit);
+    let read = firewall.observe(&BTreeSet::from([MACHINE])).await.unwrap_err();
+    let applied = firewall.apply(MACHINE, &change(&[tcp(80)], &[])).await;
+    assert_eq!(applied.opened, applied.closed);
+    [read, applied.opened.unwrap_err()]
+}
+
+#[tokio::test]
+async fn a_program_that_is_not_there_is_named() {
+    for error in with_program(&["no-such-nft"], Duration::from_secs(5)).await {
+        let words =
+            "machine 7 cannot be used: the program 'no-such-nft' was not found; is nftables installed?";
+        assert_eq!(error.to_string(), words);
+    }
+}
+
+#[tokio::test]
+async fn missing_rights_are_told_from_other_trouble() {
+    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "nft"];
+    for error in with_program(&nobody, Duration::from_secs(5)).await {
+        assert_eq!(error.kind(), "denied");
+        assert!(error.to_string().contains("CAP_NET_ADMIN"), "{error}");
+    }
+}
+
+/// Lists no tables, and does with a ruleset what the words say.
+fn empty_but(words: &str) -> String {
+    format!(
+        "case \"$*\" in *'list tables'*) echo '{{\"nftables\": []}}';; *list*) exit 1;; *) {words};; esac"
+    )
+}
+
+#[tokio::test]
+async fn a_refused_ruleset_is_our_mistake() {
+    let script = empty_but("echo 'Error: syntax error' >&2; exit 1");
+    let firewall = Net::new().firewall(Mode::Enforce, &[]);
+    let command = ["sh", "-c", &script, "nft"].map(str::to_owned).to_vec();
+    let firewall = firewall.with_command(command, Duration::from_secs(5));
+    let error = firewall.apply(MACHINE, &change(&[tcp(80)], &[])).await.opened.unwrap_err();
+    let words = "machine 7 refused as invalid: nft ended with exit status: 1: Error: syntax error";
+    assert_eq!(error.to_string(), words);
+}
+
+#[tokio::test]
+async fn a_program_that_hangs_is_ended() {
+    let [read, applied] = with_program(&["sh", "-c", "exec sleep 60"], Duration::from_millis(50)).await;
+    assert_eq!((read.kind(), applied.kind()), ("unavailable", "unavailable"), "nothing was sent yet");
+
+    let script = empty_but("exec sleep 60");
+    let command = ["sh", "-c", &script, "nft"].map(str::to_owned).to_vec();
+    let firewall = Net::new().firewall(Mode::Enforce, &[]).with_command(command, Duration::from_millis(500));
+    let error = firewall.apply(MACHINE, &change(&[tcp(80)], &[])).await.opened.unwrap_err();
+    assert!(error.may_have_been_applied(), "{error}");
+}
+
+#[tokio::test]
+async fn output_that_makes_no_sense_shuts_nothing() {
+    for (script, words) in [
+        ("echo hello", "nft's listing is not JSON"),
+        ("exec yes", "nft says more than"),
+        ("echo '{}'", "has no 'nftables'"),
+        ("printf '\\377'", "not UTF-8"),
+        ("exit 1", "nft ended with exit status: 1"),
+    ] {
+        for error in with_program(&["sh", "-c", script], Duration::from_secs(20)).await {
+            assert_eq!(error.kind(), "unusable", "{script}");
+            assert!(error.to_string().contains(words), "{script}: {error}");
+        }
+    }
+}

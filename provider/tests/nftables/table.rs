@@ -1,0 +1,128 @@
+//! The table itself: beside those of others, found again, meddled with, or somebody else's.
+
+use super::netns::{Knock, MACHINE, Net, SERVER};
+use super::suite::{rule, seen};
+use super::{WORLD, address, apply, change, tcp};
+use portcullis_provider::nftables::Mode;
+use portcullis_provider::provider::{Applied, Firewall};
+use portcullis_provider::rule::Protocol;
+use std::collections::BTreeSet;
+
+#[tokio::test]
+async fn other_tables_are_left_alone_and_have_their_say() {
+    let net = Net::new();
+    let [ours, dropped, elsewhere] = [SERVER; 3].map(|address| net.listen(address));
+    let [ours, dropped, elsewhere] = [&ours, &dropped, &elsewhere].map(address);
+    net.nft(&["add table inet other"]);
+    net.nft(&["add chain inet other input { type filter hook input priority -5; policy accept; }"]);
+    net.nft(&[&format!("add rule inet other input tcp dport {} drop", dropped.port())]);
+    net.nft(&[&format!("add rule inet other input tcp dport {} accept", elsewhere.port())]);
+    net.nft(&["add table ip portcullis-test"]);
+    let before = ["inet other", "ip portcullis-test"].map(|table| net.nft(&["-a", "list table", table]));
+
+    let firewall = net.firewall(Mode::Enforce, &[]);
+    apply(&firewall, &[tcp(ours.port()), tcp(dropped.port())], &[]).await;
+    assert_eq!(net.knock(ours), Knock::Connected);
+    assert_eq!(net.knock(dropped), Knock::Silence, "another table's drop wins over our accept");
+    assert_eq!(net.knock(elsewhere), Knock::Refused, "another table's accept does not open what we reject");
+    apply(&firewall, &[], &[tcp(ours.port())]).await;
+    let after = ["inet other", "ip portcullis-test"].map(|table| net.nft(&["-a", "list table", table]));
+    assert_eq!(after, before);
+}
+
+#[tokio::test]
+async fn accepting_only_shuts_nothing_until_it_is_enforced() {
+    let net = Net::new();
+    let [open, shut] = [SERVER; 2].map(|address| net.listen(address));
+    let [open, shut] = [&open, &shut].map(address);
+    let looking = net.firewall(Mode::AcceptOnly, &[]);
+    apply(&looking, &[tcp(open.port())], &[]).await;
+    assert_eq!([net.knock(open), net.knock(shut)], [Knock::Connected, Knock::Connected]);
+
+    let enforcing = net.firewall(Mode::Enforce, &[]);
+    let found = seen(&enforcing, MACHINE).await;
+    assert_eq!(found.owned, [tcp(open.port())].into());
+    assert_eq!(found.amiss, ["its rules are not as we made them", "its policy is not to drop what comes in"]);
+    apply(&enforcing, &[], &[]).await;
+    assert_eq!(seen(&enforcing, MACHINE).await.amiss, Vec::<String>::new());
+    assert_eq!([net.knock(open), net.knock(shut)], [Knock::Connected, Knock::Refused]);
+}
+
+#[tokio::test]
+async fn the_table_outlives_the_driver_and_is_left_alone_when_it_is_right() {
+    let net = Net::new();
+    let rules = [
+        rule(80, 80, Protocol::Tcp, WORLD),
+        rule(8000, 8080, Protocol::Udp, "::/0"),
+        rule(5432, 5432, Protocol::Tcp, "10.0.0.0/8"),
+        rule(5400, 5500, Protocol::Tcp, "10.1.0.0/16"),
+        rule(443, 443, Protocol::Tcp, "2001:db8::/32"),
+    ];
+    apply(&net.firewall(Mode::Enforce, &[22]), &rules, &[]).await;
+    let second = net.firewall(Mode::Enforce, &[22]);
+    let found = seen(&second, MACHINE).await;
+    assert_eq!((found.owned, found.amiss), (BTreeSet::from(rules), vec![]));
+    assert_eq!(found.group.as_str(), "inet portcullis-test");
+
+    // Every replacement gives the rules new handles.
+    let before = net.nft(&["-a", "list table inet portcullis-test"]);
+    apply(&second, &rules, &[tcp(9999)]).await;
+    apply(&second, &[], &[]).await;
+    assert_eq!(net.nft(&["-a", "list table inet portcullis-test"]), before);
+    apply(&second, &[tcp(9999)], &[]).await;
+    assert_ne!(net.nft(&["-a", "list table inet portcullis-test"]), before);
+}
+
+#[tokio::test]
+async fn meddling_with_the_table_is_seen_and_put_right() {
+    let net = Net::new();
+    let listener = net.listen(SERVER);
+    let to = address(&listener);
+    let firewall = net.firewall(Mode::Enforce, &[22]);
+    let table = "inet portcullis-test";
+    let wanted = tcp(to.port());
+    for meddling in [
+        format!("delete table {table}"),
+        format!("flush chain {table} input"),
+        format!("insert rule {table} input drop"),
+        format!("add chain {table} more {{ type filter hook input priority -1; policy drop; }}"),
+        format!("add rule {table} protected_tcp th dport 23 accept"),
+        format!("flush chain {table} protected_tcp"),
+        format!("add chain {table} more"),
+        format!("add map {table} more {{ type inet_service : verdict; }}"),
+        format!("add chain {table} input {{ policy accept; }}"),
+    ] {
+        apply(&firewall, &[wanted], &[]).await;
+        assert_eq!(net.knock(to), Knock::Connected);
+        let whole = seen(&firewall, MACHINE).await;
+        assert_eq!(whole.amiss, Vec::<String>::new());
+        net.nft(&[&meddling]);
+        let found = seen(&firewall, MACHINE).await;
+        assert_ne!(found.amiss, Vec::<String>::new(), "{meddling}");
+        apply(&firewall, &[wanted], &[]).await;
+        assert_eq!(seen(&firewall, MACHINE).await, whole, "{meddling}");
+        assert_eq!(net.knock(to), Knock::Connected, "{meddling}");
+    }
+    net.nft(&[&format!("flush chain {table} tcp_from_0.0.0.0/0")]);
+    assert_eq!(
+        seen(&firewall, MACHINE).await.owned,
+        BTreeSet::new(),
+        "a port that somebody shut is not taken for open"
+    );
+    assert_eq!(net.knock(to), Knock::Refused);
+}
+
+#[tokio::test]
+async fn a_table_of_our_name_that_is_not_ours_is_not_touched() {
+    let net = Net::new();
+    net.nft(&["add table inet portcullis-test"]);
+    net.nft(&["add chain inet portcullis-test mine { type filter hook input priority 0; }"]);
+    net.nft(&["add rule inet portcullis-test mine accept"]);
+    let before = net.nft(&["-a", "list ruleset"]);
+    let firewall = net.firewall(Mode::Enforce, &[]);
+    let refused = firewall.observe(&BTreeSet::from([MACHINE])).await.unwrap_err();
+    let words = "group inet portcullis-test was not made by us: none of the rules in it has our mark; it is left alone";
+    assert_eq!(refused.to_string(), words);
+    assert_eq!(firewall.apply(MACHINE, &change(&[tcp(80)], &[])).await, Applied::as_one(Err(refused)));
+    assert_eq!(net.nft(&["-a", "list ruleset"]), before);
+}
