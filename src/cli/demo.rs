@@ -1,6 +1,7 @@
 //! `portcullis demo`: the whole story by itself, in a directory that is gone afterwards. It types what an operator
 //! would type, and shows it; nothing of this user's own settings is read or written.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
@@ -71,10 +72,11 @@ async fn tell(place: &Place, shutdown: &mut Shutdown) -> anyhow::Result<()> {
     let wanted = Config::new(data.clone(), (Ipv4Addr::LOCALHOST, 0).into());
     let keeper = up::start(story.globals(), &story.globals().environment()?, wanted).await?;
     super::keeper::announce(&keeper)?;
-    let (stop, agent) = start_agent(&story, &data).await?;
-    let told = play(&story, place, &data, shutdown).await;
+    let units = place.0.join("units");
+    let (stop, agent) = start_agent(&story, &data, &units).await?;
+    let told = play(&story, place, &units, shutdown).await;
     // Whatever came of it: no process of the charm is left behind, and the store goes last.
-    let cleared = clear_away(&data).await;
+    let cleared = clear_away(&units).await;
     stop.send_replace(true);
     agent.await.context("the machine's agent has died")??;
     keeper.stop_handle().stop();
@@ -82,22 +84,26 @@ async fn tell(place: &Place, shutdown: &mut Shutdown) -> anyhow::Result<()> {
     told.and(cleared)
 }
 
-/// Machine 0, as `up` has it.
+/// Machine 0, as `up` has it, with all of its files in one place.
 async fn start_agent(
     story: &juju::Story,
     data: &Path,
+    units: &Path,
 ) -> anyhow::Result<(watch::Sender<bool>, JoinHandle<anyhow::Result<()>>)> {
-    let defaults = Defaults::try_parse_from(["portcullis up"])?;
     let globals = story.globals();
+    let environment = globals.environment()?;
     let file = machine_file::ensure(globals, up::LOCAL_MACHINE, None).await?;
-    let options = (&defaults.own, &defaults.units);
-    let agent = machine::prepare(
-        &globals.environment()?,
-        up::LOCAL_MACHINE,
-        file,
-        options,
-        (machine::Kind::DryRun, data),
-    )?;
+    let prepare = |more: &[&OsStr]| {
+        let typed = ["portcullis up", "--units-dir"].map(OsStr::new).into_iter().chain([units.as_os_str()]);
+        let typed = Defaults::try_parse_from(typed.chain(more.iter().copied()))?;
+        let usual = (machine::Kind::DryRun, data);
+        machine::prepare(&environment, up::LOCAL_MACHINE, file.clone(), (&typed.own, &typed.units), usual)
+    };
+    let agent = prepare(&[]).or_else(|error| {
+        // Built in somebody's home, say. The charm is our own, so the story goes on.
+        say(&format!("# Its hooks run as root here: {error:#}"))?;
+        prepare(&["--hook-user", "0:0"].map(OsStr::new))
+    })?;
     let (stop, stopped) = watch::channel(false);
     Ok((stop, tokio::spawn(agent.run(stopped))))
 }
@@ -105,14 +111,14 @@ async fn start_agent(
 async fn play(
     story: &juju::Story,
     place: &Place,
-    data: &Path,
+    units: &Path,
     shutdown: &mut Shutdown,
 ) -> anyhow::Result<()> {
     let tool = hook_env::tools_dir()?.join("open-port").is_file();
     let charm = place.charm(tool)?;
     story.juju(&["deploy", &charm.to_string_lossy()]).await?;
     let acted = tokio::select! {
-        acted = act(story, (!tool).then_some(data)) => acted,
+        acted = act(story, (!tool).then_some(units)) => acted,
         // Whoever has seen enough leaves nothing behind either.
         signal = shutdown.asked() => Err(anyhow!("the story was cut short by {signal}")),
     };
@@ -120,15 +126,14 @@ async fn play(
     acted.and(destroyed)
 }
 
-/// Without the hook tools beside this program, the port is opened from here, and `data` is where to find it.
+/// Without the hook tools beside this program, the port is opened from here, and `without_tools` is where to find it.
 async fn act(story: &juju::Story, without_tools: Option<&Path>) -> anyhow::Result<()> {
     say(
         "# The machine runs the charm's hooks: install, then start, which serves a page on a free port and opens it.",
     )?;
     becomes(story, |unit| unit.agent_state.as_deref() == Some("started")).await?;
-    if let Some(data) = without_tools {
-        let file =
-            data.join(up::LOCAL_MACHINE.key()).join("units").join(UnitId::new(0).key()).join("charm/port");
+    if let Some(units) = without_tools {
+        let file = units.join("units").join(UnitId::new(0).key()).join("charm/port");
         let port = fs::read_to_string(file).context("the charm has no port")?;
         open_port(story, &format!("{port}/tcp")).await?;
     }
@@ -191,9 +196,9 @@ fn get(port: u16) -> std::io::Result<String> {
 }
 
 /// Waits until nothing of the unit is left on the machine.
-async fn clear_away(data: &Path) -> anyhow::Result<()> {
+async fn clear_away(units: &Path) -> anyhow::Result<()> {
     let patience = Instant::now() + PATIENCE;
-    let runs = data.join(up::LOCAL_MACHINE.key()).join("runs");
+    let runs = units.join("runs");
     while fs::read_dir(&runs).is_ok_and(|mut units| units.next().is_some()) {
         if Instant::now() >= patience {
             bail!("the unit's processes do not end");
@@ -231,7 +236,8 @@ struct Place(PathBuf);
 impl Place {
     fn make() -> anyhow::Result<Self> {
         let path = std::env::temp_dir().join(format!("portcullis-demo-{}", std::process::id()));
-        let made = fs::DirBuilder::new().mode(0o700).create(&path);
+        // Passed through by the users of hooks; what is secret has a directory of its own.
+        let made = fs::DirBuilder::new().mode(0o711).create(&path);
         made.with_context(|| format!("cannot make {}", path.display()))?;
         Ok(Self(path))
     }

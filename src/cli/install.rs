@@ -9,16 +9,13 @@ use clap::{Args, ValueEnum};
 
 use super::failure::{Usage, typed};
 use super::file;
+use super::hook_user;
 use super::output;
 use crate::model::EnvironmentName;
 
 /// The first line of what is ours.
 const MARK: &str = "# Written by `portcullis install`; a second run replaces it.\n";
 const MAX_BYTES: usize = 64 * 1024;
-
-/// A user of its own for each unit, from where systemd's own list of users has none. A charm that needs root is given it
-/// by who installs.
-const DEFAULT_HOOK_USER: &str = "1879048192+";
 
 #[derive(Debug, Args)]
 pub(super) struct Typed {
@@ -36,7 +33,7 @@ pub(super) struct Typed {
     )]
     environment: String,
     /// Who runs the hooks of units: see `portcullis machine --help`
-    #[arg(long, value_name = "USER", default_value = DEFAULT_HOOK_USER)]
+    #[arg(long, value_name = "USER", default_value = hook_user::USUAL)]
     hook_user: String,
     /// Where the files go
     #[arg(long, value_name = "DIR", default_value = "/etc/systemd/system")]

@@ -20,6 +20,7 @@ mod firewall_log;
 mod heartbeat;
 mod heartbeat_role;
 mod hook_env;
+mod hook_user;
 mod install;
 pub mod juju;
 mod keeper;

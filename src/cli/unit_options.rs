@@ -1,27 +1,32 @@
 //! How a machine runs its units, as it is typed: where their files are, who runs their hooks, and for how long.
 
-use std::fs;
+use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{env, fs};
 
+use anyhow::{Context as _, bail};
 use clap::Args;
+use rustix::process::geteuid;
+use sha2::{Digest as _, Sha256};
+use tracing::{info, warn};
 
 use super::failure::Usage;
 use super::hook_env;
+use super::hook_user::{self, Powers};
 use super::machine_file::MachineFile;
 use crate::model::{EnvironmentName, MachineId};
 use crate::unit::site::{DEFAULT_LIMIT, HookUser, Site};
 
-/// Leaves room for more units than there will ever be.
-const MAX_FIRST_USER: u32 = 4_000_000_000;
-
 #[derive(Debug, Clone, Args)]
 pub(super) struct UnitOptions {
-    /// Where the units' files are [default: below the data directory]
+    /// Where the units' files are [default: below the data directory; for hooks of another user below
+    /// $XDG_DATA_HOME/portcullis-units, or /var/lib/portcullis-units]
     #[arg(long, value_name = "DIR")]
     units_dir: Option<PathBuf>,
     /// Who runs the hooks: USER or UID:GID for all of them, or UID+ for a user of its own for each unit, counted from
-    /// there [default: whoever runs this]
+    /// there [default: as root a user of its own for each, else whoever runs this]
     #[arg(long, value_name = "USER")]
     hook_user: Option<String>,
     /// A hook that takes longer is ended
@@ -40,49 +45,90 @@ impl UnitOptions {
         data: &Path,
         resync: Duration,
     ) -> anyhow::Result<Site> {
-        let user = match self.hook_user.as_deref() {
-            Some(user) => find_user(user, &read_passwd()).map_err(Usage::new)?,
-            None => HookUser::Agents,
+        let user = self.user()?;
+        let another = hook_user::is_another(user, geteuid().as_raw());
+        let usual = data.join(machine.key());
+        let directory = match &self.units_dir {
+            Some(given) => std::path::absolute(given)?,
+            None if another => ensure_open_place(environment, machine, &std::path::absolute(usual)?)?,
+            None => std::path::absolute(usual)?,
         };
-        let directory = self.units_dir.clone().unwrap_or_else(|| data.join(machine.key()));
+        if another {
+            check_way(user, directory.parent().unwrap_or(&directory), "their files")?;
+            let tool = hook_env::tools_dir()?.join("open-port");
+            if tool.exists() {
+                check_way(user, &tool, "the hook tools")?;
+            }
+        }
+        info!(directory = %directory.display(), "files of units");
         Ok(Site {
             machine,
             identity: file.credential.identity(),
             roles: file.roles.clone(),
             environment: environment.clone(),
             address: file.address.clone(),
-            directory: std::path::absolute(directory)?,
-            runner: std::env::current_exe()?,
+            directory,
+            runner: env::current_exe()?,
             path: hook_env::hook_path()?,
             user,
             limit: Duration::from_secs(self.hook_timeout),
             resync,
         })
     }
+
+    fn user(&self) -> anyhow::Result<HookUser> {
+        // Without these files, users go by their numbers, and units are not kept apart.
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        if let Some(typed) = self.hook_user.as_deref() {
+            return Ok(hook_user::parse(typed, &read("/etc/passwd")).map_err(Usage::new)?);
+        }
+        let maps = [read("/proc/self/uid_map"), read("/proc/self/gid_map")];
+        let maps = maps.each_ref().map(String::as_str);
+        let (user, shared) = hook_user::usual(&Powers { is_root: geteuid().is_root(), maps });
+        if let Some(why) = shared {
+            warn!("all units' hooks run as this user and can get at each other's files: {why}");
+        }
+        Ok(user)
+    }
 }
 
-/// Without the file, users go by their numbers.
-fn read_passwd() -> String {
-    fs::read_to_string("/etc/passwd").unwrap_or_default()
+/// Where hooks of another user get to. The name is the environment's and the machine's, and nobody else's who keeps data
+/// of the same name in another place.
+fn ensure_open_place(
+    environment: &EnvironmentName,
+    machine: MachineId,
+    usual: &Path,
+) -> anyhow::Result<PathBuf> {
+    let top = open_top(env::var_os("XDG_DATA_HOME"));
+    if !top.exists() {
+        let open = |()| fs::set_permissions(&top, fs::Permissions::from_mode(0o711));
+        let made = fs::create_dir_all(&top).and_then(open);
+        made.with_context(|| format!("cannot make {}", top.display()))?;
+    }
+    Ok(top.join(open_name(environment, machine, usual)))
 }
 
-fn find_user(typed: &str, passwd: &str) -> Result<HookUser, String> {
-    if let Some(Ok(first)) = typed.strip_suffix('+').map(str::parse::<u32>)
-        && (1..=MAX_FIRST_USER).contains(&first)
-    {
-        return Ok(HookUser::Each(first));
+/// As the installed services have it. A relative or empty value counts as unset.
+fn open_top(xdg: Option<OsString>) -> PathBuf {
+    let xdg = xdg.map(PathBuf::from).filter(|path| path.is_absolute());
+    xdg.unwrap_or_else(|| "/var/lib".into()).join("portcullis-units")
+}
+
+fn open_name(environment: &EnvironmentName, machine: MachineId, usual: &Path) -> String {
+    let digest = Sha256::digest(usual.as_os_str().as_encoded_bytes());
+    let hash = digest.iter().take(6).fold(0, |hash: u64, byte| hash << 8 | u64::from(*byte));
+    format!("{environment}-{machine}-{hash:012x}")
+}
+
+fn check_way(user: HookUser, place: &Path, what: &str) -> anyhow::Result<()> {
+    match hook_user::closed_to(user, place) {
+        None => Ok(()),
+        Some(closed) => bail!(
+            "users of hooks cannot get to {what} in {}, since {} is closed to them; --hook-user root runs hooks as root",
+            place.display(),
+            closed.display()
+        ),
     }
-    let numbers = typed.split_once(':').map(|(user, group)| (user.parse(), group.parse()));
-    if let Some((Ok(user), Ok(group))) = numbers {
-        return Ok(HookUser::One(user, group));
-    }
-    let entry =
-        passwd.lines().map(|line| line.split(':').collect::<Vec<_>>()).find(|entry| entry[0] == typed);
-    let found =
-        entry.and_then(|entry| Some(HookUser::One(entry.get(2)?.parse().ok()?, entry.get(3)?.parse().ok()?)));
-    found.ok_or_else(|| {
-        format!("no user '{}' on this machine; UID:GID and UID+ are taken as well", typed.escape_debug())
-    })
 }
 
 #[cfg(test)]
@@ -90,14 +136,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_go_by_name_or_by_numbers() {
-        let passwd = "root:x:0:0:root:/root:/bin/sh\nweb:x:33:44::/var/www:/bin/false\nodd:x:a:b\n\n";
-        assert_eq!(find_user("web", passwd), Ok(HookUser::One(33, 44)));
-        assert_eq!(find_user("1000:1001", passwd), Ok(HookUser::One(1000, 1001)));
-        assert_eq!(find_user("100000+", passwd), Ok(HookUser::Each(100_000)));
-        for unknown in ["nobody", "odd", "33", "33:x", "", "-1:5", "+", "0+", "4294967295+"] {
-            let refused = find_user(unknown, passwd).expect_err(unknown);
-            assert!(refused.starts_with("no user '"), "{refused}");
-        }
+    fn files_of_others_are_where_others_get_to() {
+        let top = |xdg: Option<&str>| open_top(xdg.map(OsString::from));
+        assert_eq!(top(Some("/d")), Path::new("/d/portcullis-units"));
+        assert_eq!((top(None), top(Some("d"))), (top(Some("/var/lib")), top(Some("/var/lib"))));
+        let local: EnvironmentName = "local".parse().unwrap();
+        let name = |usual: &str| open_name(&local, MachineId::new(3), Path::new(usual));
+        assert!(name("/a").starts_with("local-3-"), "{}", name("/a"));
+        assert_ne!(name("/a"), name("/b"));
     }
 }

@@ -135,7 +135,7 @@ impl Runs {
         }
         match fs::metadata(self.file(number, "tries")) {
             Ok(tries) if tries.len() >= MAX_TRIES => Ok(Found::Over(Ended::Badly {
-                reason: format!("was interrupted {MAX_TRIES} times, together with its agent"),
+                reason: format!("was interrupted {MAX_TRIES} times, and nobody saw its end"),
                 output: String::new(),
             })),
             _ => Ok(Found::Nothing),

@@ -11,23 +11,22 @@ use std::time::Duration;
 use crate::harness::{binary, wait_for};
 use crate::operator::{Came, Operator, came, fixture_charm};
 
-const DEADLINE: Duration = Duration::from_secs(30);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A running `portcullis`, killed if the test ends before it does.
-struct Daemon {
+pub(crate) struct Daemon {
     child: Child,
     addr: String,
 }
 
 impl Daemon {
     fn up(operator: &Operator) -> Self {
-        let mut child = operator
-            .command("portcullis")
-            .env_remove("JUJU_ZOOKEEPER")
-            .args(["up", "--listen", "127.0.0.1:0"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("portcullis starts");
+        Self::start(operator.command("portcullis").args(["up", "--listen", "127.0.0.1:0"]))
+    }
+
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let mut child =
+            command.env_remove("JUJU_ZOOKEEPER").stdout(Stdio::piped()).spawn().expect("portcullis starts");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("its stdout")).read_line(&mut line).expect("a line");
         let addr = line.trim_end().strip_prefix("listening on ").expect("where it listens").to_owned();
@@ -35,7 +34,7 @@ impl Daemon {
     }
 
     /// Asks it to end, and gives its exit code.
-    fn ends(mut self, signal: &str) -> Option<i32> {
+    pub(crate) fn ends(mut self, signal: &str) -> Option<i32> {
         let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status().expect("kill");
         assert!(sent.success());
         wait_for("end of portcullis", DEADLINE, || self.child.try_wait().expect("wait")).code()
@@ -50,7 +49,7 @@ impl Drop for Daemon {
 }
 
 /// `juju` with no flags and no variables at all.
-fn juju(operator: &Operator, args: &[&str]) -> Came {
+pub(crate) fn juju(operator: &Operator, args: &[&str]) -> Came {
     came(operator.command("juju").env_remove("JUJU_ZOOKEEPER").args(args))
 }
 
@@ -110,7 +109,7 @@ fn up_takes_up_what_a_crash_left() {
     first.child.kill().unwrap();
     first.child.wait().unwrap();
     // As if it had ended after writing the file and before making the tree.
-    fs::remove_dir_all(operator.home().join("data")).unwrap();
+    fs::remove_dir_all(operator.home().join("data/portcullis")).unwrap();
     for file in ["local.json", "local-controller.json"] {
         let path = operator.config(file);
         let mut known: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -123,9 +122,16 @@ fn up_takes_up_what_a_crash_left() {
     assert_eq!(second.ends("-TERM"), Some(0));
 }
 
+/// Somebody whose home has nothing in it.
+fn empty_handed() -> Operator {
+    let operator = Operator::with_store("");
+    fs::remove_dir(operator.home().join("data")).unwrap();
+    operator
+}
+
 #[test]
 fn the_demo_needs_nothing_but_itself() {
-    let operator = Operator::with_store("");
+    let operator = empty_handed();
     let alone = operator.home().join("portcullis");
     fs::copy(binary("portcullis"), &alone).unwrap();
     let told = came(
@@ -164,7 +170,7 @@ fn the_demo_needs_nothing_but_itself() {
 
 #[test]
 fn a_demo_that_is_cut_short_leaves_nothing_behind_either() {
-    let operator = Operator::with_store("");
+    let operator = empty_handed();
     for (signal, name) in [("-INT", "SIGINT"), ("-TERM", "SIGTERM")] {
         let mut demo = Command::new(binary("portcullis"))
             .arg("demo")

@@ -4,6 +4,7 @@
 // Scenarios are tests, though the lint cannot see it.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
+mod apart;
 mod controller;
 mod credentials;
 mod daemon;

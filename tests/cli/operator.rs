@@ -1,6 +1,7 @@
 //! Someone who types: a home of their own, a store to work on, and an eye for exit codes and both outputs.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -36,7 +37,13 @@ impl Operator {
     }
 
     pub(crate) fn with_store(store: &str) -> Self {
-        Self { home: tempfile::tempdir().expect("a home"), store: store.to_owned() }
+        let home = tempfile::tempdir().expect("a home");
+        // Hooks of other users have to get to their files.
+        for place in [home.path(), &home.path().join("data")] {
+            fs::create_dir_all(place).expect("a directory");
+            fs::set_permissions(place, fs::Permissions::from_mode(0o755)).expect("an open door");
+        }
+        Self { home, store: store.to_owned() }
     }
 
     /// The same person with the same memory, by another way to the store.

@@ -3,6 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -22,6 +23,8 @@ pub(crate) struct Site {
 impl Site {
     pub(crate) fn new(store: Store) -> Self {
         let home = tempfile::tempdir().unwrap();
+        // Units' files are below it, and hooks of other users have to get to them.
+        std::fs::set_permissions(home.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let site = Self { store, home };
         let address = site.store.addr().to_string();
         site.juju(&["--zookeeper", &address, "bootstrap"]);
@@ -56,6 +59,7 @@ impl Site {
     pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new(binary(program));
         command.env("XDG_CONFIG_HOME", self.home.path()).env_remove("JUJU_ENV").env_remove("JUJU_ZOOKEEPER");
+        command.env("XDG_DATA_HOME", self.home.path());
         command
     }
 

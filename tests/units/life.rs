@@ -146,8 +146,10 @@ pub(crate) fn last_words_are_heard(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&[]);
     let cleaned = world.operator.home().join("cleaned");
+    fs::write(&cleaned, "").unwrap();
+    world.share(&cleaned);
     let start = format!(
-        "setsid sh -c 'trap \"echo stopping; touch {}; exit 0\" TERM; : >up; while :; do sleep 0.05; done' &",
+        "setsid sh -c 'trap \"echo stopping; echo yes >{}; exit 0\" TERM; : >up; while :; do sleep 0.05; done' &",
         cleaned.display()
     );
     world.deploy(&world.charm("polite", &[("start", &start)]), "polite");
@@ -156,6 +158,6 @@ pub(crate) fn last_words_are_heard(site: &Site) {
     wait_for("a service", DEADLINE, || up.exists().then_some(()));
     world.operator.does(&["destroy-service", "polite"]);
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
-    assert!(cleaned.exists(), "it was cut short");
+    assert_eq!(fs::read_to_string(cleaned).unwrap(), "yes\n", "it was cut short");
     agent.ends();
 }

@@ -34,8 +34,6 @@ impl World {
         binary("open-port");
         let operator = Operator::bootstrapped(site);
         operator.does(&["add-machine", "--instance-id", "metal"]);
-        // Hooks of another user have to get to their files.
-        fs::set_permissions(operator.home(), fs::Permissions::from_mode(0o755)).unwrap();
         let units = operator.home().join("units");
         Self { operator, units }
     }
@@ -97,9 +95,14 @@ impl World {
         let path = self.operator.home().join(format!("{charm}.journal"));
         if !path.exists() {
             fs::write(&path, "").unwrap();
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+            self.share(&path);
         }
         path
+    }
+
+    /// Lets hooks write to a file, whoever runs them.
+    pub(crate) fn share(&self, path: &Path) {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o666)).unwrap();
     }
 
     /// The hooks of a charm that ran, in order.
