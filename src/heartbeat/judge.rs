@@ -1,20 +1,20 @@
 //! The judge's part of a tracker: asks everybody what they have heard before it calls anybody silent, writes each change to
 //! the store before anybody is told of it, and sees to it that everybody is told. Every write names the judge's epoch.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::sync::Arc;
-use std::time::Duration;
+mod telling;
+mod tidying;
 
-use tokio::task::JoinHandle;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
 use tokio::time::Instant;
 use tracing::{error, info, warn};
 
+use self::telling::Calls;
+use self::tidying::TIDY;
 use super::audit::{Change, Sequence};
 use super::corner;
-use super::name::Name;
-use super::notify::{self, Hooked, Post};
-use super::pending::{Delivery, Outcome, pause_ms};
-use super::record::Told;
+use super::notify::{Hooked, Post};
+use super::pending::Outcome;
 use super::tracker::Tracker;
 use super::tracker::look::readable;
 use crate::store::Error;
@@ -22,20 +22,8 @@ use crate::store::election::{LEASE, Leadership, Seat};
 use crate::store::paths;
 use crate::store::tree::{self, Tree, Write};
 
-/// Changes that one round of calls is about, at most.
-const MAX_ROUND: usize = 50_000;
-
-/// Changes that a webhook gets before it is written down how far it got.
-const HOOK_ROUND: usize = 100;
-
 /// Bytes of buckets in one write, with room for the rest of it.
 const WRITE_BYTES: usize = 800_000;
-
-/// How often it is looked which machines are no more, and which batches nobody needs.
-const TIDY: Duration = Duration::from_secs(5);
-
-/// Batches of trackers that are gone are kept this long, for people who look.
-const ORPHANS_FOR: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(super) struct Office {
@@ -63,51 +51,6 @@ pub(super) struct Office {
     /// What the store has of a mass outage, if that can be read, and the version of its znode.
     alarm: (Option<Option<(usize, usize)>>, i32),
     orphans: HashMap<String, Instant>,
-}
-
-/// Rounds of calls to one server, one at a time.
-#[derive(Debug)]
-struct Calls<R> {
-    running: Option<JoinHandle<R>>,
-    failures: u32,
-    not_before: Instant,
-}
-
-impl<R> Calls<R> {
-    fn new() -> Self {
-        Self { running: None, failures: 0, not_before: Instant::now() }
-    }
-
-    fn is_free(&self) -> bool {
-        self.running.is_none() && Instant::now() >= self.not_before
-    }
-
-    /// Waits for the round that runs; for ever if none does. Cancel-safe.
-    async fn done(&mut self) -> Option<R> {
-        match &mut self.running {
-            Some(running) => {
-                let ended = running.await.ok();
-                self.running = None;
-                ended
-            }
-            None => std::future::pending().await,
-        }
-    }
-
-    fn rate(&mut self, failed: bool, random: u64) {
-        self.failures = if failed { self.failures.saturating_add(1) } else { 0 };
-        if failed {
-            self.not_before = Instant::now() + Duration::from_millis(pause_ms(self.failures, random));
-        }
-    }
-}
-
-impl<R> Drop for Calls<R> {
-    fn drop(&mut self) {
-        if let Some(running) = &self.running {
-            running.abort();
-        }
-    }
 }
 
 impl Office {
@@ -309,136 +252,6 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         let changes = std::mem::take(&mut office.unpublished);
         self.setting.ears.publish(&changes);
         office.hooks.extend(changes);
-        Ok(())
-    }
-
-    /// For operators, who read the store.
-    async fn write_alarm(&mut self) -> Result<(), Error> {
-        let alarm = self.ears().lock().condition.alarm;
-        let Some(office) = self.office.as_mut().filter(|office| office.alarm.0 != Some(alarm)) else {
-            return Ok(());
-        };
-        let (path, version) = (paths::heartbeat_alarm(), office.alarm.1);
-        let data = serde_json::json!(alarm).to_string().into_bytes();
-        let writes = vec![office.lead.fence(), Write::SetIfVersion { path, data, version }];
-        self.setting.tree.write(writes).await?;
-        office.alarm = (Some(alarm), version + 1);
-        Ok(())
-    }
-
-    fn start_calls(&mut self) {
-        let Some(office) = self.office.as_mut() else { return };
-        let ears = &self.setting.ears;
-        let (params, pending) = {
-            let inner = ears.lock();
-            let params = inner.params.clone();
-            let wanted = !params.no_state_manager && !params.sm_url.is_empty() && office.manager.is_free();
-            let now = ears.now(&inner);
-            let pending = if wanted { inner.audit.pending(now, MAX_ROUND) } else { Vec::new() };
-            (params, pending)
-        };
-        let limit = Duration::from_millis(params.sm_timeout_ms);
-        if !pending.is_empty() {
-            let (post, ears) = (Arc::clone(&self.setting.post), Arc::clone(ears));
-            let round = notify::deliver(post, ears, Delivery::of(&pending), params.sm_url, limit);
-            office.manager.running = Some(tokio::spawn(round));
-        }
-        if params.webhook_url.is_empty() {
-            // Who comes later hears of what happens then.
-            if let Some(last) = office.hooks.drain(..).next_back() {
-                office.hooked.0 = last.sequence;
-            }
-        } else if let Some(secret) = self.setting.webhook_secret.clone().filter(|_| office.webhook.is_free())
-        {
-            let changes: Vec<Change> = office.hooks.iter().take(HOOK_ROUND).copied().collect();
-            if !changes.is_empty() {
-                let (post, ears) = (Arc::clone(&self.setting.post), Arc::clone(&self.setting.ears));
-                let round = notify::hook(post, ears, changes, params.webhook_url, secret, limit);
-                office.webhook.running = Some(tokio::spawn(round));
-            }
-        }
-    }
-
-    /// Waits until a round of calls is over and takes in what came of it. Cancel-safe.
-    pub(super) async fn calls_done(&mut self) {
-        let Some(office) = self.office.as_mut() else { return std::future::pending().await };
-        tokio::select! {
-            outcome = office.manager.done() => self.told(outcome),
-            hooked = office.webhook.done() => self.was_hooked(hooked),
-        }
-    }
-
-    /// A round that came to no end is one that failed.
-    fn told(&mut self, outcome: Option<Outcome>) {
-        let Some(office) = self.office.as_mut() else { return };
-        let outcome = outcome.unwrap_or(Outcome { failed: true, ..Outcome::default() });
-        office.manager.rate(outcome.failed, (self.setting.random)());
-        let mut inner = self.setting.ears.lock();
-        inner.condition.manager_failures = office.manager.failures;
-        for (name, sequence) in &outcome.told {
-            inner.audit.tell(name, *sequence, Told::Yes);
-        }
-        for (name, sequence) in &outcome.refused {
-            warn!(component = %name, "the state manager refuses this component; set aside");
-            inner.audit.tell(name, *sequence, Told::Refused);
-        }
-    }
-
-    fn was_hooked(&mut self, hooked: Option<Hooked>) {
-        let Some(office) = self.office.as_mut() else { return };
-        let hooked = hooked.unwrap_or(Hooked { failed: true, ..Hooked::default() });
-        office.webhook.rate(hooked.failed, (self.setting.random)());
-        self.setting.ears.lock().condition.webhook_failures = office.webhook.failures;
-        let last = office.hooks.drain(..hooked.done.min(office.hooks.len())).next_back();
-        if let Some(last) = last {
-            office.hooked.0 = last.sequence;
-            // Written down with the next tidying, or at once if there is no more to tell.
-            if office.hooks.is_empty() {
-                office.tidy_at = Instant::now();
-            }
-        }
-    }
-
-    /// Drops machines that were terminated, batches that nobody needs, and writes down how far the webhook got.
-    async fn tidy(&mut self) -> Result<(), Error> {
-        let orphans = self.orphans().await?;
-        let machines: Vec<Name> = self.ears().lock().audit.machines();
-        let there: Option<BTreeSet<String>> = if machines.is_empty() {
-            None
-        } else {
-            Some(self.tree().children(&paths::machines()).await?.into_iter().collect())
-        };
-        let (stored, version) = corner::number(self.tree(), &paths::heartbeat_webhook()).await?;
-        let stored = (stored.unwrap_or(0), version);
-        let Some(office) = self.office.as_mut() else { return Ok(()) };
-        office.tidy_at = Instant::now() + TIDY;
-        if let Some(there) = there {
-            let gone =
-                machines.iter().filter(|name| name.machine().is_some_and(|id| !there.contains(&id.key())));
-            let mut inner = self.setting.ears.lock();
-            for name in gone {
-                info!(component = %name, "terminated; no longer watched");
-                inner.audit.forget(name);
-            }
-        }
-        let now = Instant::now();
-        office.orphans.retain(|name, _| orphans.contains(name));
-        for name in orphans {
-            office.orphans.entry(name).or_insert(now + ORPHANS_FOR);
-        }
-        let mut writes = vec![office.lead.fence()];
-        let old = office.orphans.iter().filter(|(_, at)| now >= **at).map(|(name, _)| name);
-        for (replica, number) in old.filter_map(|name| paths::heartbeat_batch_of(name)).take(100) {
-            // Whatever it is by now: nobody needs it.
-            writes.push(Write::Delete { path: paths::heartbeat_batch(replica, number) });
-        }
-        if stored.0 < office.hooked.0 {
-            let data = office.hooked.0.to_string().into_bytes();
-            writes.push(Write::SetIfVersion { path: paths::heartbeat_webhook(), data, version: stored.1 });
-        }
-        if writes.len() > 1 {
-            self.setting.tree.write(writes).await?;
-        }
         Ok(())
     }
 }

@@ -1,0 +1,142 @@
+//! How the judge sees to it that everybody is told: one round of calls to each server at a time, begun again until it came to a
+//! good end. What is in a round is decided in `pending`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tracing::warn;
+
+use crate::heartbeat::audit::Change;
+use crate::heartbeat::notify::{self, Hooked, Post};
+use crate::heartbeat::pending::{Delivery, Outcome, pause_ms};
+use crate::heartbeat::record::Told;
+use crate::heartbeat::tracker::Tracker;
+use crate::store::tree::Tree;
+
+/// Changes that one round of calls is about, at most.
+const MAX_ROUND: usize = 50_000;
+
+/// Changes that a webhook gets before it is written down how far it got.
+const HOOK_ROUND: usize = 100;
+
+/// Rounds of calls to one server, one at a time.
+#[derive(Debug)]
+pub(super) struct Calls<R> {
+    running: Option<JoinHandle<R>>,
+    failures: u32,
+    not_before: Instant,
+}
+
+impl<R> Calls<R> {
+    pub(super) fn new() -> Self {
+        Self { running: None, failures: 0, not_before: Instant::now() }
+    }
+
+    fn is_free(&self) -> bool {
+        self.running.is_none() && Instant::now() >= self.not_before
+    }
+
+    /// Waits for the round that runs; for ever if none does. Cancel-safe.
+    async fn done(&mut self) -> Option<R> {
+        match &mut self.running {
+            Some(running) => {
+                let ended = running.await.ok();
+                self.running = None;
+                ended
+            }
+            None => std::future::pending().await,
+        }
+    }
+
+    fn rate(&mut self, failed: bool, random: u64) {
+        self.failures = if failed { self.failures.saturating_add(1) } else { 0 };
+        if failed {
+            self.not_before = Instant::now() + Duration::from_millis(pause_ms(self.failures, random));
+        }
+    }
+}
+
+impl<R> Drop for Calls<R> {
+    fn drop(&mut self) {
+        if let Some(running) = &self.running {
+            running.abort();
+        }
+    }
+}
+
+impl<T: Tree, P: Post> Tracker<T, P> {
+    pub(super) fn start_calls(&mut self) {
+        let Some(office) = self.office.as_mut() else { return };
+        let ears = &self.setting.ears;
+        let (params, pending) = {
+            let inner = ears.lock();
+            let params = inner.params.clone();
+            let wanted = !params.no_state_manager && !params.sm_url.is_empty() && office.manager.is_free();
+            let now = ears.now(&inner);
+            let pending = if wanted { inner.audit.pending(now, MAX_ROUND) } else { Vec::new() };
+            (params, pending)
+        };
+        let limit = Duration::from_millis(params.sm_timeout_ms);
+        if !pending.is_empty() {
+            let (post, ears) = (Arc::clone(&self.setting.post), Arc::clone(ears));
+            let round = notify::deliver(post, ears, Delivery::of(&pending), params.sm_url, limit);
+            office.manager.running = Some(tokio::spawn(round));
+        }
+        if params.webhook_url.is_empty() {
+            // Who comes later hears of what happens then.
+            if let Some(last) = office.hooks.drain(..).next_back() {
+                office.hooked.0 = last.sequence;
+            }
+        } else if let Some(secret) = self.setting.webhook_secret.clone().filter(|_| office.webhook.is_free())
+        {
+            let changes: Vec<Change> = office.hooks.iter().take(HOOK_ROUND).copied().collect();
+            if !changes.is_empty() {
+                let (post, ears) = (Arc::clone(&self.setting.post), Arc::clone(&self.setting.ears));
+                let round = notify::hook(post, ears, changes, params.webhook_url, secret, limit);
+                office.webhook.running = Some(tokio::spawn(round));
+            }
+        }
+    }
+
+    /// Waits until a round of calls is over and takes in what came of it. Cancel-safe.
+    pub(in crate::heartbeat) async fn calls_done(&mut self) {
+        let Some(office) = self.office.as_mut() else { return std::future::pending().await };
+        tokio::select! {
+            outcome = office.manager.done() => self.told(outcome),
+            hooked = office.webhook.done() => self.was_hooked(hooked),
+        }
+    }
+
+    /// A round that came to no end is one that failed.
+    fn told(&mut self, outcome: Option<Outcome>) {
+        let Some(office) = self.office.as_mut() else { return };
+        let outcome = outcome.unwrap_or(Outcome { failed: true, ..Outcome::default() });
+        office.manager.rate(outcome.failed, (self.setting.random)());
+        let mut inner = self.setting.ears.lock();
+        inner.condition.manager_failures = office.manager.failures;
+        for (name, sequence) in &outcome.told {
+            inner.audit.tell(name, *sequence, Told::Yes);
+        }
+        for (name, sequence) in &outcome.refused {
+            warn!(component = %name, "the state manager refuses this component; set aside");
+            inner.audit.tell(name, *sequence, Told::Refused);
+        }
+    }
+
+    fn was_hooked(&mut self, hooked: Option<Hooked>) {
+        let Some(office) = self.office.as_mut() else { return };
+        let hooked = hooked.unwrap_or(Hooked { failed: true, ..Hooked::default() });
+        office.webhook.rate(hooked.failed, (self.setting.random)());
+        self.setting.ears.lock().condition.webhook_failures = office.webhook.failures;
+        let last = office.hooks.drain(..hooked.done.min(office.hooks.len())).next_back();
+        if let Some(last) = last {
+            office.hooked.0 = last.sequence;
+            // Written down with the next tidying, or at once if there is no more to tell.
+            if office.hooks.is_empty() {
+                office.tidy_at = Instant::now();
+            }
+        }
+    }
+}

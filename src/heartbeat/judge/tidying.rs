@@ -1,0 +1,81 @@
+//! What the judge keeps in order beside its judgements: the alarm that operators read, machines that are no more, batches that
+//! nobody needs, and how far the webhook got.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::info;
+
+use crate::heartbeat::corner;
+use crate::heartbeat::name::Name;
+use crate::heartbeat::notify::Post;
+use crate::heartbeat::tracker::Tracker;
+use crate::store::Error;
+use crate::store::paths;
+use crate::store::tree::{Tree, Write};
+
+/// How often it is looked which machines are no more, and which batches nobody needs.
+pub(super) const TIDY: Duration = Duration::from_secs(5);
+
+/// Batches of trackers that are gone are kept this long, for people who look.
+const ORPHANS_FOR: Duration = Duration::from_secs(30);
+
+impl<T: Tree, P: Post> Tracker<T, P> {
+    /// For operators, who read the store.
+    pub(super) async fn write_alarm(&mut self) -> Result<(), Error> {
+        let alarm = self.ears().lock().condition.alarm;
+        let Some(office) = self.office.as_mut().filter(|office| office.alarm.0 != Some(alarm)) else {
+            return Ok(());
+        };
+        let (path, version) = (paths::heartbeat_alarm(), office.alarm.1);
+        let data = serde_json::json!(alarm).to_string().into_bytes();
+        let writes = vec![office.lead.fence(), Write::SetIfVersion { path, data, version }];
+        self.setting.tree.write(writes).await?;
+        office.alarm = (Some(alarm), version + 1);
+        Ok(())
+    }
+
+    /// Drops machines that were terminated, batches that nobody needs, and writes down how far the webhook got.
+    pub(super) async fn tidy(&mut self) -> Result<(), Error> {
+        let orphans = self.orphans().await?;
+        let machines: Vec<Name> = self.ears().lock().audit.machines();
+        let there: Option<BTreeSet<String>> = if machines.is_empty() {
+            None
+        } else {
+            Some(self.tree().children(&paths::machines()).await?.into_iter().collect())
+        };
+        let (stored, version) = corner::number(self.tree(), &paths::heartbeat_webhook()).await?;
+        let stored = (stored.unwrap_or(0), version);
+        let Some(office) = self.office.as_mut() else { return Ok(()) };
+        office.tidy_at = Instant::now() + TIDY;
+        if let Some(there) = there {
+            let gone =
+                machines.iter().filter(|name| name.machine().is_some_and(|id| !there.contains(&id.key())));
+            let mut inner = self.setting.ears.lock();
+            for name in gone {
+                info!(component = %name, "terminated; no longer watched");
+                inner.audit.forget(name);
+            }
+        }
+        let now = Instant::now();
+        office.orphans.retain(|name, _| orphans.contains(name));
+        for name in orphans {
+            office.orphans.entry(name).or_insert(now + ORPHANS_FOR);
+        }
+        let mut writes = vec![office.lead.fence()];
+        let old = office.orphans.iter().filter(|(_, at)| now >= **at).map(|(name, _)| name);
+        for (replica, number) in old.filter_map(|name| paths::heartbeat_batch_of(name)).take(100) {
+            // Whatever it is by now: nobody needs it.
+            writes.push(Write::Delete { path: paths::heartbeat_batch(replica, number) });
+        }
+        if stored.0 < office.hooked.0 {
+            let data = office.hooked.0.to_string().into_bytes();
+            writes.push(Write::SetIfVersion { path: paths::heartbeat_webhook(), data, version: stored.1 });
+        }
+        if writes.len() > 1 {
+            self.setting.tree.write(writes).await?;
+        }
+        Ok(())
+    }
+}
