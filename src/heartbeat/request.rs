@@ -138,6 +138,7 @@ fn body<'a>(said: Said<'a>, instance: &str) -> Result<&'a [u8], Refusal> {
         let detail = match status {
             413 => "The body is too large",
             408 => "The body did not come in time",
+            503 => "Too many large bodies at the same time",
             _ => "The body was cut off",
         };
         Refusal::new(status, detail, instance)

@@ -185,7 +185,7 @@ fn problems_are_documents() {
 
 #[test]
 fn unreadable_bodies_have_statuses_of_their_own() {
-    for status in [413, 408, 400] {
+    for status in [413, 408, 400, 503] {
         let said = Said { method: "POST", path: HBSTATES, query: None, last_event: None, body: Err(status) };
         assert_eq!(read(said).unwrap_err().status, status);
     }

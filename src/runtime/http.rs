@@ -5,6 +5,7 @@
 mod express;
 mod message;
 mod patient;
+mod share;
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -17,7 +18,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use hyper::Response;
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -31,6 +32,7 @@ use self::express::Plain;
 use self::message::Content;
 pub use self::message::{BodyError, Reply, Request};
 use self::patient::Patient;
+use self::share::{Share, Shared};
 
 /// After a failure to take a connection, such as no free file, others are given time to end.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -45,7 +47,7 @@ const DRAIN: Duration = Duration::from_secs(3);
 /// What nobody may exceed, however friendly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at the same time; more wait to be taken.
+    /// Connections at the same time; more wait to be taken. One address gets half of them, and is sent away with more.
     pub connections: usize,
     /// A request's line and headers. More is refused with 431.
     pub head_bytes: usize,
@@ -54,6 +56,9 @@ pub struct Limits {
     pub body_bytes: usize,
     /// Paths whose bodies may be larger.
     pub large_bodies: &'static [(&'static str, usize)],
+    /// What bodies above [`Limits::body_bytes`] may take at the same time, all together; one address gets half of it. What
+    /// is more is refused with 503.
+    pub large_bytes: usize,
     pub spill_bytes: usize,
     /// From the end of one request to the end of the head of the next: an idle connection ends after it, too.
     pub head_time: Duration,
@@ -70,6 +75,7 @@ impl Default for Limits {
             head_bytes: 16 * 1024,
             body_bytes: 64 * 1024,
             large_bodies: &[],
+            large_bytes: 64 * 1024 * 1024,
             spill_bytes: 4 * 1024 * 1024,
             head_time: Duration::from_secs(30),
             request_time: Duration::from_secs(10),
@@ -82,6 +88,11 @@ impl Limits {
     fn body_limit(&self, path: &str) -> usize {
         let large = self.large_bodies.iter().find(|(large, _)| *large == path);
         large.map_or(self.body_bytes, |(_, bytes)| *bytes)
+    }
+
+    /// What a body takes of what large ones have together: as it came in, and as the one piece that is handed on.
+    fn large(&self, body: usize) -> Option<usize> {
+        (body > self.body_bytes).then_some(2 * body)
     }
 }
 
@@ -134,6 +145,7 @@ impl Server {
     pub async fn serve<H: Handler>(self, handler: H, mut stop: watch::Receiver<bool>) {
         let handler = Arc::new(handler);
         let room = Arc::new(Semaphore::new(self.limits.connections));
+        let shared = Shared::new(&self.limits);
         let mut connections = JoinSet::new();
         loop {
             let taken = tokio::select! {
@@ -146,8 +158,17 @@ impl Server {
             };
             match taken {
                 Ok((stream, peer, permit)) => {
-                    let (handler, stop) = (Arc::clone(&handler), stop.clone());
-                    connections.spawn(connection(stream, peer, self.limits, handler, stop, permit));
+                    let Some(share) = shared.connection(peer.ip()) else {
+                        debug!(%peer, "has its share of connections");
+                        send_away(&stream);
+                        continue;
+                    };
+                    let door = Door {
+                        limits: self.limits,
+                        handler: Arc::clone(&handler),
+                        shared: Arc::clone(&shared),
+                    };
+                    connections.spawn(connection(stream, peer, door, stop.clone(), (permit, share)));
                 }
                 Err(error) => {
                     warn!(%error, "cannot take connections");
@@ -190,20 +211,35 @@ async fn take(
     Ok((stream, peer, permit))
 }
 
+/// What every connection of a door needs to know.
+struct Door<H> {
+    limits: Limits,
+    handler: Arc<H>,
+    shared: Arc<Shared>,
+}
+
+/// Says so, if it can be said at once.
+fn send_away(stream: &TcpStream) {
+    const ANSWER: &[u8] =
+        b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+    // One that does not read it sees at least the end.
+    let _ = stream.try_write(ANSWER);
+}
+
 async fn connection<H: Handler>(
     stream: TcpStream,
     peer: SocketAddr,
-    limits: Limits,
-    handler: Arc<H>,
+    door: Door<H>,
     stop: watch::Receiver<bool>,
-    _permit: OwnedSemaphorePermit,
+    _room: (OwnedSemaphorePermit, Share),
 ) {
-    let plain = Plain { stream, peer, limits: &limits, handler: &*handler, stop: stop.clone() };
+    let Door { limits, handler, shared } = &door;
+    let plain = Plain { stream, peer, limits, handler: &**handler, shared, stop: stop.clone() };
     match plain.serve().await {
         Ok(None) => {}
         Ok(Some((stream, read))) => {
             // Few go on here, and what it needs is large.
-            Box::pin(by_the_book(stream, read.freeze(), peer, limits, handler, stop)).await;
+            Box::pin(by_the_book(stream, read.freeze(), peer, Arc::new(door), stop)).await;
         }
         Err(error) => debug!(%peer, %error, "connection ended early"),
     }
@@ -214,16 +250,18 @@ async fn by_the_book<H: Handler>(
     stream: TcpStream,
     read: Bytes,
     peer: SocketAddr,
-    limits: Limits,
-    handler: Arc<H>,
+    door: Arc<Door<H>>,
     mut stop: watch::Receiver<bool>,
 ) {
+    let limits = door.limits;
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let handler = Arc::clone(&handler);
-        async move { Ok::<_, Infallible>(answer(request, peer, limits, &*handler).await) }
+        let door = Arc::clone(&door);
+        async move { Ok::<_, Infallible>(answer(request, peer, &door).await) }
     });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).max_header_size(limits.head_bytes).header_read_timeout(limits.head_time);
+    // Its own choice is six times as much, for each connection.
+    builder.max_buf_size(64 * 1024);
     let io = TokioIo::new(Patient::new(stream, limits.write_time).after(read));
     let mut serving = pin!(builder.serve_connection(io, service));
     // Serving first: what it has of a request by now is read before it is told to end, and is not thrown away for one that
@@ -244,20 +282,32 @@ async fn by_the_book<H: Handler>(
 async fn answer<H: Handler>(
     request: hyper::Request<Incoming>,
     peer: SocketAddr,
-    limits: Limits,
-    handler: &H,
+    door: &Door<H>,
 ) -> Response<Content> {
     let (head, incoming) = request.into_parts();
-    let limits = Limits { body_bytes: limits.body_limit(head.uri.path()), ..limits };
+    let limits = door.limits;
+    let allowed = limits.body_limit(head.uri.path());
+    // The length that was announced; one that was not may be anything that is allowed.
+    let expected = incoming
+        .size_hint()
+        .upper()
+        .map_or(allowed, |bytes| allowed.min(bytes.try_into().unwrap_or(allowed)));
+    let room = limits.large(expected).map(|bytes| door.shared.bytes(peer.ip(), bytes));
+    let busy = matches!(room, Some(None));
+    // Without room it is read all the same, and thrown away.
+    let limits = Limits { body_bytes: if busy { limits.body_bytes } else { allowed }, ..limits };
     let body = tokio::time::timeout(limits.request_time, read_body(incoming, limits))
         .await
         .unwrap_or(Err(BodyError::TooSlow));
+    let body = if busy && body.is_err() { Err(BodyError::Busy) } else { body };
     // What is left unread would be taken for the next request.
-    let last = body.is_err();
-    let reply = tokio::time::timeout(limits.request_time, handler.answer(Request { head, body, peer }))
+    let failed = body.as_ref().err().copied();
+    let reply = tokio::time::timeout(limits.request_time, door.handler.answer(Request { head, body, peer }))
         .await
         .unwrap_or_else(|_| Reply::empty(503));
-    let reply = if last { reply.with("connection", "close") } else { reply };
+    drop(room);
+    let reply = if failed.is_some() { reply.with("connection", "close") } else { reply };
+    let reply = if failed == Some(BodyError::Busy) { reply.with("retry-after", "1") } else { reply };
     reply.into_response()
 }
 

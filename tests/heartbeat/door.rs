@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use portcullis::heartbeat::token;
@@ -105,28 +106,35 @@ fn what_is_too_much_is_refused_and_others_are_served() {
 }
 
 #[test]
-fn a_flood_of_names_hurts_nobody_else() {
+fn a_million_names_of_one_client_hurt_nobody_else() {
+    const CALLS: usize = 200;
+    const IN_A_CALL: usize = 5_000;
     let site = Site::new(Store::keeper());
+    // Nobody but the healthy one beats twice.
+    site.juju(&["heartbeat", "params", "Warntime=3000", "Errtime=3600"]);
     let tracker = site.tracker(&["--open", "--max-components", "2000"]);
     let mut healthy = Client::connect(tracker.addr).unwrap();
     assert_eq!(healthy.beat("healthy").unwrap(), 200);
-    let list = |numbers: std::ops::Range<usize>| {
+    // The last of each call is one who is known.
+    let list = |call: usize| {
         let beat = |number: usize| {
-            let name =
-                if number == numbers.end - 1 { "healthy".to_owned() } else { format!("flood-{number}") };
+            let name = if number == IN_A_CALL - 1 {
+                "healthy".to_owned()
+            } else {
+                format!("flood-{}", call * IN_A_CALL + number)
+            };
             format!(
                 "{{\"Component\":\"{name}\",\"Hostname\":\"h\",\"NID\":\"1\",\"Status\":\"OK\",\"Timestamp\":\"t\"}}"
             )
         };
-        format!("[{}]", numbers.clone().map(beat).collect::<Vec<_>>().join(",")).into_bytes()
+        format!("[{}]", (0..IN_A_CALL).map(beat).collect::<Vec<_>>().join(",")).into_bytes()
     };
     let mut flood = Client::connect(tracker.addr).unwrap();
-    let mut send =
-        |from: usize| flood.ask("POST", "/hmi/v1/heartbeats", &[], &list(from..from + 5_000)).unwrap();
+    let mut send = |call: usize| flood.ask("POST", "/hmi/v1/heartbeats", &[], &list(call)).unwrap();
     send(0);
     let (memory, mut slowest) = (rss_bytes(tracker.pid()), Duration::ZERO);
-    for call in 1..20 {
-        let answer = send(call * 5_000);
+    for call in 1..CALLS {
+        let answer = send(call);
         assert_eq!((answer.status, answer.json_detail().as_str()), (503, "Too many components"));
         let asked = Instant::now();
         assert_eq!(healthy.beat("healthy").unwrap(), 200);
@@ -138,7 +146,50 @@ fn a_flood_of_names_hurts_nobody_else() {
     let (_, metrics) = tracker.get("/metrics");
     assert!(metrics.contains("portcullis_heartbeat_components{health=\"ok\"} 2000\n"), "{metrics}");
     // Who is known is heard, also in a call with others who are not.
-    assert!(metrics.contains(&format!("portcullis_heartbeat_beats_total {}\n", 2000 + 19 + 20)), "{metrics}");
+    let heard = 2000 + CALLS - 1 + CALLS;
+    assert!(metrics.contains(&format!("portcullis_heartbeat_beats_total {heard}\n")), "{metrics}");
+    tracker.end();
+}
+
+#[test]
+fn large_bodies_have_so_much_memory_together() {
+    const SENDERS: usize = 200;
+    let site = Site::new(Store::keeper());
+    let tracker = site.tracker(&["--open"]);
+    assert_eq!(Client::connect(tracker.addr).unwrap().beat("healthy").unwrap(), 200);
+    let memory = rss_bytes(tracker.pid());
+    // Each sends most of a large body, and waits.
+    let head = format!("POST /hmi/v1/heartbeats HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", 1 << 20);
+    let body = vec![b' '; (1 << 20) - 1];
+    let senders: Vec<_> = (0..SENDERS)
+        .map(|_| {
+            let (mut stream, head, body) =
+                (TcpStream::connect(tracker.addr).unwrap(), head.clone(), body.clone());
+            std::thread::spawn(move || {
+                // Whoever is refused may be told so before the end.
+                let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&body));
+                stream.set_read_timeout(Some(DEADLINE)).unwrap();
+                let mut answer = String::new();
+                let _ = stream.read_to_string(&mut answer);
+                answer.get(9..12).unwrap_or_default().to_owned()
+            })
+        })
+        .collect();
+    let (mut most, mut slowest) = (0, Duration::ZERO);
+    let mut healthy = Client::connect(tracker.addr).unwrap();
+    while !senders.iter().all(JoinHandle::is_finished) {
+        let asked = Instant::now();
+        assert_eq!(healthy.beat("healthy").unwrap(), 200);
+        slowest = slowest.max(asked.elapsed());
+        most = most.max(rss_bytes(tracker.pid()));
+    }
+    let said: Vec<String> = senders.into_iter().map(|sender| sender.join().unwrap()).collect();
+    let count = |status: &str| said.iter().filter(|said| *said == status).count();
+    assert!(count("503") > SENDERS / 2 && count("408") > 0, "{said:?}");
+    assert!(slowest < AT_ONCE, "{slowest:?}");
+    // Half of 64 MiB for one address, and what each connection has of its own.
+    let more = most.saturating_sub(memory);
+    assert!(more < 100 << 20, "{more} bytes for {SENDERS} large bodies");
     tracker.end();
 }
 

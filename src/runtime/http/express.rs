@@ -3,30 +3,31 @@
 //! body that is too large, a sender that dawdles, nonsense) goes with every byte of it to the HTTP library, which knows
 //! how to be right about it, and the connection stays there.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::{Future as _, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::{Buf as _, BytesMut};
 use httparse::{EMPTY_HEADER, Header, Status};
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncRead as _, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, Sleep, timeout};
 
 use super::message::{Reply, Request};
+use super::share::Shared;
 use super::{Handler, Limits, stopped};
 
 /// Headers of a request that is plain enough.
 const MAX_HEADERS: usize = 24;
 
-/// Room for what is read at once, at first and at most. A beat has some 250 bytes.
-const LEAST_ROOM: usize = 2 * 1024;
-const MOST_ROOM: usize = 64 * 1024;
+/// Room for what is read at once. A beat has some 250 bytes.
+const ROOM_BYTES: usize = 64 * 1024;
 
 /// A request that is still not whole after this long is not for here.
 const DAWDLING: Duration = Duration::from_secs(1);
@@ -45,8 +46,11 @@ pub struct Glance<'a> {
 enum Found<'a> {
     /// A request, and how long it is.
     Whole(Glance<'a>, usize),
-    /// Less than a request; how long that will be, if it is known.
-    Part(usize),
+    /// Less than a request; how long it and its body will be, if that is known.
+    Part {
+        length: usize,
+        body: usize,
+    },
     Unusual,
 }
 
@@ -58,7 +62,7 @@ fn find<'a>(bytes: &'a [u8], headers: &'a mut [Header<'a>], limits: &Limits) -> 
     let mut request = httparse::Request::new(headers);
     let head = match request.parse(bytes) {
         Ok(Status::Complete(head)) if head <= limits.head_bytes => head,
-        Ok(Status::Partial) if bytes.len() < limits.head_bytes => return Found::Part(0),
+        Ok(Status::Partial) if bytes.len() < limits.head_bytes => return Found::Part { length: 0, body: 0 },
         _ => return Found::Unusual,
     };
     let httparse::Request { path: Some(target), version: Some(1), headers, .. } = request else {
@@ -70,7 +74,7 @@ fn find<'a>(bytes: &'a [u8], headers: &'a mut [Header<'a>], limits: &Limits) -> 
     };
     match bytes.get(head..head + length) {
         Some(body) => Found::Whole(Glance { target, headers, body }, head + length),
-        None => Found::Part(head + length),
+        None => Found::Part { length: head + length, body: length },
     }
 }
 
@@ -98,9 +102,19 @@ fn body_length(headers: &[Header<'_>]) -> Option<usize> {
 enum Step {
     /// Needs a thought.
     Ask(Box<Request>),
-    /// The rest of a request has to come first; how long it will be, if that is known.
-    Read(usize),
+    /// The rest of a request has to come first; how long it and its body will be, if that is known.
+    Read {
+        length: usize,
+        body: usize,
+    },
     HandOver,
+}
+
+/// What a read came to: how many bytes, how many of all that are there were answered, and what is to be done then.
+struct Turn {
+    got: usize,
+    done: usize,
+    step: Step,
 }
 
 /// A connection whose requests were plain so far.
@@ -109,6 +123,7 @@ pub(super) struct Plain<'a, H> {
     pub(super) peer: SocketAddr,
     pub(super) limits: &'a Limits,
     pub(super) handler: &'a H,
+    pub(super) shared: &'a Arc<Shared>,
     pub(super) stop: watch::Receiver<bool>,
 }
 
@@ -120,27 +135,33 @@ impl<H: Handler> Plain<'_, H> {
         let mut stopping = pin!(stopped(&mut stop));
         let mut timer = pin!(tokio::time::sleep(self.limits.head_time));
         let (mut read, mut answers) = (BytesMut::new(), Vec::new());
-        let (mut room, mut since) = (LEAST_ROOM, Instant::now());
+        let mut since = Instant::now();
+        let mut step = Step::Read { length: 0, body: 0 };
+        // Of a large body that is on its way, or being answered.
+        let mut share = None;
         loop {
-            let before = read.len();
-            let step = self.answer_all(&mut read, &mut answers);
-            if !answers.is_empty() {
-                self.write(&mut answers).await?;
-            }
             let length = match step {
                 Step::HandOver => return Ok(Some((self.stream, read))),
                 Step::Ask(request) => {
                     let reply = timeout(self.limits.request_time, self.handler.answer(*request)).await;
                     reply.unwrap_or_else(|_| Reply::empty(503)).push_onto(&mut answers, &now())?;
+                    let done;
+                    (step, done) = self.answer_all(&read, &mut answers);
+                    read.advance(done);
                     self.write(&mut answers).await?;
-                    since = Instant::now();
+                    (since, share) = (Instant::now(), None);
                     continue;
                 }
-                Step::Read(length) => length,
+                Step::Read { length, body } => {
+                    if let Some(bytes) = self.limits.large(body).filter(|_| share.is_none()) {
+                        share = self.shared.bytes(self.peer.ip(), bytes);
+                        if share.is_none() {
+                            return Ok(Some((self.stream, read)));
+                        }
+                    }
+                    length
+                }
             };
-            if read.len() != before {
-                since = Instant::now();
-            }
             // Also for one who always has another request.
             if read.is_empty() && *self.stop.borrow() {
                 return Ok(None);
@@ -149,53 +170,87 @@ impl<H: Handler> Plain<'_, H> {
             if timer.deadline() > due {
                 timer.as_mut().reset(due);
             }
-            let missing = length.saturating_sub(read.len());
-            make_room(&mut read, room.max(missing));
             let begun = read.is_empty();
-            let got = {
-                // Knows from a read that got less than it could that there is no more, and does not ask again.
-                let mut reading = pin!(self.stream.read_buf(&mut read));
-                let waiting = poll_fn(|cx| match reading.as_mut().poll(cx) {
-                    Poll::Ready(got) => Poll::Ready(Some(got)),
-                    Poll::Pending if stopping.as_mut().poll(cx).is_ready() => Poll::Ready(None),
-                    Poll::Pending => poll_until(timer.as_mut(), due, cx).map(|()| None),
-                });
-                waiting.await.transpose()?
-            };
-            match got {
-                // The end of waiting, or of the connection.
-                None | Some(0) if read.is_empty() => return Ok(None),
-                None | Some(0) => return Ok(Some((self.stream, read))),
-                Some(_) if begun => since = Instant::now(),
-                Some(_) => {}
+            if begun {
+                // What an idle connection had room for goes back.
+                read = BytesMut::new();
+            } else {
+                read.reserve(length.saturating_sub(read.len()));
             }
-            // Whoever fills the room has more to say.
-            room = if read.len() == read.capacity() { (room * 2).min(MOST_ROOM) } else { room };
+            let waiting = poll_fn(|cx| match self.poll_turn(&mut read, &mut answers, cx) {
+                Poll::Ready(turn) => Poll::Ready(Some(turn)),
+                Poll::Pending if stopping.as_mut().poll(cx).is_ready() => Poll::Ready(None),
+                Poll::Pending => poll_until(timer.as_mut(), due, cx).map(|()| None),
+            });
+            match waiting.await.transpose()? {
+                // The end of waiting, or of the connection.
+                None | Some(Turn { got: 0, .. }) => {
+                    return Ok(if read.is_empty() { None } else { Some((self.stream, read)) });
+                }
+                Some(turn) => {
+                    if begun || turn.done > 0 {
+                        since = Instant::now();
+                    }
+                    step = turn.step;
+                }
+            }
+            if !answers.is_empty() {
+                self.write(&mut answers).await?;
+            }
         }
     }
 
-    /// Answers what can be answered without a thought.
-    fn answer_all(&mut self, read: &mut BytesMut, answers: &mut Vec<u8>) -> Step {
+    /// Answers what can be answered without a thought. Says how much of the bytes is done with.
+    fn answer_all(&self, bytes: &[u8], answers: &mut Vec<u8>) -> (Step, usize) {
         let mut done = 0;
-        let step = loop {
+        loop {
             let mut headers = [EMPTY_HEADER; MAX_HEADERS];
-            match find(&read[done..], &mut headers, self.limits) {
-                Found::Unusual => break Step::HandOver,
-                Found::Part(length) => break Step::Read(length),
+            match find(&bytes[done..], &mut headers, self.limits) {
+                Found::Unusual => return (Step::HandOver, done),
+                Found::Part { length, body } => return (Step::Read { length, body }, done),
                 Found::Whole(glance, length) => {
                     if self.handler.taken_at_once(&glance) {
                         done += length;
                         push_taken(answers);
                         continue;
                     }
-                    let Some(request) = Request::of(&glance, self.peer) else { break Step::HandOver };
-                    done += length;
-                    break Step::Ask(Box::new(request));
+                    let Some(request) = Request::of(&glance, self.peer) else {
+                        return (Step::HandOver, done);
+                    };
+                    return (Step::Ask(Box::new(request)), done + length);
                 }
             }
-        };
-        read.advance(done);
-        step
+        }
+    }
+
+    /// Reads what has come into the room that all connections of this thread use in turn, and answers it from there. Only
+    /// what is left is kept with the connection: of thousands that beat now and then, none needs room of its own.
+    fn poll_turn(
+        &mut self,
+        read: &mut BytesMut,
+        answers: &mut Vec<u8>,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<Turn>> {
+        let mut room = ROOM.take();
+        room.resize(ROOM_BYTES, 0);
+        let mut filled = ReadBuf::new(&mut room);
+        // Knows from a read that got less than it could that there is no more, and does not ask again.
+        let polled = Pin::new(&mut self.stream).poll_read(cx, &mut filled);
+        let turn = polled.map_ok(|()| {
+            let got = filled.filled();
+            let (step, done);
+            if read.is_empty() {
+                (step, done) = self.answer_all(got, answers);
+                read.extend_from_slice(&got[done..]);
+            } else {
+                read.extend_from_slice(got);
+                (step, done) = self.answer_all(read, answers);
+                read.advance(done);
+            }
+            Turn { got: got.len(), done, step }
+        });
+        ROOM.set(room);
+        turn
     }
 
     /// A client that takes nothing for too long is given up.
@@ -210,18 +265,10 @@ impl<H: Handler> Plain<'_, H> {
                 Err(error) => return Err(error),
             }
         }
-        answers.clear();
-        answers.shrink_to(MOST_ROOM);
+        // The next connection makes use of it before this one does.
+        *answers = Vec::new();
         Ok(())
     }
-}
-
-/// Room for a read. A buffer that was needed for something large is not kept.
-fn make_room(read: &mut BytesMut, room: usize) {
-    if read.is_empty() && read.capacity() > MOST_ROOM {
-        *read = BytesMut::new();
-    }
-    read.reserve(room);
 }
 
 /// The timer is set anew only when it has run out, and not with each request.
@@ -236,6 +283,9 @@ fn poll_until(mut timer: Pin<&mut Sleep>, due: Instant, cx: &mut Context<'_>) ->
 }
 
 thread_local! {
+    /// Where connections read to whose last request was whole.
+    static ROOM: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+
     /// The answer to what was taken, and the second that it is of.
     static TAKEN: RefCell<(u64, Vec<u8>)> = const { RefCell::new((0, Vec::new())) };
 }
@@ -265,7 +315,7 @@ mod tests {
             Limits { head_bytes: 200, body_bytes: 10, large_bodies: &[("/l", 20)], ..Limits::default() };
         match find(bytes, &mut headers, &limits) {
             Found::Whole(..) => "whole",
-            Found::Part(_) => "part",
+            Found::Part { .. } => "part",
             Found::Unusual => "unusual",
         }
     }

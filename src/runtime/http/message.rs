@@ -24,6 +24,9 @@ pub enum BodyError {
     TooSlow,
     #[error("the body was cut off")]
     Broken,
+    /// Too many others have large ones at the same time.
+    #[error("no room for a body as large now")]
+    Busy,
 }
 
 impl BodyError {
@@ -33,6 +36,7 @@ impl BodyError {
             Self::TooLarge => 413,
             Self::TooSlow => 408,
             Self::Broken => 400,
+            Self::Busy => 503,
         }
     }
 }

@@ -354,3 +354,80 @@ async fn what_needs_a_thought_gets_as_much_as_it_may() {
     assert_eq!((status(&got[0]), status(&got[1])), ("503", "200"));
     assert_eq!(until_end(&mut stream).await, "", "idle for too long");
 }
+
+/// Room for one large body at a time from one address: half of it all, each twice its size.
+fn little_room() -> Limits {
+    Limits { large_bodies: &[("/large", 1000)], large_bytes: 4000, ..small() }
+}
+
+#[tokio::test]
+async fn large_bodies_have_so_much_room_together() {
+    let door = Door::open(little_room()).await;
+    let large = post("/large", &"b".repeat(1000));
+    // One is on its way, and has not come to its end.
+    let mut first = door.connect().await;
+    first.write_all(&large.as_bytes()[..large.len() - 1]).await.unwrap();
+    let refused = loop {
+        let answer = door.ask(large.replace("Host", "Connection: close\r\nHost").as_bytes()).await;
+        if status(&answer) == "503" {
+            break answer;
+        }
+        assert_eq!(status(&answer), "200", "the first was not seen yet");
+    };
+    assert!(refused.contains("retry-after: 1\r\n") && refused.contains("connection: close\r\n"), "{refused}");
+    assert!(refused.ends_with("no room for a body as large now"), "{refused}");
+    let mut chunked = "POST /large HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned();
+    chunked.push_str(&"a\r\n0123456789\r\n".repeat(50));
+    chunked.push_str("0\r\n\r\n");
+    assert_eq!(status(&door.ask(chunked.as_bytes()).await), "503", "of a length that nobody announced");
+    // Small ones need no such room.
+    let mut other = door.connect().await;
+    other.write_all(post("/small", &"b".repeat(100)).as_bytes()).await.unwrap();
+    assert_eq!(status(&answers(&mut other, 1).await[0]), "200");
+    // The first gets what it began, and leaves the room to others; also those who wait for the library.
+    first.write_all(b"b").await.unwrap();
+    assert!(answers(&mut first, 1).await[0].ends_with("POST /large None None 1000"));
+    for large in [
+        large.replace("Host", "Connection: close\r\nHost"),
+        chunked.replace("Host", "Connection: close\r\nHost"),
+    ] {
+        assert_eq!(status(&door.ask(large.as_bytes()).await), "200");
+    }
+}
+
+#[tokio::test]
+async fn one_address_has_half_of_the_connections() {
+    let door = Door::open(Limits { connections: 4, ..Limits::default() }).await;
+    let ask = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n";
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let mut stream = door.connect().await;
+        stream.write_all(ask).await.unwrap();
+        let mut byte = [0; 1];
+        stream.read_exact(&mut byte).await.unwrap();
+        held.push(stream);
+    }
+    let sent_away = until_end(&mut door.connect().await).await;
+    assert!(status(&sent_away) == "503" && sent_away.contains("retry-after: 5\r\n"), "{sent_away}");
+    // From another address of loopback.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind((std::net::Ipv4Addr::new(127, 0, 0, 2), 0).into()).unwrap();
+    let mut other = socket.connect(door.addr).await.unwrap();
+    other.write_all(b"GET /y HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
+    assert_eq!(status(&until_end(&mut other).await), "200");
+    // Who leaves makes room.
+    held.pop();
+    let taken = async {
+        loop {
+            let mut stream = door.connect().await;
+            // It may be sent away before it has said a word.
+            let _ = stream.write_all(b"GET /z HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer).await;
+            if answer.starts_with(b"HTTP/1.1 200 ") {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, taken).await.expect("room");
+}

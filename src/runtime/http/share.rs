@@ -1,0 +1,157 @@
+//! What the connections of a door have together: room in number, and in bytes for large bodies. How much of it one address
+//! may have is limited, so that one client cannot keep everybody else out.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Limits;
+
+/// Half of everything is the most that one address gets. More would leave too little for the others; less would be too little
+/// where a whole site comes through one translated address. Loopback is an address like others: a relay that runs wild beside
+/// the tracker is as bad as one elsewhere.
+fn share_of_one(all: usize) -> usize {
+    all.div_ceil(2)
+}
+
+/// Who counts as one. Whoever has an IPv6 address has 2^64 of them.
+fn client(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
+        address => address,
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Held {
+    connections: usize,
+    bytes: usize,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    /// Only of those who hold anything.
+    of: HashMap<IpAddr, Held>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    connections_of_one: usize,
+    bytes: usize,
+    book: Mutex<Book>,
+}
+
+impl Shared {
+    pub(super) fn new(limits: &Limits) -> Arc<Self> {
+        Arc::new(Self {
+            connections_of_one: share_of_one(limits.connections),
+            bytes: limits.large_bytes,
+            book: Mutex::default(),
+        })
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Room for another connection of this peer; none if it has its share.
+    pub(super) fn connection(self: &Arc<Self>, peer: IpAddr) -> Option<Share> {
+        let client = client(peer);
+        let mut book = self.book();
+        let held = book.of.entry(client).or_default();
+        if held.connections >= self.connections_of_one {
+            return None;
+        }
+        held.connections += 1;
+        Some(Share { of: Arc::clone(self), client, what: Held { connections: 1, bytes: 0 } })
+    }
+
+    /// Room for a large body from this peer; none if that is too much now, for it or for all.
+    pub(super) fn bytes(self: &Arc<Self>, peer: IpAddr, bytes: usize) -> Option<Share> {
+        let client = client(peer);
+        let mut book = self.book();
+        let held = book.of.get(&client).copied().unwrap_or_default();
+        if book.bytes + bytes > self.bytes || held.bytes + bytes > share_of_one(self.bytes) {
+            return None;
+        }
+        book.bytes += bytes;
+        book.of.entry(client).or_default().bytes += bytes;
+        Some(Share { of: Arc::clone(self), client, what: Held { connections: 0, bytes } })
+    }
+}
+
+/// Goes back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Share {
+    of: Arc<Shared>,
+    client: IpAddr,
+    what: Held,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut book = self.of.book();
+        book.bytes -= self.what.bytes;
+        if let Some(held) = book.of.get_mut(&self.client) {
+            held.connections -= self.what.connections;
+            held.bytes -= self.what.bytes;
+            if held.connections == 0 && held.bytes == 0 {
+                book.of.remove(&self.client);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shared() -> Arc<Shared> {
+        Shared::new(&Limits { connections: 4, large_bytes: 100, ..Limits::default() })
+    }
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn one_address_leaves_room_for_others() {
+        let shared = shared();
+        let first = shared.connection(ip("10.0.0.1")).unwrap();
+        let _second = shared.connection(ip("10.0.0.1")).unwrap();
+        assert!(shared.connection(ip("10.0.0.1")).is_none());
+        assert!(shared.connection(ip("::ffff:10.0.0.1")).is_none(), "the same in other words");
+        assert!(shared.connection(ip("10.0.0.2")).is_some());
+        drop(first);
+        assert!(shared.connection(ip("10.0.0.1")).is_some());
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_client() {
+        let shared = shared();
+        let held = ["2001:db8::1", "2001:db8::2"].map(|peer| shared.connection(ip(peer)).unwrap());
+        assert!(shared.connection(ip("2001:db8::3")).is_none());
+        assert!(shared.connection(ip("2001:db8:0:1::1")).is_some());
+        drop(held);
+    }
+
+    #[test]
+    fn bytes_are_limited_for_one_and_for_all() {
+        let shared = shared();
+        let first = shared.bytes(ip("10.0.0.1"), 50).unwrap();
+        assert!(shared.bytes(ip("10.0.0.1"), 1).is_none(), "has its half");
+        let _second = shared.bytes(ip("10.0.0.2"), 50).unwrap();
+        assert!(shared.bytes(ip("10.0.0.3"), 1).is_none(), "nothing is left");
+        drop(first);
+        assert!(shared.bytes(ip("10.0.0.3"), 50).is_some());
+    }
+
+    #[test]
+    fn who_holds_nothing_is_not_remembered() {
+        let shared = shared();
+        let held = (shared.connection(ip("10.0.0.1")), shared.bytes(ip("10.0.0.1"), 7));
+        drop(held);
+        assert!(shared.book().of.is_empty() && shared.book().bytes == 0);
+    }
+}
