@@ -6,6 +6,7 @@ mod tidying;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::{error, info, warn};
 
@@ -13,6 +14,7 @@ use self::telling::Calls;
 use self::tidying::TIDY;
 use super::audit::{Change, Sequence};
 use super::corner;
+use super::name::Name;
 use super::notify::{Hooked, Post};
 use super::pending::Outcome;
 use super::tracker::Tracker;
@@ -44,10 +46,14 @@ pub(super) struct Office {
     /// Judged, and not in the store yet.
     unpublished: Vec<Change>,
     manager: Calls<Outcome>,
+    /// Who was told by the round that runs, call by call.
+    told: Option<mpsc::Receiver<Vec<(Name, u64)>>>,
     webhook: Calls<Hooked>,
     /// What the webhook has yet to hear, oldest first.
     hooks: VecDeque<Change>,
-    hooked: (u64, i32),
+    hooked: u64,
+    /// A round of the webhook has ended that the store does not know of.
+    note_hooked: bool,
     /// What the store has of a mass outage, if that can be read, and the version of its znode.
     alarm: (Option<Option<(usize, usize)>>, i32),
     orphans: HashMap<String, Instant>,
@@ -75,9 +81,9 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         let (question, version) = corner::number(self.tree(), &paths::heartbeat_question()).await?;
         // The next one must be newer than all that were answered, or old answers would count for it.
         let question = (readable(question)?.unwrap_or_else(|| self.newest_answered()), version);
-        let (hooked, version) = corner::number(self.tree(), &paths::heartbeat_webhook()).await?;
+        let (hooked, _) = corner::number(self.tree(), &paths::heartbeat_webhook()).await?;
         // Rather told twice than not at all.
-        let hooked = (readable(hooked)?.unwrap_or(0), version);
+        let hooked = readable(hooked)?.unwrap_or(0);
         let (alarm, version) = corner::alarm(self.tree()).await?;
         let alarm = (readable(alarm)?, version);
         let versions = buckets.iter().map(|(number, _, version)| (*number, *version)).collect();
@@ -88,7 +94,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         let now = self.ears().now(&inner).watched;
         inner.audit.take_office(now);
         inner.condition.judging = true;
-        let hooks = inner.audit.changes_since(hooked.0).into();
+        let hooks = inner.audit.changes_since(hooked).into();
         drop(inner);
         info!(epoch = lead.epoch(), alone, unreadable = frozen.len(), "took office");
         self.ears().lend(LEASE);
@@ -104,9 +110,11 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             frozen,
             unpublished: Vec::new(),
             manager: Calls::new(),
+            told: None,
             webhook: Calls::new(),
             hooks,
             hooked,
+            note_hooked: false,
             alarm,
             orphans: HashMap::new(),
         });
@@ -155,6 +163,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         if self.question_is_needed() {
             self.ask().await?;
         }
+        self.note_hooked().await?;
         self.start_calls();
         let tidy = self.office.as_ref().is_some_and(|office| Instant::now() >= office.tidy_at);
         if tidy { self.tidy().await } else { Ok(()) }

@@ -11,11 +11,13 @@ use hyper::Request;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tracing::warn;
 
 use super::audit::Change;
 use super::ears::Ears;
+use super::name::Name;
 use super::pending::{Answer, Delivery, Outcome, body};
 use super::tls::Trust;
 use super::token;
@@ -31,6 +33,8 @@ pub struct Outgoing {
     pub url: String,
     pub authorization: Option<String>,
     pub signature: Option<String>,
+    /// The numbers of the changes that it is about. The same number is the same change, whoever tells it and how often.
+    pub sequences: String,
     pub body: Vec<u8>,
     pub limit: Duration,
 }
@@ -107,6 +111,9 @@ fn request(call: &Outgoing, host: &str, path: &str) -> Result<Request<Full<Bytes
         .header("host", host)
         .header("content-type", "application/json")
         .header("user-agent", "portcullis");
+    if !call.sequences.is_empty() {
+        request = request.header("x-portcullis-sequences", &call.sequences);
+    }
     if let Some(authorization) = &call.authorization {
         request = request.header("authorization", authorization);
     }
@@ -143,13 +150,14 @@ where
     }
 }
 
-/// Carries out a round of calls to the state manager at `base`.
+/// Carries out a round of calls to the state manager at `base`, and says after each who was told by it.
 pub async fn deliver<P: Post>(
     post: Arc<P>,
     ears: Arc<Ears>,
     mut delivery: Delivery,
     base: String,
     limit: Duration,
+    told: mpsc::Sender<Vec<(Name, u64)>>,
 ) -> Outcome {
     let url = format!("{base}/State/Components/BulkStateData");
     while let Some(call) = delivery.next_call() {
@@ -161,6 +169,7 @@ pub async fn deliver<P: Post>(
                 url: url.clone(),
                 authorization: None,
                 signature: None,
+                sequences: call.sequences(),
                 body: body(&call),
                 limit,
             };
@@ -178,6 +187,10 @@ pub async fn deliver<P: Post>(
             warn!(problem, word = call.word.as_str(), names, "state manager not told");
         }
         delivery.answered(call, answer);
+        if answer == Answer::Accepted && told.send(delivery.take_told()).await.is_err() {
+            // Nobody is there to write it down.
+            break;
+        }
     }
     delivery.finish()
 }
@@ -214,6 +227,7 @@ pub async fn hook<P: Post>(
                 url: url.clone(),
                 authorization: None,
                 signature,
+                sequences: change.sequence.to_string(),
                 body,
                 limit,
             })

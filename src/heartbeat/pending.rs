@@ -10,6 +10,9 @@ use super::state::Word;
 /// Names in one call.
 pub const MAX_IN_CALL: usize = 10_000;
 
+/// Runs of numbers in one call, so that they fit into a header. Changes of one moment are one run.
+const MAX_RUNS: usize = 200;
+
 /// So many names refused and not one accepted: it is not about the names.
 const REFUSES_ALL: usize = 8;
 
@@ -20,8 +23,44 @@ const LONGEST_PAUSE_MS: u64 = 30_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
     pub word: Word,
-    /// Each with the number of its change.
+    /// Each with the number of its change, in the order of those.
     pub entries: Vec<(Name, u64)>,
+}
+
+impl Call {
+    /// The numbers of its changes, in the order of the names: `7-9,12`. Whoever is told tells by them whether it was told the
+    /// same before: a judge that dies between a call and the note that it was made leaves a call to be made again.
+    pub fn sequences(&self) -> String {
+        let run = |run: &[(Name, u64)]| match run {
+            [] => String::new(),
+            [(_, only)] => only.to_string(),
+            [(_, first), .., (_, last)] => format!("{first}-{last}"),
+        };
+        let runs: Vec<String> = self.entries.chunk_by(is_next).map(run).collect();
+        runs.join(",")
+    }
+}
+
+fn is_next((_, number): &(Name, u64), (_, next): &(Name, u64)) -> bool {
+    number + 1 == *next
+}
+
+/// In as few calls as may be; the entries are in order.
+fn calls(word: Word, entries: &[(Name, u64)]) -> Vec<Call> {
+    let (mut calls, mut entries_of_call, mut runs) = (Vec::new(), Vec::new(), 0);
+    let pieces = entries.chunk_by(is_next).flat_map(|run| run.chunks(MAX_IN_CALL));
+    for piece in pieces {
+        if runs == MAX_RUNS || entries_of_call.len() + piece.len() > MAX_IN_CALL {
+            calls.push(Call { word, entries: std::mem::take(&mut entries_of_call) });
+            runs = 0;
+        }
+        entries_of_call.extend_from_slice(piece);
+        runs += 1;
+    }
+    if !entries_of_call.is_empty() {
+        calls.push(Call { word, entries: entries_of_call });
+    }
+    calls
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +76,8 @@ pub enum Answer {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Delivery {
     calls: VecDeque<Call>,
+    /// At least one call was taken.
+    accepted: bool,
     done: Outcome,
 }
 
@@ -57,10 +98,12 @@ impl Delivery {
         let mut calls = VecDeque::new();
         for word in Word::ALL {
             let of_word = newest.iter().filter(|change| change.word == Some(word));
-            let entries: Vec<(Name, u64)> = of_word.map(|change| (change.name, change.sequence)).collect();
-            calls.extend(entries.chunks(MAX_IN_CALL).map(|chunk| Call { word, entries: chunk.to_vec() }));
+            let mut entries: Vec<(Name, u64)> =
+                of_word.map(|change| (change.name, change.sequence)).collect();
+            entries.sort_unstable_by_key(|(_, sequence)| *sequence);
+            calls.extend(self::calls(word, &entries));
         }
-        Self { calls, done: Outcome::default() }
+        Self { calls, accepted: false, done: Outcome::default() }
     }
 
     /// The call to make now, until none is left.
@@ -71,7 +114,10 @@ impl Delivery {
     /// Takes in the answer to a call that [`Delivery::next_call`] gave.
     pub fn answered(&mut self, call: Call, answer: Answer) {
         match answer {
-            Answer::Accepted => self.done.told.extend(call.entries),
+            Answer::Accepted => {
+                self.accepted = true;
+                self.done.told.extend(call.entries);
+            }
             Answer::Failed => self.give_up(),
             Answer::Refused => {
                 let Call { word, mut entries } = call;
@@ -81,7 +127,7 @@ impl Delivery {
                     self.calls.push_front(Call { word, entries });
                 } else {
                     self.done.refused.extend(entries);
-                    if self.done.told.is_empty() && self.done.refused.len() >= REFUSES_ALL {
+                    if !self.accepted && self.done.refused.len() >= REFUSES_ALL {
                         self.done.refused.clear();
                         self.give_up();
                     }
@@ -93,6 +139,11 @@ impl Delivery {
     fn give_up(&mut self) {
         self.calls.clear();
         self.done.failed = true;
+    }
+
+    /// Who was told since this was last asked: worth being written down before the next call is made.
+    pub fn take_told(&mut self) -> Vec<(Name, u64)> {
+        std::mem::take(&mut self.done.told)
     }
 
     pub fn finish(self) -> Outcome {
@@ -207,6 +258,45 @@ mod tests {
         let outcome = delivery.finish();
         assert!(outcome.failed);
         assert_eq!(outcome.told, [(Name::parse("a").unwrap(), 1)]);
+    }
+
+    #[test]
+    fn calls_carry_the_numbers_of_their_changes() {
+        let call = |numbers: &[u64]| Call {
+            word: Word::Started,
+            entries: numbers
+                .iter()
+                .map(|number| (Name::parse(&format!("n{number}")).unwrap(), *number))
+                .collect(),
+        };
+        for (numbers, text) in
+            [(&[7][..], "7"), (&[7, 8], "7-8"), (&[1, 2, 3, 5, 7, 8], "1-3,5,7-8"), (&[2, 4, 6], "2,4,6")]
+        {
+            assert_eq!(call(numbers).sequences(), text);
+        }
+        // Whatever their names are: in the order of the numbers.
+        let changes =
+            [change("b", 1, Word::Started), change("a", 2, Word::Started), change("c", 3, Word::Started)];
+        let first = Delivery::of(&changes).next_call().unwrap();
+        assert_eq!(first.entries.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["b", "a", "c"]);
+        assert_eq!(first.sequences(), "1-3");
+    }
+
+    #[test]
+    fn numbers_fit_into_a_header_however_scattered() {
+        let epoch = 1 << 40;
+        for (step, calls) in [(1, 1), (2, 9_000_usize.div_ceil(MAX_RUNS))] {
+            let changes: Vec<Change> = (0..9_000)
+                .map(|number| change(&format!("n{number}"), epoch + number * step, Word::DeclaredDead))
+                .collect();
+            let (made, outcome) = play(&changes, &[]);
+            assert_eq!((made.len(), outcome.told.len()), (calls, 9_000));
+            assert!(made.iter().all(|call| call.sequences().len() < 8_000));
+        }
+        let changes: Vec<Change> =
+            (0..25_000).map(|number| change(&format!("n{number}"), number + 1, Word::Started)).collect();
+        let sizes: Vec<usize> = play(&changes, &[]).0.iter().map(|call| call.entries.len()).collect();
+        assert_eq!(sizes, [10_000, 10_000, 5_000]);
     }
 
     #[test]

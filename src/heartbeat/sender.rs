@@ -76,6 +76,7 @@ impl Sender {
                 url: format!("{}{}", trackers[at], self.url_ends),
                 authorization: Some(self.authorization.clone()),
                 signature: None,
+                sequences: String::new(),
                 body: body.clone(),
                 limit: PATIENCE,
             };

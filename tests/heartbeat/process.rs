@@ -273,8 +273,17 @@ pub(crate) fn serve_manager(manager: &Manager) -> String {
             "{}",
             got.head
         );
+        let sequences = field(&got.head, "x-portcullis-sequences").unwrap_or_default();
+        let take = || Some(manager.book().take(sequences, &got.body));
         let mood = manager.book().mood;
+        manager.book().arrived += 1;
         match mood {
+            Mood::Holding => {
+                wait_for("another mood", Duration::from_secs(60), || {
+                    (manager.book().mood != Mood::Holding).then_some(())
+                });
+                take()
+            }
             Mood::Down => None,
             Mood::Failing => Some(500),
             Mood::Hanging => {
@@ -283,9 +292,9 @@ pub(crate) fn serve_manager(manager: &Manager) -> String {
             }
             Mood::Slow => {
                 std::thread::sleep(Duration::from_secs(1));
-                Some(manager.book().take(&got.body))
+                take()
             }
-            Mood::Fine => Some(manager.book().take(&got.body)),
+            Mood::Fine => take(),
         }
     });
     format!("http://{addr}/hsm/v2")

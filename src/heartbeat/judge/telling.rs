@@ -4,11 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tracing::warn;
 
 use crate::heartbeat::audit::Change;
+use crate::heartbeat::name::Name;
 use crate::heartbeat::notify::{self, Hooked, Post};
 use crate::heartbeat::pending::{Delivery, Outcome, pause_ms};
 use crate::heartbeat::record::Told;
@@ -81,13 +83,16 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         let limit = Duration::from_millis(params.sm_timeout_ms);
         if !pending.is_empty() {
             let (post, ears) = (Arc::clone(&self.setting.post), Arc::clone(ears));
-            let round = notify::deliver(post, ears, Delivery::of(&pending), params.sm_url, limit);
+            // One, so that the next call is made when it is known here who was told by the one before.
+            let (sender, told) = mpsc::channel(1);
+            let round = notify::deliver(post, ears, Delivery::of(&pending), params.sm_url, limit, sender);
+            office.told = Some(told);
             office.manager.running = Some(tokio::spawn(round));
         }
         if params.webhook_url.is_empty() {
             // Who comes later hears of what happens then.
             if let Some(last) = office.hooks.drain(..).next_back() {
-                office.hooked.0 = last.sequence;
+                office.hooked = last.sequence;
             }
         } else if let Some(secret) = self.setting.webhook_secret.clone().filter(|_| office.webhook.is_free())
         {
@@ -100,12 +105,32 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         }
     }
 
-    /// Waits until a round of calls is over and takes in what came of it. Cancel-safe.
+    /// Waits until a call was taken or a round of calls is over, and takes in what came of it. Cancel-safe.
     pub(in crate::heartbeat) async fn calls_done(&mut self) {
         let Some(office) = self.office.as_mut() else { return std::future::pending().await };
+        let next_told = async {
+            match &mut office.told {
+                Some(told) => told.recv().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
+            // What was told comes before the end of telling.
+            biased;
+            told = next_told => match told {
+                Some(told) => self.was_told(&told),
+                None => office.told = None,
+            },
             outcome = office.manager.done() => self.told(outcome),
             hooked = office.webhook.done() => self.was_hooked(hooked),
+        }
+    }
+
+    /// Is written down at once: until then, whoever judges next would tell it again.
+    fn was_told(&self, told: &[(Name, u64)]) {
+        let mut inner = self.setting.ears.lock();
+        for (name, sequence) in told {
+            inner.audit.tell(name, *sequence, Told::Yes);
         }
     }
 
@@ -116,9 +141,6 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         office.manager.rate(outcome.failed, (self.setting.random)());
         let mut inner = self.setting.ears.lock();
         inner.condition.manager_failures = office.manager.failures;
-        for (name, sequence) in &outcome.told {
-            inner.audit.tell(name, *sequence, Told::Yes);
-        }
         for (name, sequence) in &outcome.refused {
             warn!(component = %name, "the state manager refuses this component; set aside");
             inner.audit.tell(name, *sequence, Told::Refused);
@@ -132,11 +154,8 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         self.setting.ears.lock().condition.webhook_failures = office.webhook.failures;
         let last = office.hooks.drain(..hooked.done.min(office.hooks.len())).next_back();
         if let Some(last) = last {
-            office.hooked.0 = last.sequence;
-            // Written down with the next tidying, or at once if there is no more to tell.
-            if office.hooks.is_empty() {
-                office.tidy_at = Instant::now();
-            }
+            office.hooked = last.sequence;
+            office.note_hooked = true;
         }
     }
 }

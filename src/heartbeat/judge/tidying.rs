@@ -45,8 +45,6 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         } else {
             Some(self.tree().children(&paths::machines()).await?.into_iter().collect())
         };
-        let (stored, version) = corner::number(self.tree(), &paths::heartbeat_webhook()).await?;
-        let stored = (stored.unwrap_or(0), version);
         let Some(office) = self.office.as_mut() else { return Ok(()) };
         office.tidy_at = Instant::now() + TIDY;
         if let Some(there) = there {
@@ -69,13 +67,26 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             // Whatever it is by now: nobody needs it.
             writes.push(Write::Delete { path: paths::heartbeat_batch(replica, number) });
         }
-        if stored.0 < office.hooked.0 {
-            let data = office.hooked.0.to_string().into_bytes();
-            writes.push(Write::SetIfVersion { path: paths::heartbeat_webhook(), data, version: stored.1 });
-        }
         if writes.len() > 1 {
             self.setting.tree.write(writes).await?;
         }
+        if let Some(office) = self.office.as_mut() {
+            office.note_hooked = true;
+        }
+        Ok(())
+    }
+
+    /// How far the webhook got: after each round, and now and then where nobody asked for one.
+    pub(super) async fn note_hooked(&mut self) -> Result<(), Error> {
+        let Some(office) = self.office.as_mut().filter(|office| office.note_hooked) else { return Ok(()) };
+        let path = paths::heartbeat_webhook();
+        let (stored, version) = corner::number(&self.setting.tree, &path).await?;
+        if stored.unwrap_or(0) < office.hooked {
+            let data = office.hooked.to_string().into_bytes();
+            let writes = vec![office.lead.fence(), Write::SetIfVersion { path, data, version }];
+            self.setting.tree.write(writes).await?;
+        }
+        office.note_hooked = false;
         Ok(())
     }
 }
