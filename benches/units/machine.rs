@@ -107,6 +107,20 @@ impl Machine {
         wait_for("a unit that is tended", DEADLINE, || self.data(&path).map(drop));
     }
 
+    /// How many processes read what services of this machine print, and their memory, each with its share of what they
+    /// have together.
+    pub(crate) fn readers_mb(&self) -> (usize, f64) {
+        let units = self.units_dir();
+        let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok).map(|entry| entry.path());
+        let reader = |process: &PathBuf| {
+            let line = fs::read(process.join("cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).into_owned();
+            line.contains("\0keep-log\0") && line.contains(units.to_str().unwrap())
+        };
+        let shares: Vec<f64> = processes.filter(reader).filter_map(|process| share_mb(&process)).collect();
+        (shares.len(), shares.iter().sum())
+    }
+
     /// A line of a file that the hooks of the first unit write.
     pub(crate) fn line(&self, file: &str, number: usize) -> String {
         let path = self.units_dir().join("units/unit-0000000000/charm").join(file);
@@ -132,8 +146,12 @@ impl Agent {
 
     pub(crate) fn memory_mb(&self) -> f64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-        line.trim().trim_end_matches(" kB").parse::<f64>().unwrap() / 1024.0
+        mb(&status, "VmRSS:").unwrap()
+    }
+
+    /// Its share of what it has together with others.
+    pub(crate) fn share_mb(&self) -> f64 {
+        share_mb(Path::new(&format!("/proc/{}", self.child.id()))).unwrap()
     }
 
     /// In percent of one core.
@@ -147,6 +165,15 @@ impl Agent {
         std::thread::sleep(time);
         (ticks() - before) / TICKS / time.as_secs_f64() * 100.0
     }
+}
+
+fn mb(text: &str, name: &str) -> Option<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<f64>().ok()? / 1024.0)
+}
+
+fn share_mb(process: &Path) -> Option<f64> {
+    mb(&fs::read_to_string(process.join("smaps_rollup")).ok()?, "Pss:")
 }
 
 impl Drop for Agent {

@@ -27,7 +27,12 @@ fn main() -> std::io::Result<()> {
     let load = std::fs::read_to_string("/proc/loadavg")?;
     writeln!(out, "load before we begin: {}", load.trim())?;
     let mut rows = Vec::new();
-    for (name, measure) in [("deploy", deploys as fn() -> Vec<Row>), ("expose", exposes), ("many", many)] {
+    for (name, measure) in [
+        ("deploy", deploys as fn() -> Vec<Row>),
+        ("expose", exposes),
+        ("many", many),
+        ("many that print", many_that_print),
+    ] {
         writeln!(out, "measuring {name} ...")?;
         rows.extend(measure());
     }
@@ -106,6 +111,34 @@ fn many() -> Vec<Row> {
             "",
             true,
         ),
+    ]
+}
+
+/// The same two hundred, each with a service that its hook leaves running, and that may print at any time.
+fn many_that_print() -> Vec<Row> {
+    let machine = Machine::new();
+    let mut agent = machine.agent();
+    let charm = machine.charm("printing", &[("start", "setsid sh -c 'echo up; exec sleep 100000' &")]);
+    machine.juju(&["deploy", &charm, "-n", &UNITS.to_string(), "--to", "0"]);
+    (0..UNITS).for_each(|unit| machine.waits_until_started(unit));
+    let (own, (readers, theirs)) = (agent.share_mb(), machine.readers_mb());
+    let idle = agent.cpu_share(IDLE);
+    let ran = agent.hooks_run();
+    agent.kill9();
+    let mut agent = machine.agent();
+    (0..UNITS).for_each(|unit| machine.waits_until_tended(unit));
+    let again = agent.hooks_run() - ran;
+    agent.kill9();
+    let told = format!("{own:.0} + {theirs:.0} MB, {readers} readers");
+    vec![
+        (
+            "with a service each that prints: agent and readers (PSS)",
+            told,
+            "100 MB",
+            readers == UNITS && own + theirs < 100.0,
+        ),
+        ("the same: CPU of the agent at rest", format!("{idle:.2} %"), "1 %", idle < 1.0),
+        ("the same: hooks run by an agent killed and started", again.to_string(), "0", again == 0),
     ]
 }
 

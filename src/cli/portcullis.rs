@@ -138,7 +138,10 @@ pub fn main() -> ExitCode {
         Level::Debug => "debug",
         Level::Trace => "trace",
     });
-    let done = match portcullis.command {
+    let done = match &portcullis.command {
+        // Nothing to wait for but one pipe, and one of each for every hook: no runtime.
+        Command::RunHook(args) => run_hook::run(args),
+        Command::KeepLog(args) => run_hook::keep_log(args),
         Command::Controller(_) => start::block_on_beside_sessions(run(&portcullis)),
         _ => start::block_on(run(&portcullis)),
     };
@@ -156,11 +159,11 @@ async fn run(portcullis: &Portcullis) -> anyhow::Result<()> {
         Command::Heartbeat(args) => heartbeat_role::run(args).await,
         Command::Machine(args) => machine::run(args).await,
         Command::Install(args) => install::run(args),
-        Command::RunHook(args) => run_hook::run(args),
-        Command::KeepLog(args) => run_hook::keep_log(args),
         Command::Demo(args) => demo::run(args).await,
         Command::Completions(args) => completions::run(Portcullis::command(), args),
         Command::Man(args) => man::run(Portcullis::command(), args),
+        // Done already, without a runtime.
+        Command::RunHook(_) | Command::KeepLog(_) => Ok(()),
     }
 }
 

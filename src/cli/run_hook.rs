@@ -1,16 +1,13 @@
 //! `portcullis run-hook`: one hook of one unit, as its agent ordered it; and `portcullis keep-log`, what the hook left running
 //! and what it prints. Not for people to type.
 
-use std::io;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::Args;
-use tokio::signal::unix::{SignalKind, signal};
 
-use super::output;
 use crate::unit::hook::{Runs, keep_on};
-use crate::unit::output as kept;
+use crate::unit::output::keep_standard_input;
 
 #[derive(Debug, Args)]
 pub(super) struct Typed {
@@ -33,14 +30,7 @@ pub(super) fn run(args: &Typed) -> anyhow::Result<()> {
     runs.carry_out(args.number, keep_on).context("cannot run the hook")
 }
 
-/// Blocks until nobody is left who could print. What is asked to end may still have something to say, so this does not end
-/// when it is asked to, together with all that the unit has: only with the last of them. Needs tokio's runtime.
+/// Blocks until nobody is left who could print.
 pub(super) fn keep_log(args: &Log) -> anyhow::Result<()> {
-    // Caught for as long as the process lives, and not looked at.
-    for kind in [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()] {
-        drop(signal(kind).context("cannot stay")?);
-    }
-    // The hook's runner waits for this.
-    output::data("\n").context("cannot say that the log is kept")?;
-    kept::keep(io::stdin().lock(), &args.file).context("cannot keep the log")
+    keep_standard_input(&args.file).context("cannot keep the log")
 }

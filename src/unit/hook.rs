@@ -8,32 +8,28 @@ use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::OwnedFd;
 use rustix::fs::{Gid, Uid, fchown};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
 use super::cgroup;
 use super::output::{Log, Output};
 use super::workflow::Ended;
+use crate::runtime::files::limit_open_files;
+use watch::{Over, Watch};
 
-/// A hook that is asked to end has this long before it is made to.
-const GRACE: Duration = Duration::from_secs(5);
+mod watch;
+
+/// A program that somebody still writes to is tried again for this long.
+const BUSY: Duration = Duration::from_secs(5);
 
 /// A hook that took its agent down with it, or a machine that lost its power, is tried again; but not for ever.
 const MAX_TRIES: u64 = 2;
-
-/// How often a running hook's time, and the order to stop it, are looked at. Its end is noticed at once.
-const LOOK: Duration = Duration::from_millis(50);
-
-/// How long the last of what a hook printed is waited for, if something that it left behind goes on printing.
-const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// Enough for an order, an end and a state, with a block each for their names.
 const RESERVE_BYTES: usize = 64 * 1024;
@@ -52,6 +48,9 @@ pub struct Order {
     pub user: Option<(u32, u32)>,
     pub limit_ms: u64,
     pub log: PathBuf,
+    /// How many files it may have open; as many as the agent if it is not said.
+    #[serde(default)]
+    pub open_files: Option<u64>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -153,7 +152,7 @@ impl Runs {
 
     /// Gives that room up, if it is what `error` asks for; says whether there was any.
     fn release(&self, error: &io::Error) -> bool {
-        error.kind() == io::ErrorKind::StorageFull && fs::remove_file(self.0.join("reserve")).is_ok()
+        is_full(error) && fs::remove_file(self.0.join("reserve")).is_ok()
     }
 
     /// Does what takes a little room, with the reserve if there is no other.
@@ -172,7 +171,7 @@ impl Runs {
     /// # Errors
     /// Those of the file system.
     pub fn stop(&self, number: u64) -> io::Result<()> {
-        File::create(self.file(number, "stop")).map(drop)
+        self.with_reserve(|| File::create(self.file(number, "stop")).map(drop))
     }
 
     /// Puts this process into the unit's control group, if there can be one, and with it what it is about to run.
@@ -223,20 +222,35 @@ impl Runs {
     }
 }
 
+/// The program that reads on, beside this one: a small one, since every service that prints has its own.
+const READER: &str = "portcullis-keep-log";
+
+/// Starts it deaf to what asks processes to end: what is asked to end may still have something to say, and is cut short if
+/// nobody reads it. So the reader ends with the last who could print. Ignored signals stay so across an `exec`.
+const DEAF: &str = r#"trap '' TERM INT HUP; exec "$0" keep-log "$1""#;
+
 /// Keeps what comes through the pipe, in a process of its own: whoever waits for the hook waits for this one, and should
 /// not wait for what it left running.
 ///
 /// # Errors
 /// If it cannot be started.
 pub fn keep_on(pipe: PipeReader, log: &Path) -> io::Result<()> {
-    // By this name also after the program was replaced by a newer one.
-    let mut keeper = Command::new("/proc/self/exe");
-    keeper.arg0("portcullis").arg("keep-log").arg(log);
+    // This program does the same, where it is alone; by this name also after it was replaced by a newer one.
+    let own = || PathBuf::from(format!("/proc/{}/exe", std::process::id()));
+    let beside = std::env::current_exe().ok().map(|own| own.with_file_name(READER));
+    let reader = beside.filter(|reader| reader.is_file()).unwrap_or_else(own);
+    let mut keeper = Command::new("/bin/sh");
+    keeper.args(["-c", DEAF]).arg(reader).arg(log);
     keeper.stdin(pipe).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
     let mut keeper = keeper.spawn()?;
-    // It says so once nothing but the end of the pipe ends it; what the hook left may be asked to end from then on.
+    // It says so once it reads; what the hook left may be asked to end from then on.
     let ready = keeper.stdout.take().map(|mut stdout| stdout.read_exact(&mut [0]));
     ready.unwrap_or_else(|| Err(io::ErrorKind::BrokenPipe.into()))
+}
+
+/// The disk is, or our part of it.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// A file is there whole or not at all.
@@ -325,7 +339,11 @@ fn start(order: &Order, output: PipeWriter) -> io::Result<Child> {
     if let Some((user, group)) = order.user {
         command.uid(user).gid(group);
     }
-    let patience = Instant::now() + GRACE;
+    if let Some(most) = order.open_files {
+        // This process needs few as well.
+        limit_open_files(most)?;
+    }
+    let patience = Instant::now() + BUSY;
     loop {
         match command.spawn() {
             // Written a moment ago, and still open in a process that another hook was just started with.
@@ -334,75 +352,6 @@ fn start(order: &Order, output: PipeWriter) -> io::Result<Child> {
             }
             done => return done,
         }
-    }
-}
-
-enum Over {
-    By(ExitStatus),
-    Late,
-    Stopped,
-}
-
-/// A hook that runs, and what it prints.
-struct Watch<'a> {
-    child: &'a mut Child,
-    /// Says at once that it has ended.
-    handle: OwnedFd,
-    output: &'a mut Output,
-}
-
-impl<'a> Watch<'a> {
-    fn over(child: &'a mut Child, output: &'a mut Output) -> io::Result<Self> {
-        let handle = pidfd_open(pid(child)?, PidfdFlags::empty())?;
-        Ok(Self { child, handle, output })
-    }
-
-    fn wait(&mut self, order: &Order, stop: &Path) -> io::Result<Over> {
-        let limit = Instant::now() + Duration::from_millis(order.limit_ms);
-        loop {
-            if let Some(status) = self.look(LOOK)? {
-                return Ok(Over::By(status));
-            }
-            let late = Instant::now() >= limit;
-            if late || stop.exists() {
-                self.end()?;
-                return Ok(if late { Over::Late } else { Over::Stopped });
-            }
-        }
-    }
-
-    /// Waits for something to happen, takes in what was printed, and says whether the hook has ended.
-    fn look(&mut self, patience: Duration) -> io::Result<Option<ExitStatus>> {
-        let timeout = Timespec::try_from(patience).map_err(io::Error::other)?;
-        let mut waited = vec![PollFd::new(&self.handle, PollFlags::IN)];
-        if !self.output.ended {
-            waited.push(PollFd::new(self.output.pipe(), PollFlags::IN));
-        }
-        match poll(&mut waited, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        self.output.take()?;
-        let Some(status) = self.child.try_wait()? else { return Ok(None) };
-        // All that the hook itself printed is in the pipe by now; what others print meanwhile has no end.
-        let patience = Instant::now() + LAST_WORDS;
-        while self.output.take()? && Instant::now() < patience {}
-        Ok(Some(status))
-    }
-
-    /// Asks the hook and everything that it started and that is still in its group to end, and then makes it.
-    fn end(&mut self) -> io::Result<()> {
-        let group = pid(self.child)?;
-        let tell = |signal| {
-            // All of them may have ended by themselves meanwhile.
-            let _ = kill_process_group(group, signal);
-        };
-        tell(Signal::TERM);
-        let patience = Instant::now() + GRACE;
-        while Instant::now() < patience && self.look(LOOK)?.is_none() {}
-        tell(Signal::KILL);
-        self.child.wait()?;
-        self.output.take().map(drop)
     }
 }
 

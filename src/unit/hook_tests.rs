@@ -28,6 +28,7 @@ impl Bench {
             user: None,
             limit_ms: 60_000,
             log: self.home.path().join("log"),
+            open_files: None,
         }
     }
 
@@ -235,6 +236,49 @@ fn a_hook_that_succeeded_has_succeeded_though_its_log_cannot_be_kept_on() {
     bench.runs.carry_out(1, |_, _| Err(io::ErrorKind::NotFound.into())).unwrap();
     assert_eq!(bench.runs.find(1).unwrap(), Found::Over(Ended::Well));
     fs::write(bench.home.path().join("go"), "").unwrap();
+}
+
+#[test]
+fn a_hook_that_nobody_can_watch_over_is_ended_with_its_group() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "sleep 1000 & echo $!; wait"]).stdout(Stdio::piped()).process_group(0);
+    let mut child = command.spawn().unwrap();
+    let mut started = String::new();
+    io::BufRead::read_line(&mut io::BufReader::new(child.stdout.take().unwrap()), &mut started).unwrap();
+    assert!(is_alive(started.trim()));
+    abandon(&mut child);
+    assert_eq!(child.try_wait().unwrap().and_then(|status| status.signal()), Some(9));
+    let patience = Instant::now() + Duration::from_secs(20);
+    while is_alive(started.trim()) {
+        assert!(Instant::now() < patience, "what it started goes on");
+        sleep(Duration::from_millis(5));
+    }
+    // A second time means nobody.
+    abandon(&mut child);
+}
+
+#[test]
+fn a_hook_has_the_limit_of_files_that_was_ordered() {
+    let bench = Bench::new();
+    let order = Order { open_files: Some(234), ..bench.order("ulimit -Sn; exit 1") };
+    let ended = bench.ends(1, &order);
+    assert_eq!(ended, Ended::Badly { reason: "exit code 1".to_owned(), output: "234\n".to_owned() });
+}
+
+#[test]
+fn a_disk_that_is_full_gives_its_reserve_for_every_word() {
+    for error in [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT] {
+        let bench = Bench::new();
+        fs::create_dir_all(&bench.runs.0).unwrap();
+        bench.runs.reserve();
+        let tries = std::cell::Cell::new(0);
+        let full = || {
+            tries.set(tries.get() + 1);
+            if bench.runs.0.join("reserve").exists() { Err(error.into()) } else { Ok(()) }
+        };
+        assert!(bench.runs.with_reserve(full).is_ok(), "{error}");
+        assert_eq!(tries.get(), 2);
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, PipeReader, Read as _, Write as _};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
@@ -129,11 +130,23 @@ impl Output {
     }
 }
 
+/// Keeps what comes through standard input, until nobody is left who could print, and says on standard output that it is
+/// about to: whoever started this waits for it. Small on purpose, see `hook::keep_on`.
+///
+/// # Errors
+/// If the log cannot be opened, or the pipe cannot be read.
+pub fn keep_standard_input(log: &Path) -> io::Result<()> {
+    // Without the buffers that the standard ones have.
+    let said = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    (&said).write_all(b"\n")?;
+    keep(File::from(io::stdin().as_fd().try_clone_to_owned()?), log)
+}
+
 /// Goes on keeping what a hook left running prints, until it has ended.
 ///
 /// # Errors
 /// If the log cannot be opened, or the pipe cannot be read.
-pub fn keep(mut pipe: impl io::Read, log: &Path) -> io::Result<()> {
+pub(super) fn keep(mut pipe: impl io::Read, log: &Path) -> io::Result<()> {
     let mut log = Log::open(log)?;
     let mut chunk = vec![0; CHUNK_BYTES];
     loop {

@@ -17,6 +17,7 @@ use super::hook::{Order, Runs};
 use super::leftover::{self, CREDENTIALS, Marks, RUN};
 use super::workflow::Run;
 use crate::model::{EnvironmentName, MachineId, UnitId, UnitName};
+use crate::runtime::files::open_files_at_start;
 use crate::store::acl::Roles;
 use crate::store::{Address, Credential, Identity};
 
@@ -229,6 +230,7 @@ impl Home<'_> {
             user: self.user(),
             limit_ms: u64::try_from(self.site.limit.as_millis()).unwrap_or(u64::MAX),
             log: self.log(),
+            open_files: open_files_at_start(),
         })
     }
 

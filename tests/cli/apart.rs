@@ -149,3 +149,20 @@ fn a_way_that_is_closed_is_named_before_anything_runs() {
     let daemon = Daemon::start(&mut up(&["--hook-user", "root"]));
     assert_eq!(daemon.ends("-TERM"), Some(0));
 }
+
+#[test]
+fn hooks_have_the_limit_of_files_that_the_agent_was_started_with() {
+    let operator = Operator::with_store("");
+    let ours = operator.command("portcullis");
+    let mut up = Command::new("prlimit");
+    up.args(["--nofile=300:4096", "--"]).arg(ours.get_program()).args(["up", "--listen", "127.0.0.1:0"]);
+    up.env_clear().envs(ours.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let daemon = Daemon::start(&mut up);
+    let raised = fs::read_to_string(format!("/proc/{}/limits", daemon.id())).unwrap();
+    let raised = raised.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    assert_eq!(raised.split_whitespace().nth(3), Some("4096"), "the control: its own is raised");
+    let deployed = juju(&operator, &["deploy", &charm(&operator, "asking", "ulimit -Sn")]);
+    assert_eq!(deployed.code, 0, "{deployed:?}");
+    assert_eq!(wait_for("a hook", DEADLINE, || failed(&operator, "asking")), ["300"]);
+    assert_eq!(daemon.ends("-TERM"), Some(0));
+}

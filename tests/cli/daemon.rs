@@ -33,6 +33,10 @@ impl Daemon {
         Self { child, addr }
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Asks it to end, and gives its exit code.
     pub(crate) fn ends(mut self, signal: &str) -> Option<i32> {
         let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status().expect("kill");

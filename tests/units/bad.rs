@@ -236,6 +236,31 @@ pub(crate) fn what_forgets_where_it_came_from_ends_with_its_unit(site: &Site) {
     agent.ends();
 }
 
+/// Without control groups it is said once what that costs; what has kept its environment is found all the same.
+pub(crate) fn where_there_are_no_groups_it_is_said(site: &Site) {
+    let world = World::new(site);
+    let warning =
+        "no control groups: what a hook leaves running and forgets its environment outlives its unit";
+    let agent = world.agent(&[]);
+    let left = |service: &str| {
+        world.deploy(&world.charm(service, &[("start", "setsid sleep 1000 & echo $! >left")]), service);
+        world.becomes(&format!("{service}/0"), "started");
+        fs::read_to_string(world.charm_dir(&format!("{service}/0")).join("left")).unwrap()
+    };
+    let with = left("with");
+    assert!(!agent.said().contains(warning), "the control: {}", agent.said());
+    agent.ends();
+    let agent = world.agent_without_groups();
+    let without = left("without");
+    assert_eq!(agent.said().matches(warning).count(), 1, "{}", agent.said());
+    for service in ["with", "without"] {
+        world.operator.does(&["destroy-service", service]);
+    }
+    wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
+    assert!(!is_alive(&with) && !is_alive(&without));
+    agent.ends();
+}
+
 /// Whatever it does to be somewhere else at each look: what starts another and ends, without end, is gone with its unit.
 pub(crate) fn what_never_holds_still_ends_with_its_unit(site: &Site) {
     let world = World::new(site);

@@ -3,6 +3,8 @@
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpStream, UdpSocket};
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::Command;
 use std::time::Duration;
 
 use crate::harness::scenario::Site;
@@ -73,6 +75,23 @@ pub(crate) fn charms_do_what_they_say(site: &Site) {
     assert!(!is_alive(&pid));
     assert_eq!(request(hello, "GET /", ""), None);
     agent.ends();
+}
+
+#[test]
+fn stop_hooks_end_what_is_theirs_and_nobody_else() {
+    for charm in ["hello", "clock", "guestbook"] {
+        let (own, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        for (directory, ends) in [(own.path(), true), (elsewhere.path(), false)] {
+            let mut process = Command::new("sleep").arg("1000").current_dir(directory).spawn().unwrap();
+            fs::write(own.path().join("pid"), process.id().to_string()).unwrap();
+            let stop = format!("{}/hooks/stop", fixture_charm(charm));
+            assert!(Command::new(stop).current_dir(own.path()).status().unwrap().success());
+            // The first of two that end it is the one that did.
+            process.kill().unwrap();
+            let ended = process.wait().unwrap();
+            assert_eq!(ended.signal(), Some(if ends { 15 } else { 9 }), "{charm} in {}", directory.display());
+        }
+    }
 }
 
 pub(crate) fn errors_are_resolved(site: &Site) {

@@ -55,19 +55,40 @@ impl World {
         agent
     }
 
+    /// The same where no control groups can be had: what is mounted over them is nothing.
+    pub(crate) fn agent_without_groups(&self) -> Agent {
+        let agent = self.spawn("0", &self.units, &[], |command| {
+            let mut alone = Command::new("unshare");
+            let hide = "mount --make-rprivate / && mount -t tmpfs none /sys/fs/cgroup && exec \"$@\"";
+            alone
+                .args(["--mount", "sh", "-c", hide, "sh"])
+                .arg(command.get_program())
+                .args(command.get_args());
+            alone.env_clear().envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+            alone
+        });
+        fs::write(self.agent_number(), agent.child.id().to_string()).unwrap();
+        agent
+    }
+
     pub(crate) fn agent_number(&self) -> PathBuf {
         self.operator.home().join("agent.number")
     }
 
     /// The agent of one machine of several, whose units' files are in a directory of their own.
     pub(crate) fn agent_of(&self, machine: &str, units: &Path, more: &[&str]) -> Agent {
+        self.spawn(machine, units, more, |command| command)
+    }
+
+    fn spawn(&self, machine: &str, units: &Path, more: &[&str], wrap: impl Fn(Command) -> Command) -> Agent {
         let log = self.operator.home().join(if machine == "0" { "agent.log" } else { "other.log" });
-        let child = self
-            .operator
-            .command("portcullis")
+        let mut command = self.operator.command("portcullis");
+        command
             .args(["--log-level", "debug", "machine", "--id", machine, "--resync", "2", "--units-dir"])
             .arg(units)
-            .args(more)
+            .args(more);
+        let child = wrap(command)
+            .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::options().create(true).append(true).open(&log).expect("a log"))
             .spawn()
