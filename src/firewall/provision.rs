@@ -155,12 +155,16 @@ pub fn recorded(record: &records::Machine, instance: &Instance) -> Option<record
     Some(record)
 }
 
-/// What is ours and belongs to no machine of the tree, or is a second instance of one.
+/// What is ours and belongs to no machine of the tree, or is a second instance of one. In an order of its own: providers
+/// list things as they please, and what two looks agree on is told by comparing.
 fn ends(machines: &Records, inventory: &Inventory) -> Vec<Step> {
     let known: BTreeSet<u32> = machines.keys().map(|machine| machine.number()).collect();
     let mut steps = Vec::new();
     let mut ending = BTreeSet::new();
-    for instance in inventory.instances.iter().filter(|instance| is_live(instance)) {
+    let mut instances: Vec<&Instance> =
+        inventory.instances.iter().filter(|instance| is_live(instance)).collect();
+    instances.sort_unstable_by_key(|instance| &instance.id);
+    for instance in instances {
         let machine = MachineId::new(instance.machine.get());
         if known.contains(&instance.machine.get()) && !is_surplus(machines.get(&machine), instance, inventory)
         {
@@ -177,7 +181,9 @@ fn ends(machines: &Records, inventory: &Inventory) -> Vec<Step> {
             Origin::Adopted => Step::Release(machine, instance.id.clone()),
         });
     }
-    for group in &inventory.groups {
+    let mut groups: Vec<_> = inventory.groups.iter().collect();
+    groups.sort_unstable_by_key(|group| &group.id);
+    for group in groups {
         // While its instance ends, a group is in use for certain.
         if let Some(number) =
             group.machine.filter(|number| !known.contains(&number.get()) && !ending.contains(number))

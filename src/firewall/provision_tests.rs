@@ -172,6 +172,19 @@ fn ending_most_of_everything_takes_a_second_look() {
 }
 
 #[test]
+fn the_same_things_in_another_order_are_the_same() {
+    let instances = (0..4).map(|n| running(&format!("i-{n}"), n)).collect();
+    let groups = (4..7).map(|n| group(&format!("sg-{n}"), Some(n))).collect();
+    let mut inventory = Inventory { instances, groups };
+    let first = plan(vec![], &inventory);
+    assert_eq!((first.steps.len(), first.doubted.len()), (0, 7));
+    inventory.instances.reverse();
+    inventory.groups.reverse();
+    let second = provision(&Records::new(), &inventory, &first.doubted);
+    assert_eq!((second.steps, second.doubted.len()), (first.doubted, 0));
+}
+
+#[test]
 fn a_tree_without_machines_is_looked_at_twice() {
     let inventory = Inventory { instances: vec![], groups: vec![group("sg-7", Some(7))] };
     let first = plan(vec![], &inventory);
