@@ -57,8 +57,8 @@ pub(super) struct Typed {
     ec2: ec2::Flags,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Provider {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Provider {
     /// Security groups in EC2, and instances for machines that have none
     Ec2,
     /// Looks at EC2 and says what would be changed there, and changes nothing

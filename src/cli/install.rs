@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 
+use super::controller::Provider;
 use super::failure::{Usage, typed};
 use super::file;
 use super::hook_user;
@@ -35,6 +36,12 @@ pub(super) struct Typed {
     /// Who runs the hooks of units: see `portcullis machine --help`
     #[arg(long, value_name = "USER", default_value = hook_user::USUAL)]
     hook_user: String,
+    /// Where the controller makes the rules
+    #[arg(long, value_enum, value_name = "PROVIDER", default_value = "ec2")]
+    provider: Provider,
+    /// The controller's settings for EC2: see `portcullis controller --help`
+    #[arg(long, value_name = "FILE")]
+    ec2_settings: Option<PathBuf>,
     /// Where the files go
     #[arg(long, value_name = "DIR", default_value = "/etc/systemd/system")]
     directory: PathBuf,
@@ -79,7 +86,7 @@ pub(super) fn run(args: &Typed) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("cannot tell where this program is")?;
     for &role in &args.roles {
         let path = args.directory.join(role.file());
-        let text = unit_file(role, &program, &environment, &args.hook_user)?;
+        let text = unit_file(role, &program, &environment, args)?;
         refuse_anothers(&path)?;
         fs::create_dir_all(&args.directory)
             .and_then(|()| file::replace(&path, text.as_bytes(), file::Privacy::Plain))
@@ -103,8 +110,9 @@ fn unit_file(
     role: Role,
     program: &Path,
     environment: &EnvironmentName,
-    hook_user: &str,
+    args: &Typed,
 ) -> anyhow::Result<String> {
+    let hook_user = args.hook_user.as_str();
     let odd = |c: char| !c.is_ascii_alphanumeric() && !"-_.:+".contains(c);
     if hook_user.is_empty() || hook_user.contains(odd) {
         return Err(Usage::new(format!("no user is called '{}'", hook_user.escape_debug())).into());
@@ -112,9 +120,7 @@ fn unit_file(
     // Not below the service's own data, which is nobody else's to enter.
     let hooks =
         |units: &str| format!("--hook-user {hook_user} --units-dir /var/lib/portcullis-units/{units}");
-    let Some(program) = program.to_str().filter(|path| !path.contains(['"', '\\', '%', '$', '\n'])) else {
-        bail!("{} is no path for a unit file", program.display());
-    };
+    let program = quoted(program)?;
     let (what, command) = match role {
         Role::Up => (
             format!("environment {environment}"),
@@ -124,9 +130,10 @@ fn unit_file(
             "store".to_owned(),
             format!("keeper --data-dir /var/lib/portcullis/{environment} --listen 127.0.0.1:2181"),
         ),
-        Role::Controller => {
-            (format!("controller of {environment}"), format!("controller -e {environment} --provider memory"))
-        }
+        Role::Controller => (
+            format!("controller of {environment}"),
+            format!("controller -e {environment} {}", provider(args.provider, args.ec2_settings.as_deref())?),
+        ),
         Role::Heartbeat => (format!("heartbeats of {environment}"), format!("heartbeat -e {environment}")),
         Role::Machine => (
             format!("machine %i of {environment}"),
@@ -144,6 +151,11 @@ fn unit_file(
         }
         Role::Keeper | Role::Controller | Role::Heartbeat => "",
     };
+    // What every AWS program looks for in its environment, where the machine itself does not say it.
+    let aws = match role {
+        Role::Controller if args.provider != Provider::Memory => "EnvironmentFile=-/etc/portcullis/aws.env\n",
+        _ => "",
+    };
     Ok(format!(
         "{MARK}[Unit]\n\
          Description=Portcullis: {what}\n\
@@ -151,8 +163,9 @@ fn unit_file(
          After=network-online.target\n\
          \n\
          [Service]\n\
-         ExecStart=\"{program}\" --log-level info {command}\n\
+         ExecStart={program} --log-level info {command}\n\
          Environment=XDG_CONFIG_HOME=/etc XDG_DATA_HOME=/var/lib\n\
+         {aws}\
          Restart=always\n\
          RestartSec=1\n\
          {hooks}\
@@ -163,22 +176,81 @@ fn unit_file(
     ))
 }
 
+fn provider(provider: Provider, settings: Option<&Path>) -> anyhow::Result<String> {
+    #[cfg(not(feature = "ec2"))]
+    if provider != Provider::Memory {
+        return Err(super::failure::Refusal::NoEc2.into());
+    }
+    let name = provider.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+    let Some(path) = settings else { return Ok(format!("--provider {name}")) };
+    if provider == Provider::Memory {
+        return Err(Usage::new("--ec2-settings is for the providers that go to EC2").into());
+    }
+    // A service starts in the root directory.
+    let path =
+        std::path::absolute(path).with_context(|| format!("cannot tell where {} is", path.display()))?;
+    Ok(format!("--provider {name} --ec2-settings {}", quoted(&path)?))
+}
+
+fn quoted(path: &Path) -> anyhow::Result<String> {
+    match path.to_str().filter(|path| !path.contains(['"', '\\', '%', '$', '\n'])) {
+        Some(path) => Ok(format!("\"{path}\"")),
+        None => bail!("{} is no path for a unit file", path.display()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn asked(hook_user: &str) -> Typed {
+        Typed {
+            roles: vec![Role::Up],
+            environment: "local".to_owned(),
+            hook_user: hook_user.to_owned(),
+            provider: Provider::Ec2,
+            ec2_settings: None,
+            directory: PathBuf::new(),
+        }
+    }
+
+    #[test]
+    fn a_controller_has_the_provider_that_was_asked_for() {
+        let local: EnvironmentName = "prod".parse().unwrap();
+        let text = |provider, settings: Option<&str>| {
+            let args = Typed { provider, ec2_settings: settings.map(PathBuf::from), ..asked("web") };
+            unit_file(Role::Controller, Path::new("/portcullis"), &local, &args).map_err(|e| e.to_string())
+        };
+        let memory = text(Provider::Memory, None).unwrap();
+        assert!(memory.contains(" controller -e prod --provider memory\n") && !memory.contains("aws.env"));
+        assert!(text(Provider::Memory, Some("/a")).unwrap_err().contains("go to EC2"));
+        let real = text(Provider::Ec2, Some("/etc/a b.yaml"));
+        if cfg!(feature = "ec2") {
+            let real = real.unwrap();
+            let command = " controller -e prod --provider ec2 --ec2-settings \"/etc/a b.yaml\"\n";
+            assert!(
+                real.contains(command) && real.contains("\nEnvironmentFile=-/etc/portcullis/aws.env\n"),
+                "{real}"
+            );
+            assert!(text(Provider::DryRun, Some("/a%b")).unwrap_err().contains("is no path for a unit file"));
+        } else {
+            assert_eq!(real.unwrap_err(), "this build has no EC2");
+        }
+    }
+
     #[test]
     fn what_hooks_started_outlives_the_agent() {
         let local: EnvironmentName = "prod".parse().unwrap();
-        let text = |role| unit_file(role, Path::new("/usr/bin/portcullis"), &local, "200000+").unwrap();
+        let text =
+            |role| unit_file(role, Path::new("/usr/bin/portcullis"), &local, &asked("200000+")).unwrap();
         let machine = text(Role::Machine);
         let start = "ExecStart=\"/usr/bin/portcullis\" --log-level info machine -e prod --id %i --firewall nftables \
                      --hook-user 200000+ --units-dir /var/lib/portcullis-units/prod-%i\n";
         assert!(machine.contains(start) && machine.contains("\nKillMode=process\n"), "{machine}");
         assert!(text(Role::Up).contains("KillMode=process") && !text(Role::Keeper).contains("KillMode"));
-        assert!(unit_file(Role::Up, Path::new("/a\"b"), &local, "web").is_err());
+        assert!(unit_file(Role::Up, Path::new("/a\"b"), &local, &asked("web")).is_err());
         for user in ["", "a b", "%i", "a\nExecStart=/bin/sh"] {
-            assert!(unit_file(Role::Up, Path::new("/a"), &local, user).is_err(), "{user}");
+            assert!(unit_file(Role::Up, Path::new("/a"), &local, &asked(user)).is_err(), "{user}");
         }
     }
 
@@ -186,12 +258,7 @@ mod tests {
     fn files_of_others_are_left_alone() {
         let home = tempfile::tempdir().unwrap();
         let directory = home.path().join("system");
-        let typed = Typed {
-            roles: vec![Role::Up],
-            environment: "local".to_owned(),
-            hook_user: "web".to_owned(),
-            directory: directory.clone(),
-        };
+        let typed = Typed { directory: directory.clone(), ..asked("web") };
         for _ in 0..2 {
             run(&typed).unwrap();
         }

@@ -39,7 +39,7 @@ done
 for target in sysinit basic shutdown network-online multi-user; do
     printf '[Unit]\nDefaultDependencies=no\n' >"/run/units/$target.target"
 done
-/run/bin/portcullis install up keeper controller heartbeat machine --directory /run/units
+/run/bin/portcullis install up keeper controller heartbeat machine --provider memory --directory /run/units
 ip link set lo up
 # The clock and the modules of the kernel are everybody's.
 exec env -i container=test PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin SYSTEMD_UNIT_PATH=/run/units \
