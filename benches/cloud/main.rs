@@ -8,6 +8,9 @@
 #[path = "../../provider/tests/cloud/mod.rs"]
 #[allow(dead_code, reason = "tests use the rest")]
 mod cloud;
+#[path = "../../tests/cloud/controller.rs"]
+#[allow(dead_code, clippy::print_stdout, reason = "tests use the rest")]
+mod controller;
 #[path = "../../tests/harness/mod.rs"]
 mod harness;
 #[path = "../../tests/cli/operator.rs"]
@@ -49,8 +52,9 @@ fn main() -> std::io::Result<()> {
     )?;
     theirs::install();
     let mut rows: Vec<(&str, Figures)> = Vec::new();
+    let moto = Moto::start();
     let measured = |name: &'static str, measure: &dyn Fn(SocketAddr, &Front) -> Figures| {
-        let moto = Moto::start();
+        moto.forget();
         let front = runtime.block_on(Front::start(moto.address));
         (name, measure(moto.address, &front))
     };

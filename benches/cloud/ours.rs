@@ -1,19 +1,16 @@
 //! Our controller, with the environment that leads to the same groups: a machine for each, and a unit on it.
 
-use std::fs::File;
 use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use aws_sdk_ec2::Client;
-use aws_sdk_ec2::types::{ResourceType, SecurityGroup, Tag, TagSpecification};
+use aws_sdk_ec2::types::SecurityGroup;
 use portcullis::model::ports::parse_argument;
 use portcullis::model::{MachineId, UnitId};
-use portcullis::store::{Address, Credential, Deploy, Environment, UnitPorts, ZkTree};
-use serde_json::Value;
+use portcullis::store::{Deploy, Environment, UnitPorts, ZkTree};
 use tokio::runtime::Runtime;
 
-use crate::cloud::{Account, IMAGE, REGION};
+use crate::cloud::Account;
+use crate::controller::{self, Controller, environment};
 use crate::harness::{Store, wait_for};
 use crate::operator::Operator;
 use crate::{Figures, PORTS, SWAPPED, figure};
@@ -29,24 +26,6 @@ struct Bench<'a> {
     operator: Operator,
     environment: Environment<ZkTree>,
     groups: u32,
-}
-
-struct Controller(Child);
-
-impl Controller {
-    /// In order, so that the next one need not wait for the end of a session.
-    fn ends(mut self) {
-        let sent = Command::new("kill").args(["-TERM", &self.0.id().to_string()]).status().unwrap();
-        assert!(sent.success());
-        self.0.wait().unwrap();
-    }
-}
-
-impl Drop for Controller {
-    fn drop(&mut self) {
-        // Only this bench waits for it, and nobody needs to know how it ended.
-        let _ = (self.0.kill(), self.0.wait());
-    }
 }
 
 pub(crate) fn measure(runtime: &Runtime, behind: SocketAddr, groups: u32) -> Figures {
@@ -78,7 +57,7 @@ pub(crate) fn measure(runtime: &Runtime, behind: SocketAddr, groups: u32) -> Fig
     let done = bench.answered("Authorize").max(bench.answered("Revoke"));
     let swapped = figure(&bench.account.front, done - began);
     bench.has(&SWAPPED);
-    drop(controller);
+    controller.ends();
     [made, looked, swapped]
 }
 
@@ -86,14 +65,7 @@ impl<'a> Bench<'a> {
     fn new(runtime: &'a Runtime, behind: SocketAddr, store: &Store, groups: u32) -> Self {
         let operator = Operator::with_store(&store.addr().to_string());
         operator.does(&["bootstrap"]);
-        let file = std::fs::read_to_string(operator.config("local.json")).unwrap();
-        let held: Value = serde_json::from_str(&file).unwrap();
-        let credential = Credential::parse(held["auth"].as_str().unwrap()).unwrap();
-        let address: Address = store.addr().to_string().parse().unwrap();
-        let environment = runtime.block_on(async {
-            let tree = ZkTree::connect(&address, Some(&credential)).await.unwrap();
-            Environment::open(tree).await.unwrap()
-        });
+        let environment = runtime.block_on(environment(&operator, &store.addr().to_string()));
         Self { runtime, account: runtime.block_on(Account::new(behind)), operator, environment, groups }
     }
 
@@ -102,7 +74,7 @@ impl<'a> Bench<'a> {
         self.runtime.block_on(async {
             let vpc = self.account.default_vpc().await;
             for machine in 0..self.groups {
-                let instance = make_machine(&self.account.other, &vpc, machine).await;
+                let instance = self.account.make_machine(&vpc, machine).await;
                 self.environment.add_machine(Some(instance.parse().unwrap())).await.unwrap();
             }
             let deploy = Deploy {
@@ -137,20 +109,8 @@ impl<'a> Bench<'a> {
     }
 
     fn controller(&self, name: &str) -> Controller {
-        let log = File::create(self.operator.home().join(name)).unwrap();
-        let child = self
-            .operator
-            .command("portcullis")
-            .env("AWS_REGION", REGION)
-            .env("AWS_ACCESS_KEY_ID", &self.account.number)
-            .env("AWS_SECRET_ACCESS_KEY", "secret")
-            .env("AWS_ENDPOINT_URL", format!("http://{}", self.account.front.address))
-            .args(["controller", "--provider", "ec2", "--resync", "3600"])
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        Controller(child)
+        let command = controller::command(&self.operator, &self.account, "ec2", &["--resync", "3600"]);
+        Controller::start(command, &self.operator, name)
     }
 
     fn forget(&self) {
@@ -188,25 +148,6 @@ fn is(group: &SecurityGroup, ports: &[u16; 3]) -> bool {
     let mut wanted = ports.map(i32::from);
     wanted.sort_unstable();
     open == wanted
-}
-
-async fn make_machine(ec2: &Client, vpc: &str, machine: u32) -> String {
-    let tag = |key: &str, value: &str| Tag::builder().key(key).value(value).build();
-    let tags = |kind, mark: &str| {
-        TagSpecification::builder()
-            .resource_type(kind)
-            .tags(tag("portcullis", mark))
-            .tags(tag("portcullis:environment", "local"))
-            .tags(tag("portcullis:machine", &machine.to_string()))
-            .build()
-    };
-    let name = format!("juju-local-{machine}");
-    let group = ec2.create_security_group().group_name(name).description("d").vpc_id(vpc);
-    let group = group.tag_specifications(tags(ResourceType::SecurityGroup, "group")).send().await.unwrap();
-    let run = ec2.run_instances().image_id(IMAGE).min_count(1).max_count(1);
-    let run = run.security_group_ids(group.group_id.unwrap());
-    let run = run.tag_specifications(tags(ResourceType::Instance, "adopted")).send().await.unwrap();
-    run.instances()[0].instance_id().unwrap().to_owned()
 }
 
 /// The groups that the others work on, there and empty as ours are.

@@ -1,5 +1,6 @@
 //! A moto server, and the two ways of others to talk to it.
 
+use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -56,6 +57,17 @@ impl Moto {
         let moto = Self { child, address };
         wait_for("moto", Duration::from_secs(60), || TcpStream::connect(address).ok());
         moto
+    }
+
+    /// For each the same server, as empty as for the one before.
+    pub(crate) fn forget(&self) {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        let request =
+            "POST /moto-api/reset HTTP/1.1\r\nHost: moto\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
 }
 

@@ -1,7 +1,8 @@
 //! What others do in the same account.
 
+use crate::controller::DEADLINE;
 use crate::harness::wait_for;
-use crate::world::{DEADLINE, World};
+use crate::world::World;
 
 pub(crate) fn what_was_done_by_hand_is_put_right_or_left_alone(world: &World) {
     let controller = world.controller("log", 1);

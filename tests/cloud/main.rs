@@ -9,6 +9,7 @@
 #[path = "../../provider/tests/cloud/mod.rs"]
 #[allow(dead_code, reason = "the driver's own tests use the rest")]
 mod cloud;
+mod controller;
 mod drift;
 #[path = "../harness/mod.rs"]
 mod harness;

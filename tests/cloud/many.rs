@@ -3,24 +3,22 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use aws_sdk_ec2::Client;
-use aws_sdk_ec2::types::{ResourceType, Tag, TagSpecification};
-use portcullis::store::{Credential, Environment, ZkTree};
-
 use portcullis_provider::Machines as _;
 use portcullis_provider::ec2::{Patience, Settings};
 
-use crate::cloud::IMAGE;
 use crate::cloud::front::Act;
+use crate::controller::environment;
 use crate::harness::wait_for;
 use crate::world::World;
 
-const SAMPLES: usize = 60;
+/// Each with a new controller, which may make 50 such requests at once before it spares EC2 the rest.
+const ROUNDS: usize = 3;
+const SAMPLES: usize = 40;
 const MACHINES: usize = 1000;
 
 /// What we add to the time of EC2's own call, from the moment that `open-port` has returned.
 pub(crate) fn a_port_is_open_as_soon_as_ec2_can(world: &World) {
-    let controller = world.controller("log", 3600);
+    let mut controller = world.controller("log", 3600);
     world.operator.does(&["add-machine"]);
     world.instance(0);
     world.deploy("wordpress", 0);
@@ -32,7 +30,11 @@ pub(crate) fn a_port_is_open_as_soon_as_ec2_can(world: &World) {
         Instant::now()
     };
     let (mut added, mut calls) = (Vec::new(), Vec::new());
-    for _ in 0..SAMPLES {
+    for sample in 0..ROUNDS * SAMPLES {
+        if sample > 0 && sample.is_multiple_of(SAMPLES) {
+            controller.ends();
+            controller = world.controller("log", 3600);
+        }
         world.account.front.take_spans();
         let returned = hook("open-port 80");
         let span = wait_for("authorize", Duration::from_secs(30), || {
@@ -45,35 +47,30 @@ pub(crate) fn a_port_is_open_as_soon_as_ec2_can(world: &World) {
         hook("close-port 80");
         world.has_ports(0, &[]);
     }
+    controller.ends();
     added.sort_unstable();
     calls.sort_unstable();
-    let at = |times: &[Duration], percent: usize| times[(times.len() * percent / 100).min(times.len() - 1)];
-    let (p50, p99) = (at(&added, 50), at(&added, 99));
-    println!(
-        "added by us: p50 {p50:?}, p99 {p99:?}; EC2's own call: p50 {:?}, p99 {:?}",
-        at(&calls, 50),
-        at(&calls, 99)
-    );
+    let [p50, p99] = [50, 99].map(|percent| at(&added, percent));
+    println!("added by us: p50 {p50:?}, p99 {p99:?}, longest {:?}", added[added.len() - 1]);
+    println!("EC2's own call: p50 {:?}, p99 {:?}", at(&calls, 50), at(&calls, 99));
     assert!(p50 <= Duration::from_millis(20), "p50 {p50:?}");
-    // The goal is 100 ms on a quiet machine; this one may have others on it.
-    assert!(p99 <= Duration::from_millis(500), "p99 {p99:?}");
-    controller.ends();
+    assert!(p99 <= Duration::from_millis(100), "p99 {p99:?}");
+}
+
+/// Of sorted times, the one that so many percent are not above.
+fn at(times: &[Duration], percent: usize) -> Duration {
+    times[(times.len() * percent).div_ceil(100) - 1]
 }
 
 pub(crate) fn a_thousand_machines_cost_a_converged_controller_nothing(world: &World) {
     let began = Instant::now();
-    let credential = std::fs::read_to_string(world.operator.config("local.json")).unwrap();
-    let credential: serde_json::Value = serde_json::from_str(&credential).unwrap();
-    let credential = Credential::parse(credential["auth"].as_str().unwrap()).unwrap();
     world.wait(async {
         let vpc = world.account.default_vpc().await;
-        let address = world.site.connect_string().parse().unwrap();
-        let tree = ZkTree::connect(&address, Some(&credential)).await.unwrap();
-        let environment = Environment::open(tree).await.unwrap();
-        for machine in 0..MACHINES {
-            let instance = make_machine(&world.account.other, &vpc, machine).await;
+        let environment = environment(&world.operator, &world.site.connect_string()).await;
+        for machine in 0..MACHINES as u32 {
+            let instance = world.account.make_machine(&vpc, machine).await;
             let added = environment.add_machine(Some(instance.parse().unwrap())).await.unwrap();
-            assert_eq!(added.number() as usize, machine);
+            assert_eq!(added.number(), machine);
         }
         environment.into_tree().close().await;
     });
@@ -119,24 +116,4 @@ pub(crate) fn a_thousand_machines_cost_a_converged_controller_nothing(world: &Wo
     );
     assert!(reads * 200 <= MACHINES, "{reads} describes are more than one per 200 groups");
     second.ends();
-}
-
-/// A group and an instance with our tags, as a driver would have left them long ago.
-async fn make_machine(ec2: &Client, vpc: &str, machine: usize) -> String {
-    let tag = |key: &str, value: &str| Tag::builder().key(key).value(value).build();
-    let tags = |kind, mark: &str| {
-        TagSpecification::builder()
-            .resource_type(kind)
-            .tags(tag("portcullis", mark))
-            .tags(tag("portcullis:environment", "local"))
-            .tags(tag("portcullis:machine", &machine.to_string()))
-            .build()
-    };
-    let group =
-        ec2.create_security_group().group_name(format!("juju-local-{machine}")).description("d").vpc_id(vpc);
-    let group = group.tag_specifications(tags(ResourceType::SecurityGroup, "group")).send().await.unwrap();
-    let run = ec2.run_instances().image_id(IMAGE).min_count(1).max_count(1);
-    let run = run.security_group_ids(group.group_id.unwrap());
-    let run = run.tag_specifications(tags(ResourceType::Instance, "adopted")).send().await.unwrap();
-    run.instances()[0].instance_id().unwrap().to_owned()
 }

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use crate::controller::DEADLINE;
 use crate::harness::wait_for;
-use crate::world::{DEADLINE, World};
+use crate::world::World;
 
 pub(crate) fn a_machine_is_launched_opened_shut_and_ended(world: &World) {
     let controller = world.controller("log", 3600);

@@ -1,24 +1,21 @@
 //! An environment in the keeper, an account in LocalStack, and controllers between the two.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs;
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use aws_sdk_ec2::types::{IpPermission, SecurityGroup};
 use serde_json::Value;
 use tokio::runtime::Handle;
 
-use crate::cloud::{Account, IMAGE, REGION};
+use crate::cloud::{Account, IMAGE};
+use crate::controller::{self, Controller, DEADLINE};
 use crate::harness::scenario::Site;
 use crate::harness::wire::{Client, Create};
 use crate::harness::{Store, wait_for};
 use crate::operator::{Came, Operator, came, fixture_charm};
-
-/// Longer than the session of a killed leader lasts.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 pub(crate) struct World {
     pub(crate) account: Account,
@@ -42,15 +39,7 @@ impl World {
 
     /// `portcullis controller`, with the region and credentials of this account.
     pub(crate) fn controller_command(&self, provider: &str, args: &[&str]) -> Command {
-        let mut command = self.operator.command("portcullis");
-        command
-            .env("AWS_REGION", REGION)
-            .env("AWS_ACCESS_KEY_ID", &self.account.number)
-            .env("AWS_SECRET_ACCESS_KEY", "hunter2")
-            .env("AWS_ENDPOINT_URL", format!("http://{}", self.account.front.address))
-            .args(["--log-level", "info", "controller", "--provider", provider])
-            .args(args);
-        command
+        controller::command(&self.operator, &self.account, provider, args)
     }
 
     /// A controller that launches machines, and looks by itself only every `resync` seconds.
@@ -178,53 +167,4 @@ impl World {
 
 fn report(machine: u32) -> String {
     format!("/controller/firewall/machine-{machine:010}")
-}
-
-/// A running controller, killed if the test ends before it does.
-pub(crate) struct Controller {
-    child: Child,
-    log: PathBuf,
-}
-
-impl Controller {
-    pub(crate) fn start(mut command: Command, operator: &Operator, name: &str) -> Self {
-        let log = operator.home().join(name);
-        let child = command
-            .stdout(Stdio::null())
-            .stderr(File::create(&log).expect("a log"))
-            .spawn()
-            .expect("portcullis starts");
-        Self { child, log }
-    }
-
-    pub(crate) fn log(&self) -> String {
-        fs::read_to_string(&self.log).expect("a log")
-    }
-
-    #[track_caller]
-    pub(crate) fn says(&self, text: &str) {
-        wait_for(text, DEADLINE, || self.log().contains(text).then_some(()));
-    }
-
-    pub(crate) fn kill9(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    pub(crate) fn ends(mut self) {
-        let sent = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().expect("kill");
-        assert!(sent.success());
-        let status = wait_for("end of the controller", DEADLINE, || self.child.try_wait().expect("wait"));
-        assert_eq!(status.code(), Some(0), "{}", self.log());
-    }
-}
-
-impl Drop for Controller {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            println!("the controller said:\n{}", self.log());
-        }
-        // Ended already in every test that passes.
-        let _ = (self.child.kill(), self.child.wait());
-    }
 }

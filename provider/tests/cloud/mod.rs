@@ -7,7 +7,7 @@ pub(crate) mod xml;
 use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_sdk_ec2::Client;
 use aws_sdk_ec2::config::{Credentials, SharedCredentialsProvider};
-use aws_sdk_ec2::types::{IpPermission, IpRange, ResourceType, SecurityGroup, TagSpecification};
+use aws_sdk_ec2::types::{IpPermission, IpRange, ResourceType, SecurityGroup, Tag, TagSpecification};
 use front::Front;
 use portcullis_provider::ec2::{Ec2, Environment, LaunchSettings, Patience, Settings};
 use portcullis_provider::provider::{Instance, Launch, MachineNumber, Machines, UserData};
@@ -111,6 +111,26 @@ impl Account {
         let request = self.other.run_instances().image_id(IMAGE).min_count(1).max_count(1);
         let run = request.send().await.unwrap();
         run.instances()[0].instance_id().unwrap().to_owned()
+    }
+
+    /// A group and an instance with our tags, as a driver would have left them long ago.
+    pub(crate) async fn make_machine(&self, vpc: &str, machine: u32) -> String {
+        let tag = |key: &str, value: &str| Tag::builder().key(key).value(value).build();
+        let tags = |kind, mark: &str| {
+            TagSpecification::builder()
+                .resource_type(kind)
+                .tags(tag("portcullis", mark))
+                .tags(tag("portcullis:environment", "local"))
+                .tags(tag("portcullis:machine", &machine.to_string()))
+                .build()
+        };
+        let name = format!("juju-local-{machine}");
+        let group = self.other.create_security_group().group_name(name).description("d").vpc_id(vpc);
+        let group = group.tag_specifications(tags(ResourceType::SecurityGroup, "group"));
+        let group = group.send().await.unwrap().group_id.unwrap();
+        let run = self.other.run_instances().image_id(IMAGE).min_count(1).max_count(1);
+        let run = run.security_group_ids(group).tag_specifications(tags(ResourceType::Instance, "adopted"));
+        run.send().await.unwrap().instances()[0].instance_id().unwrap().to_owned()
     }
 
     /// Somebody takes all groups but this one from an instance.
