@@ -1,12 +1,12 @@
 //! Keeps what one service of a unit prints, as `portcullis keep-log` does. A program of its own, because there is one process
-//! of it for each such service and the daemon is ten times its size. The work is in `portcullis::unit::output`.
+//! of it for each such service and the daemon is ten times its size. The work is in `portcullis::unit::hook`.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let Some(log) = std::env::args_os().nth(2) else { return ExitCode::from(2) };
-    match portcullis::unit::output::keep_standard_input(Path::new(&log)) {
+    match portcullis::unit::hook::keep_standard_input(Path::new(&log)) {
         Ok(()) => ExitCode::SUCCESS,
         // Nobody is there to be told.
         Err(_) => ExitCode::FAILURE,

@@ -6,8 +6,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::Args;
 
-use crate::unit::hook::{Runs, keep_on};
-use crate::unit::output::keep_standard_input;
+use crate::unit::hook::{Runs, keep_on, keep_standard_input};
 
 #[derive(Debug, Args)]
 pub(super) struct Typed {

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
 use super::cgroup;
-use super::output::{Log, Output};
+use super::output::{self, Log, Output};
 use super::workflow::Ended;
 use crate::runtime::files::limit_open_files;
 use watch::{Over, Watch};
@@ -246,6 +247,18 @@ pub fn keep_on(pipe: PipeReader, log: &Path) -> io::Result<()> {
     // It says so once it reads; what the hook left may be asked to end from then on.
     let ready = keeper.stdout.take().map(|mut stdout| stdout.read_exact(&mut [0]));
     ready.unwrap_or_else(|| Err(io::ErrorKind::BrokenPipe.into()))
+}
+
+/// Keeps what comes through standard input, until nobody is left who could print, and says on standard output that it is
+/// about to: whoever started this waits for it. Small on purpose, see above.
+///
+/// # Errors
+/// If the log cannot be opened, or the pipe cannot be read.
+pub fn keep_standard_input(log: &Path) -> io::Result<()> {
+    // Without the buffers that the standard ones have.
+    let said = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    (&said).write_all(b"\n")?;
+    output::keep(File::from(io::stdin().as_fd().try_clone_to_owned()?), log)
 }
 
 /// The disk is, or our part of it.

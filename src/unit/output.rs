@@ -5,7 +5,6 @@
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, PipeReader, Read as _, Write as _};
-use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
@@ -128,18 +127,6 @@ impl Output {
         fcntl_setfl(&self.pipe, flags - OFlags::NONBLOCK).ok()?;
         (!self.ended).then_some(self.pipe)
     }
-}
-
-/// Keeps what comes through standard input, until nobody is left who could print, and says on standard output that it is
-/// about to: whoever started this waits for it. Small on purpose, see `hook::keep_on`.
-///
-/// # Errors
-/// If the log cannot be opened, or the pipe cannot be read.
-pub fn keep_standard_input(log: &Path) -> io::Result<()> {
-    // Without the buffers that the standard ones have.
-    let said = File::from(io::stdout().as_fd().try_clone_to_owned()?);
-    (&said).write_all(b"\n")?;
-    keep(File::from(io::stdin().as_fd().try_clone_to_owned()?), log)
 }
 
 /// Goes on keeping what a hook left running prints, until it has ended.
