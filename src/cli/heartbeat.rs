@@ -1,10 +1,12 @@
 //! `juju heartbeat`: who is alive, as the trackers wrote it into the tree, and what the operator may tell them.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
+use tokio::time::timeout;
 
 use super::failure::{Usage, typed};
 use super::output;
@@ -17,7 +19,10 @@ use crate::model::MachineId;
 use crate::runtime::clock::{utc, wall_ms};
 use crate::store::paths::{self, HeartbeatNode};
 use crate::store::tree::{Event, Feed as _, Tree};
-use crate::store::{Environment, ZkTree};
+use crate::store::{self, Environment, ZkTree};
+
+/// How often a watch looks whether anybody still reads what it says.
+const LOOK_FOR_READER: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub(super) struct Typed {
@@ -76,7 +81,7 @@ pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
             let look = async |_: &_, e: &Environment<ZkTree>| {
                 Ok((corner::overview(e.tree()).await?, corner::alarm(e.tree()).await?.0))
             };
-            let (mut records, alarm) = globals.in_environment(look).await?;
+            let (corner::Overview { mut records, problems }, alarm) = globals.in_environment(look).await?;
             match alarm {
                 Ok(Some((silent, alive))) => {
                     output::message(&format!(
@@ -88,10 +93,12 @@ pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
                 Err(problem) => output::message(&format!("warning: {problem}: are deaths held?")),
             }
             records.retain(|record| !*unwell || !is_well(record));
-            match format {
+            let text = match format {
                 Format::Text => list(&records),
                 Format::Json => format!("{}\n", Value::from_iter(records.iter().map(document))),
-            }
+            };
+            output::data(&text).context("cannot write to stdout")?;
+            return problems.into_iter().next().map_or(Ok(()), |problem| Err(not_shown(problem)));
         }
         Question::Show { name } => show(globals, &name_of(name)?).await?,
         Question::Watch => return watch(globals).await,
@@ -115,6 +122,11 @@ pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
         }
     };
     output::data(&text).context("cannot write to stdout")
+}
+
+/// One znode that cannot be read hides its own components alone.
+fn not_shown(problem: store::Error) -> anyhow::Error {
+    anyhow::Error::new(problem).context("some components cannot be shown")
 }
 
 /// A number is a machine.
@@ -171,7 +183,12 @@ fn list(records: &[Record]) -> String {
 async fn show(globals: &Globals, name: &Name) -> anyhow::Result<String> {
     let found = globals.in_environment(async |_, environment| {
         let tree = environment.tree();
-        let record = corner::overview_of(tree, &[*name].into()).await?.pop();
+        let corner::Overview { mut records, mut problems } =
+            corner::overview_of(tree, &[*name].into()).await?;
+        if let Some(problem) = problems.pop() {
+            return Err(problem.into());
+        }
+        let record = records.pop();
         let maintenance = match &record {
             Some(_) => corner::maintenance(tree).await?.0,
             None => HashMap::new(),
@@ -222,10 +239,19 @@ async fn watch(globals: &Globals) -> anyhow::Result<()> {
     corner::ensure(environment.tree(), &environment.info().roles).await?;
     let tree = environment.into_tree();
     let mut feed = tree.watch(&paths::heartbeat_buckets()).await?;
-    let mut seen: HashMap<Name, u64> =
-        corner::overview(&tree).await?.into_iter().map(|record| (record.name, record.sequence)).collect();
+    let mut seen: HashMap<Name, u64> = corner::overview(&tree)
+        .await?
+        .records
+        .into_iter()
+        .map(|record| (record.name, record.sequence))
+        .collect();
     loop {
-        let buckets = match feed.next().await? {
+        let event = match timeout(LOOK_FOR_READER, feed.next()).await {
+            Ok(event) => event?,
+            Err(_) if output::reader_is_gone() => return Ok(()),
+            Err(_) => continue,
+        };
+        let buckets = match event {
             Event::Everything => corner::all_buckets(&tree).await?,
             Event::Changed(path) => match paths::heartbeat_node(&path) {
                 HeartbeatNode::Bucket(number) => corner::buckets(&tree, [number]).await?,
@@ -234,7 +260,11 @@ async fn watch(globals: &Globals) -> anyhow::Result<()> {
         };
         let mut changes: Vec<Change> = Vec::new();
         for (_, records, _) in buckets {
-            for Record { name, state, word, sequence, changed_at: at, .. } in records? {
+            let records = records.unwrap_or_else(|problem| {
+                output::message(&format!("warning: {problem}: some components are not shown"));
+                Vec::new()
+            });
+            for Record { name, state, word, sequence, changed_at: at, .. } in records {
                 if seen.insert(name, sequence) != Some(sequence) {
                     changes.push(Change { name, state, word, sequence, at });
                 }

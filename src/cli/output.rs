@@ -5,6 +5,8 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write as _};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use crate::runtime::telemetry;
 
 /// Data that the caller asked for. A reader that has gone away wants no more of it, so that is success.
@@ -14,6 +16,14 @@ pub(super) fn data(text: &str) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         done => done,
     }
+}
+
+/// Whether what is said on stdout ends in a pipe that nobody reads any more.
+pub(super) fn reader_is_gone() -> bool {
+    let stdout = io::stdout();
+    let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
+    let asked = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    asked.is_ok() && fds[0].revents().contains(PollFlags::ERR)
 }
 
 /// The same for a reader who sees it again and again: a terminal is wiped first, and anything else gets a line between.

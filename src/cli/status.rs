@@ -158,7 +158,10 @@ async fn heard(
     machines: impl Iterator<Item = MachineId>,
 ) -> Result<BTreeMap<MachineId, Heard>, store::Error> {
     let names: BTreeSet<Name> = machines.map(Name::of_machine).collect();
-    let records = corner::overview_of(tree, &names).await?;
+    let corner::Overview { records, problems } = corner::overview_of(tree, &names).await?;
+    for problem in problems {
+        output::message(&format!("warning: {problem}: some machines' beats are not shown"));
+    }
     // Without a tracker nobody judges, and what was judged last is no longer anybody's word.
     let judged = records.is_empty() || !corner::replicas(tree).await?.is_empty();
     let heard = records.into_iter().filter_map(|record| {

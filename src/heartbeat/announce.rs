@@ -66,6 +66,11 @@ pub async fn announce<T: Tree>(tree: &T, roles: &Roles, ears: &Ears) {
 impl Told {
     async fn round<T: Tree>(&mut self, tree: &T, roles: &Roles) -> Result<(), Error> {
         let now = Instant::now();
+        if self.list.is_empty() {
+            // Whoever judged before may be among those that are being started anew. Only those who judge write this.
+            let before = tree.get(&paths::heartbeat_trackers()).await?;
+            self.seen.extend(parse(&before.data).unwrap_or_default().into_iter().map(|url| (url, now)));
+        }
         self.seen.extend(corner::tracker_urls(tree).await?.into_iter().map(|url| (url, now)));
         self.seen.retain(|_, at| *at + REMEMBERED > now);
         let urls = self.newest();
@@ -74,6 +79,11 @@ impl Told {
         }
         let list = serde_json::json!(urls).to_string().into_bytes();
         if list != self.list {
+            let kept = tree.get(&paths::heartbeat_trackers()).await?;
+            if kept.data != list {
+                let (path, version) = (paths::heartbeat_trackers(), kept.version);
+                tree.write(vec![Write::SetIfVersion { path, data: list.clone(), version }]).await?;
+            }
             self.list = list;
             self.machines.clear();
         }
@@ -240,6 +250,36 @@ mod tests {
         assert_eq!(told.machines, [first, second].into());
         assert_eq!(told.in_trouble, [].into());
         assert_eq!(agent.get(&hidden).await.unwrap().data, br#"["http://a:1"]"#);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_judges_next_remembers_trackers_that_are_gone() {
+        let (_store, environment, tree) = world("http://a:1").await;
+        let roles = &environment.info().roles;
+        Told::default().round(&tree, roles).await.unwrap();
+        // It is gone, and with it the judge; another is there, which judges.
+        let gone = Write::Delete { path: paths::heartbeat_replica("a") };
+        let other = Write::create(paths::heartbeat_replica("b"), "http://b:1", roles.controllers());
+        tree.write(vec![gone, other]).await.unwrap();
+        let mut next = Told::default();
+        next.round(&tree, roles).await.unwrap();
+        assert_eq!(parse(&next.list).unwrap(), ["http://a:1", "http://b:1"]);
+        tokio::time::advance(REMEMBERED).await;
+        next.round(&tree, roles).await.unwrap();
+        assert_eq!(parse(&next.list).unwrap(), ["http://b:1"]);
+        let version = tree.get(&paths::heartbeat_trackers()).await.unwrap().version;
+        next.round(&tree, roles).await.unwrap();
+        assert_eq!(tree.get(&paths::heartbeat_trackers()).await.unwrap().version, version, "nothing new");
+        // What a machine may write is not believed.
+        let data = br#"["http://evil:1"]"#.to_vec();
+        for machine in [0, 1].map(MachineId::new) {
+            let path = paths::machine_trackers(machine);
+            let version = tree.get(&path).await.unwrap().version;
+            tree.write(vec![Write::SetIfVersion { path, data: data.clone(), version }]).await.unwrap();
+        }
+        let mut last = Told::default();
+        last.round(&tree, roles).await.unwrap();
+        assert_eq!(parse(&last.list).unwrap(), ["http://b:1"]);
     }
 
     #[tokio::test(start_paused = true)]

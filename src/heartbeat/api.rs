@@ -39,6 +39,13 @@ const STILL_HERE: Duration = Duration::from_secs(15);
 /// Credentials that were looked up are believed this long, and longer while the store is away.
 const BELIEVED: Duration = Duration::from_secs(60);
 
+/// A token that does not fit what was looked up this long ago is wrong without another look: a machine's new credentials
+/// count that much later, and guessing costs no reads.
+const DISBELIEVED: Duration = Duration::from_secs(2);
+
+/// Looks that may be in vain in a second, whoever causes them. Machines that were heard before need none.
+const VAIN_LOOKS: u32 = 100;
+
 /// Machines that are remembered; one more and all are looked up again.
 const MAX_BELIEVED: usize = 100_000;
 
@@ -58,7 +65,10 @@ pub struct Api<T> {
     store: watch::Receiver<Option<T>>,
     /// Anybody may beat for anything but machines.
     open: bool,
-    believed: Mutex<HashMap<MachineId, (String, Instant)>>,
+    /// What the store said of each machine, and when: its credential, or that it has none.
+    believed: Mutex<HashMap<MachineId, (Option<String>, Instant)>>,
+    /// The second, and how many tokens were wrong in it.
+    wrong: Mutex<(Instant, u32)>,
     readers: Arc<Semaphore>,
 }
 
@@ -71,7 +81,8 @@ impl<T> std::fmt::Debug for Api<T> {
 impl<T: Tree + Clone + 'static> Api<T> {
     pub fn new(ears: Arc<Ears>, store: watch::Receiver<Option<T>>, open: bool) -> Self {
         let readers = Arc::new(Semaphore::new(MAX_READERS));
-        Self { ears, store, open, believed: Mutex::new(HashMap::new()), readers }
+        let wrong = Mutex::new((Instant::now(), 0));
+        Self { ears, store, open, believed: Mutex::default(), wrong, readers }
     }
 
     async fn reply(&self, request: &Request) -> Reply {
@@ -158,11 +169,16 @@ impl<T: Tree + Clone + 'static> Api<T> {
 
     async fn holds(&self, claim: &Claim, request: &Request) -> Result<bool, Refusal> {
         let remembered = self.remembered().get(&claim.machine).cloned();
-        if let Some((credential, at)) = &remembered
-            && at.elapsed() < BELIEVED
-            && claim.holds(credential)
-        {
-            return Ok(true);
+        let holds = |credential: &Option<String>| credential.as_ref().is_some_and(|it| claim.holds(it));
+        if let Some((credential, at)) = &remembered {
+            let (right, age) = (holds(credential), at.elapsed());
+            if age < if right { BELIEVED } else { DISBELIEVED } {
+                return Ok(right);
+            }
+        }
+        let unknown = || Refusal::new(503, "Tokens cannot be checked now", request.path());
+        if self.vain_looks(0) >= VAIN_LOOKS {
+            return remembered.filter(|(credential, _)| holds(credential)).map(|_| true).ok_or_else(unknown);
         }
         let path = paths::machine_credentials(claim.machine);
         let store = self.store.borrow().clone();
@@ -170,31 +186,35 @@ impl<T: Tree + Clone + 'static> Api<T> {
             Some(store) => store.get(&path).await,
             None => Err(tree::Error::Unreachable { hosts: String::new() }),
         };
-        match found {
-            Ok(node) => {
-                let Ok(credential) = parse_credentials(&path, &node.data) else { return Ok(false) };
-                let credential = credential.expose();
-                let holds = claim.holds(&credential);
-                let mut remembered = self.remembered();
-                if remembered.len() >= MAX_BELIEVED {
-                    remembered.clear();
-                }
-                remembered.insert(claim.machine, (credential, Instant::now()));
-                Ok(holds)
-            }
-            Err(tree::Error::NoNode(_)) => {
-                self.remembered().remove(&claim.machine);
-                Ok(false)
-            }
+        let credential = match found {
+            Ok(node) => parse_credentials(&path, &node.data).ok().map(|credential| credential.expose()),
+            Err(tree::Error::NoNode(_)) => None,
             // Beats are taken while the store is away, from those who were known before.
-            Err(_) => match remembered {
-                Some((credential, _)) => Ok(claim.holds(&credential)),
-                None => Err(Refusal::new(503, "Tokens cannot be checked now", request.path())),
-            },
+            Err(_) => {
+                return remembered.map(|(credential, _)| holds(&credential)).ok_or_else(unknown);
+            }
+        };
+        let right = holds(&credential);
+        self.vain_looks(u32::from(!right));
+        let mut remembered = self.remembered();
+        if remembered.len() >= MAX_BELIEVED {
+            remembered.clear();
         }
+        remembered.insert(claim.machine, (credential, Instant::now()));
+        Ok(right)
     }
 
-    fn remembered(&self) -> std::sync::MutexGuard<'_, HashMap<MachineId, (String, Instant)>> {
+    /// Looks in vain in this second, with so many more.
+    fn vain_looks(&self, more: u32) -> u32 {
+        let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
+        if wrong.0.elapsed() >= Duration::from_secs(1) {
+            *wrong = (Instant::now(), 0);
+        }
+        wrong.1 += more;
+        wrong.1
+    }
+
+    fn remembered(&self) -> std::sync::MutexGuard<'_, HashMap<MachineId, (Option<String>, Instant)>> {
         self.believed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -296,4 +316,19 @@ fn event(change: &Change) -> Bytes {
     text.extend(change_body(change));
     text.extend(b"\n\n");
     text.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::MemoryTree;
+
+    #[tokio::test(start_paused = true)]
+    async fn looks_in_vain_are_counted_by_the_second() {
+        let ears = Arc::new(Ears::new(Arc::new(|| 0), 1));
+        let api = Api::<MemoryTree>::new(ears, watch::channel(None).1, false);
+        assert_eq!([0, 1, 1, 0].map(|more| api.vain_looks(more)), [0, 1, 2, 2]);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(api.vain_looks(0), 0);
+    }
 }

@@ -46,8 +46,8 @@ pub struct Change {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Verdict {
     pub changes: Vec<Change>,
-    /// Deaths are being held, since this look: how many are silent, of how many.
-    pub alarm: Option<(usize, usize)>,
+    /// Deaths are being held, since this look.
+    pub raised: bool,
 }
 
 /// Numbers for changes: higher than every number that any judge before this one gave.
@@ -95,6 +95,8 @@ pub struct Audit {
     /// Due to die, and held.
     held: Vec<u32>,
     hold: MassHold,
+    /// While deaths are held: how many are silent now, of how many.
+    alarm: Option<(usize, usize)>,
     flaps: Flaps,
     maintenance: HashMap<Name, u64>,
     dirty: BTreeSet<u16>,
@@ -115,6 +117,7 @@ impl Audit {
             untold: BTreeSet::new(),
             held: Vec::new(),
             hold: MassHold::default(),
+            alarm: None,
             flaps: Flaps::default(),
             maintenance: HashMap::new(),
             dirty: BTreeSet::new(),
@@ -324,8 +327,9 @@ impl Audit {
         self.hold.release(now, self.err);
     }
 
-    pub fn is_holding(&self) -> bool {
-        self.hold.is_holding()
+    /// Deaths are held: how many are silent, of how many.
+    pub fn alarm(&self) -> Option<(usize, usize)> {
+        self.alarm.filter(|_| self.hold.is_holding())
     }
 
     pub fn counts(&self) -> Counts {

@@ -48,6 +48,7 @@ pub async fn ensure<T: Tree>(tree: &T, roles: &Roles) -> Result<(), Error> {
         (paths::heartbeat_alarm(), b"null".to_vec()),
         (paths::heartbeat_question(), b"0".to_vec()),
         (paths::heartbeat_webhook(), b"0".to_vec()),
+        (paths::heartbeat_trackers(), b"[]".to_vec()),
     ];
     for (path, data) in nodes {
         if tree.exists(&path).await? {
@@ -280,14 +281,22 @@ pub async fn batches<T: Tree>(
     Ok(found)
 }
 
+/// What is known about components, and what cannot be read of it.
+#[derive(Debug, Default)]
+pub struct Overview {
+    pub records: Vec<Record>,
+    /// Each hides the components of its own znode and no others.
+    pub problems: Vec<Error>,
+}
+
 /// Everything that is known about every component, for people: each record with the calendar time of the newest beat that
 /// reached the store, by name.
 ///
 /// # Errors
-/// [`Error::Corrupt`] and the failures of the store. An environment that no tracker ever ran in has no components.
-pub async fn overview<T: Tree>(tree: &T) -> Result<Vec<Record>, Error> {
+/// The failures of the store. An environment that no tracker ever ran in has no components.
+pub async fn overview<T: Tree>(tree: &T) -> Result<Overview, Error> {
     if !tree.exists(&paths::heartbeat_buckets()).await? {
-        return Ok(Vec::new());
+        return Ok(Overview::default());
     }
     let buckets = all_buckets(tree).await?;
     with_beats(tree, buckets, |_| true).await
@@ -297,9 +306,9 @@ pub async fn overview<T: Tree>(tree: &T) -> Result<Vec<Record>, Error> {
 ///
 /// # Errors
 /// As for [`overview`].
-pub async fn overview_of<T: Tree>(tree: &T, names: &BTreeSet<Name>) -> Result<Vec<Record>, Error> {
+pub async fn overview_of<T: Tree>(tree: &T, names: &BTreeSet<Name>) -> Result<Overview, Error> {
     if names.is_empty() || !tree.exists(&paths::heartbeat_buckets()).await? {
-        return Ok(Vec::new());
+        return Ok(Overview::default());
     }
     let numbers: BTreeSet<u16> = names.iter().map(|name| bucket_of(name.as_str())).collect();
     let buckets = buckets(tree, numbers).await?;
@@ -310,10 +319,13 @@ async fn with_beats<T: Tree>(
     tree: &T,
     buckets: Vec<Bucket>,
     wanted: impl Fn(&Name) -> bool,
-) -> Result<Vec<Record>, Error> {
-    let mut records = Vec::new();
+) -> Result<Overview, Error> {
+    let (mut records, mut problems) = (Vec::new(), Vec::new());
     for (_, bucket, _) in buckets {
-        records.extend(bucket?.into_iter().filter(|record| wanted(&record.name)));
+        match bucket {
+            Ok(bucket) => records.extend(bucket.into_iter().filter(|record| wanted(&record.name))),
+            Err(problem) => problems.push(problem),
+        }
     }
     let mut heard: HashMap<Name, u64> = HashMap::new();
     let names = batch_names(tree).await?;
@@ -336,5 +348,5 @@ async fn with_beats<T: Tree>(
         record.beat_at = record.beat_at.max(heard.get(&record.name).copied().unwrap_or(0));
     }
     records.sort_unstable_by_key(|record| record.name);
-    Ok(records)
+    Ok(Overview { records, problems })
 }

@@ -56,6 +56,8 @@ pub(super) struct Office {
     note_hooked: bool,
     /// What the store has of a mass outage, if that can be read, and the version of its znode.
     alarm: (Option<Option<(usize, usize)>>, i32),
+    /// Numbers of an outage that are a little different are not written before.
+    alarm_at: Instant,
     orphans: HashMap<String, Instant>,
 }
 
@@ -116,6 +118,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             hooked,
             note_hooked: false,
             alarm,
+            alarm_at: Instant::now(),
             orphans: HashMap::new(),
         });
         Ok(())
@@ -188,11 +191,9 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             office.covered = now.watched;
         }
         let verdict = inner.audit.judge(now, office.covered, &mut office.sequence);
-        if let Some((silent, alive)) = verdict.alarm {
-            inner.condition.alarm = verdict.alarm;
+        inner.condition.alarm = inner.audit.alarm();
+        if let Some((silent, alive)) = inner.condition.alarm.filter(|_| verdict.raised) {
             error!(silent, alive, "mass outage: deaths are held");
-        } else if !inner.audit.is_holding() {
-            inner.condition.alarm = None;
         }
         office.unpublished.extend(verdict.changes);
     }

@@ -101,6 +101,11 @@ pub fn heartbeat_alarm() -> NodePath {
     heartbeat().child("alarm")
 }
 
+/// Where trackers are, as machines were told last.
+pub fn heartbeat_trackers() -> NodePath {
+    heartbeat().child("trackers")
+}
+
 /// A number, raised by the judge who wants to know what everybody has heard.
 pub fn heartbeat_question() -> NodePath {
     heartbeat().child("question")

@@ -5,8 +5,10 @@ use std::process::{Child, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
+use portcullis::heartbeat::record::bucket_of;
+use portcullis::store::ZkTree;
+use portcullis::store::paths::{self, NodePath};
 use portcullis::store::tree::{Tree, Write};
-use portcullis::store::{ZkTree, paths};
 use serde_json::{Value, json};
 
 use crate::harness::{Store, wait_for};
@@ -33,6 +35,18 @@ impl Drop for Watching {
         // It may have ended already.
         let _ = (self.0.kill(), self.0.wait());
     }
+}
+
+/// As somebody with the operator's rights might.
+fn overwrite(site: &Site, path: &NodePath, data: &[u8]) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let address = site.store.addr().to_string().parse().unwrap();
+        let tree = ZkTree::connect(&address, Some(&site.operator())).await.unwrap();
+        let (path, data) = (path.clone(), data.to_vec());
+        let version = tree.get(&path).await.unwrap().version;
+        tree.write(vec![Write::SetIfVersion { path, data, version }]).await.unwrap();
+    });
 }
 
 fn health(site: &Site, name: &str) -> String {
@@ -99,11 +113,18 @@ fn a_mass_outage_is_shown_and_believed_at_a_word() {
     wait_for("an alarm", DEADLINE, || (site.came(&["heartbeat", "list"]).2 == held).then_some(()));
     assert_eq!(["a", "b", "c", "d"].map(|name| health(&site, name)), ["warned"; 4]);
     assert!(tracker.get("/hmi/v1/health").1.contains("4 of 4 are silent; deaths are held"));
+    // Who comes back is no longer counted.
+    assert_eq!(client.beat("d").unwrap(), 200);
+    wait_for("the numbers of now", DEADLINE, || {
+        assert_eq!(client.beat("d").unwrap(), 200);
+        (site.came(&["heartbeat", "list"]).2 == held.replace("4 of 4", "3 of 4")).then_some(())
+    });
     let (code, out, said) = site.came(&["heartbeat", "release"]);
     assert_eq!((code, out.as_str()), (Some(0), ""));
     assert_eq!(said, "Deaths that are held will be declared.\n");
     wait_for("the deaths", DEADLINE, || {
-        ["a", "b", "c", "d"].iter().all(|name| health(&site, name) == "dead").then_some(())
+        assert_eq!(client.beat("d").unwrap(), 200);
+        ["a", "b", "c"].iter().all(|name| health(&site, name) == "dead").then_some(())
     });
     wait_for("the end of the alarm", DEADLINE, || {
         site.came(&["heartbeat", "list"]).2.is_empty().then_some(())
@@ -156,18 +177,45 @@ fn who_is_in_maintenance_is_not_missed() {
 }
 
 #[test]
+fn a_watch_ends_with_its_reader() {
+    let (site, tracker, mut client) = begin(&[]);
+    client.beat("a").unwrap();
+    wait_for("a component in the store", DEADLINE, || (health(&site, "a") == "ok").then_some(()));
+    let child = site.command("juju").args(["heartbeat", "watch"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut watching = Watching(child);
+    // As `head` does when it has seen enough; nothing happens that could be told.
+    drop(watching.0.stdout.take());
+    let status = wait_for("its end", DEADLINE, || watching.0.try_wait().unwrap());
+    assert_eq!(status.code(), Some(0));
+    tracker.end();
+}
+
+#[test]
+fn what_cannot_be_read_hides_its_own_components_alone() {
+    let (site, tracker, mut client) = begin(&[]);
+    for name in ["a", "b"] {
+        assert_eq!(client.beat(name).unwrap(), 200);
+        wait_for("a component in the store", DEADLINE, || (health(&site, name) == "ok").then_some(()));
+    }
+    tracker.end();
+    let bucket = paths::heartbeat_bucket(bucket_of("a"));
+    assert_ne!(bucket, paths::heartbeat_bucket(bucket_of("b")));
+    overwrite(&site, &bucket, b"garbage");
+    let (code, out, said) = site.came(&["heartbeat", "list"]);
+    assert!(code == Some(1) && out.contains("\nb  ") && !out.contains("\na  "), "{out}{said}");
+    assert_eq!(said, format!("error: some components cannot be shown: {bucket}: no JSON\n"));
+    let (code, out, _) = site.came(&["heartbeat", "show", "b"]);
+    assert!(code == Some(0) && out.starts_with("component: b\n"), "{out}");
+    let (code, _, said) = site.came(&["heartbeat", "show", "a"]);
+    assert_eq!((code, said), (Some(1), format!("error: {bucket}: no JSON\n")));
+}
+
+#[test]
 fn an_alarm_that_cannot_be_read_hides_no_component() {
     let (site, tracker, mut client) = begin(&[]);
     assert_eq!(client.beat("a").unwrap(), 200);
     tracker.end();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let address = site.store.addr().to_string().parse().unwrap();
-        let tree = ZkTree::connect(&address, Some(&site.operator())).await.unwrap();
-        let path = paths::heartbeat_alarm();
-        let version = tree.get(&path).await.unwrap().version;
-        tree.write(vec![Write::SetIfVersion { path, data: b"garbage".to_vec(), version }]).await.unwrap();
-    });
+    overwrite(&site, &paths::heartbeat_alarm(), b"garbage");
     let (code, out, said) = site.came(&["heartbeat", "list"]);
     assert!(code == Some(0) && out.contains("a  "), "{out}{said}");
     assert_eq!(said, "warning: /controller/heartbeat/alarm: no alarm: are deaths held?\n");

@@ -71,7 +71,7 @@ async fn check_the_end(world: &mut World, seed: u64) {
         let found = believed.get(name).map(|(state, flag)| (state.as_str(), flag.as_str()));
         assert_eq!(found, expected, "seed {seed}: {name}");
     }
-    let records = corner::overview(&world.tree()).await.expect("records");
+    let records = corner::overview(&world.tree()).await.expect("records").records;
     for record in records {
         assert_eq!(record.told.as_str(), "yes", "seed {seed}: {record:?}");
     }
@@ -156,7 +156,7 @@ async fn one_refused_name_is_set_aside() {
     world.start();
     world.pass(seconds(20)).await;
     assert_eq!(world.manager.book().believes().len(), 39);
-    let records = corner::overview(&world.tree()).await.expect("records");
+    let records = corner::overview(&world.tree()).await.expect("records").records;
     let refused: Vec<&str> =
         records.iter().filter(|r| r.told.as_str() == "refused").map(|r| r.name.as_str()).collect();
     assert_eq!(refused, ["x13c0s0b0n0"]);

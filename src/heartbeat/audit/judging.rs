@@ -96,9 +96,8 @@ impl Audit {
         let (silent, alive) = (self.counts.warned + unwarned, self.counts.ok + self.counts.warned);
         match self.hold.rule(now.watched, self.err, silent, alive) {
             Ruling::Hold { raised } => {
-                if raised {
-                    verdict.alarm = Some((silent, alive));
-                }
+                verdict.raised = raised;
+                self.alarm = Some((silent, alive));
                 for entry in deaths {
                     if self.table.get(entry).state == State::Ok {
                         self.change(entry, State::Warned, Some(Word::MightBeDead), now, sequence, verdict);

@@ -208,11 +208,11 @@ fn a_mass_outage_is_held_until_it_is_believed() {
         warnings += verdict.changes.len();
         assert!(verdict.changes.iter().all(|change| change.word == Some(Word::MightBeDead)));
         if bench.now >= 31_000 + 500 {
-            assert_eq!(verdict.alarm.is_some(), bench.now < 32_500, "raised once");
+            assert_eq!(verdict.raised, bench.now < 32_500, "raised once");
         }
     }
     assert_eq!((warnings, bench.audit.counts().held), (50, 50));
-    assert!(bench.audit.is_holding());
+    assert_eq!(bench.audit.alarm(), Some((50, 100)));
     assert!(!bench.is_alive("n77"), "held is not alive");
 
     // Ten come back, then the operator says that the others are gone.
@@ -222,7 +222,9 @@ fn a_mass_outage_is_held_until_it_is_believed() {
     bench.now += 1000;
     keep(&mut bench);
     assert_eq!(bench.look().changes.len(), 10);
+    assert_eq!(bench.audit.alarm(), Some((40, 100)), "as it is now");
     bench.audit.release(bench.now);
+    assert_eq!(bench.audit.alarm(), None);
     let dead = bench.after(0);
     assert_eq!(dead.len(), 40);
     assert!(dead.iter().all(|(_, word)| *word == Word::DeclaredDead));

@@ -18,6 +18,9 @@ use crate::store::tree::{Tree, Write};
 /// How often it is looked which machines are no more, and which batches nobody needs.
 pub(super) const TIDY: Duration = Duration::from_secs(5);
 
+/// The numbers of an outage change with every beat of who comes back; people need not read that fast.
+const ALARM_PACE: Duration = Duration::from_secs(3);
+
 /// Batches of trackers that are gone are kept this long, for people who look.
 const ORPHANS_FOR: Duration = Duration::from_secs(30);
 
@@ -28,11 +31,16 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         let Some(office) = self.office.as_mut().filter(|office| office.alarm.0 != Some(alarm)) else {
             return Ok(());
         };
+        let other_numbers = alarm.is_some() && office.alarm.0.flatten().is_some();
+        if other_numbers && Instant::now() < office.alarm_at {
+            return Ok(());
+        }
         let (path, version) = (paths::heartbeat_alarm(), office.alarm.1);
         let data = serde_json::json!(alarm).to_string().into_bytes();
         let writes = vec![office.lead.fence(), Write::SetIfVersion { path, data, version }];
         self.setting.tree.write(writes).await?;
         office.alarm = (Some(alarm), version + 1);
+        office.alarm_at = Instant::now() + ALARM_PACE;
         Ok(())
     }
 

@@ -367,7 +367,9 @@ async fn large_bodies_have_so_much_room_together() {
     // One is on its way, and has not come to its end.
     let mut first = door.connect().await;
     first.write_all(&large.as_bytes()[..large.len() - 1]).await.unwrap();
+    let begun = std::time::Instant::now();
     let refused = loop {
+        assert!(begun.elapsed() < PATIENCE, "never refused");
         let answer = door.ask(large.replace("Host", "Connection: close\r\nHost").as_bytes()).await;
         if status(&answer) == "503" {
             break answer;
