@@ -84,17 +84,29 @@ impl Instance {
     }
 
     fn property(&self, name: &str) -> String {
-        let line = ["systemctl", "show", "portcullis.service", "--value", "--property", name];
-        self.does(&line).trim().to_owned()
+        self.property_of("portcullis.service", name)
+    }
+
+    fn property_of(&self, service: &str, name: &str) -> String {
+        self.does(&["systemctl", "show", service, "--value", "--property", name]).trim().to_owned()
+    }
+
+    /// Kills a service's process, and waits for systemd to have started another.
+    fn comes_back(&self, service: &str) {
+        let first = self.property_of(service, "MainPID");
+        self.does(&["kill", "-KILL", &first]);
+        wait_for("another process", DEADLINE, || {
+            Some(self.property_of(service, "MainPID")).filter(|pid| *pid != first && pid != "0")
+        });
     }
 
     fn status(&self) -> Option<serde_json::Value> {
         serde_json::from_str(&self.says(&["juju", "status", "--format", "json"])?).ok()
     }
 
-    /// The page of the unit, if its server is there.
-    fn page(&self) -> Option<String> {
-        let charm = format!("{UNITS}/units/unit-0000000000/charm");
+    /// The page of the first unit whose files are in `units`, if its server is there.
+    fn page(&self, units: &str) -> Option<String> {
+        let charm = format!("{units}/units/unit-0000000000/charm");
         let fetch = format!(
             "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:'+open('{charm}/port').read(), timeout=5).read().decode())"
         );
@@ -201,19 +213,15 @@ fn the_service_comes_back_and_what_hooks_started_stays() {
     systemd.does(&["juju", "deploy", "/run/repo/fixtures/charms/hello"]);
     systemd.does(&["juju", "expose", "hello"]);
     let hello = "Hello world, from hello/0.\n\n";
-    wait_for("a page", DEADLINE, || systemd.page().filter(|page| page == hello));
+    wait_for("a page", DEADLINE, || systemd.page(UNITS).filter(|page| page == hello));
     // Whoever runs its hooks is nobody else, and not root.
     let server = systemd.does(&["cat", &format!("{UNITS}/units/unit-0000000000/charm/pid")]);
     let user = systemd.does(&["stat", "--format", "%u", &format!("/proc/{}", server.trim())]);
     assert!(user.trim().parse::<u32>().unwrap() >= 1_879_048_192, "{user}");
 
-    let first = systemd.property("MainPID");
-    systemd.does(&["kill", "-KILL", &first]);
-    wait_for("another process", DEADLINE, || {
-        Some(systemd.property("MainPID")).filter(|pid| *pid != first && pid != "0")
-    });
+    systemd.comes_back("portcullis.service");
     assert_eq!(systemd.property("NRestarts"), "1");
-    assert_eq!(systemd.page().as_deref(), Some(hello), "its server was never gone");
+    assert_eq!(systemd.page(UNITS).as_deref(), Some(hello), "its server was never gone");
     wait_for("a unit that is looked after", DEADLINE, || {
         systemd.status().filter(|status| {
             running(status) && status["services"]["hello"]["units"]["hello/0"]["agent-state"] == "started"
@@ -222,7 +230,7 @@ fn the_service_comes_back_and_what_hooks_started_stays() {
     // Told to stop, it stops in order and leaves the server alone; told to remove the unit, it does not.
     systemd.does(&["systemctl", "stop", "portcullis.service"]);
     assert_eq!(systemd.property("Result"), "success");
-    assert_eq!(systemd.page().as_deref(), Some(hello));
+    assert_eq!(systemd.page(UNITS).as_deref(), Some(hello));
     systemd.does(&["systemctl", "start", "portcullis.service"]);
     wait_for("a store", DEADLINE, || systemd.says(&["juju", "destroy-service", "hello"]));
     wait_for("an end of the server", DEADLINE, || {
@@ -232,6 +240,53 @@ fn the_service_comes_back_and_what_hooks_started_stays() {
     drop(systemd);
     assert_eq!(of_this_machine(), before, "this machine is as it was");
     assert!(!groups.iter().any(|group| group.exists()), "{groups:?}");
+}
+
+/// One service a role, as on a machine of several: the store, the controller, and the machine with its own firewall.
+#[test]
+fn the_roles_work_together_and_come_back_one_by_one() {
+    let systemd = Instance::boot();
+    let (keeper, machine, controller) =
+        ("portcullis-keeper.service", "portcullis-machine@0.service", "portcullis-controller.service");
+    systemd.does(&["systemctl", "start", keeper]);
+    let store = ["juju", "--zookeeper", "127.0.0.1:2181", "bootstrap"];
+    wait_for("a store", DEADLINE, || systemd.says(&store));
+    systemd.does(&["juju", "add-machine", "--instance-id", "metal"]);
+    systemd.does(&["systemctl", "start", machine, controller]);
+    systemd.does(&["juju", "deploy", "/run/repo/fixtures/charms/hello", "--to", "0"]);
+    systemd.does(&["juju", "expose", "hello"]);
+    let (units, hello) = ("/var/lib/portcullis-units/local-0", "Hello world, from hello/0.\n\n");
+    wait_for("a page", DEADLINE, || systemd.page(units).filter(|page| page == hello));
+    let server = systemd.does(&["cat", &format!("{units}/units/unit-0000000000/charm/pid")]);
+    let user = systemd.does(&["stat", "--format", "%u", &format!("/proc/{}", server.trim())]);
+    assert!(user.trim().parse::<u32>().unwrap() >= 1_879_048_192, "{user}");
+    // Its port is really open: nothing is to be changed any more, and nftables has it.
+    let port = systemd.does(&["cat", &format!("{units}/units/unit-0000000000/charm/port")]);
+    wait_for("an open port", DEADLINE, || {
+        systemd.says(&["nft", "list", "ruleset"]).filter(|rules| rules.contains(port.trim()))
+    });
+    for service in [machine, keeper, controller] {
+        systemd.comes_back(service);
+        assert_eq!(systemd.page(units).as_deref(), Some(hello), "its server was never gone");
+        wait_for("a unit that is looked after", DEADLINE, || {
+            systemd.status().filter(|status| {
+                let unit = &status["services"]["hello"]["units"]["hello/0"];
+                status["machines"]["0"]["agent-state"] == "running" && unit["agent-state"] == "started"
+            })
+        });
+    }
+    // Told to remove the unit, the machine does, and shuts its port.
+    systemd.does(&["juju", "destroy-service", "hello"]);
+    wait_for("an end of the server", DEADLINE, || {
+        systemd.says(&["test", "!", "-e", &format!("/proc/{}", server.trim())])
+    });
+    wait_for("a shut port", DEADLINE, || {
+        systemd.says(&["nft", "list", "ruleset"]).filter(|rules| !rules.contains(port.trim()))
+    });
+    for service in [machine, controller, keeper] {
+        systemd.does(&["systemctl", "stop", service]);
+        assert_eq!(systemd.property_of(service, "Result"), "success", "{service}");
+    }
 }
 
 /// As this machine sees it, in every tree that was meant; in the others it is where we are, and cannot see them.
