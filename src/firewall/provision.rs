@@ -72,13 +72,14 @@ pub struct Provisioning {
 /// `doubted` is what an earlier look was not trusted with; asked for again, it is done.
 pub fn provision(machines: &Records, inventory: &Inventory, doubted: &[Step]) -> Provisioning {
     let mut plan = Provisioning::default();
+    let belongings = Belongings::of(inventory);
     for (&machine, record) in machines {
         // A record that cannot be read is kept as it is, with all that belongs to it.
         if let Ok(record) = record {
-            for_machine(&mut plan, machine, record, inventory);
+            for_machine(&mut plan, machine, record, &belongings);
         }
     }
-    let ends = ends(machines, inventory);
+    let ends = ends(machines, inventory, &belongings);
     let live = inventory.instances.iter().filter(|instance| is_live(instance));
     plan.unfinished = live.clone().any(|instance| instance.state == InstanceState::Pending);
     let ending: Vec<Step> = ends.iter().filter(|step| step.is_end()).cloned().collect();
@@ -97,13 +98,43 @@ fn is_live(instance: &Instance) -> bool {
     instance.state != InstanceState::Terminated
 }
 
+/// What the inventory has for each machine. It lists all of them in no order, and every machine would search all.
+struct Belongings<'a> {
+    instances: BTreeMap<u32, Vec<&'a Instance>>,
+    groups: BTreeMap<u32, Vec<&'a GroupId>>,
+}
+
+impl<'a> Belongings<'a> {
+    fn of(inventory: &'a Inventory) -> Self {
+        let mut all = Self { instances: BTreeMap::new(), groups: BTreeMap::new() };
+        for instance in &inventory.instances {
+            all.instances.entry(instance.machine.get()).or_default().push(instance);
+        }
+        for group in &inventory.groups {
+            if let Some(machine) = group.machine {
+                all.groups.entry(machine.get()).or_default().push(&group.id);
+            }
+        }
+        all
+    }
+
+    fn instances(&self, machine: u32) -> impl Iterator<Item = &'a Instance> {
+        self.instances.get(&machine).into_iter().flatten().copied()
+    }
+
+    fn has_in_its_group(&self, instance: &Instance) -> bool {
+        let mut groups = self.groups.get(&instance.machine.get()).into_iter().flatten();
+        groups.any(|group| instance.groups.contains(*group))
+    }
+}
+
 fn for_machine(
     plan: &mut Provisioning,
     machine: MachineId,
     record: &records::Machine,
-    inventory: &Inventory,
+    belongings: &Belongings<'_>,
 ) {
-    let mut own = inventory.instances.iter().filter(|instance| instance.machine.get() == machine.number());
+    let mut own = belongings.instances(machine.number());
     let known = record.instance_id.as_ref().map(|id| id.as_str());
     let found = match known {
         // No provider has it, and nobody needs to.
@@ -119,7 +150,7 @@ fn for_machine(
         (_, Some(found)) => {
             if !is_live(found) {
                 plan.vanished.insert(machine, format!("instance {} has ended", found.id));
-            } else if !in_its_group(found, inventory) {
+            } else if !belongings.has_in_its_group(found) {
                 plan.steps.push(Step::EnsureGroup(machine, found.id.clone()));
             }
             if recorded(record, found).is_some_and(|now| now != *record) {
@@ -127,11 +158,6 @@ fn for_machine(
             }
         }
     }
-}
-
-fn in_its_group(instance: &Instance, inventory: &Inventory) -> bool {
-    let own = |machine| machine == Some(instance.machine);
-    inventory.groups.iter().any(|group| own(group.machine) && instance.groups.contains(&group.id))
 }
 
 /// The record of a machine that has this instance; `None` if the provider's name for it is none that we could keep.
@@ -157,7 +183,7 @@ pub fn recorded(record: &records::Machine, instance: &Instance) -> Option<record
 
 /// What is ours and belongs to no machine of the tree, or is a second instance of one. In an order of its own: providers
 /// list things as they please, and what two looks agree on is told by comparing.
-fn ends(machines: &Records, inventory: &Inventory) -> Vec<Step> {
+fn ends(machines: &Records, inventory: &Inventory, belongings: &Belongings<'_>) -> Vec<Step> {
     let known: BTreeSet<u32> = machines.keys().map(|machine| machine.number()).collect();
     let mut steps = Vec::new();
     let mut ending = BTreeSet::new();
@@ -166,7 +192,8 @@ fn ends(machines: &Records, inventory: &Inventory) -> Vec<Step> {
     instances.sort_unstable_by_key(|instance| &instance.id);
     for instance in instances {
         let machine = MachineId::new(instance.machine.get());
-        if known.contains(&instance.machine.get()) && !is_surplus(machines.get(&machine), instance, inventory)
+        if known.contains(&instance.machine.get())
+            && !is_surplus(machines.get(&machine), instance, belongings)
         {
             continue;
         }
@@ -199,15 +226,15 @@ fn ends(machines: &Records, inventory: &Inventory) -> Vec<Step> {
 fn is_surplus(
     record: Option<&Result<records::Machine, String>>,
     instance: &Instance,
-    inventory: &Inventory,
+    belongings: &Belongings<'_>,
 ) -> bool {
     let Some(Ok(records::Machine { instance_id: Some(known), .. })) = record else { return false };
     if planted(Bug::KeepsTheSurplus) {
         return false;
     }
-    let has_its_own = inventory.instances.iter().any(|other| {
-        is_live(other) && other.machine == instance.machine && other.id.as_str() == known.as_str()
-    });
+    let has_its_own = belongings
+        .instances(instance.machine.get())
+        .any(|other| is_live(other) && other.id.as_str() == known.as_str());
     instance.origin == Origin::Launched && instance.id.as_str() != known.as_str() && has_its_own
 }
 

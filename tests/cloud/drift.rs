@@ -56,3 +56,31 @@ pub(crate) fn an_instance_that_vanished_is_shown(world: &World) {
     world.has_problem(2, "instance i-0123456789abcdef0 is not there");
     controller.ends();
 }
+
+pub(crate) fn a_group_that_others_filled_is_shown_and_holds_up_nobody(world: &World) {
+    let controller = world.controller("log", 1);
+    for (machine, service) in [(0, "wordpress"), (1, "blog")] {
+        world.operator.does(&["add-machine"]);
+        world.instance(machine);
+        world.deploy(service, machine);
+    }
+    let full = world.group(0).unwrap().group_id.unwrap();
+    world.wait(async {
+        for port in 1001..=1060 {
+            world.account.open(&full, port).await;
+        }
+    });
+    for service in ["wordpress", "blog"] {
+        world.hook(&format!("{service}/0"), "open-port 80");
+        world.operator.does(&["expose", service]);
+    }
+    world.has_ports(1, &[80]);
+    world.has_problem(0, "is full: ");
+    world.explains(0, "is full: ");
+    assert_eq!(world.problem(1), None);
+    world.wait(world.account.close(&full, 1001));
+    wait_for("room, and the port in it", DEADLINE, || world.ports(0)?.contains(&80).then_some(()));
+    wait_for("no problem", DEADLINE, || world.problem(0).is_none().then_some(()));
+    assert_eq!(world.ports(0).unwrap().len(), 60, "the others are left alone");
+    controller.ends();
+}

@@ -41,6 +41,7 @@ const SCENARIOS: &[Scenario] = scenarios![
     story::another_controller_takes_over_and_sweeps_what_is_left,
     drift::what_was_done_by_hand_is_put_right_or_left_alone,
     drift::an_instance_that_vanished_is_shown,
+    drift::a_group_that_others_filled_is_shown_and_holds_up_nobody,
     trouble::an_endpoint_that_is_down_is_shown_and_waited_for,
     trouble::a_launch_that_is_refused_is_shown,
     trouble::a_dry_run_changes_nothing_and_says_so,

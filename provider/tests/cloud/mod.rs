@@ -115,21 +115,17 @@ impl Account {
 
     /// A group and an instance with our tags, as a driver would have left them long ago.
     pub(crate) async fn make_machine(&self, vpc: &str, machine: u32) -> String {
-        let tag = |key: &str, value: &str| Tag::builder().key(key).value(value).build();
-        let tags = |kind, mark: &str| {
-            TagSpecification::builder()
-                .resource_type(kind)
-                .tags(tag("portcullis", mark))
-                .tags(tag("portcullis:environment", "local"))
-                .tags(tag("portcullis:machine", &machine.to_string()))
-                .build()
-        };
         let name = format!("juju-local-{machine}");
         let group = self.other.create_security_group().group_name(name).description("d").vpc_id(vpc);
-        let group = group.tag_specifications(tags(ResourceType::SecurityGroup, "group"));
+        let group = group.tag_specifications(tags(ResourceType::SecurityGroup, "group", "local", machine));
         let group = group.send().await.unwrap().group_id.unwrap();
         let run = self.other.run_instances().image_id(IMAGE).min_count(1).max_count(1);
-        let run = run.security_group_ids(group).tag_specifications(tags(ResourceType::Instance, "adopted"));
+        let run = run.security_group_ids(group).tag_specifications(tags(
+            ResourceType::Instance,
+            "adopted",
+            "local",
+            machine,
+        ));
         run.send().await.unwrap().instances()[0].instance_id().unwrap().to_owned()
     }
 
@@ -163,6 +159,17 @@ impl Account {
         names.sort();
         names
     }
+}
+
+/// Those that the driver gives to what belongs to a machine.
+pub(crate) fn tags(kind: ResourceType, mark: &str, environment: &str, machine: u32) -> TagSpecification {
+    let tag = |key: &str, value: &str| Tag::builder().key(key).value(value).build();
+    TagSpecification::builder()
+        .resource_type(kind)
+        .tags(tag("portcullis", mark))
+        .tags(tag("portcullis:environment", environment))
+        .tags(tag("portcullis:machine", &machine.to_string()))
+        .build()
 }
 
 /// LocalStack says that it runs a moment before it knows its own operations: whoever comes first, and not alone, may be

@@ -1,7 +1,8 @@
 //! How many calls things take.
 
 use super::{change, counts, tcp};
-use crate::cloud::Account;
+use crate::cloud::{Account, tags};
+use aws_sdk_ec2::types::ResourceType;
 use portcullis_provider::ec2::Ec2;
 use portcullis_provider::provider::{Firewall, MachineNumber, Machines, Seen};
 use portcullis_provider::rule::Change;
@@ -11,21 +12,18 @@ use std::time::Instant;
 
 /// Groups with our tags, as ours would be left by a driver that made them long ago.
 async fn make_groups(account: &Arc<Account>, numbers: std::ops::Range<u32>) {
-    use aws_sdk_ec2::types::{ResourceType, Tag, TagSpecification};
     let vpc = account.default_vpc().await;
     let mut making = tokio::task::JoinSet::new();
     for number in numbers {
         let (account, vpc) = (Arc::clone(account), vpc.clone());
         making.spawn(async move {
-            let tag = |key: &str, value: &str| Tag::builder().key(key).value(value).build();
-            let tags = TagSpecification::builder()
-                .resource_type(ResourceType::SecurityGroup)
-                .tags(tag("portcullis", "group"))
-                .tags(tag("portcullis:environment", "prod"))
-                .tags(tag("portcullis:machine", &number.to_string()));
             let name = format!("juju-prod-{number}");
             let request = account.other.create_security_group().group_name(name).description("d").vpc_id(vpc);
-            request.tag_specifications(tags.build()).send().await.unwrap();
+            request
+                .tag_specifications(tags(ResourceType::SecurityGroup, "group", "prod", number))
+                .send()
+                .await
+                .unwrap();
         });
         if making.len() >= 8 {
             making.join_next().await.unwrap().unwrap();
