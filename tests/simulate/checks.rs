@@ -14,8 +14,9 @@ use tokio::time::Instant;
 
 use crate::actions::{Action, DEEP, SHALLOW};
 use crate::agents::RESYNC;
+use crate::ledger::Writes;
 use crate::points::Points;
-use crate::seam::{FOREIGN, Writes};
+use crate::seam::FOREIGN;
 use crate::world::{World, number};
 
 /// How long a change may take in a world in which nothing is wrong: a burst is gathered, a mass close is looked at twice.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::actions::Action;
 use crate::faults::{Fault, Kind, Mishap};
+use crate::ledger::Armed;
 use crate::points::ARGUMENTS;
-use crate::seam::Armed;
 use crate::world::World;
 
 impl World {

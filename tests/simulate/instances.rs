@@ -15,8 +15,8 @@ use portcullis_provider::{Error, Machines};
 use tokio::time::Instant;
 
 use crate::actions::Action;
-use crate::agents::id;
 use crate::faults::{Fault, Kind, Mishap};
+use crate::firewall::id;
 use crate::oracle::GRACE;
 use crate::seam::Seam;
 use crate::world::{World, number};

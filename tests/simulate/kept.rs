@@ -11,7 +11,7 @@ use crate::actions::{Action, DEEP, SHALLOW};
 use crate::checks::FAST;
 use crate::faults::{Fault, Kind, Mishap};
 use crate::in_a_world;
-use crate::seam::Armed;
+use crate::ledger::Armed;
 use crate::world::{World, number};
 
 type Telling = Pin<Box<dyn Future<Output = ()>>>;

@@ -12,9 +12,12 @@ mod agents;
 mod checks;
 mod choice;
 mod damage;
+mod disturb;
 mod faults;
+mod firewall;
 mod instances;
 mod kept;
+mod ledger;
 mod oracle;
 mod planning;
 #[cfg(feature = "planted")]
@@ -23,6 +26,7 @@ mod points;
 mod random;
 mod scenarios;
 mod seam;
+mod tree;
 mod world;
 
 use std::sync::Mutex;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::actions::{Action, SHALLOW};
 use crate::faults::{Fault, Mishap};
-use crate::seam::Armed;
+use crate::ledger::Armed;
 use crate::world::World;
 use crate::{first_line, in_a_world};
 

@@ -1,0 +1,210 @@
+//! What goes wrong around the agents beside the faults of single calls: processes, connections, clocks and the provider, and
+//! whoever else is at it.
+
+use std::time::Duration;
+
+use portcullis::model::ports::parse_argument;
+use portcullis::model::{Cidr, MachineId};
+use portcullis_provider::memory::{Rewrite, Settings};
+use portcullis_provider::provider::Foreign;
+use portcullis_provider::rule::{Rule, WirePorts};
+
+use crate::actions::Action;
+use crate::faults::{Fault, Mishap};
+use crate::oracle::GRACE;
+use crate::points::Points;
+use crate::world::{World, number};
+
+const OUTAGE: Duration = Duration::from_millis(400);
+
+impl World {
+    pub(crate) async fn disturb(&mut self, action: Action) {
+        let agents = self.agents();
+        match action {
+            Action::Interrupt => {
+                self.happened(Mishap::Interrupted);
+                let mut shared = self.seam.lock();
+                shared.shallow();
+                // Nobody hears of what happens meanwhile; then everybody is told to look at everything.
+                shared.outage = true;
+                drop(shared);
+                let seam = self.seam.clone();
+                tokio::spawn(async move {
+                    tokio::time::sleep(OUTAGE).await;
+                    let mut shared = seam.lock();
+                    shared.outage = false;
+                    shared.shallow();
+                    shared.blind_until = shared.blind_until.max(tokio::time::Instant::now() + GRACE);
+                    drop(shared);
+                    seam.store.interrupt();
+                });
+            }
+            Action::Expire(agent) => {
+                self.happened(Mishap::SessionExpired);
+                // Two may act for the length of a lease: only a look at everything is sure to find what came of it.
+                self.seam.lock().deep();
+                self.seam.controls[agent % agents].expire(&self.seam.store);
+            }
+            Action::Crash(agent) => {
+                self.happened(Mishap::Crashed);
+                self.seam.lock().shallow();
+                self.seam.controls[agent % agents].crash();
+            }
+            Action::Stop(agent) => {
+                self.happened(Mishap::Stopped);
+                self.seam.lock().shallow();
+                self.seam.controls[agent % agents].stop();
+            }
+            Action::Freeze(agent, ms) => {
+                self.happened(Mishap::FrozenProcess);
+                self.seam.lock().deep();
+                self.seam.freeze(agent % agents, Duration::from_millis(ms));
+            }
+            Action::Jump(ms) => {
+                self.happened(Mishap::ClockJumped);
+                self.seam.lock().deep();
+                tokio::time::advance(Duration::from_millis(ms)).await;
+                let mut shared = self.seam.lock();
+                shared.deep();
+                // Nobody had this time to hear of what happened before it.
+                let soon = tokio::time::Instant::now() + Duration::from_secs(1);
+                shared.blind_until = shared.blind_until.max(soon);
+            }
+            Action::Events(mishap, count) => {
+                self.seam.lock().events.extend(std::iter::repeat_n(mishap, count));
+            }
+            Action::Arm(armed) => {
+                let past = (armed.fault == Fault::Stale).then(|| self.seam.store.backup());
+                self.seam.lock().arm(armed, past);
+                if let Some(kind) = armed.kind.filter(|kind| kind.is_provisioning()) {
+                    self.provoke(kind).await;
+                }
+            }
+            Action::Backup => {
+                let backup =
+                    (self.seam.store.backup(), self.seam.lock().oracle.clone(), self.damaged.clone());
+                self.backup = Some(backup);
+            }
+            Action::Restore => self.restore(),
+            _ => {}
+        }
+    }
+
+    /// Everything in the store is as it was; outside of it nothing is.
+    fn restore(&mut self) {
+        let Some((backup, oracle, damaged)) = self.backup.take() else { return };
+        self.damaged = damaged;
+        self.happened(Mishap::Restored);
+        self.seam.store.restore(&backup);
+        let mut shared = self.seam.lock();
+        shared.oracle = oracle;
+        if self.provisions {
+            self.foreign.retain(|machine, _| shared.oracle.machines.contains_key(machine));
+        }
+        // What an agent remembers of units that cannot be read went back too.
+        for unit in shared.oracle.units.values_mut() {
+            unit.kept = Points::NONE;
+        }
+        shared.past = None;
+        shared.changed();
+        shared.deep();
+        shared.blind_until = tokio::time::Instant::now() + GRACE;
+    }
+
+    pub(crate) fn meddle(&mut self, what: Mishap, machine: usize) {
+        let id = self.machine(machine);
+        if self.seam.open_on(id).is_none() {
+            return;
+        }
+        self.happened(what);
+        self.seam.lock().deep();
+        let rule = |text: &str| Rule::new(parse_argument(text).expect("a port"), Cidr::WORLD_V4);
+        let foreign = |port: i32, source: &str| {
+            let wire = WirePorts { proto: "tcp", from: Some(port), to: Some(port) };
+            Foreign::from_wire(wire, source.parse().expect("a block"))
+        };
+        let before = self.seam.open_on(id).unwrap_or_default();
+        let mut added = None;
+        self.seam.provider.tamper(number(id), |rules| match what {
+            Mishap::RuleRemoved => _ = rules.owned.pop_first(),
+            Mishap::RuleAdded => _ = rules.owned.insert(rule("82")),
+            Mishap::ForeignAdded => added = Some(foreign(5432, "10.0.0.0/8")),
+            Mishap::ForeignEqual if !rules.owned.contains(&rule("81")) => {
+                added = Some(foreign(81, "0.0.0.0/0"));
+            }
+            Mishap::GroupAmiss => rules.amiss.push("its name".to_owned()),
+            _ => {}
+        });
+        if what == Mishap::GroupDeleted {
+            self.foreign.remove(&id);
+            self.seam.provider.remove_group(number(id));
+        }
+        if let Some(added) = added.filter(|added| !self.foreign_on(id).contains(added)) {
+            self.foreign.entry(id).or_default().push(added.clone());
+            self.seam.provider.tamper(number(id), |rules| rules.foreign.push(added));
+        }
+        let lost = before.minus(self.seam.open_on(id).unwrap_or_default());
+        let mut shared = self.seam.lock();
+        shared.oracle.lost(id, lost);
+        shared.changed();
+    }
+
+    pub(crate) fn foreign_on(&self, machine: MachineId) -> Vec<Foreign> {
+        self.foreign.get(&machine).cloned().unwrap_or_default()
+    }
+
+    pub(crate) fn provider(&mut self, what: Mishap, amount: usize) {
+        self.happened(what);
+        self.seam.lock().deep();
+        self.seam.lock().strict |= what == Mishap::Strict;
+        self.seam.lock().oracle.lagging |= what == Mishap::DescribeLags;
+        self.seam.provider.configure(|settings| match what {
+            Mishap::DescribeLags => settings.lag_calls = 1 + amount as u64 % 4,
+            Mishap::Respelled => settings.rewrite = Rewrite::Spelling,
+            Mishap::Halved => settings.rewrite = Rewrite::Halves,
+            Mishap::Quota => settings.rules_per_family = 2 + amount % 6,
+            Mishap::Forgetful => settings.forgets_launches = true,
+            _ => {}
+        });
+    }
+
+    /// Nothing is wrong with the provider any more. What was wrong until now may have left its traces.
+    pub(crate) fn cure(&mut self) {
+        let usual = Settings::default();
+        self.seam.provider.configure(|settings| {
+            if *settings != usual {
+                self.seam.lock().deep();
+            }
+            *settings = usual;
+        });
+        let machines: Vec<MachineId> = self.seam.lock().oracle.machines.keys().copied().collect();
+        for machine in machines {
+            if self.seam.open_on(machine).is_none() {
+                self.seam.lock().deep();
+                if self.provisions {
+                    continue;
+                }
+                self.seam.provider.add_group(number(machine));
+            }
+        }
+        let mut shared = self.seam.lock();
+        if shared.storm.take().is_some() {
+            shared.shallow();
+        }
+        shared.strict = false;
+    }
+
+    /// No fault waits any more for its call.
+    pub(crate) fn disarm(&mut self) {
+        let mut shared = self.seam.lock();
+        shared.armed.clear();
+        shared.events.clear();
+        shared.past = None;
+    }
+
+    /// Whether something is wrong that goes on being wrong.
+    pub(crate) fn ailing(&self) -> bool {
+        let shared = self.seam.lock();
+        shared.storm.is_some() || !shared.armed.is_empty() || !shared.events.is_empty()
+    }
+}

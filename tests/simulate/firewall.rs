@@ -1,0 +1,101 @@
+//! The provider's rules as an agent sees them: every request passes the seam.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use portcullis::model::MachineId;
+use portcullis_provider::provider::{MachineNumber, Seen};
+use portcullis_provider::rule::Change;
+use portcullis_provider::{Applied, Error, Firewall, Subject};
+use tokio::time::Instant;
+
+use crate::faults::{Fault, Kind};
+use crate::seam::Seam;
+
+#[derive(Clone)]
+pub(crate) struct SimFirewall {
+    pub seam: Seam,
+    pub who: usize,
+}
+
+pub(crate) fn id(machine: MachineNumber) -> MachineId {
+    MachineId::new(machine.get())
+}
+
+impl SimFirewall {
+    /// One request about one machine.
+    async fn half(
+        &self,
+        kind: Kind,
+        machine: MachineNumber,
+        change: Change,
+        begun: Instant,
+    ) -> Result<(), Error> {
+        let fault = self.seam.before(self.who, kind, Some(id(machine))).await;
+        let error = fault.and_then(|fault| fault.provider_error(Some(machine)));
+        let open = || self.seam.reachable(id(machine));
+        let before = open();
+        let result = match error {
+            Some(error) if fault != Some(Fault::LostAfter) => Err(error),
+            error => {
+                let done = if self.refuses(machine, &change) {
+                    Err(Error::Conflict { what: Subject::Machine(machine) })
+                } else {
+                    let applied = self.seam.provider.apply(machine, &change).await;
+                    applied.opened.and(applied.closed)
+                };
+                error.map_or(done, Err)
+            }
+        };
+        self.seam.wrote(self.who, kind, id(machine), (before, open()), begun, result.is_ok());
+        self.seam.after(self.who, fault).await;
+        result
+    }
+
+    /// As EC2 does it: a batch of which any part is already so is refused whole.
+    fn refuses(&self, machine: MachineNumber, change: &Change) -> bool {
+        let Some(rules) = self.seam.provider.actual(machine).filter(|_| self.seam.lock().strict) else {
+            return false;
+        };
+        !change.open.is_disjoint(&rules.owned) || !change.close.is_subset(&rules.owned)
+    }
+}
+
+impl Firewall for SimFirewall {
+    async fn observe(
+        &self,
+        machines: &BTreeSet<MachineNumber>,
+    ) -> Result<BTreeMap<MachineNumber, Seen>, Error> {
+        let fault = self.seam.before(self.who, Kind::Observe, None).await;
+        if let Some(error) = fault.and_then(|fault| fault.provider_error(None)) {
+            return Err(error);
+        }
+        let seen = self.seam.provider.observe(machines).await;
+        self.seam.after(self.who, fault).await;
+        if let Ok(seen) = &seen {
+            self.seam.saw(self.who, seen.keys().copied().map(id));
+        }
+        seen
+    }
+
+    async fn apply(&self, machine: MachineNumber, change: &Change) -> Applied {
+        let begun = Instant::now();
+        self.seam.changing(self.who, id(machine));
+        if change.is_empty() {
+            return Applied::as_one(self.half(Kind::Mend, machine, Change::default(), begun).await);
+        }
+        let mut applied = Applied::as_one(Ok(()));
+        if !change.open.is_empty() {
+            let open = Change { open: change.open.clone(), close: BTreeSet::new() };
+            applied.opened = self.half(Kind::Open, machine, open, begun).await;
+        }
+        if !change.close.is_empty() {
+            let close = Change { open: BTreeSet::new(), close: change.close.clone() };
+            applied.closed = self.half(Kind::Close, machine, close, begun).await;
+        }
+        applied
+    }
+
+    fn rules_per_family(&self) -> Option<usize> {
+        self.seam.provider.rules_per_family()
+    }
+}

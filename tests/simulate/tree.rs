@@ -1,0 +1,169 @@
+//! The store as an agent sees it: every call passes the seam, and events get lost, doubled and late.
+
+use std::future::Future;
+use std::time::Duration;
+
+use portcullis::store::MemoryTree;
+use portcullis::store::acl::Acl;
+use portcullis::store::memory::{Backup, MemoryFeed};
+use portcullis::store::paths::{self, NodePath};
+use portcullis::store::tree::{Answer, Error as TreeError, Event, Feed, Node, Read, Tree, Write};
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::faults::{Fault, Kind, Mishap};
+use crate::seam::Seam;
+
+/// A server that stays behind for longer is taken out by its ensemble.
+const BEHIND: Duration = Duration::from_secs(3);
+
+/// The server of this session is behind, and catches up by itself after a while.
+pub(crate) fn fall_behind(tree: &MemoryTree, past: &Backup) {
+    tree.fall_behind(past);
+    let tree = tree.clone();
+    tokio::spawn(async move {
+        sleep(BEHIND).await;
+        tree.sync().await
+    });
+}
+
+#[derive(Clone)]
+pub(crate) struct SimTree {
+    pub inner: MemoryTree,
+    pub seam: Seam,
+    pub who: usize,
+}
+
+impl SimTree {
+    async fn call<V: Send>(
+        &self,
+        kind: Kind,
+        effect: impl Future<Output = Result<V, TreeError>> + Send,
+    ) -> Result<V, TreeError> {
+        self.faulty(kind, effect).await.1
+    }
+
+    async fn faulty<V: Send>(
+        &self,
+        kind: Kind,
+        effect: impl Future<Output = Result<V, TreeError>> + Send,
+    ) -> (Option<Fault>, Result<V, TreeError>) {
+        let lost = || TreeError::Ambiguous { hosts: "simulated".to_owned() };
+        let fault = self.seam.before(self.who, kind, None).await;
+        match fault {
+            Some(Fault::LostBefore) if kind.is_write() => return (fault, Err(lost())),
+            Some(Fault::LostBefore) => {
+                return (fault, Err(TreeError::Unreachable { hosts: "simulated".to_owned() }));
+            }
+            Some(Fault::Expired) => {
+                self.seam.store.expire(&self.inner);
+                if kind.is_write() {
+                    return (fault, Err(lost()));
+                }
+            }
+            Some(Fault::Stale) => fall_behind(&self.inner, &self.seam.store.backup()),
+            _ => {}
+        }
+        let result = effect.await;
+        match &result {
+            Ok(_) if kind == Kind::WriteLock => self.seam.took_lock(self.who),
+            Ok(_) if matches!(kind, Kind::WriteReports | Kind::WriteRecord) => self.seam.reported(self.who),
+            Ok(_) => {}
+            Err(err) => self.seam.lock().log(format_args!("    refused: {err}")),
+        }
+        self.seam.after(self.who, fault).await;
+        (fault, if fault == Some(Fault::LostAfter) { Err(lost()) } else { result })
+    }
+}
+
+impl Tree for SimTree {
+    type Feed = SimFeed;
+
+    async fn get(&self, path: &NodePath) -> Result<Node, TreeError> {
+        self.call(Kind::Get, self.inner.get(path)).await
+    }
+
+    async fn exists(&self, path: &NodePath) -> Result<bool, TreeError> {
+        self.call(Kind::Get, self.inner.exists(path)).await
+    }
+
+    async fn children(&self, path: &NodePath) -> Result<Vec<String>, TreeError> {
+        let kind = if *path == paths::machines() { Kind::ReadMachines } else { Kind::ReadMany };
+        let (fault, names) = self.faulty(kind, self.inner.children(path)).await;
+        if fault == Some(Fault::Empty) { Ok(Vec::new()) } else { names }
+    }
+
+    async fn read_each(&self, reads: Vec<Read>) -> Result<Vec<Result<Answer, TreeError>>, TreeError> {
+        let lists = matches!(reads.first(), Some(Read::Children(path)) if *path == paths::services());
+        let kind = if lists { Kind::ReadLists } else { Kind::ReadMany };
+        let (fault, answers) = self.faulty(kind, self.inner.read_each(reads)).await;
+        let mut answers = answers?;
+        if fault == Some(Fault::Empty) {
+            // Services, units and machines are asked for in this order; without the last nothing would be done at all.
+            for answer in answers.iter_mut().take(2) {
+                if let Ok(Answer::Children(Some(names))) = answer {
+                    names.clear();
+                }
+            }
+        }
+        Ok(answers)
+    }
+
+    async fn write(&self, writes: Vec<Write>) -> Result<(), TreeError> {
+        self.call(Kind::of_write(&writes), self.inner.write(writes)).await
+    }
+
+    async fn set_acl(&self, path: &NodePath, acl: Acl) -> Result<(), TreeError> {
+        self.call(Kind::WriteCorner, self.inner.set_acl(path, acl)).await
+    }
+
+    async fn sync(&self) -> Result<(), TreeError> {
+        self.call(Kind::Sync, self.inner.sync()).await
+    }
+
+    async fn watch(&self, path: &NodePath) -> Result<SimFeed, TreeError> {
+        let inner = self.call(Kind::Watch, self.inner.watch(path)).await?;
+        Ok(SimFeed { inner, seam: self.seam.clone(), again: None, late: None })
+    }
+}
+
+/// A feed that loses, doubles and reorders its events when it is told to.
+pub(crate) struct SimFeed {
+    inner: MemoryFeed,
+    pub seam: Seam,
+    again: Option<Event>,
+    late: Option<(Event, Instant)>,
+}
+
+impl Feed for SimFeed {
+    async fn next(&mut self) -> Result<Event, TreeError> {
+        loop {
+            if let Some(event) = self.again.take() {
+                return Ok(event);
+            }
+            if let Some((_, until)) = self.late {
+                // Whatever comes first overtakes the one that is late.
+                let other = timeout_at(until, self.inner.next()).await;
+                self.again = self.late.take().map(|(event, _)| event);
+                if let Ok(other) = other {
+                    return other;
+                }
+                continue;
+            }
+            let event = self.inner.next().await?;
+            if event == Event::Everything {
+                return Ok(event);
+            }
+            match self.seam.lock().next_event() {
+                None => return Ok(event),
+                Some(Mishap::EventDoubled) => {
+                    self.again = Some(event.clone());
+                    return Ok(event);
+                }
+                Some(Mishap::EventReordered) => {
+                    self.late = Some((event, Instant::now() + Duration::from_millis(30)));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+}
