@@ -194,6 +194,26 @@ impl Memory {
         self.lock().world.remove_group(machine);
     }
 
+    /// Somebody makes the group that all machines share, with our mark.
+    pub fn add_environment_group(&self) {
+        self.lock().world.environment = Some(GroupId::new("sg-environment"));
+    }
+
+    /// Somebody else makes a group that has the name of the machine's, without our mark.
+    pub fn squat(&self, machine: MachineNumber) {
+        self.lock().world.squat(machine);
+    }
+
+    /// Machines whose group's name is taken by somebody else.
+    pub fn squatted(&self) -> BTreeSet<MachineNumber> {
+        self.lock().world.squatted()
+    }
+
+    /// Whoever took names gives them back.
+    pub fn end_squatting(&self) {
+        self.lock().world.end_squatting();
+    }
+
     /// Somebody else launches an instance.
     pub fn add_instance(&self, instance: &InstanceId) {
         self.lock().world.add_instance(instance);
@@ -312,7 +332,7 @@ impl Machines for Memory {
 
     async fn launch(&self, launch: &Launch) -> Result<Instance, Error> {
         let machine = launch.machine;
-        self.call(CallName::Launch, Some(machine), BTreeSet::new(), |world| Ok(world.launch(machine))).await
+        self.call(CallName::Launch, Some(machine), BTreeSet::new(), |world| world.launch(machine)).await
     }
 
     async fn adopt(&self, machine: MachineNumber, instance: &InstanceId) -> Result<Instance, Error> {

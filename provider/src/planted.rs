@@ -95,6 +95,12 @@ bugs!(
     SilentAboutTheGone,
     /// One machine that cannot be read keeps all others from being looked at.
     OneSpoilsAll,
+    /// The group that all machines share goes with those of machines that are gone.
+    SweepsTheShared,
+    /// While there is something to do at once, nobody looks at what changes.
+    DeafWhileLate,
+    /// What there was no time for while the lease lasted is taken for done.
+    CallsItDone,
 );
 
 /// Whether the mistake is to be made.

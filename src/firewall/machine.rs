@@ -174,6 +174,8 @@ async fn hold<T: Tree, F: Firewall>(
             changed = feeds.next() => { changed?; Due::Everything }
             due = timetable.due(retry_at) => due,
         };
+        // Who looks anyway looks at what has changed, or never would while there is something to do at once.
+        let due = if due == Due::Retries && feeds.heard() { Due::Everything } else { due };
         debug!(machine = %claim.machine, ?due, "woken");
         if !lead.confirm(tree).await? {
             return Ok(Ended::Lost);
@@ -249,6 +251,11 @@ impl<T: Tree> Feeds<T> {
         Ok(())
     }
 
+    /// Whether there was a change that nobody was told of yet. Now somebody is.
+    fn heard(&mut self) -> bool {
+        std::mem::take(&mut self.changed)
+    }
+
     /// Waits for a change that somebody else made. Cancel-safe: one that was heard of in a call that was dropped is told
     /// by the next.
     async fn next(&mut self) -> Result<(), tree::Error> {
@@ -306,6 +313,9 @@ mod tests {
         let patience = Duration::from_secs(3600);
         assert!(tokio::time::timeout(patience, feeds.next()).await.is_err(), "nothing has changed");
         tree.write(vec![create(paths::machine(machine))]).await.unwrap();
+        assert!(tokio::time::timeout(GATHER / 5, feeds.next()).await.is_err(), "it gathers");
+        assert!(feeds.heard() && !feeds.heard(), "who looks anyway is told, once");
+        tree.write(vec![create(paths::machine(MachineId::new(1)))]).await.unwrap();
         assert!(tokio::time::timeout(GATHER / 5, feeds.next()).await.is_err(), "it gathers");
         tokio::time::timeout(patience, feeds.next()).await.expect("told").unwrap();
         assert!(tokio::time::timeout(patience, feeds.next()).await.is_err(), "once");

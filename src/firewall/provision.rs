@@ -211,6 +211,9 @@ fn ends(machines: &Records, inventory: &Inventory, belongings: &Belongings<'_>) 
     let mut groups: Vec<_> = inventory.groups.iter().collect();
     groups.sort_unstable_by_key(|group| &group.id);
     for group in groups {
+        if group.machine.is_none() && planted(Bug::SweepsTheShared) {
+            steps.push(Step::DeleteGroup(MachineId::new(0), group.id.clone()));
+        }
         // While its instance ends, a group is in use for certain.
         if let Some(number) =
             group.machine.filter(|number| !known.contains(&number.get()) && !ending.contains(number))

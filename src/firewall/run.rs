@@ -158,7 +158,8 @@ impl<T: Tree, F: Firewall> Passes<'_, T, F> {
                 }),
                 due = timetable.due(self.agent.next_retry()) => match due {
                     Due::Everything => Some(everything.clone()),
-                    Due::Retries => Some(Dirty::default()),
+                    Due::Retries if planted(Bug::DeafWhileLate) => Some(Dirty::default()),
+                    Due::Retries => Some(changes.gathered()),
                     Due::Lease => None,
                 },
                 Some(news) = self.news.recv() => Some(self.hear(news)),

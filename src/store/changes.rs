@@ -113,6 +113,12 @@ impl<F: Feed> Changes<F> {
         self.pending.all();
     }
 
+    /// What was gathered so far, without waiting: for who looks anyway, whatever for. Otherwise one that always has something
+    /// to do at once would never hear of anything.
+    pub fn gathered(&mut self) -> Dirty {
+        std::mem::take(&mut self.pending)
+    }
+
     /// Waits until something is dirty, gathers what follows at once, and returns it all. The first says everything.
     /// Cancel-safe.
     ///

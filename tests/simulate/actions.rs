@@ -42,6 +42,8 @@ pub(crate) enum Action {
     Provider(Mishap, usize),
     /// One call in so many fails.
     Storm(usize),
+    /// Every request to the provider takes so many milliseconds.
+    Sluggish(u64),
     Cure,
     Interrupt,
     Expire(usize),
@@ -100,6 +102,12 @@ impl World {
                 let mut shared = self.seam.lock();
                 shared.storm = Some(share);
                 shared.shallow();
+            }
+            Action::Sluggish(ms) => {
+                self.happened(Mishap::Sluggish);
+                let mut shared = self.seam.lock();
+                shared.sluggish = Some(Duration::from_millis(ms));
+                shared.slow();
             }
             Action::Cure => self.cure(),
             _ => self.disturb(action).await,

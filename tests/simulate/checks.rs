@@ -90,7 +90,13 @@ impl World {
                 self.fail(&format!("S3: rules of others on {machine} were touched: {there:?}"));
             }
         }
+        if self.seam.provider.squatted() != self.squatted {
+            self.fail("S3: a group that has only the name of one of ours was touched");
+        }
         if self.provisions {
+            if !self.seam.provider.truth().groups.iter().any(|group| group.machine.is_none()) {
+                self.fail("S3: the group that all machines share was deleted");
+            }
             return;
         }
         let theirs = self.seam.provider.actual(MachineNumber::new(FOREIGN));
@@ -146,14 +152,7 @@ impl World {
 
     /// S2: what cannot be read is told; and status is right about what is open.
     async fn expect_told(&self, machine: MachineId) {
-        let node = match self.operator.tree().get(&paths::firewall_report(machine)).await {
-            Ok(node) => node,
-            Err(err) => self.fail(&format!("S2: no report of {machine}: {err}")),
-        };
-        let report = match Report::parse(&node.data) {
-            Ok(report) => report,
-            Err(err) => self.fail(&format!("S2: the report of {machine} is garbage: {err}")),
-        };
+        let report = self.report(machine).await;
         // That an instance is gone is told as a problem, and rightly so.
         let whole = !self.provisions || self.has_instance(machine).await;
         let shared = self.seam.lock();
@@ -174,6 +173,27 @@ impl World {
         if !untold.is_empty() {
             self.fail(&format!("S2: the report of {machine} forgets{untold}"));
         }
+    }
+
+    pub(crate) async fn report(&self, machine: MachineId) -> Report {
+        let node = match self.operator.tree().get(&paths::firewall_report(machine)).await {
+            Ok(node) => node,
+            Err(err) => self.fail(&format!("S2: no report of {machine}: {err}")),
+        };
+        match Report::parse(&node.data) {
+            Ok(report) => report,
+            Err(err) => self.fail(&format!("S2: the report of {machine} is garbage: {err}")),
+        }
+    }
+
+    /// Machines that lack something that is wanted on them.
+    pub(crate) fn lacking(&self) -> Vec<MachineId> {
+        let machines: Vec<MachineId> = self.seam.lock().oracle.machines.keys().copied().collect();
+        let lacks = |machine: &MachineId| {
+            let wanted = self.seam.lock().oracle.wanted(*machine);
+            !wanted.minus(self.seam.reachable(*machine)).is_empty()
+        };
+        machines.into_iter().filter(lacks).collect()
     }
 
     /// Whatever was wrong was given its time: from here on nobody has an excuse.

@@ -51,6 +51,7 @@ impl World {
             7 => Action::OlderRecord(any),
             8 => Action::NewerRecord(any),
             9..=10 => Action::Heal,
+            11 if provisions && other % 3 == 0 => Action::Meddle(Mishap::NameTaken, any),
             11..=13 => {
                 let what = [
                     Mishap::RuleRemoved,
@@ -83,6 +84,7 @@ impl World {
             29 => Action::Backup,
             30 => Action::Restore,
             31 if provisions => Action::LoseInstance(any),
+            32 => Action::Sluggish(random.pick(&[300, 1_100, 3_500])),
             _ => self.an_armed_fault(),
         }
     }

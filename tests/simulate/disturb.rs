@@ -135,7 +135,11 @@ impl World {
             Mishap::GroupAmiss => rules.amiss.push("its name".to_owned()),
             _ => {}
         });
-        if what == Mishap::GroupDeleted {
+        if what == Mishap::NameTaken {
+            self.squatted.insert(number(id));
+            self.seam.provider.squat(number(id));
+        }
+        if matches!(what, Mishap::GroupDeleted | Mishap::NameTaken) {
             self.foreign.remove(&id);
             self.seam.provider.remove_group(number(id));
         }
@@ -187,9 +191,16 @@ impl World {
                 self.seam.provider.add_group(number(machine));
             }
         }
+        if !std::mem::take(&mut self.squatted).is_empty() {
+            self.seam.provider.end_squatting();
+            self.seam.lock().deep();
+        }
         let mut shared = self.seam.lock();
         if shared.storm.take().is_some() {
             shared.shallow();
+        }
+        if shared.sluggish.take().is_some() {
+            shared.slow();
         }
         shared.strict = false;
     }
@@ -205,6 +216,7 @@ impl World {
     /// Whether something is wrong that goes on being wrong.
     pub(crate) fn ailing(&self) -> bool {
         let shared = self.seam.lock();
-        shared.storm.is_some() || !shared.armed.is_empty() || !shared.events.is_empty()
+        let provider_ails = shared.storm.is_some() || shared.sluggish.is_some() || !self.squatted.is_empty();
+        provider_ails || !shared.armed.is_empty() || !shared.events.is_empty()
     }
 }

@@ -167,6 +167,7 @@ listed!(
         Quota,
         /// Launches are not remembered.
         Forgetful,
+        Sluggish,
         InstanceLost,
         RuleRemoved,
         RuleAdded,
@@ -174,6 +175,7 @@ listed!(
         ForeignEqual,
         GroupAmiss,
         GroupDeleted,
+        NameTaken,
         CorruptPorts,
         CorruptUnit,
         CorruptFlag,
@@ -260,4 +262,22 @@ impl Coverage {
             Mishap::ALL.iter().map(|mishap| format!("{mishap:?} {}", self.mishaps[*mishap as usize]));
         text + "  " + &mishaps.collect::<Vec<_>>().join(", ") + "\n"
     }
+}
+
+#[test]
+fn what_never_happened_is_named() {
+    let mut coverage = Coverage::default();
+    for &fault in Fault::ALL {
+        Kind::ALL
+            .iter()
+            .filter(|kind| fault.possible_at(**kind))
+            .for_each(|kind| coverage.struck(fault, *kind));
+    }
+    Mishap::ALL.iter().filter(|what| **what != Mishap::Flood).for_each(|what| coverage.happened(*what));
+    assert_eq!(coverage.missing(), ["Flood"]);
+    let mut other = Coverage::default();
+    other.happened(Mishap::Flood);
+    assert!(other.missing().contains(&"CrashBefore at Get".to_owned()));
+    coverage.add(&other);
+    assert_eq!(coverage.missing(), Vec::<String>::new());
 }

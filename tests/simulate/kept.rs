@@ -12,7 +12,7 @@ use crate::checks::FAST;
 use crate::faults::{Fault, Kind, Mishap};
 use crate::in_a_world;
 use crate::ledger::Armed;
-use crate::world::{World, number};
+use crate::world::{Shape, World, number};
 
 type Telling = Pin<Box<dyn Future<Output = ()>>>;
 type Story = (&'static str, fn() -> Telling);
@@ -23,6 +23,8 @@ pub(crate) const STORIES: &[Story] = &[
     ("a look that failed", || Box::pin(a_look_fails())),
     ("a rule made by hand", || Box::pin(somebody_makes_the_rule())),
     ("a launch that was forgotten", || Box::pin(a_launch_is_forgotten())),
+    ("a lease too short for all", || Box::pin(a_lease_is_too_short())),
+    ("seed 4763", || Box::pin(a_change_comes_while_others_wait())),
 ];
 
 #[test]
@@ -40,7 +42,7 @@ fn armed(fault: Fault, kind: Kind) -> Action {
 /// The tree showed nothing, the provider failed in the same pass, and the machines came back one by one: each closed fewer
 /// rules than a mass close has, until nothing was left.
 async fn machines_come_back_one_by_one() {
-    let mut world = World::new(0, 1, false, false).await;
+    let mut world = World::new(0, Shape::small(1, false), false).await;
     // Six rules on every machine that has a unit.
     let placed: Vec<MachineId> = world.seam.lock().oracle.units.values().map(|unit| unit.machine).collect();
     let mut served = BTreeSet::new();
@@ -76,7 +78,7 @@ async fn machines_come_back_one_by_one() {
 
 /// The read that follows an event fails: nobody says a second time what changed.
 async fn a_look_fails() {
-    let mut world = World::new(0, 1, false, false).await;
+    let mut world = World::new(0, Shape::small(1, false), false).await;
     world.perform(Action::Expose(0)).await;
     world.pause(FAST).await;
     world.check().await;
@@ -90,7 +92,7 @@ async fn a_look_fails() {
 
 /// Of three ports in one rule the middle one is left, and somebody else keeps that open already.
 async fn somebody_makes_the_rule() {
-    let mut world = World::new(0, 1, false, false).await;
+    let mut world = World::new(0, Shape::small(1, false), false).await;
     let (service, machine) = {
         let shared = world.seam.lock();
         let unit = shared.oracle.units.values().next().expect("a unit");
@@ -114,7 +116,7 @@ async fn somebody_makes_the_rule() {
 
 /// The answer to a launch is lost, and the provider neither shows the instance at once nor knows that it launched one.
 async fn a_launch_is_forgotten() {
-    let mut world = World::new(0, 1, true, false).await;
+    let mut world = World::new(0, Shape::small(1, true), false).await;
     world.pause(FAST).await;
     world.check().await;
     world.perform(Action::Provider(Mishap::Forgetful, 0)).await;
@@ -126,5 +128,48 @@ async fn a_launch_is_forgotten() {
     assert_eq!(launched, 3 + 2, "one too many");
     world.perform(Action::Cure).await;
     world.pause(DEEP + SHALLOW).await;
+    world.check().await;
+}
+
+/// More machines want a change than a slow provider makes while the lease lasts; then nothing happens that could help the
+/// rest of them, and the resync is far away.
+async fn a_lease_is_too_short() {
+    let mut world = World::new(0, Shape::large(1, false), false).await;
+    let units = world.seam.lock().oracle.units.len();
+    for unit in 0..units {
+        world.perform(Action::Open(unit, 0)).await;
+    }
+    world.pause(FAST).await;
+    world.check().await;
+    world.perform(Action::Sluggish(3_500)).await;
+    world.perform(Action::Expose(0)).await;
+    world.pause(FAST).await;
+    let late = world.lacking();
+    assert!(!late.is_empty(), "there was to be no time for some");
+    for machine in late {
+        let report = world.report(machine).await;
+        assert!(report.is_pending(), "machine {machine} is said to be as it should: {report:?}");
+    }
+    world.pause(Duration::from_secs(23)).await;
+    assert_eq!(world.lacking(), [], "a slow provider is no reason to wait for a resync");
+    world.perform(Action::Cure).await;
+    world.pause(SHALLOW + FAST).await;
+    world.check().await;
+}
+
+/// So much was put off that there is always something to do at once: what changes meanwhile is looked at all the same.
+async fn a_change_comes_while_others_wait() {
+    let mut world = World::new(0, Shape { machines: 40, ..Shape::large(1, false) }, false).await;
+    let units = world.seam.lock().oracle.units.len();
+    for unit in 0..units {
+        world.perform(Action::Open(unit, 0)).await;
+    }
+    world.pause(FAST).await;
+    world.check().await;
+    world.perform(Action::Sluggish(3_500)).await;
+    world.perform(Action::Expose(0)).await;
+    world.pause(Duration::from_secs(1)).await;
+    world.perform(Action::Unexpose(0)).await;
+    world.pause(Duration::from_secs(30)).await;
     world.check().await;
 }

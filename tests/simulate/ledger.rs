@@ -50,6 +50,8 @@ pub(crate) struct Shared {
     pub outage: bool,
     /// One provider call in so many fails.
     pub storm: Option<usize>,
+    /// How long every request to the provider takes.
+    pub sluggish: Option<Duration>,
     /// The provider refuses a change as a whole if any of it is already so.
     pub strict: bool,
     /// The last who asked for all lists were told that they are empty. Who is told so twice in a row may believe it.
@@ -59,6 +61,8 @@ pub(crate) struct Shared {
     /// The last fault that retries make good, and the last that only a resync is sure to.
     pub shallow_at: Option<Instant>,
     pub deep_at: Option<Instant>,
+    /// The last call that took long.
+    slow_at: Option<Instant>,
     pub changed_at: Instant,
     /// Until then an agent may not know what it should.
     pub blind_until: Instant,
@@ -93,11 +97,13 @@ impl Shared {
             events: VecDeque::new(),
             outage: false,
             storm: None,
+            sluggish: None,
             strict: false,
             emptied: false,
             bare_at: None,
             shallow_at: None,
             deep_at: None,
+            slow_at: None,
             changed_at: now,
             blind_until: now,
             writes: BTreeMap::new(),
@@ -148,6 +154,12 @@ impl Shared {
         self.deep_at = Some(Instant::now());
     }
 
+    /// A request to the provider takes long. That delays what is wanted, and is no excuse for leaving it undone.
+    pub(crate) fn slow(&mut self) {
+        self.slow_at = Some(Instant::now());
+        self.shallow();
+    }
+
     /// Called after every change of the oracle.
     pub(crate) fn changed(&mut self) {
         let now = Instant::now();
@@ -160,7 +172,7 @@ impl Shared {
 
     /// Whether a call may still be stuck.
     pub(crate) fn slow_lately(&self) -> bool {
-        self.deep_at.is_some_and(|at| Instant::now() < at + Duration::from_secs(90))
+        self.deep_at.max(self.slow_at).is_some_and(|at| Instant::now() < at + Duration::from_secs(90))
     }
 
     pub(crate) fn take_log(&mut self) -> String {

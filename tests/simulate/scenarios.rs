@@ -7,7 +7,8 @@ use std::time::Duration;
 use crate::actions::{Action, SHALLOW};
 use crate::faults::{Fault, Mishap};
 use crate::ledger::Armed;
-use crate::world::World;
+use crate::limits::{self, Stopwatch};
+use crate::world::{Shape, World};
 use crate::{first_line, in_a_world};
 
 use Action::{
@@ -187,7 +188,7 @@ const STORIES: &[Story] = &[
 /// Tells a story with one fault. Returns whether there was a call for it.
 fn tell(story: &Story, fault: Fault, skip: u64) -> bool {
     in_a_world(async {
-        let mut world = World::new(3, story.agents, story.provisions, false).await;
+        let mut world = World::new(3, Shape::small(story.agents, story.provisions), false).await;
         world.perform(Action::Arm(Armed { fault, kind: None, skip })).await;
         for &action in story.actions {
             world.perform(action).await;
@@ -213,7 +214,7 @@ fn alone_every_call_of_every_story_is_cut_off() {
     let tasks: Vec<(&Story, Fault)> =
         STORIES.iter().flat_map(|story| faults.map(|fault| (story, fault))).collect();
     let (next, told) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let start = std::time::Instant::now();
+    let watch = Stopwatch::start();
     std::panic::set_hook(Box::new(|_| {}));
     let work = || -> Vec<String> {
         let mut failed = Vec::new();
@@ -242,6 +243,7 @@ fn alone_every_call_of_every_story_is_cut_off() {
         workers.into_iter().flat_map(|worker| worker.join().expect("no panic of its own")).collect()
     });
     drop(std::panic::take_hook());
-    println!("{} tellings in {:?}", told.load(Ordering::Relaxed), start.elapsed());
+    println!("{} tellings in {}", told.load(Ordering::Relaxed), watch.words());
     assert_eq!(failed, Vec::<String>::new());
+    watch.expect_within(&limits::STORIES);
 }

@@ -83,6 +83,7 @@ impl Seam {
                 shared.coverage.struck(fault, kind);
                 shared.log(format_args!("    {fault:?}"));
                 match fault {
+                    Fault::Slow if !kind.is_store() => shared.slow(),
                     Fault::Slow | Fault::Paused | Fault::Midst | Fault::Stale | Fault::Expired => {
                         shared.deep();
                     }
@@ -97,7 +98,11 @@ impl Seam {
             Some(Fault::Slow) => {
                 let long = self.lock().random.pick(&[900, 2_500, 6_000]);
                 sleep(Duration::from_millis(long)).await;
-                self.lock().deep();
+                if kind.is_store() {
+                    self.lock().deep();
+                } else {
+                    self.lock().slow();
+                }
             }
             Some(Fault::Paused) => {
                 let long = self.lock().random.pick(&[1_000, 4_000, 25_000]);
@@ -109,6 +114,11 @@ impl Seam {
                 self.midst[1].notified().await;
             }
             _ => {}
+        }
+        let sluggish = self.lock().sluggish.filter(|_| !kind.is_store());
+        if let Some(long) = sluggish {
+            sleep(long).await;
+            self.lock().slow();
         }
         fault
     }

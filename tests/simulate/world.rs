@@ -22,8 +22,31 @@ use crate::oracle::{Machine, Oracle, Service, Unit};
 use crate::random::Random;
 use crate::seam::{FOREIGN, Seam};
 
-pub(crate) const MACHINES: usize = 3;
 pub(crate) const SERVICES: usize = 3;
+
+/// What a world is made with.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    pub agents: usize,
+    /// Whether they provision, too.
+    pub provisions: bool,
+    pub machines: usize,
+}
+
+impl Shape {
+    pub(crate) const fn small(agents: usize, provisions: bool) -> Shape {
+        Shape { agents, provisions, machines: 3 }
+    }
+
+    /// More machines than an agent changes at the same time, and most of them of one service.
+    pub(crate) const fn large(agents: usize, provisions: bool) -> Shape {
+        Shape { agents, provisions, machines: 14 }
+    }
+
+    fn is_large(self) -> bool {
+        self.machines > 3
+    }
+}
 
 /// How many environments there are to begin with; they differ in where their units are.
 const TEMPLATES: u64 = 8;
@@ -34,6 +57,8 @@ pub(crate) struct World {
     pub operator: Environment<MemoryTree>,
     /// Rules of others, as they were made.
     pub foreign: BTreeMap<MachineId, Vec<Foreign>>,
+    /// Machines whose group's name somebody else has taken.
+    pub squatted: BTreeSet<MachineNumber>,
     pub backup: Option<(Backup, Oracle, BTreeMap<NodePath, Vec<u8>>)>,
     /// What znodes held before they were damaged.
     pub damaged: BTreeMap<NodePath, Vec<u8>>,
@@ -85,9 +110,11 @@ pub(crate) fn deployment(service: usize, to: MachineId) -> Deploy {
     }
 }
 
-async fn template(variant: u64) -> Rc<Template> {
-    thread_local!(static MADE: RefCell<BTreeMap<u64, Rc<Template>>> = const { RefCell::new(BTreeMap::new()) });
-    if let Some(made) = MADE.with_borrow(|made| made.get(&variant).cloned()) {
+async fn template(variant: u64, shape: Shape) -> Rc<Template> {
+    type Made = BTreeMap<(u64, usize), Rc<Template>>;
+    thread_local!(static MADE: RefCell<Made> = const { RefCell::new(BTreeMap::new()) });
+    let key = (variant, shape.machines);
+    if let Some(made) = MADE.with_borrow(|made| made.get(&key).cloned()) {
         return made;
     }
     let store = MemoryStore::default();
@@ -103,7 +130,7 @@ async fn template(variant: u64) -> Rc<Template> {
     let environment = Environment::bootstrap(tree, &wanted).await.expect("a fresh store");
     let mut random = Random::new(variant);
     let mut oracle = Oracle::default();
-    for n in 0..MACHINES {
+    for n in 0..shape.machines {
         let instance = format!("i-{n}").parse().expect("an id");
         let machine = environment.add_machine(Some(instance)).await.expect("a machine");
         oracle.machines.insert(machine, Machine::default());
@@ -115,8 +142,14 @@ async fn template(variant: u64) -> Rc<Template> {
         let exposed = crate::oracle::Exposed::No;
         oracle.services.insert(service, Service { id: deployed.service, exposed, corrupt: false });
         let name = service_name(service);
-        let more = environment.add_units(&name, 1, Some(random.pick(&machines))).await.expect("a unit");
-        for placed in deployed.units.into_iter().chain(more) {
+        let mut units = deployed.units;
+        // In a large world the first service is nearly everywhere.
+        let more = if shape.is_large() && service == 0 { machines.len() - 2 } else { 1 };
+        for n in 0..more {
+            let to = if more > 1 { machines[n] } else { random.pick(&machines) };
+            units.extend(environment.add_units(&name, 1, Some(to)).await.expect("a unit"));
+        }
+        for placed in units {
             let machine = placed.machine;
             oracle.units.insert(placed.id, Unit::new(service, placed.name.number(), machine));
         }
@@ -124,20 +157,23 @@ async fn template(variant: u64) -> Rc<Template> {
     drop(environment);
     let backup = store.backup();
     let made = Rc::new(Template { backup, operator, controller, oracle });
-    MADE.with_borrow_mut(|all| all.insert(variant, made.clone()));
+    MADE.with_borrow_mut(|all| all.insert(key, made.clone()));
     made
 }
 
 impl World {
-    pub(crate) async fn new(seed: u64, agents: usize, provisions: bool, log: bool) -> World {
-        let template = template(seed % TEMPLATES).await;
+    pub(crate) async fn new(seed: u64, shape: Shape, log: bool) -> World {
+        let Shape { agents, provisions, machines } = shape;
+        let template = template(seed % TEMPLATES, shape).await;
         let mut random = Random::new(seed);
         let store = MemoryStore::from_backup(&template.backup);
         let provider = Memory::new(Settings::default());
         let operator =
             Environment::open(store.connect(Some(&template.operator))).await.expect("an environment");
-        // Who provisions makes the groups, and sweeps those of machines that the tree does not have.
-        if !provisions {
+        // Who provisions makes the groups, and sweeps those of machines that the tree does not have, but no others.
+        if provisions {
+            provider.add_environment_group();
+        } else {
             template.oracle.machines.keys().for_each(|machine| _ = provider.add_group(number(*machine)));
             provider.add_group(MachineNumber::new(FOREIGN));
         }
@@ -156,6 +192,7 @@ impl World {
             seam,
             operator,
             foreign: BTreeMap::new(),
+            squatted: BTreeSet::new(),
             backup: None,
             damaged: BTreeMap::new(),
             provisions,
@@ -164,7 +201,7 @@ impl World {
             agents,
             began: Instant::now(),
         };
-        for n in 0..MACHINES {
+        for n in 0..machines {
             world.stranger(&format!("i-{n}"));
         }
         world.stranger("i-theirs");

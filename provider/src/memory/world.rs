@@ -55,6 +55,10 @@ pub(super) struct World {
     pub(super) calls: u64,
     groups: BTreeMap<MachineNumber, Lagging<Option<MachineRules>>>,
     instances: BTreeMap<InstanceId, Lagging<Held>>,
+    /// Groups of others that have the name of a machine's, and not our mark: nobody is shown them.
+    squatters: BTreeMap<MachineNumber, GroupId>,
+    /// The group that all machines share, if somebody made it.
+    pub(super) environment: Option<GroupId>,
     made: u64,
 }
 
@@ -70,7 +74,15 @@ struct Held {
 
 impl World {
     pub(super) fn new(settings: Settings) -> Self {
-        Self { settings, calls: 0, groups: BTreeMap::new(), instances: BTreeMap::new(), made: 0 }
+        Self {
+            settings,
+            calls: 0,
+            groups: BTreeMap::new(),
+            instances: BTreeMap::new(),
+            squatters: BTreeMap::new(),
+            environment: None,
+            made: 0,
+        }
     }
 
     pub(super) fn rules(&self, machine: MachineNumber) -> Option<&MachineRules> {
@@ -148,6 +160,30 @@ impl World {
         group
     }
 
+    pub(super) fn squat(&mut self, machine: MachineNumber) {
+        let group = GroupId::new(format!("sg-{}", self.next_number()));
+        self.squatters.insert(machine, group);
+    }
+
+    pub(super) fn squatted(&self) -> BTreeSet<MachineNumber> {
+        self.squatters.keys().copied().collect()
+    }
+
+    pub(super) fn end_squatting(&mut self) {
+        self.squatters.clear();
+    }
+
+    /// The machine's group, unless somebody else has one of its name.
+    fn make_group(&mut self, machine: MachineNumber) -> Result<GroupId, Error> {
+        match self.squatters.get(&machine).filter(|_| self.rules(machine).is_none()) {
+            Some(theirs) => {
+                let reason = "it has our name, and not our mark".to_owned();
+                Err(Error::Foreign { what: Subject::from(theirs), reason })
+            }
+            None => Ok(self.add_group(machine)),
+        }
+    }
+
     pub(super) fn tamper(&mut self, machine: MachineNumber, change: impl FnOnce(&mut MachineRules)) -> bool {
         let Some(mut rules) = self.rules(machine).cloned() else { return false };
         change(&mut rules);
@@ -205,23 +241,24 @@ impl World {
             let rules = lagging.as_of(horizon)?.as_ref()?;
             Some(Group { id: rules.group.clone(), machine: Some(machine) })
         });
-        Inventory { instances: instances.collect(), groups: groups.collect() }
+        let environment = self.environment.iter().map(|id| Group { id: id.clone(), machine: None });
+        Inventory { instances: instances.collect(), groups: groups.chain(environment).collect() }
     }
 
-    pub(super) fn launch(&mut self, machine: MachineNumber) -> Instance {
+    pub(super) fn launch(&mut self, machine: MachineNumber) -> Result<Instance, Error> {
         let running = self.instances.iter().find_map(|(id, lagging)| {
             let held = lagging.latest().filter(|held| held.running)?;
             self.shown(id, held).filter(|instance| instance.machine == machine)
         });
         if let Some(instance) = running.filter(|_| !self.settings.forgets_launches) {
-            return instance;
+            return Ok(instance);
         }
-        self.add_group(machine);
+        self.make_group(machine)?;
         self.tamper(machine, |rules| rules.owned.clear());
         let id = InstanceId::new(format!("i-{}", self.next_number()));
         let owner = (machine, Origin::Launched);
         self.hold(&id, Held { running: true, owner: Some(owner), group_of: Some(machine), ended_at: 0 });
-        self.instance(&id, owner, InstanceState::Running)
+        Ok(self.instance(&id, owner, InstanceState::Running))
     }
 
     pub(super) fn adopt(&mut self, machine: MachineNumber, id: &InstanceId) -> Result<Instance, Error> {
@@ -238,7 +275,7 @@ impl World {
 
     pub(super) fn ensure_group(&mut self, machine: MachineNumber, id: &InstanceId) -> Result<GroupId, Error> {
         let held = self.held(id)?.clone();
-        let group = self.add_group(machine);
+        let group = self.make_group(machine)?;
         self.hold(id, Held { group_of: Some(machine), ..held });
         Ok(group)
     }
@@ -265,6 +302,9 @@ impl World {
     }
 
     pub(super) fn delete_group(&mut self, group: &GroupId) -> Result<(), Error> {
+        // Nobody is asked whose they are: it is for the caller to leave them alone.
+        self.squatters.retain(|_, theirs| theirs != group);
+        self.environment = self.environment.take().filter(|shared| shared != group);
         let mut groups = self.groups.iter();
         let owner = groups.find_map(|(&machine, lagging)| {
             lagging.latest()?.as_ref().filter(|rules| rules.group == *group).map(|_| machine)
