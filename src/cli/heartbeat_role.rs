@@ -14,7 +14,8 @@ use tracing::{info, warn};
 
 use super::config::Role;
 use super::settings::{Globals, Settings};
-use super::{controller, file, output};
+use super::upkeep::jitter;
+use super::{file, output};
 use crate::heartbeat::announce::announce;
 use crate::heartbeat::api::{Api, limits};
 use crate::heartbeat::ears::Ears;
@@ -223,7 +224,7 @@ async fn track(
         url,
         post: Arc::new(post),
         webhook_secret: secret.map(|secret| secret.into_bytes().into()),
-        random: controller::jitter,
+        random: jitter,
     })?;
     let ended = tokio::select! {
         ended = tracker.run(stopped) => ended,

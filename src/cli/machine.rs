@@ -13,13 +13,13 @@ use portcullis_provider::rule::Protocol;
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
-use super::controller;
 use super::failure::{Usage, typed};
 use super::machine_file::{self, MachineFile};
 use super::metrics::{self, Watched};
 use super::settings::Globals;
 use super::unit_options::UnitOptions;
 use super::up;
+use super::upkeep::{Upkeep, jitter, last_pass};
 use crate::firewall::agent::Agent;
 use crate::firewall::apply::number;
 use crate::firewall::here::Here;
@@ -37,9 +37,6 @@ use crate::store::election::Leadership;
 use crate::store::{Address, ZkTree};
 use crate::unit::site::Site;
 use crate::unit::units;
-
-/// How long a pass that is under way may take once we are asked to end.
-pub(super) const LAST_PASS: Duration = Duration::from_secs(15);
 
 /// How often a store that is not there yet is looked for.
 const STORE_PAUSE: Duration = Duration::from_secs(1);
@@ -75,14 +72,8 @@ pub(super) struct Own {
     /// A port that stays open, whatever is asked for: PORT[-PORT][/PROTOCOL]; ssh and the store's own always do
     #[arg(long, value_name = "PORT")]
     protect: Vec<String>,
-    /// Everything is compared this often, whatever was noticed in between
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    resync: u64,
-    /// What may never be opened [default: ssh and the store's own ports]
-    #[arg(long, value_name = "FILE")]
-    policy: Option<PathBuf>,
     #[command(flatten)]
-    watched: Watched,
+    upkeep: Upkeep,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -121,7 +112,7 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
             info!(signal, "stopping");
             stop.send_replace(true);
             beating.await.context("the beats ended badly")?;
-            tokio::time::timeout(LAST_PASS, running).await.context("the last pass does not end")?
+            last_pass(running).await
         }
     }
 }
@@ -133,7 +124,7 @@ impl Own {
     }
 
     fn protected(&self, store: &Address) -> anyhow::Result<Vec<PortRange>> {
-        let own = std::iter::once(SSH).chain(store.ports()).chain(self.watched.port());
+        let own = std::iter::once(SSH).chain(store.ports()).chain(self.upkeep.watched.port());
         let own = own.map(|port| PortRange::single(port, Protocol::Tcp).map_err(Usage::new));
         let named = self.protect.iter().map(|text| ports::parse_argument(text).map_err(Usage::new));
         Ok(own.chain(named).collect::<Result<_, _>>()?)
@@ -170,8 +161,8 @@ pub(super) fn prepare(
     (own, units): (&Own, &UnitOptions),
     (usual, data): (Kind, &Path),
 ) -> anyhow::Result<MachineAgent> {
-    let base = Policy::for_own_machine(file.address.ports().chain(own.watched.port()));
-    let policy = controller::read_policy(own.policy.as_deref(), base)?;
+    let base = Policy::for_own_machine(file.address.ports().chain(own.upkeep.watched.port()));
+    let policy = own.upkeep.policy(base)?;
     let mode = match own.firewall.unwrap_or(usual) {
         Kind::None => None,
         Kind::DryRun => Some((Mode::Enforce, true, "a dry run for nftables on the machine itself")),
@@ -188,7 +179,7 @@ pub(super) fn prepare(
             Some(Looked { table, dry, words })
         }
     };
-    let (resync, watched) = (Duration::from_secs(own.resync), own.watched.clone());
+    let (resync, watched) = (own.upkeep.resync(), own.upkeep.watched.clone());
     let site = units.site(environment, id, &file, data, resync)?;
     Ok(MachineAgent { id, file, policy, resync, firewall, watched, site, trackers: None })
 }
@@ -211,15 +202,13 @@ impl MachineAgent {
         let firewall = match self.firewall {
             Some(Looked { table, dry, words }) => {
                 let nftables = Nftables::new(number(self.id), table);
-                let here =
-                    if dry { Here::dry(nftables, number(self.id)).await } else { Here::Real(nftables) };
-                Some((here, words))
+                Some((if dry { Here::dry(nftables) } else { Here::Real(nftables) }, words))
             }
             None => None,
         };
         let mut agent = firewall.map(|(firewall, words)| {
             let acl = self.file.roles.machine_firewall(&identity);
-            Agent::of_machine(tree.clone(), firewall, self.policy, (self.id, acl, words), controller::jitter)
+            Agent::of_machine(tree.clone(), firewall, self.policy, (self.id, acl, words), jitter)
                 .with_metrics(metrics)
         });
         let following = self.trackers.map(|found| tokio::spawn(follow(tree.clone(), self.id, found)));
@@ -299,8 +288,9 @@ mod tests {
     use super::*;
 
     fn own(firewall: Kind, protect: &[&str]) -> Own {
+        let upkeep = Upkeep { resync: 60, policy: None, watched: Watched::default() };
         let protect = protect.iter().map(|&text| text.to_owned()).collect();
-        Own { firewall: Some(firewall), protect, resync: 60, policy: None, watched: Watched::default() }
+        Own { firewall: Some(firewall), protect, upkeep }
     }
 
     #[test]

@@ -41,3 +41,4 @@ mod unanswered;
 mod unexpose;
 mod unit_options;
 mod up;
+mod upkeep;

@@ -19,7 +19,7 @@ use super::heartbeat_role::{Beside, Reach, Started};
 use super::keeper::{Serving, announce, serve};
 use super::settings::Globals;
 use super::unit_options::UnitOptions;
-use super::{bootstrap, file, machine, machine_file, output};
+use super::{bootstrap, file, machine, machine_file, output, upkeep};
 use crate::heartbeat::notify::Http;
 use crate::heartbeat::sender::Sender;
 use crate::keeper::{Config, Keeper};
@@ -93,7 +93,7 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
         };
         stop.send_replace(true);
         // Before the store goes, so that all end in order; who does not is cut off with the process.
-        let _ = tokio::time::timeout(machine::LAST_PASS, async { tokio::join!(beating, agent) }).await;
+        let _ = tokio::time::timeout(upkeep::LAST_PASS, async { tokio::join!(beating, agent) }).await;
         if let Some(tracker) = tracker
             && let Err(error) = tracker.end().await
         {

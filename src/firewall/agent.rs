@@ -4,12 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use portcullis_provider::Firewall;
 use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::provider::MachineRules;
 use portcullis_provider::rule::{Change, Family};
-use portcullis_provider::{Applied, Error, Firewall};
 use tokio::time::Instant;
-use tracing::{info, warn};
 
 use super::apply::apply;
 use super::metrics::Metrics;
@@ -19,7 +18,7 @@ use super::plan::{MachinePlan, plan_machine};
 use super::policy::Policy;
 use super::report::Report;
 use super::reports::Reports;
-use super::retry::{Pace, Retries};
+use super::retry::Retries;
 use super::wanted::{Claim, Wanted, wanted};
 use crate::model::MachineId;
 use crate::runtime::clock;
@@ -152,6 +151,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         self.view = None;
         self.seen.clear();
         self.put_off.clear();
+        self.reports.forget_untold();
         self.trust = Trust::default();
     }
 
@@ -209,34 +209,43 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
     /// The failures of the store. What was seen of the tree is then forgotten, and the next pass looks at all of it.
     pub async fn pass(&mut self, dirty: &Dirty, lead: &Leadership) -> Result<Pass, crate::store::Error> {
         self.began = Instant::now();
-        let result = self.try_pass(dirty, lead).await;
+        let mut pass = Pass::default();
+        let result = self.try_pass(dirty, lead, &mut pass).await;
+        let requests = self.firewall.requests();
         match &result {
-            Ok(pass) => self.metrics.passed(pass, self.reports.len(), self.firewall.requests()),
+            Ok(()) => {
+                pass.pending = self.reports.pending();
+                self.metrics.passed(&pass, self.reports.len(), requests);
+            }
             Err(_) => {
                 if !planted(Bug::KeepsItsView) {
                     self.give_up_view();
                 }
-                self.metrics.failed();
+                self.metrics.failed(&pass, requests);
             }
         }
-        result
+        result.map(|()| pass)
     }
 
-    async fn try_pass(&mut self, dirty: &Dirty, lead: &Leadership) -> Result<Pass, crate::store::Error> {
+    async fn try_pass(
+        &mut self,
+        dirty: &Dirty,
+        lead: &Leadership,
+        pass: &mut Pass,
+    ) -> Result<(), crate::store::Error> {
         let mut machines = self.look(dirty).await?;
         let now = Instant::now();
         machines.extend(self.retries.due(now));
         machines.append(&mut self.put_off);
-        let mut pass = Pass { machines: machines.len(), ..Pass::default() };
+        pass.machines = machines.len();
         // A re-spelled rule takes two rounds: open the new, then close the old.
         for _round in 0..2 {
-            machines = self.round(machines, lead, &mut pass).await?;
+            machines = self.round(machines, lead, pass).await?;
             if machines.is_empty() {
                 break;
             }
         }
-        pass.pending = self.reports.pending();
-        Ok(pass)
+        Ok(())
     }
 
     fn give_up_view(&mut self) {
@@ -259,6 +268,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             self.seen.clear();
             let machines: BTreeSet<MachineId> = view.machines.keys().copied().collect();
             self.retries.forget_all_but(|machine| machines.contains(&machine));
+            self.changing.retain(|machine, _| machines.contains(machine));
             self.give_up_view();
             self.trust.begin(&machines);
             self.view = Some(view);
@@ -364,74 +374,6 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         (wanted, plan)
     }
 
-    /// Takes in what became of a machine's change.
-    fn learn(
-        &mut self,
-        machine: MachineId,
-        change: &Change,
-        applied: &Applied,
-        report: &mut Report,
-        pass: &mut Pass,
-    ) {
-        if applied.opened.is_ok() {
-            pass.opened += change.open.len();
-            report.pending.clear();
-        }
-        if applied.closed.is_ok() {
-            pass.closed += change.close.len();
-        } else {
-            self.keep_granted(machine, &change.close, report);
-        }
-        if applied.is_ok() {
-            info!(%machine, opened = change.open.len(), closed = change.close.len(), "firewall changed");
-            if let Some(rules) = self.seen.get_mut(&machine).filter(|_| !planted(Bug::ForgetsItsOwnChange)) {
-                rules.owned = change.applied_to(&rules.owned);
-                rules.amiss.clear();
-            }
-            return;
-        }
-        // What the machine has now is unknown: it is looked at again before anything is planned for it.
-        if !planted(Bug::KeepsWhatItSaw) {
-            self.seen.remove(&machine);
-        }
-        let mut slowest = Pace::ReadAgain;
-        let told = self.reports.get(machine).and_then(|report| report.problem.clone());
-        let mut problems = Vec::new();
-        for error in applied.errors() {
-            *pass.failures.entry(error.kind()).or_default() += 1;
-            problems.push(error.to_string());
-            slowest = slowest.max(Pace::after(error));
-        }
-        let problem = problems.join("; ");
-        // The same again is no news: the report says it for as long as it lasts.
-        if told.as_ref() != Some(&problem) {
-            match applied.errors().all(|error| matches!(error, Error::DryRun { .. })) {
-                true => info!(%machine, problem, "firewall left alone"),
-                false => warn!(%machine, problem, "firewall not changed"),
-            }
-        }
-        report.problem = Some(problem);
-        self.try_later(machine, slowest);
-    }
-
-    /// A change counts as made once nothing is left of it, however many tries that took.
-    fn time(&mut self, machine: MachineId, plan: &MachinePlan) {
-        if !plan.change.is_empty() {
-            self.changing.entry(machine).or_insert(self.began);
-        }
-        if self.seen.contains_key(&machine)
-            && plan.deferred.is_empty()
-            && let Some(since) = self.changing.remove(&machine)
-        {
-            self.metrics.changed(since.elapsed());
-        }
-    }
-
-    fn try_later(&mut self, machine: MachineId, pace: Pace) {
-        let random = (self.random)();
-        self.retries.failed(machine, pace, Instant::now(), random);
-    }
-
     /// The container of the reports, made once.
     ///
     /// # Errors
@@ -442,6 +384,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
 }
 
 mod doubt;
+mod learn;
 mod see;
 mod tell;
 

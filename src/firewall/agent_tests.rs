@@ -11,7 +11,7 @@ use super::*;
 use crate::firewall::apply::number;
 use crate::firewall::journal::{Entry, Journal};
 use crate::model::ports::parse_argument;
-use crate::model::{EnvironmentName, ServiceName, UnitId, UnitName};
+use crate::model::{EnvironmentName, ServiceId, ServiceName, UnitId, UnitName};
 use crate::store::changes::Key;
 use crate::store::election::Attempt;
 use crate::store::paths::{self, NodePath};
@@ -451,6 +451,54 @@ async fn reports_go_with_their_machines() {
     world.pass_for(Key::Machine(MachineId::new(0))).await;
     let path = paths::firewall_report(MachineId::new(0));
     assert!(!world.operator.tree().exists(&path).await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_that_never_came_about_is_forgotten_with_its_machine() {
+    for told in [true, false] {
+        let mut world = World::new().await;
+        let unit = world.deploy("a").await;
+        world.open(unit, "80").await;
+        world.expose("a").await;
+        let throttled = ProviderError::Throttled { what: Subject::Provider };
+        world.provider.fail_at(2, Fault::Before(Failure::Error(throttled)));
+        world.pass().await;
+        assert_eq!(world.agent.changing.len(), 1);
+        world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
+        world.operator.terminate_machines(&[MachineId::new(0)]).await.unwrap();
+        if told {
+            world.pass_for(Key::Machine(MachineId::new(0))).await;
+        } else {
+            world.pass().await;
+        }
+        assert_eq!(world.agent.changing, BTreeMap::new(), "told: {told}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_done_counts_and_is_told_though_the_store_refused_the_report() {
+    let mut world = World::new().await;
+    let unit = world.deploy("a").await;
+    world.open(unit, "80").await;
+    world.pass().await;
+    // Somebody else writes the report, so that ours is refused.
+    let report = paths::firewall_report(MachineId::new(0));
+    world.overwrite(report, b"{}").await;
+    world.expose("a").await;
+    let mut dirty = Dirty::default();
+    dirty.add(&Event::Changed(paths::exposed(ServiceId::new(0))));
+    let refused = world.agent.pass(&dirty, &world.lead).await;
+    assert!(refused.is_err(), "{refused:?}");
+    assert_eq!(world.rules(0), ["80/tcp"], "open all the same");
+    let counted = world.agent.metrics().render(&crate::firewall::run::Progress::default());
+    assert!(counted.contains("changes_total{what=\"open\"} 2"), "{counted}");
+    world.pass().await;
+    let log = world.operator.tree().get(&paths::firewall_log(MachineId::new(0))).await.unwrap();
+    let journal = Journal::parse(&log.data).unwrap();
+    assert_eq!(journal.entries().len(), 1, "told once: {journal:?}");
+    world.pass().await;
+    let log = world.operator.tree().get(&paths::firewall_log(MachineId::new(0))).await.unwrap();
+    assert_eq!(Journal::parse(&log.data).unwrap(), journal);
 }
 
 #[test]

@@ -13,20 +13,13 @@ use super::trial::Trial;
 #[derive(Debug)]
 pub enum Here {
     Real(Nftables),
-    Dry(DryRun<Nftables>),
-    Blind(DryRun<Trial>),
+    Dry(DryRun<Glimpse<Nftables>>),
 }
 
 impl Here {
-    /// A dry run for `nftables` on `machine`.
-    pub async fn dry(nftables: Nftables, machine: MachineNumber) -> Self {
-        match nftables.observe(&BTreeSet::from([machine])).await {
-            Ok(_) => Self::Dry(DryRun::new(nftables)),
-            Err(error) => {
-                tracing::debug!(%error, "dry run without a look at nftables");
-                Self::Blind(DryRun::new(Trial::new(Memory::new(Settings::default()))))
-            }
-        }
+    /// A dry run for `nftables`.
+    pub fn dry(nftables: Nftables) -> Self {
+        Self::Dry(DryRun::new(Glimpse::new(nftables)))
     }
 }
 
@@ -38,7 +31,6 @@ impl Firewall for Here {
         match self {
             Self::Real(firewall) => firewall.observe(machines).await,
             Self::Dry(firewall) => firewall.observe(machines).await,
-            Self::Blind(firewall) => firewall.observe(machines).await,
         }
     }
 
@@ -46,7 +38,6 @@ impl Firewall for Here {
         match self {
             Self::Real(firewall) => firewall.apply(machine, change).await,
             Self::Dry(firewall) => firewall.apply(machine, change).await,
-            Self::Blind(firewall) => firewall.apply(machine, change).await,
         }
     }
 
@@ -54,7 +45,6 @@ impl Firewall for Here {
         match self {
             Self::Real(firewall) => firewall.rules_per_family(),
             Self::Dry(firewall) => firewall.rules_per_family(),
-            Self::Blind(firewall) => firewall.rules_per_family(),
         }
     }
 
@@ -62,7 +52,77 @@ impl Firewall for Here {
         match self {
             Self::Real(firewall) => firewall.requests(),
             Self::Dry(firewall) => firewall.requests(),
-            Self::Blind(firewall) => firewall.requests(),
         }
+    }
+}
+
+/// Shows no rules where it may not look. Every look is tried anew: rights may come, and a look that failed for another
+/// reason is a failure.
+#[derive(Debug)]
+pub struct Glimpse<F> {
+    inner: F,
+    nothing: Trial,
+}
+
+impl<F> Glimpse<F> {
+    fn new(inner: F) -> Self {
+        Self { inner, nothing: Trial::new(Memory::new(Settings::default())) }
+    }
+}
+
+impl<F: Firewall> Firewall for Glimpse<F> {
+    async fn observe(
+        &self,
+        machines: &BTreeSet<MachineNumber>,
+    ) -> Result<BTreeMap<MachineNumber, Seen>, Error> {
+        match self.inner.observe(machines).await {
+            Err(error @ (Error::Denied { .. } | Error::Unusable { .. })) => {
+                tracing::debug!(%error, "dry run without a look at nftables");
+                self.nothing.observe(machines).await
+            }
+            seen => seen,
+        }
+    }
+
+    async fn apply(&self, machine: MachineNumber, change: &Change) -> Applied {
+        self.inner.apply(machine, change).await
+    }
+
+    fn rules_per_family(&self) -> Option<usize> {
+        self.inner.rules_per_family()
+    }
+
+    fn requests(&self) -> BTreeMap<String, u64> {
+        self.inner.requests()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use portcullis_provider::Subject;
+    use portcullis_provider::memory::{Failure, Fault};
+    use portcullis_provider::rule::{Cidr, PortRange, Protocol, Rule};
+
+    #[tokio::test]
+    async fn every_look_is_tried_anew() {
+        let (machine, memory) = (MachineNumber::new(0), Memory::new(Settings::default()));
+        let rule = Rule::new(PortRange::single(80, Protocol::Tcp).unwrap(), Cidr::WORLD_V4);
+        memory.add_group(machine);
+        memory.tamper(machine, |rules| _ = rules.owned.insert(rule));
+        let (what, reason) = (Subject::Machine(machine), "no".to_owned());
+        let busy = Error::Unavailable { what: what.clone(), reason: reason.clone() };
+        let denied = Error::Denied { what, reason };
+        memory.fail_at(1, Fault::Before(Failure::Error(busy.clone())));
+        memory.fail_at(2, Fault::Before(Failure::Error(denied)));
+        let dry = DryRun::new(Glimpse::new(memory));
+        let look = async || -> Result<BTreeSet<Rule>, Error> {
+            let seen = dry.observe(&BTreeSet::from([machine])).await?;
+            let Seen::Present(rules) = &seen[&machine] else { panic!("{seen:?}") };
+            Ok(rules.owned.clone())
+        };
+        assert_eq!(look().await, Err(busy), "not a reason to be blind");
+        assert_eq!(look().await, Ok(BTreeSet::new()), "who may not look knows of none");
+        assert_eq!(look().await, Ok(BTreeSet::from([rule])), "and may look later");
     }
 }

@@ -168,7 +168,8 @@ impl Journal {
     pub fn push(&mut self, entry: Entry) -> bool {
         let again =
             |last: &Entry| last.items == entry.items && entry.items.iter().any(|item| item.failure.is_some());
-        if entry.items.is_empty() || self.0.last().is_some_and(again) {
+        // It may have been written before without our learning of it.
+        if entry.items.is_empty() || self.0.last().is_some_and(again) || self.0.contains(&entry) {
             return false;
         }
         self.0.push(entry);

@@ -33,6 +33,16 @@ struct Counts {
     took_seconds: f64,
 }
 
+impl Counts {
+    fn add(&mut self, pass: &Pass) {
+        self.opened += pass.opened as u64;
+        self.closed += pass.closed as u64;
+        for (kind, times) in &pass.failures {
+            *self.failures.entry(kind).or_default() += *times as u64;
+        }
+    }
+}
+
 impl Metrics {
     fn counts(&self) -> MutexGuard<'_, Counts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -41,16 +51,16 @@ impl Metrics {
     pub(super) fn passed(&self, pass: &Pass, machines: usize, requests: BTreeMap<String, u64>) {
         let mut counts = self.counts();
         counts.passes += 1;
-        counts.opened += pass.opened as u64;
-        counts.closed += pass.closed as u64;
-        for (kind, times) in &pass.failures {
-            *counts.failures.entry(kind).or_default() += *times as u64;
-        }
+        counts.add(pass);
         (counts.machines, counts.pending, counts.requests) = (machines, pass.pending, requests);
     }
 
-    pub(super) fn failed(&self) {
-        self.counts().failed_passes += 1;
+    /// The store did not let a pass end. What it had changed by then is changed.
+    pub(super) fn failed(&self, pass: &Pass, requests: BTreeMap<String, u64>) {
+        let mut counts = self.counts();
+        counts.failed_passes += 1;
+        counts.add(pass);
+        counts.requests = requests;
     }
 
     /// A machine is as it should be, this long after it was first seen that it was not.
@@ -135,7 +145,10 @@ mod tests {
         let requests = BTreeMap::from([("Describe\"Groups".to_owned(), 7)]);
         metrics.passed(&pass, 5, requests.clone());
         metrics.passed(&pass, 6, requests);
-        metrics.failed();
+        metrics.failed(
+            &Pass { opened: 1, ..Pass::default() },
+            BTreeMap::from([("Describe\"Groups".to_owned(), 7)]),
+        );
         for ms in [3, 20, 21, 700_000] {
             metrics.changed(Duration::from_millis(ms));
         }
@@ -143,7 +156,7 @@ mod tests {
         for line in [
             "passes_total 2",
             "failed_passes_total 1",
-            "changes_total{what=\"open\"} 4",
+            "changes_total{what=\"open\"} 5",
             "changes_total{what=\"close\"} 2",
             "failures_total{kind=\"throttled\"} 6",
             "provider_requests_total{name=\"Describe\\\"Groups\"} 7",

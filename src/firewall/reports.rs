@@ -1,7 +1,7 @@
 //! The agent's reports in the tree: read at the start, written when they say something new, removed with their machines.
 //! What a report says is decided by the agent; what it looks like is in `report.rs`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tracing::warn;
 
@@ -18,6 +18,9 @@ use crate::store::tree::{self, Answer, Read, Tree, Write};
 /// What one fenced write holds at most.
 const WRITES_AT_ONCE: usize = 200;
 const BYTES_AT_ONCE: usize = 500_000;
+
+/// Entries of a machine's journal that wait for a store that takes them.
+const MAX_UNTOLD: usize = 20;
 
 /// Steps together that are neither too many nor too large for one request; no step is torn apart.
 fn batches(steps: Vec<Vec<Write>>) -> Vec<Vec<Write>> {
@@ -54,6 +57,8 @@ pub struct Reports {
     orphans: BTreeSet<MachineId>,
     /// Known as empty because they cannot be read: written anew also if there is nothing to say.
     unreadable: BTreeSet<MachineId>,
+    /// What was done and could not be written down yet; the oldest first.
+    untold: BTreeMap<MachineId, VecDeque<Entry>>,
 }
 
 /// Where reports are, and with which rights.
@@ -73,6 +78,7 @@ impl Reports {
             known: BTreeMap::new(),
             orphans: BTreeSet::new(),
             unreadable: BTreeSet::new(),
+            untold: BTreeMap::new(),
         }
     }
 
@@ -83,6 +89,7 @@ impl Reports {
             known: BTreeMap::new(),
             orphans: BTreeSet::new(),
             unreadable: BTreeSet::new(),
+            untold: BTreeMap::new(),
         }
     }
 
@@ -201,7 +208,13 @@ impl Reports {
             return Ok(());
         }
         let gone = gone | &std::mem::take(&mut self.orphans);
-        let mut logs = self.log_writes(tree, done, &gone).await?;
+        for (machine, entry) in done {
+            let untold = self.untold.entry(machine).or_default();
+            untold.push_back(entry);
+            untold.drain(..untold.len().saturating_sub(MAX_UNTOLD));
+        }
+        self.untold.retain(|machine, _| !gone.contains(machine));
+        let mut logs = self.log_writes(tree, &gone).await?;
         let mut writes: Vec<Vec<Write>> = Vec::new();
         for (machine, report) in reports {
             let path = self.path(machine);
@@ -227,12 +240,14 @@ impl Reports {
                 writes.push(logs.remove(machine).into_iter().chain([report]).collect());
             }
         }
+        writes.extend(logs.into_values().map(|log| vec![log]));
         writes.retain(|step| !step.is_empty());
         for batch in batches(writes) {
             let mut fenced = vec![lead.fence()];
             fenced.extend(batch);
             tree.write(fenced).await?;
         }
+        self.untold.clear();
         Ok(())
     }
 
@@ -240,16 +255,15 @@ impl Reports {
     async fn log_writes<T: Tree>(
         &self,
         tree: &T,
-        mut done: BTreeMap<MachineId, Entry>,
         gone: &BTreeSet<MachineId>,
     ) -> Result<BTreeMap<MachineId, Write>, tree::Error> {
         let known_gone = gone.iter().filter(|id| self.known.contains_key(id));
-        let ids: BTreeSet<MachineId> = done.keys().chain(known_gone).copied().collect();
+        let ids: BTreeSet<MachineId> = self.untold.keys().chain(known_gone).copied().collect();
         let reads = ids.iter().map(|id| Read::Data(self.log_path(*id))).collect();
         let mut writes = BTreeMap::new();
         for (id, answer) in ids.into_iter().zip(tree.read_many(reads).await?) {
             let (path, node) = (self.log_path(id), answer.into_data());
-            let Some(entry) = done.remove(&id).filter(|_| !gone.contains(&id)) else {
+            let Some(entries) = self.untold.get(&id) else {
                 if let Some(node) = node {
                     writes.insert(id, Write::DeleteIfVersion { path, version: node.version });
                 }
@@ -263,7 +277,9 @@ impl Reports {
                     Journal::default()
                 }
             };
-            if journal.push(entry) {
+            let mut news = false;
+            entries.iter().for_each(|entry| news |= journal.push(entry.clone()));
+            if news {
                 let data = journal.to_bytes();
                 writes.insert(
                     id,
@@ -275,6 +291,11 @@ impl Reports {
             }
         }
         Ok(writes)
+    }
+
+    /// What could not be written down before another may have led is not told out of turn.
+    pub fn forget_untold(&mut self) {
+        self.untold.clear();
     }
 
     /// The container of the reports, made once.

@@ -8,7 +8,7 @@ use portcullis_provider::Firewall;
 use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::rule::Rule;
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::Agent;
 use crate::firewall::observe::View;
@@ -84,9 +84,12 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             .filter(|(_, rules)| !rules.is_empty())
             .collect();
         if disputed.is_empty() {
-            warn!(closing, of, "closing most rules, as a second look confirms");
+            // If not all of what is taken away is known, even a single rule was looked at twice; that is no news.
             if whole {
+                warn!(closing, of, "closing most rules, as a second look confirms");
                 self.trust.before = None;
+            } else {
+                debug!(closing, of, "closing what two looks ask for");
             }
             return false;
         }

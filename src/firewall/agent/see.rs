@@ -28,7 +28,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             let Some(view) = &self.view else { break };
             match view.machines.get(&machine) {
                 // Gone from the tree: its group goes with its instance, which is not the firewall's business.
-                None => drop(self.seen.remove(&machine)),
+                None => _ = (self.seen.remove(&machine), self.changing.remove(&machine)),
                 // Where it runs and what is in its record does not matter to the machine itself.
                 Some(_) if self.scope != Scope::Environment => drop(wanted.insert(machine)),
                 Some(Err(_)) if planted(Bug::OneSpoilsAll) => return BTreeSet::new(),

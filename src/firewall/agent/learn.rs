@@ -1,0 +1,85 @@
+//! What an agent takes from what became of its changes: what it now knows of a machine, when that is due again, and what is
+//! said of it.
+
+use portcullis_provider::planted::{Bug, planted};
+use portcullis_provider::rule::Change;
+use portcullis_provider::{Applied, Error, Firewall};
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::{Agent, Pass};
+use crate::firewall::plan::MachinePlan;
+use crate::firewall::report::Report;
+use crate::firewall::retry::Pace;
+use crate::model::MachineId;
+use crate::store::tree::Tree;
+
+impl<T: Tree, F: Firewall> Agent<T, F> {
+    /// Takes in what became of a machine's change.
+    pub(super) fn learn(
+        &mut self,
+        machine: MachineId,
+        change: &Change,
+        applied: &Applied,
+        report: &mut Report,
+        pass: &mut Pass,
+    ) {
+        if applied.opened.is_ok() {
+            pass.opened += change.open.len();
+            report.pending.clear();
+        }
+        if applied.closed.is_ok() {
+            pass.closed += change.close.len();
+        } else {
+            self.keep_granted(machine, &change.close, report);
+        }
+        if applied.is_ok() {
+            info!(%machine, opened = change.open.len(), closed = change.close.len(), "firewall changed");
+            if let Some(rules) = self.seen.get_mut(&machine).filter(|_| !planted(Bug::ForgetsItsOwnChange)) {
+                rules.owned = change.applied_to(&rules.owned);
+                rules.amiss.clear();
+            }
+            return;
+        }
+        // What the machine has now is unknown: it is looked at again before anything is planned for it.
+        if !planted(Bug::KeepsWhatItSaw) {
+            self.seen.remove(&machine);
+        }
+        let mut slowest = Pace::ReadAgain;
+        let told = self.reports.get(machine).and_then(|report| report.problem.clone());
+        let mut problems = Vec::new();
+        for error in applied.errors() {
+            *pass.failures.entry(error.kind()).or_default() += 1;
+            problems.push(error.to_string());
+            slowest = slowest.max(Pace::after(error));
+        }
+        let problem = problems.join("; ");
+        // The same again is no news: the report says it for as long as it lasts.
+        if told.as_ref() != Some(&problem) {
+            match applied.errors().all(|error| matches!(error, Error::DryRun { .. })) {
+                true => info!(%machine, problem, "firewall left alone"),
+                false => warn!(%machine, problem, "firewall not changed"),
+            }
+        }
+        report.problem = Some(problem);
+        self.try_later(machine, slowest);
+    }
+
+    /// A change counts as made once nothing is left of it, however many tries that took.
+    pub(super) fn time(&mut self, machine: MachineId, plan: &MachinePlan) {
+        if !plan.change.is_empty() {
+            self.changing.entry(machine).or_insert(self.began);
+        }
+        if self.seen.contains_key(&machine)
+            && plan.deferred.is_empty()
+            && let Some(since) = self.changing.remove(&machine)
+        {
+            self.metrics.changed(since.elapsed());
+        }
+    }
+
+    pub(super) fn try_later(&mut self, machine: MachineId, pace: Pace) {
+        let random = (self.random)();
+        self.retries.failed(machine, pace, Instant::now(), random);
+    }
+}
