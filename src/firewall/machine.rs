@@ -16,7 +16,7 @@ use super::agent::Agent;
 use super::own;
 use super::run::Progress;
 use crate::model::MachineId;
-use crate::runtime::reconcile::{Due, STORE_PAUSE, Timetable};
+use crate::runtime::reconcile::{Due, Ended, Passed, Rounds, STORE_PAUSE, Timetable, turn};
 use crate::store::acl::Acl;
 use crate::store::changes::Dirty;
 use crate::store::election::{Attempt, LEASE, Leadership, Seat};
@@ -58,11 +58,6 @@ pub struct Claim {
     pub resync: Duration,
 }
 
-enum Ended {
-    Stopped,
-    Lost,
-}
-
 /// Runs until `stop` says so. Without an agent the machine is only held.
 ///
 /// # Errors
@@ -90,7 +85,7 @@ pub async fn run<T: Tree, F: Firewall>(
         progress.send_modify(|progress| progress.leading = false);
         match ended {
             Ok(Ended::Stopped) => return Ok(()),
-            Ok(Ended::Lost) => warn!(machine = %claim.machine, "no longer holding the machine"),
+            Ok(Ended::Replaced) => warn!(machine = %claim.machine, "no longer holding the machine"),
             Err(Error::Store(crate::store::Error::Tree(err))) if err.is_retryable() => {
                 warn!(error = %err, "store lost");
                 progress.send_modify(|progress| progress.store_failures += 1);
@@ -154,67 +149,79 @@ async fn remember<T: Tree>(tree: &T, claim: &Claim) -> Result<(), Error> {
 async fn hold<T: Tree, F: Firewall>(
     mut agent: Option<&mut Agent<T, F>>,
     tree: &T,
-    mut lead: Leadership,
+    lead: Leadership,
     claim: &Claim,
     progress: &watch::Sender<Progress>,
     stop: &mut watch::Receiver<bool>,
 ) -> Result<Ended, Error> {
-    let mut feeds = Feeds::<T>::new(claim.machine);
-    let mut timetable = Timetable::new(Instant::now(), claim.resync, LEASE / 3);
+    let timetable = Timetable::new(Instant::now(), claim.resync, LEASE / 3);
     // What happened while another held the machine is not known.
     if let Some(agent) = agent.as_deref_mut() {
         agent.forget();
     }
-    loop {
-        let retry_at = agent.as_ref().and_then(|agent| agent.next_retry());
-        let due = tokio::select! {
-            biased;
-            // A sender that is gone means the same as its word.
-            _ = stop.wait_for(|stop| *stop) => return Ok(Ended::Stopped),
-            changed = feeds.next() => { changed?; Due::Everything }
-            due = timetable.due(retry_at) => due,
+    let feeds = Feeds::<T>::new(claim.machine);
+    turn(&mut Holding { agent, tree, lead, claim, progress, feeds }, timetable, stop).await
+}
+
+/// What pass after pass needs.
+struct Holding<'a, T: Tree, F> {
+    agent: Option<&'a mut Agent<T, F>>,
+    tree: &'a T,
+    lead: Leadership,
+    claim: &'a Claim,
+    progress: &'a watch::Sender<Progress>,
+    feeds: Feeds<T>,
+}
+
+impl<T: Tree, F: Firewall> Rounds for Holding<'_, T, F> {
+    type Error = Error;
+
+    async fn changed(&mut self) -> Result<(), Error> {
+        Ok(self.feeds.gather().await?)
+    }
+
+    fn retry_at(&self) -> Option<Instant> {
+        self.agent.as_ref().and_then(|agent| agent.next_retry())
+    }
+
+    async fn confirm(&mut self) -> Result<bool, Error> {
+        Ok(self.lead.confirm(self.tree).await?)
+    }
+
+    async fn pass(&mut self, due: Due) -> Result<Passed, Error> {
+        let machine = self.claim.machine;
+        debug!(%machine, ?due, "woken");
+        let everything = self.feeds.heard() || due == Due::Everything;
+        let Some(agent) = self.agent.as_deref_mut() else {
+            return Ok(Passed::Looked { everything, in_doubt: false });
         };
-        // Who looks anyway looks at what has changed, or never would while there is something to do at once.
-        let due = if due == Due::Retries && feeds.heard() { Due::Everything } else { due };
-        debug!(machine = %claim.machine, ?due, "woken");
-        if !lead.confirm(tree).await? {
-            return Ok(Ended::Lost);
-        }
-        timetable.renewed();
         let mut dirty = Dirty::default();
-        match due {
-            Due::Lease => continue,
-            Due::Retries => {}
-            Due::Everything => {
-                dirty.add(&Event::Everything);
-                timetable.resynced();
-            }
+        if everything {
+            dirty.add(&Event::Everything);
         }
-        let Some(agent) = agent.as_deref_mut() else { continue };
-        match agent.pass(&dirty, &lead).await {
+        let passed = match agent.pass(&dirty, &self.lead).await {
             Ok(pass) => {
-                debug!(machine = %claim.machine, ?pass, "looked");
-                progress.send_modify(|progress| {
+                debug!(%machine, ?pass, "looked");
+                self.progress.send_modify(|progress| {
                     progress.passes += 1;
                     progress.last = pass;
                 });
+                Passed::Looked { everything, in_doubt: agent.in_doubt() }
             }
-            Err(crate::store::Error::Tree(tree::Error::NoNode(path)))
-                if path == paths::machine(claim.machine) =>
-            {
-                return Err(Error::NoMachine(claim.machine));
+            Err(crate::store::Error::Tree(tree::Error::NoNode(path))) if path == paths::machine(machine) => {
+                return Err(Error::NoMachine(machine));
             }
             // Somebody else wrote what we wrote about, or our claim has ended: everything is read again.
             Err(crate::store::Error::Tree(err)) if err.is_conflict() => {
                 warn!(error = %err, "report changed meanwhile");
-                timetable.disturbed();
+                Passed::Disturbed
             }
             Err(err) => return Err(err.into()),
-        }
-        timetable.doubts(agent.in_doubt());
+        };
         if let Some(view) = agent.view() {
-            feeds.watch(tree, own::watched(view, claim.machine)).await?;
+            self.feeds.watch(self.tree, own::watched(view, machine)).await?;
         }
+        Ok(passed)
     }
 }
 
@@ -256,9 +263,9 @@ impl<T: Tree> Feeds<T> {
         std::mem::take(&mut self.changed)
     }
 
-    /// Waits for a change that somebody else made. Cancel-safe: one that was heard of in a call that was dropped is told
-    /// by the next.
-    async fn next(&mut self) -> Result<(), tree::Error> {
+    /// Waits for a change that somebody else made, and gathers what follows at once. Cancel-safe: what was heard of in a call
+    /// that was dropped is still [`heard`](Self::heard).
+    async fn gather(&mut self) -> Result<(), tree::Error> {
         if !self.changed {
             self.event().await?;
             self.changed = true;
@@ -267,7 +274,6 @@ impl<T: Tree> Feeds<T> {
         while let Ok(event) = timeout_at(end, self.event()).await {
             event?;
         }
-        self.changed = false;
         Ok(())
     }
 
@@ -309,15 +315,17 @@ mod tests {
         let machine = MachineId::new(0);
         let mut feeds = Feeds::<MemoryTree>::new(machine);
         feeds.watch(&tree, vec![paths::machines()]).await.unwrap();
-        feeds.next().await.unwrap();
+        feeds.gather().await.unwrap();
+        assert!(feeds.heard() && !feeds.heard(), "a new watch says everything, once");
         let patience = Duration::from_secs(3600);
-        assert!(tokio::time::timeout(patience, feeds.next()).await.is_err(), "nothing has changed");
+        assert!(tokio::time::timeout(patience, feeds.gather()).await.is_err(), "nothing has changed");
         tree.write(vec![create(paths::machine(machine))]).await.unwrap();
-        assert!(tokio::time::timeout(GATHER / 5, feeds.next()).await.is_err(), "it gathers");
-        assert!(feeds.heard() && !feeds.heard(), "who looks anyway is told, once");
+        assert!(tokio::time::timeout(GATHER / 5, feeds.gather()).await.is_err(), "it gathers");
+        tokio::time::timeout(patience, feeds.gather()).await.expect("told").unwrap();
+        assert!(feeds.heard() && !feeds.heard(), "once");
         tree.write(vec![create(paths::machine(MachineId::new(1)))]).await.unwrap();
-        assert!(tokio::time::timeout(GATHER / 5, feeds.next()).await.is_err(), "it gathers");
-        tokio::time::timeout(patience, feeds.next()).await.expect("told").unwrap();
-        assert!(tokio::time::timeout(patience, feeds.next()).await.is_err(), "once");
+        assert!(tokio::time::timeout(GATHER / 5, feeds.gather()).await.is_err(), "it gathers");
+        assert!(feeds.heard(), "who looks anyway is told");
+        assert!(tokio::time::timeout(patience, feeds.gather()).await.is_err(), "and nobody else");
     }
 }

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use super::agent::{Agent, Pass};
 use super::provisioner::{News, Provisioner, Wake};
 use crate::model::planted::{Bug, planted};
-use crate::runtime::reconcile::{Due, STORE_PAUSE, Timetable};
+use crate::runtime::reconcile::{Due, Ended, Passed, Rounds, STORE_PAUSE, Timetable, turn};
 use crate::store::Error;
 use crate::store::acl::Roles;
 use crate::store::changes::{Changes, Dirty};
@@ -89,11 +89,6 @@ pub async fn run_provisioning<T: Tree, F: Firewall, M: Machines>(
     }
 }
 
-enum Ended {
-    Stopped,
-    Replaced,
-}
-
 /// Firewall and provisioning go on side by side: neither waits for the other's calls, and both end with the lock.
 async fn lead_on<T: Tree, F: Firewall, M: Machines>(
     agent: &mut Agent<T, F>,
@@ -118,98 +113,103 @@ async fn lead_on<T: Tree, F: Firewall, M: Machines>(
             }
         }
     };
-    let firewall = Passes { agent, tree, lead, resync, progress, wakes: &wakes, news };
+    let firewall = firewall_rounds(agent, tree, lead, resync, progress, (&wakes, news), stop);
     // Boxed: with a real cloud inside they are large, and nested deeper than the compiler likes.
     tokio::select! {
         biased;
-        ended = Box::pin(firewall.go_on(stop)) => ended,
+        ended = Box::pin(firewall) => ended,
         ended = Box::pin(provisioning) => ended.map(|()| Ended::Replaced),
     }
 }
 
+async fn firewall_rounds<T: Tree, F: Firewall>(
+    agent: &mut Agent<T, F>,
+    tree: &T,
+    lead: Leadership,
+    resync: Duration,
+    progress: &watch::Sender<Progress>,
+    (wakes, news): (&watch::Sender<Wake>, mpsc::Receiver<News>),
+    stop: &mut watch::Receiver<bool>,
+) -> Result<Ended, Error> {
+    agent.forget();
+    agent.prepare().await?;
+    let changes = Changes::new(tree.watch(&paths::root()).await?);
+    let resync = if planted(Bug::NoResync) { 1000 * resync } else { resync };
+    let timetable = Timetable::new(Instant::now() + resync, resync, LEASE / 3);
+    let mut passes = Passes { agent, tree, lead, progress, changes, wakes, news };
+    turn(&mut passes, timetable, stop).await
+}
+
 /// What pass after pass needs.
-struct Passes<'a, T, F> {
+struct Passes<'a, T: Tree, F> {
     agent: &'a mut Agent<T, F>,
     tree: &'a T,
     lead: Leadership,
-    resync: Duration,
     progress: &'a watch::Sender<Progress>,
+    changes: Changes<T::Feed>,
     /// What provisioning is told of changes.
     wakes: &'a watch::Sender<Wake>,
     /// What it tells.
     news: mpsc::Receiver<News>,
 }
 
-impl<T: Tree, F: Firewall> Passes<'_, T, F> {
-    async fn go_on(mut self, stop: &mut watch::Receiver<bool>) -> Result<Ended, Error> {
-        self.agent.forget();
-        self.agent.prepare().await?;
-        let mut changes = Changes::new(self.tree.watch(&paths::root()).await?);
-        let resync = if planted(Bug::NoResync) { 1000 * self.resync } else { self.resync };
-        let mut timetable = Timetable::new(Instant::now() + resync, resync, LEASE / 3);
-        let mut everything = Dirty::default();
-        everything.add(&Event::Everything);
-        loop {
-            let dirty = tokio::select! {
-                biased;
-                _ = stop.wait_for(|stop| *stop && !planted(Bug::DeafToStop)) => return Ok(Ended::Stopped),
-                dirty = changes.next() => Some(dirty?).filter(|dirty| {
-                    !(planted(Bug::IgnoresReconnects) && dirty.everything() && self.agent.view().is_some())
-                }),
-                due = timetable.due(self.agent.next_retry()) => match due {
-                    Due::Everything => Some(everything.clone()),
-                    Due::Retries if planted(Bug::DeafWhileLate) => Some(Dirty::default()),
-                    Due::Retries => Some(changes.gathered()),
-                    Due::Lease => None,
-                },
-                Some(news) = self.news.recv() => Some(self.hear(news)),
-            };
-            if !self.lead.confirm(self.tree).await? {
-                return Ok(Ended::Replaced);
-            }
-            timetable.renewed();
-            let Some(dirty) = dirty else { continue };
-            if dirty.everything() {
-                timetable.resynced();
-            }
-            self.wake(&dirty);
-            let pass = match self.agent.pass(&dirty, &self.lead).await {
-                Ok(pass) => pass,
-                Err(Error::Tree(tree::Error::BadVersion(path))) if path == paths::epoch() => {
-                    return Ok(Ended::Replaced);
-                }
-                // Somebody else wrote what we wrote about: everything is read again.
-                Err(Error::Tree(err)) if err.is_conflict() => {
-                    warn!(error = %err, "reports changed meanwhile");
-                    timetable.disturbed();
-                    // If it was the place for the reports that went, there would never be any again.
-                    self.agent.prepare().await?;
-                    continue;
-                }
-                Err(Error::Tree(err)) if err.is_retryable() && planted(Bug::KeepsItsView) => continue,
-                Err(err) => return Err(err),
-            };
-            timetable.doubts(self.agent.in_doubt() && !planted(Bug::DoubtNeverRipens));
-            self.progress.send_modify(|progress| {
-                progress.passes += 1;
-                progress.last = pass;
-            });
+impl<T: Tree, F: Firewall> Rounds for Passes<'_, T, F> {
+    type Error = Error;
+
+    async fn changed(&mut self) -> Result<(), Error> {
+        let news = tokio::select! {
+            biased;
+            gathered = self.changes.gather() => return Ok(gathered?),
+            Some(news) = self.news.recv() => news,
+        };
+        for machine in self.agent.note(news.problems, news.whole).into_iter().chain(news.changed) {
+            self.changes.add(&Event::Changed(paths::machine(machine)));
         }
+        Ok(())
     }
 
-    fn wake(&self, dirty: &Dirty) {
+    fn retry_at(&self) -> Option<Instant> {
+        self.agent.next_retry()
+    }
+
+    async fn confirm(&mut self) -> Result<bool, Error> {
+        self.lead.confirm(self.tree).await
+    }
+
+    async fn pass(&mut self, due: Due) -> Result<Passed, Error> {
+        let late = due == Due::Retries && planted(Bug::DeafWhileLate);
+        let mut dirty = if late { Dirty::default() } else { self.changes.gathered() };
+        if planted(Bug::IgnoresReconnects) && dirty.everything() && self.agent.view().is_some() {
+            dirty = Dirty::default();
+        }
+        if due == Due::Everything {
+            dirty.add(&Event::Everything);
+        }
         self.wakes.send_if_modified(|wake| {
-            wake.add(dirty);
+            wake.add(&dirty);
             !wake.is_empty()
         });
-    }
-
-    /// What to look at after news from provisioning.
-    fn hear(&mut self, news: News) -> Dirty {
-        let mut dirty = Dirty::default();
-        for machine in self.agent.note(news.problems, news.whole).into_iter().chain(news.changed) {
-            dirty.add(&Event::Changed(paths::machine(machine)));
-        }
-        dirty
+        let pass = match self.agent.pass(&dirty, &self.lead).await {
+            Ok(pass) => pass,
+            Err(Error::Tree(tree::Error::BadVersion(path))) if path == paths::epoch() => {
+                return Ok(Passed::Replaced);
+            }
+            // Somebody else wrote what we wrote about: everything is read again.
+            Err(Error::Tree(err)) if err.is_conflict() => {
+                warn!(error = %err, "reports changed meanwhile");
+                // If it was the place for the reports that went, there would never be any again.
+                self.agent.prepare().await?;
+                return Ok(Passed::Disturbed);
+            }
+            Err(Error::Tree(err)) if err.is_retryable() && planted(Bug::KeepsItsView) => {
+                return Ok(Passed::Looked { everything: dirty.everything(), in_doubt: false });
+            }
+            Err(err) => return Err(err),
+        };
+        self.progress.send_modify(|progress| {
+            progress.passes += 1;
+            progress.last = pass;
+        });
+        Ok(Passed::Looked { everything: dirty.everything(), in_doubt: self.agent.in_doubt() })
     }
 }

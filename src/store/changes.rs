@@ -119,12 +119,26 @@ impl<F: Feed> Changes<F> {
         std::mem::take(&mut self.pending)
     }
 
+    /// Takes in what was heard elsewhere.
+    pub fn add(&mut self, event: &Event) {
+        self.pending.add(event);
+    }
+
     /// Waits until something is dirty, gathers what follows at once, and returns it all. The first says everything.
     /// Cancel-safe.
     ///
     /// # Errors
     /// What [`Feed::next`] cannot wait out.
     pub async fn next(&mut self) -> Result<Dirty, Error> {
+        self.gather().await?;
+        Ok(self.gathered())
+    }
+
+    /// The same, for who will ask what was [`gathered`](Self::gathered). Cancel-safe.
+    ///
+    /// # Errors
+    /// As for [`next`](Self::next).
+    pub async fn gather(&mut self) -> Result<(), Error> {
         while self.pending.is_empty() {
             let event = self.feed.next().await?;
             self.pending.add(&event);
@@ -136,7 +150,7 @@ impl<F: Feed> Changes<F> {
                 self.pending.add(&event);
             }
         }
-        Ok(std::mem::take(&mut self.pending))
+        Ok(())
     }
 }
 
