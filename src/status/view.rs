@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value};
 
 use super::glob::Glob;
-use super::render::{Doc, Key};
 use crate::model::{Cidr, MachineId, PortRange, ServiceId, UnitId};
 use crate::store::records;
 
@@ -231,21 +230,6 @@ impl View {
         });
         machines.chain(services).map(String::as_str).collect()
     }
-
-    /// The document that YAML and JSON show, keys sorted.
-    pub fn document(&self) -> Doc {
-        let machines = self
-            .machines
-            .iter()
-            .map(|(id, machine)| (Key::Int(id.number().into()), machine.document(self.heard.get(id))))
-            .collect();
-        let services = self
-            .services
-            .iter()
-            .map(|(name, service)| (Key::Text(name.clone()), service.document()))
-            .collect();
-        Doc::Map(vec![("machines".into(), Doc::Map(machines)), ("services".into(), Doc::Map(services))])
-    }
 }
 
 fn service_name(snapshot: &Snapshot, id: ServiceId) -> String {
@@ -343,83 +327,4 @@ fn text<'a>(rest: &'a Map<String, Value>, key: &str) -> Option<&'a str> {
     rest.get(key).and_then(Value::as_str)
 }
 
-fn optional(text: Option<&String>) -> Doc {
-    text.map_or(Doc::Null, |text| Doc::Text(text.clone()))
-}
-
-impl Machine {
-    fn document(&self, heard: Option<&Heard>) -> Doc {
-        let mut entries = match &self.state {
-            MachineState::Pending => vec![("instance-id".into(), Doc::Text("pending".to_owned()))],
-            MachineState::Unreadable(problem) => vec![("error".into(), Doc::Text(problem.clone()))],
-            MachineState::Provisioned { agent_state, dns_name, instance_id, instance_state } => vec![
-                ("agent-state".into(), Doc::Text((*agent_state).to_owned())),
-                ("dns-name".into(), optional(dns_name.as_ref())),
-                ("instance-id".into(), Doc::Text(instance_id.clone())),
-                ("instance-state".into(), Doc::Text(instance_state.clone())),
-            ],
-        };
-        entries.extend(self.problem.iter().map(|problem| ("problem".into(), Doc::Text(problem.clone()))));
-        if let Some(heard) = heard {
-            let beats = [("flag", &heard.flag), ("health", &heard.health), ("last-beat", &heard.last_beat)];
-            entries.extend(beats.map(|(key, text)| (Key::from(key), Doc::Text(text.clone()))));
-            entries.sort_by(|(a, _), (b, _)| a.cmp(b));
-        }
-        Doc::Map(entries)
-    }
-}
-
-impl Service {
-    fn document(&self) -> Doc {
-        let mut entries = Vec::new();
-        if let Some(charm) = &self.charm {
-            entries.push(("charm".into(), Doc::Text(charm.clone())));
-        }
-        if let Some(problem) = &self.error {
-            entries.push(("error".into(), Doc::Text(problem.clone())));
-        }
-        if self.exposed {
-            entries.push(("exposed".into(), Doc::Bool(true)));
-        }
-        if !self.exposed_to.is_empty() {
-            let sources = self.exposed_to.iter().map(|source| Doc::Text(source.to_string())).collect();
-            entries.push(("exposed-to".into(), Doc::List(sources)));
-        }
-        entries.push(("relations".into(), Doc::Map(Vec::new())));
-        let units =
-            self.units.iter().map(|(name, unit)| (Key::Text(name.clone()), unit.document())).collect();
-        entries.push(("units".into(), Doc::Map(units)));
-        Doc::Map(entries)
-    }
-}
-
-impl Unit {
-    fn document(&self) -> Doc {
-        let mut entries = Vec::new();
-        if let Some(state) = &self.agent_state {
-            entries.push(("agent-state".into(), Doc::Text(state.clone())));
-        }
-        if !self.errors.is_empty() {
-            entries.push(("error".into(), Doc::Text(self.errors.join("; "))));
-        }
-        if !self.firewall.is_empty() {
-            let reasons = self.firewall.iter().cloned().map(Doc::Text).collect();
-            entries.push(("firewall".into(), Doc::Text("pending".to_owned())));
-            entries.push(("firewall-info".into(), Doc::List(reasons)));
-        }
-        if let Some((failure, output)) = &self.failure {
-            entries.push(("hook-error".into(), Doc::Text(failure.clone())));
-            if !output.is_empty() {
-                let lines = output.iter().map(|line| Doc::Text(line.clone())).collect();
-                entries.push(("hook-output".into(), Doc::List(lines)));
-            }
-        }
-        entries.push(("machine".into(), self.machine.map_or(Doc::Null, |id| Doc::Int(id.number().into()))));
-        if let Some(ports) = &self.open_ports {
-            let ports = ports.iter().map(|port| Doc::Text(port.to_string())).collect();
-            entries.push(("open-ports".into(), Doc::List(ports)));
-        }
-        entries.push(("public-address".into(), optional(self.public_address.as_ref())));
-        Doc::Map(entries)
-    }
-}
+mod document;

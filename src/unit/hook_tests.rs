@@ -46,7 +46,7 @@ impl Bench {
         // A process of its own where it is for earnest.
         let keep = |pipe: PipeReader, log: &Path| {
             let log = log.to_owned();
-            std::thread::spawn(move || super::super::output::keep(pipe, &log));
+            std::thread::spawn(move || output::keep(pipe, &log));
             Ok(())
         };
         self.runs.carry_out(number, keep).unwrap();
