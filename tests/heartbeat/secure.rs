@@ -1,5 +1,7 @@
 //! Calls to `https://` addresses: who proves itself is told, and who does not is told nothing.
 
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -18,8 +20,17 @@ fn authority() -> CertifiedIssuer<'static, KeyPair> {
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }
 
-/// Somebody who wants to be told, with a certificate for `name`; and what it was told.
-fn listener(issuer: &CertifiedIssuer<'_, KeyPair>, name: &str) -> (u16, Arc<Mutex<Vec<Got>>>) {
+/// Somebody who wants to be told.
+struct Listener {
+    port: u16,
+    heard: Arc<Mutex<Vec<Got>>>,
+    /// Handshakes that came to their end, and those that the caller broke off.
+    done: Arc<AtomicUsize>,
+    broken: Arc<AtomicUsize>,
+}
+
+/// With a certificate for `name`.
+fn listener(issuer: &CertifiedIssuer<'_, KeyPair>, name: &str) -> Listener {
     let key = KeyPair::generate().unwrap();
     let certificate = CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, issuer).unwrap();
     let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
@@ -33,21 +44,32 @@ fn listener(issuer: &CertifiedIssuer<'_, KeyPair>, name: &str) -> (u16, Arc<Mute
     let config = Arc::new(config);
     let got: Arc<Mutex<Vec<Got>>> = Arc::default();
     let book = Arc::clone(&got);
-    let open =
-        move |stream| Some(StreamOwned::new(ServerConnection::new(Arc::clone(&config)).unwrap(), stream));
+    let (done, broken) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+    let counts = (Arc::clone(&done), Arc::clone(&broken));
+    let open = move |mut stream: TcpStream| {
+        let mut connection = ServerConnection::new(Arc::clone(&config)).unwrap();
+        while connection.is_handshaking() {
+            if connection.complete_io(&mut stream).is_err() {
+                counts.1.fetch_add(1, Ordering::SeqCst);
+                return None;
+            }
+        }
+        counts.0.fetch_add(1, Ordering::SeqCst);
+        Some(StreamOwned::new(connection, stream))
+    };
     let addr = serve_over(open, move |call| {
         book.lock().unwrap().push(call.clone());
         Some(204)
     });
-    (addr.port(), got)
+    Listener { port: addr.port(), heard: got, done, broken }
 }
 
 #[test]
 fn only_who_proves_itself_is_told() {
     let (ours, theirs) = (authority(), authority());
-    let (good, heard) = listener(&ours, "localhost");
-    let (stranger, heard_by_stranger) = listener(&theirs, "localhost");
-    let (misnamed, heard_by_misnamed) = listener(&ours, "elsewhere.example");
+    let good = listener(&ours, "localhost");
+    let stranger = listener(&theirs, "localhost");
+    let misnamed = listener(&ours, "elsewhere.example");
     let site = Site::new(Store::keeper());
     let ca = site.home().join("ca.pem");
     std::fs::write(&ca, ours.pem()).unwrap();
@@ -59,20 +81,26 @@ fn only_who_proves_itself_is_told() {
         line.and_then(|number| number.parse::<u32>().ok()).unwrap_or(0)
     };
     let mut client = Client::connect(tracker.addr).unwrap();
-    for (port, book) in [(stranger, &heard_by_stranger), (misnamed, &heard_by_misnamed)] {
-        site.juju(&["heartbeat", "params", &url(port)]);
+    for listener in [&stranger, &misnamed] {
+        site.juju(&["heartbeat", "params", &url(listener.port)]);
         assert_eq!(client.beat("x1c0").unwrap(), 200);
         let before = failures();
         wait_for("a call that fails", DEADLINE, || (failures() > before).then_some(()));
-        assert!(book.lock().unwrap().is_empty(), "told something in spite of its certificate");
+        wait_for("a handshake that is broken off", DEADLINE, || {
+            (listener.broken.load(Ordering::SeqCst) > 0).then_some(())
+        });
+        assert_eq!(listener.done.load(Ordering::SeqCst), 0, "in spite of its certificate");
+        assert!(listener.heard.lock().unwrap().is_empty(), "told something in spite of its certificate");
     }
-    let hook = format!("Webhook_url=https://localhost:{good}/told");
-    site.juju(&["heartbeat", "params", &url(good), &hook]);
+    let hook = format!("Webhook_url=https://localhost:{}/told", good.port);
+    site.juju(&["heartbeat", "params", &url(good.port), &hook]);
     wait_for("both told", DEADLINE, || {
-        let heard = heard.lock().unwrap();
+        let heard = good.heard.lock().unwrap();
         let told = |line: &str| heard.iter().any(|got| got.head.starts_with(line));
         (told("PATCH /hsm/v2/State/Components/BulkStateData ") && told("POST /told ")).then_some(())
     });
+    assert!(good.done.load(Ordering::SeqCst) >= 2, "a connection a call");
+    assert_eq!(good.broken.load(Ordering::SeqCst), 0);
     tracker.end();
 }
 
