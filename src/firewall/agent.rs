@@ -34,7 +34,7 @@ pub struct Pass {
     pub machines: usize,
     pub opened: usize,
     pub closed: usize,
-    /// By kind of error, one per machine and half of its change.
+    /// By kind of error, one per look, and one per machine and half of its change.
     pub failures: BTreeMap<&'static str, usize>,
     /// Machines that are not yet as they should be.
     pub pending: usize,
@@ -288,7 +288,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         pass: &mut Pass,
     ) -> Result<BTreeSet<MachineId>, crate::store::Error> {
         let mut reports: BTreeMap<MachineId, Report> = BTreeMap::new();
-        let present = self.see(&machines, &mut reports).await;
+        let present = self.see(&machines, &mut reports, pass).await;
         let mut plans = BTreeMap::new();
         for machine in present {
             let Some(rules) = self.seen.get(&machine) else { continue };

@@ -476,6 +476,16 @@ async fn a_change_that_never_came_about_is_forgotten_with_its_machine() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_look_that_fails_counts_as_a_failure() {
+    let mut world = World::new().await;
+    world.deploy("a").await;
+    let throttled = ProviderError::Throttled { what: Subject::Provider };
+    world.provider.fail_at(1, Fault::Before(Failure::Error(throttled)));
+    assert_eq!(world.pass().await.failures, BTreeMap::from([("throttled", 1)]));
+    assert_eq!(world.pass().await.failures, BTreeMap::new());
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_was_done_counts_and_is_told_though_the_store_refused_the_report() {
     let mut world = World::new().await;
     let unit = world.deploy("a").await;

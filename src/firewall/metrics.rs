@@ -88,7 +88,7 @@ impl Metrics {
         text.head("changes_total", "counter", "Rules that were opened and closed");
         text.line("changes_total{what=\"open\"}", counts.opened);
         text.line("changes_total{what=\"close\"}", counts.closed);
-        text.head("failures_total", "counter", "Changes that were not made, by kind of failure");
+        text.head("failures_total", "counter", "Looks at the provider and changes that failed, by kind");
         for (kind, times) in counts.failures {
             text.line(&format!("failures_total{{kind=\"{kind}\"}}"), times);
         }

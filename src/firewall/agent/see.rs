@@ -8,7 +8,7 @@ use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::provider::Seen;
 use tracing::warn;
 
-use super::{Agent, Scope};
+use super::{Agent, Pass, Scope};
 use crate::firewall::apply::number;
 use crate::firewall::report::{NOT_PROVISIONED, Report};
 use crate::firewall::retry::Pace;
@@ -21,6 +21,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         &mut self,
         machines: &BTreeSet<MachineId>,
         reports: &mut BTreeMap<MachineId, Report>,
+        pass: &mut Pass,
     ) -> BTreeSet<MachineId> {
         let mut wanted = BTreeSet::new();
         let mut failed = BTreeSet::new();
@@ -77,6 +78,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             }
             Err(err) => {
                 warn!(error = %err, machines = ids.len(), "provider not readable");
+                *pass.failures.entry(err.kind()).or_default() += 1;
                 for id in ids {
                     wanted.remove(&id);
                     failed.insert(id);
