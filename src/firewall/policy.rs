@@ -135,17 +135,26 @@ impl Policy {
             return (RuleSet::new(), vec![(ports, Held::ForbiddenSource(forbidden))]);
         }
         let asked: RuleSet = [Rule::new(ports, source)].into_iter().collect();
-        let touches = |range: &PortRange| {
-            range.proto() == ports.proto() && range.from() <= ports.to() && ports.from() <= range.to()
-        };
-        // So with nearly every port of nearly every machine.
-        if !self.forbidden_ports.iter().any(touches) {
+        if !self.touches_forbidden(ports) {
             return (asked, Vec::new());
         }
         let forbidden: RuleSet = self.forbidden_ports.iter().map(|range| Rule::new(*range, source)).collect();
         let allowed = if planted(Bug::NoPolicy) { asked.clone() } else { asked.minus(&forbidden) };
         let held = asked.minus(&allowed).rules().map(|rule| (rule.ports, Held::ForbiddenPort)).collect();
         (allowed, held)
+    }
+
+    /// Whether [`Policy::judge`] would hold nothing back, as with nearly every port of nearly every machine.
+    pub fn allows_all(&self, ports: PortRange, source: Cidr) -> bool {
+        u32::from(ports.to() - ports.from()) < self.max_ports_in_range
+            && !self.forbidden_sources.iter().any(|forbidden| overlap(*forbidden, source))
+            && !self.touches_forbidden(ports)
+    }
+
+    fn touches_forbidden(&self, ports: PortRange) -> bool {
+        self.forbidden_ports.iter().any(|range| {
+            range.proto() == ports.proto() && range.from() <= ports.to() && ports.from() <= range.to()
+        })
     }
 }
 
@@ -173,6 +182,7 @@ mod tests {
 
     fn judged(policy: &Policy, from: u16, to: u16, source: &str) -> (Vec<String>, Vec<String>) {
         let (allowed, held) = policy.judge(range(from, to), source.parse().unwrap());
+        assert_eq!(policy.allows_all(range(from, to), source.parse().unwrap()), held.is_empty());
         (
             allowed.rules().map(|rule| rule.ports.to_string()).collect(),
             held.into_iter().map(|(ports, why)| format!("{ports}: {why}")).collect(),
