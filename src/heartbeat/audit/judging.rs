@@ -163,9 +163,6 @@ impl Audit {
         component.changed_at = now.wall;
         if word.is_some() {
             (component.word, component.told) = (word, Told::No);
-        } else if matches!(component.word, Some(Word::MightBeDead | Word::DeclaredDead)) {
-            // A planned stop overtook a warning that nobody has heard.
-            component.told = Told::Yes;
         }
         let name = component.full_name();
         self.count(entry, true);
