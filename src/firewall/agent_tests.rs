@@ -453,64 +453,6 @@ async fn reports_go_with_their_machines() {
     assert!(!world.operator.tree().exists(&path).await.unwrap());
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_change_that_never_came_about_is_forgotten_with_its_machine() {
-    for told in [true, false] {
-        let mut world = World::new().await;
-        let unit = world.deploy("a").await;
-        world.open(unit, "80").await;
-        world.expose("a").await;
-        let throttled = ProviderError::Throttled { what: Subject::Provider };
-        world.provider.fail_at(2, Fault::Before(Failure::Error(throttled)));
-        world.pass().await;
-        assert_eq!(world.agent.changing.len(), 1);
-        world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
-        world.operator.terminate_machines(&[MachineId::new(0)]).await.unwrap();
-        if told {
-            world.pass_for(Key::Machine(MachineId::new(0))).await;
-        } else {
-            world.pass().await;
-        }
-        assert_eq!(world.agent.changing, BTreeMap::new(), "told: {told}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_look_that_fails_counts_as_a_failure() {
-    let mut world = World::new().await;
-    world.deploy("a").await;
-    let throttled = ProviderError::Throttled { what: Subject::Provider };
-    world.provider.fail_at(1, Fault::Before(Failure::Error(throttled)));
-    assert_eq!(world.pass().await.failures, BTreeMap::from([("throttled", 1)]));
-    assert_eq!(world.pass().await.failures, BTreeMap::new());
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_was_done_counts_and_is_told_though_the_store_refused_the_report() {
-    let mut world = World::new().await;
-    let unit = world.deploy("a").await;
-    world.open(unit, "80").await;
-    world.pass().await;
-    // Somebody else writes the report, so that ours is refused.
-    let report = paths::firewall_report(MachineId::new(0));
-    world.overwrite(report, b"{}").await;
-    world.expose("a").await;
-    let mut dirty = Dirty::default();
-    dirty.add(&Event::Changed(paths::exposed(ServiceId::new(0))));
-    let refused = world.agent.pass(&dirty, &world.lead).await;
-    assert!(refused.is_err(), "{refused:?}");
-    assert_eq!(world.rules(0), ["80/tcp"], "open all the same");
-    let counted = world.agent.metrics().render(&crate::firewall::run::Progress::default());
-    assert!(counted.contains("changes_total{what=\"open\"} 2"), "{counted}");
-    world.pass().await;
-    let log = world.operator.tree().get(&paths::firewall_log(MachineId::new(0))).await.unwrap();
-    let journal = Journal::parse(&log.data).unwrap();
-    assert_eq!(journal.entries().len(), 1, "told once: {journal:?}");
-    world.pass().await;
-    let log = world.operator.tree().get(&paths::firewall_log(MachineId::new(0))).await.unwrap();
-    assert_eq!(Journal::parse(&log.data).unwrap(), journal);
-}
-
 #[test]
 fn planning_ten_thousand_machines_is_quick() {
     let policy = Policy::with_own_ports([2181]);
@@ -527,3 +469,6 @@ fn planning_ten_thousand_machines_is_quick() {
     // The goal is 20 ms in a release build; this only catches a planner that has become quadratic.
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
 }
+
+#[path = "agent_accounts_tests.rs"]
+mod accounts;

@@ -1,0 +1,103 @@
+//! What an agent counts, writes down and logs of what it did.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn a_change_that_never_came_about_is_forgotten_with_its_machine() {
+    for told in [true, false] {
+        let mut world = World::new().await;
+        let unit = world.deploy("a").await;
+        world.open(unit, "80").await;
+        world.expose("a").await;
+        let throttled = ProviderError::Throttled { what: Subject::Provider };
+        world.provider.fail_at(2, Fault::Before(Failure::Error(throttled)));
+        world.pass().await;
+        assert_eq!(world.agent.changing.len(), 1);
+        world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
+        world.operator.terminate_machines(&[MachineId::new(0)]).await.unwrap();
+        if told {
+            world.pass_for(Key::Machine(MachineId::new(0))).await;
+        } else {
+            world.pass().await;
+        }
+        assert_eq!(world.agent.changing, BTreeMap::new(), "told: {told}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_that_fails_counts_as_a_failure() {
+    let mut world = World::new().await;
+    world.deploy("a").await;
+    let throttled = ProviderError::Throttled { what: Subject::Provider };
+    world.provider.fail_at(1, Fault::Before(Failure::Error(throttled)));
+    assert_eq!(world.pass().await.failures, BTreeMap::from([("throttled", 1)]));
+    assert_eq!(world.pass().await.failures, BTreeMap::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_done_counts_and_is_told_though_the_store_refused_the_report() {
+    let mut world = World::new().await;
+    let unit = world.deploy("a").await;
+    world.open(unit, "80").await;
+    world.pass().await;
+    // Somebody else writes the report, so that ours is refused.
+    let report = paths::firewall_report(MachineId::new(0));
+    world.overwrite(report, b"{}").await;
+    world.expose("a").await;
+    let mut dirty = Dirty::default();
+    dirty.add(&Event::Changed(paths::exposed(ServiceId::new(0))));
+    let refused = world.agent.pass(&dirty, &world.lead).await;
+    assert!(refused.is_err(), "{refused:?}");
+    assert_eq!(world.rules(0), ["80/tcp"], "open all the same");
+    let counted = world.agent.metrics().render(&crate::firewall::run::Progress::default());
+    assert!(counted.contains("changes_total{what=\"open\"} 2"), "{counted}");
+    world.pass().await;
+    let log = world.operator.tree().get(&paths::firewall_log(MachineId::new(0))).await.unwrap();
+    let journal = Journal::parse(&log.data).unwrap();
+    assert_eq!(journal.entries().len(), 1, "told once: {journal:?}");
+    world.pass().await;
+    let log = world.operator.tree().get(&paths::firewall_log(MachineId::new(0))).await.unwrap();
+    assert_eq!(Journal::parse(&log.data).unwrap(), journal);
+}
+
+/// Everything that is logged from here on, on this thread.
+#[derive(Clone, Default)]
+struct Heard(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Heard {
+    fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend(text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_rule_is_not_said_to_be_most() {
+    let mut world = World::new().await;
+    for name in ["a", "b"] {
+        let unit = world.deploy(name).await;
+        world.open(unit, "80").await;
+        world.expose(name).await;
+    }
+    world.pass().await;
+    world.operator.unexpose(&"a".parse().unwrap()).await.unwrap();
+    let heard = Heard::default();
+    let writer = heard.clone();
+    let logged = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+    let _listening = tracing::subscriber::set_default(logged);
+    // Two looks at the tree, and each time only one of the machines can be looked at.
+    for rules in [vec!["80/tcp"], vec![]] {
+        let throttled = ProviderError::Throttled { what: Subject::Provider };
+        world.provider.fail_at(world.provider.calls() + 1, Fault::Before(Failure::Error(throttled)));
+        world.pass().await;
+        world.pass_for(Key::Machine(MachineId::new(0))).await;
+        assert_eq!(world.rules(0), rules);
+        tokio::time::advance(Duration::from_secs(3)).await;
+    }
+    let said = String::from_utf8(heard.0.lock().unwrap().clone()).unwrap();
+    assert!(said.contains("would close too much") && !said.contains("closing most rules"), "{said}");
+}
