@@ -239,6 +239,28 @@ fn a_hook_that_succeeded_has_succeeded_though_its_log_cannot_be_kept_on() {
 }
 
 #[test]
+fn a_hook_that_is_late_is_asked_to_end_and_then_made_to() {
+    let bench = Bench::new();
+    // It and what it starts hear that they should end, say so, and stay.
+    let stays = "trap 'echo asked >>asked' TERM; while :; do sleep 0.05; done";
+    let script = format!("( {stays} ) & echo $! >left; {stays}");
+    let order = Order { limit_ms: 300, ..bench.order(&script) };
+    let begin = Instant::now();
+    let ended = bench.ends(1, &order);
+    assert!(matches!(&ended, Ended::Badly { reason, .. } if reason.contains("was ended")), "{ended:?}");
+    // In its own time: the limit, and the grace after it.
+    assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
+    let asked = fs::read_to_string(bench.home.path().join("asked")).unwrap_or_default();
+    assert!(asked.lines().count() >= 2, "both are asked first: {asked}");
+    let left = fs::read_to_string(bench.home.path().join("left")).unwrap();
+    let patience = Instant::now() + Duration::from_secs(20);
+    while is_alive(left.trim()) {
+        assert!(Instant::now() < patience, "what it started goes on");
+        sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
 fn a_hook_that_nobody_can_watch_over_is_ended_with_its_group() {
     let mut command = Command::new("sh");
     command.args(["-c", "sleep 1000 & echo $!; wait"]).stdout(Stdio::piped()).process_group(0);

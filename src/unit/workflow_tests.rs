@@ -328,3 +328,17 @@ proptest! {
         prop_assert_eq!(unit.state.exposed, flag);
     }
 }
+
+#[test]
+fn a_unit_that_never_started_has_nothing_to_stop() {
+    for phase in [Phase::Pending, Phase::Installed, Phase::Stopped] {
+        let state = State { phase, ..State::default() };
+        assert_eq!(state.next(Wanted { exposed: true, gone: true }), Step::Wait, "{phase:?}");
+    }
+    let started = State { phase: Phase::Started, ..State::default() };
+    let step = started.next(Wanted { exposed: true, gone: true });
+    assert!(
+        matches!(step, Step::Begin(State { running: Some(Run { hook: Hook::Stop, .. }), .. })),
+        "{step:?}"
+    );
+}
