@@ -100,7 +100,7 @@ async fn start_agent(
         machine::prepare(&environment, up::LOCAL_MACHINE, file.clone(), (&typed.own, &typed.units), usual)
     };
     let agent = prepare(&[]).or_else(|error| {
-        // Built in somebody's home, say. The charm is our own, so the story goes on.
+        // A temporary directory that is closed to others, say. The charm is our own, so the story goes on.
         say(&format!("# Its hooks run as root here: {error:#}"))?;
         prepare(&["--hook-user", "0:0"].map(OsStr::new))
     })?;

@@ -52,7 +52,7 @@ pub(super) async fn prepare(
     if let Some(directory) = charm_dir(service.rest.get("charm-dir")) {
         variables.push(("CHARM_DIR", directory));
     }
-    variables.push(("PATH", hook_path()?));
+    variables.push(("PATH", hook_path(&tools_dir()?)));
     Ok(variables)
 }
 
@@ -69,8 +69,8 @@ pub(super) fn tools_dir() -> anyhow::Result<PathBuf> {
 }
 
 /// What a hook has for PATH: the hook tools, and what this program has itself.
-pub(super) fn hook_path() -> anyhow::Result<String> {
-    Ok(search_path(tools_dir()?.as_path(), std::env::var("PATH").ok().as_deref()))
+pub(super) fn hook_path(tools: &Path) -> String {
+    search_path(tools, std::env::var("PATH").ok().as_deref())
 }
 
 fn search_path(tools: &Path, path: Option<&str>) -> String {

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use std::{env, fs};
+use std::{env, fs, io};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
@@ -53,11 +53,12 @@ impl UnitOptions {
             None if another => ensure_open_place(environment, machine, &std::path::absolute(usual)?)?,
             None => std::path::absolute(usual)?,
         };
+        let mut tools = hook_env::tools_dir()?;
         if another {
-            check_way(user, directory.parent().unwrap_or(&directory), "their files")?;
-            let tool = hook_env::tools_dir()?.join("open-port");
-            if tool.exists() {
-                check_way(user, &tool, "the hook tools")?;
+            check_way(user, directory.parent().unwrap_or(&directory))?;
+            if hook_user::closed_to(user, &tools.join(TOOLS[0])).is_some() {
+                tools = carry_tools(&tools, &directory)
+                    .with_context(|| format!("cannot bring the hook tools to {}", directory.display()))?;
             }
         }
         info!(directory = %directory.display(), "files of units");
@@ -69,7 +70,7 @@ impl UnitOptions {
             address: file.address.clone(),
             directory,
             runner: env::current_exe()?,
-            path: hook_env::hook_path()?,
+            path: hook_env::hook_path(&tools),
             user,
             limit: Duration::from_secs(self.hook_timeout),
             resync,
@@ -120,15 +121,35 @@ fn open_name(environment: &EnvironmentName, machine: MachineId, usual: &Path) ->
     format!("{environment}-{machine}-{hash:012x}")
 }
 
-fn check_way(user: HookUser, place: &Path, what: &str) -> anyhow::Result<()> {
+fn check_way(user: HookUser, place: &Path) -> anyhow::Result<()> {
     match hook_user::closed_to(user, place) {
         None => Ok(()),
         Some(closed) => bail!(
-            "users of hooks cannot get to {what} in {}, since {} is closed to them; --hook-user root runs hooks as root",
+            "users of hooks cannot get to their files in {}, since {} is closed to them; --hook-user root runs hooks as root",
             place.display(),
             closed.display()
         ),
     }
+}
+
+const TOOLS: [&str; 3] = ["open-port", "close-port", "opened-ports"];
+
+/// Brings the hook tools to where hooks get to: built in root's home, say, they are out of reach. At every start, since they
+/// may have been built anew.
+fn carry_tools(from: &Path, directory: &Path) -> io::Result<PathBuf> {
+    let to = directory.join("tools");
+    fs::create_dir_all(&to)?;
+    for (place, mode) in [(directory, 0o711), (&to, 0o755)] {
+        fs::set_permissions(place, fs::Permissions::from_mode(mode))?;
+    }
+    for tool in TOOLS.map(Path::new).into_iter().filter(|tool| from.join(tool).exists()) {
+        // Put in its place whole, for a hook that runs it at this moment.
+        let aside = to.join(tool).with_extension("new");
+        let copied = fs::copy(from.join(tool), &aside);
+        copied.and_then(|_| fs::set_permissions(&aside, fs::Permissions::from_mode(0o755)))?;
+        fs::rename(aside, to.join(tool))?;
+    }
+    Ok(to)
 }
 
 #[cfg(test)]

@@ -150,6 +150,31 @@ fn a_way_that_is_closed_is_named_before_anything_runs() {
     assert_eq!(daemon.ends("-TERM"), Some(0));
 }
 
+/// As where root builds in its own home.
+#[test]
+fn tools_that_are_out_of_reach_are_brought() {
+    let operator = Operator::with_store("");
+    let shut = operator.home().join("shut");
+    fs::create_dir(&shut).unwrap();
+    fs::set_permissions(&shut, fs::Permissions::from_mode(0o700)).unwrap();
+    let ours = operator.command("portcullis");
+    let built = Path::new(ours.get_program()).parent().unwrap();
+    for program in ["portcullis", "open-port", "close-port", "opened-ports"] {
+        fs::hard_link(built.join(program), shut.join(program)).unwrap();
+    }
+    let mut up = Command::new(shut.join("portcullis"));
+    up.args(["up", "--listen", "127.0.0.1:0"]);
+    up.env_clear().envs(ours.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let daemon = Daemon::start(&mut up);
+    let hook = format!("cat {0}/open-port; open-port 80/tcp && opened-ports", shut.display());
+    let deployed = juju(&operator, &["deploy", &charm(&operator, "opening", &hook)]);
+    assert_eq!(deployed.code, 0, "{deployed:?}");
+    let said = wait_for("a hook", DEADLINE, || failed(&operator, "opening"));
+    assert!(said[0].contains("Permission denied"), "the control: {said:?}");
+    assert_eq!(said[1..], ["80/tcp"]);
+    assert_eq!(daemon.ends("-TERM"), Some(0));
+}
+
 #[test]
 fn hooks_have_the_limit_of_files_that_the_agent_was_started_with() {
     let operator = Operator::with_store("");
