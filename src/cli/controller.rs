@@ -16,7 +16,6 @@ use tracing::info;
 use tracing::warn;
 
 use super::config::Role;
-use super::failure::Refusal;
 use super::heartbeat_role::{Beside, Reach, Started, look_for_store};
 use super::settings::{Globals, Settings};
 use super::upkeep::{Upkeep, jitter, last_pass};
@@ -94,7 +93,7 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
         #[cfg(not(feature = "ec2"))]
         Provider::Ec2 | Provider::DryRun => {
             args.ec2.settings(&settings.address)?;
-            Err(Refusal::NoEc2.into())
+            Err(super::failure::Refusal::NoEc2.into())
         }
     }
 }
