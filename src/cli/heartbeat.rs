@@ -15,6 +15,7 @@ use crate::heartbeat::audit::Change;
 use crate::heartbeat::corner;
 use crate::heartbeat::name::{InvalidName, Name};
 use crate::heartbeat::record::Record;
+use crate::heartbeat::state::State;
 use crate::model::MachineId;
 use crate::runtime::clock::{utc, wall_ms};
 use crate::store::paths::{self, HeartbeatNode};
@@ -264,9 +265,9 @@ async fn watch(globals: &Globals) -> anyhow::Result<()> {
                 output::message(&format!("warning: {problem}: some components are not shown"));
                 Vec::new()
             });
-            for Record { name, state, word, sequence, changed_at: at, .. } in records {
-                if seen.insert(name, sequence) != Some(sequence) {
-                    changes.push(Change { name, state, word, sequence, at });
+            for record in records {
+                if seen.insert(record.name, record.sequence) != Some(record.sequence) {
+                    changes.push(Change::newest(&record));
                 }
             }
         }
@@ -277,7 +278,11 @@ async fn watch(globals: &Globals) -> anyhow::Result<()> {
 }
 
 fn line(change: &Change) -> String {
-    let message = change.word.map_or("planned stop", |word| word.message());
+    let message = match (change.word, change.state) {
+        (Some(word), _) => word.message(),
+        (None, State::Stopped) => "planned stop",
+        (None, _) => "back from a planned stop",
+    };
     format!("{}  {}  {}  {message}\n", utc(change.at), change.name, change.state.as_str())
 }
 
@@ -355,6 +360,7 @@ impl std::str::FromStr for Time {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::heartbeat::state::Word;
 
     #[test]
     fn times_have_units() {
@@ -363,6 +369,19 @@ mod tests {
         }
         for text in ["", "2", "h", "-1h", "0s", "2w", "1é", "99999999999999999d", "367d"] {
             assert!(text.parse::<Time>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_stop_that_was_planned_is_called_that() {
+        let name = Name::parse("a").unwrap();
+        for (state, word, message) in [
+            (State::Ok, Some(Word::Started), "Heartbeat started"),
+            (State::Stopped, None, "planned stop"),
+            (State::Ok, None, "back from a planned stop"),
+        ] {
+            let text = line(&Change { name, state, word, sequence: 1, at: 0 });
+            assert_eq!(text, format!("1970-01-01T00:00:00Z  a  {}  {message}\n", state.as_str()));
         }
     }
 

@@ -37,6 +37,7 @@ pub enum Heard {
 pub struct Change {
     pub name: Name,
     pub state: State,
+    /// None if there is nothing to tell about it.
     pub word: Option<Word>,
     pub sequence: u64,
     pub at: u64,

@@ -15,7 +15,7 @@ pub const MAX_IN_BUCKET: usize = 360;
 /// Beats in one znode; the longest names still leave it below a znode's limit.
 pub const MAX_IN_BATCH: usize = 700;
 
-/// Whether the state manager knows about the newest change.
+/// Whether the state manager knows about the newest change that it is to know of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Told {
     No,
@@ -43,10 +43,13 @@ impl Told {
 pub struct Record {
     pub name: Name,
     pub state: State,
-    /// What the newest change was, if there was one to tell.
+    /// What there was to tell about it last, if anything.
     pub word: Option<Word>,
     /// The number of the newest change; 0 before the first.
     pub sequence: u64,
+    /// The number of the change that `word` is about: an older one if the newest is a planned stop, or the return from it, of
+    /// which nobody is told. What is told keeps this number.
+    pub word_sequence: u64,
     pub told: Told,
     /// Calendar time of the newest change, for people.
     pub changed_at: u64,
@@ -94,7 +97,7 @@ pub fn bucket_to_bytes(records: impl IntoIterator<Item = Record>) -> Vec<u8> {
         .into_iter()
         .map(|r| {
             let word = r.word.map(Word::as_str);
-            json!([
+            let mut row = json!([
                 r.name.as_str(),
                 r.state.as_str(),
                 word,
@@ -103,7 +106,13 @@ pub fn bucket_to_bytes(records: impl IntoIterator<Item = Record>) -> Vec<u8> {
                 r.changed_at,
                 r.beat_at,
                 r.flaps
-            ])
+            ]);
+            if let Value::Array(row) = &mut row
+                && r.word_sequence != r.sequence
+            {
+                row.push(json!(r.word_sequence));
+            }
+            row
         })
         .collect();
     json!({"v": 1, "components": rows}).to_string().into_bytes()
@@ -137,11 +146,13 @@ fn record(row: &Value) -> Option<Record> {
         Value::Null => None,
         word => Some(Word::parse(word.as_str()?)?),
     };
+    let sequence = row[3].as_u64()?;
     Some(Record {
         name: Name::parse(row[0].as_str()?).ok()?,
         state: State::parse(row[1].as_str()?)?,
         word,
-        sequence: row[3].as_u64()?,
+        sequence,
+        word_sequence: row.get(8).map_or(Some(sequence), Value::as_u64)?,
         told: Told::parse(row[4].as_str()?)?,
         changed_at: row[5].as_u64()?,
         beat_at: row[6].as_u64()?,
@@ -205,18 +216,24 @@ mod tests {
         Record {
             name: name(&format!("{number:0>MAX_NAME$}")),
             state: State::Stopped,
-            word: Some(Word::DeclaredDead),
+            // Of two numbers, only a start or a return can have the older one.
+            word: Some(Word::Restarted),
             sequence: u64::MAX,
+            word_sequence: u64::MAX - 1,
             told: Told::Refused,
-            changed_at: u64::MAX,
-            beat_at: u64::MAX,
+            // In the year 5138.
+            changed_at: 99_999_999_999_999,
+            beat_at: 99_999_999_999_999,
             flaps: u16::MAX,
         }
     }
 
     #[test]
     fn what_was_written_is_read() {
-        let records = vec![longest(1), Record { word: None, told: Told::No, state: State::Ok, ..longest(2) }];
+        let records = vec![
+            longest(1),
+            Record { word: None, told: Told::No, state: State::Ok, word_sequence: u64::MAX, ..longest(2) },
+        ];
         assert_eq!(bucket_from_bytes(&bucket_to_bytes(records.iter().copied())), Ok(records));
         let beats = vec![
             Beat { name: name("a"), age_ms: 12, going_away: false },

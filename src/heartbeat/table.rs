@@ -19,6 +19,8 @@ pub struct Component {
     /// Silence is counted from here at the earliest: the end of a maintenance, say.
     pub base: u64,
     pub sequence: u64,
+    /// As in [`Record`].
+    pub word_sequence: u64,
     /// Calendar time of the newest change.
     pub changed_at: u64,
     /// Calendar time of a beat that was heard before this process began.
@@ -113,6 +115,7 @@ impl Table {
             last: 0,
             base: 0,
             sequence: 0,
+            word_sequence: 0,
             changed_at: 0,
             beat_at: 0,
             state: State::New,
@@ -169,6 +172,7 @@ impl Table {
             state: component.state,
             word: component.word,
             sequence: component.sequence,
+            word_sequence: component.word_sequence,
             told: component.told,
             changed_at: component.changed_at,
             beat_at,

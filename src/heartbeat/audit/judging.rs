@@ -163,6 +163,7 @@ impl Audit {
         component.changed_at = now.wall;
         if word.is_some() {
             (component.word, component.told) = (word, Told::No);
+            component.word_sequence = number;
         }
         let name = component.full_name();
         self.count(entry, true);

@@ -34,6 +34,7 @@ impl Audit {
             component.state = record.state;
             component.word = record.word;
             component.sequence = record.sequence;
+            component.word_sequence = record.word_sequence;
             component.told = record.told;
             component.changed_at = record.changed_at;
             component.beat_at = record.beat_at;
@@ -41,8 +42,7 @@ impl Audit {
             self.count(entry, true);
             self.arm(entry, record.state);
             if newer {
-                let Record { name, state, word, sequence, changed_at: at, .. } = *record;
-                changes.push(Change { name, state, word, sequence, at });
+                changes.push(Change::newest(record));
             }
         }
         changes
@@ -90,19 +90,19 @@ impl Audit {
             .map(|entry| self.table.get(*entry))
             .filter(|c| c.flaps == 0 || now.wall.saturating_sub(c.changed_at) >= self.damping())
             .filter(|c| !self.dirty.contains(&bucket_of(c.name())))
-            .map(change_of)
+            .map(|c| Change { word: c.word, sequence: c.word_sequence, ..newest(c) })
             .collect();
         found.sort_unstable_by_key(|change| change.sequence);
         found.truncate(most);
         found
     }
 
-    /// What became of telling the state manager; a newer change stays pending.
+    /// What became of telling the state manager; something newer to tell stays pending.
     pub fn tell(&mut self, name: &Name, sequence: u64, told: Told) {
-        let Some(entry) = self.table.find(name).filter(|entry| self.table.get(*entry).sequence == sequence)
-        else {
+        let Some(entry) = self.table.find(name) else { return };
+        if self.table.get(entry).word_sequence != sequence {
             return;
-        };
+        }
         self.count(entry, false);
         self.table.get_mut(entry).told = told;
         self.count(entry, true);
@@ -112,17 +112,25 @@ impl Audit {
     /// Each component's newest change after `sequence`, oldest first.
     pub fn changes_since(&self, sequence: u64) -> Vec<Change> {
         let newer = self.table.iter().filter(|(_, c)| c.sequence > sequence);
-        let mut found: Vec<Change> = newer.map(|(_, c)| change_of(c)).collect();
+        let mut found: Vec<Change> = newer.map(|(_, c)| newest(c)).collect();
         found.sort_unstable_by_key(|change| change.sequence);
         found
     }
 }
 
-fn change_of(component: &Component) -> Change {
+impl Change {
+    /// The newest one of a component.
+    pub fn newest(record: &Record) -> Self {
+        let Record { name, state, sequence, word_sequence, changed_at: at, .. } = *record;
+        Self { name, state, word: record.word.filter(|_| word_sequence == sequence), sequence, at }
+    }
+}
+
+fn newest(component: &Component) -> Change {
     Change {
         name: component.full_name(),
         state: component.state,
-        word: component.word,
+        word: component.word.filter(|_| component.word_sequence == component.sequence),
         sequence: component.sequence,
         at: component.changed_at,
     }

@@ -293,6 +293,42 @@ fn what_is_told_is_what_is_written_and_newest() {
     assert_eq!(bench.audit.pending(bench.at(), 10).len(), 1, "another change is another chance");
 }
 
+/// Stops, returns, and judges in between do not make a second change of a start.
+#[test]
+fn a_start_is_told_under_one_number() {
+    let mut bench = Bench::new();
+    bench.beat("a");
+    let started = bench.look().changes[0];
+    bench.write_all();
+    assert_eq!(bench.audit.pending(bench.at(), 10), [started]);
+    // While the state manager thinks about it, the component says good-bye, and comes back.
+    let mut newest = started.sequence;
+    for going_away in [true, false, true] {
+        bench.audit.beat(bench.now, &name("a"), going_away).unwrap();
+        let change = bench.look().changes[0];
+        assert!(change.word.is_none() && change.sequence > newest, "{change:?}");
+        newest = change.sequence;
+        bench.write_all();
+        let pending = bench.audit.pending(bench.at(), 10);
+        let told: Vec<(Option<Word>, u64)> = pending.iter().map(|c| (c.word, c.sequence)).collect();
+        assert_eq!(told, [(Some(Word::Started), started.sequence)]);
+        // Whoever follows the changes is not told of another start.
+        assert_eq!(bench.audit.changes_since(started.sequence), [change]);
+    }
+    let bytes = bench.audit.bucket_bytes(bucket_of("a"), bench.at());
+    let records = super::super::record::bucket_from_bytes(&bytes).unwrap();
+    let mut next = Audit::new(0, &Params::default(), LIMIT);
+    let adopted = next.adopt(bucket_of("a"), &records, 0);
+    assert_eq!(adopted.iter().map(|c| (c.word, c.sequence)).collect::<Vec<_>>(), [(None, newest)]);
+    let again = next.pending(bench.at(), 10);
+    assert_eq!((again[0].word, again[0].sequence), (Some(Word::Started), started.sequence));
+    // The answer to the first call is the answer.
+    for audit in [&mut bench.audit, &mut next] {
+        audit.tell(&name("a"), started.sequence, Told::Yes);
+        assert_eq!(audit.counts().untold, 0);
+    }
+}
+
 #[test]
 fn a_successor_goes_on_where_the_judge_was() {
     let mut bench = Bench::new();
