@@ -99,7 +99,7 @@ pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
                 Format::Json => format!("{}\n", Value::from_iter(records.iter().map(document))),
             };
             output::data(&text).context("cannot write to stdout")?;
-            return problems.into_iter().next().map_or(Ok(()), |problem| Err(not_shown(problem)));
+            return problems.into_values().next().map_or(Ok(()), |problem| Err(not_shown(problem)));
         }
         Question::Show { name } => show(globals, &name_of(name)?).await?,
         Question::Watch => return watch(globals).await,
@@ -186,7 +186,7 @@ async fn show(globals: &Globals, name: &Name) -> anyhow::Result<String> {
         let tree = environment.tree();
         let corner::Overview { mut records, mut problems } =
             corner::overview_of(tree, &[*name].into()).await?;
-        if let Some(problem) = problems.pop() {
+        if let Some((_, problem)) = problems.pop_first() {
             return Err(problem.into());
         }
         let record = records.pop();

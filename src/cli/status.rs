@@ -18,6 +18,7 @@ use crate::firewall::report::{NOBODY, NOT_PROVISIONED};
 use crate::firewall::told::Told;
 use crate::heartbeat::corner;
 use crate::heartbeat::name::Name;
+use crate::heartbeat::record::bucket_of;
 use crate::model::{Cidr, MachineId};
 use crate::runtime::clock::utc;
 use crate::runtime::shutdown::Shutdown;
@@ -155,13 +156,14 @@ fn firewall_view(snapshot: &Snapshot) -> observe::View {
 /// What the trackers say about the machines, by the rule that they judge with.
 async fn heard(
     tree: &ZkTree,
-    machines: impl Iterator<Item = MachineId>,
-) -> Result<BTreeMap<MachineId, Heard>, store::Error> {
-    let names: BTreeSet<Name> = machines.map(Name::of_machine).collect();
+    machines: impl Iterator<Item = MachineId> + Clone,
+) -> Result<BTreeMap<MachineId, Held<Heard>>, store::Error> {
+    let names: BTreeSet<Name> = machines.clone().map(Name::of_machine).collect();
     let corner::Overview { records, problems } = corner::overview_of(tree, &names).await?;
-    for problem in problems {
-        output::message(&format!("warning: {problem}: some machines' beats are not shown"));
-    }
+    let unread = machines.filter_map(|machine| {
+        let problem = problems.get(&bucket_of(Name::of_machine(machine).as_str()))?;
+        Some((machine, Err(problem.to_string())))
+    });
     // Without a tracker nobody judges, and what was judged last is no longer anybody's word.
     let judged = records.is_empty() || !corner::replicas(tree).await?.is_empty();
     let heard = records.into_iter().filter_map(|record| {
@@ -169,10 +171,10 @@ async fn heard(
         let health = if judged { record.state.as_str() } else { "unknown" }.to_owned();
         Some((
             record.name.machine()?,
-            Heard { health, flag: flag.to_owned(), last_beat: utc(record.beat_at) },
+            Ok(Heard { health, flag: flag.to_owned(), last_beat: utc(record.beat_at) }),
         ))
     });
-    Ok(heard.collect())
+    Ok(heard.chain(unread).collect())
 }
 
 /// Shows what there is, and again whenever that is something else. A store that is away for a while is waited for.

@@ -285,8 +285,8 @@ pub async fn batches<T: Tree>(
 #[derive(Debug, Default)]
 pub struct Overview {
     pub records: Vec<Record>,
-    /// Each hides the components of its own znode and no others.
-    pub problems: Vec<Error>,
+    /// By bucket: each hides the components of its own znode and no others.
+    pub problems: BTreeMap<u16, Error>,
 }
 
 /// Everything that is known about every component, for people: each record with the calendar time of the newest beat that
@@ -320,11 +320,11 @@ async fn with_beats<T: Tree>(
     buckets: Vec<Bucket>,
     wanted: impl Fn(&Name) -> bool,
 ) -> Result<Overview, Error> {
-    let (mut records, mut problems) = (Vec::new(), Vec::new());
-    for (_, bucket, _) in buckets {
+    let (mut records, mut problems) = (Vec::new(), BTreeMap::new());
+    for (number, bucket, _) in buckets {
         match bucket {
             Ok(bucket) => records.extend(bucket.into_iter().filter(|record| wanted(&record.name))),
-            Err(problem) => problems.push(problem),
+            Err(problem) => drop(problems.insert(number, problem)),
         }
     }
     let mut heard: HashMap<Name, u64> = HashMap::new();

@@ -113,6 +113,16 @@ fn corrupt() -> Snapshot {
     snapshot.units.get_mut(&UnitId::new(5)).unwrap().record = Err(broken("/units/unit-0000000005"));
     snapshot.machines.get_mut(&MachineId::new(3)).unwrap().record =
         Err(broken("/machines/machine-0000000003"));
+    let heard = Heard {
+        health: "ok".to_owned(),
+        flag: "OK".to_owned(),
+        last_beat: "2026-02-03T04:05:06Z".to_owned(),
+    };
+    snapshot.heard.insert(MachineId::new(0), Ok(heard));
+    for machine in [2, 3] {
+        let beats = "/controller/heartbeat/components/0007: no JSON".to_owned();
+        snapshot.heard.insert(MachineId::new(machine), Err(beats));
+    }
     snapshot
 }
 
@@ -191,8 +201,9 @@ fn what_is_not_yet_real_is_shown_where_it_belongs() {
 fn what_cannot_be_read_is_told_once_and_within_scope() {
     let errors: Vec<String> =
         view(&corrupt(), &["mysql/*"]).errors().into_iter().map(|text| text[..23].to_owned()).collect();
-    assert_eq!(errors, ["/units/unit-0000000000/", "/units/unit-0000000001:"]);
-    assert_eq!(view(&corrupt(), &[]).errors().len(), 6);
+    assert_eq!(errors, ["/controller/heartbeat/c", "/units/unit-0000000000/", "/units/unit-0000000001:"]);
+    assert_eq!(view(&corrupt(), &[]).errors().len(), 7);
+    assert_eq!(view(&corrupt(), &["idle"]).errors().len(), 0);
     assert!(view(&whole(), &[]).errors().is_empty());
 }
 
@@ -270,7 +281,7 @@ fn a_machine_that_is_gone_is_told_from_one_that_never_came() {
         let seen = SeenMachine { agent, ..machine(Some("i-1"), None, true) };
         let heard = health.map(|health| {
             let word = |text: &str| text.to_owned();
-            (id, Heard { health: word(health), flag: word("OK"), last_beat: word("never") })
+            (id, Ok(Heard { health: word(health), flag: word("OK"), last_beat: word("never") }))
         });
         let snapshot = Snapshot {
             machines: [(id, seen)].into(),

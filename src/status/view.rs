@@ -19,7 +19,7 @@ pub struct Snapshot {
     pub units: BTreeMap<UnitId, SeenUnit>,
     pub machines: BTreeMap<MachineId, SeenMachine>,
     /// Of machines that beat; from whoever hears them.
-    pub heard: BTreeMap<MachineId, Heard>,
+    pub heard: BTreeMap<MachineId, Held<Heard>>,
     /// Names of those whose record does not tell, from the index of names.
     pub service_names: BTreeMap<ServiceId, String>,
     pub unit_names: BTreeMap<UnitId, String>,
@@ -82,7 +82,7 @@ pub struct Heard {
 pub struct View {
     pub machines: BTreeMap<MachineId, Machine>,
     /// Of machines that beat.
-    pub heard: BTreeMap<MachineId, Heard>,
+    pub heard: BTreeMap<MachineId, Held<Heard>>,
     pub services: BTreeMap<String, Service>,
 }
 
@@ -181,7 +181,8 @@ impl View {
     pub fn new(snapshot: &Snapshot, scope: &Scope) -> Self {
         let machine = |(id, seen): (&MachineId, &SeenMachine)| {
             let problem = snapshot.notes.machines.get(id).cloned();
-            (*id, Machine { state: machine_state(seen, snapshot.heard.get(id)), problem })
+            let heard = snapshot.heard.get(id).and_then(|heard| heard.as_ref().ok());
+            (*id, Machine { state: machine_state(seen, heard), problem })
         };
         let machines = snapshot.machines.iter().map(machine).collect();
         let mut view = Self { machines, heard: snapshot.heard.clone(), services: BTreeMap::new() };
@@ -218,12 +219,18 @@ impl View {
         service.units.insert(name, unit);
     }
 
-    /// Everything that could not be read, each once.
-    pub fn errors(&self) -> BTreeSet<&str> {
-        let machines = self.machines.values().filter_map(|machine| match &machine.state {
+    /// What could not be read of a machine: its record, its beats.
+    pub fn machine_errors(&self, id: MachineId) -> impl Iterator<Item = &String> {
+        let record = self.machines.get(&id).and_then(|machine| match &machine.state {
             MachineState::Unreadable(problem) => Some(problem),
             MachineState::Pending | MachineState::Provisioned { .. } => None,
         });
+        record.into_iter().chain(self.heard.get(&id).and_then(|heard| heard.as_ref().err()))
+    }
+
+    /// Everything that could not be read, each once.
+    pub fn errors(&self) -> BTreeSet<&str> {
+        let machines = self.machines.keys().flat_map(|id| self.machine_errors(*id));
         let services = self.services.values().flat_map(|service| {
             let units = service.units.values().flat_map(|unit| &unit.errors);
             service.error.iter().chain(units)

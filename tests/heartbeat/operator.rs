@@ -210,6 +210,31 @@ fn what_cannot_be_read_hides_its_own_components_alone() {
     assert_eq!((code, said), (Some(1), format!("error: {bucket}: no JSON\n")));
 }
 
+/// As for any other record that `juju status` cannot read.
+#[test]
+fn beats_of_a_machine_that_cannot_be_read_are_an_error_of_that_machine() {
+    let (site, tracker, mut client) = begin(&[]);
+    for machine in ["0", "1"] {
+        site.juju(&["add-machine", "--instance-id", &format!("i-{machine}")]);
+    }
+    let number = bucket_of("machine-0");
+    assert_ne!(number, bucket_of("machine-1"));
+    let neighbour = (0..).map(|number| format!("x{number}")).find(|name| bucket_of(name) == number).unwrap();
+    assert_eq!(client.beat(&neighbour).unwrap(), 200);
+    wait_for("a component in the store", DEADLINE, || (health(&site, &neighbour) == "ok").then_some(()));
+    tracker.end();
+    let (code, _, said) = site.came(&["status"]);
+    assert_eq!((code, said.as_str()), (Some(0), ""));
+    let bucket = paths::heartbeat_bucket(number);
+    overwrite(&site, &bucket, b"garbage");
+    let (code, out, said) = site.came(&["status", "--format", "json"]);
+    assert_eq!((code, said), (Some(1), format!("error: {bucket}: no JSON\n")));
+    let machines = serde_json::from_str::<Value>(&out).unwrap()["machines"].clone();
+    assert_eq!(machines["0"]["error"], format!("{bucket}: no JSON"));
+    assert_eq!(machines["0"]["instance-id"], "i-0", "what can be read is shown");
+    assert_eq!((&machines["1"]["error"], &machines["1"]["instance-id"]), (&json!(null), &json!("i-1")));
+}
+
 #[test]
 fn an_alarm_that_cannot_be_read_hides_no_component() {
     let (site, tracker, mut client) = begin(&[]);

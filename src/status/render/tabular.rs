@@ -35,11 +35,15 @@ fn machine_rows(view: &View) -> Vec<Vec<String>> {
             dns_name.clone().unwrap_or_default(),
         ],
     };
-    let heard = |id| view.heard.get(id).map(|h| [h.health.clone(), h.flag.clone(), h.last_beat.clone()]);
+    let heard = |id| match view.heard.get(id) {
+        Some(Ok(heard)) => vec![heard.health.clone(), heard.flag.clone(), heard.last_beat.clone()],
+        Some(Err(_)) => vec!["error".to_owned()],
+        None => Vec::new(),
+    };
     let whole = |(id, machine)| {
         let mut row = row((id, machine));
         row.resize(5, String::new());
-        row.extend(heard(id).into_iter().flatten());
+        row.extend(heard(id));
         row
     };
     view.machines.iter().map(whole).collect()
@@ -99,10 +103,9 @@ fn firewall_rows(view: &View) -> Vec<Vec<String>> {
 
 fn error_rows(view: &View) -> Vec<Vec<String>> {
     let mut rows = Vec::new();
-    for (id, machine) in &view.machines {
-        if let MachineState::Unreadable(problem) = &machine.state {
-            rows.push(vec![format!("machine {id}"), problem.clone()]);
-        }
+    for id in view.machines.keys() {
+        let problems = view.machine_errors(*id);
+        rows.extend(problems.map(|problem| vec![format!("machine {id}"), problem.clone()]));
     }
     for (name, service) in &view.services {
         rows.extend(service.error.iter().map(|problem| vec![name.clone(), problem.clone()]));

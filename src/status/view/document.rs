@@ -2,16 +2,18 @@
 //! looks in `render`.
 
 use super::{Heard, Machine, MachineState, Service, Unit, View};
+use crate::model::MachineId;
 use crate::status::render::{Doc, Key};
 
 impl View {
     /// The document that YAML and JSON show, keys sorted.
     pub fn document(&self) -> Doc {
-        let machines = self
-            .machines
-            .iter()
-            .map(|(id, machine)| (Key::Int(id.number().into()), machine.document(self.heard.get(id))))
-            .collect();
+        let machine = |(id, machine): (&MachineId, &Machine)| {
+            let heard = self.heard.get(id).and_then(|heard| heard.as_ref().ok());
+            let errors: Vec<String> = self.machine_errors(*id).cloned().collect();
+            (Key::Int(id.number().into()), machine.document(&errors, heard))
+        };
+        let machines = self.machines.iter().map(machine).collect();
         let services = self
             .services
             .iter()
@@ -26,10 +28,10 @@ fn optional(text: Option<&String>) -> Doc {
 }
 
 impl Machine {
-    fn document(&self, heard: Option<&Heard>) -> Doc {
+    fn document(&self, errors: &[String], heard: Option<&Heard>) -> Doc {
         let mut entries = match &self.state {
             MachineState::Pending => vec![("instance-id".into(), Doc::Text("pending".to_owned()))],
-            MachineState::Unreadable(problem) => vec![("error".into(), Doc::Text(problem.clone()))],
+            MachineState::Unreadable(_) => Vec::new(),
             MachineState::Provisioned { agent_state, dns_name, instance_id, instance_state } => vec![
                 ("agent-state".into(), Doc::Text((*agent_state).to_owned())),
                 ("dns-name".into(), optional(dns_name.as_ref())),
@@ -38,11 +40,14 @@ impl Machine {
             ],
         };
         entries.extend(self.problem.iter().map(|problem| ("problem".into(), Doc::Text(problem.clone()))));
+        if !errors.is_empty() {
+            entries.push(("error".into(), Doc::Text(errors.join("; "))));
+        }
         if let Some(heard) = heard {
             let beats = [("flag", &heard.flag), ("health", &heard.health), ("last-beat", &heard.last_beat)];
             entries.extend(beats.map(|(key, text)| (Key::from(key), Doc::Text(text.clone()))));
-            entries.sort_by(|(a, _), (b, _)| a.cmp(b));
         }
+        entries.sort_by(|(a, _), (b, _)| a.cmp(b));
         Doc::Map(entries)
     }
 }
