@@ -90,18 +90,32 @@ fn roots_units_are_kept_apart_unless_root_says_otherwise() {
     cleared(&operator, daemon);
 }
 
+/// Programs as they would be in `directory`, whoever may get to where they were built.
+fn bring(operator: &Operator, directory: &Path, programs: &[&str]) {
+    let ours = operator.command("portcullis");
+    let built = Path::new(ours.get_program()).parent().unwrap();
+    fs::create_dir(directory).unwrap();
+    for program in programs {
+        let (from, to) = (built.join(program), directory.join(program));
+        // Another file system takes a copy.
+        fs::hard_link(&from, &to).or_else(|_| fs::copy(&from, &to).map(drop)).unwrap();
+    }
+}
+
 #[test]
 fn who_is_not_root_is_told_that_units_share_a_user() {
     let operator = Operator::with_store("");
     for place in [operator.home(), &operator.home().join("data")] {
         chown(place, Some(NOBODY), Some(NOBODY)).unwrap();
     }
+    let programs = operator.home().join("programs");
+    bring(&operator, &programs, &["portcullis", "juju"]);
     let as_nobody = |program: &str| {
         let theirs = operator.command(program);
         let mut command = Command::new("setpriv");
         command
             .args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--"])
-            .arg(theirs.get_program());
+            .arg(programs.join(program));
         command.env_clear().envs(theirs.get_envs().filter_map(|(name, value)| Some((name, value?))));
         command.env_remove("JUJU_ZOOKEEPER").current_dir(operator.home());
         command
@@ -155,13 +169,9 @@ fn a_way_that_is_closed_is_named_before_anything_runs() {
 fn tools_that_are_out_of_reach_are_brought() {
     let operator = Operator::with_store("");
     let shut = operator.home().join("shut");
-    fs::create_dir(&shut).unwrap();
+    bring(&operator, &shut, &["portcullis", "open-port", "close-port", "opened-ports"]);
     fs::set_permissions(&shut, fs::Permissions::from_mode(0o700)).unwrap();
     let ours = operator.command("portcullis");
-    let built = Path::new(ours.get_program()).parent().unwrap();
-    for program in ["portcullis", "open-port", "close-port", "opened-ports"] {
-        fs::hard_link(built.join(program), shut.join(program)).unwrap();
-    }
     let mut up = Command::new(shut.join("portcullis"));
     up.args(["up", "--listen", "127.0.0.1:0"]);
     up.env_clear().envs(ours.get_envs().filter_map(|(name, value)| Some((name, value?))));
