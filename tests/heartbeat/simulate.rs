@@ -182,6 +182,42 @@ async fn a_judge_that_dies_blinds_nobody_for_long() {
     assert_eq!(book.told.len(), 40 + 2, "everything else was told once: {:?}", &book.told[40..]);
 }
 
+/// A round is many calls if one name is refused. Each is written down when it was taken, not all of them at the end.
+#[tokio::test(start_paused = true)]
+async fn a_judge_that_dies_amid_a_round_repeats_no_call_that_was_taken() {
+    let mut world = begin(9, 2, 40).await;
+    world.manager.book().mood = Mood::Down;
+    (0..20).for_each(|component| world.silence(component));
+    world.pass(ERR + seconds(10)).await;
+    let starts = world.manager.book().told.len();
+    {
+        let mut book = world.manager.book();
+        book.mood = Mood::Slow;
+        book.refused.insert("x13c0s0b0n0".to_owned());
+    }
+    let deaths = |world: &World| world.manager.book().told.len() - starts;
+    for _ in 0..600 {
+        if deaths(&world) > 0 {
+            break;
+        }
+        world.pass(Duration::from_millis(100)).await;
+    }
+    // The next call is on its way.
+    world.pass(seconds(1)).await;
+    assert!((1..19).contains(&deaths(&world)), "{} deaths told", deaths(&world));
+    let judge = *world.replicas.iter().find(|(_, r)| r.ears.lock().condition.judging).expect("a judge").0;
+    world.kill(judge);
+    world.manager.book().mood = Mood::Fine;
+    world.pass(seconds(60)).await;
+    let book = world.manager.book();
+    let mut dead: Vec<&str> = book.told[starts..].iter().map(|told| told.name.as_str()).collect();
+    dead.sort_unstable();
+    let mut expected: Vec<&str> = world.components[..20].iter().map(|c| c.name.as_str()).collect();
+    expected.retain(|name| *name != "x13c0s0b0n0");
+    expected.sort_unstable();
+    assert_eq!(dead, expected, "each once");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_rolling_restart_is_not_noticed() {
     let mut world = begin(6, 3, 40).await;
