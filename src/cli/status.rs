@@ -34,6 +34,9 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// How long events are gathered after the first, so that a burst is one look.
 const GATHER: Duration = Duration::from_millis(20);
 
+/// While nothing but the times of beats is new, a picture is painted this often.
+const BEATS_AGAIN: Duration = Duration::from_secs(5);
+
 #[derive(Debug, Args)]
 pub(super) struct Typed {
     /// Services, or units if it has a slash; `*`, `?` and `[..]` are patterns
@@ -182,7 +185,7 @@ async fn watch(tree: &ZkTree, args: &Typed) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::listen().context("cannot catch signals")?;
     // Whatever changes: what the controller and the trackers say is shown as well. The first event is always there.
     let mut feed = tree.watch(&paths::root()).await?;
-    let (mut shown, mut again) = (String::new(), None);
+    let (mut shown, mut again) = (None, None);
     loop {
         tokio::select! {
             changed = heard_of(&mut feed) => changed?,
@@ -190,8 +193,8 @@ async fn watch(tree: &ZkTree, args: &Typed) -> anyhow::Result<()> {
             _ = shutdown.asked() => return Ok(()),
         }
         again = None;
-        let text = match look(tree, args).await {
-            Ok(view) => rendered(&view, args.format),
+        let picture = match look(tree, args).await {
+            Ok(view) => Picture { text: rendered(&view, args.format), view: view.without_last_beats() },
             Err(error) if is_passing(&error) => {
                 output::message(&format!("{error:#}; waiting for it"));
                 again = Some(Instant::now() + AGAIN);
@@ -199,11 +202,31 @@ async fn watch(tree: &ZkTree, args: &Typed) -> anyhow::Result<()> {
             }
             Err(error) => return Err(error),
         };
-        if text != shown {
-            let screen = if args.output.is_none() { output::screen(&text) } else { text.clone() };
-            show(args, &screen)?;
-            shown = text;
+        let now = Instant::now();
+        match paint_at(shown.as_ref(), &picture, now) {
+            Some(at) if at <= now => {
+                let text = &picture.text;
+                show(args, &if args.output.is_none() { output::screen(text) } else { text.clone() })?;
+                shown = Some((picture, now));
+            }
+            later => again = later,
         }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Picture {
+    text: String,
+    /// Without the times of beats.
+    view: View,
+}
+
+/// When to paint, after what was shown and when, if at all.
+fn paint_at(shown: Option<&(Picture, Instant)>, picture: &Picture, now: Instant) -> Option<Instant> {
+    match shown {
+        Some((before, _)) if before.text == picture.text => None,
+        Some((before, at)) if before.view == picture.view => Some(*at + BEATS_AGAIN),
+        _ => Some(now),
     }
 }
 
@@ -281,6 +304,29 @@ mod tests {
         let rule = |source: &&str| portcullis_provider::rule::Rule::new(ports, source.parse().unwrap());
         let granted = sources.iter().map(rule).collect();
         Report { granted: [(UnitId::new(unit), granted)].into(), ..Report::default() }
+    }
+
+    #[test]
+    fn beats_alone_are_painted_now_and_then() {
+        let picture = |health: &str, last_beat: &str| {
+            let heard =
+                Heard { health: health.to_owned(), flag: "OK".to_owned(), last_beat: last_beat.to_owned() };
+            let mut snapshot = snapshot();
+            snapshot.heard.insert(MachineId::new(0), Ok(heard));
+            let view = View::new(&snapshot, &Scope::new([]));
+            Picture { text: rendered(&view, Format::Yaml), view: view.without_last_beats() }
+        };
+        let begun = Instant::now();
+        assert_eq!(paint_at(None, &picture("ok", "1"), begun), Some(begun));
+        let shown = (picture("ok", "1"), begun);
+        for ms in [0, 1_000, 60_000] {
+            let now = begun + Duration::from_millis(ms);
+            assert_eq!(paint_at(Some(&shown), &picture("ok", "1"), now), None, "nothing new");
+            let beats = paint_at(Some(&shown), &picture("ok", "2"), now);
+            assert_eq!(beats, Some(begun + BEATS_AGAIN), "a while after the last time");
+            assert_eq!(paint_at(Some(&shown), &picture("warned", "1"), now), Some(now));
+            assert_eq!(paint_at(Some(&shown), &picture("dead", "2"), now), Some(now), "news with a beat");
+        }
     }
 
     #[test]

@@ -219,6 +219,13 @@ impl View {
         service.units.insert(name, unit);
     }
 
+    /// The same without when machines last beat, which is something else every few seconds and no news.
+    pub fn without_last_beats(&self) -> Self {
+        let mut view = self.clone();
+        view.heard.values_mut().flatten().for_each(|heard| heard.last_beat.clear());
+        view
+    }
+
     /// What could not be read of a machine: its record, its beats.
     pub fn machine_errors(&self, id: MachineId) -> impl Iterator<Item = &String> {
         let record = self.machines.get(&id).and_then(|machine| match &machine.state {
