@@ -16,7 +16,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 /// A running `portcullis`, killed if the test ends before it does.
 pub(crate) struct Daemon {
     child: Child,
-    addr: String,
+    pub(crate) addr: String,
 }
 
 impl Daemon {

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 mod apart;
+mod beating;
 mod controller;
 mod credentials;
 mod daemon;
