@@ -275,7 +275,7 @@ fn refuse(refusal: &Refusal) -> Reply {
     }
 }
 
-/// Each change once and in order; a reader that fell behind gets the newest change of each component.
+/// Each change once, in the order in which they are learnt of; a reader that fell behind gets the newest change of each component.
 async fn tell_events(
     ears: Arc<Ears>,
     mut since: u64,
@@ -290,12 +290,14 @@ async fn tell_events(
             }
             since = change.sequence;
         }
+        // What was published while that was looked up. One that is learnt of late is late, not known.
+        let known = since;
         loop {
             let said = tokio::select! {
                 change = later.recv() => match change {
-                    Ok(change) if change.sequence <= since => continue,
+                    Ok(change) if change.sequence <= known => continue,
                     Ok(change) => {
-                        since = change.sequence;
+                        since = since.max(change.sequence);
                         event(&change)
                     }
                     Err(broadcast::error::RecvError::Lagged(_)) => continue 'again,
@@ -321,7 +323,31 @@ fn event(change: &Change) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::heartbeat::state::{State, Word};
     use crate::store::MemoryTree;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_that_is_learnt_of_late_is_told() {
+        let ears = Arc::new(Ears::new(Arc::new(|| 0), 1));
+        let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        let (sender, mut reader) = mpsc::channel(READER_BUFFER);
+        let telling = tokio::spawn(tell_events(Arc::clone(&ears), 5, sender, permit));
+        // It listens before anything is said.
+        tokio::task::yield_now().await;
+        let change = |sequence| Change {
+            name: Name::parse("a").unwrap(),
+            state: State::Ok,
+            word: Some(Word::Started),
+            sequence,
+            at: 0,
+        };
+        ears.publish(&[change(4), change(8), change(7)]);
+        for sequence in [8, 7] {
+            assert_eq!(reader.recv().await, Some(event(&change(sequence))));
+        }
+        drop(reader);
+        telling.await.unwrap();
+    }
 
     #[tokio::test(start_paused = true)]
     async fn looks_in_vain_are_counted_by_the_second() {

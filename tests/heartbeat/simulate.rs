@@ -218,6 +218,22 @@ async fn a_judge_that_dies_amid_a_round_repeats_no_call_that_was_taken() {
     assert_eq!(dead, expected, "each once");
 }
 
+/// Whoever reads events of a tracker that does not judge gets them in their order, whatever znodes they come from.
+#[tokio::test(start_paused = true)]
+async fn who_only_follows_publishes_in_order() {
+    let mut world = begin(10, 2, 40).await;
+    (0..30).for_each(|component| world.silence(component));
+    world.pass(ERR + seconds(10)).await;
+    let follower = world.replicas.values().find(|r| !r.ears.lock().condition.judging).expect("a follower");
+    let (_, mut later) = follower.ears.events(0);
+    (0..30).for_each(|component| world.revive(component));
+    world.pass(seconds(10)).await;
+    let numbers: Vec<u64> =
+        std::iter::from_fn(|| later.try_recv().ok()).map(|change| change.sequence).collect();
+    assert_eq!(numbers.len(), 30, "{numbers:?}");
+    assert!(numbers.is_sorted(), "{numbers:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_rolling_restart_is_not_noticed() {
     let mut world = begin(6, 3, 40).await;

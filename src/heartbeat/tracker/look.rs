@@ -104,18 +104,20 @@ impl<T: Tree, P: Post> Tracker<T, P> {
 
     /// Takes over what the judge wrote.
     pub(in crate::heartbeat) fn adopt(&self, buckets: Vec<corner::Bucket>) {
+        let mut changes = Vec::new();
         for (number, records, _) in buckets {
             match records {
                 Ok(records) => {
                     let mut inner = self.ears().lock();
                     let now = self.ears().now(&inner).watched;
-                    let changes = inner.audit.adopt(number, &records, now);
-                    drop(inner);
-                    self.ears().publish(&changes);
+                    changes.extend(inner.audit.adopt(number, &records, now));
                 }
                 Err(problem) => error!(%problem, "components cannot be read"),
             }
         }
+        // Readers of events resume by number: a lower one must not come after a higher one.
+        changes.sort_unstable_by_key(|change| change.sequence);
+        self.ears().publish(&changes);
     }
 
     pub(super) async fn follow(&mut self, names: Vec<String>, age: Age) -> Result<(), Error> {
