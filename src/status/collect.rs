@@ -12,21 +12,23 @@ use crate::store::tree::{Answer, Error, Node, Read, Tree};
 use crate::store::{self, records};
 
 pub async fn collect<T: Tree>(tree: &T) -> Result<Snapshot, Error> {
-    let lists = vec![paths::services(), paths::units(), paths::machines()];
+    // Units first: what is made meanwhile is on the lists that are read after it, and not the other way round.
+    let lists = vec![paths::units(), paths::services(), paths::machines()];
     let mut lists = tree.read_many(lists.into_iter().map(Read::Children).collect()).await?.into_iter();
-    let services = ids(lists.next(), ServiceId::from_key, &paths::services())?;
     let units = ids(lists.next(), UnitId::from_key, &paths::units())?;
+    let services = ids(lists.next(), ServiceId::from_key, &paths::services())?;
     let machines = ids(lists.next(), MachineId::from_key, &paths::machines())?;
 
     let mut reads = Vec::with_capacity(2 * services.len() + 4 * units.len() + 5 * machines.len());
     reads.extend(services.iter().flat_map(|&id| [paths::service(id), paths::exposed(id)]));
-    reads.extend(units.iter().flat_map(|&id| {
-        [paths::unit(id), paths::unit_ports(id), paths::unit_state(id), paths::unit_agent(id)]
-    }));
     reads.extend(machines.iter().flat_map(|&id| {
         let said = [paths::firewall_report(id), paths::machine_firewall(id)];
         let own = [paths::machine(id), paths::machine_agent(id), paths::machine_started(id)];
         own.into_iter().chain(said)
+    }));
+    // And last: one that is still there had its service and its machine when those were read.
+    reads.extend(units.iter().flat_map(|&id| {
+        [paths::unit(id), paths::unit_ports(id), paths::unit_state(id), paths::unit_agent(id)]
     }));
     // What a machine makes for itself and its units, it can also keep from others: that must hide nothing else.
     let mut nodes = tree.data_of_each(reads).await?.into_iter();
@@ -40,14 +42,6 @@ pub async fn collect<T: Tree>(tree: &T) -> Result<Snapshot, Error> {
             snapshot.services.insert(id, SeenService { record, exposed });
         }
     }
-    for id in units {
-        let (record, ports, state, agent) = (node(), node(), node(), node());
-        if let Some(record) = read(record, |data| records::Unit::parse(&paths::unit(id), data)) {
-            let state = read(state, |data| records::UnitState::parse(&paths::unit_state(id), data));
-            let ports = ports.and_then(|ports| open_ports(id, ports));
-            snapshot.units.insert(id, SeenUnit { record, ports, state, agent: is_there(&agent) });
-        }
-    }
     for id in machines {
         let (record, agent, started) = (node(), node(), node());
         let said = [node(), node()].map(|node| node.map(|node| node.map(|node| node.data)));
@@ -56,6 +50,14 @@ pub async fn collect<T: Tree>(tree: &T) -> Result<Snapshot, Error> {
                 id,
                 SeenMachine { record, agent: presence(is_there(&agent), is_there(&started)), said },
             );
+        }
+    }
+    for id in units {
+        let (record, ports, state, agent) = (node(), node(), node(), node());
+        if let Some(record) = read(record, |data| records::Unit::parse(&paths::unit(id), data)) {
+            let state = read(state, |data| records::UnitState::parse(&paths::unit_state(id), data));
+            let ports = ports.and_then(|ports| open_ports(id, ports));
+            snapshot.units.insert(id, SeenUnit { record, ports, state, agent: is_there(&agent) });
         }
     }
     add_lost_names(tree, &mut snapshot).await?;

@@ -1,9 +1,11 @@
 //! Two operations at once, where it hurts: one runs whole between the last read and the write of the other. Whichever
-//! was first, the result is as if they had come one after the other.
+//! was first, the result is as if they had come one after the other. And a look at everything, which is not a snapshot of
+//! the store, with a change between any two of its reads.
 
 use super::block_on;
 use super::operations::{deploy, fresh, operator, service};
 use portcullis::model::MachineId;
+use portcullis::status::{Scope, View, collect};
 use portcullis::store::acl::Acl;
 use portcullis::store::memory::MemoryFeed;
 use portcullis::store::paths::{self, NodePath};
@@ -11,12 +13,31 @@ use portcullis::store::records::Placement;
 use portcullis::store::tree::{Answer, Error, Node, Read, Tree, Write};
 use portcullis::store::{Deploy, Environment, MemoryStore, MemoryTree};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::oneshot;
 
-/// A tree whose first write waits for another's turn.
+/// When it is another's turn.
+enum Moment {
+    BeforeTheFirstWrite,
+    /// After so many reads.
+    AfterReads(AtomicUsize),
+}
+
+/// A tree that waits for another's turn, once.
 struct Interrupted {
     tree: MemoryTree,
+    moment: Moment,
     turn: Mutex<Option<(oneshot::Sender<()>, oneshot::Receiver<()>)>>,
+}
+
+impl Interrupted {
+    async fn give_way(&self) {
+        let turn = self.turn.lock().unwrap().take();
+        if let Some((begin, ended)) = turn {
+            begin.send(()).unwrap();
+            ended.await.unwrap();
+        }
+    }
 }
 
 impl Tree for Interrupted {
@@ -35,14 +56,20 @@ impl Tree for Interrupted {
     }
 
     async fn read_each(&self, reads: Vec<Read>) -> Result<Vec<Result<Answer, Error>>, Error> {
-        self.tree.read_each(reads).await
+        let Moment::AfterReads(left) = &self.moment else { return self.tree.read_each(reads).await };
+        let mut answers = Vec::new();
+        for read in reads {
+            if left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err() {
+                self.give_way().await;
+            }
+            answers.extend(self.tree.read_each(vec![read]).await?);
+        }
+        Ok(answers)
     }
 
     async fn write(&self, writes: Vec<Write>) -> Result<(), Error> {
-        let turn = self.turn.lock().unwrap().take();
-        if let Some((begin, ended)) = turn {
-            begin.send(()).unwrap();
-            ended.await.unwrap();
+        if matches!(self.moment, Moment::BeforeTheFirstWrite) {
+            self.give_way().await;
         }
         self.tree.write(writes).await
     }
@@ -65,6 +92,15 @@ fn race(
     main: impl AsyncFnOnce(&Environment<Interrupted>),
     interlude: impl AsyncFnOnce(&Environment<MemoryTree>),
 ) {
+    assert!(race_at(Moment::BeforeTheFirstWrite, main, interlude), "nothing was written");
+}
+
+/// The same at another moment. Says whether it came.
+fn race_at(
+    moment: Moment,
+    main: impl AsyncFnOnce(&Environment<Interrupted>),
+    interlude: impl AsyncFnOnce(&Environment<MemoryTree>),
+) -> bool {
     let store = MemoryStore::default();
     block_on(async {
         let other = fresh(&store, Placement::Unassigned).await;
@@ -72,16 +108,24 @@ fn race(
         other.add_machine(None).await.unwrap();
         let (begin, begun) = oneshot::channel();
         let (end, ended) = oneshot::channel();
-        let tree =
-            Interrupted { tree: store.connect(Some(&operator())), turn: Mutex::new(Some((begin, ended))) };
+        let turn = Mutex::new(Some((begin, ended)));
+        let tree = Interrupted { tree: store.connect(Some(&operator())), moment, turn };
         let environment = Environment::open(tree).await.unwrap();
-        let between = async {
-            begun.await.unwrap();
-            interlude(&other).await;
-            end.send(()).unwrap();
+        let interrupted = async {
+            main(&environment).await;
+            // Whoever still waits for a turn will not have one.
+            drop(environment);
         };
-        tokio::join!(main(&environment), between);
-    });
+        let between = async {
+            let came = begun.await.is_ok();
+            if came {
+                interlude(&other).await;
+                end.send(()).unwrap();
+            }
+            came
+        };
+        tokio::join!(interrupted, between).1
+    })
 }
 
 async fn units_and_their_places(tree: &impl Tree) -> (usize, usize) {
@@ -160,4 +204,30 @@ fn a_unit_that_gets_there_before_its_machine_is_terminated() {
             other.add_units(&service("web"), 1, Some(MachineId::new(1))).await.unwrap();
         },
     );
+}
+
+#[test]
+fn whatever_happens_while_status_looks_no_unit_is_without_its_place() {
+    for ends in [false, true] {
+        let changed_after = |reads: usize| {
+            let look = async |environment: &Environment<Interrupted>| {
+                let view = View::new(&collect(environment.tree()).await.unwrap(), &Scope::default());
+                assert!(view.errors().is_empty(), "after {reads} reads: {:?}", view.errors());
+                for (name, unit) in view.services.values().flat_map(|service| &service.units) {
+                    let machine = unit.machine.filter(|machine| view.machines.contains_key(machine));
+                    assert!(machine.is_some(), "after {reads} reads: {name} is nowhere");
+                }
+            };
+            race_at(Moment::AfterReads(AtomicUsize::new(reads)), look, async |other| {
+                if ends {
+                    other.destroy_service(&service("web")).await.unwrap();
+                    other.terminate_machines(&[MachineId::new(0)]).await.unwrap();
+                } else {
+                    other.deploy(&deploy("late", 1)).await.unwrap();
+                }
+            })
+        };
+        let reads = (0..).find(|&reads| !changed_after(reads)).unwrap();
+        assert!(reads > 10, "only {reads} reads");
+    }
 }
