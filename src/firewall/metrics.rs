@@ -63,6 +63,11 @@ impl Metrics {
         counts.requests = requests;
     }
 
+    /// Instances could not be looked at, or a step for one failed.
+    pub(super) fn not_provisioned(&self, kind: &'static str) {
+        *self.counts().failures.entry(kind).or_default() += 1;
+    }
+
     /// A machine is as it should be, this long after it was first seen that it was not.
     pub(super) fn changed(&self, took: Duration) {
         let mut counts = self.counts();
@@ -88,7 +93,11 @@ impl Metrics {
         text.head("changes_total", "counter", "Rules that were opened and closed");
         text.line("changes_total{what=\"open\"}", counts.opened);
         text.line("changes_total{what=\"close\"}", counts.closed);
-        text.head("failures_total", "counter", "Looks at the provider and changes that failed, by kind");
+        text.head(
+            "failures_total",
+            "counter",
+            "Looks at the provider and changes of rules and instances that failed, by kind",
+        );
         for (kind, times) in counts.failures {
             text.line(&format!("failures_total{{kind=\"{kind}\"}}"), times);
         }

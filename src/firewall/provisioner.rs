@@ -12,6 +12,7 @@ use tracing::{debug, warn};
 
 use super::boot::Boot;
 use super::enact::{Failure, Hands, Outcome, Stop, confirm};
+use super::metrics::Metrics;
 use super::provision::{Doubt, Missing, Provisioning, Records, provision};
 use super::retry::{Pace, Retries};
 use crate::model::MachineId;
@@ -82,6 +83,7 @@ pub struct Provisioner<T, M> {
     /// What the provider has was seen in this reign.
     listed: bool,
     random: Box<dyn FnMut() -> u64 + Send + Sync>,
+    metrics: Metrics,
 }
 
 impl<T, M> std::fmt::Debug for Provisioner<T, M> {
@@ -111,7 +113,13 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
             told: None,
             listed: false,
             random: Box::new(random),
+            metrics: Metrics::default(),
         }
+    }
+
+    /// Counts where others count, too.
+    pub fn count_in(&mut self, metrics: Metrics) {
+        self.metrics = metrics;
     }
 
     /// Works for as long as we lead; ends once somebody else does.
@@ -182,6 +190,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
                 self.put_right(&records, &inventory, lead).await
             }
             Err(error) => {
+                self.metrics.not_provisioned(error.kind());
                 let problem = Some(error.to_string());
                 if self.unlisted != problem {
                     warn!(%error, "instances not readable");
@@ -251,6 +260,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
             }
             Some(Failure::Stale) => self.try_later(task, Pace::ReadAgain),
             Some(Failure::Provider(error)) => {
+                self.metrics.not_provisioned(error.kind());
                 let problem = error.to_string();
                 if self.failures.insert(machine, problem.clone()) != Some(problem) {
                     warn!(%machine, %error, "not provisioned");

@@ -28,6 +28,7 @@ struct World {
     operator: Environment<MemoryTree>,
     controller: Credential,
     provider: Memory,
+    metrics: Metrics,
     running: Option<JoinHandle<()>>,
     /// Dropped, a stop channel would count as a stop.
     stop: watch::Sender<bool>,
@@ -53,7 +54,8 @@ impl World {
         let operator = Environment::bootstrap(store.connect(Some(&operator)), &wanted).await.unwrap();
         let provider = Memory::new(settings);
         let stop = watch::Sender::new(false);
-        World { store, operator, controller, provider, running: None, stop }
+        let metrics = Metrics::default();
+        World { store, operator, controller, provider, metrics, running: None, stop }
     }
 
     fn start(&mut self) {
@@ -62,7 +64,8 @@ impl World {
         let boot = Boot::new("test".parse().unwrap(), "zk:2181".parse().unwrap(), roles.clone());
         let mut provisioner = Provisioner::new(tree.clone(), self.provider.clone(), boot, || 0);
         let policy = Policy::with_own_ports([2181]);
-        let mut agent = Agent::new(tree.clone(), self.provider.clone(), policy, roles.clone(), || 0);
+        let mut agent = Agent::new(tree.clone(), self.provider.clone(), policy, roles.clone(), || 0)
+            .with_metrics(self.metrics.clone());
         let stopped = self.stop.subscribe();
         self.running = Some(tokio::spawn(async move {
             let progress = watch::Sender::new(Progress::default());
@@ -246,6 +249,29 @@ async fn a_provider_that_cannot_be_read_ends_nothing_and_is_told() {
     tokio::time::sleep(LONG).await;
     assert!(world.instance(second).await.is_some());
     assert_eq!(world.provider.calls_of(CallName::Terminate), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_are_counted_by_kind() {
+    let mut world = World::new(Settings::default()).await;
+    let throttled = || Answer::Error(Error::Throttled { what: Subject::Provider });
+    let mut lists = 0;
+    world.provider.set_script(move |call| {
+        lists += u32::from(call.name == CallName::List);
+        match call.name {
+            CallName::List if lists <= 2 => Some(Fault::Before(throttled())),
+            CallName::Launch => Some(Fault::Before(denied())),
+            _ => None,
+        }
+    });
+    world.operator.add_machine(None).await.unwrap();
+    world.start();
+    soon().await;
+    let text = world.metrics.render(&Progress::default());
+    for line in ["{kind=\"throttled\"} 2", "{kind=\"denied\"} 1"] {
+        let line = format!("portcullis_firewall_failures_total{line}");
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -59,6 +59,9 @@ pub async fn run_provisioning<T: Tree, F: Firewall, M: Machines>(
     progress: &watch::Sender<Progress>,
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), Error> {
+    if let Some(provisioner) = provisioner.as_deref_mut() {
+        provisioner.count_in(agent.metrics());
+    }
     let token = Leadership::token()?;
     loop {
         let campaign = tokio::select! {
