@@ -53,6 +53,8 @@ Examples:
     Bootstrap(bootstrap::Typed),
     /// Make a service of a charm, with units and machines for them
     #[command(after_help = "\
+A charm has at most 1000 files and 16 MiB, and its links stay within it.
+
 Examples:
   juju deploy ./charms/wordpress
   juju deploy ./charms/wordpress blog -n 3
@@ -262,9 +264,18 @@ impl Story {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::unit::pack;
 
     #[test]
     fn the_definition_is_sound() {
         Juju::command().debug_assert();
+    }
+
+    #[test]
+    fn the_limits_of_a_charm_are_told_as_they_are() {
+        let mut juju = Juju::command();
+        let told = juju.find_subcommand_mut("deploy").unwrap().render_help().to_string();
+        let limits = format!("at most {} files and {} MiB", pack::MAX_ENTRIES, pack::MAX_BYTES >> 20);
+        assert!(told.contains(&limits), "{told}");
     }
 }
