@@ -7,9 +7,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::harness::scenario::Site;
-use crate::harness::wait_for;
+use crate::harness::{binary, wait_for};
 use crate::mounts::Mount;
-use crate::world::{DEADLINE, World, is_alive};
+use crate::world::{DEADLINE, World, is_alive, reader_of};
 
 /// What a log may have, and what an agent may take, whatever hooks print.
 const MAX_LOG_BYTES: u64 = 1024 * 1024;
@@ -163,6 +163,7 @@ pub(crate) fn a_gigabyte_of_output_is_a_megabyte_of_log(site: &Site) {
     });
     assert!(most <= MAX_LOG_BYTES && kept >= MAX_LOG_BYTES / 2, "{most} and {kept} bytes");
     assert!(agent.most_kb() < MAX_AGENT_KB, "{} KB", agent.most_kb());
+    assert_eq!(reader_of(&log), Some(binary("portcullis-keep-log")), "the small one");
     world.becomes("loud/0", "started");
     assert_eq!(world.unit("quiet/0")["agent-state"], "started");
     world.operator.does(&["destroy-service", "loud"]);
@@ -207,6 +208,24 @@ pub(crate) fn a_full_disk_is_a_clear_state(site: &Site) {
     }
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
     world.runs("good", &["install", "start", "exposed", "unexposed", "stop"]);
+    agent.ends();
+}
+
+/// Not a file more can be made, and a hook that is to end has to be told so by one.
+pub(crate) fn a_full_disk_keeps_no_hook_from_being_ended(site: &Site) {
+    let small = Mount::tmpfs("3m,nr_inodes=100");
+    let world = World::new(site).with_units_in(small.path());
+    let agent = world.agent(&[]);
+    world.deploy(&world.charm("endless", &[("start", "echo $$ >pid; exec sleep 1000")]), "endless");
+    let pid = wait_for("a hook that runs", DEADLINE, || {
+        let pid = fs::read_to_string(small.path().join("units/unit-0000000000/charm/pid"));
+        pid.ok().filter(|pid| pid.ends_with('\n'))
+    });
+    let full = (0..).find_map(|n| fs::File::create(small.path().join(format!("fill-{n}"))).err()).unwrap();
+    assert_eq!(full.kind(), ErrorKind::StorageFull);
+    world.operator.does(&["destroy-service", "endless"]);
+    wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
+    assert!(!is_alive(&pid));
     agent.ends();
 }
 
@@ -258,6 +277,26 @@ pub(crate) fn where_there_are_no_groups_it_is_said(site: &Site) {
     }
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
     assert!(!is_alive(&with) && !is_alive(&without));
+    agent.ends();
+}
+
+/// The small program that keeps logs is not there: the daemon does it itself.
+pub(crate) fn a_daemon_that_is_alone_keeps_logs_itself(site: &Site) {
+    let world = World::new(site);
+    let agent = world.agent_alone();
+    let start =
+        "setsid sh -c 'while [ ! -e go ]; do sleep 0.05; done; echo late; exec sleep 1000' & echo early";
+    world.deploy(&world.charm("late", &[("start", start)]), "late");
+    world.becomes("late/0", "started");
+    let log = world.units_dir().join("runs/unit-0000000000/log");
+    assert_eq!(fs::read_to_string(&log).unwrap(), "early\n");
+    fs::write(world.charm_dir("late/0").join("go"), "").unwrap();
+    wait_for("a late word", DEADLINE, || {
+        (fs::read_to_string(&log).unwrap() == "early\nlate\n").then_some(())
+    });
+    assert_eq!(reader_of(&log), Some(world.operator.home().join("alone/portcullis")));
+    world.operator.does(&["destroy-service", "late"]);
+    wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
     agent.ends();
 }
 

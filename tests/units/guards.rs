@@ -210,7 +210,20 @@ pub(crate) fn secrets_are_in_their_files_and_nowhere_else(site: &Site) {
     world.becomes("loud/0", "start-error");
     let shown = operator.does(&["status"]).stdout;
     let log = fs::read_to_string(world.units_dir().join("runs/unit-0000000000/log")).unwrap();
-    assert!(log.contains("JUJU_CREDENTIALS=") && shown.contains("hook-output"), "{log}");
+    assert!(shown.contains("hook-output"), "{shown}");
+    // Everything that a hook is promised is where it should be.
+    let charm = world.charm_dir("loud/0").display().to_string();
+    for (name, value) in [
+        ("CHARM_DIR", charm.as_str()),
+        ("PWD", &charm),
+        ("JUJU_CREDENTIALS", credentials.to_str().unwrap()),
+        ("JUJU_ENV", "local"),
+        ("JUJU_HOOK_NAME", "start"),
+        ("JUJU_UNIT_NAME", "loud/0"),
+        ("JUJU_ZOOKEEPER", &site.connect_string()),
+    ] {
+        assert!(log.contains(&format!("{name}={value}\n")), "{name} is not {value}: {log}");
+    }
     for secret in &secrets {
         for text in [&shown, &log, &agent.said()] {
             assert!(!text.contains(secret.as_str()), "a secret is told: {text}");

@@ -60,15 +60,19 @@ impl World {
         let agent = self.spawn("0", &self.units, &[], |command| {
             let mut alone = Command::new("unshare");
             let hide = "mount --make-rprivate / && mount -t tmpfs none /sys/fs/cgroup && exec \"$@\"";
-            alone
-                .args(["--mount", "sh", "-c", hide, "sh"])
-                .arg(command.get_program())
-                .args(command.get_args());
-            alone.env_clear().envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-            alone
+            alone.args(["--mount", "sh", "-c", hide, "sh"]).arg(command.get_program());
+            like(&command, alone)
         });
         fs::write(self.agent_number(), agent.child.id().to_string()).unwrap();
         agent
+    }
+
+    /// The same with the daemon alone in its directory: no other program of ours is beside it.
+    pub(crate) fn agent_alone(&self) -> Agent {
+        let alone = self.operator.home().join("alone");
+        fs::create_dir(&alone).unwrap();
+        fs::copy(binary("portcullis"), alone.join("portcullis")).unwrap();
+        self.spawn("0", &self.units, &[], |command| like(&command, Command::new(alone.join("portcullis"))))
     }
 
     pub(crate) fn agent_number(&self) -> PathBuf {
@@ -81,7 +85,7 @@ impl World {
     }
 
     fn spawn(&self, machine: &str, units: &Path, more: &[&str], wrap: impl Fn(Command) -> Command) -> Agent {
-        let log = self.operator.home().join(if machine == "0" { "agent.log" } else { "other.log" });
+        let log = self.operator.home().join(format!("agent-{machine}.log"));
         let mut command = self.operator.command("portcullis");
         command
             .args(["--log-level", "debug", "machine", "--id", machine, "--resync", "2", "--units-dir"])
@@ -180,6 +184,13 @@ impl World {
     }
 }
 
+/// With the same arguments, after those it has, and the same environment.
+fn like(command: &Command, mut other: Command) -> Command {
+    other.args(command.get_args());
+    other.env_clear().envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    other
+}
+
 impl Drop for World {
     fn drop(&mut self) {
         // They may be elsewhere than at home.
@@ -232,6 +243,16 @@ impl Drop for Agent {
         // Ended already in every test that passes.
         let _ = (self.child.kill(), self.child.wait());
     }
+}
+
+/// The program that reads what a unit's services print into `log`.
+pub(crate) fn reader_of(log: &Path) -> Option<PathBuf> {
+    let ending = format!("\0keep-log\0{}\0", log.display());
+    let mut processes = fs::read_dir("/proc").expect("processes").filter_map(Result::ok);
+    let reads = |process: &fs::DirEntry| {
+        fs::read(process.path().join("cmdline")).is_ok_and(|line| line.ends_with(ending.as_bytes()))
+    };
+    fs::read_link(processes.find(reads)?.path().join("exe")).ok()
 }
 
 /// Whether a process is there and not just waiting to be noticed dead.
