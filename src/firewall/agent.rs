@@ -70,9 +70,11 @@ pub struct Agent<T, F> {
     recalls_notes: bool,
     random: Box<dyn FnMut() -> u64 + Send + Sync>,
     metrics: Metrics,
-    /// When the pass that is under way began.
-    began: Instant,
-    /// Since when machines have been seen not to be as they should.
+    /// When the first of what the pass is about was noticed.
+    since: Instant,
+    /// When changes were noticed of machines that nothing was planned for since.
+    noticed: BTreeMap<MachineId, Instant>,
+    /// Since when there is something to change on machines.
     changing: BTreeMap<MachineId, Instant>,
     /// The time of day, for the journal.
     wall_ms: Box<dyn Fn() -> u64 + Send + Sync>,
@@ -130,7 +132,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             recalls_notes: false,
             random: Box::new(random),
             metrics: Metrics::default(),
-            began: Instant::now(),
+            since: Instant::now(),
+            noticed: BTreeMap::new(),
             changing: BTreeMap::new(),
             wall_ms: Box::new(clock::wall_ms),
         }
@@ -208,7 +211,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
     /// # Errors
     /// The failures of the store. What was seen of the tree is then forgotten, and the next pass looks at all of it.
     pub async fn pass(&mut self, dirty: &Dirty, lead: &Leadership) -> Result<Pass, crate::store::Error> {
-        self.began = Instant::now();
+        self.since = dirty.since().unwrap_or_else(Instant::now);
         let mut pass = Pass::default();
         let result = self.try_pass(dirty, lead, &mut pass).await;
         let requests = self.firewall.requests();
@@ -269,14 +272,15 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             let machines: BTreeSet<MachineId> = view.machines.keys().copied().collect();
             self.retries.forget_all_but(|machine| machines.contains(&machine));
             self.changing.retain(|machine, _| machines.contains(machine));
+            self.noticed.retain(|machine, _| machines.contains(machine));
             self.give_up_view();
             self.trust.begin(&machines);
             self.view = Some(view);
             return Ok(machines);
         };
-        let mut machines = view.concerned(dirty.keys().iter().copied());
+        let mut machines = learn::notice(view, dirty, &mut self.noticed);
         observe::refresh(&self.tree, view, &view.around(dirty.keys())).await?;
-        machines.extend(view.concerned(dirty.keys().iter().copied()));
+        machines.append(&mut learn::notice(view, dirty, &mut self.noticed));
         Ok(machines)
     }
 
@@ -297,7 +301,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             reports.insert(machine, self.describe(machine, &wanted, &plan));
             plans.insert(machine, plan);
         }
-        let in_doubt = self.hold_if_in_doubt(&mut plans, &mut reports);
+        let doubted = self.hold_if_in_doubt(&mut plans, &mut reports);
         let changes: BTreeMap<MachineId, Change> = plans
             .iter()
             .filter(|(id, plan)| {
@@ -324,7 +328,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             }
         }
         for (machine, plan) in &plans {
-            if self.put_off.contains(machine) {
+            if self.put_off.contains(machine) || doubted.contains(machine) {
                 continue;
             }
             self.time(*machine, plan);
@@ -342,13 +346,13 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             }
         }
         let gone = |id: &MachineId| {
-            let view = self.view.as_ref().filter(|_| !in_doubt);
+            let view = self.view.as_ref().filter(|_| doubted.is_empty());
             view.is_some_and(|v| {
                 !v.machines.contains_key(id) || v.own.contains(id) && !reports.contains_key(id)
             })
         };
         let gone = machines.iter().copied().filter(gone).collect();
-        if in_doubt {
+        if !doubted.is_empty() {
             self.give_up_view();
             again.clear();
         }

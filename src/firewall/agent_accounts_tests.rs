@@ -1,6 +1,7 @@
 //! What an agent counts, writes down and logs of what it did.
 
 use super::*;
+use crate::firewall::run::tests::took;
 
 #[tokio::test(start_paused = true)]
 async fn a_change_that_never_came_about_is_forgotten_with_its_machine() {
@@ -25,6 +26,40 @@ async fn a_change_that_never_came_about_is_forgotten_with_its_machine() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_change_counts_from_when_it_was_noticed_though_the_provider_could_not_be_read() {
+    let mut world = World::new().await;
+    let unit = world.deploy("a").await;
+    world.open(unit, "80").await;
+    world.expose("a").await;
+    let throttled = ProviderError::Throttled { what: Subject::Provider };
+    world.provider.fail_at(1, Fault::Before(Failure::Error(throttled)));
+    world.pass().await;
+    tokio::time::advance(Duration::from_secs(7)).await;
+    world.lead.confirm(world.operator.tree()).await.unwrap();
+    world.agent.pass(&Dirty::default(), &world.lead).await.unwrap();
+    assert_eq!(took(&world.agent.metrics()), (1, 70));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_close_that_waits_for_a_second_look_counts_from_the_first() {
+    let mut world = World::new().await;
+    let unit = world.deploy("a").await;
+    for port in 0..6 {
+        world.open(unit, &(8000 + 2 * port).to_string()).await;
+    }
+    world.expose("a").await;
+    world.pass().await;
+    assert_eq!(took(&world.agent.metrics()), (1, 0));
+    world.operator.unexpose(&"a".parse().unwrap()).await.unwrap();
+    world.pass_for(Key::Service(ServiceId::new(0))).await;
+    assert!(world.agent.in_doubt());
+    tokio::time::advance(crate::runtime::reconcile::DOUBT).await;
+    world.pass().await;
+    assert_eq!(world.rules(0), Vec::<String>::new());
+    assert_eq!(took(&world.agent.metrics()), (2, 20));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_look_that_fails_counts_as_a_failure() {
     let mut world = World::new().await;
     world.deploy("a").await;
@@ -45,7 +80,7 @@ async fn what_was_done_counts_and_is_told_though_the_store_refused_the_report() 
     world.overwrite(report, b"{}").await;
     world.expose("a").await;
     let mut dirty = Dirty::default();
-    dirty.add(&Event::Changed(paths::exposed(ServiceId::new(0))));
+    dirty.add(&Event::Changed(paths::exposed(ServiceId::new(0))), Instant::now());
     let refused = world.agent.pass(&dirty, &world.lead).await;
     assert!(refused.is_err(), "{refused:?}");
     assert_eq!(world.rules(0), ["80/tcp"], "open all the same");

@@ -28,7 +28,7 @@ struct World {
 
 fn everything() -> Dirty {
     let mut dirty = Dirty::default();
-    dirty.add(&Event::Everything);
+    dirty.add(&Event::Everything, Instant::now());
     dirty
 }
 
@@ -106,7 +106,7 @@ impl World {
             Key::Machine(id) => paths::machine(id),
         };
         let mut dirty = Dirty::default();
-        dirty.add(&Event::Changed(path));
+        dirty.add(&Event::Changed(path), Instant::now());
         self.lead.confirm(self.operator.tree()).await.unwrap();
         self.agent.pass(&dirty, &self.lead).await.unwrap()
     }

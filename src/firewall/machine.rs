@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::convert::Infallible;
 use std::time::Duration;
 
 use futures_util::future::select_all;
@@ -185,21 +186,23 @@ impl<T: Tree, F: Firewall> Rounds for Holding<'_, T, F> {
     }
 
     async fn confirm(&mut self) -> Result<bool, Error> {
-        Ok(self.lead.confirm(self.tree).await?)
+        Ok(self.feeds.during(self.lead.confirm(self.tree)).await?)
     }
 
     async fn pass(&mut self, due: Due) -> Result<Passed, Error> {
         let machine = self.claim.machine;
         debug!(%machine, ?due, "woken");
-        let everything = self.feeds.heard() || due == Due::Everything;
+        let now = Instant::now();
+        let since = self.feeds.heard().or((due == Due::Everything).then_some(now));
+        let everything = since.is_some();
         let Some(agent) = self.agent.as_deref_mut() else {
             return Ok(Passed::Looked { everything, in_doubt: false });
         };
         let mut dirty = Dirty::default();
-        if everything {
-            dirty.add(&Event::Everything);
+        if let Some(since) = since {
+            dirty.add(&Event::Everything, since);
         }
-        let passed = match agent.pass(&dirty, &self.lead).await {
+        let passed = match self.feeds.during(agent.pass(&dirty, &self.lead)).await {
             Ok(pass) => {
                 debug!(%machine, ?pass, "looked");
                 self.progress.send_modify(|progress| {
@@ -237,13 +240,13 @@ async fn paused(pause: Duration, stop: &mut watch::Receiver<bool>) -> bool {
 struct Feeds<T: Tree> {
     machine: MachineId,
     feeds: BTreeMap<NodePath, T::Feed>,
-    /// Something changed that nobody has looked at yet.
-    changed: bool,
+    /// Since when something is changed that nobody has looked at yet.
+    changed: Option<Instant>,
 }
 
 impl<T: Tree> Feeds<T> {
     fn new(machine: MachineId) -> Self {
-        Self { machine, feeds: BTreeMap::new(), changed: false }
+        Self { machine, feeds: BTreeMap::new(), changed: None }
     }
 
     /// From here on these, and no others. A new one first says that everything may have changed.
@@ -258,23 +261,40 @@ impl<T: Tree> Feeds<T> {
         Ok(())
     }
 
-    /// Whether there was a change that nobody was told of yet. Now somebody is.
-    fn heard(&mut self) -> bool {
-        std::mem::take(&mut self.changed)
+    /// When there was a change that nobody was told of yet, if there was. Now somebody is.
+    fn heard(&mut self) -> Option<Instant> {
+        self.changed.take()
     }
 
     /// Waits for a change that somebody else made, and gathers what follows at once. Cancel-safe: what was heard of in a call
     /// that was dropped is still [`heard`](Self::heard).
     async fn gather(&mut self) -> Result<(), tree::Error> {
-        if !self.changed {
+        if self.changed.is_none() {
             self.event().await?;
-            self.changed = true;
+            self.changed = Some(Instant::now());
         }
         let end = Instant::now() + GATHER;
         while let Ok(event) = timeout_at(end, self.event()).await {
             event?;
         }
         Ok(())
+    }
+
+    /// Takes in what is heard while `work` goes on, so that it is known since when it waits.
+    async fn during<R>(&mut self, work: impl Future<Output = R>) -> R {
+        tokio::select! {
+            biased;
+            done = work => done,
+            never = self.listen() => match never {},
+        }
+    }
+
+    async fn listen(&mut self) -> Infallible {
+        // What a feed cannot wait out it says again to who gathers next.
+        while self.event().await.is_ok() {
+            self.changed.get_or_insert_with(Instant::now);
+        }
+        std::future::pending().await
     }
 
     async fn event(&mut self) -> Result<(), tree::Error> {
@@ -316,16 +336,16 @@ mod tests {
         let mut feeds = Feeds::<MemoryTree>::new(machine);
         feeds.watch(&tree, vec![paths::machines()]).await.unwrap();
         feeds.gather().await.unwrap();
-        assert!(feeds.heard() && !feeds.heard(), "a new watch says everything, once");
+        assert!(feeds.heard().is_some() && feeds.heard().is_none(), "a new watch says everything, once");
         let patience = Duration::from_secs(3600);
         assert!(tokio::time::timeout(patience, feeds.gather()).await.is_err(), "nothing has changed");
         tree.write(vec![create(paths::machine(machine))]).await.unwrap();
         assert!(tokio::time::timeout(GATHER / 5, feeds.gather()).await.is_err(), "it gathers");
         tokio::time::timeout(patience, feeds.gather()).await.expect("told").unwrap();
-        assert!(feeds.heard() && !feeds.heard(), "once");
+        assert!(feeds.heard().is_some() && feeds.heard().is_none(), "once");
         tree.write(vec![create(paths::machine(MachineId::new(1)))]).await.unwrap();
         assert!(tokio::time::timeout(GATHER / 5, feeds.gather()).await.is_err(), "it gathers");
-        assert!(feeds.heard(), "who looks anyway is told");
+        assert!(feeds.heard().is_some(), "who looks anyway is told");
         assert!(tokio::time::timeout(patience, feeds.gather()).await.is_err(), "and nobody else");
     }
 }

@@ -90,9 +90,9 @@ impl View {
 
     /// `keys`, and everything else that decides about the machines that they concern. It is looked at together, or a port
     /// that one unit takes over from another would look like one that nobody has.
-    pub fn around(&self, keys: &BTreeSet<Key>) -> Vec<Key> {
-        let mut all = keys.clone();
-        for machine in self.concerned(keys.iter().copied()) {
+    pub fn around(&self, keys: impl Iterator<Item = Key>) -> Vec<Key> {
+        let mut all: BTreeSet<Key> = keys.collect();
+        for machine in self.concerned(all.clone().into_iter()) {
             for (id, unit) in self.units.on(machine) {
                 all.insert(Key::Unit(id));
                 all.extend(unit.service().map(Key::Service));

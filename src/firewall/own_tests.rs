@@ -1,17 +1,19 @@
 //! A machine that looks after itself, over the store and the provider in memory, with its own rights and no others.
 
-use portcullis_provider::Memory;
 use portcullis_provider::memory::Settings;
 use portcullis_provider::provider::MachineNumber;
 use portcullis_provider::rule::Cidr;
+use portcullis_provider::{Firewall, Memory};
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::*;
 use crate::firewall::agent::Agent;
 use crate::firewall::machine::{Claim, Error as MachineError, run};
 use crate::firewall::policy::Policy;
 use crate::firewall::run::Progress;
+use crate::firewall::run::tests::{CHANGE, Slow, took};
 use crate::model::ports::parse_argument;
 use crate::store::election::{Attempt, Leadership, Seat};
 use crate::store::records::Placement;
@@ -70,9 +72,13 @@ impl World {
     }
 
     fn agent(&self) -> Agent<MemoryTree, Memory> {
+        self.agent_over(self.provider.clone())
+    }
+
+    fn agent_over<F: Firewall>(&self, firewall: F) -> Agent<MemoryTree, F> {
         let acl = self.operator.info().roles.machine_firewall(&self.identity);
         let policy = Policy::for_own_machine([]);
-        Agent::of_machine(self.machine.clone(), self.provider.clone(), policy, (HERE, acl, "a table"), || 0)
+        Agent::of_machine(self.machine.clone(), firewall, policy, (HERE, acl, "a table"), || 0)
     }
 
     fn claim(&self, holder: &str) -> Claim {
@@ -146,6 +152,34 @@ async fn a_mass_close_is_confirmed_long_before_the_next_resync() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_change_counts_from_when_it_was_noticed_though_a_pass_was_under_way() {
+    let world = World::new().await;
+    for name in ["web", "sql"] {
+        world.operator.expose(&name.parse().unwrap()).await.unwrap();
+    }
+    let (stop, stopped) = watch::channel(false);
+    let (progress, _) = watch::channel(Progress::default());
+    let (mut agent, claim) = (world.agent_over(Slow(world.provider.clone())), world.claim("one"));
+    let (tree, metrics) = (world.machine.clone(), agent.metrics());
+    let running = async { run(Some(&mut agent), &tree, &claim, &progress, stopped).await };
+    let story = async {
+        let open = async |unit, port| {
+            let ports = UnitPorts::new(world.operator.tree(), UnitId::new(unit));
+            ports.open(parse_argument(port).unwrap()).await.unwrap();
+        };
+        tokio::time::sleep(CHANGE).await;
+        open(0, "80").await;
+        tokio::time::sleep(CHANGE / 4).await;
+        open(1, "81").await;
+        tokio::time::sleep(2 * CHANGE).await;
+        stop.send_replace(true);
+    };
+    let (ended, ()) = tokio::join!(running, story);
+    ended.unwrap();
+    assert_eq!(took(&metrics), (2, 20 + 35), "the second waited for one and a half seconds");
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_may_not_be_read_is_frozen_and_spoils_nothing_else() {
     let world = World::new().await;
     world.expose("web", 0, "80").await;
@@ -196,7 +230,7 @@ async fn a_controller_leaves_a_machine_alone_that_it_has_no_place_for_and_that_l
     let mut controller = Agent::new(world.controller.clone(), cloud.clone(), policy, roles.clone(), || 0);
     controller.prepare().await.unwrap();
     let mut everything = crate::store::changes::Dirty::default();
-    everything.add(&Event::Everything);
+    everything.add(&Event::Everything, Instant::now());
     let pass = controller.pass(&everything, &lead).await.unwrap();
     assert_eq!(pass.pending, 1, "nobody else does");
     let acl = roles.machine_firewall(&world.identity);

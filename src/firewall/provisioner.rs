@@ -33,8 +33,8 @@ pub struct Wake {
 impl Wake {
     pub fn add(&mut self, dirty: &Dirty) {
         self.everything |= dirty.everything();
-        let machine = |key: &Key| if let Key::Machine(id) = key { Some(*id) } else { None };
-        self.machines.extend(dirty.keys().iter().filter_map(machine));
+        let machine = |key| if let Key::Machine(id) = key { Some(id) } else { None };
+        self.machines.extend(dirty.keys().filter_map(machine));
     }
 
     pub fn is_empty(&self) -> bool {

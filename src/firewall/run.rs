@@ -176,7 +176,7 @@ impl<T: Tree, F: Firewall> Rounds for Passes<'_, T, F> {
     }
 
     async fn confirm(&mut self) -> Result<bool, Error> {
-        self.lead.confirm(self.tree).await
+        self.changes.during(self.lead.confirm(self.tree)).await
     }
 
     async fn pass(&mut self, due: Due) -> Result<Passed, Error> {
@@ -186,13 +186,13 @@ impl<T: Tree, F: Firewall> Rounds for Passes<'_, T, F> {
             dirty = Dirty::default();
         }
         if due == Due::Everything {
-            dirty.add(&Event::Everything);
+            dirty.add(&Event::Everything, Instant::now());
         }
         self.wakes.send_if_modified(|wake| {
             wake.add(&dirty);
             !wake.is_empty()
         });
-        let pass = match self.agent.pass(&dirty, &self.lead).await {
+        let pass = match self.changes.during(self.agent.pass(&dirty, &self.lead)).await {
             Ok(pass) => pass,
             Err(Error::Tree(tree::Error::BadVersion(path))) if path == paths::epoch() => {
                 return Ok(Passed::Replaced);
@@ -216,3 +216,7 @@ impl<T: Tree, F: Firewall> Rounds for Passes<'_, T, F> {
         Ok(Passed::Looked { everything: dirty.everything(), in_doubt: self.agent.in_doubt() })
     }
 }
+
+#[cfg(test)]
+#[path = "run_tests.rs"]
+pub(super) mod tests;

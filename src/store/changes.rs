@@ -1,12 +1,15 @@
-//! From watch events to "these are dirty". Pure but for [`Changes::next`], which waits. An event says where to look
+//! From watch events to "these are dirty". Pure but for [`Changes`], which waits. An event says where to look
 //! again and never what is there now; many events on one thing are one entry.
 
 use super::paths::NodePath;
 use super::tree::{Error, Event, Feed};
 use crate::model::planted::{Bug, planted};
 use crate::model::{MachineId, ServiceId, UnitId};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// More dirty keys than this are everything: reading all of it costs less than keeping count.
 const MAX_KEYS: usize = 4096;
@@ -28,47 +31,59 @@ pub enum Key {
 /// What to look at again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Dirty {
-    everything: bool,
-    keys: BTreeSet<Key>,
+    /// Since when everything is, or the first of what it swallowed.
+    everything: Option<Instant>,
+    /// Each with the time when it was first noticed.
+    keys: BTreeMap<Key, Instant>,
 }
 
 impl Dirty {
     /// Nothing is known: read all of it.
     pub fn everything(&self) -> bool {
-        self.everything
+        self.everything.is_some()
     }
 
-    /// Empty if everything is dirty.
-    pub fn keys(&self) -> &BTreeSet<Key> {
-        &self.keys
+    /// None if everything is dirty.
+    pub fn keys(&self) -> impl Iterator<Item = Key> {
+        self.keys.keys().copied()
+    }
+
+    /// The same, each with the time when it was first noticed.
+    pub fn noticed(&self) -> impl Iterator<Item = (Key, Instant)> {
+        self.keys.iter().map(|(key, at)| (*key, *at))
+    }
+
+    /// When the first of it was noticed.
+    pub fn since(&self) -> Option<Instant> {
+        self.everything.into_iter().chain(self.keys.values().copied()).min()
     }
 
     pub fn is_empty(&self) -> bool {
-        !self.everything && self.keys.is_empty()
+        !self.everything() && self.keys.is_empty()
     }
 
-    /// Takes one more event in.
-    pub fn add(&mut self, event: &Event) {
-        if self.everything {
+    /// Takes one more event in, which was noticed at `now`.
+    pub fn add(&mut self, event: &Event, now: Instant) {
+        if self.everything() {
             return;
         }
         match event {
-            Event::Everything => self.all(),
+            Event::Everything => self.all(now),
             Event::Changed(path) => match about(path) {
                 About::Key(key) => {
-                    self.keys.insert(key);
+                    self.keys.entry(key).or_insert(now);
                     if self.keys.len() > MAX_KEYS {
-                        self.all();
+                        self.all(now);
                     }
                 }
                 About::Nothing => {}
-                About::Unknown => self.all(),
+                About::Unknown => self.all(now),
             },
         }
     }
 
-    fn all(&mut self) {
-        self.everything = true;
+    fn all(&mut self, now: Instant) {
+        self.everything = self.since().or(Some(now));
         self.keys.clear();
     }
 }
@@ -110,7 +125,7 @@ impl<F: Feed> Changes<F> {
 
     /// Nothing that was said so far counts: the next word is everything.
     pub fn all(&mut self) {
-        self.pending.all();
+        self.pending.all(Instant::now());
     }
 
     /// What was gathered so far, without waiting: for who looks anyway, whatever for. Otherwise one that always has something
@@ -121,7 +136,7 @@ impl<F: Feed> Changes<F> {
 
     /// Takes in what was heard elsewhere.
     pub fn add(&mut self, event: &Event) {
-        self.pending.add(event);
+        self.pending.add(event, Instant::now());
     }
 
     /// Waits until something is dirty, gathers what follows at once, and returns it all. The first says everything.
@@ -141,16 +156,35 @@ impl<F: Feed> Changes<F> {
     pub async fn gather(&mut self) -> Result<(), Error> {
         while self.pending.is_empty() {
             let event = self.feed.next().await?;
-            self.pending.add(&event);
+            self.add(&event);
         }
-        let end = tokio::time::Instant::now() + GATHER;
+        let end = Instant::now() + GATHER;
         while let Ok(event) = tokio::time::timeout_at(end, self.feed.next()).await {
             let event = event?;
             if !planted(Bug::OneEventAtATime) {
-                self.pending.add(&event);
+                self.add(&event);
             }
         }
         Ok(())
+    }
+
+    /// Takes in what is heard while `work` goes on, so that it is known since when it waits.
+    pub async fn during<R>(&mut self, work: impl Future<Output = R>) -> R {
+        tokio::select! {
+            biased;
+            done = work => done,
+            never = self.listen() => match never {},
+        }
+    }
+
+    async fn listen(&mut self) -> Infallible {
+        // What a feed cannot wait out it says again to who gathers next.
+        while let Ok(event) = self.feed.next().await {
+            if self.pending.is_empty() || !planted(Bug::OneEventAtATime) {
+                self.add(&event);
+            }
+        }
+        std::future::pending().await
     }
 }
 
@@ -165,7 +199,7 @@ mod tests {
     fn dirty(paths: &[&str]) -> Dirty {
         let mut dirty = Dirty::default();
         for path in paths {
-            dirty.add(&Event::Changed(NodePath::reported(path)));
+            dirty.add(&Event::Changed(NodePath::reported(path)), Instant::now());
         }
         dirty
     }
@@ -180,7 +214,7 @@ mod tests {
         ]);
         let keys =
             [Key::Service(ServiceId::new(1)), Key::Unit(UnitId::new(2)), Key::Machine(MachineId::new(3))];
-        assert_eq!(all.keys().iter().copied().collect::<Vec<_>>(), keys);
+        assert_eq!(all.keys().collect::<Vec<_>>(), keys);
         assert!(!all.everything());
     }
 
@@ -198,9 +232,12 @@ mod tests {
     #[test]
     fn everything_swallows_the_rest() {
         let mut all = dirty(&["/units/unit-0000000001"]);
-        all.add(&Event::Everything);
-        all.add(&Event::Changed(paths::unit(UnitId::new(2))));
-        assert!(all.everything() && all.keys().is_empty());
+        let first = all.since();
+        let later = Instant::now() + GATHER;
+        all.add(&Event::Everything, later);
+        all.add(&Event::Changed(paths::unit(UnitId::new(2))), later);
+        assert!(all.everything() && all.keys().next().is_none());
+        assert!(first.is_some() && all.since() == first, "it has waited for as long as the first of it");
     }
 
     #[test]
@@ -208,7 +245,7 @@ mod tests {
         let mut flood = Dirty::default();
         for unit in 0..=u32::try_from(MAX_KEYS).unwrap() {
             assert!(!flood.everything());
-            flood.add(&Event::Changed(paths::unit(UnitId::new(unit))));
+            flood.add(&Event::Changed(paths::unit(UnitId::new(unit))), Instant::now());
         }
         assert!(flood.everything());
     }
@@ -230,7 +267,7 @@ mod tests {
         assert!(cut_short.is_err());
         tree.write(vec![create(unit(2)), create(paths::unit_ports(UnitId::new(2)))]).await.unwrap();
         let dirty = changes.next().await.unwrap();
-        assert_eq!(dirty.keys(), &BTreeSet::from([1, 2].map(|number| Key::Unit(UnitId::new(number)))));
+        assert_eq!(dirty.keys().collect::<Vec<_>>(), [1, 2].map(|number| Key::Unit(UnitId::new(number))));
 
         store.interrupt();
         assert!(changes.next().await.unwrap().everything());
@@ -239,10 +276,11 @@ mod tests {
     proptest! {
         #[test]
         fn the_order_of_events_does_not_matter(mut units in proptest::collection::vec(0u32..20, 0..40)) {
+            let now = Instant::now();
             let events = |units: &[u32]| {
                 let mut dirty = Dirty::default();
                 for &unit in units {
-                    dirty.add(&Event::Changed(paths::unit_ports(UnitId::new(unit))));
+                    dirty.add(&Event::Changed(paths::unit_ports(UnitId::new(unit))), now);
                 }
                 dirty
             };

@@ -96,7 +96,7 @@ pub(crate) fn measure(case: Case) -> Measured {
     let start = Instant::now();
     view.units.insert(changed, facts);
     let dirty = BTreeSet::from([Key::Unit(changed)]);
-    let (around, concerned) = (view.around(&dirty), view.concerned(dirty.iter().copied()));
+    let (around, concerned) = (view.around(dirty.iter().copied()), view.concerned(dirty.iter().copied()));
     let again: Vec<MachinePlan> =
         concerned.iter().map(|machine| plan(&view, &policy, *machine, &owned)).collect();
     let one = start.elapsed();

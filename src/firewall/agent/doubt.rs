@@ -62,20 +62,20 @@ impl Trust {
 }
 
 impl<T: Tree, F: Firewall> Agent<T, F> {
-    /// Takes closes out of `plans` that need another look first, and says whether there were any. Opens are not held up.
+    /// Takes closes out of `plans` that need another look first, and says of which machines. Opens are not held up.
     pub(super) fn hold_if_in_doubt(
         &mut self,
         plans: &mut BTreeMap<MachineId, MachinePlan>,
         reports: &mut BTreeMap<MachineId, Report>,
-    ) -> bool {
+    ) -> BTreeSet<MachineId> {
         let total = self.seen.values().map(|rules| rules.owned.len()).sum();
         let whole = self.trust.unjudged.is_empty() || planted(Bug::JudgesByPass);
         let (closing, of) = match confidence(plans.values(), total, whole) {
             Confidence::LookAgain { closing, of } if !planted(Bug::NoSecondLook) => (closing, of),
-            Confidence::Sure if !whole => return false,
+            Confidence::Sure if !whole => return BTreeSet::new(),
             _ => {
                 self.trust.before = None;
-                return false;
+                return BTreeSet::new();
             }
         };
         let disputed: BTreeMap<MachineId, BTreeSet<Rule>> = plans
@@ -91,10 +91,11 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             } else {
                 debug!(closing, of, "closing what two looks ask for");
             }
-            return false;
+            return BTreeSet::new();
         }
         warn!(closing, of, whole, "would close too much; looking again first");
-        for (id, rules) in disputed {
+        for (&id, rules) in &disputed {
+            self.noticed.entry(id).or_insert(self.since);
             // The next look comes for all of them; one that were due before would only see the same again.
             self.retries.succeeded(id);
             if let Some(plan) = plans.get_mut(&id) {
@@ -103,11 +104,11 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             }
             if let Some(report) = reports.get_mut(&id) {
                 report.problem = Some(format!("closing {closing} of {of} rules waits for a second look"));
-                self.keep_granted(id, &rules, report);
+                self.keep_granted(id, rules, report);
             }
         }
         self.trust.doubted = true;
-        true
+        disputed.into_keys().collect()
     }
 
     /// What the look before would take from the machine as it is now.

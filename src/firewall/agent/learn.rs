@@ -1,6 +1,8 @@
 //! What an agent takes from what became of its changes: what it now knows of a machine, when that is due again, and what is
 //! said of it.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::rule::Change;
 use portcullis_provider::{Applied, Error, Firewall};
@@ -8,11 +10,31 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::{Agent, Pass};
+use crate::firewall::observe::View;
 use crate::firewall::plan::MachinePlan;
 use crate::firewall::report::Report;
 use crate::firewall::retry::Pace;
 use crate::model::MachineId;
+use crate::store::changes::Dirty;
 use crate::store::tree::Tree;
+
+/// The machines that are concerned, each with the time of the first word of it.
+pub(super) fn notice(
+    view: &View,
+    dirty: &Dirty,
+    noticed: &mut BTreeMap<MachineId, Instant>,
+) -> BTreeSet<MachineId> {
+    let mut machines = BTreeSet::new();
+    for (key, at) in dirty.noticed() {
+        let concerned = view.concerned(std::iter::once(key));
+        for machine in &concerned {
+            let first = noticed.entry(*machine).or_insert(at);
+            *first = at.min(*first);
+        }
+        machines.extend(concerned);
+    }
+    machines
+}
 
 impl<T: Tree, F: Firewall> Agent<T, F> {
     /// Takes in what became of a machine's change.
@@ -65,10 +87,11 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         self.try_later(machine, slowest);
     }
 
-    /// A change counts as made once nothing is left of it, however many tries that took.
+    /// A change counts from when it was noticed, and as made once nothing is left of it, however many tries that took.
     pub(super) fn time(&mut self, machine: MachineId, plan: &MachinePlan) {
+        let since = self.noticed.remove(&machine).unwrap_or(self.since);
         if !plan.change.is_empty() {
-            self.changing.entry(machine).or_insert(self.began);
+            self.changing.entry(machine).or_insert(since);
         }
         if self.seen.contains_key(&machine)
             && plan.deferred.is_empty()

@@ -46,6 +46,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             // Nothing is tried for it that could fail again; its next change is what wakes us.
             if !wanted.contains(&machine) && !planted(Bug::NeverLetsGo) {
                 self.retries.succeeded(machine);
+                self.noticed.remove(&machine);
             }
         }
         let unseen: BTreeSet<_> =
@@ -82,6 +83,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 for id in ids {
                     wanted.remove(&id);
                     failed.insert(id);
+                    self.noticed.entry(id).or_insert(self.since);
                     reports.insert(id, self.reports.keep(id, err.to_string()));
                     self.try_later(id, Pace::after(&err));
                 }

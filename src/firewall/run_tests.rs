@@ -1,0 +1,101 @@
+//! What is measured of the loop, on paused time with a provider that takes its time.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use portcullis_provider::memory::Settings;
+use portcullis_provider::provider::{MachineNumber, Seen};
+use portcullis_provider::rule::Change;
+use portcullis_provider::{Applied, Error as ProviderError};
+use tokio::time::sleep;
+
+use super::*;
+use crate::firewall::apply::number;
+use crate::firewall::metrics::Metrics;
+use crate::firewall::policy::Policy;
+use crate::model::UnitId;
+use crate::model::ports::parse_argument;
+use crate::store::records::Placement;
+use crate::store::{Bootstrap, Credential, Deploy, Environment, MemoryStore, UnitPorts};
+
+/// How long each change takes; less than a lease, so that no pass is cut short.
+pub(in crate::firewall) const CHANGE: Duration = Duration::from_secs(2);
+
+pub(in crate::firewall) struct Slow(pub Memory);
+
+impl Firewall for Slow {
+    async fn observe(
+        &self,
+        machines: &BTreeSet<MachineNumber>,
+    ) -> Result<BTreeMap<MachineNumber, Seen>, ProviderError> {
+        self.0.observe(machines).await
+    }
+
+    async fn apply(&self, machine: MachineNumber, change: &Change) -> Applied {
+        sleep(CHANGE).await;
+        self.0.apply(machine, change).await
+    }
+
+    fn rules_per_family(&self) -> Option<usize> {
+        self.0.rules_per_family()
+    }
+}
+
+/// How many changes were made, and how many tenths of a second they took together.
+pub(in crate::firewall) fn took(metrics: &Metrics) -> (u32, u32) {
+    let text = metrics.render(&Progress::default());
+    let value = |name: &str| -> f64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.trim().parse().unwrap()
+    };
+    let tenths = value("portcullis_firewall_change_seconds_sum") * 10.0;
+    (value("portcullis_firewall_change_seconds_count") as u32, tenths.floor() as u32)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_counts_from_when_it_was_noticed_though_a_pass_was_under_way() {
+    let store = MemoryStore::default();
+    let [operator, controller] = ["operator", "controller"].map(|user| Credential::generate(user).unwrap());
+    let wanted = Bootstrap {
+        environment: "test".parse().unwrap(),
+        placement: Placement::Unassigned,
+        operator: operator.identity(),
+        controller: controller.identity(),
+    };
+    let operator = Environment::bootstrap(store.connect(Some(&operator)), &wanted).await.unwrap();
+    let provider = Memory::new(Settings::default());
+    for name in ["a", "b"] {
+        let machine = operator.add_machine(Some(format!("i-{name}").parse().unwrap())).await.unwrap();
+        provider.add_group(number(machine));
+        let deploy = Deploy {
+            service: name.parse().unwrap(),
+            charm: format!("local:{name}-1").parse().unwrap(),
+            metadata: serde_json::Map::new(),
+            units: 1,
+            to: Some(machine),
+        };
+        operator.deploy(&deploy).await.unwrap();
+        operator.expose(&name.parse().unwrap()).await.unwrap();
+    }
+    let (tree, roles) = (store.connect(Some(&controller)), operator.info().roles.clone());
+    let policy = Policy::with_own_ports([]);
+    let mut agent = Agent::new(tree.clone(), Slow(provider), policy, roles.clone(), || 0);
+    let metrics = agent.metrics();
+    let (stop, stopped) = watch::channel(false);
+    let progress = watch::Sender::new(Progress::default());
+    let running = run(&mut agent, &tree, &roles, Duration::from_secs(60), &progress, stopped);
+    let story = async {
+        let open = async |unit| {
+            let ports = UnitPorts::new(operator.tree(), UnitId::new(unit));
+            ports.open(parse_argument("80").unwrap()).await.unwrap();
+        };
+        sleep(CHANGE).await;
+        open(0).await;
+        sleep(CHANGE / 4).await;
+        open(1).await;
+        sleep(2 * CHANGE).await;
+        stop.send_replace(true);
+    };
+    let (ended, ()) = tokio::join!(running, story);
+    ended.unwrap();
+    assert_eq!(took(&metrics), (2, 20 + 35), "the second waited for one and a half seconds");
+}
