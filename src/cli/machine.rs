@@ -19,7 +19,7 @@ use super::metrics::{self, Watched};
 use super::settings::Globals;
 use super::unit_options::UnitOptions;
 use super::up;
-use super::upkeep::{Upkeep, jitter, last_pass};
+use super::upkeep::{Upkeep, jitter, until_stopped};
 use crate::firewall::agent::Agent;
 use crate::firewall::apply::number;
 use crate::firewall::here::Here;
@@ -112,7 +112,7 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
             info!(signal, "stopping");
             stop.send_replace(true);
             beating.await.context("the beats ended badly")?;
-            last_pass(running).await
+            running.await
         }
     }
 }
@@ -185,7 +185,8 @@ pub(super) fn prepare(
 }
 
 impl MachineAgent {
-    /// Runs until `stop` says so, or until it fails in a way that waiting does not cure. What is open stays so.
+    /// Runs until `stop` says so and a last pass is over or hangs, or until it fails in a way that waiting does not cure. What is
+    /// open stays so.
     pub(super) async fn run(self, mut stop: watch::Receiver<bool>) -> anyhow::Result<()> {
         let (progress, watching) = watch::channel(Progress::default());
         let metrics = Metrics::default();
@@ -214,12 +215,15 @@ impl MachineAgent {
         let following = self.trackers.map(|found| tokio::spawn(follow(tree.clone(), self.id, found)));
         let seen = progress.subscribe();
         info!(machine = %self.id, "machine ready");
-        let holding = async {
-            let ended = run_machine(agent.as_mut(), &tree, &claim, &progress, stop).await;
-            drop(progress);
-            ended
+        let working = async {
+            let holding = async {
+                let ended = run_machine(agent.as_mut(), &tree, &claim, &progress, stop.clone()).await;
+                drop(progress);
+                ended
+            };
+            tokio::join!(holding, tend_units(&tree, &self.site, seen)).0
         };
-        let (ended, ()) = tokio::join!(holding, tend_units(&tree, &self.site, seen));
+        let ended = until_stopped(working, stop.clone()).await;
         drop(agent);
         if let Some(following) = following {
             following.abort();
@@ -227,7 +231,7 @@ impl MachineAgent {
         // Ends the session, so that the next agent need not wait for it.
         tree.close().await;
         metrics::shut(door).await;
-        Ok(ended?)
+        ended
     }
 
     /// A machine may well be up before its store is.

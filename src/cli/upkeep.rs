@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use tokio::sync::watch;
 
 use super::failure::Refusal;
 use super::file;
@@ -53,6 +54,21 @@ pub(super) async fn last_pass<E: Into<anyhow::Error>>(
     }
 }
 
+/// Runs until it ends by itself or `stop` says so, and then for a last pass. A sender of `stop` that is gone means the same
+/// as its word.
+pub(super) async fn until_stopped<E: Into<anyhow::Error>>(
+    running: impl Future<Output = Result<(), E>>,
+    mut stop: watch::Receiver<bool>,
+) -> anyhow::Result<()> {
+    let mut running = std::pin::pin!(running);
+    tokio::select! {
+        biased;
+        ended = &mut running => return ended.map_err(Into::into),
+        _ = stop.wait_for(|stop| *stop) => {}
+    }
+    last_pass(running).await
+}
+
 /// Spreads retries. Without the system's randomness they are only less spread.
 pub(super) fn jitter() -> u64 {
     getrandom::u64().unwrap_or(0)
@@ -94,5 +110,25 @@ mod tests {
         last_pass(std::future::ready(anyhow::Ok(()))).await.unwrap();
         let failed = last_pass(std::future::ready(Err(anyhow::anyhow!("no")))).await;
         assert_eq!(failed.unwrap_err().to_string(), "no");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_who_was_asked_to_end_is_cut_off() {
+        let (stop, stopped) = watch::channel(false);
+        let long = 10 * LAST_PASS;
+        let works = async {
+            tokio::time::sleep(long).await;
+            anyhow::Ok(())
+        };
+        until_stopped(works, stopped.clone()).await.unwrap();
+        let begun = tokio::time::Instant::now();
+        let asking = async {
+            tokio::time::sleep(long).await;
+            stop.send_replace(true);
+        };
+        let hangs = until_stopped(std::future::pending::<anyhow::Result<()>>(), stopped);
+        let (ended, ()) = tokio::join!(hangs, asking);
+        assert_eq!(ended.unwrap_err().to_string(), "the last pass does not end");
+        assert_eq!(begun.elapsed(), long + LAST_PASS);
     }
 }

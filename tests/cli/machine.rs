@@ -342,3 +342,26 @@ fn a_keeper_that_is_away_closes_nothing() {
 fn a_zookeeper_that_is_away_closes_nothing() {
     a_store_that_is_away_closes_nothing(Kind::ZooKeeper);
 }
+
+/// Who hangs when it should end is cut off, and whoever comes next need not wait for its session.
+#[test]
+fn a_last_pass_that_hangs_leaves_the_machine_free() {
+    let store = Store::keeper();
+    let site = Site { kind: store.kind(), addr: store.addr(), chroot: String::new() };
+    let world = World::new(&site);
+    let (nft, begun) = (world.operator.home().join("bin/nft"), world.operator.home().join("begun"));
+    let quick = fs::read_to_string(&nft).unwrap();
+    // Each call ends in time, and the two of a pass together do not.
+    let slow = format!("touch {}; sleep 9; exec ", begun.display());
+    fs::write(&nft, quick.replacen("exec ", &slow, 1)).unwrap();
+    let first = world.machine("first.log", &[]);
+    wait_for("a pass", DEADLINE, || begun.exists().then_some(()));
+    assert_eq!(first.ends("-TERM"), Some(1));
+    let said = fs::read_to_string(world.operator.home().join("first.log")).unwrap();
+    assert!(said.contains("error: the last pass does not end"), "{said}");
+    fs::write(&nft, quick).unwrap();
+    let second = world.machine("second.log", &[]);
+    second.says("holding the machine");
+    assert!(!second.said().contains("waiting for the machine"), "{}", second.said());
+    assert_eq!(second.ends("-TERM"), Some(0));
+}
