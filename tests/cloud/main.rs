@@ -42,7 +42,7 @@ const SCENARIOS: &[Scenario] = scenarios![
     drift::what_was_done_by_hand_is_put_right_or_left_alone,
     drift::an_instance_that_vanished_is_shown,
     drift::a_group_that_others_filled_is_shown_and_holds_up_nobody,
-    trouble::an_endpoint_that_is_down_is_shown_and_waited_for,
+    trouble::what_keeps_ec2_away_is_shown_closes_nothing_and_is_waited_for,
     trouble::a_launch_that_is_refused_is_shown,
     trouble::a_dry_run_changes_nothing_and_says_so,
 ];

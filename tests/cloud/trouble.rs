@@ -1,25 +1,83 @@
 //! What EC2 refuses, and what was set up wrongly.
 
-use std::net::TcpListener;
+use std::net::SocketAddr;
+use std::process::Command;
+
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use crate::cloud::front::Act;
 use crate::controller::{Controller, DEADLINE};
 use crate::harness::wait_for;
+use crate::operator::came;
 use crate::world::World;
 
-pub(crate) fn an_endpoint_that_is_down_is_shown_and_waited_for(world: &World) {
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    world.operator.does(&["add-machine"]);
+/// A controller without the instance's role to fall back on, and without what is taken from it here.
+fn without(world: &World, missing: &str) -> Command {
     let mut command = world.controller_command("ec2", &["--resync", "1"]);
-    command.env("AWS_ENDPOINT_URL", format!("http://{nobody}"));
-    let lost = Controller::start(command, &world.operator, "log");
-    world.has_problem(0, &format!("cannot reach EC2 at http://{nobody}"));
-    world.explains(0, "cannot reach EC2");
-    lost.ends();
-    let controller = world.controller("log", 1);
+    command.env("AWS_EC2_METADATA_DISABLED", "true").env_remove(missing);
+    command
+}
+
+pub(crate) fn what_keeps_ec2_away_is_shown_closes_nothing_and_is_waited_for(world: &World) {
+    let controller = world.controller("before", 3600);
+    world.operator.does(&["add-machine"]);
     world.instance(0);
-    wait_for("no problem", DEADLINE, || world.problem(0).is_none().then_some(()));
+    world.deploy("wordpress", 0);
+    world.hook("wordpress/0", "open-port 80");
+    world.operator.does(&["expose", "wordpress"]);
+    world.has_ports(0, &[80]);
     controller.ends();
+    world.requests();
+
+    came(&mut without(world, "AWS_ACCESS_KEY_ID")).is_refusal(1, "no credentials for EC2");
+    came(&mut without(world, "AWS_REGION")).is_refusal(1, "no region for EC2");
+    came(without(world, "").env("AWS_REGION", "no where"))
+        .is_refusal(1, "no region of EC2 is called \"no where\"");
+
+    let mut command = without(world, "AWS_ENDPOINT_URL");
+    command.env("AWS_REGION", "no-where-1");
+    let lost = Controller::start(command, &world.operator, "lost");
+    world.shows(0, "cannot reach EC2 in region 'no-where-1' (is that the right one?)");
+    world.explains(0, "cannot reach EC2 in region 'no-where-1'");
+    lost.ends();
+
+    // A port that is ours, and where nobody listens yet.
+    let down = TcpSocket::new_v4().unwrap();
+    down.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let endpoint = format!("http://{}", down.local_addr().unwrap());
+    let mut command = world.launching_command(1);
+    command.env("AWS_ENDPOINT_URL", &endpoint);
+    let patient = Controller::start(command, &world.operator, "patient");
+    world.hook("wordpress/0", "open-port 443");
+    world.operator.does(&["add-machine"]);
+    let problem = format!("cannot reach EC2 at {endpoint}");
+    for machine in [0, 1] {
+        world.shows(machine, &problem);
+        world.explains(machine, &problem);
+    }
+    let unit = &world.operator.status()["services"]["wordpress"]["units"]["wordpress/0"];
+    assert_eq!(unit["firewall"], "pending", "{unit}");
+    let why = unit["firewall-info"].to_string();
+    assert!(why.contains("443/tcp opening") && why.contains(&problem), "{unit}");
+    assert_eq!((world.requests(), world.ports(0).unwrap().len()), ((0, 0), 1), "what is open stays so");
+
+    world.wait(async { tokio::spawn(relay(down.listen(64).unwrap(), world.account.front.address)) });
+    world.has_ports(0, &[80, 443]);
+    world.instance(1);
+    for machine in [0, 1] {
+        wait_for("no problem", DEADLINE, || world.machine(machine).get("problem").is_none().then_some(()));
+    }
+    patient.ends();
+}
+
+async fn relay(listener: TcpListener, to: SocketAddr) {
+    while let Ok((mut client, _)) = listener.accept().await {
+        tokio::spawn(async move {
+            let mut server = TcpStream::connect(to).await?;
+            copy_bidirectional(&mut client, &mut server).await
+        });
+    }
 }
 
 pub(crate) fn a_launch_that_is_refused_is_shown(world: &World) {

@@ -42,13 +42,17 @@ impl World {
         controller::command(&self.operator, &self.account, provider, args)
     }
 
-    /// A controller that launches machines, and looks by itself only every `resync` seconds.
-    pub(crate) fn controller(&self, name: &str, resync: u32) -> Controller {
+    /// The same, for one that launches machines and looks by itself only every `resync` seconds.
+    pub(crate) fn launching_command(&self, resync: u32) -> Command {
         let settings = self.operator.home().join("ec2.yaml");
         fs::write(&settings, format!("image: {IMAGE}\ninstance-type: t3.micro\n")).unwrap();
         let (settings, resync) = (settings.display().to_string(), resync.to_string());
         let args = ["--resync", &resync, "--ec2-settings", &settings, "--ec2-zookeeper", "zk.example.com"];
-        let controller = Controller::start(self.controller_command("ec2", &args), &self.operator, name);
+        self.controller_command("ec2", &args)
+    }
+
+    pub(crate) fn controller(&self, name: &str, resync: u32) -> Controller {
+        let controller = Controller::start(self.launching_command(resync), &self.operator, name);
         controller.says("controller ready");
         controller
     }
@@ -117,6 +121,15 @@ impl World {
             let came = self.operator.juju(&["firewall", "explain", &machine.to_string()]);
             (came.stdout.contains(text) || came.stderr.contains(text)).then_some(came)
         })
+    }
+
+    /// Waits until `juju status` shows this as the machine's problem.
+    #[track_caller]
+    pub(crate) fn shows(&self, machine: u32, text: &str) {
+        wait_for(&format!("status of machine {machine} with {text:?}"), DEADLINE, || {
+            let found = self.machine(machine);
+            found["problem"].as_str().is_some_and(|problem| problem.contains(text)).then_some(())
+        });
     }
 
     /// The problem in the agent's report on a machine.
