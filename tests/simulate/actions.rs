@@ -51,6 +51,8 @@ pub(crate) enum Action {
     Stop(usize),
     Freeze(usize, u64),
     Jump(u64),
+    /// The time of day is set by so many hours, back or forth.
+    SetTimeOfDay(i64),
     Events(Mishap, usize),
     Arm(Armed),
     Backup,

@@ -157,8 +157,12 @@ async fn live(
     let firewall = SimFirewall { seam: seam.clone(), who: start.who };
     let mut fate = jitter.fork();
     let policy = Policy::with_own_ports([]);
+    let clock = {
+        let seam = seam.clone();
+        move || seam.lock().time_of_day_ms()
+    };
     let mut agent = Agent::new(tree.clone(), firewall, policy, start.roles.clone(), move || jitter.next())
-        .with_clock(|| 0);
+        .with_clock(clock);
     let (progress, _) = watch::channel(Progress::default());
     let asked = stopped.clone();
     let mut provisioner = start.provisions.then(|| {

@@ -85,6 +85,7 @@ impl World {
             30 => Action::Restore,
             31 if provisions => Action::LoseInstance(any),
             32 => Action::Sluggish(random.pick(&[300, 1_100, 3_500])),
+            33 => Action::SetTimeOfDay(random.pick(&[-30, -1, 1, 24 * 365])),
             _ => self.an_armed_fault(),
         }
     }

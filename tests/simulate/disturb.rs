@@ -70,6 +70,11 @@ impl World {
                 let soon = tokio::time::Instant::now() + Duration::from_secs(1);
                 shared.blind_until = shared.blind_until.max(soon);
             }
+            // Nothing may depend on it, so nothing is excused by it.
+            Action::SetTimeOfDay(hours) => {
+                self.happened(Mishap::TimeOfDaySet);
+                self.seam.lock().set_time_of_day(hours);
+            }
             Action::Events(mishap, count) => {
                 self.seam.lock().events.extend(std::iter::repeat_n(mishap, count));
             }

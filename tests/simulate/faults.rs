@@ -160,6 +160,7 @@ listed!(
         Stopped,
         FrozenProcess,
         ClockJumped,
+        TimeOfDaySet,
         DescribeLags,
         Respelled,
         Halved,

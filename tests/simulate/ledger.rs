@@ -82,6 +82,8 @@ pub(crate) struct Shared {
     credited_at: Instant,
     pub violations: Vec<String>,
     began: Instant,
+    /// What the time of day was then, by the clock as it is set now.
+    began_at_ms: u64,
     log: Option<String>,
 }
 
@@ -118,6 +120,7 @@ impl Shared {
             credited_at: now,
             violations: Vec::new(),
             began: now,
+            began_at_ms: 1_700_000_000_000,
             log: log.then(String::new),
         }
     }
@@ -125,6 +128,15 @@ impl Shared {
     /// On the world's own clock.
     pub(crate) fn millis(&self, at: Instant) -> u128 {
         (at - self.began).as_millis()
+    }
+
+    /// What an agent takes the time of day for.
+    pub(crate) fn time_of_day_ms(&self) -> u64 {
+        self.began_at_ms + u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    pub(crate) fn set_time_of_day(&mut self, hours: i64) {
+        self.began_at_ms = self.began_at_ms.saturating_add_signed(hours * 3_600_000);
     }
 
     pub(crate) fn log(&mut self, line: std::fmt::Arguments<'_>) {

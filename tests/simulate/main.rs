@@ -11,10 +11,10 @@
 //! and after it, expired sessions, stale and empty reads, slow calls, the provider's errors, denials, throttles, quotas and
 //! late timeouts, a process that stands still while another leads, things that change in the middle of a call; events
 //! missed, doubled and reordered; a describe that lags, rules that are respelled or split, batches refused whole; edits by
-//! others; a clock that jumps; corrupt, truncated, huge and deep data, records of other versions; names used again, restores,
-//! floods. Crashes and SIGTERM also come at every single call of the stories in `scenarios`. The agent has no disk: full
-//! ones, EIO and torn files belong to the keeper, and are in `tests/disk`, `tests/crash` and `src/keeper/storage_tests.rs`.
-//! The time of day is only written into the journal, and stands still here.
+//! others; a clock that jumps, and a time of day that is set back and forth; corrupt, truncated, huge and deep data, records
+//! of other versions; names used again, restores, floods. Crashes and SIGTERM also come at every single call of the stories
+//! in `scenarios`. The agent has no disk: full ones, EIO and torn files belong to the keeper, and are in `tests/disk`,
+//! `tests/crash` and `src/keeper/storage_tests.rs`.
 //!
 //! Invariants are looked at at every call and after every event; at the end the faults stop, and what is open must become
 //! what is wanted. `PORTCULLIS_SEEDS` says how many seeds a run has.
