@@ -68,7 +68,7 @@ impl Metrics {
         *self.counts().failures.entry(kind).or_default() += 1;
     }
 
-    /// A machine is as it should be, this long after it was first seen that it was not.
+    /// A machine is as it should be, this long after it was noticed that it is to be another.
     pub(super) fn changed(&self, took: Duration) {
         let mut counts = self.counts();
         let seconds = took.as_secs_f64();
