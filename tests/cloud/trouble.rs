@@ -62,7 +62,9 @@ pub(crate) fn what_keeps_ec2_away_is_shown_closes_nothing_and_is_waited_for(worl
     assert!(why.contains("443/tcp opening") && why.contains(&problem), "{unit}");
     assert_eq!((world.requests(), world.ports(0).unwrap().len()), ((0, 0), 1), "what is open stays so");
 
-    world.wait(async { tokio::spawn(relay(down.listen(64).unwrap(), world.account.front.address)) });
+    world.wait(async {
+        tokio::spawn(relay(down.listen(64).unwrap(), world.account.front.address));
+    });
     world.has_ports(0, &[80, 443]);
     world.instance(1);
     for machine in [0, 1] {
