@@ -12,7 +12,7 @@ use tracing::warn;
 use crate::heartbeat::audit::Change;
 use crate::heartbeat::name::Name;
 use crate::heartbeat::notify::{self, Hooked, Post};
-use crate::heartbeat::pending::{Delivery, Outcome, pause_ms};
+use crate::heartbeat::pending::{Delivery, Outcome, limit_waiting, pause_ms};
 use crate::heartbeat::record::Told;
 use crate::heartbeat::tracker::Tracker;
 use crate::store::tree::Tree;
@@ -96,6 +96,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             }
         } else if let Some(secret) = self.setting.webhook_secret.clone().filter(|_| office.webhook.is_free())
         {
+            limit_waiting(&mut office.hooks);
             let changes: Vec<Change> = office.hooks.iter().take(HOOK_ROUND).copied().collect();
             if !changes.is_empty() {
                 let (post, ears) = (Arc::clone(&self.setting.post), Arc::clone(&self.setting.ears));
