@@ -231,11 +231,17 @@ fn an_end_that_cannot_be_read_is_a_failure_that_says_so() {
 #[test]
 fn a_hook_that_succeeded_has_succeeded_though_its_log_cannot_be_kept_on() {
     let bench = Bench::new();
-    let script = "setsid sh -c 'while [ ! -e go ]; do sleep 0.02; done' & echo early";
+    let script = "setsid sh -c 'while [ ! -e go ]; do sleep 0.02; done; : >done' & echo early";
     bench.runs.order(1, &bench.order(script)).unwrap();
     bench.runs.carry_out(1, |_, _| Err(io::ErrorKind::NotFound.into())).unwrap();
     assert_eq!(bench.runs.find(1).unwrap(), Found::Over(Ended::Well));
     fs::write(bench.home.path().join("go"), "").unwrap();
+    // Without its directory it would look for a word for ever.
+    let patience = Instant::now() + Duration::from_secs(20);
+    while !bench.home.path().join("done").exists() {
+        assert!(Instant::now() < patience, "it does not go");
+        sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]
