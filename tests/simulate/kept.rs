@@ -131,10 +131,9 @@ async fn a_launch_is_forgotten() {
     world.check().await;
 }
 
-/// More machines want a change than a slow provider makes while the lease lasts; then nothing happens that could help the
-/// rest of them, and the resync is far away.
-async fn a_lease_is_too_short() {
-    let mut world = World::new(0, Shape::large(1, false), false).await;
+/// Every unit has a port, and all of them are to be opened by a provider that takes its time.
+async fn exposed_to_a_slow_provider(shape: Shape) -> World {
+    let mut world = World::new(0, shape, false).await;
     let units = world.seam.lock().oracle.units.len();
     for unit in 0..units {
         world.perform(Action::Open(unit, 0)).await;
@@ -143,6 +142,13 @@ async fn a_lease_is_too_short() {
     world.check().await;
     world.perform(Action::Sluggish(3_500)).await;
     world.perform(Action::Expose(0)).await;
+    world
+}
+
+/// More machines want a change than a slow provider makes while the lease lasts; then nothing happens that could help the
+/// rest of them, and the resync is far away.
+async fn a_lease_is_too_short() {
+    let mut world = exposed_to_a_slow_provider(Shape::large(1, false)).await;
     world.pause(FAST).await;
     let late = world.lacking();
     assert!(!late.is_empty(), "there was to be no time for some");
@@ -159,15 +165,7 @@ async fn a_lease_is_too_short() {
 
 /// So much was put off that there is always something to do at once: what changes meanwhile is looked at all the same.
 async fn a_change_comes_while_others_wait() {
-    let mut world = World::new(0, Shape { machines: 40, ..Shape::large(1, false) }, false).await;
-    let units = world.seam.lock().oracle.units.len();
-    for unit in 0..units {
-        world.perform(Action::Open(unit, 0)).await;
-    }
-    world.pause(FAST).await;
-    world.check().await;
-    world.perform(Action::Sluggish(3_500)).await;
-    world.perform(Action::Expose(0)).await;
+    let mut world = exposed_to_a_slow_provider(Shape { machines: 40, ..Shape::large(1, false) }).await;
     world.pause(Duration::from_secs(1)).await;
     world.perform(Action::Unexpose(0)).await;
     world.pause(Duration::from_secs(30)).await;
