@@ -49,7 +49,8 @@ async fn apply_one<F: Firewall>(
     if !lead.may_act(Instant::now()) {
         return (machine, None);
     }
-    (machine, Some(firewall.apply(number(machine), change).await))
+    // Boxed: a cloud's futures nest deeper than the compiler follows, in a build from nothing before all others.
+    (machine, Some(Box::pin(firewall.apply(number(machine), change)).await))
 }
 
 /// The machine as the provider knows it.

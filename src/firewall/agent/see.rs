@@ -55,7 +55,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             self.trust.judged(machines.iter());
             return wanted;
         }
-        let found = self.firewall.observe(&unseen).await;
+        // Boxed, for the reason given in `apply`.
+        let found = Box::pin(self.firewall.observe(&unseen)).await;
         let ids: Vec<MachineId> = unseen.iter().map(|number| MachineId::new(number.get())).collect();
         match found {
             Ok(mut found) => {
