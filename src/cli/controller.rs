@@ -28,7 +28,7 @@ use crate::firewall::provisioner::Provisioner;
 use crate::firewall::run::{Progress, run_provisioning};
 use crate::firewall::trial::Trial;
 use crate::runtime::shutdown::Shutdown;
-use crate::store::{Environment, ZkTree};
+use crate::store::{Address, Environment, ZkTree};
 
 #[derive(Debug, Args)]
 pub(super) struct Typed {
@@ -55,11 +55,19 @@ pub(super) enum Provider {
     Memory,
 }
 
+impl Typed {
+    /// Neither the store nor what we listen on ourselves is ever opened.
+    fn policy(&self, store: &Address) -> anyhow::Result<Policy> {
+        let own = store.ports().chain(self.upkeep.watched.port()).chain(self.heartbeat.port());
+        self.upkeep.policy(Policy::with_own_ports(own))
+    }
+}
+
 pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::listen().context("cannot catch signals")?;
     let settings = args.globals.settings_of(Role::Controller)?;
     // Before anything else is touched: rules made under another policy than the one that was named are worse than none.
-    let policy = args.upkeep.policy(Policy::with_own_ports(settings.address.ports()))?;
+    let policy = args.policy(&settings.address)?;
     let tracker = args.heartbeat.start(|| Ok(settings.clone()), None, Reach::AnyMachine).await?;
     let mut rules = Rules { tracker, policy, upkeep: &args.upkeep };
     match args.provider {
@@ -184,4 +192,28 @@ async fn work<F: Firewall, M: Machines>(
     // Ends the session and with it the lock, so that whoever stands by need not wait.
     tree.close().await;
     ended.and(tracked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        typed: Typed,
+    }
+
+    #[test]
+    fn nobody_opens_what_it_listens_on_itself() {
+        let policy = |more: &[&str]| {
+            let line = [&["controller", "--provider", "memory"], more].concat();
+            let typed = Line::try_parse_from(line).unwrap().typed;
+            typed.policy(&"127.0.0.1:4711,zk2:2182/prod".parse().unwrap()).unwrap()
+        };
+        assert_eq!(policy(&["--metrics", "127.0.0.1:0"]), Policy::with_own_ports([4711, 2182]));
+        let listening = policy(&["--metrics", "127.0.0.1:9420", "--heartbeat", "0.0.0.0:9400"]);
+        assert_eq!(listening, Policy::with_own_ports([4711, 2182, 9420, 9400]));
+    }
 }

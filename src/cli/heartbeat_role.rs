@@ -165,6 +165,11 @@ pub(super) struct Started {
 }
 
 impl Beside {
+    /// The port that was asked for.
+    pub(super) fn port(&self) -> Option<u16> {
+        self.heartbeat.map(|listen| listen.port()).filter(|port| *port != 0)
+    }
+
     /// Starts it where it was asked for, else at `default`, else not at all.
     pub(super) async fn start(
         &self,

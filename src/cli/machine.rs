@@ -69,9 +69,12 @@ pub(super) struct Own {
     /// How this machine's own firewall is looked after [default: dry-run for `up`, none for `machine`]
     #[arg(long, value_enum, value_name = "HOW")]
     firewall: Option<Kind>,
-    /// A port that stays open, whatever is asked for: PORT[-PORT][/PROTOCOL]; ssh and the store's own always do
+    /// A port that stays open, whatever is asked for: PORT[-PORT][/PROTOCOL]; ssh, the store's and our own always do
     #[arg(long, value_name = "PORT")]
     protect: Vec<String>,
+    /// Where a tracker in the same process listens.
+    #[arg(skip)]
+    tracker: Option<u16>,
     #[command(flatten)]
     upkeep: Upkeep,
 }
@@ -123,8 +126,18 @@ impl Own {
         self.protected(&"127.0.0.1".parse()?).map(drop)
     }
 
+    /// With a tracker in the same process.
+    pub(super) fn beside(self, tracker: Option<u16>) -> Self {
+        Own { tracker, ..self }
+    }
+
+    /// The store's, and those that this process listens on.
+    fn ports(&self, store: &Address) -> impl Iterator<Item = u16> {
+        store.ports().chain(self.upkeep.watched.port()).chain(self.tracker)
+    }
+
     fn protected(&self, store: &Address) -> anyhow::Result<Vec<PortRange>> {
-        let own = std::iter::once(SSH).chain(store.ports()).chain(self.upkeep.watched.port());
+        let own = std::iter::once(SSH).chain(self.ports(store));
         let own = own.map(|port| PortRange::single(port, Protocol::Tcp).map_err(Usage::new));
         let named = self.protect.iter().map(|text| ports::parse_argument(text).map_err(Usage::new));
         Ok(own.chain(named).collect::<Result<_, _>>()?)
@@ -161,7 +174,7 @@ pub(super) fn prepare(
     (own, units): (&Own, &UnitOptions),
     (usual, data): (Kind, &Path),
 ) -> anyhow::Result<MachineAgent> {
-    let base = Policy::for_own_machine(file.address.ports().chain(own.upkeep.watched.port()));
+    let base = Policy::for_own_machine(own.ports(&file.address));
     let policy = own.upkeep.policy(base)?;
     let mode = match own.firewall.unwrap_or(usual) {
         Kind::None => None,
@@ -294,7 +307,7 @@ mod tests {
     fn own(firewall: Kind, protect: &[&str]) -> Own {
         let upkeep = Upkeep { resync: 60, policy: None, watched: Watched::default() };
         let protect = protect.iter().map(|&text| text.to_owned()).collect();
-        Own { firewall: Some(firewall), protect, upkeep }
+        Own { firewall: Some(firewall), protect, tracker: None, upkeep }
     }
 
     #[test]
@@ -306,6 +319,8 @@ mod tests {
         assert_eq!(words(&own(Kind::Nftables, &[])), ["22/tcp", "4711/tcp", "2182/tcp"]);
         let more = words(&own(Kind::Nftables, &["51820/udp", "9100-9110"]));
         assert_eq!(more[3..], ["51820/udp", "9100-9110/tcp"]);
+        let beside = own(Kind::Nftables, &[]).beside(Some(9400));
+        assert_eq!(words(&beside)[3..], ["9400/tcp"]);
         let refused = own(Kind::None, &["eighty"]).check().unwrap_err();
         assert!(refused.is::<Usage>(), "{refused}");
     }

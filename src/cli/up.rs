@@ -64,7 +64,8 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let keeper = start(&globals, &environment, args.serving.config(data_dir.clone())?).await?;
     let file = machine_file::ensure(&globals, LOCAL_MACHINE, None).await?;
     let credential = file.credential.expose();
-    let options = (&args.own, &args.units);
+    let own = args.own.clone().beside(args.heartbeat.port());
+    let options = (&own, &args.units);
     let agent =
         machine::prepare(&environment, LOCAL_MACHINE, file, options, (machine::Kind::DryRun, &data_dir))?;
     announce(&keeper)?;

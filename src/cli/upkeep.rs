@@ -21,7 +21,7 @@ pub(super) struct Upkeep {
     /// Everything is compared this often, whatever was noticed in between
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(super) resync: u64,
-    /// What may never be opened [default: ssh and the store's own ports]
+    /// What may never be opened [default: ssh, the store's ports and those of --metrics and --heartbeat]
     #[arg(long, value_name = "FILE")]
     pub(super) policy: Option<PathBuf>,
     #[command(flatten)]
