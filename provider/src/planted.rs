@@ -27,6 +27,8 @@ bugs!(
     NoSecondLook,
     /// Closes are judged by those of one pass: machines that come back one by one are shut one by one.
     JudgesByPass,
+    /// A tree that shows no units at all is believed at once if there is little to close.
+    BelievesNothing,
     /// After a failure of the store it goes on with what it had read before, as if nothing had been missed.
     KeepsItsView,
     /// Who leads again acts on what was true when it led before.

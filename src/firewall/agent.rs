@@ -274,7 +274,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             self.changing.retain(|machine, _| machines.contains(machine));
             self.noticed.retain(|machine, _| machines.contains(machine));
             self.give_up_view();
-            self.trust.begin(&machines);
+            self.trust.begin(&view);
             self.view = Some(view);
             return Ok(machines);
         };
@@ -374,7 +374,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let limit = self.firewall.rules_per_family().unwrap_or(usize::MAX);
         let room = limit.saturating_sub(rules.foreign.len()).max(1);
         let theirs = rules.foreign.iter().filter_map(|foreign| foreign.exact).collect();
-        let plan = plan_machine(&wanted, &rules.owned, &theirs, &last, room);
+        let plan = plan_machine(&wanted, &rules.owned, &theirs, &last, &self.policy, room);
         (wanted, plan)
     }
 

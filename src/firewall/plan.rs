@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::rule::{Change, Family, Rule, RuleSet};
 
+use super::policy::Policy;
 use super::wanted::Wanted;
 use crate::model::UnitId;
 
@@ -34,8 +35,14 @@ pub struct MachinePlan {
 
 /// What the machine should have once frozen units are accounted for: what they had last stays if it is there, and so does
 /// what is there and nobody is known to have had, since it was opened just before the memory of it was lost. If nothing is
-/// known of a frozen unit, all that is there stays, because any of it may be its own.
-pub fn target(wanted: &Wanted, owned: &BTreeSet<Rule>, last: &LastGranted) -> (RuleSet, RuleSet) {
+/// known of a frozen unit, all that is there stays, because any of it may be its own. What `policy` forbids goes all the
+/// same: that is known, whatever cannot be read.
+pub fn target(
+    wanted: &Wanted,
+    owned: &BTreeSet<Rule>,
+    last: &LastGranted,
+    policy: &Policy,
+) -> (RuleSet, RuleSet) {
     let rules = wanted.rules();
     let mut kept = RuleSet::new();
     if wanted.frozen.is_empty() {
@@ -53,7 +60,7 @@ pub fn target(wanted: &Wanted, owned: &BTreeSet<Rule>, last: &LastGranted) -> (R
         };
         kept = kept.union(&theirs);
     }
-    let kept = kept.minus(&rules);
+    let kept = policy.permitted(&kept).minus(&rules);
     (rules.union(&kept), kept)
 }
 
@@ -64,9 +71,10 @@ pub fn plan_machine(
     owned: &BTreeSet<Rule>,
     theirs: &BTreeSet<Rule>,
     last: &LastGranted,
+    policy: &Policy,
     max_rules: usize,
 ) -> MachinePlan {
-    let (target, kept_for_frozen) = target(wanted, owned, last);
+    let (target, kept_for_frozen) = target(wanted, owned, last, policy);
     let gentle = Change::between(owned, &target);
     let fits = |change: &Change| {
         if change.open.len() + owned.len() <= max_rules {
@@ -124,7 +132,6 @@ fn intersection(a: &RuleSet, b: &RuleSet) -> RuleSet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::firewall::policy::Policy;
     use crate::firewall::wanted::{Claim, wanted};
     use portcullis_provider::rule::{Cidr, PortRange, Protocol};
     use proptest::prelude::*;
@@ -141,6 +148,10 @@ mod tests {
         rules(ranges).iter().collect()
     }
 
+    fn usual() -> Policy {
+        Policy::with_own_ports([])
+    }
+
     fn unit(n: u32) -> UnitId {
         UnitId::new(n)
     }
@@ -151,7 +162,7 @@ mod tests {
         if frozen {
             claims.insert(unit(1), Claim::Frozen { reason: "garbage".into() });
         }
-        wanted(&claims, &[Family::V4], &Policy::with_own_ports([]))
+        wanted(&claims, &[Family::V4], &usual())
     }
 
     #[test]
@@ -161,7 +172,7 @@ mod tests {
             (unit(1), set(&[(443, 443), (444, 444)])),
         ]);
         let owned = rules(&[(80, 80), (81, 81), (443, 443)]);
-        let plan = plan_machine(&asking(&[(80, 80)], true), &owned, &BTreeSet::new(), &last, 50);
+        let plan = plan_machine(&asking(&[(80, 80)], true), &owned, &BTreeSet::new(), &last, &usual(), 50);
         // 81 is given up by the unit that can be read; 443 stays; 444 is not opened for one that cannot.
         assert_eq!(plan.change, Change { open: BTreeSet::new(), close: rules(&[(81, 81)]) });
         assert_eq!(plan.kept_for_frozen, set(&[(443, 443)]));
@@ -171,29 +182,51 @@ mod tests {
     fn what_was_opened_just_before_the_memory_of_it_was_lost_stays() {
         let last = LastGranted::from([(unit(0), set(&[(80, 80)])), (unit(1), set(&[(443, 443)]))]);
         let owned = rules(&[(80, 80), (443, 443), (444, 444)]);
-        let plan = plan_machine(&asking(&[], true), &owned, &BTreeSet::new(), &last, 50);
+        let plan = plan_machine(&asking(&[], true), &owned, &BTreeSet::new(), &last, &usual(), 50);
         assert_eq!(plan.change, Change { open: BTreeSet::new(), close: rules(&[(80, 80)]) });
     }
 
     #[test]
     fn without_a_memory_of_a_frozen_unit_nothing_is_closed() {
         let owned = rules(&[(80, 80), (443, 443)]);
-        let plan =
-            plan_machine(&asking(&[(8080, 8080)], true), &owned, &BTreeSet::new(), &LastGranted::new(), 50);
+        let plan = plan_machine(
+            &asking(&[(8080, 8080)], true),
+            &owned,
+            &BTreeSet::new(),
+            &LastGranted::new(),
+            &usual(),
+            50,
+        );
         assert_eq!(plan.change, Change { open: rules(&[(8080, 8080)]), close: BTreeSet::new() });
+    }
+
+    #[test]
+    fn what_policy_forbids_is_closed_whoever_cannot_be_read() {
+        let strict =
+            Policy::parse("forbidden-ports: [440-443]\nforbidden-sources: ['2001:db8::/32']", []).unwrap();
+        let inside = Rule::new(rule(80, 80).ports, "2001:db8:1::/48".parse().unwrap());
+        let mut owned = rules(&[(443, 445), (9000, 9000)]);
+        owned.insert(inside);
+        let known = LastGranted::from([(unit(1), owned.iter().collect())]);
+        for last in [known, LastGranted::new()] {
+            let plan = plan_machine(&asking(&[], true), &owned, &BTreeSet::new(), &last, &strict, 50);
+            assert_eq!(plan.kept_for_frozen, set(&[(444, 445), (9000, 9000)]));
+            assert_eq!(plan.change, Change { open: rules(&[(444, 445)]), close: BTreeSet::from([inside]) });
+            assert_eq!(plan.deferred, rules(&[(443, 445)]), "the rest of it is kept, and spelled anew first");
+        }
     }
 
     #[test]
     fn rules_are_merged_only_when_they_would_not_fit() {
         let owned = rules(&[(80, 80), (82, 82)]);
         let wanted = asking(&[(80, 80), (81, 81), (82, 82)], false);
-        let gentle = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), 3);
+        let gentle = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), 3);
         assert_eq!(gentle.change, Change { open: rules(&[(81, 81)]), close: BTreeSet::new() });
-        let compact = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), 2);
+        let compact = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), 2);
         assert_eq!(compact.change, Change { open: rules(&[(80, 82)]), close: BTreeSet::new() });
         assert_eq!(compact.deferred, owned);
         let after = compact.change.applied_to(&owned);
-        let then = plan_machine(&wanted, &after, &BTreeSet::new(), &LastGranted::new(), 2);
+        let then = plan_machine(&wanted, &after, &BTreeSet::new(), &LastGranted::new(), &usual(), 2);
         assert_eq!(then.change, Change { open: BTreeSet::new(), close: owned });
     }
 
@@ -201,19 +234,25 @@ mod tests {
     fn a_close_that_only_respells_waits_for_its_open() {
         let wanted = asking(&[(80, 80)], false);
         let owned = rules(&[(80, 81), (443, 443)]);
-        let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), 50);
+        let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), 50);
         assert_eq!(plan.change, Change { open: rules(&[(80, 80)]), close: rules(&[(443, 443)]) });
         assert_eq!(plan.deferred, rules(&[(80, 81)]));
         let after = plan.change.applied_to(&owned);
-        let then = plan_machine(&wanted, &after, &BTreeSet::new(), &LastGranted::new(), 50);
+        let then = plan_machine(&wanted, &after, &BTreeSet::new(), &LastGranted::new(), &usual(), 50);
         assert_eq!(then.change, Change { open: BTreeSet::new(), close: rules(&[(80, 81)]) });
     }
 
     #[test]
     fn what_somebody_else_keeps_open_need_not_be_respelled_first() {
         let owned = rules(&[(80, 82)]);
-        let plan =
-            plan_machine(&asking(&[(81, 81)], false), &owned, &rules(&[(81, 81)]), &LastGranted::new(), 50);
+        let plan = plan_machine(
+            &asking(&[(81, 81)], false),
+            &owned,
+            &rules(&[(81, 81)]),
+            &LastGranted::new(),
+            &usual(),
+            50,
+        );
         assert_eq!(plan.change, Change { open: BTreeSet::new(), close: owned });
     }
 
@@ -254,9 +293,9 @@ mod tests {
             let wanted = asking(&asked, frozen);
             let mut owned = rules(&there);
             let last = LastGranted::from([(unit(1), set(&had))]);
-            let first = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, max);
+            let first = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, &usual(), max);
             for _ in 0..3 {
-                let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, max);
+                let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, &usual(), max);
                 prop_assert!(plan.change.close.is_subset(&owned) && plan.deferred.is_subset(&owned));
                 let opened: RuleSet = plan.change.open.iter().collect();
                 prop_assert!(opened.minus(&wanted.rules().union(&plan.kept_for_frozen)).is_empty());
@@ -268,7 +307,7 @@ mod tests {
                 owned = plan.change.applied_to(&owned);
             }
             prop_assert_eq!(owned.iter().collect::<RuleSet>(), first.target);
-            let silent = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, max);
+            let silent = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, &usual(), max);
             prop_assert!(silent.change.is_empty() && silent.deferred.is_empty(), "{:?}", silent);
         }
     }

@@ -130,24 +130,34 @@ impl Policy {
         if u32::from(ports.to() - ports.from()) >= self.max_ports_in_range {
             return (RuleSet::new(), vec![(ports, Held::RangeTooLong { max: self.max_ports_in_range })]);
         }
-        if let Some(&forbidden) = self.forbidden_sources.iter().find(|forbidden| overlap(**forbidden, source))
-        {
+        if let Some(forbidden) = self.forbids_source(source) {
             return (RuleSet::new(), vec![(ports, Held::ForbiddenSource(forbidden))]);
         }
         let asked: RuleSet = [Rule::new(ports, source)].into_iter().collect();
-        if !self.touches_forbidden(ports) {
-            return (asked, Vec::new());
-        }
-        let forbidden: RuleSet = self.forbidden_ports.iter().map(|range| Rule::new(*range, source)).collect();
-        let allowed = if planted(Bug::NoPolicy) { asked.clone() } else { asked.minus(&forbidden) };
+        let allowed = if planted(Bug::NoPolicy) { asked.clone() } else { self.permitted(&asked) };
         let held = asked.minus(&allowed).rules().map(|rule| (rule.ports, Held::ForbiddenPort)).collect();
         (allowed, held)
+    }
+
+    /// What of these rules neither port nor source forbids. How long a range may be is asked of who opens it, not of rules,
+    /// which merge.
+    pub fn permitted(&self, rules: &RuleSet) -> RuleSet {
+        let denied = rules.rules().flat_map(|rule| {
+            let whole = self.forbids_source(rule.source).is_some().then_some(rule.ports);
+            let ports = whole.into_iter().chain(self.forbidden_ports.iter().copied());
+            ports.map(move |ports| Rule::new(ports, rule.source))
+        });
+        rules.minus(&denied.collect())
+    }
+
+    fn forbids_source(&self, source: Cidr) -> Option<Cidr> {
+        self.forbidden_sources.iter().copied().find(|forbidden| overlap(*forbidden, source))
     }
 
     /// Whether [`Policy::judge`] would hold nothing back, as with nearly every port of nearly every machine.
     pub fn allows_all(&self, ports: PortRange, source: Cidr) -> bool {
         u32::from(ports.to() - ports.from()) < self.max_ports_in_range
-            && !self.forbidden_sources.iter().any(|forbidden| overlap(*forbidden, source))
+            && self.forbids_source(source).is_none()
             && !self.touches_forbidden(ports)
     }
 

@@ -21,6 +21,10 @@ impl Units {
         self.facts.iter().map(|(id, facts)| (*id, facts))
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.facts.is_empty()
+    }
+
     /// The units of one machine.
     pub fn on(&self, machine: MachineId) -> impl Iterator<Item = (UnitId, &UnitFacts)> {
         self.named(self.on.get(&machine))

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use portcullis::model::ports::parse_argument;
 use portcullis::model::{Cidr, MachineId};
-use portcullis_provider::memory::{Rewrite, Settings};
+use portcullis_provider::memory::Rewrite;
 use portcullis_provider::provider::Foreign;
 use portcullis_provider::rule::{Rule, WirePorts};
 
@@ -34,7 +34,7 @@ impl World {
                     let mut shared = seam.lock();
                     shared.outage = false;
                     shared.shallow();
-                    shared.blind_until = shared.blind_until.max(tokio::time::Instant::now() + GRACE);
+                    shared.blind(tokio::time::Instant::now() - OUTAGE, GRACE);
                     drop(shared);
                     seam.store.interrupt();
                 });
@@ -63,12 +63,12 @@ impl World {
             Action::Jump(ms) => {
                 self.happened(Mishap::ClockJumped);
                 self.seam.lock().deep();
+                let before = tokio::time::Instant::now();
                 tokio::time::advance(Duration::from_millis(ms)).await;
                 let mut shared = self.seam.lock();
                 shared.deep();
                 // Nobody had this time to hear of what happened before it.
-                let soon = tokio::time::Instant::now() + Duration::from_secs(1);
-                shared.blind_until = shared.blind_until.max(soon);
+                shared.blind(before, Duration::from_secs(1));
             }
             // Nothing may depend on it, so nothing is excused by it.
             Action::SetTimeOfDay(hours) => {
@@ -113,7 +113,7 @@ impl World {
         shared.past = None;
         shared.changed();
         shared.deep();
-        shared.blind_until = tokio::time::Instant::now() + GRACE;
+        shared.blind(tokio::time::Instant::now(), GRACE);
     }
 
     pub(crate) fn meddle(&mut self, what: Mishap, machine: usize) {
@@ -179,12 +179,11 @@ impl World {
 
     /// Nothing is wrong with the provider any more. What was wrong until now may have left its traces.
     pub(crate) fn cure(&mut self) {
-        let usual = Settings::default();
         self.seam.provider.configure(|settings| {
-            if *settings != usual {
+            if *settings != self.usual {
                 self.seam.lock().deep();
             }
-            *settings = usual;
+            settings.clone_from(&self.usual);
         });
         let machines: Vec<MachineId> = self.seam.lock().oracle.machines.keys().copied().collect();
         for machine in machines {

@@ -176,6 +176,10 @@ listed!(
         ForeignEqual,
         GroupAmiss,
         GroupDeleted,
+        /// One that is to be deleted is, for a while, still held by its instance.
+        GroupInUse,
+        /// Nothing can be opened to IPv6.
+        NoIpv6,
         NameTaken,
         CorruptPorts,
         CorruptUnit,
@@ -203,6 +207,8 @@ pub(crate) struct Coverage {
     mishaps: Vec<u64>,
     pub calls: u64,
     pub events: u64,
+    /// How often a world was at rest and all of it had to be right.
+    pub judged: u64,
     pub simulated_ms: u64,
 }
 
@@ -213,6 +219,7 @@ impl Default for Coverage {
             mishaps: vec![0; Mishap::ALL.len()],
             calls: 0,
             events: 0,
+            judged: 0,
             simulated_ms: 0,
         }
     }
@@ -232,6 +239,7 @@ impl Coverage {
         self.mishaps.iter_mut().zip(&other.mishaps).for_each(|(mine, more)| *mine += more);
         self.calls += other.calls;
         self.events += other.events;
+        self.judged += other.judged;
         self.simulated_ms += other.simulated_ms;
     }
 

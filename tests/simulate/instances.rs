@@ -106,7 +106,11 @@ impl Machines for SimMachines {
         {
             self.seam.lock().violated(format!("S5: the group of machine {machine} is deleted"));
         }
-        self.request(Kind::DeleteGroup, None, self.seam.provider.delete_group(group)).await
+        let deleted = self.request(Kind::DeleteGroup, None, self.seam.provider.delete_group(group)).await;
+        if matches!(deleted, Err(Error::StillInUse { .. })) {
+            self.seam.lock().coverage.happened(Mishap::GroupInUse);
+        }
+        deleted
     }
 }
 
@@ -127,7 +131,7 @@ impl Seam {
     fn is_there_all_along(&self, machine: MachineNumber) -> bool {
         let (shared, now) = (self.lock(), Instant::now());
         let since = now.checked_sub(GRACE).unwrap_or(now);
-        now >= shared.blind_until
+        !shared.is_blind()
             && shared.history.knows(id(machine), since)
             && shared.oracle.machines.contains_key(&id(machine))
     }

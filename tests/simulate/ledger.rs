@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use portcullis::model::MachineId;
 use portcullis::store::memory::Backup;
-use portcullis_provider::Memory;
 use portcullis_provider::provider::MachineNumber;
 use tokio::time::Instant;
 
@@ -64,11 +63,13 @@ pub(crate) struct Shared {
     /// The last call that took long.
     slow_at: Option<Instant>,
     pub changed_at: Instant,
-    /// Until then an agent may not know what it should.
-    pub blind_until: Instant,
+    /// An agent may not know what it should: since when, and until when.
+    blind: (Instant, Instant),
     pub writes: BTreeMap<MachineId, Writes>,
     pub report_writes: u64,
-    pub provider_calls: u64,
+    pub provider_reads: u64,
+    /// Requests that change rules.
+    pub provider_changes: u64,
     /// Requests that change instances or their groups.
     pub provisioned: u64,
     /// Per agent the machines that it was last shown an instance of.
@@ -107,10 +108,11 @@ impl Shared {
             deep_at: None,
             slow_at: None,
             changed_at: now,
-            blind_until: now,
+            blind: (now, now),
             writes: BTreeMap::new(),
             report_writes: 0,
-            provider_calls: 0,
+            provider_reads: 0,
+            provider_changes: 0,
             provisioned: 0,
             listed: vec![BTreeSet::new(); agents],
             past: None,
@@ -172,6 +174,16 @@ impl Shared {
         self.shallow();
     }
 
+    /// From `since` on, and for this long from now, an agent may act on what was so at `since`.
+    pub(crate) fn blind(&mut self, since: Instant, long: Duration) {
+        let since = if self.is_blind() { since.min(self.blind.0) } else { since };
+        self.blind = (since, self.blind.1.max(Instant::now() + long));
+    }
+
+    pub(crate) fn is_blind(&self) -> bool {
+        Instant::now() < self.blind.1
+    }
+
     /// Called after every change of the oracle.
     pub(crate) fn changed(&mut self) {
         let now = Instant::now();
@@ -206,7 +218,7 @@ impl Shared {
         self.coverage.happened(mishap);
         if mishap == Mishap::EventMissed {
             self.deep();
-            self.blind_until = Instant::now() + RESYNC + GRACE;
+            self.blind(Instant::now(), RESYNC + GRACE);
         }
         Some(mishap)
     }
@@ -228,17 +240,18 @@ impl Shared {
                 panic!("an agent that would go on like this for ever");
             }
         }
-        if kind.is_store() {
-            return;
+        match kind {
+            Kind::Open | Kind::Close | Kind::Mend => self.provider_changes += 1,
+            Kind::Observe | Kind::List => self.provider_reads += 1,
+            _ => {}
         }
-        self.provider_calls += 1;
     }
 
-    pub(crate) fn choose(&mut self, kind: Kind, provider: &Memory) -> Option<Fault> {
+    pub(crate) fn choose(&mut self, kind: Kind) -> Option<Fault> {
         let at = self.armed.iter().position(|armed| {
             armed.kind.is_none_or(|wanted| wanted == kind)
                 && armed.fault.possible_at(kind)
-                && (armed.fault != Fault::Empty || self.doubtful(kind, provider))
+                && (armed.fault != Fault::Empty || self.doubtful(kind))
         });
         if kind == Kind::ReadLists {
             self.emptied = false;
@@ -268,18 +281,12 @@ impl Shared {
         Some(self.random.pick(&errors))
     }
 
-    /// Whether a look that sees no units is sure to be doubted: there is much to lose, and the look before saw it.
-    fn doubtful(&self, kind: Kind, provider: &Memory) -> bool {
+    /// Whether a look that sees nothing is sure to be doubted, because the look before saw what there is.
+    fn doubtful(&self, kind: Kind) -> bool {
         if kind == Kind::ReadMachines {
             return self.bare_at.is_none_or(|at| Instant::now() > at + 2 * RESYNC);
         }
-        let readable =
-            self.oracle.machines.iter().filter(|(id, m)| !m.corrupt && !self.oracle.has_frozen(**id));
-        let actual = readable.filter_map(|(id, _)| provider.actual(MachineNumber::new(id.number())));
-        let rules: usize = actual.map(|rules| rules.owned.len()).sum();
-        let mut lags = false;
-        provider.configure(|settings| lags = settings.lag_calls > 0);
-        rules >= 10 && !lags && !self.emptied
+        !self.emptied
     }
 
     /// Whether what a call did to a machine was right at some moment since it was begun, or shortly before.
@@ -293,11 +300,8 @@ impl Shared {
         if !denied.is_empty() {
             self.violated(format!("S4: {machine} opened{denied}, which policy denies"));
         }
-        if Instant::now() < self.blind_until {
-            self.oracle.lost(machine, closed);
-            return;
-        }
-        let since = begun.checked_sub(GRACE).unwrap_or(begun);
+        let known = if self.is_blind() { begun.min(self.blind.0) } else { begun };
+        let since = known.checked_sub(GRACE).unwrap_or(known);
         // S1, S2: opened is only what was asked for just now; what cannot be read asks for nothing.
         let unasked = opened.minus(self.history.ever(machine, since));
         if !unasked.is_empty() {

@@ -78,6 +78,7 @@ struct Moment {
 pub(crate) struct Oracle {
     /// The provider shows what was there before: who cannot see what is open cannot say whose it is.
     pub lagging: bool,
+    pub no_ipv6: bool,
     pub services: BTreeMap<usize, Service>,
     pub units: BTreeMap<UnitId, Unit>,
     pub machines: BTreeMap<MachineId, Machine>,
@@ -92,6 +93,7 @@ impl Oracle {
     fn asked(&self, unit: &Unit) -> Points {
         let sources: &[usize] = match self.services.get(&unit.service).map_or(Exposed::No, |s| s.exposed) {
             Exposed::No => &[],
+            Exposed::World if self.no_ipv6 => &[0],
             Exposed::World => &[0, 1],
             Exposed::To(0) => &[2],
             Exposed::To(_) => &[3],

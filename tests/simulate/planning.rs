@@ -56,7 +56,7 @@ const BOTH: [Family; 2] = [Family::V4, Family::V6];
 
 fn plan(view: &View, policy: &Policy, machine: MachineId, owned: &Owned) -> MachinePlan {
     let wanted = wanted(&view.claims_on(machine), &BOTH, policy);
-    plan_machine(&wanted, &owned[&machine], &BTreeSet::new(), &LastGranted::new(), 60)
+    plan_machine(&wanted, &owned[&machine], &BTreeSet::new(), &LastGranted::new(), policy, 60)
 }
 
 /// What the process has in memory, in bytes.

@@ -78,13 +78,19 @@ impl Seam {
         let fault = {
             let mut shared = self.lock();
             shared.called(who, kind, machine);
-            let fault = shared.choose(kind, &self.provider);
+            let fault = shared.choose(kind);
             if let Some(fault) = fault {
                 shared.coverage.struck(fault, kind);
                 shared.log(format_args!("    {fault:?}"));
                 match fault {
                     Fault::Slow if !kind.is_store() => shared.slow(),
-                    Fault::Slow | Fault::Paused | Fault::Midst | Fault::Stale | Fault::Expired => {
+                    // Empty: who has nothing to lose believes it until the next look at everything.
+                    Fault::Empty
+                    | Fault::Slow
+                    | Fault::Paused
+                    | Fault::Midst
+                    | Fault::Stale
+                    | Fault::Expired => {
                         shared.deep();
                     }
                     _ => shared.shallow(),

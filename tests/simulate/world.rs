@@ -31,16 +31,20 @@ pub(crate) struct Shape {
     /// Whether they provision, too.
     pub provisions: bool,
     pub machines: usize,
+    /// Whether the provider has it.
+    pub ipv6: bool,
+    /// For how many calls a group is in use after its instance has gone.
+    pub busy_calls: u64,
 }
 
 impl Shape {
     pub(crate) const fn small(agents: usize, provisions: bool) -> Shape {
-        Shape { agents, provisions, machines: 3 }
+        Shape { agents, provisions, machines: 3, ipv6: true, busy_calls: 0 }
     }
 
     /// More machines than an agent changes at the same time, and most of them of one service.
     pub(crate) const fn large(agents: usize, provisions: bool) -> Shape {
-        Shape { agents, provisions, machines: 14 }
+        Shape { machines: 14, ..Shape::small(agents, provisions) }
     }
 
     fn is_large(self) -> bool {
@@ -64,6 +68,8 @@ pub(crate) struct World {
     pub damaged: BTreeMap<NodePath, Vec<u8>>,
     /// Whether the agents provision.
     pub provisions: bool,
+    /// How the provider is when nothing is wrong with it.
+    pub usual: Settings,
     /// Instances that others made.
     pub strangers: BTreeSet<InstanceId>,
     pub calm: crate::checks::Calm,
@@ -163,11 +169,12 @@ async fn template(variant: u64, shape: Shape) -> Rc<Template> {
 
 impl World {
     pub(crate) async fn new(seed: u64, shape: Shape, log: bool) -> World {
-        let Shape { agents, provisions, machines } = shape;
+        let Shape { agents, provisions, machines, ipv6, busy_calls } = shape;
         let template = template(seed % TEMPLATES, shape).await;
         let mut random = Random::new(seed);
         let store = MemoryStore::from_backup(&template.backup);
-        let provider = Memory::new(Settings::default());
+        let usual = Settings { ipv6, busy_calls, ..Settings::default() };
+        let provider = Memory::new(usual.clone());
         let operator =
             Environment::open(store.connect(Some(&template.operator))).await.expect("an environment");
         // Who provisions makes the groups, and sweeps those of machines that the tree does not have, but no others.
@@ -180,7 +187,7 @@ impl World {
         let seam = Seam::new(random.fork(), agents, store, provider, log);
         {
             let mut shared = seam.lock();
-            shared.oracle = template.oracle.clone();
+            shared.oracle = Oracle { no_ipv6: !ipv6, ..template.oracle.clone() };
             shared.changed();
         }
         let roles = operator.info().roles.clone();
@@ -196,6 +203,7 @@ impl World {
             backup: None,
             damaged: BTreeMap::new(),
             provisions,
+            usual,
             strangers: BTreeSet::new(),
             calm: crate::checks::Calm::default(),
             agents,
@@ -205,6 +213,9 @@ impl World {
             world.stranger(&format!("i-{n}"));
         }
         world.stranger("i-theirs");
+        if !ipv6 {
+            world.happened(Mishap::NoIpv6);
+        }
         world
     }
 

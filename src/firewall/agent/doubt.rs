@@ -25,14 +25,18 @@ pub(super) struct Trust {
     unjudged: BTreeSet<MachineId>,
     /// A look before the present one, if that was not trusted, and when it was.
     before: Option<(View, Instant)>,
+    /// The look at everything that the view came from showed no unit at all, and no second one has confirmed that. A tree
+    /// of which nothing is shown looks like this, however little there is to close.
+    bare: bool,
     /// The present view would close what is not to be closed on its word alone.
     doubted: bool,
 }
 
 impl Trust {
-    /// A view of these machines is new, and nothing is known of what it takes away.
-    pub(super) fn begin(&mut self, machines: &BTreeSet<MachineId>) {
-        self.unjudged.clone_from(machines);
+    /// A view of everything is new, and nothing is known of what it takes away.
+    pub(super) fn begin(&mut self, view: &View) {
+        self.unjudged = view.machines.keys().copied().collect();
+        self.bare = view.units.is_empty() && !planted(Bug::BelievesNothing);
         self.doubted = false;
     }
 
@@ -69,8 +73,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         reports: &mut BTreeMap<MachineId, Report>,
     ) -> BTreeSet<MachineId> {
         let total = self.seen.values().map(|rules| rules.owned.len()).sum();
-        let whole = self.trust.unjudged.is_empty() || planted(Bug::JudgesByPass);
-        let (closing, of) = match confidence(plans.values(), total, whole) {
+        let by_pass = planted(Bug::JudgesByPass);
+        let whole = self.trust.unjudged.is_empty() || by_pass;
+        let (closing, of) = match confidence(plans.values(), total, whole && (!self.trust.bare || by_pass)) {
             Confidence::LookAgain { closing, of } if !planted(Bug::NoSecondLook) => (closing, of),
             Confidence::Sure if !whole => return BTreeSet::new(),
             _ => {
@@ -86,8 +91,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         if disputed.is_empty() {
             // If not all of what is taken away is known, even a single rule was looked at twice; that is no news.
             if whole {
-                warn!(closing, of, "closing most rules, as a second look confirms");
+                warn!(closing, of, "closing what a second look confirms");
                 self.trust.before = None;
+                self.trust.bare = false;
             } else {
                 debug!(closing, of, "closing what two looks ask for");
             }
