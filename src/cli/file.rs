@@ -67,7 +67,11 @@ fn put_in_place(
 
 fn write_aside(path: &Path, contents: &[u8], privacy: Privacy) -> io::Result<PathBuf> {
     let name = path.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
-    let aside = parent(path).join(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
+    let start = format!(".{}.", name.to_string_lossy());
+    let aside = parent(path).join(format!("{start}{}", std::process::id()));
+    if privacy == Privacy::Secret {
+        clear_away(parent(path), &start);
+    }
     // A file of that name is what a crashed process with the same number left behind.
     match fs::remove_file(&aside) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -81,6 +85,21 @@ fn write_aside(path: &Path, contents: &[u8], privacy: Privacy) -> io::Result<Pat
         return Err(error);
     }
     Ok(aside)
+}
+
+/// Removes what processes that were killed meanwhile have left of the same: there is a secret in it. Only in our own
+/// directories; where people have their files, one may be called like that.
+fn clear_away(directory: &Path, start: &str) {
+    // What cannot be looked at is left as it is.
+    for entry in fs::read_dir(directory).into_iter().flatten().filter_map(Result::ok) {
+        let number =
+            entry.file_name().to_str().and_then(|name| name.strip_prefix(start)?.parse::<u32>().ok());
+        let is_there = |number| Path::new("/proc").join(format!("{number}")).exists();
+        if number.is_some_and(|number| !is_there(number) && is_there(std::process::id())) {
+            // Another may do the same at the same time.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
 }
 
 fn parent(path: &Path) -> &Path {
@@ -175,6 +194,26 @@ mod tests {
         assert_eq!(mode(&path), 0o600);
         assert_eq!(read_secret(&path, 10).unwrap().unwrap(), b"two");
         assert_eq!(names(path.parent().unwrap()), ["local.json"]);
+    }
+
+    #[test]
+    fn what_a_killed_process_left_of_a_secret_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("local.json");
+        let mut gone = std::process::Command::new("true").spawn().unwrap();
+        gone.wait().unwrap();
+        // Init is always there, and so is whoever runs this.
+        let (dead, live) = (format!(".local.json.{}", gone.id()), ".local.json.1");
+        let others = [".local.json.1a", ".local.json.", ".other.json.99999999"];
+        for name in others.into_iter().chain([dead.as_str(), live]) {
+            fs::write(dir.path().join(name), "secret").unwrap();
+        }
+        replace(&path, b"plain", Privacy::Plain).unwrap();
+        assert!(names(dir.path()).contains(&dead), "not where people have their files");
+        replace(&path, b"new", Privacy::Secret).unwrap();
+        let mut wanted = [&others[..], &[live, "local.json"]].concat();
+        wanted.sort_unstable();
+        assert_eq!(names(dir.path()), wanted);
     }
 
     #[test]

@@ -52,36 +52,41 @@ fn join_below(here: &Group, known: &BTreeSet<Group>, runs: &Path) -> io::Result<
     if known.len() >= MAX_GROUPS {
         return Err(io::Error::other("the unit has too many control groups"));
     }
-    let group = make(here, runs)?;
-    // Before anything is in it, so that nothing is ever in a group that nobody knows of.
-    if let Err(error) = note(&group, runs) {
-        // Empty, and nobody else's: it goes, or stays as harmless as it is.
-        let _ = fs::remove_dir(&group.directory);
-        return Err(error);
-    }
-    group.enter()
+    make(here, runs)?.enter()
 }
 
 /// A new group. One that is there already is somebody else's, whatever its name.
 fn make(here: &Group, runs: &Path) -> io::Result<Group> {
     for _ in 0..MAX_NAMES {
         let group = Group::below(here, runs, getrandom::u64().map_err(io::Error::other)?);
+        if group.directory.exists() {
+            continue;
+        }
+        // Before it is made, so that no group is left that nobody knows of, whoever is killed in between.
+        let before = note(&group, runs)?;
         match fs::create_dir(&group.directory) {
             Ok(()) => return Ok(group),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error),
+            Err(error) => {
+                OpenOptions::new().write(true).open(runs.join(FILE))?.set_len(before)?;
+                if error.kind() != io::ErrorKind::AlreadyExists {
+                    return Err(error);
+                }
+            }
         }
     }
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-fn note(group: &Group, runs: &Path) -> io::Result<()> {
+/// Says how long the note was before.
+fn note(group: &Group, runs: &Path) -> io::Result<u64> {
     let mut file = OpenOptions::new().create(true).append(true).open(runs.join(FILE))?;
+    let length = file.metadata()?.len();
     // What came before may have ended in the middle of a line.
     let before = read_note(runs);
     let fresh = if before.is_empty() || before.ends_with('\n') { "" } else { "\n" };
     // At once, so that it is there whole or cannot be read.
-    file.write_all(format!("{fresh}{}\t{}\n", group.name, group.directory.display()).as_bytes())
+    file.write_all(format!("{fresh}{}\t{}\n", group.name, group.directory.display()).as_bytes())?;
+    Ok(length)
 }
 
 /// The groups that a unit's hooks were ever in.
@@ -277,12 +282,11 @@ mod tests {
         fs::create_dir_all(&runs).unwrap();
         // Nothing can be made: nothing is noted, however often it is tried.
         assert!(join_below(&place, &noted(&runs), &runs).is_err());
-        assert!(!runs.join(FILE).exists());
+        assert_eq!(read_note(&runs), "");
         fs::create_dir(&place.directory).unwrap();
         let (first, second) = (make(&place, &runs).unwrap(), make(&place, &runs).unwrap());
         assert_ne!(first, second);
-        note(&first, &runs).unwrap();
-        assert_eq!(noted(&runs), BTreeSet::from([first]), "only what is noted is ours");
+        assert_eq!(noted(&runs), BTreeSet::from([first, second]), "only what is noted is ours");
     }
 
     #[test]

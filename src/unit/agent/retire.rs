@@ -68,8 +68,15 @@ impl<T: Tree> Agent<'_, T> {
                 Found::Nothing => {
                     let Some(order) = home.order(name, run) else { return Ok(Ended::Well) };
                     let site = self.site.clone();
-                    let ordered = runs.order(run.number, &order);
-                    let run = move || ordered.and_then(|()| site.home(id).run(run.number));
+                    let (tried, ordered) = (runs.was_tried(run.number), runs.order(run.number, &order));
+                    let run = move || {
+                        let home = site.home(id);
+                        // As for every other hook: one at a time.
+                        if tried {
+                            home.end_run(run.number)?;
+                        }
+                        ordered.and_then(|()| home.run(run.number))
+                    };
                     if let Err(error) = off_thread(run).await {
                         let reason = format!("cannot be run: {error}");
                         return Ok(Ended::Badly { reason, output: String::new() });
