@@ -8,6 +8,7 @@ mod bad;
 mod guards;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod killed;
 mod life;
 // Shared with the tests of disks; not all of it is needed here.
 #[allow(dead_code)]
@@ -17,6 +18,7 @@ mod mounts;
 #[allow(dead_code)]
 #[path = "../cli/operator.rs"]
 mod operator;
+mod steps;
 mod world;
 
 use harness::Store;

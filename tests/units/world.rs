@@ -86,18 +86,39 @@ impl World {
 
     fn spawn(&self, machine: &str, units: &Path, more: &[&str], wrap: impl Fn(Command) -> Command) -> Agent {
         let log = self.operator.home().join(format!("agent-{machine}.log"));
-        let mut command = self.operator.command("portcullis");
-        command
-            .args(["--log-level", "debug", "machine", "--id", machine, "--resync", "2", "--units-dir"])
-            .arg(units)
-            .args(more);
-        let child = wrap(command)
+        let child = wrap(self.command(machine, units, more))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::options().create(true).append(true).open(&log).expect("a log"))
             .spawn()
             .expect("portcullis starts");
         Agent { child, log }
+    }
+
+    fn command(&self, machine: &str, units: &Path, more: &[&str]) -> Command {
+        let mut command = self.operator.command("portcullis");
+        command
+            .args(["--log-level", "debug", "machine", "--id", machine, "--resync", "2", "--units-dir"])
+            .arg(units)
+            .args(more);
+        command
+    }
+
+    /// The agent of the machine, started by another program that is given its command line.
+    pub(crate) fn agent_under(&self, mut other: Command) -> Child {
+        let command = self.command("0", &self.units, &[]);
+        other.arg(command.get_program());
+        let log = File::options().create(true).append(true).open(self.agent_log()).expect("a log");
+        like(&command, other)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .expect("it starts")
+    }
+
+    pub(crate) fn agent_log(&self) -> PathBuf {
+        self.operator.home().join("agent-0.log")
     }
 
     /// A charm whose hooks write down that they ran, and then do what is given.

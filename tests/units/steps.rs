@@ -1,0 +1,199 @@
+//! A machine's agent that is stopped after each thing that it does to the disk or to the store, and goes on when it is told
+//! to, or is killed there. `strace` stops it; that counts calls of each thread on its own, so what is to happen at which
+//! step is said by whoever reads its lines.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Lines};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::world::World;
+
+/// All calls by which something may change that outlives a process.
+const CALLS: &str = "openat,write,writev,sendto,rename,renameat,renameat2,mkdir,mkdirat,unlink,unlinkat,rmdir,chmod,\
+                     fchmod,fchmodat,chown,fchown,lchown,fchownat,symlink,symlinkat,truncate,ftruncate";
+
+/// How `strace` shows the number of a request to the store that writes: ours are all of several operations.
+const MULTI: &str = r"\0\0\0\16\0\0\0";
+
+/// Something that was just done, by a process that now stands still.
+#[derive(Debug)]
+pub(crate) struct Step {
+    /// The same for the same step of another process.
+    pub(crate) what: String,
+    /// The directory and the number of the run, if it was done by whoever watches over one, and not by the agent.
+    pub(crate) run: Option<(String, u64)>,
+    process: i32,
+    /// The control group that it made, if it did.
+    pub(crate) made: Option<PathBuf>,
+}
+
+pub(crate) struct Stepping {
+    strace: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    agent: i32,
+    /// Of each thread, the call that it is in or was in last.
+    calls: BTreeMap<i32, String>,
+    /// What was last written as the unit's state, since that file is written again and again.
+    state: String,
+}
+
+impl Stepping {
+    /// With their runners, hooks are looked at as well, and take longer.
+    pub(crate) fn start(world: &World, with_runners: bool) -> Self {
+        let mut strace = Command::new("strace");
+        strace.args(["-f", "-y", "-s", "300", "-o", "/dev/stdout"]);
+        strace.args(["-e", &format!("trace=execve,{CALLS}"), "-e", &format!("inject={CALLS}:signal=STOP")]);
+        if !with_runners {
+            strace.args(["-b", "execve"]);
+        }
+        let mut strace = world.agent_under(strace);
+        let mut lines = BufReader::new(strace.stdout.take().expect("its lines")).lines();
+        let first = lines.next().expect("a first line").expect("text");
+        let agent = split(&first).expect("the agent's number").0;
+        Self { strace, lines, agent, calls: BTreeMap::new(), state: String::new() }
+    }
+
+    pub(crate) fn agent(&self) -> i32 {
+        self.agent
+    }
+
+    /// The next step that changes something; `None` if the agent is gone.
+    pub(crate) fn next(&mut self) -> Option<Step> {
+        loop {
+            let line = self.lines.next()?.expect("text");
+            let Some((thread, said)) = split(&line) else { continue };
+            if thread == self.agent && said.starts_with("+++ ") {
+                return None;
+            }
+            if !said.starts_with("--- ") {
+                self.note(thread, said);
+                continue;
+            }
+            if !said.starts_with("--- SIGSTOP ") {
+                continue;
+            }
+            let what = self.calls.get(&thread).and_then(|call| changed(call)).map(|what| of_any_unit(&what));
+            match what.and_then(|what| self.step(thread, what)) {
+                Some(step) => return Some(step),
+                None => signal(thread, Signal::CONT),
+            }
+        }
+    }
+
+    /// `None` for a hook's, and if whoever did it is gone.
+    fn step(&self, thread: i32, what: String) -> Option<Step> {
+        let of = |file: &str| std::fs::read_to_string(format!("/proc/{thread}/{file}")).ok();
+        let status = of("status")?;
+        let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()?;
+        let made = self.calls.get(&thread).and_then(|call| call.strip_prefix("mkdir(\"")?.split('"').next());
+        let made = made.filter(|path| path.contains("/portcullis-unit-")).map(PathBuf::from);
+        let what = if what.ends_with("/state.new") { format!("{what} {}", self.state) } else { what };
+        if process == self.agent {
+            return Some(Step { what, run: None, process, made });
+        }
+        let line = of("cmdline")?;
+        let ["run-hook", directory, number] = line.split('\0').skip(1).take(3).collect::<Vec<_>>()[..] else {
+            return None;
+        };
+        let what = what.replace(&of_any_unit(directory), "RUNS").replace(&format!("/{number}."), "/N.");
+        Some(Step { what, run: Some((directory.to_owned(), number.parse().ok()?)), process, made })
+    }
+
+    fn note(&mut self, thread: i32, said: &str) {
+        let resumed = said.strip_prefix("<... ").and_then(|rest| rest.split_once(" resumed>"));
+        let call = match resumed {
+            Some((_, rest)) => self.calls.remove(&thread).unwrap_or_default() + rest,
+            None => said.trim_end_matches(" <unfinished ...>").to_owned(),
+        };
+        if let Some((_, written)) = call.split_once("/state.new>, ")
+            && call.starts_with("write(")
+        {
+            self.state = written.to_owned();
+        }
+        self.calls.insert(thread, call);
+    }
+
+    pub(crate) fn go_on(step: &Step) {
+        signal(step.process, Signal::CONT);
+    }
+
+    pub(crate) fn kill(step: &Step) {
+        signal(step.process, Signal::KILL);
+    }
+}
+
+/// Kills the agent, wherever it is, and lets everybody else go on without being looked at.
+impl Drop for Stepping {
+    fn drop(&mut self) {
+        signal(self.agent, Signal::KILL);
+        // Asked to end, it would wait for each of them, and may wait for ever for one that waits for another.
+        signal(self.strace.id().cast_signed(), Signal::KILL);
+        self.strace.wait().expect("an end of strace");
+        for thread in self.calls.keys() {
+            signal(*thread, Signal::CONT);
+        }
+        for line in self.lines.by_ref().map_while(Result::ok) {
+            if let Some((thread, _)) = split(&line) {
+                signal(thread, Signal::CONT);
+            }
+        }
+    }
+}
+
+fn split(line: &str) -> Option<(i32, &str)> {
+    let (number, said) = line.split_once(' ')?;
+    Some((number.parse().ok()?, said.trim_start()))
+}
+
+/// It may be gone, which is as good.
+fn signal(number: i32, signal: Signal) {
+    let _ = Pid::from_raw(number).map(|pid| kill_process(pid, signal));
+}
+
+/// What a call has changed, without what differs from process to process; `None` if that is nothing.
+fn changed(call: &str) -> Option<String> {
+    let (name, arguments) = call.split_once('(')?;
+    let result = call.rsplit_once(" = ")?.1;
+    if result.starts_with('-') || result.starts_with('?') || (name == "openat" && !call.contains("O_CREAT")) {
+        return None;
+    }
+    if arguments.split_once('>').is_some_and(|(target, _)| target.contains("<socket:")) {
+        let (_, request) = arguments.split_once(MULTI)?;
+        let (_, path) = request.split_once('/')?;
+        // The state of a unit with what it is; of everything else the place.
+        let end = if path.contains("/state") { '}' } else { '\\' };
+        return Some(format!("store /{}", path.split(end).next()?));
+    }
+    let arguments = arguments
+        .strip_prefix("AT_FDCWD<")
+        .and_then(|rest| rest.split_once(">, "))
+        .map_or(arguments, |(_, rest)| rest);
+    let at = ["\"/", "</"].iter().filter_map(|start| arguments.find(start)).min()?;
+    let path = arguments[at + 1..].split(['"', '>']).next()?;
+    let ours =
+        ["/units/", "/units", "/local-machines", "portcullis-unit-"].iter().any(|part| path.contains(part));
+    if !ours || path.starts_with("/proc/") || path.ends_with(".journal") {
+        return None;
+    }
+    // Numbers of processes, and what is drawn by lot.
+    let path = path.trim_end_matches(|c: char| c.is_ascii_digit() && path.contains(".json."));
+    let path = match path.find("portcullis-unit-") {
+        Some(at) => format!("group {}", path[at..].split_once('/').map_or("", |(_, file)| file)),
+        None => path.to_owned(),
+    };
+    let file = arguments
+        .split_once(">, \"")
+        .filter(|_| name == "unlinkat")
+        .and_then(|(_, file)| file.split('"').next());
+    Some(format!("{name} {path}{}", file.map_or_else(String::new, |file| format!("/{file}"))))
+}
+
+/// The same without its unit's number.
+fn of_any_unit(text: &str) -> String {
+    let mut parts = text.split("unit-0");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| text + "unit" + part.trim_start_matches(|c: char| c.is_ascii_digit()))
+}
