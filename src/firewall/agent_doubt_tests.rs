@@ -1,6 +1,7 @@
 //! What is not closed on the word of a single look.
 
 use super::*;
+use crate::model::ServiceId;
 use crate::runtime::reconcile::DOUBT;
 
 #[tokio::test(start_paused = true)]
@@ -39,6 +40,23 @@ async fn a_look_that_shows_no_unit_is_not_believed_alone() {
     tokio::time::advance(DOUBT).await;
     world.pass().await;
     assert_eq!((world.rules(0).len(), world.agent.in_doubt(), world.problem(0)), (0, false, None));
+}
+
+/// An environment that was empty when it was first looked at is so no longer.
+#[tokio::test(start_paused = true)]
+async fn what_came_after_the_first_look_needs_no_second_one() {
+    let mut world = World::new().await;
+    world.pass().await;
+    let unit = world.deploy("a").await;
+    world.open(unit, "80").await;
+    world.expose("a").await;
+    for key in [Key::Machine(MachineId::new(0)), Key::Service(ServiceId::new(0)), Key::Unit(unit)] {
+        world.pass_for(key).await;
+    }
+    assert_eq!(world.rules(0), ["80/tcp"]);
+    world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
+    world.pass_for(Key::Unit(unit)).await;
+    assert_eq!((world.rules(0).len(), world.agent.in_doubt()), (0, false));
 }
 
 /// Who saw the unit go knows that it is gone.

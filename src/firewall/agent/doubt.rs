@@ -25,8 +25,8 @@ pub(super) struct Trust {
     unjudged: BTreeSet<MachineId>,
     /// A look before the present one, if that was not trusted, and when it was.
     before: Option<(View, Instant)>,
-    /// The look at everything that the view came from showed no unit at all, and no second one has confirmed that. A tree
-    /// of which nothing is shown looks like this, however little there is to close.
+    /// The look at everything that the view came from showed no unit at all; nothing has shown one since, and no second
+    /// look has confirmed it. A tree of which nothing is shown looks like this, however little there is to close.
     bare: bool,
     /// The present view would close what is not to be closed on its word alone.
     doubted: bool,
@@ -73,6 +73,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         reports: &mut BTreeMap<MachineId, Report>,
     ) -> BTreeSet<MachineId> {
         let total = self.seen.values().map(|rules| rules.owned.len()).sum();
+        self.trust.bare &= self.view.as_ref().is_some_and(|view| view.units.is_empty());
         let by_pass = planted(Bug::JudgesByPass);
         let whole = self.trust.unjudged.is_empty() || by_pass;
         let (closing, of) = match confidence(plans.values(), total, whole && (!self.trust.bare || by_pass)) {
