@@ -21,7 +21,6 @@ use crate::error::{Error, Subject};
 use crate::provider::{GroupId, MachineNumber};
 use api::Api;
 use aws_config::{BehaviorVersion, Region, SdkConfig};
-use aws_sdk_ec2::config::ProvideCredentials;
 use aws_sdk_ec2::config::retry::RetryConfig;
 use aws_sdk_ec2::config::timeout::TimeoutConfig;
 use meter::Meter;
@@ -36,7 +35,7 @@ use tokio::time::Instant;
 /// EC2's limit for a group and address family, unless the account has another.
 pub const RULES_PER_FAMILY: usize = 60;
 
-/// Finding out region and credentials may ask the instance that we run on, which is near or not there at all.
+/// Finding out the region may ask the instance that we run on, which is near or not there at all.
 const START_MAX: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,23 +123,18 @@ impl fmt::Debug for Ec2 {
 }
 
 impl Ec2 {
-    /// Finds region and credentials as every AWS program does, and refuses to start without. No call is made to EC2.
+    /// Finds the region as every AWS program does, and refuses to start without. Credentials are looked for when they are
+    /// needed: those of a role may come a little after the instance. No call is made to EC2.
     ///
     /// # Errors
-    /// [`Error::Unusable`] if there is no region, or are no credentials.
+    /// [`Error::Unusable`] if there is no region.
     pub async fn connect(settings: Settings) -> Result<Self, Error> {
         let mut loader = aws_config::defaults(BehaviorVersion::latest());
         if let Some(region) = &settings.region {
             loader = loader.region(Region::new(region.clone()));
         }
-        let slow = |_| unusable("finding out region and credentials took too long");
+        let slow = |_| unusable("finding out the region took too long");
         let config = tokio::time::timeout(START_MAX, loader.load()).await.map_err(slow)?;
-        let provider = config.credentials_provider().ok_or_else(no_credentials)?;
-        let credentials = tokio::time::timeout(START_MAX, provider.provide_credentials());
-        if let Err(error) = credentials.await.map_err(slow)? {
-            tracing::debug!(error = &error as &dyn std::error::Error, "no credentials for EC2");
-            return Err(no_credentials());
-        }
         Self::with_config(settings, &config)
     }
 
@@ -205,12 +199,6 @@ fn check_region(region: &str) -> Result<(), Error> {
         return Err(unusable(&format!("no region of EC2 is called {shown:?}")));
     }
     Ok(())
-}
-
-fn no_credentials() -> Error {
-    unusable(
-        "no credentials for EC2: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the instance a role",
-    )
 }
 
 fn unusable(reason: &str) -> Error {

@@ -30,10 +30,14 @@ pub(crate) fn what_keeps_ec2_away_is_shown_closes_nothing_and_is_waited_for(worl
     controller.ends();
     world.requests();
 
-    came(&mut without(world, "AWS_ACCESS_KEY_ID")).is_refusal(1, "no credentials for EC2");
     came(&mut without(world, "AWS_REGION")).is_refusal(1, "no region for EC2");
     came(without(world, "").env("AWS_REGION", "no where"))
         .is_refusal(1, "no region of EC2 is called \"no where\"");
+
+    let nobody = Controller::start(without(world, "AWS_ACCESS_KEY_ID"), &world.operator, "nobody");
+    world.shows(0, "no credentials for EC2");
+    world.explains(0, "no credentials for EC2");
+    nobody.ends();
 
     let mut command = without(world, "AWS_ENDPOINT_URL");
     command.env("AWS_REGION", "no-where-1");

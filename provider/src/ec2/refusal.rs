@@ -57,6 +57,8 @@ pub(super) enum Refusal {
 const RULES_PER_GROUP: u32 = 60;
 const GROUPS_PER_INTERFACE: u32 = 5;
 
+const NO_CREDENTIALS: &str = "no credentials for EC2: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the instance a role";
+
 /// How much of an answer's text is shown again.
 const SHOWN_CHARS: usize = 300;
 
@@ -71,7 +73,7 @@ pub(super) fn refusal(failure: Failure, effect: Effect, what: Subject) -> Refusa
             Refusal::Error(Error::Unavailable { what: Subject::Provider, reason: shown(&reason) })
         }
         Failure::NoCredentials { reason } => {
-            let reason = format!("no credentials for EC2: {}", shown(&reason));
+            let reason = format!("{NO_CREDENTIALS} ({})", shown(&reason));
             Refusal::Error(Error::Unusable { what: Subject::Provider, reason })
         }
         Failure::NotSent { reason } => {
