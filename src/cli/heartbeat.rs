@@ -380,7 +380,7 @@ mod tests {
             (State::Stopped, None, "planned stop"),
             (State::Ok, None, "back from a planned stop"),
         ] {
-            let text = line(&Change { name, state, word, sequence: 1, at: 0 });
+            let text = line(&Change { name, state, word, sequence: 1, at: 0, flaps: 0 });
             assert_eq!(text, format!("1970-01-01T00:00:00Z  a  {}  {message}\n", state.as_str()));
         }
     }

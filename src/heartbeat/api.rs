@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::Value;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::Instant;
 
 use super::audit::Change;
 use super::corner::{self, ParamsError};
-use super::ears::Ears;
+use super::ears::{Ears, Events};
 use super::name::Name;
 use super::notify::change_body;
 use super::report;
@@ -275,7 +275,7 @@ fn refuse(refusal: &Refusal) -> Reply {
     }
 }
 
-/// Each change once, in the order in which they are learnt of; a reader that fell behind gets the newest change of each component.
+/// Each change once, in its order; a reader that fell far behind gets the newest change of each component.
 async fn tell_events(
     ears: Arc<Ears>,
     mut since: u64,
@@ -283,25 +283,23 @@ async fn tell_events(
     _permit: OwnedSemaphorePermit,
 ) {
     'again: loop {
-        let (missed, mut later) = ears.events(since);
+        let Events { missed, until, mut later } = ears.events(since);
         for change in missed {
             if reader.send(event(&change)).await.is_err() {
                 return;
             }
-            since = change.sequence;
         }
-        // What was published while that was looked up. One that is learnt of late is late, not known.
-        let known = since;
+        since = since.max(until);
         loop {
             let said = tokio::select! {
                 change = later.recv() => match change {
-                    Ok(change) if change.sequence <= known => continue,
+                    // Of another tracker, which knew it earlier.
+                    Ok(change) if change.sequence <= since => continue,
                     Ok(change) => {
-                        since = since.max(change.sequence);
+                        since = change.sequence;
                         event(&change)
                     }
-                    Err(broadcast::error::RecvError::Lagged(_)) => continue 'again,
-                    Err(broadcast::error::RecvError::Closed) => return,
+                    Err(_) => continue 'again,
                 },
                 () = tokio::time::sleep(STILL_HERE) => Bytes::from_static(b":\n\n"),
                 () = reader.closed() => return,
@@ -326,24 +324,36 @@ mod tests {
     use crate::heartbeat::state::{State, Word};
     use crate::store::MemoryTree;
 
+    fn change(sequence: u64) -> Change {
+        let name = Name::parse("a").unwrap();
+        Change { name, state: State::Ok, word: Some(Word::Started), sequence, at: 0, flaps: 0 }
+    }
+
     #[tokio::test(start_paused = true)]
-    async fn a_change_that_is_learnt_of_late_is_told() {
+    async fn readers_get_what_they_have_not_seen_in_its_order() {
         let ears = Arc::new(Ears::new(Arc::new(|| 0), 1));
-        let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-        let (sender, mut reader) = mpsc::channel(READER_BUFFER);
-        let telling = tokio::spawn(tell_events(Arc::clone(&ears), 5, sender, permit));
-        // It listens before anything is said.
-        tokio::task::yield_now().await;
-        let change = |sequence| Change {
-            name: Name::parse("a").unwrap(),
-            state: State::Ok,
-            word: Some(Word::Started),
-            sequence,
-            at: 0,
+        let read = |since| {
+            let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+            let (sender, reader) = mpsc::channel(READER_BUFFER);
+            (tokio::spawn(tell_events(Arc::clone(&ears), since, sender, permit)), reader)
         };
-        ears.publish(&[change(4), change(8), change(7)]);
-        for sequence in [8, 7] {
+        ears.publish(&[4, 5, 6].map(change));
+        let (telling, mut reader) = read(4);
+        // One that comes from a tracker that was faster.
+        let (_, mut ahead) = read(8);
+        for sequence in [5, 6] {
             assert_eq!(reader.recv().await, Some(event(&change(sequence))));
+        }
+        tokio::task::yield_now().await;
+        ears.publish(&[6, 7, 8, 9].map(change));
+        for sequence in [7, 8, 9] {
+            assert_eq!(reader.recv().await, Some(event(&change(sequence))));
+        }
+        assert_eq!(ahead.recv().await, Some(event(&change(9))));
+        // What is between them and this is not known; nothing else is lost or told again.
+        ears.publish_anew(&[8, 9, 20, 21].map(change));
+        for sequence in [20, 21] {
+            assert_eq!(reader.recv().await, Some(event(&change(sequence))), "{sequence}");
         }
         drop(reader);
         telling.await.unwrap();

@@ -23,6 +23,13 @@ pub struct Now {
     pub wall: u64,
 }
 
+impl Now {
+    /// When a calendar time is or was, as far as the calendar can be believed.
+    fn watched_at(self, wall: u64) -> u64 {
+        (self.watched + wall.saturating_sub(self.wall)).saturating_sub(self.wall.saturating_sub(wall))
+    }
+}
+
 /// What a beat meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Heard {
@@ -41,6 +48,8 @@ pub struct Change {
     pub word: Option<Word>,
     pub sequence: u64,
     pub at: u64,
+    /// How often it came back, if that is too often.
+    pub flaps: u16,
 }
 
 /// What a look came to.
@@ -137,7 +146,7 @@ impl Audit {
     }
 
     /// Names that are not judged, each until a calendar time.
-    pub fn set_maintenance(&mut self, now: u64, until: HashMap<Name, u64>) {
+    pub fn set_maintenance(&mut self, now: Now, until: HashMap<Name, u64>) {
         let before = std::mem::replace(&mut self.maintenance, until);
         for (name, end) in before {
             let Some(entry) = self.table.find(&name).filter(|_| self.maintenance.get(&name) != Some(&end))
@@ -145,7 +154,8 @@ impl Audit {
                 continue;
             };
             let component = self.table.get_mut(entry);
-            component.base = component.base.min(now);
+            // Silence counts from when it was over, whether anybody looked at it or not.
+            component.base = component.base.min(now.watched).max(now.watched_at(end).min(now.watched));
             let state = component.state;
             self.arm(entry, state);
         }
@@ -226,6 +236,7 @@ impl Audit {
         self.woken = self.table.iter().filter(|(_, c)| c.news).map(|(entry, _)| entry).collect();
         self.held.clear();
         self.dirty.clear();
+        self.resume_flaps(now);
     }
 
     /// Judges no more. What was decided and not written is forgotten with the next [`Audit::adopt`].

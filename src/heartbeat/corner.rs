@@ -6,9 +6,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use serde_json::{Map, Value};
 use tracing::warn;
 
+use super::journal::{self, page_from_bytes};
 use super::name::Name;
 use super::params::{InvalidParams, Params};
 use super::record::{Batch, Record, bucket_from_bytes, bucket_of};
+use super::webhook::Note;
 use crate::store::Error;
 use crate::store::acl::Roles;
 use crate::store::paths::{self, NodePath};
@@ -42,6 +44,7 @@ pub async fn ensure<T: Tree>(tree: &T, roles: &Roles) -> Result<(), Error> {
         (paths::heartbeat_replicas(), Vec::new()),
         (paths::heartbeat_batches(), Vec::new()),
         (paths::heartbeat_buckets(), Vec::new()),
+        (paths::heartbeat_journal(), Vec::new()),
         (paths::heartbeat_params(), Value::Object(Params::default().to_json()).to_string().into_bytes()),
         (paths::heartbeat_maintenance(), b"{}".to_vec()),
         (paths::heartbeat_release(), b"0".to_vec()),
@@ -196,6 +199,40 @@ pub async fn number<T: Tree>(tree: &T, path: &NodePath) -> Result<Kept<u64>, Err
     let node = read(tree, path).await?;
     let number = std::str::from_utf8(&node.data).ok().and_then(|text| text.parse().ok());
     Ok((number.ok_or_else(|| corrupt(path, "no number")), node.version))
+}
+
+/// How far the webhook got.
+///
+/// # Errors
+/// The failures of the store.
+pub async fn webhook_note<T: Tree>(tree: &T) -> Result<Kept<Note>, Error> {
+    let path = paths::heartbeat_webhook();
+    let node = read(tree, &path).await?;
+    Ok((Note::from_bytes(&node.data).ok_or_else(|| corrupt(&path, "no note")), node.version))
+}
+
+/// A page of the journal as read.
+pub type Page = journal::Read<Error>;
+
+/// The pages of the journal from this one on, oldest first.
+///
+/// # Errors
+/// The failures of the store; a garbled page fails alone.
+pub async fn journal<T: Tree>(tree: &T, from: u64) -> Result<Vec<Page>, Error> {
+    let names = tree.children(&paths::heartbeat_journal()).await?;
+    let mut numbers: Vec<u64> = names.iter().filter_map(|name| name.parse().ok()).collect();
+    numbers.retain(|number| *number >= from);
+    numbers.sort_unstable();
+    let reads = numbers.iter().map(|number| Read::Data(paths::heartbeat_page(*number))).collect();
+    let mut pages = Vec::new();
+    for (number, answer) in numbers.into_iter().zip(tree.read_many(reads).await?) {
+        if let Some(Node { data, version, .. }) = answer.into_data() {
+            let path = paths::heartbeat_page(number);
+            let changes = page_from_bytes(&data).map_err(|problem| corrupt(&path, problem.to_string()));
+            pages.push(Page { number, version, data, changes });
+        }
+    }
+    Ok(pages)
 }
 
 /// The trackers that are there.

@@ -83,6 +83,8 @@ const FLAPS: u16 = 3;
 struct Flap {
     count: u16,
     last: u64,
+    /// When it changed last, in either direction.
+    moved: u64,
 }
 
 /// Who comes and goes. Only components that restarted lately are in here.
@@ -94,12 +96,29 @@ pub struct Flaps {
 impl Flaps {
     /// A component came back; `memory` is how long that is remembered.
     pub fn restarted(&mut self, entry: u32, now: u64, memory: u64) {
-        let flap = self.lately.entry(entry).or_insert(Flap { count: 0, last: now });
+        let flap = self.lately.entry(entry).or_insert(Flap { count: 0, last: now, moved: now });
         if flap.last + memory < now {
             flap.count = 0;
         }
         flap.count = flap.count.saturating_add(1);
         flap.last = now;
+    }
+
+    /// As another judge left them.
+    pub fn resumed(marked: impl IntoIterator<Item = (u32, u16)>, now: u64) -> Self {
+        let flap = |(entry, count)| (entry, Flap { count, last: now, moved: now });
+        Self { lately: marked.into_iter().map(flap).collect() }
+    }
+
+    pub fn moved(&mut self, entry: u32, now: u64) {
+        if let Some(flap) = self.lately.get_mut(&entry) {
+            flap.moved = now;
+        }
+    }
+
+    /// Whether it flaps and has not been still for as long as `damping`.
+    pub fn is_restless(&self, entry: u32, now: u64, damping: u64) -> bool {
+        self.lately.get(&entry).is_some_and(|flap| flap.count >= FLAPS && now < flap.moved + damping)
     }
 
     /// How often it came back, if often enough to be called flapping.

@@ -4,9 +4,9 @@
 mod telling;
 mod tidying;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tracing::{error, info, warn};
 
@@ -14,12 +14,15 @@ use self::telling::Calls;
 use self::tidying::TIDY;
 use super::audit::{Change, Sequence};
 use super::corner;
-use super::name::Name;
-use super::notify::{Hooked, Post};
+use super::journal::{Draft, Journal};
+use super::notify::{Post, Receipt};
 use super::pending::Outcome;
+use super::record::bucket_of;
 use super::tracker::Tracker;
 use super::tracker::look::readable;
+use super::webhook::{Note, Queue};
 use crate::store::Error;
+use crate::store::acl::Acl;
 use crate::store::election::{LEASE, Leadership, Seat};
 use crate::store::paths;
 use crate::store::tree::{self, Tree, Write};
@@ -43,16 +46,20 @@ pub(super) struct Office {
     versions: HashMap<u16, i32>,
     /// Buckets that cannot be read: not overwritten, whatever happens to their components.
     frozen: BTreeSet<u16>,
-    /// Judged, and not in the store yet.
+    /// Judged, and not in the journal yet, in order.
     unpublished: Vec<Change>,
+    journal: Journal,
     manager: Calls<Outcome>,
     /// Who was told by the round that runs, call by call.
-    told: Option<mpsc::Receiver<Vec<(Name, u64)>>>,
-    webhook: Calls<Hooked>,
-    /// What the webhook has yet to hear, oldest first.
-    hooks: VecDeque<Change>,
-    hooked: u64,
-    /// A round of the webhook has ended that the store does not know of.
+    told: Option<mpsc::Receiver<Receipt>>,
+    /// Who wait until it is written down who was told.
+    to_write_down: Vec<oneshot::Sender<()>>,
+    /// The change that was told, if it need not be told again.
+    webhook: Calls<Option<Change>>,
+    hooks: Queue,
+    /// How far the webhook got as the store has it, and the version of its znode.
+    noted: (Note, i32),
+    /// The store is to know how far the webhook got.
     note_hooked: bool,
     /// What the store has of a mass outage, if that can be read, and the version of its znode.
     alarm: (Option<Option<(usize, usize)>>, i32),
@@ -83,20 +90,35 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         let (question, version) = corner::number(self.tree(), &paths::heartbeat_question()).await?;
         // The next one must be newer than all that were answered, or old answers would count for it.
         let question = (readable(question)?.unwrap_or_else(|| self.newest_answered()), version);
-        let (hooked, _) = corner::number(self.tree(), &paths::heartbeat_webhook()).await?;
+        let (note, version) = corner::webhook_note(self.tree()).await?;
         // Rather told twice than not at all.
-        let hooked = readable(hooked)?.unwrap_or(0);
+        let noted = (readable(note)?.unwrap_or_default(), version);
+        let pages = corner::journal(self.tree(), 0).await?;
         let (alarm, version) = corner::alarm(self.tree()).await?;
         let alarm = (readable(alarm)?, version);
         let versions = buckets.iter().map(|(number, _, version)| (*number, *version)).collect();
         let frozen: BTreeSet<u16> =
             buckets.iter().filter(|(_, records, _)| records.is_err()).map(|(number, ..)| *number).collect();
         self.adopt(buckets);
+        self.show(&pages);
         let mut inner = self.ears().lock();
         let now = self.ears().now(&inner).watched;
         inner.audit.take_office(now);
         inner.condition.judging = true;
-        let hooks = inner.audit.changes_since(hooked).into();
+        // A judge that died may have left changes that are not in the journal.
+        let journalled: BTreeMap<u64, Change> = changes_in(&pages);
+        let last = journalled.last_key_value().map_or(u64::MAX, |(last, _)| *last);
+        let unpublished = inner.audit.changes_since(last);
+        // What is no longer there of the journal is made good by the newest change of each component.
+        let mut missed: BTreeMap<u64, Change> = inner
+            .audit
+            .changes_since(noted.0.done)
+            .into_iter()
+            .map(|change| (change.sequence, change))
+            .collect();
+        missed.extend(journalled);
+        let hooks =
+            Queue::new(noted.0.clone(), missed.into_values().filter(|change| change.sequence <= last));
         drop(inner);
         info!(epoch = lead.epoch(), alone, unreadable = frozen.len(), "took office");
         self.ears().lend(LEASE);
@@ -110,12 +132,14 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             tidy_at: Instant::now() + TIDY,
             versions,
             frozen,
-            unpublished: Vec::new(),
+            unpublished,
+            journal: Journal::of(&pages),
             manager: Calls::new(),
             told: None,
+            to_write_down: Vec::new(),
             webhook: Calls::new(),
             hooks,
-            hooked,
+            noted,
             note_hooked: false,
             alarm,
             alarm_at: Instant::now(),
@@ -195,7 +219,9 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         if let Some((silent, alive)) = inner.condition.alarm.filter(|_| verdict.raised) {
             error!(silent, alive, "mass outage: deaths are held");
         }
-        office.unpublished.extend(verdict.changes);
+        // What cannot be written must not be told: whoever judges next would not know of it.
+        let writable = |change: &Change| !office.frozen.contains(&bucket_of(change.name.as_str()));
+        office.unpublished.extend(verdict.changes.into_iter().filter(writable));
     }
 
     fn question_is_needed(&self) -> bool {
@@ -225,43 +251,85 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         Ok(())
     }
 
-    /// Writes every bucket with a change in it, then tells who listens.
+    /// Writes every bucket with a change in it, then the journal, then tells who listens.
     async fn write_buckets(&mut self) -> Result<(), Error> {
         let Some(office) = self.office.as_mut() else { return Ok(()) };
-        let mut rest: VecDeque<(u16, Vec<u8>)> = {
+        let mut rest: VecDeque<Piece> = {
             let inner = self.setting.ears.lock();
             let now = self.setting.ears.now(&inner);
             let dirty = inner.audit.dirty().iter().filter(|number| !office.frozen.contains(number));
-            dirty.map(|number| (*number, inner.audit.bucket_bytes(*number, now))).collect()
+            dirty.map(|number| Piece::Bucket(*number, inner.audit.bucket_bytes(*number, now))).collect()
         };
+        rest.extend(office.journal.with(&office.unpublished).into_iter().map(Piece::Page));
+        let acl = self.setting.roles.controllers();
         while !rest.is_empty() {
             let mut writes = vec![office.lead.fence()];
             let mut written = Vec::new();
             let mut bytes = 0;
-            while let Some((number, data)) = rest.front() {
-                bytes += data.len() + 300;
+            while let Some(piece) = rest.pop_front() {
+                bytes += piece.bytes() + 300;
                 if bytes > WRITE_BYTES && !written.is_empty() {
+                    rest.push_front(piece);
                     break;
                 }
-                written.push(*number);
-                let path = paths::heartbeat_bucket(*number);
-                writes.push(match office.versions.get(number) {
-                    Some(version) => Write::SetIfVersion { path, data: data.clone(), version: *version },
-                    None => Write::create(path, data.clone(), self.setting.roles.controllers()),
-                });
-                rest.pop_front();
+                writes.push(piece.write(&office.versions, &acl));
+                written.push(piece);
             }
             self.setting.ears.lock().condition.store_writes += 1;
             self.setting.tree.write(writes).await?;
             let mut inner = self.setting.ears.lock();
-            for number in written {
-                office.versions.entry(number).and_modify(|version| *version += 1).or_insert(0);
-                inner.audit.written(number);
+            for piece in written {
+                match piece {
+                    Piece::Bucket(number, _) => {
+                        office.versions.entry(number).and_modify(|version| *version += 1).or_insert(0);
+                        inner.audit.written(number);
+                    }
+                    Piece::Page(draft) => office.journal.written(draft),
+                }
             }
         }
         let changes = std::mem::take(&mut office.unpublished);
         self.setting.ears.publish(&changes);
-        office.hooks.extend(changes);
+        self.page = office.journal.newest().or(self.page);
+        office.hooks.push(&changes);
+        for written in office.to_write_down.drain(..) {
+            // Who waited may have been ended.
+            let _ = written.send(());
+        }
         Ok(())
     }
+}
+
+/// Something that a judgement writes.
+enum Piece {
+    Bucket(u16, Vec<u8>),
+    Page(Draft),
+}
+
+impl Piece {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Bucket(_, data) => data.len(),
+            Self::Page(draft) => draft.data.len(),
+        }
+    }
+
+    fn write(&self, versions: &HashMap<u16, i32>, acl: &Acl) -> Write {
+        let (path, data, version) = match self {
+            Self::Bucket(number, data) => {
+                (paths::heartbeat_bucket(*number), data, versions.get(number).copied())
+            }
+            Self::Page(draft) => (paths::heartbeat_page(draft.number), &draft.data, draft.version),
+        };
+        match version {
+            Some(version) => Write::SetIfVersion { path, data: data.clone(), version },
+            None => Write::create(path, data.clone(), acl.clone()),
+        }
+    }
+}
+
+/// What the journal says, by number.
+fn changes_in(pages: &[corner::Page]) -> BTreeMap<u64, Change> {
+    let changes = pages.iter().flat_map(|page| page.changes.as_deref().unwrap_or_default());
+    changes.map(|change| (change.sequence, *change)).collect()
 }

@@ -11,7 +11,7 @@ use hyper::Request;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tracing::warn;
 
@@ -150,14 +150,18 @@ where
     }
 }
 
-/// Carries out a round of calls to the state manager at `base`, and says after each who was told by it.
+/// Who was told by a call, and how to say that it is written down.
+pub type Receipt = (Vec<(Name, u64)>, oneshot::Sender<()>);
+
+/// Carries out a round of calls to the state manager at `base`, and says after each who was told by it. The next is made
+/// when that is written down: whoever judges next is in doubt about one call at most.
 pub async fn deliver<P: Post>(
     post: Arc<P>,
     ears: Arc<Ears>,
     mut delivery: Delivery,
     base: String,
     limit: Duration,
-    told: mpsc::Sender<Vec<(Name, u64)>>,
+    told: mpsc::Sender<Receipt>,
 ) -> Outcome {
     let url = format!("{base}/State/Components/BulkStateData");
     while let Some(call) = delivery.next_call() {
@@ -187,9 +191,12 @@ pub async fn deliver<P: Post>(
             warn!(problem, word = call.word.as_str(), names, "state manager not told");
         }
         delivery.answered(call, answer);
-        if answer == Answer::Accepted && told.send(delivery.take_told()).await.is_err() {
-            // Nobody is there to write it down.
-            break;
+        if answer == Answer::Accepted {
+            let (written, is_written) = oneshot::channel();
+            // Nobody is there to write it down if either fails.
+            if told.send((delivery.take_told(), written)).await.is_err() || is_written.await.is_err() {
+                break;
+            }
         }
     }
     delivery.finish()
@@ -199,54 +206,31 @@ fn problem(said: &Result<u16, CallError>) -> String {
     said.as_ref().map_or_else(ToString::to_string, |status| format!("it answers {status}"))
 }
 
-/// How far a webhook got.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Hooked {
-    /// So many of the changes are done with, from the first on.
-    pub done: usize,
-    pub refused: usize,
-    pub failed: bool,
-}
-
-/// Sends one signed document for each change, in order.
+/// Sends one signed document for a change. Whether that is done with: taken, or refused for good.
 pub async fn hook<P: Post>(
     post: Arc<P>,
     ears: Arc<Ears>,
-    changes: Vec<Change>,
+    change: Change,
     url: String,
     secret: Arc<[u8]>,
     limit: Duration,
-) -> Hooked {
-    let mut hooked = Hooked::default();
-    for change in changes {
-        let body = change_body(&change);
-        let signature = Some(token::signature(&secret, &body));
-        let said = if ears.may_call() {
-            post.post(Outgoing {
-                method: "POST",
-                url: url.clone(),
-                authorization: None,
-                signature,
-                sequences: change.sequence.to_string(),
-                body,
-                limit,
-            })
+) -> bool {
+    let body = change_body(&change);
+    let signature = Some(token::signature(&secret, &body));
+    let sequences = change.sequence.to_string();
+    let said = if ears.may_call() {
+        post.post(Outgoing { method: "POST", url, authorization: None, signature, sequences, body, limit })
             .await
-        } else {
-            Err(CallError::Replaced)
-        };
-        match said {
-            Ok(200..=299) => {}
-            Ok(status @ 400..=499) if !matches!(status, 401 | 403 | 408 | 429) => hooked.refused += 1,
-            said => {
-                warn!(problem = problem(&said), "webhook not told");
-                hooked.failed = true;
-                return hooked;
-            }
-        }
-        hooked.done += 1;
-    }
-    hooked
+    } else {
+        Err(CallError::Replaced)
+    };
+    let done = match said {
+        Ok(200..=299) => return true,
+        Ok(status) => (400..500).contains(&status) && !matches!(status, 401 | 403 | 408 | 429),
+        Err(_) => false,
+    };
+    warn!(problem = problem(&said), component = %change.name, again = !done, "webhook not told");
+    done
 }
 
 /// A change as a document, for webhooks and readers of events.
@@ -261,6 +245,7 @@ pub fn change_body(change: &Change) -> Vec<u8> {
         "flag": flag,
         "message": message,
         "at": change.at,
+        "flaps": change.flaps,
     })
     .to_string()
     .into_bytes()

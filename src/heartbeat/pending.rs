@@ -1,7 +1,7 @@
 //! How changes are told to a state manager that is slow, down, or refuses one name among thousands. Pure: which call comes
 //! next, and what an answer means for the components in it. Each component is in one call, that of its newest change.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use super::audit::Change;
 use super::name::Name;
@@ -18,22 +18,6 @@ const REFUSES_ALL: usize = 8;
 
 const FIRST_PAUSE_MS: u64 = 200;
 const LONGEST_PAUSE_MS: u64 = 30_000;
-
-/// Changes that wait for a webhook, at most, for which each is told. Those who are away for longer hear of the newest of each
-/// component, as from a judge that is new.
-const MAX_WAITING: usize = 100_000;
-
-/// Keeps what waits for a webhook from growing for as long as it is away.
-pub fn limit_waiting(waiting: &mut VecDeque<Change>) {
-    if waiting.len() > MAX_WAITING {
-        keep_newest(waiting);
-    }
-}
-
-fn keep_newest(waiting: &mut VecDeque<Change>) {
-    let newest: HashMap<Name, u64> = waiting.iter().map(|change| (change.name, change.sequence)).collect();
-    waiting.retain(|change| newest.get(&change.name) == Some(&change.sequence));
-}
 
 /// One call: these components, this word.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -211,7 +195,14 @@ mod tests {
     use crate::heartbeat::state::State;
 
     fn change(name: &str, sequence: u64, word: Word) -> Change {
-        Change { name: Name::parse(name).unwrap(), state: State::Ok, word: Some(word), sequence, at: 0 }
+        Change {
+            name: Name::parse(name).unwrap(),
+            state: State::Ok,
+            word: Some(word),
+            sequence,
+            at: 0,
+            flaps: 0,
+        }
     }
 
     /// Plays a round against a manager that refuses calls with any of `bad` in them; returns the calls made.
@@ -223,22 +214,6 @@ mod tests {
             delivery.answered(call, if refused { Answer::Refused } else { Answer::Accepted });
         }
         (calls, delivery.finish())
-    }
-
-    #[test]
-    fn a_webhook_that_is_away_for_long_hears_of_the_newest() {
-        let many = MAX_WAITING as u64;
-        let changes = |last: u64| -> VecDeque<Change> {
-            (1..=last).map(|n| change(if n % 2 == 0 { "a" } else { "b" }, n, Word::Started)).collect()
-        };
-        let mut waiting = changes(many);
-        limit_waiting(&mut waiting);
-        assert_eq!(waiting, changes(many), "each is told, up to here");
-        let mut waiting = changes(many + 1);
-        limit_waiting(&mut waiting);
-        let left: Vec<(&str, u64)> =
-            waiting.iter().map(|change| (change.name.as_str(), change.sequence)).collect();
-        assert_eq!(left, [("a", many), ("b", many + 1)]);
     }
 
     #[test]

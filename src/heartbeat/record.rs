@@ -83,8 +83,10 @@ pub struct Beat {
 #[error("{0}")]
 pub struct Garbled(String);
 
-fn garbled(what: impl Into<String>) -> Garbled {
-    Garbled(what.into())
+impl Garbled {
+    pub fn new(what: impl Into<String>) -> Self {
+        Self(what.into())
+    }
 }
 
 /// The bucket that a component is kept in. Stays the same for ever: what is written is found by it.
@@ -124,19 +126,19 @@ pub fn bucket_from_bytes(bytes: &[u8]) -> Result<Vec<Record>, Garbled> {
     rows(bytes, "components")?
         .1
         .iter()
-        .map(|row| record(row).ok_or_else(|| garbled("a bad component")))
+        .map(|row| record(row).ok_or_else(|| Garbled::new("a bad component")))
         .collect()
 }
 
 /// The document and its rows.
 fn rows(bytes: &[u8], key: &str) -> Result<(Value, Vec<Value>), Garbled> {
-    let mut document: Value = serde_json::from_slice(bytes).map_err(|_| garbled("no JSON"))?;
+    let mut document: Value = serde_json::from_slice(bytes).map_err(|_| Garbled::new("no JSON"))?;
     if document.get("v").and_then(Value::as_u64) != Some(1) {
-        return Err(garbled("not of a version that is known"));
+        return Err(Garbled::new("not of a version that is known"));
     }
     match document.get_mut(key).map(Value::take) {
         Some(Value::Array(rows)) => Ok((document, rows)),
-        _ => Err(garbled(format!("no {key}"))),
+        _ => Err(Garbled::new(format!("no {key}"))),
     }
 }
 
@@ -179,15 +181,16 @@ impl Batch {
     /// If anything in it is not as it was written.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, Garbled> {
         let (document, rows) = rows(bytes, "beats")?;
-        let number =
-            |key: &str| document.get(key).and_then(Value::as_u64).ok_or_else(|| garbled(format!("no {key}")));
-        let beats = rows.iter().map(|row| beat(row).ok_or_else(|| garbled("a bad beat")));
+        let number = |key: &str| {
+            document.get(key).and_then(Value::as_u64).ok_or_else(|| Garbled::new(format!("no {key}")))
+        };
+        let beats = rows.iter().map(|row| beat(row).ok_or_else(|| Garbled::new("a bad beat")));
         Ok(Self {
             answers: number("answers")?,
             farewell: document
                 .get("farewell")
                 .and_then(Value::as_bool)
-                .ok_or_else(|| garbled("no farewell"))?,
+                .ok_or_else(|| Garbled::new("no farewell"))?,
             at: number("at")?,
             beats: beats.collect::<Result<_, _>>()?,
         })

@@ -39,6 +39,9 @@ const GATHER: Duration = Duration::from_millis(2);
 /// What the last words may take.
 const FAREWELL: Duration = Duration::from_secs(3);
 
+/// How much of that calls may take that are on their way.
+const LAST_CALLS: Duration = Duration::from_millis(1_500);
+
 /// What a tracker is given.
 #[derive(Debug)]
 pub struct Setting<T, P> {
@@ -70,6 +73,8 @@ pub struct Tracker<T, P> {
     question: u64,
     answered: u64,
     followed: HashMap<String, Followed>,
+    /// The newest page of the journal that was read.
+    pub(super) page: Option<u64>,
     pub(super) replicas: BTreeSet<String>,
     pub(super) office: Option<Office>,
     flush_at: Instant,
@@ -106,6 +111,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             question: 0,
             answered: 0,
             followed: HashMap::new(),
+            page: None,
             replicas: BTreeSet::new(),
             office: None,
             flush_at: now,
@@ -223,8 +229,14 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         let batches = corner::batch_names(self.tree()).await?;
         let buckets = corner::all_buckets(self.tree()).await?;
         self.adopt(buckets);
-        let noted =
-            Noted { params: true, maintenance: true, question: true, replicas: true, ..Noted::default() };
+        let noted = Noted {
+            params: true,
+            maintenance: true,
+            question: true,
+            replicas: true,
+            journal: true,
+            ..Noted::default()
+        };
         self.follow(batches, Age::ByCalendar).await?;
         self.look(noted).await?;
         if !was_alone {
@@ -266,6 +278,9 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         if let Err(problem) = said {
             warn!(%problem, "left without a word");
             return;
+        }
+        if !matches!(timeout(LAST_CALLS, self.finish_calls()).await, Ok(Ok(()))) {
+            warn!("left amid a call; whoever judges next makes it again");
         }
         if let Some(office) = &self.office {
             // The lock ends with the session in any case.

@@ -111,6 +111,15 @@ pub fn heartbeat_question() -> NodePath {
     heartbeat().child("question")
 }
 
+/// Every change in its order, in numbered pages.
+pub fn heartbeat_journal() -> NodePath {
+    heartbeat().child("journal")
+}
+
+pub fn heartbeat_page(number: u64) -> NodePath {
+    heartbeat_journal().child(&format!("{number:010}"))
+}
+
 /// How far the webhook was told.
 pub fn heartbeat_webhook() -> NodePath {
     heartbeat().child("webhook")
@@ -155,6 +164,8 @@ pub enum HeartbeatNode {
     /// The name of a batch, for [`heartbeat_batch_of`].
     Batch(String),
     Bucket(u16),
+    /// A page of the journal.
+    Page,
     Other,
 }
 
@@ -174,6 +185,7 @@ pub fn heartbeat_node(path: &NodePath) -> HeartbeatNode {
         Some(("replicas", _)) => HeartbeatNode::Replica,
         Some(("beats", name)) => HeartbeatNode::Batch(name.to_owned()),
         Some(("components", name)) => name.parse().map_or(HeartbeatNode::Other, HeartbeatNode::Bucket),
+        Some(("journal", _)) => HeartbeatNode::Page,
         Some(_) => HeartbeatNode::Other,
     }
 }
@@ -347,10 +359,12 @@ mod tests {
             (unit_name(&name), "/names/units/wordpress/3"),
             (heartbeat_batch("a1", 7), "/controller/heartbeat/beats/a1-0000000007"),
             (heartbeat_bucket(17), "/controller/heartbeat/components/0017"),
+            (heartbeat_page(17), "/controller/heartbeat/journal/0000000017"),
         ] {
             assert_eq!(path.as_str(), text);
         }
         assert_eq!(heartbeat_node(&heartbeat_bucket(17)), HeartbeatNode::Bucket(17));
+        assert_eq!(heartbeat_node(&heartbeat_page(17)), HeartbeatNode::Page);
         assert_eq!(heartbeat_node(&heartbeat_replica("a1")), HeartbeatNode::Replica);
         assert_eq!(heartbeat_node(&heartbeat_question()), HeartbeatNode::Question);
         assert_eq!(heartbeat_node(&controller()), HeartbeatNode::Other);

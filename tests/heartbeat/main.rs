@@ -14,4 +14,6 @@ mod replicas;
 mod roles;
 mod secure;
 mod simulate;
+mod truth;
+mod verdict;
 mod world;

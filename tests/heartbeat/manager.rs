@@ -1,5 +1,5 @@
-//! A state manager of the tests' own: it can be down, hang, fail, be slow, or refuse one name, and it remembers what it was
-//! told. Whether that was right is for the tests to say.
+//! A state manager and a webhook of the tests' own: they can be down, hang, fail, be slow, or refuse one name, and they
+//! remember what they were told. Whether that was right is for the tests to say.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use portcullis::heartbeat::notify::{CallError, Outgoing, Post};
 use tokio::time::Instant;
+
+pub(crate) const HOOK_URL: &str = "http://hook/told";
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Mood {
@@ -42,6 +44,16 @@ pub(crate) struct Book {
     pub(crate) calls: usize,
     /// Calls that have come, whatever became of them.
     pub(crate) arrived: usize,
+    pub(crate) hook_mood: Mood,
+    pub(crate) hooked: Vec<Hooked>,
+}
+
+/// One document that the webhook got.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Hooked {
+    pub(crate) name: String,
+    pub(crate) health: String,
+    pub(crate) sequence: u64,
 }
 
 impl Book {
@@ -61,6 +73,15 @@ impl Book {
             assert!(told.iter().all(|again| what(again) == what(&told[0])), "{told:?}");
         }
         changes
+    }
+
+    /// Takes a document for the webhook in.
+    pub(crate) fn take_hook(&mut self, sequences: &str, body: &[u8]) {
+        let document: serde_json::Value = serde_json::from_slice(body).expect("JSON");
+        let text = |key: &str| document[key].as_str().expect("a string").to_owned();
+        let sequence = document["sequence"].as_u64().expect("a number");
+        assert_eq!(sequences, sequence.to_string(), "the number is in the head, too");
+        self.hooked.push(Hooked { name: text("component"), health: text("health"), sequence });
     }
 
     /// Takes a call in and gives the status.
@@ -114,8 +135,32 @@ impl Manager {
     }
 }
 
+impl Manager {
+    /// Whoever calls may be gone before there is an answer.
+    async fn hear(&self, call: Outgoing) -> Result<u16, CallError> {
+        assert!(call.signature.is_some());
+        let mood = self.book().hook_mood;
+        let time = match mood {
+            Mood::Holding => unreachable!("for real callers"),
+            Mood::Down => return Err(CallError::Address),
+            Mood::Failing => return Ok(500),
+            Mood::Hanging => call.limit,
+            Mood::Slow => Duration::from_secs(1),
+            Mood::Fine => Duration::from_millis(3),
+        };
+        if mood != Mood::Hanging {
+            self.book().take_hook(&call.sequences, &call.body);
+        }
+        tokio::time::sleep(time).await;
+        if mood == Mood::Hanging { Err(CallError::TooSlow) } else { Ok(204) }
+    }
+}
+
 impl Post for Manager {
     async fn post(&self, call: Outgoing) -> Result<u16, CallError> {
+        if call.url == HOOK_URL {
+            return self.hear(call).await;
+        }
         assert!(call.url.ends_with("/State/Components/BulkStateData"), "{}", call.url);
         let mood = self.book().mood;
         match mood {

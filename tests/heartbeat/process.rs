@@ -264,6 +264,18 @@ fn answer_calls<S: Read + Write>(stream: S, take: &dyn Fn(&Got) -> Option<u16>) 
     }
 }
 
+/// The webhook, over HTTP: its address for `Webhook_url`. It takes its time, so that a judge may die over a call.
+pub(crate) fn serve_webhook(manager: &Manager) -> String {
+    let manager = manager.clone();
+    let addr = serve(move |got| {
+        let sequences = field(&got.head, "x-portcullis-sequences").unwrap_or_default();
+        manager.book().take_hook(sequences, &got.body);
+        std::thread::sleep(Duration::from_millis(20));
+        Some(200)
+    });
+    format!("http://{addr}/told")
+}
+
 /// The state manager, over HTTP: its address for `Sm_url`.
 pub(crate) fn serve_manager(manager: &Manager) -> String {
     let manager = manager.clone();

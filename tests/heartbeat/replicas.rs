@@ -10,8 +10,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::harness::{Store, wait_for};
-use crate::manager::{Manager, Mood};
-use crate::process::{Client, Site, Tracker, serve_manager};
+use crate::manager::{Book, Manager, Mood};
+use crate::process::{Client, Site, Tracker, serve_manager, serve_webhook};
 
 const COMPONENTS: usize = 120;
 const SENDERS: usize = 4;
@@ -124,6 +124,18 @@ fn told_by(manager: &Manager, call: usize) -> BTreeSet<String> {
     manager.book().told.iter().filter(|told| told.call == call).map(|told| told.name.clone()).collect()
 }
 
+/// It hears of every change in order, and again only of the one that was on its way when a judge died or was stopped.
+fn check_the_webhook(manager: &Manager, changes: usize) {
+    let numbers = |book: &Book| book.hooked.iter().map(|told| told.sequence).collect::<Vec<u64>>();
+    wait_for("every change told to the webhook", DEADLINE, || {
+        (numbers(&manager.book()).into_iter().collect::<BTreeSet<_>>().len() >= changes).then_some(())
+    });
+    let numbers = numbers(&manager.book());
+    assert!(numbers.is_sorted(), "{numbers:?}");
+    let again = numbers.len() - changes;
+    assert!(again <= 3, "{again} of {numbers:?}");
+}
+
 fn judge(trackers: &[Tracker]) -> usize {
     wait_for("a judge", DEADLINE, || trackers.iter().position(Tracker::is_judging))
 }
@@ -133,7 +145,8 @@ fn trouble(count: usize) {
     let site = Site::new(Store::zookeeper());
     let manager = Manager::default();
     let sm = format!("Sm_url={}", serve_manager(&manager));
-    site.juju(&["heartbeat", "params", &sm, "Warntime=6", "Errtime=12", "Interval=1", "Mass_share=0"]);
+    let hook = format!("Webhook_url={}", serve_webhook(&manager));
+    site.juju(&["heartbeat", "params", &sm, &hook, "Warntime=6", "Errtime=12", "Interval=1", "Mass_share=0"]);
     manager.book().mood = Mood::Holding;
     let mut trackers: Vec<Tracker> = (0..count).map(|_| site.tracker(&["--open"])).collect();
     let mut fleet = Fleet::new();
@@ -199,6 +212,7 @@ fn trouble(count: usize) {
         let book = manager.book();
         (book.told.iter().filter(|told| told.flag == "Alert").count() == silent).then_some(())
     });
+    check_the_webhook(&manager, COMPONENTS + 2 * silent);
     fleet.end();
     let later: Vec<(String, String)> =
         manager.book().told[starts..].iter().map(|told| (told.name.clone(), told.flag.clone())).collect();

@@ -1,5 +1,5 @@
 //! A simulated fleet: trackers on one store in memory, on paused time, with a store that goes away, sessions that expire,
-//! processes that stop, and calendars that jump. It knows the truth; what must hold is in `simulate`.
+//! processes that stop, and calendars that jump. It knows the truth; what must hold is in `verdict`.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use portcullis::heartbeat::audit::Change;
 use portcullis::heartbeat::ears::Ears;
 use portcullis::heartbeat::name::Name;
 use portcullis::heartbeat::tracker::{Setting, Tracker};
@@ -22,6 +23,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::manager::Manager;
+use crate::truth::{Farewell, Reader};
 
 /// How long a store waits for a session that is silent.
 pub(crate) const SESSION: Duration = Duration::from_secs(10);
@@ -128,6 +130,7 @@ pub(crate) struct Replica {
     brake: Brake,
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,
+    pub(crate) reader: Reader,
 }
 
 impl Replica {
@@ -142,11 +145,16 @@ pub(crate) struct Component {
     pub(crate) name: Name,
     pub(crate) beats: bool,
     period: Duration,
-    next: Instant,
+    pub(crate) next: Instant,
     /// When a tracker last took a beat of it.
     pub(crate) last: Option<Instant>,
     /// The longest time between two beats that were taken.
     pub(crate) longest_gap: Duration,
+    /// A planned stop, or what is left of one.
+    pub(crate) farewell: Option<Farewell>,
+    pub(crate) maintained: bool,
+    /// From when until when on the calendar that is, as long as the calendar can be believed.
+    pub(crate) maintenance: Option<(u64, u64)>,
 }
 
 pub(crate) struct World {
@@ -161,6 +169,10 @@ pub(crate) struct World {
     calendar: Arc<AtomicU64>,
     start: Instant,
     random: u64,
+    /// When something happened that may lose what a tracker has just taken.
+    pub(crate) upsets: Vec<Instant>,
+    /// Every change that anybody was shown, by number.
+    pub(crate) shown: BTreeMap<u64, Change>,
 }
 
 impl World {
@@ -188,6 +200,8 @@ impl World {
             calendar: Arc::new(AtomicU64::new(1_700_000_000_000)),
             start: Instant::now(),
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            upsets: Vec::new(),
+            shown: BTreeMap::new(),
         };
         for number in 0..components {
             let period = Duration::from_millis(1_000 + world.below(4_000));
@@ -200,6 +214,9 @@ impl World {
                 next,
                 last: None,
                 longest_gap: Duration::ZERO,
+                farewell: None,
+                maintained: false,
+                maintenance: None,
             });
         }
         world
@@ -231,7 +248,7 @@ impl World {
             ears: Arc::clone(&ears),
             post: Arc::new(self.manager.clone()),
             url: String::new(),
-            webhook_secret: None,
+            webhook_secret: Some(Arc::from(&b"hush"[..])),
             random: || 4,
         };
         let mut tracker = Tracker::new(setting).expect("random");
@@ -248,12 +265,14 @@ impl World {
             }
         };
         let task = tokio::spawn(Braked { inner: Box::pin(life), brake: brake.clone() });
-        self.replicas.insert(id, Replica { ears, wire, brake, stop, task });
+        let reader = Reader::new(&ears);
+        self.replicas.insert(id, Replica { ears, wire, brake, stop, task, reader });
         id
     }
 
     /// Ends a tracker as a power switch would; its session is missed some time later.
     pub(crate) fn kill(&mut self, id: u32) {
+        self.upset();
         let Some(replica) = self.replicas.remove(&id) else { return };
         replica.task.abort();
         let wire = replica.wire;
@@ -266,6 +285,7 @@ impl World {
 
     /// Asks a tracker to end.
     pub(crate) async fn stop(&mut self, id: u32) {
+        self.upset();
         let Some(replica) = self.replicas.remove(&id) else { return };
         replica.brake.set(false);
         replica.stop.send_replace(true);
@@ -274,6 +294,7 @@ impl World {
 
     /// Stops a process for a while; if that is long enough, its session expires.
     pub(crate) fn freeze(&mut self, id: u32, time: Duration) {
+        self.upset();
         let Some(replica) = self.replicas.get(&id) else { return };
         let (brake, wire, store) = (replica.brake.clone(), replica.wire.clone(), self.store.clone());
         brake.set(true);
@@ -292,6 +313,7 @@ impl World {
     }
 
     pub(crate) fn set_store(&mut self, there: bool) {
+        self.upset();
         self.down.store(!there, Ordering::Relaxed);
         if there {
             self.store.interrupt();
@@ -305,11 +327,25 @@ impl World {
         }
     }
 
-    pub(crate) fn step_calendar(&self, ms: i64) {
-        let now = self.calendar.load(Ordering::Relaxed);
-        self.calendar.store(now.saturating_add_signed(ms), Ordering::Relaxed);
+    /// Now, on everybody's calendar.
+    pub(crate) fn wall(&self) -> u64 {
+        self.calendar.load(Ordering::Relaxed) + self.start.elapsed().as_millis() as u64
     }
 
+    fn upset(&mut self) {
+        self.upsets.push(Instant::now());
+    }
+
+    pub(crate) fn step_calendar(&mut self, ms: i64) {
+        let now = self.calendar.load(Ordering::Relaxed);
+        self.calendar.store(now.saturating_add_signed(ms), Ordering::Relaxed);
+        // How long a maintenance is by then is nobody's business.
+        for component in &mut self.components {
+            component.maintenance = None;
+        }
+    }
+
+    /// From now on it says nothing, not even good-bye.
     pub(crate) fn silence(&mut self, component: usize) {
         self.components[component].beats = false;
     }
@@ -326,10 +362,13 @@ impl World {
         while Instant::now() < end {
             tokio::time::sleep(Duration::from_millis(100)).await;
             for at in 0..self.components.len() {
-                if self.components[at].beats && self.components[at].next <= Instant::now() {
+                let component = &self.components[at];
+                let speaks = component.beats || component.farewell.is_some_and(|farewell| farewell.left > 0);
+                if speaks && component.next <= Instant::now() {
                     self.beat(at).await;
                 }
             }
+            self.listen();
         }
     }
 
@@ -345,10 +384,22 @@ impl World {
         let chosen = there[self.below(there.len() as u64) as usize];
         let (ears, name) = (Arc::clone(&self.replicas[&chosen].ears), self.components[at].name);
         // The answer may wait for the store; the world does not.
-        tokio::spawn(async move { ears.beat(&[(name, false)]).await.expect("room for all") });
+        let going_away = !self.components[at].beats;
+        tokio::spawn(async move { ears.beat(&[(name, going_away)]).await.expect("room for all") });
         let component = &mut self.components[at];
         let now = Instant::now();
-        if let Some(last) = component.last {
+        if going_away {
+            if let Some(last) = component.last.filter(|_| component.farewell.is_some_and(|f| f.at.is_none()))
+            {
+                component.longest_gap = component.longest_gap.max(now - last);
+            }
+            component.farewell = component.farewell.map(|farewell| farewell.said(now));
+            component.next = now + Duration::from_secs(1);
+            return;
+        }
+        // Who comes back from a planned stop was not silent.
+        let back = component.farewell.take().is_some_and(|farewell| farewell.at.is_some());
+        if let Some(last) = component.last.filter(|_| !back) {
             component.longest_gap = component.longest_gap.max(now - last);
         }
         component.last = Some(now);

@@ -1,7 +1,8 @@
 //! The judgement itself: what beats and silence make of each component, and what the guards make of that.
 
 use super::{Audit, Change, Now, Sequence, Verdict};
-use crate::heartbeat::guard::Ruling;
+use crate::heartbeat::guard::{Flaps, Ruling};
+use crate::heartbeat::name::Name;
 use crate::heartbeat::record::{Told, bucket_of};
 use crate::heartbeat::state::{State, Word};
 
@@ -20,7 +21,7 @@ impl Audit {
         due.sort_unstable();
         let mut deaths = Vec::new();
         for entry in due {
-            match self.look_at(entry, until, now.wall) {
+            match self.look_at(entry, until, now) {
                 Some((State::Dead, _)) => deaths.push(entry),
                 Some((state, word)) => {
                     self.change(entry, state, Some(word), now, sequence, &mut verdict);
@@ -56,16 +57,17 @@ impl Audit {
     }
 
     /// What silence makes of an entry that came out of the wheel; back it goes if it is not due.
-    fn look_at(&mut self, entry: u32, until: u64, wall: u64) -> Option<(State, Word)> {
+    fn look_at(&mut self, entry: u32, until: u64, now: Now) -> Option<(State, Word)> {
+        let (warn, err) = (self.warn, self.err);
         let component = self.table.get(entry);
-        let state = component.state;
-        let age = until.saturating_sub(self.silent_since(component));
-        let step = state.on_silence(age, self.warn, self.err);
-        if let Some(left) = step.and_then(|_| self.maintenance_left(entry, wall)) {
-            // Silence counts from when it is over.
-            self.table.get_mut(entry).base = until + left;
-            self.arm(entry, state);
-            return None;
+        let (state, since) = (component.state, self.silent_since(component));
+        let mut step = state.on_silence(until.saturating_sub(since), warn, err);
+        if step.is_some()
+            && let Some(end) = self.maintenance_end(entry, now).filter(|end| *end > since)
+        {
+            // Silence counts from when it is over; whoever looks at it first may be another than in its course.
+            self.table.get_mut(entry).base = end;
+            step = state.on_silence(until.saturating_sub(end), warn, err);
         }
         if step.is_none() {
             self.arm(entry, state);
@@ -73,12 +75,12 @@ impl Audit {
         step
     }
 
-    fn maintenance_left(&self, entry: u32, wall: u64) -> Option<u64> {
+    fn maintenance_end(&self, entry: u32, now: Now) -> Option<u64> {
         if self.maintenance.is_empty() {
             return None;
         }
-        let until = self.maintenance.get(&self.table.get(entry).full_name())?;
-        until.checked_sub(wall).filter(|left| *left > 0)
+        let end = self.maintenance.get(&self.table.get(entry).full_name())?;
+        Some(now.watched_at(*end))
     }
 
     fn judge_deaths(
@@ -125,6 +127,17 @@ impl Audit {
         component.state == State::Warned && !component.news && age >= self.err
     }
 
+    /// Whether a component comes and goes: what there is to tell about it waits until it has been still for a while.
+    pub fn is_restless(&self, now: u64, name: &Name) -> bool {
+        self.table.find(name).is_some_and(|entry| self.flaps.is_restless(entry, now, self.damping()))
+    }
+
+    /// Those that another judge called flapping are counted on from there; how long they have been still is not known.
+    pub(super) fn resume_flaps(&mut self, now: u64) {
+        let marked = self.table.iter().filter(|(_, c)| c.flaps > 0).map(|(entry, c)| (entry, c.flaps));
+        self.flaps = Flaps::resumed(marked, now);
+    }
+
     /// Restarts are remembered this long.
     fn flap_memory(&self) -> u64 {
         self.err * 10
@@ -165,9 +178,10 @@ impl Audit {
             (component.word, component.told) = (word, Told::No);
             component.word_sequence = number;
         }
-        let name = component.full_name();
+        let (name, flaps) = (component.full_name(), component.flaps);
+        self.flaps.moved(entry, now.watched);
         self.count(entry, true);
         self.soil(entry);
-        verdict.changes.push(Change { name, state, word, sequence: number, at: now.wall });
+        verdict.changes.push(Change { name, state, word, sequence: number, at: now.wall, flaps });
     }
 }

@@ -10,9 +10,8 @@ use crate::heartbeat::state::State;
 use crate::heartbeat::table::Component;
 
 impl Audit {
-    /// Takes over what the store has of a bucket, and says what is new in it.
-    pub fn adopt(&mut self, bucket: u16, records: &[Record], now: u64) -> Vec<Change> {
-        let mut changes = Vec::new();
+    /// Takes over what the store has of a bucket.
+    pub fn adopt(&mut self, bucket: u16, records: &[Record], now: u64) {
         let gone = |audit: &Self, entry: u32| {
             let component = audit.table.get(entry);
             component.state != State::New && !records.iter().any(|r| r.name.as_str() == component.name())
@@ -26,7 +25,6 @@ impl Audit {
             let Ok(entry) = self.table.ensure(&record.name) else { continue };
             self.count(entry, false);
             let component = self.table.get_mut(entry);
-            let newer = record.sequence > component.sequence;
             if component.state != record.state {
                 component.news &= record.state != State::Ok || component.going_away;
                 component.base = now;
@@ -41,11 +39,7 @@ impl Audit {
             component.flaps = record.flaps;
             self.count(entry, true);
             self.arm(entry, record.state);
-            if newer {
-                changes.push(Change::newest(record));
-            }
         }
-        changes
     }
 
     /// The names heard since the last call, in batches that fit into a znode each.
@@ -87,8 +81,8 @@ impl Audit {
         let mut found: Vec<Change> = self
             .untold
             .iter()
+            .filter(|entry| !self.flaps.is_restless(**entry, now.watched, self.damping()))
             .map(|entry| self.table.get(*entry))
-            .filter(|c| c.flaps == 0 || now.wall.saturating_sub(c.changed_at) >= self.damping())
             .filter(|c| !self.dirty.contains(&bucket_of(c.name())))
             .map(|c| Change { word: c.word, sequence: c.word_sequence, ..newest(c) })
             .collect();
@@ -109,6 +103,10 @@ impl Audit {
         self.soil(entry);
     }
 
+    pub fn newest_change(&self, name: &Name) -> Option<Change> {
+        self.table.find(name).map(|entry| newest(self.table.get(entry)))
+    }
+
     /// Each component's newest change after `sequence`, oldest first.
     pub fn changes_since(&self, sequence: u64) -> Vec<Change> {
         let newer = self.table.iter().filter(|(_, c)| c.sequence > sequence);
@@ -121,8 +119,9 @@ impl Audit {
 impl Change {
     /// The newest one of a component.
     pub fn newest(record: &Record) -> Self {
-        let Record { name, state, sequence, word_sequence, changed_at: at, .. } = *record;
-        Self { name, state, word: record.word.filter(|_| word_sequence == sequence), sequence, at }
+        let Record { name, state, sequence, word_sequence, changed_at: at, flaps, .. } = *record;
+        let word = record.word.filter(|_| word_sequence == sequence);
+        Self { name, state, word, sequence, at, flaps }
     }
 }
 
@@ -133,5 +132,6 @@ fn newest(component: &Component) -> Change {
         word: component.word.filter(|_| component.word_sequence == component.sequence),
         sequence: component.sequence,
         at: component.changed_at,
+        flaps: component.flaps,
     }
 }

@@ -165,7 +165,7 @@ fn maintenance_is_quiet_and_ends_with_a_whole_window() {
     bench.beat("a");
     bench.after(0);
     let until = bench.at().wall + 3_600_000;
-    bench.audit.set_maintenance(bench.now, HashMap::from([(name("a"), until)]));
+    bench.audit.set_maintenance(bench.at(), HashMap::from([(name("a"), until)]));
     for _ in 0..360 {
         assert_eq!(bench.after(10_000), []);
     }
@@ -176,9 +176,9 @@ fn maintenance_is_quiet_and_ends_with_a_whole_window() {
 
     // One that is called off early.
     let until = bench.at().wall + 3_600_000;
-    bench.audit.set_maintenance(bench.now, HashMap::from([(name("a"), until)]));
+    bench.audit.set_maintenance(bench.at(), HashMap::from([(name("a"), until)]));
     assert_eq!(bench.after(60_000), []);
-    bench.audit.set_maintenance(bench.now, HashMap::new());
+    bench.audit.set_maintenance(bench.at(), HashMap::new());
     assert_eq!(bench.after(9_990), []);
     assert_eq!(bench.after(30), told("a", Word::MightBeDead));
 }
@@ -268,6 +268,43 @@ fn flapping_is_counted_and_told_when_it_is_over() {
     assert_eq!(shown(&bench).unwrap()[0].flaps, 0, "quiet long enough");
 }
 
+/// Whoever judges next damps what the one before called flapping, and calls it so no longer than it is.
+#[test]
+fn flapping_is_known_to_a_successor() {
+    let mut bench = Bench::new();
+    bench.beat("a");
+    bench.after(0);
+    for _ in 0..3 {
+        bench.after(10_100);
+        bench.beat("a");
+        bench.after(0);
+    }
+    bench.write_all();
+    bench.audit.leave_office();
+    bench.audit.take_office(bench.now);
+    assert_eq!(bench.audit.pending(bench.at(), 10), [], "damped");
+    assert!(bench.audit.is_restless(bench.now, &name("a")));
+    // The calendar has no say in it.
+    let later = Now { wall: bench.at().wall + 3_600_000, ..bench.at() };
+    assert_eq!(bench.audit.pending(later, 10), []);
+    for _ in 0..12 {
+        bench.now += 5_000;
+        bench.beat("a");
+        bench.look();
+    }
+    bench.write_all();
+    let earlier = Now { wall: 0, ..bench.at() };
+    let told = bench.audit.pending(earlier, 10);
+    assert_eq!((told.len(), told[0].flaps), (1, 3));
+    assert!(!bench.audit.is_restless(bench.now, &name("a")));
+    for _ in 0..50 {
+        bench.now += 5_000;
+        bench.beat("a");
+        bench.look();
+    }
+    assert_eq!(bench.audit.newest_change(&name("a")).unwrap().flaps, 0, "quiet long enough");
+}
+
 #[test]
 fn what_is_told_is_what_is_written_and_newest() {
     let mut bench = Bench::new();
@@ -318,7 +355,8 @@ fn a_start_is_told_under_one_number() {
     let bytes = bench.audit.bucket_bytes(bucket_of("a"), bench.at());
     let records = super::super::record::bucket_from_bytes(&bytes).unwrap();
     let mut next = Audit::new(0, &Params::default(), LIMIT);
-    let adopted = next.adopt(bucket_of("a"), &records, 0);
+    next.adopt(bucket_of("a"), &records, 0);
+    let adopted = next.changes_since(0);
     assert_eq!(adopted.iter().map(|c| (c.word, c.sequence)).collect::<Vec<_>>(), [(None, newest)]);
     let again = next.pending(bench.at(), 10);
     assert_eq!((again[0].word, again[0].sequence), (Some(Word::Started), started.sequence));
@@ -343,8 +381,7 @@ fn a_successor_goes_on_where_the_judge_was() {
     for who in ["a", "b", "c"] {
         let bytes = bench.audit.bucket_bytes(bucket_of(who), bench.at());
         let records = super::super::record::bucket_from_bytes(&bytes).unwrap();
-        assert_eq!(next.adopt(bucket_of(who), &records, 0).len(), records.len());
-        assert_eq!(next.adopt(bucket_of(who), &records, 0), [], "nothing new the second time");
+        next.adopt(bucket_of(who), &records, 0);
     }
     assert_eq!(next.counts(), bench.audit.counts());
     // A beat that came before it judged is news for it, too.

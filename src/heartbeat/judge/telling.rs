@@ -10,18 +10,15 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use crate::heartbeat::audit::Change;
-use crate::heartbeat::name::Name;
-use crate::heartbeat::notify::{self, Hooked, Post};
-use crate::heartbeat::pending::{Delivery, Outcome, limit_waiting, pause_ms};
+use crate::heartbeat::notify::{self, Post, Receipt};
+use crate::heartbeat::pending::{Delivery, Outcome, pause_ms};
 use crate::heartbeat::record::Told;
 use crate::heartbeat::tracker::Tracker;
+use crate::store::Error;
 use crate::store::tree::Tree;
 
 /// Changes that one round of calls is about, at most.
 const MAX_ROUND: usize = 50_000;
-
-/// Changes that a webhook gets before it is written down how far it got.
-const HOOK_ROUND: usize = 100;
 
 /// Rounds of calls to one server, one at a time.
 #[derive(Debug)]
@@ -83,26 +80,35 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         let limit = Duration::from_millis(params.sm_timeout_ms);
         if !pending.is_empty() {
             let (post, ears) = (Arc::clone(&self.setting.post), Arc::clone(ears));
-            // One, so that the next call is made when it is known here who was told by the one before.
             let (sender, told) = mpsc::channel(1);
             let round = notify::deliver(post, ears, Delivery::of(&pending), params.sm_url, limit, sender);
             office.told = Some(told);
             office.manager.running = Some(tokio::spawn(round));
         }
-        if params.webhook_url.is_empty() {
-            // Who comes later hears of what happens then.
-            if let Some(last) = office.hooks.drain(..).next_back() {
-                office.hooked = last.sequence;
-            }
-        } else if let Some(secret) = self.setting.webhook_secret.clone().filter(|_| office.webhook.is_free())
-        {
-            limit_waiting(&mut office.hooks);
-            let changes: Vec<Change> = office.hooks.iter().take(HOOK_ROUND).copied().collect();
-            if !changes.is_empty() {
-                let (post, ears) = (Arc::clone(&self.setting.post), Arc::clone(&self.setting.ears));
-                let round = notify::hook(post, ears, changes, params.webhook_url, secret, limit);
-                office.webhook.running = Some(tokio::spawn(round));
-            }
+        self.start_hook(params.webhook_url, limit);
+    }
+
+    /// One call at a time, the next when it is written down how far the webhook got: after a crash it hears at most that
+    /// one again.
+    fn start_hook(&mut self, url: String, limit: Duration) {
+        let Some(office) = self.office.as_mut() else { return };
+        if url.is_empty() {
+            return office.hooks.clear();
+        }
+        let Some(secret) = self.setting.webhook_secret.clone() else { return };
+        if !office.webhook.is_free() || office.note_hooked {
+            return;
+        }
+        let next = {
+            let inner = self.setting.ears.lock();
+            let (now, audit) = (self.setting.ears.now(&inner).watched, &inner.audit);
+            office.hooks.next(|name| audit.is_restless(now, name), |name| audit.newest_change(name))
+        };
+        office.note_hooked |= office.hooks.note() != &office.noted.0;
+        if let Some(change) = next.filter(|_| !office.note_hooked) {
+            let (post, ears) = (Arc::clone(&self.setting.post), Arc::clone(&self.setting.ears));
+            let call = notify::hook(post, ears, change, url, secret, limit);
+            office.webhook.running = Some(tokio::spawn(async move { call.await.then_some(change) }));
         }
     }
 
@@ -119,18 +125,39 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             // What was told comes before the end of telling.
             biased;
             told = next_told => match told {
-                Some(told) => self.was_told(&told),
+                Some(told) => self.was_told(told),
                 None => office.told = None,
             },
             outcome = office.manager.done() => self.told(outcome),
-            hooked = office.webhook.done() => self.was_hooked(hooked),
+            change = office.webhook.done() => self.was_hooked(change.flatten()),
+        }
+    }
+
+    /// Begins no call, but takes in and writes down what comes of those that are on their way, and of those before.
+    pub(in crate::heartbeat) async fn finish_calls(&mut self) -> Result<(), Error> {
+        loop {
+            // Each is tried: the other may have been written by a write that was given up.
+            let noted = self.note_hooked().await;
+            self.write_buckets().await?;
+            noted?;
+            let Some(office) = self.office.as_mut() else { return Ok(()) };
+            if office.manager.running.is_none() && office.webhook.running.is_none() {
+                return Ok(());
+            }
+            self.calls_done().await;
+            if let Some(office) = self.office.as_mut() {
+                // A round whose call is not said to be written down makes no other.
+                office.to_write_down.clear();
+            }
         }
     }
 
     /// Is written down at once: until then, whoever judges next would tell it again.
-    fn was_told(&self, told: &[(Name, u64)]) {
+    fn was_told(&mut self, (told, written): Receipt) {
+        let Some(office) = self.office.as_mut() else { return };
+        office.to_write_down.push(written);
         let mut inner = self.setting.ears.lock();
-        for (name, sequence) in told {
+        for (name, sequence) in &told {
             inner.audit.tell(name, *sequence, Told::Yes);
         }
     }
@@ -148,14 +175,13 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         }
     }
 
-    fn was_hooked(&mut self, hooked: Option<Hooked>) {
+    /// None if the call has to be made again.
+    fn was_hooked(&mut self, done: Option<Change>) {
         let Some(office) = self.office.as_mut() else { return };
-        let hooked = hooked.unwrap_or(Hooked { failed: true, ..Hooked::default() });
-        office.webhook.rate(hooked.failed, (self.setting.random)());
+        office.webhook.rate(done.is_none(), (self.setting.random)());
         self.setting.ears.lock().condition.webhook_failures = office.webhook.failures;
-        let last = office.hooks.drain(..hooked.done.min(office.hooks.len())).next_back();
-        if let Some(last) = last {
-            office.hooked = last.sequence;
+        if let Some(change) = done {
+            office.hooks.told(&change);
             office.note_hooked = true;
         }
     }

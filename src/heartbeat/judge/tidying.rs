@@ -1,5 +1,5 @@
-//! What the judge keeps in order beside its judgements: the alarm that operators read, machines that are no more, batches that
-//! nobody needs, and how far the webhook got.
+//! What the judge keeps in order beside its judgements: the alarm that operators read, machines that are no more, batches and
+//! pages that nobody needs, and how far the webhook got.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::info;
 
-use crate::heartbeat::corner;
 use crate::heartbeat::name::Name;
 use crate::heartbeat::notify::Post;
 use crate::heartbeat::tracker::Tracker;
+use crate::heartbeat::webhook::MAX_WAITING;
 use crate::store::Error;
 use crate::store::paths;
 use crate::store::tree::{Tree, Write};
@@ -44,7 +44,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         Ok(())
     }
 
-    /// Drops machines that were terminated, batches that nobody needs, and writes down how far the webhook got.
+    /// Drops machines that were terminated, batches and pages that nobody needs, and writes down how far the webhook got.
     pub(super) async fn tidy(&mut self) -> Result<(), Error> {
         let orphans = self.orphans().await?;
         let machines: Vec<Name> = self.ears().lock().audit.machines();
@@ -81,20 +81,33 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         if let Some(office) = self.office.as_mut() {
             office.note_hooked = true;
         }
+        self.trim_journal().await
+    }
+
+    /// How far the webhook got: after each call, and now and then where there is no webhook.
+    pub(super) async fn note_hooked(&mut self) -> Result<(), Error> {
+        let Some(office) = self.office.as_mut().filter(|office| office.note_hooked) else { return Ok(()) };
+        let (note, version) = (office.hooks.note().clone(), office.noted.1);
+        if note != office.noted.0 {
+            let (path, data) = (paths::heartbeat_webhook(), note.to_bytes());
+            let writes = vec![office.lead.fence(), Write::SetIfVersion { path, data, version }];
+            self.setting.tree.write(writes).await?;
+            office.noted = (note, version + 1);
+        }
+        office.note_hooked = false;
         Ok(())
     }
 
-    /// How far the webhook got: after each round, and now and then where nobody asked for one.
-    pub(super) async fn note_hooked(&mut self) -> Result<(), Error> {
-        let Some(office) = self.office.as_mut().filter(|office| office.note_hooked) else { return Ok(()) };
-        let path = paths::heartbeat_webhook();
-        let (stored, version) = corner::number(&self.setting.tree, &path).await?;
-        if stored.unwrap_or(0) < office.hooked {
-            let data = office.hooked.to_string().into_bytes();
-            let writes = vec![office.lead.fence(), Write::SetIfVersion { path, data, version }];
+    /// Pages that nobody will ask for.
+    async fn trim_journal(&mut self) -> Result<(), Error> {
+        let Some(office) = self.office.as_mut() else { return Ok(()) };
+        let spare = office.journal.spare(office.noted.0.done, MAX_WAITING);
+        if !spare.is_empty() {
+            let mut writes = vec![office.lead.fence()];
+            writes.extend(spare.iter().map(|page| Write::Delete { path: paths::heartbeat_page(*page) }));
             self.setting.tree.write(writes).await?;
+            office.journal.cleared(spare.len());
         }
-        office.note_hooked = false;
         Ok(())
     }
 }

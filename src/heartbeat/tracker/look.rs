@@ -24,6 +24,7 @@ pub(super) struct Noted {
     pub(super) replicas: bool,
     pub(super) batches: BTreeSet<String>,
     pub(super) buckets: BTreeSet<u16>,
+    pub(super) journal: bool,
 }
 
 impl Noted {
@@ -39,6 +40,7 @@ impl Noted {
                 HeartbeatNode::Replica => self.replicas = true,
                 HeartbeatNode::Batch(name) => drop(self.batches.insert(name)),
                 HeartbeatNode::Bucket(number) => drop(self.buckets.insert(number)),
+                HeartbeatNode::Page => self.journal = true,
                 HeartbeatNode::Other => {}
             },
         }
@@ -81,7 +83,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             && let Some((until, _)) = readable(corner::maintenance(self.tree()).await)?
         {
             let mut inner = self.ears().lock();
-            let now = self.ears().now(&inner).watched;
+            let now = self.ears().now(&inner);
             inner.audit.set_maintenance(now, until);
         }
         if noted.question {
@@ -99,25 +101,57 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             let buckets = corner::buckets(self.tree(), noted.buckets).await?;
             self.adopt(buckets);
         }
+        if self.office.is_none() && noted.journal {
+            self.read_journal().await?;
+        }
         Ok(())
     }
 
     /// Takes over what the judge wrote.
     pub(in crate::heartbeat) fn adopt(&self, buckets: Vec<corner::Bucket>) {
-        let mut changes = Vec::new();
         for (number, records, _) in buckets {
             match records {
                 Ok(records) => {
                     let mut inner = self.ears().lock();
                     let now = self.ears().now(&inner).watched;
-                    changes.extend(inner.audit.adopt(number, &records, now));
+                    inner.audit.adopt(number, &records, now);
                 }
                 Err(problem) => error!(%problem, "components cannot be read"),
             }
         }
-        // Readers of events resume by number: a lower one must not come after a higher one.
-        changes.sort_unstable_by_key(|change| change.sequence);
-        self.ears().publish(&changes);
+    }
+
+    /// Tells readers of events what is new in the journal. What it says is in its order, whatever znodes the components are
+    /// in and whichever of them is read first: readers resume by number, so a lower one must not come after a higher one.
+    pub(super) async fn read_journal(&mut self) -> Result<(), Error> {
+        let pages = corner::journal(self.tree(), self.page.unwrap_or(0)).await?;
+        self.show(&pages);
+        Ok(())
+    }
+
+    /// `pages` are those that there are, at least from the one on that was read last.
+    pub(in crate::heartbeat) fn show(&mut self, pages: &[corner::Page]) {
+        let known = self.page.unwrap_or(0);
+        let pages = &pages[pages.partition_point(|page| page.number < known)..];
+        let (Some(first), Some(newest)) = (pages.first(), pages.last()) else { return };
+        let mut whole = first.number == known;
+        let mut changes = Vec::new();
+        for page in pages {
+            match &page.changes {
+                Ok(page) => changes.extend_from_slice(page),
+                Err(problem) => {
+                    error!(%problem, "changes cannot be read");
+                    whole = false;
+                    changes.clear();
+                }
+            }
+        }
+        self.page = Some(newest.number);
+        if whole {
+            self.ears().publish(&changes);
+        } else {
+            self.ears().publish_anew(&changes);
+        }
     }
 
     pub(super) async fn follow(&mut self, names: Vec<String>, age: Age) -> Result<(), Error> {

@@ -1,0 +1,260 @@
+//! Every change, in its order, as the store keeps it: pages of lines, a line a change. Nobody but the state manager is told
+//! of a change before it is in here, and whoever comes later finds it here. Pure; who reads and writes the pages is for
+//! `judge` and `tracker`.
+
+use std::collections::VecDeque;
+
+use serde_json::{Value, json};
+
+use super::audit::Change;
+use super::name::Name;
+use super::record::Garbled;
+use super::state::{State, Word};
+
+/// A page is written anew with every change until it is this large.
+const PAGE_BYTES: usize = 32 * 1024;
+
+/// Pages that are kept for whoever was away for a moment.
+const KEPT_PAGES: usize = 12;
+
+/// Pages that are cleared away at once.
+const CLEARED_AT_ONCE: usize = 100;
+
+/// Where the pages are, for the one who writes them.
+#[derive(Debug, Default)]
+pub struct Journal {
+    pages: VecDeque<Page>,
+    /// The newest page as it is; none if that cannot be read, or is not there.
+    tail: Option<Vec<u8>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Page {
+    number: u64,
+    version: i32,
+    /// The number of its last change; 0 if it cannot be read.
+    last: u64,
+    changes: usize,
+}
+
+/// A page as it was read.
+#[derive(Debug)]
+pub struct Read<E> {
+    pub number: u64,
+    pub version: i32,
+    pub data: Vec<u8>,
+    pub changes: Result<Vec<Change>, E>,
+}
+
+/// A page to write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Draft {
+    pub number: u64,
+    /// None if it is a new one.
+    pub version: Option<i32>,
+    pub data: Vec<u8>,
+    last: u64,
+    changes: usize,
+}
+
+impl Journal {
+    /// All pages, oldest first.
+    pub fn of<E>(pages: &[Read<E>]) -> Self {
+        let tail = pages.last().filter(|page| page.changes.is_ok()).map(|page| page.data.clone());
+        let page = |read: &Read<E>| {
+            let changes = read.changes.as_deref().unwrap_or_default();
+            let last = changes.last().map_or(0, |change| change.sequence);
+            Page { number: read.number, version: read.version, last, changes: changes.len() }
+        };
+        Self { pages: pages.iter().map(page).collect(), tail }
+    }
+
+    /// The number of the newest page.
+    pub fn newest(&self) -> Option<u64> {
+        self.pages.back().map(|page| page.number)
+    }
+
+    /// The pages with these changes at their end, in the order in which they are to be written.
+    pub fn with(&self, changes: &[Change]) -> Vec<Draft> {
+        let mut drafts: Vec<Draft> = Vec::new();
+        let mut number = self.pages.back().map_or(0, |page| page.number + 1);
+        for change in changes {
+            let line = line_of(change);
+            if drafts.is_empty()
+                && let (Some(page), Some(tail)) = (self.pages.back(), &self.tail)
+            {
+                let Page { number, version, last, changes } = *page;
+                drafts.push(Draft { number, version: Some(version), data: tail.clone(), last, changes });
+            }
+            if drafts.last().is_none_or(|page| page.data.len() + line.len() > PAGE_BYTES) {
+                drafts.push(Draft { number, version: None, data: Vec::new(), last: 0, changes: 0 });
+                number += 1;
+            }
+            if let Some(page) = drafts.last_mut() {
+                page.data.extend_from_slice(&line);
+                page.last = change.sequence;
+                page.changes += 1;
+            }
+        }
+        // The newest page may have been full.
+        drafts.retain(|page| page.version.is_none() || self.tail.as_ref() != Some(&page.data));
+        drafts
+    }
+
+    /// A draft is in the store.
+    pub fn written(&mut self, draft: Draft) {
+        let Draft { number, version, data, last, changes } = draft;
+        if version.is_some() {
+            self.pages.pop_back();
+        }
+        let version = version.map_or(0, |version| version + 1);
+        self.pages.push_back(Page { number, version, last, changes });
+        self.tail = Some(data);
+    }
+
+    /// The oldest pages that nobody needs: the webhook has heard up to `heard`, and of more than `most` changes each
+    /// component's newest is enough for it.
+    pub fn spare(&self, heard: u64, most: usize) -> Vec<u64> {
+        let mut left: usize = self.pages.iter().map(|page| page.changes).sum();
+        let old = self.pages.iter().take(self.pages.len().saturating_sub(KEPT_PAGES));
+        let spare = old.take(CLEARED_AT_ONCE).take_while(|page| {
+            let spare = page.last <= heard || left > most;
+            left -= page.changes;
+            spare
+        });
+        spare.map(|page| page.number).collect()
+    }
+
+    /// The oldest pages are gone.
+    pub fn cleared(&mut self, count: usize) {
+        self.pages.drain(..count.min(self.pages.len()));
+    }
+}
+
+fn line_of(change: &Change) -> Vec<u8> {
+    let Change { name, state, word, sequence, at, flaps } = change;
+    let row = json!([name.as_str(), state.as_str(), word.map(Word::as_str), sequence, at, flaps]);
+    format!("{row}\n").into_bytes()
+}
+
+/// # Errors
+/// If anything in it is not as it was written.
+pub fn page_from_bytes(bytes: &[u8]) -> Result<Vec<Change>, Garbled> {
+    let lines = bytes.split_inclusive(|byte| *byte == b'\n');
+    lines.map(|line| change_of(line).ok_or_else(|| Garbled::new("a bad change"))).collect()
+}
+
+fn change_of(line: &[u8]) -> Option<Change> {
+    let row: Vec<Value> = serde_json::from_slice(line.strip_suffix(b"\n")?).ok()?;
+    let [name, state, word, sequence, at, flaps] = row.as_slice() else { return None };
+    let word = match word {
+        Value::Null => None,
+        word => Some(Word::parse(word.as_str()?)?),
+    };
+    Some(Change {
+        name: Name::parse(name.as_str()?).ok()?,
+        state: State::parse(state.as_str()?)?,
+        word,
+        sequence: sequence.as_u64()?,
+        at: at.as_u64()?,
+        flaps: u16::try_from(flaps.as_u64()?).ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn changes(numbers: std::ops::Range<u64>) -> Vec<Change> {
+        let change = |sequence| Change {
+            name: Name::parse(&format!("x{}c0s0b0n0", sequence % 1000)).unwrap(),
+            state: State::Dead,
+            word: (sequence % 2 == 0).then_some(Word::DeclaredDead),
+            sequence,
+            at: 1_700_000_000_000,
+            flaps: 3,
+        };
+        numbers.map(change).collect()
+    }
+
+    /// The store, as far as a journal needs one.
+    #[derive(Default)]
+    struct Store(Vec<(u64, i32, Vec<u8>)>);
+
+    impl Store {
+        fn write(&mut self, journal: &mut Journal, changes: &[Change]) {
+            for draft in journal.with(changes) {
+                match draft.version {
+                    None => self.0.push((draft.number, 0, draft.data.clone())),
+                    Some(version) => {
+                        let page = self.0.last_mut().unwrap();
+                        assert_eq!((page.0, page.1), (draft.number, version));
+                        *page = (draft.number, version + 1, draft.data.clone());
+                    }
+                }
+                journal.written(draft);
+            }
+        }
+
+        fn read(&self) -> Vec<Read<Garbled>> {
+            let page = |(number, version, data): &(u64, i32, Vec<u8>)| Read {
+                number: *number,
+                version: *version,
+                data: data.clone(),
+                changes: page_from_bytes(data),
+            };
+            self.0.iter().map(page).collect()
+        }
+
+        fn all(&self) -> Vec<Change> {
+            self.read().into_iter().flat_map(|page| page.changes.unwrap()).collect()
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_read_in_its_order_whoever_wrote_it() {
+        let (mut store, mut journal) = (Store::default(), Journal::default());
+        let mut from = 1;
+        for many in [1, 1, 700, 3, 0, 5000, 2] {
+            store.write(&mut journal, &changes(from..from + many));
+            from += many;
+            // Another goes on with it.
+            journal = Journal::of(&store.read());
+        }
+        assert_eq!(store.all(), changes(1..from));
+        assert!(store.0.iter().all(|(_, _, data)| data.len() <= PAGE_BYTES));
+        let numbers: Vec<u64> = store.0.iter().map(|(number, ..)| *number).collect();
+        assert_eq!(numbers, (0..numbers.len() as u64).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_page_that_cannot_be_read_is_not_written_over() {
+        let (mut store, mut journal) = (Store::default(), Journal::default());
+        store.write(&mut journal, &changes(1..3));
+        store.0[0].2.extend(b"garbage");
+        assert_eq!(store.read()[0].changes, Err(Garbled::new("a bad change")));
+        journal = Journal::of(&store.read());
+        store.write(&mut journal, &changes(3..5));
+        assert!(store.0[0].2.ends_with(b"garbage"));
+        assert_eq!(store.read()[1].changes, Ok(changes(3..5)));
+    }
+
+    #[test]
+    fn pages_go_when_they_are_heard_of_and_old() {
+        let (mut store, mut journal) = (Store::default(), Journal::default());
+        store.write(&mut journal, &changes(1..20_000));
+        let pages = store.read();
+        assert!(pages.len() > 2 * KEPT_PAGES);
+        let last = |page: usize| pages[page].changes.as_ref().unwrap().last().unwrap().sequence;
+        assert!(journal.spare(0, 20_000).is_empty());
+        assert_eq!(journal.spare(last(1) - 1, 20_000), [0]);
+        assert_eq!(journal.spare(last(1), 20_000), [0, 1]);
+        let old = pages.len() - KEPT_PAGES;
+        assert_eq!(journal.spare(u64::MAX, 20_000).len(), old);
+        // A webhook that is away for ever does not fill the store.
+        assert_eq!(journal.spare(0, 19_998), [0]);
+        assert_eq!(journal.spare(0, 0).len(), old);
+        journal.cleared(2);
+        assert_eq!(journal.spare(last(2), 20_000), [2]);
+    }
+}
