@@ -5,6 +5,7 @@ use crate::error::Error;
 use crate::provider::{Applied, Firewall, MachineNumber, Seen};
 use crate::rule::{Change, Rule};
 use std::collections::{BTreeMap, BTreeSet};
+use tokio::time::Instant;
 
 /// More rules than this are counted and not named.
 const NAMED_MAX: usize = 10;
@@ -35,7 +36,7 @@ impl<F: Firewall> Firewall for DryRun<F> {
         Ok(seen)
     }
 
-    async fn apply(&self, machine: MachineNumber, change: &Change) -> Applied {
+    async fn apply(&self, machine: MachineNumber, change: &Change, _until: Instant) -> Applied {
         let not_done = |verb, rules: &BTreeSet<Rule>| {
             if rules.is_empty() {
                 return Ok(());
@@ -43,6 +44,10 @@ impl<F: Firewall> Firewall for DryRun<F> {
             Err(Error::DryRun { what: machine.into(), would: format!("{verb} {}", named(rules)) })
         };
         Applied { opened: not_done("open", &change.open), closed: not_done("close", &change.close) }
+    }
+
+    fn at_once(&self) -> bool {
+        self.inner.at_once()
     }
 
     fn rules_per_family(&self) -> Option<usize> {
@@ -73,19 +78,23 @@ mod tests {
         ports.map(rule).collect()
     }
 
+    fn in_time() -> Instant {
+        Instant::now() + std::time::Duration::from_secs(60)
+    }
+
     #[tokio::test]
     async fn it_never_claims_to_have_done_anything() {
         let memory = Memory::new(Settings::default());
         let (dry, machine) = (DryRun::new(memory.clone()), MachineNumber::new(2));
         memory.add_group(machine);
         let change = Change { open: rules(80..82), close: rules(1000..1012) };
-        let applied = dry.apply(machine, &change).await;
+        let applied = dry.apply(machine, &change, in_time()).await;
         assert_eq!(
             applied.opened.unwrap_err().to_string(),
             "dry run: machine 2 is left as it is; would open 80/tcp from 0.0.0.0/0, 81/tcp from 0.0.0.0/0"
         );
         assert!(applied.closed.unwrap_err().to_string().ends_with(", 2 more"));
-        assert_eq!(dry.apply(machine, &Change::default()).await, Applied::as_one(Ok(())));
+        assert_eq!(dry.apply(machine, &Change::default(), in_time()).await, Applied::as_one(Ok(())));
         assert_eq!(memory.writes(), 0);
     }
 }

@@ -60,15 +60,16 @@ pub struct LaunchSettings {
     pub key: Option<String>,
 }
 
-/// How long a call may take, and how often the SDK tries before we hear of a failure.
+/// How long a request may take, and how often one that only reads is made before we hear of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
     pub connect: Duration,
-    pub attempt: Duration,
-    /// All attempts and the pauses between them.
-    pub call: Duration,
-    pub attempts: u32,
-    /// Doubles with every attempt.
+    /// One request, with what comes before it. A change that hangs for this long holds up the pass that it is part of,
+    /// and the closes that come after that.
+    pub request: Duration,
+    /// Changes are made once: the SDK repeats nothing, since the budget would not be asked.
+    pub reads: u32,
+    /// Between two reads; doubles with each.
     pub first_pause: Duration,
 }
 
@@ -76,9 +77,8 @@ impl Default for Patience {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(3),
-            attempt: Duration::from_secs(10),
-            call: Duration::from_secs(30),
-            attempts: 4,
+            request: Duration::from_secs(10),
+            reads: 3,
             first_pause: Duration::from_millis(500),
         }
     }
@@ -149,18 +149,14 @@ impl Ec2 {
         check_region(&region)?;
         let endpoint = settings.endpoint_url.clone().or_else(|| config.endpoint_url().map(str::to_owned));
         let patience = settings.patience;
-        let retry = RetryConfig::standard()
-            .with_max_attempts(patience.attempts)
-            .with_initial_backoff(patience.first_pause);
         let timeouts = TimeoutConfig::builder()
             .connect_timeout(patience.connect)
-            .operation_attempt_timeout(patience.attempt)
-            .operation_timeout(patience.call)
+            .operation_timeout(patience.request)
             .build();
         let meter = Meter::new();
         let mut client = aws_sdk_ec2::config::Builder::from(config)
             .region(Region::new(region.clone()))
-            .retry_config(retry)
+            .retry_config(RetryConfig::disabled())
             .timeout_config(timeouts)
             .interceptor(meter.clone());
         client.set_endpoint_url(endpoint.clone());
@@ -169,10 +165,10 @@ impl Ec2 {
             |endpoint| format!("EC2 at {endpoint}"),
         );
         let client = aws_sdk_ec2::Client::from_conf(client.build());
-        Ok(Self { settings, api: Api::new(client, meter, place), memory: Mutex::default() })
+        Ok(Self { settings, api: Api::new(client, meter, patience, place), memory: Mutex::default() })
     }
 
-    /// How many requests went out, by the name of their action, with those that the SDK repeated.
+    /// How many requests went out, by the name of their action.
     pub fn requests(&self) -> BTreeMap<String, u64> {
         self.api.meter.requests()
     }

@@ -66,6 +66,9 @@ pub enum Error {
     /// It is not as it was when last looked at. Nothing was done.
     #[error("{what} has changed meanwhile")]
     Conflict { what: Subject },
+    /// There was no time left to begin it. Nothing was done.
+    #[error("the change of {what} was not begun in time")]
+    NotBegun { what: Subject },
     /// No answer: it may have been done, or not, or be done still.
     #[error("no answer for {what} in time: {reason}")]
     Ambiguous { what: Subject, reason: String },
@@ -104,9 +107,10 @@ pub enum Retry {
 impl Error {
     pub fn retry(&self) -> Retry {
         match self {
-            Self::Throttled { .. } | Self::Unavailable { .. } | Self::StillInUse { .. } => {
-                Retry::AfterBackOff
-            }
+            Self::Throttled { .. }
+            | Self::Unavailable { .. }
+            | Self::StillInUse { .. }
+            | Self::NotBegun { .. } => Retry::AfterBackOff,
             Self::NotFound { .. } | Self::Conflict { .. } | Self::Ambiguous { .. } => Retry::ReadAgain,
             Self::Denied { .. }
             | Self::QuotaExceeded { .. }
@@ -131,6 +135,7 @@ impl Error {
             | Self::NotFound { what }
             | Self::StillInUse { what }
             | Self::Conflict { what }
+            | Self::NotBegun { what }
             | Self::Ambiguous { what, .. }
             | Self::Foreign { what, .. }
             | Self::Unusable { what, .. }
@@ -149,6 +154,7 @@ impl Error {
             Self::NotFound { .. } => "not-found",
             Self::StillInUse { .. } => "still-in-use",
             Self::Conflict { .. } => "conflict",
+            Self::NotBegun { .. } => "not-begun",
             Self::Ambiguous { .. } => "ambiguous",
             Self::Foreign { .. } => "foreign",
             Self::Unusable { .. } => "unusable",
@@ -179,6 +185,11 @@ mod tests {
                 Retry::AfterBackOff,
             ),
             (Error::StillInUse { what: group.clone() }, "group sg-1 is still in use", Retry::AfterBackOff),
+            (
+                Error::NotBegun { what: group.clone() },
+                "the change of group sg-1 was not begun in time",
+                Retry::AfterBackOff,
+            ),
             (Error::NotFound { what: group.clone() }, "group sg-1 is not there", Retry::ReadAgain),
             (Error::Conflict { what: group.clone() }, "group sg-1 has changed meanwhile", Retry::ReadAgain),
             (

@@ -1,6 +1,6 @@
 //! A provider that lives in this process and can be made to fail, lag and be meddled with, so that whatever is built on
-//! a provider can be tried against all of that. It has no clock and no randomness: the same calls under the same script
-//! give the same answers.
+//! a provider can be tried against all of that. It has no randomness, and asks the time only to begin nothing too late: the
+//! same calls under the same script give the same answers.
 //!
 //! This file is the shell: it takes the lock, asks the script, keeps the journal. What calls do is in `world`.
 
@@ -16,6 +16,7 @@ use crate::rule::{Change, Rule};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::time::Instant;
 use world::World;
 pub use world::{Rewrite, Settings};
 
@@ -234,6 +235,21 @@ impl Memory {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// One request that changes rules, if there is still time for it.
+    async fn change(
+        &self,
+        name: CallName,
+        machine: MachineNumber,
+        rules: &BTreeSet<Rule>,
+        until: Instant,
+        effect: impl FnOnce(&mut World) -> Result<(), Error> + Send,
+    ) -> Result<(), Error> {
+        if Instant::now() >= until {
+            return Err(Error::NotBegun { what: machine.into() });
+        }
+        self.call(name, Some(machine), rules.clone(), effect).await
+    }
+
     async fn call<T>(
         &self,
         name: CallName,
@@ -302,20 +318,19 @@ impl Firewall for Memory {
         .await
     }
 
-    async fn apply(&self, machine: MachineNumber, change: &Change) -> Applied {
+    async fn apply(&self, machine: MachineNumber, change: &Change, until: Instant) -> Applied {
         if change.is_empty() {
-            let mended =
-                self.call(CallName::Mend, Some(machine), BTreeSet::new(), |world| world.mend(machine));
-            return Applied::as_one(mended.await);
+            let mend = |world: &mut World| world.mend(machine);
+            return Applied::as_one(self.change(CallName::Mend, machine, &change.open, until, mend).await);
         }
         let mut applied = Applied::as_one(Ok(()));
-        if !change.open.is_empty() {
-            let open = |world: &mut World| world.open(machine, &change.open);
-            applied.opened = self.call(CallName::Open, Some(machine), change.open.clone(), open).await;
-        }
         if !change.close.is_empty() {
             let close = |world: &mut World| world.close(machine, &change.close);
-            applied.closed = self.call(CallName::Close, Some(machine), change.close.clone(), close).await;
+            applied.closed = self.change(CallName::Close, machine, &change.close, until, close).await;
+        }
+        if !change.open.is_empty() {
+            let open = |world: &mut World| world.open(machine, &change.open);
+            applied.opened = self.change(CallName::Open, machine, &change.open, until, open).await;
         }
         applied
     }

@@ -77,6 +77,10 @@ bugs!(
     DeafToStop,
     /// A leader that was paused acts although another leads.
     NoLease,
+    /// Whether it may act is asked before the wait for the provider's leave, and not after it.
+    AsksOnce,
+    /// Closes wait until opens have made room for them.
+    ClosesQueueUp,
     /// A leader that was replaced goes on writing.
     NoFence,
     /// Of several events at once only the first is looked at.

@@ -4,8 +4,8 @@
 //!
 //! What every driver keeps to:
 //! - "Already so" is success, for every call. Nothing that lacks our mark is ever changed.
-//! - A call ends within the driver's own time limit. It does not try again by itself after an error: when to do that
-//!   is for the caller to decide, with [`Error::retry`].
+//! - A call ends within the driver's own time limit. What changes something is not tried again by itself after an error:
+//!   when to do that is for the caller to decide, with [`Error::retry`].
 //! - Calls for different machines may run at the same time; for one machine the caller sends one after the other.
 //! - Dropping a call's future is like losing its answer: it may have had its effect.
 //!
@@ -17,6 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use tokio::time::Instant;
 
 /// The public number of a machine: the `2` in the group `juju-prod-2`. Never used again for another machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -81,11 +82,24 @@ pub trait Firewall: Send + Sync {
     ) -> impl Future<Output = Result<BTreeMap<MachineNumber, Seen>, Error>> + Send;
 
     /// Carries out a change that was planned from what [`Self::observe`] showed: `close` must name rules as they were
-    /// shown. One request opens and one closes, or one does both at once; opening comes first, so that what is
-    /// covered before and after is never shut in between, and its failure does not keep `close` from being done.
+    /// shown, and none that a rule to be opened is meant to replace. One request closes and one opens, or one does both at
+    /// once; closing comes first, since it makes room, and the failure of one does not keep the other from being done.
+    ///
+    /// No request that changes anything is begun at or after `until`: that is asked right before each, after whatever was
+    /// waited for. A half that was not begun is [`Error::NotBegun`].
     ///
     /// With an empty change it puts right what is [`MachineRules::amiss`].
-    fn apply(&self, machine: MachineNumber, change: &Change) -> impl Future<Output = Applied> + Send;
+    fn apply(
+        &self,
+        machine: MachineNumber,
+        change: &Change,
+        until: Instant,
+    ) -> impl Future<Output = Applied> + Send;
+
+    /// Whether both halves of a change are one step, all of it done or nothing.
+    fn at_once(&self) -> bool {
+        false
+    }
 
     /// How many rules of one address family a machine can have, ours and others', if there is a limit. Known before
     /// it is hit, so that a plan can merge rules or hold some back in place of trying.
@@ -147,8 +161,12 @@ impl<F: Firewall> Firewall for Arc<F> {
         F::observe(self, machines).await
     }
 
-    async fn apply(&self, machine: MachineNumber, change: &Change) -> Applied {
-        F::apply(self, machine, change).await
+    async fn apply(&self, machine: MachineNumber, change: &Change, until: Instant) -> Applied {
+        F::apply(self, machine, change, until).await
+    }
+
+    fn at_once(&self) -> bool {
+        F::at_once(self)
     }
 
     fn rules_per_family(&self) -> Option<usize> {
@@ -254,12 +272,30 @@ impl Applied {
         self.opened.is_ok() && self.closed.is_ok()
     }
 
-    /// Each different error once.
+    /// Whether a half of it was not begun, so that the rest of the change is still to be made.
+    pub fn is_cut_short(&self) -> bool {
+        not_begun(&self.opened) || not_begun(&self.closed)
+    }
+
+    /// The halves of `change`, whose outcome this is, that were begun.
+    pub fn begun_of(&self, change: &Change) -> Change {
+        let half = |outcome, rules: &BTreeSet<Rule>| {
+            if not_begun(outcome) { BTreeSet::new() } else { rules.clone() }
+        };
+        Change { open: half(&self.opened, &change.open), close: half(&self.closed, &change.close) }
+    }
+
+    /// Each different error once. What was not begun has not failed.
     pub fn errors(&self) -> impl Iterator<Item = &Error> {
-        let opened = self.opened.as_ref().err();
-        let closed = self.closed.as_ref().err().filter(|error| opened != Some(error));
+        let failed = |error: &&Error| !matches!(error, Error::NotBegun { .. });
+        let opened = self.opened.as_ref().err().filter(failed);
+        let closed = self.closed.as_ref().err().filter(failed).filter(|error| opened != Some(error));
         opened.into_iter().chain(closed)
     }
+}
+
+fn not_begun(half: &Result<(), Error>) -> bool {
+    matches!(half, Err(Error::NotBegun { .. }))
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -365,5 +401,7 @@ mod tests {
         let two = Applied { opened: Err(throttled(1)), closed: Err(throttled(2)) };
         assert_eq!(two.errors().count(), 2);
         assert!(!two.is_ok() && Applied::as_one(Ok(())).is_ok());
+        let late = Applied { opened: Err(Error::NotBegun { what: Subject::Provider }), closed: Ok(()) };
+        assert!(late.is_cut_short() && !late.is_ok() && late.errors().count() == 0);
     }
 }

@@ -10,6 +10,7 @@ use portcullis_provider::rule::{Change, Cidr, PortRange, Protocol, Rule, WirePor
 use portcullis_provider::{Error, Subject};
 use std::collections::BTreeSet;
 use std::time::Duration;
+use tokio::time::Instant;
 
 const MACHINE: MachineNumber = MachineNumber::new(1);
 
@@ -23,6 +24,10 @@ fn opening(ports: impl IntoIterator<Item = u16>) -> Change {
 
 fn closing(ports: impl IntoIterator<Item = u16>) -> Change {
     Change { open: BTreeSet::new(), close: ports.into_iter().map(rule).collect() }
+}
+
+fn in_time() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
 }
 
 fn throttled() -> Error {
@@ -55,21 +60,21 @@ async fn a_fault_comes_before_or_after_the_effect() {
     ] {
         let memory = memory(Settings::default());
         memory.fail_at(1, fault);
-        let applied = memory.apply(MACHINE, &opening([80])).await;
+        let applied = memory.apply(MACHINE, &opening([80]), in_time()).await;
         assert_eq!(applied.opened, Err(throttled()));
         assert_eq!(actual(&memory).contains(&rule(80)), took_effect);
         assert_eq!(memory.journal()[0].applied, took_effect);
-        assert!(memory.apply(MACHINE, &opening([80])).await.is_ok(), "only once");
+        assert!(memory.apply(MACHINE, &opening([80]), in_time()).await.is_ok(), "only once");
     }
 }
 
 #[tokio::test]
 async fn a_failed_open_does_not_keep_from_closing() {
     let memory = memory(Settings::default());
-    assert!(memory.apply(MACHINE, &opening([80])).await.is_ok());
-    memory.fail_at(2, Fault::Before(Failure::Error(throttled())));
+    assert!(memory.apply(MACHINE, &opening([80]), in_time()).await.is_ok());
+    memory.fail_at(3, Fault::Before(Failure::Error(throttled())));
     let change = Change { open: [rule(81)].into(), close: [rule(80)].into() };
-    let applied = memory.apply(MACHINE, &change).await;
+    let applied = memory.apply(MACHINE, &change, in_time()).await;
     assert_eq!((applied.opened, applied.closed), (Err(throttled()), Ok(())));
     assert!(actual(&memory).is_empty());
 }
@@ -82,11 +87,12 @@ async fn silence_lasts_until_the_caller_is_gone() {
         let memory = memory(Settings::default());
         memory.fail_at(1, fault);
         let change = opening([80]);
-        let waiting = tokio::time::timeout(Duration::from_millis(1), memory.apply(MACHINE, &change));
+        let waiting =
+            tokio::time::timeout(Duration::from_millis(1), memory.apply(MACHINE, &change, in_time()));
         assert!(waiting.await.is_err());
         assert_eq!(actual(&memory).contains(&rule(80)), took_effect);
         assert_eq!(memory.journal()[0].answer, None);
-        assert!(memory.apply(MACHINE, &closing([80])).await.is_ok());
+        assert!(memory.apply(MACHINE, &closing([80]), in_time()).await.is_ok());
     }
 }
 
@@ -98,9 +104,9 @@ async fn a_script_sees_every_call() {
         call.name.is_write().then_some(Fault::Before(Failure::Error(denied)))
     });
     assert_eq!(shown(&memory).await, Some(BTreeSet::new()));
-    assert_eq!(memory.apply(MACHINE, &opening([80])).await.opened.unwrap_err().kind(), "denied");
+    assert_eq!(memory.apply(MACHINE, &opening([80]), in_time()).await.opened.unwrap_err().kind(), "denied");
     memory.clear_script();
-    assert!(memory.apply(MACHINE, &opening([80])).await.is_ok());
+    assert!(memory.apply(MACHINE, &opening([80]), in_time()).await.is_ok());
     let names: Vec<_> = memory.journal().into_iter().map(|entry| entry.call.name).collect();
     assert_eq!(names, [CallName::Observe, CallName::Open, CallName::Open]);
     assert_eq!((memory.calls(), memory.writes(), memory.calls_of(CallName::Open)), (3, 2, 2));
@@ -109,11 +115,11 @@ async fn a_script_sees_every_call() {
 #[tokio::test]
 async fn readers_lag_behind_writers() {
     let memory = memory(Settings { lag_calls: 2, ..Settings::default() });
-    assert!(memory.apply(MACHINE, &opening([80])).await.is_ok());
+    assert!(memory.apply(MACHINE, &opening([80]), in_time()).await.is_ok());
     assert_eq!(shown(&memory).await, Some(BTreeSet::new()));
     assert_eq!(shown(&memory).await, Some(BTreeSet::new()));
     assert_eq!(shown(&memory).await, Some([rule(80)].into()));
-    assert!(memory.apply(MACHINE, &closing([80])).await.is_ok());
+    assert!(memory.apply(MACHINE, &closing([80]), in_time()).await.is_ok());
     assert_eq!(shown(&memory).await, Some([rule(80)].into()));
     assert!(actual(&memory).is_empty());
     memory.configure(|settings| settings.lag_calls = 0);
@@ -125,20 +131,20 @@ async fn a_full_group_refuses_the_whole_batch() {
     let memory = memory(Settings::default());
     let foreign = Foreign::from_wire(WirePorts { proto: "6", from: Some(9), to: Some(9) }, Cidr::WORLD_V4);
     assert!(memory.tamper(MACHINE, |rules| rules.foreign.push(foreign)));
-    let full = memory.apply(MACHINE, &opening((0..60).map(|n| 100 + 2 * n))).await;
+    let full = memory.apply(MACHINE, &opening((0..60).map(|n| 100 + 2 * n)), in_time()).await;
     let group = memory.actual(MACHINE).unwrap().group;
     assert_eq!(full.opened, Err(Error::QuotaExceeded { what: Subject::Group(group), limit: Some(60) }));
     assert!(actual(&memory).is_empty());
-    assert!(memory.apply(MACHINE, &opening((0..59).map(|n| 100 + 2 * n))).await.is_ok());
+    assert!(memory.apply(MACHINE, &opening((0..59).map(|n| 100 + 2 * n)), in_time()).await.is_ok());
     let other_family = Rule::new(rule(80).ports, Cidr::WORLD_V6);
     let change = Change { open: [other_family].into(), close: BTreeSet::new() };
-    assert!(memory.apply(MACHINE, &change).await.is_ok(), "families are counted apart");
+    assert!(memory.apply(MACHINE, &change, in_time()).await.is_ok(), "families are counted apart");
 }
 
 #[tokio::test]
 async fn others_may_edit_and_are_left_alone() {
     let memory = memory(Settings::default());
-    assert!(memory.apply(MACHINE, &opening([80, 81])).await.is_ok());
+    assert!(memory.apply(MACHINE, &opening([80, 81]), in_time()).await.is_ok());
     let theirs = Foreign::from_wire(WirePorts { proto: "6", from: Some(443), to: Some(443) }, Cidr::WORLD_V4);
     memory.tamper(MACHINE, |rules| {
         rules.owned.remove(&rule(80));
@@ -146,20 +152,23 @@ async fn others_may_edit_and_are_left_alone() {
         rules.amiss.push("its tag was changed".to_owned());
     });
     assert_eq!(shown(&memory).await, Some([rule(81)].into()));
-    assert!(memory.apply(MACHINE, &opening([443])).await.is_ok(), "already so");
-    assert!(memory.apply(MACHINE, &closing([443])).await.is_ok());
+    assert!(memory.apply(MACHINE, &opening([443]), in_time()).await.is_ok(), "already so");
+    assert!(memory.apply(MACHINE, &closing([443]), in_time()).await.is_ok());
     let rules = memory.actual(MACHINE).unwrap();
     assert_eq!((rules.owned, rules.foreign, rules.amiss), ([rule(81)].into(), vec![theirs], vec![]));
     memory.remove_group(MACHINE);
     assert_eq!(shown(&memory).await, None);
-    assert_eq!(memory.apply(MACHINE, &opening([80])).await.opened.unwrap_err().kind(), "not-found");
+    assert_eq!(
+        memory.apply(MACHINE, &opening([80]), in_time()).await.opened.unwrap_err().kind(),
+        "not-found"
+    );
 }
 
 #[tokio::test]
 async fn what_is_amiss_is_put_right_by_an_empty_change() {
     let memory = memory(Settings::default());
     memory.tamper(MACHINE, |rules| rules.amiss.push("its tag was changed".to_owned()));
-    assert!(memory.apply(MACHINE, &Change::default()).await.is_ok());
+    assert!(memory.apply(MACHINE, &Change::default(), in_time()).await.is_ok());
     assert_eq!(memory.actual(MACHINE).unwrap().amiss, Vec::<String>::new());
     assert_eq!(memory.calls_of(CallName::Mend), 1);
 }
@@ -230,7 +239,7 @@ async fn an_adopted_instance_is_never_ended() {
 #[tokio::test]
 async fn launching_again_empties_a_stale_group() {
     let memory = memory(Settings::default());
-    assert!(memory.apply(MACHINE, &opening([80])).await.is_ok());
+    assert!(memory.apply(MACHINE, &opening([80]), in_time()).await.is_ok());
     let instance = memory.launch(&launch(MACHINE)).await.unwrap();
     assert!(actual(&memory).is_empty());
     memory.lose_instance(&instance.id);

@@ -61,8 +61,9 @@ pub struct Agent<T, F> {
     seen: BTreeMap<MachineId, MachineRules>,
     reports: Reports,
     retries: Retries<Instant>,
-    /// Machines whose change was not begun because the lease would not have lasted: first in the next pass.
-    put_off: BTreeSet<MachineId>,
+    /// Machines whose change, or a half of it, was not begun because the lease would not have lasted, and since when that is
+    /// so: the first in the next pass, those that wait longest before all others.
+    put_off: BTreeMap<MachineId, Instant>,
     trust: Trust,
     /// What is wrong with machines themselves, as provisioning says: shown in their reports.
     notes: BTreeMap<MachineId, String>,
@@ -126,7 +127,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             seen: BTreeMap::new(),
             reports,
             retries: Retries::default(),
-            put_off: BTreeSet::new(),
+            put_off: BTreeMap::new(),
             trust: Trust::default(),
             notes: BTreeMap::new(),
             recalls_notes: false,
@@ -239,11 +240,12 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let mut machines = self.look(dirty).await?;
         let now = Instant::now();
         machines.extend(self.retries.due(now));
-        machines.append(&mut self.put_off);
+        let late = std::mem::take(&mut self.put_off);
+        machines.extend(late.keys());
         pass.machines = machines.len();
         // A re-spelled rule takes two rounds: open the new, then close the old.
         for _round in 0..2 {
-            machines = self.round(machines, lead, pass).await?;
+            machines = self.round(machines, &late, lead, pass).await?;
             if machines.is_empty() {
                 break;
             }
@@ -288,6 +290,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
     async fn round(
         &mut self,
         machines: BTreeSet<MachineId>,
+        late: &BTreeMap<MachineId, Instant>,
         lead: &Leadership,
         pass: &mut Pass,
     ) -> Result<BTreeSet<MachineId>, crate::store::Error> {
@@ -309,26 +312,23 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             })
             .map(|(id, plan)| (*id, plan.change.clone()))
             .collect();
-        let outcomes = apply(&self.firewall, &changes, lead).await;
+        let mut first: Vec<MachineId> = late.keys().copied().collect();
+        first.sort_by_key(|machine| late.get(machine));
+        let outcomes = apply(&self.firewall, &changes, &first, lead).await;
         let mut again = BTreeSet::new();
         let mut done = BTreeMap::new();
-        for (machine, change) in &changes {
-            let report = reports.entry(*machine).or_default();
-            match outcomes.get(machine).and_then(Option::as_ref) {
-                Some(applied) => {
-                    done.insert(*machine, self.entry(*machine, change, applied, report));
-                    self.learn(*machine, change, applied, report, pass);
-                }
-                None if planted(Bug::CallsItDone) => {}
-                // The pass took longer than we may act for. The next one begins with what is left, and a fresh lease.
-                None => {
-                    self.keep_granted(*machine, &change.close, report);
-                    self.put_off.insert(*machine);
-                }
+        for (machine, applied) in &outcomes {
+            let (Some(change), report) = (changes.get(machine), reports.entry(*machine).or_default()) else {
+                continue;
+            };
+            if let Some(entry) = self.entry(*machine, change, applied, report) {
+                done.insert(*machine, entry);
             }
+            self.learn(*machine, change, applied, report, pass);
+            self.put_off_if_late(*machine, applied, late);
         }
         for (machine, plan) in &plans {
-            if self.put_off.contains(machine) || doubted.contains(machine) {
+            if self.put_off.contains_key(machine) || doubted.contains(machine) {
                 continue;
             }
             self.time(*machine, plan);

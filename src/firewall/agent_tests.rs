@@ -453,3 +453,5 @@ fn planning_ten_thousand_machines_is_quick() {
 mod accounts;
 #[path = "agent_doubt_tests.rs"]
 mod doubt;
+#[path = "agent_turns_tests.rs"]
+mod turns;

@@ -7,6 +7,7 @@ use portcullis_provider::memory::{Memory, Settings};
 use portcullis_provider::provider::{MachineNumber, Seen};
 use portcullis_provider::rule::Change;
 use portcullis_provider::{Applied, DryRun, Error, Firewall, Nftables};
+use tokio::time::Instant;
 
 use super::trial::Trial;
 
@@ -34,10 +35,17 @@ impl Firewall for Here {
         }
     }
 
-    async fn apply(&self, machine: MachineNumber, change: &Change) -> Applied {
+    async fn apply(&self, machine: MachineNumber, change: &Change, until: Instant) -> Applied {
         match self {
-            Self::Real(firewall) => firewall.apply(machine, change).await,
-            Self::Dry(firewall) => firewall.apply(machine, change).await,
+            Self::Real(firewall) => firewall.apply(machine, change, until).await,
+            Self::Dry(firewall) => firewall.apply(machine, change, until).await,
+        }
+    }
+
+    fn at_once(&self) -> bool {
+        match self {
+            Self::Real(firewall) => firewall.at_once(),
+            Self::Dry(firewall) => firewall.at_once(),
         }
     }
 
@@ -84,8 +92,12 @@ impl<F: Firewall> Firewall for Glimpse<F> {
         }
     }
 
-    async fn apply(&self, machine: MachineNumber, change: &Change) -> Applied {
-        self.inner.apply(machine, change).await
+    async fn apply(&self, machine: MachineNumber, change: &Change, until: Instant) -> Applied {
+        self.inner.apply(machine, change, until).await
+    }
+
+    fn at_once(&self) -> bool {
+        self.inner.at_once()
     }
 
     fn rules_per_family(&self) -> Option<usize> {

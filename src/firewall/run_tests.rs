@@ -30,9 +30,9 @@ impl Firewall for Slow {
         self.0.observe(machines).await
     }
 
-    async fn apply(&self, machine: MachineNumber, change: &Change) -> Applied {
+    async fn apply(&self, machine: MachineNumber, change: &Change, until: Instant) -> Applied {
         sleep(CHANGE).await;
-        self.0.apply(machine, change).await
+        self.0.apply(machine, change, until).await
     }
 
     fn rules_per_family(&self) -> Option<usize> {

@@ -7,6 +7,7 @@ use portcullis_provider::memory::Memory;
 use portcullis_provider::provider::{MachineNumber, Seen};
 use portcullis_provider::rule::Change;
 use portcullis_provider::{Applied, Error, Firewall};
+use tokio::time::Instant;
 
 #[derive(Debug)]
 pub struct Trial(Memory);
@@ -28,8 +29,8 @@ impl Firewall for Trial {
         self.0.observe(machines).await
     }
 
-    async fn apply(&self, machine: MachineNumber, change: &Change) -> Applied {
-        self.0.apply(machine, change).await
+    async fn apply(&self, machine: MachineNumber, change: &Change, until: Instant) -> Applied {
+        self.0.apply(machine, change, until).await
     }
 
     fn rules_per_family(&self) -> Option<usize> {

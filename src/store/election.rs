@@ -189,9 +189,9 @@ impl Leadership {
         }
     }
 
-    /// Whether an effect outside the store may be begun at `now`.
-    pub fn may_act(&self, now: Instant) -> bool {
-        now < self.confirmed + LEASE || planted(Bug::NoLease)
+    /// From when on no effect outside the store may be begun, unless the lock is confirmed again.
+    pub fn may_act_until(&self) -> Instant {
+        if planted(Bug::NoLease) { Instant::now() + LEASE } else { self.confirmed + LEASE }
     }
 
     /// Higher than that of every leader before.
@@ -299,8 +299,8 @@ mod tests {
         let (_store, roles, a, _b) = controllers().await;
         let mut leader = win(&a, &roles).await;
         tokio::time::advance(LEASE).await;
-        assert!(!leader.may_act(Instant::now()));
+        assert!(leader.may_act_until() <= Instant::now());
         assert!(leader.confirm(&a).await.unwrap());
-        assert!(leader.may_act(Instant::now()));
+        assert_eq!(leader.may_act_until(), Instant::now() + LEASE);
     }
 }

@@ -44,6 +44,8 @@ pub(crate) enum Action {
     Storm(usize),
     /// Every request to the provider takes so many milliseconds.
     Sluggish(u64),
+    /// One request of a kind every so many milliseconds.
+    Scarce(u64),
     Cure,
     Interrupt,
     Expire(usize),
@@ -109,6 +111,12 @@ impl World {
                 self.happened(Mishap::Sluggish);
                 let mut shared = self.seam.lock();
                 shared.sluggish = Some(Duration::from_millis(ms));
+                shared.slow();
+            }
+            Action::Scarce(ms) => {
+                self.happened(Mishap::Scarce);
+                let mut shared = self.seam.lock();
+                shared.scarce = Some(Duration::from_millis(ms));
                 shared.slow();
             }
             Action::Cure => self.cure(),

@@ -203,6 +203,16 @@ impl World {
         machines.into_iter().filter(lacks).collect()
     }
 
+    /// Machines that have something that is not wanted on them.
+    pub(crate) fn surplus(&self) -> Vec<MachineId> {
+        let machines: Vec<MachineId> = self.seam.lock().oracle.machines.keys().copied().collect();
+        let has = |machine: &MachineId| {
+            let wanted = self.seam.lock().oracle.wanted(*machine);
+            !self.seam.open_on(*machine).unwrap_or_default().minus(wanted).is_empty()
+        };
+        machines.into_iter().filter(has).collect()
+    }
+
     /// Whatever was wrong was given its time: from here on nobody has an excuse.
     pub(crate) fn forgive(&mut self) {
         let mut shared = self.seam.lock();

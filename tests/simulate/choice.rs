@@ -86,6 +86,7 @@ impl World {
             31 if provisions => Action::LoseInstance(any),
             32 => Action::Sluggish(random.pick(&[300, 1_100, 3_500])),
             33 => Action::SetTimeOfDay(random.pick(&[-30, -1, 1, 24 * 365])),
+            34 => Action::Scarce(random.pick(&[300, 1_100, 3_500])),
             _ => self.an_armed_fault(),
         }
     }

@@ -203,7 +203,8 @@ impl World {
         if shared.storm.take().is_some() {
             shared.shallow();
         }
-        if shared.sluggish.take().is_some() {
+        if shared.sluggish.take().is_some() | shared.scarce.take().is_some() | shared.hanging.take().is_some()
+        {
             shared.slow();
         }
         shared.strict = false;
@@ -220,7 +221,8 @@ impl World {
     /// Whether something is wrong that goes on being wrong.
     pub(crate) fn ailing(&self) -> bool {
         let shared = self.seam.lock();
-        let provider_ails = shared.storm.is_some() || shared.sluggish.is_some() || !self.squatted.is_empty();
+        let busy = shared.sluggish.is_some() || shared.scarce.is_some() || shared.hanging.is_some();
+        let provider_ails = shared.storm.is_some() || busy || !self.squatted.is_empty();
         provider_ails || !shared.armed.is_empty() || !shared.events.is_empty()
     }
 }

@@ -169,6 +169,7 @@ listed!(
         /// Launches are not remembered.
         Forgetful,
         Sluggish,
+        Scarce,
         InstanceLost,
         RuleRemoved,
         RuleAdded,

@@ -9,7 +9,7 @@ use portcullis_provider::{Applied, Error, Firewall, Subject};
 use tokio::time::Instant;
 
 use crate::faults::{Fault, Kind};
-use crate::seam::Seam;
+use crate::seam::{HANG, Seam};
 
 #[derive(Clone)]
 pub(crate) struct SimFirewall {
@@ -28,8 +28,14 @@ impl SimFirewall {
         kind: Kind,
         machine: MachineNumber,
         change: Change,
-        begun: Instant,
+        (begun, until): (Instant, Instant),
     ) -> Result<(), Error> {
+        // As a driver does it: it waits for its turn, and asks after that whether there is still time.
+        self.seam.turn(kind, until).await;
+        if Instant::now() >= until {
+            return Err(Error::NotBegun { what: machine.into() });
+        }
+        self.seam.changing(self.who, id(machine));
         let fault = self.seam.before(self.who, kind, Some(id(machine))).await;
         let error = fault.and_then(|fault| fault.provider_error(Some(machine)));
         let open = || self.seam.reachable(id(machine));
@@ -40,7 +46,7 @@ impl SimFirewall {
                 let done = if self.refuses(machine, &change) {
                     Err(Error::Conflict { what: Subject::Machine(machine) })
                 } else {
-                    let applied = self.seam.provider.apply(machine, &change).await;
+                    let applied = self.seam.provider.apply(machine, &change, Instant::now() + HANG).await;
                     applied.opened.and(applied.closed)
                 };
                 error.map_or(done, Err)
@@ -77,20 +83,19 @@ impl Firewall for SimFirewall {
         seen
     }
 
-    async fn apply(&self, machine: MachineNumber, change: &Change) -> Applied {
-        let begun = Instant::now();
-        self.seam.changing(self.who, id(machine));
+    async fn apply(&self, machine: MachineNumber, change: &Change, until: Instant) -> Applied {
+        let time = (Instant::now(), until);
         if change.is_empty() {
-            return Applied::as_one(self.half(Kind::Mend, machine, Change::default(), begun).await);
+            return Applied::as_one(self.half(Kind::Mend, machine, Change::default(), time).await);
         }
         let mut applied = Applied::as_one(Ok(()));
-        if !change.open.is_empty() {
-            let open = Change { open: change.open.clone(), close: BTreeSet::new() };
-            applied.opened = self.half(Kind::Open, machine, open, begun).await;
-        }
         if !change.close.is_empty() {
             let close = Change { open: BTreeSet::new(), close: change.close.clone() };
-            applied.closed = self.half(Kind::Close, machine, close, begun).await;
+            applied.closed = self.half(Kind::Close, machine, close, time).await;
+        }
+        if !change.open.is_empty() {
+            let open = Change { open: change.open.clone(), close: BTreeSet::new() };
+            applied.opened = self.half(Kind::Open, machine, open, time).await;
         }
         applied
     }

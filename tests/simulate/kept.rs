@@ -12,6 +12,7 @@ use crate::checks::FAST;
 use crate::faults::{Fault, Kind, Mishap};
 use crate::in_a_world;
 use crate::ledger::Armed;
+use crate::seam::HANG;
 use crate::world::{Shape, World, number};
 
 type Telling = Pin<Box<dyn Future<Output = ()>>>;
@@ -25,6 +26,8 @@ pub(crate) const STORIES: &[Story] = &[
     ("a launch that was forgotten", || Box::pin(a_launch_is_forgotten())),
     ("a lease too short for all", || Box::pin(a_lease_is_too_short())),
     ("seed 4763", || Box::pin(a_change_comes_while_others_wait())),
+    ("opens that hang", || Box::pin(opens_hang())),
+    ("leave to act that ends while another is waited for", || Box::pin(leave_is_scarce())),
 ];
 
 #[test]
@@ -169,5 +172,64 @@ async fn a_change_comes_while_others_wait() {
     world.pause(Duration::from_secs(1)).await;
     world.perform(Action::Unexpose(0)).await;
     world.pause(Duration::from_secs(30)).await;
+    world.check().await;
+}
+
+/// Every open hangs, on more machines than are changed at a time: what is to be closed is closed at once, whether it is known
+/// of at the same time or comes later.
+async fn opens_hang() {
+    let mut world = World::new(0, Shape::large(1, false), false).await;
+    let on_own_machines = |world: &World| -> Vec<usize> {
+        let shared = world.seam.lock();
+        let mut machines = BTreeSet::new();
+        let of_first = shared.oracle.units.values().enumerate().filter(|(_, unit)| unit.service == 0);
+        of_first.filter(|(_, unit)| machines.insert(unit.machine)).map(|(index, _)| index).collect()
+    };
+    let units = on_own_machines(&world);
+    assert!(units.len() >= 12, "{units:?}");
+    for unit in &units {
+        world.perform(Action::Open(*unit, 0)).await;
+        world.perform(Action::Open(*unit, 3)).await;
+    }
+    world.perform(Action::Expose(0)).await;
+    world.pause(FAST).await;
+    world.check().await;
+
+    world.seam.lock().hanging = Some(Kind::Open);
+    let (opening, closing) = units.split_at(units.len() - 3);
+    for unit in opening {
+        world.perform(Action::Open(*unit, 9)).await;
+    }
+    for unit in &closing[..2] {
+        world.perform(Action::Close(*unit, 0)).await;
+    }
+    world.pause(Duration::from_secs(1)).await;
+    assert_eq!(world.surplus(), [], "closes wait for opens");
+    world.perform(Action::Close(closing[2], 0)).await;
+    world.pause(HANG + FAST).await;
+    assert_eq!(world.surplus(), [], "and for those of the pass before");
+    world.perform(Action::Cure).await;
+    world.pause(SHALLOW + FAST).await;
+    world.check().await;
+}
+
+/// Somebody else has led for a while when the turn comes of a change that was waited with.
+async fn leave_is_scarce() {
+    let mut world = World::new(0, Shape::large(2, false), false).await;
+    let units = world.seam.lock().oracle.units.len();
+    for unit in 0..units {
+        world.perform(Action::Open(unit, 0)).await;
+    }
+    world.pause(FAST).await;
+    world.check().await;
+    world.perform(Action::Scarce(1_100)).await;
+    world.perform(Action::Expose(0)).await;
+    world.pause(Duration::from_millis(500)).await;
+    let leader = world.seam.lock().lead.expect("a leader").0;
+    world.perform(Action::Expire(leader)).await;
+    world.pause(Duration::from_secs(30)).await;
+    assert_eq!(world.lacking(), [], "all have their turn");
+    world.perform(Action::Cure).await;
+    world.pause(DEEP + SHALLOW).await;
     world.check().await;
 }

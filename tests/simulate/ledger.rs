@@ -51,6 +51,12 @@ pub(crate) struct Shared {
     pub storm: Option<usize>,
     /// How long every request to the provider takes.
     pub sluggish: Option<Duration>,
+    /// A request that changes rules is let through every so often only, those of one kind and those of another each.
+    pub scarce: Option<Duration>,
+    /// When the next one of a kind may be sent.
+    pub turns: BTreeMap<Kind, Instant>,
+    /// Requests of this kind are not answered.
+    pub hanging: Option<Kind>,
     /// The provider refuses a change as a whole if any of it is already so.
     pub strict: bool,
     /// The last who asked for all lists were told that they are empty. Who is told so twice in a row may believe it.
@@ -77,6 +83,10 @@ pub(crate) struct Shared {
     pub past: Option<Backup>,
     /// Per agent the machines that it has seen in this life and not failed to change since.
     pub trusted: Vec<BTreeSet<MachineId>>,
+    /// Per agent when it began to make sure of what it then was shown of the lock, or took it.
+    pub confirmed: Vec<Option<Instant>>,
+    /// Per agent when it last began to make sure that what it is shown is up to date.
+    pub synced: Vec<Option<Instant>>,
     /// Who took the lock last, and when.
     pub lead: Option<(usize, Instant)>,
     credit: u64,
@@ -101,6 +111,9 @@ impl Shared {
             outage: false,
             storm: None,
             sluggish: None,
+            scarce: None,
+            turns: BTreeMap::new(),
+            hanging: None,
             strict: false,
             emptied: false,
             bare_at: None,
@@ -117,6 +130,8 @@ impl Shared {
             listed: vec![BTreeSet::new(); agents],
             past: None,
             trusted: vec![BTreeSet::new(); agents],
+            confirmed: vec![None; agents],
+            synced: vec![None; agents],
             lead: None,
             credit: BURST,
             credited_at: now,
@@ -205,6 +220,7 @@ impl Shared {
 
     pub(crate) fn born(&mut self, who: usize) {
         self.trusted[who].clear();
+        (self.confirmed[who], self.synced[who]) = (None, None);
         self.listed[who].clear();
     }
 

@@ -22,6 +22,9 @@ use crate::random::Random;
 /// A server forgets a client that it has not heard of for this long.
 pub(crate) const SESSION: Duration = Duration::from_secs(10);
 
+/// How long a request is waited for that is never answered.
+pub(crate) const HANG: Duration = Duration::from_secs(10);
+
 #[derive(Clone)]
 pub(crate) struct Seam {
     shared: Arc<Mutex<Shared>>,
@@ -121,12 +124,37 @@ impl Seam {
             }
             _ => {}
         }
+        if self.lock().hanging == Some(kind) {
+            self.lock().slow();
+            sleep(HANG).await;
+            self.lock().slow();
+            return Some(Fault::LostBefore);
+        }
         let sluggish = self.lock().sluggish.filter(|_| !kind.is_store());
         if let Some(long) = sluggish {
             sleep(long).await;
             self.lock().slow();
         }
         fault
+    }
+
+    /// Waits for leave to send a request that changes rules, where that is scarce, but no longer than `until`.
+    pub(crate) async fn turn(&self, kind: Kind, until: Instant) {
+        loop {
+            let now = Instant::now();
+            let ready = {
+                let mut shared = self.lock();
+                let Some(every) = shared.scarce.filter(|_| now < until) else { return };
+                shared.slow();
+                let next = shared.turns.entry(kind).or_insert(now);
+                if *next <= now {
+                    *next = now + every;
+                    return;
+                }
+                *next
+            };
+            tokio::time::sleep_until(ready.min(until)).await;
+        }
     }
 
     /// The end of every call that had its effect.
@@ -182,6 +210,19 @@ impl Seam {
         let mut shared = self.lock();
         shared.log(format_args!("    agent {who} leads"));
         shared.lead = Some((who, Instant::now()));
+        shared.confirmed[who] = Some(Instant::now());
+    }
+
+    /// Who leads has asked for the lock, and may act for a lease from when it began to.
+    pub(crate) fn confirmed(&self, who: usize) {
+        let mut shared = self.lock();
+        if shared.lead.is_some_and(|(leader, _)| leader == who) {
+            shared.confirmed[who] = shared.confirmed[who].max(shared.synced[who]);
+        }
+    }
+
+    pub(crate) fn syncs(&self, who: usize) {
+        self.lock().synced[who] = Some(Instant::now());
     }
 
     /// A change is about to be sent.
@@ -194,6 +235,10 @@ impl Seam {
         {
             let since = shared.millis(since);
             shared.violated(format!("S6: agent {who} acts though {leader} leads since {since}"));
+        }
+        // And nobody at all acts on a lease that is over: who leads now may not know of it.
+        if shared.confirmed[who].is_none_or(|at| Instant::now() >= at + LEASE) {
+            shared.violated(format!("S6: agent {who} changes {machine} after its lease"));
         }
         // S3: nothing but machines of the tree is ever changed. One that is gone may be so since a moment.
         if machine.number() >= FOREIGN {

@@ -79,7 +79,11 @@ impl Tree for SimTree {
     type Feed = SimFeed;
 
     async fn get(&self, path: &NodePath) -> Result<Node, TreeError> {
-        self.call(Kind::Get, self.inner.get(path)).await
+        let found = self.call(Kind::Get, self.inner.get(path)).await;
+        if found.is_ok() && *path == paths::leader() {
+            self.seam.confirmed(self.who);
+        }
+        found
     }
 
     async fn exists(&self, path: &NodePath) -> Result<bool, TreeError> {
@@ -117,6 +121,7 @@ impl Tree for SimTree {
     }
 
     async fn sync(&self) -> Result<(), TreeError> {
+        self.seam.syncs(self.who);
         self.call(Kind::Sync, self.inner.sync()).await
     }
 

@@ -1,7 +1,8 @@
 //! The calls to EC2 that we make, one function each: filtered and paged, within the budget, with errors in our words.
 //! No decisions here: what to call is for `groups`, `rules` and `machines`, what a refusal means is in `refusal`.
 
-use super::meter::{Meter, is_busy};
+use super::Patience;
+use super::meter::Meter;
 use super::refusal::{Effect, Failure, Refusal, refusal};
 use crate::error::{Error, Subject};
 use crate::provider::{GroupId, InstanceId};
@@ -14,6 +15,7 @@ use aws_sdk_ec2::types::{
 };
 use std::error::Error as StdError;
 use std::future::Future;
+use tokio::time::Instant;
 
 /// The most that EC2 gives on one page.
 const PAGE: i32 = 1000;
@@ -24,6 +26,7 @@ const PAGES_MAX: usize = 200;
 pub(super) struct Api {
     client: Client,
     pub(super) meter: Meter,
+    patience: Patience,
     /// Where calls go, for the texts of errors.
     pub(super) place: String,
 }
@@ -31,32 +34,72 @@ pub(super) struct Api {
 type Called<T> = Result<T, Refusal>;
 
 impl Api {
-    pub(super) fn new(client: Client, meter: Meter, place: String) -> Self {
-        Self { client, meter, place }
+    pub(super) fn new(client: Client, meter: Meter, patience: Patience, place: String) -> Self {
+        Self { client, meter, patience, place }
     }
 
-    async fn call<T, E>(
+    /// A read is tried again, a little later and within the budget: one page of many that was refused is no reason to ask
+    /// for all of them again. When to try a change again is for the caller to decide.
+    async fn read<T, E, S>(
         &self,
         action: &'static str,
+        what: &Subject,
+        send: impl Fn() -> S + Send,
+    ) -> Called<T>
+    where
+        E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
+        S: Future<Output = Result<T, SdkError<E>>> + Send,
+    {
+        let mut pause = self.patience.first_pause;
+        for _ in 1..self.patience.reads {
+            self.meter.admit(action, what, None).await.map_err(Refusal::Error)?;
+            match self.answer(action, Effect::Reads, what, send()).await {
+                Err(Refusal::Error(Error::Throttled { .. } | Error::Unavailable { .. })) => {}
+                answer => return answer,
+            }
+            tokio::time::sleep(self.meter.spread(pause)).await;
+            pause *= 2;
+        }
+        self.meter.admit(action, what, None).await.map_err(Refusal::Error)?;
+        self.answer(action, Effect::Reads, what, send()).await
+    }
+
+    /// One request, and not begun at or after `until`.
+    async fn change<T, E>(
+        &self,
+        action: &'static str,
+        what: &Subject,
+        until: Option<Instant>,
+        sent: impl Future<Output = Result<T, SdkError<E>>> + Send,
+    ) -> Called<T>
+    where
+        E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
+    {
+        self.meter.admit(action, what, until).await.map_err(Refusal::Error)?;
+        self.answer(action, Effect::Writes, what, sent).await
+    }
+
+    async fn answer<T, E>(
+        &self,
+        action: &'static str,
+        effect: Effect,
         what: &Subject,
         sent: impl Future<Output = Result<T, SdkError<E>>> + Send,
     ) -> Called<T>
     where
         E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
     {
-        self.meter.admit(action, what).await.map_err(Refusal::Error)?;
         let error = match sent.await {
             Ok(answer) => {
-                self.meter.succeeded();
+                self.meter.succeeded(action);
                 return Ok(answer);
             }
             Err(error) => error,
         };
         let failure = self.failure(&error);
-        let seen = matches!(failure, Failure::Answer { status, .. } if is_busy(status));
-        let effect = if action.starts_with("Describe") { Effect::Reads } else { Effect::Writes };
+        let busy = matches!(failure, Failure::Answer { status: 429 | 503, .. });
         let refusal = refusal(failure, effect, what.clone());
-        if matches!(refusal, Refusal::Error(Error::Throttled { .. })) && !seen {
+        if busy || matches!(refusal, Refusal::Error(Error::Throttled { .. })) {
             self.meter.throttled(action);
         }
         tracing::debug!(action, ?refusal, "EC2 refused");
@@ -98,7 +141,7 @@ impl Api {
         while let Some(token) = pages.next()? {
             let request = self.client.describe_security_groups().max_results(PAGE);
             let request = request.set_filters(Some(filters.clone())).set_next_token(token);
-            let page = self.call("DescribeSecurityGroups", what, request.send()).await?;
+            let page = self.read("DescribeSecurityGroups", what, || request.clone().send()).await?;
             pages.seen(page.next_token);
             found.extend(page.security_groups.unwrap_or_default());
         }
@@ -111,7 +154,7 @@ impl Api {
         while let Some(token) = pages.next()? {
             let request = self.client.describe_instances().max_results(PAGE);
             let request = request.set_filters(Some(filters.clone())).set_next_token(token);
-            let page = self.call("DescribeInstances", what, request.send()).await?;
+            let page = self.read("DescribeInstances", what, || request.clone().send()).await?;
             pages.seen(page.next_token);
             let reservations = page.reservations.unwrap_or_default();
             found.extend(reservations.into_iter().flat_map(|one| one.instances.unwrap_or_default()));
@@ -125,7 +168,7 @@ impl Api {
         while let Some(token) = pages.next()? {
             let request = self.client.describe_vpcs().max_results(PAGE);
             let request = request.set_filters(Some(filters.clone())).set_next_token(token);
-            let page = self.call("DescribeVpcs", &Subject::Provider, request.send()).await?;
+            let page = self.read("DescribeVpcs", &Subject::Provider, || request.clone().send()).await?;
             pages.seen(page.next_token);
             found.extend(page.vpcs.unwrap_or_default());
         }
@@ -134,7 +177,7 @@ impl Api {
 
     pub(super) async fn subnets(&self, filters: Vec<Filter>) -> Called<Vec<Subnet>> {
         let request = self.client.describe_subnets().set_filters(Some(filters));
-        let page = self.call("DescribeSubnets", &Subject::Provider, request.send()).await?;
+        let page = self.read("DescribeSubnets", &Subject::Provider, || request.clone().send()).await?;
         Ok(page.subnets.unwrap_or_default())
     }
 
@@ -148,25 +191,35 @@ impl Api {
     ) -> Called<GroupId> {
         let request = self.client.create_security_group().group_name(name).description(description);
         let request = request.vpc_id(vpc).tag_specifications(tagged(ResourceType::SecurityGroup, tags));
-        let made = self.call("CreateSecurityGroup", what, request.send()).await?;
+        let made = self.change("CreateSecurityGroup", what, None, request.send()).await?;
         made.group_id.map(GroupId::new).ok_or_else(|| incomplete(what, "a new group without an id"))
     }
 
-    pub(super) async fn authorize(&self, group: &GroupId, permissions: Vec<IpPermission>) -> Called<()> {
+    pub(super) async fn authorize(
+        &self,
+        group: &GroupId,
+        permissions: Vec<IpPermission>,
+        until: Option<Instant>,
+    ) -> Called<()> {
         let request = self.client.authorize_security_group_ingress();
         let request = request.group_id(group.as_str()).set_ip_permissions(Some(permissions));
-        self.call("AuthorizeSecurityGroupIngress", &group.into(), request.send()).await.map(drop)
+        self.change("AuthorizeSecurityGroupIngress", &group.into(), until, request.send()).await.map(drop)
     }
 
-    pub(super) async fn revoke(&self, group: &GroupId, permissions: Vec<IpPermission>) -> Called<()> {
+    pub(super) async fn revoke(
+        &self,
+        group: &GroupId,
+        permissions: Vec<IpPermission>,
+        until: Option<Instant>,
+    ) -> Called<()> {
         let request = self.client.revoke_security_group_ingress();
         let request = request.group_id(group.as_str()).set_ip_permissions(Some(permissions));
-        self.call("RevokeSecurityGroupIngress", &group.into(), request.send()).await.map(drop)
+        self.change("RevokeSecurityGroupIngress", &group.into(), until, request.send()).await.map(drop)
     }
 
     pub(super) async fn delete_group(&self, group: &GroupId) -> Called<()> {
         let request = self.client.delete_security_group().group_id(group.as_str());
-        self.call("DeleteSecurityGroup", &group.into(), request.send()).await.map(drop)
+        self.change("DeleteSecurityGroup", &group.into(), None, request.send()).await.map(drop)
     }
 
     /// The request is filled in by `fill`, since a launch says more than fits into arguments.
@@ -178,24 +231,24 @@ impl Api {
     ) -> Called<Instance> {
         let request = self.client.run_instances().min_count(1).max_count(1);
         let request = request.tag_specifications(tagged(ResourceType::Instance, tags));
-        let run = self.call("RunInstances", what, fill(request).send()).await?;
+        let run = self.change("RunInstances", what, None, fill(request).send()).await?;
         let mut instances = run.instances.unwrap_or_default().into_iter();
         instances.next().ok_or_else(|| incomplete(what, "a launch without an instance"))
     }
 
     pub(super) async fn terminate(&self, instance: &InstanceId) -> Called<()> {
         let request = self.client.terminate_instances().instance_ids(instance.as_str());
-        self.call("TerminateInstances", &instance.into(), request.send()).await.map(drop)
+        self.change("TerminateInstances", &instance.into(), None, request.send()).await.map(drop)
     }
 
     pub(super) async fn create_tags(&self, instance: &InstanceId, tags: Vec<Tag>) -> Called<()> {
         let request = self.client.create_tags().resources(instance.as_str()).set_tags(Some(tags));
-        self.call("CreateTags", &instance.into(), request.send()).await.map(drop)
+        self.change("CreateTags", &instance.into(), None, request.send()).await.map(drop)
     }
 
     pub(super) async fn delete_tags(&self, instance: &InstanceId, tags: Vec<Tag>) -> Called<()> {
         let request = self.client.delete_tags().resources(instance.as_str()).set_tags(Some(tags));
-        self.call("DeleteTags", &instance.into(), request.send()).await.map(drop)
+        self.change("DeleteTags", &instance.into(), None, request.send()).await.map(drop)
     }
 
     /// Replaces all groups of a network interface.
@@ -207,7 +260,7 @@ impl Api {
     ) -> Called<()> {
         let request = self.client.modify_network_interface_attribute();
         let request = request.network_interface_id(interface).set_groups(Some(groups));
-        self.call("ModifyNetworkInterfaceAttribute", &instance.into(), request.send()).await.map(drop)
+        self.change("ModifyNetworkInterfaceAttribute", &instance.into(), None, request.send()).await.map(drop)
     }
 }
 

@@ -154,7 +154,7 @@ impl Ec2 {
         if group.rules.owned.is_empty() && group.rules.foreign.is_empty() {
             let ipv6 = self.ipv6_of([vpc].into()).await?.contains(vpc);
             let rules = environment_permissions(group.id.as_str(), ipv6);
-            match self.api.authorize(&group.id, rules).await {
+            match self.api.authorize(&group.id, rules, None).await {
                 Ok(()) | Err(Refusal::RulesAlreadySo) => {}
                 Err(refusal) => return Err(refusal.into_error(&Subject::from(&group.id))),
             }

@@ -1,14 +1,11 @@
-//! Counts every request that goes out, also those that the SDK repeats by itself, and holds calls back to the budget.
+//! Counts every request that goes out, and holds calls back to the budget.
 
 use super::budget::Budget;
 use crate::error::{Error, Subject};
-use aws_sdk_ec2::config::interceptors::{
-    BeforeTransmitInterceptorContextRef, FinalizerInterceptorContextRef,
-};
+use aws_sdk_ec2::config::interceptors::BeforeTransmitInterceptorContextRef;
 use aws_sdk_ec2::config::{ConfigBag, Intercept, RuntimeComponents};
 use aws_sdk_ec2::error::BoxError;
 use aws_smithy_runtime_api::client::orchestrator::Metadata;
-use aws_smithy_runtime_api::client::retries::RequestAttempts;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,22 +33,31 @@ impl Meter {
         Self { shared: Arc::new(Mutex::new(shared)), jitter: RandomState::new() }
     }
 
-    /// Waits for the budget.
-    pub(super) async fn admit(&self, action: &str, what: &Subject) -> Result<(), Error> {
+    /// Waits for the budget, but never until `until`: what may not be begun then is not begun.
+    pub(super) async fn admit(
+        &self,
+        action: &str,
+        what: &Subject,
+        until: Option<Instant>,
+    ) -> Result<(), Error> {
         let start = Instant::now();
         loop {
             let now = Instant::now();
+            if until.is_some_and(|until| now >= until) {
+                return Err(Error::NotBegun { what: what.clone() });
+            }
             let Err(wait) = self.lock().budget.take(action, now.into_std()) else { return Ok(()) };
-            let wait = wait + self.jitter_of(wait);
-            if now + wait > start + WAIT_MAX {
+            let ready = now + self.spread(wait);
+            if ready > start + WAIT_MAX {
                 return Err(Error::Throttled { what: what.clone() });
             }
-            tokio::time::sleep(wait).await;
+            // Not before the end, though it is known to be too early: whoever is sent away comes back at once.
+            tokio::time::sleep_until(until.map_or(ready, |until| ready.min(until))).await;
         }
     }
 
-    pub(super) fn succeeded(&self) {
-        self.lock().budget.succeeded();
+    pub(super) fn succeeded(&self, action: &str) {
+        self.lock().budget.succeeded(action, Instant::now().into_std());
     }
 
     pub(super) fn throttled(&self, action: &str) {
@@ -67,19 +73,14 @@ impl Meter {
     }
 
     /// Up to a quarter more, so that those who wait together do not come back together.
-    fn jitter_of(&self, wait: Duration) -> Duration {
+    pub(super) fn spread(&self, wait: Duration) -> Duration {
         let draw = self.jitter.hash_one(Instant::now()) % 256;
-        wait.mul_f64(draw as f64 / 1024.0)
+        wait + wait.mul_f64(draw as f64 / 1024.0)
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Whether EC2 says with its status alone that it is asked too much.
-pub(super) fn is_busy(status: u16) -> bool {
-    matches!(status, 429 | 503)
 }
 
 impl Intercept for Meter {
@@ -94,25 +95,7 @@ impl Intercept for Meter {
         config: &mut ConfigBag,
     ) -> Result<(), BoxError> {
         let Some(action) = config.load::<Metadata>().map(Metadata::name) else { return Ok(()) };
-        let again = config.load::<RequestAttempts>().is_some_and(|made| made.attempts() > 1);
-        let mut shared = self.lock();
-        *shared.requests.entry(action.to_owned()).or_default() += 1;
-        if again {
-            shared.budget.charge(action, Instant::now().into_std());
-        }
-        Ok(())
-    }
-
-    fn read_after_attempt(
-        &self,
-        context: &FinalizerInterceptorContextRef<'_>,
-        _components: &RuntimeComponents,
-        config: &mut ConfigBag,
-    ) -> Result<(), BoxError> {
-        let busy = context.response().is_some_and(|response| is_busy(response.status().as_u16()));
-        if let Some(action) = config.load::<Metadata>().map(Metadata::name).filter(|_| busy) {
-            self.throttled(action);
-        }
+        *self.lock().requests.entry(action.to_owned()).or_default() += 1;
         Ok(())
     }
 }
@@ -126,7 +109,7 @@ mod tests {
         let meter = Meter::new();
         let start = Instant::now();
         for _ in 0..60 {
-            meter.admit("RunInstances", &Subject::Provider).await.unwrap();
+            meter.admit("RunInstances", &Subject::Provider, None).await.unwrap();
         }
         let took = start.elapsed();
         assert!(took >= Duration::from_millis(27_500) && took < Duration::from_secs(36), "{took:?}");
@@ -135,7 +118,7 @@ mod tests {
         }
         let waiters = (0..10).map(|_| {
             let meter = meter.clone();
-            tokio::spawn(async move { meter.admit("RunInstances", &Subject::Provider).await })
+            tokio::spawn(async move { meter.admit("RunInstances", &Subject::Provider, None).await })
         });
         let mut refused = 0;
         for waiter in waiters.collect::<Vec<_>>() {
@@ -145,5 +128,27 @@ mod tests {
             }
         }
         assert!(refused > 0, "one token each 8 s is not enough for ten in 30 s");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_begun_when_the_time_is_up() {
+        let meter = Meter::new();
+        let what = Subject::Provider;
+        let late = meter.admit("AuthorizeSecurityGroupIngress", &what, Some(Instant::now())).await;
+        assert_eq!(late, Err(Error::NotBegun { what: what.clone() }), "though there are tokens");
+        let start = Instant::now();
+        let until = start + Duration::from_secs(3);
+        let mut begun = 0;
+        while meter.admit("AuthorizeSecurityGroupIngress", &what, Some(until)).await.is_ok() {
+            begun += 1;
+            assert!(Instant::now() < until);
+        }
+        assert!((50..=65).contains(&begun), "{begun}");
+        assert_eq!(
+            start.elapsed(),
+            Duration::from_secs(3),
+            "and nobody is sent away early, only to come back"
+        );
+        assert!(meter.admit("RevokeSecurityGroupIngress", &what, Some(until + WAIT_MAX)).await.is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! The rules of machines: reading them in batches, and one request to open and one to close. What a rule looks like to
+//! The rules of machines: reading them in batches, and one request to close and one to open. What a rule looks like to
 //! EC2 is in `permission`.
 
 use super::Ec2;
@@ -65,7 +65,7 @@ impl Firewall for Ec2 {
             .collect())
     }
 
-    async fn apply(&self, machine: MachineNumber, change: &Change) -> Applied {
+    async fn apply(&self, machine: MachineNumber, change: &Change, until: Instant) -> Applied {
         if change.is_empty() {
             return Applied::as_one(Ok(()));
         }
@@ -73,8 +73,8 @@ impl Firewall for Ec2 {
             Ok(group) => group,
             Err(error) => return Applied::as_one(Err(error)),
         };
-        let opened = self.send(Way::Open, machine, &group, &change.open).await;
-        let closed = self.send(Way::Close, machine, &group, &change.close).await;
+        let closed = self.send(Way::Close, machine, &group, &change.close, Some(until)).await;
+        let opened = self.send(Way::Open, machine, &group, &change.open, Some(until)).await;
         Applied { opened, closed }
     }
 
@@ -160,15 +160,16 @@ impl Ec2 {
         machine: MachineNumber,
         group: &GroupId,
         rules: &BTreeSet<Rule>,
+        until: Option<Instant>,
     ) -> Result<(), Error> {
         if rules.is_empty() {
             return Ok(());
         }
-        let mut sent = self.send_once(way, group, rules).await;
+        let mut sent = self.send_once(way, group, rules, until).await;
         if sent == Err(Refusal::RulesAlreadySo) {
             self.memory().recent.doubt(group);
             let rest = way.rest(rules, &self.read_rules(group).await?);
-            sent = if rest.is_empty() { Ok(()) } else { self.send_once(way, group, &rest).await };
+            sent = if rest.is_empty() { Ok(()) } else { self.send_once(way, group, &rest, until).await };
         }
         let result = sent.map_err(|refusal| refusal.into_error(&group.into()));
         let none = BTreeSet::new();
@@ -176,6 +177,7 @@ impl Ec2 {
         match (&result, way) {
             (Ok(()), Way::Open) => memory.recent.wrote(group, rules, &none, Instant::now().into_std()),
             (Ok(()), Way::Close) => memory.recent.wrote(group, &none, rules, Instant::now().into_std()),
+            (Err(Error::NotBegun { .. }), _) => {}
             (Err(error), _) => {
                 memory.recent.doubt(group);
                 if matches!(error, Error::NotFound { .. }) {
@@ -193,13 +195,19 @@ impl Ec2 {
         group: &GroupId,
         rules: &BTreeSet<Rule>,
     ) -> Result<(), Error> {
-        self.send(Way::Close, machine, group, rules).await
+        self.send(Way::Close, machine, group, rules, None).await
     }
 
-    async fn send_once(&self, way: Way, group: &GroupId, rules: &BTreeSet<Rule>) -> Result<(), Refusal> {
+    async fn send_once(
+        &self,
+        way: Way,
+        group: &GroupId,
+        rules: &BTreeSet<Rule>,
+        until: Option<Instant>,
+    ) -> Result<(), Refusal> {
         match way {
-            Way::Open => self.api.authorize(group, encode(rules)).await,
-            Way::Close => self.api.revoke(group, encode(rules)).await,
+            Way::Open => self.api.authorize(group, encode(rules), until).await,
+            Way::Close => self.api.revoke(group, encode(rules), until).await,
         }
     }
 

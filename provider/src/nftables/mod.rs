@@ -20,6 +20,7 @@ use run::Nft;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 pub use table::{InvalidTableName, Mode, Settings, TableName};
+use tokio::time::Instant;
 
 /// Longer than the largest table takes on a busy machine.
 pub const DEFAULT_TIME_LIMIT: Duration = Duration::from_secs(10);
@@ -57,7 +58,7 @@ impl Nftables {
         Ok(found)
     }
 
-    async fn replace(&self, machine: MachineNumber, change: &Change) -> Result<(), Error> {
+    async fn replace(&self, machine: MachineNumber, change: &Change, until: Instant) -> Result<(), Error> {
         if machine != self.machine {
             return Err(Error::NotFound { what: Subject::Machine(machine) });
         }
@@ -66,6 +67,9 @@ impl Nftables {
         let next = found.rules.minus(&closed).union(&change.open.iter().collect());
         if next == found.rules && found.amiss.is_empty() {
             return Ok(());
+        }
+        if Instant::now() >= until {
+            return Err(Error::NotBegun { what: machine.into() });
         }
         self.nft.load(&render::render(&self.settings, &next, &found.start_for(&next))).await
     }
@@ -94,8 +98,12 @@ impl Firewall for Nftables {
         Ok(all)
     }
 
-    async fn apply(&self, machine: MachineNumber, change: &Change) -> Applied {
-        Applied::as_one(self.replace(machine, change).await)
+    async fn apply(&self, machine: MachineNumber, change: &Change, until: Instant) -> Applied {
+        Applied::as_one(self.replace(machine, change, until).await)
+    }
+
+    fn at_once(&self) -> bool {
+        true
     }
 
     fn rules_per_family(&self) -> Option<usize> {

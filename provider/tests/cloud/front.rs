@@ -186,17 +186,27 @@ async fn forward(
     behind: SocketAddr,
     shared: &Mutex<Shared>,
 ) -> io::Result<Vec<u8>> {
+    let page_size = shared.lock().unwrap().page_size;
+    let paged = page_size.zip(match action {
+        "DescribeSecurityGroups" => Some("securityGroupInfo"),
+        "DescribeInstances" => Some("reservationSet"),
+        "DescribeVpcs" => Some("vpcSet"),
+        _ => None,
+    });
+    // LocalStack gives all there is, but knows tokens of its own.
+    let body = if paged.is_some() { request.without("NextToken") } else { request.body.clone() };
+    let length = format!("ontent-length: {}", body.len());
+    let head = request.head.replace(&format!("ontent-length: {}", request.body.len()), &length);
     let mut server = TcpStream::connect(behind).await?;
-    server.write_all(request.head.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n").as_bytes()).await?;
-    server.write_all(request.body.as_bytes()).await?;
+    server.write_all(head.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n").as_bytes()).await?;
+    server.write_all(body.as_bytes()).await?;
     let mut answer = Vec::new();
     server.read_to_end(&mut answer).await?;
-    let page_size = shared.lock().unwrap().page_size.filter(|_| action == "DescribeSecurityGroups");
-    if let Some(size) = page_size {
+    if let Some((size, list)) = paged {
         let text = String::from_utf8(answer).expect("XML");
         let body = text.split_once("\r\n\r\n").expect("a head").1;
         let start = request.parameter("NextToken").map_or(0, |token| token.parse().expect("our token"));
-        answer = response(200, &xml::page(body, "securityGroupInfo", start, size));
+        answer = response(200, &xml::page(body, list, start, size));
     }
     shared.lock().unwrap().answers.insert(request.body.clone(), answer.clone());
     Ok(answer)
@@ -236,6 +246,12 @@ impl Request {
             }
             bytes.extend_from_slice(&buffer[..read]);
         }
+    }
+
+    fn without(&self, name: &str) -> String {
+        let others =
+            self.body.split('&').filter(|pair| pair.split_once('=').is_none_or(|(key, _)| key != name));
+        others.collect::<Vec<_>>().join("&")
     }
 
     fn parameter(&self, name: &str) -> Option<String> {

@@ -18,7 +18,7 @@ use portcullis_provider::provider::{Applied, Firewall, MachineNumber};
 use portcullis_provider::rule::{Change, Protocol, Rule};
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
-use suite::{Bench, holds, rule, seen};
+use suite::{Bench, holds, in_time, rule, seen};
 
 const WORLD: &str = "0.0.0.0/0";
 
@@ -31,7 +31,7 @@ fn change(open: &[Rule], close: &[Rule]) -> Change {
 }
 
 async fn apply(firewall: &Nftables, open: &[Rule], close: &[Rule]) {
-    assert_eq!(firewall.apply(MACHINE, &change(open, close)).await, Applied::as_one(Ok(())));
+    assert_eq!(firewall.apply(MACHINE, &change(open, close), in_time()).await, Applied::as_one(Ok(())));
 }
 
 fn address(listener: &TcpListener) -> SocketAddr {

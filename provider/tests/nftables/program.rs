@@ -1,7 +1,7 @@
 //! Programs that are not quite nft.
 
 use super::netns::{MACHINE, Net};
-use super::{change, tcp};
+use super::{change, in_time, tcp};
 use portcullis_provider::Error;
 use portcullis_provider::nftables::Mode;
 use portcullis_provider::provider::Firewall;
@@ -14,7 +14,7 @@ async fn with_program(command: &[&str], time_limit: Duration) -> [Error; 2] {
     let command = command.iter().map(|&word| word.to_owned()).collect();
     let firewall = net.firewall(Mode::Enforce, &[]).with_command(command, time_limit);
     let read = firewall.observe(&BTreeSet::from([MACHINE])).await.unwrap_err();
-    let applied = firewall.apply(MACHINE, &change(&[tcp(80)], &[])).await;
+    let applied = firewall.apply(MACHINE, &change(&[tcp(80)], &[]), in_time()).await;
     assert_eq!(applied.opened, applied.closed);
     [read, applied.opened.unwrap_err()]
 }
@@ -50,7 +50,7 @@ async fn a_refused_ruleset_is_our_mistake() {
     let firewall = Net::new().firewall(Mode::Enforce, &[]);
     let command = ["sh", "-c", &script, "nft"].map(str::to_owned).to_vec();
     let firewall = firewall.with_command(command, Duration::from_secs(5));
-    let error = firewall.apply(MACHINE, &change(&[tcp(80)], &[])).await.opened.unwrap_err();
+    let error = firewall.apply(MACHINE, &change(&[tcp(80)], &[]), in_time()).await.opened.unwrap_err();
     let words = "machine 7 refused as invalid: nft ended with exit status: 1: Error: syntax error";
     assert_eq!(error.to_string(), words);
 }
@@ -63,7 +63,7 @@ async fn a_program_that_hangs_is_ended() {
     let script = empty_but("exec sleep 60");
     let command = ["sh", "-c", &script, "nft"].map(str::to_owned).to_vec();
     let firewall = Net::new().firewall(Mode::Enforce, &[]).with_command(command, Duration::from_millis(500));
-    let error = firewall.apply(MACHINE, &change(&[tcp(80)], &[])).await.opened.unwrap_err();
+    let error = firewall.apply(MACHINE, &change(&[tcp(80)], &[]), in_time()).await.opened.unwrap_err();
     assert!(error.may_have_been_applied(), "{error}");
 }
 

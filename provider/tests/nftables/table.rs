@@ -1,7 +1,7 @@
 //! The table itself: beside those of others, found again, meddled with, or somebody else's.
 
 use super::netns::{Knock, MACHINE, Net, SERVER};
-use super::suite::{rule, seen};
+use super::suite::{in_time, rule, seen};
 use super::{WORLD, address, apply, change, tcp};
 use portcullis_provider::nftables::Mode;
 use portcullis_provider::provider::{Applied, Firewall};
@@ -123,6 +123,9 @@ async fn a_table_of_our_name_that_is_not_ours_is_not_touched() {
     let refused = firewall.observe(&BTreeSet::from([MACHINE])).await.unwrap_err();
     let words = "group inet portcullis-test was not made by us: none of the rules in it has our mark; it is left alone";
     assert_eq!(refused.to_string(), words);
-    assert_eq!(firewall.apply(MACHINE, &change(&[tcp(80)], &[])).await, Applied::as_one(Err(refused)));
+    assert_eq!(
+        firewall.apply(MACHINE, &change(&[tcp(80)], &[]), in_time()).await,
+        Applied::as_one(Err(refused))
+    );
     assert_eq!(net.nft(&["-a", "list ruleset"]), before);
 }

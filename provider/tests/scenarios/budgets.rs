@@ -2,6 +2,7 @@
 
 use super::{change, counts, tcp};
 use crate::cloud::{Account, tags};
+use crate::suite::in_time;
 use aws_sdk_ec2::types::ResourceType;
 use portcullis_provider::ec2::Ec2;
 use portcullis_provider::provider::{Firewall, MachineNumber, Machines, Seen};
@@ -38,7 +39,7 @@ async fn apply_all(ec2: &Arc<Ec2>, machines: &BTreeSet<MachineNumber>, change: &
     let mut applying = tokio::task::JoinSet::new();
     for &machine in machines {
         let (ec2, change) = (Arc::clone(ec2), change.clone());
-        applying.spawn(async move { assert!(ec2.apply(machine, &change).await.is_ok()) });
+        applying.spawn(async move { assert!(ec2.apply(machine, &change, in_time()).await.is_ok()) });
         if applying.len() >= 8 {
             applying.join_next().await.unwrap().unwrap();
         }

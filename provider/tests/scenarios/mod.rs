@@ -39,6 +39,7 @@ scenarios![
     machines::a_group_goes_when_nothing_holds_it,
     machines::the_list_has_all_of_ours_and_nothing_else,
     reading::pages_are_put_together,
+    reading::vpcs_come_in_pages_too,
     reading::late_readers_do_not_undo_our_writes,
     reading::a_group_just_made_is_known,
     reading::of_two_groups_the_one_in_use_counts,

@@ -2,7 +2,9 @@
 
 use super::{ONE, change, counts, seen, tcp};
 use crate::cloud::front::Act;
-use crate::cloud::{Account, launch};
+use crate::cloud::{Account, launch, tags};
+use crate::suite::in_time;
+use aws_sdk_ec2::types::ResourceType;
 use portcullis_provider::provider::{Firewall, InstanceId, MachineNumber, Machines, Seen};
 use portcullis_provider::rule::{Change, RuleSet};
 use std::collections::BTreeSet;
@@ -12,7 +14,7 @@ pub(crate) async fn pages_are_put_together(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     for machine in 1..=5 {
         launch(&ec2, machine).await;
-        let applied = ec2.apply(MachineNumber::new(machine), &change(&[80], &[])).await;
+        let applied = ec2.apply(MachineNumber::new(machine), &change(&[80], &[]), in_time()).await;
         assert!(applied.is_ok());
     }
     account.front.page_size(2);
@@ -22,15 +24,43 @@ pub(crate) async fn pages_are_put_together(account: Arc<Account>) {
     let open = |seen: &Seen| matches!(seen, Seen::Present(rules) if rules.owned == tcp(&[80]));
     assert!(seen.values().all(open), "{seen:?}");
     assert_eq!(account.front.take_counts()["DescribeSecurityGroups"], 3);
-    assert_eq!(ec2.list().await.unwrap().groups.len(), 6, "with that of the environment");
+    let listed = ec2.list().await.unwrap();
+    assert_eq!((listed.groups.len(), listed.instances.len()), (6, 5), "with the group of the environment");
+    assert_eq!(
+        account.front.take_counts(),
+        counts(&[("DescribeSecurityGroups", 3), ("DescribeInstances", 3)])
+    );
+    account.front.script("DescribeSecurityGroups", [Act::Pass, Act::Refuse(503, "RequestLimitExceeded")]);
+    assert_eq!(ec2.observe(&all).await.unwrap(), seen);
+    let calls = account.front.take_counts()["DescribeSecurityGroups"];
+    assert_eq!(calls, 4, "one page that was refused is asked for again, and not those before it");
+}
+
+/// Of three VPCs on three pages the last two have IPv6.
+pub(crate) async fn vpcs_come_in_pages_too(account: Arc<Account>) {
+    for machine in 1..=3 {
+        let made = account.other.create_vpc().cidr_block(format!("10.{machine}.0.0/16"));
+        let made = made.amazon_provided_ipv6_cidr_block(machine > 1).send().await.unwrap();
+        let vpc = made.vpc.unwrap().vpc_id.unwrap();
+        let group = account.other.create_security_group().group_name(format!("juju-prod-{machine}"));
+        let group = group.description("d").vpc_id(vpc);
+        let tagged = group.tag_specifications(tags(ResourceType::SecurityGroup, "group", "prod", machine));
+        tagged.send().await.unwrap();
+    }
+    account.front.page_size(1);
+    let all = (1..=3).map(MachineNumber::new).collect::<BTreeSet<_>>();
+    let seen = account.ec2("prod").observe(&all).await.unwrap();
+    let ipv6 = |seen: &Seen| matches!(seen, Seen::Present(rules) if rules.ipv6);
+    assert_eq!(seen.values().map(ipv6).collect::<Vec<_>>(), [false, true, true]);
+    assert_eq!(account.front.take_counts()["DescribeVpcs"], 3);
 }
 
 pub(crate) async fn late_readers_do_not_undo_our_writes(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     launch(&ec2, 1).await;
-    assert!(ec2.apply(ONE, &change(&[80], &[])).await.is_ok());
+    assert!(ec2.apply(ONE, &change(&[80], &[]), in_time()).await.is_ok());
     assert_eq!(seen(&ec2, ONE).await.owned, tcp(&[80]));
-    assert!(ec2.apply(ONE, &change(&[443], &[80])).await.is_ok());
+    assert!(ec2.apply(ONE, &change(&[443], &[80]), in_time()).await.is_ok());
     account.front.script("DescribeSecurityGroups", [Act::Late, Act::Late]);
     account.front.take_counts();
     let wanted: RuleSet = tcp(&[443]).iter().collect();
@@ -54,7 +84,7 @@ pub(crate) async fn a_group_just_made_is_known(account: Arc<Account>) {
     let late = seen(&ec2, ONE).await;
     assert_eq!(late.group, group);
     account.front.take_counts();
-    assert!(ec2.apply(ONE, &change(&[80], &[])).await.is_ok());
+    assert!(ec2.apply(ONE, &change(&[80], &[]), in_time()).await.is_ok());
     assert_eq!(account.front.take_counts(), counts(&[("AuthorizeSecurityGroupIngress", 1)]));
 }
 

@@ -2,7 +2,7 @@
 
 use super::{ONE, change, counts, seen, tcp};
 use crate::cloud::{Account, launch};
-use crate::suite::{Bench, holds};
+use crate::suite::{Bench, holds, in_time};
 use portcullis_provider::provider::{Applied, Firewall, MachineNumber};
 use portcullis_provider::rule::{Change, RuleSet};
 use std::sync::Arc;
@@ -18,12 +18,12 @@ pub(crate) async fn a_change_is_one_request_each_way(account: Arc<Account>) {
     launch(&ec2, 1).await;
     seen(&ec2, ONE).await;
     account.front.take_counts();
-    assert!(ec2.apply(ONE, &change(&[80, 443, 8080], &[])).await.is_ok());
+    assert!(ec2.apply(ONE, &change(&[80, 443, 8080], &[]), in_time()).await.is_ok());
     assert_eq!(account.front.take_counts(), counts(&[("AuthorizeSecurityGroupIngress", 1)]));
-    assert!(ec2.apply(ONE, &change(&[81, 82], &[443, 8080])).await.is_ok());
+    assert!(ec2.apply(ONE, &change(&[81, 82], &[443, 8080]), in_time()).await.is_ok());
     let both = [("AuthorizeSecurityGroupIngress", 1), ("RevokeSecurityGroupIngress", 1)];
     assert_eq!(account.front.take_counts(), counts(&both));
-    assert_eq!(ec2.apply(ONE, &change(&[], &[])).await, Applied::as_one(Ok(())));
+    assert_eq!(ec2.apply(ONE, &change(&[], &[]), in_time()).await, Applied::as_one(Ok(())));
     assert_eq!(account.front.take_counts(), counts(&[]));
     assert_eq!(seen(&ec2, ONE).await.owned, tcp(&[80, 81, 82]));
     let after_restart = account.ec2("prod");
@@ -36,12 +36,15 @@ pub(crate) async fn rules_of_others_stay(account: Arc<Account>) {
     let group = seen(&ec2, ONE).await.group;
     account.open(group.as_str(), 80).await;
     account.open(group.as_str(), 9000).await;
-    assert!(ec2.apply(ONE, &change(&[80, 81], &[])).await.is_ok(), "a port that is open already is open");
+    assert!(
+        ec2.apply(ONE, &change(&[80, 81], &[]), in_time()).await.is_ok(),
+        "a port that is open already is open"
+    );
     let rules = seen(&ec2, ONE).await;
     assert_eq!(rules.owned, tcp(&[81]));
     assert_eq!(rules.foreign.len(), 2);
     let shut = Change::between(&rules.owned, &RuleSet::new());
-    assert!(ec2.apply(ONE, &shut).await.is_ok());
+    assert!(ec2.apply(ONE, &shut, in_time()).await.is_ok());
     let rules = seen(&ec2, ONE).await;
     assert!(rules.owned.is_empty());
     assert_eq!(rules.foreign.len(), 2, "still there");
@@ -50,7 +53,7 @@ pub(crate) async fn rules_of_others_stay(account: Arc<Account>) {
 pub(crate) async fn tampering_is_seen(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     launch(&ec2, 1).await;
-    assert!(ec2.apply(ONE, &change(&[80, 81], &[])).await.is_ok());
+    assert!(ec2.apply(ONE, &change(&[80, 81], &[]), in_time()).await.is_ok());
     let rules = seen(&ec2, ONE).await;
     account.close(rules.group.as_str(), 80).await;
     assert_eq!(seen(&ec2, ONE).await.owned, tcp(&[81]), "what was shown once is not remembered");

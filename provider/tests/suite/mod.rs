@@ -6,6 +6,8 @@
 use portcullis_provider::provider::{Firewall, MachineNumber, MachineRules, Seen};
 use portcullis_provider::rule::{Change, Cidr, PortRange, Protocol, Rule, RuleSet};
 use std::collections::BTreeSet;
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// A firewall to be tried, with a machine that has no rules of ours.
 #[derive(Debug)]
@@ -23,6 +25,7 @@ pub(crate) async fn holds<F: Firewall>(bench: &Bench<F>) {
     starts_without_rules(bench).await;
     every_machine_is_answered_for(bench).await;
     opens_and_closes(bench).await;
+    nothing_is_begun_too_late(bench).await;
     already_so_is_success(bench).await;
     ranges_shrink_and_grow(bench).await;
     sources_and_protocols_are_told_apart(bench).await;
@@ -45,6 +48,11 @@ pub(crate) async fn seen<F: Firewall>(firewall: &F, machine: MachineNumber) -> M
     }
 }
 
+/// Enough time for anything.
+pub(crate) fn in_time() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
+}
+
 impl<F: Firewall> Bench<F> {
     async fn owned(&self) -> RuleSet {
         seen(&self.firewall, self.machine).await.owned.iter().collect()
@@ -57,7 +65,7 @@ impl<F: Firewall> Bench<F> {
 
     /// It is done, or nobody says so.
     async fn carry_out(&self, change: &Change) {
-        let applied = self.firewall.apply(self.machine, change).await;
+        let applied = self.firewall.apply(self.machine, change, in_time()).await;
         for (half, rules) in [(applied.opened, &change.open), (applied.closed, &change.close)] {
             let refused = half.err().map(|error| error.kind());
             assert_eq!(refused, (!self.keeps && !rules.is_empty()).then_some("dry-run"));
@@ -99,7 +107,7 @@ async fn every_machine_is_answered_for<F: Firewall>(bench: &Bench<F>) {
     assert!(bench.firewall.observe(&BTreeSet::new()).await.unwrap().is_empty());
     if bench.keeps {
         let change = Change { open: [tcp(80)].into(), close: [tcp(81)].into() };
-        let applied = bench.firewall.apply(bench.absent, &change).await;
+        let applied = bench.firewall.apply(bench.absent, &change, in_time()).await;
         for half in [applied.opened, applied.closed] {
             assert_eq!(half.unwrap_err().kind(), "not-found");
         }
@@ -113,6 +121,20 @@ async fn opens_and_closes<F: Firewall>(bench: &Bench<F>) {
     bench.apply(&[tcp(8080)], &[tcp(80)]).await;
     bench.assert_owned(&[tcp(443), tcp(8080)]).await;
     bench.apply(&[], &[tcp(443), tcp(8080)]).await;
+    bench.assert_owned(&[]).await;
+}
+
+async fn nothing_is_begun_too_late<F: Firewall>(bench: &Bench<F>) {
+    bench.apply(&[tcp(80)], &[]).await;
+    if bench.keeps {
+        let change = Change { open: [tcp(81)].into(), close: [tcp(80)].into() };
+        let applied = bench.firewall.apply(bench.machine, &change, Instant::now()).await;
+        for half in [applied.opened, applied.closed] {
+            assert_eq!(half.unwrap_err().kind(), "not-begun");
+        }
+    }
+    bench.assert_owned(&[tcp(80)]).await;
+    bench.apply(&[], &[tcp(80)]).await;
     bench.assert_owned(&[]).await;
 }
 

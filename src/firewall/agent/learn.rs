@@ -55,11 +55,16 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         } else {
             self.keep_granted(machine, &change.close, report);
         }
-        if applied.is_ok() {
-            info!(%machine, opened = change.open.len(), closed = change.close.len(), "firewall changed");
+        if applied.errors().next().is_none() {
+            let done = applied.begun_of(change);
+            if !done.is_empty() || applied.is_ok() {
+                info!(%machine, opened = done.open.len(), closed = done.close.len(), "firewall changed");
+            }
             if let Some(rules) = self.seen.get_mut(&machine).filter(|_| !planted(Bug::ForgetsItsOwnChange)) {
-                rules.owned = change.applied_to(&rules.owned);
-                rules.amiss.clear();
+                rules.owned = done.applied_to(&rules.owned);
+                if applied.is_ok() {
+                    rules.amiss.clear();
+                }
             }
             return;
         }
@@ -85,6 +90,20 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
         report.problem = Some(problem);
         self.try_later(machine, slowest);
+    }
+
+    /// The pass took longer than we may act for: the next one begins with what is left, and a fresh lease. Where something
+    /// failed, what was not begun comes with the next try.
+    pub(super) fn put_off_if_late(
+        &mut self,
+        machine: MachineId,
+        applied: &Applied,
+        late: &BTreeMap<MachineId, Instant>,
+    ) {
+        if applied.is_cut_short() && applied.errors().next().is_none() && !planted(Bug::CallsItDone) {
+            let since = late.get(&machine).copied().unwrap_or_else(Instant::now);
+            self.put_off.insert(machine, since);
+        }
     }
 
     /// A change counts from when it was noticed, and as made once nothing is left of it, however many tries that took.

@@ -52,14 +52,18 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
     }
 
-    /// What is told of a change: rules are opened for who has them now, and closed for who had them.
+    /// What is told of a change, if any of it was begun: rules are opened for who has them now, and closed for who had them.
     pub(super) fn entry(
         &self,
         machine: MachineId,
         change: &Change,
         applied: &Applied,
         now: &Report,
-    ) -> Entry {
+    ) -> Option<Entry> {
+        let change = &applied.begun_of(change);
+        if change.is_empty() && applied.is_cut_short() {
+            return None;
+        }
         let before = self.reports.granted(machine);
         let amiss = self.seen.get(&machine).map(|seen| seen.amiss.as_slice()).unwrap_or_default();
         let name = |id: &UnitId| {
@@ -67,11 +71,11 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             let record = unit.and_then(|unit| unit.record.as_ref().ok());
             record.map_or_else(|| id.key(), |(name, _, _)| name.to_string())
         };
-        Entry::new((self.wall_ms)(), change, applied, amiss, |rule| {
+        Some(Entry::new((self.wall_ms)(), change, applied, amiss, |rule| {
             let granted = if change.open.contains(rule) { &now.granted } else { &before };
             let has = |(_, rules): &(&UnitId, &RuleSet)| !rules.minus(&rules.minus(&one(*rule))).is_empty();
             granted.iter().filter(has).map(|(id, _)| name(id)).collect()
-        })
+        }))
     }
 }
 
