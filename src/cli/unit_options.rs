@@ -50,7 +50,11 @@ impl UnitOptions {
         let usual = data.join(machine.key());
         let directory = match &self.units_dir {
             Some(given) => std::path::absolute(given)?,
-            None if another => ensure_open_place(environment, machine, &std::path::absolute(usual)?)?,
+            None if another => {
+                let usual = std::path::absolute(usual)?;
+                warn_of(&usual);
+                ensure_open_place(environment, machine, &usual)?
+            }
             None => std::path::absolute(usual)?,
         };
         let mut tools = hook_env::tools_dir()?;
@@ -90,6 +94,19 @@ impl UnitOptions {
             warn!("all units' hooks run as this user and can get at each other's files: {why}");
         }
         Ok(user)
+    }
+}
+
+/// Says that units have their files where hooks of this user have them: root's, once, had no user of their own.
+fn warn_of(usual: &Path) {
+    let listed = fs::read_dir(usual.join("runs")).into_iter().flatten().filter_map(Result::ok);
+    let units = listed.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).count();
+    if units > 0 {
+        warn!(
+            directory = %usual.display(), units,
+            "files of units that ran as this user are left as they are, and so is what they run; \
+             --hook-user root goes on with them"
+        );
     }
 }
 

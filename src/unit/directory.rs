@@ -218,6 +218,23 @@ fn write_entries(top: &Path, entries: &BTreeMap<String, Entry>, owner: Option<(u
     File::open(top)?.sync_all()
 }
 
+/// Gives a directory and all that is in it to a user and group; the directory itself last, so that whoever is killed meanwhile
+/// is followed by one who finds it to be done.
+///
+/// # Errors
+/// Those of the file system.
+pub fn give(directory: &Path, (user, group): (u32, u32)) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            give(&entry.path(), (user, group))?;
+        } else {
+            std::os::unix::fs::lchown(entry.path(), Some(user), Some(group))?;
+        }
+    }
+    std::os::unix::fs::lchown(directory, Some(user), Some(group))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,7 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _, chown};
+use std::os::unix::fs::{
+    DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, chown,
+};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -13,6 +15,7 @@ use serde_json::json;
 use tracing::warn;
 
 use super::cgroup::{self, Group};
+use super::directory;
 use super::hook::{Order, Runs};
 use super::leftover::{self, CREDENTIALS, Marks, RUN};
 use super::workflow::Run;
@@ -188,7 +191,11 @@ impl Home<'_> {
     pub fn give(&self, name: &UnitName, credential: &Credential) -> io::Result<()> {
         let text = format!("{}\n", json!({"unit": name.to_string(), "auth": credential.expose()}));
         let path = self.credentials();
-        if fs::read(&path).is_ok_and(|found| found == text.as_bytes()) {
+        // Also one that was given to somebody else.
+        let theirs = |found: fs::Metadata| self.user().is_none_or(|(user, _)| user == found.uid());
+        if fs::read(&path).is_ok_and(|found| found == text.as_bytes())
+            && fs::metadata(&path).is_ok_and(theirs)
+        {
             return Ok(());
         }
         let aside = path.with_extension("new");
@@ -202,6 +209,20 @@ impl Home<'_> {
             chown(&aside, Some(user), Some(group))?;
         }
         fs::rename(aside, path)
+    }
+
+    /// Hands the charm over to the unit's user, if it was the agent's own so far. Of anybody else's it is left as it is: who
+    /// can change it while we look could have us hand over what is not in it.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn hand_over(&self) -> io::Result<()> {
+        let Some((user, group)) = self.user() else { return Ok(()) };
+        let agent = rustix::process::geteuid().as_raw();
+        if user == agent || fs::symlink_metadata(self.charm())?.uid() != agent {
+            return Ok(());
+        }
+        directory::give(&self.charm(), (user, group))
     }
 
     /// What running a hook of this unit takes. `None` if the charm has no such hook.

@@ -201,3 +201,37 @@ fn hooks_have_the_limit_of_files_that_the_agent_was_started_with() {
     assert_eq!(wait_for("a hook", DEADLINE, || failed(&operator, "asking")), ["300"]);
     assert_eq!(daemon.ends("-TERM"), Some(0));
 }
+
+/// Where root's hooks were root, files of units are where hooks of others do not get to: nobody is left to wonder.
+#[test]
+fn units_that_were_roots_are_not_left_behind_in_silence() {
+    let operator = Operator::with_store("");
+    let log = operator.home().join("said");
+    let up = |more: &[&str]| {
+        let mut up = operator.command("portcullis");
+        up.args(["up", "--listen", "127.0.0.1:0"]).args(more).stderr(File::create(&log).unwrap());
+        Daemon::start(&mut up)
+    };
+    let place = operator.home().join("data/portcullis/local/machine-0000000000");
+    let warnings = || {
+        let said = fs::read_to_string(&log).unwrap();
+        let warned = |line: &&str| line.contains("--hook-user root goes on with them");
+        let lines: Vec<_> = said.lines().filter(warned).map(str::to_owned).collect();
+        assert!(
+            lines.iter().all(|line| line.contains(&format!("directory={} units=1", place.display()))),
+            "{said}"
+        );
+        lines.len()
+    };
+    let daemon = up(&["--hook-user", "root"]);
+    let deployed = juju(&operator, &["deploy", &charm(&operator, "old", "id -u")]);
+    assert_eq!(deployed.code, 0, "{deployed:?}");
+    assert_eq!(wait_for("a hook", DEADLINE, || failed(&operator, "old")), ["0"]);
+    assert_eq!(warnings(), 0, "there is nobody else");
+    assert_eq!(daemon.ends("-TERM"), Some(0));
+    for (more, count) in [(&["--hook-user", "root"][..], 0), (&[], 1)] {
+        let daemon = up(more);
+        assert_eq!(warnings(), count, "{more:?}");
+        assert_eq!(daemon.ends("-TERM"), Some(0));
+    }
+}

@@ -180,3 +180,33 @@ pub(crate) fn last_words_are_heard(site: &Site) {
     assert_eq!(fs::read_to_string(cleaned).unwrap(), "yes\n", "it was cut short");
     agent.ends();
 }
+
+/// Root's hooks were root once, and each unit's are a user of its own now: the same files do for both.
+pub(crate) fn units_are_handed_over_to_users_of_their_own(site: &Site) {
+    let world = World::new(site);
+    let agent = world.agent(&["--hook-user", "0:0"]);
+    let start =
+        "setsid sleep 1000 & echo $! >left; mkdir -p deep; echo $(id -u) >deep/who; ln -s deep/who link";
+    let exposed = "open-port 8080 && echo $(id -u) >>deep/who && touch hooks/more";
+    world.deploy(&world.charm("old", &[("start", start), ("exposed", exposed)]), "old");
+    world.becomes("old/0", "started");
+    let charm = world.charm_dir("old/0");
+    let left = fs::read_to_string(charm.join("left")).unwrap();
+    agent.ends();
+    let agent = world.agent(&["--hook-user", "200000+"]);
+    world.operator.does(&["expose", "old"]);
+    wait_for("the new user", DEADLINE, || {
+        assert_eq!(world.unit("old/0").get("hook-error"), None);
+        (fs::read_to_string(charm.join("deep/who")).unwrap() == "0\n200000\n").then_some(())
+    });
+    world.runs("old", &["install", "start", "exposed"]);
+    wait_for("a port", DEADLINE, || {
+        (world.unit("old/0")["open-ports"] == serde_json::json!(["8080/tcp"])).then_some(())
+    });
+    // What runs since then is the unit's as before, and ends with it.
+    assert!(is_alive(&left));
+    world.operator.does(&["destroy-service", "old"]);
+    wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
+    assert!(!is_alive(&left));
+    agent.ends();
+}

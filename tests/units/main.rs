@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 mod bad;
+mod figures;
 mod guards;
 #[path = "../harness/mod.rs"]
 mod harness;
@@ -37,7 +38,7 @@ use guards::{
 };
 use life::{
     agents_that_are_killed_do_everything_once, charms_do_what_they_say, errors_are_resolved,
-    last_words_are_heard,
+    last_words_are_heard, units_are_handed_over_to_users_of_their_own,
 };
 
 const LIFE_AND_GUARDS: &[Scenario] = scenarios![
@@ -45,6 +46,7 @@ const LIFE_AND_GUARDS: &[Scenario] = scenarios![
     errors_are_resolved,
     agents_that_are_killed_do_everything_once,
     last_words_are_heard,
+    units_are_handed_over_to_users_of_their_own,
     a_hook_gets_at_nothing_that_is_not_its_own,
     a_hook_gets_at_nothing_of_another_machine,
     secrets_are_in_their_files_and_nowhere_else,

@@ -19,7 +19,8 @@ impl<T: Tree> Agent<'_, T> {
             return Ok(Err(format!("cannot be given its credentials: {error}")));
         }
         if home.charm().is_dir() {
-            return Ok(Ok(()));
+            let given = home.hand_over();
+            return Ok(given.map_err(|error| format!("cannot be given its charm: {error}")));
         }
         let hash = seen.record.rest.get(CHARM_HASH).and_then(|hash| CharmHash::parse(hash.as_str()?));
         let Some(hash) = hash else {
