@@ -185,9 +185,15 @@ fn problems_are_documents() {
 
 #[test]
 fn unreadable_bodies_have_statuses_of_their_own() {
-    for status in [413, 408, 400, 503] {
+    for (status, detail) in [
+        (413, "The body is too large"),
+        (408, "The body did not come in time"),
+        (400, "The body was cut off"),
+        (503, "Too many large bodies at the same time"),
+    ] {
         let said = Said { method: "POST", path: HBSTATES, query: None, last_event: None, body: Err(status) };
-        assert_eq!(read(said).unwrap_err().status, status);
+        let refusal = read(said).unwrap_err();
+        assert_eq!((refusal.status, refusal.detail.as_str()), (status, detail));
     }
 }
 

@@ -16,4 +16,5 @@ mod secure;
 mod simulate;
 mod truth;
 mod verdict;
+mod words;
 mod world;

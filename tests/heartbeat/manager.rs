@@ -2,6 +2,7 @@
 //! remember what they were told. Whether that was right is for the tests to say.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -45,6 +46,8 @@ pub(crate) struct Book {
     /// Calls that have come, whatever became of them.
     pub(crate) arrived: usize,
     pub(crate) hook_mood: Mood,
+    /// Set when a call is taken: whoever made it loses something else at that moment.
+    pub(crate) unplug: Option<Arc<AtomicBool>>,
     pub(crate) hooked: Vec<Hooked>,
 }
 
@@ -96,6 +99,9 @@ impl Book {
             .collect();
         if names.iter().any(|name| self.refused.contains(name)) {
             return 400;
+        }
+        if let Some(unplug) = self.unplug.take() {
+            unplug.store(true, Ordering::Relaxed);
         }
         let numbers = expand(sequences);
         assert_eq!(numbers.len(), names.len(), "{sequences}");

@@ -64,6 +64,15 @@ impl Site {
     }
 
     pub(crate) fn tracker(&self, args: &[&str]) -> Tracker {
+        let tracker = self.tracker_without_store(args);
+        wait_for("a tracker that has read the store", START_DEADLINE, || {
+            (tracker.get("/hmi/v1/readiness").0 == 204).then_some(())
+        });
+        tracker
+    }
+
+    /// One that listens, whether there is a store or not.
+    pub(crate) fn tracker_without_store(&self, args: &[&str]) -> Tracker {
         let mut child = self
             .command("portcullis")
             .args(["heartbeat", "--listen", "127.0.0.1:0"])
@@ -77,11 +86,7 @@ impl Site {
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let addr = line.trim().strip_prefix("listening on ").expect("an address").parse().unwrap();
-        let tracker = Tracker { child, addr };
-        wait_for("a tracker that has read the store", START_DEADLINE, || {
-            (tracker.get("/hmi/v1/readiness").0 == 204).then_some(())
-        });
-        tracker
+        Tracker { child, addr }
     }
 }
 
@@ -177,6 +182,12 @@ impl Client {
         self.0.read_exact(&mut body)?;
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap();
         Ok(Answer { status, head, body: String::from_utf8(body).unwrap() })
+    }
+
+    /// Sends this, and gives the head of the answer.
+    pub(crate) fn open(&mut self, request: &[u8]) -> std::io::Result<String> {
+        self.0.get_mut().write_all(request)?;
+        self.head()
     }
 
     /// Asks for something that does not end, and gives what comes line by line.

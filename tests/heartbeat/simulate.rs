@@ -170,6 +170,59 @@ async fn a_judge_that_dies_amid_a_round_repeats_no_call_that_was_taken() {
     assert_eq!(dead, expected, "each once");
 }
 
+/// Whoever was replaced and does not know it yet writes nothing: what it judges is judged by its successor.
+#[tokio::test(start_paused = true)]
+async fn a_judge_that_was_replaced_judges_nobody() {
+    for seed in 30..33 {
+        let mut world = begin(seed, 2, 4).await;
+        let judging = |world: &World| -> Vec<u32> {
+            let judges = world.replicas.iter().filter(|(_, r)| r.ears.lock().condition.judging);
+            judges.map(|(id, _)| *id).collect()
+        };
+        let old = judging(&world)[0];
+        let tree = world.tree();
+        tree.write(vec![Write::Delete { path: paths::heartbeat_leader() }]).await.expect("a write");
+        for _ in 0..100 {
+            if judging(&world).len() == 2 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(judging(&world).len(), 2, "seed {seed}: the old one does not know it");
+        let ears = std::sync::Arc::clone(&world.replicas[&old].ears);
+        let name = Name::parse("late").expect("a name");
+        ears.beat(&[(name, false)]).await.expect("room");
+        world.pass(seconds(5)).await;
+        let records = corner::overview(&tree).await.expect("records").records;
+        let late = records.iter().find(|record| record.name == name).expect("it was heard");
+        assert_eq!((late.state.as_str(), late.sequence >> 32), ("ok", 2), "seed {seed}: {late:?}");
+        assert_eq!(judging(&world).len(), 1);
+    }
+}
+
+/// The next call is made when the one before is written down: a store that goes away with a call leaves one call in doubt.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_not_written_down_is_the_last() {
+    let mut world = begin(14, 2, 40).await;
+    world.manager.book().mood = Mood::Down;
+    (0..20).for_each(|component| world.silence(component));
+    world.pass(ERR + seconds(10)).await;
+    let starts = world.manager.book().told.len();
+    world.manager.book().refused.insert("x13c0s0b0n0".to_owned());
+    world.manager.book().mood = Mood::Fine;
+    world.lose_store_with_a_call();
+    world.pass(seconds(40)).await;
+    let taken = world.manager.book().told.len();
+    assert!((starts + 1..starts + 19).contains(&taken), "{} deaths told", taken - starts);
+    let calls: BTreeSet<usize> = world.manager.book().told[starts..].iter().map(|told| told.call).collect();
+    assert_eq!(calls.len(), 1);
+    world.set_store(true);
+    world.pass(seconds(60)).await;
+    let book = world.manager.book();
+    let again: Vec<&str> = book.told[taken..].iter().map(|told| told.name.as_str()).collect();
+    assert!(again.len() == 19, "those and all others: {again:?}");
+}
+
 /// A webhook hears of every change, whoever judges by then, and again of no more than the one that was on its way.
 #[tokio::test(start_paused = true)]
 async fn a_webhook_hears_of_each_change_though_the_judge_dies() {

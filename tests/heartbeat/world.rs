@@ -327,6 +327,12 @@ impl World {
         }
     }
 
+    /// The store goes away when the state manager next takes a call.
+    pub(crate) fn lose_store_with_a_call(&mut self) {
+        self.upset();
+        self.manager.book().unplug = Some(Arc::clone(&self.down));
+    }
+
     /// Now, on everybody's calendar.
     pub(crate) fn wall(&self) -> u64 {
         self.calendar.load(Ordering::Relaxed) + self.start.elapsed().as_millis() as u64

@@ -1,0 +1,108 @@
+//! Every refusal of a tracker's door, word for word, as a client gets it.
+
+use std::time::Duration;
+
+use portcullis::heartbeat::token;
+use portcullis::model::MachineId;
+use serde_json::json;
+
+use crate::harness::{Store, wait_for};
+use crate::process::{Answer, Client, Site, Tracker, field};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+const BEAT: &[u8] = br#"{"Status":"OK","Timestamp":"t"}"#;
+
+/// As many as may read events at the same time.
+const READERS: usize = 256;
+
+fn ask(tracker: &Tracker, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+    Client::connect(tracker.addr).and_then(|mut client| client.ask(method, path, headers, body)).unwrap()
+}
+
+/// The whole document; `instance` is the path, or what comes before the name in it.
+fn check(answer: &Answer, status: u16, title: &str, detail: &str, instance: &str) {
+    assert_eq!(field(&answer.head, "content-type"), Some("application/problem+json"));
+    assert_eq!(answer.status, status, "{}", answer.body);
+    let expected = json!({
+        "type": "about:blank", "title": title, "detail": detail, "instance": instance, "status": status,
+    });
+    assert_eq!(answer.json(), expected);
+}
+
+#[test]
+fn refusals_are_told_word_for_word() {
+    let site = Site::new(Store::keeper());
+    site.juju(&["add-machine", "--instance-id", "i-0"]);
+    let tracker = site.tracker(&[]);
+    let beat = "/hmi/v1/heartbeat/machine-0";
+    let refused = ask(&tracker, "POST", beat, &[], BEAT);
+    check(&refused, 401, "Unauthorized", "No token", beat);
+    assert_eq!(field(&refused.head, "www-authenticate"), Some("Bearer"));
+    let refused = ask(&tracker, "POST", beat, &[("authorization", "Bearer nonsense")], BEAT);
+    check(&refused, 401, "Unauthorized", "Not a machine's token", beat);
+    let forged = token::authorization(MachineId::new(0), "machine-0000000000:guessed");
+    let refused = ask(&tracker, "POST", beat, &[("authorization", &forged)], BEAT);
+    check(&refused, 401, "Unauthorized", "Not this machine's token", beat);
+    let params = "/hmi/v1/params";
+    let refused = ask(&tracker, "PATCH", params, &[], br#"{"Warntime":"12"}"#);
+    check(&refused, 403, "Forbidden", "Parameters are set with `juju heartbeat params`", params);
+    assert!(ask(&tracker, "GET", params, &[], b"").body.contains("\"Warntime\":\"10\""));
+
+    let refused = ask(&tracker, "GET", "/hmi/v1/nothing", &[], b"");
+    check(&refused, 404, "Not Found", "No such path", "/hmi/v1/nothing");
+    let refused = ask(&tracker, "PUT", "/hmi/v1/params", &[], b"");
+    check(&refused, 405, "Invalid Request", "Only GET and PATCH operations supported", params);
+    assert_eq!(field(&refused.head, "allow"), Some("GET, PATCH"));
+    let refused = ask(&tracker, "POST", "/hmi/v1/heartbeat", &[], &[b' '; 64 * 1024 + 1]);
+    check(&refused, 413, "Payload Too Large", "The body is too large", "/hmi/v1/heartbeat");
+    let refused = ask(&tracker, "GET", "/hmi/v1/events?since=yesterday", &[], b"");
+    check(&refused, 400, "Invalid Request", "Invalid sequence", "/hmi/v1/events");
+
+    let head = b"GET /hmi/v1/events HTTP/1.1\r\nhost: x\r\n\r\n";
+    let readers: Vec<Client> = (0..READERS)
+        .map(|_| {
+            let mut reader = Client::connect(tracker.addr).unwrap();
+            let head = reader.open(head).unwrap();
+            assert_eq!(field(&head, "content-type"), Some("text/event-stream"));
+            assert_eq!(field(&head, "cache-control"), Some("no-store"));
+            reader
+        })
+        .collect();
+    let refused = ask(&tracker, "GET", "/hmi/v1/events", &[], b"");
+    check(&refused, 503, "Service Unavailable", "Too many readers of events", "/hmi/v1/events");
+    drop(readers);
+    wait_for("room for a reader", DEADLINE, || {
+        let head = Client::connect(tracker.addr).and_then(|mut reader| reader.open(head)).unwrap();
+        head.starts_with("HTTP/1.1 200 ").then_some(())
+    });
+    tracker.end();
+}
+
+#[test]
+fn what_needs_a_store_says_that_it_is_away() {
+    let mut site = Site::new(Store::keeper());
+    site.store.kill9();
+    let tracker = site.tracker_without_store(&["--open"]);
+    let refused = ask(&tracker, "GET", "/hmi/v1/readiness", &[], b"");
+    check(&refused, 503, "Service Unavailable", "The store was not found yet", "/hmi/v1/readiness");
+    let refused = ask(&tracker, "PATCH", "/hmi/v1/params", &[], br#"{"Warntime":"12"}"#);
+    check(&refused, 503, "Service Unavailable", "The store is away", "/hmi/v1/params");
+    let refused = ask(&tracker, "PATCH", "/hmi/v1/params", &[], br#"{"Warntime":"x","Interval":"y"}"#);
+    let detail = "Invalid Warntime: not a number of seconds from 1 to 86400; \
+                  Invalid Interval: not a number of seconds from 1 to 86400";
+    check(&refused, 400, "Invalid Request", detail, "/hmi/v1/params");
+    let (beat, token) =
+        ("/hmi/v1/heartbeat/machine-0", token::authorization(MachineId::new(0), "machine-0000000000:x"));
+    let refused = ask(&tracker, "POST", beat, &[("authorization", &token)], BEAT);
+    check(&refused, 503, "Service Unavailable", "Tokens cannot be checked now", beat);
+    // Whoever needs no proof is heard all the same, and known.
+    assert_eq!(ask(&tracker, "POST", "/hmi/v1/heartbeat/x0c0", &[], BEAT).status, 200);
+    let known = ask(&tracker, "GET", "/hmi/v1/hbstate/x0c0", &[], b"");
+    assert_eq!(known.body, r#"{"XName":"x0c0","Heartbeating":true}"#);
+    site.store.restart();
+    wait_for("a tracker that has found its store", DEADLINE, || {
+        (tracker.get("/hmi/v1/readiness").0 == 204).then_some(())
+    });
+    tracker.end();
+}
