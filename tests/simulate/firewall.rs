@@ -35,7 +35,7 @@ impl SimFirewall {
         if Instant::now() >= until {
             return Err(Error::NotBegun { what: machine.into() });
         }
-        self.seam.changing(self.who, id(machine));
+        self.seam.changing(self.who, kind, id(machine));
         let fault = self.seam.before(self.who, kind, Some(id(machine))).await;
         let error = fault.and_then(|fault| fault.provider_error(Some(machine)));
         let open = || self.seam.reachable(id(machine));

@@ -81,8 +81,8 @@ pub(crate) struct Shared {
     /// Per agent the machines that it was last shown an instance of.
     pub listed: Vec<BTreeSet<MachineNumber>>,
     pub past: Option<Backup>,
-    /// Per agent the machines that it has seen in this life and not failed to change since.
-    pub trusted: Vec<BTreeSet<MachineId>>,
+    /// Per agent the machines that it has seen in this life, with the requests that have not failed since.
+    pub trusted: Vec<BTreeSet<(MachineId, Kind)>>,
     /// Per agent when it began to make sure of what it then was shown of the lock, or took it.
     pub confirmed: Vec<Option<Instant>>,
     /// Per agent when it last began to make sure that what it is shown is up to date.

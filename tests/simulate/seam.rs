@@ -25,6 +25,9 @@ pub(crate) const SESSION: Duration = Duration::from_secs(10);
 /// How long a request is waited for that is never answered.
 pub(crate) const HANG: Duration = Duration::from_secs(10);
 
+/// What a change of a machine's rules can be made of.
+const HALVES: [Kind; 3] = [Kind::Open, Kind::Close, Kind::Mend];
+
 #[derive(Clone)]
 pub(crate) struct Seam {
     shared: Arc<Mutex<Shared>>,
@@ -226,7 +229,7 @@ impl Seam {
     }
 
     /// A change is about to be sent.
-    pub(crate) fn changing(&self, who: usize, machine: MachineId) {
+    pub(crate) fn changing(&self, who: usize, kind: Kind, machine: MachineId) {
         let mut shared = self.lock();
         // S6: who was replaced begins nothing once its lease is over.
         if let Some((leader, since)) = shared.lead
@@ -246,13 +249,14 @@ impl Seam {
         }
         // After a failure nobody knows what a machine has: a change is planned from what was seen since, or it would
         // be refused for ever by a provider that takes a batch as a whole.
-        if !shared.trusted[who].contains(&machine) {
+        if !shared.trusted[who].contains(&(machine, kind)) {
             shared.violated(format!("S2: agent {who} changes {machine} without having looked"));
         }
     }
 
     pub(crate) fn saw(&self, who: usize, machines: impl Iterator<Item = MachineId>) {
-        self.lock().trusted[who].extend(machines);
+        let each = machines.flat_map(|machine| HALVES.map(|half| (machine, half)));
+        self.lock().trusted[who].extend(each);
     }
 
     /// What came of one half of a change.
@@ -272,8 +276,10 @@ impl Seam {
             Kind::Close => writes.closes += 1,
             _ => writes.mends += 1,
         }
-        if !ok {
-            shared.trusted[who].remove(&machine);
+        // The halves of one change do not wait for each other: where one has failed, the other is made all the same, once.
+        let trusted = &mut shared.trusted[who];
+        if !ok || !HALVES.iter().all(|half| trusted.contains(&(machine, *half))) {
+            trusted.remove(&(machine, kind));
         }
         shared.log(format_args!(
             "    {} -> {} points, {}",
