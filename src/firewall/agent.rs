@@ -61,8 +61,8 @@ pub struct Agent<T, F> {
     seen: BTreeMap<MachineId, MachineRules>,
     reports: Reports,
     retries: Retries<Instant>,
-    /// Machines whose change, or a half of it, was not begun because the lease would not have lasted, and since when that is
-    /// so: the first in the next pass, those that wait longest before all others.
+    /// Machines whose change, or a half of it, was not begun because the lease would not have lasted, or that have a second
+    /// step before them, and since when that is so: the first in the next pass, those that wait longest before all others.
     put_off: BTreeMap<MachineId, Instant>,
     trust: Trust,
     /// What is wrong with machines themselves, as provisioning says: shown in their reports.
@@ -243,13 +243,10 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let late = std::mem::take(&mut self.put_off);
         machines.extend(late.keys());
         pass.machines = machines.len();
-        // A re-spelled rule takes two rounds: open the new, then close the old.
-        for _round in 0..2 {
-            machines = self.round(machines, &late, lead, pass).await?;
-            if machines.is_empty() {
-                break;
-            }
-        }
+        let more = self.round(machines, &late, lead, pass).await?;
+        // A rule that is spelled anew takes two passes: the new one is open, and the next pass closes the old. A pass sends
+        // no machine more than one request to open and one to close.
+        self.put_off.extend(more.into_iter().map(|machine| (machine, now)));
         Ok(())
     }
 

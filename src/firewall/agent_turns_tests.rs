@@ -148,3 +148,24 @@ async fn one_machine_that_is_denied_holds_up_nobody_and_is_tried_now_and_then() 
         "rights came, and it was seen"
     );
 }
+
+/// A rule that gives up part of what it covers is closed only when the rest is open, and not by a second request.
+#[tokio::test(start_paused = true)]
+async fn a_pass_opens_once_and_closes_once() {
+    let (mut world, units) = World::with_machines(1, &["8000-8010", "443"]).await;
+    assert_eq!(world.rules(0), ["443/tcp", "8000-8010/tcp"]);
+    world.close(units[0], "8000-8010").await;
+    world.close(units[0], "443").await;
+    world.open(units[0], "8005").await;
+    let requests =
+        |world: &World| (world.provider.calls_of(CallName::Open), world.provider.calls_of(CallName::Close));
+    let before = requests(&world);
+    world.pass_for(Key::Unit(units[0])).await;
+    assert_eq!(world.rules(0), ["8000-8010/tcp", "8005/tcp"]);
+    assert_eq!(requests(&world), (before.0 + 1, before.1 + 1));
+    assert_eq!(world.agent.next_retry(), Some(Instant::now()), "the rest has no time to wait for");
+    world.agent.pass(&Dirty::default(), &world.lead).await.unwrap();
+    assert_eq!(world.rules(0), ["8005/tcp"]);
+    assert_eq!(requests(&world), (before.0 + 1, before.1 + 2));
+    assert_eq!((world.agent.next_retry(), world.problem(0)), (None, None));
+}
