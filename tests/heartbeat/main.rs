@@ -9,6 +9,7 @@ mod door;
 mod harness;
 mod manager;
 mod operator;
+mod outage;
 mod process;
 mod replicas;
 mod roles;

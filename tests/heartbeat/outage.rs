@@ -1,0 +1,65 @@
+//! A real tracker and a state manager that is in trouble, over HTTP: whatever it does, nobody waits for it, and in the end it was told
+//! of each change once.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::harness::{Store, wait_for};
+use crate::manager::{Manager, Mood};
+use crate::process::{Client, Site, serve_manager};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Without waiting for anybody, on a machine that has much else to do.
+const AT_ONCE: Duration = Duration::from_secs(3);
+
+/// The call that hangs would go on for longer than this.
+const GIVEN_UP: Duration = Duration::from_secs(24);
+
+#[test]
+fn a_manager_in_trouble_holds_up_nobody() {
+    let site = Site::new(Store::keeper());
+    let manager = Manager::default();
+    let sm = format!("Sm_url={}", serve_manager(&manager));
+    // Nobody falls silent here.
+    site.juju(&["heartbeat", "params", &sm, "Sm_timeout=4", "Sm_retries=1", "Warntime=3000", "Errtime=3600"]);
+    manager.book().refused.insert("refused".to_owned());
+    let tracker = site.tracker(&["--open"]);
+    let mut client = Client::connect(tracker.addr).unwrap();
+    let mut beat = |name: &str| {
+        let asked = Instant::now();
+        assert_eq!(client.beat(name).unwrap(), 200);
+        assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
+    };
+    for (mood, name) in [(Mood::Failing, "failing"), (Mood::Down, "down"), (Mood::Hanging, "hanging")] {
+        manager.book().mood = mood;
+        let arrived = manager.book().arrived;
+        beat(name);
+        wait_for("a call in vain", DEADLINE, || (manager.book().arrived > arrived).then_some(()));
+        beat(name);
+        assert_eq!(manager.book().told.len(), 0);
+    }
+    wait_for("an outage that is shown", DEADLINE, || {
+        tracker.get("/hmi/v1/health").1.contains("\"HsmStatus\":\"not responsive, ").then_some(())
+    });
+    manager.book().mood = Mood::Slow;
+    let over = Instant::now();
+    beat("refused");
+    beat("slow");
+    wait_for("everybody told", DEADLINE, || (manager.book().believes().len() == 4).then_some(()));
+    assert!(over.elapsed() < GIVEN_UP, "{:?}", over.elapsed());
+    wait_for("one that is set aside", DEADLINE, || {
+        let (_, health) = tracker.get("/hmi/v1/health");
+        let well = health.contains("\"HsmStatus\":\"responsive\"") && health.contains("\"Untold\":0");
+        (well && health.contains("\"Refused\":1")).then_some(())
+    });
+    manager.book().mood = Mood::Fine;
+    beat("fine");
+    wait_for("one more told", DEADLINE, || (manager.book().believes().len() == 5).then_some(()));
+    let mut times: BTreeMap<String, usize> = BTreeMap::new();
+    for told in &manager.book().told {
+        *times.entry(told.name.clone()).or_default() += 1;
+    }
+    assert_eq!(times, ["failing", "down", "hanging", "slow", "fine"].map(|name| (name.to_owned(), 1)).into());
+    tracker.end();
+}
