@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 
 use super::config::ConfigDir;
 use super::unit_options::UnitOptions;
-use super::{hook_env, juju, machine, machine_file, output, up};
+use super::{hook_env, juju, machine, machine_file, output, status, up};
 use crate::keeper::Config;
 use crate::model::ports::parse_argument;
 use crate::model::{UnitId, UnitName};
@@ -146,6 +146,8 @@ async fn act(story: &juju::Story, without_tools: Option<&Path>) -> anyhow::Resul
     let unit = becomes(story, |unit| unit.open_ports.as_ref().is_some_and(|ports| !ports.is_empty())).await?;
     let port = unit.open_ports.iter().flatten().next().map_or(0, |range| range.from());
     fetch(port, "Hello world").await?;
+    // What would be done is told a moment after it is known what is asked for.
+    becomes(story, |unit| unit.firewall.iter().any(|told| told.contains("dry run: "))).await?;
     story.juju(&["status", "hello"]).await?;
     story.juju(&["unexpose", "hello"]).await?;
     fetch(port, "Hello from").await?;
@@ -158,7 +160,8 @@ async fn becomes(story: &juju::Story, wanted: impl Fn(&Unit) -> bool) -> anyhow:
     let patience = Instant::now() + PATIENCE;
     loop {
         let look = async |_: &_, environment: &Environment<ZkTree>| Ok(collect(environment.tree()).await?);
-        let snapshot = story.globals().in_environment(look).await?;
+        let mut snapshot = story.globals().in_environment(look).await?;
+        snapshot.notes = status::notes(&snapshot);
         let view = View::new(&snapshot, &Scope::default());
         let unit = view.services.get("hello").and_then(|service| service.units.get(UNIT)).cloned();
         match unit {

@@ -108,7 +108,7 @@ fn show(args: &Typed, text: &str) -> anyhow::Result<()> {
 }
 
 /// What is wanted and not yet real, held back or frozen, and what is wrong with machines.
-fn notes(snapshot: &Snapshot) -> Notes {
+pub(super) fn notes(snapshot: &Snapshot) -> Notes {
     let view = firewall_view(snapshot);
     let placed = view.placed();
     let mut notes = Notes::default();

@@ -167,9 +167,42 @@ fn the_demo_needs_nothing_but_itself() {
     ] {
         assert!(told.stdout.contains(part), "{part:?} is not in {}", told.stdout);
     }
+    // As on a screen, both outputs together.
+    let mut shown = Command::new("/bin/sh");
+    shown.args(["-c", "exec \"$0\" demo 2>&1"]).arg(&alone);
+    let shown = came(shown.env_clear().env("HOME", operator.home()).env("TMPDIR", operator.home()));
+    says_what_the_readme_says(&shown.stdout.replace(operator.home().to_str().unwrap(), "/tmp"));
     let left: Vec<_> =
         fs::read_dir(operator.home()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["portcullis"], "the demo left something behind");
+}
+
+/// Each line of the README's first screen is one of the demo's, in the same order, but for numbers that are drawn by lot.
+fn says_what_the_readme_says(told: &str) {
+    let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
+    let screen = readme.split("somewhat shortened:\n").nth(1).expect("a screen");
+    let screen = screen.lines().skip(1).map_while(|line| line.strip_prefix("    "));
+    let plain = |line: &str| {
+        let mut shown = String::new();
+        let numbers = line.split_inclusive(|c: char| !c.is_ascii_digit());
+        for part in numbers {
+            let digits = part.chars().take_while(char::is_ascii_digit).count();
+            shown += if digits >= 4 { "N" } else { &part[..digits] };
+            shown += &part[digits..];
+        }
+        shown
+    };
+    let mut told = told.lines().map(plain);
+    let mut lines = 0;
+    for line in screen.map(plain) {
+        lines += 1;
+        let found = match line.split_once(" ...") {
+            Some((start, _)) => told.any(|said| said.starts_with(start)),
+            None => told.any(|said| said == line),
+        };
+        assert!(found, "the demo does not say, or not there: {line}");
+    }
+    assert!(lines > 30, "{lines} lines of a screen");
 }
 
 #[test]

@@ -365,3 +365,46 @@ fn a_last_pass_that_hangs_leaves_the_machine_free() {
     assert!(!second.said().contains("waiting for the machine"), "{}", second.said());
     assert_eq!(second.ends("-TERM"), Some(0));
 }
+
+/// A charm whose hooks all fail, once the first of them has asked for a port.
+fn failing_charm(operator: &Operator, port: u16) -> String {
+    let charm = operator.charm("frail", "name: frail\nsummary: s\ndescription: d\n");
+    let hooks = std::path::Path::new(&charm).join("hooks");
+    fs::create_dir_all(&hooks).unwrap();
+    for (hook, body) in [("start", format!("open-port {port}")), ("exposed", String::new())] {
+        fs::write(hooks.join(hook), format!("#!/bin/sh\n{body}\nexit 3\n")).unwrap();
+        fs::set_permissions(hooks.join(hook), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    charm
+}
+
+/// What a hook asked for before it failed is asked for, and an exposed hook that fails neither opens nor closes anything.
+#[test]
+fn a_hook_that_fails_changes_nothing_in_the_firewall() {
+    let store = Store::keeper();
+    let site = Site { kind: store.kind(), addr: store.addr(), chroot: String::new() };
+    let world = World::new(&site);
+    let operator = &world.operator;
+    let (_web, web) = world.listen();
+    let agent = world.machine("agent.log", &[]);
+    let state = |wanted: &str| {
+        wait_for(wanted, DEADLINE, || {
+            let unit = operator.status()["services"]["frail"]["units"]["frail/0"].clone();
+            (unit["agent-state"] == wanted).then_some(())
+        });
+    };
+    operator.does(&["deploy", &failing_charm(operator, web.port()), "--to", "0"]);
+    state("start-error");
+    world.becomes(web, Knock::Refused);
+    operator.does(&["expose", "frail"]);
+    world.becomes(web, Knock::Connected);
+    operator.does(&["resolved", "frail/0"]);
+    state("exposed-error");
+    // After a look of the agent's at everything.
+    world.becomes(web, Knock::Connected);
+    world.explained(&format!("{}/tcp  open  frail/0", web.port()));
+    operator.does(&["unexpose", "frail"]);
+    world.becomes(web, Knock::Refused);
+    state("exposed-error");
+    assert_eq!(agent.ends("-TERM"), Some(0));
+}

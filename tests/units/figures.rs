@@ -9,10 +9,14 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::harness::scenario::Site;
 use crate::harness::wire::{Client, Put, op};
 use crate::harness::{Kind, Store, wait_for};
-use crate::world::{DEADLINE, World};
+use crate::world::{Agent, DEADLINE, World};
 
 const UNITS: usize = 200;
 const MAX_AGENT_KB: u64 = 100 * 1024;
+
+/// How long an agent with nothing to do is looked at, and how often.
+const AT_REST: Duration = Duration::from_secs(4);
+const ROUNDS_AT_REST: usize = 3;
 
 const DEPLOYED_WITHIN: Duration = Duration::from_millis(100);
 const HEARD_WITHIN: Duration = Duration::from_millis(50);
@@ -52,7 +56,7 @@ fn two_hundred_units_are_small_and_a_restart_runs_no_hook() {
 
         let said = agent.said().len();
         agent.kill9();
-        let agent = world.agent(&[]);
+        let agent = world.agent_at_rest();
         let since = || agent.said()[said..].to_owned();
         // By then the session of the one before is over, and nobody of its units is shown to be there.
         wait_for("the next agent", DEADLINE, || since().contains("holding the machine").then_some(()));
@@ -68,8 +72,18 @@ fn two_hundred_units_are_small_and_a_restart_runs_no_hook() {
         };
         wait_for("a hook of each", DEADLINE, || (hooks().len() >= UNITS).then_some(()));
         assert_eq!((count(), hooks()), (UNITS, vec!["exposed".to_owned(); UNITS]), "a hook ran again");
+        assert!(is_idle(&agent), "it does something without end");
         agent.ends();
     });
+}
+
+/// Whether it takes less than a hundredth of a core, once what was to be done is done.
+fn is_idle(agent: &Agent) -> bool {
+    (0..ROUNDS_AT_REST).any(|_| {
+        let before = agent.cpu_time();
+        std::thread::sleep(AT_REST);
+        agent.cpu_time() - before < AT_REST / 100
+    })
 }
 
 fn all_are_started(world: &World) {

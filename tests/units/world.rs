@@ -17,6 +17,9 @@ use crate::operator::Operator;
 /// Longer than the session of a killed predecessor lasts, on a busy machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
+/// Said of an agent that looks at everything as seldom as it usually does.
+const AT_REST: &[&str] = &["--resync", "60"];
+
 pub(crate) struct World {
     pub(crate) operator: Operator,
     units: PathBuf,
@@ -53,6 +56,11 @@ impl World {
         let agent = self.agent_of("0", &self.units, more);
         fs::write(self.agent_number(), agent.child.id().to_string()).unwrap();
         agent
+    }
+
+    /// The same as people have it, who do not have everything looked at every other second.
+    pub(crate) fn agent_at_rest(&self) -> Agent {
+        self.agent(AT_REST)
     }
 
     /// The same where no control groups can be had: what is mounted over them is nothing.
@@ -97,10 +105,9 @@ impl World {
 
     fn command(&self, machine: &str, units: &Path, more: &[&str]) -> Command {
         let mut command = self.operator.command("portcullis");
-        command
-            .args(["--log-level", "debug", "machine", "--id", machine, "--resync", "2", "--units-dir"])
-            .arg(units)
-            .args(more);
+        let resync = if more == AT_REST { &[][..] } else { &["--resync", "2"] };
+        command.args(["--log-level", "debug", "machine", "--id", machine]).args(resync);
+        command.arg("--units-dir").arg(units).args(more);
         command
     }
 
@@ -241,6 +248,14 @@ impl Agent {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("a process");
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
         line.trim().trim_end_matches(" kB").parse().expect("a number")
+    }
+
+    /// What it has taken of the cores so far. The kernel counts a hundred ticks in a second.
+    pub(crate) fn cpu_time(&self) -> Duration {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("a process");
+        let fields: Vec<&str> = stat.rsplit_once(") ").expect("fields").1.split(' ').collect();
+        let ticks = [11, 12].map(|field: usize| fields[field].parse::<u64>().expect("a number"));
+        Duration::from_millis(ticks.iter().sum::<u64>() * 10)
     }
 
     pub(crate) fn said(&self) -> String {
