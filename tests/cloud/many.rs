@@ -3,6 +3,9 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use portcullis::model::ServiceName;
+use portcullis::model::ports::parse_argument;
+use portcullis::store::{Deploy, UnitPorts};
 use portcullis_provider::Machines as _;
 use portcullis_provider::ec2::{Patience, Settings};
 
@@ -15,6 +18,8 @@ use crate::world::World;
 const ROUNDS: usize = 3;
 const SAMPLES: usize = 40;
 const MACHINES: usize = 1000;
+/// Open on each of them.
+const PORTS: [i32; 3] = [80, 443, 8080];
 
 /// What we add to the time of EC2's own call, from the moment that `open-port` has returned.
 pub(crate) fn a_port_is_open_as_soon_as_ec2_can(world: &World) {
@@ -67,10 +72,26 @@ pub(crate) fn a_thousand_machines_cost_a_converged_controller_nothing(world: &Wo
     world.wait(async {
         let vpc = world.account.default_vpc().await;
         let environment = environment(&world.operator, &world.site.connect_string()).await;
+        let service: ServiceName = "web".parse().unwrap();
+        let deploy = Deploy {
+            service: service.clone(),
+            charm: "local:web-1".parse().unwrap(),
+            metadata: serde_json::Map::new(),
+            units: 0,
+            to: None,
+        };
+        environment.deploy(&deploy).await.unwrap();
+        environment.expose(&service).await.unwrap();
         for machine in 0..MACHINES as u32 {
             let instance = world.account.make_machine(&vpc, machine).await;
             let added = environment.add_machine(Some(instance.parse().unwrap())).await.unwrap();
             assert_eq!(added.number(), machine);
+            world.account.open_as_ours(machine, &PORTS).await;
+            let unit = environment.add_units(&service, 1, Some(added)).await.unwrap()[0].id;
+            for port in PORTS {
+                let port = parse_argument(&port.to_string()).unwrap();
+                UnitPorts::new(environment.tree(), unit).open(port).await.unwrap();
+            }
         }
         environment.into_tree().close().await;
     });
@@ -100,6 +121,12 @@ pub(crate) fn a_thousand_machines_cost_a_converged_controller_nothing(world: &Wo
     first.ends();
     let (changes, _) = world.requests();
     assert_eq!(changes, 0, "what others have tagged as ours needs no change");
+    let units = world.operator.status()["services"]["web"]["units"].clone();
+    let units = units.as_object().unwrap();
+    let open = |unit: &&serde_json::Value| unit["open-ports"].as_array().is_some_and(|open| open.len() == 3);
+    assert_eq!(units.values().filter(open).count(), MACHINES);
+    let pending = units.values().find(|unit| !unit["firewall"].is_null());
+    assert_eq!(pending, None, "and all of it is seen to be open");
 
     let began = Instant::now();
     let second = world.controller("second", 3600);

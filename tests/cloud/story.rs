@@ -55,6 +55,41 @@ pub(crate) fn an_adopted_instance_is_only_let_go(world: &World) {
     controller.ends();
 }
 
+/// Where IPv6 reaches a machine, a port is opened to both worlds, and shut to both.
+pub(crate) fn a_vpc_with_ipv6_is_opened_to_both_worlds(world: &World) {
+    let other = &world.account.other;
+    let subnet = world.wait(async {
+        let vpc = other.create_vpc().cidr_block("10.6.0.0/16").amazon_provided_ipv6_cidr_block(true);
+        let vpc = vpc.send().await.unwrap().vpc.unwrap().vpc_id.unwrap();
+        let made = other.create_subnet().vpc_id(vpc).cidr_block("10.6.1.0/24").send().await.unwrap();
+        made.subnet.unwrap().subnet_id.unwrap()
+    });
+    let controller = world.controller_in(&subnet, "log");
+    world.operator.does(&["add-machine"]);
+    world.instance(0);
+    world.deploy("wordpress", 0);
+    world.hook("wordpress/0", "open-port 80");
+    // Launching leaves nothing behind that would still make calls.
+    world.quiet_for(Duration::from_secs(1));
+    world.operator.does(&["expose", "wordpress"]);
+    let worlds = || {
+        let group = world.group(0)?;
+        let permissions = group.ip_permissions().iter().filter(|one| one.from_port() == Some(80));
+        let sources = permissions.flat_map(|one| {
+            let v4 = one.ip_ranges().iter().filter_map(|range| range.cidr_ip());
+            v4.chain(one.ipv6_ranges().iter().filter_map(|range| range.cidr_ipv6())).map(str::to_owned)
+        });
+        Some(sources.collect::<Vec<String>>())
+    };
+    wait_for("both worlds", DEADLINE, || (worlds()? == ["0.0.0.0/0", "::/0"]).then_some(()));
+    assert_eq!(world.requests(), (1, 0), "in one request");
+    world.explains(0, "::/0");
+    world.operator.does(&["unexpose", "wordpress"]);
+    wait_for("neither world", DEADLINE, || worlds()?.is_empty().then_some(()));
+    assert_eq!(world.requests(), (1, 0), "and in one");
+    controller.ends();
+}
+
 pub(crate) fn another_controller_takes_over_and_sweeps_what_is_left(world: &World) {
     let first = world.controller("first", 3600);
     first.says("leading");

@@ -44,8 +44,13 @@ impl World {
 
     /// The same, for one that launches machines and looks by itself only every `resync` seconds.
     pub(crate) fn launching_command(&self, resync: u32) -> Command {
+        self.command_with(resync, "")
+    }
+
+    /// The same, with one more line of settings.
+    fn command_with(&self, resync: u32, setting: &str) -> Command {
         let settings = self.operator.home().join("ec2.yaml");
-        fs::write(&settings, format!("image: {IMAGE}\ninstance-type: t3.micro\n")).unwrap();
+        fs::write(&settings, format!("image: {IMAGE}\ninstance-type: t3.micro\n{setting}\n")).unwrap();
         let (settings, resync) = (settings.display().to_string(), resync.to_string());
         let args = ["--resync", &resync, "--ec2-settings", &settings, "--ec2-zookeeper", "zk.example.com"];
         self.controller_command("ec2", &args)
@@ -53,6 +58,14 @@ impl World {
 
     pub(crate) fn controller(&self, name: &str, resync: u32) -> Controller {
         let controller = Controller::start(self.launching_command(resync), &self.operator, name);
+        controller.says("controller ready");
+        controller
+    }
+
+    /// One that launches into this subnet.
+    pub(crate) fn controller_in(&self, subnet: &str, name: &str) -> Controller {
+        let command = self.command_with(3600, &format!("subnet: {subnet}"));
+        let controller = Controller::start(command, &self.operator, name);
         controller.says("controller ready");
         controller
     }

@@ -129,6 +129,18 @@ impl Account {
         run.send().await.unwrap().instances()[0].instance_id().unwrap().to_owned()
     }
 
+    /// Opens ports of a machine in the default VPC, as a driver would have done long ago.
+    pub(crate) async fn open_as_ours(&self, machine: u32, ports: &[i32]) {
+        let world = IpRange::builder().cidr_ip("0.0.0.0/0").description("opened by portcullis").build();
+        let permission = |&port| {
+            let ports = IpPermission::builder().ip_protocol("tcp").from_port(port).to_port(port);
+            ports.ip_ranges(world.clone()).build()
+        };
+        let request =
+            self.other.authorize_security_group_ingress().group_name(format!("juju-local-{machine}"));
+        request.set_ip_permissions(Some(ports.iter().map(permission).collect())).send().await.unwrap();
+    }
+
     /// Somebody takes all groups but this one from an instance.
     pub(crate) async fn leave_only(&self, group: &str, instance: &str) {
         let shown = self.other.describe_instances().instance_ids(instance).send().await.unwrap();
