@@ -242,6 +242,11 @@ pub struct Foreign {
 }
 
 impl Foreign {
+    /// None if it is for other than addresses.
+    pub fn family(&self) -> Option<crate::rule::Family> {
+        self.exact.iter().chain(&self.covers).next().map(|rule| rule.source.family())
+    }
+
     /// For a rule with one source block.
     pub fn from_wire(ports: WirePorts<'_>, source: crate::rule::Cidr) -> Self {
         let exact = ports.exact().map(|range| Rule::new(range, source));

@@ -19,6 +19,7 @@ use super::policy::Policy;
 use super::report::Report;
 use super::reports::Reports;
 use super::retry::Retries;
+use super::room::Room;
 use super::wanted::{Claim, Wanted, wanted};
 use crate::model::MachineId;
 use crate::runtime::clock;
@@ -325,7 +326,13 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             self.put_off_if_late(*machine, applied, late);
         }
         for (machine, plan) in &plans {
-            if self.put_off.contains_key(machine) || doubted.contains(machine) {
+            let put_off = self.put_off.contains_key(machine);
+            if let Some(report) =
+                reports.get_mut(machine).filter(|report| put_off || report.problem.is_some())
+            {
+                self.keep_granted(*machine, &plan.deferred, report);
+            }
+            if put_off || doubted.contains(machine) {
                 continue;
             }
             self.time(*machine, plan);
@@ -368,8 +375,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
         let families: &[Family] = if rules.ipv6 { &[Family::V4, Family::V6] } else { &[Family::V4] };
         let wanted = wanted(&claims, families, &self.policy);
-        let limit = self.firewall.rules_per_family().unwrap_or(usize::MAX);
-        let room = limit.saturating_sub(rules.foreign.len()).max(1);
+        let room = Room::new(self.firewall.rules_per_family(), &rules.foreign, self.firewall.at_once());
         let theirs = rules.foreign.iter().filter_map(|foreign| foreign.exact).collect();
         let plan = plan_machine(&wanted, &rules.owned, &theirs, &last, &self.policy, room);
         (wanted, plan)

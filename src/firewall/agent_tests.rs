@@ -442,7 +442,14 @@ fn planning_ten_thousand_machines_is_quick() {
     let start = std::time::Instant::now();
     for _ in 0..10_000 {
         let wanted = wanted(&claims, &[Family::V4], &policy);
-        let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &BTreeMap::new(), &policy, 60);
+        let plan = plan_machine(
+            &wanted,
+            &owned,
+            &BTreeSet::new(),
+            &BTreeMap::new(),
+            &policy,
+            Room::new(Some(60), &[], false),
+        );
         assert!(plan.change.is_empty());
     }
     // The goal is 20 ms in a release build; this only catches a planner that has become quadratic.
@@ -453,5 +460,7 @@ fn planning_ten_thousand_machines_is_quick() {
 mod accounts;
 #[path = "agent_doubt_tests.rs"]
 mod doubt;
+#[path = "agent_merging_tests.rs"]
+mod merging;
 #[path = "agent_turns_tests.rs"]
 mod turns;

@@ -19,6 +19,7 @@ pub mod provisioner;
 pub mod report;
 pub mod reports;
 pub mod retry;
+pub mod room;
 pub mod run;
 pub mod told;
 pub mod trial;

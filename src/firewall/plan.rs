@@ -5,9 +5,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use portcullis_provider::planted::{Bug, planted};
-use portcullis_provider::rule::{Change, Family, Rule, RuleSet};
+use portcullis_provider::rule::{Change, Rule, RuleSet};
 
 use super::policy::Policy;
+use super::room::Room;
 use super::wanted::Wanted;
 use crate::model::UnitId;
 
@@ -23,7 +24,7 @@ pub type LastGranted = BTreeMap<UnitId, RuleSet>;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MachinePlan {
     /// What can be done now. Its halves may fail independently: no close in it takes away what a failed open was to
-    /// replace.
+    /// replace, unless there is no other room for that.
     pub change: Change,
     /// Closes that only re-spell what is wanted. They come up again, and are safe then, once the open has succeeded.
     pub deferred: BTreeSet<Rule>,
@@ -64,39 +65,34 @@ pub fn target(
     (rules.union(&kept), kept)
 }
 
-/// The change that brings `owned` to what is wanted, touching as few rules as it can within `max_rules` a family. A rule
-/// that somebody else made just so (`theirs`) is not made again: providers keep one of a kind.
+/// The change that brings `owned` to what is wanted, touching as few rules as there is `room` for. A rule that somebody else
+/// made just so (`theirs`) is not made again: providers keep one of a kind.
 pub fn plan_machine(
     wanted: &Wanted,
     owned: &BTreeSet<Rule>,
     theirs: &BTreeSet<Rule>,
     last: &LastGranted,
     policy: &Policy,
-    max_rules: usize,
+    room: Room,
 ) -> MachinePlan {
     let (target, kept_for_frozen) = target(wanted, owned, last, policy);
     let gentle = Change::between(owned, &target);
-    let fits = |change: &Change| {
-        if change.open.len() + owned.len() <= max_rules {
-            return true;
-        }
-        let after = &change.open | owned;
-        let count = |family| after.iter().filter(|rule| rule.source.family() == family).count();
-        [Family::V4, Family::V6].into_iter().all(|family| count(family) <= max_rules)
-    };
-    let Change { open, close } = if fits(&gentle) { gentle } else { Change::compacting(owned, &target) };
+    let gentle_fits = gentle.open.is_empty() || room.holds(owned, &gentle.open);
+    let Change { open, close } = if gentle_fits { gentle } else { Change::compacting(owned, &target) };
     let open = if theirs.is_empty() { open } else { &open - theirs };
-    if close.is_empty() {
+    if close.is_empty() || room.at_once {
         let change = Change { open, close };
         return MachinePlan { change, deferred: BTreeSet::new(), target, kept_for_frozen };
     }
     let staying: RuleSet =
         (owned - &close).iter().chain(theirs.iter().filter(|_| !planted(Bug::WaitsForOthers))).collect();
-    let (close, deferred) = close.into_iter().partition(|rule| {
+    let (close, mut deferred) = close.into_iter().partition(|rule| {
         let wanted = intersection(&[*rule].into_iter().collect(), &target);
         wanted.minus(&staying).is_empty() || planted(Bug::ClosesBeforeItOpens)
     });
-    MachinePlan { change: Change { open, close }, deferred, target, kept_for_frozen }
+    let mut change = Change { open, close };
+    room.make(owned, &kept_for_frozen, &mut change, &mut deferred);
+    MachinePlan { change, deferred, target, kept_for_frozen }
 }
 
 impl MachinePlan {
@@ -125,7 +121,7 @@ pub fn confidence<'a>(plans: impl Iterator<Item = &'a MachinePlan>, of: usize, w
     if most || (!whole && closing > 0) { Confidence::LookAgain { closing, of } } else { Confidence::Sure }
 }
 
-fn intersection(a: &RuleSet, b: &RuleSet) -> RuleSet {
+pub(super) fn intersection(a: &RuleSet, b: &RuleSet) -> RuleSet {
     a.minus(&a.minus(b))
 }
 
@@ -133,7 +129,7 @@ fn intersection(a: &RuleSet, b: &RuleSet) -> RuleSet {
 mod tests {
     use super::*;
     use crate::firewall::wanted::{Claim, wanted};
-    use portcullis_provider::rule::{Cidr, PortRange, Protocol};
+    use portcullis_provider::rule::{Cidr, Family, PortRange, Protocol};
     use proptest::prelude::*;
 
     fn rule(from: u16, to: u16) -> Rule {
@@ -146,6 +142,10 @@ mod tests {
 
     fn set(ranges: &[(u16, u16)]) -> RuleSet {
         rules(ranges).iter().collect()
+    }
+
+    fn room(rules: usize) -> Room {
+        Room::new(Some(rules), &[], false)
     }
 
     fn usual() -> Policy {
@@ -172,7 +172,8 @@ mod tests {
             (unit(1), set(&[(443, 443), (444, 444)])),
         ]);
         let owned = rules(&[(80, 80), (81, 81), (443, 443)]);
-        let plan = plan_machine(&asking(&[(80, 80)], true), &owned, &BTreeSet::new(), &last, &usual(), 50);
+        let plan =
+            plan_machine(&asking(&[(80, 80)], true), &owned, &BTreeSet::new(), &last, &usual(), room(50));
         // 81 is given up by the unit that can be read; 443 stays; 444 is not opened for one that cannot.
         assert_eq!(plan.change, Change { open: BTreeSet::new(), close: rules(&[(81, 81)]) });
         assert_eq!(plan.kept_for_frozen, set(&[(443, 443)]));
@@ -182,7 +183,7 @@ mod tests {
     fn what_was_opened_just_before_the_memory_of_it_was_lost_stays() {
         let last = LastGranted::from([(unit(0), set(&[(80, 80)])), (unit(1), set(&[(443, 443)]))]);
         let owned = rules(&[(80, 80), (443, 443), (444, 444)]);
-        let plan = plan_machine(&asking(&[], true), &owned, &BTreeSet::new(), &last, &usual(), 50);
+        let plan = plan_machine(&asking(&[], true), &owned, &BTreeSet::new(), &last, &usual(), room(50));
         assert_eq!(plan.change, Change { open: BTreeSet::new(), close: rules(&[(80, 80)]) });
     }
 
@@ -195,7 +196,7 @@ mod tests {
             &BTreeSet::new(),
             &LastGranted::new(),
             &usual(),
-            50,
+            room(50),
         );
         assert_eq!(plan.change, Change { open: rules(&[(8080, 8080)]), close: BTreeSet::new() });
     }
@@ -209,7 +210,7 @@ mod tests {
         owned.insert(inside);
         let known = LastGranted::from([(unit(1), owned.iter().collect())]);
         for last in [known, LastGranted::new()] {
-            let plan = plan_machine(&asking(&[], true), &owned, &BTreeSet::new(), &last, &strict, 50);
+            let plan = plan_machine(&asking(&[], true), &owned, &BTreeSet::new(), &last, &strict, room(50));
             assert_eq!(plan.kept_for_frozen, set(&[(444, 445), (9000, 9000)]));
             assert_eq!(plan.change, Change { open: rules(&[(444, 445)]), close: BTreeSet::from([inside]) });
             assert_eq!(plan.deferred, rules(&[(443, 445)]), "the rest of it is kept, and spelled anew first");
@@ -220,26 +221,72 @@ mod tests {
     fn rules_are_merged_only_when_they_would_not_fit() {
         let owned = rules(&[(80, 80), (82, 82)]);
         let wanted = asking(&[(80, 80), (81, 81), (82, 82)], false);
-        let gentle = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), 3);
+        let gentle = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), room(3));
         assert_eq!(gentle.change, Change { open: rules(&[(81, 81)]), close: BTreeSet::new() });
-        let compact = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), 2);
-        assert_eq!(compact.change, Change { open: rules(&[(80, 82)]), close: BTreeSet::new() });
-        assert_eq!(compact.deferred, owned);
+        let compact = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), room(2));
+        assert_eq!(compact.change, Change { open: rules(&[(80, 82)]), close: rules(&[(80, 80)]) });
+        assert_eq!(compact.deferred, rules(&[(82, 82)]));
         let after = compact.change.applied_to(&owned);
-        let then = plan_machine(&wanted, &after, &BTreeSet::new(), &LastGranted::new(), &usual(), 2);
-        assert_eq!(then.change, Change { open: BTreeSet::new(), close: owned });
+        let then = plan_machine(&wanted, &after, &BTreeSet::new(), &LastGranted::new(), &usual(), room(2));
+        assert!(then.change.is_empty(), "what is covered twice is as good, now that it fits");
     }
 
     #[test]
     fn a_close_that_only_respells_waits_for_its_open() {
         let wanted = asking(&[(80, 80)], false);
         let owned = rules(&[(80, 81), (443, 443)]);
-        let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), 50);
+        let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), room(50));
         assert_eq!(plan.change, Change { open: rules(&[(80, 80)]), close: rules(&[(443, 443)]) });
         assert_eq!(plan.deferred, rules(&[(80, 81)]));
         let after = plan.change.applied_to(&owned);
-        let then = plan_machine(&wanted, &after, &BTreeSet::new(), &LastGranted::new(), &usual(), 50);
+        let then = plan_machine(&wanted, &after, &BTreeSet::new(), &LastGranted::new(), &usual(), room(50));
         assert_eq!(then.change, Change { open: BTreeSet::new(), close: rules(&[(80, 81)]) });
+    }
+
+    /// One transaction takes the range away and gives back what is wanted of it; a firewall that merges would make nothing
+    /// of an open that is already covered.
+    #[test]
+    fn what_is_changed_at_once_is_not_spelled_anew_in_two_steps() {
+        let (wanted, owned) = (asking(&[(80, 80)], false), rules(&[(80, 81)]));
+        let at_once = Room::new(None, &[], true);
+        let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), at_once);
+        assert_eq!(plan.change, Change { open: rules(&[(80, 80)]), close: owned });
+        assert!(plan.deferred.is_empty());
+    }
+
+    #[test]
+    fn in_a_full_group_the_narrowest_makes_room() {
+        let plan = |asked: &[(u16, u16)], owned: &BTreeSet<Rule>| {
+            let last = LastGranted::new();
+            plan_machine(&asking(asked, false), owned, &BTreeSet::new(), &last, &usual(), room(4))
+        };
+        // Merged they fit, but there is no slot to begin with: one port makes room for the range that holds it.
+        let singles = rules(&[(80, 80), (81, 81), (82, 82), (83, 83)]);
+        let merged = plan(&[(80, 84)], &singles);
+        assert_eq!(merged.change, Change { open: rules(&[(80, 84)]), close: rules(&[(80, 80)]) });
+        assert_eq!(merged.deferred, rules(&[(81, 81), (82, 82), (83, 83)]));
+        // What nobody wants is not kept for want of a slot.
+        let full = rules(&[(10, 12), (80, 80), (90, 90), (100, 100)]);
+        let narrowed = plan(&[(11, 11), (80, 80), (90, 90), (100, 100)], &full);
+        assert_eq!(narrowed.change, Change { open: rules(&[(11, 11)]), close: rules(&[(10, 12)]) });
+        assert!(narrowed.deferred.is_empty());
+        // What is kept for who cannot be read is not risked.
+        let last = LastGranted::from([(unit(1), set(&[(11, 11)]))]);
+        let wanted = asking(&[(80, 80), (90, 90), (100, 100)], true);
+        let frozen = plan_machine(&wanted, &full, &BTreeSet::new(), &last, &usual(), room(4));
+        assert_eq!((frozen.change.close.len(), frozen.kept_for_frozen), (0, set(&[(10, 12)])));
+        // Where nothing helps, nothing that is wanted is closed.
+        let hopeless = plan(&[(10, 10), (12, 12), (80, 80), (90, 90), (100, 100)], &full);
+        assert_eq!(hopeless.change.close, BTreeSet::new());
+        assert_eq!(hopeless.deferred, rules(&[(10, 12)]));
+    }
+
+    #[test]
+    fn who_has_what_it_should_changes_nothing_however_little_room_is_left() {
+        let owned = rules(&[(80, 80), (81, 81), (82, 82)]);
+        let wanted = asking(&[(80, 82)], false);
+        let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), room(2));
+        assert!(plan.change.is_empty() && plan.deferred.is_empty(), "{plan:?}");
     }
 
     #[test]
@@ -251,7 +298,7 @@ mod tests {
             &rules(&[(81, 81)]),
             &LastGranted::new(),
             &usual(),
-            50,
+            room(50),
         );
         assert_eq!(plan.change, Change { open: BTreeSet::new(), close: owned });
     }
@@ -285,7 +332,8 @@ mod tests {
 
     proptest! {
         /// Its own changes lead to what is wanted and then to silence. Even if only half of a change happens, what is
-        /// wanted and was open stays open, nothing is opened that was not asked for, and nothing of others is closed.
+        /// wanted and was open stays open where there is room, nothing is opened that was not asked for, and nothing of others
+        /// is closed. What is opened fits, unless nothing can make it fit, or only what is kept for a frozen unit.
         #[test]
         fn plans_end_in_what_is_wanted_and_then_are_silent(
             asked in any_ranges(), there in any_ranges(), frozen in any::<bool>(), had in any_ranges(), max in 1usize..20,
@@ -293,9 +341,9 @@ mod tests {
             let wanted = asking(&asked, frozen);
             let mut owned = rules(&there);
             let last = LastGranted::from([(unit(1), set(&had))]);
-            let first = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, &usual(), max);
+            let first = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, &usual(), room(max));
             for _ in 0..3 {
-                let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, &usual(), max);
+                let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, &usual(), room(max));
                 prop_assert!(plan.change.close.is_subset(&owned) && plan.deferred.is_subset(&owned));
                 let opened: RuleSet = plan.change.open.iter().collect();
                 prop_assert!(opened.minus(&wanted.rules().union(&plan.kept_for_frozen)).is_empty());
@@ -303,11 +351,14 @@ mod tests {
                 prop_assert!(plan.kept_for_frozen.minus(&there).is_empty());
                 let before = intersection(&owned.iter().collect(), &plan.target);
                 let only_closed: RuleSet = (&owned - &plan.change.close).iter().collect();
-                prop_assert!(before.minus(&only_closed).is_empty());
+                let crowded = (&owned | &plan.change.open).len() > max;
+                prop_assert!(before.minus(&only_closed).is_empty() || crowded);
+                let after = plan.change.applied_to(&owned).len();
+                prop_assert!(after <= max || frozen || plan.change.open.is_empty() || first.target.len() > max);
                 owned = plan.change.applied_to(&owned);
             }
             prop_assert_eq!(owned.iter().collect::<RuleSet>(), first.target);
-            let silent = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, &usual(), max);
+            let silent = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, &usual(), room(max));
             prop_assert!(silent.change.is_empty() && silent.deferred.is_empty(), "{:?}", silent);
         }
     }

@@ -120,12 +120,15 @@ pub struct Timetable {
     resync_at: Instant,
     renew_at: Instant,
     doubt_at: Option<Instant>,
+    /// Until then nothing is tried again.
+    quiet_until: Instant,
 }
 
 impl Timetable {
     /// Everything is due at `first_at`, and from then on every `resync`; the lease at once, and every `renewal`.
     pub fn new(first_at: Instant, resync: Duration, renewal: Duration) -> Self {
-        Self { resync, renewal, resync_at: first_at, renew_at: Instant::now(), doubt_at: None }
+        let now = Instant::now();
+        Self { resync, renewal, resync_at: first_at, renew_at: now, doubt_at: None, quiet_until: now }
     }
 
     /// Waits for what is due next, if the first retry is at `retry_at`. Cancel-safe.
@@ -134,7 +137,7 @@ impl Timetable {
         tokio::select! {
             biased;
             () = sleep_until(everything_at) => Due::Everything,
-            () = sleep_until(retry_at.unwrap_or(self.resync_at)) => Due::Retries,
+            () = sleep_until(retry_at.map_or(self.resync_at, |at| at.max(self.quiet_until))) => Due::Retries,
             () = sleep_until(self.renew_at) => Due::Lease,
         }
     }
@@ -152,6 +155,7 @@ impl Timetable {
     fn disturbed(&mut self) {
         self.doubt_at = None;
         self.resync_at = Instant::now() + STORE_PAUSE;
+        self.quiet_until = self.resync_at;
     }
 
     /// Whether what was seen last needs another look before it is acted on.
@@ -189,7 +193,7 @@ mod tests {
         tokio::time::advance(DOUBT).await;
         // What was due already waits, too: nothing turns without a pause.
         table.disturbed();
-        assert_eq!(next(&table, None).await, (Due::Everything, 1));
+        assert_eq!(next(&table, Some(start)).await, (Due::Everything, 1));
         table.resynced(Instant::now());
         for _ in 0..6 {
             assert_eq!(table.due(None).await, Due::Lease);

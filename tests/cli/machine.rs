@@ -20,6 +20,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 const SCENARIOS: &[Scenario] = scenarios![
     machines_open_what_their_units_ask_for,
+    of_two_ports_that_touch_one_is_shut,
     a_machine_has_one_agent,
     a_machine_without_credentials_is_told,
     a_machine_without_nftables_says_so,
@@ -226,6 +227,35 @@ fn machines_open_what_their_units_ask_for(site: &Site) {
     assert_eq!(agent.ends("-TERM"), Some(0));
     assert_eq!((net.knock(web), net.knock(sql)), (Knock::Refused, Knock::Connected));
     world.explained("problem: the machine's agent is down");
+}
+
+/// The kernel's sets show ports that touch as one range. Who closes one of them leaves the other open, though nobody can read
+/// who asked for that.
+fn of_two_ports_that_touch_one_is_shut(site: &Site) {
+    let world = World::new(site);
+    world.deploy("wordpress");
+    world.deploy("mysql");
+    let (_web, web) = world.listen();
+    let neighbour =
+        SocketAddr::new(web.ip(), if web.port() == u16::MAX { web.port() - 1 } else { web.port() + 1 });
+    world.open(("wordpress/0", 0), web);
+    world.open(("mysql/0", 1), neighbour);
+    world.operator.does(&["expose", "wordpress"]);
+    world.operator.does(&["expose", "mysql"]);
+    let agent = world.machine("agent.log", &[]);
+    world.becomes(web, Knock::Connected);
+    world.explained(&format!("{}/tcp  open  mysql/0", neighbour.port()));
+
+    let ports = site.path("/units/unit-0000000000/ports");
+    as_operator(&world.operator, site).set_if_version(&ports, b"{garbage", -1).expect("written");
+    world.explained("frozen");
+    world.operator.does(&["unexpose", "mysql"]);
+    wait_for("a close", DEADLINE, || {
+        let log = world.operator.does(&["firewall", "log"]).stdout;
+        log.lines().any(|line| line.contains("close ") && line.ends_with(": done")).then_some(())
+    });
+    assert_eq!(world.net.knock(web), Knock::Connected, "frozen as it was");
+    assert_eq!(agent.ends("-TERM"), Some(0));
 }
 
 /// A machine that lacks the program says so where people look, goes on, and is put right once it is there.

@@ -3,12 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use portcullis::model::MachineId;
+use portcullis_provider::memory::Settings;
 use portcullis_provider::provider::{MachineNumber, Seen};
 use portcullis_provider::rule::Change;
 use portcullis_provider::{Applied, Error, Firewall, Subject};
 use tokio::time::Instant;
 
 use crate::faults::{Fault, Kind};
+use crate::oracle::GRACE;
 use crate::seam::{HANG, Seam};
 
 #[derive(Clone)]
@@ -101,6 +103,10 @@ impl Firewall for SimFirewall {
     }
 
     fn rules_per_family(&self) -> Option<usize> {
-        self.seam.provider.rules_per_family()
+        let most = self.seam.provider.rules_per_family();
+        if most < Settings::default().rules_per_family.into() {
+            self.seam.lock().crowded_until = Instant::now() + GRACE;
+        }
+        most
     }
 }

@@ -83,6 +83,8 @@ pub(crate) struct Shared {
     pub past: Option<Backup>,
     /// Per agent the machines that it has seen in this life, with the requests that have not failed since.
     pub trusted: Vec<BTreeSet<(MachineId, Kind)>>,
+    /// Until then groups are so small that something has to make room for what replaces it.
+    pub crowded_until: Instant,
     /// Per agent when it began to make sure of what it then was shown of the lock, or took it.
     pub confirmed: Vec<Option<Instant>>,
     /// Per agent when it last began to make sure that what it is shown is up to date.
@@ -130,6 +132,7 @@ impl Shared {
             listed: vec![BTreeSet::new(); agents],
             past: None,
             trusted: vec![BTreeSet::new(); agents],
+            crowded_until: now,
             confirmed: vec![None; agents],
             synced: vec![None; agents],
             lead: None,
@@ -326,7 +329,7 @@ impl Shared {
         // S2, S5: closed is only what somebody gave up; never what is wanted all along, nor what a unit had that cannot
         // be read.
         let robbed = closed.and(self.history.always(machine, since));
-        if !robbed.is_empty() {
+        if !robbed.is_empty() && Instant::now() >= self.crowded_until {
             self.violated(format!("S2: {machine} closed{robbed}, which is wanted"));
         }
         self.oracle.lost(machine, closed);

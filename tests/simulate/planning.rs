@@ -6,6 +6,7 @@ use std::time::Duration;
 use portcullis::firewall::observe::{Exposure, UnitFacts, View};
 use portcullis::firewall::plan::{LastGranted, MachinePlan, plan_machine};
 use portcullis::firewall::policy::Policy;
+use portcullis::firewall::room::Room;
 use portcullis::firewall::wanted::wanted;
 use portcullis::model::ports::parse_argument;
 use portcullis::model::{MachineId, ServiceId, UnitId, UnitName};
@@ -57,7 +58,14 @@ const BOTH: [Family; 2] = [Family::V4, Family::V6];
 
 fn plan(view: &View, policy: &Policy, machine: MachineId, owned: &Owned) -> MachinePlan {
     let wanted = wanted(&view.claims_on(machine), &BOTH, policy);
-    plan_machine(&wanted, &owned[&machine], &BTreeSet::new(), &LastGranted::new(), policy, 60)
+    plan_machine(
+        &wanted,
+        &owned[&machine],
+        &BTreeSet::new(),
+        &LastGranted::new(),
+        policy,
+        Room::new(Some(60), &[], false),
+    )
 }
 
 /// What the process has in memory, in bytes.

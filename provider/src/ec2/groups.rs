@@ -197,6 +197,11 @@ impl Ec2 {
             }
         }
         let known = &self.memory().ipv6;
+        // Taken for one without IPv6, all that its machines have open to it would be closed.
+        if let Some(vpc) = vpcs.iter().find(|vpc| !known.contains_key(**vpc)) {
+            let reason = format!("EC2 does not show the VPC {vpc}");
+            return Err(Error::Unavailable { what: Subject::Provider, reason });
+        }
         let reached = |vpc: &&str| known.get(*vpc).is_some_and(|(has, _)| *has);
         Ok(vpcs.into_iter().filter(reached).map(str::to_owned).collect())
     }

@@ -49,6 +49,11 @@ pub(crate) async fn vpcs_come_in_pages_too(account: Arc<Account>) {
     }
     account.front.page_size(1);
     let all = (1..=3).map(MachineNumber::new).collect::<BTreeSet<_>>();
+    let nothing = "<DescribeVpcsResponse><vpcSet/></DescribeVpcsResponse>";
+    account.front.script("DescribeVpcs", [Act::Answer(nothing.to_owned())]);
+    let hidden = account.ec2("prod").observe(&all).await.unwrap_err();
+    assert!(hidden.to_string().contains("EC2 does not show the VPC vpc-"), "{hidden}");
+    account.front.take_counts();
     let seen = account.ec2("prod").observe(&all).await.unwrap();
     let ipv6 = |seen: &Seen| matches!(seen, Seen::Present(rules) if rules.ipv6);
     assert_eq!(seen.values().map(ipv6).collect::<Vec<_>>(), [false, true, true]);

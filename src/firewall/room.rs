@@ -1,0 +1,94 @@
+//! How many rules there is room for, and what is done about it when there is none. Pure.
+
+use std::collections::BTreeSet;
+
+use portcullis_provider::provider::Foreign;
+use portcullis_provider::rule::{Change, Family, Rule, RuleSet};
+
+use super::plan::intersection;
+
+/// What a machine's firewall holds of ours, and how it is changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    v4: usize,
+    v6: usize,
+    /// A change is one step, so what is spelled anew needs no second.
+    pub(super) at_once: bool,
+}
+
+impl Room {
+    /// For `limit` rules of each family, less those of others. One that has no family counts in both.
+    pub fn new(limit: Option<usize>, foreign: &[Foreign], at_once: bool) -> Self {
+        let limit = limit.unwrap_or(usize::MAX);
+        let taken = |family| {
+            let theirs = |rule: &&Foreign| rule.family().is_none_or(|theirs| theirs == family);
+            foreign.iter().filter(theirs).count()
+        };
+        let left = |family| limit.saturating_sub(taken(family)).max(1);
+        Self { v4: left(Family::V4), v6: left(Family::V6), at_once }
+    }
+
+    fn of(&self, family: Family) -> usize {
+        match family {
+            Family::V4 => self.v4,
+            Family::V6 => self.v6,
+        }
+    }
+
+    pub(super) fn holds(&self, owned: &BTreeSet<Rule>, open: &BTreeSet<Rule>) -> bool {
+        if owned.len() + open.len() <= self.v4.min(self.v6) {
+            return true;
+        }
+        let all = owned | open;
+        [Family::V4, Family::V6].into_iter().all(|family| count(&all, family) <= self.of(family))
+    }
+
+    /// Where there is no slot for what replaces them, some of the rules that were to be closed later are closed first, the
+    /// narrowest before all others: the ports of theirs that are wanted are shut for a moment, and not one that nobody
+    /// wants stays open. Only if that helps, and none that is `kept` for who cannot be read: should the open fail, nobody
+    /// could say what to open again.
+    pub(super) fn make(
+        &self,
+        owned: &BTreeSet<Rule>,
+        kept: &RuleSet,
+        change: &mut Change,
+        deferred: &mut BTreeSet<Rule>,
+    ) {
+        for family in [Family::V4, Family::V6] {
+            let is_free = |rule: &&Rule| {
+                let one: RuleSet = [**rule].into_iter().collect();
+                rule.source.family() == family && intersection(&one, kept).is_empty()
+            };
+            let mut free: Vec<Rule> = deferred.iter().filter(is_free).copied().collect();
+            free.sort_by_key(|rule| rule.ports.to() - rule.ports.from());
+            let peak = count(&change.applied_to(owned), family);
+            let missing = peak.saturating_sub(self.of(family));
+            for rule in free.iter().take(missing).filter(|_| missing <= free.len()) {
+                deferred.remove(rule);
+                change.close.insert(*rule);
+            }
+        }
+    }
+}
+
+fn count(rules: &BTreeSet<Rule>, family: Family) -> usize {
+    rules.iter().filter(|rule| rule.source.family() == family).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use portcullis_provider::rule::{Cidr, WirePorts};
+
+    #[test]
+    fn the_room_of_a_family_is_its_own() {
+        let everything = WirePorts { proto: "-1", from: None, to: None };
+        let v6 = Foreign::from_wire(everything, Cidr::WORLD_V6);
+        let of_a_group = Foreign { text: "sg-1".to_owned(), exact: None, covers: Vec::new() };
+        assert_eq!(
+            Room::new(Some(60), &[v6.clone(), v6, of_a_group], false),
+            Room { v4: 59, v6: 57, at_once: false }
+        );
+        assert_eq!(Room::new(None, &[], false).v4, usize::MAX);
+    }
+}
