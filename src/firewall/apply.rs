@@ -56,7 +56,10 @@ pub async fn apply<F: Firewall>(
             Some(opened) = opens.next() => opened,
             else => return outcomes,
         };
-        lanes.opening.extend(lanes.after.remove(&machine).map(|open| (machine, open)));
+        if let Some(open) = lanes.after.remove(&machine) {
+            // Before all others: what was closed may have made room for it, and then some of it is shut meanwhile.
+            lanes.opening.push_front((machine, open));
+        }
         let outcome = outcomes.entry(machine).or_insert_with(|| Applied::as_one(Ok(())));
         if !change.open.is_empty() || change.is_empty() {
             outcome.opened = applied.opened;

@@ -45,8 +45,8 @@ impl Room {
 
     /// Where there is no slot for what replaces them, some of the rules that were to be closed later are closed first, the
     /// narrowest before all others: the ports of theirs that are wanted are shut for a moment, and not one that nobody
-    /// wants stays open. Only if that helps, and none that is `kept` for who cannot be read: should the open fail, nobody
-    /// could say what to open again.
+    /// wants stays open. Only if that helps both families, which are opened together, and none that is `kept` for who cannot
+    /// be read: should the open fail, nobody could say what to open again.
     pub(super) fn make(
         &self,
         owned: &BTreeSet<Rule>,
@@ -54,6 +54,7 @@ impl Room {
         change: &mut Change,
         deferred: &mut BTreeSet<Rule>,
     ) {
+        let mut first = BTreeSet::new();
         for family in [Family::V4, Family::V6] {
             let is_free = |rule: &&Rule| {
                 let one: RuleSet = [**rule].into_iter().collect();
@@ -63,11 +64,13 @@ impl Room {
             free.sort_by_key(|rule| rule.ports.to() - rule.ports.from());
             let peak = count(&change.applied_to(owned), family);
             let missing = peak.saturating_sub(self.of(family));
-            for rule in free.iter().take(missing).filter(|_| missing <= free.len()) {
-                deferred.remove(rule);
-                change.close.insert(*rule);
+            if missing > free.len() {
+                return;
             }
+            first.extend(free.into_iter().take(missing));
         }
+        deferred.retain(|rule| !first.contains(rule));
+        change.close.append(&mut first);
     }
 }
 
@@ -78,7 +81,23 @@ fn count(rules: &BTreeSet<Rule>, family: Family) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use portcullis_provider::rule::{Cidr, WirePorts};
+    use portcullis_provider::rule::{Cidr, PortRange, Protocol, WirePorts};
+
+    /// Both are opened by one request, which would be refused: nothing is closed for it.
+    #[test]
+    fn no_family_makes_room_while_the_other_has_none() {
+        let tcp = |from, to| PortRange::new(from, to, Protocol::Tcp).unwrap();
+        let (old, new) = (tcp(80, 82), tcp(81, 81));
+        let owned = BTreeSet::from([Rule::new(old, Cidr::WORLD_V4)]);
+        for (v6, moved) in [(1, true), (0, false)] {
+            let room = Room { v4: 1, v6, at_once: false };
+            let open = [Cidr::WORLD_V4, Cidr::WORLD_V6].map(|source| Rule::new(new, source));
+            let mut change = Change { open: open.into(), close: BTreeSet::new() };
+            let mut deferred = owned.clone();
+            room.make(&owned, &RuleSet::new(), &mut change, &mut deferred);
+            assert_eq!((change.close == owned, deferred.is_empty()), (moved, moved), "{v6}");
+        }
+    }
 
     #[test]
     fn the_room_of_a_family_is_its_own() {
