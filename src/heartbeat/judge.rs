@@ -61,6 +61,8 @@ pub(super) struct Office {
     noted: (Note, i32),
     /// The store is to know how far the webhook got.
     note_hooked: bool,
+    /// It was said that there is no secret for the webhook.
+    mute: bool,
     /// What the store has of a mass outage, if that can be read, and the version of its znode.
     alarm: (Option<Option<(usize, usize)>>, i32),
     /// Numbers of an outage that are a little different are not written before.
@@ -141,6 +143,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             hooks,
             noted,
             note_hooked: false,
+            mute: false,
             alarm,
             alarm_at: Instant::now(),
             orphans: HashMap::new(),

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::audit::Change;
 use super::name::Name;
 
-/// Changes that wait, at most, for which each is told. Those who are away for longer hear of the newest of each component.
+/// Changes that wait, at most, of which each is told. Who is away for longer hears of the newest of each component.
 pub const MAX_WAITING: usize = 100_000;
 
 /// Components that it hears of later, at most: they are written down with every call.
@@ -45,6 +45,8 @@ impl Note {
 pub struct Queue {
     /// Oldest first.
     waiting: VecDeque<Change>,
+    /// How many must wait before it is worth while to look again for more than one of a component.
+    crowded_at: usize,
     note: Note,
 }
 
@@ -52,7 +54,7 @@ impl Queue {
     /// `changes` are in order; those that were told are left out.
     pub fn new(note: Note, changes: impl IntoIterator<Item = Change>) -> Self {
         let waiting = changes.into_iter().filter(|change| change.sequence > note.done).collect();
-        Self { waiting, note }
+        Self { waiting, crowded_at: MAX_WAITING, note }
     }
 
     pub fn note(&self) -> &Note {
@@ -60,11 +62,13 @@ impl Queue {
     }
 
     pub fn push(&mut self, changes: &[Change]) {
-        self.waiting.extend(changes);
-        if self.waiting.len() > MAX_WAITING {
+        self.waiting.extend(changes.iter().filter(|change| change.sequence > self.note.done));
+        if self.waiting.len() > self.crowded_at.max(MAX_WAITING) {
             let newest: HashMap<Name, u64> =
                 self.waiting.iter().map(|change| (change.name, change.sequence)).collect();
             self.waiting.retain(|change| newest.get(&change.name) == Some(&change.sequence));
+            // Where each has one, there are as many as components, and to look for more each time would cost all of them.
+            self.crowded_at = 2 * self.waiting.len();
         }
     }
 
@@ -204,5 +208,30 @@ mod tests {
         queue.clear();
         assert_eq!(queue.note(), &Note { done: 3, owed: BTreeSet::new() });
         assert!(tell_all(&mut queue, &[], &[change("a", 2)]).is_empty());
+    }
+
+    /// Very many components with one change each wait together, and what comes next does not cost all of them.
+    #[test]
+    fn a_crowd_is_looked_through_when_it_has_doubled() {
+        let names: Vec<Name> = (0..=MAX_WAITING).map(|n| Name::parse(&format!("x{n}")).unwrap()).collect();
+        let of = |name: &Name, sequence: usize| Change { name: *name, ..change("x", sequence as u64 + 1) };
+        let all: Vec<Change> = names.iter().enumerate().map(|(n, name)| of(name, n)).collect();
+        let mut queue = Queue::new(Note::default(), []);
+        queue.push(&all);
+        assert_eq!((queue.waiting.len(), queue.crowded_at), (all.len(), 2 * all.len()));
+        let again: Vec<Change> = (0..all.len()).map(|n| of(&names[n % 2], all.len() + n)).collect();
+        queue.push(&again);
+        assert_eq!(queue.waiting.len(), 2 * all.len(), "not yet");
+        queue.push(&[of(&names[0], 2 * all.len())]);
+        assert_eq!(queue.waiting.len(), all.len(), "the newest of each");
+    }
+
+    #[test]
+    fn what_was_told_is_not_told_again() {
+        let told = Note { done: 7, ..Note::default() };
+        let mut queue = Queue::new(told, [change("a", 6)]);
+        queue.push(&[change("a", 7), change("b", 8)]);
+        assert_eq!(tell_all(&mut queue, &[], &[]), [8]);
+        assert_eq!(queue.note().done, 8);
     }
 }

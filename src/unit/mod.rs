@@ -11,6 +11,7 @@ mod leftover;
 pub mod output;
 pub mod pack;
 pub mod resolve;
+mod rubble;
 pub mod site;
 pub mod units;
 pub mod workflow;

@@ -95,7 +95,12 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         if url.is_empty() {
             return office.hooks.clear();
         }
-        let Some(secret) = self.setting.webhook_secret.clone() else { return };
+        let Some(secret) = self.setting.webhook_secret.clone() else {
+            if !std::mem::replace(&mut office.mute, true) {
+                warn!("there is a webhook and no secret to sign with: nothing is sent to it");
+            }
+            return;
+        };
         if !office.webhook.is_free() || office.note_hooked {
             return;
         }
