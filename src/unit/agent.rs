@@ -300,6 +300,10 @@ impl<T: Tree> Agent<'_, T> {
         loop {
             match runs.find(run.number).map_err(disk("cannot look for the hook"))? {
                 Found::Over(ended) => return Ok(ended),
+                Found::Lost(ended) => {
+                    self.end_run(run).await?;
+                    return Ok(ended);
+                }
                 Found::Running => {
                     self.pause(LOOK_AGAIN).await;
                     self.heed(run)?;
@@ -325,6 +329,13 @@ impl<T: Tree> Agent<'_, T> {
         }
     }
 
+    /// One hook at a time, also if one was separated from whoever watched over it.
+    async fn end_run(&self, run: Run) -> Result<(), Error> {
+        let (site, id) = (self.site.clone(), self.id);
+        let ended = off_thread(move || site.home(id).end_run(run.number)).await;
+        ended.map_err(disk("cannot end what is left of the hook"))
+    }
+
     /// Runs a hook to its end. Returns what became of it if it could not even begin; else that is to be looked for.
     async fn start(&mut self, seen: &Seen, run: Run) -> Result<Option<Ended>, Error> {
         let name = seen.record.name.clone();
@@ -332,10 +343,7 @@ impl<T: Tree> Agent<'_, T> {
             return Ok(Some(Ended::Badly { reason, output: String::new() }));
         }
         if self.home().runs().was_tried(run.number) {
-            // One hook at a time, also if the first was separated from whoever watched over it.
-            let (site, id) = (self.site.clone(), self.id);
-            let ended = off_thread(move || site.home(id).end_run(run.number)).await;
-            ended.map_err(disk("cannot end what is left of the hook"))?;
+            self.end_run(run).await?;
         }
         let home = self.home();
         let Some(order) = home.order(&name, run) else {

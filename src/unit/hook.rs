@@ -71,6 +71,8 @@ pub enum Found {
     Nothing,
     Running,
     Over(Ended),
+    /// Begun too often without anybody seeing its end, and given up. The last of it may still run.
+    Lost(Ended),
 }
 
 impl Runs {
@@ -134,7 +136,7 @@ impl Runs {
             return Ok(Found::Running);
         }
         match fs::metadata(self.file(number, "tries")) {
-            Ok(tries) if tries.len() >= MAX_TRIES => Ok(Found::Over(Ended::Badly {
+            Ok(tries) if tries.len() >= MAX_TRIES => Ok(Found::Lost(Ended::Badly {
                 reason: format!("was interrupted {MAX_TRIES} times, and nobody saw its end"),
                 output: String::new(),
             })),

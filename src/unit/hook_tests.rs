@@ -227,7 +227,7 @@ fn a_run_that_is_interrupted_again_and_again_is_given_up() {
         fs::write(bench.runs.file(1, "tries"), tries).unwrap();
     }
     let given_up = badly("was interrupted 2 times, and nobody saw its end");
-    assert_eq!(bench.runs.find(1).unwrap(), Found::Over(given_up));
+    assert_eq!(bench.runs.find(1).unwrap(), Found::Lost(given_up));
 }
 
 #[test]

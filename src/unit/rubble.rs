@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 ///
 /// # Errors
 /// What `rm` says.
-pub fn remove_tree(path: &Path) -> io::Result<()> {
+pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
     match run("rm", "-rf", path) {
         Ok(()) => Ok(()),
         Err(first) => {

@@ -82,9 +82,11 @@ pub(crate) fn hooks_that_kill_their_machines_agent(site: &Site) {
     assert!(world.charm_dir("once/0").join("ended").exists());
 
     // Only who watches over the hook.
-    world.deploy(&world.charm("alone", &[("install", "kill -9 $PPID; sleep 1000")]), "alone");
+    world.deploy(&world.charm("alone", &[("install", "echo $$ >pid; kill -9 $PPID; sleep 1000")]), "alone");
     let alone = world.becomes("alone/0", "install-error");
     assert_eq!(alone["hook-error"], "install hook: was interrupted 2 times, and nobody saw its end");
+    let last = fs::read_to_string(world.charm_dir("alone/0").join("pid")).unwrap();
+    assert!(!is_alive(&last), "given up, and still running");
     // Both together, so that nobody saw its end: tried once more, and not for ever.
     world.deploy(&world.charm("both", &[("install", &format!("{kill} $PPID; sleep 1000"))]), "both");
     for _ in 0..2 {

@@ -57,12 +57,20 @@ impl<T: Tree> Agent<'_, T> {
         loop {
             match runs.find(run.number).map_err(disk("cannot look for the hook"))? {
                 Found::Over(ended) => return Ok(ended),
+                Found::Lost(ended) => {
+                    self.end_run(run).await?;
+                    return Ok(ended);
+                }
                 Found::Running if run.hook == Hook::Stop => sleep(LOOK_AGAIN).await,
                 Found::Running => {
                     runs.stop(run.number).map_err(disk("cannot stop the hook"))?;
                     sleep(LOOK_AGAIN).await;
                 }
                 Found::Nothing if run.hook != Hook::Stop => {
+                    // It may have been begun all the same, and `stop` comes next.
+                    if runs.was_tried(run.number) {
+                        self.end_run(run).await?;
+                    }
                     return Ok(Ended::Badly { reason: "was not run".to_owned(), output: String::new() });
                 }
                 Found::Nothing => {
