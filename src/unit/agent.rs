@@ -340,7 +340,7 @@ impl<T: Tree> Agent<'_, T> {
     async fn start(&mut self, seen: &Seen, run: Run) -> Result<Option<Ended>, Error> {
         let name = seen.record.name.clone();
         if let Err(reason) = self.prepare(seen).await? {
-            return Ok(Some(Ended::Badly { reason, output: String::new() }));
+            return Ok(Some(Ended::NotBegun { reason }));
         }
         if self.home().runs().was_tried(run.number) {
             self.end_run(run).await?;
@@ -351,10 +351,7 @@ impl<T: Tree> Agent<'_, T> {
             return Ok(Some(Ended::Well));
         };
         if let Err(error) = home.runs().order(run.number, &order) {
-            return Ok(Some(Ended::Badly {
-                reason: format!("cannot be ordered: {error}"),
-                output: String::new(),
-            }));
+            return Ok(Some(Ended::NotBegun { reason: format!("cannot be ordered: {error}") }));
         }
         info!(unit = %name, hook = %run.hook, "running hook");
         self.ran(run).await

@@ -59,6 +59,9 @@ struct Wire {
     /// None if all is well.
     reason: Option<String>,
     output: String,
+    /// Left out by versions that did not know.
+    #[serde(default)]
+    not_begun: bool,
 }
 
 /// The files of one unit's runs, in a directory that its hooks have no business in.
@@ -127,7 +130,8 @@ impl Runs {
         if let Some(bytes) = read(&self.file(number, "end"))? {
             return Ok(Found::Over(match serde_json::from_slice(&bytes) {
                 Ok(Wire { reason: None, .. }) => Ended::Well,
-                Ok(Wire { reason: Some(reason), output }) => Ended::Badly { reason, output },
+                Ok(Wire { reason: Some(reason), not_begun: true, .. }) => Ended::NotBegun { reason },
+                Ok(Wire { reason: Some(reason), output, .. }) => Ended::Badly { reason, output },
                 // It will not read better the next time; the operator decides.
                 Err(error) => badly(format!("how it ended cannot be read: {error}")),
             }));
@@ -212,8 +216,11 @@ impl Runs {
         })?;
         let (ended, rest) = run(&order, &self.file(number, "stop"));
         let wire = match ended {
-            Ended::Well => Wire { reason: None, output: String::new() },
-            Ended::Badly { reason, output } => Wire { reason: Some(reason), output },
+            Ended::Well => Wire { reason: None, output: String::new(), not_begun: false },
+            Ended::Badly { reason, output } => Wire { reason: Some(reason), output, not_begun: false },
+            Ended::NotBegun { reason } => {
+                Wire { reason: Some(reason), output: String::new(), not_begun: true }
+            }
         };
         let bytes = serde_json::to_vec(&wire)?;
         let told = self.with_reserve(|| replace(&self.file(number, "end"), &bytes));
@@ -292,6 +299,10 @@ fn badly(reason: impl Into<String>) -> Ended {
     Ended::Badly { reason: reason.into(), output: String::new() }
 }
 
+fn not_begun(reason: impl Into<String>) -> Ended {
+    Ended::NotBegun { reason: reason.into() }
+}
+
 /// Runs a hook to its end; returns the pipe that it wrote to if somebody else may still write to it.
 fn run(order: &Order, stop: &Path) -> (Ended, Option<PipeReader>) {
     let opened = Log::open(&order.log).and_then(|log| {
@@ -300,14 +311,14 @@ fn run(order: &Order, stop: &Path) -> (Ended, Option<PipeReader>) {
     });
     let (mut output, writer) = match opened {
         Ok(opened) => opened,
-        Err(error) => return (badly(format!("its output cannot be kept: {error}")), None),
+        Err(error) => return (not_begun(format!("its output cannot be kept: {error}")), None),
     };
     let mut child = match start(order, writer) {
         Ok(child) => child,
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            return (badly("is not executable"), None);
+            return (not_begun("is not executable"), None);
         }
-        Err(error) => return (badly(format!("cannot be run: {error}")), None),
+        Err(error) => return (not_begun(format!("cannot be run: {error}")), None),
     };
     let over = Watch::over(&mut child, &mut output).and_then(|mut watch| watch.wait(order, stop));
     let reason = match over {

@@ -68,7 +68,7 @@ impl Bench {
     fn fails(&self, script: &str) -> (String, String) {
         match self.ends(1, &self.order(script)) {
             Ended::Badly { reason, output } => (reason, output),
-            Ended::Well => panic!("{script} is well"),
+            Ended::Well | Ended::NotBegun { .. } => panic!("{script} is well, or was not run"),
         }
     }
 
@@ -123,13 +123,13 @@ fn what_cannot_be_run_says_why() {
     let bench = Bench::new();
     let order = bench.order("true");
     fs::set_permissions(&order.program, fs::Permissions::from_mode(0o644)).unwrap();
-    assert_eq!(bench.ends(1, &order), badly("is not executable"));
+    assert_eq!(bench.ends(1, &order), not_begun("is not executable"));
     fs::set_permissions(&order.program, fs::Permissions::from_mode(0o755)).unwrap();
     fs::write(&order.program, "#!/no/such/interpreter\n").unwrap();
-    let Ended::Badly { reason, .. } = bench.ends(2, &order) else { panic!() };
+    let Ended::NotBegun { reason } = bench.ends(2, &order) else { panic!() };
     assert!(reason.starts_with("cannot be run: "), "{reason}");
     let order = Order { log: bench.home.path().join("no/such/log"), ..order };
-    let Ended::Badly { reason, .. } = bench.ends(3, &order) else { panic!() };
+    let Ended::NotBegun { reason } = bench.ends(3, &order) else { panic!() };
     assert!(reason.starts_with("its output cannot be kept: "), "{reason}");
 }
 

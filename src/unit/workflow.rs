@@ -144,7 +144,14 @@ pub enum Step {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
     Well,
-    Badly { reason: String, output: String },
+    Badly {
+        reason: String,
+        output: String,
+    },
+    /// It was to be run, and nothing of it was.
+    NotBegun {
+        reason: String,
+    },
 }
 
 impl State {
@@ -228,6 +235,11 @@ impl State {
                     _ => idle.exposed,
                 };
                 Self { failure: Some(failure), exposed, ..idle }
+            }
+            // What was not exposed is not unexposed.
+            Ended::NotBegun { reason } => {
+                let failure = Failure { hook: run.hook, reason: reason.clone(), output: String::new() };
+                Self { failure: Some(failure), ..idle }
             }
         }
     }

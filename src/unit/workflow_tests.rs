@@ -103,6 +103,27 @@ fn a_hook_that_could_not_be_begun_has_not_run() {
     assert_eq!(unit.lives(FLAG), [""; 0]);
 }
 
+/// One that was ordered, and that nothing was run of: not executable, say.
+#[test]
+fn what_was_not_exposed_is_not_unexposed() {
+    let mut unit = Unit::default();
+    unit.lives(CALM);
+    let not_run = |unit: &mut Unit, wanted| {
+        let Step::Begin(begun) = unit.state.next(wanted) else { panic!("a hook is due") };
+        unit.state = begun.ended(begun.running.unwrap(), &Ended::NotBegun { reason: "no".to_owned() });
+        unit.state.label()
+    };
+    for resolution in [Resolution::Skip, Resolution::Retry] {
+        assert_eq!(not_run(&mut unit, FLAG), "exposed-error");
+        unit.resolved(resolution);
+        assert_eq!(unit.lives(CALM), [""; 0], "{resolution:?}");
+    }
+    assert_eq!(unit.lives(FLAG), ["exposed"]);
+    assert_eq!(not_run(&mut unit, CALM), "unexposed-error");
+    unit.resolved(Resolution::Retry);
+    assert_eq!(unit.lives(CALM), ["unexposed"]);
+}
+
 #[test]
 fn a_flag_that_is_set_while_installing_is_heard_once_when_started() {
     let mut unit = Unit::default();
