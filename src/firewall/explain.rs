@@ -25,6 +25,8 @@ pub enum State {
     Frozen,
     /// Somebody else's, and left alone.
     Foreign,
+    /// Of no unit, now or before. What protects a port, or opens it elsewhere, is not known here.
+    NotAsked,
 }
 
 impl fmt::Display for State {
@@ -37,6 +39,7 @@ impl fmt::Display for State {
             Self::HeldBack => "held back",
             Self::Frozen => "frozen",
             Self::Foreign => "foreign",
+            Self::NotAsked => "not asked for",
         })
     }
 }
@@ -74,6 +77,10 @@ impl Explained {
             ports.proto() == asked.proto() && ports.from() <= asked.to() && asked.from() <= ports.to()
         };
         self.lines.retain(|line| line.ports.is_none_or(meets));
+        if self.lines.is_empty() {
+            let why = "no unit of this machine has opened it".to_owned();
+            self.lines.push(Line { ports: Some(asked), id: None, unit: None, state: State::NotAsked, why });
+        }
         self
     }
 
@@ -391,6 +398,11 @@ problem: calls for machine 0 are throttled
 
     #[test]
     fn one_port_is_asked_about_alone() {
+        let nobodys = explained(&view(), Some(&Ok(report()))).about(range("7")).to_text();
+        assert!(
+            nobodys.contains("7/tcp  not asked for  -  no unit of this machine has opened it\n"),
+            "{nobodys}"
+        );
         let about = explained(&view(), Some(&Ok(report()))).about(range("22"));
         let said: Vec<State> = about.lines.iter().map(|line| line.state).collect();
         assert_eq!(said, [State::HeldBack]);
