@@ -213,15 +213,15 @@ pub(crate) fn a_controller_refuses_to_start_in_the_dark(site: &Site) {
     refused(&operator, &["--ec2-image", "ami-1"]).is_refusal(2, "--ec2-image belongs to EC2");
     let of_ec2 = |args: &[&str]| {
         let mut command = operator.command("portcullis");
-        // No credentials, and nobody who could be asked for some.
-        command.env("AWS_REGION", "us-east-1").env("AWS_EC2_METADATA_DISABLED", "true");
+        // No region, and nobody who could be asked for one.
+        command.env_remove("AWS_REGION").env("AWS_EC2_METADATA_DISABLED", "true");
         came(command.args(["controller", "--provider", "ec2"]).args(args))
     };
     of_ec2(&["--ec2-image", "ami-1"]).is_refusal(2, "EC2 needs an image and an instance type, or neither");
     of_ec2(&["--ec2-settings", "none.yaml"]).is_refusal(1, "the settings none.yaml do not exist");
     fs::write(operator.home().join("broken.yaml"), "imgae: ami-1\n").unwrap();
     of_ec2(&["--ec2-settings", "broken.yaml"]).is_refusal(1, "cannot use the settings in broken.yaml");
-    let unusable = if cfg!(feature = "ec2") { "no credentials for EC2" } else { "this build has no EC2" };
+    let unusable = if cfg!(feature = "ec2") { "no region for EC2" } else { "this build has no EC2" };
     of_ec2(&[]).is_refusal(1, unusable);
     fs::remove_file(operator.config("local-controller.json")).unwrap();
     refused(&operator, &[]).is_refusal(1, "local-controller.json does not exist");
