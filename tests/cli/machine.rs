@@ -210,7 +210,8 @@ fn machines_open_what_their_units_ask_for(site: &Site) {
     let log = operator.does(&["firewall", "log", "--unit", "wordpress/0"]).stdout;
     let opened = format!("machine 0  open {}/tcp to 0.0.0.0/0, ::/0 for wordpress/0: done", web.port());
     assert!(log.lines().any(|line| line.ends_with(&opened)), "{log}");
-    assert!(!log.contains("mysql/0"), "{log}");
+    // Both units' charm opens the same port, maybe in one step: then it is this unit's as well.
+    assert!(log.lines().all(|line| line.contains("wordpress/0")), "{log}");
 
     // Killed, with changes while it was away; and the kernel has forgotten its table, as after a boot.
     agent.kill9();
