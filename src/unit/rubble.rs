@@ -22,7 +22,7 @@ pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
 fn run(program: &str, how: &str, path: &Path) -> io::Result<()> {
     let mut command = Command::new(program);
     command.arg(how).args((program == "chmod").then_some("u+rwX")).arg("--").arg(path);
-    let ended = command.stdin(Stdio::null()).stdout(Stdio::null()).output()?;
+    let ended = command.stdin(Stdio::null()).output()?;
     if ended.status.success() {
         return Ok(());
     }

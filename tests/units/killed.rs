@@ -49,8 +49,8 @@ struct Deaths {
     victim: Victim,
     /// The steps that somebody was killed after; with each, whether the hook was the last one.
     done: BTreeSet<(String, bool)>,
-    /// In this life of the units: how often each run has begun by now, if not once.
-    again: BTreeMap<(String, u64), usize>,
+    /// In this life of the units: how often each run has begun by now, if somebody was killed in it, and after what.
+    again: BTreeMap<(String, u64), (usize, String)>,
     /// All control groups that were made.
     groups: BTreeSet<PathBuf>,
 }
@@ -115,7 +115,8 @@ impl Deaths {
                 if self.again.contains_key(run) || !self.done.insert((step.what.clone(), run.1 == 5)) {
                     return false;
                 }
-                self.again.insert(run.clone(), if is_in_the_middle(&step.what) { 2 } else { 1 });
+                let begun = if is_in_the_middle(&step.what) { 2 } else { 1 };
+                self.again.insert(run.clone(), (begun, step.what.clone()));
                 true
             }
             _ => false,
@@ -220,7 +221,9 @@ impl Life<'_> {
             let key = self.runs(unit).display().to_string();
             let wanted: Vec<&str> = (1..)
                 .zip(HOOKS)
-                .flat_map(|(run, hook)| vec![hook; *deaths.again.get(&(key.clone(), run)).unwrap_or(&1)])
+                .flat_map(|(run, hook)| {
+                    vec![hook; deaths.again.get(&(key.clone(), run)).map_or(1, |(begun, _)| *begun)]
+                })
                 .collect();
             assert_eq!(self.lines("diary", unit), wanted, "{}: {:#?}", self.unit(unit), deaths.again);
             assert!(!self.left(unit).iter().any(|pid| is_alive(pid)), "a service of {}", self.unit(unit));
