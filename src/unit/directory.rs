@@ -9,7 +9,6 @@ use std::path::Path;
 
 use super::charm::{self, Charm, HOOKS, Problem, Problems};
 use super::pack::{self, Entry, MAX_BYTES, MAX_ENTRIES};
-use super::rubble::remove_tree;
 
 /// Deeper than any charm; keeps a directory that a mount or a bug made endless from taking for ever.
 const MAX_DEPTH: usize = 16;
@@ -175,12 +174,15 @@ pub fn write(
 ) -> io::Result<()> {
     let aside = directory.with_extension("new");
     for old in [&aside, directory] {
-        remove_tree(old)?;
+        match fs::remove_dir_all(old) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
     }
     let made = write_entries(&aside, entries, owner).and_then(|()| fs::rename(&aside, directory));
     if made.is_err() {
         // The first error is the one worth telling; what is left is replaced by the next attempt.
-        let _ = remove_tree(&aside);
+        let _ = fs::remove_dir_all(&aside);
     }
     made
 }

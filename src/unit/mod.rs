@@ -11,7 +11,6 @@ mod leftover;
 pub mod output;
 pub mod pack;
 pub mod resolve;
-mod rubble;
 pub mod site;
 pub mod units;
 pub mod workflow;

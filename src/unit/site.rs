@@ -18,7 +18,6 @@ use super::cgroup::{self, Group};
 use super::directory;
 use super::hook::{Order, Runs};
 use super::leftover::{self, CREDENTIALS, Marks, RUN};
-use super::rubble::remove_tree;
 use super::workflow::Run;
 use crate::model::{EnvironmentName, MachineId, UnitId, UnitName};
 use crate::runtime::files::open_files_at_start;
@@ -317,7 +316,10 @@ impl Home<'_> {
     /// Those of the file system.
     pub fn remove(&self) -> io::Result<()> {
         for directory in [self.directory(), self.runs_dir()] {
-            remove_tree(&directory)?;
+            match fs::remove_dir_all(directory) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
         }
         Ok(())
     }
