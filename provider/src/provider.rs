@@ -82,8 +82,9 @@ pub trait Firewall: Send + Sync {
     ) -> impl Future<Output = Result<BTreeMap<MachineNumber, Seen>, Error>> + Send;
 
     /// Carries out a change that was planned from what [`Self::observe`] showed: `close` must name rules as they were
-    /// shown, and none that a rule to be opened is meant to replace. One request closes and one opens, or one does both at
-    /// once; closing comes first, since it makes room, and the failure of one does not keep the other from being done.
+    /// shown; one that is to be replaced only if there is no room for both, or all is one step. One request closes and one
+    /// opens, or one does both at once; closing comes first, since it makes room, and the failure of one does not keep the
+    /// other from being done.
     ///
     /// No request that changes anything is begun at or after `until`: that is asked right before each, after whatever was
     /// waited for. A half that was not begun is [`Error::NotBegun`].

@@ -1,5 +1,5 @@
 //! The firewall: wanted rules against real rules, per machine, through a provider. `wanted` and `policy` say what
-//! should be open, `plan` what to change; all three are pure, and every decision is in them.
+//! should be open, `plan` what to change and `room` what there is a place for; all are pure, and every decision is in them.
 
 pub mod agent;
 pub mod apply;

@@ -4,8 +4,8 @@
 use super::{Rule, RuleSet};
 use std::collections::BTreeSet;
 
-/// Afterwards a machine has what it had, less `close`, and with `open`. What is in both ways covered stays open
-/// throughout: drivers open before they close, or do both at once.
+/// Afterwards a machine has what it had, less `close`, and with `open`. Drivers close before they open, or do both at once:
+/// who plans a change sees to it that what is covered before and after stays open in between.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Change {
     pub open: BTreeSet<Rule>,
