@@ -8,8 +8,10 @@ use portcullis::model::{Cidr, MachineId};
 use portcullis_provider::memory::Rewrite;
 use portcullis_provider::provider::Foreign;
 use portcullis_provider::rule::{Rule, WirePorts};
+use tokio::time::Instant;
 
 use crate::actions::Action;
+use crate::agents::RESYNC;
 use crate::faults::{Fault, Mishap};
 use crate::oracle::GRACE;
 use crate::points::Points;
@@ -129,9 +131,9 @@ impl World {
             Foreign::from_wire(wire, source.parse().expect("a block"))
         };
         let before = self.seam.open_on(id).unwrap_or_default();
-        let mut added = None;
+        let (mut added, mut removed) = (None, None);
         self.seam.provider.tamper(number(id), |rules| match what {
-            Mishap::RuleRemoved => _ = rules.owned.pop_first(),
+            Mishap::RuleRemoved => removed = rules.owned.pop_first(),
             Mishap::RuleAdded => _ = rules.owned.insert(rule("82")),
             Mishap::ForeignAdded => added = Some(foreign(5432, "10.0.0.0/8")),
             Mishap::ForeignEqual if !rules.owned.contains(&rule("81")) => {
@@ -152,8 +154,13 @@ impl World {
             self.foreign.entry(id).or_default().push(added.clone());
             self.seam.provider.tamper(number(id), |rules| rules.foreign.push(added));
         }
-        let lost = before.minus(self.seam.open_on(id).unwrap_or_default());
+        let open = self.seam.open_on(id).unwrap_or_default();
+        let lost = before.minus(open);
         let mut shared = self.seam.lock();
+        // Another rule has the same, and may be about to be closed because this one was opened to replace it.
+        if !removed.and_then(|rule| Points::of_rule(&rule)).unwrap_or_default().and(open).is_empty() {
+            shared.crowded_until = shared.crowded_until.max(Instant::now() + RESYNC + GRACE);
+        }
         shared.oracle.lost(id, lost);
         shared.changed();
     }

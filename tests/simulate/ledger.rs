@@ -83,7 +83,8 @@ pub(crate) struct Shared {
     pub past: Option<Backup>,
     /// Per agent the machines that it has seen in this life, with the requests that have not failed since.
     pub trusted: Vec<BTreeSet<(MachineId, Kind)>>,
-    /// Until then groups are so small that something has to make room for what replaces it.
+    /// Until then groups are so small that something has to make room for what replaces it, or what replaced something
+    /// was taken away by somebody.
     pub crowded_until: Instant,
     /// Per agent when it began to make sure of what it then was shown of the lock, or took it.
     pub confirmed: Vec<Option<Instant>>,
@@ -322,7 +323,12 @@ impl Shared {
         let known = if self.is_blind() { begun.min(self.blind.0) } else { begun };
         let since = known.checked_sub(GRACE).unwrap_or(known);
         // S1, S2: opened is only what was asked for just now; what cannot be read asks for nothing.
-        let unasked = opened.minus(self.history.ever(machine, since));
+        let mut asked = self.history.ever(machine, since);
+        // Who did not hear of a change of the flag puts what the flag said then together with what a unit asks for now.
+        if self.is_blind() && !self.oracle.has_frozen(machine) {
+            asked = asked.or(self.history.ever_asked(machine, since).mixed());
+        }
+        let unasked = opened.minus(asked);
         if !unasked.is_empty() {
             self.violated(format!("S1: {machine} opened{unasked}, which nobody asks for"));
         }

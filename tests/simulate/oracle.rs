@@ -67,11 +67,13 @@ pub(crate) struct Machine {
 }
 
 /// What held on a machine from some moment on.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Moment {
     at: Instant,
     wanted: Points,
     kept: Points,
+    /// What all units of the machine ask for, whether that can be read or not.
+    asked: Points,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -126,6 +128,10 @@ impl Oracle {
         readable.map(|(_, unit)| self.asked(unit)).fold(Points::NONE, Points::or)
     }
 
+    fn asked_on(&self, machine: MachineId) -> Points {
+        self.on(machine).map(|(_, unit)| self.asked(unit)).fold(Points::NONE, Points::or)
+    }
+
     pub(crate) fn kept(&self, machine: MachineId) -> Points {
         let frozen = self.on(machine).filter(|(_, unit)| self.frozen(unit));
         frozen.map(|(_, unit)| unit.kept).fold(Points::NONE, Points::or)
@@ -174,12 +180,17 @@ impl History {
     /// Called after every change of the oracle.
     pub(crate) fn remember(&mut self, oracle: &Oracle, now: Instant) {
         for &machine in oracle.machines.keys() {
-            let (wanted, kept) = (oracle.wanted(machine), oracle.kept(machine));
+            let moment = Moment {
+                at: now,
+                wanted: oracle.wanted(machine),
+                kept: oracle.kept(machine),
+                asked: oracle.asked_on(machine),
+            };
             let moments = self.machines.entry(machine).or_default();
-            if moments.back().is_some_and(|last| last.wanted == wanted && last.kept == kept) {
+            if moments.back().is_some_and(|last| Moment { at: now, ..*last } == moment) {
                 continue;
             }
-            moments.push_back(Moment { at: now, wanted, kept });
+            moments.push_back(moment);
             while moments.len() > 64 {
                 moments.pop_front();
             }
@@ -202,6 +213,11 @@ impl History {
     /// Everything that was wanted at some time since then.
     pub(crate) fn ever(&self, machine: MachineId, since: Instant) -> Points {
         self.since(machine, since).fold(Points::NONE, |all, moment| all.or(moment.wanted).or(moment.kept))
+    }
+
+    /// Everything that units asked for at some time since then, though it could not be read at the time.
+    pub(crate) fn ever_asked(&self, machine: MachineId, since: Instant) -> Points {
+        self.since(machine, since).fold(Points::NONE, |all, moment| all.or(moment.asked))
     }
 
     /// What was wanted, or had to be kept, all the time since then.

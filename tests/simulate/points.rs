@@ -98,6 +98,13 @@ impl Points {
         Points(self.0 & !other.0)
     }
 
+    /// Every port of it from every source of it.
+    pub(crate) fn mixed(self) -> Points {
+        let block = |source: usize| self.0 >> (source * PORTS) & u128::from(u32::MAX);
+        let ports = (0..4).map(block).fold(0, |all, ports| all | ports);
+        Points((0..4).filter(|source| block(*source) != 0).map(|source| ports << (source * PORTS)).sum())
+    }
+
     pub(crate) fn is_empty(self) -> bool {
         self.0 == 0
     }
