@@ -73,8 +73,9 @@ impl<'a> Bench<'a> {
     fn populate(&self) {
         self.runtime.block_on(async {
             let vpc = self.account.default_vpc().await;
+            let store = &self.environment.info().cluster_id;
             for machine in 0..self.groups {
-                let instance = self.account.make_machine(&vpc, machine).await;
+                let instance = self.account.make_machine(store, &vpc, machine).await;
                 self.environment.add_machine(Some(instance.parse().unwrap())).await.unwrap();
             }
             let deploy = Deploy {

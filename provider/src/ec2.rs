@@ -1,4 +1,4 @@
-//! EC2: a security group for each machine, in which our rules carry our mark. Start with [`Ec2::connect`].
+//! EC2: a security group for each machine, in which our rules carry our mark. Start with [`Access::find`].
 //!
 //! Decisions are in the pure files: `naming` (what is ours), `permission` (rules and EC2's permissions), `refusal`
 //! (what errors mean), `budget` (how fast to call), `recent` (readers that lag). `api` has the calls and `meter` counts
@@ -97,6 +97,25 @@ impl Settings {
     }
 }
 
+/// Region and credentials, as every AWS program has them.
+#[derive(Debug, Clone)]
+pub struct Access(SdkConfig);
+
+impl Access {
+    /// Refuses to go on without a region. Credentials are looked for when they are needed: those of a role may come a
+    /// little after the instance. No call is made to EC2.
+    ///
+    /// # Errors
+    /// [`Error::Unusable`] if there is no region, or one that cannot be.
+    pub async fn find() -> Result<Self, Error> {
+        let slow = |_| unusable("finding out the region took too long");
+        let loading = aws_config::defaults(BehaviorVersion::latest()).load();
+        let config = tokio::time::timeout(START_MAX, loading).await.map_err(slow)?;
+        region_of(None, &config)?;
+        Ok(Self(config))
+    }
+}
+
 /// All calls of one environment to one region of EC2 go through one of these, which shares its budget among them.
 pub struct Ec2 {
     settings: Settings,
@@ -123,19 +142,10 @@ impl fmt::Debug for Ec2 {
 }
 
 impl Ec2 {
-    /// Finds the region as every AWS program does, and refuses to start without. Credentials are looked for when they are
-    /// needed: those of a role may come a little after the instance. No call is made to EC2.
-    ///
     /// # Errors
-    /// [`Error::Unusable`] if there is no region.
-    pub async fn connect(settings: Settings) -> Result<Self, Error> {
-        let mut loader = aws_config::defaults(BehaviorVersion::latest());
-        if let Some(region) = &settings.region {
-            loader = loader.region(Region::new(region.clone()));
-        }
-        let slow = |_| unusable("finding out the region took too long");
-        let config = tokio::time::timeout(START_MAX, loader.load()).await.map_err(slow)?;
-        Self::with_config(settings, &config)
+    /// As for [`Ec2::with_config`].
+    pub fn connect(settings: Settings, access: &Access) -> Result<Self, Error> {
+        Self::with_config(settings, &access.0)
     }
 
     /// With everything that is not in `settings` from `config`.
@@ -143,10 +153,7 @@ impl Ec2 {
     /// # Errors
     /// [`Error::Unusable`] if neither names a region, or one that cannot be.
     pub fn with_config(settings: Settings, config: &SdkConfig) -> Result<Self, Error> {
-        let region = settings.region.clone().or_else(|| config.region().map(ToString::to_string));
-        let region =
-            region.ok_or_else(|| unusable("no region for EC2: set AWS_REGION, or one in the profile"))?;
-        check_region(&region)?;
+        let region = region_of(settings.region.as_deref(), config)?;
         let endpoint = settings.endpoint_url.clone().or_else(|| config.endpoint_url().map(str::to_owned));
         let patience = settings.patience;
         let timeouts = TimeoutConfig::builder()
@@ -187,6 +194,14 @@ impl Ec2 {
     }
 }
 
+fn region_of(chosen: Option<&str>, config: &SdkConfig) -> Result<String, Error> {
+    let region = chosen.or_else(|| config.region().map(AsRef::as_ref));
+    let region =
+        region.ok_or_else(|| unusable("no region for EC2: set AWS_REGION, or one in the profile"))?;
+    check_region(region)?;
+    Ok(region.to_owned())
+}
+
 /// The region becomes part of a host name.
 fn check_region(region: &str) -> Result<(), Error> {
     let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
@@ -217,7 +232,7 @@ mod tests {
 
     #[test]
     fn no_region_is_said() {
-        let settings = Settings::new(Environment::new("prod").unwrap());
+        let settings = Settings::new(Environment::new("prod", "6f1c").unwrap());
         let error = Ec2::with_config(settings, &SdkConfig::builder().build()).unwrap_err();
         assert_eq!(
             error.to_string(),

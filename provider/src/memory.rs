@@ -34,11 +34,12 @@ pub enum CallName {
     EnsureGroup,
     Release,
     Terminate,
+    Shut,
     DeleteGroup,
 }
 
 impl CallName {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Observe,
         Self::Open,
         Self::Close,
@@ -49,6 +50,7 @@ impl CallName {
         Self::EnsureGroup,
         Self::Release,
         Self::Terminate,
+        Self::Shut,
         Self::DeleteGroup,
     ];
 
@@ -368,6 +370,11 @@ impl Machines for Memory {
     async fn terminate(&self, machine: MachineNumber, instance: &InstanceId) -> Result<(), Error> {
         let terminate = |world: &mut World| world.terminate(machine, instance);
         self.call(CallName::Terminate, Some(machine), BTreeSet::new(), terminate).await
+    }
+
+    async fn shut(&self, machine: MachineNumber, group: &GroupId) -> Result<(), Error> {
+        let shut = |world: &mut World| world.shut(machine, group);
+        self.call(CallName::Shut, Some(machine), BTreeSet::new(), shut).await
     }
 
     async fn delete_group(&self, group: &GroupId) -> Result<(), Error> {

@@ -149,6 +149,10 @@ pub trait Machines: Send + Sync {
         instance: &InstanceId,
     ) -> impl Future<Output = Result<(), Error>> + Send;
 
+    /// Takes all our rules out of a group of the machine's; those of others stay, and nothing is asked of a group that is gone.
+    fn shut(&self, machine: MachineNumber, group: &GroupId)
+    -> impl Future<Output = Result<(), Error>> + Send;
+
     /// Deletes a group of ours. [`Error::StillInUse`] is usual for a minute or more after [`Self::terminate`].
     fn delete_group(&self, group: &GroupId) -> impl Future<Output = Result<(), Error>> + Send;
 }
@@ -202,6 +206,10 @@ impl<M: Machines> Machines for Arc<M> {
 
     async fn terminate(&self, machine: MachineNumber, instance: &InstanceId) -> Result<(), Error> {
         M::terminate(self, machine, instance).await
+    }
+
+    async fn shut(&self, machine: MachineNumber, group: &GroupId) -> Result<(), Error> {
+        M::shut(self, machine, group).await
     }
 
     async fn delete_group(&self, group: &GroupId) -> Result<(), Error> {
@@ -371,6 +379,8 @@ pub struct Group {
     pub id: GroupId,
     /// `None` for the group that all machines of the environment share.
     pub machine: Option<MachineNumber>,
+    /// Whether it holds rules of ours.
+    pub open: bool,
 }
 
 #[cfg(test)]

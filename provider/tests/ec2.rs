@@ -72,7 +72,7 @@ mod bad_input {
     use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, future};
     use aws_sdk_ec2::config::Credentials;
     use portcullis_provider::Error;
-    use portcullis_provider::ec2::{Ec2, Environment, Patience, Settings};
+    use portcullis_provider::ec2::{Access, Ec2, Environment, Patience, Settings};
     use portcullis_provider::provider::{Firewall, MachineNumber};
     use std::collections::BTreeSet;
     use std::net::TcpListener;
@@ -92,7 +92,7 @@ mod bad_input {
 
     fn settings() -> Settings {
         let patience = Patience { first_pause: Duration::from_millis(1), ..Patience::default() };
-        Settings { patience, ..Settings::new(Environment::new("prod").unwrap()) }
+        Settings { patience, ..Settings::new(Environment::new("prod", "6f1c").unwrap()) }
     }
 
     fn config(credentials: impl ProvideCredentials + 'static) -> SdkConfig {
@@ -154,8 +154,8 @@ mod bad_input {
     async fn region_and_credentials_come_from_the_environment() {
         const AGAIN: &str = "PORTCULLIS_TEST_AGAIN";
         if std::env::var_os(AGAIN).is_some() {
-            let error = match Ec2::connect(settings()).await {
-                Ok(ec2) => failure(&ec2).await,
+            let error = match Access::find().await {
+                Ok(access) => failure(&Ec2::connect(settings(), &access).unwrap()).await,
                 Err(error) => error,
             };
             return println!("outcome: {error}");

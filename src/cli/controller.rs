@@ -8,6 +8,8 @@ use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 #[cfg(feature = "ec2")]
 use portcullis_provider::DryRun;
+#[cfg(feature = "ec2")]
+use portcullis_provider::ec2::Access;
 use portcullis_provider::memory::{Memory, Settings as MemorySettings};
 use portcullis_provider::{Firewall, Machines};
 use tokio::sync::watch;
@@ -83,8 +85,9 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
             if launch.is_some() && store.is_loopback() {
                 warn!(%store, "launched machines cannot reach a store on this one: --ec2-zookeeper");
             }
-            let driver = Arc::new(ec2::connect(&settings.environment, launch).await?);
+            let access = Access::find().await?;
             let Some(environment) = rules.store(&settings, &mut shutdown).await? else { return Ok(()) };
+            let driver = Arc::new(ec2::connect(&access, environment.info(), launch)?);
             let roles = environment.info().roles.clone();
             let boot = Boot::new(settings.environment.clone(), store, roles);
             let tree = environment.tree().clone();
@@ -94,8 +97,9 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
         #[cfg(feature = "ec2")]
         Provider::DryRun => {
             let ec2::Settings { launch, .. } = args.ec2.settings(&settings.address)?;
-            let driver = DryRun::new(ec2::connect(&settings.environment, launch).await?);
+            let access = Access::find().await?;
             let Some(environment) = rules.store(&settings, &mut shutdown).await? else { return Ok(()) };
+            let driver = DryRun::new(ec2::connect(&access, environment.info(), launch)?);
             Box::pin(work(environment, driver, nobody(), rules, shutdown)).await
         }
         #[cfg(not(feature = "ec2"))]

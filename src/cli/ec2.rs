@@ -171,21 +171,23 @@ fn check(key: &'static str, value: &str) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// The driver, with region and credentials found.
+/// The driver for the environment of an opened store, with region and credentials that were found before.
 #[cfg(feature = "ec2")]
-pub(super) async fn connect(
-    environment: &crate::model::EnvironmentName,
+pub(super) fn connect(
+    access: &portcullis_provider::ec2::Access,
+    store: &crate::store::records::Initialized,
     launch: Option<Launch>,
 ) -> anyhow::Result<portcullis_provider::Ec2> {
     use portcullis_provider::ec2;
-    let environment = ec2::Environment::new(environment.as_str()).map_err(Usage::new)?;
+    let environment =
+        ec2::Environment::new(store.environment.as_str(), &store.cluster_id).map_err(Usage::new)?;
     let launch = launch.map(|launch| ec2::LaunchSettings {
         image: launch.image,
         instance_type: launch.instance_type,
         subnet: launch.subnet,
         key: launch.key,
     });
-    Ok(ec2::Ec2::connect(ec2::Settings { launch, ..ec2::Settings::new(environment) }).await?)
+    Ok(ec2::Ec2::connect(ec2::Settings { launch, ..ec2::Settings::new(environment) }, access)?)
 }
 
 #[cfg(test)]

@@ -69,9 +69,10 @@ fn at(times: &[Duration], percent: usize) -> Duration {
 
 pub(crate) fn a_thousand_machines_cost_a_converged_controller_nothing(world: &World) {
     let began = Instant::now();
-    world.wait(async {
+    let store = world.wait(async {
         let vpc = world.account.default_vpc().await;
         let environment = environment(&world.operator, &world.site.connect_string()).await;
+        let store = environment.info().cluster_id.clone();
         let service: ServiceName = "web".parse().unwrap();
         let deploy = Deploy {
             service: service.clone(),
@@ -83,7 +84,7 @@ pub(crate) fn a_thousand_machines_cost_a_converged_controller_nothing(world: &Wo
         environment.deploy(&deploy).await.unwrap();
         environment.expose(&service).await.unwrap();
         for machine in 0..MACHINES as u32 {
-            let instance = world.account.make_machine(&vpc, machine).await;
+            let instance = world.account.make_machine(&store, &vpc, machine).await;
             let added = environment.add_machine(Some(instance.parse().unwrap())).await.unwrap();
             assert_eq!(added.number(), machine);
             world.account.open_as_ours(machine, &PORTS).await;
@@ -94,12 +95,13 @@ pub(crate) fn a_thousand_machines_cost_a_converged_controller_nothing(world: &Wo
             }
         }
         environment.into_tree().close().await;
+        store
     });
     println!("{MACHINES} machines made in {:?}", began.elapsed());
     // LocalStack takes seconds to write down a thousand of anything. It is asked once, patiently, and then quoted.
     world.wait(async {
         let patient = Duration::from_secs(300);
-        let settings = world.account.settings("local");
+        let settings = world.account.settings_of("local", &store);
         let patience = Patience { request: patient, ..settings.patience };
         let ec2 = world.account.connect(Settings { patience, ..settings });
         let listed = ec2.list().await.unwrap();

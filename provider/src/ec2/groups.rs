@@ -2,7 +2,7 @@
 
 use super::Ec2;
 use super::api::filter;
-use super::naming::{ENVIRONMENT, GroupOwner, MACHINE, MARK};
+use super::naming::{GroupOwner, MACHINE, MARK, is_marked};
 use super::permission::{Decoded, decode, environment_permissions};
 use super::refusal::Refusal;
 use crate::error::{Error, Subject};
@@ -12,8 +12,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// EC2 takes 200 values in the filters of one request; two name the mark and the environment.
-pub(super) const MACHINES_PER_READ: usize = 198;
+/// EC2 takes 200 values in the filters of one request; three name the mark, the environment and the store.
+pub(super) const MACHINES_PER_READ: usize = 197;
 /// How long it is taken for granted that a VPC has IPv6 or not.
 const IPV6_KNOWN_FOR: Duration = Duration::from_secs(600);
 
@@ -44,10 +44,10 @@ impl Ec2 {
 
     /// What is marked as this environment's.
     pub(super) fn ours(&self, marks: &[&str]) -> Vec<Filter> {
-        vec![
-            filter(format!("tag:{MARK}"), marks.iter().map(|&mark| mark.to_owned())),
-            filter(format!("tag:{ENVIRONMENT}"), [self.environment().as_str().to_owned()]),
-        ]
+        let mut filters = vec![filter(format!("tag:{MARK}"), marks.iter().map(|&mark| mark.to_owned()))];
+        let whose = self.environment().whose();
+        filters.extend(whose.map(|(key, value)| filter(format!("tag:{key}"), [value.to_owned()])));
+        filters
     }
 
     /// Our groups among those that `filters` lets through. EC2's filters only narrow down; what is ours is decided here.
@@ -142,9 +142,25 @@ impl Ec2 {
             Some(ours) => Ok(ours),
             None => Err(Error::Foreign {
                 what: Subject::Group(GroupId::new(group.group_id().unwrap_or("without an id"))),
-                reason: format!("its name is '{name}', but it lacks our tags"),
+                reason: if is_marked(group.tags()) {
+                    format!("its name is '{name}', and its tags are those of another environment or store")
+                } else {
+                    format!("its name is '{name}', but it lacks our tags")
+                },
             }),
         }
+    }
+
+    /// A group of ours; `None` if there is none with this id, and refused if it is somebody else's.
+    pub(super) async fn group_by_id(&self, group: &GroupId) -> Result<Option<OurGroup>, Error> {
+        let what = Subject::from(group);
+        let filters = vec![filter("group-id", [group.as_str().to_owned()])];
+        let found = self.api.groups(&what, filters).await.map_err(|refusal| refusal.into_error(&what))?;
+        let Some(found) = found.iter().find(|found| found.group_id() == Some(group.as_str())) else {
+            return Ok(None);
+        };
+        let lacking = || Error::Foreign { what, reason: "it lacks our tags".to_owned() };
+        self.our_group(found).ok_or_else(lacking).map(Some)
     }
 
     /// The environment's group, with its two rules if it has none at all. If it has some, somebody may have taken away

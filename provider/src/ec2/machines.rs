@@ -28,7 +28,11 @@ impl Machines for Ec2 {
         let shown = self.shown(&Subject::Provider, self.ours(&["launched", "adopted"])).await?;
         let instances = shown.iter().filter_map(|shown| self.our_instance(shown)).collect();
         let groups = self.our_groups(&Subject::Provider, self.ours(&["group"])).await?;
-        let groups = groups.into_iter().map(|group| Group { id: group.id, machine: group.owner.machine() });
+        let groups = groups.into_iter().map(|group| Group {
+            id: group.id,
+            machine: group.owner.machine(),
+            open: !group.rules.owned.is_empty(),
+        });
         Ok(Inventory { instances, groups: groups.collect() })
     }
 
@@ -56,7 +60,7 @@ impl Machines for Ec2 {
             Some((owner, _)) if owner == machine => {}
             Some((owner, _)) => return Err(foreign(id, &format!("it is machine {owner}"))),
             None if is_marked(shown.tags()) => {
-                return Err(foreign(id, "it bears the mark of another environment"));
+                return Err(foreign(id, "it bears the mark of another environment or store"));
             }
             None => {
                 let tags = self.environment().instance_tags(machine, Origin::Adopted);
@@ -102,17 +106,20 @@ impl Machines for Ec2 {
         }
     }
 
-    async fn delete_group(&self, group: &GroupId) -> Result<(), Error> {
-        let what = Subject::from(group);
-        let filters = vec![filter("group-id", [group.as_str().to_owned()])];
-        let found = self.api.groups(&what, filters).await.map_err(|refusal| refusal.into_error(&what))?;
-        let Some(found) = found.iter().find(|found| found.group_id() == Some(group.as_str())) else {
-            return Ok(());
-        };
-        if self.environment().group_owner(found.tags()).is_none() {
-            return Err(Error::Foreign { what, reason: "it lacks our tags".to_owned() });
+    async fn shut(&self, machine: MachineNumber, group: &GroupId) -> Result<(), Error> {
+        let Some(found) = self.group_by_id(group).await? else { return Ok(()) };
+        if found.owner != GroupOwner::Machine(machine) {
+            let reason = format!("it is not the group of machine {machine}");
+            return Err(Error::Foreign { what: group.into(), reason });
         }
-        self.drop_group(group).await
+        self.send_close(machine, group, &found.rules.owned).await
+    }
+
+    async fn delete_group(&self, group: &GroupId) -> Result<(), Error> {
+        match self.group_by_id(group).await? {
+            Some(_) => self.drop_group(group).await,
+            None => Ok(()),
+        }
     }
 }
 

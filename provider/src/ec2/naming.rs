@@ -11,6 +11,8 @@ use std::fmt;
 pub(super) const MARK: &str = "portcullis";
 pub(super) const ENVIRONMENT: &str = "portcullis:environment";
 pub(super) const MACHINE: &str = "portcullis:machine";
+/// Two stores may call their environments the same, and neither may end what the other has launched.
+pub(super) const STORE: &str = "portcullis:store";
 /// The description of every rule that we made in a machine's group.
 pub(super) const RULE_MARK: &str = "opened by portcullis";
 
@@ -19,33 +21,52 @@ const LAUNCHED: &str = "launched";
 const ADOPTED: &str = "adopted";
 
 /// Longest name: leaves room for `juju-ENV-N` in the 255 characters of a group's name.
-const ENVIRONMENT_MAX: usize = 200;
+const NAME_MAX: usize = 200;
 
-/// The name of an environment, free of what EC2's filters would take for a wildcard.
+/// An environment: what it is called, and the store that it is in. Both are free of what EC2's filters would take for a
+/// wildcard.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Environment(String);
+pub struct Environment {
+    name: String,
+    store: String,
+}
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "no name for an environment: 1 to {ENVIRONMENT_MAX} letters, digits, '-', '_' and '.', got {given:?}"
-)]
+#[error("no {what}: 1 to {NAME_MAX} letters, digits, '-', '_' and '.', got {given:?}")]
 pub struct InvalidEnvironment {
+    what: &'static str,
     given: String,
 }
 
 impl Environment {
+    /// `store` is what tells this store from all others, for as long as it lives.
+    ///
     /// # Errors
-    /// If the name has other characters, none, or too many.
-    pub fn new(name: &str) -> Result<Self, InvalidEnvironment> {
+    /// If one of them has other characters, none, or too many.
+    pub fn new(name: &str, store: &str) -> Result<Self, InvalidEnvironment> {
         let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
-        if name.is_empty() || name.len() > ENVIRONMENT_MAX || !name.bytes().all(allowed) {
-            return Err(InvalidEnvironment { given: name.chars().take(ENVIRONMENT_MAX).collect() });
+        for (what, given) in [("name for an environment", name), ("id of a store", store)] {
+            if given.is_empty() || given.len() > NAME_MAX || !given.bytes().all(allowed) {
+                return Err(InvalidEnvironment { what, given: given.chars().take(NAME_MAX).collect() });
+            }
         }
-        Ok(Self(name.to_owned()))
+        Ok(Self { name: name.to_owned(), store: store.to_owned() })
     }
 
-    pub fn as_str(&self) -> &str {
-        &self.0
+    /// What everything of this environment is tagged with, beside the mark.
+    pub(super) fn whose(&self) -> [(&'static str, &str); 2] {
+        [(ENVIRONMENT, &self.name), (STORE, &self.store)]
+    }
+
+    fn tags(&self, mark: &str, machine: Option<MachineNumber>) -> Vec<Tag> {
+        let mut tags = vec![tag(MARK, mark)];
+        tags.extend(self.whose().map(|(key, value)| tag(key, value)));
+        tags.extend(machine.map(|machine| tag(MACHINE, &machine.to_string())));
+        tags
+    }
+
+    fn is_ours(&self, tags: &[Tag]) -> bool {
+        self.whose().iter().all(|(key, own)| value(tags, key) == Some(own))
     }
 
     pub(super) fn group_name(&self, machine: Option<MachineNumber>) -> String {
@@ -60,9 +81,7 @@ impl Environment {
     }
 
     pub(super) fn group_tags(&self, machine: Option<MachineNumber>) -> Vec<Tag> {
-        let mut tags = vec![tag(MARK, GROUP), tag(ENVIRONMENT, &self.0)];
-        tags.extend(machine.map(|machine| tag(MACHINE, &machine.to_string())));
-        tags
+        self.tags(GROUP, machine)
     }
 
     pub(super) fn instance_tags(&self, machine: MachineNumber, origin: Origin) -> Vec<Tag> {
@@ -70,12 +89,12 @@ impl Environment {
             Origin::Launched => LAUNCHED,
             Origin::Adopted => ADOPTED,
         };
-        vec![tag(MARK, mark), tag(ENVIRONMENT, &self.0), tag(MACHINE, &machine.to_string())]
+        self.tags(mark, Some(machine))
     }
 
     /// Whose group this is, by its tags: `None` if it is not ours.
     pub(super) fn group_owner(&self, tags: &[Tag]) -> Option<GroupOwner> {
-        if value(tags, MARK) != Some(GROUP) || value(tags, ENVIRONMENT) != Some(&self.0) {
+        if value(tags, MARK) != Some(GROUP) || !self.is_ours(tags) {
             return None;
         }
         match value(tags, MACHINE) {
@@ -91,7 +110,7 @@ impl Environment {
             ADOPTED => Origin::Adopted,
             _ => return None,
         };
-        if value(tags, ENVIRONMENT) != Some(&self.0) {
+        if !self.is_ours(tags) {
             return None;
         }
         Some((machine_number(value(tags, MACHINE)?)?, origin))
@@ -100,7 +119,7 @@ impl Environment {
 
 impl fmt::Display for Environment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.name)
     }
 }
 
@@ -125,7 +144,7 @@ pub(super) fn launch_token(group: &str, ended: usize) -> String {
     format!("portcullis-{group}-{ended}")
 }
 
-/// Whether anything at all of ours is said by these tags, in whatever environment.
+/// Whether anything at all of ours is said by these tags, in whatever environment of whatever store.
 pub(super) fn is_marked(tags: &[Tag]) -> bool {
     value(tags, MARK).is_some()
 }
@@ -149,7 +168,11 @@ mod tests {
     use super::*;
 
     fn named(name: &str) -> Environment {
-        Environment::new(name).unwrap()
+        of_store(name, "6f1c")
+    }
+
+    fn of_store(name: &str, store: &str) -> Environment {
+        Environment::new(name, store).unwrap()
     }
 
     const TWO: MachineNumber = MachineNumber::new(2);
@@ -187,6 +210,8 @@ mod tests {
             (MACHINE, "2 "),
             (MACHINE, ""),
             (MACHINE, "4294967296"),
+            (STORE, "6f1c0"),
+            (STORE, ""),
         ] {
             let mut tags = good.clone();
             tags.retain(|tag| tag.key() != Some(key));
@@ -194,6 +219,19 @@ mod tests {
             assert_eq!(named("prod").group_owner(&tags), None, "{key}={other}");
         }
         assert_eq!(named("prod").group_owner(&[]), None);
+    }
+
+    #[test]
+    fn another_store_may_have_an_environment_of_the_same_name() {
+        let (ours, theirs) = (named("prod"), of_store("prod", "77aa"));
+        assert_eq!(ours.group_name(Some(TWO)), theirs.group_name(Some(TWO)));
+        assert_eq!(ours.group_owner(&theirs.group_tags(Some(TWO))), None);
+        let launched = theirs.instance_tags(TWO, Origin::Launched);
+        assert_eq!(ours.instance_owner(&launched), None);
+        assert_eq!(theirs.instance_owner(&launched), Some((TWO, Origin::Launched)));
+        let unsaid: Vec<Tag> =
+            ours.group_tags(Some(TWO)).into_iter().filter(|tag| tag.key() != Some(STORE)).collect();
+        assert_eq!(ours.group_owner(&unsaid), None, "nobody's is not ours");
     }
 
     #[test]
@@ -218,8 +256,10 @@ mod tests {
     #[test]
     fn refuses_wildcards_and_floods() {
         for bad in ["", "a*", "a?b", "a b", "é", "a/b", &"x".repeat(201)] {
-            let refusal = Environment::new(bad).unwrap_err().to_string();
-            assert!(refusal.len() < 400, "{refusal}");
+            for (name, store, part) in [(bad, "6f1c", "no name for an"), ("prod", bad, "no id of a store")] {
+                let refusal = Environment::new(name, store).unwrap_err().to_string();
+                assert!(refusal.len() < 400 && refusal.starts_with(part), "{refusal}");
+            }
         }
         assert_eq!(named(&"x".repeat(200)).group_name(Some(MachineNumber::new(u32::MAX))).len(), 216);
     }

@@ -239,9 +239,11 @@ impl World {
             self.instances.iter().filter_map(|(id, lagging)| self.shown(id, lagging.as_of(horizon)?));
         let groups = self.groups.iter().filter_map(|(&machine, lagging)| {
             let rules = lagging.as_of(horizon)?.as_ref()?;
-            Some(Group { id: rules.group.clone(), machine: Some(machine) })
+            let open = !rules.owned.is_empty();
+            Some(Group { id: rules.group.clone(), machine: Some(machine), open })
         });
-        let environment = self.environment.iter().map(|id| Group { id: id.clone(), machine: None });
+        let environment =
+            self.environment.iter().map(|id| Group { id: id.clone(), machine: None, open: false });
         Inventory { instances: instances.collect(), groups: groups.chain(environment).collect() }
     }
 
@@ -299,6 +301,28 @@ impl World {
         }
         self.lose_instance(id);
         Ok(())
+    }
+
+    pub(super) fn shut(&mut self, machine: MachineNumber, group: &GroupId) -> Result<(), Error> {
+        match self.rules(machine) {
+            Some(rules) if rules.group == *group => {
+                self.tamper(machine, |rules| rules.owned.clear());
+                Ok(())
+            }
+            _ if self
+                .groups
+                .values()
+                .filter_map(Lagging::latest)
+                .flatten()
+                .all(|rules| rules.group != *group) =>
+            {
+                Ok(())
+            }
+            _ => {
+                let reason = format!("it is not the group of machine {machine}");
+                Err(Error::Foreign { what: Subject::from(group), reason })
+            }
+        }
     }
 
     pub(super) fn delete_group(&mut self, group: &GroupId) -> Result<(), Error> {

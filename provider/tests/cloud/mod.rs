@@ -19,6 +19,9 @@ pub(crate) const REGION: &str = "us-east-1";
 /// One that LocalStack has in every account.
 pub(crate) const IMAGE: &str = "ami-12c6146b";
 
+/// The id of a store that there is none of.
+pub(crate) const STORE: &str = "0123456789abcdef";
+
 const WARM_UP_MAX: Duration = Duration::from_secs(30);
 
 static ACCOUNTS: AtomicU64 = AtomicU64::new(100_000_000_000);
@@ -49,6 +52,10 @@ impl Account {
     }
 
     pub(crate) fn settings(&self, environment: &str) -> Settings {
+        self.settings_of(environment, STORE)
+    }
+
+    pub(crate) fn settings_of(&self, environment: &str, store: &str) -> Settings {
         Settings {
             endpoint_url: Some(format!("http://{}", self.front.address)),
             launch: Some(LaunchSettings {
@@ -58,7 +65,7 @@ impl Account {
                 key: None,
             }),
             patience: Patience { first_pause: Duration::from_millis(10), ..Patience::default() },
-            ..Settings::new(Environment::new(environment).unwrap())
+            ..Settings::new(Environment::new(environment, store).unwrap())
         }
     }
 
@@ -114,18 +121,14 @@ impl Account {
     }
 
     /// A group and an instance with our tags, as a driver would have left them long ago.
-    pub(crate) async fn make_machine(&self, vpc: &str, machine: u32) -> String {
+    pub(crate) async fn make_machine(&self, store: &str, vpc: &str, machine: u32) -> String {
         let name = format!("juju-local-{machine}");
+        let tags = |kind, mark| tags(kind, mark, ("local", store), machine);
         let group = self.other.create_security_group().group_name(name).description("d").vpc_id(vpc);
-        let group = group.tag_specifications(tags(ResourceType::SecurityGroup, "group", "local", machine));
+        let group = group.tag_specifications(tags(ResourceType::SecurityGroup, "group"));
         let group = group.send().await.unwrap().group_id.unwrap();
         let run = self.other.run_instances().image_id(IMAGE).min_count(1).max_count(1);
-        let run = run.security_group_ids(group).tag_specifications(tags(
-            ResourceType::Instance,
-            "adopted",
-            "local",
-            machine,
-        ));
+        let run = run.security_group_ids(group).tag_specifications(tags(ResourceType::Instance, "adopted"));
         run.send().await.unwrap().instances()[0].instance_id().unwrap().to_owned()
     }
 
@@ -174,12 +177,18 @@ impl Account {
 }
 
 /// Those that the driver gives to what belongs to a machine.
-pub(crate) fn tags(kind: ResourceType, mark: &str, environment: &str, machine: u32) -> TagSpecification {
+pub(crate) fn tags(
+    kind: ResourceType,
+    mark: &str,
+    (environment, store): (&str, &str),
+    machine: u32,
+) -> TagSpecification {
     let tag = |key: &str, value: &str| Tag::builder().key(key).value(value).build();
     TagSpecification::builder()
         .resource_type(kind)
         .tags(tag("portcullis", mark))
         .tags(tag("portcullis:environment", environment))
+        .tags(tag("portcullis:store", store))
         .tags(tag("portcullis:machine", &machine.to_string()))
         .build()
 }

@@ -1,7 +1,7 @@
 //! How many calls things take.
 
 use super::{change, counts, tcp};
-use crate::cloud::{Account, tags};
+use crate::cloud::{Account, STORE, tags};
 use crate::suite::in_time;
 use aws_sdk_ec2::types::ResourceType;
 use portcullis_provider::ec2::Ec2;
@@ -21,7 +21,7 @@ async fn make_groups(account: &Arc<Account>, numbers: std::ops::Range<u32>) {
             let name = format!("juju-prod-{number}");
             let request = account.other.create_security_group().group_name(name).description("d").vpc_id(vpc);
             request
-                .tag_specifications(tags(ResourceType::SecurityGroup, "group", "prod", number))
+                .tag_specifications(tags(ResourceType::SecurityGroup, "group", ("prod", STORE), number))
                 .send()
                 .await
                 .unwrap();

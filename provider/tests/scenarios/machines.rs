@@ -2,12 +2,12 @@
 
 use super::{ONE, change, counts, seen, tcp};
 use crate::cloud::front::Act;
-use crate::cloud::{Account, launch, request, xml};
+use crate::cloud::{Account, STORE, launch, request, xml};
 use crate::suite::in_time;
 use aws_sdk_ec2::types::{SecurityGroup, Tag};
 use portcullis_provider::ec2::LaunchSettings;
 use portcullis_provider::provider::{
-    Firewall, GroupId, InstanceId, InstanceState, MachineNumber, Machines, Origin, Seen,
+    Firewall, GroupId, InstanceId, InstanceState, Inventory, MachineNumber, Machines, Origin, Seen,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub(crate) async fn a_launch_makes_both_groups_and_is_done_once(account: Arc<Acc
 
     let shared = account.group("juju-prod").await.unwrap();
     assert_eq!(shared.description(), Some("juju group for prod"));
-    let marks = [("portcullis", "group"), ("portcullis:environment", "prod")];
+    let marks = [("portcullis", "group"), ("portcullis:environment", "prod"), ("portcullis:store", STORE)];
     assert_eq!(tags(shared.tags()), BTreeMap::from(marks));
     assert_eq!(shared.ip_permissions().len(), 2);
     assert_eq!(ports(&shared), [22]);
@@ -45,7 +45,7 @@ pub(crate) async fn a_launch_makes_both_groups_and_is_done_once(account: Arc<Acc
 
     let group = account.group("juju-prod-2").await.unwrap();
     assert_eq!(group.description(), Some("juju group for prod machine 2"));
-    let marks = [marks[0], marks[1], ("portcullis:machine", "2")];
+    let marks = [marks[0], marks[1], marks[2], ("portcullis:machine", "2")];
     assert_eq!(tags(group.tags()), BTreeMap::from(marks));
     assert!(group.ip_permissions().is_empty());
     assert_eq!(account.groups_of(launched.id.as_str()).await, ["juju-prod", "juju-prod-2"]);
@@ -178,6 +178,20 @@ pub(crate) async fn environments_with_one_name_stay_apart(account: Arc<Account>)
     assert_eq!(prod.adopt(seven, &theirs.instances[0].id).await.unwrap_err().kind(), "foreign");
 }
 
+pub(crate) async fn stores_with_one_environment_name_stay_apart(account: Arc<Account>) {
+    let (ours, theirs) =
+        (account.ec2("prod"), account.connect(account.settings_of("prod", "fedcba9876543210")));
+    let launched = launch(&theirs, 1).await;
+    assert!(theirs.apply(ONE, &change(&[80], &[]), in_time()).await.is_ok());
+    assert_eq!(ours.list().await.unwrap(), Inventory::default(), "nothing of theirs is swept");
+    assert_eq!(ours.observe(&BTreeSet::from([ONE])).await.unwrap()[&ONE], Seen::Absent);
+    assert_eq!(ours.terminate(ONE, &launched.id).await.unwrap_err().kind(), "foreign");
+    let error = ours.launch(&request(2)).await.unwrap_err();
+    assert!(error.to_string().ends_with("are those of another environment or store"), "{error}");
+    assert_eq!(theirs.list().await.unwrap().instances.len(), 1);
+    assert_eq!(seen(&theirs, ONE).await.owned, tcp(&[80]));
+}
+
 pub(crate) async fn adopted_instances_are_only_let_go(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     let instance = InstanceId::new(account.make_instance().await);
@@ -244,6 +258,28 @@ pub(crate) async fn a_group_that_somebody_deleted_is_made_again(account: Arc<Acc
     let theirs = InstanceId::new(account.make_instance().await);
     let error = ec2.adopt(MachineNumber::new(9), &theirs).await.unwrap_err();
     assert_eq!(error.to_string(), format!("instance {theirs} is full: its limit of 5 is reached"));
+}
+
+pub(crate) async fn a_group_is_shut_and_theirs_stays(account: Arc<Account>) {
+    let ec2 = account.ec2("prod");
+    launch(&ec2, 1).await;
+    assert!(ec2.apply(ONE, &change(&[80, 443], &[]), in_time()).await.is_ok());
+    let group = seen(&ec2, ONE).await.group;
+    account.open(group.as_str(), 9000).await;
+    let shown = |inventory: Inventory| inventory.groups.into_iter().find(|one| one.machine == Some(ONE));
+    assert_eq!(shown(ec2.list().await.unwrap()).map(|group| group.open), Some(true));
+    let other = MachineNumber::new(2);
+    assert_eq!(ec2.shut(other, &group).await.unwrap_err().kind(), "foreign", "not that machine's");
+    account.front.take_counts();
+    ec2.shut(ONE, &group).await.unwrap();
+    let calls = counts(&[("DescribeSecurityGroups", 1), ("RevokeSecurityGroupIngress", 1)]);
+    assert_eq!(account.front.take_counts(), calls);
+    assert_eq!(ports(&account.group("juju-prod-1").await.unwrap()), [9000]);
+    assert_eq!(shown(ec2.list().await.unwrap()).map(|group| group.open), Some(false));
+    account.front.take_counts();
+    ec2.shut(ONE, &group).await.unwrap();
+    assert_eq!(account.front.take_counts(), counts(&[("DescribeSecurityGroups", 1)]), "already so");
+    ec2.shut(ONE, &GroupId::new("sg-0123456789abcdef0")).await.unwrap();
 }
 
 pub(crate) async fn a_group_goes_when_nothing_holds_it(account: Arc<Account>) {

@@ -2,7 +2,7 @@
 
 use super::{ONE, change, counts, seen, tcp};
 use crate::cloud::front::Act;
-use crate::cloud::{Account, launch, tags};
+use crate::cloud::{Account, STORE, launch, tags};
 use crate::suite::in_time;
 use aws_sdk_ec2::types::ResourceType;
 use portcullis_provider::provider::{Firewall, InstanceId, MachineNumber, Machines, Seen};
@@ -44,7 +44,8 @@ pub(crate) async fn vpcs_come_in_pages_too(account: Arc<Account>) {
         let vpc = made.vpc.unwrap().vpc_id.unwrap();
         let group = account.other.create_security_group().group_name(format!("juju-prod-{machine}"));
         let group = group.description("d").vpc_id(vpc);
-        let tagged = group.tag_specifications(tags(ResourceType::SecurityGroup, "group", "prod", machine));
+        let tagged =
+            group.tag_specifications(tags(ResourceType::SecurityGroup, "group", ("prod", STORE), machine));
         tagged.send().await.unwrap();
     }
     account.front.page_size(1);
