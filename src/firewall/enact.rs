@@ -12,12 +12,14 @@ use super::apply::number;
 use super::boot::Boot;
 use super::provision::{Step, recorded};
 use crate::model::MachineId;
+use crate::store::Credential;
 use crate::store::election::Leadership;
 use crate::store::paths;
 use crate::store::records::{self, parse_credentials};
 use crate::store::tree::{self, Tree, Write};
 
-/// Machines that are seen to at the same time. Launches are slow, and few of them a second are allowed.
+/// Machines that are seen to at the same time, of those that go and of all others. Launches are slow, and few of them a
+/// second are allowed.
 const AT_ONCE: usize = 4;
 
 /// What became of the steps of one machine.
@@ -65,27 +67,43 @@ impl<T: Tree, M: Machines> Hands<'_, T, M> {
             of_machine.entry(step.machine()).or_default().push_back(step);
         }
         let mut outcomes: BTreeMap<MachineId, Outcome> = BTreeMap::new();
-        let mut waiting: VecDeque<_> = of_machine.into_iter().collect();
+        // Whoever goes has a lane of its own: a launch that hangs keeps no port open and no instance running.
+        let is_going = |(_, steps): &(MachineId, VecDeque<Step>)| steps.iter().all(Step::is_farewell);
+        let (going, others) = of_machine.into_iter().partition(is_going);
+        let mut lanes: [Lane; 2] = [Lane { waiting: going, begun: 0 }, Lane { waiting: others, begun: 0 }];
         let mut running = FuturesUnordered::new();
         loop {
-            while running.len() < AT_ONCE
-                && let Some((machine, mut steps)) = waiting.pop_front()
-            {
-                let Some(step) = steps.pop_front() else { continue };
-                confirm(self.tree, lead).await?;
-                let fence = lead.fence();
-                running.push(async move { (machine, steps, self.step(step, fence).await) });
+            for (place, lane) in lanes.iter_mut().enumerate() {
+                while lane.begun < AT_ONCE
+                    && let Some((machine, mut steps)) = lane.waiting.pop_front()
+                {
+                    let Some(step) = steps.pop_front() else { continue };
+                    confirm(self.tree, lead).await?;
+                    let (fence, alone) = (lead.fence(), step.stands_alone());
+                    lane.begun += 1;
+                    running.push(async move { (place, machine, steps, alone, self.step(step, fence).await) });
+                }
             }
-            let Some((machine, mut steps, done)) = running.next().await else { return Ok(outcomes) };
+            let Some((place, machine, mut steps, alone, done)) = running.next().await else {
+                return Ok(outcomes);
+            };
+            let lane = &mut lanes[place];
+            lane.begun -= 1;
             let outcome = outcomes.entry(machine).or_default();
             match done {
                 Ok(done) => {
                     outcome.acted |= done.acted;
                     outcome.recorded = done.recorded.or(outcome.recorded.take());
                     steps.extend(done.next);
-                    waiting.push_front((machine, steps));
+                    lane.waiting.push_front((machine, steps));
                 }
-                Err(Failed::Provider(error)) => outcome.failure = Some(Failure::Provider(error)),
+                Err(Failed::Provider(error)) => {
+                    // The first is the worst: what could not be shut is open.
+                    outcome.failure.get_or_insert(Failure::Provider(error));
+                    if alone {
+                        lane.waiting.push_front((machine, steps));
+                    }
+                }
                 Err(Failed::Store(tree::Error::BadVersion(path))) if path == paths::epoch() => {
                     return Err(Stop::Replaced);
                 }
@@ -99,12 +117,7 @@ impl<T: Tree, M: Machines> Hands<'_, T, M> {
         info!(?step, "provisioning");
         match step {
             Step::Launch(machine) => {
-                let path = paths::machine_credentials(machine);
-                let credential = self.tree.get(&path).await?;
-                let credential = parse_credentials(&path, &credential.data).map_err(|error| {
-                    let what = portcullis_provider::Subject::Machine(number(machine));
-                    portcullis_provider::Error::Unusable { what, reason: error.to_string() }
-                })?;
+                let credential = self.credential(machine).await?;
                 let user_data = self.boot.user_data(machine, &credential);
                 let launch = Launch { machine: number(machine), user_data };
                 Ok(Done::with(machine, self.machines.launch(&launch).await?))
@@ -117,6 +130,10 @@ impl<T: Tree, M: Machines> Hands<'_, T, M> {
                 Ok(Done::acted())
             }
             Step::Record(machine, instance) => self.record(machine, &instance, fence).await,
+            Step::Shut(machine, group) => {
+                self.machines.shut(number(machine), &group).await?;
+                Ok(Done::acted())
+            }
             Step::Terminate(machine, id) => {
                 self.machines.terminate(number(machine), &id).await?;
                 Ok(Done::acted())
@@ -132,6 +149,23 @@ impl<T: Tree, M: Machines> Hands<'_, T, M> {
         }
     }
 
+    /// What the machine proves itself with. Without it nothing is launched, since nobody would let it in.
+    async fn credential(&self, machine: MachineId) -> Result<Credential, Failed> {
+        let unusable = |reason: String| {
+            let what = portcullis_provider::Subject::Machine(number(machine));
+            portcullis_provider::Error::Unusable { what, reason }
+        };
+        let path = paths::machine_credentials(machine);
+        match self.tree.get(&path).await {
+            Ok(node) => {
+                Ok(parse_credentials(&path, &node.data).map_err(|error| unusable(error.to_string()))?)
+            }
+            // If the machine went with them, the next look says so, and nothing is wrong any more.
+            Err(tree::Error::NoNode(path)) => Err(unusable(format!("{path} is missing")).into()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     async fn record(&self, machine: MachineId, instance: &Instance, fence: Write) -> Result<Done, Failed> {
         let path = paths::machine(machine);
         let node = self.tree.get(&path).await?;
@@ -144,6 +178,12 @@ impl<T: Tree, M: Machines> Hands<'_, T, M> {
         self.tree.write(vec![fence, write]).await?;
         Ok(Done { recorded: Some(new), ..Done::default() })
     }
+}
+
+/// Machines that are seen to a few at a time, each with what is left to do for it.
+struct Lane {
+    waiting: VecDeque<(MachineId, VecDeque<Step>)>,
+    begun: usize,
 }
 
 /// One step, done.

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Add;
 use std::time::Duration;
 
-use portcullis_provider::provider::{GroupId, Instance, InstanceId, InstanceState, Inventory, Origin};
+use portcullis_provider::provider::{Group, GroupId, Instance, InstanceId, InstanceState, Inventory, Origin};
 use serde_json::Value;
 
 use crate::model::planted::{Bug, planted};
@@ -31,6 +31,8 @@ pub enum Step {
     EnsureGroup(MachineId, InstanceId),
     /// The tree does not know yet what the provider has.
     Record(MachineId, Box<Instance>),
+    /// The machine has left the tree and its group still lets somebody in. Its end may be refused, or take its time.
+    Shut(MachineId, GroupId),
     Terminate(MachineId, InstanceId),
     Release(MachineId, InstanceId),
     DeleteGroup(MachineId, GroupId),
@@ -43,10 +45,21 @@ impl Step {
             | Self::Adopt(machine, _)
             | Self::EnsureGroup(machine, _)
             | Self::Record(machine, _)
+            | Self::Shut(machine, _)
             | Self::Terminate(machine, _)
             | Self::Release(machine, _)
             | Self::DeleteGroup(machine, _) => *machine,
         }
+    }
+
+    /// The steps that follow for the machine are worth doing even if this one failed.
+    pub fn stands_alone(&self) -> bool {
+        matches!(self, Self::Shut(..))
+    }
+
+    /// Belongs to the end of a machine, which waits for no launch.
+    pub fn is_farewell(&self) -> bool {
+        self.is_end() || matches!(self, Self::Shut(..) | Self::DeleteGroup(..))
     }
 
     /// Takes an instance away from us.
@@ -85,7 +98,8 @@ pub fn provision(machines: &Records, inventory: &Inventory, doubted: &[Step]) ->
     let ending: Vec<Step> = ends.iter().filter(|step| step.is_end()).cloned().collect();
     let most = ending.len() >= MASS_END_MIN && 2 * ending.len() > live.count();
     // A tree without machines is more likely one that cannot be seen, and groups are as hard to bring back as instances.
-    let doubtful = if machines.is_empty() { ends.clone() } else { ending };
+    let lasting = || ends.iter().filter(|step| !step.stands_alone()).cloned().collect();
+    let doubtful = if machines.is_empty() { lasting() } else { ending };
     if (most || machines.is_empty()) && doubtful != doubted && !planted(Bug::EndsAtOnce) {
         plan.doubted = doubtful;
     } else {
@@ -185,7 +199,14 @@ pub fn recorded(record: &records::Machine, instance: &Instance) -> Option<record
 /// list things as they please, and what two looks agree on is told by comparing.
 fn ends(machines: &Records, inventory: &Inventory, belongings: &Belongings<'_>) -> Vec<Step> {
     let known: BTreeSet<u32> = machines.keys().map(|machine| machine.number()).collect();
-    let mut steps = Vec::new();
+    let mut groups: Vec<&Group> = inventory.groups.iter().collect();
+    groups.sort_unstable_by_key(|group| &group.id);
+    let left = |group: &&&Group| group.machine.is_some_and(|number| !known.contains(&number.get()));
+    let mut steps: Vec<Step> = Vec::new();
+    for group in groups.iter().filter(left).filter(|group| group.open) {
+        let machine = group.machine.map(|number| MachineId::new(number.get()));
+        steps.extend(machine.map(|machine| Step::Shut(machine, group.id.clone())));
+    }
     let mut ending = BTreeSet::new();
     let mut instances: Vec<&Instance> =
         inventory.instances.iter().filter(|instance| is_live(instance)).collect();
@@ -208,8 +229,6 @@ fn ends(machines: &Records, inventory: &Inventory, belongings: &Belongings<'_>) 
             Origin::Adopted => Step::Release(machine, instance.id.clone()),
         });
     }
-    let mut groups: Vec<_> = inventory.groups.iter().collect();
-    groups.sort_unstable_by_key(|group| &group.id);
     for group in groups {
         if group.machine.is_none() && planted(Bug::SweepsTheShared) {
             steps.push(Step::DeleteGroup(MachineId::new(0), group.id.clone()));

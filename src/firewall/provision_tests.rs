@@ -37,7 +37,7 @@ fn running(id: &str, machine: u32) -> Instance {
 }
 
 fn group(id: &str, machine: Option<u32>) -> Group {
-    Group { id: GroupId::new(id), machine: machine.map(MachineNumber::new) }
+    Group { id: GroupId::new(id), machine: machine.map(MachineNumber::new), open: false }
 }
 
 fn tree(records: Vec<Result<records::Machine, String>>) -> Records {
@@ -107,6 +107,27 @@ fn an_adopted_instance_is_taken_in_and_let_go_but_never_ended() {
         plan(vec![other()], &inventory).steps,
         [released, Step::DeleteGroup(m7, GroupId::new("sg-7"))]
     );
+}
+
+#[test]
+fn who_leaves_is_shut_before_its_end_and_whatever_becomes_of_that() {
+    let open = |id, machine| Group { open: true, ..group(id, Some(machine)) };
+    let (m7, sg7) = (MachineId::new(7), GroupId::new("sg-7"));
+    let shut = Step::Shut(m7, sg7.clone());
+    let mut inventory =
+        Inventory { instances: vec![running("i-7", 7)], groups: vec![open("sg-0", 0), open("sg-7", 7)] };
+    let terminate = Step::Terminate(m7, InstanceId::new("i-7"));
+    assert_eq!(plan(vec![other()], &inventory).steps, [shut.clone(), terminate], "and nobody who stays");
+    inventory.instances = vec![instance("i-7", 7, Origin::Adopted, InstanceState::Running)];
+    let [release, delete] = [Step::Release(m7, InstanceId::new("i-7")), Step::DeleteGroup(m7, sg7)];
+    assert_eq!(plan(vec![other()], &inventory).steps, [shut.clone(), release, delete.clone()]);
+    assert!(shut.stands_alone() && !delete.stands_alone());
+    // A tree that shows no machine is not believed with this either.
+    let nothing = plan(vec![], &inventory);
+    assert_eq!(nothing.steps, []);
+    inventory.groups.pop();
+    let confirmed = provision(&Records::new(), &inventory, &nothing.doubted);
+    assert!(!confirmed.steps.contains(&shut) && confirmed.doubted.len() < nothing.doubted.len());
 }
 
 #[test]
@@ -240,8 +261,10 @@ fn worlds() -> impl Strategy<Value = (Records, Inventory)> {
         all.dedup_by(|a, b| a.id == b.id);
         all
     });
-    let groups = proptest::collection::btree_set(0..4_u32, 0..4)
-        .prop_map(|numbers| numbers.into_iter().map(|n| group(&format!("sg-{n}"), Some(n))).collect());
+    let groups = proptest::collection::btree_map(0..4_u32, any::<bool>(), 0..4).prop_map(|groups| {
+        let shown = |(n, open)| Group { open, ..group(&format!("sg-{n}"), Some(n)) };
+        groups.into_iter().map(shown).collect()
+    });
     (machines, instances, groups)
         .prop_map(|(machines, instances, groups)| (machines, Inventory { instances, groups }))
 }
@@ -264,7 +287,7 @@ proptest! {
                     prop_assert_eq!(shown(id).origin, Origin::Adopted);
                     prop_assert!(record.is_none());
                 }
-                Step::DeleteGroup(..) => prop_assert!(record.is_none()),
+                Step::Shut(..) | Step::DeleteGroup(..) => prop_assert!(record.is_none()),
                 Step::Launch(_) => prop_assert!(recorded.is_none() && record.is_some()),
                 Step::Adopt(_, id) => prop_assert_eq!(recorded, Some(id.as_str())),
                 Step::EnsureGroup(_, id) => prop_assert!(is_live(shown(id))),

@@ -173,6 +173,61 @@ async fn a_terminated_machine_loses_its_instance_and_then_its_group() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_leaves_is_shut_though_its_end_is_refused_and_ended_though_it_cannot_be_shut() {
+    for (refused, open, runs) in [(CallName::Terminate, 0, true), (CallName::Shut, 2, false)] {
+        let mut world = World::started(Settings { busy_calls: u64::MAX / 2, ..Settings::default() }).await;
+        let machine = world.operator.add_machine(None).await.unwrap();
+        world.operator.add_machine(None).await.unwrap();
+        world.expose_on("a", machine).await;
+        soon().await;
+        let instance = world.instance(machine).await.unwrap();
+        // Nobody closes anything before the machine is gone.
+        world.crash();
+        world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
+        world.operator.terminate_machines(&[machine]).await.unwrap();
+        world.provider.set_script(move |call| (call.name == refused).then(|| Fault::Before(denied())));
+        world.start();
+        soon().await;
+        assert_eq!(world.ports(machine), Some(open), "{refused:?}");
+        assert_eq!(world.provider.is_running(&instance), runs, "{refused:?}");
+        let writes = world.provider.writes();
+        tokio::time::sleep(2 * RESYNC).await;
+        assert!(world.provider.writes() <= writes + 12, "{refused:?}: tried again, and not all the time");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ends_wait_for_no_launch() {
+    let world = World::started(Settings::default()).await;
+    let goes = world.operator.add_machine(None).await.unwrap();
+    world.operator.add_machine(None).await.unwrap();
+    soon().await;
+    let instance = world.instance(goes).await.unwrap();
+    world
+        .provider
+        .set_script(|call| (call.name == CallName::Launch).then_some(Fault::Before(Answer::Silence)));
+    world.operator.terminate_machines(&[goes]).await.unwrap();
+    for _ in 0..20 {
+        world.operator.add_machine(None).await.unwrap();
+    }
+    soon().await;
+    assert!(!world.provider.is_running(&instance));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_without_credentials_is_not_launched_and_that_is_said() {
+    let mut world = World::new(Settings::default()).await;
+    let machine = world.operator.add_machine(None).await.unwrap();
+    let path = paths::machine_credentials(machine);
+    world.operator.tree().write(vec![tree::Write::Delete { path: path.clone() }]).await.unwrap();
+    world.start();
+    soon().await;
+    let problem = format!("machine {machine} cannot be used: {path} is missing");
+    assert_eq!(world.report(machine).await.problem, Some(problem));
+    assert_eq!(world.provider.calls_of(CallName::Launch), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_adopted_instance_is_only_let_go() {
     let world = World::started(Settings::default()).await;
     let theirs = InstanceId::new("i-theirs");

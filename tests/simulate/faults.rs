@@ -45,6 +45,7 @@ listed!(
         EnsureGroup,
         Release,
         Terminate,
+        Shut,
         DeleteGroup,
     }
 );

@@ -99,6 +99,13 @@ impl Machines for SimMachines {
         self.request(Kind::Terminate, Some(machine), self.seam.provider.terminate(machine, instance)).await
     }
 
+    async fn shut(&self, machine: MachineNumber, group: &GroupId) -> Result<(), Error> {
+        if self.seam.is_there_all_along(machine) {
+            self.seam.lock().violated(format!("S5: machine {machine} is shut as if it were gone"));
+        }
+        self.request(Kind::Shut, Some(machine), self.seam.provider.shut(machine, group)).await
+    }
+
     async fn delete_group(&self, group: &GroupId) -> Result<(), Error> {
         let groups = self.seam.provider.truth().groups;
         if let Some(machine) = groups.iter().find(|there| there.id == *group).and_then(|found| found.machine)
@@ -174,13 +181,19 @@ impl World {
 
     /// Leads to a call of this kind: they are rare.
     pub(crate) async fn provoke(&mut self, kind: Kind) {
-        let actions: &[Action] = match kind {
-            Kind::Launch => &[Action::Launch],
-            Kind::Release | Kind::Terminate | Kind::DeleteGroup => &[Action::Terminate(0)],
-            Kind::EnsureGroup => &[Action::Meddle(Mishap::GroupDeleted, 0), Action::Interrupt],
-            _ => &[Action::AddMachine],
+        let actions = match kind {
+            Kind::Launch => vec![Action::Launch],
+            Kind::Release | Kind::Terminate | Kind::DeleteGroup => vec![Action::Terminate(0)],
+            Kind::Shut => {
+                // What somebody opens in our name the moment before is what a machine can leave with.
+                let idle = self.idle_machine(0);
+                let place = self.seam.lock().oracle.machines.keys().position(|id| *id == idle);
+                vec![Action::Meddle(Mishap::RuleAdded, place.unwrap_or(0)), Action::Terminate(0)]
+            }
+            Kind::EnsureGroup => vec![Action::Meddle(Mishap::GroupDeleted, 0), Action::Interrupt],
+            _ => vec![Action::AddMachine],
         };
-        for &action in actions {
+        for action in actions {
             Box::pin(self.perform(action)).await;
         }
     }
