@@ -8,7 +8,9 @@ use crate::error::{Error, Subject};
 use crate::provider::{GroupId, InstanceId};
 use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_ec2::Client;
-use aws_sdk_ec2::error::{DisplayErrorContext, ProvideErrorMetadata, SdkError};
+use aws_sdk_ec2::config::interceptors::BeforeTransmitInterceptorContextMut;
+use aws_sdk_ec2::config::{ConfigBag, Intercept, RuntimeComponents};
+use aws_sdk_ec2::error::{BoxError, DisplayErrorContext, ProvideErrorMetadata, SdkError};
 use aws_sdk_ec2::operation::run_instances::builders::RunInstancesFluentBuilder;
 use aws_sdk_ec2::types::{
     Filter, Instance, IpPermission, ResourceType, SecurityGroup, Subnet, Tag, TagSpecification, Vpc,
@@ -110,6 +112,9 @@ impl Api {
     where
         E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
     {
+        if find::<TooLate>(error).is_some() {
+            return Failure::TooLate;
+        }
         let reason = || DisplayErrorContext(error).to_string();
         let not_reached =
             || Failure::NotReached { reason: format!("cannot reach {}: {}", self.place, root(error)) };
@@ -203,7 +208,8 @@ impl Api {
     ) -> Called<()> {
         let request = self.client.authorize_security_group_ingress();
         let request = request.group_id(group.as_str()).set_ip_permissions(Some(permissions));
-        self.change("AuthorizeSecurityGroupIngress", &group.into(), until, request.send()).await.map(drop)
+        let sent = request.customize().interceptor(NotAfter(until)).send();
+        self.change("AuthorizeSecurityGroupIngress", &group.into(), until, sent).await.map(drop)
     }
 
     pub(super) async fn revoke(
@@ -214,7 +220,8 @@ impl Api {
     ) -> Called<()> {
         let request = self.client.revoke_security_group_ingress();
         let request = request.group_id(group.as_str()).set_ip_permissions(Some(permissions));
-        self.change("RevokeSecurityGroupIngress", &group.into(), until, request.send()).await.map(drop)
+        let sent = request.customize().interceptor(NotAfter(until)).send();
+        self.change("RevokeSecurityGroupIngress", &group.into(), until, sent).await.map(drop)
     }
 
     pub(super) async fn delete_group(&self, group: &GroupId) -> Called<()> {
@@ -261,6 +268,30 @@ impl Api {
         let request = self.client.modify_network_interface_attribute();
         let request = request.network_interface_id(interface).set_groups(Some(groups));
         self.change("ModifyNetworkInterfaceAttribute", &instance.into(), None, request.send()).await.map(drop)
+    }
+}
+
+/// Sends nothing from that moment on, however long it took to get credentials and to sign.
+#[derive(Debug)]
+struct NotAfter(Option<Instant>);
+
+#[derive(Debug, thiserror::Error)]
+#[error("too late to be sent")]
+struct TooLate;
+
+impl Intercept for NotAfter {
+    fn name(&self) -> &'static str {
+        "NotAfter"
+    }
+
+    fn modify_before_transmit(
+        &self,
+        _context: &mut BeforeTransmitInterceptorContextMut<'_>,
+        _components: &RuntimeComponents,
+        _config: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let late = self.0.is_some_and(|until| Instant::now() >= until);
+        if late { Err(TooLate.into()) } else { Ok(()) }
     }
 }
 

@@ -26,6 +26,8 @@ pub(super) enum Failure {
     NoCredentials {
         reason: String,
     },
+    /// All was ready, and it was too late to send it.
+    TooLate,
     /// The request could not even be built.
     NotSent {
         reason: String,
@@ -76,6 +78,7 @@ pub(super) fn refusal(failure: Failure, effect: Effect, what: Subject) -> Refusa
             let reason = format!("{NO_CREDENTIALS} ({})", shown(&reason));
             Refusal::Error(Error::Unusable { what: Subject::Provider, reason })
         }
+        Failure::TooLate => Refusal::Error(Error::NotBegun { what }),
         Failure::NotSent { reason } => {
             Refusal::Error(Error::Unusable { what: Subject::Provider, reason: shown(&reason) })
         }
@@ -295,6 +298,7 @@ mod tests {
             (Failure::NotReached { reason: reason() }, "unavailable", "unavailable"),
             (Failure::NotSent { reason: reason() }, "unusable", "unusable"),
             (Failure::NoCredentials { reason: reason() }, "unusable", "unusable"),
+            (Failure::TooLate, "not-begun", "not-begun"),
         ] {
             assert_eq!(kind(&refusal(failure.clone(), Effect::Reads, what())), reads, "{failure:?}");
             assert_eq!(kind(&refusal(failure.clone(), Effect::Writes, what())), writes, "{failure:?}");

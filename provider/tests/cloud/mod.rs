@@ -77,6 +77,12 @@ impl Account {
         Ec2::with_config(settings, &self.config).unwrap()
     }
 
+    /// With credentials that are had in another way.
+    pub(crate) fn connect_as(&self, settings: Settings, credentials: SharedCredentialsProvider) -> Ec2 {
+        let config = self.config.to_builder().credentials_provider(credentials).build();
+        Ec2::with_config(settings, &config).unwrap()
+    }
+
     /// Everybody's groups, as they are.
     pub(crate) async fn groups(&self) -> Vec<SecurityGroup> {
         self.other.describe_security_groups().send().await.unwrap().security_groups.unwrap_or_default()

@@ -55,6 +55,7 @@ scenarios![
     refusals::a_group_that_is_not_there,
     refusals::a_name_that_is_taken,
     refusals::too_many_rules,
+    refusals::nothing_is_sent_late_though_it_was_begun_in_time,
     refusals::throttled_for_a_moment,
     refusals::throttled_for_good,
     refusals::trouble_inside,

@@ -4,11 +4,13 @@ use super::{ONE, change, counts, seen, tcp};
 use crate::cloud::front::Act;
 use crate::cloud::{Account, launch, request, xml};
 use crate::suite::in_time;
+use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, future};
+use aws_sdk_ec2::config::Credentials;
 use portcullis_provider::Error;
 use portcullis_provider::ec2::{Ec2, Patience};
 use portcullis_provider::provider::{Firewall, Machines, Seen};
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const OPEN: &str = "AuthorizeSecurityGroupIngress";
@@ -109,10 +111,59 @@ pub(crate) async fn too_many_rules(account: Arc<Account>) {
     assert_eq!(seen(&ec2, ONE).await.owned, tcp(&[81]));
     assert_eq!(ec2.rules_per_family(), Some(60));
     let many: Vec<u16> = (0..100).map(|n| 1001 + 2 * n).collect();
+    account.front.take_counts();
+    for (left, requests) in [(59, 2), (0, 1)] {
+        account.front.script(OPEN, [Act::Refuse(400, "RulesPerSecurityGroupLimitExceeded")]);
+        let before = seen(&ec2, ONE).await.owned.len();
+        account.front.take_counts();
+        let applied = ec2.apply(ONE, &change(&many, &[]), in_time()).await;
+        assert_eq!(kind(&applied.opened), "quota-exceeded", "refused whole, and said so");
+        assert_eq!(account.front.take_counts(), counts(&[(OPEN, requests), (READ, 1)]));
+        assert_eq!(seen(&ec2, ONE).await.owned.len(), before + left, "what there was room for is open");
+    }
+    assert!(ec2.apply(ONE, &change(&[], &many), in_time()).await.is_ok());
     let applied = ec2.apply(ONE, &change(&many, &[]), in_time()).await;
     assert_eq!(kind(&applied.opened), "quota-exceeded", "LocalStack's own words");
     let there = seen(&ec2, ONE).await.owned;
     assert!(there.len() <= 60 && there.contains(tcp(&[81]).first().unwrap()), "what is there is shown");
+}
+
+/// Credentials that are good for one request, and had no sooner than at a given moment.
+#[derive(Debug, Clone)]
+struct Slow {
+    account: String,
+    had_at: Arc<Mutex<tokio::time::Instant>>,
+}
+
+impl ProvideCredentials for Slow {
+    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+    where
+        Self: 'a,
+    {
+        let had_at = *self.had_at.lock().unwrap();
+        let expired = Some(std::time::SystemTime::now());
+        let credentials = Credentials::new(self.account.clone(), "secret", None, expired, "test");
+        future::ProvideCredentials::new(async move {
+            tokio::time::sleep_until(had_at).await;
+            Ok(credentials)
+        })
+    }
+}
+
+pub(crate) async fn nothing_is_sent_late_though_it_was_begun_in_time(account: Arc<Account>) {
+    let had_at = Arc::new(Mutex::new(tokio::time::Instant::now()));
+    let slow = Slow { account: account.number.clone(), had_at: Arc::clone(&had_at) };
+    let ec2 = account.connect_as(account.settings("prod"), SharedCredentialsProvider::new(slow));
+    launch(&ec2, 1).await;
+    assert!(ec2.apply(ONE, &change(&[80], &[]), in_time()).await.is_ok(), "such credentials do");
+    seen(&ec2, ONE).await;
+    account.front.take_counts();
+    let until = tokio::time::Instant::now() + Duration::from_millis(100);
+    *had_at.lock().unwrap() = until;
+    let applied = ec2.apply(ONE, &change(&[81], &[80]), until).await;
+    assert_eq!((kind(&applied.opened), kind(&applied.closed)), ("not-begun", "not-begun"));
+    assert_eq!(account.front.take_counts(), counts(&[]));
+    assert_eq!(seen(&ec2, ONE).await.owned, tcp(&[80]));
 }
 
 pub(crate) async fn throttled_for_a_moment(account: Arc<Account>) {
