@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use portcullis_provider::memory::{CallName, Failure as Answer, Fault, Settings};
-use portcullis_provider::provider::{InstanceId, Launch, MachineNumber};
+use portcullis_provider::provider::{InstanceId, Launch, MachineNumber, UserData};
 use portcullis_provider::{Error, Memory, Subject};
 use tokio::task::JoinHandle;
 
@@ -198,20 +198,18 @@ async fn who_leaves_is_shut_though_its_end_is_refused_and_ended_though_it_cannot
 
 #[tokio::test(start_paused = true)]
 async fn ends_wait_for_no_launch() {
-    let world = World::started(Settings::default()).await;
-    let goes = world.operator.add_machine(None).await.unwrap();
-    world.operator.add_machine(None).await.unwrap();
-    soon().await;
-    let instance = world.instance(goes).await.unwrap();
-    world
-        .provider
-        .set_script(|call| (call.name == CallName::Launch).then_some(Fault::Before(Answer::Silence)));
-    world.operator.terminate_machines(&[goes]).await.unwrap();
+    let mut world = World::new(Settings::default()).await;
     for _ in 0..20 {
         world.operator.add_machine(None).await.unwrap();
     }
+    let user_data = UserData::new("");
+    let left = world.provider.launch(&Launch { machine: MachineNumber::new(50), user_data }).await.unwrap();
+    world
+        .provider
+        .set_script(|call| (call.name == CallName::Launch).then_some(Fault::Before(Answer::Silence)));
+    world.start();
     soon().await;
-    assert!(!world.provider.is_running(&instance));
+    assert!(!world.provider.is_running(&left.id));
 }
 
 #[tokio::test(start_paused = true)]
