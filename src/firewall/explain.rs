@@ -227,11 +227,22 @@ fn asked(
     }
     let shut: Vec<PortRange> = held.iter().map(|(_, ports, _)| *ports).collect();
     let mut missing = wanted.minus(had).minus(&from_each(&shut, &sources(wanted)));
-    if !granted.is_empty() || !shut.is_empty() {
-        // Seen by the agent, which leaves IPv6 out where the machine has none.
-        missing = missing.rules().filter(|rule| rule.source.family() == Family::V4).collect();
+    if report.no_ipv6 {
+        let v6: RuleSet = missing.rules().filter(|rule| rule.source.family() == Family::V6).collect();
+        missing = missing.minus(&v6);
+        if wanted.rules().all(|rule| rule.source.family() == Family::V6) {
+            for (ports, sources) in by_ports(&v6) {
+                let why = format!("exposed to {sources} alone, and IPv6 does not reach the machine");
+                say(Some(ports), State::HeldBack, why);
+            }
+        }
     }
     for (ports, sources) in by_ports(&missing) {
+        if report.held_besides > 0 {
+            let why = format!("among {} more that policy holds back", report.held_besides);
+            say(Some(ports), State::HeldBack, why);
+            continue;
+        }
         say(
             Some(ports),
             State::Opening,
@@ -354,6 +365,7 @@ mod tests {
             held: vec![(UnitId::new(0), range("22"), "policy forbids the port".to_owned())],
             problem: Some("calls for machine 0 are throttled".to_owned()),
             foreign: vec!["25/tcp from 10.0.0.0/8".to_owned()],
+            no_ipv6: true,
             ..Report::default()
         }
     }
@@ -372,7 +384,7 @@ problem: calls for machine 0 are throttled
 20-21/tcp  open       web/0            asked for and exposed, open to 0.0.0.0/0
 23-24/tcp  open       web/0            asked for and exposed, open to 0.0.0.0/0
 22/tcp     held back  web/0            policy forbids the port
-9000/tcp   opening    web/0            asked for and exposed to 0.0.0.0/0, ::/0, not yet seen by a controller
+9000/tcp   opening    web/0            asked for and exposed to 0.0.0.0/0, not yet seen by a controller
 8080/tcp   closing    web/0            no longer wanted from 0.0.0.0/0
 3306/tcp   closing    db/0             service 'db' is not exposed
 3307/tcp   closed     db/0             service 'db' is not exposed
@@ -392,8 +404,28 @@ problem: calls for machine 0 are throttled
         assert_eq!(ports, ["443/tcp", "9000/tcp", "8080/tcp", "3306/tcp", "81/tcp", "82/tcp"]);
         let quiet =
             View { units: [(UnitId::new(0), unit("web/0", 0, 0, &["80"]))].into_iter().collect(), ..view() };
-        let done = Report { granted: [(UnitId::new(0), rules(&["80"]))].into(), ..Report::default() };
+        let granted = [(UnitId::new(0), rules(&["80"]))].into();
+        let done = Report { granted, no_ipv6: true, ..Report::default() };
         assert_eq!(explained(&quiet, Some(&Ok(done))).pending(), None);
+    }
+
+    #[test]
+    fn who_may_come_by_ipv6_alone_does_not_come_to_a_machine_without() {
+        let exposed = Exposure::To(Ok(vec!["2001:db8::/32".parse().unwrap()]));
+        let view = View {
+            services: [(ServiceId::new(0), exposed)].into(),
+            units: [(UnitId::new(0), unit("web/0", 0, 0, &["80"]))].into_iter().collect(),
+            ..View::default()
+        };
+        let without = Report { no_ipv6: true, ..Report::default() };
+        for (report, state, part) in [
+            (without, State::HeldBack, "2001:db8::/32 alone, and IPv6 does not reach"),
+            (Report::default(), State::Opening, "not yet seen"),
+            (Report { held_besides: 7, ..Report::default() }, State::HeldBack, "among 7 more"),
+        ] {
+            let line = explained(&view, Some(&Ok(report))).lines.remove(0);
+            assert!(line.state == state && line.why.contains(part), "{line}");
+        }
     }
 
     #[test]

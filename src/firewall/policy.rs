@@ -12,6 +12,8 @@ pub const MAX_BYTES: usize = 64 * 1024;
 const MAX_RULES: usize = 50;
 /// A kernel has no such limit; a charm that goes wild should meet one all the same.
 const MAX_OWN_RULES: usize = 1_000;
+/// What a report on a machine holds in one znode.
+const MOST_RULES: usize = 5_000;
 const MAX_PORTS_IN_RANGE: u32 = 1_000;
 const SSH: u16 = 22;
 
@@ -118,6 +120,10 @@ impl Policy {
         }
         policy.max_ports_in_range = file.max_ports_in_range.unwrap_or(policy.max_ports_in_range);
         policy.max_rules = file.max_rules.unwrap_or(policy.max_rules);
+        if policy.max_rules > MOST_RULES {
+            let problem = format!("{} are more than the {MOST_RULES} that can be", policy.max_rules);
+            return Err(InvalidPolicy::Value { key: "max-rules", problem });
+        }
         Ok(policy)
     }
 
@@ -239,6 +245,7 @@ mod tests {
             ("forbidden-ports: [eighty]", "forbidden-ports: Invalid port, must be an integer, got 'eighty'"),
             ("forbidden-sources: [10.0.0.0/99]", "forbidden-sources: not a block of addresses"),
             ("max-rules: many", "not a policy"),
+            ("max-rules: 5001", "max-rules: 5001 are more than the 5000 that can be"),
             ("[1, 2]", "not a policy"),
         ] {
             let err = Policy::parse(text, []).unwrap_err().to_string();

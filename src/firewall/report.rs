@@ -11,8 +11,10 @@ use super::wanted::HeldBack;
 use crate::model::UnitId;
 use crate::model::ports::parse_argument;
 
-/// The most bytes that a report may have; beyond it details are left out, never the memory of what was granted.
-pub const MAX_BYTES: usize = 60 * 1024;
+/// What is told one by one of what is held back, and of what others made; the rest is counted. What was granted and what is
+/// pending is always told whole: who reads it takes a port that is granted and not pending for open.
+const MAX_HELD: usize = 1_000;
+const MAX_FOREIGN: usize = 200;
 
 /// Why nothing can be done for a machine that has no instance so far. Status shows that without words.
 pub const NOT_PROVISIONED: &str = "not provisioned yet";
@@ -28,6 +30,8 @@ pub struct Report {
     /// Wanted and not open yet.
     pub pending: Vec<Rule>,
     pub held: Vec<(UnitId, PortRange, String)>,
+    /// How many more are held back than `held` tells of.
+    pub held_besides: usize,
     pub frozen: BTreeMap<UnitId, String>,
     /// Why the machine is not as it should be, if it is not.
     pub problem: Option<String>,
@@ -35,6 +39,8 @@ pub struct Report {
     pub note: Option<String>,
     /// Rules of others that were seen, in words.
     pub foreign: Vec<String>,
+    /// IPv6 cannot reach the machine, so nothing is opened to it.
+    pub no_ipv6: bool,
 }
 
 /// A report that does not hold what it should.
@@ -52,34 +58,34 @@ impl Report {
         held.iter().map(|held| (held.unit, held.ports, held.reason.to_string())).collect()
     }
 
+    /// As much of it as is kept.
+    #[must_use]
+    pub fn bounded(mut self) -> Self {
+        self.held_besides += self.held.len().saturating_sub(MAX_HELD);
+        self.held.truncate(MAX_HELD);
+        self.foreign.truncate(MAX_FOREIGN);
+        self
+    }
+
     pub fn to_bytes(&self) -> Vec<u8> {
-        let full = self.to_json().to_string().into_bytes();
-        if full.len() <= MAX_BYTES {
-            return full;
-        }
-        let short = Report {
-            by: self.by.clone(),
-            granted: self.granted.clone(),
-            problem: self.problem.clone(),
-            note: self.note.clone(),
-            ..Report::default()
-        };
-        short.to_json().to_string().into_bytes()
+        self.to_json().to_string().into_bytes()
     }
 
     fn to_json(&self) -> Value {
-        let by_unit =
-            |(unit, rules): (&UnitId, &RuleSet)| (unit.key(), rules.rules().map(rule_json).collect());
+        let by_unit = |(unit, rules): (&UnitId, &RuleSet)| (unit.key(), rules_json(rules.rules()));
         let mut json = json!({"granted": self.granted.iter().map(by_unit).collect::<Map<_, _>>()});
         if let Some(by) = &self.by {
             json["by"] = Value::from(by.as_str());
         }
         if !self.pending.is_empty() {
-            json["pending"] = self.pending.iter().copied().map(rule_json).collect();
+            json["pending"] = rules_json(self.pending.iter().copied());
         }
         if !self.held.is_empty() {
             let held = |(unit, ports, reason): &(UnitId, PortRange, String)| json!({"unit": unit.key(), "ports": ports.to_string(), "reason": reason});
             json["held"] = self.held.iter().map(held).collect();
+        }
+        if self.held_besides > 0 {
+            json["held-besides"] = Value::from(self.held_besides);
         }
         if !self.frozen.is_empty() {
             let frozen = |(unit, reason): (&UnitId, &String)| (unit.key(), Value::from(reason.as_str()));
@@ -94,6 +100,9 @@ impl Report {
         if !self.foreign.is_empty() {
             json["foreign"] = self.foreign.iter().map(String::as_str).collect();
         }
+        if self.no_ipv6 {
+            json["ipv6"] = Value::from(false);
+        }
         json
     }
 
@@ -106,15 +115,12 @@ impl Report {
         let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
         let mut report = Report::default();
         for (key, rules) in value["granted"].as_object().ok_or_else(|| bad("\"granted\" is missing"))? {
-            let rules = rules.as_array().ok_or_else(|| bad("\"granted\" is no list"))?;
-            let rules: Option<RuleSet> = rules.iter().map(parse_rule).collect();
-            report.granted.insert(unit(key)?, rules.ok_or_else(|| bad("a rule is wrong"))?);
+            let rules = parse_rules(rules).ok_or_else(|| bad("a rule is wrong"))?;
+            report.granted.insert(unit(key)?, rules.into_iter().collect());
         }
-        report.pending = list(&value["pending"])
-            .iter()
-            .map(parse_rule)
-            .collect::<Option<_>>()
-            .ok_or_else(|| bad("a rule is wrong"))?;
+        if let Some(pending) = value.get("pending") {
+            report.pending = parse_rules(pending).ok_or_else(|| bad("a rule is wrong"))?;
+        }
         for held in list(&value["held"]) {
             let text = |key: &str| held[key].as_str().ok_or_else(|| bad("\"held\" is wrong"));
             let ports = parse_argument(text("ports")?).map_err(|err| InvalidReport(err.to_string()))?;
@@ -123,6 +129,9 @@ impl Report {
         for (key, reason) in value["frozen"].as_object().into_iter().flatten() {
             report.frozen.insert(unit(key)?, reason.as_str().unwrap_or_default().to_owned());
         }
+        report.held_besides =
+            value["held-besides"].as_u64().and_then(|more| usize::try_from(more).ok()).unwrap_or(0);
+        report.no_ipv6 = value["ipv6"] == false;
         report.by = value["by"].as_str().map(str::to_owned);
         report.problem = value["problem"].as_str().map(str::to_owned);
         report.note = value["note"].as_str().map(str::to_owned);
@@ -132,14 +141,32 @@ impl Report {
     }
 }
 
-fn rule_json(rule: Rule) -> Value {
-    json!({"ports": rule.ports.to_string(), "from": rule.source.to_string()})
+/// By source, since most rules share one.
+fn rules_json(rules: impl Iterator<Item = Rule>) -> Value {
+    let mut by_source: BTreeMap<Cidr, Vec<Value>> = BTreeMap::new();
+    for rule in rules {
+        by_source.entry(rule.source).or_default().push(Value::from(rule.ports.to_string()));
+    }
+    by_source.into_iter().map(|(source, ports)| (source.to_string(), Value::from(ports))).collect()
 }
 
-fn parse_rule(value: &Value) -> Option<Rule> {
-    let ports = parse_argument(value["ports"].as_str()?).ok()?;
-    let source: Cidr = value["from"].as_str()?.parse().ok()?;
-    Some(Rule::new(ports, source))
+fn parse_rules(value: &Value) -> Option<Vec<Rule>> {
+    let mut rules = Vec::new();
+    // As it was written before: one by one.
+    for rule in value.as_array().into_iter().flatten() {
+        let ports = parse_argument(rule["ports"].as_str()?).ok()?;
+        rules.push(Rule::new(ports, rule["from"].as_str()?.parse().ok()?));
+    }
+    if value.is_array() {
+        return Some(rules);
+    }
+    for (source, ports) in value.as_object()? {
+        let source: Cidr = source.parse().ok()?;
+        for ports in ports.as_array()? {
+            rules.push(Rule::new(parse_argument(ports.as_str()?).ok()?, source));
+        }
+    }
+    Some(rules)
 }
 
 #[cfg(test)]
@@ -155,10 +182,12 @@ mod tests {
             granted: LastGranted::from([(UnitId::new(3), [rule].into_iter().collect())]),
             pending: vec![rule],
             held: vec![(UnitId::new(3), ports, "policy forbids the port".into())],
+            held_besides: 4,
             frozen: BTreeMap::from([(UnitId::new(4), "garbage".into())]),
             problem: Some("throttled".into()),
             note: Some("its instance is gone".into()),
             foreign: vec!["22/tcp from 10.0.0.0/8".into()],
+            no_ipv6: true,
         }
     }
 
@@ -170,20 +199,45 @@ mod tests {
     }
 
     #[test]
+    fn a_report_of_the_version_before_is_understood() {
+        let old = r#"{"granted": {"unit-0000000003": [{"ports": "80-81/tcp", "from": "::/0"}]},
+            "pending": [{"ports": "80-81/tcp", "from": "::/0"}]}"#;
+        let Report { granted, pending, .. } = sample();
+        assert_eq!(Report::parse(old.as_bytes()), Ok(Report { granted, pending, ..Report::default() }));
+    }
+
+    #[test]
     fn what_is_no_report_is_no_empty_memory() {
-        for text in
-            ["", "[]", "{}", r#"{"granted": {"unit-x": []}}"#, r#"{"granted": {"unit-0000000001": [{}]}}"#]
-        {
+        for text in [
+            "",
+            "[]",
+            "{}",
+            r#"{"granted": {"unit-x": {}}}"#,
+            r#"{"granted": {"unit-0000000001": [{}]}}"#,
+            r#"{"granted": {}, "pending": 7}"#,
+        ] {
             assert!(Report::parse(text.as_bytes()).is_err(), "{text}");
         }
     }
 
     #[test]
-    fn a_report_that_is_too_long_keeps_its_memory() {
-        let mut report = sample();
-        report.foreign = vec!["x".repeat(100); 1000];
-        let short = Report::parse(&report.to_bytes()).unwrap();
-        assert_eq!((short.granted, short.problem), (report.granted, report.problem));
-        assert!(short.foreign.is_empty());
+    fn a_report_that_is_long_counts_what_it_leaves_out_and_nothing_of_what_is_open() {
+        let ports = |n: u16| PortRange::single(2 * n + 1, Protocol::Tcp).unwrap();
+        let rules = || (0..2_000).map(|n| Rule::new(ports(n), Cidr::WORLD_V4));
+        let held = |n| (UnitId::new(3), ports(n), "policy allows at most 2000 rules on a machine".to_owned());
+        let long = Report {
+            granted: LastGranted::from([(UnitId::new(3), rules().collect())]),
+            pending: rules().collect(),
+            held: (0..3_000).map(held).collect(),
+            foreign: vec!["x".repeat(100); 1_000],
+            ..sample()
+        };
+        let kept = long.clone().bounded();
+        assert_eq!((kept.held.len(), kept.held_besides, kept.foreign.len()), (1_000, 2_004, 200));
+        assert_eq!((&kept.granted, &kept.pending), (&long.granted, &long.pending));
+        assert_eq!(kept.clone().bounded(), kept, "or it would be written again and again");
+        let bytes = kept.to_bytes();
+        assert!(bytes.len() < 300_000, "{}", bytes.len());
+        assert_eq!(Report::parse(&bytes), Ok(kept));
     }
 }

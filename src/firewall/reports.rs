@@ -48,6 +48,16 @@ fn batches(steps: Vec<Vec<Write>>) -> Vec<Vec<Write>> {
     batches
 }
 
+/// The machines that the controller has reports of. Those that are not in the tree are on their way out.
+///
+/// # Errors
+/// The failures of the store.
+pub async fn reported_on<T: Tree>(tree: &T) -> Result<BTreeSet<MachineId>, tree::Error> {
+    let corner = Read::Children(paths::firewall_reports());
+    let names = tree.read_many(vec![corner]).await?.into_iter().find_map(Answer::into_children);
+    Ok(names.unwrap_or_default().iter().filter_map(|name| MachineId::from_key(name).ok()).collect())
+}
+
 /// All reports as the tree has them, with their versions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reports {
@@ -148,12 +158,10 @@ impl Reports {
 
     /// The machines that the controller's corner has reports of.
     async fn listed<T: Tree>(&self, tree: &T) -> Result<BTreeSet<MachineId>, tree::Error> {
-        if let Place::Machine(_) = self.place {
-            return Ok(BTreeSet::new());
+        match self.place {
+            Place::Machine(_) => Ok(BTreeSet::new()),
+            Place::Controller(_) => reported_on(tree).await,
         }
-        let corner = Read::Children(paths::firewall_reports());
-        let names = tree.read_many(vec![corner]).await?.into_iter().find_map(Answer::into_children);
-        Ok(names.unwrap_or_default().iter().filter_map(|name| MachineId::from_key(name).ok()).collect())
     }
 
     /// Forgets all and reads those of `machines`.
@@ -207,7 +215,8 @@ impl Reports {
         if planted(Bug::SaysNothing) {
             return Ok(());
         }
-        let gone = gone | &std::mem::take(&mut self.orphans);
+        let mut gone = gone | &std::mem::take(&mut self.orphans);
+        gone.retain(|machine| !reports.contains_key(machine));
         for (machine, entry) in done {
             let untold = self.untold.entry(machine).or_default();
             untold.push_back(entry);
@@ -217,7 +226,7 @@ impl Reports {
         let mut logs = self.log_writes(tree, &gone).await?;
         let mut writes: Vec<Vec<Write>> = Vec::new();
         for (machine, report) in reports {
-            let path = self.path(machine);
+            let (path, report) = (self.path(machine), report.bounded());
             let unreadable = self.unreadable.remove(&machine) && !planted(Bug::KeepsGarbage);
             let write = match self.known.get(&machine) {
                 Some((old, _)) if *old == report && !unreadable && !planted(Bug::RepeatsItself) => None,

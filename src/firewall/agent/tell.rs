@@ -23,8 +23,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 granted.insert(*unit, had.union(&plan.kept_for_frozen));
             }
         }
-        let foreign =
-            self.seen.get(&machine).map(|seen| seen.foreign.iter().map(|f| f.text.clone()).collect());
+        let seen = self.seen.get(&machine);
+        let foreign = seen.map(|seen| seen.foreign.iter().map(|f| f.text.clone()).collect());
         Report {
             by: match &self.scope {
                 Scope::Environment => None,
@@ -33,10 +33,12 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             granted,
             pending: plan.change.open.iter().copied().collect(),
             held: Report::held_from(&wanted.held),
+            held_besides: 0,
             frozen: wanted.frozen.clone(),
             problem: None,
             note: None,
             foreign: foreign.unwrap_or_default(),
+            no_ipv6: seen.is_some_and(|seen| !seen.ipv6),
         }
     }
 
