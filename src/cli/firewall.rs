@@ -12,6 +12,7 @@ use super::settings::Globals;
 use super::{firewall_log, output};
 use crate::firewall::explain::Explained;
 use crate::firewall::observe::{self, View};
+use crate::firewall::reports::reported_on;
 use crate::firewall::told::Told;
 use crate::model::{MachineId, PortRange, ports};
 use crate::store;
@@ -106,17 +107,21 @@ fn plan_json(pending: &[(MachineId, Explained)]) -> String {
     format!("{}\n", serde_json::json!({ "machines": machines }))
 }
 
-/// All machines, or one that must be there.
+/// All machines, with those that were terminated and are not gone yet, or one that must be there.
 async fn look(globals: &Globals, only: Option<MachineId>) -> anyhow::Result<Vec<(MachineId, Explained)>> {
     globals
         .in_environment(async |_, environment| {
-            let view = observe::observe(environment.tree()).await?;
-            if let Some(machine) = only.filter(|machine| !view.machines.contains_key(machine)) {
-                return Err(store::Error::MachineNotFound(machine).into());
+            let tree = environment.tree();
+            let mut ids = reported_on(tree).await?;
+            let view = observe::observe(tree).await?;
+            ids.extend(view.machines.keys());
+            if let Some(machine) = only {
+                ids.retain(|id| *id == machine);
+                if ids.is_empty() {
+                    return Err(store::Error::MachineNotFound(machine).into());
+                }
             }
-            let ids: Vec<MachineId> =
-                view.machines.keys().filter(|id| only.is_none_or(|only| only == **id)).copied().collect();
-            explained(environment.tree(), &view, ids).await
+            explained(tree, &view, ids.into_iter().collect()).await
         })
         .await
 }

@@ -269,13 +269,14 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 self.notes.extend(said);
             }
             self.seen.clear();
-            let machines: BTreeSet<MachineId> = view.machines.keys().copied().collect();
+            let mut machines: BTreeSet<MachineId> = view.machines.keys().copied().collect();
             self.retries.forget_all_but(|machine| machines.contains(&machine));
             self.changing.retain(|machine, _| machines.contains(machine));
             self.noticed.retain(|machine, _| machines.contains(machine));
             self.give_up_view();
             self.trust.begin(&view);
             self.view = Some(view);
+            machines.extend(self.notes.keys());
             return Ok(machines);
         };
         let mut machines = learn::notice(view, dirty, &mut self.noticed);
@@ -343,6 +344,12 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 }
             }
         }
+        let left = |view: &View, id: &MachineId| !view.machines.contains_key(id);
+        if let Some(view) = &self.view {
+            // All that is known of who has left is why it is not gone.
+            let noted = machines.iter().filter(|id| left(view, id) && self.notes.contains_key(id));
+            noted.for_each(|id| _ = reports.insert(*id, Report::default()));
+        }
         for (machine, report) in &mut reports {
             report.note = self.notes.get(machine).cloned();
             if let Some(note) = &report.note {
@@ -351,9 +358,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
         let gone = |id: &MachineId| {
             let view = self.view.as_ref().filter(|_| doubted.is_empty());
-            view.is_some_and(|v| {
-                !v.machines.contains_key(id) || v.own.contains(id) && !reports.contains_key(id)
-            })
+            view.is_some_and(|v| !reports.contains_key(id) && (left(v, id) || v.own.contains(id)))
         };
         let gone = machines.iter().copied().filter(gone).collect();
         if !doubted.is_empty() {

@@ -280,15 +280,18 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         }
     }
 
-    /// What is wrong with each machine of the tree.
+    /// What is wrong with each machine of the tree, and with those that have left it and are not gone yet.
     fn problems(&self) -> BTreeMap<MachineId, String> {
+        let known = self.known.iter().flatten().map(|(id, _)| *id).collect::<BTreeSet<_>>();
+        let left = self.failures.iter().filter(|(id, _)| !known.contains(id));
+        let left = left.map(|(id, problem)| (*id, format!("terminated, and not gone yet: {problem}")));
         let problem = |(id, record): (&MachineId, &Result<records::Machine, String>)| {
             let has_none = matches!(record, Ok(records::Machine { instance_id: None, .. }));
             let unlisted = self.unlisted.as_ref().filter(|_| has_none);
             let problem = self.failures.get(id).or(unlisted).or(self.gone.get(id))?;
             Some((*id, problem.clone()))
         };
-        self.known.iter().flatten().filter_map(problem).collect()
+        self.known.iter().flatten().filter_map(problem).chain(left).collect()
     }
 
     fn try_later(&mut self, task: Task, pace: Pace) {

@@ -190,9 +190,16 @@ async fn who_leaves_is_shut_though_its_end_is_refused_and_ended_though_it_cannot
         soon().await;
         assert_eq!(world.ports(machine), Some(open), "{refused:?}");
         assert_eq!(world.provider.is_running(&instance), runs, "{refused:?}");
+        let told = "terminated, and not gone yet: not allowed for the provider: no rights";
+        assert_eq!(world.report(machine).await.problem.as_deref(), Some(told), "{refused:?}");
         let writes = world.provider.writes();
         tokio::time::sleep(2 * RESYNC).await;
         assert!(world.provider.writes() <= writes + 12, "{refused:?}: tried again, and not all the time");
+        assert_eq!(world.report(machine).await.problem.as_deref(), Some(told), "{refused:?}");
+        world.provider.clear_script();
+        world.provider.configure(|settings| settings.busy_calls = 0);
+        tokio::time::sleep(2 * RESYNC).await;
+        assert_eq!((world.ports(machine), world.report(machine).await.problem), (None, None));
     }
 }
 

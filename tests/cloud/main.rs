@@ -45,6 +45,7 @@ const SCENARIOS: &[Scenario] = scenarios![
     drift::a_group_that_others_filled_is_shown_and_holds_up_nobody,
     trouble::what_keeps_ec2_away_is_shown_closes_nothing_and_is_waited_for,
     trouble::a_launch_that_is_refused_is_shown,
+    trouble::an_end_that_is_refused_is_shown_and_leaves_nothing_open,
     trouble::a_dry_run_changes_nothing_and_says_so,
 ];
 

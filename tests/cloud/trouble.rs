@@ -102,6 +102,40 @@ pub(crate) fn a_launch_that_is_refused_is_shown(world: &World) {
     controller.ends();
 }
 
+pub(crate) fn an_end_that_is_refused_is_shown_and_leaves_nothing_open(world: &World) {
+    let first = world.controller("first", 3600);
+    world.operator.does(&["add-machine"]);
+    let instance = world.instance(0);
+    world.deploy("wordpress", 0);
+    world.hook("wordpress/0", "open-port 80");
+    world.operator.does(&["expose", "wordpress"]);
+    world.has_ports(0, &[80]);
+    // Nobody is there to close anything before the machine has left.
+    first.ends();
+    world.operator.does(&["destroy-service", "wordpress"]);
+    world.operator.does(&["add-machine"]);
+    world.operator.does(&["terminate-machine", "0"]);
+    world.account.front.always("TerminateInstances", Act::Refuse(400, "OperationNotPermitted"));
+    let second = world.controller("second", 3600);
+    world.has_ports(0, &[]);
+    let explained = world.explains(0, "terminated, and not gone yet: not allowed for instance");
+    assert_eq!(explained.code, 0, "{explained:?}");
+    let plan = world.operator.juju(&["firewall", "plan"]);
+    assert_eq!(plan.code, 2, "{plan:?}");
+    assert!(plan.stdout.contains("machine 0\n  problem: terminated, and not gone yet"), "{plan:?}");
+    assert_eq!(world.instance_state(&instance), "running");
+    world.account.front.behave();
+    second.ends();
+    let third = world.controller("third", 3600);
+    wait_for("the end of the instance", DEADLINE, || {
+        (world.instance_state(&instance) == "terminated" && world.group(0).is_none()).then_some(())
+    });
+    wait_for("nothing to be said of it", DEADLINE, || {
+        (world.operator.juju(&["firewall", "explain", "0"]).code == 1).then_some(())
+    });
+    third.ends();
+}
+
 pub(crate) fn a_dry_run_changes_nothing_and_says_so(world: &World) {
     let real = world.controller("real", 3600);
     world.operator.does(&["add-machine"]);
