@@ -36,7 +36,7 @@ impl World {
                     let mut shared = seam.lock();
                     shared.outage = false;
                     shared.shallow();
-                    shared.blind(tokio::time::Instant::now() - OUTAGE, GRACE);
+                    shared.blind(Instant::now() - OUTAGE, GRACE);
                     drop(shared);
                     seam.store.interrupt();
                 });
@@ -65,7 +65,7 @@ impl World {
             Action::Jump(ms) => {
                 self.happened(Mishap::ClockJumped);
                 self.seam.lock().deep();
-                let before = tokio::time::Instant::now();
+                let before = Instant::now();
                 tokio::time::advance(Duration::from_millis(ms)).await;
                 let mut shared = self.seam.lock();
                 shared.deep();
@@ -115,7 +115,7 @@ impl World {
         shared.past = None;
         shared.changed();
         shared.deep();
-        shared.blind(tokio::time::Instant::now(), GRACE);
+        shared.blind(Instant::now(), GRACE);
     }
 
     pub(crate) fn meddle(&mut self, what: Mishap, machine: usize) {
