@@ -97,6 +97,8 @@ bugs!(
     EndsAtOnce,
     /// Groups outlive their machines.
     LeavesGroups,
+    /// The ports of a machine that has left stay open until its instance has ended.
+    LeavesPortsOpen,
     /// That an instance is gone is never said.
     SilentAboutTheGone,
     /// One machine that cannot be read keeps all others from being looked at.

@@ -203,7 +203,7 @@ fn ends(machines: &Records, inventory: &Inventory, belongings: &Belongings<'_>) 
     groups.sort_unstable_by_key(|group| &group.id);
     let left = |group: &&&Group| group.machine.is_some_and(|number| !known.contains(&number.get()));
     let mut steps: Vec<Step> = Vec::new();
-    for group in groups.iter().filter(left).filter(|group| group.open) {
+    for group in groups.iter().filter(left).filter(|group| group.open && !planted(Bug::LeavesPortsOpen)) {
         let machine = group.machine.map(|number| MachineId::new(number.get()));
         steps.extend(machine.map(|machine| Step::Shut(machine, group.id.clone())));
     }

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use portcullis::model::MachineId;
+use portcullis_provider::provider::Origin;
 
 use crate::actions::{Action, DEEP, SHALLOW};
 use crate::checks::FAST;
@@ -24,6 +25,7 @@ pub(crate) const STORIES: &[Story] = &[
     ("a look that failed", || Box::pin(a_look_fails())),
     ("a rule made by hand", || Box::pin(somebody_makes_the_rule())),
     ("a launch that was forgotten", || Box::pin(a_launch_is_forgotten())),
+    ("an end that takes its time", || Box::pin(an_end_takes_its_time())),
     ("a lease too short for all", || Box::pin(a_lease_is_too_short())),
     ("seed 4763", || Box::pin(a_change_comes_while_others_wait())),
     ("opens that hang", || Box::pin(opens_hang())),
@@ -129,6 +131,27 @@ async fn a_launch_is_forgotten() {
     world.pause(Duration::from_millis(900)).await;
     let launched = world.seam.provider.truth().instances.len();
     assert_eq!(launched, 3 + 2, "one too many");
+    world.perform(Action::Cure).await;
+    world.pause(DEEP + SHALLOW).await;
+    world.check().await;
+}
+
+/// A machine leaves with a port open, and its instance is neither ended nor let go.
+async fn an_end_takes_its_time() {
+    let mut world = World::new(0, Shape::small(1, true), false).await;
+    world.perform(Action::Launch).await;
+    world.pause(FAST).await;
+    world.check().await;
+    let leaves = number(world.idle_machine(0));
+    let instances = world.seam.provider.truth().instances;
+    let instance = instances.iter().find(|instance| instance.machine == leaves).expect("an instance");
+    let end = if instance.origin == Origin::Launched { Kind::Terminate } else { Kind::Release };
+    world.seam.lock().hanging = Some(end);
+    world.provoke(Kind::Shut).await;
+    assert!(world.seam.lock().oracle.machines.keys().all(|id| number(*id) != leaves), "it has left");
+    world.pause(Duration::from_secs(1)).await;
+    let rules = world.seam.provider.actual(leaves).expect("a group");
+    assert!(rules.owned.is_empty() && world.seam.provider.is_running(&instance.id), "{rules:?}");
     world.perform(Action::Cure).await;
     world.pause(DEEP + SHALLOW).await;
     world.check().await;
