@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, access};
 use sha2::{Digest as _, Sha256};
 
+use super::walk::remove_groups;
+
 /// Where a unit's groups are written down.
 const FILE: &str = "cgroups";
 
@@ -180,24 +182,8 @@ impl Group {
     /// # Errors
     /// If it is not empty.
     pub(super) fn remove(&self) -> io::Result<()> {
-        remove_tree(&self.directory)
+        remove_groups(&self.directory)
     }
-}
-
-fn remove_tree(directory: &Path) -> io::Result<()> {
-    let gone = |error: io::Error| if is_gone(&error) { Ok(()) } else { Err(error) };
-    let listed = match fs::read_dir(directory) {
-        Ok(listed) => listed,
-        Err(error) => return gone(error),
-    };
-    for entry in listed {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            remove_tree(&entry.path())?;
-        }
-    }
-    // The files in it are the kernel's, and no reason to stay.
-    fs::remove_dir(directory).or_else(gone)
 }
 
 /// A group may go while it is looked at, with another error than a file.

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use super::charm::{self, Charm, HOOKS, Problem, Problems};
 use super::pack::{self, Entry, MAX_BYTES, MAX_ENTRIES};
+use super::walk::remove_tree;
 
 /// Deeper than any charm; keeps a directory that a mount or a bug made endless from taking for ever.
 const MAX_DEPTH: usize = 16;
@@ -174,15 +175,12 @@ pub fn write(
 ) -> io::Result<()> {
     let aside = directory.with_extension("new");
     for old in [&aside, directory] {
-        match fs::remove_dir_all(old) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        remove_tree(old)?;
     }
     let made = write_entries(&aside, entries, owner).and_then(|()| fs::rename(&aside, directory));
     if made.is_err() {
         // The first error is the one worth telling; what is left is replaced by the next attempt.
-        let _ = fs::remove_dir_all(&aside);
+        let _ = remove_tree(&aside);
     }
     made
 }
@@ -216,23 +214,6 @@ fn write_entries(top: &Path, entries: &BTreeMap<String, Entry>, owner: Option<(u
         owned(&place)?;
     }
     File::open(top)?.sync_all()
-}
-
-/// Gives a directory and all that is in it to a user and group; the directory itself last, so that whoever is killed meanwhile
-/// is followed by one who finds it to be done.
-///
-/// # Errors
-/// Those of the file system.
-pub fn give(directory: &Path, (user, group): (u32, u32)) -> io::Result<()> {
-    for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            give(&entry.path(), (user, group))?;
-        } else {
-            std::os::unix::fs::lchown(entry.path(), Some(user), Some(group))?;
-        }
-    }
-    std::os::unix::fs::lchown(directory, Some(user), Some(group))
 }
 
 #[cfg(test)]

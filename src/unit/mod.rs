@@ -13,4 +13,5 @@ pub mod pack;
 pub mod resolve;
 pub mod site;
 pub mod units;
+mod walk;
 pub mod workflow;

@@ -15,9 +15,9 @@ use serde_json::json;
 use tracing::warn;
 
 use super::cgroup::{self, Group};
-use super::directory;
 use super::hook::{Order, Runs};
 use super::leftover::{self, CREDENTIALS, Marks, RUN};
+use super::walk::{give_tree, remove_tree};
 use super::workflow::Run;
 use crate::model::{EnvironmentName, MachineId, UnitId, UnitName};
 use crate::runtime::files::open_files_at_start;
@@ -222,7 +222,7 @@ impl Home<'_> {
         if user == agent || fs::symlink_metadata(self.charm())?.uid() != agent {
             return Ok(());
         }
-        directory::give(&self.charm(), (user, group))
+        give_tree(&self.charm(), (user, group))
     }
 
     /// What running a hook of this unit takes. `None` if the charm has no such hook.
@@ -316,10 +316,7 @@ impl Home<'_> {
     /// Those of the file system.
     pub fn remove(&self) -> io::Result<()> {
         for directory in [self.directory(), self.runs_dir()] {
-            match fs::remove_dir_all(directory) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            remove_tree(&directory)?;
         }
         Ok(())
     }

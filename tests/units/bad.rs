@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::harness::scenario::Site;
 use crate::harness::{binary, wait_for};
 use crate::mounts::Mount;
-use crate::world::{DEADLINE, World, is_alive, reader_of};
+use crate::world::{DEADLINE, DIG, World, is_alive, reader_of};
 
 /// What a log may have, and what an agent may take, whatever hooks print.
 const MAX_LOG_BYTES: u64 = 1024 * 1024;
@@ -109,6 +109,27 @@ pub(crate) fn hooks_that_kill_their_machines_agent(site: &Site) {
     }
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
     assert!(!is_alive(&left));
+    agent.ends();
+}
+
+/// Within each other, as deep as a hook likes, and shut to everybody.
+pub(crate) fn directories_without_end_go_with_their_unit(site: &Site) {
+    let world = World::new(site);
+    let mut agent = world.agent(&[]);
+    let start = format!(
+        "{DIG}\nmkdir -p shut/inner && touch shut/inner/file && chmod 500 shut/inner && chmod 0 shut"
+    );
+    world.deploy(&world.charm("digging", &[("start", &start)]), "digging");
+    world.deploy(&world.charm("good", &[]), "good");
+    world.becomes("digging/0", "started");
+    world.becomes("good/0", "started");
+    assert!(world.charm_dir("digging/0").join("deep/deep/deep").exists());
+    world.operator.does(&["remove-unit", "digging/0"]);
+    wait_for("an end of the digging", DEADLINE, || (!world.is_here("digging/0")).then_some(()));
+    assert!(agent.is_there(), "{}", agent.said());
+    assert_eq!(world.unit("good/0")["agent-state"], "started");
+    world.operator.does(&["destroy-service", "good"]);
+    wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
     agent.ends();
 }
 

@@ -28,9 +28,10 @@ use harness::scenario::{Scenario, run, scenarios};
 use bad::{
     a_daemon_that_is_alone_keeps_logs_itself, a_full_disk_is_a_clear_state,
     a_full_disk_keeps_no_hook_from_being_ended, a_gigabyte_of_output_is_a_megabyte_of_log,
-    bad_hooks_are_clear_states_and_nobody_elses_trouble, hooks_that_kill_their_machines_agent,
-    removed_in_the_middle_of_a_hook, what_forgets_where_it_came_from_ends_with_its_unit,
-    what_never_holds_still_ends_with_its_unit, where_there_are_no_groups_it_is_said,
+    bad_hooks_are_clear_states_and_nobody_elses_trouble, directories_without_end_go_with_their_unit,
+    hooks_that_kill_their_machines_agent, removed_in_the_middle_of_a_hook,
+    what_forgets_where_it_came_from_ends_with_its_unit, what_never_holds_still_ends_with_its_unit,
+    where_there_are_no_groups_it_is_said,
 };
 use guards::{
     a_hook_gets_at_nothing_of_another_machine, a_hook_gets_at_nothing_that_is_not_its_own,
@@ -55,6 +56,7 @@ const LIFE_AND_GUARDS: &[Scenario] = scenarios![
 const BAD: &[Scenario] = scenarios![
     bad_hooks_are_clear_states_and_nobody_elses_trouble,
     hooks_that_kill_their_machines_agent,
+    directories_without_end_go_with_their_unit,
     removed_in_the_middle_of_a_hook,
     a_gigabyte_of_output_is_a_megabyte_of_log,
     a_full_disk_is_a_clear_state,

@@ -281,6 +281,14 @@ impl Drop for Agent {
     }
 }
 
+/// For a hook: directories within each other, deeper than any path and any stack.
+pub(crate) const DIG: &str = r#"python3 -c '
+import os
+for _ in range(5000):
+    os.mkdir("deep")
+    os.chdir("deep")
+'"#;
+
 /// The program that reads what a unit's services print into `log`.
 pub(crate) fn reader_of(log: &Path) -> Option<PathBuf> {
     let ending = format!("\0keep-log\0{}\0", log.display());
