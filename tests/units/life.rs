@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::harness::scenario::Site;
 use crate::harness::wait_for;
 use crate::operator::fixture_charm;
-use crate::world::{DEADLINE, World, is_alive};
+use crate::world::{DEADLINE, DIG, World, is_alive};
 
 fn port_of(world: &World, unit: &str) -> u16 {
     fs::read_to_string(world.charm_dir(unit).join("port")).unwrap().parse().unwrap()
@@ -185,10 +185,12 @@ pub(crate) fn last_words_are_heard(site: &Site) {
 pub(crate) fn units_are_handed_over_to_users_of_their_own(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&["--hook-user", "0:0"]);
-    let start =
-        "setsid sleep 1000 & echo $! >left; mkdir -p deep; echo $(id -u) >deep/who; ln -s deep/who link";
+    // Its files come and go all the time, and some are out of reach of any path.
+    let restless =
+        "setsid sh -c 'while :; do mkdir -p gone/a; touch gone/a/b; rm -r gone; done' & echo $! >left";
+    let start = format!("{restless}\n{DIG}\necho $(id -u) >deep/who; ln -s deep/who link");
     let exposed = "open-port 8080 && echo $(id -u) >>deep/who && touch hooks/more";
-    world.deploy(&world.charm("old", &[("start", start), ("exposed", exposed)]), "old");
+    world.deploy(&world.charm("old", &[("start", &start), ("exposed", exposed)]), "old");
     world.becomes("old/0", "started");
     let charm = world.charm_dir("old/0");
     let left = fs::read_to_string(charm.join("left")).unwrap();

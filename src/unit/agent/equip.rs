@@ -19,7 +19,9 @@ impl<T: Tree> Agent<'_, T> {
             return Ok(Err(format!("cannot be given its credentials: {error}")));
         }
         if home.charm().is_dir() {
-            let given = home.hand_over();
+            // There may be much of it.
+            let (site, id) = (self.site.clone(), self.id);
+            let given = off_thread(move || site.home(id).hand_over()).await;
             return Ok(given.map_err(|error| format!("cannot be given its charm: {error}")));
         }
         let hash = seen.record.rest.get(CHARM_HASH).and_then(|hash| CharmHash::parse(hash.as_str()?));
