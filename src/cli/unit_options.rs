@@ -76,6 +76,7 @@ impl UnitOptions {
             runner: env::current_exe()?,
             path: hook_env::hook_path(&tools),
             user,
+            users: open_top(env::var_os("XDG_DATA_HOME")).join("users.json"),
             limit: Duration::from_secs(self.hook_timeout),
             resync,
         })

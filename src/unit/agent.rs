@@ -346,11 +346,15 @@ impl<T: Tree> Agent<'_, T> {
             self.end_run(run).await?;
         }
         let home = self.home();
-        let Some(order) = home.order(&name, run) else {
-            debug!(unit = %name, hook = %run.hook, "no such hook");
-            return Ok(Some(Ended::Well));
+        let ordered = match home.order(&name, run) {
+            Ok(None) => {
+                debug!(unit = %name, hook = %run.hook, "no such hook");
+                return Ok(Some(Ended::Well));
+            }
+            Ok(Some(order)) => home.runs().order(run.number, &order),
+            Err(error) => Err(error),
         };
-        if let Err(error) = home.runs().order(run.number, &order) {
+        if let Err(error) = ordered {
             return Ok(Some(Ended::NotBegun { reason: format!("cannot be ordered: {error}") }));
         }
         info!(unit = %name, hook = %run.hook, "running hook");

@@ -13,5 +13,6 @@ pub mod pack;
 pub mod resolve;
 pub mod site;
 pub mod units;
+mod users;
 mod walk;
 pub mod workflow;

@@ -17,6 +17,7 @@ use tracing::warn;
 use super::cgroup::{self, Group};
 use super::hook::{Order, Runs};
 use super::leftover::{self, CREDENTIALS, Marks, RUN};
+use super::users;
 use super::walk::{give_tree, remove_tree};
 use super::workflow::Run;
 use crate::model::{EnvironmentName, MachineId, UnitId, UnitName};
@@ -43,6 +44,8 @@ pub struct Site {
     /// Where hooks find the hook tools, and everything else.
     pub path: String,
     pub user: HookUser,
+    /// Where it is written down which users were given to units, of this environment and of others on this host.
+    pub users: PathBuf,
     pub limit: Duration,
     /// Everything is looked at this often, whatever was noticed in between.
     pub resync: Duration,
@@ -55,7 +58,7 @@ pub enum HookUser {
     Agents,
     /// One user and group for all units, which can then get at each other's files.
     One(u32, u32),
-    /// A user and a group of its own for each unit, counted from here by the unit's number.
+    /// A user and a group of its own for each unit, counted from here.
     Each(u32),
 }
 
@@ -125,16 +128,32 @@ impl Home<'_> {
     }
 
     /// User and group of this unit's hooks; `None` for those of the agent.
-    pub fn user(&self) -> Option<(u32, u32)> {
+    ///
+    /// # Errors
+    /// If the unit has none of its own yet, and cannot be given one.
+    pub fn user(&self) -> io::Result<Option<(u32, u32)>> {
         match self.site.user {
-            HookUser::Agents => None,
-            HookUser::One(user, group) => Some((user, group)),
-            // Numbers of units are small, and the highest user has no business here.
-            HookUser::Each(first) => {
-                let user = first + self.id.number() % (u32::MAX - 1 - first).max(1);
-                Some((user, user))
-            }
+            HookUser::Agents => Ok(None),
+            HookUser::One(user, group) => Ok(Some((user, group))),
+            HookUser::Each(first) => self.own_user(first).map(|user| Some((user, user))),
         }
+    }
+
+    /// Given once, and written down here before anything is theirs.
+    fn own_user(&self, first: u32) -> io::Result<u32> {
+        let path = self.runs_dir().join("user");
+        match fs::read_to_string(&path) {
+            Ok(text) => return text.trim().parse().map_err(|_| io::Error::other("its user cannot be read")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        // Whose the unit's files are since a time when nobody wrote it down.
+        let agent = rustix::process::geteuid().as_raw();
+        let had =
+            fs::metadata(self.credentials()).map(|found| found.uid()).ok().filter(|user| *user != agent);
+        let user = users::take(&self.site.users, first, had)?;
+        self.runs().with_reserve(|| users::write(&path, user.to_string().as_bytes()))?;
+        Ok(user)
     }
 
     pub fn charm(&self) -> PathBuf {
@@ -169,7 +188,7 @@ impl Home<'_> {
         if fs::read_to_string(self.name()).ok().as_ref() != Some(&name) {
             fs::write(self.name(), name)?;
         }
-        if let Some((_, group)) = self.user() {
+        if let Some((_, group)) = self.user()? {
             // The way to its files is open to the hooks' group, and to look around in is not.
             let units = self.site.directory.join("units");
             DirBuilder::new().recursive(true).create(&units)?;
@@ -192,7 +211,8 @@ impl Home<'_> {
         let text = format!("{}\n", json!({"unit": name.to_string(), "auth": credential.expose()}));
         let path = self.credentials();
         // Also one that was given to somebody else.
-        let theirs = |found: fs::Metadata| self.user().is_none_or(|(user, _)| user == found.uid());
+        let owner = self.user()?;
+        let theirs = |found: fs::Metadata| owner.is_none_or(|(user, _)| user == found.uid());
         if fs::read(&path).is_ok_and(|found| found == text.as_bytes())
             && fs::metadata(&path).is_ok_and(theirs)
         {
@@ -205,7 +225,7 @@ impl Home<'_> {
         }
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
         file.write_all(text.as_bytes())?;
-        if let Some((user, group)) = self.user() {
+        if let Some((user, group)) = owner {
             chown(&aside, Some(user), Some(group))?;
         }
         fs::rename(aside, path)
@@ -217,7 +237,7 @@ impl Home<'_> {
     /// # Errors
     /// Those of the file system.
     pub fn hand_over(&self) -> io::Result<()> {
-        let Some((user, group)) = self.user() else { return Ok(()) };
+        let Some((user, group)) = self.user()? else { return Ok(()) };
         let agent = rustix::process::geteuid().as_raw();
         if user == agent || fs::symlink_metadata(self.charm())?.uid() != agent {
             return Ok(());
@@ -226,11 +246,16 @@ impl Home<'_> {
     }
 
     /// What running a hook of this unit takes. `None` if the charm has no such hook.
-    pub fn order(&self, name: &UnitName, Run { hook, number }: Run) -> Option<Order> {
+    ///
+    /// # Errors
+    /// If it has no user to run as.
+    pub fn order(&self, name: &UnitName, Run { hook, number }: Run) -> io::Result<Option<Order>> {
         let charm = self.charm();
         let program = charm.join("hooks").join(hook.name());
         // A link that leads nowhere is a hook that cannot be run, and not one that is missing.
-        fs::symlink_metadata(&program).ok()?;
+        if fs::symlink_metadata(&program).is_err() {
+            return Ok(None);
+        }
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let variables = [
             ("CHARM_DIR", text(&charm)),
@@ -244,15 +269,15 @@ impl Home<'_> {
             ("LANG", "C.UTF-8".to_owned()),
             ("PATH", self.site.path.clone()),
         ];
-        Some(Order {
+        Ok(Some(Order {
             program,
             directory: charm,
             variables: BTreeMap::from(variables.map(|(name, value)| (name.to_owned(), value))),
-            user: self.user(),
+            user: self.user()?,
             limit_ms: u64::try_from(self.site.limit.as_millis()).unwrap_or(u64::MAX),
             log: self.log(),
             open_files: open_files_at_start(),
-        })
+        }))
     }
 
     /// What tells the processes of one run from all others.

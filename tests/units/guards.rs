@@ -7,7 +7,8 @@ use std::path::Path;
 
 use crate::harness::scenario::Site;
 use crate::harness::wait_for;
-use crate::world::{DEADLINE, World};
+use crate::harness::wire::{Client, Create};
+use crate::world::{DEADLINE, World, is_alive};
 
 /// Says in a line what was tried and whether it worked.
 const TRY: &str = r#"
@@ -174,6 +175,60 @@ pub(crate) fn a_hook_gets_at_nothing_of_another_machine(site: &Site) {
     }
     agent.ends();
     other.ends();
+}
+
+/// Two environments on one host, whose units have the same numbers: no two have the same user, whoever asks when.
+pub(crate) fn a_hook_gets_at_nothing_of_another_environment(site: &Site) {
+    let beside = Site { chroot: format!("{}-beside", site.chroot), ..site.clone() };
+    Client::connect(site.addr).create(&beside.chroot, b"", Create::Persistent);
+    let one = World::new(site);
+    let two = World::new(&beside).on_the_host_of(&one);
+    let (first, second) = (one.agent(&["--hook-user", "200000+"]), two.agent(&["--hook-user", "200000+"]));
+    one.deploy(&one.charm("victim", &[("start", "setsid sleep 1000 & echo $! >left")]), "victim");
+    one.becomes("victim/0", "started");
+    let charm = one.charm_dir("victim/0");
+    let left = fs::read_to_string(charm.join("left")).unwrap();
+    let tries = format!(
+        "{TRY}{{\ntry credentials cat {home}/credentials.json\ntry charm touch {home}/charm/x\n\
+         try process kill -9 {left}\n}} >tried.new\nmv tried.new tried",
+        home = charm.parent().unwrap().display(),
+    );
+    let tried = |service: &str| {
+        two.deploy(&two.charm(service, &[("start", &tries)]), service);
+        two.becomes(&format!("{service}/0"), "started");
+        fs::read_to_string(two.charm_dir(&format!("{service}/0")).join("tried")).unwrap()
+    };
+    let refused = tried("thief");
+    for (what, why) in [
+        ("credentials", "Permission denied"),
+        ("charm", "Permission denied"),
+        ("process", "Operation not permitted"),
+    ] {
+        came(&refused, what, false, why);
+    }
+    assert!(is_alive(&left));
+    let owner = |world: &World, unit: &str| {
+        fs::metadata(world.charm_dir(unit).parent().unwrap().join("credentials.json")).unwrap().uid()
+    };
+    let (victims, thiefs) = (owner(&one, "victim/0"), owner(&two, "thief/0"));
+    assert_ne!(victims, thiefs);
+    // Nor does one who comes later have the user of one who is gone, and each keeps its own.
+    two.operator.does(&["destroy-service", "thief"]);
+    wait_for("a machine without units", DEADLINE, || two.is_cleared_away().then_some(()));
+    second.ends();
+    let second = two.agent(&["--hook-user", "200000+"]);
+    came(&tried("successor"), "credentials", false, "Permission denied");
+    assert!(![victims, thiefs].contains(&owner(&two, "successor/0")));
+    assert_eq!(owner(&one, "victim/0"), victims);
+    second.ends();
+    // The control: the same from hooks that are not kept apart.
+    let second = two.agent(&["--hook-user", &format!("{victims}:{victims}")]);
+    let worked = tried("robber");
+    for what in ["credentials", "charm", "process"] {
+        came(&worked, what, true, "");
+    }
+    second.ends();
+    first.ends();
 }
 
 pub(crate) fn secrets_are_in_their_files_and_nowhere_else(site: &Site) {

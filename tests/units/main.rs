@@ -34,8 +34,8 @@ use bad::{
     where_there_are_no_groups_it_is_said,
 };
 use guards::{
-    a_hook_gets_at_nothing_of_another_machine, a_hook_gets_at_nothing_that_is_not_its_own,
-    secrets_are_in_their_files_and_nowhere_else,
+    a_hook_gets_at_nothing_of_another_environment, a_hook_gets_at_nothing_of_another_machine,
+    a_hook_gets_at_nothing_that_is_not_its_own, secrets_are_in_their_files_and_nowhere_else,
 };
 use life::{
     agents_that_are_killed_do_everything_once, charms_do_what_they_say, errors_are_resolved,
@@ -50,6 +50,7 @@ const LIFE_AND_GUARDS: &[Scenario] = scenarios![
     units_are_handed_over_to_users_of_their_own,
     a_hook_gets_at_nothing_that_is_not_its_own,
     a_hook_gets_at_nothing_of_another_machine,
+    a_hook_gets_at_nothing_of_another_environment,
     secrets_are_in_their_files_and_nowhere_else,
 ];
 

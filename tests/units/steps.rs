@@ -173,8 +173,9 @@ fn changed(call: &str) -> Option<String> {
         .map_or(arguments, |(_, rest)| rest);
     let at = ["\"/", "</"].iter().filter_map(|start| arguments.find(start)).min()?;
     let path = arguments[at + 1..].split(['"', '>']).next()?;
-    let ours =
-        ["/units/", "/units", "/local-machines", "portcullis-unit-"].iter().any(|part| path.contains(part));
+    let ours = ["/units", "/local-machines", "portcullis-unit-", "/portcullis-units/"]
+        .iter()
+        .any(|part| path.contains(part));
     if !ours || path.starts_with("/proc/") || path.ends_with(".journal") {
         return None;
     }

@@ -23,6 +23,8 @@ const AT_REST: &[&str] = &["--resync", "60"];
 pub(crate) struct World {
     pub(crate) operator: Operator,
     units: PathBuf,
+    /// Where the agents have their data, if that is not at this operator's.
+    data: Option<PathBuf>,
 }
 
 /// A running agent, killed if the test ends before it does.
@@ -38,12 +40,18 @@ impl World {
         let operator = Operator::bootstrapped(site);
         operator.does(&["add-machine", "--instance-id", "metal"]);
         let units = operator.home().join("units");
-        Self { operator, units }
+        Self { operator, units, data: None }
     }
 
     /// The same, with the files of units elsewhere.
     pub(crate) fn with_units_in(mut self, directory: PathBuf) -> Self {
         self.units = directory;
+        self
+    }
+
+    /// The same on the host of another environment.
+    pub(crate) fn on_the_host_of(mut self, other: &Self) -> Self {
+        self.data = Some(other.operator.home().join("data"));
         self
     }
 
@@ -108,6 +116,7 @@ impl World {
         let resync = if more == AT_REST { &[][..] } else { &["--resync", "2"] };
         command.args(["--log-level", "debug", "machine", "--id", machine]).args(resync);
         command.arg("--units-dir").arg(units).args(more);
+        command.envs(self.data.iter().map(|data| ("XDG_DATA_HOME", data)));
         command
     }
 

@@ -37,8 +37,9 @@ impl<T: Tree> Agent<'_, T> {
             Ok(entries) => entries,
             Err(error) => return Ok(Err(format!("its charm cannot be used: {error}"))),
         };
-        let (place, user) = (home.charm(), home.user());
-        let written = off_thread(move || directory::write(&place, &entries, user)).await;
+        let (site, id) = (self.site.clone(), self.id);
+        let write = move || directory::write(&site.home(id).charm(), &entries, site.home(id).user()?);
+        let written = off_thread(write).await;
         Ok(written.map_err(|error| format!("its charm cannot be written: {error}")))
     }
 

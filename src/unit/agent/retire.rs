@@ -74,9 +74,12 @@ impl<T: Tree> Agent<'_, T> {
                     return Ok(Ended::Badly { reason: "was not run".to_owned(), output: String::new() });
                 }
                 Found::Nothing => {
-                    let Some(order) = home.order(name, run) else { return Ok(Ended::Well) };
-                    let site = self.site.clone();
-                    let (tried, ordered) = (runs.was_tried(run.number), runs.order(run.number, &order));
+                    let ordered = match home.order(name, run) {
+                        Ok(None) => return Ok(Ended::Well),
+                        Ok(Some(order)) => runs.order(run.number, &order),
+                        Err(error) => Err(error),
+                    };
+                    let (site, tried) = (self.site.clone(), runs.was_tried(run.number));
                     let run = move || {
                         let home = site.home(id);
                         // As for every other hook: one at a time.

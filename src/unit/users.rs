@@ -1,0 +1,175 @@
+//! Which users units have that have one of their own. Users are the whole host's, and several environments may share one: so
+//! who was given is written down in one place for all of them, and nobody is given twice, not even when a unit is gone, since
+//! nobody knows what it has left where. There are more of them than there will be units.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// No more than a host has ever had first users of, many times over.
+const MAX_BYTES: u64 = 64 * 1024;
+
+/// Whoever holds the file writes a line and lets go.
+const PATIENCE: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// The highest users have a meaning of their own.
+const END: u32 = u32::MAX - 1;
+
+/// From where users were counted, and the first beyond those that were given. What lies between is taken.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Given(BTreeMap<u32, u32>);
+
+impl Given {
+    /// The first that nobody has, counted from there. Counts from different places may run into each other.
+    fn next(&self, first: u32) -> Option<u32> {
+        let mut user = first;
+        while let Some(end) = self.0.range(..=user).map(|(_, end)| *end).find(|end| user < *end) {
+            user = end;
+        }
+        (user < END).then_some(user)
+    }
+
+    fn has(&self, user: u32) -> bool {
+        self.next(user) != Some(user)
+    }
+
+    /// With one more, counted from `first`, and with all that lie between.
+    fn with(mut self, first: u32, user: u32) -> Self {
+        let end = self.0.entry(first).or_insert(first);
+        *end = (*end).max(user + 1);
+        self
+    }
+
+    fn parse(bytes: &[u8]) -> io::Result<Self> {
+        let map: BTreeMap<u32, u32> = serde_json::from_slice(bytes)?;
+        Ok(Self(map))
+    }
+}
+
+/// Gives a user that nobody had, counted from `first`; for `had`, who was given before there was a list, that one.
+///
+/// # Errors
+/// Those of the file system; and if the list makes no sense, in which case nobody is given, rather than one twice.
+pub(super) fn take(list: &Path, first: u32, had: Option<u32>) -> io::Result<u32> {
+    let explained = |error: io::Error| {
+        io::Error::new(error.kind(), format!("no user can be had from {}: {error}", list.display()))
+    };
+    take_from(list, first, had).map_err(explained)
+}
+
+fn take_from(list: &Path, first: u32, had: Option<u32>) -> io::Result<u32> {
+    if let Some(above) = list.parent() {
+        fs::DirBuilder::new().recursive(true).mode(0o711).create(above)?;
+    }
+    let _lock = lock(&list.with_extension("lock"))?;
+    let mut bytes = Vec::new();
+    let given = match File::open(list) {
+        Ok(file) => {
+            file.take(MAX_BYTES).read_to_end(&mut bytes)?;
+            Given::parse(&bytes)?
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Given::default(),
+        Err(error) => return Err(error),
+    };
+    if let Some(had) = had
+        && given.has(had)
+    {
+        return Ok(had);
+    }
+    let next = || given.next(first).ok_or_else(|| io::Error::other("there are no more"));
+    let user = had.map_or_else(next, Ok)?;
+    // One who was counted from elsewhere does not make all before it taken.
+    let from = if had.is_some_and(|had| had < first) { user } else { first };
+    let given = given.clone().with(from, user);
+    write(list, &serde_json::to_vec(&given.0)?)?;
+    Ok(user)
+}
+
+fn lock(path: &Path) -> io::Result<File> {
+    // Who can open it can hold it.
+    let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+    let patience = Instant::now() + PATIENCE;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) if Instant::now() < patience => sleep(LOOK_AGAIN),
+            Err(TryLockError::WouldBlock) => return Err(io::ErrorKind::TimedOut.into()),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+    }
+}
+
+/// Whole or not at all, also when the power goes: one who is given must not be given again.
+pub(super) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let aside = path.with_extension("new");
+    let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&aside)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&aside, path)?;
+    path.parent().map_or(Ok(()), |above| File::open(above)?.sync_all())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn nobody_is_given_twice() {
+        let home = tempfile::tempdir().unwrap();
+        let list = home.path().join("units/users.json");
+        let mut seen = BTreeSet::new();
+        // Counts that run into each other.
+        for first in [100, 103, 100, 102, 100, 100, 103, 101, 100, 500, 100] {
+            let user = take(&list, first, None).unwrap();
+            assert!(user >= first && seen.insert(user), "{user} from {first}: {seen:?}");
+        }
+        // Of all who ask at the same time, too.
+        let askers: Vec<_> = (0..8)
+            .map(|_| {
+                let list = list.clone();
+                std::thread::spawn(move || {
+                    (0..20).map(|_| take(&list, 100, None).unwrap()).collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        for asker in askers {
+            for user in asker.join().unwrap() {
+                assert!(seen.insert(user), "{user} twice");
+            }
+        }
+        assert_eq!(take(&list, END, None).unwrap_err().kind(), io::ErrorKind::Other);
+    }
+
+    #[test]
+    fn who_was_there_before_keeps_theirs() {
+        let home = tempfile::tempdir().unwrap();
+        let list = home.path().join("users.json");
+        assert_eq!(take(&list, 100, Some(104)).unwrap(), 104);
+        assert_eq!(take(&list, 100, Some(104)).unwrap(), 104);
+        assert_eq!(take(&list, 100, Some(90)).unwrap(), 90);
+        assert_eq!(take(&list, 100, Some(102)).unwrap(), 102);
+        assert_eq!(take(&list, 100, None).unwrap(), 105, "those before 104 may be somebody's");
+        assert_eq!(take(&list, 90, None).unwrap(), 91);
+    }
+
+    #[test]
+    fn a_list_that_makes_no_sense_gives_nobody() {
+        let home = tempfile::tempdir().unwrap();
+        let list = home.path().join("users.json");
+        for garbage in ["", "[]", "{\"100\": \"x\"}", "{\"a\": 5}"] {
+            fs::write(&list, garbage).unwrap();
+            let refused = take(&list, 100, None).unwrap_err().to_string();
+            assert!(
+                refused.starts_with("no user can be had from /") && refused.contains("users.json"),
+                "{refused}"
+            );
+            assert_eq!(fs::read_to_string(&list).unwrap(), garbage, "left for somebody to look at");
+        }
+    }
+}
