@@ -36,7 +36,7 @@ use crate::runtime::shutdown::Shutdown;
 use crate::store::election::Leadership;
 use crate::store::{Address, ZkTree};
 use crate::unit::site::Site;
-use crate::unit::units;
+use crate::unit::{problem, units};
 
 /// How often a store that is not there yet is looked for.
 const STORE_PAUSE: Duration = Duration::from_secs(1);
@@ -271,6 +271,7 @@ impl MachineAgent {
 
 /// Runs the machine's units for as long as we hold the machine. What stops them does not stop the firewall.
 async fn tend_units(tree: &ZkTree, site: &Site, mut held: watch::Receiver<Progress>) {
+    let mut said = String::new();
     while held.wait_for(|progress| progress.leading).await.is_ok() {
         let (stop, stopped) = watch::channel(false);
         let mut running = std::pin::pin!(units::run(tree, site, stopped));
@@ -287,7 +288,13 @@ async fn tend_units(tree: &ZkTree, site: &Site, mut held: watch::Receiver<Progre
             }
         };
         if let Err(error) = ended {
-            error!("units are not looked after: {:#}", anyhow::Error::new(error));
+            let problem = format!("units are not looked after: {:#}", anyhow::Error::new(error));
+            problem::tell(tree, site, Some(&problem)).await;
+            // It is tried again and again, and said once.
+            if problem != said {
+                error!("{problem}");
+                said = problem;
+            }
             tokio::time::sleep(STORE_PAUSE).await;
         }
     }

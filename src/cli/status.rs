@@ -292,9 +292,10 @@ mod tests {
                 rest: Map::new(),
             };
             let said = [Ok(Some(report(n, &["0.0.0.0/0", "::/0"]).to_bytes())), Ok(None)];
-            snapshot
-                .machines
-                .insert(MachineId::new(n), SeenMachine { record: Ok(record), agent: Presence::Never, said });
+            snapshot.machines.insert(
+                MachineId::new(n),
+                SeenMachine { record: Ok(record), agent: Presence::Never, said, problem: None },
+            );
         }
         snapshot
     }

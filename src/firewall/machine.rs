@@ -300,6 +300,7 @@ impl<T: Tree> Feeds<T> {
     async fn event(&mut self) -> Result<(), tree::Error> {
         let ours = [
             paths::machine_agent(self.machine),
+            paths::machine_problem(self.machine),
             paths::machine_firewall(self.machine),
             paths::machine_firewall_log(self.machine),
         ];

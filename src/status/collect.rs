@@ -19,12 +19,12 @@ pub async fn collect<T: Tree>(tree: &T) -> Result<Snapshot, Error> {
     let services = ids(lists.next(), ServiceId::from_key, &paths::services())?;
     let machines = ids(lists.next(), MachineId::from_key, &paths::machines())?;
 
-    let mut reads = Vec::with_capacity(2 * services.len() + 4 * units.len() + 5 * machines.len());
+    let mut reads = Vec::with_capacity(2 * services.len() + 4 * units.len() + 6 * machines.len());
     reads.extend(services.iter().flat_map(|&id| [paths::service(id), paths::exposed(id)]));
     reads.extend(machines.iter().flat_map(|&id| {
         let said = [paths::firewall_report(id), paths::machine_firewall(id)];
         let own = [paths::machine(id), paths::machine_agent(id), paths::machine_started(id)];
-        own.into_iter().chain(said)
+        own.into_iter().chain(said).chain([paths::machine_problem(id)])
     }));
     // And last: one that is still there had its service and its machine when those were read.
     reads.extend(units.iter().flat_map(|&id| {
@@ -45,11 +45,14 @@ pub async fn collect<T: Tree>(tree: &T) -> Result<Snapshot, Error> {
     for id in machines {
         let (record, agent, started) = (node(), node(), node());
         let said = [node(), node()].map(|node| node.map(|node| node.map(|node| node.data)));
+        let problem = node();
         if let Some(record) = read(record, |data| records::Machine::parse(&paths::machine(id), data)) {
-            snapshot.machines.insert(
-                id,
-                SeenMachine { record, agent: presence(is_there(&agent), is_there(&started)), said },
-            );
+            let agent = presence(is_there(&agent), is_there(&started));
+            let said_of_units =
+                read(problem, |data| records::parse_machine_problem(&paths::machine_problem(id), data));
+            // What it says may be of no use to anybody, but that it says something is.
+            let problem = said_of_units.and_then(|said| said.unwrap_or_else(Some));
+            snapshot.machines.insert(id, SeenMachine { record, agent, said, problem });
         }
     }
     for id in units {

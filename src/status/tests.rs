@@ -60,7 +60,7 @@ fn machine(instance: Option<&str>, address: Option<&str>, here: bool) -> SeenMac
         rest: rest(if instance.is_some() { json!({"instance-state": "running"}) } else { json!({}) }),
     };
     let agent = if here { Presence::Here } else { Presence::Never };
-    SeenMachine { record: Ok(record), agent, said: [Ok(None), Ok(None)] }
+    SeenMachine { record: Ok(record), agent, said: [Ok(None), Ok(None)], problem: None }
 }
 
 fn by_number<I: Ord, S>(make: impl Fn(u32) -> I, seen: impl IntoIterator<Item = S>) -> BTreeMap<I, S> {

@@ -57,6 +57,8 @@ pub struct SeenMachine {
     pub agent: Presence,
     /// What was reported of its firewall, by a controller and by the machine itself, as it is in the tree.
     pub said: [Held<Option<Vec<u8>>>; 2],
+    /// What keeps its agent from looking after its units, in its own words.
+    pub problem: Option<String>,
 }
 
 /// Whether a machine's agent is there.
@@ -180,7 +182,7 @@ impl Scope {
 impl View {
     pub fn new(snapshot: &Snapshot, scope: &Scope) -> Self {
         let machine = |(id, seen): (&MachineId, &SeenMachine)| {
-            let problem = snapshot.notes.machines.get(id).cloned();
+            let problem = machine_problem(snapshot.notes.machines.get(id), seen);
             let heard = snapshot.heard.get(id).and_then(|heard| heard.as_ref().ok());
             (*id, Machine { state: machine_state(seen, heard), problem })
         };
@@ -320,6 +322,13 @@ fn machine_life(agent: Presence, heard: Option<&Heard>) -> &'static str {
         (_, Presence::Here) => "running",
         (_, Presence::Never) => "not-started",
     }
+}
+
+/// Of an agent that is gone nobody knows what would keep it.
+fn machine_problem(firewall: Option<&String>, seen: &SeenMachine) -> Option<String> {
+    let own = seen.problem.as_ref().filter(|_| seen.agent == Presence::Here);
+    let all: Vec<&str> = firewall.into_iter().chain(own).map(String::as_str).collect();
+    (!all.is_empty()).then(|| all.join("; "))
 }
 
 fn machine_state(seen: &SeenMachine, heard: Option<&Heard>) -> MachineState {

@@ -95,6 +95,11 @@ impl Roles {
         self.acl(Rights::READ, &[(machine, Rights::READ | Rights::WRITE | Rights::CREATE)])
     }
 
+    /// What keeps a machine from looking after its units.
+    pub fn machine_problem(&self, machine: &Identity) -> Acl {
+        self.acl(Rights::READ, &[(machine, Rights::READ | Rights::WRITE)])
+    }
+
     /// Where the machine's heartbeats may go.
     pub fn machine_trackers(&self, machine: &Identity) -> Acl {
         self.acl(Rights::READ | Rights::WRITE, &[(machine, Rights::READ)])

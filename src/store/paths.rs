@@ -282,6 +282,11 @@ pub fn machine_trackers(id: MachineId) -> NodePath {
     machine(id).child("trackers")
 }
 
+/// What keeps the machine from looking after its units, in its own words; empty if nothing does.
+pub fn machine_problem(id: MachineId) -> NodePath {
+    machine(id).child("problem")
+}
+
 pub fn machine_credentials(id: MachineId) -> NodePath {
     machine(id).child("credentials")
 }
@@ -350,6 +355,7 @@ mod tests {
             (unit_state(UnitId::new(2)), "/units/unit-0000000002/state"),
             (unit_credentials(UnitId::new(2)), "/units/unit-0000000002/credentials"),
             (machine_agent(MachineId::new(0)), "/machines/machine-0000000000/agent"),
+            (machine_problem(MachineId::new(0)), "/machines/machine-0000000000/problem"),
             (machine_credentials(MachineId::new(0)), "/machines/machine-0000000000/credentials"),
             (
                 machine_unit(MachineId::new(0), UnitId::new(2)),

@@ -293,6 +293,27 @@ pub fn exposed_to_bytes(sources: &[Cidr]) -> Vec<u8> {
     flag.to_string().into_bytes()
 }
 
+/// The most characters of a machine's own words that are shown.
+const MAX_PROBLEM_CHARS: usize = 1000;
+
+/// What a machine says that keeps it from looking after its units; `None` if nothing does.
+///
+/// # Errors
+/// [`Error::Corrupt`], naming `path`.
+pub fn parse_machine_problem(path: &NodePath, data: &[u8]) -> Result<Option<String>, Error> {
+    if data.is_empty() {
+        return Ok(None);
+    }
+    let shown = |text: &str| {
+        Ok::<_, String>(text.chars().filter(|c| !c.is_control()).take(MAX_PROBLEM_CHARS).collect())
+    };
+    Fields::parse(path, data)?.required("problem", shown).map(Some)
+}
+
+pub fn machine_problem_to_bytes(problem: Option<&str>) -> Vec<u8> {
+    problem.map_or_else(Vec::new, |problem| json!({"problem": problem}).to_string().into_bytes())
+}
+
 /// What a unit's `state` znode says to those who only look on; the rest is between the unit's agent and itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitState {

@@ -10,6 +10,7 @@ pub mod hook;
 mod leftover;
 pub mod output;
 pub mod pack;
+pub mod problem;
 pub mod resolve;
 pub mod site;
 pub mod units;

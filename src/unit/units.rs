@@ -15,6 +15,7 @@ use tracing::{info, warn};
 
 use super::agent::{Order, tend};
 use super::cgroup;
+use super::problem;
 use super::site::Site;
 use crate::model::UnitId;
 use crate::store::paths;
@@ -46,6 +47,7 @@ pub enum Error {
 /// See [`Error`]; the failures of the store only if no waiting cures them.
 pub async fn run<T: Tree>(tree: &T, site: &Site, mut stop: watch::Receiver<bool>) -> Result<(), Error> {
     let Some(_lock) = lock(site, &mut stop).await? else { return Ok(()) };
+    problem::tell(tree, site, None).await;
     if let Err(error) = cgroup::check() {
         // Said once, here, since every hook would have the same to say.
         warn!(%error, "no control groups: what a hook leaves running and forgets its environment outlives its unit");

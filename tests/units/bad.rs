@@ -351,3 +351,25 @@ pub(crate) fn what_never_holds_still_ends_with_its_unit(site: &Site) {
     assert_eq!(held_by.read(&mut said).map_err(|error| error.kind()), Ok(0), "nobody is left to hold it");
     agent.ends();
 }
+
+/// What keeps an agent from all of its units is shown where one looks for them, and goes when it is put right.
+pub(crate) fn units_without_a_place_are_a_problem(site: &Site) {
+    let world = World::new(site);
+    let operator = &world.operator;
+    fs::write(world.units_dir(), "in the way").unwrap();
+    let agent = world.agent(&[]);
+    world.deploy(&world.charm("patient", &[]), "patient");
+    let problem = || operator.status()["machines"]["0"]["problem"].as_str().map(str::to_owned);
+    let said = wait_for("a problem", DEADLINE, problem);
+    let place = world.units_dir().display().to_string();
+    assert_eq!(
+        said,
+        format!("units are not looked after: cannot use {place} for units: File exists (os error 17)")
+    );
+    assert_eq!(world.unit("patient/0")["agent-state"], "pending");
+    fs::remove_file(world.units_dir()).unwrap();
+    world.becomes("patient/0", "started");
+    wait_for("no problem", DEADLINE, || problem().is_none().then_some(()));
+    assert_eq!(agent.said().matches("units are not looked after").count(), 1, "{}", agent.said());
+    agent.ends();
+}

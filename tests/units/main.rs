@@ -30,8 +30,8 @@ use bad::{
     a_full_disk_keeps_no_hook_from_being_ended, a_gigabyte_of_output_is_a_megabyte_of_log,
     bad_hooks_are_clear_states_and_nobody_elses_trouble, directories_without_end_go_with_their_unit,
     hooks_that_kill_their_machines_agent, removed_in_the_middle_of_a_hook,
-    what_forgets_where_it_came_from_ends_with_its_unit, what_never_holds_still_ends_with_its_unit,
-    where_there_are_no_groups_it_is_said,
+    units_without_a_place_are_a_problem, what_forgets_where_it_came_from_ends_with_its_unit,
+    what_never_holds_still_ends_with_its_unit, where_there_are_no_groups_it_is_said,
 };
 use guards::{
     a_hook_gets_at_nothing_of_another_environment, a_hook_gets_at_nothing_of_another_machine,
@@ -66,6 +66,7 @@ const BAD: &[Scenario] = scenarios![
     what_forgets_where_it_came_from_ends_with_its_unit,
     what_never_holds_still_ends_with_its_unit,
     where_there_are_no_groups_it_is_said,
+    units_without_a_place_are_a_problem,
 ];
 
 #[test]
