@@ -6,6 +6,7 @@ mod agent;
 mod cgroup;
 pub mod charm;
 pub mod directory;
+mod ground;
 pub mod hook;
 mod leftover;
 pub mod output;

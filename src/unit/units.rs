@@ -2,28 +2,23 @@
 //! more. Which hook is due is each agent's own affair.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions, Permissions, TryLockError};
 use std::io;
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
 use super::agent::{Order, tend};
 use super::cgroup;
+use super::ground;
 use super::problem;
 use super::site::Site;
 use crate::model::UnitId;
 use crate::store::paths;
 use crate::store::tree::{self, Feed as _, Tree};
-
-/// How long another process may take to let go of the units' directory: one that was just asked to end, say.
-const PREDECESSOR: Duration = Duration::from_secs(20);
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// How long after a failure of the store the next attempt is made.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -46,8 +41,9 @@ pub enum Error {
 /// # Errors
 /// See [`Error`]; the failures of the store only if no waiting cures them.
 pub async fn run<T: Tree>(tree: &T, site: &Site, mut stop: watch::Receiver<bool>) -> Result<(), Error> {
-    let Some(_lock) = lock(site, &mut stop).await? else { return Ok(()) };
-    problem::tell(tree, site, None).await;
+    let Some(ground) = ground::take(site, &mut stop).await? else { return Ok(()) };
+    let site = &ground.site;
+    problem::tell(tree, site, ground.problem.as_deref()).await;
     if let Err(error) = cgroup::check() {
         // Said once, here, since every hook would have the same to say.
         warn!(%error, "no control groups: what a hook leaves running and forgets its environment outlives its unit");
@@ -152,30 +148,4 @@ async fn look<T: Tree>(
     let listed = names.iter().filter_map(|name| UnitId::from_key(name).ok());
     wanted.extend(listed.map(|id| (id, Order::Live)));
     Ok(wanted)
-}
-
-/// The directory of the units, held for as long as the file is open. `None` if we are asked to stop first.
-async fn lock(site: &Site, stop: &mut watch::Receiver<bool>) -> Result<Option<File>, Error> {
-    let shown = || site.directory.display().to_string();
-    let failed = |source| Error::Directory { directory: shown(), source };
-    std::fs::DirBuilder::new().recursive(true).create(&site.directory).map_err(failed)?;
-    let path = site.directory.join("lock");
-    let mut options = OpenOptions::new();
-    // Who can open it can hold it, and keep the next agent from its units.
-    options.create(true).truncate(false).write(true).mode(0o600);
-    let file = options.open(path).map_err(failed)?;
-    file.set_permissions(Permissions::from_mode(0o600)).map_err(failed)?;
-    let patience = Instant::now() + PREDECESSOR;
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(Some(file)),
-            Err(TryLockError::Error(error)) => return Err(failed(error)),
-            Err(TryLockError::WouldBlock) if Instant::now() >= patience => return Err(Error::Held(shown())),
-            Err(TryLockError::WouldBlock) => {}
-        }
-        tokio::select! {
-            () = sleep(LOOK_AGAIN) => {}
-            _ = stop.wait_for(|stop| *stop) => return Ok(None),
-        }
-    }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::harness::scenario::Site;
 use crate::harness::wait_for;
+use crate::harness::wire::{Client, Create};
 use crate::operator::fixture_charm;
 use crate::world::{DEADLINE, DIG, World, is_alive};
 
@@ -211,4 +212,52 @@ pub(crate) fn units_are_handed_over_to_users_of_their_own(site: &Site) {
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
     assert!(!is_alive(&left));
     agent.ends();
+}
+
+/// The same name, the same machine, the same numbers, and the same directory: and yet not the same units.
+pub(crate) fn an_environment_made_anew_leaves_anothers_units_alone(site: &Site) {
+    let beside = Site { chroot: format!("{}-anew", site.chroot), ..site.clone() };
+    Client::connect(site.addr).create(&beside.chroot, b"", Create::Persistent);
+    let old = World::new(site);
+    let agent = old.agent(&[]);
+    old.deploy(&old.charm("old", &[("start", "setsid sleep 1000 & echo $! >left")]), "web");
+    old.becomes("web/0", "started");
+    let left = fs::read_to_string(old.charm_dir("web/0").join("left")).unwrap();
+    agent.ends();
+
+    let new = World::new(&beside).on_the_host_of(&old).with_units_in(old.units_dir());
+    new.deploy(&new.charm("new", &[]), "web");
+    let agent = new.agent(&[]);
+    // As if it were alone: from the start, with its own charm.
+    new.becomes("web/0", "started");
+    new.runs("new", &["install", "start"]);
+    let problem = new.operator.status()["machines"]["0"]["problem"].as_str().unwrap().to_owned();
+    assert_eq!(
+        problem,
+        format!(
+            "{} has files of units of another environment or machine (1); they are left as they are, and so is what they run",
+            old.units_dir().display()
+        )
+    );
+    // The old one is looked after at the same time, and finds everything as it was.
+    let olds = old.agent(&[]);
+    old.becomes("web/0", "started");
+    assert_eq!(old.operator.status()["machines"]["0"].get("problem"), None);
+    new.operator.does(&["destroy-service", "web"]);
+    new.runs("new", &["install", "start", "stop"]);
+    let own = fs::read_dir(old.units_dir()).unwrap().map(|entry| entry.unwrap());
+    let own =
+        own.into_iter().find(|entry| entry.file_name().to_string_lossy().starts_with("of-")).unwrap().path();
+    wait_for("an end of the new one", DEADLINE, || {
+        fs::read_dir(own.join("runs")).unwrap().next().is_none().then_some(())
+    });
+    agent.ends();
+    assert!(is_alive(&left) && old.is_here("web/0"));
+    assert_eq!(old.ran("old"), ["install", "start"]);
+    // It is still its own to stop.
+    old.operator.does(&["destroy-service", "web"]);
+    old.runs("old", &["install", "start", "stop"]);
+    wait_for("a machine without units", DEADLINE, || old.is_cleared_away().then_some(()));
+    assert!(!is_alive(&left));
+    olds.ends();
 }

@@ -38,8 +38,9 @@ use guards::{
     a_hook_gets_at_nothing_that_is_not_its_own, secrets_are_in_their_files_and_nowhere_else,
 };
 use life::{
-    agents_that_are_killed_do_everything_once, charms_do_what_they_say, errors_are_resolved,
-    last_words_are_heard, units_are_handed_over_to_users_of_their_own,
+    agents_that_are_killed_do_everything_once, an_environment_made_anew_leaves_anothers_units_alone,
+    charms_do_what_they_say, errors_are_resolved, last_words_are_heard,
+    units_are_handed_over_to_users_of_their_own,
 };
 
 const LIFE_AND_GUARDS: &[Scenario] = scenarios![
@@ -48,6 +49,7 @@ const LIFE_AND_GUARDS: &[Scenario] = scenarios![
     agents_that_are_killed_do_everything_once,
     last_words_are_heard,
     units_are_handed_over_to_users_of_their_own,
+    an_environment_made_anew_leaves_anothers_units_alone,
     a_hook_gets_at_nothing_that_is_not_its_own,
     a_hook_gets_at_nothing_of_another_machine,
     a_hook_gets_at_nothing_of_another_environment,

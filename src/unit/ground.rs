@@ -1,0 +1,143 @@
+//! The directory that a machine's units have their files in: held by one agent at a time, and marked as this machine's of this
+//! environment. Numbers of units say nothing by themselves: an environment that was made anew under the same name counts
+//! from the start again, and would take another's files for its own, go on with its hooks, or end it. So what another has
+//! left is left as it is, and units have a directory of their own within it.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::time::Duration;
+
+use sha2::{Digest as _, Sha256};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+use tracing::warn;
+
+use super::site::{HookUser, Site};
+use super::units::Error;
+use super::users;
+
+/// How long another process may take to let go of the directory: one that was just asked to end, say.
+const PREDECESSOR: Duration = Duration::from_secs(20);
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Whose the directory is. The machine's identity is drawn when the machine is made and never changes, so it tells both
+/// the machine and the environment from all others. It is a hash, and no secret.
+const OWNER: &str = "owner";
+const MAX_OWNER_BYTES: u64 = 1024;
+
+/// A directory that is ours for as long as this is there.
+#[derive(Debug)]
+pub(super) struct Ground {
+    /// The site, with the directory that it really has.
+    pub(super) site: Site,
+    /// What the operator should know about it.
+    pub(super) problem: Option<String>,
+    _lock: File,
+}
+
+/// Waits for the directory; `None` if we are asked to stop first.
+///
+/// # Errors
+/// [`Error::Held`] and [`Error::Directory`].
+pub(super) async fn take(site: &Site, stop: &mut watch::Receiver<bool>) -> Result<Option<Ground>, Error> {
+    let failed = |source| Error::Directory { directory: site.directory.display().to_string(), source };
+    let patience = Instant::now() + PREDECESSOR;
+    DirBuilder::new().recursive(true).create(&site.directory).map_err(failed)?;
+    loop {
+        // Before it is held: another's agent may well be at work there.
+        let found = match whose(site).map_err(failed)? {
+            Whose::Anothers => beside(site).map_err(failed)?,
+            Whose::Ours => (site.clone(), None),
+        };
+        let (site, problem) = found;
+        let directory = |source| Error::Directory { directory: site.directory.display().to_string(), source };
+        match lock(&site.directory).map_err(directory)? {
+            Some(lock) => {
+                // It may have become another's in between.
+                if matches!(whose(&site).map_err(directory)?, Whose::Ours) {
+                    mark(&site).map_err(directory)?;
+                    return Ok(Some(Ground { site, problem, _lock: lock }));
+                }
+            }
+            None if Instant::now() >= patience => {
+                return Err(Error::Held(site.directory.display().to_string()));
+            }
+            None => {}
+        }
+        tokio::select! {
+            () = sleep(LOOK_AGAIN) => {}
+            _ = stop.wait_for(|stop| *stop) => return Ok(None),
+        }
+    }
+}
+
+enum Whose {
+    /// Also if nobody has said so yet.
+    Ours,
+    Anothers,
+}
+
+fn whose(site: &Site) -> io::Result<Whose> {
+    let mut found = String::new();
+    match File::open(site.directory.join(OWNER)) {
+        Ok(file) => file.take(MAX_OWNER_BYTES).read_to_string(&mut found)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Whose::Ours),
+        Err(error) => return Err(error),
+    };
+    let ours = found.trim_end() == site.identity.as_str();
+    // Where nothing is left of another there is nothing to spare; unless we have a place already.
+    let empty = || Ok::<_, io::Error>(site.residents()?.is_empty() && !own_directory(site).exists());
+    Ok(if ours || empty()? { Whose::Ours } else { Whose::Anothers })
+}
+
+fn mark(site: &Site) -> io::Result<()> {
+    let (path, text) = (site.directory.join(OWNER), format!("{}\n", site.identity.as_str()));
+    if fs::read(&path).is_ok_and(|found| found == text.as_bytes()) {
+        return Ok(());
+    }
+    users::write(&path, text.as_bytes())
+}
+
+fn own_directory(site: &Site) -> std::path::PathBuf {
+    let digest = Sha256::digest(site.identity.as_str());
+    let hash = digest.iter().take(6).fold(0, |hash: u64, byte| hash << 8 | u64::from(*byte));
+    site.directory.join(format!("of-{hash:012x}"))
+}
+
+/// A place of our own within another's directory, and what to say about that.
+fn beside(site: &Site) -> io::Result<(Site, Option<String>)> {
+    let ours = Site { directory: own_directory(site), ..site.clone() };
+    DirBuilder::new().recursive(true).create(&ours.directory)?;
+    if site.user != HookUser::Agents {
+        let above = fs::metadata(&site.directory)?.permissions().mode() & 0o7777;
+        fs::set_permissions(&site.directory, Permissions::from_mode(above | 0o011))?;
+    }
+    let units = site.residents()?.len();
+    let problem = (units > 0).then(|| {
+        format!(
+            "{} has files of units of another environment or machine ({units}); they are left as they are, and so is \
+             what they run",
+            site.directory.display()
+        )
+    });
+    if let Some(problem) = &problem {
+        warn!(ours = %ours.directory.display(), "{problem}");
+    }
+    Ok((ours, problem))
+}
+
+/// `None` if somebody else holds it.
+fn lock(directory: &Path) -> io::Result<Option<File>> {
+    let mut options = OpenOptions::new();
+    // Who can open it can hold it, and keep the next agent from its units.
+    options.create(true).truncate(false).write(true).mode(0o600);
+    let file = options.open(directory.join("lock"))?;
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
