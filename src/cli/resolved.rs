@@ -6,6 +6,7 @@ use super::failure::typed;
 use super::output;
 use super::settings::Globals;
 use crate::model::UnitName;
+use crate::store::{self, paths};
 use crate::unit::resolve::resolve;
 use crate::unit::workflow::Resolution;
 
@@ -23,8 +24,15 @@ pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
     let resolution = if args.retry { Resolution::Retry } else { Resolution::Skip };
     let failure = globals
         .in_environment(async |_, environment| {
-            let (id, _) = environment.unit(&name).await?;
-            Ok(resolve(environment.tree(), id, resolution).await?)
+            let state = match environment.unit(&name).await {
+                Ok((id, _)) => paths::unit_state(id),
+                // It may have been removed, and have failed to stop.
+                Err(gone @ store::Error::UnitNotFound(_)) => {
+                    environment.stopping(&name).await?.ok_or(gone)?
+                }
+                Err(error) => return Err(error.into()),
+            };
+            Ok(resolve(environment.tree(), &state, resolution).await?)
         })
         .await?;
     let hook = failure.hook;

@@ -19,12 +19,12 @@ pub async fn collect<T: Tree>(tree: &T) -> Result<Snapshot, Error> {
     let services = ids(lists.next(), ServiceId::from_key, &paths::services())?;
     let machines = ids(lists.next(), MachineId::from_key, &paths::machines())?;
 
-    let mut reads = Vec::with_capacity(2 * services.len() + 4 * units.len() + 6 * machines.len());
+    let mut reads = Vec::with_capacity(2 * services.len() + 4 * units.len() + 7 * machines.len());
     reads.extend(services.iter().flat_map(|&id| [paths::service(id), paths::exposed(id)]));
     reads.extend(machines.iter().flat_map(|&id| {
         let said = [paths::firewall_report(id), paths::machine_firewall(id)];
         let own = [paths::machine(id), paths::machine_agent(id), paths::machine_started(id)];
-        own.into_iter().chain(said).chain([paths::machine_problem(id)])
+        own.into_iter().chain(said).chain([paths::machine_problem(id), paths::machine_stopping(id)])
     }));
     // And last: one that is still there had its service and its machine when those were read.
     reads.extend(units.iter().flat_map(|&id| {
@@ -42,10 +42,14 @@ pub async fn collect<T: Tree>(tree: &T) -> Result<Snapshot, Error> {
             snapshot.services.insert(id, SeenService { record, exposed });
         }
     }
+    let mut stopping = Vec::new();
     for id in machines {
         let (record, agent, started) = (node(), node(), node());
         let said = [node(), node()].map(|node| node.map(|node| node.map(|node| node.data)));
-        let problem = node();
+        let (problem, stopped) = (node(), node());
+        if matches!(&stopped, Ok(Some(list)) if list.children > 0) {
+            stopping.push(id);
+        }
         if let Some(record) = read(record, |data| records::Machine::parse(&paths::machine(id), data)) {
             let agent = presence(is_there(&agent), is_there(&started));
             let said_of_units =
@@ -62,6 +66,11 @@ pub async fn collect<T: Tree>(tree: &T) -> Result<Snapshot, Error> {
             let ports = ports.and_then(|ports| open_ports(id, ports));
             snapshot.units.insert(id, SeenUnit { record, ports, state, agent: is_there(&agent) });
         }
+    }
+    // Mostly there are none, and nothing more is read.
+    if !stopping.is_empty() {
+        let said = store::stopping::stopping(tree, &stopping).await?.into_iter();
+        snapshot.stopping = said.map(|(machine, unit, said)| (unit, (machine, said))).collect();
     }
     add_lost_names(tree, &mut snapshot).await?;
     Ok(snapshot)

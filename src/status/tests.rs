@@ -11,6 +11,7 @@ use super::view::{Heard, MachineState, Presence, SeenMachine, SeenService, SeenU
 use super::{Scope, Snapshot, View};
 use crate::model::{MachineId, PortRange, Protocol, ServiceId, UnitId};
 use crate::store::records;
+use crate::store::stopping::Stopping;
 
 fn rest(value: Value) -> Map<String, Value> {
     match value {
@@ -291,5 +292,42 @@ fn a_machine_that_is_gone_is_told_from_one_that_never_came() {
         let view = View::new(&snapshot, &Scope::default());
         let MachineState::Provisioned { agent_state, .. } = view.machines[&id].state else { panic!() };
         assert_eq!(agent_state, state, "{agent:?}, {health:?}");
+    }
+}
+
+#[test]
+fn a_unit_that_could_not_stop_is_shown_whatever_became_of_its_service() {
+    let said = |name: &str| {
+        let failure = Some(("stop hook: exit code 1".to_owned(), vec!["no".to_owned()]));
+        let state = records::UnitState { label: "stop-error".to_owned(), failure };
+        Ok(Stopping { name: name.parse().unwrap(), state })
+    };
+    let mut snapshot = whole();
+    // Machine 0's agent is here, machine 1's never was.
+    for (id, machine, said) in
+        [(90, 0, said("mysql/7")), (91, 1, said("gone/0")), (92, 0, Err("garbage".to_owned()))]
+    {
+        snapshot.stopping.insert(UnitId::new(id), (MachineId::new(machine), said));
+    }
+    let view = View::new(&snapshot, &Scope::default());
+    let mysql = &view.services["mysql"].units["mysql/7"];
+    assert_eq!((mysql.agent_state.as_deref(), mysql.machine), (Some("stop-error"), Some(MachineId::new(0))));
+    assert_eq!(mysql.failure.as_ref().unwrap().0, "stop hook: exit code 1");
+    assert_eq!(mysql.open_ports.is_some(), view.services["mysql"].exposed);
+    assert_eq!(view.services["gone"].units["gone/0"].agent_state.as_deref(), Some("down"));
+    assert_eq!(view.services["gone"].error, None);
+    assert_eq!(view.errors().into_iter().collect::<Vec<_>>(), ["garbage"]);
+}
+
+#[test]
+fn what_keeps_a_machine_from_its_units_is_said_while_it_is_there() {
+    for (agent, shown) in [(Presence::Here, Some("full; no room")), (Presence::Gone, Some("full"))] {
+        let id = MachineId::new(0);
+        let seen =
+            SeenMachine { agent, problem: Some("no room".to_owned()), ..machine(Some("i-1"), None, true) };
+        let mut snapshot = Snapshot { machines: [(id, seen)].into(), ..Snapshot::default() };
+        snapshot.notes.machines.insert(id, "full".to_owned());
+        let view = View::new(&snapshot, &Scope::default());
+        assert_eq!(view.machines[&id].problem.as_deref(), shown, "{agent:?}");
     }
 }

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use super::glob::Glob;
 use crate::model::{Cidr, MachineId, PortRange, ServiceId, UnitId};
 use crate::store::records;
+use crate::store::stopping::Stopping;
 
 /// A record, or what is wrong with the znode that should hold it; the text names the znode.
 pub type Held<T> = Result<T, String>;
@@ -18,6 +19,8 @@ pub struct Snapshot {
     pub services: BTreeMap<ServiceId, SeenService>,
     pub units: BTreeMap<UnitId, SeenUnit>,
     pub machines: BTreeMap<MachineId, SeenMachine>,
+    /// Units that were removed and whose `stop` hook failed, as their machines say.
+    pub stopping: BTreeMap<UnitId, (MachineId, Held<Stopping>)>,
     /// Of machines that beat; from whoever hears them.
     pub heard: BTreeMap<MachineId, Held<Heard>>,
     /// Names of those whose record does not tell, from the index of names.
@@ -194,6 +197,9 @@ impl View {
         for (id, seen) in &snapshot.units {
             view.add_unit(snapshot, *id, seen);
         }
+        for (id, (machine, said)) in &snapshot.stopping {
+            view.add_stopping(snapshot, *id, *machine, said);
+        }
         scope.cut(&mut view);
         view
     }
@@ -219,6 +225,27 @@ impl View {
         let firewall = snapshot.notes.units.get(&id).cloned().unwrap_or_default();
         let unit = Unit { firewall, ..unit(snapshot, seen, service.exposed) };
         service.units.insert(name, unit);
+    }
+
+    /// One that is a unit no more, of a service that may be gone as well.
+    fn add_stopping(&mut self, snapshot: &Snapshot, id: UnitId, machine: MachineId, said: &Held<Stopping>) {
+        let said = said.as_ref();
+        let (service, name) = said.map_or_else(
+            |_| (id.key(), id.key()),
+            |said| (said.name.service().to_string(), said.name.to_string()),
+        );
+        let here = snapshot.machines.get(&machine).is_some_and(|seen| seen.agent == Presence::Here);
+        let service = self.services.entry(service).or_default();
+        let unit = Unit {
+            agent_state: said.ok().map(|said| agent_state(Some(&said.state.label), here)),
+            machine: snapshot.machines.contains_key(&machine).then_some(machine),
+            open_ports: service.exposed.then(Vec::new),
+            public_address: address(snapshot, machine),
+            firewall: Vec::new(),
+            failure: said.ok().and_then(|said| said.state.failure.clone()),
+            errors: said.err().cloned().into_iter().collect(),
+        };
+        service.units.entry(name).or_insert(unit);
     }
 
     /// The same without when machines last beat, which is something else every few seconds and no news.
@@ -279,10 +306,7 @@ fn unit(snapshot: &Snapshot, seen: &SeenUnit, exposed: bool) -> Unit {
     let mut errors = Vec::new();
     let record = seen.record.as_ref().map_err(|problem| errors.push(problem.clone())).ok();
     let machine = record.and_then(|record| record.machine).filter(|id| snapshot.machines.contains_key(id));
-    let public_address = machine
-        .and_then(|id| snapshot.machines.get(&id))
-        .and_then(|seen| seen.record.as_ref().ok())
-        .and_then(|record| record.addresses.first().cloned());
+    let public_address = machine.and_then(|id| address(snapshot, id));
     let open_ports = match &seen.ports {
         Ok(ports) => exposed.then(|| ports.clone()),
         Err(problem) => {
@@ -302,6 +326,10 @@ fn unit(snapshot: &Snapshot, seen: &SeenUnit, exposed: bool) -> Unit {
     let agent_state = readable.then(|| agent_state(state.map(|state| state.label.as_str()), seen.agent));
     let failure = state.and_then(|state| state.failure.clone());
     Unit { agent_state, machine, open_ports, public_address, firewall: Vec::new(), failure, errors }
+}
+
+fn address(snapshot: &Snapshot, machine: MachineId) -> Option<String> {
+    snapshot.machines.get(&machine)?.record.as_ref().ok()?.addresses.first().cloned()
 }
 
 /// The workflow state is what a unit's agent wrote last; with the agent gone nobody vouches for it.

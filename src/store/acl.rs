@@ -100,6 +100,11 @@ impl Roles {
         self.acl(Rights::READ, &[(machine, Rights::READ | Rights::WRITE)])
     }
 
+    /// The list of removed units whose `stop` hook failed. It is the machine's own to keep.
+    pub fn machine_stopping(&self, machine: &Identity) -> Acl {
+        self.acl(Rights::READ, &[(machine, Rights::READ | Rights::CREATE | Rights::DELETE)])
+    }
+
     /// Where the machine's heartbeats may go.
     pub fn machine_trackers(&self, machine: &Identity) -> Acl {
         self.acl(Rights::READ | Rights::WRITE, &[(machine, Rights::READ)])

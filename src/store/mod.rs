@@ -21,6 +21,7 @@ mod ports;
 pub mod records;
 mod retry;
 mod services;
+pub mod stopping;
 mod subtree;
 pub mod tree;
 mod units;

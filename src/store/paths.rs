@@ -282,6 +282,15 @@ pub fn machine_trackers(id: MachineId) -> NodePath {
     machine(id).child("trackers")
 }
 
+/// One child per unit that was removed and whose `stop` hook failed; written by the machine, and decided by the operator.
+pub fn machine_stopping(id: MachineId) -> NodePath {
+    machine(id).child("stopping")
+}
+
+pub fn machine_stopping_unit(id: MachineId, unit: UnitId) -> NodePath {
+    machine_stopping(id).child(&unit.key())
+}
+
 /// What keeps the machine from looking after its units, in its own words; empty if nothing does.
 pub fn machine_problem(id: MachineId) -> NodePath {
     machine(id).child("problem")
@@ -355,6 +364,10 @@ mod tests {
             (unit_state(UnitId::new(2)), "/units/unit-0000000002/state"),
             (unit_credentials(UnitId::new(2)), "/units/unit-0000000002/credentials"),
             (machine_agent(MachineId::new(0)), "/machines/machine-0000000000/agent"),
+            (
+                machine_stopping_unit(MachineId::new(0), UnitId::new(2)),
+                "/machines/machine-0000000000/stopping/unit-0000000002",
+            ),
             (machine_problem(MachineId::new(0)), "/machines/machine-0000000000/problem"),
             (machine_credentials(MachineId::new(0)), "/machines/machine-0000000000/credentials"),
             (

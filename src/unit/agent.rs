@@ -402,3 +402,4 @@ async fn off_thread<R: Send + 'static>(
 
 mod equip;
 mod retire;
+mod stopping;

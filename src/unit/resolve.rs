@@ -1,8 +1,9 @@
 //! An operator's decision about a hook that failed: written into the unit's state, where its agent finds it.
 
+use serde_json::Value;
+
 use super::workflow::{Failure, Resolution, State};
-use crate::model::UnitId;
-use crate::store::paths;
+use crate::store::paths::NodePath;
 use crate::store::tree::{self, Tree, Write};
 
 /// The agent and the operator hardly ever write at the same time.
@@ -20,14 +21,14 @@ pub enum Error {
     Tree(#[from] tree::Error),
 }
 
-/// Returns what was resolved. Doing it twice does no harm: it is about the failure that there is now.
+/// Decides about the failure in the state at `path`, and returns it. Doing it twice does no harm: it is about the failure
+/// that there is now.
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn resolve<T: Tree>(tree: &T, id: UnitId, resolution: Resolution) -> Result<Failure, Error> {
-    let path = paths::unit_state(id);
+pub async fn resolve<T: Tree>(tree: &T, path: &NodePath, resolution: Resolution) -> Result<Failure, Error> {
     for _ in 0..MAX_ATTEMPTS {
-        let node = match tree.get(&path).await {
+        let node = match tree.get(path).await {
             Ok(node) => node,
             Err(tree::Error::NoNode(_)) => return Err(Error::NothingFailed("pending".to_owned())),
             Err(error) => return Err(error.into()),
@@ -35,7 +36,10 @@ pub async fn resolve<T: Tree>(tree: &T, id: UnitId, resolution: Resolution) -> R
         let state =
             State::parse(&node.data).map_err(|problem| Error::Corrupt(format!("{path}: {problem}")))?;
         let Some(failure) = state.failure.clone() else { return Err(Error::NothingFailed(state.label())) };
-        let data = State { resolved: Some(resolution), ..state }.to_bytes();
+        // It is an object, or there would be no state; what else is in it is kept.
+        let mut value: Value = serde_json::from_slice(&node.data).unwrap_or_default();
+        value["resolved"] = resolution.name().into();
+        let data = value.to_string().into_bytes();
         let write = Write::SetIfVersion { path: path.clone(), data, version: node.version };
         match tree.write(vec![write]).await {
             Ok(()) => return Ok(failure),

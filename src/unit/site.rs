@@ -178,6 +178,11 @@ impl Home<'_> {
         self.runs_dir().join("name")
     }
 
+    /// There if the tree may still say that the unit's `stop` hook failed.
+    pub fn told(&self) -> PathBuf {
+        self.runs_dir().join("told")
+    }
+
     /// # Errors
     /// Those of the file system.
     pub fn make(&self, name: &UnitName) -> io::Result<()> {

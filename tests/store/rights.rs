@@ -216,6 +216,8 @@ pub(super) async fn a_machine_reports_on_itself(place: &impl Place) {
     let controller = place.connect(Some(&controller())).await;
     for (path, acl, writes) in [
         (paths::machine_firewall(here), roles().machine_firewall(&identity), true),
+        (paths::machine_problem(here), roles().machine_problem(&identity), true),
+        (paths::machine_stopping(here), roles().machine_stopping(&identity), false),
         (paths::machine_agent(here), roles().machine_agent(&identity), false),
     ] {
         agent.write(vec![Write::create(path.clone(), Vec::new(), acl)]).await.unwrap();
@@ -228,7 +230,12 @@ pub(super) async fn a_machine_reports_on_itself(place: &impl Place) {
     }
     let credential = environment.machine_credential(there).await.unwrap();
     let other = place.connect(Some(&credential)).await;
-    for path in [paths::machine_firewall(here), paths::machine_agent(here)] {
+    for path in [
+        paths::machine_firewall(here),
+        paths::machine_problem(here),
+        paths::machine_stopping(here),
+        paths::machine_agent(here),
+    ] {
         assert!(!may_read(&other, &path).await, "another machine reads {path}");
         assert!(!may_write(&other, boss, &path).await, "another machine writes {path}");
     }

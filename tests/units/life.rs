@@ -261,3 +261,67 @@ pub(crate) fn an_environment_made_anew_leaves_anothers_units_alone(site: &Site) 
     assert!(!is_alive(&left));
     olds.ends();
 }
+
+/// Removed, without ports and without processes, and still to be seen: until it stops, or nobody minds.
+pub(crate) fn a_unit_that_cannot_stop_waits_for_a_decision(site: &Site) {
+    let world = World::new(site);
+    let operator = &world.operator;
+    let mut agent = world.agent(&[]);
+    let start = "open-port 8080; setsid sleep 1000 & echo $! >left";
+    let stop = "echo 'so not'; [ -e let-go ] || exit 3";
+    let charm = world.charm("clinging", &[("start", start), ("stop", stop)]);
+    operator.does(&["deploy", &charm, "web", "-n", "3", "--to", "0"]);
+    operator.does(&["expose", "web"]);
+    for unit in ["web/0", "web/1", "web/2"] {
+        world.becomes(unit, "started");
+    }
+    let left = fs::read_to_string(world.charm_dir("web/0").join("left")).unwrap();
+    let stops = || world.ran("clinging").iter().filter(|hook| *hook == "stop").count();
+    let said = operator.does(&["remove-unit", "web/0"]);
+    assert_eq!(said.stderr, "Unit 'web/0' removed from service 'web'\n");
+    let unit = world.becomes("web/0", "stop-error");
+    assert_eq!(unit["hook-error"], "stop hook: exit code 3");
+    assert_eq!(unit["hook-output"], serde_json::json!(["so not"]));
+    assert_eq!((&unit["machine"], &unit["open-ports"]), (&serde_json::json!(0), &serde_json::json!([])));
+    assert!(!is_alive(&left), "ended all the same");
+    assert!(world.unit("web/1")["agent-state"] == "started" && world.is_here("web/0"));
+    operator.is_refused(&["remove-unit", "web/0"], 1, "Unit 'web/0' was not found");
+
+    // Known to the next agent as well, and not done again by it.
+    agent.kill9();
+    let mut agent = world.agent(&[]);
+    world.becomes("web/1", "started");
+    world.becomes("web/0", "stop-error");
+    assert_eq!(stops(), 1);
+    let said = operator.does(&["resolved", "--retry", "web/0"]);
+    assert_eq!(said.stderr, "Unit 'web/0' runs its stop hook again.\n");
+    wait_for("another try", DEADLINE, || (stops() == 2).then_some(()));
+    world.becomes("web/0", "stop-error");
+    fs::write(world.charm_dir("web/0").join("let-go"), "").unwrap();
+    // That it failed again may not have been told yet.
+    wait_for("an end of it", DEADLINE, || {
+        operator.juju(&["resolved", "--retry", "web/0"]);
+        (world.unit("web/0").is_null() && !world.is_here("web/0")).then_some(())
+    });
+    operator.is_refused(&["resolved", "web/0"], 1, "Unit 'web/0' was not found");
+    let before = stops();
+
+    // Also when its service is gone; and decided while nobody is there to hear it.
+    operator.does(&["destroy-service", "web"]);
+    world.becomes("web/1", "stop-error");
+    world.becomes("web/2", "stop-error");
+    agent.kill9();
+    let said = operator.does(&["resolved", "web/1"]);
+    assert_eq!(said.stderr, "Unit 'web/1' goes on without its stop hook.\n");
+    assert!(world.is_here("web/1"));
+    let mut agent = world.agent(&[]);
+    wait_for("an end of it", DEADLINE, || (!world.is_here("web/1")).then_some(()));
+    let shown = operator.status();
+    assert_eq!(shown["services"]["web"]["units"].as_object().unwrap().len(), 1, "{shown}");
+    world.becomes("web/2", "stop-error");
+    assert_eq!(stops(), before + 2);
+    // A machine that goes takes it along.
+    agent.kill9();
+    operator.does(&["terminate-machine", "0"]);
+    assert_eq!(operator.status()["services"], serde_json::json!({}));
+}

@@ -38,18 +38,22 @@ use guards::{
     a_hook_gets_at_nothing_that_is_not_its_own, secrets_are_in_their_files_and_nowhere_else,
 };
 use life::{
-    agents_that_are_killed_do_everything_once, an_environment_made_anew_leaves_anothers_units_alone,
-    charms_do_what_they_say, errors_are_resolved, last_words_are_heard,
-    units_are_handed_over_to_users_of_their_own,
+    a_unit_that_cannot_stop_waits_for_a_decision, agents_that_are_killed_do_everything_once,
+    an_environment_made_anew_leaves_anothers_units_alone, charms_do_what_they_say, errors_are_resolved,
+    last_words_are_heard, units_are_handed_over_to_users_of_their_own,
 };
 
-const LIFE_AND_GUARDS: &[Scenario] = scenarios![
+const LIFE: &[Scenario] = scenarios![
     charms_do_what_they_say,
     errors_are_resolved,
+    a_unit_that_cannot_stop_waits_for_a_decision,
     agents_that_are_killed_do_everything_once,
     last_words_are_heard,
     units_are_handed_over_to_users_of_their_own,
     an_environment_made_anew_leaves_anothers_units_alone,
+];
+
+const GUARDS: &[Scenario] = scenarios![
     a_hook_gets_at_nothing_that_is_not_its_own,
     a_hook_gets_at_nothing_of_another_machine,
     a_hook_gets_at_nothing_of_another_environment,
@@ -73,12 +77,22 @@ const BAD: &[Scenario] = scenarios![
 
 #[test]
 fn on_zookeeper() {
-    run(&Store::zookeeper(), LIFE_AND_GUARDS);
+    run(&Store::zookeeper(), LIFE);
 }
 
 #[test]
 fn on_the_keeper() {
-    run(&Store::keeper(), LIFE_AND_GUARDS);
+    run(&Store::keeper(), LIFE);
+}
+
+#[test]
+fn guards_on_zookeeper() {
+    run(&Store::zookeeper(), GUARDS);
+}
+
+#[test]
+fn guards_on_the_keeper() {
+    run(&Store::keeper(), GUARDS);
 }
 
 #[test]

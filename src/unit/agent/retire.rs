@@ -1,5 +1,5 @@
 //! The end of a unit: what is known of it here, now that the tree knows nothing any more, decides whether `stop` is due; its
-//! processes end, and its files go. A full disk holds none of that up.
+//! processes end, and its files go, unless that hook fails: then the operator decides first. A full disk holds none of that up.
 
 use tokio::time::sleep;
 use tracing::{info, warn};
@@ -19,11 +19,18 @@ impl<T: Tree> Agent<'_, T> {
         if let Some((mut state, name)) = known {
             loop {
                 match state.next(Wanted { exposed: false, gone: true }) {
+                    Step::Wait if state.failure.is_some() => {
+                        state.resolved = Some(self.decided(&name, &state).await?);
+                        continue;
+                    }
                     Step::Wait => break,
                     Step::Settle(next) | Step::Begin(next) => state = next,
                     Step::Resume(run) => {
                         let ended = self.last(&name, run).await?;
                         state = state.ended(run, &ended);
+                        if let Some(failure) = &state.failure {
+                            warn!(unit = %name, hook = %failure.hook, reason = %failure.reason, "hook failed");
+                        }
                     }
                 }
                 if let Err(error) = keep(&home, &state) {
@@ -31,20 +38,18 @@ impl<T: Tree> Agent<'_, T> {
                     warn!(unit = %name, %error, "unit's state not kept");
                 }
             }
-            match &state.failure {
-                Some(failure) => warn!(unit = %name, reason = %failure.reason, "stop hook failed"),
-                None if state.phase == Phase::Stopped => info!(unit = %name, "unit stopped"),
-                None => {}
+            if state.phase == Phase::Stopped {
+                info!(unit = %name, "unit stopped");
             }
         }
+        let (site, id) = (self.site.clone(), self.id);
+        let ended = off_thread(move || site.home(id).end_all()).await;
+        ended.map_err(disk("cannot end what the unit left running"))?;
+        // As long as there are files, somebody comes back to it.
+        self.untell_stopping().await?;
         let site = self.site.clone();
-        let id = self.id;
-        let cleared = off_thread(move || {
-            let home = site.home(id);
-            home.end_all()?;
-            home.remove()
-        });
-        cleared.await.map_err(disk("cannot clear the unit away"))?;
+        let cleared = off_thread(move || site.home(id).remove()).await;
+        cleared.map_err(disk("cannot clear the unit away"))?;
         info!(unit = %self.id, "unit cleared away");
         Ok(())
     }
