@@ -125,6 +125,7 @@ const PURE: &[&str] = &[
     "src/status/view.rs",
     "src/unit/charm.rs",
     "src/unit/pack.rs",
+    "src/unit/roll.rs",
     "src/unit/workflow.rs",
     "provider/src/ec2/naming.rs",
     "provider/src/ec2/permission.rs",

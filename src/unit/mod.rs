@@ -13,6 +13,7 @@ pub mod output;
 pub mod pack;
 pub mod problem;
 pub mod resolve;
+mod roll;
 pub mod site;
 pub mod units;
 mod users;

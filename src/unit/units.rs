@@ -1,7 +1,7 @@
 //! All units of a machine: one agent each for those on the machine's list, and an end for those that are not on it any
 //! more. Which hook is due is each agent's own affair.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::Duration;
 
@@ -15,8 +15,10 @@ use super::agent::{Order, tend};
 use super::cgroup;
 use super::ground;
 use super::problem;
+use super::roll::Missed;
 use super::site::Site;
 use crate::model::UnitId;
+use crate::runtime::reconcile::DOUBT;
 use crate::store::paths;
 use crate::store::tree::{self, Feed as _, Tree};
 
@@ -51,14 +53,12 @@ pub async fn run<T: Tree>(tree: &T, site: &Site, mut stop: watch::Receiver<bool>
     let mut agents = FuturesUnordered::new();
     let mut orders: BTreeMap<UnitId, watch::Sender<Order>> = BTreeMap::new();
     let mut feed = None;
+    let mut missed = Missed::new(DOUBT);
     loop {
         match look(tree, site, &mut feed).await {
-            Ok(mut wanted) => {
-                // One that was removed before it had anything here is as gone as any other.
-                for id in orders.keys() {
-                    wanted.entry(*id).or_insert(Order::Retire);
-                }
-                for (id, order) in wanted {
+            Ok((listed, residents)) => {
+                let given = orders.iter().map(|(id, told)| (*id, *told.borrow())).collect();
+                for (id, order) in missed.decide(&listed, residents, &given, Instant::now()) {
                     if let Some(told) = orders.get(&id) {
                         told.send_if_modified(|told| std::mem::replace(told, order) != order);
                     } else {
@@ -74,7 +74,12 @@ pub async fn run<T: Tree>(tree: &T, site: &Site, mut stop: watch::Receiver<bool>
             }
             Err(error) => return Err(error.into()),
         }
-        let pause = Instant::now() + if feed.is_some() { site.resync } else { PAUSE };
+        let mut pause = Instant::now() + if feed.is_some() { site.resync } else { PAUSE };
+        // A look that failed is nobody's second one.
+        if let Some((units, again)) = missed.in_doubt().filter(|_| feed.is_some()) {
+            warn!(units, "most units are gone from the list; looking again");
+            pause = pause.min(again);
+        }
         loop {
             let woken = tokio::select! {
                 lost = heard(&mut feed, pause) => Woken::Look { lost },
@@ -124,12 +129,12 @@ async fn heard<F: tree::Feed>(feed: &mut Option<F>, pause: Instant) -> bool {
     }
 }
 
-/// What is to become of every unit that is on the machine's list or has files here.
+/// The units that are on the machine's list, and those that have files here.
 async fn look<T: Tree>(
     tree: &T,
     site: &Site,
     feed: &mut Option<T::Feed>,
-) -> Result<BTreeMap<UnitId, Order>, tree::Error> {
+) -> Result<(BTreeSet<UnitId>, Vec<UnitId>), tree::Error> {
     let list = paths::machine_units(site.machine);
     if feed.is_none() {
         let mut fresh = tree.watch(&list).await?;
@@ -144,8 +149,9 @@ async fn look<T: Tree>(
         warn!(%error, "cannot look for units that were removed");
         Vec::new()
     });
-    let mut wanted: BTreeMap<UnitId, Order> = residents.into_iter().map(|id| (id, Order::Retire)).collect();
-    let listed = names.iter().filter_map(|name| UnitId::from_key(name).ok());
-    wanted.extend(listed.map(|id| (id, Order::Live)));
-    Ok(wanted)
+    Ok((names.iter().filter_map(|name| UnitId::from_key(name).ok()).collect(), residents))
 }
+
+#[cfg(test)]
+#[path = "units_tests.rs"]
+mod tests;

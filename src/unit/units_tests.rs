@@ -1,0 +1,104 @@
+//! A machine's list that is wrong for a moment, and one that is right.
+
+use super::*;
+use crate::model::MachineId;
+use crate::store::acl::Roles;
+use crate::store::tree::Write;
+use crate::store::{Credential, MemoryStore, MemoryTree};
+use crate::unit::site::HookUser;
+
+const UNITS: u32 = 4;
+
+struct World {
+    tree: MemoryTree,
+    site: Site,
+    _home: tempfile::TempDir,
+}
+
+impl World {
+    /// Units that have files here and are listed.
+    async fn new() -> Self {
+        let home = tempfile::tempdir().unwrap();
+        let operator = Credential::generate("operator").unwrap();
+        let roles = Roles { operator: operator.identity(), controller: operator.identity() };
+        let site = Site {
+            machine: MachineId::new(0),
+            identity: operator.identity(),
+            roles,
+            environment: "local".parse().unwrap(),
+            address: "127.0.0.1:1".parse().unwrap(),
+            directory: home.path().join("units"),
+            runner: "/nonexistent".into(),
+            path: String::new(),
+            user: HookUser::Agents,
+            users: home.path().join("users.json"),
+            limit: Duration::from_secs(1),
+            resync: Duration::from_secs(60),
+        };
+        for id in 0..UNITS {
+            std::fs::create_dir_all(site.directory.join("runs").join(UnitId::new(id).key())).unwrap();
+        }
+        let world = Self { tree: MemoryStore::default().connect(Some(&operator)), site, _home: home };
+        let machine = world.site.machine;
+        world.create([paths::machines(), paths::machine(machine), paths::machine_units(machine)]).await;
+        world.list(0..UNITS).await;
+        world
+    }
+
+    async fn create(&self, paths: impl IntoIterator<Item = paths::NodePath>) {
+        let acl = || self.site.roles.operators();
+        let writes = paths.into_iter().map(|path| Write::create(path, Vec::new(), acl())).collect();
+        self.tree.write(writes).await.unwrap();
+    }
+
+    async fn list(&self, ids: impl IntoIterator<Item = u32>) {
+        let machine = self.site.machine;
+        self.create(ids.into_iter().map(|id| paths::machine_unit(machine, UnitId::new(id)))).await;
+    }
+
+    async fn strike(&self, ids: impl IntoIterator<Item = u32>) {
+        let path = |id| paths::machine_unit(self.site.machine, UnitId::new(id));
+        let writes = ids.into_iter().map(|id| Write::Delete { path: path(id) }).collect();
+        self.tree.write(writes).await.unwrap();
+    }
+
+    fn here(&self) -> Vec<u32> {
+        self.site.residents().unwrap().into_iter().map(UnitId::number).collect()
+    }
+
+    /// Whoever ends units is in a thread of its own, which time that stands still does not wait for.
+    async fn until_here(&self, wanted: &[u32]) {
+        let patience = std::time::Instant::now() + Duration::from_secs(60);
+        while self.here() != wanted {
+            assert!(std::time::Instant::now() < patience, "{:?} instead of {wanted:?}", self.here());
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_is_wrong_for_a_moment_ends_nobody() {
+    let world = World::new().await;
+    let (stop, stopped) = watch::channel(false);
+    let life = async {
+        let all: Vec<u32> = (0..UNITS).collect();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        for _ in 0..3 {
+            world.strike(0..UNITS).await;
+            tokio::time::sleep(DOUBT / 2).await;
+            world.list(0..UNITS).await;
+            tokio::time::sleep(DOUBT * 2).await;
+        }
+        assert_eq!(world.here(), all);
+        world.strike([1]).await;
+        world.until_here(&[0, 2, 3]).await;
+        // And so are all, if they stay away.
+        world.strike([0, 2, 3]).await;
+        tokio::time::sleep(DOUBT / 2).await;
+        assert_eq!(world.here(), [0, 2, 3]);
+        world.until_here(&[]).await;
+        stop.send_replace(true);
+    };
+    let (ended, ()) = tokio::join!(run(&world.tree, &world.site, stopped), life);
+    ended.unwrap();
+}
