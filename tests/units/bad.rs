@@ -19,13 +19,16 @@ const MAX_AGENT_KB: u64 = 60 * 1024;
 const GIGABYTES_DEADLINE: Duration = Duration::from_secs(180);
 const LAST_WORD: &[u8; 6] = b"\nlate\n";
 
+/// Of the first unit alone.
+const SELF_CHANGE: &str = r#"[ "$JUJU_UNIT_NAME" != changing/0 ] || { chmod -x hooks/start; echo 'exit 1' >hooks/stop; touch "$CHARM_DIR/new"; }"#;
+
 pub(crate) fn bad_hooks_are_clear_states_and_nobody_elses_trouble(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&["--hook-timeout", "3"]);
     for (name, hooks, state, reason) in [
         ("hanging", &[("install", "sleep 1000")][..], "install-error", "ran for more than 3 s and was ended"),
         ("printing", &[("install", "yes & yes")], "install-error", "ran for more than 3 s and was ended"),
-        ("changing", &[("install", "chmod -x hooks/start")], "start-error", "is not executable"),
+        ("changing", &[("install", SELF_CHANGE)], "start-error", "is not executable"),
         ("emptying", &[("install", "rm -r hooks")], "started", ""),
         ("killing", &[("install", "kill -9 $PPID || exit 9")], "install-error", "exit code 9"),
         ("forking", &[("install", "setsid sleep 1000 & echo $! >left")], "started", ""),
@@ -40,6 +43,10 @@ pub(crate) fn bad_hooks_are_clear_states_and_nobody_elses_trouble(site: &Site) {
         assert!(said.contains(reason), "{name}: {unit}");
         world.operator.does(&["destroy-service", &good]);
     }
+    // What a unit changes is its own copy: the next one of the same charm has it as it was deployed.
+    world.operator.does(&["add-unit", "changing", "--to", "0"]);
+    world.becomes("changing/1", "started");
+    world.becomes("changing/0", "start-error");
     let left = fs::read_to_string(world.charm_dir("forking/0").join("left")).unwrap();
     assert!(is_alive(&left), "a hook may leave a process behind");
     let log = fs::metadata(world.units_dir().join("runs")).unwrap();

@@ -21,6 +21,9 @@ as() { unit=$1; shift; JUJU_UNIT_NAME=$unit "$@"; }
 mkdir -p pose/portcullis
 auth=$(sed 's/.*"auth":"\([^"]*\)".*/\1/' "$JUJU_CREDENTIALS")
 (umask 077; printf '{"zookeeper": "%s", "auth": "%s"}' "$JUJU_ZOOKEEPER" "$auth" >pose/portcullis/local.json)
+# A credentials file of its own making, that names whom it is given.
+forge() { (umask 077; printf '{"unit": "%s", "auth": "%s:%s"}' "$1" "$2" "${auth#*:}" >forged.json)
+  JUJU_UNIT_NAME=$1 JUJU_CREDENTIALS=$PWD/forged.json open-port "$3"; }
 posing() { XDG_CONFIG_HOME=$PWD/pose juju "$@"; }
 {
 try flag posing expose victim
@@ -31,6 +34,8 @@ try look posing status
 try own-port open-port 8080
 try own-credentials cat "$JUJU_CREDENTIALS"
 try other-name as victim/0 open-port 8081
+try other-ports forge victim/0 unit-0000000000 8081
+try own-ports forge thief/0 "${auth%%:*}" 8080
 try other-credentials cat "$(dirname "$(dirname "$JUJU_CREDENTIALS")")"/unit-0000000000/credentials.json
 try other-charm ls "$(dirname "$(dirname "$JUJU_CREDENTIALS")")"/unit-0000000000/charm
 try other-charm-change touch "$(dirname "$(dirname "$JUJU_CREDENTIALS")")"/unit-0000000000/charm/x
@@ -65,6 +70,8 @@ pub(crate) fn a_hook_gets_at_nothing_that_is_not_its_own(site: &Site) {
         ("own-credentials", true, ""),
         ("own-file", true, ""),
         ("other-name", false, "are those of thief/0, not of victim/0"),
+        ("other-ports", false, "does not allow this with these credentials"),
+        ("own-ports", true, ""),
         ("other-credentials", false, "Permission denied"),
         ("other-charm", false, "Permission denied"),
         ("other-charm-change", false, "Permission denied"),
