@@ -129,9 +129,10 @@ fn is_in_the_middle(step: &str) -> bool {
     step.starts_with("write RUNS/log") || (step.ends_with("/N.new") && !step.starts_with("rename"))
 }
 
-struct End<'a> {
-    over: &'a AtomicBool,
-    agent: &'a AtomicI32,
+/// Says that it is over and kills the agent, so that nobody waits for its next step.
+pub(crate) struct End<'a> {
+    pub(crate) over: &'a AtomicBool,
+    pub(crate) agent: &'a AtomicI32,
 }
 
 impl Drop for End<'_> {

@@ -10,6 +10,7 @@ mod guards;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod killed;
+mod killed_up;
 mod life;
 // Shared with the tests of disks; not all of it is needed here.
 #[allow(dead_code)]

@@ -15,6 +15,9 @@ use crate::world::World;
 const CALLS: &str = "openat,write,writev,sendto,rename,renameat,renameat2,mkdir,mkdirat,unlink,unlinkat,rmdir,chmod,\
                      fchmod,fchmodat,chown,fchown,lchown,fchownat,symlink,symlinkat,truncate,ftruncate";
 
+/// Where an agent changes something.
+const OF_UNITS: &[&str] = &["/units", "/local-machines", "portcullis-unit-", "/portcullis-units/"];
+
 /// How `strace` shows the number of a request to the store that writes: ours are all of several operations.
 const MULTI: &str = r"\0\0\0\16\0\0\0";
 
@@ -34,6 +37,8 @@ pub(crate) struct Stepping {
     strace: Child,
     lines: Lines<BufReader<ChildStdout>>,
     agent: i32,
+    /// Where what it does counts.
+    places: &'static [&'static str],
     /// Of each thread, the call that it is in or was in last.
     calls: BTreeMap<i32, String>,
     /// What was last written as the unit's state, since that file is written again and again.
@@ -43,17 +48,19 @@ pub(crate) struct Stepping {
 impl Stepping {
     /// With their runners, hooks are looked at as well, and take longer.
     pub(crate) fn start(world: &World, with_runners: bool) -> Self {
-        let mut strace = Command::new("strace");
-        strace.args(["-f", "-y", "-s", "300", "-o", "/dev/stdout"]);
-        strace.args(["-e", &format!("trace=execve,{CALLS}"), "-e", &format!("inject={CALLS}:signal=STOP")]);
-        if !with_runners {
-            strace.args(["-b", "execve"]);
-        }
-        let mut strace = world.agent_under(strace);
+        Self::of(world.agent_under(strace(with_runners)), OF_UNITS)
+    }
+
+    /// The same of another program; `start` gives it to `strace`. Steps are those below one of these places.
+    pub(crate) fn of_another(start: impl FnOnce(Command) -> Child, places: &'static [&'static str]) -> Self {
+        Self::of(start(strace(false)), places)
+    }
+
+    fn of(mut strace: Child, places: &'static [&'static str]) -> Self {
         let mut lines = BufReader::new(strace.stdout.take().expect("its lines")).lines();
         let first = lines.next().expect("a first line").expect("text");
         let agent = split(&first).expect("the agent's number").0;
-        Self { strace, lines, agent, calls: BTreeMap::new(), state: String::new() }
+        Self { strace, lines, agent, places, calls: BTreeMap::new(), state: String::new() }
     }
 
     pub(crate) fn agent(&self) -> i32 {
@@ -75,7 +82,11 @@ impl Stepping {
             if !said.starts_with("--- SIGSTOP ") {
                 continue;
             }
-            let what = self.calls.get(&thread).and_then(|call| changed(call)).map(|what| of_any_unit(&what));
+            let what = self
+                .calls
+                .get(&thread)
+                .and_then(|call| changed(call, self.places))
+                .map(|what| of_any_unit(&what));
             match what.and_then(|what| self.step(thread, what)) {
                 Some(step) => return Some(step),
                 None => signal(thread, Signal::CONT),
@@ -143,6 +154,16 @@ impl Drop for Stepping {
     }
 }
 
+fn strace(with_runners: bool) -> Command {
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-y", "-s", "300", "-o", "/dev/stdout"]);
+    strace.args(["-e", &format!("trace=execve,{CALLS}"), "-e", &format!("inject={CALLS}:signal=STOP")]);
+    if !with_runners {
+        strace.args(["-b", "execve"]);
+    }
+    strace
+}
+
 fn split(line: &str) -> Option<(i32, &str)> {
     let (number, said) = line.split_once(' ')?;
     Some((number.parse().ok()?, said.trim_start()))
@@ -154,7 +175,7 @@ fn signal(number: i32, signal: Signal) {
 }
 
 /// What a call has changed, without what differs from process to process; `None` if that is nothing.
-fn changed(call: &str) -> Option<String> {
+fn changed(call: &str, places: &[&str]) -> Option<String> {
     let (name, arguments) = call.split_once('(')?;
     let result = call.rsplit_once(" = ")?.1;
     if result.starts_with('-') || result.starts_with('?') || (name == "openat" && !call.contains("O_CREAT")) {
@@ -173,9 +194,7 @@ fn changed(call: &str) -> Option<String> {
         .map_or(arguments, |(_, rest)| rest);
     let at = ["\"/", "</"].iter().filter_map(|start| arguments.find(start)).min()?;
     let path = arguments[at + 1..].split(['"', '>']).next()?;
-    let ours = ["/units", "/local-machines", "portcullis-unit-", "/portcullis-units/"]
-        .iter()
-        .any(|part| path.contains(part));
+    let ours = places.iter().any(|part| path.contains(part));
     if !ours || path.starts_with("/proc/") || path.ends_with(".journal") {
         return None;
     }

@@ -222,7 +222,7 @@ impl World {
 }
 
 /// With the same arguments, after those it has, and the same environment.
-fn like(command: &Command, mut other: Command) -> Command {
+pub(crate) fn like(command: &Command, mut other: Command) -> Command {
     other.args(command.get_args());
     other.env_clear().envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
     other
