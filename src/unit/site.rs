@@ -147,10 +147,10 @@ impl Home<'_> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        // Whose the unit's files are since a time when nobody wrote it down.
-        let agent = rustix::process::geteuid().as_raw();
-        let had =
-            fs::metadata(self.credentials()).map(|found| found.uid()).ok().filter(|user| *user != agent);
+        // Whose the unit's files are since a time when users were counted by the units' numbers, and not written down.
+        let counted = first.checked_add(self.id.number());
+        let had = fs::metadata(self.credentials()).map(|found| found.uid()).ok();
+        let had = had.filter(|user| counted == Some(*user));
         let user = users::take(&self.site.users, first, had)?;
         self.runs().with_reserve(|| users::write(&path, user.to_string().as_bytes()))?;
         Ok(user)

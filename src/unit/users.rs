@@ -3,9 +3,9 @@
 //! nobody knows what it has left where. There are more of them than there will be units.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -51,7 +51,7 @@ impl Given {
     }
 }
 
-/// Gives a user that nobody had, counted from `first`; for `had`, who was given before there was a list, that one.
+/// Gives a user that nobody had, counted from `first`; for `had`, who was counted from there before there was a list, that one.
 ///
 /// # Errors
 /// Those of the file system; and if the list makes no sense, in which case nobody is given, rather than one twice.
@@ -63,8 +63,10 @@ pub(super) fn take(list: &Path, first: u32, had: Option<u32>) -> io::Result<u32>
 }
 
 fn take_from(list: &Path, first: u32, had: Option<u32>) -> io::Result<u32> {
-    if let Some(above) = list.parent() {
-        fs::DirBuilder::new().recursive(true).mode(0o711).create(above)?;
+    if let Some(above) = list.parent().filter(|above| !above.exists()) {
+        fs::create_dir_all(above)?;
+        // Whatever the process's own mask says: units have their files in it.
+        fs::set_permissions(above, Permissions::from_mode(0o711))?;
     }
     let _lock = lock(&list.with_extension("lock"))?;
     let mut bytes = Vec::new();
@@ -83,9 +85,7 @@ fn take_from(list: &Path, first: u32, had: Option<u32>) -> io::Result<u32> {
     }
     let next = || given.next(first).ok_or_else(|| io::Error::other("there are no more"));
     let user = had.map_or_else(next, Ok)?;
-    // One who was counted from elsewhere does not make all before it taken.
-    let from = if had.is_some_and(|had| had < first) { user } else { first };
-    let given = given.clone().with(from, user);
+    let given = given.clone().with(first, user);
     write(list, &serde_json::to_vec(&given.0)?)?;
     Ok(user)
 }
@@ -152,10 +152,15 @@ mod tests {
         let list = home.path().join("users.json");
         assert_eq!(take(&list, 100, Some(104)).unwrap(), 104);
         assert_eq!(take(&list, 100, Some(104)).unwrap(), 104);
-        assert_eq!(take(&list, 100, Some(90)).unwrap(), 90);
         assert_eq!(take(&list, 100, Some(102)).unwrap(), 102);
         assert_eq!(take(&list, 100, None).unwrap(), 105, "those before 104 may be somebody's");
-        assert_eq!(take(&list, 90, None).unwrap(), 91);
+        assert_eq!(take(&list, 90, None).unwrap(), 90);
+        let above = fs::metadata(home.path().join("deeper").parent().unwrap()).unwrap();
+        let list = home.path().join("deeper/users.json");
+        take(&list, 100, None).unwrap();
+        let open = fs::metadata(list.parent().unwrap()).unwrap().permissions().mode() & 0o777;
+        assert_eq!(open, 0o711, "units have to get to their files");
+        assert_eq!(fs::metadata(home.path()).unwrap().permissions(), above.permissions(), "as it was");
     }
 
     #[test]
