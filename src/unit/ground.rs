@@ -58,6 +58,9 @@ pub(super) async fn take(site: &Site, stop: &mut watch::Receiver<bool>) -> Resul
                 // It may have become another's in between.
                 if matches!(whose(&site).map_err(directory)?, Whose::Ours) {
                     mark(&site).map_err(directory)?;
+                    if let Some(problem) = &problem {
+                        warn!(ours = %site.directory.display(), "{problem}");
+                    }
                     return Ok(Some(Ground { site, problem, _lock: lock }));
                 }
             }
@@ -122,9 +125,6 @@ fn beside(site: &Site) -> io::Result<(Site, Option<String>)> {
             site.directory.display()
         )
     });
-    if let Some(problem) = &problem {
-        warn!(ours = %ours.directory.display(), "{problem}");
-    }
     Ok((ours, problem))
 }
 

@@ -7,13 +7,16 @@ use crate::store::paths;
 use crate::store::records::machine_problem_to_bytes;
 use crate::store::tree::{self, Tree, Write};
 
-/// Says it, or that there is nothing to say; what was said already is not said again. A store that is away is told the
-/// next time.
-pub async fn tell<T: Tree>(tree: &T, site: &Site, problem: Option<&str>) {
+/// Says it, or that there is nothing to say; what was said already is not said again. Says whether it is told: a store that
+/// is away is to be told the next time.
+pub async fn tell<T: Tree>(tree: &T, site: &Site, problem: Option<&str>) -> bool {
     match told(tree, site, machine_problem_to_bytes(problem)).await {
         // The machine is gone, and so is whoever would be told.
-        Ok(()) | Err(tree::Error::NoNode(_)) => {}
-        Err(error) => warn!(%error, "what is wrong with the units could not be told"),
+        Ok(()) | Err(tree::Error::NoNode(_)) => true,
+        Err(error) => {
+            warn!(%error, "what is wrong with the units could not be told");
+            false
+        }
     }
 }
 

@@ -45,7 +45,7 @@ pub enum Error {
 pub async fn run<T: Tree>(tree: &T, site: &Site, mut stop: watch::Receiver<bool>) -> Result<(), Error> {
     let Some(ground) = ground::take(site, &mut stop).await? else { return Ok(()) };
     let site = &ground.site;
-    problem::tell(tree, site, ground.problem.as_deref()).await;
+    let mut told = false;
     if let Err(error) = cgroup::check() {
         // Said once, here, since every hook would have the same to say.
         warn!(%error, "no control groups: what a hook leaves running and forgets its environment outlives its unit");
@@ -57,6 +57,7 @@ pub async fn run<T: Tree>(tree: &T, site: &Site, mut stop: watch::Receiver<bool>
     loop {
         match look(tree, site, &mut feed).await {
             Ok((listed, residents)) => {
+                told = told || problem::tell(tree, site, ground.problem.as_deref()).await;
                 let given = orders.iter().map(|(id, told)| (*id, *told.borrow())).collect();
                 for (id, order) in missed.decide(&listed, residents, &given, Instant::now()) {
                     if let Some(told) = orders.get(&id) {
