@@ -141,7 +141,7 @@ impl Home<'_> {
 
     /// Given once, and written down here before anything is theirs.
     fn own_user(&self, first: u32) -> io::Result<u32> {
-        let path = self.runs_dir().join("user");
+        let path = self.runs_dir().join(users::OWN);
         match fs::read_to_string(&path) {
             Ok(text) => return text.trim().parse().map_err(|_| io::Error::other("its user cannot be read")),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -151,7 +151,7 @@ impl Home<'_> {
         let counted = first.checked_add(self.id.number());
         let had = fs::metadata(self.credentials()).map(|found| found.uid()).ok();
         let had = had.filter(|user| counted == Some(*user));
-        let user = users::take(&self.site.users, first, had)?;
+        let user = users::take(&self.site.users, first, had, &self.site.directory)?;
         self.runs().with_reserve(|| users::write(&path, user.to_string().as_bytes()))?;
         Ok(user)
     }

@@ -6,21 +6,24 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// No more than a host has ever had first users of, many times over.
-const MAX_BYTES: u64 = 64 * 1024;
+/// Of users that are given one after the other there is one entry, so this is for far more than there are.
+const MAX_BYTES: u64 = 1024 * 1024;
 
 /// Whoever holds the file writes a line and lets go.
 const PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
+/// Where a unit's own is written down, beside its runs.
+pub(super) const OWN: &str = "user";
+
 /// The highest users have a meaning of their own.
 const END: u32 = u32::MAX - 1;
 
-/// From where users were counted, and the first beyond those that were given. What lies between is taken.
+/// The first of some that were given, and the first beyond them. What lies between is taken.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Given(BTreeMap<u32, u32>);
 
@@ -38,11 +41,18 @@ impl Given {
         self.next(user) != Some(user)
     }
 
-    /// With one more, counted from `first`, and with all that lie between.
+    /// With one more, counted from `first`, and with all that lie between. Neighbours become one.
     fn with(mut self, first: u32, user: u32) -> Self {
         let end = self.0.entry(first).or_insert(first);
         *end = (*end).max(user + 1);
-        self
+        let mut joined: Vec<(u32, u32)> = Vec::new();
+        for (from, end) in self.0 {
+            match joined.last_mut() {
+                Some((_, last)) if from <= *last => *last = (*last).max(end),
+                _ => joined.push((from, end)),
+            }
+        }
+        Self(joined.into_iter().collect())
     }
 
     fn parse(bytes: &[u8]) -> io::Result<Self> {
@@ -53,16 +63,18 @@ impl Given {
 
 /// Gives a user that nobody had, counted from `first`; for `had`, who was counted from there before there was a list, that one.
 ///
+/// A list that is lost is begun anew with all who are known in the directories of units beside it, and in `own`.
+///
 /// # Errors
 /// Those of the file system; and if the list makes no sense, in which case nobody is given, rather than one twice.
-pub(super) fn take(list: &Path, first: u32, had: Option<u32>) -> io::Result<u32> {
+pub(super) fn take(list: &Path, first: u32, had: Option<u32>, own: &Path) -> io::Result<u32> {
     let explained = |error: io::Error| {
         io::Error::new(error.kind(), format!("no user can be had from {}: {error}", list.display()))
     };
-    take_from(list, first, had).map_err(explained)
+    take_from(list, first, had, own).map_err(explained)
 }
 
-fn take_from(list: &Path, first: u32, had: Option<u32>) -> io::Result<u32> {
+fn take_from(list: &Path, first: u32, had: Option<u32>, own: &Path) -> io::Result<u32> {
     if let Some(above) = list.parent().filter(|above| !above.exists()) {
         fs::create_dir_all(above)?;
         // Whatever the process's own mask says: units have their files in it.
@@ -75,7 +87,11 @@ fn take_from(list: &Path, first: u32, had: Option<u32>) -> io::Result<u32> {
             file.take(MAX_BYTES).read_to_end(&mut bytes)?;
             Given::parse(&bytes)?
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Given::default(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let beside = list.parent().into_iter().flat_map(children);
+            let known = beside.chain([own.to_owned()]).flat_map(|place| known_in(&place));
+            known.fold(Given::default(), |given, user| given.with(user, user))
+        }
         Err(error) => return Err(error),
     };
     if let Some(had) = had
@@ -88,6 +104,18 @@ fn take_from(list: &Path, first: u32, had: Option<u32>) -> io::Result<u32> {
     let given = given.clone().with(first, user);
     write(list, &serde_json::to_vec(&given.0)?)?;
     Ok(user)
+}
+
+/// The users of units that have their files in a directory, or in one within it, where it is shared with others.
+fn known_in(place: &Path) -> Vec<u32> {
+    let within = children(place).into_iter().chain([place.to_owned()]);
+    let runs = within.flat_map(|place| children(&place.join("runs")));
+    let user = |runs: PathBuf| fs::read_to_string(runs.join(OWN)).ok()?.trim().parse().ok();
+    runs.filter_map(user).filter(|user| *user < END).collect()
+}
+
+fn children(place: &Path) -> Vec<PathBuf> {
+    fs::read_dir(place).into_iter().flatten().filter_map(Result::ok).map(|entry| entry.path()).collect()
 }
 
 fn lock(path: &Path) -> io::Result<File> {
@@ -126,7 +154,7 @@ mod tests {
         let mut seen = BTreeSet::new();
         // Counts that run into each other.
         for first in [100, 103, 100, 102, 100, 100, 103, 101, 100, 500, 100] {
-            let user = take(&list, first, None).unwrap();
+            let user = take(&list, first, None, Path::new("/nonexistent")).unwrap();
             assert!(user >= first && seen.insert(user), "{user} from {first}: {seen:?}");
         }
         // Of all who ask at the same time, too.
@@ -134,7 +162,9 @@ mod tests {
             .map(|_| {
                 let list = list.clone();
                 std::thread::spawn(move || {
-                    (0..20).map(|_| take(&list, 100, None).unwrap()).collect::<Vec<_>>()
+                    (0..20)
+                        .map(|_| take(&list, 100, None, Path::new("/nonexistent")).unwrap())
+                        .collect::<Vec<_>>()
                 })
             })
             .collect();
@@ -143,21 +173,28 @@ mod tests {
                 assert!(seen.insert(user), "{user} twice");
             }
         }
-        assert_eq!(take(&list, END, None).unwrap_err().kind(), io::ErrorKind::Other);
+        assert_eq!(
+            take(&list, END, None, Path::new("/nonexistent")).unwrap_err().kind(),
+            io::ErrorKind::Other
+        );
     }
 
     #[test]
     fn who_was_there_before_keeps_theirs() {
         let home = tempfile::tempdir().unwrap();
         let list = home.path().join("users.json");
-        assert_eq!(take(&list, 100, Some(104)).unwrap(), 104);
-        assert_eq!(take(&list, 100, Some(104)).unwrap(), 104);
-        assert_eq!(take(&list, 100, Some(102)).unwrap(), 102);
-        assert_eq!(take(&list, 100, None).unwrap(), 105, "those before 104 may be somebody's");
-        assert_eq!(take(&list, 90, None).unwrap(), 90);
+        assert_eq!(take(&list, 100, Some(104), Path::new("/nonexistent")).unwrap(), 104);
+        assert_eq!(take(&list, 100, Some(104), Path::new("/nonexistent")).unwrap(), 104);
+        assert_eq!(take(&list, 100, Some(102), Path::new("/nonexistent")).unwrap(), 102);
+        assert_eq!(
+            take(&list, 100, None, Path::new("/nonexistent")).unwrap(),
+            105,
+            "those before 104 may be somebody's"
+        );
+        assert_eq!(take(&list, 90, None, Path::new("/nonexistent")).unwrap(), 90);
         let above = fs::metadata(home.path().join("deeper").parent().unwrap()).unwrap();
         let list = home.path().join("deeper/users.json");
-        take(&list, 100, None).unwrap();
+        take(&list, 100, None, Path::new("/nonexistent")).unwrap();
         let open = fs::metadata(list.parent().unwrap()).unwrap().permissions().mode() & 0o777;
         assert_eq!(open, 0o711, "units have to get to their files");
         assert_eq!(fs::metadata(home.path()).unwrap().permissions(), above.permissions(), "as it was");
@@ -169,12 +206,29 @@ mod tests {
         let list = home.path().join("users.json");
         for garbage in ["", "[]", "{\"100\": \"x\"}", "{\"a\": 5}"] {
             fs::write(&list, garbage).unwrap();
-            let refused = take(&list, 100, None).unwrap_err().to_string();
+            let refused = take(&list, 100, None, Path::new("/nonexistent")).unwrap_err().to_string();
             assert!(
                 refused.starts_with("no user can be had from /") && refused.contains("users.json"),
                 "{refused}"
             );
             assert_eq!(fs::read_to_string(&list).unwrap(), garbage, "left for somebody to look at");
         }
+    }
+
+    #[test]
+    fn a_list_that_is_lost_is_made_of_those_who_are_there() {
+        let home = tempfile::tempdir().unwrap();
+        let (list, own) = (home.path().join("units/users.json"), home.path().join("own"));
+        for (place, user) in [
+            ("units/prod-0/runs/unit-1", 104),
+            ("units/prod-0/of-1/runs/unit-1", 100),
+            ("own/runs/unit-7", 102),
+        ] {
+            fs::create_dir_all(home.path().join(place)).unwrap();
+            fs::write(home.path().join(place).join(OWN), user.to_string()).unwrap();
+        }
+        let given: Vec<u32> = (0..4).map(|_| take(&list, 100, None, &own).unwrap()).collect();
+        assert_eq!(given, [101, 103, 105, 106]);
+        assert_eq!(fs::read_to_string(&list).unwrap(), r#"{"100":107}"#);
     }
 }
