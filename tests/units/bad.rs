@@ -140,6 +140,28 @@ pub(crate) fn directories_without_end_go_with_their_unit(site: &Site) {
     agent.ends();
 }
 
+/// A hook of root's may mount what it likes: what is mounted is not the unit's, and stays.
+pub(crate) fn what_is_mounted_is_not_removed(site: &Site) {
+    let world = World::new(site);
+    let agent = world.agent(&["--hook-user", "0:0"]);
+    let kept = world.operator.home().join("kept");
+    fs::create_dir(&kept).unwrap();
+    fs::write(kept.join("file"), "kept").unwrap();
+    // Where others see it as well, as on most hosts.
+    let start = format!("mkdir here && mount --bind {} here", kept.display());
+    world.deploy(&world.charm("mounting", &[("start", &start)]), "mounting");
+    world.becomes("mounting/0", "started");
+    let here = world.charm_dir("mounting/0").join("here");
+    assert!(here.join("file").exists(), "the control: it is mounted");
+    world.operator.does(&["destroy-service", "mounting"]);
+    wait_for("a reason", DEADLINE, || agent.said().contains("here is a mount of its own").then_some(()));
+    assert_eq!(fs::read_to_string(kept.join("file")).unwrap(), "kept");
+    assert!(Command::new("umount").arg(&here).status().unwrap().success());
+    wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
+    assert_eq!(fs::read_to_string(kept.join("file")).unwrap(), "kept");
+    agent.ends();
+}
+
 pub(crate) fn removed_in_the_middle_of_a_hook(site: &Site) {
     let world = World::new(site);
     let mut agent = world.agent(&[]);

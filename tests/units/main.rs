@@ -32,7 +32,8 @@ use bad::{
     bad_hooks_are_clear_states_and_nobody_elses_trouble, directories_without_end_go_with_their_unit,
     hooks_that_kill_their_machines_agent, removed_in_the_middle_of_a_hook,
     units_without_a_place_are_a_problem, what_forgets_where_it_came_from_ends_with_its_unit,
-    what_never_holds_still_ends_with_its_unit, where_there_are_no_groups_it_is_said,
+    what_is_mounted_is_not_removed, what_never_holds_still_ends_with_its_unit,
+    where_there_are_no_groups_it_is_said,
 };
 use guards::{
     a_hook_gets_at_nothing_of_another_environment, a_hook_gets_at_nothing_of_another_machine,
@@ -65,6 +66,7 @@ const BAD: &[Scenario] = scenarios![
     bad_hooks_are_clear_states_and_nobody_elses_trouble,
     hooks_that_kill_their_machines_agent,
     directories_without_end_go_with_their_unit,
+    what_is_mounted_is_not_removed,
     removed_in_the_middle_of_a_hook,
     a_gigabyte_of_output_is_a_megabyte_of_log,
     a_full_disk_is_a_clear_state,
