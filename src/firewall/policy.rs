@@ -13,7 +13,7 @@ const MAX_RULES: usize = 50;
 /// A kernel has no such limit; a charm that goes wild should meet one all the same.
 const MAX_OWN_RULES: usize = 1_000;
 /// What a report on a machine holds in one znode.
-const MOST_RULES: usize = 5_000;
+const MOST_RULES: usize = 1_000;
 const MAX_PORTS_IN_RANGE: u32 = 1_000;
 const SSH: u16 = 22;
 
@@ -245,7 +245,7 @@ mod tests {
             ("forbidden-ports: [eighty]", "forbidden-ports: Invalid port, must be an integer, got 'eighty'"),
             ("forbidden-sources: [10.0.0.0/99]", "forbidden-sources: not a block of addresses"),
             ("max-rules: many", "not a policy"),
-            ("max-rules: 5001", "max-rules: 5001 are more than the 5000 that can be"),
+            ("max-rules: 1001", "max-rules: 1001 are more than the 1000 that can be"),
             ("[1, 2]", "not a policy"),
         ] {
             let err = Policy::parse(text, []).unwrap_err().to_string();

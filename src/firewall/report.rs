@@ -11,10 +11,11 @@ use super::wanted::HeldBack;
 use crate::model::UnitId;
 use crate::model::ports::parse_argument;
 
-/// What is told one by one of what is held back, and of what others made; the rest is counted. What was granted and what is
-/// pending is always told whole: who reads it takes a port that is granted and not pending for open.
-const MAX_HELD: usize = 1_000;
-const MAX_FOREIGN: usize = 200;
+/// The most bytes that a report may have: what the store takes, with room to spare.
+const MAX_BYTES: usize = 60 * 1024;
+
+/// Of anything that is told one by one, so few are never too much.
+const SURELY_FEW: usize = 100;
 
 /// Why nothing can be done for a machine that has no instance so far. Status shows that without words.
 pub const NOT_PROVISIONED: &str = "not provisioned yet";
@@ -58,13 +59,37 @@ impl Report {
         held.iter().map(|held| (held.unit, held.ports, held.reason.to_string())).collect()
     }
 
-    /// As much of it as is kept.
+    /// As much of it as the store takes. What is held back is counted where there is no room to tell it; what was granted
+    /// and what is pending is told whole or not at all, since who reads it takes what is granted and not pending for open.
     #[must_use]
     pub fn bounded(mut self) -> Self {
-        self.held_besides += self.held.len().saturating_sub(MAX_HELD);
-        self.held.truncate(MAX_HELD);
-        self.foreign.truncate(MAX_FOREIGN);
+        let rules = self.granted.values().map(RuleSet::len).sum::<usize>() + self.pending.len();
+        if rules + self.held.len() + self.foreign.len() + self.frozen.len() <= SURELY_FEW {
+            return self;
+        }
+        while self.to_bytes().len() > MAX_BYTES {
+            if self.held.is_empty() && self.foreign.is_empty() {
+                return self.without_rules(rules);
+            }
+            let kept = self.held.len() / 2;
+            self.held_besides += self.held.len() - kept;
+            self.held.truncate(kept);
+            self.foreign.truncate(self.foreign.len() / 2);
+        }
         self
+    }
+
+    fn without_rules(self, rules: usize) -> Self {
+        let problem = format!("{rules} rules for its units are too many to be told one by one");
+        let problem = self.problem.map_or_else(|| problem.clone(), |first| format!("{first}; {problem}"));
+        Report {
+            problem: Some(problem),
+            by: self.by,
+            note: self.note,
+            held_besides: self.held_besides,
+            no_ipv6: self.no_ipv6,
+            ..Report::default()
+        }
     }
 
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -80,9 +105,12 @@ impl Report {
         if !self.pending.is_empty() {
             json["pending"] = rules_json(self.pending.iter().copied());
         }
-        if !self.held.is_empty() {
-            let held = |(unit, ports, reason): &(UnitId, PortRange, String)| json!({"unit": unit.key(), "ports": ports.to_string(), "reason": reason});
-            json["held"] = self.held.iter().map(held).collect();
+        for (unit, ports, reason) in &self.held {
+            let told = &mut json["held"][unit.key()][reason.as_str()];
+            match told.as_array_mut() {
+                Some(told) => told.push(Value::from(ports.to_string())),
+                None => *told = json!([ports.to_string()]),
+            }
         }
         if self.held_besides > 0 {
             json["held-besides"] = Value::from(self.held_besides);
@@ -121,10 +149,15 @@ impl Report {
         if let Some(pending) = value.get("pending") {
             report.pending = parse_rules(pending).ok_or_else(|| bad("a rule is wrong"))?;
         }
-        for held in list(&value["held"]) {
-            let text = |key: &str| held[key].as_str().ok_or_else(|| bad("\"held\" is wrong"));
-            let ports = parse_argument(text("ports")?).map_err(|err| InvalidReport(err.to_string()))?;
-            report.held.push((unit(text("unit")?)?, ports, text("reason")?.to_owned()));
+        // In the version before it was a list, which the next report of the agent makes up for.
+        for (key, reasons) in value["held"].as_object().into_iter().flatten() {
+            for (reason, ports) in reasons.as_object().into_iter().flatten() {
+                for ports in list(ports) {
+                    let ports = parse_argument(ports.as_str().ok_or_else(|| bad("\"held\" is wrong"))?);
+                    let ports = ports.map_err(|err| InvalidReport(err.to_string()))?;
+                    report.held.push((unit(key)?, ports, reason.clone()));
+                }
+            }
         }
         for (key, reason) in value["frozen"].as_object().into_iter().flatten() {
             report.frozen.insert(unit(key)?, reason.as_str().unwrap_or_default().to_owned());
@@ -221,23 +254,29 @@ mod tests {
     }
 
     #[test]
-    fn a_report_that_is_long_counts_what_it_leaves_out_and_nothing_of_what_is_open() {
+    fn a_report_that_is_long_counts_what_it_leaves_out_and_is_right_about_what_is_open() {
         let ports = |n: u16| PortRange::single(2 * n + 1, Protocol::Tcp).unwrap();
-        let rules = || (0..2_000).map(|n| Rule::new(ports(n), Cidr::WORLD_V4));
-        let held = |n| (UnitId::new(3), ports(n), "policy allows at most 2000 rules on a machine".to_owned());
-        let long = Report {
-            granted: LastGranted::from([(UnitId::new(3), rules().collect())]),
-            pending: rules().collect(),
-            held: (0..3_000).map(held).collect(),
+        let rules = |count: u16| (0..count).map(move |n| Rule::new(ports(n), Cidr::WORLD_V4));
+        let held = |n| (UnitId::new(3), ports(n), "policy allows at most 1000 rules on a machine".to_owned());
+        let long = |granted, pending, held_back| Report {
+            granted: LastGranted::from([(UnitId::new(3), rules(granted).collect())]),
+            pending: rules(pending).collect(),
+            held: (0..held_back).map(held).collect(),
             foreign: vec!["x".repeat(100); 1_000],
             ..sample()
         };
-        let kept = long.clone().bounded();
-        assert_eq!((kept.held.len(), kept.held_besides, kept.foreign.len()), (1_000, 2_004, 200));
-        assert_eq!((&kept.granted, &kept.pending), (&long.granted, &long.pending));
-        assert_eq!(kept.clone().bounded(), kept, "or it would be written again and again");
-        let bytes = kept.to_bytes();
-        assert!(bytes.len() < 300_000, "{}", bytes.len());
-        assert_eq!(Report::parse(&bytes), Ok(kept));
+        for report in [long(1_000, 1_000, 10), long(50, 0, 30_000), long(20_000, 20_000, 500)] {
+            let kept = report.clone().bounded();
+            assert!(kept.to_bytes().len() <= MAX_BYTES, "{}", kept.to_bytes().len());
+            assert_eq!(kept.held.len() + kept.held_besides, report.held.len() + report.held_besides);
+            assert_eq!(kept.clone().bounded(), kept, "or it would be written again and again");
+            assert_eq!(Report::parse(&kept.to_bytes()), Ok(kept.clone()));
+            if kept.granted.is_empty() {
+                assert!(kept.pending.is_empty() && kept.problem.unwrap().contains("40000 rules"));
+            } else {
+                assert_eq!((&kept.granted, &kept.pending), (&report.granted, &report.pending));
+            }
+        }
+        assert!(!long(1_000, 1_000, 10).bounded().granted.is_empty(), "as many as a machine may have");
     }
 }

@@ -1,7 +1,7 @@
 //! Which rules a machine should have, and for whom. Pure: from what the tree says about one machine's units to a set of
 //! rules, with everything that was held back and why. What cannot be read asks for nothing and gives nothing up.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use portcullis_provider::rule::{Cidr, Family, PortRange, Rule, RuleSet};
 
@@ -93,16 +93,19 @@ fn limit_rules(wanted: &mut Wanted, max: usize) {
     let mut so_far = RuleSet::new();
     for (&unit, granted) in &mut wanted.granted {
         let mut kept = Vec::new();
+        // One port may be too many for each of many sources, and is told once.
+        let mut held = BTreeSet::new();
         for rule in granted.rules() {
-            let with: RuleSet = so_far.union(&[rule].into_iter().collect());
-            if fits(&with) {
-                so_far = with;
+            if so_far.meets(&rule) || so_far.len_of(rule.source.family()) < max {
+                so_far.insert(&rule);
                 kept.push(rule);
             } else {
-                wanted.held.push(HeldBack { unit, ports: rule.ports, reason: Held::TooManyRules { max } });
+                held.insert(rule.ports);
             }
         }
         *granted = kept.into_iter().collect();
+        let reason = Held::TooManyRules { max };
+        wanted.held.extend(held.into_iter().map(|ports| HeldBack { unit, ports, reason: reason.clone() }));
     }
 }
 
@@ -174,5 +177,20 @@ mod tests {
         assert_eq!(texts(&wanted.rules()), ["10-11/tcp from 0.0.0.0/0", "20/tcp from 0.0.0.0/0"]);
         let held: Vec<_> = wanted.held.iter().map(|held| (held.unit, held.ports)).collect();
         assert_eq!(held, [(UnitId::new(1), tcp(30))]);
+    }
+
+    /// Many ports from many blocks: a pass that plans for longer than its lease lasts changes nothing any more.
+    #[test]
+    fn very_many_rules_are_held_back_once_each_and_soon() {
+        let policy = Policy::with_own_ports([]);
+        let sources = (0..50_u32).map(|n| format!("10.{n}.0.0/16").parse().unwrap()).collect();
+        let ports = (0..1_000).map(|n| tcp(20_001 + 2 * n)).collect();
+        let asks = Claim::Asks { ports, sources };
+        let began = std::time::Instant::now();
+        let wanted = wanted(&claims(vec![asks.clone(), asks]), V4, &policy);
+        assert!(began.elapsed() < std::time::Duration::from_millis(1_500), "{:?}", began.elapsed());
+        assert_eq!(wanted.rules().len_of(Family::V4), policy.max_rules());
+        let told: BTreeSet<_> = wanted.held.iter().map(|h| (h.unit, h.ports)).collect();
+        assert_eq!((told.len(), wanted.held.len() <= 2_000), (wanted.held.len(), true));
     }
 }

@@ -69,6 +69,19 @@ impl RuleSet {
             .any(|span| span.from <= wanted.from() && wanted.to() <= span.to)
     }
 
+    /// Whether `rule` touches or overlaps what is here, so that with it this set takes no more rules to say.
+    pub fn meets(&self, rule: &Rule) -> bool {
+        let (from, to) = (rule.ports.from(), rule.ports.to());
+        let spans = self.spans(rule.source, rule.ports.proto());
+        spans.iter().any(|span| span.from <= to.saturating_add(1) && from <= span.to.saturating_add(1))
+    }
+
+    pub fn insert(&mut self, rule: &Rule) {
+        let spans = self.lanes.entry((rule.source, rule.ports.proto())).or_default();
+        spans.push(Span { from: rule.ports.from(), to: rule.ports.to() });
+        merge(spans);
+    }
+
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         self.rules().chain(other.rules()).collect()
