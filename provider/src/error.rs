@@ -54,7 +54,7 @@ pub enum Error {
     /// Credentials or rights do not suffice. Nothing was done.
     #[error("not allowed for {what}: {reason}")]
     Denied { what: Subject, reason: String },
-    /// The rules, groups or instances would be too many. What there was no room for was not added.
+    /// The rules, groups or instances would be too many. Nothing was added.
     #[error("{what} is full: {}", limit_words(*limit))]
     QuotaExceeded { what: Subject, limit: Option<u32> },
     /// What was to be changed is not there: just made and not yet seen, or gone.

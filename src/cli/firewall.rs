@@ -137,6 +137,10 @@ async fn explained<T: Tree>(
     let mut all = Vec::with_capacity(ids.len());
     for id in ids {
         let nodes = Told::places(id).map(|_| answers.next().unwrap_or(Ok(None)));
+        // Gone between the looks, with its report.
+        if !view.machines.contains_key(&id) && nodes.iter().all(|node| matches!(node, Ok(None))) {
+            continue;
+        }
         let explained = Told::read(id, nodes.map(|node| node.map(|node| node.map(|node| node.data))))
             .explain(view, placed.get(&id).map_or(&[], Vec::as_slice));
         all.extend(explained.into_iter().map(|explained| (id, explained)));

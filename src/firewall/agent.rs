@@ -3,6 +3,7 @@
 //! everything is looked at again at the pace of the resync.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use portcullis_provider::Firewall;
 use portcullis_provider::planted::{Bug, planted};
@@ -28,6 +29,9 @@ use crate::store::changes::Dirty;
 use crate::store::election::Leadership;
 use crate::store::tree::{self, Tree};
 use doubt::Trust;
+
+/// How long it is taken for granted that a machine's firewall is full. After that the next look at everything tries it.
+const CROWDED: Duration = Duration::from_secs(30);
 
 /// How a pass went.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -66,8 +70,12 @@ pub struct Agent<T, F> {
     /// step before them, and since when that is so: the first in the next pass, those that wait longest before all others.
     put_off: BTreeMap<MachineId, Instant>,
     trust: Trust,
+    /// Machines whose last open was refused for want of room, and when.
+    crowded: BTreeMap<MachineId, Instant>,
     /// What is wrong with machines themselves, as provisioning says: shown in their reports.
     notes: BTreeMap<MachineId, String>,
+    /// Machines of which something else was noted since they were last told of.
+    noted_anew: BTreeSet<MachineId>,
     /// Provisioning has not spoken yet: what was noted last is in the reports.
     recalls_notes: bool,
     random: Box<dyn FnMut() -> u64 + Send + Sync>,
@@ -130,7 +138,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             retries: Retries::default(),
             put_off: BTreeMap::new(),
             trust: Trust::default(),
+            crowded: BTreeMap::new(),
             notes: BTreeMap::new(),
+            noted_anew: BTreeSet::new(),
             recalls_notes: false,
             random: Box::new(random),
             metrics: Metrics::default(),
@@ -193,8 +203,10 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             self.notes.iter().for_each(|(id, note)| _ = notes.entry(*id).or_insert_with(|| note.clone()));
         }
         let ids: BTreeSet<MachineId> = notes.keys().chain(self.notes.keys()).copied().collect();
-        let changed = ids.into_iter().filter(|id| notes.get(id) != self.notes.get(id)).collect();
+        let changed: BTreeSet<MachineId> =
+            ids.into_iter().filter(|id| notes.get(id) != self.notes.get(id)).collect();
         self.notes = notes;
+        self.noted_anew.extend(&changed);
         changed
     }
 
@@ -269,6 +281,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 self.notes.extend(said);
             }
             self.seen.clear();
+            let now = Instant::now();
+            self.crowded.retain(|_, refused| now < *refused + CROWDED);
             let mut machines: BTreeSet<MachineId> = view.machines.keys().copied().collect();
             self.retries.forget_all_but(|machine| machines.contains(&machine));
             self.changing.retain(|machine, _| machines.contains(machine));
@@ -276,10 +290,13 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             self.give_up_view();
             self.trust.begin(&view);
             self.view = Some(view);
+            // Also those that have left.
             machines.extend(self.notes.keys());
+            machines.append(&mut self.noted_anew);
             return Ok(machines);
         };
         let mut machines = learn::notice(view, dirty, &mut self.noticed);
+        machines.append(&mut self.noted_anew);
         observe::refresh(&self.tree, view, &view.around(dirty.keys())).await?;
         machines.append(&mut learn::notice(view, dirty, &mut self.noticed));
         Ok(machines)
@@ -337,9 +354,10 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 continue;
             }
             self.time(*machine, plan);
-            if reports.get(machine).is_some_and(|report| report.problem.is_none()) {
+            if outcomes.get(machine).is_none_or(|applied| applied.errors().next().is_none()) {
                 self.retries.succeeded(*machine);
-                if !plan.deferred.is_empty() {
+                // What waits for an open that there is no room for waits for the next look at everything.
+                if !plan.deferred.is_empty() && plan.over.is_empty() {
                     again.insert(*machine);
                 }
             }
@@ -382,7 +400,10 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let wanted = wanted(&claims, families, &self.policy);
         let room = Room::new(self.firewall.rules_per_family(), &rules.foreign, self.firewall.at_once());
         let theirs = rules.foreign.iter().filter_map(|foreign| foreign.exact).collect();
-        let plan = plan_machine(&wanted, &rules.owned, &theirs, &last, &self.policy, room);
+        let mut plan = plan_machine(&wanted, &rules.owned, &theirs, &last, &self.policy, room);
+        if self.crowded.contains_key(&machine) {
+            plan.trim(&rules.owned, room);
+        }
         (wanted, plan)
     }
 

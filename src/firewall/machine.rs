@@ -74,7 +74,7 @@ pub async fn run<T: Tree, F: Firewall>(
         let ended = match take(tree, claim, &mut stop).await {
             Ok(Some(lead)) => {
                 info!(machine = %claim.machine, "holding the machine");
-                progress.send_modify(|progress| progress.leading = true);
+                progress.send_modify(Progress::leads);
                 match remember(tree, claim).await {
                     Ok(()) => hold(agent.as_deref_mut(), tree, lead, claim, progress, &mut stop).await,
                     Err(err) => Err(err),
@@ -89,7 +89,7 @@ pub async fn run<T: Tree, F: Firewall>(
             Ok(Ended::Replaced) => warn!(machine = %claim.machine, "no longer holding the machine"),
             Err(Error::Store(crate::store::Error::Tree(err))) if err.is_retryable() => {
                 warn!(error = %err, "store lost");
-                progress.send_modify(|progress| progress.store_failures += 1);
+                progress.send_modify(Progress::loses_the_store);
                 if paused(STORE_PAUSE, &mut stop).await {
                     return Ok(());
                 }

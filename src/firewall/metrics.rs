@@ -127,12 +127,12 @@ impl Metrics {
 }
 
 /// Whether the agent does what it is there for: it has looked at everything since it leads, or it stands by while
-/// another leads. One that has only ever lost the store is not ready.
+/// another leads. One that has lost the store, and not found it again, is not ready.
 pub fn ready(progress: &Progress) -> Result<&'static str, &'static str> {
     match (progress.leading, progress.passes) {
         (true, 0) => Err("has not looked at everything yet"),
         (true, _) => Ok("leading"),
-        (false, _) if progress.store_failures > 0 => Err("the store was lost"),
+        (false, _) if progress.store_lost => Err("the store was lost"),
         (false, _) => Ok("standing by"),
     }
 }
@@ -194,15 +194,17 @@ mod tests {
 
     #[test]
     fn who_is_ready_says_as_what() {
-        let progress = |leading, passes, store_failures| Progress {
-            leading,
-            passes,
-            store_failures,
-            ..Progress::default()
-        };
-        assert_eq!(ready(&progress(true, 0, 0)), Err("has not looked at everything yet"));
-        assert_eq!(ready(&progress(true, 1, 3)), Ok("leading"));
-        assert_eq!(ready(&progress(false, 0, 0)), Ok("standing by"));
-        assert_eq!(ready(&progress(false, 9, 1)), Err("the store was lost"));
+        let mut progress = Progress::default();
+        assert_eq!(ready(&progress), Ok("standing by"));
+        progress.loses_the_store();
+        assert_eq!(ready(&progress), Err("the store was lost"));
+        progress.leads();
+        assert_eq!(ready(&progress), Err("has not looked at everything yet"));
+        progress.passes += 1;
+        assert_eq!(ready(&progress), Ok("leading"));
+        progress.leading = false;
+        assert_eq!(ready(&progress), Ok("standing by"), "lost once is not lost for ever");
+        progress.leads();
+        assert_eq!(ready(&progress), Err("has not looked at everything yet"), "not since it leads again");
     }
 }

@@ -28,6 +28,9 @@ pub struct MachinePlan {
     pub change: Change,
     /// Closes that only re-spell what is wanted. They come up again, and are safe then, once the open has succeeded.
     pub deferred: BTreeSet<Rule>,
+    /// Wanted, and more than there is room for. Known only once the provider has said so: its limit may be another than is
+    /// commonly known.
+    pub over: BTreeSet<Rule>,
     /// What the machine should have.
     pub target: RuleSet,
     /// Kept open only because a unit cannot be read.
@@ -82,7 +85,7 @@ pub fn plan_machine(
     let open = if theirs.is_empty() { open } else { &open - theirs };
     if close.is_empty() || room.at_once {
         let change = Change { open, close };
-        return MachinePlan { change, deferred: BTreeSet::new(), target, kept_for_frozen };
+        return MachinePlan { change, target, kept_for_frozen, ..MachinePlan::default() };
     }
     let staying: RuleSet =
         (owned - &close).iter().chain(theirs.iter().filter(|_| !planted(Bug::WaitsForOthers))).collect();
@@ -92,10 +95,15 @@ pub fn plan_machine(
     });
     let mut change = Change { open, close };
     room.make(owned, &kept_for_frozen, &mut change, &mut deferred);
-    MachinePlan { change, deferred, target, kept_for_frozen }
+    MachinePlan { change, deferred, target, kept_for_frozen, over: BTreeSet::new() }
 }
 
 impl MachinePlan {
+    /// Leaves out what there is no room for.
+    pub fn trim(&mut self, owned: &BTreeSet<Rule>, room: Room) {
+        self.over = room.trim(owned, &mut self.change);
+    }
+
     /// What is closed for good, and not only to be spelled anew.
     pub fn lost(&self) -> BTreeSet<Rule> {
         self.change.close.iter().filter(|rule| !self.target.covers(rule)).copied().collect()

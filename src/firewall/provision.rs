@@ -78,12 +78,18 @@ pub struct Provisioning {
     pub vanished: BTreeMap<MachineId, String>,
     /// So much would end that the tree is looked at again first; none of it is in `steps`.
     pub doubted: Vec<Step>,
+    /// The same, in `steps` since another look asked for it, too.
+    pub confirmed: Vec<Step>,
     /// An instance is still on its way, so a later look will say more.
     pub unfinished: bool,
 }
 
-/// `doubted` is what an earlier look was not trusted with; asked for again, it is done.
-pub fn provision(machines: &Records, inventory: &Inventory, doubted: &[Step]) -> Provisioning {
+/// `is_confirmed` says of ends that one look alone is not trusted with whether another asked for them, too.
+pub fn provision(
+    machines: &Records,
+    inventory: &Inventory,
+    is_confirmed: impl Fn(&[Step]) -> bool,
+) -> Provisioning {
     let mut plan = Provisioning::default();
     let belongings = Belongings::of(inventory);
     for (&machine, record) in machines {
@@ -100,10 +106,13 @@ pub fn provision(machines: &Records, inventory: &Inventory, doubted: &[Step]) ->
     // A tree without machines is more likely one that cannot be seen, and groups are as hard to bring back as instances.
     let lasting = || ends.iter().filter(|step| !step.stands_alone()).cloned().collect();
     let doubtful = if machines.is_empty() { lasting() } else { ending };
-    if (most || machines.is_empty()) && doubtful != doubted && !planted(Bug::EndsAtOnce) {
-        plan.doubted = doubtful;
-    } else {
+    if !most && !machines.is_empty() || planted(Bug::EndsAtOnce) {
         plan.steps.extend(ends);
+    } else if is_confirmed(&doubtful) {
+        plan.confirmed = doubtful;
+        plan.steps.extend(ends);
+    } else {
+        plan.doubted = doubtful;
     }
     plan
 }
@@ -298,29 +307,30 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Missing<I> {
 #[derive(Debug)]
 pub struct Doubt<I> {
     held: Option<(Vec<Step>, I)>,
+    /// Asked for by two looks, and by every one since: what fails is tried again at its own pace, and not doubted anew.
+    confirmed: Vec<Step>,
 }
 
 impl<I> Default for Doubt<I> {
     fn default() -> Self {
-        Self { held: None }
+        Self { held: None, confirmed: Vec::new() }
     }
 }
 
 impl<I: Copy + Ord + Add<Duration, Output = I>> Doubt<I> {
-    /// What a look at `now` may confirm.
-    pub fn ripe(&self, now: I) -> &[Step] {
-        match &self.held {
-            Some((steps, at)) if *at <= now => steps,
-            _ => &[],
-        }
+    /// Whether a look at `now` that asks for these ends is not the first to do so.
+    pub fn confirms(&self, ends: &[Step], now: I) -> bool {
+        let again = matches!(&self.held, Some((held, at)) if *at <= now && held == ends);
+        again || (!ends.is_empty() && ends.iter().all(|step| self.confirmed.contains(step)))
     }
 
-    /// Takes in what a look was not trusted with.
-    pub fn hold(&mut self, doubted: &[Step], now: I) {
+    /// Takes in what a look asked for.
+    pub fn hold(&mut self, plan: &Provisioning, now: I) {
+        self.confirmed.clone_from(&plan.confirmed);
         match &self.held {
-            Some((steps, _)) if steps == doubted => {}
-            _ if doubted.is_empty() => self.held = None,
-            _ => self.held = Some((doubted.to_vec(), now + DOUBT)),
+            _ if plan.doubted.is_empty() => self.held = None,
+            Some((held, _)) if *held == plan.doubted => {}
+            _ => self.held = Some((plan.doubted.clone(), now + DOUBT)),
         }
     }
 

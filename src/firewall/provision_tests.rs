@@ -45,7 +45,7 @@ fn tree(records: Vec<Result<records::Machine, String>>) -> Records {
 }
 
 fn plan(records: Vec<Result<records::Machine, String>>, inventory: &Inventory) -> Provisioning {
-    provision(&tree(records), inventory, &[])
+    provision(&tree(records), inventory, |_| false)
 }
 
 /// A machine that nothing is to be done for.
@@ -125,9 +125,8 @@ fn who_leaves_is_shut_before_its_end_and_whatever_becomes_of_that() {
     // A tree that shows no machine is not believed with this either.
     let nothing = plan(vec![], &inventory);
     assert_eq!(nothing.steps, []);
-    inventory.groups.pop();
-    let confirmed = provision(&Records::new(), &inventory, &nothing.doubted);
-    assert!(!confirmed.steps.contains(&shut) && confirmed.doubted.len() < nothing.doubted.len());
+    let confirmed = provision(&Records::new(), &inventory, |ends| ends == nothing.doubted);
+    assert!(confirmed.steps.contains(&shut) && !confirmed.confirmed.contains(&shut), "nor told as an end");
 }
 
 #[test]
@@ -183,9 +182,10 @@ fn ending_most_of_everything_takes_a_second_look() {
     let inventory = Inventory { instances, groups: vec![] };
     let first = plan(vec![], &inventory);
     assert_eq!((first.steps.len(), first.doubted.len()), (0, 4));
-    let second = provision(&Records::new(), &inventory, &first.doubted);
+    let second = provision(&Records::new(), &inventory, |ends| ends == first.doubted);
     assert_eq!((second.steps, second.doubted.len()), (first.doubted.clone(), 0));
-    let other = provision(&tree(vec![record(Some("i-0"), false)]), &inventory, &first.doubted);
+    let one = tree(vec![record(Some("i-0"), false)]);
+    let other = provision(&one, &inventory, |ends| ends == first.doubted);
     assert_eq!(other.doubted.len(), 3, "another answer is no confirmation");
     let few: Vec<_> = (0..3).map(|n| record(Some(&format!("i-{n}")), false)).collect();
     let ends = plan(few, &inventory).steps.into_iter().filter(Step::is_end);
@@ -201,7 +201,7 @@ fn the_same_things_in_another_order_are_the_same() {
     assert_eq!((first.steps.len(), first.doubted.len()), (0, 7));
     inventory.instances.reverse();
     inventory.groups.reverse();
-    let second = provision(&Records::new(), &inventory, &first.doubted);
+    let second = provision(&Records::new(), &inventory, |ends| ends == first.doubted);
     assert_eq!((second.steps, second.doubted.len()), (first.doubted, 0));
 }
 
@@ -211,7 +211,8 @@ fn a_tree_without_machines_is_looked_at_twice() {
     let first = plan(vec![], &inventory);
     assert_eq!(first.doubted, [Step::DeleteGroup(MachineId::new(7), GroupId::new("sg-7"))]);
     assert_eq!(first.steps, []);
-    assert_eq!(provision(&Records::new(), &inventory, &first.doubted).steps, first.doubted);
+    let second = provision(&Records::new(), &inventory, |ends| ends == first.doubted);
+    assert_eq!((&second.steps, &second.confirmed), (&first.doubted, &first.doubted));
 }
 
 #[test]
@@ -229,14 +230,26 @@ fn what_is_not_shown_yet_is_not_said_to_be_gone() {
 #[test]
 fn a_doubt_ripens_and_another_one_begins_anew() {
     let (mut doubt, start) = (Doubt::default(), Instant::now());
-    let ends = |n| vec![Step::Terminate(M0, InstanceId::new(format!("i-{n}")))];
-    doubt.hold(&ends(1), start);
-    assert_eq!((doubt.ripe(start).len(), doubt.next()), (0, Some(start + DOUBT)));
-    doubt.hold(&ends(1), start + DOUBT / 2);
-    assert_eq!(doubt.ripe(start + DOUBT), ends(1));
-    doubt.hold(&ends(2), start + DOUBT);
-    assert_eq!(doubt.ripe(start + DOUBT).len(), 0);
-    doubt.hold(&[], start + DOUBT);
+    let ends = |n: u32| -> Vec<Step> {
+        (0..n).map(|n| Step::Terminate(M0, InstanceId::new(format!("i-{n}")))).collect()
+    };
+    let doubting = |n| Provisioning { doubted: ends(n), ..Provisioning::default() };
+    let confirming = |n| Provisioning { confirmed: ends(n), ..Provisioning::default() };
+    doubt.hold(&doubting(3), start);
+    assert!(!doubt.confirms(&ends(3), start));
+    assert_eq!(doubt.next(), Some(start + DOUBT));
+    doubt.hold(&doubting(3), start + DOUBT / 2);
+    let ripe = start + DOUBT;
+    assert!(
+        doubt.confirms(&ends(3), ripe) && !doubt.confirms(&ends(2), ripe),
+        "another answer confirms nothing"
+    );
+    doubt.hold(&confirming(3), ripe);
+    assert_eq!(doubt.next(), None);
+    assert!(doubt.confirms(&ends(2), ripe) && !doubt.confirms(&ends(4), ripe), "what is left of it stays so");
+    doubt.hold(&doubting(4), ripe);
+    assert!(!doubt.confirms(&ends(4), ripe) && !doubt.confirms(&ends(2), ripe));
+    doubt.hold(&Provisioning::default(), ripe);
     assert_eq!(doubt.next(), None);
 }
 
@@ -272,7 +285,7 @@ fn worlds() -> impl Strategy<Value = (Records, Inventory)> {
 proptest! {
     #[test]
     fn nothing_that_is_wanted_or_anothers_is_ended((machines, inventory) in worlds()) {
-        let plan = provision(&machines, &inventory, &[]);
+        let plan = provision(&machines, &inventory, |_| false);
         for step in plan.steps.iter().chain(&plan.doubted) {
             let shown = |id: &InstanceId| inventory.instances.iter().find(|i| i.id == *id).unwrap();
             let record = machines.get(&step.machine());
@@ -298,7 +311,7 @@ proptest! {
 
     #[test]
     fn one_machine_is_never_launched_twice((machines, inventory) in worlds()) {
-        let steps = provision(&machines, &inventory, &[]).steps;
+        let steps = provision(&machines, &inventory, |_| false).steps;
         for id in machines.keys() {
             let launches = steps.iter().filter(|step| **step == Step::Launch(*id)).count();
             let live = inventory.instances.iter().any(|i| is_live(i) && i.machine.get() == id.number());

@@ -209,7 +209,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         lead: &mut Leadership,
     ) -> Result<BTreeSet<MachineId>, Stop> {
         let now = Instant::now();
-        let plan = provision(records, inventory, self.doubt.ripe(now));
+        let plan = provision(records, inventory, |ends| self.doubt.confirms(ends, now));
         self.remember(&plan, now);
         let mut steps = plan.steps;
         steps.retain(|step| !self.retries.waiting(Task::Machine(step.machine()), now));
@@ -230,7 +230,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         if !plan.doubted.is_empty() {
             warn!(ending = plan.doubted.len(), "would end most instances; looking again first");
         }
-        self.doubt.hold(&plan.doubted, now);
+        self.doubt.hold(plan, now);
         // Whoever has nothing left to do has no failures either.
         let planned: BTreeSet<MachineId> = plan.steps.iter().map(|step| step.machine()).collect();
         self.failures.retain(|id, _| planned.contains(id));

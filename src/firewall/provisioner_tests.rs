@@ -203,6 +203,30 @@ async fn who_leaves_is_shut_though_its_end_is_refused_and_ended_though_it_cannot
     }
 }
 
+/// The last machine of all leaves: there is nothing left to look at but what is told of it.
+#[tokio::test(start_paused = true)]
+async fn the_last_one_that_leaves_is_told_of_until_it_is_gone() {
+    let world = World::started(Settings { busy_calls: u64::MAX / 2, ..Settings::default() }).await;
+    let machine = world.operator.add_machine(None).await.unwrap();
+    soon().await;
+    world.operator.terminate_machines(&[machine]).await.unwrap();
+    tokio::time::sleep(2 * RESYNC).await;
+    let told = world.report(machine).await.problem.unwrap();
+    assert!(told.starts_with("terminated, and not gone yet: ") && told.ends_with("still in use"), "{told}");
+    let deletes = world.provider.calls_of(CallName::DeleteGroup);
+    let version = world.operator.tree().get(&paths::firewall_report(machine)).await.unwrap().version;
+    tokio::time::sleep(LONG).await;
+    let tries = world.provider.calls_of(CallName::DeleteGroup) - deletes;
+    assert!((4..=15).contains(&tries), "{tries} tries at the slowest pace of a back-off");
+    let node = world.operator.tree().get(&paths::firewall_report(machine)).await.unwrap();
+    assert_eq!(node.version, version, "told once");
+    world.provider.configure(|settings| settings.busy_calls = 0);
+    tokio::time::sleep(LONG).await;
+    assert_eq!(world.ports(machine), None);
+    let report = world.operator.tree().get(&paths::firewall_report(machine)).await;
+    assert!(matches!(report, Err(tree::Error::NoNode(_))), "{report:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn ends_wait_for_no_launch() {
     let mut world = World::new(Settings::default()).await;

@@ -176,11 +176,12 @@ impl Reports {
         let mut ids: Vec<MachineId> = machines.collect();
         self.orphans = self.listed(tree).await?;
         ids.iter().for_each(|id| _ = self.orphans.remove(id));
+        let none = ids.is_empty();
+        ids.extend(&self.orphans);
         // No machine at all is more likely a view that lacks something than an environment that does.
-        if ids.is_empty() {
+        if none {
             self.orphans.clear();
         }
-        ids.extend(&self.orphans);
         let reads = ids.iter().map(|id| Read::Data(self.path(*id))).collect();
         self.known.clear();
         self.unreadable.clear();

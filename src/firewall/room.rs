@@ -43,6 +43,20 @@ impl Room {
         [Family::V4, Family::V6].into_iter().all(|family| count(&all, family) <= self.of(family))
     }
 
+    /// What of `change` there is no room to open, the highest of each family: taken out of it. A provider refuses a request
+    /// whole if any of it is too much.
+    pub(super) fn trim(&self, owned: &BTreeSet<Rule>, change: &mut Change) -> BTreeSet<Rule> {
+        let staying = owned - &change.close;
+        let mut over = BTreeSet::new();
+        for family in [Family::V4, Family::V6] {
+            let left = self.of(family).saturating_sub(count(&staying, family));
+            let opened = change.open.iter().filter(|rule| rule.source.family() == family);
+            over.extend(opened.skip(left).copied());
+        }
+        change.open.retain(|rule| !over.contains(rule));
+        over
+    }
+
     /// Where there is no slot for what replaces them, some of the rules that were to be closed later are closed first, the
     /// narrowest before all others: the ports of theirs that are wanted are shut for a moment, and not one that nobody
     /// wants stays open. Only if that helps both families, which are opened together, and none that is `kept` for who cannot
@@ -96,6 +110,27 @@ mod tests {
             let mut deferred = owned.clone();
             room.make(&owned, &RuleSet::new(), &mut change, &mut deferred);
             assert_eq!((change.close == owned, deferred.is_empty()), (moved, moved), "{v6}");
+        }
+    }
+
+    #[test]
+    fn what_is_too_much_is_left_out_for_each_family() {
+        let rule = |port, source| Rule::new(PortRange::single(port, Protocol::Tcp).unwrap(), source);
+        let (v4, v6) = (Cidr::WORLD_V4, Cidr::WORLD_V6);
+        let owned = BTreeSet::from([rule(1, v4), rule(2, v4), rule(1, v6)]);
+        let open = BTreeSet::from([rule(80, v4), rule(81, v4), rule(80, v6), rule(81, v6), rule(82, v6)]);
+        for (limit, fits) in [
+            (0, vec![]),
+            (1, vec![]),
+            (2, vec![rule(80, v4), rule(80, v6)]),
+            (3, vec![rule(80, v4), rule(81, v4), rule(80, v6), rule(81, v6)]),
+            (9, open.iter().copied().collect()),
+        ] {
+            let room = Room { v4: limit, v6: limit, at_once: false };
+            let mut change = Change { open: open.clone(), close: [rule(2, v4)].into() };
+            let over = room.trim(&owned, &mut change);
+            assert_eq!(change.open, fits.into_iter().collect(), "{limit}");
+            assert_eq!(&change.open | &over, open);
         }
     }
 

@@ -25,9 +25,23 @@ use crate::store::tree::{self, Event, Tree};
 pub struct Progress {
     /// Holds the lock.
     pub leading: bool,
+    /// Since it does.
     pub passes: u64,
     pub last: Pass,
     pub store_failures: u64,
+    /// It is lost now, as far as is known.
+    pub store_lost: bool,
+}
+
+impl Progress {
+    pub(super) fn leads(&mut self) {
+        (self.leading, self.passes, self.store_lost) = (true, 0, false);
+    }
+
+    pub(super) fn loses_the_store(&mut self) {
+        self.store_failures += 1;
+        self.store_lost = true;
+    }
 }
 
 /// Runs until `stop` says so, with machines that somebody else provides.
@@ -67,12 +81,16 @@ pub async fn run_provisioning<T: Tree, F: Firewall, M: Machines>(
         let campaign = tokio::select! {
             biased;
             _ = stop.wait_for(|stop| *stop) => return Ok(()),
-            won = Leadership::campaign(tree, roles, &token) => won,
+            won = async {
+                tree.sync().await?;
+                progress.send_modify(|progress| progress.store_lost = false);
+                Leadership::campaign(tree, roles, &token).await
+            } => won,
         };
         let ended = match campaign {
             Ok(lead) => {
                 info!("leading");
-                progress.send_modify(|progress| progress.leading = true);
+                progress.send_modify(Progress::leads);
                 let provisioner = provisioner.as_deref_mut();
                 lead_on(agent, provisioner, tree, lead, resync, progress, &mut stop).await
             }
@@ -84,7 +102,7 @@ pub async fn run_provisioning<T: Tree, F: Firewall, M: Machines>(
             Ok(Ended::Replaced) => warn!("no longer leading"),
             Err(Error::Tree(err)) if err.is_retryable() && !planted(Bug::DiesWithTheStore) => {
                 warn!(error = %err, "store lost");
-                progress.send_modify(|progress| progress.store_failures += 1);
+                progress.send_modify(Progress::loses_the_store);
                 tokio::time::sleep(STORE_PAUSE).await;
             }
             Err(err) => return Err(err),

@@ -53,10 +53,13 @@ impl Api {
         S: Future<Output = Result<T, SdkError<E>>> + Send,
     {
         let mut pause = self.patience.first_pause;
+        // One that was refused is asked again; one that hung has used up the time that others wait for it.
+        let patient_until = Instant::now() + self.patience.request / 2;
         for _ in 1..self.patience.reads {
             self.meter.admit(action, what, None).await.map_err(Refusal::Error)?;
             match self.answer(action, Effect::Reads, what, send()).await {
-                Err(Refusal::Error(Error::Throttled { .. } | Error::Unavailable { .. })) => {}
+                Err(Refusal::Error(Error::Throttled { .. } | Error::Unavailable { .. }))
+                    if Instant::now() < patient_until => {}
                 answer => return answer,
             }
             tokio::time::sleep(self.meter.spread(pause)).await;

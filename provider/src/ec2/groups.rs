@@ -7,6 +7,7 @@ use super::permission::{Decoded, decode, environment_permissions};
 use super::refusal::Refusal;
 use crate::error::{Error, Subject};
 use crate::provider::{GroupId, MachineNumber};
+use crate::rule::Rule;
 use aws_sdk_ec2::types::{Filter, SecurityGroup, VpcCidrBlockStateCode};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -149,6 +150,13 @@ impl Ec2 {
                 },
             }),
         }
+    }
+
+    /// Our rules in a group as it was shown, with our own last writes.
+    pub(super) fn owned_now(&self, group: &OurGroup) -> BTreeSet<Rule> {
+        let mut owned = group.rules.owned.clone();
+        self.memory().recent.overlay(&group.id, &mut owned, Instant::now().into_std());
+        owned
     }
 
     /// A group of ours; `None` if there is none with this id, and refused if it is somebody else's.

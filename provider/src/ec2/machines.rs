@@ -29,9 +29,9 @@ impl Machines for Ec2 {
         let instances = shown.iter().filter_map(|shown| self.our_instance(shown)).collect();
         let groups = self.our_groups(&Subject::Provider, self.ours(&["group"])).await?;
         let groups = groups.into_iter().map(|group| Group {
-            id: group.id,
             machine: group.owner.machine(),
-            open: !group.rules.owned.is_empty(),
+            open: !self.owned_now(&group).is_empty(),
+            id: group.id,
         });
         Ok(Inventory { instances, groups: groups.collect() })
     }
@@ -112,7 +112,7 @@ impl Machines for Ec2 {
             let reason = format!("it is not the group of machine {machine}");
             return Err(Error::Foreign { what: group.into(), reason });
         }
-        self.send_close(machine, group, &found.rules.owned).await
+        self.send_close(machine, group, &self.owned_now(&found)).await
     }
 
     async fn delete_group(&self, group: &GroupId) -> Result<(), Error> {

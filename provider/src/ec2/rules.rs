@@ -9,7 +9,7 @@ use super::permission::{Decoded, decode, encode};
 use super::refusal::Refusal;
 use crate::error::{Error, Subject};
 use crate::provider::{Applied, Firewall, GroupId, MachineNumber, MachineRules, Seen};
-use crate::rule::{Change, Family, Rule};
+use crate::rule::{Change, Rule};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use tokio::time::Instant;
@@ -172,10 +172,6 @@ impl Ec2 {
             sent = if rest.is_empty() { Ok(()) } else { self.send_once(way, group, &rest, until).await };
         }
         let result = sent.map_err(|refusal| refusal.into_error(&group.into()));
-        if way == Way::Open && matches!(result, Err(Error::QuotaExceeded { .. })) {
-            self.open_what_fits(group, rules, until).await?;
-            return result;
-        }
         let none = BTreeSet::new();
         let mut memory = self.memory();
         match (&result, way) {
@@ -191,26 +187,6 @@ impl Ec2 {
         }
         drop(memory);
         result
-    }
-
-    /// EC2 refuses a batch whole if only one of it is too many: what there is room for is read and sent by itself, once.
-    async fn open_what_fits(
-        &self,
-        group: &GroupId,
-        rules: &BTreeSet<Rule>,
-        until: Option<Instant>,
-    ) -> Result<(), Error> {
-        self.memory().recent.doubt(group);
-        let there = self.read_rules(group).await?;
-        let fitting = fitting(&Way::Open.rest(rules, &there), &there, self.settings.rules_per_family);
-        if fitting.is_empty() || fitting.len() == rules.len() {
-            return Ok(());
-        }
-        let sent = self.send_once(Way::Open, group, &fitting, until).await;
-        sent.map_err(|refusal| refusal.into_error(&group.into()))?;
-        let now = Instant::now().into_std();
-        self.memory().recent.wrote(group, &fitting, &BTreeSet::new(), now);
-        Ok(())
     }
 
     pub(super) async fn send_close(
@@ -245,17 +221,6 @@ impl Ec2 {
     }
 }
 
-/// Those of `rules` that a group has room for, each family by itself and in the order of the rules.
-fn fitting(rules: &BTreeSet<Rule>, there: &Decoded, limit: usize) -> BTreeSet<Rule> {
-    let of_family = |family: Family| {
-        let owned = there.owned.iter().filter(|rule| rule.source.family() == family).count();
-        let theirs = there.foreign.iter().filter(|rule| rule.family().is_none_or(|theirs| theirs == family));
-        let room = limit.saturating_sub(owned + theirs.count());
-        rules.iter().filter(move |rule| rule.source.family() == family).take(room).copied()
-    };
-    of_family(Family::V4).chain(of_family(Family::V6)).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,26 +238,5 @@ mod tests {
             Decoded { owned: rules(&[80]), foreign: vec![Foreign::from_wire(theirs, Cidr::WORLD_V4)] };
         assert_eq!(Way::Open.rest(&rules(&[80, 81, 443]), &there), rules(&[81]));
         assert_eq!(Way::Close.rest(&rules(&[80, 81, 443]), &there), rules(&[80]), "never theirs");
-    }
-
-    #[test]
-    fn what_fits_is_counted_for_each_family() {
-        let rule = |port, source| Rule::new(PortRange::single(port, Protocol::Tcp).unwrap(), source);
-        let (v4, v6) = (Cidr::WORLD_V4, Cidr::WORLD_V6);
-        let everything = WirePorts { proto: "-1", from: None, to: None };
-        let there = Decoded {
-            owned: [rule(1, v4), rule(2, v4), rule(1, v6)].into(),
-            foreign: vec![Foreign::from_wire(everything, v6)],
-        };
-        let asked: BTreeSet<Rule> =
-            [rule(80, v4), rule(81, v4), rule(80, v6), rule(81, v6), rule(82, v6)].into();
-        for (limit, expected) in [
-            (2, vec![]),
-            (3, vec![rule(80, v4), rule(80, v6)]),
-            (4, vec![rule(80, v4), rule(81, v4), rule(80, v6), rule(81, v6)]),
-            (9, asked.iter().copied().collect()),
-        ] {
-            assert_eq!(fitting(&asked, &there, limit), expected.into_iter().collect(), "{limit}");
-        }
     }
 }

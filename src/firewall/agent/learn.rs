@@ -48,7 +48,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
     ) {
         if applied.opened.is_ok() {
             pass.opened += change.open.len();
-            report.pending.clear();
+            report.pending.retain(|rule| !change.open.contains(rule));
         }
         if applied.closed.is_ok() {
             pass.closed += change.close.len();
@@ -73,12 +73,18 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             self.seen.remove(&machine);
         }
         let mut slowest = Pace::ReadAgain;
+        let full = matches!(applied.opened, Err(Error::QuotaExceeded { .. }))
+            && self.crowded.insert(machine, Instant::now()).is_none();
         let told = self.reports.get(machine).and_then(|report| report.problem.clone());
         let mut problems = Vec::new();
         for error in applied.errors() {
             *pass.failures.entry(error.kind()).or_default() += 1;
             problems.push(error.to_string());
             slowest = slowest.max(Pace::after(error));
+        }
+        // What there is room for is another request, which is worth making at once.
+        if full && applied.closed.is_ok() {
+            slowest = Pace::ReadAgain;
         }
         let problem = problems.join("; ");
         // The same again is no news: the report says it for as long as it lasts.
