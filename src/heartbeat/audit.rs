@@ -110,6 +110,8 @@ pub struct Audit {
     flaps: Flaps,
     maintenance: HashMap<Name, u64>,
     dirty: BTreeSet<u16>,
+    /// Judged for the first time, and not in the store yet.
+    unstored: BTreeSet<u32>,
     counts: Counts,
 }
 
@@ -131,6 +133,7 @@ impl Audit {
             flaps: Flaps::default(),
             maintenance: HashMap::new(),
             dirty: BTreeSet::new(),
+            unstored: BTreeSet::new(),
             counts: Counts::default(),
         };
         audit.configure(now, params);
@@ -242,6 +245,9 @@ impl Audit {
     /// Judges no more. What was decided and not written is forgotten with the next [`Audit::adopt`].
     pub fn leave_office(&mut self) {
         self.judging = false;
+        for entry in std::mem::take(&mut self.unstored) {
+            self.forget_verdict(entry);
+        }
         // A return that was judged and not written is news for the next judge, who may be this one.
         for bucket in std::mem::take(&mut self.dirty) {
             for entry in self.table.in_bucket(bucket).to_vec() {
@@ -250,6 +256,17 @@ impl Audit {
             }
         }
         self.woken.clear();
+    }
+
+    /// Nobody was told of it, and no store will tell us: it was heard of, and that is all.
+    fn forget_verdict(&mut self, entry: u32) {
+        self.count(entry, false);
+        let component = self.table.get_mut(entry);
+        (component.state, component.word, component.told) = (State::New, None, Told::Yes);
+        (component.sequence, component.word_sequence, component.changed_at) = (0, 0, 0);
+        component.news = true;
+        self.count(entry, true);
+        self.arm(entry, State::New);
     }
 
     fn rearm(&mut self, now: u64) {
@@ -318,6 +335,7 @@ impl Audit {
         self.count(entry, false);
         self.wheel.remove(entry);
         self.flaps.forget(entry);
+        self.unstored.remove(&entry);
         for list in [&mut self.woken, &mut self.unflushed, &mut self.held] {
             list.retain(|other| *other != entry);
         }

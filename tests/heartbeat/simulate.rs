@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use portcullis::heartbeat::corner;
 use portcullis::heartbeat::name::Name;
+use portcullis::heartbeat::record::bucket_of;
+use portcullis::store::memory::Fault;
 use portcullis::store::paths::{self, NodePath};
 use portcullis::store::tree::{Tree, Write};
 use serde_json::json;
@@ -349,6 +351,33 @@ async fn a_first_beat_that_was_answered_survives_everybody() {
     assert_eq!(words.last().map(String::as_str), Some("Alert"), "{words:?}");
 }
 
+/// Whether it was applied or not, a write without an answer loses nobody: neither one whose znode is not there yet, nor one
+/// whose znode has others in it, though it never beats again.
+#[tokio::test(start_paused = true)]
+async fn a_first_beat_outlives_a_write_that_was_not_answered() {
+    for loss in [Fault::LostBefore, Fault::LostAfter] {
+        let mut world = begin(40, 1, 0).await;
+        let name = |number: u32| Name::parse(&format!("n{number}")).expect("a name");
+        let first = name(0);
+        let same = |other: &Name| bucket_of(other.as_str()) == bucket_of(first.as_str());
+        let second = (1..).map(name).find(same).expect("there are 4,096");
+        for (name, known) in [(first, 1), (second, 2)] {
+            world.lose_answer(paths::heartbeat_buckets(), loss);
+            let ears = std::sync::Arc::clone(&world.replicas[&0].ears);
+            ears.beat(&[(name, false)]).await.expect("room");
+            world.pass(seconds(5)).await;
+            let records = corner::overview(&world.tree()).await.expect("records").records;
+            let states: Vec<&str> = records.iter().map(|record| record.state.as_str()).collect();
+            assert_eq!(states, vec!["ok"; known], "{loss:?}: {records:?}");
+            let told: Vec<String> =
+                world.manager.book().told.iter().map(|told| told.message.clone()).collect();
+            assert_eq!(told, vec!["Heartbeat started"; known], "{loss:?}");
+            assert_eq!(world.shown.len(), known, "{loss:?}");
+            assert_eq!(world.manager.book().hooked.len(), known, "{loss:?}");
+        }
+    }
+}
+
 /// One random life.
 async fn live(seed: u64) {
     let replicas = 1 + (seed % 3) as u32;
@@ -358,7 +387,7 @@ async fn live(seed: u64) {
         let ids: Vec<u32> = world.replicas.keys().copied().collect();
         let some = (!ids.is_empty()).then(|| ids[world.below(ids.len() as u64) as usize]);
         let time = seconds(1 + world.below(20));
-        match (world.below(18), some) {
+        match (world.below(21), some) {
             (0..=2, _) => world.silence(component),
             (3..=5, _) => world.revive(component),
             (6, Some(id)) if world.replicas.len() > 1 => world.kill(id),
@@ -390,6 +419,12 @@ async fn live(seed: u64) {
                 world.maintain(component, time * 4).await;
                 if world.below(2) == 0 {
                     world.silence(component);
+                }
+            }
+            (18..=19, _) => {
+                for _ in 0..=world.below(3) {
+                    let loss = [Fault::LostBefore, Fault::LostAfter][world.below(2) as usize];
+                    world.lose_answer(paths::heartbeat(), loss);
                 }
             }
             _ => {}

@@ -1,7 +1,7 @@
 //! A simulated fleet: trackers on one store in memory, on paused time, with a store that goes away, sessions that expire,
 //! processes that stop, and calendars that jump. It knows the truth; what must hold is in `verdict`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,6 +14,7 @@ use portcullis::heartbeat::ears::Ears;
 use portcullis::heartbeat::name::Name;
 use portcullis::heartbeat::tracker::{Setting, Tracker};
 use portcullis::store::acl::{Acl, Roles};
+use portcullis::store::memory::Fault;
 use portcullis::store::paths::NodePath;
 use portcullis::store::records::Placement;
 use portcullis::store::tree::{Answer, Error, Node, Read, Tree, Write};
@@ -33,9 +34,20 @@ pub(crate) const SESSION: Duration = Duration::from_secs(10);
 pub(crate) struct Wire {
     pub(crate) tree: MemoryTree,
     down: Arc<AtomicBool>,
+    losses: Losses,
 }
 
+/// Writes of trackers that will get no answer, each the next one of its kind: of those that touch something below a path.
+type Losses = Arc<Mutex<VecDeque<(NodePath, Fault)>>>;
+
 impl Wire {
+    fn loss(&self, writes: &[Write]) -> Option<Fault> {
+        let mut losses = self.losses.lock().expect("no panic");
+        let below =
+            |path: &NodePath| writes.iter().any(|write| write.path().as_str().starts_with(path.as_str()));
+        losses.pop_front_if(|(path, _)| below(path)).map(|(_, loss)| loss)
+    }
+
     async fn reach(&self) -> Result<(), Error> {
         if self.down.load(Ordering::Relaxed) {
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -71,7 +83,16 @@ impl Tree for Wire {
 
     async fn write(&self, writes: Vec<Write>) -> Result<(), Error> {
         self.reach().await?;
-        self.tree.write(writes).await
+        let lost = Err(Error::Ambiguous { hosts: "nowhere".to_owned() });
+        match self.loss(&writes) {
+            None => self.tree.write(writes).await,
+            Some(Fault::LostBefore) => lost,
+            Some(Fault::LostAfter) => {
+                // What is refused is refused, whether anybody hears of it or not.
+                let _ = self.tree.write(writes).await;
+                lost
+            }
+        }
     }
 
     async fn set_acl(&self, path: &NodePath, acl: Acl) -> Result<(), Error> {
@@ -166,6 +187,7 @@ pub(crate) struct World {
     next_replica: u32,
     pub(crate) components: Vec<Component>,
     down: Arc<AtomicBool>,
+    losses: Losses,
     calendar: Arc<AtomicU64>,
     start: Instant,
     random: u64,
@@ -197,6 +219,7 @@ impl World {
             next_replica: 0,
             components: Vec::new(),
             down: Arc::default(),
+            losses: Losses::default(),
             calendar: Arc::new(AtomicU64::new(1_700_000_000_000)),
             start: Instant::now(),
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
@@ -241,7 +264,7 @@ impl World {
         let (calendar, start) = (Arc::clone(&self.calendar), self.start);
         let wall = move || calendar.load(Ordering::Relaxed) + start.elapsed().as_millis() as u64;
         let ears = Arc::new(Ears::new(Arc::new(wall), 10_000));
-        let wire = Wire { tree: self.tree(), down: Arc::clone(&self.down) };
+        let wire = Wire { tree: self.tree(), down: Arc::clone(&self.down), losses: Arc::clone(&self.losses) };
         let setting = Setting {
             tree: wire.clone(),
             roles: self.roles.clone(),
@@ -318,6 +341,12 @@ impl World {
         if there {
             self.store.interrupt();
         }
+    }
+
+    /// The next write of a tracker below `path` gets no answer.
+    pub(crate) fn lose_answer(&mut self, path: NodePath, loss: Fault) {
+        self.upset();
+        self.losses.lock().expect("no panic").push_back((path, loss));
     }
 
     /// The store was away for so long that nobody's session is left.

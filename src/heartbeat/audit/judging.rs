@@ -171,6 +171,9 @@ impl Audit {
         let number = sequence.next();
         self.count(entry, false);
         let component = self.table.get_mut(entry);
+        if component.state == State::New {
+            self.unstored.insert(entry);
+        }
         component.state = state;
         component.sequence = number;
         component.changed_at = now.wall;

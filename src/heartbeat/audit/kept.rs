@@ -74,6 +74,11 @@ impl Audit {
 
     pub fn written(&mut self, bucket: u16) {
         self.dirty.remove(&bucket);
+        if !self.unstored.is_empty() {
+            for entry in self.table.in_bucket(bucket) {
+                self.unstored.remove(entry);
+            }
+        }
     }
 
     /// Changes that the state manager has yet to hear of and that are safe in the store, oldest first.

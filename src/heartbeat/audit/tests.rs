@@ -504,3 +504,28 @@ proptest! {
         }
     }
 }
+
+/// What was judged and not written is as it was: one that nobody knows is started by whoever judges next, and one that the
+/// store knows is what the store says.
+#[test]
+fn a_start_that_was_not_written_is_a_start_again() {
+    let mut bench = Bench::new();
+    bench.beat("a");
+    assert_eq!(bench.after(0), told("a", Word::Started));
+    bench.write_all();
+    let bucket = bucket_of("a");
+    let a = bench.audit.table.record(bench.audit.table.find(&name("a")).unwrap(), bench.now, 0);
+    let other = (0..).map(|n| format!("b{n}")).find(|other| bucket_of(other) == bucket).unwrap();
+    bench.beat(&other);
+    assert_eq!(bench.after(0), told(&other, Word::Started));
+    bench.audit.leave_office();
+    bench.audit.adopt(bucket, &[a], bench.now);
+    assert_eq!((bench.audit.known(), bench.audit.counts().ok), (2, 1));
+    bench.audit.take_office(bench.now);
+    assert_eq!(bench.after(0), told(&other, Word::Started));
+    // Now it is written, and gone from the store for a reason.
+    bench.write_all();
+    bench.audit.leave_office();
+    bench.audit.adopt(bucket, &[a], bench.now);
+    assert_eq!(bench.audit.known(), 1);
+}
