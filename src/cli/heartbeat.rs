@@ -14,7 +14,7 @@ use super::settings::Globals;
 use crate::heartbeat::audit::Change;
 use crate::heartbeat::corner;
 use crate::heartbeat::name::{InvalidName, Name};
-use crate::heartbeat::record::Record;
+use crate::heartbeat::record::{Hold, Record};
 use crate::heartbeat::state::State;
 use crate::model::MachineId;
 use crate::runtime::clock::{utc, wall_ms};
@@ -84,13 +84,13 @@ pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
             };
             let (corner::Overview { mut records, problems }, alarm) = globals.in_environment(look).await?;
             match alarm {
-                Ok(Some((silent, alive))) => {
+                Ok(Some(Hold::Held { silent, alive, .. })) => {
                     output::message(&format!(
                         "warning: {silent} of {alive} components are silent at once: their deaths are held"
                     ));
                     output::hint("`juju heartbeat release` says that the outage is real");
                 }
-                Ok(None) => {}
+                Ok(None | Some(Hold::Passing)) => {}
                 Err(problem) => output::message(&format!("warning: {problem}: are deaths held?")),
             }
             records.retain(|record| !*unwell || !is_well(record));
@@ -109,7 +109,7 @@ pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
                 let tree = environment.tree();
                 corner::ensure(tree, &environment.info().roles).await?;
                 // What cannot be read may be a hold.
-                let held = !matches!(corner::alarm(tree).await?.0, Ok(None));
+                let held = !matches!(corner::alarm(tree).await?.0, Ok(None | Some(Hold::Passing)));
                 corner::release(tree).await?;
                 Ok(held)
             });

@@ -6,7 +6,7 @@ mod kept;
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::guard::{Flaps, MassHold};
+use super::guard::{Course, Flaps, MassHold};
 use super::name::Name;
 use super::params::Params;
 use super::record::{Beat, Told};
@@ -230,11 +230,13 @@ impl Audit {
     /// Nobody was listening until now: every window starts again.
     pub fn restart_windows(&mut self, now: u64) {
         self.floor = self.floor.max(now);
+        self.hold.restart_windows(now, self.err);
     }
 
     /// Begins to judge: everything is looked at again.
-    pub fn take_office(&mut self, now: u64) {
+    pub fn take_office(&mut self, now: u64, course: Course) {
         self.judging = true;
+        self.hold.resume(course, now, self.err);
         self.rearm(now);
         self.woken = self.table.iter().filter(|(_, c)| c.news).map(|(entry, _)| entry).collect();
         self.held.clear();
@@ -355,6 +357,11 @@ impl Audit {
     /// An operator says that the silence is real.
     pub fn release(&mut self, now: u64) {
         self.hold.release(now, self.err);
+    }
+
+    /// How far the hold of deaths has come, if there is one.
+    pub fn course(&self, now: u64) -> Course {
+        self.hold.course(now)
     }
 
     /// Deaths are held: how many are silent, of how many.

@@ -9,7 +9,7 @@ use tracing::warn;
 use super::journal::{self, page_from_bytes};
 use super::name::Name;
 use super::params::{InvalidParams, Params};
-use super::record::{Batch, Record, bucket_from_bytes, bucket_of};
+use super::record::{Batch, Hold, Record, bucket_from_bytes, bucket_of};
 use super::webhook::Note;
 use crate::store::Error;
 use crate::store::acl::Roles;
@@ -171,15 +171,23 @@ pub async fn release<T: Tree>(tree: &T) -> Result<(), Error> {
     Err(Error::Contended { path, attempts: ATTEMPTS })
 }
 
+/// Counts how often an operator said so.
+///
+/// # Errors
+/// The failures of the store.
+pub async fn releases<T: Tree>(tree: &T) -> Result<i32, Error> {
+    Ok(read(tree, &paths::heartbeat_release()).await?.version)
+}
+
 /// What the judge keeps for itself in a znode, or what is wrong with it; and the version, with which it can be overwritten
 /// in any case.
 pub type Kept<V> = (Result<V, Error>, i32);
 
-/// Deaths are held: how many are silent, of how many. Nothing where no tracker ever ran.
+/// Deaths that are held, or were. Nothing where no tracker ever ran.
 ///
 /// # Errors
 /// The failures of the store.
-pub async fn alarm<T: Tree>(tree: &T) -> Result<Kept<Option<(usize, usize)>>, Error> {
+pub async fn alarm<T: Tree>(tree: &T) -> Result<Kept<Option<Hold>>, Error> {
     let path = paths::heartbeat_alarm();
     match tree.get(&path).await {
         Ok(node) => {

@@ -6,6 +6,10 @@ use std::collections::{HashMap, VecDeque};
 /// Fewer silent components than this are no mass outage.
 const MASS_LEAST: usize = 3;
 
+/// Deaths pass for so many windows after a hold: those of a judge that is new to it may be due a whole window later than
+/// the hold ends, and to ask everybody takes a moment.
+const PASSING_WINDOWS: u64 = 2;
+
 /// Holds deaths back while too many are due at once.
 #[derive(Debug, Clone, Default)]
 pub struct MassHold {
@@ -13,10 +17,24 @@ pub struct MassHold {
     share: u32,
     hold_ms: u64,
     since: Option<u64>,
+    /// For so long judges before this one held the same deaths.
+    before_ms: u64,
     /// Until then deaths pass: the hold was lifted, and what is silent now was part of it.
     pass_until: u64,
     /// When and how many died lately.
     recent: VecDeque<(u64, usize)>,
+}
+
+/// How far a hold has come: what whoever judges next goes on with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Course {
+    #[default]
+    Quiet,
+    Holding {
+        for_ms: u64,
+    },
+    /// Lifted, and deaths that were part of it pass.
+    Passing,
 }
 
 /// What becomes of the deaths that are due.
@@ -39,10 +57,44 @@ impl MassHold {
         self.since.is_some()
     }
 
+    pub fn course(&self, now: u64) -> Course {
+        match self.since {
+            Some(since) => Course::Holding { for_ms: self.held_ms(now, since) },
+            None if now < self.pass_until => Course::Passing,
+            None => Course::Quiet,
+        }
+    }
+
+    fn held_ms(&self, now: u64, since: u64) -> u64 {
+        self.before_ms + now.saturating_sub(since)
+    }
+
+    /// Goes on where another judge was.
+    pub fn resume(&mut self, course: Course, now: u64, window: u64) {
+        (self.since, self.before_ms, self.pass_until) = match course {
+            Course::Quiet => (None, 0, 0),
+            Course::Holding { for_ms } => (Some(now), for_ms, 0),
+            Course::Passing => (None, 0, now + PASSING_WINDOWS * window),
+        };
+        self.recent.clear();
+    }
+
+    /// Every window starts again at `now`, also of those who may pass.
+    pub fn restart_windows(&mut self, now: u64, window: u64) {
+        if now < self.pass_until {
+            self.pass_until = now + PASSING_WINDOWS * window;
+        }
+    }
+
     /// An operator says that the silence is real.
     pub fn release(&mut self, now: u64, window: u64) {
+        self.lift(now + PASSING_WINDOWS * window);
+    }
+
+    fn lift(&mut self, pass_until: u64) {
+        self.before_ms = 0;
         if self.since.take().is_some() {
-            self.pass_until = now + window;
+            self.pass_until = pass_until;
         }
     }
 
@@ -56,9 +108,14 @@ impl MassHold {
         let (silent, fleet) = (silent + died, alive + died);
         let mass = self.share > 0 && silent >= MASS_LEAST && silent * 100 > fleet * self.share as usize;
         match self.since {
-            Some(since) if mass && now < since + self.hold_ms => Ruling::Hold { raised: false },
-            Some(_) => {
+            Some(since) if mass && self.held_ms(now, since) < self.hold_ms => Ruling::Hold { raised: false },
+            Some(_) if mass => {
                 self.release(now, window);
+                Ruling::Declare
+            }
+            Some(_) => {
+                // Most are back, and if they fall silent once more, that is another outage.
+                self.lift(now + window);
                 Ruling::Declare
             }
             None if mass && now >= self.pass_until && self.hold_ms > 0 => {
@@ -206,6 +263,32 @@ mod tests {
         hold.rule(0, WINDOW, 50, 100);
         assert_eq!(hold.rule(1000, WINDOW, 5, 100), Ruling::Declare, "most came back");
         assert!(!hold.is_holding());
+        assert_eq!(hold.rule(1000 + WINDOW, WINDOW, 50, 100), Ruling::Hold { raised: true }, "once more");
+    }
+
+    #[test]
+    fn whoever_judges_next_goes_on_with_a_hold() {
+        let mut hold = begun();
+        assert_eq!(hold.course(0), Course::Quiet);
+        hold.rule(0, WINDOW, 50, 100);
+        let course = hold.course(200_000);
+        assert_eq!(course, Course::Holding { for_ms: 200_000 });
+        // Its clock has just begun.
+        let mut hold = begun();
+        hold.resume(course, 1_000, WINDOW);
+        assert_eq!(hold.rule(100_999, WINDOW, 50, 100), Ruling::Hold { raised: false });
+        assert_eq!(hold.course(100_999), Course::Holding { for_ms: 299_999 });
+        assert_eq!(hold.rule(101_000, WINDOW, 50, 100), Ruling::Declare);
+        // The next one hears of those who are silent a window later, and of a lost tracker in between.
+        let course = hold.course(101_001);
+        assert_eq!(course, Course::Passing);
+        let mut hold = begun();
+        hold.resume(course, 1_000, WINDOW);
+        hold.restart_windows(40_000, WINDOW);
+        assert_eq!(hold.rule(40_000 + WINDOW + 500, WINDOW, 50, 100), Ruling::Declare);
+        assert_eq!(hold.rule(40_000 + 2 * WINDOW, WINDOW, 50, 100), Ruling::Hold { raised: true });
+        hold.resume(Course::Quiet, 0, WINDOW);
+        assert_eq!(hold.rule(1, WINDOW, 50, 100), Ruling::Hold { raised: true }, "another outage");
     }
 
     #[test]

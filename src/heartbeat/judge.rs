@@ -14,10 +14,11 @@ use self::telling::Calls;
 use self::tidying::TIDY;
 use super::audit::{Change, Sequence};
 use super::corner;
+use super::guard::Course;
 use super::journal::{Draft, Journal};
 use super::notify::{Post, Receipt};
 use super::pending::Outcome;
-use super::record::bucket_of;
+use super::record::{Hold, bucket_of};
 use super::tracker::Tracker;
 use super::tracker::look::readable;
 use super::webhook::{Note, Queue};
@@ -64,24 +65,21 @@ pub(super) struct Office {
     /// It was said that there is no secret for the webhook.
     mute: bool,
     /// What the store has of a mass outage, if that can be read, and the version of its znode.
-    alarm: (Option<Option<(usize, usize)>>, i32),
+    alarm: (Option<Option<Hold>>, i32),
+    /// The operator's newest word about it that was obeyed.
+    release: i32,
     /// Numbers of an outage that are a little different are not written before.
     alarm_at: Instant,
     orphans: HashMap<String, Instant>,
 }
 
 impl Office {
-    /// Gives the lock back. It ends with the session in any case. Nobody holds deaths back who does not judge, so the alarm
-    /// goes with it.
+    /// Gives the lock back. It ends with the session in any case. Deaths that are held stay so: nobody declares them, and
+    /// whoever judges next goes on with it.
     pub(super) async fn resign<T: Tree>(&self, tree: &T) {
-        let mut writes = vec![self.lead.fence()];
-        if self.alarm.0.flatten().is_some() {
-            let (path, version) = (paths::heartbeat_alarm(), self.alarm.1);
-            writes.push(Write::SetIfVersion { path, data: b"null".to_vec(), version });
-        }
-        writes.push(Write::DeleteIfVersion { path: Seat::heartbeat().leader, version: 0 });
+        let unlock = Write::DeleteIfVersion { path: Seat::heartbeat().leader, version: 0 };
         // Whoever comes next waits a little longer if this fails.
-        let _ = tree.write(writes).await;
+        let _ = tree.write(vec![self.lead.fence(), unlock]).await;
     }
 }
 
@@ -96,6 +94,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         // Rather told twice than not at all.
         let noted = (readable(note)?.unwrap_or_default(), version);
         let pages = corner::journal(self.tree(), 0).await?;
+        let release = corner::releases(self.tree()).await?;
         let (alarm, version) = corner::alarm(self.tree()).await?;
         let alarm = (readable(alarm)?, version);
         let versions = buckets.iter().map(|(number, _, version)| (*number, *version)).collect();
@@ -105,7 +104,11 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         self.show(&pages);
         let mut inner = self.ears().lock();
         let now = self.ears().now(&inner).watched;
-        inner.audit.take_office(now);
+        inner.audit.take_office(now, course_of(alarm.0.flatten()));
+        if matches!(alarm.0, Some(Some(Hold::Held { release: obeyed, .. })) if obeyed != release) {
+            // Said while nobody judged, or to one who did not live to obey.
+            inner.audit.release(now);
+        }
         inner.condition.judging = true;
         // A judge that died may have left changes that are not in the journal.
         let journalled: BTreeMap<u64, Change> = changes_in(&pages);
@@ -145,6 +148,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             note_hooked: false,
             mute: false,
             alarm,
+            release,
             alarm_at: Instant::now(),
             orphans: HashMap::new(),
         });
@@ -158,9 +162,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             return Ok(());
         }
         if released {
-            let mut inner = self.ears().lock();
-            let now = self.ears().now(&inner).watched;
-            inner.audit.release(now);
+            self.release().await?;
         }
         match self.rule().await {
             Err(Error::Tree(tree::Error::BadVersion(path))) if path == paths::heartbeat_epoch() => {
@@ -170,6 +172,19 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             }
             done => done,
         }
+    }
+
+    /// Obeys an operator's word that is new.
+    async fn release(&mut self) -> Result<(), Error> {
+        let release = corner::releases(self.tree()).await?;
+        let Some(office) = self.office.as_mut().filter(|office| office.release != release) else {
+            return Ok(());
+        };
+        office.release = release;
+        let mut inner = self.setting.ears.lock();
+        let now = self.setting.ears.now(&inner).watched;
+        inner.audit.release(now);
+        Ok(())
     }
 
     async fn renew(&mut self) -> Result<bool, Error> {
@@ -328,6 +343,14 @@ impl Piece {
             Some(version) => Write::SetIfVersion { path, data: data.clone(), version },
             None => Write::create(path, data.clone(), acl.clone()),
         }
+    }
+}
+
+fn course_of(hold: Option<Hold>) -> Course {
+    match hold {
+        None => Course::Quiet,
+        Some(Hold::Held { for_ms, .. }) => Course::Holding { for_ms },
+        Some(Hold::Passing) => Course::Passing,
     }
 }
 

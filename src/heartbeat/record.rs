@@ -1,6 +1,7 @@
 //! What the tracker keeps in the store, as values: components in buckets, written by the judge, and batches of beats,
 //! written by every replica. Pure. What cannot be understood is an error that says why, never an empty value.
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::name::Name;
@@ -57,6 +58,24 @@ pub struct Record {
     pub beat_at: u64,
     /// How often it came back, while that is too often.
     pub flaps: u16,
+}
+
+/// Deaths that are held back, as far as whoever judges next must know. Nothing is kept of it where all is quiet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Hold {
+    #[serde(rename_all = "kebab-case")]
+    Held {
+        /// How many are silent, of how many.
+        silent: usize,
+        alive: usize,
+        /// For how long, on the clocks of those who judged; no calendar ends a hold.
+        for_ms: u64,
+        /// The operator's newest word when this was written. Another one is for this hold.
+        release: i32,
+    },
+    /// Lifted: what was silent by then may die.
+    Passing,
 }
 
 /// Beats of one replica, in the order of its numbers.

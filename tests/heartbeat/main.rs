@@ -7,6 +7,7 @@
 mod door;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod hold;
 mod manager;
 mod operator;
 mod outage;

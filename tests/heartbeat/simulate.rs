@@ -21,7 +21,7 @@ pub(crate) fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-async fn begin(seed: u64, replicas: u32, components: usize) -> World {
+pub(crate) async fn begin(seed: u64, replicas: u32, components: usize) -> World {
     let mut world = World::new(seed, components).await;
     corner::ensure(&world.tree(), &world.roles).await.expect("a corner");
     let params = json!({"Sm_url": "http://sm", "Webhook_url": HOOK_URL, "Mass_share": "0"});
@@ -31,6 +31,11 @@ async fn begin(seed: u64, replicas: u32, components: usize) -> World {
     }
     world.pass(seconds(8)).await;
     world
+}
+
+/// Who judges.
+pub(crate) fn judge(world: &World) -> u32 {
+    *world.replicas.iter().find(|(_, r)| r.ears.lock().condition.judging).expect("a judge").0
 }
 
 #[tokio::test(start_paused = true)]
@@ -122,7 +127,7 @@ async fn one_refused_name_is_set_aside() {
 #[tokio::test(start_paused = true)]
 async fn a_judge_that_dies_blinds_nobody_for_long() {
     let mut world = begin(5, 2, 40).await;
-    let judge = *world.replicas.iter().find(|(_, r)| r.ears.lock().condition.judging).expect("a judge").0;
+    let judge = judge(&world);
     world.kill(judge);
     world.silence(3);
     let silent = Instant::now();
@@ -159,7 +164,7 @@ async fn a_judge_that_dies_amid_a_round_repeats_no_call_that_was_taken() {
     // The next call is on its way.
     world.pass(seconds(1)).await;
     assert!((1..19).contains(&deaths(&world)), "{} deaths told", deaths(&world));
-    let judge = *world.replicas.iter().find(|(_, r)| r.ears.lock().condition.judging).expect("a judge").0;
+    let judge = judge(&world);
     world.kill(judge);
     world.manager.book().mood = Mood::Fine;
     world.pass(seconds(60)).await;
@@ -242,8 +247,8 @@ async fn a_webhook_hears_of_each_change_though_the_judge_dies() {
             }
             world.pass(Duration::from_millis(100)).await;
         }
-        let judge = world.replicas.iter().find(|(_, r)| r.ears.lock().condition.judging).expect("a judge").0;
-        world.kill(*judge);
+        let judge = judge(&world);
+        world.kill(judge);
         world.start();
         world.pass(seconds(20)).await;
     }
@@ -272,7 +277,7 @@ async fn planned_silence_is_not_missed() {
     world.silence(2);
     let begun = world.wall();
     world.pass(seconds(100) - Duration::from_millis(500)).await;
-    let judge = *world.replicas.iter().find(|(_, r)| r.ears.lock().condition.judging).expect("a judge").0;
+    let judge = judge(&world);
     let missed = |world: &World| -> Vec<(String, u64)> {
         let book = world.manager.book();
         let told = book.told.iter().filter(|told| told.flag != "OK");
@@ -489,18 +494,4 @@ async fn garbage_in_the_store_ends_no_tracker() {
     for id in [2, 3] {
         world.stop(id).await;
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_alarm_ends_with_who_holds_deaths_back() {
-    let mut world = begin(8, 1, 4).await;
-    let tree = world.tree();
-    let params = json!({"Mass_share": "50", "Mass_hold": "3600"});
-    corner::set_params(&tree, params.as_object().expect("a map")).await.expect("params");
-    (0..4).for_each(|component| world.silence(component));
-    world.pass(ERR + seconds(10)).await;
-    let alarm = corner::alarm(&tree).await;
-    assert!(matches!(alarm, Ok((Ok(Some((1.., 4))), _))), "{alarm:?}");
-    world.stop(0).await;
-    assert!(matches!(corner::alarm(&tree).await, Ok((Ok(None), _))));
 }

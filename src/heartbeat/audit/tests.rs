@@ -24,7 +24,7 @@ impl Bench {
 
     fn with(params: &Params) -> Self {
         let mut audit = Audit::new(1000, params, LIMIT);
-        audit.take_office(1000);
+        audit.take_office(1000, Course::Quiet);
         Self { audit, sequence: Sequence::of_epoch(1), now: 1000 }
     }
 
@@ -281,7 +281,7 @@ fn flapping_is_known_to_a_successor() {
     }
     bench.write_all();
     bench.audit.leave_office();
-    bench.audit.take_office(bench.now);
+    bench.audit.take_office(bench.now, Course::Quiet);
     assert_eq!(bench.audit.pending(bench.at(), 10), [], "damped");
     assert!(bench.audit.is_restless(bench.now, &name("a")));
     // The calendar has no say in it.
@@ -386,7 +386,7 @@ fn a_successor_goes_on_where_the_judge_was() {
     assert_eq!(next.counts(), bench.audit.counts());
     // A beat that came before it judged is news for it, too.
     next.beat(5, &name("b"), false).unwrap();
-    next.take_office(10);
+    next.take_office(10, Course::Quiet);
     let mut sequence = Sequence::of_epoch(2);
     let verdict = next.judge(Now { watched: 10, wall: 5 }, 10, &mut sequence);
     assert_eq!(verdict.changes.len(), 1);
@@ -521,7 +521,7 @@ fn a_start_that_was_not_written_is_a_start_again() {
     bench.audit.leave_office();
     bench.audit.adopt(bucket, &[a], bench.now);
     assert_eq!((bench.audit.known(), bench.audit.counts().ok), (2, 1));
-    bench.audit.take_office(bench.now);
+    bench.audit.take_office(bench.now, Course::Quiet);
     assert_eq!(bench.after(0), told(&other, Word::Started));
     // Now it is written, and gone from the store for a reason.
     bench.write_all();

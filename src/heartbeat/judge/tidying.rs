@@ -7,8 +7,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::info;
 
+use crate::heartbeat::guard::Course;
 use crate::heartbeat::name::Name;
 use crate::heartbeat::notify::Post;
+use crate::heartbeat::record::Hold;
 use crate::heartbeat::tracker::Tracker;
 use crate::heartbeat::webhook::MAX_WAITING;
 use crate::store::Error;
@@ -21,25 +23,42 @@ pub(super) const TIDY: Duration = Duration::from_secs(5);
 /// The numbers of an outage change with every beat of who comes back; people need not read that fast.
 const ALARM_PACE: Duration = Duration::from_secs(3);
 
+/// How long deaths have been held is written in such steps: a hold is longer by one at most with each judge that is lost.
+const HELD_STEP_MS: u64 = 10_000;
+
 /// Batches of trackers that are gone are kept this long, for people who look.
 const ORPHANS_FOR: Duration = Duration::from_secs(30);
 
 impl<T: Tree, P: Post> Tracker<T, P> {
-    /// For operators, who read the store.
+    /// For operators, who read the store, and for whoever judges next.
     pub(super) async fn write_alarm(&mut self) -> Result<(), Error> {
-        let alarm = self.ears().lock().condition.alarm;
-        let Some(office) = self.office.as_mut().filter(|office| office.alarm.0 != Some(alarm)) else {
-            return Ok(());
+        let Some(office) = self.office.as_mut() else { return Ok(()) };
+        let hold = {
+            let inner = self.setting.ears.lock();
+            let now = self.setting.ears.now(&inner).watched;
+            match inner.audit.course(now) {
+                Course::Quiet => None,
+                Course::Passing => Some(Hold::Passing),
+                Course::Holding { for_ms } => {
+                    let (silent, alive) = inner.condition.alarm.unwrap_or_default();
+                    let for_ms = for_ms - for_ms % HELD_STEP_MS;
+                    Some(Hold::Held { silent, alive, for_ms, release: office.release })
+                }
+            }
         };
-        let other_numbers = alarm.is_some() && office.alarm.0.flatten().is_some();
+        if office.alarm.0 == Some(hold) {
+            return Ok(());
+        }
+        let is_held = |hold: Option<Hold>| matches!(hold, Some(Hold::Held { .. }));
+        let other_numbers = is_held(hold) && office.alarm.0.is_some_and(is_held);
         if other_numbers && Instant::now() < office.alarm_at {
             return Ok(());
         }
         let (path, version) = (paths::heartbeat_alarm(), office.alarm.1);
-        let data = serde_json::json!(alarm).to_string().into_bytes();
+        let data = serde_json::json!(hold).to_string().into_bytes();
         let writes = vec![office.lead.fence(), Write::SetIfVersion { path, data, version }];
         self.setting.tree.write(writes).await?;
-        office.alarm = (Some(alarm), version + 1);
+        office.alarm = (Some(hold), version + 1);
         office.alarm_at = Instant::now() + ALARM_PACE;
         Ok(())
     }
