@@ -112,7 +112,9 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         inner.condition.judging = true;
         // A judge that died may have left changes that are not in the journal.
         let journalled: BTreeMap<u64, Change> = changes_in(&pages);
-        let last = journalled.last_key_value().map_or(u64::MAX, |(last, _)| *last);
+        // Where none was begun, none of them is in it; where none can be read, all of them may be.
+        let unknown = if pages.is_empty() { 0 } else { u64::MAX };
+        let last = journalled.last_key_value().map_or(unknown, |(last, _)| *last);
         let unpublished = inner.audit.changes_since(last);
         // What is no longer there of the journal is made good by the newest change of each component.
         let mut missed: BTreeMap<u64, Change> = inner

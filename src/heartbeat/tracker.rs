@@ -69,6 +69,9 @@ pub struct Tracker<T, P> {
     unconfirmed_generation: u64,
     /// Our batches in the store, oldest first, with when they were written.
     written: VecDeque<(u64, u64)>,
+    /// How many of those are cleared away with the batches that are unconfirmed: the same with every repetition, since it is
+    /// not known which of them was applied.
+    clearing: Option<usize>,
     /// The judge's newest question, and the newest that we have answered.
     question: u64,
     answered: u64,
@@ -108,6 +111,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             unconfirmed: Vec::new(),
             unconfirmed_generation: 0,
             written: VecDeque::new(),
+            clearing: None,
             question: 0,
             answered: 0,
             followed: HashMap::new(),

@@ -8,6 +8,7 @@ mod door;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod hold;
+mod losses;
 mod manager;
 mod operator;
 mod outage;

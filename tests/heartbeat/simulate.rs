@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use portcullis::heartbeat::corner;
 use portcullis::heartbeat::name::Name;
-use portcullis::heartbeat::record::bucket_of;
 use portcullis::store::memory::Fault;
 use portcullis::store::paths::{self, NodePath};
 use portcullis::store::tree::{Tree, Write};
@@ -354,33 +353,6 @@ async fn a_first_beat_that_was_answered_survives_everybody() {
     let words: Vec<String> = world.manager.book().told.iter().map(|told| told.flag.clone()).collect();
     assert_eq!(words.first().map(String::as_str), Some("OK"), "{words:?}");
     assert_eq!(words.last().map(String::as_str), Some("Alert"), "{words:?}");
-}
-
-/// Whether it was applied or not, a write without an answer loses nobody: neither one whose znode is not there yet, nor one
-/// whose znode has others in it, though it never beats again.
-#[tokio::test(start_paused = true)]
-async fn a_first_beat_outlives_a_write_that_was_not_answered() {
-    for loss in [Fault::LostBefore, Fault::LostAfter] {
-        let mut world = begin(40, 1, 0).await;
-        let name = |number: u32| Name::parse(&format!("n{number}")).expect("a name");
-        let first = name(0);
-        let same = |other: &Name| bucket_of(other.as_str()) == bucket_of(first.as_str());
-        let second = (1..).map(name).find(same).expect("there are 4,096");
-        for (name, known) in [(first, 1), (second, 2)] {
-            world.lose_answer(paths::heartbeat_buckets(), loss);
-            let ears = std::sync::Arc::clone(&world.replicas[&0].ears);
-            ears.beat(&[(name, false)]).await.expect("room");
-            world.pass(seconds(5)).await;
-            let records = corner::overview(&world.tree()).await.expect("records").records;
-            let states: Vec<&str> = records.iter().map(|record| record.state.as_str()).collect();
-            assert_eq!(states, vec!["ok"; known], "{loss:?}: {records:?}");
-            let told: Vec<String> =
-                world.manager.book().told.iter().map(|told| told.message.clone()).collect();
-            assert_eq!(told, vec!["Heartbeat started"; known], "{loss:?}");
-            assert_eq!(world.shown.len(), known, "{loss:?}");
-            assert_eq!(world.manager.book().hooked.len(), known, "{loss:?}");
-        }
-    }
 }
 
 /// One random life.

@@ -8,7 +8,7 @@ use super::Tracker;
 use crate::heartbeat::notify::Post;
 use crate::heartbeat::record::Batch;
 use crate::store::Error;
-use crate::store::paths;
+use crate::store::paths::{self, NodePath};
 use crate::store::tree::{self, Tree, Write};
 
 /// Batches in one write; the largest still leave it below the store's limit.
@@ -50,7 +50,9 @@ impl<T: Tree, P: Post> Tracker<T, P> {
                 let keep = (inner.params.warn_ms + 2 * inner.params.flush_ms()).max(20_000);
                 (self.ears().now(&inner).watched, keep)
             };
-            let old = self.written.iter().take(BATCHES_A_WRITE).filter(|(_, at)| at + keep < now).count();
+            let is_old = |(_, at): &&(u64, u64)| at + keep < now;
+            let old = self.written.iter().take(BATCHES_A_WRITE).filter(is_old).count();
+            let old = *self.clearing.get_or_insert(old);
             let mut writes = vec![Write::Check { path: paths::heartbeat_replica(&self.id), version: 0 }];
             for (number, bytes) in &self.unconfirmed[..count] {
                 let path = paths::heartbeat_batch(&self.id, *number);
@@ -62,21 +64,26 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             self.ears().lock().condition.store_writes += 1;
             let first = paths::heartbeat_batch(&self.id, self.unconfirmed[0].0);
             match self.setting.tree.write(writes).await {
-                Ok(()) => {
-                    self.written.drain(..old);
-                }
+                Ok(()) => {}
                 // The write before this one was applied, all of it, and its answer lost.
                 Err(tree::Error::NodeExists(path)) if path == first => {}
-                // Ours, but no longer there: nothing that could be deleted.
-                Err(tree::Error::NoNode(path)) if path != paths::heartbeat_replica(&self.id) => {
-                    self.written.clear();
+                // Ours, and cleared away by a judge that took us for gone.
+                Err(tree::Error::NoNode(path)) if self.was_written(&path) => {
+                    self.written.retain(|(number, _)| paths::heartbeat_batch(&self.id, *number) != path);
+                    self.clearing = None;
                     continue;
                 }
                 Err(err) => return Err(err.into()),
             }
+            self.clearing = None;
+            self.written.drain(..old);
             self.written.extend(self.unconfirmed.drain(..count).map(|(number, _)| (number, now)));
         }
         self.setting.ears.is_safe(self.unconfirmed_generation);
         Ok(())
+    }
+
+    fn was_written(&self, path: &NodePath) -> bool {
+        self.written.iter().any(|(number, _)| paths::heartbeat_batch(&self.id, *number) == *path)
     }
 }
