@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tracing::{error, info, warn};
 
-use self::telling::Calls;
+use self::telling::{Aside, Calls};
 use self::tidying::TIDY;
 use super::audit::{Change, Sequence};
 use super::corner;
@@ -51,6 +51,7 @@ pub(super) struct Office {
     unpublished: Vec<Change>,
     journal: Journal,
     manager: Calls<Outcome>,
+    aside: Aside,
     /// Who was told by the round that runs, call by call.
     told: Option<mpsc::Receiver<Receipt>>,
     /// Who wait until it is written down who was told.
@@ -142,6 +143,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             unpublished,
             journal: Journal::of(&pages),
             manager: Calls::new(),
+            aside: Aside::new(),
             told: None,
             to_write_down: Vec::new(),
             webhook: Calls::new(),

@@ -182,9 +182,8 @@ pub async fn deliver<P: Post>(
             Err(CallError::Replaced)
         };
         let answer = match said {
-            Ok(200 | 202 | 204) => Answer::Accepted,
-            Ok(400 | 404 | 409 | 422) => Answer::Refused,
-            Ok(_) | Err(_) => Answer::Failed,
+            Ok(status) => Answer::of(status),
+            Err(_) => Answer::Failed,
         };
         if answer != Answer::Accepted {
             let (problem, names) = (problem(&said), call.entries.len());
@@ -206,7 +205,7 @@ fn problem(said: &Result<u16, CallError>) -> String {
     said.as_ref().map_or_else(ToString::to_string, |status| format!("it answers {status}"))
 }
 
-/// Sends one signed document for a change. Whether that is done with: taken, or refused for good.
+/// Sends one signed document for a change. Whether it was taken; whatever else is said, the change waits.
 pub async fn hook<P: Post>(
     post: Arc<P>,
     ears: Arc<Ears>,
@@ -224,13 +223,11 @@ pub async fn hook<P: Post>(
     } else {
         Err(CallError::Replaced)
     };
-    let done = match said {
-        Ok(200..=299) => return true,
-        Ok(status) => (400..500).contains(&status) && !matches!(status, 401 | 403 | 408 | 429),
-        Err(_) => false,
-    };
-    warn!(problem = problem(&said), component = %change.name, again = !done, "webhook not told");
-    done
+    let taken = matches!(said, Ok(200..=299));
+    if !taken {
+        warn!(problem = problem(&said), component = %change.name, "webhook not told");
+    }
+    taken
 }
 
 /// A change as a document, for webhooks and readers of events.

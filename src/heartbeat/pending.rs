@@ -68,8 +68,24 @@ pub enum Answer {
     Accepted,
     /// Something in this call is not acceptable.
     Refused,
+    /// A component in it is not known there, or the call is too large; or it is nobody's at this address, where a proxy is
+    /// being started, say. What is accepted beside it tells.
+    Unclear,
     /// Nothing is known about this call: down, hanging, or failing.
     Failed,
+}
+
+impl Answer {
+    /// What a status means for the components of a call. Who is not let in, not served or served badly has a trouble that
+    /// is not about them.
+    pub fn of(status: u16) -> Self {
+        match status {
+            200 | 202 | 204 => Self::Accepted,
+            400 | 409 | 422 => Self::Refused,
+            404 | 410 | 413 => Self::Unclear,
+            _ => Self::Failed,
+        }
+    }
 }
 
 /// A round of calls under way.
@@ -78,6 +94,10 @@ pub struct Delivery {
     calls: VecDeque<Call>,
     /// At least one call was taken.
     accepted: bool,
+    /// So many refused and not one accepted end the round.
+    patience: usize,
+    /// Alone in a call of which it is not clear what was wrong with it.
+    unclear: Vec<(Name, u64)>,
     done: Outcome,
 }
 
@@ -87,6 +107,8 @@ pub struct Outcome {
     pub refused: Vec<(Name, u64)>,
     /// The state manager is not there, or wants none of it: try everything else again later.
     pub failed: bool,
+    /// It is there, and it may be about single components: what is new need not wait as long.
+    pub in_doubt: bool,
 }
 
 impl Delivery {
@@ -103,7 +125,13 @@ impl Delivery {
             entries.sort_unstable_by_key(|(_, sequence)| *sequence);
             calls.extend(self::calls(word, &entries));
         }
-        Self { calls, accepted: false, done: Outcome::default() }
+        let (unclear, done) = (Vec::new(), Outcome::default());
+        Self { calls, accepted: false, patience: REFUSES_ALL, unclear, done }
+    }
+
+    /// The same for those that were refused before, and are likely to be once more.
+    pub fn again(changes: &[Change]) -> Self {
+        Self { patience: usize::MAX, ..Self::of(changes) }
     }
 
     /// The call to make now, until none is left.
@@ -118,19 +146,23 @@ impl Delivery {
                 self.accepted = true;
                 self.done.told.extend(call.entries);
             }
-            Answer::Failed => self.give_up(),
-            Answer::Refused => {
+            Answer::Failed => {
+                self.unclear.clear();
+                self.give_up();
+            }
+            Answer::Refused | Answer::Unclear => {
                 let Call { word, mut entries } = call;
                 if entries.len() > 1 {
                     let right = entries.split_off(entries.len() / 2);
                     self.calls.push_front(Call { word, entries: right });
                     self.calls.push_front(Call { word, entries });
-                } else {
-                    self.done.refused.extend(entries);
-                    if !self.accepted && self.done.refused.len() >= REFUSES_ALL {
-                        self.done.refused.clear();
-                        self.give_up();
-                    }
+                    return;
+                }
+                let clear = answer == Answer::Refused;
+                if clear { &mut self.done.refused } else { &mut self.unclear }.extend(entries);
+                if !self.accepted && self.done.refused.len() + self.unclear.len() >= self.patience {
+                    self.done.refused.clear();
+                    self.give_up();
                 }
             }
         }
@@ -146,7 +178,13 @@ impl Delivery {
         std::mem::take(&mut self.done.told)
     }
 
-    pub fn finish(self) -> Outcome {
+    pub fn finish(mut self) -> Outcome {
+        if self.accepted {
+            // Others were taken at the same address: it was about these.
+            self.done.refused.append(&mut self.unclear);
+        } else if !self.unclear.is_empty() {
+            (self.done.failed, self.done.in_doubt) = (true, true);
+        }
         self.done
     }
 }
@@ -207,13 +245,63 @@ mod tests {
 
     /// Plays a round against a manager that refuses calls with any of `bad` in them; returns the calls made.
     fn play(changes: &[Change], bad: &[&str]) -> (Vec<Call>, Outcome) {
-        let (mut delivery, mut calls) = (Delivery::of(changes), Vec::new());
+        play_with(Delivery::of(changes), bad, Answer::Refused)
+    }
+
+    fn play_with(mut delivery: Delivery, bad: &[&str], answer: Answer) -> (Vec<Call>, Outcome) {
+        let mut calls = Vec::new();
         while let Some(call) = delivery.next_call() {
             calls.push(call.clone());
             let refused = call.entries.iter().any(|(name, _)| bad.contains(&name.as_str()));
-            delivery.answered(call, if refused { Answer::Refused } else { Answer::Accepted });
+            delivery.answered(call, if refused { answer } else { Answer::Accepted });
         }
         (calls, delivery.finish())
+    }
+
+    #[test]
+    fn a_status_is_about_names_or_about_the_manager() {
+        for (answer, statuses) in [
+            (Answer::Accepted, &[200, 202, 204][..]),
+            (Answer::Refused, &[400, 409, 422]),
+            (Answer::Unclear, &[404, 410, 413]),
+            (Answer::Failed, &[201, 301, 302, 401, 403, 405, 407, 408, 429, 500, 502, 503, 504]),
+        ] {
+            for status in statuses {
+                assert_eq!(Answer::of(*status), answer, "{status}");
+            }
+        }
+    }
+
+    #[test]
+    fn who_is_not_known_is_set_aside_if_others_are() {
+        let names = ["a", "b", "c", "d", "e"];
+        let changes: Vec<Change> =
+            names.iter().zip(1..).map(|(name, number)| change(name, number, Word::Started)).collect();
+        let (_, outcome) = play_with(Delivery::of(&changes), &["b", "e"], Answer::Unclear);
+        let refused: Vec<&str> = outcome.refused.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!((refused, outcome.told.len(), outcome.failed), (vec!["b", "e"], 3, false));
+        // Where nobody is accepted, the address may be wrong.
+        for count in [1, 2, 5] {
+            let (_, outcome) = play_with(Delivery::of(&changes[..count]), &names, Answer::Unclear);
+            assert_eq!(outcome, Outcome { failed: true, in_doubt: true, ..Outcome::default() });
+        }
+        let many: Vec<String> = (0..10_000).map(|number| format!("n{number}")).collect();
+        let all: Vec<&str> = many.iter().map(String::as_str).collect();
+        let changes: Vec<Change> =
+            all.iter().zip(1..).map(|(name, number)| change(name, number, Word::Started)).collect();
+        let (calls, outcome) = play_with(Delivery::of(&changes), &all, Answer::Unclear);
+        assert!(outcome.failed && outcome.refused.is_empty() && calls.len() < 40, "{}", calls.len());
+    }
+
+    #[test]
+    fn those_that_were_refused_are_all_tried_again() {
+        let names: Vec<String> = (0..100).map(|number| format!("n{number:02}")).collect();
+        let changes: Vec<Change> =
+            names.iter().zip(1..).map(|(name, number)| change(name, number, Word::Started)).collect();
+        let bad: Vec<&str> = names[..99].iter().map(String::as_str).collect();
+        let (calls, outcome) = play_with(Delivery::again(&changes), &bad, Answer::Refused);
+        assert_eq!((outcome.told, outcome.failed), (vec![(Name::parse("n99").unwrap(), 100)], false));
+        assert!(outcome.refused.len() == 99 && calls.len() < 200, "{}", calls.len());
     }
 
     #[test]

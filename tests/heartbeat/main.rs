@@ -4,6 +4,7 @@
 // Much of this is tests in other words, which the lint cannot see.
 #![allow(clippy::unwrap_used)]
 
+mod aside;
 mod door;
 #[path = "../harness/mod.rs"]
 mod harness;

@@ -18,6 +18,8 @@ pub(crate) enum Mood {
     Down,
     Hanging,
     Failing,
+    /// Takes nothing and says so, as a proxy does that is being started.
+    Answering(u16),
     Slow,
     /// Takes nothing until the mood changes; then also from callers who are no more.
     Holding,
@@ -41,6 +43,8 @@ pub(crate) struct Told {
 pub(crate) struct Book {
     pub(crate) mood: Mood,
     pub(crate) refused: BTreeSet<String>,
+    /// Those that it has never heard of.
+    pub(crate) unknown: BTreeSet<String>,
     pub(crate) told: Vec<Told>,
     pub(crate) calls: usize,
     /// Calls that have come, whatever became of them.
@@ -100,6 +104,9 @@ impl Book {
         if names.iter().any(|name| self.refused.contains(name)) {
             return 400;
         }
+        if names.iter().any(|name| self.unknown.contains(name)) {
+            return 404;
+        }
         if let Some(unplug) = self.unplug.take() {
             unplug.store(true, Ordering::Relaxed);
         }
@@ -150,6 +157,7 @@ impl Manager {
             Mood::Holding => unreachable!("for real callers"),
             Mood::Down => return Err(CallError::Address),
             Mood::Failing => return Ok(500),
+            Mood::Answering(status) => return Ok(status),
             Mood::Hanging => call.limit,
             Mood::Slow => Duration::from_secs(1),
             Mood::Fine => Duration::from_millis(3),
@@ -173,6 +181,7 @@ impl Post for Manager {
             Mood::Holding => unreachable!("for real callers"),
             Mood::Down => return Err(CallError::Address),
             Mood::Failing => return Ok(500),
+            Mood::Answering(status) => return Ok(status),
             Mood::Hanging => {
                 tokio::time::sleep(call.limit).await;
                 return Err(CallError::TooSlow);

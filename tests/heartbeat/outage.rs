@@ -31,7 +31,12 @@ fn a_manager_in_trouble_holds_up_nobody() {
         assert_eq!(client.beat(name).unwrap(), 200);
         assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
     };
-    for (mood, name) in [(Mood::Failing, "failing"), (Mood::Down, "down"), (Mood::Hanging, "hanging")] {
+    for (mood, name) in [
+        (Mood::Failing, "failing"),
+        (Mood::Down, "down"),
+        (Mood::Answering(404), "absent"),
+        (Mood::Hanging, "hanging"),
+    ] {
         manager.book().mood = mood;
         let arrived = manager.book().arrived;
         beat(name);
@@ -46,7 +51,7 @@ fn a_manager_in_trouble_holds_up_nobody() {
     let over = Instant::now();
     beat("refused");
     beat("slow");
-    wait_for("everybody told", DEADLINE, || (manager.book().believes().len() == 4).then_some(()));
+    wait_for("everybody told", DEADLINE, || (manager.book().believes().len() == 5).then_some(()));
     assert!(over.elapsed() < GIVEN_UP, "{:?}", over.elapsed());
     wait_for("one that is set aside", DEADLINE, || {
         let (_, health) = tracker.get("/hmi/v1/health");
@@ -55,11 +60,12 @@ fn a_manager_in_trouble_holds_up_nobody() {
     });
     manager.book().mood = Mood::Fine;
     beat("fine");
-    wait_for("one more told", DEADLINE, || (manager.book().believes().len() == 5).then_some(()));
+    wait_for("one more told", DEADLINE, || (manager.book().believes().len() == 6).then_some(()));
+    let names = ["failing", "down", "absent", "hanging", "slow", "fine"];
     let mut times: BTreeMap<String, usize> = BTreeMap::new();
     for told in &manager.book().told {
         *times.entry(told.name.clone()).or_default() += 1;
     }
-    assert_eq!(times, ["failing", "down", "hanging", "slow", "fine"].map(|name| (name.to_owned(), 1)).into());
+    assert_eq!(times, names.map(|name| (name.to_owned(), 1)).into());
     tracker.end();
 }

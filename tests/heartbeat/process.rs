@@ -309,6 +309,7 @@ pub(crate) fn serve_manager(manager: &Manager) -> String {
             }
             Mood::Down => None,
             Mood::Failing => Some(500),
+            Mood::Answering(status) => Some(status),
             Mood::Hanging => {
                 std::thread::sleep(Duration::from_secs(30));
                 None

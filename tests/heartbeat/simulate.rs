@@ -80,7 +80,8 @@ async fn beats_are_no_store_writes() {
 
 #[tokio::test(start_paused = true)]
 async fn an_outage_of_the_manager_is_collapsed() {
-    for mood in [Mood::Down, Mood::Hanging, Mood::Failing] {
+    let answering = [404, 401, 403, 405, 408, 413, 429].map(Mood::Answering);
+    for mood in [Mood::Down, Mood::Hanging, Mood::Failing].into_iter().chain(answering) {
         let mut world = begin(3, 2, 30).await;
         world.manager.book().mood = mood;
         for component in 0..10 {
@@ -102,25 +103,6 @@ async fn an_outage_of_the_manager_is_collapsed() {
         assert_eq!(later.len(), 10, "{mood:?}: each in one call: {later:?}");
         check_the_end(&mut world, 3).await;
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn one_refused_name_is_set_aside() {
-    let mut world = World::new(4, 40).await;
-    world.manager.book().refused.insert("x13c0s0b0n0".to_owned());
-    corner::ensure(&world.tree(), &world.roles).await.expect("a corner");
-    let params = json!({"Sm_url": "http://sm"});
-    corner::set_params(&world.tree(), params.as_object().expect("a map")).await.expect("params");
-    world.start();
-    world.pass(seconds(20)).await;
-    assert_eq!(world.manager.book().believes().len(), 39);
-    let records = corner::overview(&world.tree()).await.expect("records").records;
-    let refused: Vec<&str> =
-        records.iter().filter(|r| r.told.as_str() == "refused").map(|r| r.name.as_str()).collect();
-    assert_eq!(refused, ["x13c0s0b0n0"]);
-    let calls = world.manager.book().calls;
-    world.pass(seconds(60)).await;
-    assert_eq!(world.manager.book().calls, calls, "not asked again for nothing");
 }
 
 #[tokio::test(start_paused = true)]
@@ -355,6 +337,9 @@ async fn a_first_beat_that_was_answered_survives_everybody() {
     assert_eq!(words.last().map(String::as_str), Some("Alert"), "{words:?}");
 }
 
+const MOODS: [Mood; 6] =
+    [Mood::Fine, Mood::Down, Mood::Hanging, Mood::Failing, Mood::Slow, Mood::Answering(404)];
+
 /// One random life.
 async fn live(seed: u64) {
     let replicas = 1 + (seed % 3) as u32;
@@ -380,16 +365,14 @@ async fn live(seed: u64) {
                 world.set_store(true);
             }
             (11, _) => {
-                let moods = [Mood::Fine, Mood::Down, Mood::Hanging, Mood::Failing, Mood::Slow];
-                world.manager.book().mood = moods[world.below(5) as usize];
+                world.manager.book().mood = MOODS[world.below(6) as usize];
             }
             (12, _) => {
                 let step = world.below(7_200_000) as i64 - 3_600_000;
                 world.step_calendar(step);
             }
             (13, _) => {
-                let moods = [Mood::Fine, Mood::Down, Mood::Hanging, Mood::Failing, Mood::Slow];
-                world.manager.book().hook_mood = moods[world.below(5) as usize];
+                world.manager.book().hook_mood = MOODS[world.below(6) as usize];
             }
             (14..=15, _) => world.leave(component),
             (16, _) => {

@@ -89,17 +89,37 @@ impl Audit {
             .filter(|entry| !self.flaps.is_restless(**entry, now.watched, self.damping()))
             .map(|entry| self.table.get(*entry))
             .filter(|c| !self.dirty.contains(&bucket_of(c.name())))
-            .map(|c| Change { word: c.word, sequence: c.word_sequence, ..newest(c) })
+            .map(to_tell)
             .collect();
         found.sort_unstable_by_key(|change| change.sequence);
         found.truncate(most);
         found
     }
 
+    /// Some of those that the state manager refused, from the one with this number on; and the number to go on with, if there
+    /// are more.
+    pub fn refused(&self, from: u32, most: usize) -> (Vec<Change>, Option<u32>) {
+        if self.counts.refused == 0 {
+            return (Vec::new(), None);
+        }
+        let refused = |(entry, c): &(u32, &Component)| *entry >= from && c.told == Told::Refused;
+        let mut found = self.table.iter().filter(refused);
+        let some = found.by_ref().take(most).map(|(_, c)| to_tell(c)).collect();
+        (some, found.next().map(|(entry, _)| entry))
+    }
+
+    /// All of them are told once more.
+    pub fn retry_refused(&mut self) {
+        for change in self.refused(0, usize::MAX).0 {
+            self.tell(&change.name, change.sequence, Told::No);
+        }
+    }
+
     /// What became of telling the state manager; something newer to tell stays pending.
     pub fn tell(&mut self, name: &Name, sequence: u64, told: Told) {
         let Some(entry) = self.table.find(name) else { return };
-        if self.table.get(entry).word_sequence != sequence {
+        let component = self.table.get(entry);
+        if component.word_sequence != sequence || component.told == told {
             return;
         }
         self.count(entry, false);
@@ -128,6 +148,11 @@ impl Change {
         let word = record.word.filter(|_| word_sequence == sequence);
         Self { name, state, word, sequence, at, flaps }
     }
+}
+
+/// What the state manager is to hear of.
+fn to_tell(component: &Component) -> Change {
+    Change { word: component.word, sequence: component.word_sequence, ..newest(component) }
 }
 
 fn newest(component: &Component) -> Change {

@@ -9,7 +9,8 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::heartbeat::audit::Change;
+use super::Office;
+use crate::heartbeat::audit::{Audit, Change, Now};
 use crate::heartbeat::notify::{self, Post, Receipt};
 use crate::heartbeat::pending::{Delivery, Outcome, pause_ms};
 use crate::heartbeat::record::Told;
@@ -19,6 +20,16 @@ use crate::store::tree::Tree;
 
 /// Changes that one round of calls is about, at most.
 const MAX_ROUND: usize = 50_000;
+
+/// Components that were refused are tried again this often,
+const AGAIN_EVERY: Duration = Duration::from_secs(600);
+
+/// so many of them in one round, each alone if need be, with a pause for others between two rounds.
+const MAX_AGAIN: usize = 100;
+const AGAIN_PAUSE: Duration = Duration::from_secs(60);
+
+/// How long a change waits at most for a round that may have failed because of others alone.
+const DOUBT: Duration = Duration::from_secs(1);
 
 /// Rounds of calls to one server, one at a time.
 #[derive(Debug)]
@@ -65,23 +76,92 @@ impl<R> Drop for Calls<R> {
     }
 }
 
+/// Who is not in the next round of calls to the state manager, and when they are in one again.
+#[derive(Debug)]
+pub(super) struct Aside {
+    /// The address that the rounds go to. At another one, nobody was refused.
+    url: Option<String>,
+    /// When those that were refused are tried again, and from which on.
+    again_at: Instant,
+    again_from: u32,
+    /// The round that runs is about them.
+    again: bool,
+    /// The newest change of the round that runs, or ran last.
+    newest: u64,
+    /// That round ended in doubt about its components. Until then newer ones wait, too.
+    doubt_until: Option<Instant>,
+}
+
+impl Aside {
+    pub(super) fn new() -> Self {
+        let again_at = Instant::now() + AGAIN_EVERY;
+        Self { url: None, again_at, again_from: 0, again: false, newest: 0, doubt_until: None }
+    }
+
+    /// Whether the rounds went elsewhere before.
+    fn moves_to(&mut self, url: &str) -> bool {
+        if self.url.as_deref() == Some(url) {
+            return false;
+        }
+        self.url.replace(url.to_owned()).is_some()
+    }
+
+    /// Some of those that were refused, if it is time.
+    fn try_again(&mut self, audit: &Audit) -> Option<Delivery> {
+        let (some, more) = audit.refused(self.again_from, MAX_AGAIN);
+        self.again_from = more.unwrap_or(0);
+        self.again_at = Instant::now() + if more.is_some() { AGAIN_PAUSE } else { AGAIN_EVERY };
+        self.again = !some.is_empty();
+        self.again.then(|| Delivery::again(&some))
+    }
+}
+
+impl Office {
+    /// The next round of calls to the state manager, if there is one to begin now.
+    fn next_round(&mut self, audit: &Audit, now: Now) -> Option<Delivery> {
+        let (free, aside) = (self.manager.is_free(), &mut self.aside);
+        // One component that it does not know, alone in its round, holds up nobody else for long.
+        let instead = aside.doubt_until.is_some_and(|until| Instant::now() >= until);
+        if self.manager.running.is_some() || !free && !instead {
+            return None;
+        }
+        let overdue = Instant::now().checked_duration_since(aside.again_at);
+        if free && overdue.is_some_and(|overdue| overdue >= AGAIN_PAUSE) {
+            return aside.try_again(audit);
+        }
+        let pending = audit.pending(now, MAX_ROUND);
+        match pending.last() {
+            Some(newest) if free || newest.sequence > aside.newest => {
+                (aside.newest, aside.again, aside.doubt_until) = (newest.sequence, false, None);
+                Some(Delivery::of(&pending))
+            }
+            None if free && overdue.is_some() => aside.try_again(audit),
+            _ => None,
+        }
+    }
+}
+
 impl<T: Tree, P: Post> Tracker<T, P> {
     pub(super) fn start_calls(&mut self) {
         let Some(office) = self.office.as_mut() else { return };
         let ears = &self.setting.ears;
-        let (params, pending) = {
-            let inner = ears.lock();
+        let (params, round) = {
+            let mut inner = ears.lock();
             let params = inner.params.clone();
-            let wanted = !params.no_state_manager && !params.sm_url.is_empty() && office.manager.is_free();
+            let wanted = !params.no_state_manager && !params.sm_url.is_empty();
+            if wanted && office.aside.moves_to(&params.sm_url) {
+                inner.audit.retry_refused();
+                office.manager.not_before = Instant::now();
+            }
             let now = ears.now(&inner);
-            let pending = if wanted { inner.audit.pending(now, MAX_ROUND) } else { Vec::new() };
-            (params, pending)
+            let round = if wanted { office.next_round(&inner.audit, now) } else { None };
+            (params, round)
         };
         let limit = Duration::from_millis(params.sm_timeout_ms);
-        if !pending.is_empty() {
+        if let Some(delivery) = round {
             let (post, ears) = (Arc::clone(&self.setting.post), Arc::clone(ears));
             let (sender, told) = mpsc::channel(1);
-            let round = notify::deliver(post, ears, Delivery::of(&pending), params.sm_url, limit, sender);
+            let round = notify::deliver(post, ears, delivery, params.sm_url, limit, sender);
             office.told = Some(told);
             office.manager.running = Some(tokio::spawn(round));
         }
@@ -171,7 +251,12 @@ impl<T: Tree, P: Post> Tracker<T, P> {
     fn told(&mut self, outcome: Option<Outcome>) {
         let Some(office) = self.office.as_mut() else { return };
         let outcome = outcome.unwrap_or(Outcome { failed: true, ..Outcome::default() });
+        if std::mem::take(&mut office.aside.again) {
+            // Those that are still refused are where they were, and so is the state manager.
+            return;
+        }
         office.manager.rate(outcome.failed, (self.setting.random)());
+        office.aside.doubt_until = outcome.in_doubt.then(|| Instant::now() + DOUBT);
         let mut inner = self.setting.ears.lock();
         inner.condition.manager_failures = office.manager.failures;
         for (name, sequence) in &outcome.refused {
