@@ -7,19 +7,19 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::Value;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::audit::Change;
 use super::corner::{self, ParamsError};
-use super::ears::{Ears, Events};
+use super::ears::Ears;
 use super::name::Name;
 use super::notify::change_body;
 use super::report;
 use super::request::{self, LARGE_BODIES, Refusal, Said, Wish};
 use super::token::Claim;
 use crate::model::MachineId;
-use crate::runtime::http::{Glance, Handler, Limits, Reply, Request};
+use crate::runtime::http::{Glance, Handler, Limits, NoPlace, Place, Places, Reply, Request};
 use crate::store::paths;
 use crate::store::records::parse_credentials;
 use crate::store::tree::{self, Tree};
@@ -27,8 +27,12 @@ use crate::store::tree::{self, Tree};
 const JSON: &str = "application/json";
 const PROBLEM: &str = "application/problem+json";
 
-/// Readers of events at the same time.
+/// Readers of events at the same time, and from one address.
 const MAX_READERS: usize = 256;
+const MAX_READERS_OF_ONE: usize = 64;
+
+/// Changes that a reader is given at once.
+const AT_ONCE: usize = 64;
 
 /// Documents that wait for a slow reader of events.
 const READER_BUFFER: usize = 64;
@@ -69,7 +73,7 @@ pub struct Api<T> {
     believed: Mutex<HashMap<MachineId, (Option<String>, Instant)>>,
     /// The second, and how many tokens were wrong in it.
     wrong: Mutex<(Instant, u32)>,
-    readers: Arc<Semaphore>,
+    readers: Arc<Places>,
 }
 
 impl<T> std::fmt::Debug for Api<T> {
@@ -80,7 +84,7 @@ impl<T> std::fmt::Debug for Api<T> {
 
 impl<T: Tree + Clone + 'static> Api<T> {
     pub fn new(ears: Arc<Ears>, store: watch::Receiver<Option<T>>, open: bool) -> Self {
-        let readers = Arc::new(Semaphore::new(MAX_READERS));
+        let readers = Places::new(MAX_READERS, MAX_READERS_OF_ONE);
         let wrong = Mutex::new((Instant::now(), 0));
         Self { ears, store, open, believed: Mutex::default(), wrong, readers }
     }
@@ -243,11 +247,17 @@ impl<T: Tree + Clone + 'static> Api<T> {
     }
 
     fn events(&self, since: u64, request: &Request) -> Result<Reply, Refusal> {
-        let too_many = |_| Refusal::new(503, "Too many readers of events", request.path());
-        let permit = Arc::clone(&self.readers).try_acquire_owned().map_err(too_many)?;
+        let too_many = |none| {
+            let whose = match none {
+                NoPlace::Full => "",
+                NoPlace::Share => " from this address",
+            };
+            Refusal::new(503, format!("Too many readers of events{whose}"), request.path())
+        };
+        let place = self.readers.take(request.peer.ip()).map_err(too_many)?;
         let (sender, receiver) = mpsc::channel(READER_BUFFER);
         // Ends with its reader: every send and every wait of it notices that the other side is gone.
-        tokio::spawn(tell_events(Arc::clone(&self.ears), since, sender, permit));
+        tokio::spawn(tell_events(Arc::clone(&self.ears), since, sender, place));
         Ok(Reply::stream("text/event-stream", receiver).with("cache-control", "no-store"))
     }
 }
@@ -270,45 +280,56 @@ fn refuse(refusal: &Refusal) -> Reply {
     let reply = Reply::new(refusal.status, PROBLEM, refusal.body());
     match (refusal.status, refusal.allow) {
         (401, _) => reply.with("www-authenticate", "Bearer"),
+        (503, _) => reply.with("retry-after", "5"),
         (_, Some(allow)) => reply.with("allow", allow),
         _ => reply,
     }
 }
 
 /// Each change once, in its order; a reader that fell far behind gets the newest change of each component.
-async fn tell_events(
-    ears: Arc<Ears>,
-    mut since: u64,
-    reader: mpsc::Sender<Bytes>,
-    _permit: OwnedSemaphorePermit,
-) {
-    'again: loop {
-        let Events { missed, until, mut later } = ears.events(since);
-        for change in missed {
-            if reader.send(event(&change)).await.is_err() {
-                return;
+async fn tell_events(ears: Arc<Ears>, mut since: u64, reader: mpsc::Sender<Bytes>, _place: Place) {
+    let mut news = ears.news();
+    loop {
+        news.mark_unchanged();
+        match ears.events(since, AT_ONCE) {
+            Some(changes) if changes.is_empty() => {
+                let said = tokio::select! {
+                    // Ends with the tracker, and so do we.
+                    changed = news.changed() => if changed.is_ok() { continue } else { return },
+                    () = tokio::time::sleep(STILL_HERE) => Bytes::from_static(b":\n\n"),
+                    () = reader.closed() => return,
+                };
+                if reader.send(said).await.is_err() {
+                    return;
+                }
             }
-        }
-        since = since.max(until);
-        loop {
-            let said = tokio::select! {
-                change = later.recv() => match change {
-                    // Of another tracker, which knew it earlier.
-                    Ok(change) if change.sequence <= since => continue,
-                    Ok(change) => {
-                        since = change.sequence;
-                        event(&change)
+            Some(changes) => {
+                since = changes.last().map_or(since, |change| change.sequence);
+                if !tell(&reader, &changes).await {
+                    return;
+                }
+            }
+            None => {
+                let newest = ears.newest().await;
+                for numbers in newest.after(since).chunks(AT_ONCE) {
+                    if !tell(&reader, &ears.numbered(numbers)).await {
+                        return;
                     }
-                    Err(_) => continue 'again,
-                },
-                () = tokio::time::sleep(STILL_HERE) => Bytes::from_static(b":\n\n"),
-                () = reader.closed() => return,
-            };
-            if reader.send(said).await.is_err() {
-                return;
+                }
+                since = since.max(newest.until);
             }
         }
     }
+}
+
+/// Whether the reader is still there.
+async fn tell(reader: &mpsc::Sender<Bytes>, changes: &[Change]) -> bool {
+    for change in changes {
+        if reader.send(event(change)).await.is_err() {
+            return false;
+        }
+    }
+    true
 }
 
 fn event(change: &Change) -> Bytes {
@@ -333,9 +354,9 @@ mod tests {
     async fn readers_get_what_they_have_not_seen_in_its_order() {
         let ears = Arc::new(Ears::new(Arc::new(|| 0), 1));
         let read = |since| {
-            let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+            let place = Places::new(1, 1).take([127, 0, 0, 1].into()).unwrap();
             let (sender, reader) = mpsc::channel(READER_BUFFER);
-            (tokio::spawn(tell_events(Arc::clone(&ears), since, sender, permit)), reader)
+            (tokio::spawn(tell_events(Arc::clone(&ears), since, sender, place)), reader)
         };
         ears.publish(&[4, 5, 6].map(change));
         let (telling, mut reader) = read(4);

@@ -1,26 +1,23 @@
 //! What a tracker has heard: the one memory that requests and the tracker's loop share. Beats end here; nothing waits while
 //! the memory is locked, and no store is needed. What is made of it is for `tracker`.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, broadcast, watch};
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use super::audit::{Audit, Change, Heard, Now};
+use super::audit::{Audit, Heard, Now};
 use super::name::Name;
 use super::params::Params;
 use super::record::Beat;
+use super::shown::{Board, Shown};
 use super::table::Full;
 use super::watched::Watched;
 
 /// How often the process shows itself that it runs.
 pub const PULSE: Duration = Duration::from_millis(100);
-
-/// Changes that are remembered for readers of events. Who has seen less hears of each component's newest change.
-const EVENTS_KEPT: usize = 4096;
 
 /// How long a beat that says something new waits to be safe in the store. One that is not safe by then is taken all the
 /// same: it is in memory, and the store has a trouble of its own.
@@ -58,6 +55,7 @@ pub struct Ears {
     pub urgent: Notify,
     /// The newest generation of beats that is safe in the store.
     safe: watch::Sender<u64>,
+    pub(super) board: Board,
     /// Until when calls to others may be made, on our clock: the judge's lease.
     lease_until: AtomicU64,
 }
@@ -70,44 +68,7 @@ pub struct Inner {
     watched: Watched,
     /// Counts how often beats were taken to be written.
     generation: u64,
-    shown: Shown,
-}
-
-/// The newest part of the journal, for readers of events.
-#[derive(Debug)]
-struct Shown {
-    recent: VecDeque<Change>,
-    /// Everything after this number is in `recent`.
-    from: u64,
-    last: u64,
-    readers: broadcast::Sender<Change>,
-}
-
-impl Shown {
-    fn after(from: u64) -> Self {
-        Self { recent: VecDeque::new(), from, last: from, readers: broadcast::Sender::new(EVENTS_KEPT) }
-    }
-
-    fn add(&mut self, change: Change) {
-        self.last = change.sequence;
-        self.recent.push_back(change);
-        if self.recent.len() > EVENTS_KEPT
-            && let Some(oldest) = self.recent.pop_front()
-        {
-            self.from = oldest.sequence;
-        }
-        // Nobody listens: nobody needs to know.
-        let _ = self.readers.send(change);
-    }
-}
-
-/// What a reader of events gets: what it missed, how far that goes, and what comes.
-#[derive(Debug)]
-pub struct Events {
-    pub missed: Vec<Change>,
-    pub until: u64,
-    /// Closed when it is not known what comes next: ask again.
-    pub later: broadcast::Receiver<Change>,
+    pub(super) shown: Shown,
 }
 
 impl std::fmt::Debug for Ears {
@@ -128,7 +89,7 @@ impl Ears {
             condition: Condition::default(),
             watched: Watched::new(now, PULSE.as_millis() as u64),
             generation: 1,
-            shown: Shown::after(0),
+            shown: Shown::default(),
         };
         Self {
             inner: Mutex::new(inner),
@@ -136,6 +97,7 @@ impl Ears {
             calendar,
             urgent: Notify::new(),
             safe: watch::Sender::new(0),
+            board: Board::default(),
             lease_until: AtomicU64::new(0),
         }
     }
@@ -237,40 +199,6 @@ impl Ears {
         let slack = if inner.condition.judging { 0 } else { inner.params.flush_ms() };
         let known = |name| Name::parse(name).is_ok_and(|name| inner.audit.heartbeating(now, &name, slack));
         names.map(known).collect()
-    }
-
-    /// Tells whoever listens to events what is in the journal, in its order; what was told is not told again.
-    pub fn publish(&self, changes: &[Change]) {
-        let mut inner = self.lock();
-        for change in changes {
-            if change.sequence > inner.shown.last {
-                inner.shown.add(*change);
-            }
-        }
-    }
-
-    /// The same where nobody knows what the journal said before: whoever listens begins again.
-    pub fn publish_anew(&self, changes: &[Change]) {
-        let from = changes.first().map_or(0, |change| change.sequence.saturating_sub(1));
-        let mut inner = self.lock();
-        inner.shown = Shown::after(from.max(inner.shown.last));
-        drop(inner);
-        self.publish(changes);
-    }
-
-    /// What changed after `sequence`, and everything that will. Without a number, or with one of long ago, each
-    /// component's newest change; but none that is not in the journal, which might yet be taken back.
-    pub fn events(&self, sequence: u64) -> Events {
-        let inner = self.lock();
-        let Shown { recent, from, last, readers } = &inner.shown;
-        let missed = if sequence > 0 && sequence >= *from {
-            recent.iter().filter(|change| change.sequence > sequence).copied().collect()
-        } else {
-            let mut missed = inner.audit.changes_since(sequence);
-            missed.retain(|change| change.sequence <= *last);
-            missed
-        };
-        Events { missed, until: *last, later: readers.subscribe() }
     }
 
     /// From now on calls may be made for so long.

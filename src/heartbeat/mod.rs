@@ -20,6 +20,7 @@ pub mod record;
 pub mod report;
 pub mod request;
 pub mod sender;
+pub mod shown;
 pub mod state;
 pub mod table;
 pub mod tls;

@@ -96,6 +96,11 @@ impl Table {
         &self.components[entry as usize]
     }
 
+    /// The same where it may be gone.
+    pub fn there(&self, entry: u32) -> Option<&Component> {
+        self.components.get(entry as usize)
+    }
+
     pub fn get_mut(&mut self, entry: u32) -> &mut Component {
         &mut self.components[entry as usize]
     }

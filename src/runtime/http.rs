@@ -32,6 +32,7 @@ use self::express::Plain;
 use self::message::Content;
 pub use self::message::{BodyError, Reply, Request};
 use self::patient::Patient;
+pub use self::share::{NoPlace, Place, Places};
 use self::share::{Share, Shared};
 
 /// After a failure to take a connection, such as no free file, others are given time to end.

@@ -160,6 +160,19 @@ impl Client {
         Ok(Self(BufReader::new(stream)))
     }
 
+    /// From an address of this machine's own choice.
+    pub(crate) fn connect_from(ip: std::net::IpAddr, addr: SocketAddr) -> std::io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let stream = runtime.block_on(async {
+            let socket = tokio::net::TcpSocket::new_v4()?;
+            socket.bind((ip, 0).into())?;
+            socket.connect(addr).await?.into_std()
+        })?;
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+        Ok(Self(BufReader::new(stream)))
+    }
+
     pub(crate) fn ask(
         &mut self,
         method: &str,

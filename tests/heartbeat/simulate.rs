@@ -13,6 +13,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::manager::{HOOK_URL, Mood};
+use crate::truth::Reader;
 use crate::verdict::{ERR, WARN, check_nobody_was_slandered, check_the_end};
 use crate::world::World;
 
@@ -298,11 +299,11 @@ async fn who_only_follows_publishes_in_order() {
     (0..30).for_each(|component| world.silence(component));
     world.pass(ERR + seconds(10)).await;
     let follower = world.replicas.values().find(|r| !r.ears.lock().condition.judging).expect("a follower");
-    let mut later = follower.ears.events(0).later;
+    let (ears, mut reader) = (std::sync::Arc::clone(&follower.ears), Reader::new());
+    reader.read(&ears).await;
     (0..30).for_each(|component| world.revive(component));
     world.pass(seconds(10)).await;
-    let numbers: Vec<u64> =
-        std::iter::from_fn(|| later.try_recv().ok()).map(|change| change.sequence).collect();
+    let numbers: Vec<u64> = reader.read(&ears).await.iter().map(|change| change.sequence).collect();
     assert_eq!(numbers.len(), 30, "{numbers:?}");
     assert!(numbers.is_sorted(), "{numbers:?}");
 }

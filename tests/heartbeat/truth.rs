@@ -5,10 +5,8 @@ use std::time::Duration;
 
 use portcullis::heartbeat::audit::Change;
 use portcullis::heartbeat::corner;
-use portcullis::heartbeat::ears::{Ears, Events};
+use portcullis::heartbeat::ears::Ears;
 use portcullis::heartbeat::state::State;
-use tokio::sync::broadcast::Receiver;
-use tokio::sync::broadcast::error::TryRecvError;
 use tokio::time::Instant;
 
 use crate::verdict::WARN;
@@ -38,28 +36,20 @@ impl Farewell {
 #[derive(Debug)]
 pub(crate) struct Reader {
     since: u64,
-    later: Receiver<Change>,
 }
 
 impl Reader {
-    pub(crate) fn new(ears: &Ears) -> Self {
-        Self { since: 0, later: ears.events(0).later }
+    /// From the beginning: there is no change with this number.
+    pub(crate) fn new() -> Self {
+        Self { since: 1 }
     }
 
     /// What came since the last time.
-    fn read(&mut self, ears: &Ears) -> Vec<Change> {
-        let mut changes = Vec::new();
-        loop {
-            match self.later.try_recv() {
-                Ok(change) => changes.push(change),
-                Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Lagged(_) | TryRecvError::Closed) => {
-                    let Events { missed, later, .. } = ears.events(self.since);
-                    changes.extend(missed);
-                    self.later = later;
-                }
-            }
-        }
+    pub(crate) async fn read(&mut self, ears: &Ears) -> Vec<Change> {
+        let changes = match ears.events(self.since, usize::MAX) {
+            Some(changes) => changes,
+            None => ears.numbered(ears.newest().await.after(self.since)),
+        };
         let numbers = std::iter::once(self.since).chain(changes.iter().map(|change| change.sequence));
         assert!(numbers.clone().is_sorted_by(|a, b| a < b), "{:?}", numbers.collect::<Vec<_>>());
         self.since = changes.last().map_or(self.since, |change| change.sequence);
@@ -101,10 +91,10 @@ impl World {
     }
 
     /// Reads every tracker's events.
-    pub(crate) fn listen(&mut self) {
+    pub(crate) async fn listen(&mut self) {
         let mut changes = Vec::new();
         for replica in self.replicas.values_mut() {
-            changes.extend(replica.reader.read(&replica.ears));
+            changes.extend(replica.reader.read(&replica.ears).await);
         }
         for change in changes {
             let known = *self.shown.entry(change.sequence).or_insert(change);

@@ -13,8 +13,9 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 const BEAT: &[u8] = br#"{"Status":"OK","Timestamp":"t"}"#;
 
-/// As many as may read events at the same time.
-const READERS: usize = 256;
+/// As many as may read events from one address, and how many addresses can.
+const READERS: usize = 64;
+const ADDRESSES: u8 = 4;
 
 fn ask(tracker: &Tracker, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
     Client::connect(tracker.addr).and_then(|mut client| client.ask(method, path, headers, body)).unwrap()
@@ -60,17 +61,24 @@ fn refusals_are_told_word_for_word() {
     check(&refused, 400, "Invalid Request", "Invalid sequence", "/hmi/v1/events");
 
     let head = b"GET /hmi/v1/events HTTP/1.1\r\nhost: x\r\n\r\n";
-    let readers: Vec<Client> = (0..READERS)
-        .map(|_| {
-            let mut reader = Client::connect(tracker.addr).unwrap();
+    let from = |last: u8| Client::connect_from([127, 0, 0, last].into(), tracker.addr).unwrap();
+    let refused_from = |last: u8, detail: &str| {
+        let refused = from(last).ask("GET", "/hmi/v1/events", &[], b"").unwrap();
+        check(&refused, 503, "Service Unavailable", detail, "/hmi/v1/events");
+        assert_eq!(field(&refused.head, "retry-after"), Some("5"));
+    };
+    let mut readers: Vec<Client> = Vec::new();
+    for last in 1..=ADDRESSES {
+        for _ in 0..READERS {
+            let mut reader = from(last);
             let head = reader.open(head).unwrap();
             assert_eq!(field(&head, "content-type"), Some("text/event-stream"));
             assert_eq!(field(&head, "cache-control"), Some("no-store"));
-            reader
-        })
-        .collect();
-    let refused = ask(&tracker, "GET", "/hmi/v1/events", &[], b"");
-    check(&refused, 503, "Service Unavailable", "Too many readers of events", "/hmi/v1/events");
+            readers.push(reader);
+        }
+        refused_from(last, "Too many readers of events from this address");
+    }
+    refused_from(ADDRESSES + 1, "Too many readers of events");
     drop(readers);
     wait_for("room for a reader", DEADLINE, || {
         let head = Client::connect(tracker.addr).and_then(|mut reader| reader.open(head)).unwrap();

@@ -288,8 +288,7 @@ impl World {
             }
         };
         let task = tokio::spawn(Braked { inner: Box::pin(life), brake: brake.clone() });
-        let reader = Reader::new(&ears);
-        self.replicas.insert(id, Replica { ears, wire, brake, stop, task, reader });
+        self.replicas.insert(id, Replica { ears, wire, brake, stop, task, reader: Reader::new() });
         id
     }
 
@@ -403,7 +402,7 @@ impl World {
                     self.beat(at).await;
                 }
             }
-            self.listen();
+            self.listen().await;
         }
     }
 

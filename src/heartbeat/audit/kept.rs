@@ -2,6 +2,7 @@
 //! somebody has yet to be told of. Pure, like the rest of it.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use super::{Audit, Change, Now};
 use crate::heartbeat::name::Name;
@@ -130,6 +131,21 @@ impl Audit {
 
     pub fn newest_change(&self, name: &Name) -> Option<Change> {
         self.table.find(name).map(|entry| newest(self.table.get(entry)))
+    }
+
+    /// Adds the number of each component's newest change, if that is not later than `until`, with where the component is.
+    pub fn add_numbers(&self, buckets: Range<u16>, until: u64, numbers: &mut Vec<(u64, u32)>) {
+        for entry in buckets.flat_map(|bucket| self.table.in_bucket(bucket)) {
+            let number = self.table.get(*entry).sequence;
+            if (1..=until).contains(&number) {
+                numbers.push((number, *entry));
+            }
+        }
+    }
+
+    /// The change with this number, if it is still the newest of what is there.
+    pub fn change_numbered(&self, number: u64, entry: u32) -> Option<Change> {
+        self.table.there(entry).filter(|component| component.sequence == number).map(newest)
     }
 
     /// Each component's newest change after `sequence`, oldest first.

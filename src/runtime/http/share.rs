@@ -22,6 +22,68 @@ fn client(peer: IpAddr) -> IpAddr {
     }
 }
 
+/// Places for what lasts, a stream say. One address gets some of them, and nobody more than there are.
+#[derive(Debug)]
+pub struct Places {
+    all: usize,
+    of_one: usize,
+    /// Only of those who have any.
+    taken: Mutex<HashMap<IpAddr, usize>>,
+}
+
+/// There is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoPlace {
+    /// For anybody.
+    Full,
+    /// For this address, which has its share.
+    Share,
+}
+
+impl Places {
+    pub fn new(all: usize, of_one: usize) -> Arc<Self> {
+        Arc::new(Self { all, of_one, taken: Mutex::default() })
+    }
+
+    fn taken(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// # Errors
+    /// Says for whom there is none.
+    pub fn take(self: &Arc<Self>, peer: IpAddr) -> Result<Place, NoPlace> {
+        let client = client(peer);
+        let mut taken = self.taken();
+        if taken.get(&client).is_some_and(|count| *count >= self.of_one) {
+            return Err(NoPlace::Share);
+        }
+        if taken.values().sum::<usize>() >= self.all {
+            return Err(NoPlace::Full);
+        }
+        *taken.entry(client).or_default() += 1;
+        Ok(Place { of: Arc::clone(self), client })
+    }
+}
+
+/// Goes back when it is dropped.
+#[derive(Debug)]
+pub struct Place {
+    of: Arc<Places>,
+    client: IpAddr,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.of.taken();
+        if let Some(count) = taken.get_mut(&self.client) {
+            *count -= 1;
+            if *count == 0 {
+                taken.remove(&self.client);
+            }
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, Default)]
 struct Held {
     connections: usize,
@@ -145,6 +207,22 @@ mod tests {
         assert!(shared.bytes(ip("10.0.0.3"), 1).is_none(), "nothing is left");
         drop(first);
         assert!(shared.bytes(ip("10.0.0.3"), 50).is_some());
+    }
+
+    #[test]
+    fn places_are_limited_for_one_and_for_all() {
+        let places = Places::new(3, 2);
+        let mut held: Vec<Place> =
+            ["10.0.0.1", "10.0.0.1", "10.0.0.2"].map(|peer| places.take(ip(peer)).unwrap()).into();
+        assert_eq!(places.take(ip("10.0.0.1")).unwrap_err(), NoPlace::Share);
+        assert_eq!(places.take(ip("10.0.0.2")).unwrap_err(), NoPlace::Full);
+        held.remove(0);
+        held.push(places.take(ip("2001:db8::1")).unwrap());
+        assert_eq!(places.take(ip("2001:db8::2")).unwrap_err(), NoPlace::Full);
+        held.clear();
+        assert!(places.taken().is_empty());
+        let _one = [1, 2].map(|last| places.take(ip(&format!("2001:db8::{last}"))).unwrap());
+        assert_eq!(places.take(ip("2001:db8::3")).unwrap_err(), NoPlace::Share);
     }
 
     #[test]
