@@ -1,29 +1,22 @@
 //! `juju heartbeat`: who is alive, as the trackers wrote it into the tree, and what the operator may tell them.
 
+mod watch;
+
 use std::collections::HashMap;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
-use tokio::time::timeout;
 
 use super::failure::{Usage, typed};
 use super::output;
 use super::settings::Globals;
-use crate::heartbeat::audit::Change;
 use crate::heartbeat::corner;
 use crate::heartbeat::name::{InvalidName, Name};
 use crate::heartbeat::record::{Hold, Record};
-use crate::heartbeat::state::State;
 use crate::model::MachineId;
 use crate::runtime::clock::{utc, wall_ms};
-use crate::store::paths::{self, HeartbeatNode};
-use crate::store::tree::{Event, Feed as _, Tree};
 use crate::store::{self, Environment, ZkTree};
-
-/// How often a watch looks whether anybody still reads what it says.
-const LOOK_FOR_READER: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub(super) struct Typed {
@@ -49,7 +42,14 @@ enum Question {
         name: String,
     },
     /// Show changes as they happen, until interrupted
-    Watch,
+    Watch {
+        /// Begin with those after this number, which a change has as JSON
+        #[arg(long, value_name = "SEQUENCE")]
+        since: Option<u64>,
+        /// How to show it
+        #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
+        format: Format,
+    },
     /// Show or set the trackers' parameters
     #[command(
         after_help = "Examples:\n  juju heartbeat params\n  juju heartbeat params Warntime=10 Errtime=30"
@@ -72,7 +72,7 @@ enum Format {
 impl Typed {
     /// Ends only when somebody ends it.
     pub(super) fn is_endless(&self) -> bool {
-        matches!(self.question, Question::Watch)
+        matches!(self.question, Question::Watch { .. })
     }
 }
 
@@ -102,7 +102,7 @@ pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
             return problems.into_values().next().map_or(Ok(()), |problem| Err(not_shown(problem)));
         }
         Question::Show { name } => show(globals, &name_of(name)?).await?,
-        Question::Watch => return watch(globals).await,
+        Question::Watch { since, format } => return watch::watch(globals, *since, *format).await,
         Question::Params { settings } => params(globals, settings).await?,
         Question::Release => {
             let released = globals.in_environment(async |_, environment| {
@@ -233,59 +233,6 @@ async fn params(globals: &Globals, settings: &[String]) -> anyhow::Result<String
     Ok(shown.into_iter().map(line).collect())
 }
 
-/// A line for each change from now on.
-async fn watch(globals: &Globals) -> anyhow::Result<()> {
-    let settings = globals.settings()?;
-    let environment = settings.open().await?;
-    corner::ensure(environment.tree(), &environment.info().roles).await?;
-    let tree = environment.into_tree();
-    let mut feed = tree.watch(&paths::heartbeat_buckets()).await?;
-    let mut seen: HashMap<Name, u64> = corner::overview(&tree)
-        .await?
-        .records
-        .into_iter()
-        .map(|record| (record.name, record.sequence))
-        .collect();
-    loop {
-        let event = match timeout(LOOK_FOR_READER, feed.next()).await {
-            Ok(event) => event?,
-            Err(_) if output::reader_is_gone() => return Ok(()),
-            Err(_) => continue,
-        };
-        let buckets = match event {
-            Event::Everything => corner::all_buckets(&tree).await?,
-            Event::Changed(path) => match paths::heartbeat_node(&path) {
-                HeartbeatNode::Bucket(number) => corner::buckets(&tree, [number]).await?,
-                _ => continue,
-            },
-        };
-        let mut changes: Vec<Change> = Vec::new();
-        for (_, records, _) in buckets {
-            let records = records.unwrap_or_else(|problem| {
-                output::message(&format!("warning: {problem}: some components are not shown"));
-                Vec::new()
-            });
-            for record in records {
-                if seen.insert(record.name, record.sequence) != Some(record.sequence) {
-                    changes.push(Change::newest(&record));
-                }
-            }
-        }
-        changes.sort_unstable_by_key(|change| change.sequence);
-        let text: String = changes.iter().map(line).collect();
-        output::data(&text).context("cannot write to stdout")?;
-    }
-}
-
-fn line(change: &Change) -> String {
-    let message = match (change.word, change.state) {
-        (Some(word), _) => word.message(),
-        (None, State::Stopped) => "planned stop",
-        (None, _) => "back from a planned stop",
-    };
-    format!("{}  {}  {}  {message}\n", utc(change.at), change.name, change.state.as_str())
-}
-
 /// `juju machine`: what an operator says about one machine.
 #[derive(Debug, Args)]
 pub(super) struct MachineTyped {
@@ -360,7 +307,6 @@ impl std::str::FromStr for Time {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heartbeat::state::Word;
 
     #[test]
     fn times_have_units() {
@@ -369,19 +315,6 @@ mod tests {
         }
         for text in ["", "2", "h", "-1h", "0s", "2w", "1é", "99999999999999999d", "367d"] {
             assert!(text.parse::<Time>().is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_stop_that_was_planned_is_called_that() {
-        let name = Name::parse("a").unwrap();
-        for (state, word, message) in [
-            (State::Ok, Some(Word::Started), "Heartbeat started"),
-            (State::Stopped, None, "planned stop"),
-            (State::Ok, None, "back from a planned stop"),
-        ] {
-            let text = line(&Change { name, state, word, sequence: 1, at: 0, flaps: 0 });
-            assert_eq!(text, format!("1970-01-01T00:00:00Z  a  {}  {message}\n", state.as_str()));
         }
     }
 

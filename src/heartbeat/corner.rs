@@ -222,15 +222,27 @@ pub async fn webhook_note<T: Tree>(tree: &T) -> Result<Kept<Note>, Error> {
 /// A page of the journal as read.
 pub type Page = journal::Read<Error>;
 
+/// The numbers of the pages that there are, in order.
+async fn page_numbers<T: Tree>(tree: &T) -> Result<Vec<u64>, Error> {
+    let names = tree.children(&paths::heartbeat_journal()).await?;
+    let mut numbers: Vec<u64> = names.iter().filter_map(|name| name.parse().ok()).collect();
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// # Errors
+/// The failures of the store.
+pub async fn newest_page<T: Tree>(tree: &T) -> Result<Option<u64>, Error> {
+    Ok(page_numbers(tree).await?.pop())
+}
+
 /// The pages of the journal from this one on, oldest first.
 ///
 /// # Errors
 /// The failures of the store; a garbled page fails alone.
 pub async fn journal<T: Tree>(tree: &T, from: u64) -> Result<Vec<Page>, Error> {
-    let names = tree.children(&paths::heartbeat_journal()).await?;
-    let mut numbers: Vec<u64> = names.iter().filter_map(|name| name.parse().ok()).collect();
+    let mut numbers = page_numbers(tree).await?;
     numbers.retain(|number| *number >= from);
-    numbers.sort_unstable();
     let reads = numbers.iter().map(|number| Read::Data(paths::heartbeat_page(*number))).collect();
     let mut pages = Vec::new();
     for (number, answer) in numbers.into_iter().zip(tree.read_many(reads).await?) {

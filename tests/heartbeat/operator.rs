@@ -98,6 +98,51 @@ fn changes_are_watched_as_they_happen() {
     tracker.end();
 }
 
+/// Lines about one component, as JSON, from a watch that begins with what was before.
+fn documents(site: &Site, since: u64, name: &str, count: usize) -> Vec<Value> {
+    let (_watching, lines) =
+        Watching::new(site, &["heartbeat", "watch", "--format", "json", "--since", &since.to_string()]);
+    let documents = std::iter::from_fn(|| lines.recv_timeout(DEADLINE).ok());
+    let documents = documents.map(|line| serde_json::from_str::<Value>(&line).unwrap());
+    documents.filter(|document| document["component"] == name).take(count).collect()
+}
+
+/// A watch that did not run while much happened tells of each change, and another one begins where it is told to.
+#[test]
+fn a_watch_misses_nothing() {
+    let (site, tracker, mut client) = begin(&["Warntime=3000", "Errtime=3600"]);
+    let (watching, lines) = Watching::new(&site, &["heartbeat", "watch"]);
+    let mut number = 0;
+    wait_for("a watch that has begun", DEADLINE, || {
+        number += 1;
+        client.beat(&format!("first{number}")).unwrap();
+        lines.recv_timeout(Duration::from_secs(1)).ok()
+    });
+    let signal = |signal: &str| {
+        let pid = watching.0.id().to_string();
+        assert!(std::process::Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    };
+    signal("-STOP");
+    for (status, state) in [("OK", "ok"), ("stopping", "stopped"), ("OK", "ok"), ("stopping", "stopped")] {
+        let body = json!({"Status": status, "Timestamp": "t"}).to_string();
+        let path = "/hmi/v1/heartbeat/quick";
+        assert_eq!(client.ask("POST", path, &[], body.as_bytes()).unwrap().status, 200);
+        wait_for("a change in the store", DEADLINE, || (health(&site, "quick") == state).then_some(()));
+    }
+    signal("-CONT");
+    let quick = std::iter::from_fn(|| lines.recv_timeout(DEADLINE).ok())
+        .filter(|line| line.split("  ").nth(1) == Some("quick"));
+    let words: Vec<String> = quick.take(4).map(|line| line.split("  ").nth(3).unwrap().to_owned()).collect();
+    assert_eq!(words, ["Heartbeat started", "planned stop", "back from a planned stop", "planned stop"]);
+
+    let all = documents(&site, 0, "quick", 4);
+    let healths: Vec<&str> = all.iter().map(|document| document["health"].as_str().unwrap()).collect();
+    assert_eq!(healths, ["ok", "stopped", "ok", "stopped"]);
+    let second = all[1]["sequence"].as_u64().unwrap();
+    assert_eq!(documents(&site, second, "quick", 2), all[2..]);
+    tracker.end();
+}
+
 #[test]
 fn a_mass_outage_is_shown_and_believed_at_a_word() {
     let (site, tracker, mut client) = begin(&["Warntime=2", "Errtime=3", "Mass_hold=3600"]);
