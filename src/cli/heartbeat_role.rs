@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
 use super::config::Role;
+use super::keeper::read_tls;
 use super::settings::{Globals, Settings};
 use super::upkeep::jitter;
 use super::{file, output};
@@ -22,6 +23,7 @@ use crate::heartbeat::ears::Ears;
 use crate::heartbeat::notify::Http;
 use crate::heartbeat::tls::Trust;
 use crate::heartbeat::tracker::{Setting, Tracker};
+use crate::keeper::tls::Clients;
 use crate::runtime::clock::wall_ms;
 use crate::runtime::files::raise_open_files;
 use crate::runtime::http::Server;
@@ -59,15 +61,58 @@ pub(super) struct Typed {
     /// Certificates in PEM of who else is believed in calls to https:// addresses, besides those of this system
     #[arg(long, value_name = "FILE")]
     ca_file: Option<PathBuf>,
+    #[command(flatten)]
+    tls: TlsDoor,
+}
+
+/// A second door, which speaks TLS.
+#[derive(Debug, Args)]
+struct TlsDoor {
+    /// Address to take beats on with TLS, too; port 0 takes a free one
+    #[arg(long, value_name = "ADDR", requires_all = ["tls_cert", "tls_key"])]
+    tls_listen: Option<SocketAddr>,
+    /// Certificate for that in PEM, the server's own first
+    #[arg(long, value_name = "FILE", requires = "tls_listen")]
+    tls_cert: Option<PathBuf>,
+    /// Its private key in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_listen")]
+    tls_key: Option<PathBuf>,
+    /// Authority in PEM of clients' certificates: whoever shows one beats for the components that it names, and no others
+    #[arg(long, value_name = "FILE", requires = "tls_listen")]
+    client_ca: Option<PathBuf>,
+}
+
+impl TlsDoor {
+    async fn bind(&self) -> anyhow::Result<Option<(Server, SocketAddr)>> {
+        let (Some(listen), Some(cert), Some(key)) = (self.tls_listen, &self.tls_cert, &self.tls_key) else {
+            return Ok(None);
+        };
+        let config = read_tls((cert, key), self.client_ca.as_deref(), Clients::MayShow)?;
+        let (server, address) = bind(listen).await?;
+        Ok(Some((server.with_tls(config), address)))
+    }
+}
+
+async fn bind(listen: SocketAddr) -> anyhow::Result<(Server, SocketAddr)> {
+    let server =
+        Server::bind(listen, limits()).await.with_context(|| format!("cannot listen on {listen}"))?;
+    let address = server.local_addr().context("cannot tell where this listens")?;
+    Ok((server, address))
 }
 
 pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::listen().context("cannot catch signals")?;
     let settings = args.globals.settings_of(Role::Controller)?;
-    let Typed { listen, open, max_components, ca_file, .. } = args;
+    let Typed { listen, open, max_components, ca_file, tls, .. } = args;
     let ca_file = ca_file.as_deref();
-    let role = Tracking::open(*listen, *open, *max_components, ca_file, Reach::AnyMachine).await?;
-    output::data(&format!("listening on {}\n", role.address)).context("cannot write to stdout")?;
+    let tls = tls.bind().await?;
+    let mut role = Tracking::open(*listen, *open, *max_components, ca_file, Reach::AnyMachine).await?;
+    let mut said = format!("listening on {}\n", role.address);
+    if let Some((server, address)) = tls {
+        said.push_str(&format!("listening with TLS on {address}\n"));
+        role.secure = Some(server);
+    }
+    output::data(&said).context("cannot write to stdout")?;
     let (stop, stopped) = watch::channel(false);
     let mut running = std::pin::pin!(role.run(settings, stopped));
     tokio::select! {
@@ -91,6 +136,8 @@ pub(super) enum Reach {
 /// A tracker whose door is open, for whoever has the role beside another.
 pub(super) struct Tracking {
     server: Server,
+    /// The door that speaks TLS.
+    secure: Option<Server>,
     reach: Reach,
     pub(super) address: SocketAddr,
     ears: Arc<Ears>,
@@ -108,21 +155,26 @@ impl Tracking {
     ) -> anyhow::Result<Self> {
         let trust = ca_file.map_or_else(|| Ok(Trust::default()), read_ca)?;
         raise_open_files();
-        let server =
-            Server::bind(listen, limits()).await.with_context(|| format!("cannot listen on {listen}"))?;
-        let address = server.local_addr().context("cannot tell where this listens")?;
+        let (server, address) = bind(listen).await?;
         let ears = Arc::new(Ears::new(Arc::new(wall_ms), max_components));
-        Ok(Self { server, reach, address, ears, open, post: Http::trusting(trust) })
+        Ok(Self { server, secure: None, reach, address, ears, open, post: Http::trusting(trust) })
     }
 
     /// Runs until `stop` says so, and then leaves in order; or until it fails in a way that waiting does not cure.
     pub(super) async fn run(self, settings: Settings, mut stop: watch::Receiver<bool>) -> anyhow::Result<()> {
-        let Self { server, reach, ears, open, post, address } = self;
+        let Self { server, secure, reach, ears, open, post, address } = self;
         let url = url_of(address, reach);
         let (found, store) = watch::channel(None);
         let (shut, is_shut) = watch::channel(false);
         let (leave, leaving) = watch::channel(false);
-        let mut serving = tokio::spawn(server.serve(Api::new(Arc::clone(&ears), store, open), is_shut));
+        let api = Arc::new(Api::new(Arc::clone(&ears), store, open));
+        let mut serving = tokio::spawn(async move {
+            let plain = server.serve_with(Arc::clone(&api), is_shut.clone());
+            match secure {
+                Some(secure) => drop(tokio::join!(plain, secure.serve_with(api, is_shut))),
+                None => plain.await,
+            }
+        });
         let mut tracking = std::pin::pin!(track(&settings, &ears, (post, url), &found, leaving));
         let ended = tokio::select! {
             ended = &mut tracking => ended,
@@ -262,7 +314,7 @@ pub(super) async fn look_for_store(settings: &Settings) -> anyhow::Result<Enviro
     }
 }
 
-fn read_ca(path: &Path) -> anyhow::Result<Trust> {
+pub(super) fn read_ca(path: &Path) -> anyhow::Result<Trust> {
     let wrong = || format!("cannot use the certificates in {}", path.display());
     let pem = file::read_limited(path, MAX_CA_BYTES)?
         .with_context(|| format!("{} does not exist", path.display()))?;

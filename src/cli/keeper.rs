@@ -9,7 +9,7 @@ use tracing::info;
 
 use super::{file, output};
 use crate::keeper::state::TreeLimits;
-use crate::keeper::tls::{self, Tls};
+use crate::keeper::tls::{self, Clients, Tls};
 use crate::keeper::{Config, Keeper, Limits};
 use crate::runtime::files::raise_open_files;
 use crate::runtime::shutdown::Shutdown;
@@ -93,25 +93,31 @@ impl Serving {
         let (Some(listen), Some(cert), Some(key)) = (self.tls_listen, &self.tls_cert, &self.tls_key) else {
             return Ok(None);
         };
-        let certificates = present(file::read_limited(cert, MAX_PEM_BYTES)?, cert)?;
-        let secret = present(file::read_secret(key, MAX_PEM_BYTES)?, key)?;
-        let authority = match &self.tls_client_ca {
-            Some(path) => Some(present(file::read_limited(path, MAX_PEM_BYTES)?, path)?),
-            None => None,
-        };
-        let config = tls::server_config(&certificates, &secret, authority.as_deref());
-        let config = config.with_context(|| {
-            let authority =
-                self.tls_client_ca.iter().map(|path| format!(" for clients of {}", path.display()));
-            format!(
-                "cannot serve TLS with {} and {}{}",
-                cert.display(),
-                key.display(),
-                authority.collect::<String>()
-            )
-        })?;
+        let config = read_tls((cert, key), self.tls_client_ca.as_deref(), Clients::MustShow)?;
         Ok(Some(Tls { listen, config }))
     }
+}
+
+/// What TLS is served with: a certificate and its key, and the authority of clients'.
+pub(super) fn read_tls(
+    (cert, key): (&Path, &Path),
+    authority: Option<&Path>,
+    clients: Clients,
+) -> anyhow::Result<tls::Config> {
+    let certificates = present(file::read_limited(cert, MAX_PEM_BYTES)?, cert)?;
+    let secret = present(file::read_secret(key, MAX_PEM_BYTES)?, key)?;
+    let read = |path| present(file::read_limited(path, MAX_PEM_BYTES)?, path);
+    let trusted = authority.map(read).transpose()?;
+    let config = tls::server_config(&certificates, &secret, trusted.as_deref(), clients);
+    config.with_context(|| {
+        let authority = authority.map(|path| format!(" for clients of {}", path.display()));
+        format!(
+            "cannot serve TLS with {} and {}{}",
+            cert.display(),
+            key.display(),
+            authority.unwrap_or_default()
+        )
+    })
 }
 
 fn present(read: Option<Vec<u8>>, path: &Path) -> anyhow::Result<Vec<u8>> {

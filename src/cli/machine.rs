@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tracing::{error, info, warn};
 
 use super::failure::{Usage, typed};
+use super::heartbeat_role::read_ca;
 use super::machine_file::{self, MachineFile};
 use super::metrics::{self, Watched};
 use super::settings::Globals;
@@ -31,6 +32,7 @@ use crate::heartbeat::announce::follow;
 use crate::heartbeat::notify::Http;
 use crate::heartbeat::params::url_of;
 use crate::heartbeat::sender::Sender;
+use crate::heartbeat::tls::Trust;
 use crate::model::{EnvironmentName, MachineId, PortRange, ports};
 use crate::runtime::shutdown::Shutdown;
 use crate::store::election::Leadership;
@@ -53,10 +55,13 @@ pub(super) struct Typed {
     /// Who this machine is to the store [default: what is remembered for it]
     #[arg(long, value_name = "FILE")]
     credentials: Option<PathBuf>,
-    /// Tracker to beat to, http://HOST:PORT; of several the next is tried when one does not answer [default: those that
-    /// said in the store where they are]
+    /// Tracker to beat to, http://HOST:PORT or https://HOST:PORT; of several the next is tried when one does not answer
+    /// [default: those that said in the store where they are]
     #[arg(long, value_name = "URL")]
     beat_to: Vec<String>,
+    /// Certificates in PEM of who else is believed when an https:// tracker is beaten to, besides those of this system
+    #[arg(long, value_name = "FILE")]
+    ca_file: Option<PathBuf>,
     #[command(flatten)]
     own: Own,
     #[command(flatten)]
@@ -96,6 +101,7 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let id: MachineId = typed(&args.id)?;
     let environment = args.globals.environment()?;
     args.own.check()?;
+    let trust = args.ca_file.as_deref().map_or_else(|| Ok(Trust::default()), read_ca)?;
     let file = machine_file::ensure(&args.globals, id, args.credentials.as_deref()).await?;
     let trackers =
         args.beat_to.iter().map(|url| url_of(url).map_err(|problem| Usage::new(format!("{url}: {problem}"))));
@@ -106,7 +112,7 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     agent.trackers = args.beat_to.is_empty().then_some(found);
     let (stop, stopped) = watch::channel(false);
     // Ends with its runtime if the agent does not end in order.
-    let beating = tokio::spawn(sender.run(Arc::new(Http::default()), stop.subscribe()));
+    let beating = tokio::spawn(sender.run(Arc::new(Http::trusting(trust)), stop.subscribe()));
     let mut running = std::pin::pin!(agent.run(stopped));
     let mut shutdown = shutdown;
     tokio::select! {

@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::audit::Change;
+use super::certificate;
 use super::corner::{self, ParamsError};
 use super::ears::Ears;
 use super::name::Name;
@@ -156,7 +157,11 @@ impl<T: Tree + Clone + 'static> Api<T> {
             return Ok(());
         }
         let unknown = |why: &str| Refusal::new(401, why, request.path());
-        let header = request.header("authorization").ok_or_else(|| unknown("No token"))?;
+        let header = request.header("authorization");
+        if let Some(shown) = request.certificate.as_ref().filter(|_| header.is_none()) {
+            return self.check_certificate(shown, beats, request).await;
+        }
+        let header = header.ok_or_else(|| unknown("No token"))?;
         let claim = Claim::parse(header).ok_or_else(|| unknown("Not a machine's token"))?;
         if !self.holds(&claim, request).await? {
             return Err(unknown("Not this machine's token"));
@@ -171,9 +176,40 @@ impl<T: Tree + Clone + 'static> Api<T> {
         }
     }
 
+    /// Whom it names may beat; a machine as long as there is one.
+    async fn check_certificate(
+        &self,
+        certificate: &[u8],
+        beats: &[(Name, bool)],
+        request: &Request,
+    ) -> Result<(), Refusal> {
+        let named = certificate::names(certificate);
+        for (name, _) in beats {
+            let known = match name.machine().filter(|_| named.contains(name)) {
+                Some(machine) => self.vouched(machine, |_| true, request).await?,
+                None => named.contains(name),
+            };
+            if !known {
+                let detail = format!("This certificate is not for {name}");
+                return Err(Refusal::new(403, detail, request.path()));
+            }
+        }
+        Ok(())
+    }
+
     async fn holds(&self, claim: &Claim, request: &Request) -> Result<bool, Refusal> {
-        let remembered = self.remembered().get(&claim.machine).cloned();
-        let holds = |credential: &Option<String>| credential.as_ref().is_some_and(|it| claim.holds(it));
+        self.vouched(claim.machine, |credential| claim.holds(credential), request).await
+    }
+
+    /// Whether a machine's credential, as the store has it, is as it should be.
+    async fn vouched(
+        &self,
+        machine: MachineId,
+        holds: impl Fn(&String) -> bool,
+        request: &Request,
+    ) -> Result<bool, Refusal> {
+        let remembered = self.remembered().get(&machine).cloned();
+        let holds = |credential: &Option<String>| credential.as_ref().is_some_and(&holds);
         if let Some((credential, at)) = &remembered {
             let (right, age) = (holds(credential), at.elapsed());
             if age < if right { BELIEVED } else { DISBELIEVED } {
@@ -184,7 +220,7 @@ impl<T: Tree + Clone + 'static> Api<T> {
         if self.vain_looks(0) >= VAIN_LOOKS {
             return remembered.filter(|(credential, _)| holds(credential)).map(|_| true).ok_or_else(unknown);
         }
-        let path = paths::machine_credentials(claim.machine);
+        let path = paths::machine_credentials(machine);
         let store = self.store.borrow().clone();
         let found = match store {
             Some(store) => store.get(&path).await,
@@ -204,7 +240,7 @@ impl<T: Tree + Clone + 'static> Api<T> {
         if remembered.len() >= MAX_BELIEVED {
             remembered.clear();
         }
-        remembered.insert(claim.machine, (credential, Instant::now()));
+        remembered.insert(machine, (credential, Instant::now()));
         Ok(right)
     }
 

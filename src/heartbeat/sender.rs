@@ -36,13 +36,14 @@ impl Sender {
 
     /// Beats until `stop` is true, then says good-bye. The clock goes on whatever a tracker does.
     pub async fn run<P: Post>(mut self, post: Arc<P>, mut stop: watch::Receiver<bool>) {
-        let mut heard = false;
+        let mut heard = None;
         let mut first = 0;
         loop {
             let trackers = self.trackers.borrow_and_update().clone();
             let taken = self.say(&*post, &trackers, "OK", &mut first).await;
-            if taken != heard {
-                heard = taken;
+            // Where there is no tracker, nobody can be blamed.
+            if heard != Some(taken) && !trackers.is_empty() {
+                heard = Some(taken);
                 if taken {
                     info!(tracker = %trackers[first], "heard");
                 } else {

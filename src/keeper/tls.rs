@@ -11,11 +11,14 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{Error, InconsistentKeys, RootCertStore, ServerConfig};
 
+/// What serves TLS, made of files.
+pub type Config = Arc<ServerConfig>;
+
 /// Where TLS is served and with what.
 #[derive(Debug, Clone)]
 pub struct Tls {
     pub listen: SocketAddr,
-    pub config: Arc<ServerConfig>,
+    pub config: Config,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -32,12 +35,20 @@ pub enum TlsError {
     BadAuthority,
 }
 
-/// What serves `certificates`, the server's own first. With `authority`, clients must show a certificate of it.
+/// Whether clients have a certificate to show, where there is an authority for them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Clients {
+    MustShow,
+    MayShow,
+}
+
+/// What serves `certificates`, the server's own first. With `authority`, clients show a certificate of it.
 pub fn server_config(
     certificates: &[u8],
     key: &[u8],
     authority: Option<&[u8]>,
-) -> Result<Arc<ServerConfig>, TlsError> {
+    clients: Clients,
+) -> Result<Config, TlsError> {
     // Named and not found: another part of the program may bring another one along.
     let provider = Arc::new(ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider.clone())
@@ -51,6 +62,10 @@ pub fn server_config(
                 roots.add(root).map_err(|_| TlsError::BadAuthority)?;
             }
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
+            let verifier = match clients {
+                Clients::MayShow => verifier.allow_unauthenticated(),
+                Clients::MustShow => verifier,
+            };
             builder.with_client_cert_verifier(verifier.build().map_err(|_| TlsError::BadAuthority)?)
         }
     };
@@ -91,7 +106,8 @@ mod tests {
         let (cert, key) = (cert.pem(), signing_key.serialize_pem());
         let other = made().signing_key.serialize_pem();
         let served = |cert: &str, key: &str, authority: Option<&str>| {
-            server_config(cert.as_bytes(), key.as_bytes(), authority.map(str::as_bytes)).map(|_| ())
+            let authority = authority.map(str::as_bytes);
+            server_config(cert.as_bytes(), key.as_bytes(), authority, Clients::MustShow).map(|_| ())
         };
         assert_eq!(served(&cert, &key, None), Ok(()));
         assert_eq!(served(&cert, &key, Some(&cert)), Ok(()));

@@ -5,6 +5,7 @@
 mod express;
 mod message;
 mod patient;
+mod secure;
 mod share;
 
 use std::convert::Infallible;
@@ -22,6 +23,8 @@ use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
@@ -32,6 +35,7 @@ use self::express::Plain;
 use self::message::Content;
 pub use self::message::{BodyError, Reply, Request};
 use self::patient::Patient;
+use self::secure::Acceptor;
 pub use self::share::{NoPlace, Place, Places};
 use self::share::{Share, Shared};
 
@@ -122,6 +126,7 @@ where
 pub struct Server {
     listener: TcpListener,
     limits: Limits,
+    tls: Option<Acceptor>,
 }
 
 impl Server {
@@ -132,7 +137,13 @@ impl Server {
         // A port whose last connections have just ended is free.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
-        Ok(Self { listener: socket.listen(BACKLOG)?, limits })
+        Ok(Self { listener: socket.listen(BACKLOG)?, limits, tls: None })
+    }
+
+    /// Every connection speaks TLS.
+    #[must_use]
+    pub fn with_tls(self, config: Arc<ServerConfig>) -> Self {
+        Self { tls: Some(Acceptor::new(config)), ..self }
     }
 
     /// # Errors
@@ -143,8 +154,12 @@ impl Server {
 
     /// Answers with `handler` until `stop` is true or its sender gone; then lets what was begun be finished, for a
     /// moment.
-    pub async fn serve<H: Handler>(self, handler: H, mut stop: watch::Receiver<bool>) {
-        let handler = Arc::new(handler);
+    pub async fn serve<H: Handler>(self, handler: H, stop: watch::Receiver<bool>) {
+        self.serve_with(Arc::new(handler), stop).await;
+    }
+
+    /// The same for a handler at several doors.
+    pub async fn serve_with<H: Handler>(self, handler: Arc<H>, mut stop: watch::Receiver<bool>) {
         let room = Arc::new(Semaphore::new(self.limits.connections));
         let shared = Shared::new(&self.limits);
         let mut connections = JoinSet::new();
@@ -161,7 +176,9 @@ impl Server {
                 Ok((stream, peer, permit)) => {
                     let Some(share) = shared.connection(peer.ip()) else {
                         debug!(%peer, "has its share of connections");
-                        send_away(&stream);
+                        if self.tls.is_none() {
+                            send_away(&stream);
+                        }
                         continue;
                     };
                     let door = Door {
@@ -169,7 +186,13 @@ impl Server {
                         handler: Arc::clone(&handler),
                         shared: Arc::clone(&shared),
                     };
-                    connections.spawn(connection(stream, peer, door, stop.clone(), (permit, share)));
+                    let room = (permit, share);
+                    match self.tls.clone() {
+                        None => connections.spawn(connection(stream, peer, door, stop.clone(), room)),
+                        Some(tls) => {
+                            connections.spawn(tls.connection(stream, peer, door, stop.clone(), room))
+                        }
+                    };
                 }
                 Err(error) => {
                     warn!(%error, "cannot take connections");
@@ -219,6 +242,14 @@ struct Door<H> {
     shared: Arc<Shared>,
 }
 
+/// Who is at the other end.
+#[derive(Debug, Clone)]
+struct Caller {
+    peer: SocketAddr,
+    /// Shown and vouched for, where the door speaks TLS.
+    certificate: Option<Bytes>,
+}
+
 /// Says so, if it can be said at once.
 fn send_away(stream: &TcpStream) {
     const ANSWER: &[u8] =
@@ -240,7 +271,8 @@ async fn connection<H: Handler>(
         Ok(None) => {}
         Ok(Some((stream, read))) => {
             // Few go on here, and what it needs is large.
-            Box::pin(by_the_book(stream, read.freeze(), peer, Arc::new(door), stop)).await;
+            let caller = Caller { peer, certificate: None };
+            Box::pin(by_the_book(stream, read.freeze(), caller, Arc::new(door), stop)).await;
         }
         Err(error) => debug!(%peer, %error, "connection ended early"),
     }
@@ -248,16 +280,16 @@ async fn connection<H: Handler>(
 
 /// Serves a connection as the HTTP library does it; `read` is what was read of it before.
 async fn by_the_book<H: Handler>(
-    stream: TcpStream,
+    stream: impl AsyncRead + AsyncWrite + Unpin,
     read: Bytes,
-    peer: SocketAddr,
+    caller: Caller,
     door: Arc<Door<H>>,
     mut stop: watch::Receiver<bool>,
 ) {
-    let limits = door.limits;
+    let (limits, peer) = (door.limits, caller.peer);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let door = Arc::clone(&door);
-        async move { Ok::<_, Infallible>(answer(request, peer, &door).await) }
+        let (door, caller) = (Arc::clone(&door), caller.clone());
+        async move { Ok::<_, Infallible>(answer(request, caller, &door).await) }
     });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).max_header_size(limits.head_bytes).header_read_timeout(limits.head_time);
@@ -282,7 +314,7 @@ async fn by_the_book<H: Handler>(
 
 async fn answer<H: Handler>(
     request: hyper::Request<Incoming>,
-    peer: SocketAddr,
+    Caller { peer, certificate }: Caller,
     door: &Door<H>,
 ) -> Response<Content> {
     let (head, incoming) = request.into_parts();
@@ -303,7 +335,8 @@ async fn answer<H: Handler>(
     let body = if busy && body.is_err() { Err(BodyError::Busy) } else { body };
     // What is left unread would be taken for the next request.
     let failed = body.as_ref().err().copied();
-    let reply = tokio::time::timeout(limits.request_time, door.handler.answer(Request { head, body, peer }))
+    let request = Request { head, body, peer, certificate };
+    let reply = tokio::time::timeout(limits.request_time, door.handler.answer(request))
         .await
         .unwrap_or_else(|_| Reply::empty(503));
     drop(room);

@@ -252,13 +252,13 @@ fn a_machine_beats_for_itself_alone() {
 }
 
 impl crate::process::Answer {
-    fn json_detail(&self) -> String {
+    pub(crate) fn json_detail(&self) -> String {
         if self.body.is_empty() { String::new() } else { self.json()["detail"].as_str().unwrap().to_owned() }
     }
 }
 
 /// As the operator finds it in the tree.
-fn machine_credential(site: &Site, machine: u32) -> String {
+pub(crate) fn machine_credential(site: &Site, machine: u32) -> String {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let operator = site.operator();

@@ -18,6 +18,7 @@ mod replicas;
 mod roles;
 mod secure;
 mod simulate;
+mod trusted;
 mod truth;
 mod verdict;
 mod words;

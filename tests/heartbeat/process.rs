@@ -83,16 +83,22 @@ impl Site {
             .stderr(Stdio::inherit())
             .spawn()
             .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let addr = line.trim().strip_prefix("listening on ").expect("an address").parse().unwrap();
-        Tracker { child, addr }
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut address = |before: &str| {
+            let line = lines.next().unwrap().unwrap();
+            line.strip_prefix(before).expect("an address").parse().unwrap()
+        };
+        let addr = address("listening on ");
+        let secure = args.contains(&"--tls-listen").then(|| address("listening with TLS on "));
+        Tracker { child, addr, secure }
     }
 }
 
 pub(crate) struct Tracker {
     child: Child,
     pub(crate) addr: SocketAddr,
+    /// The door that speaks TLS.
+    pub(crate) secure: Option<SocketAddr>,
 }
 
 impl Tracker {
@@ -150,7 +156,7 @@ impl Answer {
 
 /// One connection, kept.
 #[derive(Debug)]
-pub(crate) struct Client<S = TcpStream>(BufReader<S>);
+pub(crate) struct Client<S = TcpStream>(pub(crate) BufReader<S>);
 
 impl Client {
     pub(crate) fn connect(addr: SocketAddr) -> std::io::Result<Self> {
@@ -173,6 +179,17 @@ impl Client {
         Ok(Self(BufReader::new(stream)))
     }
 
+    /// Asks for something that does not end, and gives what comes line by line.
+    pub(crate) fn stream(mut self, path: &str) -> impl Iterator<Item = String> {
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
+        self.0.get_mut().write_all(request.as_bytes()).unwrap();
+        self.0.get_mut().set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        self.head().unwrap();
+        self.0.lines().map(|line| line.expect("a line in time"))
+    }
+}
+
+impl<S: Read + Write> Client<S> {
     pub(crate) fn ask(
         &mut self,
         method: &str,
@@ -201,15 +218,6 @@ impl Client {
     pub(crate) fn open(&mut self, request: &[u8]) -> std::io::Result<String> {
         self.0.get_mut().write_all(request)?;
         self.head()
-    }
-
-    /// Asks for something that does not end, and gives what comes line by line.
-    pub(crate) fn stream(mut self, path: &str) -> impl Iterator<Item = String> {
-        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
-        self.0.get_mut().write_all(request.as_bytes()).unwrap();
-        self.0.get_mut().set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        self.head().unwrap();
-        self.0.lines().map(|line| line.expect("a line in time"))
     }
 
     pub(crate) fn beat(&mut self, name: &str) -> std::io::Result<u16> {

@@ -14,7 +14,7 @@ use crate::process::{Client, Got, Site, serve_over};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-fn authority() -> CertifiedIssuer<'static, KeyPair> {
+pub(crate) fn authority() -> CertifiedIssuer<'static, KeyPair> {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()

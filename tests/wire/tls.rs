@@ -5,7 +5,7 @@ use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use portcullis::keeper::tls::{self, Tls};
+use portcullis::keeper::tls::{self, Clients, Tls};
 use portcullis::keeper::{Config, Keeper, Limits};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::crypto::ring;
@@ -42,7 +42,8 @@ impl Authority {
         let dir = tempfile::tempdir().expect("a directory");
         let (certificate, key) = self.issue("localhost");
         let clients = clients.map(|authority| authority.certificate.as_bytes());
-        let config = tls::server_config(certificate.as_bytes(), key.as_bytes(), clients).expect("fits");
+        let config = tls::server_config(certificate.as_bytes(), key.as_bytes(), clients, Clients::MustShow)
+            .expect("fits");
         let anywhere = ([127, 0, 0, 1], 0).into();
         let tls = Some(Tls { listen: anywhere, config });
         let config = Config { limits, tls, ..Config::new(dir.path(), anywhere) };

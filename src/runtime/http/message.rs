@@ -47,6 +47,8 @@ pub struct Request {
     pub(super) head: Parts,
     pub body: Result<Bytes, BodyError>,
     pub peer: SocketAddr,
+    /// What the client proved to have, in DER. Somebody that the door believes has vouched for it.
+    pub certificate: Option<Bytes>,
 }
 
 impl Request {
@@ -57,7 +59,8 @@ impl Request {
             request = request.header(header.name, header.value);
         }
         let (head, ()) = request.body(()).ok()?.into_parts();
-        Some(Self { head, body: Ok(Bytes::copy_from_slice(glance.body)), peer })
+        let body = Ok(Bytes::copy_from_slice(glance.body));
+        Some(Self { head, body, peer, certificate: None })
     }
 
     pub fn method(&self) -> &str {

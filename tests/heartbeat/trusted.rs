@@ -1,0 +1,164 @@
+//! A tracker's door that speaks TLS: who shows a certificate beats for whom it names, a token is as good there, and nobody else
+//! is heard.
+
+use std::io::{BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use portcullis::heartbeat::token;
+use portcullis::model::MachineId;
+use rcgen::{CertificateParams, CertifiedIssuer, KeyPair};
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use serde_json::{Value, json};
+
+use crate::door::machine_credential;
+use crate::harness::{Store, wait_for};
+use crate::process::{Client, Site, Tracker};
+use crate::secure::authority;
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+type Issuer = CertifiedIssuer<'static, KeyPair>;
+type Secure = Client<StreamOwned<ClientConnection, TcpStream>>;
+
+fn written(site: &Site, name: &str, text: &str) -> PathBuf {
+    let path = site.home().join(name);
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    path
+}
+
+/// A tracker with both doors; `server` vouches for it, `clients` for who comes.
+fn tracker(site: &Site, server: &Issuer, clients: &Issuer) -> Tracker {
+    let key = KeyPair::generate().unwrap();
+    let cert = CertificateParams::new(vec!["localhost".to_owned()]).unwrap().signed_by(&key, server).unwrap();
+    let files = [
+        written(site, "cert.pem", &cert.pem()),
+        written(site, "key.pem", &key.serialize_pem()),
+        written(site, "clients.pem", &clients.pem()),
+    ];
+    let [cert, key, clients] = [0, 1, 2].map(|at: usize| Path::to_str(&files[at]).unwrap());
+    let args = ["--tls-listen", "127.0.0.1:0", "--tls-cert", cert, "--tls-key", key, "--client-ca", clients];
+    site.tracker(&args)
+}
+
+/// One who believes `server`, and shows a certificate for `names` if somebody vouches for it.
+fn client(addr: SocketAddr, server: &Issuer, own: Option<(&Issuer, &[&str])>) -> Secure {
+    let mut roots = RootCertStore::empty();
+    roots.add(server.der().clone()).unwrap();
+    let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots);
+    let config = match own {
+        None => builder.with_no_client_auth(),
+        Some((issuer, names)) => {
+            let key = KeyPair::generate().unwrap();
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            let cert = CertificateParams::new(names).unwrap().signed_by(&key, issuer).unwrap();
+            let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
+            builder.with_client_auth_cert(vec![cert.der().clone()], key).unwrap()
+        }
+    };
+    let stream = TcpStream::connect(addr).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let connection =
+        ClientConnection::new(Arc::new(config), ServerName::try_from("localhost").unwrap()).unwrap();
+    Client(BufReader::new(StreamOwned::new(connection, stream)))
+}
+
+fn beat(client: &mut Secure, name: &str, token: Option<&str>) -> (u16, String) {
+    let headers: Vec<(&str, &str)> = token.iter().map(|token| ("authorization", *token)).collect();
+    let body = br#"{"Status":"OK","Timestamp":"t"}"#;
+    let answer = client.ask("POST", &format!("/hmi/v1/heartbeat/{name}"), &headers, body).unwrap();
+    (answer.status, answer.json_detail())
+}
+
+#[test]
+fn who_shows_a_certificate_beats_for_whom_it_names() {
+    let site = Site::new(Store::keeper());
+    site.juju(&["add-machine", "--instance-id", "i-0"]);
+    let (server, clients, strangers) = (authority(), authority(), authority());
+    let tracker = tracker(&site, &server, &clients);
+    let door = tracker.secure.unwrap();
+    let refused = |name: &str| (403, format!("This certificate is not for {name}"));
+    let good = (200, String::new());
+
+    let mut node = client(door, &server, Some((&clients, &["x1c0", "X2c0"])));
+    assert_eq!(beat(&mut node, "x1c0", None), good);
+    assert_eq!(beat(&mut node, "x2c0", None), good);
+    assert_eq!(beat(&mut node, "x3c0", None), refused("x3c0"));
+    assert_eq!(beat(&mut node, "machine-0", None), refused("machine-0"));
+    let one =
+        |name| json!({"Component": name, "Hostname": "h", "NID": "1", "Status": "OK", "Timestamp": "t"});
+    let both = json!([one("x1c0"), one("x4c0")]).to_string();
+    let answer = node.ask("POST", "/hmi/v1/heartbeats", &[], both.as_bytes()).unwrap();
+    assert_eq!((answer.status, answer.json_detail()), refused("x4c0"));
+    let mut many = client(door, &server, Some((&clients, &["*.rack", "localhost"])));
+    assert_eq!(beat(&mut many, "n1.rack", None), refused("n1.rack"), "a pattern names nobody");
+
+    let mut machine = client(door, &server, Some((&clients, &["machine-0", "machine-7"])));
+    assert_eq!(beat(&mut machine, "machine-0", None), good);
+    assert_eq!(beat(&mut machine, "machine-7", None), refused("machine-7"), "there is none");
+
+    // Without one, a token is needed as at the other door.
+    let mut bare = client(door, &server, None);
+    assert_eq!(beat(&mut bare, "x1c0", None), (401, "No token".to_owned()));
+    let mine = token::authorization(MachineId::new(0), &machine_credential(&site, 0));
+    assert_eq!(beat(&mut bare, "machine-0", Some(&mine)), good);
+    assert_eq!(beat(&mut bare, "machine-1", Some(&mine)).0, 403);
+
+    // Who is vouched for by nobody that is believed is not even answered, nor is who speaks no TLS.
+    let mut stranger = client(door, &server, Some((&strangers, &["x1c0"])));
+    assert!(stranger.ask("GET", "/hmi/v1/liveness", &[], b"").is_err());
+    let mut plain = TcpStream::connect(door).unwrap();
+    plain.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    plain.write_all(b"GET /hmi/v1/liveness HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    // Closed with an alert, or reset.
+    let _ = plain.read_to_end(&mut answer);
+    assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
+    assert_eq!(beat(&mut node, "x1c0", None), good, "others are served");
+    tracker.end();
+}
+
+#[test]
+fn a_machine_beats_over_tls() {
+    let site = Site::new(Store::keeper());
+    site.juju(&["add-machine", "--instance-id", "i-0"]);
+    let (server, clients, strangers) = (authority(), authority(), authority());
+    let tracker = tracker(&site, &server, &clients);
+    let url = format!("https://localhost:{}", tracker.secure.unwrap().port());
+    let ca = written(&site, "ca.pem", &server.pem());
+    let other = written(&site, "other.pem", &strangers.pem());
+    let agent = |ca: &Path| {
+        let mut command = site.command("portcullis");
+        command.args(["machine", "--id", "0", "--beat-to", &url, "--ca-file"]).arg(ca);
+        command.stderr(std::process::Stdio::piped()).spawn().unwrap()
+    };
+    let end = |mut agent: std::process::Child| {
+        let done = std::process::Command::new("kill").arg(agent.id().to_string()).status().unwrap();
+        assert!(done.success() && agent.wait().unwrap().success());
+    };
+    // One that believes somebody else tells nobody its token.
+    let mut wary = agent(&other);
+    let lines = std::io::BufRead::lines(BufReader::new(wary.stderr.take().unwrap()));
+    let mut lines = lines.map_while(Result::ok);
+    assert!(lines.any(|line| line.contains("no tracker takes our beats")));
+    assert!(!site.juju(&["heartbeat", "list"]).contains("machine-0"));
+    std::thread::spawn(move || lines.for_each(drop));
+    end(wary);
+    let mut good = agent(&ca);
+    let mut words = good.stderr.take().unwrap();
+    std::thread::spawn(move || std::io::copy(&mut words, &mut std::io::sink()));
+    wait_for("a machine that is heard", DEADLINE, || {
+        let status: Value = serde_json::from_str(&site.juju(&["status", "--format", "json"])).unwrap();
+        (status["machines"]["0"]["health"] == "ok").then_some(())
+    });
+    end(good);
+    tracker.end();
+}
