@@ -1,5 +1,5 @@
 //! What a heartbeat tracker costs: `cargo bench-heartbeat`. Starts the real program on an embedded keeper and prints what was
-//! measured beside what hms-hbtd needs for the same and the goal. Takes two minutes; wants a quiet machine.
+//! measured beside what hms-hbtd needs for the same and the goal. Takes some minutes; wants a quiet machine.
 
 #![allow(clippy::unwrap_used)]
 
@@ -42,11 +42,13 @@ fn main() -> std::io::Result<()> {
             "warning: the load is {busy} before we begin; what follows tells of the neighbours, too"
         )?;
     }
-    let measures: [(&str, Measure); 6] = [
+    let measures: [(&str, Measure); 8] = [
         ("beats", measure::beats),
         ("memory", measure::memory),
+        ("process", measure::process),
         ("states", measure::states),
         ("deaths", measure::deaths),
+        ("webhook", measure::webhook),
         ("deadlines", measure::deadlines),
         ("failover", measure::failover),
     ];

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use portcullis::heartbeat::audit::{Audit, Now, Sequence};
+use portcullis::heartbeat::guard::Course;
 use portcullis::heartbeat::name::Name;
 use portcullis::heartbeat::params::Params;
 
@@ -11,7 +12,7 @@ use crate::Row;
 use crate::harness::{Store, wait_for};
 use crate::load::{self, Shape, name, relay_body};
 use crate::manager::Manager;
-use crate::process::{Client, Site, Tracker, serve_manager};
+use crate::process::{Client, Site, Tracker, field, serve, serve_manager};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const NAMES: usize = 10_000;
@@ -129,7 +130,7 @@ pub(crate) fn memory() -> Vec<Row> {
     let names: Vec<Name> = (0..MILLION).map(|number| Name::parse(&name(number)).unwrap()).collect();
     let before = rss_bytes("self");
     let mut audit = Audit::new(1, &Params::default(), MILLION);
-    audit.take_office(1);
+    audit.take_office(1, Course::Quiet);
     for name in &names {
         audit.beat(2, name, false).unwrap();
     }
@@ -190,6 +191,62 @@ pub(crate) fn states() -> Vec<Row> {
         theirs: "2190 ms",
         goal: "10 ms",
         met: times[50] <= Duration::from_millis(10),
+    }]
+}
+
+/// The whole program with a million components that were told of, journal and all, when that is over.
+pub(crate) fn process() -> Vec<Row> {
+    const MILLION: usize = 1_000_000;
+    const LONG: Duration = Duration::from_secs(600);
+    let site = Site::new(Store::keeper());
+    site.juju(&["heartbeat", "params", "Warntime=3000", "Errtime=3600"]);
+    let tracker = site.tracker(&["--open"]);
+    let pid = tracker.pid().to_string();
+    let before = rss_bytes(&pid);
+    let begun = Instant::now();
+    beat_all(&tracker, MILLION);
+    wait_for("all known", LONG, || {
+        (metric(&tracker, "components{health=\"ok\"}") == MILLION as u64).then_some(())
+    });
+    wait_for("all written", LONG, || {
+        let writes = metric(&tracker, "store_writes_total");
+        std::thread::sleep(Duration::from_secs(2));
+        (metric(&tracker, "store_writes_total") == writes).then_some(())
+    });
+    let (time, each) = (begun.elapsed(), (rss_bytes(&pid) - before) / MILLION);
+    vec![Row {
+        what: "bytes per component of a million, whole process",
+        ours: format!("{each} (in {:.0} s)", time.as_secs_f64()),
+        theirs: "2.3k",
+        goal: "",
+        met: true,
+    }]
+}
+
+/// A change at a time, each written down before the next is told.
+pub(crate) fn webhook() -> Vec<Row> {
+    const SOME: usize = 5_000;
+    let site = Site::new(Store::keeper());
+    let manager = Manager::default();
+    let heard = manager.clone();
+    let hook = serve(move |got| {
+        heard.book().take_hook(field(&got.head, "x-portcullis-sequences").unwrap_or_default(), &got.body);
+        Some(200)
+    });
+    let hook = format!("Webhook_url=http://{hook}/told");
+    site.juju(&["heartbeat", "params", &hook, "Warntime=3000", "Errtime=3600"]);
+    let tracker = site.tracker(&["--open"]);
+    let begun = Instant::now();
+    beat_all(&tracker, SOME);
+    wait_for("all told", DEADLINE * 5, || (manager.book().hooked.len() >= SOME).then_some(()));
+    let rate = SOME as f64 / begun.elapsed().as_secs_f64();
+    drop(tracker);
+    vec![Row {
+        what: "changes told to a webhook, per second",
+        ours: format!("{rate:.0}"),
+        theirs: "",
+        goal: "",
+        met: true,
     }]
 }
 
