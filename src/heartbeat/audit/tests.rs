@@ -1,5 +1,7 @@
 //! The audit on a clock of the tests' own: the table of states, the guards, and a random life against a plain model.
 
+mod handing_over;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -268,43 +270,6 @@ fn flapping_is_counted_and_told_when_it_is_over() {
     assert_eq!(shown(&bench).unwrap()[0].flaps, 0, "quiet long enough");
 }
 
-/// Whoever judges next damps what the one before called flapping, and calls it so no longer than it is.
-#[test]
-fn flapping_is_known_to_a_successor() {
-    let mut bench = Bench::new();
-    bench.beat("a");
-    bench.after(0);
-    for _ in 0..3 {
-        bench.after(10_100);
-        bench.beat("a");
-        bench.after(0);
-    }
-    bench.write_all();
-    bench.audit.leave_office();
-    bench.audit.take_office(bench.now, Course::Quiet);
-    assert_eq!(bench.audit.pending(bench.at(), 10), [], "damped");
-    assert!(bench.audit.is_restless(bench.now, &name("a")));
-    // The calendar has no say in it.
-    let later = Now { wall: bench.at().wall + 3_600_000, ..bench.at() };
-    assert_eq!(bench.audit.pending(later, 10), []);
-    for _ in 0..12 {
-        bench.now += 5_000;
-        bench.beat("a");
-        bench.look();
-    }
-    bench.write_all();
-    let earlier = Now { wall: 0, ..bench.at() };
-    let told = bench.audit.pending(earlier, 10);
-    assert_eq!((told.len(), told[0].flaps), (1, 3));
-    assert!(!bench.audit.is_restless(bench.now, &name("a")));
-    for _ in 0..50 {
-        bench.now += 5_000;
-        bench.beat("a");
-        bench.look();
-    }
-    assert_eq!(bench.audit.newest_change(&name("a")).unwrap().flaps, 0, "quiet long enough");
-}
-
 #[test]
 fn what_is_told_is_what_is_written_and_newest() {
     let mut bench = Bench::new();
@@ -328,75 +293,6 @@ fn what_is_told_is_what_is_written_and_newest() {
     bench.after(0);
     bench.write_all();
     assert_eq!(bench.audit.pending(bench.at(), 10).len(), 1, "another change is another chance");
-}
-
-/// Stops, returns, and judges in between do not make a second change of a start.
-#[test]
-fn a_start_is_told_under_one_number() {
-    let mut bench = Bench::new();
-    bench.beat("a");
-    let started = bench.look().changes[0];
-    bench.write_all();
-    assert_eq!(bench.audit.pending(bench.at(), 10), [started]);
-    // While the state manager thinks about it, the component says good-bye, and comes back.
-    let mut newest = started.sequence;
-    for going_away in [true, false, true] {
-        bench.audit.beat(bench.now, &name("a"), going_away).unwrap();
-        let change = bench.look().changes[0];
-        assert!(change.word.is_none() && change.sequence > newest, "{change:?}");
-        newest = change.sequence;
-        bench.write_all();
-        let pending = bench.audit.pending(bench.at(), 10);
-        let told: Vec<(Option<Word>, u64)> = pending.iter().map(|c| (c.word, c.sequence)).collect();
-        assert_eq!(told, [(Some(Word::Started), started.sequence)]);
-        // Whoever follows the changes is not told of another start.
-        assert_eq!(bench.audit.changes_since(started.sequence), [change]);
-    }
-    let bytes = bench.audit.bucket_bytes(bucket_of("a"), bench.at());
-    let records = super::super::record::bucket_from_bytes(&bytes).unwrap();
-    let mut next = Audit::new(0, &Params::default(), LIMIT);
-    next.adopt(bucket_of("a"), &records, 0);
-    let adopted = next.changes_since(0);
-    assert_eq!(adopted.iter().map(|c| (c.word, c.sequence)).collect::<Vec<_>>(), [(None, newest)]);
-    let again = next.pending(bench.at(), 10);
-    assert_eq!((again[0].word, again[0].sequence), (Some(Word::Started), started.sequence));
-    // The answer to the first call is the answer.
-    for audit in [&mut bench.audit, &mut next] {
-        audit.tell(&name("a"), started.sequence, Told::Yes);
-        assert_eq!(audit.counts().untold, 0);
-    }
-}
-
-#[test]
-fn a_successor_goes_on_where_the_judge_was() {
-    let mut bench = Bench::new();
-    for who in ["a", "b", "c"] {
-        bench.beat(who);
-    }
-    bench.after(0);
-    bench.now += 9_000;
-    bench.beat("a");
-    bench.after(22_000);
-    let mut next = Audit::new(0, &Params { mass_share: 0, ..Params::default() }, LIMIT);
-    for who in ["a", "b", "c"] {
-        let bytes = bench.audit.bucket_bytes(bucket_of(who), bench.at());
-        let records = super::super::record::bucket_from_bytes(&bytes).unwrap();
-        next.adopt(bucket_of(who), &records, 0);
-    }
-    assert_eq!(next.counts(), bench.audit.counts());
-    // A beat that came before it judged is news for it, too.
-    next.beat(5, &name("b"), false).unwrap();
-    next.take_office(10, Course::Quiet);
-    let mut sequence = Sequence::of_epoch(2);
-    let verdict = next.judge(Now { watched: 10, wall: 5 }, 10, &mut sequence);
-    assert_eq!(verdict.changes.len(), 1);
-    assert_eq!(verdict.changes[0].word, Some(Word::Restarted));
-    assert!(verdict.changes[0].sequence > bench.sequence.last);
-    // It gives everybody a whole window: a, which was warned, has one from when the judge began.
-    let verdict = next.judge(Now { watched: 30_000, wall: 5 }, 30_000, &mut sequence);
-    let names: Vec<(&str, Option<Word>)> =
-        verdict.changes.iter().map(|c| (c.name.as_str(), c.word)).collect();
-    assert_eq!(names, [("b", Some(Word::MightBeDead))]);
 }
 
 #[test]
@@ -503,29 +399,4 @@ proptest! {
             prop_assert_eq!(found, expected, "at {}", bench.now);
         }
     }
-}
-
-/// What was judged and not written is as it was: one that nobody knows is started by whoever judges next, and one that the
-/// store knows is what the store says.
-#[test]
-fn a_start_that_was_not_written_is_a_start_again() {
-    let mut bench = Bench::new();
-    bench.beat("a");
-    assert_eq!(bench.after(0), told("a", Word::Started));
-    bench.write_all();
-    let bucket = bucket_of("a");
-    let a = bench.audit.table.record(bench.audit.table.find(&name("a")).unwrap(), bench.now, 0);
-    let other = (0..).map(|n| format!("b{n}")).find(|other| bucket_of(other) == bucket).unwrap();
-    bench.beat(&other);
-    assert_eq!(bench.after(0), told(&other, Word::Started));
-    bench.audit.leave_office();
-    bench.audit.adopt(bucket, &[a], bench.now);
-    assert_eq!((bench.audit.known(), bench.audit.counts().ok), (2, 1));
-    bench.audit.take_office(bench.now, Course::Quiet);
-    assert_eq!(bench.after(0), told(&other, Word::Started));
-    // Now it is written, and gone from the store for a reason.
-    bench.write_all();
-    bench.audit.leave_office();
-    bench.audit.adopt(bucket, &[a], bench.now);
-    assert_eq!(bench.audit.known(), 1);
 }
