@@ -55,6 +55,10 @@ fn health(site: &Site, name: &str) -> String {
     found.map_or(String::new(), |component| component["health"].as_str().unwrap().to_owned())
 }
 
+fn beat(name: &str) -> Value {
+    json!({"Component": name, "Hostname": "h", "NID": "1", "Status": "OK", "Timestamp": "t"})
+}
+
 fn begin(params: &[&str]) -> (Site, Tracker, Client) {
     let site = Site::new(Store::keeper());
     site.juju(&[&["heartbeat", "params", "Interval=1"], params].concat());
@@ -149,8 +153,6 @@ fn a_mass_outage_is_shown_and_believed_at_a_word() {
     let (code, out, said) = site.came(&["heartbeat", "release"]);
     assert_eq!((code, out.as_str(), said.as_str()), (Some(0), "", "No deaths are held.\n"));
     // All at once: each first beat waits for the store, and they are to fall silent together.
-    let beat =
-        |name| json!({"Component": name, "Hostname": "h", "NID": "1", "Status": "OK", "Timestamp": "t"});
     let beats = json!(["a", "b", "c", "d"].map(beat)).to_string();
     assert_eq!(client.ask("POST", "/hmi/v1/heartbeats", &[], beats.as_bytes()).unwrap().status, 200);
     let held = "warning: 4 of 4 components are silent at once: their deaths are held\n\
@@ -175,6 +177,26 @@ fn a_mass_outage_is_shown_and_believed_at_a_word() {
         site.came(&["heartbeat", "list"]).2.is_empty().then_some(())
     });
     tracker.end();
+}
+
+/// The judge is killed in a mass outage, and nobody judges when the operator speaks.
+#[test]
+fn a_word_to_nobody_is_for_the_next_judge() {
+    let (site, first, mut client) = begin(&["Warntime=2", "Errtime=3", "Mass_hold=3600"]);
+    let second = site.tracker(&["--open"]);
+    let beats = json!(["a", "b", "c", "d"].map(beat)).to_string();
+    assert_eq!(client.ask("POST", "/hmi/v1/heartbeats", &[], beats.as_bytes()).unwrap().status, 200);
+    let is_held = || site.came(&["heartbeat", "list"]).2.contains("their deaths are held");
+    wait_for("an alarm", DEADLINE, || is_held().then_some(()));
+    let (judge, other) = if first.is_judging() { (first, second) } else { (second, first) };
+    judge.kill9();
+    assert!(is_held() && !other.is_judging());
+    let (code, _, said) = site.came(&["heartbeat", "release"]);
+    assert_eq!((code, said.as_str()), (Some(0), "Deaths that are held will be declared.\n"));
+    wait_for("the deaths", DEADLINE, || {
+        ["a", "b", "c", "d"].iter().all(|name| health(&site, name) == "dead").then_some(())
+    });
+    other.end();
 }
 
 #[test]
