@@ -13,8 +13,8 @@ use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
 use super::config::Role;
-use super::keeper::read_tls;
 use super::settings::{Globals, Settings};
+use super::tls_door::TlsDoor;
 use super::upkeep::jitter;
 use super::{file, output};
 use crate::heartbeat::announce::announce;
@@ -63,34 +63,9 @@ pub(super) struct Typed {
     ca_file: Option<PathBuf>,
     #[command(flatten)]
     tls: TlsDoor,
-}
-
-/// A second door, which speaks TLS.
-#[derive(Debug, Args)]
-struct TlsDoor {
-    /// Address to take beats on with TLS, too; port 0 takes a free one
-    #[arg(long, value_name = "ADDR", requires_all = ["tls_cert", "tls_key"])]
-    tls_listen: Option<SocketAddr>,
-    /// Certificate for that in PEM, the server's own first
-    #[arg(long, value_name = "FILE", requires = "tls_listen")]
-    tls_cert: Option<PathBuf>,
-    /// Its private key in PEM
-    #[arg(long, value_name = "FILE", requires = "tls_listen")]
-    tls_key: Option<PathBuf>,
     /// Authority in PEM of clients' certificates: whoever shows one beats for the components that it names, and no others
     #[arg(long, value_name = "FILE", requires = "tls_listen")]
     client_ca: Option<PathBuf>,
-}
-
-impl TlsDoor {
-    async fn bind(&self) -> anyhow::Result<Option<(Server, SocketAddr)>> {
-        let (Some(listen), Some(cert), Some(key)) = (self.tls_listen, &self.tls_cert, &self.tls_key) else {
-            return Ok(None);
-        };
-        let config = read_tls((cert, key), self.client_ca.as_deref(), Clients::MayShow)?;
-        let (server, address) = bind(listen).await?;
-        Ok(Some((server.with_tls(config), address)))
-    }
 }
 
 async fn bind(listen: SocketAddr) -> anyhow::Result<(Server, SocketAddr)> {
@@ -103,14 +78,15 @@ async fn bind(listen: SocketAddr) -> anyhow::Result<(Server, SocketAddr)> {
 pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::listen().context("cannot catch signals")?;
     let settings = args.globals.settings_of(Role::Controller)?;
-    let Typed { listen, open, max_components, ca_file, tls, .. } = args;
+    let Typed { listen, open, max_components, ca_file, tls, client_ca, .. } = args;
     let ca_file = ca_file.as_deref();
-    let tls = tls.bind().await?;
+    let tls = tls.read(client_ca.as_deref(), Clients::MayShow)?;
     let mut role = Tracking::open(*listen, *open, *max_components, ca_file, Reach::AnyMachine).await?;
     let mut said = format!("listening on {}\n", role.address);
-    if let Some((server, address)) = tls {
+    if let Some((listen, config)) = tls {
+        let (server, address) = bind(listen).await?;
         said.push_str(&format!("listening with TLS on {address}\n"));
-        role.secure = Some(server);
+        role.secure = Some(server.with_tls(config));
     }
     output::data(&said).context("cannot write to stdout")?;
     let (stop, stopped) = watch::channel(false);

@@ -1,24 +1,22 @@
 //! `portcullis keeper`: the embedded store as a process of its own.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::Args;
 use tracing::info;
 
-use super::{file, output};
+use super::output;
+use super::tls_door::TlsDoor;
 use crate::keeper::state::TreeLimits;
-use crate::keeper::tls::{self, Clients, Tls};
+use crate::keeper::tls::{Clients, Tls};
 use crate::keeper::{Config, Keeper, Limits};
 use crate::runtime::files::raise_open_files;
 use crate::runtime::shutdown::Shutdown;
 
 /// Names the identity that no access list binds. A variable and not a flag, because flags are seen by everyone.
 const SUPER_DIGEST: &str = "PORTCULLIS_SUPER_DIGEST";
-
-/// A chain of certificates is some kilobytes.
-const MAX_PEM_BYTES: usize = 256 << 10;
 
 #[derive(Debug, Args)]
 pub(super) struct Typed {
@@ -35,15 +33,8 @@ pub(super) struct Serving {
     /// Address to serve on; port 0 takes a free one
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:2181")]
     pub(super) listen: SocketAddr,
-    /// Address to serve TLS on as well, for clients that want it
-    #[arg(long, value_name = "ADDR", requires_all = ["tls_cert", "tls_key"])]
-    tls_listen: Option<SocketAddr>,
-    /// Certificates in PEM form, the server's own first
-    #[arg(long, value_name = "FILE", requires = "tls_listen")]
-    tls_cert: Option<PathBuf>,
-    /// Private key of the certificate in PEM form; no one else may be able to read the file
-    #[arg(long, value_name = "FILE", requires = "tls_listen")]
-    tls_key: Option<PathBuf>,
+    #[command(flatten)]
+    tls: TlsDoor,
     /// Over TLS, serve only clients that show a certificate of this authority (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_listen")]
     tls_client_ca: Option<PathBuf>,
@@ -90,38 +81,9 @@ impl Serving {
     }
 
     fn tls(&self) -> anyhow::Result<Option<Tls>> {
-        let (Some(listen), Some(cert), Some(key)) = (self.tls_listen, &self.tls_cert, &self.tls_key) else {
-            return Ok(None);
-        };
-        let config = read_tls((cert, key), self.tls_client_ca.as_deref(), Clients::MustShow)?;
-        Ok(Some(Tls { listen, config }))
+        let read = self.tls.read(self.tls_client_ca.as_deref(), Clients::MustShow)?;
+        Ok(read.map(|(listen, config)| Tls { listen, config }))
     }
-}
-
-/// What TLS is served with: a certificate and its key, and the authority of clients'.
-pub(super) fn read_tls(
-    (cert, key): (&Path, &Path),
-    authority: Option<&Path>,
-    clients: Clients,
-) -> anyhow::Result<tls::Config> {
-    let certificates = present(file::read_limited(cert, MAX_PEM_BYTES)?, cert)?;
-    let secret = present(file::read_secret(key, MAX_PEM_BYTES)?, key)?;
-    let read = |path| present(file::read_limited(path, MAX_PEM_BYTES)?, path);
-    let trusted = authority.map(read).transpose()?;
-    let config = tls::server_config(&certificates, &secret, trusted.as_deref(), clients);
-    config.with_context(|| {
-        let authority = authority.map(|path| format!(" for clients of {}", path.display()));
-        format!(
-            "cannot serve TLS with {} and {}{}",
-            cert.display(),
-            key.display(),
-            authority.unwrap_or_default()
-        )
-    })
-}
-
-fn present(read: Option<Vec<u8>>, path: &Path) -> anyhow::Result<Vec<u8>> {
-    read.with_context(|| format!("there is no file {}", path.display()))
 }
 
 pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {

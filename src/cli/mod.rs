@@ -37,6 +37,7 @@ mod settings;
 mod start;
 mod status;
 mod terminate_machine;
+mod tls_door;
 mod unanswered;
 mod unexpose;
 mod unit_options;
