@@ -14,6 +14,7 @@ use self::telling::{Aside, Calls};
 use self::tidying::TIDY;
 use super::audit::{Change, Sequence};
 use super::corner;
+use super::ears::Ears;
 use super::guard::Course;
 use super::journal::{Draft, Journal};
 use super::notify::{Post, Receipt};
@@ -278,9 +279,8 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         let Some(office) = self.office.as_mut() else { return Ok(()) };
         let mut rest: VecDeque<Piece> = {
             let inner = self.setting.ears.lock();
-            let now = self.setting.ears.now(&inner);
             let dirty = inner.audit.dirty().iter().filter(|number| !office.frozen.contains(number));
-            dirty.map(|number| Piece::Bucket(*number, inner.audit.bucket_bytes(*number, now))).collect()
+            dirty.map(|number| Piece::Bucket(*number, Vec::new())).collect()
         };
         rest.extend(office.journal.with(&office.unpublished).into_iter().map(Piece::Page));
         let acl = self.setting.roles.controllers();
@@ -288,7 +288,8 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             let mut writes = vec![office.lead.fence()];
             let mut written = Vec::new();
             let mut bytes = 0;
-            while let Some(piece) = rest.pop_front() {
+            while let Some(mut piece) = rest.pop_front() {
+                piece.fill(&self.setting.ears);
                 bytes += piece.bytes() + 300;
                 if bytes > WRITE_BYTES && !written.is_empty() {
                     rest.push_front(piece);
@@ -329,6 +330,17 @@ enum Piece {
 }
 
 impl Piece {
+    /// One bucket at a time, so that beats need not wait for all of them. Nobody but the judge changes what is in it.
+    fn fill(&mut self, ears: &Ears) {
+        if let Self::Bucket(number, data) = self
+            && data.is_empty()
+        {
+            let inner = ears.lock();
+            let now = ears.now(&inner);
+            *data = inner.audit.bucket_bytes(*number, now);
+        }
+    }
+
     fn bytes(&self) -> usize {
         match self {
             Self::Bucket(_, data) => data.len(),

@@ -1,6 +1,8 @@
 //! What the tracker keeps in the store, as values: components in buckets, written by the judge, and batches of beats,
 //! written by every replica. Pure. What cannot be understood is an error that says why, never an empty value.
 
+use std::fmt::Write as _;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -113,30 +115,31 @@ pub fn bucket_of(name: &str) -> u16 {
     (crc32c::crc32c(name.as_bytes()) % u32::from(BUCKETS)) as u16
 }
 
+/// Written by hand: with very many components one judgement may write all buckets, and none of the words in it needs to be
+/// escaped.
 pub fn bucket_to_bytes(records: impl IntoIterator<Item = Record>) -> Vec<u8> {
-    let rows: Vec<Value> = records
-        .into_iter()
-        .map(|r| {
-            let word = r.word.map(Word::as_str);
-            let mut row = json!([
-                r.name.as_str(),
-                r.state.as_str(),
-                word,
-                r.sequence,
-                r.told.as_str(),
-                r.changed_at,
-                r.beat_at,
-                r.flaps
-            ]);
-            if let Value::Array(row) = &mut row
-                && r.word_sequence != r.sequence
-            {
-                row.push(json!(r.word_sequence));
-            }
-            row
-        })
-        .collect();
-    json!({"v": 1, "components": rows}).to_string().into_bytes()
+    let mut text = String::from(r#"{"v":1,"components":["#);
+    for (at, record) in records.into_iter().enumerate() {
+        text.push_str(if at == 0 { "" } else { "," });
+        push_row(&mut text, &record);
+    }
+    text.push_str("]}");
+    text.into_bytes()
+}
+
+fn push_row(text: &mut String, record: &Record) {
+    let Record { name, state, word, sequence, word_sequence, told, changed_at, beat_at, flaps } = record;
+    let (name, state, told) = (name.as_str(), state.as_str(), told.as_str());
+    let (quote, word) = word.map_or(("", "null"), |word| ("\"", word.as_str()));
+    // A text takes whatever is written to it.
+    let _ = write!(
+        text,
+        r#"["{name}","{state}",{quote}{word}{quote},{sequence},"{told}",{changed_at},{beat_at},{flaps}"#
+    );
+    if word_sequence != sequence {
+        let _ = write!(text, ",{word_sequence}");
+    }
+    text.push(']');
 }
 
 /// # Errors
