@@ -36,9 +36,11 @@ fn rss_bytes(pid: &str) -> usize {
 }
 
 fn metric(tracker: &Tracker, name: &str) -> u64 {
-    let (_, text) = tracker.get("/metrics");
-    let line = text.lines().find_map(|line| line.strip_prefix(&format!("portcullis_heartbeat_{name} ")));
-    line.unwrap().parse().unwrap()
+    let before = format!("portcullis_heartbeat_{name} ");
+    wait_for("an answer", DEADLINE, || {
+        let (_, text) = tracker.get("/metrics");
+        text.lines().find_map(|line| line.strip_prefix(&before)).map(|number| number.parse().unwrap())
+    })
 }
 
 /// One beat for each name, as fast as a relay can.
