@@ -136,8 +136,7 @@ pub(crate) fn controllers_lead_and_take_over(site: &Site) {
 
     open_port(&operator, site, ("wordpress/0", 0), "22");
     wait_for("report that holds ssh back", DEADLINE, || {
-        let held =
-            json!([{"unit": "unit-0000000000", "ports": "22/tcp", "reason": "policy forbids the port"}]);
+        let held = json!({"unit-0000000000": {"policy forbids the port": ["22/tcp"]}});
         report(&operator, site).filter(|report| report["held"] == held)
     });
     is_granted(&operator, site, &world(&["80/tcp"]));
