@@ -5,13 +5,7 @@ use crate::harness::wait_for;
 use crate::world::World;
 
 pub(crate) fn what_was_done_by_hand_is_put_right_or_left_alone(world: &World) {
-    let controller = world.controller("log", 1);
-    world.operator.does(&["add-machine"]);
-    let instance = world.instance(0);
-    world.deploy("wordpress", 0);
-    world.hook("wordpress/0", "open-port 80");
-    world.operator.does(&["expose", "wordpress"]);
-    world.has_ports(0, &[80]);
+    let (controller, instance) = world.exposed("log", 1);
     let group = world.group(0).unwrap().group_id.unwrap();
 
     world.wait(world.account.open(&group, 5432));

@@ -20,13 +20,7 @@ fn without(world: &World, missing: &str) -> Command {
 }
 
 pub(crate) fn what_keeps_ec2_away_is_shown_closes_nothing_and_is_waited_for(world: &World) {
-    let controller = world.controller("before", 3600);
-    world.operator.does(&["add-machine"]);
-    world.instance(0);
-    world.deploy("wordpress", 0);
-    world.hook("wordpress/0", "open-port 80");
-    world.operator.does(&["expose", "wordpress"]);
-    world.has_ports(0, &[80]);
+    let (controller, _) = world.exposed("before", 3600);
     controller.ends();
     world.requests();
 
@@ -103,13 +97,7 @@ pub(crate) fn a_launch_that_is_refused_is_shown(world: &World) {
 }
 
 pub(crate) fn an_end_that_is_refused_is_shown_and_leaves_nothing_open(world: &World) {
-    let first = world.controller("first", 3600);
-    world.operator.does(&["add-machine"]);
-    let instance = world.instance(0);
-    world.deploy("wordpress", 0);
-    world.hook("wordpress/0", "open-port 80");
-    world.operator.does(&["expose", "wordpress"]);
-    world.has_ports(0, &[80]);
+    let (first, instance) = world.exposed("first", 3600);
     // Nobody is there to close anything before the machine has left.
     first.ends();
     world.operator.does(&["destroy-service", "wordpress"]);

@@ -62,6 +62,18 @@ impl World {
         controller
     }
 
+    /// The same, with a machine that it has launched and on it a service whose port is open.
+    pub(crate) fn exposed(&self, name: &str, resync: u32) -> (Controller, String) {
+        let controller = self.controller(name, resync);
+        self.operator.does(&["add-machine"]);
+        let instance = self.instance(0);
+        self.deploy("wordpress", 0);
+        self.hook("wordpress/0", "open-port 80");
+        self.operator.does(&["expose", "wordpress"]);
+        self.has_ports(0, &[80]);
+        (controller, instance)
+    }
+
     /// One that launches into this subnet.
     pub(crate) fn controller_in(&self, subnet: &str, name: &str) -> Controller {
         let command = self.command_with(3600, &format!("subnet: {subnet}"));

@@ -1,0 +1,58 @@
+//! More ports than there is room for: on the machine, in its report, in what policy allows.
+
+use super::*;
+
+/// The store takes no more than 64 KiB in one znode, and one machine's report that is more ends nobody.
+#[tokio::test(start_paused = true)]
+async fn a_charm_that_opens_very_many_ports_is_told_of_and_holds_up_nobody() {
+    let mut world = World::new().await;
+    let (wild, tame) = (world.deploy("wild").await, world.deploy("tame").await);
+    for port in 0..1_000 {
+        world.open(wild, &(20_001 + 2 * port).to_string()).await;
+    }
+    world.open(tame, "80").await;
+    world.expose("wild").await;
+    world.expose("tame").await;
+    world.pass().await;
+    let rules = |machine| world.provider.actual(MachineNumber::new(machine)).unwrap().owned.len();
+    assert_eq!((rules(0), rules(1)), (100, 2), "as many as policy allows, in both families");
+    let report = world.agent.reports.get(MachineId::new(0)).unwrap().clone();
+    assert_eq!(report.held.len() + report.held_besides, 950, "each port once");
+    let version = |world: &World| {
+        let path = paths::firewall_report(MachineId::new(0));
+        let node = world.operator.tree().clone();
+        async move { node.get(&path).await.unwrap().version }
+    };
+    let before = version(&world).await;
+    world.pass().await;
+    assert_eq!(version(&world).await, before, "nothing new, nothing written");
+}
+
+/// EC2 refuses an open whole if one rule of it is too many.
+#[tokio::test(start_paused = true)]
+async fn a_full_firewall_gets_what_there_is_room_for_and_then_rest() {
+    let mut world = World::new().await;
+    let unit = world.deploy("a").await;
+    world.provider.configure(|settings| (settings.rules_per_family, settings.ipv6) = (3, false));
+    world.provider.tamper(MachineNumber::new(0), |rules| rules.ipv6 = false);
+    for port in ["1", "3", "5", "7", "9"] {
+        world.open(unit, port).await;
+    }
+    world.expose("a").await;
+    world.pass().await;
+    world.lead.confirm(world.operator.tree()).await.unwrap();
+    world.agent.pass(&Dirty::default(), &world.lead).await.unwrap();
+    assert_eq!(world.provider.actual(MachineNumber::new(0)).unwrap().owned.len(), 3);
+    assert_eq!(world.provider.calls_of(CallName::Open), 2, "refused, and what fits");
+    let report = world.agent.reports.get(MachineId::new(0)).unwrap();
+    assert_eq!(report.problem.as_deref(), Some("its firewall is full: 2 rules do not fit"));
+    assert_eq!(report.pending.len(), 2, "and those are not said to be open");
+    tokio::time::advance(Duration::from_secs(120)).await;
+    assert_eq!(world.agent.next_retry(), None, "nothing to try before the next look at everything");
+    world.close(unit, "1").await;
+    world.pass_for(Key::Unit(unit)).await;
+    let ports = |world: &World| -> Vec<u16> {
+        world.provider.actual(MachineNumber::new(0)).unwrap().owned.iter().map(|r| r.ports.from()).collect()
+    };
+    assert_eq!(ports(&world), [3, 5, 7], "what made room is used");
+}
