@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -315,7 +315,8 @@ fn run(order: &Order, stop: &Path) -> (Ended, Option<PipeReader>) {
     };
     let mut child = match start(order, writer) {
         Ok(child) => child,
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+        // The same is said of a directory, or an interpreter, that is closed to the hook's user.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !is_executable(&order.program) => {
             return (not_begun("is not executable"), None);
         }
         Err(error) => return (not_begun(format!("cannot be run: {error}")), None),
@@ -336,6 +337,11 @@ fn run(order: &Order, stop: &Path) -> (Ended, Option<PipeReader>) {
         }
     };
     (Ended::Badly { reason, output: output.tail() }, output.rest())
+}
+
+/// Whether it has the bit for anybody. What cannot be looked at is not said to lack it.
+fn is_executable(program: &Path) -> bool {
+    fs::metadata(program).map_or(true, |found| found.permissions().mode() & 0o111 != 0)
 }
 
 /// Ends a hook that nobody can watch over: it must not go on while the unit does.

@@ -2,7 +2,6 @@
 
 use super::super::output::{MAX_LOG_BYTES, TAIL_LINE_CHARS, TAIL_LINES};
 use super::*;
-use std::os::unix::fs::PermissionsExt as _;
 
 /// Longer than any hook here takes, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -128,8 +127,13 @@ fn what_cannot_be_run_says_why() {
     fs::write(&order.program, "#!/no/such/interpreter\n").unwrap();
     let Ended::NotBegun { reason } = bench.ends(2, &order) else { panic!() };
     assert!(reason.starts_with("cannot be run: "), "{reason}");
+    // It is another file that lacks the bit.
+    let interpreter = bench.home.path().join("interpreter");
+    fs::write(&interpreter, "").unwrap();
+    fs::write(&order.program, format!("#!{}\n", interpreter.display())).unwrap();
+    assert_eq!(bench.ends(3, &order), not_begun("cannot be run: Permission denied (os error 13)"));
     let order = Order { log: bench.home.path().join("no/such/log"), ..order };
-    let Ended::NotBegun { reason } = bench.ends(3, &order) else { panic!() };
+    let Ended::NotBegun { reason } = bench.ends(4, &order) else { panic!() };
     assert!(reason.starts_with("its output cannot be kept: "), "{reason}");
 }
 

@@ -244,10 +244,12 @@ impl Home<'_> {
     pub fn hand_over(&self) -> io::Result<()> {
         let Some((user, group)) = self.user()? else { return Ok(()) };
         let agent = rustix::process::geteuid().as_raw();
-        if user == agent || fs::symlink_metadata(self.charm())?.uid() != agent {
-            return Ok(());
+        match fs::symlink_metadata(self.charm()) {
+            Ok(charm) if user != agent && charm.uid() == agent => give_tree(&self.charm(), (user, group)),
+            // A unit that was removed may never have had one.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
         }
-        give_tree(&self.charm(), (user, group))
     }
 
     /// What running a hook of this unit takes. `None` if the charm has no such hook.

@@ -214,6 +214,28 @@ pub(crate) fn units_are_handed_over_to_users_of_their_own(site: &Site) {
     agent.ends();
 }
 
+/// The first hook that the new user runs may be the last that the unit has.
+pub(crate) fn units_are_handed_over_for_their_last_hook(site: &Site) {
+    let world = World::new(site);
+    let agent = world.agent(&["--hook-user", "0:0"]);
+    let who = world.operator.home().join("who");
+    fs::write(&who, "").unwrap();
+    world.share(&who);
+    let stop = format!("touch last && echo $(id -u) >>{}", who.display());
+    world.deploy(&world.charm("old", &[("stop", &stop)]), "old");
+    world.becomes("old/0", "started");
+    agent.ends();
+    // Removed while nobody was there, so that no agent sees it alive.
+    world.operator.does(&["destroy-service", "old"]);
+    let agent = world.agent(&["--hook-user", "200000+"]);
+    wait_for("a machine without units", DEADLINE, || {
+        assert_eq!(world.unit("old/0").get("hook-error"), None);
+        world.is_cleared_away().then_some(())
+    });
+    assert_eq!(fs::read_to_string(who).unwrap(), "200000\n");
+    agent.ends();
+}
+
 /// The same name, the same machine, the same numbers, and the same directory: and yet not the same units.
 pub(crate) fn an_environment_made_anew_leaves_anothers_units_alone(site: &Site) {
     let beside = Site { chroot: format!("{}-anew", site.chroot), ..site.clone() };

@@ -42,7 +42,8 @@ use guards::{
 use life::{
     a_unit_that_cannot_stop_waits_for_a_decision, agents_that_are_killed_do_everything_once,
     an_environment_made_anew_leaves_anothers_units_alone, charms_do_what_they_say, errors_are_resolved,
-    last_words_are_heard, units_are_handed_over_to_users_of_their_own,
+    last_words_are_heard, units_are_handed_over_for_their_last_hook,
+    units_are_handed_over_to_users_of_their_own,
 };
 
 const LIFE: &[Scenario] = scenarios![
@@ -52,6 +53,7 @@ const LIFE: &[Scenario] = scenarios![
     agents_that_are_killed_do_everything_once,
     last_words_are_heard,
     units_are_handed_over_to_users_of_their_own,
+    units_are_handed_over_for_their_last_hook,
     an_environment_made_anew_leaves_anothers_units_alone,
 ];
 

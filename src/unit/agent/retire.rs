@@ -1,6 +1,8 @@
 //! The end of a unit: what is known of it here, now that the tree knows nothing any more, decides whether `stop` is due; its
 //! processes end, and its files go, unless that hook fails: then the operator decides first. A full disk holds none of that up.
 
+use std::io;
+
 use tokio::time::sleep;
 use tracing::{info, warn};
 
@@ -79,28 +81,38 @@ impl<T: Tree> Agent<'_, T> {
                     return Ok(Ended::Badly { reason: "was not run".to_owned(), output: String::new() });
                 }
                 Found::Nothing => {
-                    let ordered = match home.order(name, run) {
-                        Ok(None) => return Ok(Ended::Well),
-                        Ok(Some(order)) => runs.order(run.number, &order),
-                        Err(error) => Err(error),
-                    };
-                    let (site, tried) = (self.site.clone(), runs.was_tried(run.number));
-                    let run = move || {
-                        let home = site.home(id);
-                        // As for every other hook: one at a time.
-                        if tried {
-                            home.end_run(run.number)?;
+                    let (site, name) = (self.site.clone(), name.clone());
+                    match off_thread(move || stop(&site.home(id), &name, run)).await {
+                        Ok(Stop::Ran) => {}
+                        Ok(Stop::Missing) => return Ok(Ended::Well),
+                        Err(error) => {
+                            let reason = format!("cannot be run: {error}");
+                            return Ok(Ended::Badly { reason, output: String::new() });
                         }
-                        ordered.and_then(|()| home.run(run.number))
-                    };
-                    if let Err(error) = off_thread(run).await {
-                        let reason = format!("cannot be run: {error}");
-                        return Ok(Ended::Badly { reason, output: String::new() });
                     }
                 }
             }
         }
     }
+}
+
+enum Stop {
+    Ran,
+    /// The charm has no such hook.
+    Missing,
+}
+
+/// Runs `stop` to its end, as whoever runs hooks now: that may be somebody else than when the last one ran.
+fn stop(home: &Home<'_>, name: &UnitName, run: Run) -> io::Result<Stop> {
+    // As for every other hook: one at a time.
+    if home.runs().was_tried(run.number) {
+        home.end_run(run.number)?;
+    }
+    home.make(name)?;
+    home.hand_over()?;
+    let Some(order) = home.order(name, run)? else { return Ok(Stop::Missing) };
+    home.runs().order(run.number, &order)?;
+    home.run(run.number).map(|()| Stop::Ran)
 }
 
 /// `None` if there is none, or if nobody can tell what it means: then there is nothing to stop by it.
