@@ -40,6 +40,10 @@ pub(super) enum Order {
 pub(super) enum Error {
     #[error("the unit is gone")]
     Gone,
+    #[error(
+        "the unit is missing from its machine's list, but was not removed: nothing is done with it until the two agree"
+    )]
+    Unlisted,
     #[error(transparent)]
     Store(#[from] store::Error),
     #[error("{doing}")]
@@ -102,6 +106,8 @@ pub(super) async fn tend<T: Tree>(
         match passed {
             Ok(true) => continue,
             Ok(false) => told.clear(),
+            // Left for what is wanted now.
+            Err(Error::Gone) if *agent.orders.borrow() != order => continue,
             // Whoever keeps the list of units will say what to do about it.
             Err(Error::Gone) => {}
             Err(error) => {
@@ -306,7 +312,7 @@ impl<T: Tree> Agent<'_, T> {
                 }
                 Found::Running => {
                     self.pause(LOOK_AGAIN).await;
-                    self.heed(run)?;
+                    self.heed()?;
                 }
                 Found::Nothing => {
                     if let Some(ended) = self.start(seen, run).await? {
@@ -317,15 +323,12 @@ impl<T: Tree> Agent<'_, T> {
         }
     }
 
-    /// Leaves a hook that runs to itself, or to the one who comes after us.
-    fn heed(&self, run: Run) -> Result<(), Error> {
+    /// Leaves a hook that runs to itself, or to the one who comes after us: also when the unit is to be retired, since whether
+    /// it was removed is found out then.
+    fn heed(&self) -> Result<(), Error> {
         match *self.orders.borrow() {
             Order::Live => Ok(()),
-            Order::Leave => Err(Error::Gone),
-            Order::Retire => {
-                self.home().runs().stop(run.number).map_err(disk("cannot stop the hook"))?;
-                Err(Error::Gone)
-            }
+            Order::Leave | Order::Retire => Err(Error::Gone),
         }
     }
 
@@ -374,7 +377,7 @@ impl<T: Tree> Agent<'_, T> {
                 }
                 _ = orders.changed() => {
                     self.orders.borrow_and_update();
-                    self.heed(run)?;
+                    self.heed()?;
                 }
             }
         }

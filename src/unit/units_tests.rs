@@ -102,3 +102,24 @@ async fn a_list_that_is_wrong_for_a_moment_ends_nobody() {
     let (ended, ()) = tokio::join!(run(&world.tree, &world.site, stopped), life);
     ended.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_unit_that_is_only_missing_from_the_list_is_not_ended() {
+    let world = World::new().await;
+    let (stop, stopped) = watch::channel(false);
+    let life = async {
+        let there = paths::unit(UnitId::new(1));
+        world.create([paths::units(), there.clone()]).await;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        // Long enough for the list to be believed of all of them, and all but one were really removed.
+        world.strike(0..UNITS).await;
+        world.until_here(&[1]).await;
+        tokio::time::sleep(DOUBT * 10).await;
+        assert_eq!(world.here(), [1]);
+        world.tree.write(vec![Write::Delete { path: there }]).await.unwrap();
+        world.until_here(&[]).await;
+        stop.send_replace(true);
+    };
+    let (ended, ()) = tokio::join!(run(&world.tree, &world.site, stopped), life);
+    ended.unwrap();
+}

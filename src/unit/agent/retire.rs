@@ -8,6 +8,7 @@ use tracing::{info, warn};
 
 use super::{Agent, Error, LOOK_AGAIN, disk, keep, off_thread};
 use crate::model::UnitName;
+use crate::store::paths;
 use crate::store::tree::Tree;
 use crate::unit::hook::Found;
 use crate::unit::site::Home;
@@ -16,6 +17,11 @@ use crate::unit::workflow::{Ended, Hook, MAX_STATE_BYTES, Phase, Run, State, Ste
 impl<T: Tree> Agent<'_, T> {
     /// The unit is no more: its `stop` hook runs if it was started, its processes end, its files go.
     pub(super) async fn retire(&mut self) -> Result<(), Error> {
+        // Both go in one step when a unit is removed. Nothing of what follows can be taken back, so a list is not enough; and
+        // a store that does not answer has not said that the unit is gone.
+        if self.tree.exists(&paths::unit(self.id)).await? {
+            return Err(Error::Unlisted);
+        }
         let home = self.site.home(self.id);
         let known = read_state(&home).zip(read_name(&home));
         if let Some((mut state, name)) = known {
