@@ -76,7 +76,7 @@ impl UnitOptions {
             runner: env::current_exe()?,
             path: hook_env::hook_path(&tools),
             user,
-            users: open_top(env::var_os("XDG_DATA_HOME")).join("users.json"),
+            users: list_of_users(geteuid().is_root(), env::var_os(UNIT_USERS), env::var_os("XDG_DATA_HOME")),
             limit: Duration::from_secs(self.hook_timeout),
             resync,
         })
@@ -125,6 +125,16 @@ fn ensure_open_place(
         made.with_context(|| format!("cannot make {}", top.display()))?;
     }
     Ok(top.join(open_name(environment, machine, usual)))
+}
+
+/// Another place for the list of users, for who keeps several hosts apart on one, as tests do.
+const UNIT_USERS: &str = "PORTCULLIS_UNIT_USERS";
+
+/// Where it is written down who was given to units. Users are the host's, and so root's list is in one place, wherever the
+/// data of an environment is: two lists would give the same user twice.
+fn list_of_users(is_root: bool, set: Option<OsString>, xdg: Option<OsString>) -> PathBuf {
+    let set = set.map(PathBuf::from).filter(|path| path.is_absolute());
+    set.unwrap_or_else(|| open_top(xdg.filter(|_| !is_root)).join("users.json"))
 }
 
 /// As the installed services have it. A relative or empty value counts as unset.
@@ -179,6 +189,16 @@ mod tests {
         let top = |xdg: Option<&str>| open_top(xdg.map(OsString::from));
         assert_eq!(top(Some("/d")), Path::new("/d/portcullis-units"));
         assert_eq!((top(None), top(Some("d"))), (top(Some("/var/lib")), top(Some("/var/lib"))));
+        let list = |is_root, set: Option<&str>, xdg: Option<&str>| {
+            list_of_users(is_root, set.map(OsString::from), xdg.map(OsString::from))
+        };
+        let hosts = Path::new("/var/lib/portcullis-units/users.json");
+        for xdg in [None, Some("/d"), Some("/e")] {
+            assert_eq!(list(true, None, xdg), hosts, "one list on a host");
+            assert_eq!(list(true, Some("relative"), xdg), hosts);
+            assert_eq!(list(true, Some("/t/users.json"), xdg), Path::new("/t/users.json"));
+        }
+        assert_eq!(list(false, None, Some("/d")), Path::new("/d/portcullis-units/users.json"));
         let local: EnvironmentName = "local".parse().unwrap();
         let name = |usual: &str| open_name(&local, MachineId::new(3), Path::new(usual));
         assert!(name("/a").starts_with("local-3-"), "{}", name("/a"));

@@ -63,7 +63,7 @@ impl Given {
 
 /// Gives a user that nobody had, counted from `first`; for `had`, who was counted from there before there was a list, that one.
 ///
-/// A list that is lost is begun anew with all who are known in the directories of units beside it, and in `own`.
+/// A list that is lost is begun anew with all who are known in the directories of units beside it, in `own` and beside that.
 ///
 /// # Errors
 /// Those of the file system; and if the list makes no sense, in which case nobody is given, rather than one twice.
@@ -88,7 +88,7 @@ fn take_from(list: &Path, first: u32, had: Option<u32>, own: &Path) -> io::Resul
             Given::parse(&bytes)?
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let beside = list.parent().into_iter().flat_map(children);
+            let beside = [list.parent(), own.parent()].into_iter().flatten().flat_map(children);
             let known = beside.chain([own.to_owned()]).flat_map(|place| known_in(&place));
             known.fold(Given::default(), |given, user| given.with(user, user))
         }
@@ -218,17 +218,18 @@ mod tests {
     #[test]
     fn a_list_that_is_lost_is_made_of_those_who_are_there() {
         let home = tempfile::tempdir().unwrap();
-        let (list, own) = (home.path().join("units/users.json"), home.path().join("own"));
+        let (list, own) = (home.path().join("units/users.json"), home.path().join("others/own"));
         for (place, user) in [
             ("units/prod-0/runs/unit-1", 104),
             ("units/prod-0/of-1/runs/unit-1", 100),
-            ("own/runs/unit-7", 102),
+            ("others/own/runs/unit-7", 102),
+            ("others/else/runs/unit-7", 103),
         ] {
             fs::create_dir_all(home.path().join(place)).unwrap();
             fs::write(home.path().join(place).join(OWN), user.to_string()).unwrap();
         }
         let given: Vec<u32> = (0..4).map(|_| take(&list, 100, None, &own).unwrap()).collect();
-        assert_eq!(given, [101, 103, 105, 106]);
-        assert_eq!(fs::read_to_string(&list).unwrap(), r#"{"100":107}"#);
+        assert_eq!(given, [101, 105, 106, 107]);
+        assert_eq!(fs::read_to_string(&list).unwrap(), r#"{"100":108}"#);
     }
 }

@@ -137,6 +137,9 @@ fn empty_handed() -> Operator {
 fn the_demo_needs_nothing_but_itself() {
     let operator = empty_handed();
     let alone = operator.home().join("portcullis");
+    // The list of users is the host's, and stays.
+    let host = tempfile::tempdir().unwrap();
+    let users = host.path().join("users.json");
     fs::copy(binary("portcullis"), &alone).unwrap();
     let told = came(
         Command::new(&alone)
@@ -150,6 +153,7 @@ fn the_demo_needs_nothing_but_itself() {
         Command::new(&alone)
             .arg("demo")
             .env_clear()
+            .env("PORTCULLIS_UNIT_USERS", &users)
             .env("HOME", operator.home())
             .env("TMPDIR", operator.home())
             .stdin(Stdio::null()),
@@ -170,7 +174,8 @@ fn the_demo_needs_nothing_but_itself() {
     // As on a screen, both outputs together.
     let mut shown = Command::new("/bin/sh");
     shown.args(["-c", "exec \"$0\" demo 2>&1"]).arg(&alone);
-    let shown = came(shown.env_clear().env("HOME", operator.home()).env("TMPDIR", operator.home()));
+    shown.env_clear().env("PORTCULLIS_UNIT_USERS", &users);
+    let shown = came(shown.env("HOME", operator.home()).env("TMPDIR", operator.home()));
     says_what_the_readme_says(&shown.stdout.replace(operator.home().to_str().unwrap(), "/tmp"));
     let left: Vec<_> =
         fs::read_dir(operator.home()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -208,9 +213,11 @@ fn says_what_the_readme_says(told: &str) {
 #[test]
 fn a_demo_that_is_cut_short_leaves_nothing_behind_either() {
     let operator = empty_handed();
+    let host = tempfile::tempdir().unwrap();
     for (signal, name) in [("-INT", "SIGINT"), ("-TERM", "SIGTERM")] {
         let mut demo = Command::new(binary("portcullis"))
             .arg("demo")
+            .env("PORTCULLIS_UNIT_USERS", host.path().join("users.json"))
             .env("TMPDIR", operator.home())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -59,6 +59,11 @@ impl Operator {
         self.home().join("config/portcullis").join(file)
     }
 
+    /// Who was given to units, on a host that this person has alone.
+    pub(crate) fn users(&self) -> PathBuf {
+        self.home().join("data/portcullis-units/users.json")
+    }
+
     /// A program with this person's environment and nobody else's.
     pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new(binary(program));
@@ -67,6 +72,7 @@ impl Operator {
             .env("HOME", self.home())
             .env("XDG_CONFIG_HOME", self.home().join("config"))
             .env("XDG_DATA_HOME", self.home().join("data"))
+            .env("PORTCULLIS_UNIT_USERS", self.users())
             .env("PATH", std::env::var_os("PATH").expect("a PATH"))
             .env("JUJU_ZOOKEEPER", &self.store)
             .current_dir(self.home())

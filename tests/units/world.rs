@@ -23,8 +23,8 @@ const AT_REST: &[&str] = &["--resync", "60"];
 pub(crate) struct World {
     pub(crate) operator: Operator,
     units: PathBuf,
-    /// Where the agents have their data, if that is not at this operator's.
-    data: Option<PathBuf>,
+    /// Who was given to units on the agents' host, if that is not this operator's own.
+    users: Option<PathBuf>,
 }
 
 /// A running agent, killed if the test ends before it does.
@@ -40,7 +40,7 @@ impl World {
         let operator = Operator::bootstrapped(site);
         operator.does(&["add-machine", "--instance-id", "metal"]);
         let units = operator.home().join("units");
-        Self { operator, units, data: None }
+        Self { operator, units, users: None }
     }
 
     /// The same, with the files of units elsewhere.
@@ -49,9 +49,9 @@ impl World {
         self
     }
 
-    /// The same on the host of another environment.
+    /// The same on the host of another environment, whose data is elsewhere.
     pub(crate) fn on_the_host_of(mut self, other: &Self) -> Self {
-        self.data = Some(other.operator.home().join("data"));
+        self.users = Some(other.operator.users());
         self
     }
 
@@ -116,7 +116,7 @@ impl World {
         let resync = if more == AT_REST { &[][..] } else { &["--resync", "2"] };
         command.args(["--log-level", "debug", "machine", "--id", machine]).args(resync);
         command.arg("--units-dir").arg(units).args(more);
-        command.envs(self.data.iter().map(|data| ("XDG_DATA_HOME", data)));
+        command.envs(self.users.iter().map(|users| ("PORTCULLIS_UNIT_USERS", users)));
         command
     }
 
