@@ -11,6 +11,7 @@ use tracing::{debug, info, warn};
 
 use super::hook::Found;
 use super::site::{Home, Site};
+use super::users;
 use super::workflow::{Ended, Run, State, Step, Wanted};
 use crate::model::UnitId;
 use crate::store::records::{self, parse_credentials, parse_service_credential};
@@ -385,8 +386,7 @@ impl<T: Tree> Agent<'_, T> {
 }
 
 fn keep(home: &Home<'_>, state: &State) -> Result<(), Error> {
-    let (path, aside) = (home.state(), home.state().with_extension("new"));
-    let write = || std::fs::write(&aside, state.to_bytes()).and_then(|()| std::fs::rename(&aside, &path));
+    let write = || users::write(&home.state(), &state.to_bytes());
     home.runs().with_reserve(write).map_err(disk("cannot keep the unit's state"))
 }
 

@@ -109,6 +109,16 @@ impl Runs {
         self.with_reserve(|| replace(&self.file(number, "order"), &bytes))
     }
 
+    /// The highest number of those that something is left of; 0 if nothing is.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn last(&self) -> io::Result<u64> {
+        let number = |entry: fs::DirEntry| entry.file_name().to_str()?.split_once('.')?.0.parse().ok();
+        fs::read_dir(&self.0)?
+            .try_fold(0, |last, entry| Ok(number(entry?).map_or(last, |found: u64| found.max(last))))
+    }
+
     /// Whether a run was begun, as far as can be told: its processes may still be there.
     pub fn was_tried(&self, number: u64) -> bool {
         self.file(number, "tries").exists()

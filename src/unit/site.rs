@@ -189,9 +189,8 @@ impl Home<'_> {
         let directory = self.directory();
         self.site.private_dir(&self.runs_dir())?;
         let name = name.to_string();
-        // A full disk may have left it empty.
         if fs::read_to_string(self.name()).ok().as_ref() != Some(&name) {
-            fs::write(self.name(), name)?;
+            self.runs().with_reserve(|| users::write(&self.name(), name.as_bytes()))?;
         }
         if let Some((_, group)) = self.user()? {
             // The way to its files is open to the hooks' group, and to look around in is not.
@@ -342,11 +341,16 @@ impl Home<'_> {
         }
     }
 
-    /// Everything that the unit had. What it was last is removed last, so that a second attempt finds it.
+    /// Everything that the unit had, with nothing left to be stopped. That goes first, since it makes no sense without the rest;
+    /// the directory that it was in goes last, so that a second attempt finds it.
     ///
     /// # Errors
     /// Those of the file system.
     pub fn remove(&self) -> io::Result<()> {
+        match fs::remove_file(self.state()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
         for directory in [self.directory(), self.runs_dir()] {
             remove_tree(&directory)?;
         }

@@ -5,7 +5,9 @@ use crate::model::MachineId;
 use crate::store::acl::Roles;
 use crate::store::tree::Write;
 use crate::store::{Credential, MemoryStore, MemoryTree};
+use crate::unit::resolve::resolve;
 use crate::unit::site::HookUser;
+use crate::unit::workflow::{Resolution, State};
 
 const UNITS: u32 = 4;
 
@@ -118,6 +120,46 @@ async fn a_unit_that_is_only_missing_from_the_list_is_not_ended() {
         assert_eq!(world.here(), [1]);
         world.tree.write(vec![Write::Delete { path: there }]).await.unwrap();
         world.until_here(&[]).await;
+        stop.send_replace(true);
+    };
+    let (ended, ()) = tokio::join!(run(&world.tree, &world.site, stopped), life);
+    ended.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_state_that_cannot_be_read_is_nothing_to_be_cleared_away() {
+    let world = World::new().await;
+    let runs = |id| world.site.directory.join("runs").join(UnitId::new(id).key());
+    for id in 0..2 {
+        std::fs::write(runs(id).join("name"), format!("web/{id}")).unwrap();
+    }
+    // A disk that does not give it, and one that gives something else.
+    std::fs::create_dir(runs(0).join("state")).unwrap();
+    std::fs::write(runs(1).join("state"), "{\"phase\":").unwrap();
+    std::fs::write(runs(1).join("7.end"), "").unwrap();
+    let (stop, stopped) = watch::channel(false);
+    let life = async {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        world.strike([2]).await;
+        world.until_here(&[0, 1, 3]).await;
+        world.strike([0]).await;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        world.strike([1]).await;
+        let path = paths::machine_stopping_unit(world.site.machine, UnitId::new(1));
+        let patience = std::time::Instant::now() + Duration::from_secs(60);
+        while !world.tree.exists(&path).await.unwrap() {
+            assert!(std::time::Instant::now() < patience, "nobody says that it could not be stopped");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let said = State::parse(&world.tree.get(&path).await.unwrap().data).unwrap();
+        assert_eq!((said.label(), said.runs), ("stop-error".to_owned(), 7));
+        let reason = said.failure.unwrap().reason;
+        assert!(reason.starts_with("not begun: the unit's state cannot be read: not JSON: "), "{reason}");
+        assert_eq!(world.here(), [0, 1, 3]);
+        std::fs::remove_dir(runs(0).join("state")).unwrap();
+        world.until_here(&[1, 3]).await;
+        resolve(&world.tree, &path, Resolution::Skip).await.unwrap();
+        world.until_here(&[3]).await;
         stop.send_replace(true);
     };
     let (ended, ()) = tokio::join!(run(&world.tree, &world.site, stopped), life);

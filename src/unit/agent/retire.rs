@@ -1,7 +1,8 @@
 //! The end of a unit: what is known of it here, now that the tree knows nothing any more, decides whether `stop` is due; its
 //! processes end, and its files go, unless that hook fails: then the operator decides first. A full disk holds none of that up.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
 
 use tokio::time::sleep;
 use tracing::{info, warn};
@@ -12,7 +13,7 @@ use crate::store::paths;
 use crate::store::tree::Tree;
 use crate::unit::hook::Found;
 use crate::unit::site::Home;
-use crate::unit::workflow::{Ended, Hook, MAX_STATE_BYTES, Phase, Run, State, Step, Wanted};
+use crate::unit::workflow::{Ended, Failure, Hook, MAX_STATE_BYTES, Phase, Run, State, Step, Wanted};
 
 impl<T: Tree> Agent<'_, T> {
     /// The unit is no more: its `stop` hook runs if it was started, its processes end, its files go.
@@ -23,8 +24,8 @@ impl<T: Tree> Agent<'_, T> {
             return Err(Error::Unlisted);
         }
         let home = self.site.home(self.id);
-        let known = read_state(&home).zip(read_name(&home));
-        if let Some((mut state, name)) = known {
+        if let Some(mut state) = read_state(&home).map_err(disk("cannot read the unit's state"))? {
+            let name = read_name(&home)?;
             loop {
                 match state.next(Wanted { exposed: false, gone: true }) {
                     Step::Wait if state.failure.is_some() => {
@@ -121,12 +122,26 @@ fn stop(home: &Home<'_>, name: &UnitName, run: Run) -> io::Result<Stop> {
     home.run(run.number).map(|()| Stop::Ran)
 }
 
-/// `None` if there is none, or if nobody can tell what it means: then there is nothing to stop by it.
-fn read_state(home: &Home<'_>) -> Option<State> {
-    let bytes = std::fs::read(home.state()).ok().filter(|bytes| bytes.len() <= MAX_STATE_BYTES)?;
-    State::parse(&bytes).ok()
+/// `None` if there is none: then there is nothing to stop. Of one that makes no sense nobody knows, and the operator decides as
+/// about a `stop` that failed.
+fn read_state(home: &Home<'_>) -> io::Result<Option<State>> {
+    let mut bytes = Vec::new();
+    match File::open(home.state()) {
+        Ok(file) => file.take(MAX_STATE_BYTES as u64 + 1).read_to_end(&mut bytes)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let unknown = |problem: String| -> io::Result<State> {
+        let reason = format!("not begun: the unit's state cannot be read: {problem}");
+        let failure = Some(Failure { hook: Hook::Stop, reason, output: String::new() });
+        // Another run must not be taken for one that was.
+        Ok(State { phase: Phase::Started, failure, runs: home.runs().last()?, ..State::default() })
+    };
+    State::parse(&bytes).or_else(unknown).map(Some)
 }
 
-fn read_name(home: &Home<'_>) -> Option<UnitName> {
-    std::fs::read_to_string(home.name()).ok()?.trim().parse().ok()
+/// Written down before there is a state.
+fn read_name(home: &Home<'_>) -> Result<UnitName, Error> {
+    let text = std::fs::read_to_string(home.name()).map_err(disk("cannot read the unit's name"))?;
+    text.trim().parse().map_err(|_| Error::Corrupt(format!("{} is not a unit's name", home.name().display())))
 }
