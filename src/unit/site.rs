@@ -254,13 +254,20 @@ impl Home<'_> {
     /// What running a hook of this unit takes. `None` if the charm has no such hook.
     ///
     /// # Errors
-    /// If it has no user to run as.
+    /// If that cannot be told, or if it has no user to run as.
     pub fn order(&self, name: &UnitName, Run { hook, number }: Run) -> io::Result<Option<Order>> {
         let charm = self.charm();
         let program = charm.join("hooks").join(hook.name());
-        // A link that leads nowhere is a hook that cannot be run, and not one that is missing.
-        if fs::symlink_metadata(&program).is_err() {
-            return Ok(None);
+        // A link that leads nowhere is a hook that cannot be run, and not one that is missing. Nor is one that nobody can look for.
+        match fs::symlink_metadata(&program) {
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                return Ok(None);
+            }
+            Err(error) => {
+                let reason = format!("cannot look for {}: {error}", program.display());
+                return Err(io::Error::new(error.kind(), reason));
+            }
         }
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let variables = [

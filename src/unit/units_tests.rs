@@ -7,7 +7,7 @@ use crate::store::tree::Write;
 use crate::store::{Credential, MemoryStore, MemoryTree};
 use crate::unit::resolve::resolve;
 use crate::unit::site::HookUser;
-use crate::unit::workflow::{Resolution, State};
+use crate::unit::workflow::{Hook, Resolution, Run, State};
 
 const UNITS: u32 = 4;
 
@@ -164,4 +164,26 @@ async fn a_state_that_cannot_be_read_is_nothing_to_be_cleared_away() {
     };
     let (ended, ()) = tokio::join!(run(&world.tree, &world.site, stopped), life);
     ended.unwrap();
+}
+
+#[tokio::test]
+async fn a_hook_that_nobody_can_look_for_is_not_missing() {
+    let world = World::new().await;
+    let home = world.site.home(UnitId::new(0));
+    let name = "web/0".parse().unwrap();
+    let order = || home.order(&name, Run { hook: Hook::Start, number: 1 });
+    let hooks = home.charm().join("hooks");
+    assert_eq!(order().unwrap(), None, "no charm");
+    std::fs::create_dir_all(home.charm()).unwrap();
+    assert_eq!(order().unwrap(), None, "no hooks");
+    std::fs::write(&hooks, "").unwrap();
+    assert_eq!(order().unwrap(), None, "something else");
+    std::fs::remove_file(&hooks).unwrap();
+    std::os::unix::fs::symlink("hooks", &hooks).unwrap();
+    let refused = order().unwrap_err().to_string();
+    assert!(refused.starts_with("cannot look for /") && refused.contains("/hooks/start: "), "{refused}");
+    std::fs::remove_file(&hooks).unwrap();
+    std::fs::create_dir(&hooks).unwrap();
+    std::os::unix::fs::symlink("nowhere", hooks.join("start")).unwrap();
+    assert!(order().unwrap().is_some(), "a link that leads nowhere is there");
 }
