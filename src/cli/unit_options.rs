@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use std::{env, fs, io};
 
@@ -79,6 +80,7 @@ impl UnitOptions {
             users: list_of_users(geteuid().is_root(), env::var_os(UNIT_USERS), env::var_os("XDG_DATA_HOME")),
             limit: Duration::from_secs(self.hook_timeout),
             resync,
+            equipping: Arc::default(),
         })
     }
 

@@ -9,9 +9,11 @@ use std::os::unix::fs::{
 };
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
+use tokio::sync::Mutex;
 use tracing::warn;
 
 use super::cgroup::{self, Group};
@@ -49,6 +51,8 @@ pub struct Site {
     pub limit: Duration,
     /// Everything is looked at this often, whatever was noticed in between.
     pub resync: Duration,
+    /// Held by whoever has a charm in memory, to give it to a unit.
+    pub equipping: Arc<Mutex<()>>,
 }
 
 /// Who runs hooks.

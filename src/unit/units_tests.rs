@@ -36,6 +36,7 @@ impl World {
             users: home.path().join("users.json"),
             limit: Duration::from_secs(1),
             resync: Duration::from_secs(60),
+            equipping: std::sync::Arc::default(),
         };
         for id in 0..UNITS {
             std::fs::create_dir_all(site.directory.join("runs").join(UnitId::new(id).key())).unwrap();

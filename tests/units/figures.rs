@@ -14,6 +14,9 @@ use crate::world::{Agent, DEADLINE, World};
 const UNITS: usize = 200;
 const MAX_AGENT_KB: u64 = 100 * 1024;
 
+/// A charm that is seen in the memory of who has it.
+const LARGE_KB: u64 = 12 * 1024;
+
 /// How long an agent with nothing to do is looked at, and how often.
 const AT_REST: Duration = Duration::from_secs(4);
 const ROUNDS_AT_REST: usize = 3;
@@ -73,6 +76,25 @@ fn two_hundred_units_are_small_and_a_restart_runs_no_hook() {
         wait_for("a hook of each", DEADLINE, || (hooks().len() >= UNITS).then_some(()));
         assert_eq!((count(), hooks()), (UNITS, vec!["exposed".to_owned(); UNITS]), "a hook ran again");
         assert!(is_idle(&agent), "it does something without end");
+        agent.ends();
+    });
+}
+
+/// However many units are made of it at once, a charm is in memory once or twice.
+#[test]
+fn a_large_charm_for_many_units_takes_no_more_than_for_one() {
+    on_a_keeper(|world, _| {
+        let charm = charm(world, "large", &[("start", "exit 0")]);
+        fs::write(Path::new(&charm).join("blob"), vec![7; LARGE_KB as usize * 1024]).unwrap();
+        let agent = world.agent(&[]);
+        let small = agent.most_kb();
+        world.operator.does(&["deploy", &charm, "-n", "8", "--to", "0"]);
+        for unit in 0..8 {
+            world.becomes(&format!("large/{unit}"), "started");
+        }
+        // As it comes, and unpacked; each with what its parts were read into.
+        let more = agent.most_kb().saturating_sub(small);
+        assert!((LARGE_KB..7 * LARGE_KB).contains(&more), "{more} KB for a charm of {LARGE_KB}");
         agent.ends();
     });
 }

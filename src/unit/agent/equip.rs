@@ -28,6 +28,8 @@ impl<T: Tree> Agent<'_, T> {
         let Some(hash) = hash else {
             return Ok(Err("its charm is not in the store: deploy the service again".to_owned()));
         };
+        // One at a time on a machine, since a charm is large, and many units may be given theirs at once.
+        let _turn = self.site.equipping.lock().await;
         let bytes = match self.fetch(&hash).await {
             Ok(bytes) => bytes,
             Err(Error::Store(store::Error::Tree(error))) if error.is_retryable() => return Err(error.into()),
@@ -37,6 +39,7 @@ impl<T: Tree> Agent<'_, T> {
             Ok(entries) => entries,
             Err(error) => return Ok(Err(format!("its charm cannot be used: {error}"))),
         };
+        drop(bytes);
         let (site, id) = (self.site.clone(), self.id);
         let write = move || directory::write(&site.home(id).charm(), &entries, site.home(id).user()?);
         let written = off_thread(write).await;
