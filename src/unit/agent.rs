@@ -137,6 +137,15 @@ impl<T: Tree> Agent<'_, T> {
         self.site.home(self.id)
     }
 
+    /// Work on the unit's files, which may wait: for the disk, or for somebody who holds a file.
+    async fn at_home<R: Send + 'static>(
+        &self,
+        work: impl FnOnce(Home<'_>) -> io::Result<R> + Send + 'static,
+    ) -> io::Result<R> {
+        let (site, id) = (self.site.clone(), self.id);
+        off_thread(move || work(site.home(id))).await
+    }
+
     async fn pause(&mut self, pause: Duration) {
         tokio::select! {
             () = sleep(pause) => {}
@@ -169,7 +178,7 @@ impl<T: Tree> Agent<'_, T> {
         match seen.state.next(Wanted { exposed: seen.exposed, gone: false }) {
             Step::Wait => {
                 if self.unkept {
-                    self.unkept = self.keep(&seen, &seen.state).is_err();
+                    self.unkept = self.keep(&seen, &seen.state).await.is_err();
                 }
                 // A unit that nothing was ever due for has no state yet.
                 if seen.version.is_none() {
@@ -238,7 +247,7 @@ impl<T: Tree> Agent<'_, T> {
 
     /// Writes down that a hook begins. One that could not be told of after the unit's end is not begun at all.
     async fn begin(&mut self, seen: &Seen, state: State) -> Result<(), Error> {
-        let begun = match (self.keep(seen, &state), state.running) {
+        let begun = match (self.keep(seen, &state).await, state.running) {
             (Err(error), Some(run)) => seen.state.not_begun(run.hook, &chain(&error)),
             _ => state,
         };
@@ -248,18 +257,28 @@ impl<T: Tree> Agent<'_, T> {
     /// Writes a state down, here and then in the tree. A disk that does not take it does not keep the operator from
     /// knowing; it is tried again.
     async fn commit(&mut self, seen: &Seen, state: &State) -> Result<(), Error> {
-        if let Err(error) = self.keep(seen, state) {
+        if let Err(error) = self.keep(seen, state).await {
             warn!(unit = %seen.record.name, error = %chain(&error), "unit's state not kept");
             self.unkept = true;
         }
         self.tell(seen, state).await
     }
 
-    fn keep(&self, seen: &Seen, state: &State) -> Result<(), Error> {
-        let home = self.home();
-        home.make(&seen.record.name).map_err(disk("cannot make the unit's directory"))?;
-        home.runs().reserve();
-        keep(&home, state)
+    async fn keep(&self, seen: &Seen, state: &State) -> Result<(), Error> {
+        let name = seen.record.name.clone();
+        let made = move |home: Home<'_>| {
+            home.make(&name)?;
+            home.runs().reserve();
+            Ok(())
+        };
+        self.at_home(made).await.map_err(disk("cannot make the unit's directory"))?;
+        self.keep_state(state).await
+    }
+
+    async fn keep_state(&self, state: &State) -> Result<(), Error> {
+        let bytes = state.to_bytes();
+        let write = move |home: Home<'_>| home.runs().with_reserve(|| users::write(&home.state(), &bytes));
+        self.at_home(write).await.map_err(disk("cannot keep the unit's state"))
     }
 
     /// Somebody else's write in between makes it fail, and the next look starts from theirs.
@@ -335,8 +354,7 @@ impl<T: Tree> Agent<'_, T> {
 
     /// One hook at a time, also if one was separated from whoever watched over it.
     async fn end_run(&self, run: Run) -> Result<(), Error> {
-        let (site, id) = (self.site.clone(), self.id);
-        let ended = off_thread(move || site.home(id).end_run(run.number)).await;
+        let ended = self.at_home(move |home| home.end_run(run.number)).await;
         ended.map_err(disk("cannot end what is left of the hook"))
     }
 
@@ -349,17 +367,19 @@ impl<T: Tree> Agent<'_, T> {
         if self.home().runs().was_tried(run.number) {
             self.end_run(run).await?;
         }
-        let home = self.home();
-        let ordered = match home.order(&name, run) {
-            Ok(None) => {
+        let order = {
+            let name = name.clone();
+            move |home: Home<'_>| home.put_order(&name, run)
+        };
+        match self.at_home(order).await {
+            Ok(true) => {}
+            Ok(false) => {
                 debug!(unit = %name, hook = %run.hook, "no such hook");
                 return Ok(Some(Ended::Well));
             }
-            Ok(Some(order)) => home.runs().order(run.number, &order),
-            Err(error) => Err(error),
-        };
-        if let Err(error) = ordered {
-            return Ok(Some(Ended::NotBegun { reason: format!("cannot be ordered: {error}") }));
+            Err(error) => {
+                return Ok(Some(Ended::NotBegun { reason: format!("cannot be ordered: {error}") }));
+            }
         }
         info!(unit = %name, hook = %run.hook, "running hook");
         self.ran(run).await
@@ -383,11 +403,6 @@ impl<T: Tree> Agent<'_, T> {
             }
         }
     }
-}
-
-fn keep(home: &Home<'_>, state: &State) -> Result<(), Error> {
-    let write = || users::write(&home.state(), &state.to_bytes());
-    home.runs().with_reserve(write).map_err(disk("cannot keep the unit's state"))
 }
 
 /// Work that blocks, in a thread that nobody waits for at the end of the process: a hook outlives its agent.

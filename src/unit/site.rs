@@ -297,6 +297,15 @@ impl Home<'_> {
         }))
     }
 
+    /// Writes down what running a hook takes. Says whether the charm has that hook.
+    ///
+    /// # Errors
+    /// Those of [`Self::order`], and of the file system.
+    pub fn put_order(&self, name: &UnitName, run: Run) -> io::Result<bool> {
+        let Some(order) = self.order(name, run)? else { return Ok(false) };
+        self.runs().order(run.number, &order).map(|()| true)
+    }
+
     /// What tells the processes of one run from all others.
     fn run_name(&self, number: u64) -> PathBuf {
         self.runs_dir().join(number.to_string())

@@ -2,26 +2,25 @@
 
 use tracing::debug;
 
-use super::{Agent, Error, Seen, chain, off_thread};
+use super::{Agent, Error, Seen, chain};
 use crate::model::CharmHash;
 use crate::store;
 use crate::store::records::CHARM_HASH;
 use crate::store::tree::Tree;
+use crate::unit::site::Home;
 use crate::unit::{directory, pack};
 
 impl<T: Tree> Agent<'_, T> {
     /// Everything that a hook needs: the charm, and the unit's credentials. The inner error is for the operator.
     pub(super) async fn prepare(&self, seen: &Seen) -> Result<Result<(), String>, Error> {
-        let home = self.home();
-        let name = &seen.record.name;
-        let given = home.make(name).and_then(|()| home.give(name, &seen.credential));
-        if let Err(error) = given {
+        let (name, credential) = (seen.record.name.clone(), seen.credential.clone());
+        let give = move |home: Home<'_>| home.make(&name).and_then(|()| home.give(&name, &credential));
+        if let Err(error) = self.at_home(give).await {
             return Ok(Err(format!("cannot be given its credentials: {error}")));
         }
-        if home.charm().is_dir() {
+        if self.home().charm().is_dir() {
             // There may be much of it.
-            let (site, id) = (self.site.clone(), self.id);
-            let given = off_thread(move || site.home(id).hand_over()).await;
+            let given = self.at_home(|home| home.hand_over()).await;
             return Ok(given.map_err(|error| format!("cannot be given its charm: {error}")));
         }
         let hash = seen.record.rest.get(CHARM_HASH).and_then(|hash| CharmHash::parse(hash.as_str()?));
@@ -40,9 +39,8 @@ impl<T: Tree> Agent<'_, T> {
             Err(error) => return Ok(Err(format!("its charm cannot be used: {error}"))),
         };
         drop(bytes);
-        let (site, id) = (self.site.clone(), self.id);
-        let write = move || directory::write(&site.home(id).charm(), &entries, site.home(id).user()?);
-        let written = off_thread(write).await;
+        let write = move |home: Home<'_>| directory::write(&home.charm(), &entries, home.user()?);
+        let written = self.at_home(write).await;
         Ok(written.map_err(|error| format!("its charm cannot be written: {error}")))
     }
 

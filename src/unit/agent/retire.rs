@@ -7,7 +7,7 @@ use std::io::{self, Read as _};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::{Agent, Error, LOOK_AGAIN, disk, keep, off_thread};
+use super::{Agent, Error, LOOK_AGAIN, disk};
 use crate::model::UnitName;
 use crate::store::paths;
 use crate::store::tree::Tree;
@@ -23,9 +23,9 @@ impl<T: Tree> Agent<'_, T> {
         if self.tree.exists(&paths::unit(self.id)).await? {
             return Err(Error::Unlisted);
         }
-        let home = self.site.home(self.id);
-        if let Some(mut state) = read_state(&home).map_err(disk("cannot read the unit's state"))? {
-            let name = read_name(&home)?;
+        let state = self.at_home(|home| read_state(&home)).await;
+        if let Some(mut state) = state.map_err(disk("cannot read the unit's state"))? {
+            let name = read_name(&self.home())?;
             loop {
                 match state.next(Wanted { exposed: false, gone: true }) {
                     Step::Wait if state.failure.is_some() => {
@@ -42,7 +42,7 @@ impl<T: Tree> Agent<'_, T> {
                         }
                     }
                 }
-                if let Err(error) = keep(&home, &state) {
+                if let Err(error) = self.keep_state(&state).await {
                     // Only an agent that comes after us would have missed it.
                     warn!(unit = %name, %error, "unit's state not kept");
                 }
@@ -51,13 +51,11 @@ impl<T: Tree> Agent<'_, T> {
                 info!(unit = %name, "unit stopped");
             }
         }
-        let (site, id) = (self.site.clone(), self.id);
-        let ended = off_thread(move || site.home(id).end_all()).await;
+        let ended = self.at_home(|home| home.end_all()).await;
         ended.map_err(disk("cannot end what the unit left running"))?;
         // As long as there are files, somebody comes back to it.
         self.untell_stopping().await?;
-        let site = self.site.clone();
-        let cleared = off_thread(move || site.home(id).remove()).await;
+        let cleared = self.at_home(|home| home.remove()).await;
         cleared.map_err(disk("cannot clear the unit away"))?;
         info!(unit = %self.id, "unit cleared away");
         Ok(())
@@ -65,9 +63,7 @@ impl<T: Tree> Agent<'_, T> {
 
     /// A run of a unit that was removed. Nothing but `stop` is begun any more.
     async fn last(&mut self, name: &UnitName, run: Run) -> Result<Ended, Error> {
-        let (site, id) = (self.site.clone(), self.id);
-        let home = site.home(id);
-        let runs = home.runs();
+        let runs = self.home().runs();
         loop {
             match runs.find(run.number).map_err(disk("cannot look for the hook"))? {
                 Found::Over(ended) => return Ok(ended),
@@ -88,8 +84,8 @@ impl<T: Tree> Agent<'_, T> {
                     return Ok(Ended::Badly { reason: "was not run".to_owned(), output: String::new() });
                 }
                 Found::Nothing => {
-                    let (site, name) = (self.site.clone(), name.clone());
-                    match off_thread(move || stop(&site.home(id), &name, run)).await {
+                    let name = name.clone();
+                    match self.at_home(move |home| stop(&home, &name, run)).await {
                         Ok(Stop::Ran) => {}
                         Ok(Stop::Missing) => return Ok(Ended::Well),
                         Err(error) => {
@@ -117,8 +113,9 @@ fn stop(home: &Home<'_>, name: &UnitName, run: Run) -> io::Result<Stop> {
     }
     home.make(name)?;
     home.hand_over()?;
-    let Some(order) = home.order(name, run)? else { return Ok(Stop::Missing) };
-    home.runs().order(run.number, &order)?;
+    if !home.put_order(name, run)? {
+        return Ok(Stop::Missing);
+    }
     home.run(run.number).map(|()| Stop::Ran)
 }
 

@@ -5,7 +5,7 @@ use serde_json::Value;
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::{Agent, Error, Order, disk, off_thread};
+use super::{Agent, Error, Order, disk};
 use crate::model::UnitName;
 use crate::store::paths;
 use crate::store::stopping::NAME;
@@ -15,8 +15,7 @@ use crate::unit::workflow::{Resolution, State};
 impl<T: Tree> Agent<'_, T> {
     /// Says that the hook failed, and waits for a decision about just this failure. [`Error::Gone`] if the agent is to leave.
     pub(super) async fn decided(&self, name: &UnitName, state: &State) -> Result<Resolution, Error> {
-        let (site, id) = (self.site.clone(), self.id);
-        let ended = off_thread(move || site.home(id).end_all()).await;
+        let ended = self.at_home(|home| home.end_all()).await;
         ended.map_err(disk("cannot end what the unit left running"))?;
         // Before it is told, so that whoever comes after us takes it back.
         let marked = self.home().runs().with_reserve(|| std::fs::File::create(self.home().told()).map(drop));
