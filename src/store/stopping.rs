@@ -19,6 +19,9 @@ pub struct Stopping {
 /// The key of the unit's name beside its state.
 pub const NAME: &str = "unit";
 
+/// The key of what status shows of its state.
+pub const LABEL: &str = "state";
+
 impl Stopping {
     /// # Errors
     /// [`Error::Corrupt`], naming `path`.

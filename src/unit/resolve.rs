@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::workflow::{Failure, Resolution, State};
 use crate::store::paths::NodePath;
+use crate::store::stopping::LABEL;
 use crate::store::tree::{self, Tree, Write};
 
 /// The agent and the operator hardly ever write at the same time.
@@ -35,9 +36,13 @@ pub async fn resolve<T: Tree>(tree: &T, path: &NodePath, resolution: Resolution)
         };
         let state =
             State::parse(&node.data).map_err(|problem| Error::Corrupt(format!("{path}: {problem}")))?;
-        let Some(failure) = state.failure.clone() else { return Err(Error::NothingFailed(state.label())) };
         // It is an object, or there would be no state; what else is in it is kept.
         let mut value: Value = serde_json::from_slice(&node.data).unwrap_or_default();
+        let Some(failure) = state.failure.clone() else {
+            // As status has it, where it is there: of a unit that was removed that is not how far it is.
+            let shown = value.get(LABEL).and_then(Value::as_str);
+            return Err(Error::NothingFailed(shown.map_or_else(|| state.label(), str::to_owned)));
+        };
         value["resolved"] = resolution.name().into();
         let data = value.to_string().into_bytes();
         let write = Write::SetIfVersion { path: path.clone(), data, version: node.version };

@@ -290,7 +290,7 @@ pub(crate) fn a_unit_that_cannot_stop_waits_for_a_decision(site: &Site) {
     let operator = &world.operator;
     let mut agent = world.agent(&[]);
     let start = "open-port 8080; setsid sleep 1000 & echo $! >left";
-    let stop = "echo 'so not'; [ -e let-go ] || exit 3";
+    let stop = "while [ -e hold ]; do sleep 0.05; done; echo 'so not'; [ -e let-go ] || exit 3";
     let charm = world.charm("clinging", &[("start", start), ("stop", stop)]);
     operator.does(&["deploy", &charm, "web", "-n", "3", "--to", "0"]);
     operator.does(&["expose", "web"]);
@@ -315,14 +315,20 @@ pub(crate) fn a_unit_that_cannot_stop_waits_for_a_decision(site: &Site) {
     world.becomes("web/1", "started");
     world.becomes("web/0", "stop-error");
     assert_eq!(stops(), 1);
+    let in_charm = |file: &str| world.charm_dir("web/0").join(file);
+    fs::write(in_charm("hold"), "").unwrap();
     let said = operator.does(&["resolved", "--retry", "web/0"]);
     assert_eq!(said.stderr, "Unit 'web/0' runs its stop hook again.\n");
     wait_for("another try", DEADLINE, || (stops() == 2).then_some(()));
+    // While it runs there is nothing to decide, and nobody is told otherwise.
+    assert_eq!(world.unit("web/0")["agent-state"], "stopping");
+    let nothing = "the unit has no hook that failed: it is stopping";
+    operator.is_refused(&["resolved", "web/0"], 1, nothing);
+    fs::remove_file(in_charm("hold")).unwrap();
     world.becomes("web/0", "stop-error");
-    fs::write(world.charm_dir("web/0").join("let-go"), "").unwrap();
-    // That it failed again may not have been told yet.
+    fs::write(in_charm("let-go"), "").unwrap();
+    operator.does(&["resolved", "--retry", "web/0"]);
     wait_for("an end of it", DEADLINE, || {
-        operator.juju(&["resolved", "--retry", "web/0"]);
         (world.unit("web/0").is_null() && !world.is_here("web/0")).then_some(())
     });
     operator.is_refused(&["resolved", "web/0"], 1, "Unit 'web/0' was not found");

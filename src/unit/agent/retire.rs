@@ -29,11 +29,16 @@ impl<T: Tree> Agent<'_, T> {
             loop {
                 match state.next(Wanted { exposed: false, gone: true }) {
                     Step::Wait if state.failure.is_some() => {
+                        // Kept below: whoever comes after us has no other word of it once it is acted on.
                         state.resolved = Some(self.decided(&name, &state).await?);
-                        continue;
                     }
                     Step::Wait => break,
-                    Step::Settle(next) | Step::Begin(next) => state = next,
+                    Step::Settle(next) | Step::Begin(next) => {
+                        match self.tell_going_on(&name, &state, &next).await? {
+                            Some(resolution) => state.resolved = Some(resolution),
+                            None => state = next,
+                        }
+                    }
                     Step::Resume(run) => {
                         let ended = self.last(&name, run).await?;
                         state = state.ended(run, &ended);

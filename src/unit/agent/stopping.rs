@@ -8,7 +8,7 @@ use tracing::warn;
 use super::{Agent, Error, Order, disk};
 use crate::model::UnitName;
 use crate::store::paths;
-use crate::store::stopping::NAME;
+use crate::store::stopping::{LABEL, NAME};
 use crate::store::tree::{self, Feed as _, Tree, Write};
 use crate::unit::workflow::{Resolution, State};
 
@@ -70,6 +70,43 @@ impl<T: Tree> Agent<'_, T> {
         }
     }
 
+    /// Says what comes next, before it does: from then on there is nothing to decide about, and nobody is told that a decision
+    /// was taken which nobody hears. One that came before that is returned.
+    pub(super) async fn tell_going_on(
+        &self,
+        name: &UnitName,
+        state: &State,
+        next: &State,
+    ) -> Result<Option<Resolution>, Error> {
+        if !self.home().told().exists() {
+            return Ok(None);
+        }
+        let path = paths::machine_stopping_unit(self.site.machine, self.id);
+        loop {
+            let node = match self.tree.get(&path).await {
+                Ok(node) => node,
+                Err(tree::Error::NoNode(_)) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            };
+            if let Ok(said) = State::parse(&node.data)
+                && said.failure.is_some()
+                && said.failure == state.failure
+                && said.resolved.is_some()
+                && said.resolved != state.resolved
+            {
+                return Ok(said.resolved);
+            }
+            let data = stopping_to_bytes(name, next);
+            let write = Write::SetIfVersion { path: path.clone(), data, version: node.version };
+            match self.tree.write(vec![write]).await {
+                Ok(()) | Err(tree::Error::NoNode(_)) => return Ok(None),
+                // An operator, who types no faster than this.
+                Err(tree::Error::BadVersion(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
     /// Takes it back, if it was ever said.
     pub(super) async fn untell_stopping(&self) -> Result<(), Error> {
         if !self.home().told().exists() {
@@ -89,5 +126,8 @@ impl<T: Tree> Agent<'_, T> {
 fn stopping_to_bytes(name: &UnitName, state: &State) -> Vec<u8> {
     let mut value: Value = serde_json::from_slice(&state.to_bytes()).unwrap_or_default();
     value[NAME] = name.to_string().into();
+    if state.failure.is_none() {
+        value[LABEL] = "stopping".into();
+    }
     value.to_string().into_bytes()
 }
