@@ -169,8 +169,10 @@ const TOOLS: [&str; 3] = ["open-port", "close-port", "opened-ports"];
 fn carry_tools(from: &Path, directory: &Path) -> io::Result<PathBuf> {
     let to = directory.join("tools");
     fs::create_dir_all(&to)?;
-    for (place, mode) in [(directory, 0o711), (&to, 0o755)] {
-        fs::set_permissions(place, fs::Permissions::from_mode(mode))?;
+    // The directory may be somebody's who has other uses for it: hooks only have to get through.
+    for (place, open) in [(directory, 0o011), (&to, 0o755)] {
+        let mode = fs::metadata(place)?.permissions().mode() & 0o7777;
+        fs::set_permissions(place, fs::Permissions::from_mode(mode | open))?;
     }
     for tool in TOOLS.map(Path::new).into_iter().filter(|tool| from.join(tool).exists()) {
         // Put in its place whole, for a hook that runs it at this moment.
@@ -185,6 +187,23 @@ fn carry_tools(from: &Path, directory: &Path) -> io::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_that_tools_are_brought_to_is_as_open_as_before() {
+        let home = tempfile::tempdir().unwrap();
+        let (from, directory) = (home.path().join("from"), home.path().join("units"));
+        for place in [&from, &directory] {
+            fs::create_dir(place).unwrap();
+        }
+        fs::write(from.join("open-port"), "").unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        for (before, after) in [(0o775, 0o775), (0o750, 0o751), (0o700, 0o711)] {
+            fs::set_permissions(&directory, fs::Permissions::from_mode(before)).unwrap();
+            let tools = carry_tools(&from, &directory).unwrap();
+            assert_eq!(mode(&directory), after, "{before:o}");
+            assert_eq!((mode(&tools), mode(&tools.join("open-port"))), (0o755, 0o755));
+        }
+    }
 
     #[test]
     fn files_of_others_are_where_others_get_to() {
