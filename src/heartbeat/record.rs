@@ -18,6 +18,9 @@ pub const MAX_IN_BUCKET: usize = 360;
 /// Beats in one znode; the longest names still leave it below a znode's limit.
 pub const MAX_IN_BATCH: usize = 700;
 
+/// A beat that is older is as good as none, whoever reads of it.
+const OLDEST_MS: u64 = 86_400_000;
+
 /// Whether the state manager knows about the newest change that it is to know of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Told {
@@ -199,6 +202,13 @@ impl Batch {
             .into_bytes()
     }
 
+    /// The same, written `ms` later.
+    #[must_use]
+    pub fn later(&self, ms: u64) -> Self {
+        let older = |beat: &Beat| Beat { age_ms: beat.age_ms.saturating_add(ms).min(OLDEST_MS), ..*beat };
+        Self { at: self.at.saturating_add(ms), beats: self.beats.iter().map(older).collect(), ..*self }
+    }
+
     /// # Errors
     /// If anything in it is not as it was written.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, Garbled> {
@@ -273,9 +283,10 @@ mod tests {
         let bucket = bucket_to_bytes((0..MAX_IN_BUCKET).map(longest));
         assert!(bucket.len() <= 64 * 1024, "{}", bucket.len());
         let beats = (0..MAX_IN_BATCH)
-            .map(|number| Beat { name: longest(number).name, age_ms: 86_400_000, going_away: true })
+            .map(|number| Beat { name: longest(number).name, age_ms: 5, going_away: true })
             .collect();
-        let batch = Batch { answers: u64::MAX, farewell: true, at: u64::MAX, beats }.to_bytes();
+        let batch =
+            Batch { answers: u64::MAX, farewell: true, at: u64::MAX, beats }.later(u64::MAX).to_bytes();
         assert!(batch.len() <= 64 * 1024, "{}", batch.len());
     }
 

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{info, warn};
 
+use self::flush::Unconfirmed;
 use self::look::{Age, Noted};
 use super::corner;
 use super::ears::Ears;
@@ -63,8 +64,8 @@ pub struct Tracker<T, P> {
     pub(super) id: String,
     /// The number of our next batch.
     number: u64,
-    /// Being written, or written without an answer: repeated word for word until there is one.
-    unconfirmed: Vec<(u64, Vec<u8>)>,
+    /// Being written, or written without an answer: repeated until there is one.
+    unconfirmed: Vec<Unconfirmed>,
     /// Generation of the newest beats in `unconfirmed`.
     unconfirmed_generation: u64,
     /// Our batches in the store, oldest first, with when they were written.

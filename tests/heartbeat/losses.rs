@@ -15,8 +15,8 @@ use portcullis::store::tree::{Tree, Write};
 use serde_json::json;
 
 use crate::manager::{HOOK_URL, Mood};
-use crate::simulate::{begin, seconds};
-use crate::world::World;
+use crate::simulate::{begin, judge, seconds};
+use crate::world::{SESSION, World};
 
 /// Whether it was applied or not, a write without an answer loses nobody: neither one whose znode is not there yet, nor one
 /// whose znode has others in it, though it never beats again.
@@ -57,6 +57,50 @@ async fn old_beats_are_cleared_away_though_answers_are_lost() {
     let batches = world.tree().children(&paths::heartbeat_batches()).await.expect("batches");
     // One each two and a half seconds, of twenty, and what is being written.
     assert!(batches.len() <= 12, "{} batches", batches.len());
+}
+
+/// What a tracker heard before it lost the store is old when it finds it again: no sign of life, and no farewell.
+#[tokio::test(start_paused = true)]
+async fn beats_that_reach_the_store_late_are_old() {
+    let mut world = begin(44, 2, 6).await;
+    let judge = judge(&world);
+    let late = 1 - judge;
+    for (component, going_away) in [(0, false), (1, true)] {
+        world.pass(seconds(10)).await;
+        let (name, before) = (world.components[component].name, world.manager.book().told.len());
+        world.silence(component);
+        world.cut_off(late, true);
+        let ears = Arc::clone(&world.replicas[&late].ears);
+        let beat = tokio::spawn(async move { ears.beat(&[(name, going_away)]).await });
+        // It tries to write that, and fails.
+        world.replicas[&late].ears.urgent.notify_one();
+        for second in 0..45 {
+            world.pass(seconds(1)).await;
+            if second == SESSION.as_secs() {
+                world.expire(late);
+            }
+            if going_away {
+                // It came back at once, to the other.
+                let ears = Arc::clone(&world.replicas[&judge].ears);
+                ears.beat(&[(name, false)]).await.expect("room");
+            }
+        }
+        beat.await.expect("no panic").expect("room");
+        world.cut_off(late, false);
+        world.pass(seconds(5)).await;
+        assert!(world.replicas[&late].ears.lock().condition.store, "it found the store again");
+        let silent = ["Heartbeat stopped -- might be dead", "Heartbeat stopped -- declared dead"];
+        let expected = if going_away { &silent[..0] } else { &silent };
+        let told: Vec<String> = world.manager.book().told[before..]
+            .iter()
+            .filter(|told| told.name == name.as_str())
+            .map(|told| told.message.clone())
+            .collect();
+        assert_eq!(told, expected, "{name}");
+        let records = corner::overview(&world.tree()).await.expect("records").records;
+        let state = records.iter().find(|record| record.name == name).expect("a record").state;
+        assert_eq!(state, if going_away { State::Ok } else { State::Dead });
+    }
 }
 
 /// Pages of the journal.

@@ -34,6 +34,8 @@ pub(crate) const SESSION: Duration = Duration::from_secs(10);
 pub(crate) struct Wire {
     pub(crate) tree: MemoryTree,
     down: Arc<AtomicBool>,
+    /// Only this session.
+    cut_off: Arc<AtomicBool>,
     losses: Losses,
 }
 
@@ -49,7 +51,7 @@ impl Wire {
     }
 
     async fn reach(&self) -> Result<(), Error> {
-        if self.down.load(Ordering::Relaxed) {
+        if self.down.load(Ordering::Relaxed) || self.cut_off.load(Ordering::Relaxed) {
             tokio::time::sleep(Duration::from_millis(50)).await;
             return Err(Error::Unreachable { hosts: "nowhere".to_owned() });
         }
@@ -264,7 +266,8 @@ impl World {
         let (calendar, start) = (Arc::clone(&self.calendar), self.start);
         let wall = move || calendar.load(Ordering::Relaxed) + start.elapsed().as_millis() as u64;
         let ears = Arc::new(Ears::new(Arc::new(wall), 10_000));
-        let wire = Wire { tree: self.tree(), down: Arc::clone(&self.down), losses: Arc::clone(&self.losses) };
+        let (down, losses) = (Arc::clone(&self.down), Arc::clone(&self.losses));
+        let wire = Wire { tree: self.tree(), down, cut_off: Arc::default(), losses };
         let setting = Setting {
             tree: wire.clone(),
             roles: self.roles.clone(),
@@ -340,6 +343,16 @@ impl World {
         if there {
             self.store.interrupt();
         }
+    }
+
+    /// One tracker does not reach the store, and does again; meanwhile its session may be given up.
+    pub(crate) fn cut_off(&mut self, id: u32, is_cut_off: bool) {
+        self.upset();
+        self.replicas[&id].wire.cut_off.store(is_cut_off, Ordering::Relaxed);
+    }
+
+    pub(crate) fn expire(&self, id: u32) {
+        self.store.expire(&self.replicas[&id].wire.tree);
     }
 
     /// The next write of a tracker below `path` gets no answer.

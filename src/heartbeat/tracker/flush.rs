@@ -14,6 +14,23 @@ use crate::store::tree::{self, Tree, Write};
 /// Batches in one write; the largest still leave it below the store's limit.
 const BATCHES_A_WRITE: usize = 12;
 
+/// A batch on its way.
+#[derive(Debug)]
+pub(super) struct Unconfirmed {
+    number: u64,
+    batch: Batch,
+    /// What it says is as of then. By the clock that never stands still: while this process was stopped, others listened.
+    since: Instant,
+}
+
+impl Unconfirmed {
+    /// As it is written now: who reads it takes it for as old as it says, however often it had to be tried.
+    fn to_bytes(&self) -> Vec<u8> {
+        let waited = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.batch.later(waited).to_bytes()
+    }
+}
+
 impl<T: Tree, P: Post> Tracker<T, P> {
     /// Writes what was heard since the last time: one write, whatever the number of components.
     pub(super) async fn flush(&mut self, farewell: bool) -> Result<(), Error> {
@@ -33,7 +50,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             // Only the last of several says that all was said.
             let answers = if at == last { answers } else { 0 };
             let batch = Batch { answers, farewell: farewell && at == last, at: now.wall, beats };
-            self.unconfirmed.push((self.number, batch.to_bytes()));
+            self.unconfirmed.push(Unconfirmed { number: self.number, batch, since: Instant::now() });
             self.number += 1;
         }
         self.unconfirmed_generation = generation;
@@ -54,15 +71,15 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             let old = self.written.iter().take(BATCHES_A_WRITE).filter(is_old).count();
             let old = *self.clearing.get_or_insert(old);
             let mut writes = vec![Write::Check { path: paths::heartbeat_replica(&self.id), version: 0 }];
-            for (number, bytes) in &self.unconfirmed[..count] {
-                let path = paths::heartbeat_batch(&self.id, *number);
-                writes.push(Write::create(path, bytes.clone(), self.setting.roles.controllers()));
+            for batch in &self.unconfirmed[..count] {
+                let path = paths::heartbeat_batch(&self.id, batch.number);
+                writes.push(Write::create(path, batch.to_bytes(), self.setting.roles.controllers()));
             }
             for (number, _) in self.written.iter().take(old) {
                 writes.push(Write::Delete { path: paths::heartbeat_batch(&self.id, *number) });
             }
             self.ears().lock().condition.store_writes += 1;
-            let first = paths::heartbeat_batch(&self.id, self.unconfirmed[0].0);
+            let first = paths::heartbeat_batch(&self.id, self.unconfirmed[0].number);
             match self.setting.tree.write(writes).await {
                 Ok(()) => {}
                 // The write before this one was applied, all of it, and its answer lost.
@@ -77,7 +94,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             }
             self.clearing = None;
             self.written.drain(..old);
-            self.written.extend(self.unconfirmed.drain(..count).map(|(number, _)| (number, now)));
+            self.written.extend(self.unconfirmed.drain(..count).map(|batch| (batch.number, now)));
         }
         self.setting.ears.is_safe(self.unconfirmed_generation);
         Ok(())
