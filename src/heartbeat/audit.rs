@@ -103,7 +103,7 @@ pub struct Audit {
     unflushed: Vec<u32>,
     untold: BTreeSet<u32>,
     /// Due to die, and held.
-    held: Vec<u32>,
+    held: BTreeSet<u32>,
     hold: MassHold,
     /// While deaths are held: how many are silent now, of how many.
     alarm: Option<(usize, usize)>,
@@ -127,7 +127,7 @@ impl Audit {
             woken: Vec::new(),
             unflushed: Vec::new(),
             untold: BTreeSet::new(),
-            held: Vec::new(),
+            held: BTreeSet::new(),
             hold: MassHold::default(),
             alarm: None,
             flaps: Flaps::default(),
@@ -338,7 +338,8 @@ impl Audit {
         self.wheel.remove(entry);
         self.flaps.forget(entry);
         self.unstored.remove(&entry);
-        for list in [&mut self.woken, &mut self.unflushed, &mut self.held] {
+        self.held.remove(&entry);
+        for list in [&mut self.woken, &mut self.unflushed] {
             list.retain(|other| *other != entry);
         }
         self.table.remove(entry);
@@ -357,6 +358,7 @@ impl Audit {
     /// An operator says that the silence is real.
     pub fn release(&mut self, now: u64) {
         self.hold.release(now, self.err);
+        self.let_go(now);
     }
 
     /// How far the hold of deaths has come, if there is one.

@@ -30,7 +30,7 @@ impl Audit {
                 None => {}
             }
         }
-        self.judge_deaths(deaths, now, until, sequence, &mut verdict);
+        self.judge_deaths(deaths, now, sequence, &mut verdict);
         if !self.flaps.is_empty() {
             self.settle_flaps(now.watched);
         }
@@ -83,15 +83,8 @@ impl Audit {
         Some(now.watched_at(*end))
     }
 
-    fn judge_deaths(
-        &mut self,
-        mut deaths: Vec<u32>,
-        now: Now,
-        until: u64,
-        sequence: &mut Sequence,
-        verdict: &mut Verdict,
-    ) {
-        if deaths.is_empty() && self.held.is_empty() && !self.hold.is_holding() {
+    fn judge_deaths(&mut self, deaths: Vec<u32>, now: Now, sequence: &mut Sequence, verdict: &mut Verdict) {
+        if deaths.is_empty() && !self.hold.is_holding() {
             return;
         }
         let unwarned = deaths.iter().filter(|entry| self.table.get(**entry).state == State::Ok).count();
@@ -104,27 +97,31 @@ impl Audit {
                     if self.table.get(entry).state == State::Ok {
                         self.change(entry, State::Warned, Some(Word::MightBeDead), now, sequence, verdict);
                     }
-                    self.held.push(entry);
+                    self.held.insert(entry);
                 }
+                self.counts.held = self.held.len();
             }
             Ruling::Declare => {
-                let held: Vec<u32> = std::mem::take(&mut self.held);
-                deaths.extend(held.into_iter().filter(|entry| self.is_overdue(*entry, until)));
-                deaths.sort_unstable();
-                deaths.dedup();
+                self.let_go(now.watched);
                 self.hold.declared(now.watched, deaths.len());
                 for entry in deaths {
                     self.change(entry, State::Dead, Some(Word::DeclaredDead), now, sequence, verdict);
                 }
             }
         }
-        self.counts.held = self.held.len();
     }
 
-    fn is_overdue(&self, entry: u32, until: u64) -> bool {
-        let component = self.table.get(entry);
-        let age = until.saturating_sub(self.silent_since(component));
-        component.state == State::Warned && !component.news && age >= self.err
+    /// Deaths are held no more: those that were are looked at like any other, when everybody has said what they heard up to
+    /// now. Meanwhile their windows may have started again, or a maintenance begun.
+    pub(super) fn let_go(&mut self, now: u64) {
+        for entry in std::mem::take(&mut self.held) {
+            let component = self.table.get(entry);
+            let (state, since) = (component.state, self.silent_since(component));
+            if state == State::Warned {
+                self.wheel.put(entry, (since + self.err).max(now));
+            }
+        }
+        self.counts.held = 0;
     }
 
     /// Whether a component comes and goes: what there is to tell about it waits until it has been still for a while.

@@ -227,10 +227,59 @@ fn a_mass_outage_is_held_until_it_is_believed() {
     assert_eq!(bench.audit.alarm(), Some((40, 100)), "as it is now");
     bench.audit.release(bench.now);
     assert_eq!(bench.audit.alarm(), None);
-    let dead = bench.after(0);
+    // Not before everybody has said what they heard up to now.
+    let (asked, now) = (bench.now - 1, bench.at());
+    assert_eq!(bench.audit.judge(now, asked, &mut bench.sequence), Verdict::default());
+    assert!(bench.audit.has_due(bench.now + 16));
+    let dead = bench.after(16);
     assert_eq!(dead.len(), 40);
     assert!(dead.iter().all(|(_, word)| *word == Word::DeclaredDead));
     assert_eq!(bench.audit.counts().held, 0);
+}
+
+/// Ten components, silent for so long that their deaths are held.
+fn held() -> Bench {
+    let mut bench = Bench::with(&Params { mass_share: 30, mass_hold_ms: 300_000, ..Params::default() });
+    for number in 0..10 {
+        bench.beat(&format!("n{number}"));
+    }
+    bench.after(0);
+    bench.after(10_016);
+    assert_eq!(bench.after(20_016), []);
+    assert_eq!(bench.audit.counts().held, 10);
+    bench
+}
+
+#[test]
+fn held_deaths_outlive_a_gap_in_watching() {
+    for gap_first in [true, false] {
+        let mut bench = held();
+        if gap_first {
+            bench.audit.restart_windows(bench.now);
+            bench.audit.release(bench.now);
+        } else {
+            bench.audit.release(bench.now);
+            bench.audit.restart_windows(bench.now);
+        }
+        assert_eq!(bench.after(100), [], "a whole window");
+        assert_eq!(bench.after(29_800), []);
+        let dead = bench.after(200);
+        assert_eq!(dead.len(), 10, "{gap_first}");
+        assert!(dead.iter().all(|(_, word)| *word == Word::DeclaredDead));
+        assert_eq!(bench.audit.counts().held, 0);
+    }
+}
+
+#[test]
+fn a_maintenance_counts_for_deaths_that_are_held() {
+    let mut bench = held();
+    let until = bench.at().wall + 60_000;
+    bench.audit.set_maintenance(bench.at(), HashMap::from([(name("n3"), until)]));
+    bench.audit.release(bench.now);
+    let dead = bench.after(16);
+    assert!(dead.len() == 9 && dead.iter().all(|(who, _)| who != "n3"), "{dead:?}");
+    assert_eq!(bench.after(89_900), []);
+    assert_eq!(bench.after(200), told("n3", Word::DeclaredDead), "a whole window after it");
 }
 
 #[test]
