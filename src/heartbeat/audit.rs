@@ -110,7 +110,9 @@ pub struct Audit {
     flaps: Flaps,
     maintenance: HashMap<Name, u64>,
     dirty: BTreeSet<u16>,
-    /// Judged for the first time, and not in the store yet.
+    /// Judged, and not in the store yet.
+    unwritten: BTreeSet<u32>,
+    /// Those of them that were judged for the first time.
     unstored: BTreeSet<u32>,
     counts: Counts,
 }
@@ -133,6 +135,7 @@ impl Audit {
             flaps: Flaps::default(),
             maintenance: HashMap::new(),
             dirty: BTreeSet::new(),
+            unwritten: BTreeSet::new(),
             unstored: BTreeSet::new(),
             counts: Counts::default(),
         };
@@ -251,12 +254,11 @@ impl Audit {
             self.forget_verdict(entry);
         }
         // A return that was judged and not written is news for the next judge, who may be this one.
-        for bucket in std::mem::take(&mut self.dirty) {
-            for entry in self.table.in_bucket(bucket).to_vec() {
-                let component = self.table.get_mut(entry);
-                component.news |= component.last > 0 && matches!(component.state, State::Ok | State::Stopped);
-            }
+        for entry in std::mem::take(&mut self.unwritten) {
+            let component = self.table.get_mut(entry);
+            component.news |= component.last > 0 && matches!(component.state, State::Ok | State::Stopped);
         }
+        self.dirty.clear();
         self.woken.clear();
     }
 
@@ -337,6 +339,7 @@ impl Audit {
         self.count(entry, false);
         self.wheel.remove(entry);
         self.flaps.forget(entry);
+        self.unwritten.remove(&entry);
         self.unstored.remove(&entry);
         self.held.remove(&entry);
         for list in [&mut self.woken, &mut self.unflushed] {

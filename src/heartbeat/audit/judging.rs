@@ -168,6 +168,7 @@ impl Audit {
         let number = sequence.next();
         self.count(entry, false);
         let component = self.table.get_mut(entry);
+        self.unwritten.insert(entry);
         if component.state == State::New {
             self.unstored.insert(entry);
         }

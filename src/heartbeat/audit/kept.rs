@@ -27,9 +27,14 @@ impl Audit {
             self.count(entry, false);
             let component = self.table.get_mut(entry);
             if component.state != record.state {
-                component.news &= record.state != State::Ok || component.going_away;
                 component.base = now;
             }
+            // What its newest beat said is known: whoever wrote this has heard of it.
+            component.news &= match record.state {
+                State::Ok => component.going_away,
+                State::Stopped => !component.going_away,
+                State::New | State::Warned | State::Dead => true,
+            };
             component.state = record.state;
             component.word = record.word;
             component.sequence = record.sequence;
@@ -75,8 +80,9 @@ impl Audit {
 
     pub fn written(&mut self, bucket: u16) {
         self.dirty.remove(&bucket);
-        if !self.unstored.is_empty() {
+        if !self.unwritten.is_empty() {
             for entry in self.table.in_bucket(bucket) {
+                self.unwritten.remove(entry);
                 self.unstored.remove(entry);
             }
         }

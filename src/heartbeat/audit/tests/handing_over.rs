@@ -133,3 +133,74 @@ fn a_start_that_was_not_written_is_a_start_again() {
     bench.audit.adopt(bucket, &[a], bench.now);
     assert_eq!(bench.audit.known(), 1);
 }
+
+/// What one judge did not write is news for the next, until that one has judged it: not when the component is dead again, and
+/// not for others that are kept in the same place.
+#[test]
+fn what_another_judged_is_no_news() {
+    let mut bench = Bench::new();
+    let bucket = bucket_of("a");
+    let beside = (0..).map(|n| format!("b{n}")).find(|other| bucket_of(other) == bucket).unwrap();
+    bench.beat("a");
+    bench.beat(&beside);
+    bench.after(0);
+    bench.after(30_016);
+    bench.beat(&beside);
+    bench.after(0);
+    bench.write_all();
+    let mut other = Bench::new();
+    let give = |from: &Bench, to: &mut Bench| {
+        let bytes = from.audit.bucket_bytes(bucket, from.at());
+        to.audit.adopt(bucket, &bucket_from_bytes(&bytes).unwrap(), to.now);
+    };
+    other.now = bench.now;
+    give(&bench, &mut other);
+    let dead = bucket_from_bytes(&bench.audit.bucket_bytes(bucket, bench.at())).unwrap();
+
+    // A return, judged by the first and not written.
+    bench.beat("a");
+    other.beat("a");
+    assert_eq!(bench.after(0), told("a", Word::Restarted));
+    bench.audit.leave_office();
+    let news =
+        |bench: &Bench, who: &str| bench.audit.table.get(bench.audit.table.find(&name(who)).unwrap()).news;
+    assert_eq!((news(&bench, "a"), news(&bench, &beside)), (true, false));
+    bench.audit.adopt(bucket, &dead, bench.now);
+    assert!(news(&bench, "a"), "it is dead as the store has it");
+    bench.beat("a");
+
+    // The second judges it, too; then it dies, and so does the other.
+    other.sequence = Sequence::of_epoch(2);
+    other.audit.take_office(other.now, Course::Quiet);
+    assert_eq!(other.after(0), told("a", Word::Restarted));
+    give(&other, &mut bench);
+    assert!(!news(&bench, "a"));
+    other.after(60_000);
+    bench.now = other.now;
+    give(&other, &mut bench);
+    bench.audit.take_office(bench.now, Course::Quiet);
+    assert_eq!(bench.after(0), [], "both are dead");
+}
+
+/// The same if the write was applied, and only its answer lost.
+#[test]
+fn what_was_written_after_all_is_no_news() {
+    let mut bench = Bench::new();
+    bench.beat("a");
+    bench.after(0);
+    bench.write_all();
+    bench.after(30_016);
+    bench.write_all();
+    bench.beat("a");
+    assert_eq!(bench.after(0), told("a", Word::Restarted));
+    let bucket = bucket_of("a");
+    let mut record = bench.audit.table.record(bench.audit.table.find(&name("a")).unwrap(), bench.now, 0);
+    bench.audit.leave_office();
+    bench.audit.adopt(bucket, &[record], bench.now);
+    // Another judge's word.
+    bench.now += 60_000;
+    (record.state, record.word, record.sequence) = (State::Dead, Some(Word::DeclaredDead), 99);
+    bench.audit.adopt(bucket, &[record], bench.now);
+    bench.audit.take_office(bench.now, Course::Quiet);
+    assert_eq!(bench.after(0), []);
+}
