@@ -1,16 +1,16 @@
 //! The tracker's door: requests to the memory and back. What may be said and how it is answered is in `request`; limits of
 //! size, number and time are the door's own, in `runtime::http`.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::Value;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 
 use super::audit::Change;
+use super::believed::{Believed, VainLooks};
 use super::certificate;
 use super::corner::{self, ParamsError};
 use super::ears::Ears;
@@ -48,11 +48,8 @@ const BELIEVED: Duration = Duration::from_secs(60);
 /// count that much later, and guessing costs no reads.
 const DISBELIEVED: Duration = Duration::from_secs(2);
 
-/// Looks that may be in vain in a second, whoever causes them. Machines that were heard before need none.
-const VAIN_LOOKS: u32 = 100;
-
-/// Machines that are remembered; one more and all are looked up again.
-const MAX_BELIEVED: usize = 100_000;
+/// Looks for machines that are not known yet, at the same time; others wait for their turn.
+const LOOKS_AT_ONCE: usize = 64;
 
 /// What the door of a tracker allows: a connection for every component that keeps one.
 pub fn limits() -> Limits {
@@ -70,10 +67,9 @@ pub struct Api<T> {
     store: watch::Receiver<Option<T>>,
     /// Anybody may beat for anything but machines.
     open: bool,
-    /// What the store said of each machine, and when: its credential, or that it has none.
-    believed: Mutex<HashMap<MachineId, (Option<String>, Instant)>>,
-    /// The second, and how many tokens were wrong in it.
-    wrong: Mutex<(Instant, u32)>,
+    believed: Mutex<Believed>,
+    vain: Mutex<VainLooks>,
+    turns: Semaphore,
     readers: Arc<Places>,
 }
 
@@ -86,8 +82,8 @@ impl<T> std::fmt::Debug for Api<T> {
 impl<T: Tree + Clone + 'static> Api<T> {
     pub fn new(ears: Arc<Ears>, store: watch::Receiver<Option<T>>, open: bool) -> Self {
         let readers = Places::new(MAX_READERS, MAX_READERS_OF_ONE);
-        let wrong = Mutex::new((Instant::now(), 0));
-        Self { ears, store, open, believed: Mutex::default(), wrong, readers }
+        let (vain, turns) = (Mutex::new(VainLooks::new(Instant::now())), Semaphore::new(LOOKS_AT_ONCE));
+        Self { ears, store, open, believed: Mutex::default(), vain, turns, readers }
     }
 
     async fn reply(&self, request: &Request) -> Reply {
@@ -208,7 +204,7 @@ impl<T: Tree + Clone + 'static> Api<T> {
         holds: impl Fn(&String) -> bool,
         request: &Request,
     ) -> Result<bool, Refusal> {
-        let remembered = self.remembered().get(&machine).cloned();
+        let remembered = locked(&self.believed).get(machine);
         let holds = |credential: &Option<String>| credential.as_ref().is_some_and(&holds);
         if let Some((credential, at)) = &remembered {
             let (right, age) = (holds(credential), at.elapsed());
@@ -217,9 +213,13 @@ impl<T: Tree + Clone + 'static> Api<T> {
             }
         }
         let unknown = || Refusal::new(503, "Tokens cannot be checked now", request.path());
-        if self.vain_looks(0) >= VAIN_LOOKS {
-            return remembered.filter(|(credential, _)| holds(credential)).map(|_| true).ok_or_else(unknown);
-        }
+        let was_right = remembered.as_ref().is_some_and(|(credential, _)| holds(credential));
+        // Machines that start together are not refused for it: only who guesses is.
+        let _turn = if was_right { None } else { self.turns.acquire().await.ok() };
+        // Counted until it is known better: many guesses at once are as many as one after the other.
+        let begin = || locked(&self.vain).begin(Instant::now()).ok_or_else(unknown);
+        let look = if was_right { None } else { Some(begin()?) };
+        let not_in_vain = || look.into_iter().for_each(|look| locked(&self.vain).was_right(look));
         let path = paths::machine_credentials(machine);
         let store = self.store.borrow().clone();
         let found = match store {
@@ -231,31 +231,16 @@ impl<T: Tree + Clone + 'static> Api<T> {
             Err(tree::Error::NoNode(_)) => None,
             // Beats are taken while the store is away, from those who were known before.
             Err(_) => {
+                not_in_vain();
                 return remembered.map(|(credential, _)| holds(&credential)).ok_or_else(unknown);
             }
         };
         let right = holds(&credential);
-        self.vain_looks(u32::from(!right));
-        let mut remembered = self.remembered();
-        if remembered.len() >= MAX_BELIEVED {
-            remembered.clear();
+        if right {
+            not_in_vain();
         }
-        remembered.insert(machine, (credential, Instant::now()));
+        locked(&self.believed).put(machine, credential, Instant::now());
         Ok(right)
-    }
-
-    /// Looks in vain in this second, with so many more.
-    fn vain_looks(&self, more: u32) -> u32 {
-        let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
-        if wrong.0.elapsed() >= Duration::from_secs(1) {
-            *wrong = (Instant::now(), 0);
-        }
-        wrong.1 += more;
-        wrong.1
-    }
-
-    fn remembered(&self) -> std::sync::MutexGuard<'_, HashMap<MachineId, (Option<String>, Instant)>> {
-        self.believed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn set_params(
@@ -310,6 +295,10 @@ impl<T: Tree + Clone + 'static> Handler for Api<T> {
             !going_away && name.machine().is_none() && self.ears.take_steady(&name)
         })
     }
+}
+
+fn locked<V>(mutex: &Mutex<V>) -> MutexGuard<'_, V> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn refuse(refusal: &Refusal) -> Reply {
@@ -379,7 +368,6 @@ fn event(change: &Change) -> Bytes {
 mod tests {
     use super::*;
     use crate::heartbeat::state::{State, Word};
-    use crate::store::MemoryTree;
 
     fn change(sequence: u64) -> Change {
         let name = Name::parse("a").unwrap();
@@ -414,14 +402,5 @@ mod tests {
         }
         drop(reader);
         telling.await.unwrap();
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn looks_in_vain_are_counted_by_the_second() {
-        let ears = Arc::new(Ears::new(Arc::new(|| 0), 1));
-        let api = Api::<MemoryTree>::new(ears, watch::channel(None).1, false);
-        assert_eq!([0, 1, 1, 0].map(|more| api.vain_looks(more)), [0, 1, 2, 2]);
-        tokio::time::advance(Duration::from_secs(1)).await;
-        assert_eq!(api.vain_looks(0), 0);
     }
 }

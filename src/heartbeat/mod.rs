@@ -6,6 +6,7 @@
 pub mod announce;
 pub mod api;
 pub mod audit;
+mod believed;
 pub mod certificate;
 pub mod corner;
 pub mod ears;
