@@ -46,13 +46,17 @@ impl Reader {
 
     /// What came since the last time.
     pub(crate) async fn read(&mut self, ears: &Ears) -> Vec<Change> {
-        let changes = match ears.events(self.since, usize::MAX) {
-            Some(changes) => changes,
-            None => ears.numbered(ears.newest().await.after(self.since)),
+        let (changes, until) = match ears.events(self.since, usize::MAX) {
+            Some(changes) => (changes, 0),
+            None => {
+                let newest = ears.newest().await;
+                (ears.numbered(newest.after(self.since)), newest.until)
+            }
         };
         let numbers = std::iter::once(self.since).chain(changes.iter().map(|change| change.sequence));
         assert!(numbers.clone().is_sorted_by(|a, b| a < b), "{:?}", numbers.collect::<Vec<_>>());
-        self.since = changes.last().map_or(self.since, |change| change.sequence);
+        // As those who are told: whatever was not there by then does not come any more.
+        self.since = changes.last().map_or(self.since, |change| change.sequence).max(until);
         changes
     }
 }

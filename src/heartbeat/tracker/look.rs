@@ -7,7 +7,7 @@ use tracing::{error, warn};
 use super::Tracker;
 use crate::heartbeat::corner;
 use crate::heartbeat::notify::Post;
-use crate::heartbeat::record::{Batch, Beat};
+use crate::heartbeat::record::{Batch, Beat, bucket_of};
 use crate::store::Error;
 use crate::store::paths::{self, HeartbeatNode};
 use crate::store::tree::{Event, Tree};
@@ -125,8 +125,26 @@ impl<T: Tree, P: Post> Tracker<T, P> {
     /// in and whichever of them is read first: readers resume by number, so a lower one must not come after a higher one.
     pub(super) async fn read_journal(&mut self) -> Result<(), Error> {
         let pages = corner::journal(self.tree(), self.page.unwrap_or(0)).await?;
+        // A reader who is behind is given what memory has of each component, up to the newest change that is shown: memory
+        // must not be behind that.
+        let behind = self.behind(&pages);
+        if !behind.is_empty() {
+            let buckets = corner::buckets(self.tree(), behind).await?;
+            self.adopt(buckets);
+        }
         self.show(&pages);
         Ok(())
+    }
+
+    /// Buckets that are older in memory than what the journal says of their components.
+    fn behind(&self, pages: &[corner::Page]) -> BTreeSet<u16> {
+        let inner = self.ears().lock();
+        let changes = pages.iter().filter_map(|page| page.changes.as_deref().ok()).flatten();
+        let newer = changes.filter(|change| {
+            let known = inner.audit.newest_change(&change.name);
+            change.sequence > inner.shown.last() && known.is_none_or(|known| known.sequence < change.sequence)
+        });
+        newer.map(|change| bucket_of(change.name.as_str())).collect()
     }
 
     /// `pages` are those that there are, at least from the one on that was read last.
