@@ -147,9 +147,11 @@ impl<T: Tree + Clone + 'static> Api<T> {
         }
     }
 
-    /// A machine beats for itself alone, and nobody else for it. Others need no proof where the door was opened to them.
+    /// A machine beats for itself alone, and nobody else for it. Others need no proof where the door was opened to them; who
+    /// shows one is held to it.
     async fn check_sender(&self, beats: &[(Name, bool)], request: &Request) -> Result<(), Refusal> {
-        if self.open && beats.iter().all(|(name, _)| name.machine().is_none()) {
+        let bare = request.certificate.is_none();
+        if self.open && bare && beats.iter().all(|(name, _)| name.machine().is_none()) {
             return Ok(());
         }
         let unknown = |why: &str| Refusal::new(401, why, request.path());

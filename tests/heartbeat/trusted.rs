@@ -33,7 +33,7 @@ fn written(site: &Site, name: &str, text: &str) -> PathBuf {
 }
 
 /// A tracker with both doors; `server` vouches for it, `clients` for who comes.
-fn tracker(site: &Site, server: &Issuer, clients: &Issuer) -> Tracker {
+fn tracker(site: &Site, server: &Issuer, clients: &Issuer, more: &[&str]) -> Tracker {
     let key = KeyPair::generate().unwrap();
     let cert = CertificateParams::new(vec!["localhost".to_owned()]).unwrap().signed_by(&key, server).unwrap();
     let files = [
@@ -43,7 +43,7 @@ fn tracker(site: &Site, server: &Issuer, clients: &Issuer) -> Tracker {
     ];
     let [cert, key, clients] = [0, 1, 2].map(|at: usize| Path::to_str(&files[at]).unwrap());
     let args = ["--tls-listen", "127.0.0.1:0", "--tls-cert", cert, "--tls-key", key, "--client-ca", clients];
-    site.tracker(&args)
+    site.tracker(&[&args[..], more].concat())
 }
 
 /// One who believes `server`, and shows a certificate for `names` if somebody vouches for it.
@@ -83,7 +83,7 @@ fn who_shows_a_certificate_beats_for_whom_it_names() {
     let site = Site::new(Store::keeper());
     site.juju(&["add-machine", "--instance-id", "i-0"]);
     let (server, clients, strangers) = (authority(), authority(), authority());
-    let tracker = tracker(&site, &server, &clients);
+    let tracker = tracker(&site, &server, &clients, &[]);
     let door = tracker.secure.unwrap();
     let refused = |name: &str| (403, format!("This certificate is not for {name}"));
     let good = (200, String::new());
@@ -126,12 +126,26 @@ fn who_shows_a_certificate_beats_for_whom_it_names() {
     tracker.end();
 }
 
+/// Where anybody may beat, who says who it is does so for itself alone.
+#[test]
+fn an_open_door_holds_a_certificate_to_its_names() {
+    let site = Site::new(Store::keeper());
+    let (server, clients) = (authority(), authority());
+    let tracker = tracker(&site, &server, &clients, &["--open"]);
+    let door = tracker.secure.unwrap();
+    let mut node = client(door, &server, Some((&clients, &["x1c0"])));
+    assert_eq!(beat(&mut node, "x1c0", None).0, 200);
+    assert_eq!(beat(&mut node, "x2c0", None), (403, "This certificate is not for x2c0".to_owned()));
+    assert_eq!(beat(&mut client(door, &server, None), "x2c0", None).0, 200);
+    tracker.end();
+}
+
 #[test]
 fn a_machine_beats_over_tls() {
     let site = Site::new(Store::keeper());
     site.juju(&["add-machine", "--instance-id", "i-0"]);
     let (server, clients, strangers) = (authority(), authority(), authority());
-    let tracker = tracker(&site, &server, &clients);
+    let tracker = tracker(&site, &server, &clients, &[]);
     let url = format!("https://localhost:{}", tracker.secure.unwrap().port());
     let ca = written(&site, "ca.pem", &server.pem());
     let other = written(&site, "other.pem", &strangers.pem());
