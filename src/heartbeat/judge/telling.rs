@@ -24,9 +24,10 @@ const MAX_ROUND: usize = 50_000;
 /// Components that were refused are tried again this often,
 const AGAIN_EVERY: Duration = Duration::from_secs(600);
 
-/// so many of them in one round, each alone if need be, with a pause for others between two rounds.
-const MAX_AGAIN: usize = 100;
-const AGAIN_PAUSE: Duration = Duration::from_secs(60);
+/// so many of them in one round, each alone if need be, with a pause for others between two rounds. What is new waits for a
+/// round that runs, so it is a short one.
+const MAX_AGAIN: usize = 10;
+const AGAIN_PAUSE: Duration = Duration::from_secs(6);
 
 /// How long a change waits at most for a round that may have failed because of others alone.
 const DOUBT: Duration = Duration::from_secs(1);
