@@ -49,6 +49,8 @@ const BACKLOG: u32 = 16 * 1024;
 /// How long connections have to finish once we are asked to stop.
 const DRAIN: Duration = Duration::from_secs(3);
 
+const TOO_SLOW: &str = "No answer in time";
+
 /// What nobody may exceed, however friendly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
@@ -252,10 +254,12 @@ struct Caller {
 
 /// Says so, if it can be said at once.
 fn send_away(stream: &TcpStream) {
-    const ANSWER: &[u8] =
-        b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
-    // One that does not read it sees at least the end.
-    let _ = stream.try_write(ANSWER);
+    let reply = Reply::unavailable("Too many connections from this address").with("connection", "close");
+    let mut answer = Vec::new();
+    if reply.push_onto(&mut answer, &express::now()).is_ok() {
+        // One that does not read it sees at least the end.
+        let _ = stream.try_write(&answer);
+    }
 }
 
 async fn connection<H: Handler>(
@@ -338,7 +342,7 @@ async fn answer<H: Handler>(
     let request = Request { head, body, peer, certificate };
     let reply = tokio::time::timeout(limits.request_time, door.handler.answer(request))
         .await
-        .unwrap_or_else(|_| Reply::empty(503));
+        .unwrap_or_else(|_| Reply::unavailable(TOO_SLOW));
     drop(room);
     let reply = if failed.is_some() { reply.with("connection", "close") } else { reply };
     let reply = if failed == Some(BodyError::Busy) { reply.with("retry-after", "1") } else { reply };

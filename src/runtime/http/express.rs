@@ -21,7 +21,7 @@ use tokio::time::{Instant, Sleep, timeout};
 
 use super::message::{Reply, Request};
 use super::share::Shared;
-use super::{Handler, Limits, stopped};
+use super::{Handler, Limits, TOO_SLOW, stopped};
 
 /// Headers of a request that is plain enough.
 const MAX_HEADERS: usize = 24;
@@ -144,7 +144,7 @@ impl<H: Handler> Plain<'_, H> {
                 Step::HandOver => return Ok(Some((self.stream, read))),
                 Step::Ask(request) => {
                     let reply = timeout(self.limits.request_time, self.handler.answer(*request)).await;
-                    reply.unwrap_or_else(|_| Reply::empty(503)).push_onto(&mut answers, &now())?;
+                    reply.unwrap_or_else(|_| Reply::unavailable(TOO_SLOW)).push_onto(&mut answers, &now())?;
                     let done;
                     (step, done) = self.answer_all(&read, &mut answers);
                     read.advance(done);
@@ -301,7 +301,7 @@ fn push_taken(answers: &mut Vec<u8>) {
     });
 }
 
-fn now() -> String {
+pub(super) fn now() -> String {
     httpdate::fmt_http_date(SystemTime::now())
 }
 

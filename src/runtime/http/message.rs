@@ -103,6 +103,14 @@ impl Reply {
         Self { status, headers, body: Content::Whole(body.into()) }
     }
 
+    /// Of the door itself, which cannot ask who answers behind it; `detail` has nothing in it to escape.
+    pub(super) fn unavailable(detail: &'static str) -> Self {
+        let body = format!(
+            r#"{{"type":"about:blank","title":"Service Unavailable","detail":"{detail}","status":503}}"#
+        );
+        Self::new(503, "application/problem+json", body).with("retry-after", "5")
+    }
+
     /// Only a status.
     pub fn empty(status: u16) -> Self {
         Self { status, headers: Vec::new(), body: Content::Whole(Bytes::new()) }
