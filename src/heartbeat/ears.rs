@@ -181,11 +181,12 @@ impl Ears {
 
     /// The beats to write now, and their generation.
     pub fn take_unflushed(&self) -> (Vec<Vec<Beat>>, u64) {
-        let mut inner = self.lock();
-        let now = self.now_watched(&inner);
+        let mut guard = self.lock();
+        let (inner, clock) = (&mut *guard, self.clock());
         let generation = inner.generation;
         inner.generation += 1;
-        (inner.audit.take_unflushed(now), generation)
+        let (watched, now) = (&inner.watched, inner.watched.at(clock));
+        (inner.audit.take_unflushed(now, |heard| watched.missed_since(heard, clock)), generation)
     }
 
     /// Everything up to this generation is in the store.

@@ -2,21 +2,28 @@
 //! stopped, starved or suspended, it stands still, and everybody's window is longer by that much. Pure: it is shown a
 //! monotonic clock in milliseconds; the calendar never enters.
 
+use std::collections::VecDeque;
+
 /// A pulse this late is an ordinary busy machine, and no reason to doubt that beats were heard.
 pub const TOLERANCE_MS: u64 = 500;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Lags that are remembered one by one, long enough for the beats that were heard before them to be written.
+const LAGS: usize = 16;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Watched {
     /// When the last pulse was.
     pulse: u64,
     /// How often a pulse is expected.
     every: u64,
     lost: u64,
+    /// The last lags: when each was on this clock, which stood still, and how long it was.
+    lags: VecDeque<(u64, u64)>,
 }
 
 impl Watched {
     pub fn new(now: u64, every: u64) -> Self {
-        Self { pulse: now, every, lost: 0 }
+        Self { pulse: now, every, lost: 0, lags: VecDeque::new() }
     }
 
     /// A sign that the process runs. Returns by how much it was late, if that was more than usual.
@@ -27,7 +34,19 @@ impl Watched {
             return None;
         }
         self.lost += late;
+        if self.lags.len() == LAGS {
+            self.lags.pop_front();
+        }
+        self.lags.push_back((self.at(now), late));
         Some(late)
+    }
+
+    /// How long nobody listened here since `watched`, on this clock: others did, and for them what was heard before is older
+    /// by that much. What was heard right after a lag may count as heard before it, and is only taken for older.
+    pub fn missed_since(&self, watched: u64, now: u64) -> u64 {
+        let seen = self.lags.iter().filter(|(at, _)| watched <= at + TOLERANCE_MS);
+        let unseen = now.saturating_sub(self.pulse).saturating_sub(self.every);
+        seen.map(|(_, late)| late).sum::<u64>() + if unseen > TOLERANCE_MS { unseen } else { 0 }
     }
 
     /// The watched time at `now`. A lag that no pulse has shown yet is left out already.
@@ -61,6 +80,27 @@ mod tests {
         assert_eq!((watched.at(61_800), watched.lost()), (1800, 60_000));
         assert_eq!(watched.pulse(61_900), None);
         assert_eq!(watched.at(61_900), 1900);
+    }
+
+    #[test]
+    fn what_was_heard_before_a_lag_is_older_for_others() {
+        let mut watched = Watched::new(0, 100);
+        watched.pulse(100);
+        let before = watched.at(150);
+        assert_eq!(watched.missed_since(before, 150), 0);
+        assert_eq!(watched.missed_since(before, 60_200), 60_000, "though no pulse has shown it yet");
+        watched.pulse(60_200);
+        for n in 1..20 {
+            watched.pulse(60_200 + 100 * n);
+        }
+        let after = watched.at(62_000);
+        assert_eq!(watched.missed_since(before, 62_100), 60_000);
+        assert_eq!(watched.missed_since(after, 62_100), 0);
+        watched.pulse(62_100 + 100 + 5_000);
+        assert_eq!(
+            (watched.missed_since(before, 67_200), watched.missed_since(after, 67_200)),
+            (65_000, 5_000)
+        );
     }
 
     #[test]

@@ -49,14 +49,14 @@ impl Audit {
     }
 
     /// The names heard since the last call, in batches that fit into a znode each.
-    pub fn take_unflushed(&mut self, now: u64) -> Vec<Vec<Beat>> {
+    pub fn take_unflushed(&mut self, now: u64, missed_since: impl Fn(u64) -> u64) -> Vec<Vec<Beat>> {
         let entries = std::mem::take(&mut self.unflushed);
         let beats: Vec<Beat> = entries
             .into_iter()
             .map(|entry| {
                 let component = self.table.get_mut(entry);
                 component.unflushed = false;
-                let age_ms = now.saturating_sub(component.last);
+                let age_ms = now.saturating_sub(component.last) + missed_since(component.last);
                 Beat { name: component.full_name(), age_ms, going_away: component.going_away }
             })
             .collect();

@@ -377,10 +377,12 @@ fn batches_hold_each_name_once_with_its_age() {
     bench.now += 200;
     bench.beat("a");
     bench.now += 50;
-    let batches = bench.audit.take_unflushed(bench.now);
+    let heard_b = bench.now - 250;
+    let missed = |heard| if heard <= heard_b { 7_000 } else { 0 };
+    let batches = bench.audit.take_unflushed(bench.now, missed);
     let ages: Vec<(&str, u64)> = batches[0].iter().map(|beat| (beat.name.as_str(), beat.age_ms)).collect();
-    assert_eq!(ages, [("a", 50), ("b", 250)]);
-    assert!(!bench.audit.has_unflushed() && bench.audit.take_unflushed(bench.now).is_empty());
+    assert_eq!(ages, [("a", 50), ("b", 7_250)], "for others, who listened meanwhile");
+    assert!(!bench.audit.has_unflushed() && bench.audit.take_unflushed(bench.now, |_| 0).is_empty());
 }
 
 #[test]
