@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, info, warn};
 
 use super::hook::Found;
+use super::problem::HeldUp;
 use super::site::{Home, Site};
 use super::users;
 use super::workflow::{Ended, Run, State, Step, Wanted};
@@ -91,6 +92,7 @@ pub(super) async fn tend<T: Tree>(
     site: &Site,
     id: UnitId,
     orders: watch::Receiver<Order>,
+    held_up: &watch::Sender<HeldUp>,
 ) -> UnitId {
     let mut agent = Agent { tree, site, id, orders, feeds: None, unkept: false };
     let mut told = String::new();
@@ -100,7 +102,10 @@ pub(super) async fn tend<T: Tree>(
             Order::Leave => return id,
             Order::Live => agent.pass().await.map(|idle| !idle),
             Order::Retire => match agent.retire().await {
-                Ok(()) => return id,
+                Ok(()) => {
+                    held_up.send_if_modified(|all| all.remove(&id).is_some());
+                    return id;
+                }
                 Err(error) => Err(error),
             },
         };
@@ -115,6 +120,10 @@ pub(super) async fn tend<T: Tree>(
                 let chain = chain(&error);
                 if chain != told {
                     warn!(unit = %id, error = %chain, "unit held up");
+                    // Status knows nothing of it any more, and a store that is away is not what is wrong with it.
+                    if order == Order::Retire && !matches!(error, Error::Store(_)) {
+                        held_up.send_modify(|all| _ = all.insert(id, chain.clone()));
+                    }
                     told = chain;
                 }
                 agent.pause(PAUSE).await;

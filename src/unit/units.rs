@@ -14,7 +14,7 @@ use tracing::{info, warn};
 use super::agent::{Order, tend};
 use super::cgroup;
 use super::ground;
-use super::problem;
+use super::problem::{self, HeldUp};
 use super::roll::Missed;
 use super::site::Site;
 use crate::model::UnitId;
@@ -45,7 +45,9 @@ pub enum Error {
 pub async fn run<T: Tree>(tree: &T, site: &Site, mut stop: watch::Receiver<bool>) -> Result<(), Error> {
     let Some(ground) = ground::take(site, &mut stop).await? else { return Ok(()) };
     let site = &ground.site;
-    let mut told = false;
+    let (held_up, mut trouble) = watch::channel(HeldUp::new());
+    // None until anything was said, and that is to be taken back if it is no longer so.
+    let mut told: Option<Option<String>> = None;
     if let Err(error) = cgroup::check() {
         // Said once, here, since every hook would have the same to say.
         warn!(%error, "no control groups: what a hook leaves running and forgets its environment outlives its unit");
@@ -57,7 +59,10 @@ pub async fn run<T: Tree>(tree: &T, site: &Site, mut stop: watch::Receiver<bool>
     loop {
         match look(tree, site, &mut feed).await {
             Ok((listed, residents)) => {
-                told = told || problem::tell(tree, site, ground.problem.as_deref()).await;
+                let words = problem::words(ground.problem.as_deref(), &trouble.borrow_and_update());
+                if told.as_ref() != Some(&words) && problem::tell(tree, site, words.as_deref()).await {
+                    told = Some(words);
+                }
                 let given = orders.iter().map(|(id, told)| (*id, *told.borrow())).collect();
                 for (id, order) in missed.decide(&listed, residents, &given, Instant::now()) {
                     if let Some(told) = orders.get(&id) {
@@ -65,7 +70,7 @@ pub async fn run<T: Tree>(tree: &T, site: &Site, mut stop: watch::Receiver<bool>
                     } else {
                         let (sender, receiver) = watch::channel(order);
                         orders.insert(id, sender);
-                        agents.push(tend(tree, site, id, receiver));
+                        agents.push(tend(tree, site, id, receiver, &held_up));
                     }
                 }
             }
@@ -84,6 +89,8 @@ pub async fn run<T: Tree>(tree: &T, site: &Site, mut stop: watch::Receiver<bool>
         loop {
             let woken = tokio::select! {
                 lost = heard(&mut feed, pause) => Woken::Look { lost },
+                // Its sender is here.
+                _ = trouble.changed() => Woken::Look { lost: false },
                 Some(id) = agents.next() => Woken::Ended(id),
                 // A sender that is gone means the same as its word.
                 () = async { drop(stop.wait_for(|stop| *stop).await) } => Woken::Stop,

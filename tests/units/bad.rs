@@ -155,9 +155,13 @@ pub(crate) fn what_is_mounted_is_not_removed(site: &Site) {
     assert!(here.join("file").exists(), "the control: it is mounted");
     world.operator.does(&["destroy-service", "mounting"]);
     wait_for("a reason", DEADLINE, || agent.said().contains("here is a mount of its own").then_some(()));
+    let problem = || world.operator.status()["machines"]["0"]["problem"].as_str().map(str::to_owned);
+    let told = wait_for("a problem", DEADLINE, problem);
+    assert!(told.contains(" was removed and is not cleared away: ") && told.contains("a mount of"), "{told}");
     assert_eq!(fs::read_to_string(kept.join("file")).unwrap(), "kept");
     assert!(Command::new("umount").arg(&here).status().unwrap().success());
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
+    wait_for("nothing more to say", DEADLINE, || problem().is_none().then_some(()));
     assert_eq!(fs::read_to_string(kept.join("file")).unwrap(), "kept");
     agent.ends();
 }
