@@ -139,7 +139,7 @@ pub(crate) fn memory() -> Vec<Row> {
     let mut sequence = Sequence::of_epoch(1);
     let changes = audit.judge(Now { watched: 3, wall: 3 }, 3, &mut sequence).changes.len();
     assert_eq!(changes, MILLION);
-    drop(audit.take_unflushed(3));
+    drop(audit.take_unflushed(3, |_| 0));
     for bucket in audit.dirty().clone() {
         audit.written(bucket);
     }
