@@ -34,7 +34,8 @@ fn a_hook_whose_watcher_is_killed_after_any_step_runs_to_its_end() {
 
 #[test]
 fn a_hook_whose_watcher_and_agent_are_killed_after_any_step_runs_to_its_end() {
-    let deaths = Deaths::until_there_are_no_more(Victim::Both, 4);
+    // One unit: with the agent every other hook's watcher may go as well, and one that is cut short twice is not tried again.
+    let deaths = Deaths::until_there_are_no_more(Victim::Both, 1);
     assert!(deaths.done.len() > 20, "{:#?}", deaths.done);
 }
 
