@@ -114,6 +114,18 @@ fn expressions(purpose: Purpose) -> Vec<Value> {
         Purpose::Enter(lane @ Lane::From(source, proto)) => {
             vec![comes_from(source), meta("l4proto", proto.name()), enter(lane)]
         }
+        // A listening socket starts a connection only for a packet with SYN and without ACK.
+        Purpose::ExistingTcp => {
+            let flags = json!({"&": [{"payload": {"protocol": "tcp", "field": "flags"}}, ["syn", "ack"]]});
+            vec![matches("!=", &flags, &json!("syn")), accept]
+        }
+        // Before the input hook the kernel assigns a datagram to a socket if that is connected to the sender, and the
+        // packet has the socket's owner then. It does so for multicast without such a peer, too, hence "host".
+        Purpose::ConnectedUdp => {
+            let owner = json!({"range": [0, u32::MAX - 1]});
+            let owned = matches("==", &json!({"meta": {"key": "skuid"}}), &owner);
+            vec![meta("pkttype", "host"), meta("l4proto", "udp"), owned, accept]
+        }
         Purpose::ResetTcp => vec![meta("l4proto", "tcp"), json!({"reject": {"type": "tcp reset"}})],
         Purpose::RejectRest => vec![json!({"reject": {"type": "icmpx", "expr": "port-unreachable"}})],
     }

@@ -120,6 +120,12 @@ pub(super) enum Purpose {
     Icmp,
     Icmpv6,
     Enter(Lane),
+    /// TCP packets that do not begin a connection. Connection tracking has no entry for connections that are older than
+    /// itself, and takes the first packet that it sees of one for a new connection in that packet's direction. Such
+    /// packets reach the kernel's TCP: it delivers them to the connection that they belong to, or answers with a reset.
+    ExistingTcp,
+    /// UDP datagrams for a socket that is connected to their sender, for the same reason.
+    ConnectedUdp,
     ResetTcp,
     RejectRest,
 }
@@ -134,6 +140,8 @@ impl Purpose {
             Self::Icmp => format!("{MARK}icmp"),
             Self::Icmpv6 => format!("{MARK}icmpv6"),
             Self::Enter(lane) => format!("{MARK}{}", lane.words()),
+            Self::ExistingTcp => format!("{MARK}tcp of existing connections"),
+            Self::ConnectedUdp => format!("{MARK}udp of connected sockets"),
             Self::ResetTcp => format!("{MARK}reset tcp"),
             Self::RejectRest => format!("{MARK}reject the rest"),
         }
@@ -145,6 +153,8 @@ impl Purpose {
             "loopback" => Some(Self::Loopback),
             "icmp" => Some(Self::Icmp),
             "icmpv6" => Some(Self::Icmpv6),
+            "tcp of existing connections" => Some(Self::ExistingTcp),
+            "udp of connected sockets" => Some(Self::ConnectedUdp),
             "reset tcp" => Some(Self::ResetTcp),
             "reject the rest" => Some(Self::RejectRest),
             lane => Lane::from_words(lane).map(Self::Enter),
@@ -157,7 +167,7 @@ pub(super) fn purposes(mode: Mode, lanes: impl Iterator<Item = Lane>) -> Vec<Pur
     let mut all = vec![Purpose::Established, Purpose::Loopback, Purpose::Icmp, Purpose::Icmpv6];
     all.extend(Lane::PROTECTED.into_iter().chain(lanes).map(Purpose::Enter));
     if mode == Mode::Enforce {
-        all.extend([Purpose::ResetTcp, Purpose::RejectRest]);
+        all.extend([Purpose::ExistingTcp, Purpose::ConnectedUdp, Purpose::ResetTcp, Purpose::RejectRest]);
     }
     all
 }
@@ -186,7 +196,7 @@ mod tests {
         let sources = ["0.0.0.0/0", "::/0", "10.0.0.0/8", "2001:db8::/32", "::ffff:192.0.2.1/128"];
         let lanes = sources.iter().map(|text| Lane::From(text.parse().unwrap(), Protocol::Udp));
         let all = purposes(Mode::Enforce, lanes);
-        assert_eq!(all.len(), 13);
+        assert_eq!(all.len(), 15);
         for purpose in all {
             let comment = purpose.comment();
             assert!(comment.len() <= 128, "the kernel keeps no more of a comment");

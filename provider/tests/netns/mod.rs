@@ -187,6 +187,11 @@ impl Net {
         self.client.enter(work)
     }
 
+    /// Does `work` on the server's machine.
+    pub(crate) fn on_server<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        self.server.enter(work)
+    }
+
     /// The server's own connection to itself.
     pub(crate) fn knock_at_home(&self, to: SocketAddr) -> Knock {
         outcome(self.server.enter(|| TcpStream::connect_timeout(&to, CONNECT_LIMIT)).map(drop))

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "only tests call this")]
 
 mod changes;
+mod first_start;
 #[path = "../netns/mod.rs"]
 mod netns;
 mod opening;
