@@ -40,7 +40,9 @@ fn opened(net: &Net) -> [TcpStream; 2] {
 }
 
 fn limited(ends: [TcpStream; 2]) -> [TcpStream; 2] {
-    ends.each_ref().map(|end| end.set_read_timeout(Some(LIMIT)).unwrap());
+    for end in &ends {
+        end.set_read_timeout(Some(LIMIT)).unwrap();
+    }
     ends
 }
 
@@ -74,7 +76,9 @@ fn connected(net: &Net) -> [UdpSocket; 2] {
     let server = net.listen_udp();
     let peer = net.udp_to(server.local_addr().unwrap());
     server.connect(peer.local_addr().unwrap()).unwrap();
-    [&server, &peer].map(|socket| socket.set_read_timeout(Some(LIMIT)).unwrap());
+    for socket in [&server, &peer] {
+        socket.set_read_timeout(Some(LIMIT)).unwrap();
+    }
     [server, peer]
 }
 
