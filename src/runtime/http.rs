@@ -1,28 +1,24 @@
-//! HTTP/1 for the daemon's own doors: metrics, health, beats. Takes connections, keeps every one of them within limits of
-//! number, size and time, and hands whole requests to whoever asked for them. It knows no path and no meaning: what to
-//! answer belongs to the callers, which see no type of the HTTP library.
+//! The HTTP/1 server for metrics, health and heartbeats. It accepts connections, keeps them within limits of number, size
+//! and time, checks the framing of every request strictly (`framing`), and passes whole requests to a handler. `express` is
+//! the fast path for small POST requests, `exchange` serves every other request. Paths and replies belong to the handlers,
+//! which see no type of the HTTP library.
 
+pub mod chunked;
+mod exchange;
 mod express;
+pub mod framing;
 mod message;
 mod patient;
 mod secure;
 mod share;
 
-use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http_body_util::BodyExt as _;
-use hyper::Response;
-use hyper::body::{Body as _, Incoming};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -30,9 +26,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
+use self::exchange::Exchange;
 pub use self::express::Glance;
-use self::express::Plain;
-use self::message::Content;
+use self::express::{Left, Plain};
+use self::message::Wire;
 pub use self::message::{BodyError, Reply, Request};
 use self::patient::Patient;
 use self::secure::Acceptor;
@@ -58,18 +55,21 @@ pub struct Limits {
     pub connections: usize,
     /// A request's line and headers. More is refused with 431.
     pub head_bytes: usize,
-    /// A request's body. More is read and thrown away, up to [`Limits::spill_bytes`], so that the sender gets to the
-    /// answer that says so.
+    /// A request's body. A larger one is refused, by its announced length where there is one.
     pub body_bytes: usize,
     /// Paths whose bodies may be larger.
     pub large_bodies: &'static [(&'static str, usize)],
     /// What bodies above [`Limits::body_bytes`] may take at the same time, all together; one address gets half of it. What
     /// is more is refused with 503.
     pub large_bytes: usize,
+    /// Buffers of all other unfinished requests together, beyond one KiB for each connection; one address gets half of
+    /// it. More is refused with 503.
+    pub pending_bytes: usize,
+    /// After a refusal, so much of the refused request is still read and discarded, so that its sender sees the reply.
     pub spill_bytes: usize,
-    /// From the end of one request to the end of the head of the next: an idle connection ends after it, too.
+    /// For an idle connection.
     pub head_time: Duration,
-    /// For the body, and then for the answer to be made.
+    /// From the first byte of a head to its end, then for the body, and then for the handler.
     pub request_time: Duration,
     /// Without a single byte taken by a client that is being answered.
     pub write_time: Duration,
@@ -83,6 +83,7 @@ impl Default for Limits {
             body_bytes: 64 * 1024,
             large_bodies: &[],
             large_bytes: 64 * 1024 * 1024,
+            pending_bytes: 32 * 1024 * 1024,
             spill_bytes: 4 * 1024 * 1024,
             head_time: Duration::from_secs(30),
             request_time: Duration::from_secs(10),
@@ -254,61 +255,37 @@ struct Caller {
 
 /// Says so, if it can be said at once.
 fn send_away(stream: &TcpStream) {
-    let reply = Reply::unavailable("Too many connections from this address").with("connection", "close");
+    let reply = Reply::unavailable("Too many connections from this address");
     let mut answer = Vec::new();
-    if reply.push_onto(&mut answer, &express::now()).is_ok() {
-        // One that does not read it sees at least the end.
-        let _ = stream.try_write(&answer);
-    }
+    reply.write_to(&mut answer, &express::now(), Wire { close: true, ..Wire::default() });
+    // If the reply cannot be written at once, the client sees only the end of the connection.
+    let _ = stream.try_write(&answer);
 }
 
 async fn connection<H: Handler>(
-    stream: TcpStream,
+    mut stream: TcpStream,
     peer: SocketAddr,
     door: Door<H>,
     stop: watch::Receiver<bool>,
     _room: (OwnedSemaphorePermit, Share),
 ) {
-    let Door { limits, handler, shared } = &door;
-    let plain = Plain { stream, peer, limits, handler: &**handler, shared, stop: stop.clone() };
-    match plain.serve().await {
-        Ok(None) => {}
-        Ok(Some((stream, read))) => {
-            // Few go on here, and what it needs is large.
-            let caller = Caller { peer, certificate: None };
-            Box::pin(by_the_book(stream, read.freeze(), caller, Arc::new(door), stop)).await;
+    let caller = Caller { peer, certificate: None };
+    let mut read = BytesMut::new();
+    let ended = loop {
+        let Door { limits, handler, shared: _ } = &door;
+        let plain = Plain { stream: &mut stream, peer, limits, handler: &**handler, stop: stop.clone() };
+        match plain.serve(&mut read).await {
+            Ok(Left::Request) => {}
+            Ok(Left::Nothing) => break Ok(()),
+            Err(error) => break Err(error),
         }
-        Err(error) => debug!(%peer, %error, "connection ended early"),
-    }
-}
-
-/// Serves a connection as the HTTP library does it; `read` is what was read of it before.
-async fn by_the_book<H: Handler>(
-    stream: impl AsyncRead + AsyncWrite + Unpin,
-    read: Bytes,
-    caller: Caller,
-    door: Arc<Door<H>>,
-    mut stop: watch::Receiver<bool>,
-) {
-    let (limits, peer) = (door.limits, caller.peer);
-    let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let (door, caller) = (Arc::clone(&door), caller.clone());
-        async move { Ok::<_, Infallible>(answer(request, caller, &door).await) }
-    });
-    let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).max_header_size(limits.head_bytes).header_read_timeout(limits.head_time);
-    // Its own choice is six times as much, for each connection.
-    builder.max_buf_size(64 * 1024);
-    let io = TokioIo::new(Patient::new(stream, limits.write_time).after(read));
-    let mut serving = pin!(builder.serve_connection(io, service));
-    // Serving first: what it has of a request by now is read before it is told to end, and is not thrown away for one that
-    // has not begun.
-    let ended = tokio::select! {
-        biased;
-        ended = serving.as_mut() => ended,
-        () = stopped(&mut stop) => {
-            serving.as_mut().graceful_shutdown();
-            serving.await
+        // Boxed, because few connections need this, and its state is large.
+        let stream = Patient::new(&mut stream, door.limits.write_time);
+        let exchange = Exchange { stream, read: &mut read, caller: &caller, door: &door, stop: stop.clone() };
+        match Box::pin(exchange.serve()).await {
+            Ok(true) => {}
+            Ok(false) => break Ok(()),
+            Err(error) => break Err(error),
         }
     };
     if let Err(error) = ended {
@@ -316,63 +293,25 @@ async fn by_the_book<H: Handler>(
     }
 }
 
-async fn answer<H: Handler>(
-    request: hyper::Request<Incoming>,
-    Caller { peer, certificate }: Caller,
+/// Serves every request of a connection without the fast path.
+async fn serve_general<H: Handler>(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    caller: &Caller,
     door: &Door<H>,
-) -> Response<Content> {
-    let (head, incoming) = request.into_parts();
-    let limits = door.limits;
-    let allowed = limits.body_limit(head.uri.path());
-    // The length that was announced; one that was not may be anything that is allowed.
-    let expected = incoming
-        .size_hint()
-        .upper()
-        .map_or(allowed, |bytes| allowed.min(bytes.try_into().unwrap_or(allowed)));
-    let room = limits.large(expected).map(|bytes| door.shared.bytes(peer.ip(), bytes));
-    let busy = matches!(room, Some(None));
-    // Without room it is read all the same, and thrown away.
-    let limits = Limits { body_bytes: if busy { limits.body_bytes } else { allowed }, ..limits };
-    let body = tokio::time::timeout(limits.request_time, read_body(incoming, limits))
-        .await
-        .unwrap_or(Err(BodyError::TooSlow));
-    let body = if busy && body.is_err() { Err(BodyError::Busy) } else { body };
-    // What is left unread would be taken for the next request.
-    let failed = body.as_ref().err().copied();
-    let request = Request { head, body, peer, certificate };
-    let reply = tokio::time::timeout(limits.request_time, door.handler.answer(request))
-        .await
-        .unwrap_or_else(|_| Reply::unavailable(TOO_SLOW));
-    drop(room);
-    let reply = if failed.is_some() { reply.with("connection", "close") } else { reply };
-    let reply = if failed == Some(BodyError::Busy) { reply.with("retry-after", "1") } else { reply };
-    reply.into_response()
-}
-
-async fn read_body(mut body: Incoming, limits: Limits) -> Result<Bytes, BodyError> {
-    let mut first: Option<Bytes> = None;
-    let mut more = BytesMut::new();
-    let mut total = 0;
-    while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(|_| BodyError::Broken)?.into_data() else { continue };
-        total += data.len();
-        if total > limits.body_bytes {
-            (first, more) = (None, BytesMut::new());
-            if total > limits.body_bytes + limits.spill_bytes {
-                break;
+    stop: &watch::Receiver<bool>,
+) {
+    let mut read = BytesMut::new();
+    loop {
+        let stream = Patient::new(&mut stream, door.limits.write_time);
+        let exchange = Exchange { stream, read: &mut read, caller, door, stop: stop.clone() };
+        match exchange.serve().await {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => {
+                debug!(peer = %caller.peer, %error, "connection ended early");
+                return;
             }
-        } else if first.is_none() {
-            // Most bodies are one piece, and need not be copied.
-            first = Some(data);
-        } else {
-            more.extend_from_slice(&data);
         }
-    }
-    match first {
-        _ if total > limits.body_bytes => Err(BodyError::TooLarge),
-        None => Ok(Bytes::new()),
-        Some(first) if more.is_empty() => Ok(first),
-        Some(first) => Ok([first, more.freeze()].concat().into()),
     }
 }
 

@@ -1,19 +1,16 @@
 //! What comes in at a door and what goes out, as whoever answers sees it: without a type of the HTTP library.
 
-use std::convert::Infallible;
-use std::io::{self, Write as _};
 use std::net::SocketAddr;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use hyper::body::{Body, Frame, SizeHint};
-use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use httparse::Header;
+use hyper::StatusCode;
+use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
-use hyper::{Response, StatusCode};
 use tokio::sync::mpsc;
 
 use super::express::Glance;
+use super::share::Share;
 
 /// Why a request has no body that could be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -49,18 +46,25 @@ pub struct Request {
     pub peer: SocketAddr,
     /// What the client proved to have, in DER. Somebody that the door believes has vouched for it.
     pub certificate: Option<Bytes>,
+    /// What a large body takes of the limit for all of them, for as long as the request lasts.
+    pub(super) _room: Option<Share>,
 }
 
 impl Request {
-    /// None if the HTTP library would not have it.
-    pub(super) fn of(glance: &Glance<'_>, peer: SocketAddr) -> Option<Self> {
-        let mut request = hyper::Request::post(glance.target);
-        for header in glance.headers {
+    /// None if the HTTP library's types do not allow it.
+    pub(super) fn head(method: &str, target: &str, headers: &[Header<'_>]) -> Option<Parts> {
+        let mut request = hyper::Request::builder().method(method).uri(target);
+        for header in headers {
             request = request.header(header.name, header.value);
         }
-        let (head, ()) = request.body(()).ok()?.into_parts();
+        Some(request.body(()).ok()?.into_parts().0)
+    }
+
+    /// A POST without a certificate. None as above.
+    pub(super) fn of(glance: &Glance<'_>, peer: SocketAddr) -> Option<Self> {
+        let head = Self::head("POST", glance.target, glance.headers)?;
         let body = Ok(Bytes::copy_from_slice(glance.body));
-        Some(Self { head, body, peer, certificate: None })
+        Some(Self { head, body, peer, certificate: None, _room: None })
     }
 
     pub fn method(&self) -> &str {
@@ -103,12 +107,18 @@ impl Reply {
         Self { status, headers, body: Content::Whole(body.into()) }
     }
 
-    /// Of the door itself, which cannot ask who answers behind it; `detail` has nothing in it to escape.
-    pub(super) fn unavailable(detail: &'static str) -> Self {
-        let body = format!(
-            r#"{{"type":"about:blank","title":"Service Unavailable","detail":"{detail}","status":503}}"#
-        );
-        Self::new(503, "application/problem+json", body).with("retry-after", "5")
+    /// From the server itself, without its handler; `detail` has nothing in it to escape.
+    pub(super) fn unavailable(detail: &str) -> Self {
+        Self::refused(503, detail).with("retry-after", "5")
+    }
+
+    /// The same with any status.
+    pub(super) fn refused(status: u16, detail: &str) -> Self {
+        let title = StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason());
+        let title = title.unwrap_or("Error");
+        let body =
+            format!(r#"{{"type":"about:blank","title":"{title}","detail":"{detail}","status":{status}}}"#);
+        Self::new(status, "application/problem+json", body)
     }
 
     /// Only a status.
@@ -128,66 +138,61 @@ impl Reply {
         self
     }
 
-    /// Writes the answer as it goes over the wire.
-    ///
-    /// # Errors
-    /// If its end is not known.
-    pub(super) fn push_onto(self, bytes: &mut Vec<u8>, date: &str) -> io::Result<()> {
-        let response = self.into_response();
-        let Content::Whole(body) = response.body() else {
-            return Err(io::Error::other("an answer without an end to a request that allows none"));
-        };
-        let status = response.status();
-        write!(bytes, "HTTP/1.1 {} {}\r\n", status.as_str(), status.canonical_reason().unwrap_or("-"))?;
-        for (name, value) in response.headers() {
-            bytes.extend_from_slice(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"].concat());
-        }
-        if status != StatusCode::NO_CONTENT {
-            write!(bytes, "content-length: {}\r\n", body.len())?;
-        }
-        write!(bytes, "date: {date}\r\n\r\n")?;
-        bytes.extend_from_slice(body);
-        Ok(())
+    /// Whether the connection ends with this reply.
+    pub(super) fn closes(&self) -> bool {
+        self.headers.iter().any(|(name, value)| *name == "connection" && value == "close")
     }
 
-    pub(super) fn into_response(self) -> Response<Content> {
-        let mut response = Response::new(self.body);
-        *response.status_mut() =
-            StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    /// Writes the reply as it goes over the wire, except for a stream, which is returned.
+    pub(super) fn write_to(
+        self,
+        bytes: &mut Vec<u8>,
+        date: &str,
+        wire: Wire,
+    ) -> Option<mpsc::Receiver<Bytes>> {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let reason = status.canonical_reason().unwrap_or("-");
+        let mut head = format!("HTTP/1.1 {} {reason}\r\n", status.as_str());
+        let mut headers = HeaderMap::new();
         for (name, value) in self.headers {
             if let (Ok(name), Ok(value)) =
                 (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(&value))
             {
-                response.headers_mut().insert(name, value);
+                headers.insert(name, value);
             }
         }
-        response
+        if wire.close {
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        for (name, value) in &headers {
+            // `HeaderValue::from_str` takes only visible ASCII.
+            head.extend([name.as_str(), ": ", value.to_str().unwrap_or_default(), "\r\n"]);
+        }
+        match &self.body {
+            Content::Whole(_) if status == StatusCode::NO_CONTENT => {}
+            Content::Whole(body) => head.push_str(&format!("content-length: {}\r\n", body.len())),
+            Content::Stream(_) if wire.chunks => head.push_str("transfer-encoding: chunked\r\n"),
+            Content::Stream(_) => {}
+        }
+        head.push_str(&format!("date: {date}\r\n\r\n"));
+        bytes.extend_from_slice(head.as_bytes());
+        match self.body {
+            _ if wire.without_body => None,
+            Content::Whole(body) => {
+                bytes.extend_from_slice(&body);
+                None
+            }
+            Content::Stream(pieces) => Some(pieces),
+        }
     }
 }
 
-impl Body for Content {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        match self.get_mut() {
-            Self::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
-            Self::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            Self::Stream(stream) => stream.poll_recv(cx).map(|bytes| bytes.map(|b| Ok(Frame::data(b)))),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        matches!(self, Self::Whole(bytes) if bytes.is_empty())
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Self::Stream(_) => SizeHint::default(),
-        }
-    }
+/// How a reply goes over the wire.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Wire {
+    /// The request was HEAD.
+    pub(super) without_body: bool,
+    /// The client reads chunks; otherwise the end of a stream is that of the connection.
+    pub(super) chunks: bool,
+    pub(super) close: bool,
 }

@@ -7,7 +7,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
@@ -17,18 +16,11 @@ pub(super) struct Patient<S> {
     limit: Duration,
     timer: Pin<Box<Sleep>>,
     waiting: bool,
-    /// Was read before, and comes first.
-    read: Bytes,
 }
 
 impl<S: AsyncWrite + Unpin> Patient<S> {
     pub(super) fn new(stream: S, limit: Duration) -> Self {
-        Self { stream, limit, timer: Box::pin(tokio::time::sleep(limit)), waiting: false, read: Bytes::new() }
-    }
-
-    /// The same connection, as it was before this was read from it.
-    pub(super) fn after(self, read: Bytes) -> Self {
-        Self { read, ..self }
+        Self { stream, limit, timer: Box::pin(tokio::time::sleep(limit)), waiting: false }
     }
 
     /// Passes on what a write said, unless it has been waiting for too long.
@@ -52,13 +44,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        if this.read.is_empty() {
-            return Pin::new(&mut this.stream).poll_read(cx, buffer);
-        }
-        let first = this.read.split_to(this.read.len().min(buffer.remaining()));
-        buffer.put_slice(&first);
-        Poll::Ready(Ok(()))
+        Pin::new(&mut self.get_mut().stream).poll_read(cx, buffer)
     }
 }
 

@@ -14,7 +14,7 @@ use tokio_rustls::TlsAcceptor;
 use tracing::debug;
 
 use super::share::Share;
-use super::{Caller, Door, Handler, by_the_book, stopped};
+use super::{Caller, Door, Handler, serve_general, stopped};
 
 #[derive(Clone)]
 pub(super) struct Acceptor(TlsAcceptor);
@@ -47,10 +47,10 @@ impl Acceptor {
                 let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
                 let certificate = shown.map(|shown| Bytes::copy_from_slice(shown));
                 let caller = Caller { peer, certificate };
-                Box::pin(by_the_book(stream, Bytes::new(), caller, Arc::new(door), stop)).await;
+                Box::pin(serve_general(stream, &caller, &door, &stop)).await;
             }
-            Ok(Err(error)) => debug!(%peer, %error, "no TLS came of it"),
-            Err(_) => debug!(%peer, "no TLS in time"),
+            Ok(Err(error)) => debug!(%peer, %error, "TLS handshake failed"),
+            Err(_) => debug!(%peer, "TLS handshake timed out"),
         }
     }
 }

@@ -84,23 +84,34 @@ impl Drop for Place {
     }
 }
 
+/// Buffered bytes of an unfinished request that every connection has without asking: most requests are smaller.
+pub(super) const FREE_BYTES: usize = 1024;
+
+/// Buffers are counted in steps of this size.
+const STEP_BYTES: usize = 4 * 1024;
+
 #[derive(Debug, Clone, Copy, Default)]
 struct Held {
     connections: usize,
+    /// Of large bodies.
     bytes: usize,
+    /// Of other unfinished requests.
+    pending: usize,
 }
 
 #[derive(Debug, Default)]
 struct Book {
-    /// Only of those who hold anything.
+    /// Only addresses that hold anything.
     of: HashMap<IpAddr, Held>,
     bytes: usize,
+    pending: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct Shared {
     connections_of_one: usize,
     bytes: usize,
+    pending: usize,
     book: Mutex<Book>,
 }
 
@@ -109,6 +120,7 @@ impl Shared {
         Arc::new(Self {
             connections_of_one: share_of_one(limits.connections),
             bytes: limits.large_bytes,
+            pending: limits.pending_bytes,
             book: Mutex::default(),
         })
     }
@@ -126,7 +138,7 @@ impl Shared {
             return None;
         }
         held.connections += 1;
-        Some(Share { of: Arc::clone(self), client, what: Held { connections: 1, bytes: 0 } })
+        Some(Share { of: Arc::clone(self), client, what: Held { connections: 1, ..Held::default() } })
     }
 
     /// Room for a large body from this peer; none if that is too much now, for it or for all.
@@ -139,7 +151,12 @@ impl Shared {
         }
         book.bytes += bytes;
         book.of.entry(client).or_default().bytes += bytes;
-        Some(Share { of: Arc::clone(self), client, what: Held { connections: 0, bytes } })
+        Some(Share { of: Arc::clone(self), client, what: Held { bytes, ..Held::default() } })
+    }
+
+    /// The share of a request that is being read, which grows with it.
+    pub(super) fn pending(self: &Arc<Self>, peer: IpAddr) -> Share {
+        Share { of: Arc::clone(self), client: client(peer), what: Held::default() }
     }
 }
 
@@ -151,14 +168,36 @@ pub(super) struct Share {
     what: Held,
 }
 
+impl Share {
+    /// Whether so many bytes of an unfinished request may be buffered, for this address and for all of them.
+    pub(super) fn hold(&mut self, bytes: usize) -> bool {
+        let needed = bytes.saturating_sub(FREE_BYTES);
+        if needed <= self.what.pending {
+            return true;
+        }
+        let more = (needed - self.what.pending).next_multiple_of(STEP_BYTES);
+        let mut book = self.of.book();
+        let held = book.of.get(&self.client).copied().unwrap_or_default();
+        if book.pending + more > self.of.pending || held.pending + more > share_of_one(self.of.pending) {
+            return false;
+        }
+        book.pending += more;
+        book.of.entry(self.client).or_default().pending += more;
+        self.what.pending += more;
+        true
+    }
+}
+
 impl Drop for Share {
     fn drop(&mut self) {
         let mut book = self.of.book();
         book.bytes -= self.what.bytes;
+        book.pending -= self.what.pending;
         if let Some(held) = book.of.get_mut(&self.client) {
             held.connections -= self.what.connections;
             held.bytes -= self.what.bytes;
-            if held.connections == 0 && held.bytes == 0 {
+            held.pending -= self.what.pending;
+            if held.connections == 0 && held.bytes == 0 && held.pending == 0 {
                 book.of.remove(&self.client);
             }
         }
@@ -207,6 +246,28 @@ mod tests {
         assert!(shared.bytes(ip("10.0.0.3"), 1).is_none(), "nothing is left");
         drop(first);
         assert!(shared.bytes(ip("10.0.0.3"), 50).is_some());
+    }
+
+    #[test]
+    fn unfinished_requests_are_limited_for_one_address_and_for_all() {
+        let limits = Limits { pending_bytes: 4 * STEP_BYTES, ..Limits::default() };
+        let shared = Shared::new(&limits);
+        let mut small = shared.pending(ip("10.0.0.1"));
+        assert!(small.hold(FREE_BYTES), "small requests are not counted");
+        assert!(shared.book().of.is_empty());
+        let mut first = shared.pending(ip("10.0.0.1"));
+        assert!(first.hold(FREE_BYTES + 1) && first.hold(FREE_BYTES + 2 * STEP_BYTES));
+        assert!(first.hold(FREE_BYTES + STEP_BYTES), "a share does not shrink");
+        assert!(!first.hold(FREE_BYTES + 2 * STEP_BYTES + 1), "one address has half");
+        assert!(!small.hold(FREE_BYTES + 1), "on all of its connections");
+        let mut second = shared.pending(ip("10.0.0.2"));
+        assert!(second.hold(FREE_BYTES + 2 * STEP_BYTES));
+        let mut third = shared.pending(ip("10.0.0.3"));
+        assert!(!third.hold(FREE_BYTES + 1), "all of it is used");
+        drop(first);
+        assert!(third.hold(FREE_BYTES + 1) && small.hold(FREE_BYTES + 1));
+        drop((small, second, third));
+        assert!(shared.book().of.is_empty() && shared.book().pending == 0);
     }
 
     #[test]
