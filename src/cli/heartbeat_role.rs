@@ -18,7 +18,7 @@ use super::tls_door::TlsDoor;
 use super::upkeep::jitter;
 use super::{file, output};
 use crate::heartbeat::announce::announce;
-use crate::heartbeat::api::{Api, limits};
+use crate::heartbeat::api::{Access, Api, limits};
 use crate::heartbeat::ears::Ears;
 use crate::heartbeat::notify::Http;
 use crate::heartbeat::tls::Trust;
@@ -55,6 +55,9 @@ pub(super) struct Typed {
     /// Take beats from anybody, for anything but machines; clients of hms-hbtd need it
     #[arg(long)]
     open: bool,
+    /// Let anybody who can connect change the parameters over HTTP; otherwise only `juju heartbeat params` can
+    #[arg(long)]
+    open_params: bool,
     /// Components that are remembered; one more is refused
     #[arg(long, value_name = "N", default_value_t = MAX_COMPONENTS)]
     max_components: usize,
@@ -78,10 +81,11 @@ async fn bind(listen: SocketAddr) -> anyhow::Result<(Server, SocketAddr)> {
 pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::listen().context("cannot catch signals")?;
     let settings = args.globals.settings_of(Role::Controller)?;
-    let Typed { listen, open, max_components, ca_file, tls, client_ca, .. } = args;
+    let Typed { listen, open, open_params, max_components, ca_file, tls, client_ca, .. } = args;
+    let access = Access { beats: *open, params: *open_params };
     let ca_file = ca_file.as_deref();
     let tls = tls.read(client_ca.as_deref(), Clients::MayShow)?;
-    let mut role = Tracking::open(*listen, *open, *max_components, ca_file, Reach::AnyMachine).await?;
+    let mut role = Tracking::open(*listen, access, *max_components, ca_file, Reach::AnyMachine).await?;
     let mut said = format!("listening on {}\n", role.address);
     if let Some((listen, config)) = tls {
         let (server, address) = bind(listen).await?;
@@ -117,14 +121,14 @@ pub(super) struct Tracking {
     reach: Reach,
     pub(super) address: SocketAddr,
     ears: Arc<Ears>,
-    open: bool,
+    access: Access,
     post: Http,
 }
 
 impl Tracking {
     pub(super) async fn open(
         listen: SocketAddr,
-        open: bool,
+        access: Access,
         max_components: usize,
         ca_file: Option<&Path>,
         reach: Reach,
@@ -133,17 +137,17 @@ impl Tracking {
         raise_open_files();
         let (server, address) = bind(listen).await?;
         let ears = Arc::new(Ears::new(Arc::new(wall_ms), max_components));
-        Ok(Self { server, secure: None, reach, address, ears, open, post: Http::trusting(trust) })
+        Ok(Self { server, secure: None, reach, address, ears, access, post: Http::trusting(trust) })
     }
 
     /// Runs until `stop` says so, and then leaves in order; or until it fails in a way that waiting does not cure.
     pub(super) async fn run(self, settings: Settings, mut stop: watch::Receiver<bool>) -> anyhow::Result<()> {
-        let Self { server, secure, reach, ears, open, post, address } = self;
+        let Self { server, secure, reach, ears, access, post, address } = self;
         let url = url_of(address, reach);
         let (found, store) = watch::channel(None);
         let (shut, is_shut) = watch::channel(false);
         let (leave, leaving) = watch::channel(false);
-        let api = Arc::new(Api::new(Arc::clone(&ears), store, open));
+        let api = Arc::new(Api::new(Arc::clone(&ears), store, access));
         let mut serving = tokio::spawn(async move {
             let plain = server.serve_with(Arc::clone(&api), is_shut.clone());
             match secure {
@@ -180,6 +184,9 @@ pub(super) struct Beside {
     /// Take beats from anybody, for anything but machines
     #[arg(long)]
     heartbeat_open: bool,
+    /// Let anybody who can connect to the tracker change its parameters over HTTP
+    #[arg(long)]
+    heartbeat_open_params: bool,
     /// Certificates in PEM of who else is believed when the tracker calls https:// addresses
     #[arg(long, value_name = "FILE")]
     heartbeat_ca_file: Option<PathBuf>,
@@ -207,7 +214,8 @@ impl Beside {
     ) -> anyhow::Result<Option<Started>> {
         let Some(listen) = self.heartbeat.or(default) else { return Ok(None) };
         let ca_file = self.heartbeat_ca_file.as_deref();
-        let tracking = Tracking::open(listen, self.heartbeat_open, MAX_COMPONENTS, ca_file, reach).await?;
+        let access = Access { beats: self.heartbeat_open, params: self.heartbeat_open_params };
+        let tracking = Tracking::open(listen, access, MAX_COMPONENTS, ca_file, reach).await?;
         let (address, settings) = (tracking.address, settings()?);
         output::message(&format!("heartbeats on http://{address}"));
         let (stop, stopped) = watch::channel(false);

@@ -16,6 +16,7 @@ use super::corner::{self, ParamsError};
 use super::ears::Ears;
 use super::name::Name;
 use super::notify::change_body;
+use super::params::InvalidParams;
 use super::report;
 use super::request::{self, LARGE_BODIES, Refusal, Said, Wish};
 use super::token::Claim;
@@ -61,12 +62,20 @@ pub fn limits() -> Limits {
     }
 }
 
+/// Requests that are accepted without credentials.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Access {
+    /// Beats for every component that is not a machine.
+    pub beats: bool,
+    /// Changes of the parameters.
+    pub params: bool,
+}
+
 pub struct Api<T> {
     ears: Arc<Ears>,
     /// None until a store was found.
     store: watch::Receiver<Option<T>>,
-    /// Anybody may beat for anything but machines.
-    open: bool,
+    access: Access,
     believed: Mutex<Believed>,
     vain: Mutex<VainLooks>,
     turns: Semaphore,
@@ -75,15 +84,15 @@ pub struct Api<T> {
 
 impl<T> std::fmt::Debug for Api<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Api").field("ears", &self.ears).field("open", &self.open).finish_non_exhaustive()
+        f.debug_struct("Api").field("ears", &self.ears).field("access", &self.access).finish_non_exhaustive()
     }
 }
 
 impl<T: Tree + Clone + 'static> Api<T> {
-    pub fn new(ears: Arc<Ears>, store: watch::Receiver<Option<T>>, open: bool) -> Self {
+    pub fn new(ears: Arc<Ears>, store: watch::Receiver<Option<T>>, access: Access) -> Self {
         let readers = Places::new(MAX_READERS, MAX_READERS_OF_ONE);
         let (vain, turns) = (Mutex::new(VainLooks::new(Instant::now())), Semaphore::new(LOOKS_AT_ONCE));
-        Self { ears, store, open, believed: Mutex::default(), vain, turns, readers }
+        Self { ears, store, access, believed: Mutex::default(), vain, turns, readers }
     }
 
     async fn reply(&self, request: &Request) -> Reply {
@@ -151,7 +160,7 @@ impl<T: Tree + Clone + 'static> Api<T> {
     /// shows one is held to it.
     async fn check_sender(&self, beats: &[(Name, bool)], request: &Request) -> Result<(), Refusal> {
         let bare = request.certificate.is_none();
-        if self.open && bare && beats.iter().all(|(name, _)| name.machine().is_none()) {
+        if self.access.beats && bare && beats.iter().all(|(name, _)| name.machine().is_none()) {
             return Ok(());
         }
         let unknown = |why: &str| Refusal::new(401, why, request.path());
@@ -250,26 +259,34 @@ impl<T: Tree + Clone + 'static> Api<T> {
         change: &serde_json::Map<String, Value>,
         request: &Request,
     ) -> Result<Reply, Refusal> {
-        if !self.open {
-            let detail = "Parameters are set with `juju heartbeat params`";
+        if !self.access.params {
+            let detail = "Parameters are set with `juju heartbeat params`; a tracker that runs with --open-params \
+                          also takes them here";
             return Err(Refusal::new(403, detail, request.path()));
         }
-        // A bad change is refused by what is known here, also while the store is away.
-        let known = self.ears.lock().params.patched(change);
-        known.map_err(|problem| Refusal::new(400, problem.to_string(), request.path()))?;
-        let away = || Refusal::new(503, "The store is away", request.path());
+        let invalid = |problem: &InvalidParams| Refusal::new(400, problem.to_string(), request.path());
+        // Without the store, a change is compared with what this tracker knows, so that an invalid one is a client's error.
+        let away = || match self.ears.lock().params.patched(change) {
+            Err(problem) => invalid(&problem),
+            Ok(_) => Refusal::new(503, "The store is away", request.path()),
+        };
         let store = self.store.borrow().clone().ok_or_else(away)?;
-        match corner::set_params(&store, change).await {
-            Ok(params) => Ok(Reply::new(200, JSON, Value::Object(params.to_json()).to_string())),
-            Err(ParamsError::Invalid(problem)) => Err(Refusal::new(400, problem.to_string(), request.path())),
+        let turn = self.ears.params_turn.lock().await;
+        let params = match corner::set_params(&store, change).await {
+            Ok(params) => params,
+            Err(ParamsError::Invalid(problem)) => return Err(invalid(&problem)),
             Err(ParamsError::Store(problem)) => {
                 tracing::warn!(%problem, "parameters not set");
-                Err(away())
+                return Err(away());
             }
-        }
+        };
+        let shown = Value::Object(params.to_json()).to_string();
+        self.ears.apply_params(params);
+        drop(turn);
+        Ok(Reply::new(200, JSON, shown))
     }
 
-    fn events(&self, since: u64, request: &Request) -> Result<Reply, Refusal> {
+    fn events(&self, since: Option<u64>, request: &Request) -> Result<Reply, Refusal> {
         let too_many = |none| {
             let whose = match none {
                 NoPlace::Full => "",
@@ -292,7 +309,7 @@ impl<T: Tree + Clone + 'static> Handler for Api<T> {
 
     /// A beat as it was expected, of somebody who needs no proof: nearly all that ever comes.
     fn taken_at_once(&self, request: &Glance<'_>) -> bool {
-        let beat = self.open.then(|| request::good_beat(request.target, request.body)).flatten();
+        let beat = self.access.beats.then(|| request::good_beat(request.target, request.body)).flatten();
         beat.is_some_and(|(name, going_away)| {
             !going_away && name.machine().is_none() && self.ears.take_steady(&name)
         })
@@ -313,9 +330,20 @@ fn refuse(refusal: &Refusal) -> Reply {
     }
 }
 
-/// Each change once, in its order; a reader that fell far behind gets the newest change of each component.
-async fn tell_events(ears: Arc<Ears>, mut since: u64, reader: mpsc::Sender<Bytes>, _place: Place) {
+/// Sends each change once, in order, to a reader who has seen those up to `since`. Of changes that are no longer kept, a
+/// reader gets each component's newest; a reader without a number begins with the newest of every component.
+async fn tell_events(ears: Arc<Ears>, since: Option<u64>, reader: mpsc::Sender<Bytes>, _place: Place) {
     let mut news = ears.news();
+    let mut since = match since {
+        Some(since) => since,
+        None => {
+            let newest = ears.newest().await;
+            if !tell_numbered(&ears, &reader, newest.after(0)).await {
+                return;
+            }
+            newest.until
+        }
+    };
     loop {
         news.mark_unchanged();
         match ears.events(since, AT_ONCE) {
@@ -337,19 +365,30 @@ async fn tell_events(ears: Arc<Ears>, mut since: u64, reader: mpsc::Sender<Bytes
                 }
             }
             None => {
+                let kept_from = ears.kept_from();
                 let newest = ears.newest().await;
-                for numbers in newest.after(since).chunks(AT_ONCE) {
-                    if !tell(&reader, &ears.numbered(numbers)).await {
-                        return;
-                    }
+                let older = newest.after(since);
+                let older = &older[..older.partition_point(|(number, _)| *number <= kept_from)];
+                if !tell_numbered(&ears, &reader, older).await {
+                    return;
                 }
-                since = since.max(newest.until);
+                since = since.max(kept_from);
             }
         }
     }
 }
 
-/// Whether the reader is still there.
+/// The same for changes by number.
+async fn tell_numbered(ears: &Ears, reader: &mpsc::Sender<Bytes>, numbers: &[(u64, u32)]) -> bool {
+    for numbers in numbers.chunks(AT_ONCE) {
+        if !tell(reader, &ears.numbered(numbers)).await {
+            return false;
+        }
+    }
+    true
+}
+
+/// Sends changes. Returns whether the reader is still there.
 async fn tell(reader: &mpsc::Sender<Bytes>, changes: &[Change]) -> bool {
     for change in changes {
         if reader.send(event(change)).await.is_err() {
@@ -385,9 +424,9 @@ mod tests {
             (tokio::spawn(tell_events(Arc::clone(&ears), since, sender, place)), reader)
         };
         ears.publish(&[4, 5, 6].map(change));
-        let (telling, mut reader) = read(4);
+        let (telling, mut reader) = read(Some(4));
         // One that comes from a tracker that was faster.
-        let (_, mut ahead) = read(8);
+        let (_, mut ahead) = read(Some(8));
         for sequence in [5, 6] {
             assert_eq!(reader.recv().await, Some(event(&change(sequence))));
         }

@@ -56,6 +56,9 @@ pub struct Ears {
     /// The newest generation of beats that is safe in the store.
     safe: watch::Sender<u64>,
     pub(super) board: Board,
+    /// Held from a read or write of the parameters in the store until they are applied here, so that an older read never
+    /// replaces a newer change.
+    pub params_turn: tokio::sync::Mutex<()>,
     /// Until when calls to others may be made, on our clock: the judge's lease.
     lease_until: AtomicU64,
 }
@@ -98,6 +101,7 @@ impl Ears {
             urgent: Notify::new(),
             safe: watch::Sender::new(0),
             board: Board::default(),
+            params_turn: tokio::sync::Mutex::default(),
             lease_until: AtomicU64::new(0),
         }
     }
@@ -105,6 +109,14 @@ impl Ears {
     /// The memory. Never held across a wait.
     pub fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Uses these parameters from now on.
+    pub fn apply_params(&self, params: Params) {
+        let mut inner = self.lock();
+        let now = self.now_watched(&inner);
+        inner.audit.configure(now, &params);
+        inner.params = params;
     }
 
     fn clock(&self) -> u64 {

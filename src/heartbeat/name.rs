@@ -10,6 +10,9 @@ pub const MAX_NAME: usize = 64;
 
 const MACHINE: &str = "machine-";
 
+/// Names that no component can have: tools and logs use them for the parameters and for the tracker that judges.
+const RESERVED: [&str; 2] = ["params", "judge"];
+
 /// A component's name: lower-case letters, digits, `-`, `_`, `.` and `:`, beginning with a letter or digit. Numbers in the
 /// names of hardware (`x01c0s00b0n0`) and of machines have no leading zeros.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -63,6 +66,11 @@ impl Name {
     /// The machine that it belongs to; such names are for machines alone.
     pub fn machine(&self) -> Option<MachineId> {
         self.as_str().strip_prefix(MACHINE)?.parse().ok().map(MachineId::new)
+    }
+
+    /// Whether no component may have this name.
+    pub fn is_reserved(&self) -> bool {
+        RESERVED.contains(&self.as_str())
     }
 
     pub fn as_str(&self) -> &str {
@@ -143,6 +151,13 @@ mod tests {
         }
         for other in ["machine-", "machine-x", "machines-1", "x1", "machine-99999999999"] {
             assert_eq!(Name::parse(other).unwrap().machine(), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn two_names_are_reserved() {
+        for (text, reserved) in [("params", true), ("Judge", true), ("params1", false), ("x0", false)] {
+            assert_eq!(Name::parse(text).unwrap().is_reserved(), reserved, "{text}");
         }
     }
 

@@ -89,7 +89,10 @@ impl Params {
         let is = |known: &str| name.eq_ignore_ascii_case(known);
         match () {
             () if is("Debug") => self.debug = number(9)?,
-            () if is("Nosm") => self.no_state_manager = number(1)? == 1,
+            () if is("Nosm") => {
+                self.no_state_manager =
+                    switch(text).ok_or_else(|| bad("not 0, 1, yes, no, on, off, true or false"))?;
+            }
             () if is("Warntime") => self.warn_ms = seconds(1)?,
             () if is("Errtime") => self.err_ms = seconds(1)?,
             () if is("Interval") => self.interval_ms = seconds(1)?,
@@ -99,6 +102,12 @@ impl Params {
             () if is("Mass_share") => self.mass_share = number(100)?,
             () if is("Mass_hold") => self.mass_hold_ms = seconds(0)?,
             () if is("Webhook_url") => self.webhook_url = url()?,
+            // Parameters of hms-hbtd for its telemetry bus and its key-value store, which have no use here.
+            () if is("Use_telemetry") || is("Telemetry_host") || is("Kv_url") => {
+                if text.len() > MAX_URL {
+                    return Err(bad("too long"));
+                }
+            }
             () => return Err(format!("Unknown parameter {name}")),
         }
         Ok(())
@@ -128,6 +137,15 @@ impl Params {
     /// Beats of other replicas may be this old when they are learnt of, unless the judge asks.
     pub fn flush_ms(&self) -> u64 {
         self.interval_ms.min(self.warn_ms / 4).max(250)
+    }
+}
+
+/// The values that hms-hbtd takes for a switch, in any case.
+fn switch(text: &str) -> Option<bool> {
+    match text.to_ascii_lowercase().as_str() {
+        "0" | "no" | "off" | "false" => Some(false),
+        "1" | "yes" | "on" | "true" => Some(true),
+        _ => None,
     }
 }
 
@@ -186,6 +204,31 @@ mod tests {
                 "Invalid Sm_url: only http:// and https:// addresses can be called",
             ]
         );
+    }
+
+    #[test]
+    fn parameters_of_hms_hbtd_without_a_use_are_ignored() {
+        let params = Params::default();
+        let change = json!({"Use_telemetry": "1", "Telemetry_host": "bus:9092:hb", "kv_url": "http://etcd"});
+        assert_eq!(params.patched(&map(&change)).as_ref(), Ok(&params));
+        let long = json!({"Kv_url": "x".repeat(MAX_URL + 1), "Use_telemetry": true});
+        let refused = params.patched(&map(&long)).unwrap_err();
+        assert_eq!(refused.0, ["Invalid Kv_url: too long", "Invalid data type in Use_telemetry field"]);
+    }
+
+    #[test]
+    fn switches_have_the_words_of_hms_hbtd() {
+        for (text, set) in
+            [("1", true), ("yes", true), ("On", true), ("TRUE", true), ("0", false), ("no", false)]
+        {
+            let next = Params::default().patched(&map(&json!({"Nosm": text}))).unwrap();
+            assert_eq!(
+                (next.no_state_manager, &next.to_json()["Nosm"]),
+                (set, &json!(if set { "1" } else { "0" }))
+            );
+        }
+        let refused = Params::default().patched(&map(&json!({"Nosm": "2"}))).unwrap_err();
+        assert_eq!(refused.0, ["Invalid Nosm: not 0, 1, yes, no, on, off, true or false"]);
     }
 
     #[test]

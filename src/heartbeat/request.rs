@@ -32,8 +32,8 @@ pub enum Wish<'a> {
     Health,
     Liveness,
     Readiness,
-    /// Changes after this one, for as long as the client stays.
-    Events(u64),
+    /// Changes after this one, for as long as the client stays; without a number, first the newest of each component.
+    Events(Option<u64>),
     Metrics,
 }
 
@@ -88,6 +88,8 @@ pub fn read(said: Said<'_>) -> Result<Wish<'_>, Refusal> {
     let nowhere = || Refusal::new(404, "No such path", said.path);
     let inside = said.path.strip_prefix(ROOT).and_then(|rest| rest.strip_prefix('/')).ok_or_else(nowhere)?;
     let (route, name) = inside.split_once('/').map_or((inside, None), |(route, name)| (route, Some(name)));
+    // `NAME/` is the same as `NAME`.
+    let name = name.map(|name| name.strip_suffix('/').unwrap_or(name));
     let name = name.filter(|name| !name.is_empty());
     let instance = &said.path[..ROOT.len() + 1 + route.len()];
     match (route, name) {
@@ -152,11 +154,20 @@ fn whole(fields: &Fields<'_>) -> Result<(Name, bool), String> {
     if let Some(problem) = fields.problem(0) {
         return Err(problem);
     }
-    let name = Name::parse(fields.text(0)).map_err(|problem| problem.to_string())?;
+    let name = component(fields.text(0))?;
     if !is_number(fields.text(2)) {
         return Err("Invalid NID".to_owned());
     }
     Ok((name, says_going_away(fields.text(3))))
+}
+
+/// The name of a component that may beat.
+fn component(text: &str) -> Result<Name, String> {
+    match Name::parse(text) {
+        Ok(name) if name.is_reserved() => Err(format!("The component name {name} is reserved")),
+        Ok(name) => Ok(name),
+        Err(problem) => Err(problem.to_string()),
+    }
 }
 
 fn beat(bytes: &[u8]) -> Result<(Name, bool), String> {
@@ -172,7 +183,7 @@ fn one(beat: (Name, bool)) -> Wish<'static> {
 pub fn good_beat(target: &str, body: &[u8]) -> Option<(Name, bool)> {
     let rest = target.strip_prefix(HEARTBEAT)?;
     match rest.strip_prefix('/') {
-        Some(name) => named_beat(name, body).ok(),
+        Some(name) => named_beat(name.strip_suffix('/').unwrap_or(name), body).ok(),
         None if rest.is_empty() => beat(body).ok(),
         None => None,
     }
@@ -190,8 +201,7 @@ fn named_beat(name: &str, bytes: &[u8]) -> Result<(Name, bool), String> {
     if let Some(problem) = fields.problem(3) {
         return Err(problem);
     }
-    let name = Name::parse(name).map_err(|problem| problem.to_string())?;
-    Ok((name, says_going_away(fields.text(3))))
+    Ok((component(name)?, says_going_away(fields.text(3))))
 }
 
 /// What Go's `ParseInt` takes with base 0.
@@ -227,8 +237,10 @@ fn params(bytes: &[u8]) -> Result<Wish<'_>, String> {
 fn events(said: Said<'_>) -> Result<Wish<'_>, String> {
     let asked = said.query.and_then(|query| query.split('&').find_map(|pair| pair.strip_prefix("since=")));
     match said.last_event.or(asked) {
-        None => Ok(Wish::Events(0)),
-        Some(text) => text.parse().map(Wish::Events).map_err(|_| "Invalid sequence".to_owned()),
+        None => Ok(Wish::Events(None)),
+        Some(text) => {
+            text.parse().map(|since| Wish::Events(Some(since))).map_err(|_| "Invalid sequence".to_owned())
+        }
     }
 }
 

@@ -202,9 +202,9 @@ fn events_are_resumed_by_number() {
     let events = |query: Option<&'static str>, last_event: Option<&'static str>| {
         read(Said { method: "GET", path: "/hmi/v1/events", query, last_event, body: Ok(b"") })
     };
-    assert_eq!(events(None, None), Ok(Wish::Events(0)));
-    assert_eq!(events(Some("a=b&since=7"), None), Ok(Wish::Events(7)));
-    assert_eq!(events(Some("since=7"), Some("9")), Ok(Wish::Events(9)));
+    assert_eq!(events(None, None), Ok(Wish::Events(None)));
+    assert_eq!(events(Some("a=b&since=7"), None), Ok(Wish::Events(Some(7))));
+    assert_eq!(events(Some("since=7"), Some("9")), Ok(Wish::Events(Some(9))));
     assert_eq!(events(Some("since=x"), None).unwrap_err().status, 400);
 }
 

@@ -11,8 +11,9 @@ use super::audit::Change;
 use super::ears::Ears;
 use super::record::BUCKETS;
 
-/// Changes that are remembered. Who has seen less hears of each component's newest change.
-const KEPT: usize = 4096;
+/// Changes that are remembered: at least as many as the journal keeps in the store while nothing holds it up. A reader who
+/// has seen less gets each component's newest change.
+const KEPT: usize = 10_000;
 
 /// Buckets that are looked through at once, for who has seen less.
 const BUCKETS_AT_ONCE: u16 = 32;
@@ -56,7 +57,7 @@ impl Shown {
 
     /// The changes after `sequence`, at most so many; none if what came right after it is not here.
     fn after_number(&self, sequence: u64, most: usize) -> Option<Vec<Change>> {
-        if sequence < self.from || sequence == 0 && self.last > 0 {
+        if sequence < self.from {
             return None;
         }
         let first = self.recent.partition_point(|change| change.sequence <= sequence);
@@ -113,8 +114,13 @@ impl Ears {
         self.board.last.subscribe()
     }
 
-    /// What changed after `sequence`, at most so many; nothing if there is nothing yet. None without a number, or with one
-    /// of long ago: for them there is [`Ears::newest`].
+    /// The changes after this number are remembered, those up to it are not.
+    pub fn kept_from(&self) -> u64 {
+        self.lock().shown.from
+    }
+
+    /// What changed after `sequence`, at most so many; nothing if there is nothing yet. None if some of it is no longer
+    /// remembered: then there is [`Ears::newest`].
     pub fn events(&self, sequence: u64, most: usize) -> Option<Vec<Change>> {
         self.lock().shown.after_number(sequence, most)
     }
@@ -187,7 +193,7 @@ mod tests {
         assert_eq!(numbers(shown.after_number(12, 3)), Some(vec![13, 14, 15]));
         assert_eq!(numbers(shown.after_number(19, 3)), Some(Vec::new()));
         assert_eq!(numbers(shown.after_number(500, 3)), Some(Vec::new()), "one who knows more");
-        assert_eq!(shown.after_number(0, 3), None, "one who knows nothing");
+        assert_eq!(numbers(shown.after_number(0, 3)), Some(vec![10, 11, 12]), "from the beginning");
         shown.add(&(20..20 + KEPT as u64).map(change).collect::<Vec<_>>());
         assert_eq!((shown.recent.len(), shown.from), (KEPT, 19));
         assert_eq!(shown.after_number(18, 1), None);

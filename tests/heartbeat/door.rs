@@ -22,7 +22,7 @@ const AT_ONCE: Duration = Duration::from_secs(10);
 #[test]
 fn clients_are_answered_word_for_word() {
     let site = Site::new(Store::keeper());
-    let tracker = site.tracker(&["--open"]);
+    let tracker = site.tracker(&["--open", "--open-params"]);
     let mut client = Client::connect(tracker.addr).unwrap();
     let mut ask = |method: &str, path: &str, body: &str| {
         let answer = client.ask(method, path, &[], body.as_bytes()).unwrap();
@@ -80,7 +80,8 @@ fn what_is_too_much_is_refused_and_others_are_served() {
     let tracker = site.tracker(&["--open", "--max-components", "100"]);
     // Half a request, and then nothing.
     let mut slow = TcpStream::connect(tracker.addr).unwrap();
-    slow.write_all(b"POST /hmi/v1/heartbeat HTTP/1.1\r\ncontent-length: 100\r\n\r\n{\"Comp").unwrap();
+    slow.write_all(b"POST /hmi/v1/heartbeat HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{\"Comp")
+        .unwrap();
 
     let mut large = Client::connect(tracker.addr).unwrap();
     let answer = large.ask("POST", "/hmi/v1/heartbeat", &[], &vec![b' '; 1_000_000]).unwrap();

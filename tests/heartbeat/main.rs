@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod aside;
+mod clients;
 mod door;
 #[path = "../harness/mod.rs"]
 mod harness;

@@ -47,7 +47,9 @@ fn refusals_are_told_word_for_word() {
     check(&refused, 401, "Unauthorized", "Not this machine's token", beat);
     let params = "/hmi/v1/params";
     let refused = ask(&tracker, "PATCH", params, &[], br#"{"Warntime":"12"}"#);
-    check(&refused, 403, "Forbidden", "Parameters are set with `juju heartbeat params`", params);
+    let detail = "Parameters are set with `juju heartbeat params`; a tracker that runs with --open-params also takes \
+                  them here";
+    check(&refused, 403, "Forbidden", detail, params);
     assert!(ask(&tracker, "GET", params, &[], b"").body.contains("\"Warntime\":\"10\""));
 
     let refused = ask(&tracker, "GET", "/hmi/v1/nothing", &[], b"");
@@ -91,7 +93,7 @@ fn refusals_are_told_word_for_word() {
 fn what_needs_a_store_says_that_it_is_away() {
     let mut site = Site::new(Store::keeper());
     site.store.kill9();
-    let tracker = site.tracker_without_store(&["--open"]);
+    let tracker = site.tracker_without_store(&["--open", "--open-params"]);
     let refused = ask(&tracker, "GET", "/hmi/v1/readiness", &[], b"");
     check(&refused, 503, "Service Unavailable", "The store was not found yet", "/hmi/v1/readiness");
     let refused = ask(&tracker, "PATCH", "/hmi/v1/params", &[], br#"{"Warntime":"12"}"#);

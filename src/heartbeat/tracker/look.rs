@@ -71,13 +71,11 @@ impl<T: Tree, P: Post> Tracker<T, P> {
     /// Reads again what was noted. Batches come before replicas: a farewell is heard before its sender is missed.
     pub(super) async fn look(&mut self, noted: Noted) -> Result<(), Error> {
         // What cannot be read leaves what was known before: the beats of a fleet do not end with one bad znode.
-        if noted.params
-            && let Some((params, _)) = readable(corner::params(self.tree()).await)?
-        {
-            let mut inner = self.ears().lock();
-            let now = self.ears().now(&inner).watched;
-            inner.audit.configure(now, &params);
-            inner.params = params;
+        if noted.params {
+            let _turn = self.ears().params_turn.lock().await;
+            if let Some((params, _)) = readable(corner::params(self.tree()).await)? {
+                self.ears().apply_params(params);
+            }
         }
         if noted.maintenance
             && let Some((until, _)) = readable(corner::maintenance(self.tree()).await)?

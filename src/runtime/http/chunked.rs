@@ -41,11 +41,13 @@ pub struct Chunked {
     trailers: usize,
 }
 
-impl Chunked {
-    pub fn new() -> Self {
+impl Default for Chunked {
+    fn default() -> Self {
         Self { state: State::Size { digits: 0 }, left: 0, line: 0, trailers: 0 }
     }
+}
 
+impl Chunked {
     pub fn is_done(&self) -> bool {
         self.state == State::Done
     }
@@ -127,7 +129,7 @@ mod tests {
     /// result is the same.
     fn decode(input: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>, Invalid> {
         let results = [1, 3, input.len().max(1)].map(|piece| {
-            let (mut chunked, mut body, mut left) = (Chunked::new(), Vec::new(), Vec::new());
+            let (mut chunked, mut body, mut left) = (Chunked::default(), Vec::new(), Vec::new());
             for piece in input.chunks(piece) {
                 let read = chunked.read(piece, |data| body.extend_from_slice(data))?;
                 left.extend_from_slice(&piece[read..]);

@@ -241,7 +241,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Handler> Exchange<'_, S, H> {
         if expected && self.stream.write_all(CONTINUE).await.is_err() {
             return Err(Refused::Silently);
         }
-        let (mut chunked, mut body) = (Chunked::new(), BytesMut::new());
+        let (mut chunked, mut body) = (Chunked::default(), BytesMut::new());
         loop {
             match length {
                 BodyLength::Exactly(length) => {
