@@ -13,6 +13,7 @@ mod cloud;
 mod controller;
 #[path = "../../tests/harness/mod.rs"]
 mod harness;
+mod latency;
 #[path = "../../tests/cli/operator.rs"]
 #[allow(dead_code, reason = "tests use the rest")]
 mod operator;
@@ -72,7 +73,15 @@ fn main() -> std::io::Result<()> {
             theirs::ansible(front, groups, &vpc)
         }));
     }
-    print(&mut out, &rows)
+    print(&mut out, &rows)?;
+    writeln!(out, "\nmeasuring open-port to EC2's call ...")?;
+    moto.forget();
+    let latency = latency::measure(&runtime, moto.address);
+    for (what, times) in [("added by the controller", &latency.added), ("moto's own call", &latency.calls)] {
+        let [p50, p99] = [50, 99].map(|percent| latency::percentile(times, percent));
+        writeln!(out, "  {what:<28} p50 {p50:.1?}, p99 {p99:.1?}")?;
+    }
+    Ok(())
 }
 
 fn print(out: &mut impl std::io::Write, rows: &[(&str, Figures)]) -> std::io::Result<()> {

@@ -20,10 +20,10 @@ const DEADLINE: Duration = Duration::from_secs(300);
 /// Longer than any look of ours is away from the next.
 const QUIET: Duration = Duration::from_secs(2);
 
-struct Bench<'a> {
+pub(crate) struct Bench<'a> {
     runtime: &'a Runtime,
-    account: Account,
-    operator: Operator,
+    pub(crate) account: Account,
+    pub(crate) operator: Operator,
     environment: Environment<ZkTree>,
     groups: u32,
 }
@@ -62,7 +62,7 @@ pub(crate) fn measure(runtime: &Runtime, behind: SocketAddr, groups: u32) -> Fig
 }
 
 impl<'a> Bench<'a> {
-    fn new(runtime: &'a Runtime, behind: SocketAddr, store: &Store, groups: u32) -> Self {
+    pub(crate) fn new(runtime: &'a Runtime, behind: SocketAddr, store: &Store, groups: u32) -> Self {
         let operator = Operator::with_store(&store.addr().to_string());
         operator.does(&["bootstrap"]);
         let environment = runtime.block_on(environment(&operator, &store.addr().to_string()));
@@ -70,7 +70,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Machines with instances and empty groups, and a unit on each that asks for its ports.
-    fn populate(&self) {
+    pub(crate) fn populate(&self) {
         self.runtime.block_on(async {
             let vpc = self.account.default_vpc().await;
             let store = &self.environment.info().cluster_id;
@@ -128,7 +128,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Waits until there was something to do and it is over; returns when the last of it was.
-    fn is_quiet(&self) -> Instant {
+    pub(crate) fn is_quiet(&self) -> Instant {
         wait_for("quiet controller", DEADLINE, || {
             self.account.front.answered("").1.filter(|last| last.elapsed() > QUIET)
         })

@@ -268,14 +268,11 @@ fn a_hook_that_is_late_is_asked_to_end_and_then_made_to() {
     let stays = "trap 'echo asked >>asked' TERM; while :; do sleep 0.05; done";
     let script = format!("( {stays} ) & echo $! >left; {stays}");
     let order = Order { limit_ms: 300, ..bench.order(&script) };
-    let begin = Instant::now();
     let ended = bench.ends(1, &order);
     assert!(
         matches!(&ended, Ended::Badly { reason, .. } if reason.starts_with("ran for more than")),
         "{ended:?}"
     );
-    // In its own time: the limit, and the grace after it.
-    assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
     let asked = fs::read_to_string(bench.home.path().join("asked")).unwrap_or_default();
     assert!(asked.lines().count() >= 2, "both are asked first: {asked}");
     let left = fs::read_to_string(bench.home.path().join("left")).unwrap();

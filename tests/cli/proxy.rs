@@ -25,6 +25,8 @@ pub(crate) struct Proxy {
 struct State {
     /// How many chunks of answers still pass.
     answers: AtomicUsize,
+    /// How many chunks clients have sent.
+    sent: AtomicUsize,
     then: Then,
     delay: Duration,
     ended: AtomicBool,
@@ -36,6 +38,7 @@ impl Proxy {
         let addr = listener.local_addr().expect("an address");
         let state = Arc::new(State {
             answers: AtomicUsize::new(answers),
+            sent: AtomicUsize::new(0),
             then,
             delay,
             ended: AtomicBool::new(false),
@@ -56,6 +59,11 @@ impl Proxy {
 
     pub(crate) fn addr(&self) -> SocketAddr {
         self.addr
+    }
+
+    /// How many chunks of requests clients have sent so far.
+    pub(crate) fn chunks_sent(&self) -> usize {
+        self.state.sent.load(Ordering::Acquire)
     }
 }
 
@@ -79,6 +87,9 @@ impl State {
     fn pass(&self, mut from: TcpStream, mut to: TcpStream, counted: bool) {
         let mut buffer = vec![0; 64 * 1024];
         while let Ok(length @ 1..) = from.read(&mut buffer) {
+            if !counted {
+                self.sent.fetch_add(1, Ordering::AcqRel);
+            }
             let spent = counted
                 && self
                     .answers

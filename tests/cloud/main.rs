@@ -75,11 +75,6 @@ fn alone_all_scenarios_hold() {
 }
 
 #[test]
-fn alone_a_port_is_open_as_soon_as_ec2_can() {
-    run(scenarios![many::a_port_is_open_as_soon_as_ec2_can]);
-}
-
-#[test]
 fn alone_a_thousand_machines_cost_a_converged_controller_nothing() {
     run(scenarios![many::a_thousand_machines_cost_a_converged_controller_nothing]);
 }

@@ -1,6 +1,5 @@
-//! How long things take, and how many calls.
+//! How many calls a converged controller makes for very many machines.
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use portcullis::model::ServiceName;
@@ -14,58 +13,9 @@ use crate::controller::environment;
 use crate::harness::wait_for;
 use crate::world::World;
 
-/// Each with a new controller, which may make 50 such requests at once before it spares EC2 the rest.
-const ROUNDS: usize = 3;
-const SAMPLES: usize = 40;
 const MACHINES: usize = 1000;
 /// Open on each of them.
 const PORTS: [i32; 3] = [80, 443, 8080];
-
-/// What we add to the time of EC2's own call, from the moment that `open-port` has returned.
-pub(crate) fn a_port_is_open_as_soon_as_ec2_can(world: &World) {
-    let mut controller = world.controller("log", 3600);
-    world.operator.does(&["add-machine"]);
-    world.instance(0);
-    world.deploy("wordpress", 0);
-    world.operator.does(&["expose", "wordpress"]);
-    let exports = world.operator.does(&["hook-env", "wordpress/0"]).stdout;
-    let hook = |tool: &str| {
-        let done = Command::new("sh").args(["-c", &format!("{exports}exec {tool}")]).status().unwrap();
-        assert!(done.success());
-        Instant::now()
-    };
-    let (mut added, mut calls) = (Vec::new(), Vec::new());
-    for sample in 0..ROUNDS * SAMPLES {
-        if sample > 0 && sample.is_multiple_of(SAMPLES) {
-            controller.ends();
-            controller = world.controller("log", 3600);
-        }
-        world.account.front.take_spans();
-        let returned = hook("open-port 80");
-        let span = wait_for("authorize", Duration::from_secs(30), || {
-            let spans = world.account.front.take_spans();
-            spans.into_iter().find(|span| span.action == "AuthorizeSecurityGroupIngress")
-        });
-        // What is under way before the tool has ended counts as no time at all.
-        added.push(span.came.saturating_duration_since(returned));
-        calls.push(span.went - span.came);
-        hook("close-port 80");
-        world.has_ports(0, &[]);
-    }
-    controller.ends();
-    added.sort_unstable();
-    calls.sort_unstable();
-    let [p50, p99] = [50, 99].map(|percent| at(&added, percent));
-    println!("added by us: p50 {p50:?}, p99 {p99:?}, longest {:?}", added[added.len() - 1]);
-    println!("EC2's own call: p50 {:?}, p99 {:?}", at(&calls, 50), at(&calls, 99));
-    assert!(p50 <= Duration::from_millis(20), "p50 {p50:?}");
-    assert!(p99 <= Duration::from_millis(100), "p99 {p99:?}");
-}
-
-/// Of sorted times, the one that so many percent are not above.
-fn at(times: &[Duration], percent: usize) -> Duration {
-    times[(times.len() * percent).div_ceil(100) - 1]
-}
 
 pub(crate) fn a_thousand_machines_cost_a_converged_controller_nothing(world: &World) {
     let began = Instant::now();

@@ -29,12 +29,16 @@ pub(crate) const STOP_DEADLINE: Duration = Duration::from_secs(30);
 /// A lost race for a port shows as a server that ends at once: this often another port is tried.
 const PORT_ATTEMPTS: usize = 5;
 
-/// Asks for `fact` again and again until it is there, at most until `deadline` has passed.
+/// The shortest deadline of any wait: only a hang reaches it, however busy the machine is.
+pub(crate) const HANG: Duration = Duration::from_secs(120);
+
+/// Polls `fact` until it returns a value. Gives up after `deadline`, or after [`HANG`] if that is longer.
 ///
 /// # Panics
 /// When the deadline passes; the message carries `what`.
 #[track_caller]
 pub(crate) fn wait_for<T>(what: &str, deadline: Duration, mut fact: impl FnMut() -> Option<T>) -> T {
+    let deadline = deadline.max(HANG);
     let end = Instant::now() + deadline;
     loop {
         if let Some(found) = fact() {

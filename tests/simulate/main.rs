@@ -4,8 +4,6 @@
 //!
 //!     PORTCULLIS_SEED=N cargo nextest run --no-default-features --cargo-profile simulate --test simulate one_seed --no-capture
 //!
-//! A full run (`PORTCULLIS_SEEDS=10000`) may be no more work than `limits` says.
-//!
 //! Of the faults that specs/reliability.md lists for the agent, these are seeded here and struck at every kind of call, or
 //! happen to the world as a whole (`faults`): crashes before and after a call's effect, SIGTERM, connections lost before
 //! and after it, expired sessions, stale and empty reads, slow calls, the provider's errors, denials, throttles, quotas and
@@ -30,7 +28,6 @@ mod firewall;
 mod instances;
 mod kept;
 mod ledger;
-mod limits;
 mod oracle;
 mod planning;
 #[cfg(feature = "planted")]
@@ -120,7 +117,7 @@ fn simulate_many(seeds: std::ops::Range<u64>) -> (Coverage, Vec<(u64, String)>) 
 #[test]
 fn alone_many_seeds_end_in_what_is_wanted() {
     let seeds = number("PORTCULLIS_SEEDS").unwrap_or(SEEDS);
-    let watch = limits::Stopwatch::start();
+    let begun = std::time::Instant::now();
     // Each failure is told below, once.
     std::panic::set_hook(Box::new(|_| {}));
     let (coverage, failed) = simulate_many(0..seeds);
@@ -131,7 +128,7 @@ fn alone_many_seeds_end_in_what_is_wanted() {
         coverage.judged,
         coverage.calls,
         coverage.simulated_ms / 3_600_000,
-        watch.words(),
+        format!("{:.1?}", begun.elapsed()),
         coverage.table(),
     );
     for (seed, why) in &failed {
@@ -142,7 +139,6 @@ fn alone_many_seeds_end_in_what_is_wanted() {
     if seeds >= 5_000 {
         assert_eq!(coverage.missing(), Vec::<String>::new(), "never happened");
     }
-    watch.expect_within(&limits::SEEDS);
 }
 
 /// What tells the story of a seed again.

@@ -76,7 +76,7 @@ fn resident() -> u64 {
 }
 
 /// What this process has used of all cores so far.
-pub(crate) fn work() -> Duration {
+fn work() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).expect("a time since the start")
 }
 
@@ -120,16 +120,14 @@ pub(crate) fn measure(case: Case) -> Measured {
 }
 
 #[test]
-fn alone_planning_for_ten_thousand_machines_takes_no_time() {
+fn alone_one_changed_unit_among_ten_thousand_machines_plans_one_machine() {
     for case in [Case::NothingOpen, Case::Converged] {
         let Measured { all, bytes, one, for_one } = measure(case);
         println!(
             "{case:?}: {MACHINES} machines in {all:?}, with {} MB; one changed unit in {one:?}",
             bytes >> 20
         );
-        assert_eq!(for_one, (2, 1), "a unit and its service decide about one machine");
-        // Generous: a debug build on a busy machine is many times slower than what counts.
-        assert!(all.as_secs() < 5 && one.as_millis() < 20, "{all:?}, {one:?}");
+        assert_eq!(for_one, (2, 1), "the unit and its service are read, and one machine is planned");
         assert!(bytes < 50 << 20, "{bytes} bytes");
     }
 }

@@ -5,13 +5,13 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 mod bad;
-mod figures;
 mod guards;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod killed;
 mod killed_up;
 mod life;
+mod many_units;
 // Shared with the tests of disks; not all of it is needed here.
 #[allow(dead_code)]
 #[path = "../disk/mounts.rs"]

@@ -259,14 +259,6 @@ impl Agent {
         line.trim().trim_end_matches(" kB").parse().expect("a number")
     }
 
-    /// What it has taken of the cores so far. The kernel counts a hundred ticks in a second.
-    pub(crate) fn cpu_time(&self) -> Duration {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("a process");
-        let fields: Vec<&str> = stat.rsplit_once(") ").expect("fields").1.split(' ').collect();
-        let ticks = [11, 12].map(|field: usize| fields[field].parse::<u64>().expect("a number"));
-        Duration::from_millis(ticks.iter().sum::<u64>() * 10)
-    }
-
     pub(crate) fn said(&self) -> String {
         fs::read_to_string(&self.log).expect("a log")
     }

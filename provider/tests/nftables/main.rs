@@ -18,7 +18,6 @@ use portcullis_provider::nftables::Mode;
 use portcullis_provider::provider::{Applied, Firewall, MachineNumber};
 use portcullis_provider::rule::{Change, Protocol, Rule};
 use std::net::{SocketAddr, TcpListener};
-use std::time::{Duration, Instant};
 use suite::{Bench, holds, in_time, rule, seen};
 
 const WORLD: &str = "0.0.0.0/0";
@@ -47,34 +46,12 @@ async fn holds_the_contract() {
 }
 
 #[tokio::test]
-async fn alone_a_thousand_ports_are_one_quick_transaction() {
+async fn a_thousand_ports_open_and_close_in_one_change() {
     let net = Net::new();
     let firewall = net.firewall(Mode::Enforce, &[22]);
     let rules: Vec<Rule> = (0..1000).map(|n| tcp(1001 + 2 * n)).collect();
-    let mut best = Duration::MAX;
-    let mut worked = Duration::ZERO;
-    for _ in 0..TIMES {
-        let (started, before) = (Instant::now(), work_of_children());
-        apply(&firewall, &rules, &[]).await;
-        best = best.min(started.elapsed());
-        worked += work_of_children() - before;
-        assert_eq!(seen(&firewall, MACHINE).await.owned.len(), 1000);
-        apply(&firewall, &[], &rules).await;
-    }
-    let worked = worked / TIMES;
-    println!("1,000 ports in {best:?}, reading the table and starting the programs included;");
-    println!("{worked:?} of processor time in the programs");
-    // The goal, which any of the runs may show: the others are measured with a neighbour at work.
-    assert!(best < Duration::from_millis(50), "{best:?}");
-    assert!(worked < Duration::from_millis(50), "{worked:?}");
-}
-
-const TIMES: u32 = 10;
-
-/// Processor time of programs that were started and have ended, in the kernel's ticks of 10 ms.
-fn work_of_children() -> Duration {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
-    let after_name = stat.rsplit_once(')').unwrap().1;
-    let ticks = after_name.split_whitespace().skip(13).take(2).map(|ticks| ticks.parse::<u64>().unwrap());
-    Duration::from_millis(10 * ticks.sum::<u64>())
+    apply(&firewall, &rules, &[]).await;
+    assert_eq!(seen(&firewall, MACHINE).await.owned.len(), 1000);
+    apply(&firewall, &[], &rules).await;
+    assert_eq!(seen(&firewall, MACHINE).await.owned.len(), 0);
 }

@@ -1,0 +1,65 @@
+//! What the controller adds to EC2's own call: from the moment that `open-port` returns to the request that opens the port.
+
+use std::net::SocketAddr;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Runtime;
+
+use crate::controller::{self, Controller};
+use crate::harness::{Store, wait_for};
+use crate::ours::Bench;
+
+/// Each with a new controller, which may make 50 such requests at once before it spares EC2 the rest.
+const ROUNDS: usize = 3;
+const SAMPLES: usize = 40;
+
+/// Sorted times of all samples.
+pub(crate) struct Latency {
+    pub(crate) added: Vec<Duration>,
+    pub(crate) calls: Vec<Duration>,
+}
+
+pub(crate) fn measure(runtime: &Runtime, behind: SocketAddr) -> Latency {
+    let store = Store::keeper();
+    let bench = Bench::new(runtime, behind, &store, 1);
+    bench.populate();
+    bench.operator.does(&["expose", "bench"]);
+    let exports = bench.operator.does(&["hook-env", "bench/0"]).stdout;
+    let hook = |tool: &str| {
+        let done = Command::new("sh").args(["-c", &format!("{exports}exec {tool}")]).status().unwrap();
+        assert!(done.success());
+        Instant::now()
+    };
+    let front = &bench.account.front;
+    let call = |action: &str| {
+        wait_for(action, Duration::from_secs(60), || {
+            front.take_spans().into_iter().find(|span| span.action == action)
+        })
+    };
+    let (mut added, mut calls) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        let command = controller::command(&bench.operator, &bench.account, "ec2", &["--resync", "3600"]);
+        let controller = Controller::start(command, &bench.operator, &format!("latency-{round}"));
+        bench.is_quiet();
+        for _ in 0..SAMPLES {
+            front.take_spans();
+            let returned = hook("open-port 5432");
+            let span = call("AuthorizeSecurityGroupIngress");
+            // A request that was sent before the tool ended counts as no delay.
+            added.push(span.came.saturating_duration_since(returned));
+            calls.push(span.went - span.came);
+            hook("close-port 5432");
+            call("RevokeSecurityGroupIngress");
+        }
+        controller.ends();
+    }
+    added.sort_unstable();
+    calls.sort_unstable();
+    Latency { added, calls }
+}
+
+/// The time that `percent` of the sorted times do not exceed.
+pub(crate) fn percentile(times: &[Duration], percent: usize) -> Duration {
+    times[(times.len() * percent).div_ceil(100) - 1]
+}

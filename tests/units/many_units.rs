@@ -1,0 +1,118 @@
+//! Many units, and large charms, on the embedded keeper: memory, hooks after a restart, and requests at rest. Times and
+//! CPU shares are measured by `cargo bench-units`.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use crate::harness::scenario::Site;
+use crate::harness::{Kind, Store, wait_for};
+use crate::world::{DEADLINE, World};
+
+const UNITS: usize = 200;
+const MAX_AGENT_KB: u64 = 100 * 1024;
+
+/// A charm that is seen in the memory of who has it.
+const LARGE_KB: u64 = 12 * 1024;
+
+fn on_a_keeper(test: impl FnOnce(&World)) {
+    let store = Store::keeper();
+    let site = Site { kind: Kind::Keeper, addr: store.addr(), chroot: String::new() };
+    test(&World::new(&site));
+}
+
+/// A charm with these hooks and no others.
+fn charm(world: &World, name: &str, hooks: &[(&str, &str)]) -> String {
+    let charm = world.operator.charm(name, &format!("name: {name}\nsummary: s\ndescription: d\n"));
+    fs::create_dir_all(Path::new(&charm).join("hooks")).unwrap();
+    for (hook, body) in hooks {
+        let path = Path::new(&charm).join("hooks").join(hook);
+        fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    charm
+}
+
+#[test]
+fn two_hundred_units_are_small_and_a_restart_runs_no_hook() {
+    on_a_keeper(|world| {
+        let started = world.operator.home().join("started");
+        fs::write(&started, "").unwrap();
+        world.share(&started);
+        let count = || fs::read_to_string(&started).unwrap().lines().count();
+        let charm = charm(world, "many", &[("start", &format!("echo up >>{}", started.display()))]);
+        let mut agent = world.agent_at_rest();
+        world.operator.does(&["deploy", &charm, "-n", &UNITS.to_string(), "--to", "0"]);
+        wait_for("two hundred units", DEADLINE, || (count() == UNITS).then_some(()));
+        all_are_started(world);
+        assert!(agent.most_kb() < MAX_AGENT_KB, "{} KB", agent.most_kb());
+
+        let said = agent.said().len();
+        agent.kill9();
+        let agent = world.agent_at_rest();
+        let since = || agent.said()[said..].to_owned();
+        // By then the session of the one before is over, and nobody of its units is shown to be there.
+        wait_for("the next agent", DEADLINE, || since().contains("holding the machine").then_some(()));
+        all_are_started(world);
+        assert!(agent.most_kb() < MAX_AGENT_KB, "{} KB", agent.most_kb());
+        // All of them have a look, and what was due before would have come before this.
+        world.operator.does(&["expose", "many"]);
+        let hooks = || -> Vec<String> {
+            let said = since();
+            let about =
+                said.lines().filter(|line| line.contains("running hook") || line.contains("no such hook"));
+            about.filter_map(|line| Some(line.split_once("hook=")?.1.to_owned())).collect()
+        };
+        wait_for("a hook of each", DEADLINE, || (hooks().len() >= UNITS).then_some(()));
+        assert_eq!((count(), hooks()), (UNITS, vec!["exposed".to_owned(); UNITS]), "a hook ran again");
+        agent.ends();
+    });
+}
+
+/// However many units are made of it at once, a charm is in memory once or twice.
+#[test]
+fn a_large_charm_for_many_units_takes_no_more_than_for_one() {
+    on_a_keeper(|world| {
+        let charm = charm(world, "large", &[("start", "exit 0")]);
+        fs::write(Path::new(&charm).join("blob"), vec![7; LARGE_KB as usize * 1024]).unwrap();
+        let agent = world.agent(&[]);
+        let small = agent.most_kb();
+        world.operator.does(&["deploy", &charm, "-n", "8", "--to", "0"]);
+        for unit in 0..8 {
+            world.becomes(&format!("large/{unit}"), "started");
+        }
+        // As it comes, and unpacked; each with what its parts were read into.
+        let more = agent.most_kb().saturating_sub(small);
+        assert!((LARGE_KB..7 * LARGE_KB).contains(&more), "{more} KB for a charm of {LARGE_KB}");
+        agent.ends();
+    });
+}
+
+fn all_are_started(world: &World) {
+    wait_for("units that are started", DEADLINE, || {
+        let status = world.operator.status();
+        let units = status["services"]["many"]["units"].as_object()?;
+        let all = units.len() == UNITS && units.values().all(|unit| unit["agent-state"] == "started");
+        all.then_some(())
+    });
+}
+
+/// Between two resyncs the session's pings and the machine's lease are all that an agent asks the store for.
+#[test]
+fn units_at_rest_are_not_read_again() {
+    on_a_keeper(|world| {
+        let charm = charm(world, "quiet", &[("start", ":")]);
+        let agent = world.agent_at_rest();
+        world.operator.does(&["deploy", &charm, "-n", "5", "--to", "0"]);
+        for unit in 0..5 {
+            world.becomes(&format!("quiet/{unit}"), "started");
+        }
+        // A unit that is read again and again never leaves three pings in a row without a read.
+        wait_for("three pings without a read of a unit", DEADLINE, || {
+            let said = agent.said();
+            let since = said.rsplit("MultiRead").next()?;
+            (since.matches("got ping response").count() >= 3).then_some(())
+        });
+        agent.ends();
+    });
+}
