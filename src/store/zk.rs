@@ -20,12 +20,13 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long one request may take, waiting for a connection included.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Asked of the store for the session; a lost connection is found in a sixth of it or less.
+/// Asked of the store for the session; a lost connection is found in a fifth of it or less.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection that is silent for this long is given up. On loopback only a dead store is silent.
-const LOOPBACK_SILENCE: Duration = Duration::from_millis(500);
-const REMOTE_SILENCE: Duration = Duration::from_secs(2);
+/// A connection without an answer for this long is closed and made again. A store process that ends closes its connections
+/// at once, also on loopback, so a shorter limit would only catch a busy machine: each reconnect sets every watch and reads
+/// everything again. The client pings at three eighths of this.
+const SILENCE: Duration = Duration::from_secs(2);
 
 const CONNECT_PAUSE: Duration = Duration::from_millis(100);
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(200);
@@ -149,10 +150,9 @@ impl Link {
     }
 
     fn connector(&self) -> zk::Connector {
-        let silence = if self.address.is_loopback() { LOOPBACK_SILENCE } else { REMOTE_SILENCE };
         let connector = zk::Client::connector()
             .with_session_timeout(SESSION_TIMEOUT)
-            .with_connection_timeout(silence)
+            .with_connection_timeout(SILENCE)
             .with_fail_eagerly();
         self.identities().iter().fold(connector, |connector, credential| {
             connector.with_auth("digest", credential.expose().as_bytes())
