@@ -1,12 +1,16 @@
-//! `portcullis demo`: the whole story by itself, in a directory that is gone afterwards. It types what an operator
-//! would type, and shows it; nothing of this user's own settings is read or written.
+//! `portcullis demo`: deploys, exposes and unexposes a service, in a directory that is removed afterwards and, where the
+//! kernel allows it, in a private network with a real firewall. It runs the commands that an operator would type and
+//! shows them; this user's own settings are neither read nor written.
+
+mod hook_tools;
+mod network;
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpStream};
+use std::net::Ipv4Addr;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
@@ -17,19 +21,23 @@ use tokio::time::{Instant, sleep};
 
 use super::config::ConfigDir;
 use super::unit_options::UnitOptions;
-use super::{hook_env, juju, machine, machine_file, output, status, up};
+use super::{juju, machine, machine_file, output, status, up};
 use crate::keeper::Config;
-use crate::model::ports::parse_argument;
-use crate::model::{UnitId, UnitName};
+use crate::model::UnitName;
 use crate::runtime::shutdown::Shutdown;
 use crate::status::view::Unit;
 use crate::status::{Scope, View, collect};
 use crate::store::{Environment, UnitPorts, ZkTree};
+use network::{Client, Kind};
 
 #[derive(Debug, Args)]
-pub(super) struct Typed {}
+pub(super) struct Typed {
+    /// This process is in namespaces that the demo made
+    #[arg(long = network::FLAG, hide = true)]
+    in_namespace: bool,
+}
 
-/// The charm of the story, in the binary, so that the demo needs no file beside it.
+/// The charm, in the binary, so that the demo needs no charm directory.
 const CHARM: &[(&str, &str, u32)] = &[
     ("metadata.yaml", include_str!("../../fixtures/charms/hello/metadata.yaml"), 0o644),
     ("server.py", include_str!("../../fixtures/charms/hello/server.py"), 0o644),
@@ -41,8 +49,8 @@ const CHARM: &[(&str, &str, u32)] = &[
 ];
 const UNIT: &str = "hello/0";
 
-/// Hooks take a moment; this is for a machine that has no Python, say.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// A limit that only a hang reaches.
+const PATIENCE: Duration = Duration::from_secs(90);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// What `portcullis up` has if nothing is typed.
@@ -54,28 +62,51 @@ struct Defaults {
     units: UnitOptions,
 }
 
-pub(super) async fn run(_: &Typed) -> anyhow::Result<()> {
-    // Before there is anything to clear away.
+/// Warnings about what separates units from each other are left out: the demo's only unit runs the demo's own charm.
+pub(super) fn log_filter(level: &str) -> String {
+    format!("{level},portcullis::unit::units=error,portcullis::cli::unit_options=error")
+}
+
+pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
+    let client = if args.in_namespace {
+        Client::neighbour()?
+    } else {
+        hook_tools::ensure()?;
+        let reason = network::enter();
+        say(&format!("# A dry run, which changes no firewall: {reason}."))?;
+        Client::Localhost
+    };
+    // Before there is anything to remove.
     let mut shutdown = Shutdown::listen().context("cannot listen for signals")?;
     let place = Place::make()?;
-    let told = tell(&place, &mut shutdown).await;
+    let told = tell(&place, Arc::new(client), &mut shutdown).await;
     let removed =
         fs::remove_dir_all(&place.0).with_context(|| format!("cannot remove {}", place.0.display()));
     told.and(removed)
 }
 
-async fn tell(place: &Place, shutdown: &mut Shutdown) -> anyhow::Result<()> {
-    say(&format!("# Everything is in {}, and gone at the end.", place.0.display()))?;
+async fn tell(place: &Place, client: Arc<Client>, shutdown: &mut Shutdown) -> anyhow::Result<()> {
+    say(&format!("# All files are in {} and are removed at the end.", place.0.display()))?;
+    let firewall = match *client {
+        Client::Neighbour(_) => {
+            say(
+                "# The network is private, too: this machine and, in a namespace of its own, one neighbour.",
+            )?;
+            "nftables"
+        }
+        Client::Localhost => "dry-run",
+    };
     let data = place.0.join("data");
-    say(&format!("$ portcullis up --data-dir {} --listen 127.0.0.1:0 &", data.display()))?;
+    let shown = data.display();
+    say(&format!("$ portcullis up --data-dir {shown} --listen 127.0.0.1:0 --firewall {firewall} &"))?;
     let story = juju::Story::new(place.config());
     let wanted = Config::new(data.clone(), (Ipv4Addr::LOCALHOST, 0).into());
     let keeper = up::start(story.globals(), &story.globals().environment()?, wanted).await?;
     super::keeper::announce(&keeper)?;
     let units = place.0.join("units");
-    let (stop, agent) = start_agent(&story, &data, &units).await?;
-    let told = play(&story, place, &units, shutdown).await;
-    // Whatever came of it: no process of the charm is left behind, and the store goes last.
+    let (stop, agent) = start_agent(&story, &data, &units, firewall).await?;
+    let told = play(&story, place, &client, shutdown).await;
+    // In any case: no process of the charm is left behind, and the store stops last.
     let cleared = clear_away(&units).await;
     stop.send_replace(true);
     agent.await.context("the machine's agent has died")??;
@@ -84,18 +115,20 @@ async fn tell(place: &Place, shutdown: &mut Shutdown) -> anyhow::Result<()> {
     told.and(cleared)
 }
 
-/// Machine 0, as `up` has it, with all of its files in one place.
+/// Machine 0, as `up` runs it, with all of its files in one directory.
 async fn start_agent(
     story: &juju::Story,
     data: &Path,
     units: &Path,
+    firewall: &str,
 ) -> anyhow::Result<(watch::Sender<bool>, JoinHandle<anyhow::Result<()>>)> {
     let globals = story.globals();
     let environment = globals.environment()?;
     let file = machine_file::ensure(globals, up::LOCAL_MACHINE, None).await?;
     let prepare = |more: &[&OsStr]| {
-        let typed = ["portcullis up", "--units-dir"].map(OsStr::new).into_iter().chain([units.as_os_str()]);
-        let typed = Defaults::try_parse_from(typed.chain(more.iter().copied()))?;
+        let typed = ["portcullis up", "--firewall", firewall, "--units-dir"].map(OsStr::new);
+        let typed = typed.into_iter().chain([units.as_os_str()]).chain(more.iter().copied());
+        let typed = Defaults::try_parse_from(typed)?;
         let usual = (machine::Kind::DryRun, data);
         machine::prepare(&environment, up::LOCAL_MACHINE, file.clone(), (&typed.own, &typed.units), usual)
     };
@@ -111,46 +144,47 @@ async fn start_agent(
 async fn play(
     story: &juju::Story,
     place: &Place,
-    units: &Path,
+    client: &Arc<Client>,
     shutdown: &mut Shutdown,
 ) -> anyhow::Result<()> {
-    let tool = hook_env::tools_dir()?.join("open-port").is_file();
-    let charm = place.charm(tool)?;
+    let charm = place.charm()?;
     story.juju(&["deploy", &charm.to_string_lossy()]).await?;
     let acted = tokio::select! {
-        acted = act(story, (!tool).then_some(units)) => acted,
-        // Whoever has seen enough leaves nothing behind either.
+        acted = act(story, client) => acted,
+        // A demo that is interrupted leaves nothing behind either.
         signal = shutdown.asked() => Err(anyhow!("the story was cut short by {signal}")),
     };
     let destroyed = story.juju(&["destroy-service", "hello"]).await;
     acted.and(destroyed)
 }
 
-/// Without the hook tools beside this program, the port is opened from here, and `without_tools` is where to find it.
-async fn act(story: &juju::Story, without_tools: Option<&Path>) -> anyhow::Result<()> {
+async fn act(story: &juju::Story, client: &Arc<Client>) -> anyhow::Result<()> {
     say(
         "# The machine runs the charm's hooks: install, then start, which serves a page on a free port and opens it.",
     )?;
     becomes(story, |unit| unit.agent_state.as_deref() == Some("started")).await?;
-    if let Some(units) = without_tools {
-        let file = units.join("units").join(UnitId::new(0).key()).join("charm/port");
-        let port = fs::read_to_string(file).context("the charm has no port")?;
-        open_port(story, &format!("{port}/tcp")).await?;
-    }
+    let port = port_of_unit(story).await?;
     story.juju(&["status"]).await?;
-    say("# The port is asked for, and not to be opened: the service is not exposed.")?;
-    say(
-        "# (What follows is a dry run, which leaves this machine's firewall alone: --firewall nftables is for earnest.)",
-    )?;
+    let is_real = matches!(**client, Client::Neighbour(_));
+    if is_real {
+        say(
+            "# The unit asked for its port, but the service is not exposed: the firewall refuses the neighbour.",
+        )?;
+        fetch(client, port, Kind::Refused, "").await?;
+    }
     story.juju(&["expose", "hello"]).await?;
-    let unit = becomes(story, |unit| unit.open_ports.as_ref().is_some_and(|ports| !ports.is_empty())).await?;
-    let port = unit.open_ports.iter().flatten().next().map_or(0, |range| range.from());
-    fetch(port, "Hello world").await?;
-    // What would be done is told a moment after it is known what is asked for.
-    becomes(story, |unit| unit.firewall.iter().any(|told| told.contains("dry run: "))).await?;
+    fetch(client, port, Kind::Page, "Hello world").await?;
+    if is_real {
+        // The report about the firewall is written a moment after the port is open.
+        becomes(story, |unit| unit.firewall.is_empty()).await?;
+    }
     story.juju(&["status", "hello"]).await?;
     story.juju(&["unexpose", "hello"]).await?;
-    fetch(port, "Hello from").await?;
+    if is_real {
+        fetch(client, port, Kind::Refused, "").await?;
+    } else {
+        fetch(client, port, Kind::Page, "Hello from").await?;
+    }
     story.juju(&["status", "--format", "tabular"]).await?;
     say("# Done. `portcullis up` starts an environment that stays.")
 }
@@ -173,29 +207,34 @@ async fn becomes(story: &juju::Story, wanted: impl Fn(&Unit) -> bool) -> anyhow:
     }
 }
 
-/// Asks for the page until it says what it should, and shows it.
-async fn fetch(port: u16, wanted: &str) -> anyhow::Result<()> {
-    let patience = Instant::now() + PATIENCE;
-    loop {
-        let page = tokio::task::spawn_blocking(move || get(port)).await.context("the request has died")?;
-        match page {
-            Ok(page) if page.starts_with(wanted) => {
-                say(&format!("$ curl http://localhost:{port}/"))?;
-                return output::data(&page).context("cannot write to stdout");
-            }
-            _ if Instant::now() >= patience => bail!("no page on port {port}"),
-            _ => sleep(LOOK_AGAIN).await,
-        }
-    }
+/// The port that the unit's start hook opened. Status shows it once the service is exposed.
+async fn port_of_unit(story: &juju::Story) -> anyhow::Result<u16> {
+    let name: UnitName = UNIT.parse()?;
+    let read = async |_: &_, environment: &Environment<ZkTree>| {
+        let (id, _) = environment.unit(&name).await?;
+        Ok(UnitPorts::new(environment.tree(), id).read().await?)
+    };
+    let ports = story.globals().in_environment(read).await?;
+    ports.ranges().next().map(|range| range.from()).context("the unit has opened no port")
 }
 
-fn get(port: u16) -> std::io::Result<String> {
-    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.take(64 * 1024).read_to_string(&mut answer)?;
-    Ok(answer.split_once("\r\n\r\n").map_or(String::new(), |(_, body)| body.to_owned()))
+/// Repeats the request until it ends as wanted, and shows that one.
+async fn fetch(client: &Arc<Client>, port: u16, kind: Kind, start: &str) -> anyhow::Result<()> {
+    let patience = Instant::now() + PATIENCE;
+    loop {
+        let asking = Arc::clone(client);
+        let answer = tokio::task::spawn_blocking(move || asking.get(port)).await;
+        let answer = answer.context("the request has panicked")?.context("cannot send a request")?;
+        if answer.kind == kind && answer.shown.starts_with(start) {
+            let shown = &answer.shown;
+            let text = format!("$ curl http://{}:{port}/\n{shown}", client.host());
+            return output::data(&text).context("cannot write to stdout");
+        }
+        if Instant::now() >= patience {
+            bail!("port {port} is not as it should be: {}", answer.shown.trim());
+        }
+        sleep(LOOK_AGAIN).await;
+    }
 }
 
 /// Waits until nothing of the unit is left on the machine.
@@ -208,24 +247,6 @@ async fn clear_away(units: &Path) -> anyhow::Result<()> {
         }
         sleep(LOOK_AGAIN).await;
     }
-    Ok(())
-}
-
-/// What the charm's hook would do, where the tool is not installed.
-async fn open_port(story: &juju::Story, port: &str) -> anyhow::Result<()> {
-    say(&format!("# open-port is not beside this program; the same, with the credentials of {UNIT}:"))?;
-    say(&format!("$ open-port {port}"))?;
-    let name: UnitName = UNIT.parse()?;
-    let (address, credential, id) = story
-        .globals()
-        .in_environment(async |settings, environment| {
-            let (id, _) = environment.unit(&name).await?;
-            Ok((settings.address.clone(), environment.unit_credential(&name).await?, id))
-        })
-        .await?;
-    let tree = ZkTree::connect(&address, Some(&credential)).await?;
-    UnitPorts::new(&tree, id).open(parse_argument(port)?).await?;
-    tree.close().await;
     Ok(())
 }
 
@@ -249,13 +270,11 @@ impl Place {
         ConfigDir::below(&self.0.join("config"))
     }
 
-    /// Writes the charm out. Where there are no hook tools its hooks do not call them.
-    fn charm(&self, tools: bool) -> anyhow::Result<PathBuf> {
+    fn charm(&self) -> anyhow::Result<PathBuf> {
         let directory = self.0.join("hello");
         for (name, text, mode) in CHARM {
             let path = directory.join(name);
-            let text = if tools { (*text).to_owned() } else { text.replace("open-port ", ": open-port ") };
-            write(&path, &text, *mode).with_context(|| format!("cannot write {}", path.display()))?;
+            write(&path, text, *mode).with_context(|| format!("cannot write {}", path.display()))?;
         }
         Ok(directory)
     }

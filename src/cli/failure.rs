@@ -60,6 +60,8 @@ pub(super) enum Refusal {
     NoMachineFile { machine: MachineId, path: PathBuf },
     #[error("{} does not say who the machine is: {problem}", path.display())]
     GarbledMachineFile { path: PathBuf, problem: &'static str },
+    #[error("open-port, close-port and opened-ports are not in {}", directory.display())]
+    NoHookTools { directory: PathBuf },
     #[error("the settings {} do not exist", path.display())]
     NoEc2Settings { path: PathBuf },
     #[cfg(not(feature = "ec2"))]
@@ -133,6 +135,9 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
             "started once where the operator's credentials are, `portcullis machine` makes the file; copy it"
                 .to_owned(),
         ),
+        Refusal::NoHookTools { .. } => {
+            Some("`cargo build --no-default-features --workspace` builds them beside this program".to_owned())
+        }
         Refusal::TooSlow { .. } => Some(DOUBT.to_owned()),
         #[cfg(not(feature = "ec2"))]
         Refusal::NoEc2 => Some("built without --no-default-features it has".to_owned()),

@@ -131,13 +131,17 @@ pub fn main() -> ExitCode {
         Ok(portcullis) => portcullis,
         Err(code) => return code,
     };
-    telemetry::init(match portcullis.log_level {
+    let level = match portcullis.log_level {
         Level::Error => "error",
         Level::Warn => "warn",
         Level::Info => "info",
         Level::Debug => "debug",
         Level::Trace => "trace",
-    });
+    };
+    match portcullis.command {
+        Command::Demo(_) => telemetry::init(&demo::log_filter(level)),
+        _ => telemetry::init(level),
+    }
     let done = match &portcullis.command {
         // Nothing to wait for but one pipe, and one of each for every hook: no runtime.
         Command::RunHook(args) => run_hook::run(args),

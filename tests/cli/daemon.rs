@@ -1,14 +1,12 @@
-//! `portcullis` itself: up, down, and up again; the demo; and who is in whose way.
+//! `portcullis up` itself: started, stopped, started again, and two of them at once.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::harness::{binary, wait_for};
+use crate::harness::wait_for;
 use crate::operator::{Came, Operator, came, fixture_charm};
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
@@ -124,131 +122,6 @@ fn up_takes_up_what_a_crash_left() {
     let status = juju(&operator, &["status"]);
     assert_eq!(status.code, 0, "{status:?}");
     assert_eq!(second.ends("-TERM"), Some(0));
-}
-
-/// Somebody whose home has nothing in it.
-fn empty_handed() -> Operator {
-    let operator = Operator::with_store("");
-    fs::remove_dir(operator.home().join("data")).unwrap();
-    operator
-}
-
-#[test]
-fn the_demo_needs_nothing_but_itself() {
-    let operator = empty_handed();
-    let alone = operator.home().join("portcullis");
-    // The list of users is the host's, and stays.
-    let host = tempfile::tempdir().unwrap();
-    let users = host.path().join("users.json");
-    fs::copy(binary("portcullis"), &alone).unwrap();
-    let told = came(
-        Command::new(&alone)
-            .env_clear()
-            .env("HOME", operator.home())
-            .env("TMPDIR", operator.home())
-            .stdin(Stdio::null()),
-    );
-    assert!(told.code == 2 && told.stderr.contains("Usage: portcullis"), "{told:?}");
-    let told = came(
-        Command::new(&alone)
-            .arg("demo")
-            .env_clear()
-            .env("PORTCULLIS_UNIT_USERS", &users)
-            .env("HOME", operator.home())
-            .env("TMPDIR", operator.home())
-            .stdin(Stdio::null()),
-    );
-    assert_eq!(told.code, 0, "{told:?}");
-    for part in [
-        "$ juju deploy ",
-        "agent-state: started",
-        "$ open-port ",
-        "$ juju expose hello",
-        "Hello world, from hello/0.\n$ juju status hello",
-        "/tcp\n",
-        "Hello from hello/0.\n$ juju status --format tabular",
-        "# Done.",
-    ] {
-        assert!(told.stdout.contains(part), "{part:?} is not in {}", told.stdout);
-    }
-    // As on a screen, both outputs together.
-    let mut shown = Command::new("/bin/sh");
-    shown.args(["-c", "exec \"$0\" demo 2>&1"]).arg(&alone);
-    shown.env_clear().env("PORTCULLIS_UNIT_USERS", &users);
-    let shown = came(shown.env("HOME", operator.home()).env("TMPDIR", operator.home()));
-    says_what_the_readme_says(&shown.stdout.replace(operator.home().to_str().unwrap(), "/tmp"));
-    let left: Vec<_> =
-        fs::read_dir(operator.home()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left, ["portcullis"], "the demo left something behind");
-}
-
-/// Each line of the README's first screen is one of the demo's, in the same order, but for numbers that are drawn by lot.
-fn says_what_the_readme_says(told: &str) {
-    let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
-    let screen = readme.split("somewhat shortened:\n").nth(1).expect("a screen");
-    let screen = screen.lines().skip(1).map_while(|line| line.strip_prefix("    "));
-    let plain = |line: &str| {
-        let mut shown = String::new();
-        let numbers = line.split_inclusive(|c: char| !c.is_ascii_digit());
-        for part in numbers {
-            let digits = part.chars().take_while(char::is_ascii_digit).count();
-            shown += if digits >= 4 { "N" } else { &part[..digits] };
-            shown += &part[digits..];
-        }
-        shown
-    };
-    let mut told = told.lines().map(plain);
-    let mut lines = 0;
-    for line in screen.map(plain) {
-        lines += 1;
-        let found = match line.split_once(" ...") {
-            Some((start, _)) => told.any(|said| said.starts_with(start)),
-            None => told.any(|said| said == line),
-        };
-        assert!(found, "the demo does not say, or not there: {line}");
-    }
-    assert!(lines > 30, "{lines} lines of a screen");
-}
-
-#[test]
-fn a_demo_that_is_cut_short_leaves_nothing_behind_either() {
-    let operator = empty_handed();
-    let host = tempfile::tempdir().unwrap();
-    for (signal, name) in [("-INT", "SIGINT"), ("-TERM", "SIGTERM")] {
-        let mut demo = Command::new(binary("portcullis"))
-            .arg("demo")
-            .env("PORTCULLIS_UNIT_USERS", host.path().join("users.json"))
-            .env("TMPDIR", operator.home())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut told = BufReader::new(demo.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let store = told.find_map(|line| line.strip_prefix("listening on ").map(str::to_owned)).unwrap();
-        // In the middle of the unit's hooks.
-        told.find(|line| line.starts_with("# The machine runs")).unwrap();
-        let sent = Command::new("kill").args([signal, &demo.id().to_string()]).status().unwrap();
-        assert!(sent.success());
-        let said: Vec<String> = told.collect();
-        let came = demo.wait_with_output().unwrap();
-        let stderr = String::from_utf8(came.stderr).unwrap();
-        let end = format!("error: the story was cut short by {name}\n");
-        assert!(stderr.ends_with(&end), "{stderr} {said:?}");
-        assert_eq!(came.status.code(), Some(1));
-        assert!(said.iter().any(|line| line == "$ juju destroy-service hello"), "{said:?}");
-        let left: Vec<_> = fs::read_dir(operator.home()).unwrap().map(Result::unwrap).collect();
-        assert!(left.is_empty(), "{left:?}");
-        assert!(TcpStream::connect(store).is_err(), "the store is still there");
-        let place = operator.home().as_os_str().as_encoded_bytes();
-        let mentions = |file: &Path| {
-            let bytes = fs::read(file).unwrap_or_default();
-            bytes.windows(place.len()).any(|part| part == place)
-        };
-        for process in fs::read_dir("/proc").unwrap().filter_map(Result::ok) {
-            let left = ["cmdline", "environ"].into_iter().any(|file| mentions(&process.path().join(file)));
-            assert!(!left, "process {} is left", process.path().display());
-        }
-    }
 }
 
 #[test]

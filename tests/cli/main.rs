@@ -9,6 +9,7 @@ mod beating;
 mod controller;
 mod credentials;
 mod daemon;
+mod demo;
 mod earnest;
 mod faults;
 #[path = "../harness/mod.rs"]
