@@ -107,6 +107,8 @@ bugs!(
     SweepsTheShared,
     /// While there is something to do at once, nobody looks at what changes.
     DeafWhileLate,
+    /// Agents trust a store that was restored from an older backup, and remove everything made after the backup.
+    TrustsARestoredStore,
     /// What there was no time for while the lease lasted is taken for done.
     CallsItDone,
 );

@@ -100,6 +100,16 @@ impl Roles {
         self.acl(Rights::READ, &[(machine, Rights::READ | Rights::WRITE)])
     }
 
+    /// The checkpoint of a machine's agent.
+    pub fn machine_checkpoint(&self, machine: &Identity) -> Acl {
+        self.acl(Rights::READ, &[(machine, Rights::READ | Rights::WRITE)])
+    }
+
+    /// An operator's acceptance of a restored store. The machine reads it and cannot write it.
+    pub fn machine_accepted(&self, machine: &Identity) -> Acl {
+        self.acl(Rights::READ, &[(machine, Rights::READ)])
+    }
+
     /// The list of removed units whose `stop` hook failed. It is the machine's own to keep.
     pub fn machine_stopping(&self, machine: &Identity) -> Acl {
         self.acl(Rights::READ, &[(machine, Rights::READ | Rights::CREATE | Rights::DELETE)])

@@ -314,6 +314,7 @@ fn node_of(node: &StoredNode) -> Node {
     Node {
         data: node.data.as_deref().unwrap_or_default().to_vec(),
         version: node.version,
+        modified: node.mzxid,
         children: u32::try_from(node.child_count()).unwrap_or(u32::MAX),
     }
 }

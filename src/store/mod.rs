@@ -4,6 +4,7 @@
 //! Start at [`Environment`] for what can be done, at [`paths`] for where it is kept, at [`acl`] for who may touch it.
 //! Everything goes through [`Tree`], which has one implementation over the wire and one in process.
 
+mod accept;
 pub mod acl;
 mod address;
 pub mod changes;
@@ -20,6 +21,7 @@ mod placement;
 mod ports;
 pub mod records;
 mod retry;
+pub mod rollback;
 mod services;
 pub mod stopping;
 mod subtree;
@@ -27,6 +29,7 @@ pub mod tree;
 mod units;
 mod zk;
 
+pub use accept::Acceptance;
 pub use address::Address;
 pub use charms::{MAX_CHARM_BYTES, charm};
 pub use credentials::{Credential, Identity, InvalidCredential};

@@ -59,6 +59,16 @@ pub fn epoch() -> NodePath {
     controller().child("epoch")
 }
 
+/// The last checkpoint of the controllers; see `store::rollback`.
+pub fn controller_checkpoint() -> NodePath {
+    controller().child("checkpoint")
+}
+
+/// Written by an operator who accepts a restored store for the controllers.
+pub fn controller_accepted() -> NodePath {
+    controller().child("accepted")
+}
+
 /// One report per machine: what the firewall agent found, did and could not do.
 pub fn firewall_reports() -> NodePath {
     controller().child("firewall")
@@ -294,6 +304,16 @@ pub fn machine_stopping_unit(id: MachineId, unit: UnitId) -> NodePath {
 /// What keeps the machine from looking after its units, in its own words; empty if nothing does.
 pub fn machine_problem(id: MachineId) -> NodePath {
     machine(id).child("problem")
+}
+
+/// The last checkpoint of the machine's agent; see `store::rollback`.
+pub fn machine_checkpoint(id: MachineId) -> NodePath {
+    machine(id).child("checkpoint")
+}
+
+/// Written by an operator who accepts a restored store for this machine.
+pub fn machine_accepted(id: MachineId) -> NodePath {
+    machine(id).child("accepted")
 }
 
 pub fn machine_credentials(id: MachineId) -> NodePath {

@@ -15,6 +15,8 @@ const MAX_DATA: usize = 64 * 1024;
 pub struct Node {
     pub data: Vec<u8>,
     pub version: i32,
+    /// The zxid of the transaction that created it or last changed its data.
+    pub modified: i64,
     /// How many children it has.
     pub children: u32,
 }

@@ -264,7 +264,8 @@ fn refused_alone(answer: Result<Answer, Error>) -> Result<Result<Answer, Error>,
 }
 
 fn node(data: Vec<u8>, stat: &zk::Stat) -> Node {
-    Node { data, version: stat.version, children: u32::try_from(stat.num_children).unwrap_or(0) }
+    let children = u32::try_from(stat.num_children).unwrap_or(0);
+    Node { data, version: stat.version, modified: stat.mzxid, children }
 }
 
 fn sorted(mut names: Vec<String>) -> Vec<String> {

@@ -1,0 +1,81 @@
+//! An operator's acceptance of a store that went back in time: it names the checkpoint that each held agent remembers, so it
+//! means nothing once that agent has gone on, and a later restore cannot bring it back. Why agents are held is in
+//! `rollback`.
+
+use super::environment::Environment;
+use super::error::Error;
+use super::paths::{self, NodePath};
+use super::records::corrupt;
+use super::retry::Attempts;
+use super::rollback::{parse_record, to_bytes};
+use super::tree::{Answer, Node, Read, Tree, Write};
+use crate::model::MachineId;
+
+/// An agent that was held and may go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Acceptance {
+    Controller,
+    Machine(MachineId),
+}
+
+impl Acceptance {
+    /// The paths of the agent's checkpoint and of its acceptance.
+    fn paths(self) -> [NodePath; 2] {
+        match self {
+            Self::Controller => [paths::controller_checkpoint(), paths::controller_accepted()],
+            Self::Machine(id) => [paths::machine_checkpoint(id), paths::machine_accepted(id)],
+        }
+    }
+}
+
+impl<T: Tree> Environment<T> {
+    /// Accepts the store as it is for every agent that is held, and returns those agents.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] and the failures of the store.
+    pub async fn accept_store(&self) -> Result<Vec<Acceptance>, Error> {
+        let machines = self.machine_ids().await?.into_iter().map(Acceptance::Machine);
+        let agents: Vec<Acceptance> = machines.chain([Acceptance::Controller]).collect();
+        let mut accepted = Vec::new();
+        for agent in agents {
+            if self.accept_for(agent).await? {
+                accepted.push(agent);
+            }
+        }
+        Ok(accepted)
+    }
+
+    /// Returns whether the agent is held.
+    async fn accept_for(&self, agent: Acceptance) -> Result<bool, Error> {
+        let mut attempts = Attempts::at(agent.paths()[1].clone());
+        loop {
+            let [checkpoint, path] = agent.paths();
+            let reads = vec![Read::Data(checkpoint.clone()), Read::Data(path.clone())];
+            let mut nodes = self.tree.read_many(reads).await?.into_iter().map(Answer::into_data);
+            let (record, before): (Option<Node>, Option<Node>) =
+                (nodes.next().flatten(), nodes.next().flatten());
+            let Some(record) = record else { return Ok(false) };
+            let record = parse_record(&record.data).map_err(|problem| corrupt(&checkpoint, problem))?;
+            let Some(missing) = record.missing else { return Ok(false) };
+            let data = to_bytes(&missing);
+            let write = match before {
+                Some(node) if node.data == data => return Ok(true),
+                Some(node) => Write::SetIfVersion { path, data, version: node.version },
+                None => {
+                    let acl = match agent {
+                        Acceptance::Controller => self.info.roles.operators(),
+                        Acceptance::Machine(id) => {
+                            let identity = self.machine_credential(id).await?.identity();
+                            self.info.roles.machine_accepted(&identity)
+                        }
+                    };
+                    Write::create(path, data, acl)
+                }
+            };
+            match self.tree.write(vec![write]).await {
+                Ok(()) => return Ok(true),
+                Err(error) => attempts.after(error).await?,
+            }
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! A store that is restored under an agent.
+
+use std::sync::{Mutex as Lock, PoisonError};
+use std::time::Duration;
+
+use super::*;
+use crate::model::EnvironmentName;
+use crate::store::memory::Backup;
+use crate::store::records::Placement;
+use crate::store::{Acceptance, Bootstrap, Credential, Environment, MemoryStore, MemoryTree};
+
+/// A memory that outlives the agent, on a disk that may be full.
+#[derive(Default)]
+struct Disk {
+    saved: Lock<Option<Vec<u8>>>,
+    full: Lock<bool>,
+}
+
+impl Disk {
+    fn fill(&self, full: bool) {
+        *self.full.lock().unwrap_or_else(PoisonError::into_inner) = full;
+    }
+}
+
+impl Memory for Disk {
+    fn load(&self) -> io::Result<Option<Vec<u8>>> {
+        Ok(self.saved.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
+    fn save(&self, bytes: Vec<u8>) -> Pin<Box<dyn Future<Output = io::Result<()>> + Send + '_>> {
+        Box::pin(async {
+            if *self.full.lock().unwrap_or_else(PoisonError::into_inner) {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            *self.saved.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes);
+            Ok(())
+        })
+    }
+}
+
+struct World {
+    store: MemoryStore,
+    operator: Environment<MemoryTree>,
+    /// Machine 0 as its agent sees it.
+    machine: MemoryTree,
+    identity: Identity,
+}
+
+const MACHINE: MachineId = MachineId::new(0);
+
+impl World {
+    async fn new() -> Self {
+        let store = MemoryStore::default();
+        let (operator, controller) =
+            (Credential::generate("operator").unwrap(), Credential::generate("controller").unwrap());
+        let wanted = Bootstrap {
+            environment: "test".parse::<EnvironmentName>().unwrap(),
+            placement: Placement::Local,
+            operator: operator.identity(),
+            controller: controller.identity(),
+        };
+        let operator = Environment::bootstrap(store.connect(Some(&operator)), &wanted).await.unwrap();
+        let credential = operator.machine_credential(MACHINE).await.unwrap();
+        let machine = store.connect(Some(&credential));
+        Self { store, operator, machine, identity: credential.identity() }
+    }
+
+    /// An agent that was started just now.
+    fn agent(&self, disk: &Arc<Disk>) -> RollbackGuard {
+        let memory: Arc<dyn Memory> = Arc::clone(disk) as _;
+        RollbackGuard::of_machine(MACHINE, &self.operator.info().roles, &self.identity, memory)
+    }
+
+    async fn review(&self, agent: &RollbackGuard, basis: Basis) -> Standing {
+        agent.review(&self.machine, None, basis).await.unwrap()
+    }
+
+    async fn version(&self) -> i32 {
+        self.machine.get(&paths::machine_checkpoint(MACHINE)).await.unwrap().version
+    }
+
+    /// A backup, and then `steps` more things that the agent acts on.
+    async fn act_after_backup(&self, agent: &RollbackGuard, steps: usize) -> Backup {
+        let backup = self.store.backup();
+        for _ in 0..steps {
+            assert_eq!(self.review(agent, Basis::New).await, Standing::Good);
+        }
+        backup
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restored_store_holds_the_agent_until_it_is_accepted() {
+    let (world, disk) = (World::new().await, Arc::default());
+    let agent = world.agent(&disk);
+    assert_eq!(world.review(&agent, Basis::New).await, Standing::Good);
+    let backup = world.act_after_backup(&agent, 2).await;
+    assert_eq!(world.operator.accept_store().await.unwrap(), [], "no agent is held");
+    world.store.restore(&backup);
+    let why = "the store went back: it is at checkpoint 1, and this agent acted on checkpoint 3; nothing is removed \
+               until an operator runs `juju accept-store`";
+    // Also after a restart.
+    for agent in [&agent, &world.agent(&disk)] {
+        assert_eq!(world.review(agent, Basis::Known).await.held(), Some(why));
+    }
+    let written = world.version().await;
+    assert!(world.review(&agent, Basis::New).await.held().is_some());
+    assert_eq!(world.version().await, written, "a held agent writes its record once");
+    assert_eq!(world.operator.accept_store().await.unwrap(), [Acceptance::Machine(MACHINE)]);
+    assert_eq!(world.review(&agent, Basis::Known).await, Standing::Good);
+    assert_eq!(world.operator.accept_store().await.unwrap(), []);
+    assert_eq!(world.review(&world.agent(&disk), Basis::Known).await, Standing::Good);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restored_store_that_was_written_to_is_still_recognised() {
+    let (world, disk) = (World::new().await, Arc::default());
+    let agent = world.agent(&disk);
+    let backup = world.act_after_backup(&agent, 1).await;
+    world.store.restore(&backup);
+    // The store passes the zxid of before, and another machine with a new disk even writes a checkpoint of that number.
+    for _ in 0..20 {
+        world.operator.add_machine(None).await.unwrap();
+    }
+    assert_eq!(world.review(&world.agent(&Arc::default()), Basis::Known).await, Standing::Good);
+    assert!(world.review(&agent, Basis::Known).await.held().unwrap().contains("another checkpoint 1"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acceptance_does_not_hold_for_a_later_restore() {
+    let (world, disk) = (World::new().await, Arc::default());
+    let agent = world.agent(&disk);
+    let backup = world.act_after_backup(&agent, 1).await;
+    world.store.restore(&backup);
+    assert!(world.review(&agent, Basis::Known).await.held().is_some());
+    world.operator.accept_store().await.unwrap();
+    let accepted = world.store.backup();
+    assert_eq!(world.review(&agent, Basis::Known).await, Standing::Good);
+    for backup in [&accepted, &backup] {
+        world.store.restore(backup);
+        assert!(world.review(&agent, Basis::Known).await.held().is_some());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_written_while_nothing_is_new() {
+    let (world, disk) = (World::new().await, Arc::default());
+    let agent = world.agent(&disk);
+    assert_eq!(world.review(&agent, Basis::UpTo(1)).await, Standing::Good);
+    let newest = world.machine.get(&paths::machine_checkpoint(MACHINE)).await.unwrap().modified;
+    for basis in [Basis::Known, Basis::UpTo(newest), Basis::UpTo(1)] {
+        assert_eq!(world.review(&agent, basis).await, Standing::Good);
+    }
+    assert_eq!(world.review(&world.agent(&disk), Basis::UpTo(newest)).await, Standing::Good);
+    assert_eq!(world.version().await, 0);
+    assert_eq!(world.review(&agent, Basis::UpTo(newest + 1)).await, Standing::Good);
+    assert_eq!(world.version().await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crash_before_the_file_is_written_is_no_alarm() {
+    let (world, disk) = (World::new().await, Arc::<Disk>::default());
+    let agent = world.agent(&disk);
+    assert_eq!(world.review(&agent, Basis::New).await, Standing::Good);
+    disk.fill(true);
+    for _ in 0..3 {
+        assert_eq!(world.review(&agent, Basis::New).await, Standing::Good);
+    }
+    disk.fill(false);
+    let restarted = world.agent(&disk);
+    assert_eq!(world.review(&restarted, Basis::Known).await, Standing::Good);
+    assert!(disk.load().unwrap().is_some_and(|saved| parse_checkpoint(&saved).unwrap().number == 4));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_that_cannot_be_read_holds_the_agent() {
+    let (world, disk) = (World::new().await, Arc::<Disk>::default());
+    disk.save(b"{".to_vec()).await.unwrap();
+    let agent = world.agent(&disk);
+    let held = world.review(&agent, Basis::Known).await;
+    assert!(held.held().unwrap().contains("the checkpoint file cannot be read"), "{held:?}");
+    assert_eq!(world.operator.accept_store().await.unwrap(), [Acceptance::Machine(MACHINE)]);
+    assert_eq!(world.review(&agent, Basis::Known).await, Standing::Good);
+    assert_eq!(world.review(&world.agent(&disk), Basis::Known).await, Standing::Good);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_lags_behind_is_not_a_restored_store() {
+    let (world, disk) = (World::new().await, Arc::default());
+    let agent = world.agent(&disk);
+    for basis in [Basis::Known, Basis::New] {
+        let past = world.act_after_backup(&agent, 2).await;
+        world.machine.fall_behind(&past);
+        assert_eq!(world.review(&agent, basis).await, Standing::Good, "{basis:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_stands_by_remembers_what_the_leader_acted_on() {
+    let (world, disk, standby) = (World::new().await, Arc::default(), Arc::<Disk>::default());
+    let (leader, replica) = (world.agent(&disk), world.agent(&standby));
+    let backup = tokio::select! {
+        error = replica.follow(&world.machine) => panic!("{error}"),
+        backup = async {
+            let backup = world.act_after_backup(&leader, 3).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            backup
+        } => backup,
+    };
+    world.store.restore(&backup);
+    assert!(world.review(&world.agent(&standby), Basis::Known).await.held().is_some());
+}
