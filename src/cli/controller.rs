@@ -1,7 +1,6 @@
 //! `portcullis controller`: the firewall agent as a process, and beside it a heartbeat tracker if one is asked for. Of several for one environment one leads, and the others
 //! stand by. What the agent does is decided in `firewall`; here it gets its store, its provider and its policy.
 
-#[cfg(feature = "ec2")]
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -21,7 +20,7 @@ use super::config::Role;
 use super::heartbeat_role::{Beside, Reach, Started, look_for_store};
 use super::settings::{Globals, Settings};
 use super::upkeep::{Upkeep, jitter, last_pass};
-use super::{ec2, metrics};
+use super::{checkpoint_file, ec2, metrics};
 use crate::firewall::agent::Agent;
 #[cfg(feature = "ec2")]
 use crate::firewall::boot::Boot;
@@ -30,6 +29,7 @@ use crate::firewall::provisioner::Provisioner;
 use crate::firewall::run::{Progress, run_provisioning};
 use crate::firewall::trial::Trial;
 use crate::runtime::shutdown::Shutdown;
+use crate::store::rollback::RollbackGuard;
 use crate::store::{Address, Environment, ZkTree};
 
 #[derive(Debug, Args)]
@@ -151,14 +151,19 @@ fn nobody() -> Option<Provisioner<ZkTree, Memory>> {
 async fn work<F: Firewall, M: Machines>(
     environment: Environment<ZkTree>,
     firewall: F,
-    mut provisioner: Option<Provisioner<ZkTree, M>>,
+    provisioner: Option<Provisioner<ZkTree, M>>,
     rules: Rules<'_>,
     mut shutdown: Shutdown,
 ) -> anyhow::Result<()> {
     let roles = environment.info().roles.clone();
+    let memory =
+        checkpoint_file::open(&environment.info().environment, "controller", &environment.info().cluster_id);
+    let guard = Arc::new(RollbackGuard::of_controller(&roles, memory));
     let tree = environment.into_tree();
     let Rules { policy, upkeep, mut tracker } = rules;
-    let mut agent = Agent::new(tree.clone(), firewall, policy, roles.clone(), jitter);
+    let mut agent =
+        Agent::new(tree.clone(), firewall, policy, roles.clone(), jitter).with_guard(Arc::clone(&guard));
+    let mut provisioner = provisioner.map(|provisioner| provisioner.with_guard(guard));
     let (stop, stopped) = watch::channel(false);
     let (progress, watching) = watch::channel(Progress::default());
     let door = upkeep.watched.open(&agent.metrics(), watching, stopped.clone()).await?;

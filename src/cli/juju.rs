@@ -11,8 +11,8 @@ use super::failure::{self, Refusal};
 use super::settings::Globals;
 use super::unanswered::Unanswered;
 use super::{
-    add_machine, add_unit, bootstrap, completions, deploy, destroy_service, expose, firewall, heartbeat,
-    hook_env, man, output, remove_unit, resolved, start, status, terminate_machine, unexpose,
+    accept_store, add_machine, add_unit, bootstrap, completions, deploy, destroy_service, expose, firewall,
+    heartbeat, hook_env, man, output, remove_unit, resolved, start, status, terminate_machine, unexpose,
 };
 
 /// The longest that a command may take. Each call of the store has its own, shorter limit; this one is for many.
@@ -83,6 +83,14 @@ Examples:
     /// Let machines go that have no units
     #[command(after_help = "Examples:\n  juju terminate-machine 1 2")]
     TerminateMachine(terminate_machine::Typed),
+    /// Let agents go on with a store that was restored from a backup
+    #[command(after_help = "\
+Agents that acted on changes which the store no longer has remove nothing: no unit, port or instance. `juju status` shows
+them. This command accepts the store as it is; the agents then remove whatever is not in it.
+
+Examples:
+  juju accept-store")]
+    AcceptStore,
     /// Open the ports of a service to the world
     #[command(after_help = "\
 Opens what the service's units asked for with open-port, now and later, on the machines they are on.
@@ -227,6 +235,7 @@ async fn talk(globals: &Globals, command: &Command) -> anyhow::Result<ExitCode> 
         Command::DestroyService(args) => destroy_service::run(globals, args).await,
         Command::AddMachine(args) => add_machine::run(globals, args).await,
         Command::TerminateMachine(args) => terminate_machine::run(globals, args).await,
+        Command::AcceptStore => accept_store::run(globals).await,
         Command::Expose(args) => expose::run(globals, args).await,
         Command::Unexpose(args) => unexpose::run(globals, args).await,
         Command::Heartbeat(args) => heartbeat::run(globals, args).await,

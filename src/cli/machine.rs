@@ -13,6 +13,7 @@ use portcullis_provider::rule::Protocol;
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
+use super::checkpoint_file;
 use super::failure::{Usage, typed};
 use super::heartbeat_role::read_ca;
 use super::machine_file::{self, MachineFile};
@@ -36,6 +37,7 @@ use crate::heartbeat::tls::Trust;
 use crate::model::{EnvironmentName, MachineId, PortRange, ports};
 use crate::runtime::shutdown::Shutdown;
 use crate::store::election::Leadership;
+use crate::store::rollback::RollbackGuard;
 use crate::store::{Address, ZkTree};
 use crate::unit::site::Site;
 use crate::unit::{problem, units};
@@ -160,6 +162,7 @@ pub(super) struct MachineAgent {
     firewall: Option<Looked>,
     watched: Watched,
     site: Site,
+    guard: Arc<RollbackGuard>,
     /// Who wants to know where trackers are.
     trackers: Option<watch::Sender<Vec<String>>>,
 }
@@ -200,7 +203,10 @@ pub(super) fn prepare(
     };
     let (resync, watched) = (own.upkeep.resync(), own.upkeep.watched.clone());
     let site = units.site(environment, id, &file, data, resync)?;
-    Ok(MachineAgent { id, file, policy, resync, firewall, watched, site, trackers: None })
+    let identity = file.credential.identity();
+    let memory = checkpoint_file::open(environment, &id.key(), identity.as_str());
+    let guard = Arc::new(RollbackGuard::of_machine(id, &file.roles, &identity, memory));
+    Ok(MachineAgent { id, file, policy, resync, firewall, watched, site, guard, trackers: None })
 }
 
 impl MachineAgent {
@@ -230,6 +236,7 @@ impl MachineAgent {
             let acl = self.file.roles.machine_firewall(&identity);
             Agent::of_machine(tree.clone(), firewall, self.policy, (self.id, acl, words), jitter)
                 .with_metrics(metrics)
+                .with_guard(Arc::clone(&self.guard))
         });
         let following = self.trackers.map(|found| tokio::spawn(follow(tree.clone(), self.id, found)));
         let seen = progress.subscribe();
@@ -240,7 +247,7 @@ impl MachineAgent {
                 drop(progress);
                 ended
             };
-            tokio::join!(holding, tend_units(&tree, &self.site, seen)).0
+            tokio::join!(holding, tend_units(&tree, &self.site, &self.guard, seen)).0
         };
         let ended = until_stopped(working, stop.clone()).await;
         drop(agent);
@@ -276,11 +283,11 @@ impl MachineAgent {
 }
 
 /// Runs the machine's units for as long as we hold the machine. What stops them does not stop the firewall.
-async fn tend_units(tree: &ZkTree, site: &Site, mut held: watch::Receiver<Progress>) {
+async fn tend_units(tree: &ZkTree, site: &Site, guard: &RollbackGuard, mut held: watch::Receiver<Progress>) {
     let mut said = String::new();
     while held.wait_for(|progress| progress.leading).await.is_ok() {
         let (stop, stopped) = watch::channel(false);
-        let mut running = std::pin::pin!(units::run(tree, site, stopped));
+        let mut running = std::pin::pin!(units::run(tree, site, guard, stopped));
         let ended = tokio::select! {
             ended = &mut running => Some(ended),
             // Also if nobody is left to say so.

@@ -2,9 +2,11 @@
 //! file that turns what was typed into what it means, and that into calls of the parts below. No command decides
 //! what the tree looks like, and nothing below prints.
 
+mod accept_store;
 mod add_machine;
 mod add_unit;
 mod bootstrap;
+mod checkpoint_file;
 mod completions;
 mod config;
 mod controller;

@@ -119,11 +119,15 @@ fn default_data_dir(
     xdg: Option<OsString>,
     home: Option<OsString>,
 ) -> anyhow::Result<PathBuf> {
-    let absolute = |path: Option<OsString>| path.map(PathBuf::from).filter(|path| path.is_absolute());
-    let base = absolute(xdg).or_else(|| absolute(home).map(|home| home.join(".local/share")));
-    let base =
-        base.context("neither XDG_DATA_HOME nor HOME says where this user's data is; --data-dir does")?;
+    let base = data_base(xdg, home)
+        .context("neither XDG_DATA_HOME nor HOME says where this user's data is; --data-dir does")?;
     Ok(base.join("portcullis").join(environment.as_str()))
+}
+
+/// Where this user's data is.
+pub(super) fn data_base(xdg: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
+    let absolute = |path: Option<OsString>| path.map(PathBuf::from).filter(|path| path.is_absolute());
+    absolute(xdg).or_else(|| absolute(home).map(|home| home.join(".local/share")))
 }
 
 /// A keeper that serves a whole environment, which `juju` finds.

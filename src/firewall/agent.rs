@@ -27,6 +27,7 @@ use crate::runtime::clock;
 use crate::store::acl::{Acl, Roles};
 use crate::store::changes::Dirty;
 use crate::store::election::Leadership;
+use crate::store::rollback::{RollbackGuard, Standing};
 use crate::store::tree::{self, Tree};
 use doubt::Trust;
 
@@ -88,6 +89,12 @@ pub struct Agent<T, F> {
     changing: BTreeMap<MachineId, Instant>,
     /// The time of day, for the journal.
     wall_ms: Box<dyn Fn() -> u64 + Send + Sync>,
+    /// Detects a store that went back.
+    guard: Option<std::sync::Arc<RollbackGuard>>,
+    /// Whether the store went back, as of the last review.
+    standing: Standing,
+    /// The store was reviewed since everything was last read.
+    reviewed: bool,
 }
 
 impl<T, F> std::fmt::Debug for Agent<T, F> {
@@ -148,6 +155,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             noticed: BTreeMap::new(),
             changing: BTreeMap::new(),
             wall_ms: Box::new(clock::wall_ms),
+            guard: None,
+            standing: Standing::Good,
+            reviewed: false,
         }
     }
 
@@ -155,6 +165,13 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
     #[must_use]
     pub fn with_clock(mut self, wall_ms: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
         self.wall_ms = Box::new(wall_ms);
+        self
+    }
+
+    /// Closes nothing while `guard` finds that the store went back.
+    #[must_use]
+    pub fn with_guard(mut self, guard: std::sync::Arc<RollbackGuard>) -> Self {
+        self.guard = Some(guard);
         self
     }
 
@@ -283,6 +300,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             self.seen.clear();
             let now = Instant::now();
             self.crowded.retain(|_, refused| now < *refused + CROWDED);
+            self.reviewed = false;
             let mut machines: BTreeSet<MachineId> = view.machines.keys().copied().collect();
             self.retries.forget_all_but(|machine| machines.contains(&machine));
             self.changing.retain(|machine, _| machines.contains(machine));
@@ -320,6 +338,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             reports.insert(machine, self.describe(machine, &wanted, &plan));
             plans.insert(machine, plan);
         }
+        let kept = self.hold_if_behind(&mut plans, &mut reports, lead).await?;
         let doubted = self.hold_if_in_doubt(&mut plans, &mut reports);
         let changes: BTreeMap<MachineId, Change> = plans
             .iter()
@@ -350,7 +369,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             {
                 self.keep_granted(*machine, &plan.deferred, report);
             }
-            if put_off || doubted.contains(machine) {
+            if put_off || doubted.contains(machine) || kept.contains(machine) {
                 continue;
             }
             self.time(*machine, plan);
@@ -416,6 +435,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
     }
 }
 
+mod behind;
 mod doubt;
 mod learn;
 mod see;

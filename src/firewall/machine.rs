@@ -301,6 +301,7 @@ impl<T: Tree> Feeds<T> {
         let ours = [
             paths::machine_agent(self.machine),
             paths::machine_problem(self.machine),
+            paths::machine_checkpoint(self.machine),
             paths::machine_stopping(self.machine),
             paths::machine_firewall(self.machine),
             paths::machine_firewall_log(self.machine),

@@ -53,6 +53,8 @@ pub struct View {
     pub machines: BTreeMap<MachineId, Held<records::Machine>>,
     /// Machines that look after their own firewall.
     pub own: BTreeSet<MachineId>,
+    /// The zxid of the newest data in it.
+    pub newest: i64,
 }
 
 impl View {
@@ -108,6 +110,11 @@ impl View {
             (Err(reason), None) => Some(reason.clone()),
             _ => None,
         }
+    }
+
+    /// Takes in how new the data of a znode is.
+    pub(super) fn include(&mut self, node: Option<&Node>) {
+        self.newest = self.newest.max(node.map_or(0, |node| node.modified));
     }
 
     pub fn claim(&self, unit: &UnitFacts) -> Claim {
@@ -167,6 +174,11 @@ pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result
     let mut gone = Vec::new();
     for &key in keys {
         let (record, beside) = (node()?, node());
+        next.include(record.as_ref());
+        // A machine's own report is no reason to open anything.
+        if !matches!(key, Key::Machine(_)) {
+            next.include(beside.as_ref().ok().and_then(Option::as_ref));
+        }
         let Some(record) = record else {
             gone.push(key);
             continue;
@@ -205,6 +217,7 @@ pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result
     view.units.absorb(next.units);
     view.machines.append(&mut next.machines);
     view.own.append(&mut next.own);
+    view.newest = view.newest.max(next.newest);
     Ok(())
 }
 

@@ -22,6 +22,7 @@ pub async fn observe<T: Tree>(tree: &T, machine: MachineId) -> Result<View, Erro
     let names =
         answers.next().and_then(Answer::into_children).ok_or_else(gone(paths::machine_units(machine)))?;
     let mut view = View::default();
+    view.include(Some(&record));
     let record = held(records::Machine::parse(&paths::machine(machine), &record.data));
     view.machines.insert(machine, record);
     let ids: Vec<UnitId> = names.iter().filter_map(|name| UnitId::from_key(name).ok()).collect();
@@ -52,6 +53,9 @@ async fn look_at_units<T: Tree>(
     let mut secrets = BTreeMap::new();
     for &id in ids {
         let (record, ports, secret) = (next(), next(), next());
+        for node in [&record, &ports].into_iter().flatten() {
+            view.include(node.as_ref());
+        }
         let unit = match (record, &ports) {
             // Removed since it was listed.
             (Ok(None), _) => continue,
@@ -97,6 +101,7 @@ async fn look_at_flags<T: Tree>(
     }
     let flags: Vec<NodePath> = services.keys().map(|id| paths::exposed(*id)).collect();
     for (service, flag) in services.keys().zip(tree.data_of_each(flags).await?) {
+        view.include(flag.as_ref().ok().and_then(Option::as_ref));
         let seen = match flag {
             Ok(flag) => exposure(&paths::exposed(*service), flag.as_ref()),
             Err(reason) => Exposure::To(Err(unproved.remove(service).unwrap_or(reason))),

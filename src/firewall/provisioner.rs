@@ -3,6 +3,7 @@
 //! be lost at any time: what is ours is marked at the provider, and what is wanted is in the tree.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use portcullis_provider::Machines;
 use portcullis_provider::provider::Inventory;
@@ -13,7 +14,7 @@ use tracing::{debug, warn};
 use super::boot::Boot;
 use super::enact::{Failure, Hands, Outcome, Stop, confirm};
 use super::metrics::Metrics;
-use super::provision::{Doubt, Missing, Provisioning, Records, provision};
+use super::provision::{Doubt, Missing, Provisioning, Records, Step, provision};
 use super::retry::{Pace, Retries};
 use crate::model::MachineId;
 use crate::model::planted::{Bug, planted};
@@ -21,6 +22,7 @@ use crate::store::changes::{Dirty, Key};
 use crate::store::election::Leadership;
 use crate::store::paths;
 use crate::store::records;
+use crate::store::rollback::{Basis, RollbackGuard, Standing};
 use crate::store::tree::{self, Read, Tree};
 
 /// What the provisioner is to look at again. Whoever wakes it adds to this, and it takes all of it at once.
@@ -84,6 +86,10 @@ pub struct Provisioner<T, M> {
     listed: bool,
     random: Box<dyn FnMut() -> u64 + Send + Sync>,
     metrics: Metrics,
+    /// Detects a store that went back.
+    guard: Option<Arc<RollbackGuard>>,
+    /// Machines that are not in the tree and are kept because the store went back, and why.
+    kept: BTreeMap<MachineId, String>,
 }
 
 impl<T, M> std::fmt::Debug for Provisioner<T, M> {
@@ -114,7 +120,16 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
             listed: false,
             random: Box::new(random),
             metrics: Metrics::default(),
+            guard: None,
+            kept: BTreeMap::new(),
         }
+    }
+
+    /// Ends nothing while `guard` finds that the store went back.
+    #[must_use]
+    pub fn with_guard(mut self, guard: Arc<RollbackGuard>) -> Self {
+        self.guard = Some(guard);
+        self
     }
 
     /// Counts where others count, too.
@@ -180,14 +195,14 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         // The tree comes second: whatever the provider has, its machine was in the tree before. So one that was just
         // added is never taken for one that is gone.
         let listed = self.machines.list().await;
-        let records = self.read_all().await.map_err(store)?;
+        let (records, newest) = self.read_all().await.map_err(store)?;
         self.known = Some(records.clone());
         match listed {
             Ok(inventory) => {
                 self.unlisted = None;
                 self.listed = true;
                 self.retries.succeeded(Task::List);
-                self.put_right(&records, &inventory, lead).await
+                self.put_right((&records, newest), &inventory, lead).await
             }
             Err(error) => {
                 self.metrics.not_provisioned(error.kind());
@@ -204,12 +219,13 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
 
     async fn put_right(
         &mut self,
-        records: &Records,
+        (records, newest): (&Records, i64),
         inventory: &Inventory,
         lead: &mut Leadership,
     ) -> Result<BTreeSet<MachineId>, Stop> {
         let now = Instant::now();
-        let plan = provision(records, inventory, |ends| self.doubt.confirms(ends, now));
+        let mut plan = provision(records, inventory, |ends| self.doubt.confirms(ends, now));
+        self.hold_if_behind(&mut plan, newest, lead).await?;
         self.remember(&plan, now);
         let mut steps = plan.steps;
         steps.retain(|step| !self.retries.waiting(Task::Machine(step.machine()), now));
@@ -220,6 +236,31 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
             self.learn(machine, outcome);
         }
         Ok(changed)
+    }
+
+    /// Takes ends out of the plan if the store went back: a machine that such a store does not have may have been added
+    /// after the backup.
+    async fn hold_if_behind(
+        &mut self,
+        plan: &mut Provisioning,
+        newest: i64,
+        lead: &Leadership,
+    ) -> Result<(), Stop> {
+        self.kept.clear();
+        let Some(guard) = self.guard.as_ref().filter(|_| !plan.steps.is_empty()) else { return Ok(()) };
+        let makes = plan.steps.iter().any(|step| !step.is_farewell());
+        let basis = if makes { Basis::UpTo(newest) } else { Basis::Known };
+        let Standing::Held(why) =
+            guard.review(&self.tree, Some(lead.fence()), basis).await.map_err(refused)?
+        else {
+            return Ok(());
+        };
+        let why = format!("not in the store, and kept: {why}");
+        let ending = plan.steps.iter().filter(|step| step.is_farewell()).map(Step::machine);
+        self.kept = ending.map(|machine| (machine, why.clone())).collect();
+        plan.steps.retain(|step| !step.is_farewell());
+        plan.confirmed.clear();
+        Ok(())
     }
 
     fn remember(&mut self, plan: &Provisioning, now: Instant) {
@@ -285,6 +326,8 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         let known = self.known.iter().flatten().map(|(id, _)| *id).collect::<BTreeSet<_>>();
         let left = self.failures.iter().filter(|(id, _)| !known.contains(id));
         let left = left.map(|(id, problem)| (*id, format!("terminated, and not gone yet: {problem}")));
+        let kept = self.kept.iter().filter(|(id, _)| !known.contains(id));
+        let left = left.chain(kept.map(|(id, why)| (*id, why.clone())));
         let problem = |(id, record): (&MachineId, &Result<records::Machine, String>)| {
             let has_none = matches!(record, Ok(records::Machine { instance_id: None, .. }));
             let unlisted = self.unlisted.as_ref().filter(|_| has_none);
@@ -306,32 +349,46 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         if machines.is_empty() {
             return Ok(false);
         }
-        let now = read(&self.tree, machines.iter().copied()).await?;
+        let (now, _) = read(&self.tree, machines.iter().copied()).await?;
         Ok(machines.iter().any(|id| now.get(id) != known.get(id)))
     }
 
-    async fn read_all(&self) -> Result<Records, tree::Error> {
+    async fn read_all(&self) -> Result<(Records, i64), tree::Error> {
         self.tree.sync().await?;
         let names = self.tree.children(&paths::machines()).await?;
         read(&self.tree, names.iter().filter_map(|name| MachineId::from_key(name).ok())).await
     }
 }
 
-async fn read<T: Tree>(tree: &T, ids: impl Iterator<Item = MachineId>) -> Result<Records, tree::Error> {
+/// The records, and the zxid of the newest.
+async fn read<T: Tree>(
+    tree: &T,
+    ids: impl Iterator<Item = MachineId>,
+) -> Result<(Records, i64), tree::Error> {
     let ids: Vec<MachineId> = ids.collect();
     let reads = ids.iter().map(|id| Read::Data(paths::machine(*id))).collect();
-    let mut machines = Records::new();
+    let (mut machines, mut newest) = (Records::new(), 0);
     for (id, answer) in ids.into_iter().zip(tree.read_many(reads).await?) {
         if let Some(node) = answer.into_data() {
             let record = records::Machine::parse(&paths::machine(id), &node.data);
             machines.insert(id, record.map_err(|error| error.to_string()));
+            newest = newest.max(node.modified);
         }
     }
-    Ok(machines)
+    Ok((machines, newest))
 }
 
 fn store(error: tree::Error) -> Stop {
     Stop::Store(error.into())
+}
+
+/// Maps the failure of a checkpoint.
+fn refused(error: tree::Error) -> Stop {
+    match error {
+        // Another leader, or somebody who edits the tree: the lock is taken anew, and everything is read again.
+        error if error.is_conflict() => Stop::Replaced,
+        error => store(error),
+    }
 }
 
 async fn due(at: Option<Instant>) {

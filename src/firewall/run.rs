@@ -7,7 +7,7 @@ use std::time::Duration;
 use portcullis_provider::{Firewall, Machines, Memory};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::agent::{Agent, Pass};
 use super::provisioner::{News, Provisioner, Wake};
@@ -86,6 +86,14 @@ pub async fn run_provisioning<T: Tree, F: Firewall, M: Machines>(
                 progress.send_modify(|progress| progress.store_lost = false);
                 Leadership::campaign(tree, roles, &token).await
             } => won,
+            // Only the campaign decides what a failure of the store means.
+            never = async {
+                loop {
+                    let error = agent.stand_by(tree).await;
+                    debug!(%error, "checkpoints of the leader not followed");
+                    tokio::time::sleep(STORE_PAUSE).await;
+                }
+            } => never,
         };
         let ended = match campaign {
             Ok(lead) => {

@@ -17,7 +17,7 @@ use super::workflow::{Ended, Run, State, Step, Wanted};
 use crate::model::UnitId;
 use crate::store::records::{self, parse_credentials, parse_service_credential};
 use crate::store::tree::{self, Answer, Feed as _, Read, Tree, Write};
-use crate::store::{self, Credential, paths};
+use crate::store::{self, Credential, Identity, paths};
 
 /// How long after a failure of the store, or of the disk, the next attempt is made.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -32,6 +32,8 @@ const GATHER: Duration = Duration::from_millis(1);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
     Live,
+    /// The store is behind what this machine acted on: nothing is done with the unit.
+    Hold,
     /// The unit is no more: stop it, and clear away what it had.
     Retire,
     /// The agent ends, and what runs goes on running.
@@ -84,6 +86,10 @@ pub(super) struct Agent<'a, T: Tree> {
     feeds: Option<(T::Feed, T::Feed)>,
     /// The state in the tree is not the one that is kept here: the disk was full, say.
     unkept: bool,
+    /// The unit that the files here are known to belong to.
+    recognised: Option<Identity>,
+    /// Another unit's files are being cleared away before this one begins.
+    clearing: bool,
 }
 
 /// Tends one unit until it is told otherwise.
@@ -94,12 +100,17 @@ pub(super) async fn tend<T: Tree>(
     orders: watch::Receiver<Order>,
     held_up: &watch::Sender<HeldUp>,
 ) -> UnitId {
-    let mut agent = Agent { tree, site, id, orders, feeds: None, unkept: false };
+    let (recognised, clearing) = (None, false);
+    let mut agent = Agent { tree, site, id, orders, feeds: None, unkept: false, recognised, clearing };
     let mut told = String::new();
     loop {
         let order = *agent.orders.borrow_and_update();
         let passed = match order {
             Order::Leave => return id,
+            Order::Hold => {
+                agent.pause(site.resync).await;
+                continue;
+            }
             Order::Live => agent.pass().await.map(|idle| !idle),
             Order::Retire => match agent.retire().await {
                 Ok(()) => {
@@ -184,6 +195,13 @@ impl<T: Tree> Agent<'_, T> {
     /// One look and one step. Says whether there was nothing to do.
     async fn pass(&mut self) -> Result<bool, Error> {
         let seen = self.observe().await?;
+        if !self.recognises(&seen).await? {
+            warn!(unit = %self.id, "files belong to a unit that had this number before the store was restored; clearing them away");
+            self.clearing = true;
+            let cleared = self.clear().await;
+            self.clearing = false;
+            return cleared.map(|()| false);
+        }
         match seen.state.next(Wanted { exposed: seen.exposed, gone: false }) {
             Step::Wait => {
                 if self.unkept {
@@ -241,6 +259,20 @@ impl<T: Tree> Agent<'_, T> {
         Ok(Seen { record, credential, state, version, exposed })
     }
 
+    /// Whether the files here are the unit's own. A store that was restored assigns numbers again that it assigned before.
+    async fn recognises(&mut self, seen: &Seen) -> Result<bool, Error> {
+        let identity = seen.credential.identity();
+        if self.recognised.as_ref() == Some(&identity) {
+            return Ok(true);
+        }
+        let found = self.at_home(|home| home.identity()).await;
+        let found = found.map_err(disk("cannot read whose files the unit's are"))?;
+        // Files of an older version do not say whose they are.
+        let ours = found.is_none_or(|found| found == identity.as_str());
+        self.recognised = ours.then_some(identity);
+        Ok(ours)
+    }
+
     /// Says that somebody looks after the unit.
     async fn show(&self) -> Result<(), Error> {
         let path = paths::unit_agent(self.id);
@@ -274,9 +306,10 @@ impl<T: Tree> Agent<'_, T> {
     }
 
     async fn keep(&self, seen: &Seen, state: &State) -> Result<(), Error> {
-        let name = seen.record.name.clone();
+        let (name, identity) = (seen.record.name.clone(), seen.credential.identity());
         let made = move |home: Home<'_>| {
             home.make(&name)?;
+            home.claim(&identity)?;
             home.runs().reserve();
             Ok(())
         };
@@ -356,7 +389,7 @@ impl<T: Tree> Agent<'_, T> {
     /// it was removed is found out then.
     fn heed(&self) -> Result<(), Error> {
         match *self.orders.borrow() {
-            Order::Live => Ok(()),
+            Order::Live | Order::Hold => Ok(()),
             Order::Leave | Order::Retire => Err(Error::Gone),
         }
     }

@@ -16,11 +16,12 @@ pub(super) type HeldUp = BTreeMap<UnitId, String>;
 /// Of so many units it is said one by one.
 const NAMED: usize = 3;
 
-/// All that is wrong, in one line.
-pub(super) fn words(ground: Option<&str>, held_up: &HeldUp) -> Option<String> {
+/// All that is wrong, in one line. `behind` says why nothing is removed, if the store went back.
+pub(super) fn words(ground: Option<&str>, behind: Option<&str>, held_up: &HeldUp) -> Option<String> {
     let unit =
         |(id, why): (&UnitId, &String)| format!("{} was removed and is not cleared away: {why}", id.key());
     let mut all: Vec<String> = ground.map(str::to_owned).into_iter().collect();
+    all.extend(behind.map(|why| format!("units are not removed: {why}")));
     all.extend(held_up.iter().take(NAMED).map(unit));
     if let Some(more @ 1..) = held_up.len().checked_sub(NAMED) {
         all.push(format!("and {more} more units"));
@@ -59,13 +60,15 @@ mod tests {
 
     #[test]
     fn a_few_are_named_and_the_rest_counted() {
-        assert_eq!(words(None, &HeldUp::new()), None);
-        assert_eq!(words(Some("no room"), &HeldUp::new()).as_deref(), Some("no room"));
+        assert_eq!(words(None, None, &HeldUp::new()), None);
+        assert_eq!(words(Some("no room"), None, &HeldUp::new()).as_deref(), Some("no room"));
         let held_up = |count| (0..count).map(|n| (UnitId::new(n), "busy".to_owned())).collect();
-        let one = words(Some("no room"), &held_up(1)).unwrap();
+        let one = words(Some("no room"), None, &held_up(1)).unwrap();
         assert_eq!(one, "no room; unit-0000000000 was removed and is not cleared away: busy");
-        let many = words(None, &held_up(5)).unwrap();
+        let behind = words(Some("no room"), Some("older"), &held_up(0)).unwrap();
+        assert_eq!(behind, "no room; units are not removed: older");
+        let many = words(None, None, &held_up(5)).unwrap();
         assert!(many.matches("busy").count() == 3 && many.ends_with("; and 2 more units"), "{many}");
-        assert!(!words(None, &held_up(3)).unwrap().contains("more units"));
+        assert!(!words(None, None, &held_up(3)).unwrap().contains("more units"));
     }
 }

@@ -9,6 +9,20 @@ use std::time::Duration;
 use super::agent::Order;
 use crate::model::UnitId;
 
+/// Decides about units while the store is behind: units with files or an agent here stay as they are, and only units that are
+/// listed and unknown here are started. `started` collects the latter.
+pub(super) fn hold(
+    listed: &BTreeSet<UnitId>,
+    residents: impl IntoIterator<Item = UnitId>,
+    orders: &BTreeMap<UnitId, Order>,
+    started: &mut BTreeSet<UnitId>,
+) -> BTreeMap<UnitId, Order> {
+    let here: BTreeSet<UnitId> = residents.into_iter().chain(orders.keys().copied()).collect();
+    started.extend(listed.difference(&here));
+    let order = |id: UnitId| if started.contains(&id) { Order::Live } else { Order::Hold };
+    here.union(listed).map(|id| (*id, order(*id))).collect()
+}
+
 /// Since when units are missed that the list was not trusted to have lost. `I` is a point in time.
 #[derive(Debug)]
 pub(super) struct Missed<I> {
@@ -79,6 +93,18 @@ mod tests {
             gone
         };
         looks.iter().map(look).collect()
+    }
+
+    #[test]
+    fn a_held_machine_starts_new_units_and_touches_no_other() {
+        let orders = BTreeMap::from([(UnitId::new(1), Order::Live), (UnitId::new(2), Order::Retire)]);
+        let mut started = BTreeSet::new();
+        let decided = hold(&ids([1, 7]), ids([0, 1]), &orders, &mut started);
+        let expected = [(0, Order::Hold), (1, Order::Hold), (2, Order::Hold), (7, Order::Live)];
+        let expected: BTreeMap<_, _> = expected.map(|(id, order)| (UnitId::new(id), order)).into();
+        assert_eq!(decided, expected);
+        // The new unit has files by the next look, and goes on.
+        assert_eq!(hold(&ids([1, 7]), ids([0, 1, 7]), &expected, &mut started), expected);
     }
 
     #[test]

@@ -30,6 +30,9 @@ use crate::store::{Address, Credential, Identity};
 /// How long a hook may take unless it is said otherwise.
 pub const DEFAULT_LIMIT: Duration = Duration::from_secs(600);
 
+/// The file that says which unit the files beside it belong to.
+const IDENTITY: &str = "identity";
+
 /// What all units of a machine have in common.
 #[derive(Debug, Clone)]
 pub struct Site {
@@ -180,6 +183,30 @@ impl Home<'_> {
     /// The unit's name, for the same case.
     pub fn name(&self) -> PathBuf {
         self.runs_dir().join("name")
+    }
+
+    /// The identity of the unit that the files belong to, if that was written down.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn identity(&self) -> io::Result<Option<String>> {
+        match fs::read_to_string(self.runs_dir().join(IDENTITY)) {
+            Ok(text) => Ok(Some(text.trim_end().to_owned())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes down whose files these are. The identity is a hash, and no secret.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn claim(&self, identity: &Identity) -> io::Result<()> {
+        if self.identity()?.as_deref() == Some(identity.as_str()) {
+            return Ok(());
+        }
+        let path = self.runs_dir().join(IDENTITY);
+        self.runs().with_reserve(|| users::write(&path, format!("{}\n", identity.as_str()).as_bytes()))
     }
 
     /// There if the tree may still say that the unit's `stop` hook failed.

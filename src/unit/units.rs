@@ -15,11 +15,12 @@ use super::agent::{Order, tend};
 use super::cgroup;
 use super::ground;
 use super::problem::{self, HeldUp};
-use super::roll::Missed;
+use super::roll::{self, Missed};
 use super::site::Site;
 use crate::model::UnitId;
 use crate::runtime::reconcile::DOUBT;
 use crate::store::paths;
+use crate::store::rollback::{Basis, RollbackGuard, Standing};
 use crate::store::tree::{self, Feed as _, Tree};
 
 /// How long after a failure of the store the next attempt is made.
@@ -38,11 +39,17 @@ pub enum Error {
     Tree(#[from] tree::Error),
 }
 
-/// Runs the machine's units until `stop` says so. Their hooks and what those started go on then.
+/// Runs the machine's units until `stop` says so. Their hooks and what those started go on then. No unit is removed while
+/// `guard` finds that the store went back.
 ///
 /// # Errors
 /// See [`Error`]; the failures of the store only if no waiting cures them.
-pub async fn run<T: Tree>(tree: &T, site: &Site, mut stop: watch::Receiver<bool>) -> Result<(), Error> {
+pub async fn run<T: Tree>(
+    tree: &T,
+    site: &Site,
+    guard: &RollbackGuard,
+    mut stop: watch::Receiver<bool>,
+) -> Result<(), Error> {
     let Some(ground) = ground::take(site, &mut stop).await? else { return Ok(()) };
     let site = &ground.site;
     let (held_up, mut trouble) = watch::channel(HeldUp::new());
@@ -54,17 +61,26 @@ pub async fn run<T: Tree>(tree: &T, site: &Site, mut stop: watch::Receiver<bool>
     }
     let mut agents = FuturesUnordered::new();
     let mut orders: BTreeMap<UnitId, watch::Sender<Order>> = BTreeMap::new();
-    let mut feed = None;
+    let mut feeds: Option<(T::Feed, T::Feed)> = None;
     let mut missed = Missed::new(DOUBT);
+    // Units that were started while the store was behind.
+    let mut started = BTreeSet::new();
     loop {
-        match look(tree, site, &mut feed).await {
-            Ok((listed, residents)) => {
-                let words = problem::words(ground.problem.as_deref(), &trouble.borrow_and_update());
+        let given: BTreeMap<UnitId, Order> = orders.iter().map(|(id, told)| (*id, *told.borrow())).collect();
+        match look(tree, site, guard, &given, &mut feeds).await {
+            Ok(Look { listed, residents, standing }) => {
+                let behind = standing.held();
+                let words = problem::words(ground.problem.as_deref(), behind, &trouble.borrow_and_update());
                 if told.as_ref() != Some(&words) && problem::tell(tree, site, words.as_deref()).await {
                     told = Some(words);
                 }
-                let given = orders.iter().map(|(id, told)| (*id, *told.borrow())).collect();
-                for (id, order) in missed.decide(&listed, residents, &given, Instant::now()) {
+                let decided = if behind.is_some() {
+                    roll::hold(&listed, residents, &given, &mut started)
+                } else {
+                    started.clear();
+                    missed.decide(&listed, residents, &given, Instant::now())
+                };
+                for (id, order) in decided {
                     if let Some(told) = orders.get(&id) {
                         told.send_if_modified(|told| std::mem::replace(told, order) != order);
                     } else {
@@ -76,19 +92,19 @@ pub async fn run<T: Tree>(tree: &T, site: &Site, mut stop: watch::Receiver<bool>
             }
             Err(error) if error.is_retryable() => {
                 warn!(%error, "store lost");
-                feed = None;
+                feeds = None;
             }
             Err(error) => return Err(error.into()),
         }
-        let mut pause = Instant::now() + if feed.is_some() { site.resync } else { PAUSE };
+        let mut pause = Instant::now() + if feeds.is_some() { site.resync } else { PAUSE };
         // A look that failed is nobody's second one.
-        if let Some((units, again)) = missed.in_doubt().filter(|_| feed.is_some()) {
+        if let Some((units, again)) = missed.in_doubt().filter(|_| feeds.is_some()) {
             warn!(units, "most units are gone from the list; looking again");
             pause = pause.min(again);
         }
         loop {
             let woken = tokio::select! {
-                lost = heard(&mut feed, pause) => Woken::Look { lost },
+                lost = heard(&mut feeds, pause) => Woken::Look { lost },
                 // Its sender is here.
                 _ = trouble.changed() => Woken::Look { lost: false },
                 Some(id) = agents.next() => Woken::Ended(id),
@@ -99,7 +115,7 @@ pub async fn run<T: Tree>(tree: &T, site: &Site, mut stop: watch::Receiver<bool>
                 Woken::Ended(id) => drop(orders.remove(&id)),
                 Woken::Look { lost: false } => break,
                 Woken::Look { lost: true } => {
-                    feed = None;
+                    feeds = None;
                     break;
                 }
                 Woken::Stop => {
@@ -126,10 +142,19 @@ enum Woken {
     Stop,
 }
 
-/// Waits for a change of the list, but no longer than that. Says whether the watch was lost. Cancel-safe.
-async fn heard<F: tree::Feed>(feed: &mut Option<F>, pause: Instant) -> bool {
-    match feed {
-        Some(feed) => matches!(timeout_at(pause, feed.next()).await, Ok(Err(_))),
+/// Waits until `pause` for a change of the list or an operator's acceptance of the store. Returns whether the watch was lost.
+/// Cancel-safe.
+async fn heard<F: tree::Feed>(feeds: &mut Option<(F, F)>, pause: Instant) -> bool {
+    match feeds {
+        Some((list, accepted)) => {
+            let event = async {
+                tokio::select! {
+                    event = list.next() => event,
+                    event = accepted.next() => event,
+                }
+            };
+            matches!(timeout_at(pause, event).await, Ok(Err(_)))
+        }
         None => {
             tokio::time::sleep_until(pause).await;
             false
@@ -137,27 +162,41 @@ async fn heard<F: tree::Feed>(feed: &mut Option<F>, pause: Instant) -> bool {
     }
 }
 
-/// The units that are on the machine's list, and those that have files here.
+/// The units of a machine, as the tree and the disk have them.
+struct Look {
+    listed: BTreeSet<UnitId>,
+    /// Those that have files here.
+    residents: Vec<UnitId>,
+    standing: Standing,
+}
+
 async fn look<T: Tree>(
     tree: &T,
     site: &Site,
-    feed: &mut Option<T::Feed>,
-) -> Result<(BTreeSet<UnitId>, Vec<UnitId>), tree::Error> {
+    guard: &RollbackGuard,
+    given: &BTreeMap<UnitId, Order>,
+    feeds: &mut Option<(T::Feed, T::Feed)>,
+) -> Result<Look, tree::Error> {
     let list = paths::machine_units(site.machine);
-    if feed.is_none() {
-        let mut fresh = tree.watch(&list).await?;
-        // Its first word is that everything may have changed, which is what the look below is for.
+    if feeds.is_none() {
+        let (mut fresh, mut accepted) = (tree.watch(&list).await?, tree.watch(guard.acceptance()).await?);
+        // The first event says that everything may have changed, which is what the look below is for.
         fresh.next().await?;
-        *feed = Some(fresh);
+        accepted.next().await?;
+        *feeds = Some((fresh, accepted));
     }
     // A list that is behind the times must not end a unit that it does not know yet.
     tree.sync().await?;
     let names = tree.children(&list).await?;
+    let listed: BTreeSet<UnitId> = names.iter().filter_map(|name| UnitId::from_key(name).ok()).collect();
     let residents = site.residents().unwrap_or_else(|error| {
         warn!(%error, "cannot look for units that were removed");
         Vec::new()
     });
-    Ok((names.iter().filter_map(|name| UnitId::from_key(name).ok()).collect(), residents))
+    let is_new = |id: &UnitId| !residents.contains(id) && !given.contains_key(id);
+    let basis = if listed.iter().any(is_new) { Basis::New } else { Basis::Known };
+    let standing = guard.review(tree, None, basis).await?;
+    Ok(Look { listed, residents, standing })
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use super::*;
 use crate::model::MachineId;
 use crate::store::acl::Roles;
+use crate::store::rollback::{Memory, Record};
 use crate::store::tree::Write;
 use crate::store::{Credential, MemoryStore, MemoryTree};
 use crate::unit::resolve::resolve;
@@ -11,9 +12,26 @@ use crate::unit::workflow::{Hook, Resolution, Run, State};
 
 const UNITS: u32 = 4;
 
+/// The checkpoint file of an agent.
+#[derive(Default)]
+struct Saved(std::sync::Mutex<Option<Vec<u8>>>);
+
+impl Memory for Saved {
+    fn load(&self) -> io::Result<Option<Vec<u8>>> {
+        Ok(self.0.lock().unwrap().clone())
+    }
+
+    fn save(&self, bytes: Vec<u8>) -> std::pin::Pin<Box<dyn Future<Output = io::Result<()>> + Send + '_>> {
+        *self.0.lock().unwrap() = Some(bytes);
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
+
 struct World {
+    store: MemoryStore,
     tree: MemoryTree,
     site: Site,
+    memory: std::sync::Arc<Saved>,
     _home: tempfile::TempDir,
 }
 
@@ -41,7 +59,9 @@ impl World {
         for id in 0..UNITS {
             std::fs::create_dir_all(site.directory.join("runs").join(UnitId::new(id).key())).unwrap();
         }
-        let world = Self { tree: MemoryStore::default().connect(Some(&operator)), site, _home: home };
+        let store = MemoryStore::default();
+        let tree = store.connect(Some(&operator));
+        let world = Self { store, tree, site, memory: std::sync::Arc::default(), _home: home };
         let machine = world.site.machine;
         world.create([paths::machines(), paths::machine(machine), paths::machine_units(machine)]).await;
         world.list(0..UNITS).await;
@@ -63,6 +83,13 @@ impl World {
         let path = |id| paths::machine_unit(self.site.machine, UnitId::new(id));
         let writes = ids.into_iter().map(|id| Write::Delete { path: path(id) }).collect();
         self.tree.write(writes).await.unwrap();
+    }
+
+    /// The guard of an agent of this machine that was started just now.
+    fn guard(&self) -> RollbackGuard {
+        let Site { machine, roles, identity, .. } = &self.site;
+        let memory: std::sync::Arc<dyn Memory> = std::sync::Arc::clone(&self.memory) as _;
+        RollbackGuard::of_machine(*machine, roles, identity, memory)
     }
 
     fn here(&self) -> Vec<u32> {
@@ -102,7 +129,8 @@ async fn a_list_that_is_wrong_for_a_moment_ends_nobody() {
         world.until_here(&[]).await;
         stop.send_replace(true);
     };
-    let (ended, ()) = tokio::join!(run(&world.tree, &world.site, stopped), life);
+    let guard = world.guard();
+    let (ended, ()) = tokio::join!(run(&world.tree, &world.site, &guard, stopped), life);
     ended.unwrap();
 }
 
@@ -123,7 +151,8 @@ async fn a_unit_that_is_only_missing_from_the_list_is_not_ended() {
         world.until_here(&[]).await;
         stop.send_replace(true);
     };
-    let (ended, ()) = tokio::join!(run(&world.tree, &world.site, stopped), life);
+    let guard = world.guard();
+    let (ended, ()) = tokio::join!(run(&world.tree, &world.site, &guard, stopped), life);
     ended.unwrap();
 }
 
@@ -163,7 +192,8 @@ async fn a_state_that_cannot_be_read_is_nothing_to_be_cleared_away() {
         world.until_here(&[3]).await;
         stop.send_replace(true);
     };
-    let (ended, ()) = tokio::join!(run(&world.tree, &world.site, stopped), life);
+    let guard = world.guard();
+    let (ended, ()) = tokio::join!(run(&world.tree, &world.site, &guard, stopped), life);
     ended.unwrap();
 }
 
@@ -187,4 +217,42 @@ async fn a_hook_that_nobody_can_look_for_is_not_missing() {
     std::fs::create_dir(&hooks).unwrap();
     std::os::unix::fs::symlink("nowhere", hooks.join("start")).unwrap();
     assert!(order().unwrap().is_some(), "a link that leads nowhere is there");
+}
+
+/// The unit that was deployed after the backup stays, and is removed once an operator accepts the store.
+#[tokio::test(start_paused = true)]
+async fn a_restored_store_removes_no_unit_until_it_is_accepted() {
+    let world = World::new().await;
+    let (stop, stopped) = watch::channel(false);
+    let guard = world.guard();
+    guard.review(&world.tree, None, Basis::Known).await.unwrap();
+    let backup = world.store.backup();
+    let life = async {
+        // Deployed after the backup: its files are here once the agent has seen it.
+        world.list([UNITS]).await;
+        let checkpoint = paths::machine_checkpoint(world.site.machine);
+        while world.tree.get(&checkpoint).await.unwrap().version == 0 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        let files = world.site.directory.join("runs").join(UnitId::new(UNITS).key());
+        std::fs::create_dir_all(files).unwrap();
+        world.store.restore(&backup);
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert_eq!(world.here(), (0..=UNITS).collect::<Vec<_>>());
+        let problem = world.tree.get(&paths::machine_problem(world.site.machine)).await.unwrap();
+        let problem = String::from_utf8(problem.data).unwrap();
+        assert!(problem.contains("units are not removed: the store went back"), "{problem}");
+        // As `juju accept-store` does.
+        let record = world.tree.get(&checkpoint).await.unwrap();
+        let record: Record = serde_json::from_slice(&record.data).unwrap();
+        let data = serde_json::to_vec(&record.missing.unwrap()).unwrap();
+        let acceptance = Write::create(guard.acceptance().clone(), data, world.site.roles.operators());
+        world.tree.write(vec![acceptance]).await.unwrap();
+        world.until_here(&(0..UNITS).collect::<Vec<_>>()).await;
+        stop.send_replace(true);
+    };
+    let (ended, ()) = tokio::join!(run(&world.tree, &world.site, &guard, stopped), life);
+    ended.unwrap();
+    let problem = world.tree.get(&paths::machine_problem(world.site.machine)).await.unwrap();
+    assert!(!String::from_utf8(problem.data).unwrap().contains("went back"));
 }

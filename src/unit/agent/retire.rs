@@ -23,6 +23,11 @@ impl<T: Tree> Agent<'_, T> {
         if self.tree.exists(&paths::unit(self.id)).await? {
             return Err(Error::Unlisted);
         }
+        self.clear().await
+    }
+
+    /// Stops the unit that the files here belong to, and removes what it had.
+    pub(super) async fn clear(&mut self) -> Result<(), Error> {
         let state = self.at_home(|home| read_state(&home)).await;
         if let Some(mut state) = state.map_err(disk("cannot read the unit's state"))? {
             let name = read_name(&self.home())?;

@@ -27,7 +27,8 @@ impl<T: Tree> Agent<'_, T> {
                 return Ok(resolution);
             }
             let mut orders = self.orders.clone();
-            if *orders.borrow_and_update() != Order::Retire {
+            let wanted = if self.clearing { Order::Live } else { Order::Retire };
+            if *orders.borrow_and_update() != wanted {
                 return Err(Error::Gone);
             }
             tokio::select! {
