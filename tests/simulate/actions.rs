@@ -59,6 +59,8 @@ pub(crate) enum Action {
     Arm(Armed),
     Backup,
     Restore,
+    /// The operator accepts a restored store.
+    Accept,
 }
 
 impl PartialEq for Armed {

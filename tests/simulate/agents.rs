@@ -3,7 +3,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -13,12 +13,14 @@ use portcullis::firewall::policy::Policy;
 use portcullis::firewall::provisioner::Provisioner;
 use portcullis::firewall::run::{Progress, run_provisioning};
 use portcullis::store::acl::Roles;
+use portcullis::store::rollback::RollbackGuard;
 use portcullis::store::{Credential, MemoryStore, MemoryTree};
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
 use crate::firewall::SimFirewall;
 use crate::instances::SimMachines;
+use crate::restored::CheckpointFile;
 use crate::seam::{SESSION, Seam};
 use crate::tree::{SimTree, fall_behind};
 
@@ -106,6 +108,7 @@ pub(crate) struct Start {
     pub roles: Roles,
     /// Instances are theirs to launch and to end.
     pub provisions: bool,
+    pub checkpoint: Arc<CheckpointFile>,
 }
 
 /// A process and whoever starts it again when it has ended.
@@ -161,8 +164,10 @@ async fn live(
         let seam = seam.clone();
         move || seam.lock().time_of_day_ms()
     };
+    let guard = Arc::new(RollbackGuard::of_controller(&start.roles, start.checkpoint.clone()));
     let mut agent = Agent::new(tree.clone(), firewall, policy, start.roles.clone(), move || jitter.next())
-        .with_clock(clock);
+        .with_clock(clock)
+        .with_guard(Arc::clone(&guard));
     let (progress, _) = watch::channel(Progress::default());
     let asked = stopped.clone();
     let mut provisioner = start.provisions.then(|| {
@@ -172,7 +177,7 @@ async fn live(
             start.roles.clone(),
         );
         let machines = SimMachines { seam: seam.clone(), who: start.who };
-        Provisioner::new(tree.clone(), machines, boot, move || fate.next())
+        Provisioner::new(tree.clone(), machines, boot, move || fate.next()).with_guard(guard)
     });
     let provisioner = provisioner.as_mut();
     let mut running = std::pin::pin!(run_provisioning(

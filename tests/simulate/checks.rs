@@ -54,7 +54,11 @@ impl World {
     }
 
     /// Whether whatever was changed must have been put right by now.
-    fn is_due(&self) -> bool {
+    pub(crate) fn is_due(&self) -> bool {
+        // What agents do with a store that nobody has accepted is judged by S7 alone.
+        if self.unaccepted {
+            return false;
+        }
         let Some(rest) = self.at_rest() else { return false };
         let changed = self.seam.lock().changed_at;
         let patience = if changed >= rest { FAST } else { SHALLOW };
@@ -66,6 +70,9 @@ impl World {
         self.expect_no_violation();
         self.expect_foreign_untouched();
         self.expect_strangers_untouched();
+        if self.restored && !self.unaccepted {
+            self.accept().await;
+        }
         if self.is_due() {
             self.expect_right().await;
             self.expect_no_ghosts().await;
@@ -265,6 +272,7 @@ impl World {
     pub(crate) async fn settle(&mut self) {
         self.disarm();
         self.perform(Action::Heal).await;
+        self.accept_for_all().await;
         // The last change falls into a bad moment, and nothing happens after it that could help.
         self.perform(Action::Storm(2)).await;
         let last = if self.random.one_in(2) {
@@ -331,7 +339,8 @@ impl World {
         let settled = self.all_have_instances().await;
         let so_far = |world: &World| {
             let shared = world.seam.lock();
-            (shared.writes.clone(), shared.report_writes, if settled { shared.provisioned } else { 0 })
+            let provisioned = if settled { shared.provisioned } else { 0 };
+            (shared.writes.clone(), shared.report_writes, provisioned, shared.checkpoints)
         };
         let before = so_far(self);
         self.seam.controls[0].crash();

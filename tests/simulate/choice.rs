@@ -109,7 +109,14 @@ impl World {
     }
 
     pub(crate) fn an_event(&mut self) -> (Action, Duration) {
-        let action = if self.random.one_in(2) { self.an_operation() } else { self.a_disturbance() };
+        let accepts = self.unaccepted && self.random.one_in(4);
+        let action = if accepts {
+            Action::Accept
+        } else if self.random.one_in(2) {
+            self.an_operation()
+        } else {
+            self.a_disturbance()
+        };
         let pause = match self.random.below(40) {
             0 => 350_000,
             1..=2 => 110_000,

@@ -87,35 +87,11 @@ impl World {
                     self.provoke(kind).await;
                 }
             }
-            Action::Backup => {
-                let backup =
-                    (self.seam.store.backup(), self.seam.lock().oracle.clone(), self.damaged.clone());
-                self.backup = Some(backup);
-            }
+            Action::Backup => self.back_up(),
             Action::Restore => self.restore(),
+            Action::Accept => self.accept().await,
             _ => {}
         }
-    }
-
-    /// Everything in the store is as it was; outside of it nothing is.
-    fn restore(&mut self) {
-        let Some((backup, oracle, damaged)) = self.backup.take() else { return };
-        self.damaged = damaged;
-        self.happened(Mishap::Restored);
-        self.seam.store.restore(&backup);
-        let mut shared = self.seam.lock();
-        shared.oracle = oracle;
-        if self.provisions {
-            self.foreign.retain(|machine, _| shared.oracle.machines.contains_key(machine));
-        }
-        // What an agent remembers of units that cannot be read went back too.
-        for unit in shared.oracle.units.values_mut() {
-            unit.kept = Points::NONE;
-        }
-        shared.past = None;
-        shared.changed();
-        shared.deep();
-        shared.blind(Instant::now(), GRACE);
     }
 
     pub(crate) fn meddle(&mut self, what: Mishap, machine: usize) {

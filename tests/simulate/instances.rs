@@ -86,6 +86,7 @@ impl Machines for SimMachines {
 
     async fn release(&self, machine: MachineNumber, instance: &InstanceId) -> Result<(), Error> {
         self.seam.takes_away(machine, instance);
+        self.seam.lock().judge_end(id(machine));
         self.request(Kind::Release, Some(machine), self.seam.provider.release(machine, instance)).await
     }
 
@@ -96,6 +97,7 @@ impl Machines for SimMachines {
             self.seam.lock().violated(format!("S3: {instance} was not launched by us, and is ended"));
         }
         self.seam.takes_away(machine, instance);
+        self.seam.lock().judge_end(id(machine));
         self.request(Kind::Terminate, Some(machine), self.seam.provider.terminate(machine, instance)).await
     }
 
@@ -103,6 +105,7 @@ impl Machines for SimMachines {
         if self.seam.is_there_all_along(machine) {
             self.seam.lock().violated(format!("S5: machine {machine} is shut as if it were gone"));
         }
+        self.seam.lock().judge_end(id(machine));
         self.request(Kind::Shut, Some(machine), self.seam.provider.shut(machine, group)).await
     }
 
@@ -112,6 +115,10 @@ impl Machines for SimMachines {
             && self.seam.is_there_all_along(machine)
         {
             self.seam.lock().violated(format!("S5: the group of machine {machine} is deleted"));
+        }
+        if let Some(machine) = groups.iter().find(|there| there.id == *group).and_then(|found| found.machine)
+        {
+            self.seam.lock().judge_end(id(machine));
         }
         let deleted = self.request(Kind::DeleteGroup, None, self.seam.provider.delete_group(group)).await;
         if matches!(deleted, Err(Error::StillInUse { .. })) {

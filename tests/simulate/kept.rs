@@ -13,6 +13,7 @@ use crate::checks::FAST;
 use crate::faults::{Fault, Kind, Mishap};
 use crate::in_a_world;
 use crate::ledger::Armed;
+use crate::restored;
 use crate::seam::HANG;
 use crate::world::{Shape, World, number};
 
@@ -29,6 +30,9 @@ pub(crate) const STORIES: &[Story] = &[
     ("a lease too short for all", || Box::pin(a_lease_is_too_short())),
     ("seed 4763", || Box::pin(a_change_comes_while_others_wait())),
     ("opens that hang", || Box::pin(opens_hang())),
+    ("ports after a restore", || Box::pin(restored::ports_stay_open())),
+    ("another leader after a restore", || Box::pin(restored::another_controller_leads())),
+    ("instances after a restore", || Box::pin(restored::instances_stay())),
     ("leave to act that ends while another is waited for", || Box::pin(leave_is_scarce())),
 ];
 

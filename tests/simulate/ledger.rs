@@ -15,6 +15,7 @@ use crate::faults::{Coverage, Fault, Kind, Mishap};
 use crate::oracle::{GRACE, History, Oracle};
 use crate::points::Points;
 use crate::random::Random;
+use crate::restored::Protected;
 
 /// Calls that an agent may have made more than time and events alone allow for (M3).
 const BURST: u64 = 400;
@@ -95,6 +96,10 @@ pub(crate) struct Shared {
     credit: u64,
     credited_at: Instant,
     pub violations: Vec<String>,
+    /// What was made after a backup.
+    pub protected: Protected,
+    /// Checkpoints that agents wrote.
+    pub checkpoints: u64,
     began: Instant,
     /// What the time of day was then, by the clock as it is set now.
     began_at_ms: u64,
@@ -140,6 +145,8 @@ impl Shared {
             credit: BURST,
             credited_at: now,
             violations: Vec::new(),
+            protected: Protected::default(),
+            checkpoints: 0,
             began: now,
             began_at_ms: 1_700_000_000_000,
             log: log.then(String::new),
@@ -315,6 +322,7 @@ impl Shared {
             return;
         }
         let (opened, closed) = (after.minus(before), before.minus(after));
+        self.judge_restored(machine, opened, closed);
         // S4: no content of the store opens what policy denies.
         let denied = opened.and(Points::forbidden());
         if !denied.is_empty() {

@@ -34,6 +34,7 @@ mod planning;
 mod planted;
 mod points;
 mod random;
+mod restored;
 mod scenarios;
 mod seam;
 mod tree;

@@ -113,6 +113,9 @@ impl Tree for SimTree {
     }
 
     async fn write(&self, writes: Vec<Write>) -> Result<(), TreeError> {
+        if writes.iter().any(|write| *write.path() == paths::controller_checkpoint()) {
+            self.seam.lock().checkpoints += 1;
+        }
         self.call(Kind::of_write(&writes), self.inner.write(writes)).await
     }
 

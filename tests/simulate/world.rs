@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use portcullis::model::{EnvironmentName, MachineId, ServiceName, UnitName};
@@ -20,6 +21,7 @@ use crate::agents::{Start, supervise};
 use crate::faults::{Coverage, Mishap};
 use crate::oracle::{Machine, Oracle, Service, Unit};
 use crate::random::Random;
+use crate::restored::Saved;
 use crate::seam::{FOREIGN, Seam};
 
 pub(crate) const SERVICES: usize = 3;
@@ -63,7 +65,11 @@ pub(crate) struct World {
     pub foreign: BTreeMap<MachineId, Vec<Foreign>>,
     /// Machines whose group's name somebody else has taken.
     pub squatted: BTreeSet<MachineNumber>,
-    pub backup: Option<(Backup, Oracle, BTreeMap<NodePath, Vec<u8>>)>,
+    pub backup: Option<Saved>,
+    /// The store was restored at some time.
+    pub restored: bool,
+    /// It was, and no operator has accepted it yet.
+    pub unaccepted: bool,
     /// What znodes held before they were damaged.
     pub damaged: BTreeMap<NodePath, Vec<u8>>,
     /// Whether the agents provision.
@@ -191,8 +197,13 @@ impl World {
             shared.changed();
         }
         let roles = operator.info().roles.clone();
-        let start =
-            |who| Start { who, credential: template.controller.clone(), roles: roles.clone(), provisions };
+        let start = |who| Start {
+            who,
+            credential: template.controller.clone(),
+            roles: roles.clone(),
+            provisions,
+            checkpoint: Arc::default(),
+        };
         let agents = (0..agents).map(|who| tokio::spawn(supervise(seam.clone(), start(who)))).collect();
         let mut world = World {
             random,
@@ -201,6 +212,8 @@ impl World {
             foreign: BTreeMap::new(),
             squatted: BTreeSet::new(),
             backup: None,
+            restored: false,
+            unaccepted: false,
             damaged: BTreeMap::new(),
             provisions,
             usual,

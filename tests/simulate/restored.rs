@@ -1,0 +1,235 @@
+//! A store that is restored from an older backup. What agents made after the backup stays until an operator accepts the store
+//! (S7): not a port of it is closed, and no instance is ended.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use portcullis::model::MachineId;
+use portcullis::store::memory::Backup;
+use portcullis::store::paths::NodePath;
+use portcullis::store::rollback::Memory;
+use tokio::time::Instant;
+
+use crate::actions::{Action, DEEP, SHALLOW};
+use crate::checks::FAST;
+use crate::faults::Mishap;
+use crate::ledger::Shared;
+use crate::oracle::{GRACE, Oracle};
+use crate::points::Points;
+use crate::world::{Shape, World, number};
+
+/// The checkpoint file of one agent. It outlives the process.
+#[derive(Default)]
+pub(crate) struct CheckpointFile(Mutex<Option<Vec<u8>>>);
+
+impl Memory for CheckpointFile {
+    fn load(&self) -> io::Result<Option<Vec<u8>>> {
+        Ok(self.0.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
+    fn save(&self, bytes: Vec<u8>) -> Pin<Box<dyn Future<Output = io::Result<()>> + Send + '_>> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes);
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
+
+/// A backup of the store, and what was so then.
+pub(crate) struct Saved {
+    store: Backup,
+    oracle: Oracle,
+    damaged: BTreeMap<NodePath, Vec<u8>>,
+    /// Everything was as it should be: whatever is opened from here on is opened for what happens from here on.
+    at_rest: bool,
+}
+
+/// Rules and machines that were made after a backup and may not be removed.
+#[derive(Debug, Default)]
+pub(crate) struct Protected {
+    /// Opened by agents since the last backup.
+    opened: BTreeMap<MachineId, Points>,
+    /// After a restore: what was opened after the backup.
+    points: BTreeMap<MachineId, Points>,
+    /// After a restore: machines that were added after the backup.
+    machines: BTreeSet<MachineId>,
+}
+
+impl Shared {
+    /// Takes in what an agent's call did, and judges it.
+    pub(crate) fn judge_restored(&mut self, machine: MachineId, opened: Points, closed: Points) {
+        let since = self.protected.opened.entry(machine).or_default();
+        *since = since.or(opened).minus(closed);
+        let kept = self.protected.points.get(&machine).copied().unwrap_or_default();
+        let lost = closed.and(kept);
+        if !lost.is_empty() {
+            self.violated(format!("S7: {machine} closed{lost}, opened after the backup that was restored"));
+        }
+    }
+
+    /// An agent ends the instance of a machine, or deletes what belongs to it.
+    pub(crate) fn judge_end(&mut self, machine: MachineId) {
+        if self.protected.machines.contains(&machine) {
+            self.violated(format!("S7: {machine} is ended, added after the backup that was restored"));
+        }
+    }
+}
+
+impl World {
+    pub(crate) fn back_up(&mut self) {
+        let at_rest = self.is_due();
+        let mut shared = self.seam.lock();
+        shared.protected.opened.clear();
+        let oracle = shared.oracle.clone();
+        drop(shared);
+        let (store, damaged) = (self.seam.store.backup(), self.damaged.clone());
+        self.backup = Some(Saved { store, oracle, damaged, at_rest });
+    }
+
+    /// Everything in the store is as it was; outside of it nothing is.
+    pub(crate) fn restore(&mut self) {
+        let Some(saved) = self.backup.take() else { return };
+        self.damaged = saved.damaged;
+        self.happened(Mishap::Restored);
+        self.seam.store.restore(&saved.store);
+        self.restored = true;
+        self.unaccepted = true;
+        let live: BTreeSet<u32> =
+            self.seam.provider.truth().instances.iter().map(|instance| instance.machine.get()).collect();
+        let mut shared = self.seam.lock();
+        let before = std::mem::replace(&mut shared.oracle, saved.oracle);
+        // Which of two agents leads next, and what it remembers, depends on the events that it got.
+        if saved.at_rest && self.agents() == 1 {
+            let added = before.machines.keys().filter(|id| !shared.oracle.machines.contains_key(id));
+            let added = added.filter(|id| live.contains(&id.number())).copied().collect();
+            let kept = |(id, opened): (&MachineId, &Points)| {
+                (*id, opened.and(before.wanted(*id)).minus(shared.oracle.wanted(*id)))
+            };
+            let points = shared.protected.opened.iter().map(kept).collect();
+            (shared.protected.points, shared.protected.machines) = (points, added);
+        }
+        if self.provisions {
+            self.foreign.retain(|machine, _| shared.oracle.machines.contains_key(machine));
+        }
+        // The reports went back too, and with them the rules that are kept for unreadable units.
+        for unit in shared.oracle.units.values_mut() {
+            unit.kept = Points::NONE;
+        }
+        shared.past = None;
+        shared.changed();
+        shared.deep();
+        shared.blind(Instant::now(), GRACE);
+    }
+
+    /// The operator accepts the store, from here on for every agent that finds it to be older than it should be.
+    pub(crate) async fn accept(&mut self) {
+        self.unaccepted = false;
+        self.seam.lock().protected = Protected::default();
+        let accepted = self.operator.accept_store().await.expect("accepted");
+        if !accepted.is_empty() {
+            let mut shared = self.seam.lock();
+            shared.changed();
+            shared.deep();
+            shared.blind(Instant::now(), GRACE);
+        }
+    }
+
+    /// Every agent finds out whether the store is older than it should be, and the operator accepts it.
+    pub(crate) async fn accept_for_all(&mut self) {
+        if !self.restored {
+            return;
+        }
+        for agent in 0..self.agents() {
+            self.accept().await;
+            self.pause(DEEP).await;
+            self.accept().await;
+            if self.agents() > 1 {
+                self.perform(Action::Crash(agent)).await;
+            }
+        }
+        self.pause(SHALLOW).await;
+        self.accept().await;
+        self.pause(SHALLOW).await;
+    }
+}
+
+/// A world in which the first unit opened a port before the backup and another one after it, and the store was restored.
+async fn restored(agents: usize) -> (World, MachineId, Points) {
+    let mut world = World::new(0, Shape::small(agents, false), false).await;
+    let (service, machine) = {
+        let shared = world.seam.lock();
+        let unit = shared.oracle.units.values().next().expect("a unit");
+        (unit.service, unit.machine)
+    };
+    world.perform(Action::Open(0, 0)).await;
+    world.perform(Action::Expose(service)).await;
+    world.pause(FAST).await;
+    world.check().await;
+    world.perform(Action::Backup).await;
+    world.perform(Action::Open(0, 3)).await;
+    world.pause(FAST).await;
+    world.check().await;
+    let open = world.seam.open_on(machine).expect("a group");
+    world.perform(Action::Restore).await;
+    (world, machine, open)
+}
+
+/// A port that was opened after the backup stays open until the operator accepts the restored store.
+pub(crate) async fn ports_stay_open() {
+    let (mut world, machine, open) = restored(1).await;
+    for agent in [0, 0] {
+        world.pause(DEEP).await;
+        world.check().await;
+        assert_eq!(world.seam.open_on(machine), Some(open));
+        world.perform(Action::Crash(agent)).await;
+    }
+    world.pause(SHALLOW).await;
+    let problem = world.report(machine).await.problem.unwrap_or_default();
+    assert!(problem.contains("ports are not closed: the store went back"), "{problem}");
+    world.perform(Action::Accept).await;
+    world.pause(FAST + Duration::from_secs(5)).await;
+    assert_ne!(world.seam.open_on(machine), Some(open), "closed at once");
+    world.pause(DEEP).await;
+    world.check().await;
+    assert_eq!(world.report(machine).await.problem, None);
+}
+
+/// The same if another controller leads after the restore: it remembers what the leader before it acted on.
+pub(crate) async fn another_controller_leads() {
+    let (mut world, machine, open) = restored(2).await;
+    for agent in [0, 1] {
+        world.perform(Action::Crash(agent)).await;
+        world.pause(DEEP).await;
+        assert_eq!(world.seam.open_on(machine), Some(open));
+    }
+    world.accept_for_all().await;
+    world.check().await;
+    assert_ne!(world.seam.open_on(machine), Some(open));
+}
+
+/// A machine that was added after the backup keeps its instance until the operator accepts the restored store.
+pub(crate) async fn instances_stay() {
+    let mut world = World::new(0, Shape::small(1, true), false).await;
+    world.pause(SHALLOW).await;
+    world.check().await;
+    world.perform(Action::Backup).await;
+    world.perform(Action::Launch).await;
+    world.pause(SHALLOW).await;
+    world.check().await;
+    let machine = *world.seam.lock().oracle.machines.keys().last().expect("a machine");
+    assert!(world.has_instance(machine).await);
+    world.perform(Action::Restore).await;
+    world.pause(DEEP).await;
+    world.check().await;
+    let ours = |world: &World| {
+        let truth = world.seam.provider.truth();
+        truth.groups.iter().any(|group| group.machine == Some(number(machine)))
+    };
+    assert!(ours(&world), "the machine's group stays");
+    world.perform(Action::Accept).await;
+    world.pause(DEEP).await;
+    world.check().await;
+    assert!(!ours(&world), "the machine is gone");
+}
