@@ -20,6 +20,7 @@ mod mounts;
 #[allow(dead_code)]
 #[path = "../cli/operator.rs"]
 mod operator;
+mod restored;
 mod steps;
 mod world;
 
