@@ -4,7 +4,7 @@
 use std::env;
 use std::future::Future;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -57,9 +57,13 @@ pub(super) fn open(environment: &EnvironmentName, role: &str, tree: &str) -> Arc
         warn!("neither XDG_DATA_HOME nor HOME is set: a restored store is not recognised after a restart");
         return Arc::new(Nowhere);
     };
+    open_in(&base.join("portcullis-agents").join(environment.as_str()), role, tree)
+}
+
+/// The same in another directory.
+pub(super) fn open_in(directory: &Path, role: &str, tree: &str) -> Arc<dyn Memory> {
     let digest = Sha256::digest(tree);
     let hash = digest.iter().take(6).fold(0, |hash: u64, byte| hash << 8 | u64::from(*byte));
-    let directory = base.join("portcullis-agents").join(environment.as_str());
     Arc::new(CheckpointFile(directory.join(format!("{role}-{hash:012x}.json"))))
 }
 

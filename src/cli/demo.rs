@@ -137,6 +137,7 @@ async fn start_agent(
         say(&format!("# Its hooks run as root here: {error:#}"))?;
         prepare(&["--hook-user", "0:0"].map(OsStr::new))
     })?;
+    let agent = agent.with_checkpoint_in(&data.with_file_name("agents"));
     let (stop, stopped) = watch::channel(false);
     Ok((stop, tokio::spawn(agent.run(stopped))))
 }

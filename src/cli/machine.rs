@@ -210,6 +210,14 @@ pub(super) fn prepare(
 }
 
 impl MachineAgent {
+    /// With its checkpoint in this directory instead of the user's data directory.
+    pub(super) fn with_checkpoint_in(mut self, directory: &Path) -> Self {
+        let identity = self.file.credential.identity();
+        let memory = checkpoint_file::open_in(directory, &self.id.key(), identity.as_str());
+        self.guard = Arc::new(RollbackGuard::of_machine(self.id, &self.file.roles, &identity, memory));
+        self
+    }
+
     /// Runs until `stop` says so and a last pass is over or hangs, or until it fails in a way that waiting does not cure. What is
     /// open stays so.
     pub(super) async fn run(self, mut stop: watch::Receiver<bool>) -> anyhow::Result<()> {
