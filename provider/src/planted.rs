@@ -111,7 +111,34 @@ bugs!(
     TrustsARestoredStore,
     /// What there was no time for while the lease lasted is taken for done.
     CallsItDone,
+    /// Heartbeats: the hold of a mass outage ends once enough components are back, and the rest are declared dead.
+    HoldEndsWithTheShare,
+    /// Heartbeats: a state manager that is back gets its first call half a minute later.
+    ProbesSeldom,
+    /// Heartbeats: a component that beats to a tracker without the store is declared dead.
+    ForgetsLostTrackers,
+    /// Heartbeats: a tracker without the store goes on to accept beats that it cannot pass on.
+    TakesBeatsForEver,
+    /// Heartbeats: components that the store has lost are not written again.
+    TrustsAnEmptyStore,
+    /// Heartbeats: numbers of changes begin anew where the store has lost the epoch.
+    RepeatsNumbers,
+    /// Heartbeats: a call that timed out and is applied late leaves an old state with the state manager.
+    ForgetsLateCalls,
 );
+
+impl Bug {
+    /// Mistakes in the heartbeat tracker, which the heartbeat simulator has to find.
+    pub const HEARTBEAT: &[Bug] = &[
+        Bug::HoldEndsWithTheShare,
+        Bug::ProbesSeldom,
+        Bug::ForgetsLostTrackers,
+        Bug::TakesBeatsForEver,
+        Bug::TrustsAnEmptyStore,
+        Bug::RepeatsNumbers,
+        Bug::ForgetsLateCalls,
+    ];
+}
 
 /// Whether the mistake is to be made.
 #[cfg(not(feature = "planted"))]

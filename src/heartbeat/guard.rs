@@ -3,6 +3,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use crate::model::planted::{Bug, planted};
+
 /// Fewer silent components than this are no mass outage.
 const MASS_LEAST: usize = 3;
 
@@ -19,6 +21,8 @@ pub struct MassHold {
     since: Option<u64>,
     /// For so long judges before this one held the same deaths.
     before_ms: u64,
+    /// Since when the silent share is below the limit again, while the hold lasts.
+    recovering: Option<u64>,
     /// Until then deaths pass: the hold was lifted, and what is silent now was part of it.
     pass_until: u64,
     /// When and how many died lately.
@@ -57,10 +61,15 @@ impl MassHold {
         self.since.is_some()
     }
 
+    /// Whether deaths pass because a hold was lifted.
+    pub fn is_passing(&self, now: u64) -> bool {
+        now < self.pass_until
+    }
+
     pub fn course(&self, now: u64) -> Course {
         match self.since {
             Some(since) => Course::Holding { for_ms: self.held_ms(now, since) },
-            None if now < self.pass_until => Course::Passing,
+            None if self.is_passing(now) => Course::Passing,
             None => Course::Quiet,
         }
     }
@@ -76,6 +85,7 @@ impl MassHold {
             Course::Holding { for_ms } => (Some(now), for_ms, 0),
             Course::Passing => (None, 0, now + PASSING_WINDOWS * window),
         };
+        self.recovering = None;
         self.recent.clear();
     }
 
@@ -88,14 +98,15 @@ impl MassHold {
 
     /// An operator says that the silence is real.
     pub fn release(&mut self, now: u64, window: u64) {
-        self.lift(now + PASSING_WINDOWS * window);
+        if self.end() {
+            self.pass_until = now + PASSING_WINDOWS * window;
+        }
     }
 
-    fn lift(&mut self, pass_until: u64) {
-        self.before_ms = 0;
-        if self.since.take().is_some() {
-            self.pass_until = pass_until;
-        }
+    /// Returns whether there was a hold to end.
+    fn end(&mut self) -> bool {
+        (self.before_ms, self.recovering) = (0, None);
+        self.since.take().is_some()
     }
 
     /// Rules on deaths at `now`, when `silent` of `alive` components are late already. `window` is the time in which
@@ -108,14 +119,9 @@ impl MassHold {
         let (silent, fleet) = (silent + died, alive + died);
         let mass = self.share > 0 && silent >= MASS_LEAST && silent * 100 > fleet * self.share as usize;
         match self.since {
-            Some(since) if mass && self.held_ms(now, since) < self.hold_ms => Ruling::Hold { raised: false },
-            Some(_) if mass => {
-                self.release(now, window);
-                Ruling::Declare
-            }
+            Some(since) if self.held_ms(now, since) < self.hold_ms => self.rule_on_hold(now, window, mass),
             Some(_) => {
-                // Most are back, and if they fall silent once more, that is another outage.
-                self.lift(now + window);
+                self.release(now, window);
                 Ruling::Declare
             }
             None if mass && now >= self.pass_until && self.hold_ms > 0 => {
@@ -124,6 +130,22 @@ impl MassHold {
             }
             None => Ruling::Declare,
         }
+    }
+
+    /// Components return over a whole beat period or more. A hold that ended with the outage would declare those dead that
+    /// have not had the time to beat again, so it lasts for one more window.
+    fn rule_on_hold(&mut self, now: u64, window: u64, mass: bool) -> Ruling {
+        if mass {
+            self.recovering = None;
+            return Ruling::Hold { raised: false };
+        }
+        let since = *self.recovering.get_or_insert(now);
+        if now < since + window && !planted(Bug::HoldEndsWithTheShare) {
+            return Ruling::Hold { raised: false };
+        }
+        // No deaths pass unchecked after this: if the same components fall silent again, that is another outage.
+        self.end();
+        Ruling::Declare
     }
 
     pub fn declared(&mut self, now: u64, count: usize) {
@@ -261,9 +283,45 @@ mod tests {
 
         hold = begun();
         hold.rule(0, WINDOW, 50, 100);
-        assert_eq!(hold.rule(1000, WINDOW, 5, 100), Ruling::Declare, "most came back");
+        hold.rule(1000, WINDOW, 5, 100);
+        assert_eq!(hold.rule(1000 + WINDOW, WINDOW, 5, 100), Ruling::Declare, "most came back");
         assert!(!hold.is_holding());
-        assert_eq!(hold.rule(1000 + WINDOW, WINDOW, 50, 100), Ruling::Hold { raised: true }, "once more");
+        assert_eq!(hold.rule(1001 + WINDOW, WINDOW, 50, 100), Ruling::Hold { raised: true }, "once more");
+    }
+
+    #[test]
+    fn hold_lasts_one_window_after_the_outage() {
+        let held = Ruling::Hold { raised: false };
+        for (what, hold_ms, looks) in [
+            (
+                "a full window",
+                300_000,
+                &[(1_000, 30, held), (30_999, 30, held), (31_000, 30, Ruling::Declare)][..],
+            ),
+            (
+                "a second outage during the recovery",
+                300_000,
+                &[
+                    (1_000, 30, held),
+                    (20_000, 31, held),
+                    (40_000, 30, held),
+                    (69_999, 1, held),
+                    (70_000, 1, Ruling::Declare),
+                ],
+            ),
+            (
+                "the time of the hold is over",
+                20_000,
+                &[(1_000, 30, held), (19_999, 1, held), (20_000, 1, Ruling::Declare)],
+            ),
+        ] {
+            let mut hold = MassHold::default();
+            hold.configure(30, hold_ms);
+            assert_eq!(hold.rule(0, WINDOW, 100, 100), Ruling::Hold { raised: true });
+            for (now, silent, expected) in looks {
+                assert_eq!(hold.rule(*now, WINDOW, *silent, 100), *expected, "{what}: at {now}");
+            }
+        }
     }
 
     #[test]

@@ -33,8 +33,10 @@ fn found(bug: Bug) -> Option<(String, String)> {
 fn alone_every_planted_bug_is_found() {
     std::panic::set_hook(Box::new(|_| {}));
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    // The heartbeat simulator has to find the others.
+    let bugs: Vec<Bug> = Bug::ALL.iter().copied().filter(|bug| !Bug::HEARTBEAT.contains(bug)).collect();
     let work = || {
-        while let Some(&bug) = Bug::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
+        while let Some(&bug) = bugs.get(next.fetch_add(1, Ordering::Relaxed)) {
             let found = found(bug);
             results.lock().expect("a lock").push((bug, found));
         }
@@ -56,5 +58,5 @@ fn alone_every_planted_bug_is_found() {
     }
     let missed: Vec<Bug> = results.iter().filter(|(_, found)| found.is_none()).map(|(bug, _)| *bug).collect();
     assert_eq!(missed, Vec::<Bug>::new(), "nobody would notice");
-    assert!(Bug::ALL.len() >= 20);
+    assert!(bugs.len() >= 20);
 }
