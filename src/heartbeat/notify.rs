@@ -12,6 +12,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tracing::warn;
 
@@ -24,6 +25,9 @@ use super::token;
 
 /// More of an answer than this is not read.
 const MAX_ANSWER: usize = 64 * 1024;
+
+/// A call that is not answered in time is waited for this many times as long, since it may be applied late.
+const LATE_LIMITS: u32 = 10;
 
 /// One call to somebody else's server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -150,11 +154,52 @@ where
     }
 }
 
+/// A call that runs by itself, so that its end can be waited for after its time is over. Dropped, it is given up.
+#[derive(Debug)]
+pub struct Running(JoinHandle<Result<u16, CallError>>);
+
+impl Running {
+    fn start<P: Post>(post: &Arc<P>, call: Outgoing) -> Self {
+        let post = Arc::clone(post);
+        Self(tokio::spawn(async move { post.post(call).await }))
+    }
+
+    /// The answer, if there is one in time.
+    async fn answer(&mut self, limit: Duration) -> Result<u16, CallError> {
+        match timeout(limit, &mut self.0).await {
+            Ok(Ok(said)) => said,
+            // It panicked, or the process is ending.
+            Ok(Err(_)) => Err(CallError::Replaced),
+            Err(_) => Err(CallError::TooSlow),
+        }
+    }
+
+    /// Waits for its end, whatever that is.
+    pub async fn ended(&mut self) {
+        // The answer comes too late to mean anything.
+        let _ = (&mut self.0).await;
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A call that was not answered in time, and may be applied later.
+#[derive(Debug)]
+pub struct LateCall {
+    pub names: Vec<Name>,
+    pub call: Running,
+}
+
 /// Who was told by a call, and how to say that it is written down.
 pub type Receipt = (Vec<(Name, u64)>, oneshot::Sender<()>);
 
 /// Carries out a round of calls to the state manager at `base`, and says after each who was told by it. The next is made
-/// when that is written down: whoever judges next is in doubt about one call at most.
+/// when that is written down: whoever judges next is in doubt about one call at most. A call that is not answered in time
+/// ends the round and is returned, since it may still be applied.
 pub async fn deliver<P: Post>(
     post: Arc<P>,
     ears: Arc<Ears>,
@@ -162,8 +207,9 @@ pub async fn deliver<P: Post>(
     base: String,
     limit: Duration,
     told: mpsc::Sender<Receipt>,
-) -> Outcome {
+) -> (Outcome, Option<LateCall>) {
     let url = format!("{base}/State/Components/BulkStateData");
+    let mut late = None;
     while let Some(call) = delivery.next_call() {
         // Who is no longer the judge tells nobody anything.
         let said = if ears.may_call() {
@@ -175,9 +221,15 @@ pub async fn deliver<P: Post>(
                 signature: None,
                 sequences: call.sequences(),
                 body: body(&call),
-                limit,
+                limit: limit * LATE_LIMITS,
             };
-            post.post(out).await
+            let mut running = Running::start(&post, out);
+            let said = running.answer(limit).await;
+            if matches!(said, Err(CallError::TooSlow)) {
+                let names = call.entries.iter().map(|(name, _)| *name).collect();
+                late = Some(LateCall { names, call: running });
+            }
+            said
         } else {
             Err(CallError::Replaced)
         };
@@ -198,7 +250,7 @@ pub async fn deliver<P: Post>(
             }
         }
     }
-    delivery.finish()
+    (delivery.finish(), late)
 }
 
 fn problem(said: &Result<u16, CallError>) -> String {

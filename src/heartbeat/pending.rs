@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use super::audit::Change;
 use super::name::Name;
 use super::state::Word;
+use crate::model::planted::{Bug, planted};
 
 /// Names in one call.
 pub const MAX_IN_CALL: usize = 10_000;
@@ -189,10 +190,13 @@ impl Delivery {
     }
 }
 
-/// How long to wait after so many failures in a row; `random` spreads it by a quarter.
-pub fn pause_ms(failures: u32, random: u64) -> u64 {
+/// Returns how long to wait after this many failures in a row; `random` spreads it by a quarter. At most the audit interval
+/// passes between two calls, since a server that is back should get its first call within that time.
+pub fn pause_ms(failures: u32, random: u64, interval_ms: u64) -> u64 {
     let doubled = FIRST_PAUSE_MS << failures.saturating_sub(1).min(16);
-    let pause = doubled.min(LONGEST_PAUSE_MS);
+    let longest =
+        if planted(Bug::ProbesSeldom) { LONGEST_PAUSE_MS } else { interval_ms.min(LONGEST_PAUSE_MS) };
+    let pause = doubled.min(longest);
     pause - random % (pause / 4 + 1)
 }
 
@@ -405,12 +409,14 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_and_end_growing() {
-        assert_eq!(pause_ms(1, 0), 200);
-        assert_eq!(pause_ms(2, 0), 400);
-        for failures in 9..200 {
-            let pause = pause_ms(failures, u64::MAX);
-            assert!((LONGEST_PAUSE_MS * 3 / 4..=LONGEST_PAUSE_MS).contains(&pause));
+    fn pauses_grow_up_to_the_audit_interval() {
+        assert_eq!(pause_ms(1, 0, 5_000), 200);
+        assert_eq!(pause_ms(2, 0, 5_000), 400);
+        for (interval, longest) in [(1_000, 1_000), (5_000, 5_000), (3_600_000, LONGEST_PAUSE_MS)] {
+            for failures in 9..200 {
+                let pause = pause_ms(failures, u64::MAX, interval);
+                assert!((longest * 3 / 4..=longest).contains(&pause), "{failures} failures: {pause} ms");
+            }
         }
     }
 

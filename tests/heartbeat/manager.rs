@@ -21,6 +21,8 @@ pub(crate) enum Mood {
     /// Takes nothing and says so, as a proxy does that is being started.
     Answering(u16),
     Slow,
+    /// Applies a call after this time, whether the caller waits for it or not.
+    Late(Duration),
     /// Takes nothing until the mood changes; then also from callers who are no more.
     Holding,
 }
@@ -154,7 +156,7 @@ impl Manager {
         assert!(call.signature.is_some());
         let mood = self.book().hook_mood;
         let time = match mood {
-            Mood::Holding => unreachable!("for real callers"),
+            Mood::Holding | Mood::Late(_) => unreachable!("for the state manager"),
             Mood::Down => return Err(CallError::Address),
             Mood::Failing => return Ok(500),
             Mood::Answering(status) => return Ok(status),
@@ -170,6 +172,20 @@ impl Manager {
     }
 }
 
+impl Manager {
+    async fn apply_late(&self, call: Outgoing, time: Duration) -> Result<u16, CallError> {
+        let manager = self.clone();
+        let applied = tokio::spawn(async move {
+            tokio::time::sleep(time).await;
+            manager.book().take(&call.sequences, &call.body)
+        });
+        match tokio::time::timeout(call.limit, applied).await {
+            Ok(status) => Ok(status.expect("no panic")),
+            Err(_) => Err(CallError::TooSlow),
+        }
+    }
+}
+
 impl Post for Manager {
     async fn post(&self, call: Outgoing) -> Result<u16, CallError> {
         if call.url == HOOK_URL {
@@ -177,6 +193,9 @@ impl Post for Manager {
         }
         assert!(call.url.ends_with("/State/Components/BulkStateData"), "{}", call.url);
         let mood = self.book().mood;
+        if mood != Mood::Fine {
+            self.book().arrived += 1;
+        }
         match mood {
             Mood::Holding => unreachable!("for real callers"),
             Mood::Down => return Err(CallError::Address),
@@ -187,6 +206,7 @@ impl Post for Manager {
                 return Err(CallError::TooSlow);
             }
             Mood::Slow => tokio::time::sleep(Duration::from_secs(2)).await,
+            Mood::Late(time) => return self.apply_late(call, time).await,
             Mood::Fine => tokio::time::sleep(Duration::from_millis(3)).await,
         }
         Ok(self.book().take(&call.sequences, &call.body))

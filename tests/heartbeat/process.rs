@@ -328,6 +328,7 @@ pub(crate) fn serve_manager(manager: &Manager) -> String {
                 });
                 take()
             }
+            Mood::Late(_) => unreachable!("for simulated callers"),
             Mood::Down => None,
             Mood::Failing => Some(500),
             Mood::Answering(status) => Some(status),

@@ -11,7 +11,7 @@ use tracing::warn;
 
 use super::Office;
 use crate::heartbeat::audit::{Audit, Change, Now};
-use crate::heartbeat::notify::{self, Post, Receipt};
+use crate::heartbeat::notify::{self, LateCall, Post, Receipt};
 use crate::heartbeat::pending::{Delivery, Outcome, pause_ms};
 use crate::heartbeat::record::Told;
 use crate::heartbeat::tracker::Tracker;
@@ -61,10 +61,11 @@ impl<R> Calls<R> {
         }
     }
 
-    fn rate(&mut self, failed: bool, random: u64) {
+    fn rate(&mut self, failed: bool, random: u64, interval_ms: u64) {
         self.failures = if failed { self.failures.saturating_add(1) } else { 0 };
         if failed {
-            self.not_before = Instant::now() + Duration::from_millis(pause_ms(self.failures, random));
+            let pause = pause_ms(self.failures, random, interval_ms);
+            self.not_before = Instant::now() + Duration::from_millis(pause);
         }
     }
 }
@@ -130,7 +131,8 @@ impl Office {
         if free && overdue.is_some_and(|overdue| overdue >= AGAIN_PAUSE) {
             return aside.try_again(audit);
         }
-        let pending = audit.pending(now, MAX_ROUND);
+        let mut pending = audit.pending(now, MAX_ROUND);
+        pending.retain(|change| !self.late.is_waiting(change));
         match pending.last() {
             Some(newest) if free || newest.sequence > aside.newest => {
                 (aside.newest, aside.again, aside.doubt_until) = (newest.sequence, false, None);
@@ -214,7 +216,8 @@ impl<T: Tree, P: Post> Tracker<T, P> {
                 Some(told) => self.was_told(told),
                 None => office.told = None,
             },
-            outcome = office.manager.done() => self.told(outcome),
+            round = office.manager.done() => self.told(round),
+            () = office.late.done() => {}
             change = office.webhook.done() => self.was_hooked(change.flatten()),
         }
     }
@@ -244,21 +247,26 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         office.to_write_down.push(written);
         let mut inner = self.setting.ears.lock();
         for (name, sequence) in &told {
-            inner.audit.tell(name, *sequence, Told::Yes);
+            if office.late.accepted(name, *sequence) {
+                inner.audit.tell(name, *sequence, Told::Yes);
+            }
         }
     }
 
     /// A round that came to no end is one that failed.
-    fn told(&mut self, outcome: Option<Outcome>) {
+    fn told(&mut self, round: Option<(Outcome, Option<LateCall>)>) {
         let Some(office) = self.office.as_mut() else { return };
-        let outcome = outcome.unwrap_or(Outcome { failed: true, ..Outcome::default() });
+        let (outcome, late) = round.unwrap_or((Outcome { failed: true, ..Outcome::default() }, None));
+        if let Some(call) = late {
+            office.late.add(call);
+        }
         if std::mem::take(&mut office.aside.again) {
             // Those that are still refused are where they were, and so is the state manager.
             return;
         }
-        office.manager.rate(outcome.failed, (self.setting.random)());
-        office.aside.doubt_until = outcome.in_doubt.then(|| Instant::now() + DOUBT);
         let mut inner = self.setting.ears.lock();
+        office.manager.rate(outcome.failed, (self.setting.random)(), inner.params.interval_ms);
+        office.aside.doubt_until = outcome.in_doubt.then(|| Instant::now() + DOUBT);
         inner.condition.manager_failures = office.manager.failures;
         for (name, sequence) in &outcome.refused {
             warn!(component = %name, "the state manager refuses this component; set aside");
@@ -269,8 +277,9 @@ impl<T: Tree, P: Post> Tracker<T, P> {
     /// None if the call has to be made again.
     fn was_hooked(&mut self, done: Option<Change>) {
         let Some(office) = self.office.as_mut() else { return };
-        office.webhook.rate(done.is_none(), (self.setting.random)());
-        self.setting.ears.lock().condition.webhook_failures = office.webhook.failures;
+        let mut inner = self.setting.ears.lock();
+        office.webhook.rate(done.is_none(), (self.setting.random)(), inner.params.interval_ms);
+        inner.condition.webhook_failures = office.webhook.failures;
         if let Some(change) = done {
             office.hooks.told(&change);
             office.note_hooked = true;

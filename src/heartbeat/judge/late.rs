@@ -1,0 +1,127 @@
+//! Calls to the state manager that were not answered in time. The state manager may apply such a call later, after a newer one, and
+//! then has an old state for ever. So the components of a late call stay untold until it is over: when its connection has
+//! ended, their newest state is sent once more, until a call about them is answered in time.
+
+use std::collections::HashMap;
+
+use tokio::task::JoinSet;
+
+use crate::heartbeat::audit::Change;
+use crate::heartbeat::name::Name;
+use crate::heartbeat::notify::LateCall;
+use crate::model::planted::{Bug, planted};
+
+/// Late calls that are still open.
+#[derive(Debug, Default)]
+pub(super) struct LateCalls {
+    open: JoinSet<Vec<Name>>,
+    doubts: Doubts,
+}
+
+impl LateCalls {
+    pub(super) fn add(&mut self, call: LateCall) {
+        if planted(Bug::ForgetsLateCalls) {
+            return;
+        }
+        self.doubts.begin(&call.names);
+        self.open.spawn(async move {
+            let LateCall { names, mut call } = call;
+            call.ended().await;
+            names
+        });
+    }
+
+    /// Waits until a late call is over, for ever if there is none. Cancel-safe.
+    pub(super) async fn done(&mut self) {
+        match self.open.join_next().await {
+            Some(Ok(names)) => self.doubts.end(&names),
+            // No task of these panics; one that did would leave its components untold until another judge tells of them.
+            Some(Err(_)) => {}
+            None => std::future::pending().await,
+        }
+    }
+
+    /// A call about this change was answered in time. Returns whether that counts.
+    pub(super) fn accepted(&mut self, name: &Name, sequence: u64) -> bool {
+        self.doubts.accepted(name, sequence)
+    }
+
+    /// Whether a change was sent, and is to be sent again when a late call is over.
+    pub(super) fn is_waiting(&self, change: &Change) -> bool {
+        self.doubts.is_waiting(&change.name, change.sequence)
+    }
+}
+
+/// Which components are in late calls. Pure.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Doubts {
+    of: HashMap<Name, Doubt>,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Doubt {
+    /// Late calls that it is in.
+    calls: u32,
+    /// The number of its newest change that was sent since.
+    sent: u64,
+}
+
+impl Doubts {
+    fn begin(&mut self, names: &[Name]) {
+        for name in names {
+            self.of.entry(*name).or_default().calls += 1;
+        }
+    }
+
+    fn end(&mut self, names: &[Name]) {
+        for name in names {
+            if let Some(doubt) = self.of.get_mut(name) {
+                doubt.calls -= 1;
+                // Whatever was sent before this moment may have been overwritten.
+                doubt.sent = 0;
+                if doubt.calls == 0 {
+                    self.of.remove(name);
+                }
+            }
+        }
+    }
+
+    fn accepted(&mut self, name: &Name, sequence: u64) -> bool {
+        match self.of.get_mut(name) {
+            Some(doubt) => {
+                doubt.sent = sequence;
+                false
+            }
+            None => true,
+        }
+    }
+
+    fn is_waiting(&self, name: &Name, sequence: u64) -> bool {
+        self.of.get(name).is_some_and(|doubt| doubt.sent == sequence)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn component_of_a_late_call_is_told_when_the_call_is_over() {
+        let [a, b] = ["a", "b"].map(|name| Name::parse(name).unwrap());
+        let mut doubts = Doubts::default();
+        assert!(doubts.accepted(&a, 1));
+        doubts.begin(&[a, b]);
+        assert!(!doubts.is_waiting(&a, 2), "it is sent at once");
+        assert!(!doubts.accepted(&a, 2), "the late call may be applied after this one");
+        assert!(doubts.is_waiting(&a, 2) && !doubts.is_waiting(&b, 2));
+        assert!(!doubts.is_waiting(&a, 3), "a newer change does not wait");
+        doubts.begin(&[a]);
+        doubts.end(&[a, b]);
+        assert!(!doubts.is_waiting(&a, 2), "sent again");
+        assert!(!doubts.accepted(&a, 2), "one late call is left");
+        assert!(doubts.accepted(&b, 1));
+        doubts.end(&[a]);
+        assert!(doubts.accepted(&a, 2));
+        assert_eq!(doubts, Doubts::default());
+    }
+}
