@@ -82,7 +82,8 @@ pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
             let look = async |_: &_, e: &Environment<ZkTree>| {
                 Ok((corner::overview(e.tree()).await?, corner::alarm(e.tree()).await?.0))
             };
-            let (corner::Overview { mut records, problems }, alarm) = globals.in_environment(look).await?;
+            let (overview, alarm) = globals.in_environment(look).await?;
+            let corner::Overview { mut records, problems, lost_trackers } = overview;
             match alarm {
                 Ok(Some(Hold::Held { silent, alive, .. })) => {
                     output::message(&format!(
@@ -92,6 +93,12 @@ pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
                 }
                 Ok(None | Some(Hold::Passing)) => {}
                 Err(problem) => output::message(&format!("warning: {problem}: are deaths held?")),
+            }
+            if lost_trackers > 0 {
+                output::message(&format!(
+                    "warning: {lost_trackers} tracker(s) out of reach: deaths of components that beat there last are held"
+                ));
+                output::hint("`juju heartbeat release` declares them");
             }
             records.retain(|record| !*unwell || !is_well(record));
             let text = match format {
@@ -109,7 +116,8 @@ pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
                 let tree = environment.tree();
                 corner::ensure(tree, &environment.info().roles).await?;
                 // What cannot be read may be a hold.
-                let held = !matches!(corner::alarm(tree).await?.0, Ok(None | Some(Hold::Passing)));
+                let held = !matches!(corner::alarm(tree).await?.0, Ok(None | Some(Hold::Passing)))
+                    || corner::overview(tree).await?.lost_trackers > 0;
                 corner::release(tree).await?;
                 Ok(held)
             });
@@ -184,7 +192,7 @@ fn list(records: &[Record]) -> String {
 async fn show(globals: &Globals, name: &Name) -> anyhow::Result<String> {
     let found = globals.in_environment(async |_, environment| {
         let tree = environment.tree();
-        let corner::Overview { mut records, mut problems } =
+        let corner::Overview { mut records, mut problems, .. } =
             corner::overview_of(tree, &[*name].into()).await?;
         if let Some((_, problem)) = problems.pop_first() {
             return Err(problem.into());

@@ -162,7 +162,7 @@ async fn heard(
     machines: impl Iterator<Item = MachineId> + Clone,
 ) -> Result<BTreeMap<MachineId, Held<Heard>>, store::Error> {
     let names: BTreeSet<Name> = machines.clone().map(Name::of_machine).collect();
-    let corner::Overview { records, problems } = corner::overview_of(tree, &names).await?;
+    let corner::Overview { records, problems, .. } = corner::overview_of(tree, &names).await?;
     let unread = machines.filter_map(|machine| {
         let problem = problems.get(&bucket_of(Name::of_machine(machine).as_str()))?;
         Some((machine, Err(problem.to_string())))

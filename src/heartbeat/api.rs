@@ -13,7 +13,7 @@ use super::audit::Change;
 use super::believed::{Believed, VainLooks};
 use super::certificate;
 use super::corner::{self, ParamsError};
-use super::ears::Ears;
+use super::ears::{Ears, Standing};
 use super::name::Name;
 use super::notify::change_body;
 use super::params::InvalidParams;
@@ -134,10 +134,13 @@ impl<T: Tree + Clone + 'static> Api<T> {
             }
             Wish::Liveness => Ok(Reply::empty(204)),
             Wish::Readiness => {
-                if self.ears.lock().condition.loaded {
-                    return Ok(Reply::empty(204));
+                if !self.ears.lock().condition.loaded {
+                    return Err(Refusal::new(503, "The store was not found yet", request.path()));
                 }
-                Err(Refusal::new(503, "The store was not found yet", request.path()))
+                if self.ears.standing() != Standing::Ready {
+                    return Err(Refusal::new(503, "The store is out of reach", request.path()));
+                }
+                Ok(Reply::empty(204))
             }
             Wish::Events(since) => self.events(since, request),
             Wish::Metrics => {
@@ -151,6 +154,12 @@ impl<T: Tree + Clone + 'static> Api<T> {
     async fn beats(&self, beats: &[(Name, bool)], request: &Request) -> Result<Reply, Refusal> {
         self.check_sender(beats, request).await?;
         match self.ears.beat(beats).await {
+            // The beats stay in memory and reach the store with their age, should it come back.
+            Ok(()) if self.ears.standing() == Standing::Stranded => {
+                self.ears.lock().condition.stranded_beats += beats.len() as u64;
+                let detail = "This tracker cannot reach the store; send beats to another one";
+                Err(Refusal::new(503, detail, request.path()))
+            }
             Ok(()) => Ok(Reply::empty(200)),
             Err(full) => Err(Refusal::new(503, full.to_string(), request.path())),
         }

@@ -3,6 +3,7 @@
 
 mod judging;
 mod kept;
+mod lost;
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -11,7 +12,7 @@ use super::name::Name;
 use super::params::Params;
 use super::record::{Beat, Told};
 use super::state::{State, Word};
-use super::table::{Component, Full, Table};
+use super::table::{Component, Full, HERE, Table, Via};
 use super::wheel::Wheel;
 
 /// A moment, on the clock that silence is measured with and on the calendar.
@@ -86,7 +87,10 @@ pub struct Counts {
     pub stopped: usize,
     pub untold: usize,
     pub refused: usize,
+    /// Due to die, and held because of a mass outage.
     pub held: usize,
+    /// Due to die, and held because they may be beating to a tracker that is out of reach.
+    pub sheltered: usize,
 }
 
 #[derive(Debug)]
@@ -107,6 +111,10 @@ pub struct Audit {
     hold: MassHold,
     /// While deaths are held: how many are silent now, of how many.
     alarm: Option<(usize, usize)>,
+    /// Trackers that are out of reach and may still take beats, each with the time until which that counts.
+    lost: HashMap<Via, u64>,
+    /// Due to die, and held because of a tracker in `lost`.
+    sheltered: BTreeSet<u32>,
     flaps: Flaps,
     maintenance: HashMap<Name, u64>,
     dirty: BTreeSet<u16>,
@@ -132,6 +140,8 @@ impl Audit {
             held: BTreeSet::new(),
             hold: MassHold::default(),
             alarm: None,
+            lost: HashMap::new(),
+            sheltered: BTreeSet::new(),
             flaps: Flaps::default(),
             maintenance: HashMap::new(),
             dirty: BTreeSet::new(),
@@ -149,6 +159,10 @@ impl Audit {
             (self.warn, self.err) = (params.warn_ms, params.err_ms);
             self.rearm(now);
         }
+    }
+
+    pub fn maintenance(&self) -> &HashMap<Name, u64> {
+        &self.maintenance
     }
 
     /// Names that are not judged, each until a calendar time.
@@ -188,16 +202,20 @@ impl Audit {
             component.unflushed = true;
             self.unflushed.push(entry);
         }
+        component.via = HERE;
         self.heard(entry, now, going_away)
     }
 
-    /// A beat that another replica heard, `beat.age_ms` ago.
+    /// A beat that the replica `via` took, `beat.age_ms` ago.
     ///
     /// # Errors
     /// [`Full`] for one component too many.
-    pub fn beat_elsewhere(&mut self, now: u64, beat: &Beat) -> Result<Heard, Full> {
+    pub fn beat_elsewhere(&mut self, now: u64, beat: &Beat, via: Via) -> Result<Heard, Full> {
         let at = now.saturating_sub(beat.age_ms).max(1);
         let entry = self.table.ensure(&beat.name)?;
+        if self.table.get(entry).last < at {
+            self.table.get_mut(entry).via = via;
+        }
         let too_old = beat.age_ms >= self.err && self.table.get(entry).state != State::New;
         if too_old || self.table.get(entry).last >= at {
             return Ok(Heard::Steady);
@@ -243,6 +261,8 @@ impl Audit {
         self.rearm(now);
         self.woken = self.table.iter().filter(|(_, c)| c.news).map(|(entry, _)| entry).collect();
         self.held.clear();
+        self.sheltered.clear();
+        self.count_sheltered();
         self.dirty.clear();
         self.resume_flaps(now);
     }
@@ -342,6 +362,7 @@ impl Audit {
         self.unwritten.remove(&entry);
         self.unstored.remove(&entry);
         self.held.remove(&entry);
+        self.leave_shelter(entry);
         for list in [&mut self.woken, &mut self.unflushed] {
             list.retain(|other| *other != entry);
         }
@@ -362,6 +383,7 @@ impl Audit {
     pub fn release(&mut self, now: u64) {
         self.hold.release(now, self.err);
         self.let_go(now);
+        self.end_shelter();
     }
 
     /// How far the hold of deaths has come, if there is one.

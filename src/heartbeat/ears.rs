@@ -15,6 +15,7 @@ use super::record::Beat;
 use super::shown::{Board, Shown};
 use super::table::Full;
 use super::watched::Watched;
+use crate::model::planted::{Bug, planted};
 
 /// How often the process shows itself that it runs.
 pub const PULSE: Duration = Duration::from_millis(100);
@@ -22,6 +23,38 @@ pub const PULSE: Duration = Duration::from_millis(100);
 /// How long a beat that says something new waits to be safe in the store. One that is not safe by then is taken all the
 /// same: it is in memory, and the store has a trouble of its own.
 pub const SAFE_WITHIN: Duration = Duration::from_secs(1);
+
+/// A tracker that has not reached the store for this long is not ready: load balancers should send beats to another one.
+pub const READY_WITHIN: Duration = Duration::from_secs(5);
+
+/// A tracker that has not reached the store for this long answers beats with an error, so that senders move to another
+/// one. It is not longer than a session lasts without the store: until then no component is called silent, and a sender
+/// that moves by then has a whole window for it.
+pub const TAKEN_WITHIN: Duration = Duration::from_secs(10);
+
+/// Whether what a tracker hears gets any further.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    Ready,
+    /// The store has been out of reach for a while.
+    NotReady,
+    /// The store has been out of reach for so long that senders should look for another tracker.
+    Stranded,
+}
+
+impl Standing {
+    /// The standing of a tracker that has not reached the store for so many milliseconds.
+    pub fn after(ms: u64) -> Self {
+        let since = Duration::from_millis(ms);
+        if since >= TAKEN_WITHIN && !planted(Bug::TakesBeatsForEver) {
+            Self::Stranded
+        } else if since >= READY_WITHIN {
+            Self::NotReady
+        } else {
+            Self::Ready
+        }
+    }
+}
 
 /// The calendar, in milliseconds since 1970.
 pub type Calendar = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -41,6 +74,8 @@ pub struct Condition {
     pub alarm: Option<(usize, usize)>,
     pub beats: u64,
     pub refused_beats: u64,
+    /// Beats that were answered with an error because they cannot be passed on.
+    pub stranded_beats: u64,
     pub store_writes: u64,
     pub calls: u64,
     /// Time in which nobody listened.
@@ -69,9 +104,17 @@ pub struct Inner {
     pub params: Params,
     pub condition: Condition,
     watched: Watched,
+    /// Up to here, on the clock of silence, the store has what was heard, or would have taken it.
+    passed_on: u64,
     /// Counts how often beats were taken to be written.
     generation: u64,
     pub(super) shown: Shown,
+}
+
+impl Inner {
+    fn standing(&self, now: u64) -> Standing {
+        Standing::after(now.saturating_sub(self.passed_on))
+    }
 }
 
 impl std::fmt::Debug for Ears {
@@ -91,6 +134,7 @@ impl Ears {
             params,
             condition: Condition::default(),
             watched: Watched::new(now, PULSE.as_millis() as u64),
+            passed_on: now,
             generation: 1,
             shown: Shown::default(),
         };
@@ -182,9 +226,26 @@ impl Ears {
     pub fn take_steady(&self, name: &Name) -> bool {
         let mut inner = self.lock();
         let now = self.now_watched(&inner);
-        let taken = inner.audit.beat_if_steady(now, name);
+        let taken = inner.standing(now) != Standing::Stranded && inner.audit.beat_if_steady(now, name);
         inner.condition.beats += u64::from(taken);
         taken
+    }
+
+    /// The store has everything that was heard up to `began`, on the clock of silence.
+    pub(super) fn passed_on(&self, began: u64) {
+        let mut inner = self.lock();
+        inner.passed_on = inner.passed_on.max(began);
+    }
+
+    /// Whether what this tracker hears gets any further.
+    pub fn standing(&self) -> Standing {
+        let inner = self.lock();
+        inner.standing(self.now_watched(&inner))
+    }
+
+    /// Now, on the clock of silence.
+    pub(super) fn watched_now(&self) -> u64 {
+        self.now_watched(&self.lock())
     }
 
     fn now_watched(&self, inner: &Inner) -> u64 {
@@ -230,3 +291,37 @@ impl Ears {
 }
 
 const FIRST_MS: u64 = 1_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tracker_without_the_store_is_first_not_ready_then_stranded() {
+        for (ms, standing) in [
+            (0, Standing::Ready),
+            (4_999, Standing::Ready),
+            (5_000, Standing::NotReady),
+            (9_999, Standing::NotReady),
+            (10_000, Standing::Stranded),
+            (u64::MAX, Standing::Stranded),
+        ] {
+            assert_eq!(Standing::after(ms), standing, "{ms} ms");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stranded_tracker_keeps_beats_in_memory() {
+        let ears = Ears::new(Arc::new(|| 0), 10);
+        let name = Name::parse("a").unwrap();
+        ears.beat(&[(name, false)]).await.unwrap();
+        let pulse = tokio::time::timeout(TAKEN_WITHIN, ears.pulse());
+        assert!(pulse.await.is_err(), "it runs until it is dropped");
+        assert_eq!(ears.standing(), Standing::Stranded);
+        assert!(!ears.take_steady(&name), "left to the path that answers with an error");
+        ears.beat(&[(name, false)]).await.unwrap();
+        assert_eq!(ears.take_unflushed().0[0][0].age_ms, 0, "the newest beat");
+        ears.passed_on(ears.watched_now());
+        assert_eq!(ears.standing(), Standing::Ready);
+    }
+}

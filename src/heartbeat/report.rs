@@ -16,8 +16,11 @@ pub fn health(condition: &Condition, counts: &Counts, params: &Params) -> Vec<u8
         failures if failures <= params.sm_retries => format!("retrying after {failures} failures"),
         failures => format!("not responsive, {failures} failures"),
     };
-    let alarm =
-        condition.alarm.map(|(silent, alive)| format!("{silent} of {alive} are silent; deaths are held"));
+    let mass = |(silent, alive)| format!("{silent} of {alive} are silent; deaths are held");
+    let sheltered = (counts.sheltered > 0).then(|| {
+        format!("{} last beat to a tracker that is out of reach; their deaths are held", counts.sheltered)
+    });
+    let alarm = condition.alarm.map(mass).or(sheltered);
     json!({
         "KvStore": store,
         "HsmStatus": manager,
@@ -42,6 +45,11 @@ pub fn metrics(condition: &Condition, counts: &Counts) -> String {
             "Beats of components that there was no room for",
             condition.refused_beats,
         ),
+        counter(
+            "beats_stranded_total",
+            "Beats answered with 503 because the store is out of reach",
+            condition.stranded_beats,
+        ),
         counter("store_writes_total", "Writes to the store", condition.store_writes),
         counter("calls_total", "Calls to the state manager", condition.calls),
         counter("unwatched_milliseconds_total", "Time in which the process did not run", condition.lost_ms),
@@ -64,7 +72,11 @@ pub fn metrics(condition: &Condition, counts: &Counts) -> String {
             count(counts.untold),
         ),
         gauge("components_refused", "Components that the state manager refused", count(counts.refused)),
-        gauge("components_held", "Components that are due to die and held", count(counts.held)),
+        gauge(
+            "components_held",
+            "Components that are due to die and held",
+            count(counts.held + counts.sheltered),
+        ),
     ];
     let mut numbers = Numbers::of("heartbeat");
     for (name, kind, help, value) in rows {
@@ -101,6 +113,12 @@ mod tests {
             assert!(said.contains(part), "{said}");
         }
         assert!(text(&bad, &Params::default()).contains("\"HsmStatus\":\"not set\""));
+        let sheltered = Counts { sheltered: 7, ..Counts::default() };
+        let said = String::from_utf8(health(&good, &sheltered, &params)).unwrap();
+        assert!(
+            said.contains("7 last beat to a tracker that is out of reach; their deaths are held"),
+            "{said}"
+        );
     }
 
     #[test]

@@ -112,6 +112,9 @@ mod tests {
             if host == "away" {
                 return Err(CallError::TooSlow);
             }
+            if host == "stranded" {
+                return Ok(503);
+            }
             let path = format!("/{path}");
             let said = Said {
                 method: call.method,
@@ -124,6 +127,20 @@ mod tests {
             self.0.lock().unwrap().push((host.to_owned(), beats[0], call.clone().authorization.unwrap()));
             Ok(200)
         }
+    }
+
+    /// A tracker that cannot reach the store answers with 503; the same beat goes to the next one, and so do those after it.
+    #[tokio::test(start_paused = true)]
+    async fn sender_moves_away_from_a_tracker_that_answers_503() {
+        let trackers = Arc::new(Trackers::default());
+        let urls = ["http://stranded".to_owned(), "http://here".to_owned()].to_vec();
+        let sender = Sender::new(MachineId::new(3), "machine-0000000003:x", watch::channel(urls).1);
+        let (_stop, stopped) = watch::channel(false);
+        let running = tokio::spawn(sender.run(Arc::clone(&trackers), stopped));
+        tokio::time::sleep(PERIOD * 2 + PERIOD / 2).await;
+        running.abort();
+        let hosts: Vec<String> = trackers.0.lock().unwrap().iter().map(|(host, ..)| host.clone()).collect();
+        assert_eq!(hosts, ["here"; 3]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -11,13 +11,21 @@ use super::name::Name;
 use super::record::{BUCKETS, MAX_IN_BUCKET, Record, Told, bucket_of};
 use super::state::{State, Word};
 
+/// A tracker, by the number that this process gave it.
+pub type Via = u32;
+
+/// This tracker itself.
+pub const HERE: Via = 0;
+
 #[derive(Debug)]
 pub struct Component {
     name: Box<str>,
     /// Watched time of the newest beat; 0 if no replica that we follow heard one.
     pub last: u64,
-    /// Silence is counted from here at the earliest: the end of a maintenance, say.
+    /// Silence is counted from here at the earliest, for example the end of a maintenance.
     pub base: u64,
+    /// The tracker that took the newest beat: its number in [`Via`], 0 for this one.
+    pub via: Via,
     pub sequence: u64,
     /// As in [`Record`].
     pub word_sequence: u64,
@@ -119,6 +127,7 @@ impl Table {
             name: name.as_str().into(),
             last: 0,
             base: 0,
+            via: HERE,
             sequence: 0,
             word_sequence: 0,
             changed_at: 0,

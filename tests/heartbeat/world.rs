@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use portcullis::heartbeat::audit::Change;
-use portcullis::heartbeat::ears::Ears;
+use portcullis::heartbeat::ears::{Ears, Standing};
 use portcullis::heartbeat::name::Name;
 use portcullis::heartbeat::tracker::{Setting, Tracker};
 use portcullis::store::acl::{Acl, Roles};
@@ -167,6 +167,8 @@ impl Replica {
 pub(crate) struct Component {
     pub(crate) name: Name,
     pub(crate) beats: bool,
+    /// The only tracker that it knows, whatever that answers.
+    pub(crate) only: Option<u32>,
     period: Duration,
     pub(crate) next: Instant,
     /// When a tracker last took a beat of it.
@@ -235,6 +237,7 @@ impl World {
             world.components.push(Component {
                 name,
                 beats: true,
+                only: None,
                 period,
                 next,
                 last: None,
@@ -419,10 +422,16 @@ impl World {
         }
     }
 
-    /// To any tracker that answers; a sender tries another one if not.
+    /// To any tracker that accepts beats; a sender tries another one if one does not.
     async fn beat(&mut self, at: usize) {
-        let there: Vec<u32> =
-            self.replicas.iter().filter(|(_, r)| !r.is_stopped()).map(|(id, _)| *id).collect();
+        let only = self.components[at].only;
+        let accepts = |r: &Replica| !r.is_stopped() && r.ears.standing() != Standing::Stranded;
+        let there: Vec<u32> = self
+            .replicas
+            .iter()
+            .filter(|(id, r)| only.map_or_else(|| accepts(r), |only| **id == only))
+            .map(|(id, _)| *id)
+            .collect();
         let period = self.components[at].period;
         if there.is_empty() {
             self.components[at].next = Instant::now() + Duration::from_millis(500);
@@ -430,11 +439,16 @@ impl World {
         }
         let chosen = there[self.below(there.len() as u64) as usize];
         let (ears, name) = (Arc::clone(&self.replicas[&chosen].ears), self.components[at].name);
+        let accepted = ears.standing() != Standing::Stranded;
         // The answer may wait for the store; the world does not.
         let going_away = !self.components[at].beats;
         tokio::spawn(async move { ears.beat(&[(name, going_away)]).await.expect("room for all") });
         let component = &mut self.components[at];
         let now = Instant::now();
+        if !accepted {
+            component.next = now + period;
+            return;
+        }
         if going_away {
             if let Some(last) = component.last.filter(|_| component.farewell.is_some_and(|f| f.at.is_none()))
             {

@@ -22,7 +22,19 @@ impl Audit {
         let mut deaths = Vec::new();
         for entry in due {
             match self.look_at(entry, until, now) {
-                Some((State::Dead, _)) => deaths.push(entry),
+                Some((State::Dead, _)) => match self.sheltered_until(entry, now.watched) {
+                    Some(until) => {
+                        if self.table.get(entry).state == State::Ok {
+                            let word = Some(Word::MightBeDead);
+                            self.change(entry, State::Warned, word, now, sequence, &mut verdict);
+                        }
+                        self.shelter(entry, until);
+                    }
+                    None => {
+                        self.leave_shelter(entry);
+                        deaths.push(entry);
+                    }
+                },
                 Some((state, word)) => {
                     self.change(entry, state, Some(word), now, sequence, &mut verdict);
                     self.arm(entry, state);
@@ -103,6 +115,10 @@ impl Audit {
             }
             Ruling::Declare => {
                 self.let_go(now.watched);
+                if self.hold.is_passing(now.watched) {
+                    // The time of the hold is over, or an operator has ended it: that holds for every death.
+                    self.end_shelter();
+                }
                 self.hold.declared(now.watched, deaths.len());
                 for entry in deaths {
                     self.change(entry, State::Dead, Some(Word::DeclaredDead), now, sequence, verdict);
@@ -180,6 +196,7 @@ impl Audit {
             component.word_sequence = number;
         }
         let (name, flaps) = (component.full_name(), component.flaps);
+        self.leave_shelter(entry);
         self.flaps.moved(entry, now.watched);
         self.count(entry, true);
         self.soil(entry);

@@ -35,6 +35,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
     /// Writes what was heard since the last time: one write, whatever the number of components.
     pub(super) async fn flush(&mut self, farewell: bool) -> Result<(), Error> {
         self.write_unconfirmed().await?;
+        let began = self.ears().watched_now();
         let (mut beats, generation) = self.ears().take_unflushed();
         let (now, flush_ms) = {
             let inner = self.ears().lock();
@@ -54,7 +55,11 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             self.number += 1;
         }
         self.unconfirmed_generation = generation;
+        let written = !self.unconfirmed.is_empty();
         self.write_unconfirmed().await?;
+        if written {
+            self.store_answered(began);
+        }
         self.answered = self.answered.max(answers);
         Ok(())
     }
