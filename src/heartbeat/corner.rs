@@ -39,14 +39,28 @@ fn corrupt(path: &NodePath, problem: impl Into<String>) -> Error {
 /// # Errors
 /// The failures of the store.
 pub async fn ensure<T: Tree>(tree: &T, roles: &Roles) -> Result<(), Error> {
+    ensure_as(tree, roles, &Params::default(), &HashMap::new()).await
+}
+
+/// Makes what is not there, with these parameters and maintenances: a tracker that runs knows them, should the store have
+/// lost them.
+///
+/// # Errors
+/// The failures of the store.
+pub async fn ensure_as<T: Tree>(
+    tree: &T,
+    roles: &Roles,
+    params: &Params,
+    maintenance: &HashMap<Name, u64>,
+) -> Result<(), Error> {
     let nodes = [
         (paths::heartbeat(), Vec::new()),
         (paths::heartbeat_replicas(), Vec::new()),
         (paths::heartbeat_batches(), Vec::new()),
         (paths::heartbeat_buckets(), Vec::new()),
         (paths::heartbeat_journal(), Vec::new()),
-        (paths::heartbeat_params(), Value::Object(Params::default().to_json()).to_string().into_bytes()),
-        (paths::heartbeat_maintenance(), b"{}".to_vec()),
+        (paths::heartbeat_params(), Value::Object(params.to_json()).to_string().into_bytes()),
+        (paths::heartbeat_maintenance(), maintenance_bytes(maintenance)),
         (paths::heartbeat_release(), b"0".to_vec()),
         (paths::heartbeat_alarm(), b"null".to_vec()),
         (paths::heartbeat_question(), b"0".to_vec()),
@@ -128,6 +142,11 @@ pub async fn maintenance<T: Tree>(tree: &T) -> Result<(HashMap<Name, u64>, i32),
     Ok((until, node.version))
 }
 
+fn maintenance_bytes(until: &HashMap<Name, u64>) -> Vec<u8> {
+    let sorted: BTreeMap<&str, u64> = until.iter().map(|(name, end)| (name.as_str(), *end)).collect();
+    serde_json::json!(sorted).to_string().into_bytes()
+}
+
 /// Sets or, with `None`, ends a maintenance; those that are over are dropped.
 ///
 /// # Errors
@@ -146,9 +165,7 @@ pub async fn set_maintenance<T: Tree>(
         if entries.len() > MAX_MAINTENANCE {
             return Err(corrupt(&path, format!("more than {MAX_MAINTENANCE} names in maintenance")));
         }
-        let sorted: BTreeMap<&str, u64> = entries.iter().map(|(name, end)| (name.as_str(), *end)).collect();
-        let data = serde_json::json!(sorted).to_string().into_bytes();
-        if set(tree, &path, data, version).await? {
+        if set(tree, &path, maintenance_bytes(&entries), version).await? {
             return Ok(());
         }
     }
@@ -255,6 +272,16 @@ pub async fn journal<T: Tree>(tree: &T, from: u64) -> Result<Vec<Page>, Error> {
     Ok(pages)
 }
 
+/// The number of the last change in the journal, 0 if there is none; nothing if that cannot be read.
+///
+/// # Errors
+/// The failures of the store.
+pub async fn journal_end<T: Tree>(tree: &T) -> Result<Option<u64>, Error> {
+    let Some(newest) = newest_page(tree).await? else { return Ok(Some(0)) };
+    let pages = journal(tree, newest).await?;
+    Ok(pages.last().and_then(|page| page.changes.as_ref().ok()?.last().map(|change| change.sequence)))
+}
+
 /// The trackers that are there.
 ///
 /// # Errors
@@ -344,6 +371,8 @@ pub struct Overview {
     pub records: Vec<Record>,
     /// By bucket: each hides the components of its own znode and no others.
     pub problems: BTreeMap<u16, Error>,
+    /// Trackers that are gone without a farewell and may still take beats: deaths of their components are held.
+    pub lost_trackers: usize,
 }
 
 /// Everything that is known about every component, for people: each record with the calendar time of the newest beat that
@@ -386,7 +415,10 @@ async fn with_beats<T: Tree>(
     }
     let mut heard: HashMap<Name, u64> = HashMap::new();
     let names = batch_names(tree).await?;
-    for batch in batches(tree, &names).await? {
+    let there = replicas(tree).await?;
+    let mut lost: BTreeSet<&str> = BTreeSet::new();
+    // Batches are in the order of their numbers, so the last one of a tracker decides.
+    for (name, batch) in names.iter().zip(batches(tree, &names).await?) {
         let batch = match batch {
             Ok(Some(batch)) => batch,
             Ok(None) => continue,
@@ -396,6 +428,9 @@ async fn with_beats<T: Tree>(
                 continue;
             }
         };
+        if let Some((replica, _)) = paths::heartbeat_batch_of(name).filter(|(id, _)| !there.contains(*id)) {
+            let _ = if batch.farewell { lost.remove(replica) } else { lost.insert(replica) };
+        }
         for beat in batch.beats.iter().filter(|beat| wanted(&beat.name)) {
             let at = heard.entry(beat.name).or_default();
             *at = (*at).max(batch.at.saturating_sub(beat.age_ms));
@@ -405,5 +440,5 @@ async fn with_beats<T: Tree>(
         record.beat_at = record.beat_at.max(heard.get(&record.name).copied().unwrap_or(0));
     }
     records.sort_unstable_by_key(|record| record.name);
-    Ok(Overview { records, problems })
+    Ok(Overview { records, problems, lost_trackers: lost.len() })
 }

@@ -26,6 +26,8 @@ pub struct Journal {
     pages: VecDeque<Page>,
     /// The newest page as it is; none if that cannot be read, or is not there.
     tail: Option<Vec<u8>>,
+    /// A new page has this number at least.
+    least: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -66,7 +68,14 @@ impl Journal {
             let last = changes.last().map_or(0, |change| change.sequence);
             Page { number: read.number, version: read.version, last, changes: changes.len() }
         };
-        Self { pages: pages.iter().map(page).collect(), tail }
+        Self { pages: pages.iter().map(page).collect(), tail, least: 0 }
+    }
+
+    /// For a store that has lost pages: goes on with a new page after all that were ever read, since readers look for no
+    /// page before the one that they read last.
+    #[must_use]
+    pub fn after_loss(self, last_page: Option<u64>) -> Self {
+        Self { tail: None, least: last_page.map_or(0, |page| page + 1), ..self }
     }
 
     /// The number of the newest page.
@@ -77,7 +86,7 @@ impl Journal {
     /// The pages with these changes at their end, in the order in which they are to be written.
     pub fn with(&self, changes: &[Change]) -> Vec<Draft> {
         let mut drafts: Vec<Draft> = Vec::new();
-        let mut number = self.pages.back().map_or(0, |page| page.number + 1);
+        let mut number = self.pages.back().map_or(0, |page| page.number + 1).max(self.least);
         for change in changes {
             let line = line_of(change);
             if drafts.is_empty()

@@ -1,6 +1,7 @@
 //! The judge's part of a tracker: asks everybody what they have heard before it calls anybody silent, writes each change to
 //! the store before anybody is told of it, and sees to it that everybody is told. Every write names the judge's epoch.
 
+mod late;
 mod telling;
 mod tidying;
 
@@ -10,6 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tracing::{error, info, warn};
 
+use self::late::LateCalls;
 use self::telling::{Aside, Calls};
 use self::tidying::TIDY;
 use super::audit::{Change, Sequence};
@@ -17,7 +19,7 @@ use super::corner;
 use super::ears::Ears;
 use super::guard::Course;
 use super::journal::{Draft, Journal};
-use super::notify::{Post, Receipt};
+use super::notify::{LateCall, Post, Receipt};
 use super::pending::Outcome;
 use super::record::{Hold, bucket_of};
 use super::tracker::Tracker;
@@ -51,7 +53,8 @@ pub(super) struct Office {
     /// Judged, and not in the journal yet, in order.
     unpublished: Vec<Change>,
     journal: Journal,
-    manager: Calls<Outcome>,
+    manager: Calls<(Outcome, Option<LateCall>)>,
+    late: LateCalls,
     aside: Aside,
     /// Who was told by the round that runs, call by call.
     told: Option<mpsc::Receiver<Receipt>>,
@@ -90,8 +93,9 @@ impl<T: Tree, P: Post> Tracker<T, P> {
     pub(super) async fn take_office(&mut self, lead: Leadership, alone: bool) -> Result<(), Error> {
         let buckets = corner::all_buckets(self.tree()).await?;
         let (question, version) = corner::number(self.tree(), &paths::heartbeat_question()).await?;
-        // The next one must be newer than all that were answered, or old answers would count for it.
-        let question = (readable(question)?.unwrap_or_else(|| self.newest_answered()), version);
+        // The next one must be newer than all that were answered, or old answers would count for it. A store that went back
+        // has an older one.
+        let question = (readable(question)?.unwrap_or(0).max(self.newest_answered()), version);
         let (note, version) = corner::webhook_note(self.tree()).await?;
         // Rather told twice than not at all.
         let noted = (readable(note)?.unwrap_or_default(), version);
@@ -99,10 +103,16 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         let release = corner::releases(self.tree()).await?;
         let (alarm, version) = corner::alarm(self.tree()).await?;
         let alarm = (readable(alarm)?, version);
-        let versions = buckets.iter().map(|(number, _, version)| (*number, *version)).collect();
+        let versions: HashMap<u16, i32> =
+            buckets.iter().map(|(number, _, version)| (*number, *version)).collect();
         let frozen: BTreeSet<u16> =
             buckets.iter().filter(|(_, records, _)| records.is_err()).map(|(number, ..)| *number).collect();
-        self.adopt(buckets);
+        // Where none was begun, no change is in it; where none can be read, all of them may be.
+        let journalled: BTreeMap<u64, Change> = changes_in(&pages);
+        let unknown = if pages.is_empty() { 0 } else { u64::MAX };
+        let last = journalled.last_key_value().map_or(unknown, |(last, _)| *last);
+        let went_back = self.went_back(Some(last));
+        self.adopt(buckets, went_back);
         self.show(&pages);
         let mut inner = self.ears().lock();
         let now = self.ears().now(&inner).watched;
@@ -112,11 +122,9 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             inner.audit.release(now);
         }
         inner.condition.judging = true;
+        // Judges never delete a bucket, so the store has lost one that is missing.
+        let rewritten = inner.audit.write_again(|bucket| went_back || !versions.contains_key(&bucket));
         // A judge that died may have left changes that are not in the journal.
-        let journalled: BTreeMap<u64, Change> = changes_in(&pages);
-        // Where none was begun, none of them is in it; where none can be read, all of them may be.
-        let unknown = if pages.is_empty() { 0 } else { u64::MAX };
-        let last = journalled.last_key_value().map_or(unknown, |(last, _)| *last);
         let unpublished = inner.audit.changes_since(last);
         // What is no longer there of the journal is made good by the newest change of each component.
         let mut missed: BTreeMap<u64, Change> = inner
@@ -125,10 +133,18 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             .into_iter()
             .map(|change| (change.sequence, change))
             .collect();
-        missed.extend(journalled);
+        if !went_back {
+            // A store that went back has changes here that were followed by newer ones.
+            missed.extend(journalled);
+        }
         let hooks =
             Queue::new(noted.0.clone(), missed.into_values().filter(|change| change.sequence <= last));
         drop(inner);
+        let journal = Journal::of(&pages);
+        let journal = if went_back { journal.after_loss(self.last_page) } else { journal };
+        if rewritten > 0 {
+            warn!(components = rewritten, "the store has no records of them; they are written again");
+        }
         info!(epoch = lead.epoch(), alone, unreadable = frozen.len(), "took office");
         self.ears().lend(LEASE);
         self.office = Some(Office {
@@ -142,8 +158,9 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             versions,
             frozen,
             unpublished,
-            journal: Journal::of(&pages),
+            journal,
             manager: Calls::new(),
+            late: LateCalls::default(),
             aside: Aside::new(),
             told: None,
             to_write_down: Vec::new(),
@@ -197,12 +214,13 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         if Instant::now() < office.renew_at {
             return Ok(true);
         }
-        let asked = Instant::now();
+        let (asked, began) = (Instant::now(), self.setting.ears.watched_now());
         if !office.lead.confirm(&self.setting.tree).await? {
             return Ok(false);
         }
         office.renew_at = Instant::now() + LEASE / 3;
         self.setting.ears.lend(LEASE.saturating_sub(asked.elapsed()));
+        self.store_answered(began);
         Ok(true)
     }
 
@@ -314,6 +332,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         let changes = std::mem::take(&mut office.unpublished);
         self.setting.ears.publish(&changes);
         self.page = office.journal.newest().or(self.page);
+        self.last_page = self.last_page.max(self.page);
         office.hooks.push(&changes);
         for written in office.to_write_down.drain(..) {
             // Who waited may have been ended.

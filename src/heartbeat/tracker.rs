@@ -18,6 +18,8 @@ use super::corner;
 use super::ears::Ears;
 use super::judge::Office;
 use super::notify::Post;
+use super::table::{HERE, Via};
+use crate::model::planted::{Bug, planted};
 use crate::store::Error;
 use crate::store::acl::Roles;
 use crate::store::election::{Attempt, Leadership, Seat};
@@ -77,8 +79,12 @@ pub struct Tracker<T, P> {
     question: u64,
     answered: u64,
     followed: HashMap<String, Followed>,
+    /// The number of the tracker that was followed last.
+    last_via: Via,
     /// The newest page of the journal that was read.
     pub(super) page: Option<u64>,
+    /// The highest number of a page that was ever read.
+    pub(super) last_page: Option<u64>,
     pub(super) replicas: BTreeSet<String>,
     pub(super) office: Option<Office>,
     flush_at: Instant,
@@ -88,6 +94,10 @@ pub struct Tracker<T, P> {
 /// What is known of another tracker.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Followed {
+    /// How components refer to it.
+    via: Via,
+    /// It is gone without a farewell, and its components are taken care of.
+    lost: bool,
     next: u64,
     pub(super) answers: u64,
     farewell: bool,
@@ -116,7 +126,9 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             question: 0,
             answered: 0,
             followed: HashMap::new(),
+            last_via: HERE,
             page: None,
+            last_page: None,
             replicas: BTreeSet::new(),
             office: None,
             flush_at: now,
@@ -167,7 +179,11 @@ impl<T: Tree, P: Post> Tracker<T, P> {
     /// As long as the store is there. Dropped at any point, it leaves nothing half-known: the next one begins by reading
     /// everything.
     async fn session(&mut self) -> Result<Ended, Error> {
-        corner::ensure(self.tree(), &self.setting.roles).await?;
+        let (params, maintenance) = {
+            let inner = self.ears().lock();
+            (inner.params.clone(), inner.audit.maintenance().clone())
+        };
+        corner::ensure_as(self.tree(), &self.setting.roles, &params, &maintenance).await?;
         let mut feed = self.tree().watch(&paths::heartbeat()).await?;
         feed.next().await?;
         self.register().await?;
@@ -233,7 +249,13 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         self.tree().sync().await?;
         let batches = corner::batch_names(self.tree()).await?;
         let buckets = corner::all_buckets(self.tree()).await?;
-        self.adopt(buckets);
+        let went_back = self.went_back(corner::journal_end(self.tree()).await?);
+        if went_back {
+            warn!("the store has lost heartbeat records; they are written again from memory");
+            // The journal is written anew, and the judge may not have our newest answer.
+            (self.page, self.answered) = (None, 0);
+        }
+        self.adopt(buckets, went_back);
         let noted = Noted {
             params: true,
             maintenance: true,
@@ -251,19 +273,43 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         Ok(())
     }
 
+    /// Whether the store is behind what it once said: the journal ends before a change that was read from it.
+    pub(super) fn went_back(&self, journal_end: Option<u64>) -> bool {
+        journal_end.is_some_and(|end| end < self.ears().lock().shown.last())
+    }
+
     fn restart_windows(&self) {
         let mut inner = self.ears().lock();
         let now = self.ears().now(&inner).watched;
         inner.audit.restart_windows(now);
     }
 
+    /// The store has answered a request that began at `began`. That counts as long as no batch waits for its confirmation.
+    pub(super) fn store_answered(&self, began: u64) {
+        if self.unconfirmed.is_empty() {
+            self.ears().passed_on(began);
+        }
+    }
+
     async fn seek_office(&mut self) -> Result<(), Error> {
         self.seek_at = Instant::now() + SEEK;
         let roles = &self.setting.roles;
+        let began = self.ears().watched_now();
         match Leadership::attempt_at(Seat::heartbeat(), self.tree(), roles, &self.id).await? {
-            Attempt::Taken => Ok(()),
-            Attempt::Won(lead) => {
+            Attempt::Taken => {
+                self.store_answered(began);
+                Ok(())
+            }
+            Attempt::Won(mut lead) => {
                 info!("judging");
+                let known = {
+                    let inner = self.ears().lock();
+                    inner.audit.highest_number().max(inner.shown.last())
+                };
+                if !planted(Bug::RepeatsNumbers) {
+                    // No number has more than 32 bits of epoch.
+                    lead.raise_above(self.tree(), u32::try_from(known >> 32).unwrap_or(u32::MAX - 1)).await?;
+                }
                 // Events on the way may be about what the judge before us wrote.
                 let known = self.replicas.clone();
                 self.tree().sync().await?;

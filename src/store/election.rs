@@ -20,6 +20,9 @@ pub const LEASE: Duration = Duration::from_secs(3);
 /// How long to wait for the lock between looks, in case an event is lost.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
+/// Steps by which an epoch is raised in one write.
+const EPOCHS_AT_ONCE: i32 = 1_000;
+
 /// What is led: where its lock and its epoch are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seat {
@@ -172,6 +175,28 @@ impl Leadership {
         }
     }
 
+    /// Raises the epoch above `known`. The epoch falls behind only where a store was restored or its records were deleted;
+    /// what this leader numbers by its epoch must not repeat the numbers of a leader before that.
+    ///
+    /// # Errors
+    /// The failures of the store.
+    pub async fn raise_above<T: Tree>(&mut self, tree: &T, known: u32) -> Result<(), Error> {
+        while self.epoch() <= known {
+            let (path, version) = self.fence.clone();
+            let missing = i64::from(known) + 1 - i64::from(self.epoch());
+            let steps = i32::try_from(missing).unwrap_or(i32::MAX).min(EPOCHS_AT_ONCE);
+            let data = self.token.as_bytes();
+            let set = |step| Write::SetIfVersion {
+                path: path.clone(),
+                data: data.to_vec(),
+                version: version.saturating_add(step),
+            };
+            tree.write((0..steps).map(set).collect()).await?;
+            self.fence.1 = version.saturating_add(steps);
+        }
+        Ok(())
+    }
+
     /// Asks the store whether the lock is still ours, and if so renews the lease.
     ///
     /// # Errors
@@ -292,6 +317,19 @@ mod tests {
         let refused = b.write(mark(first.fence())).await.unwrap_err();
         assert_eq!(refused, tree::Error::BadVersion(paths::epoch()));
         b.write(mark(second.fence())).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn epoch_is_raised_above_a_known_one() {
+        let (_store, roles, a, b) = controllers().await;
+        let mut first = win(&a, &roles).await;
+        for (known, epoch) in [(0, 1), (1, 2), (2_500, 2_501)] {
+            first.raise_above(&a, known).await.unwrap();
+            assert_eq!(first.epoch(), epoch);
+            a.write(vec![first.fence()]).await.unwrap();
+        }
+        drop(a);
+        assert_eq!(win(&b, &roles).await.epoch(), 2_502, "it lasts");
     }
 
     #[tokio::test(start_paused = true)]

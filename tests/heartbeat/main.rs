@@ -6,16 +6,22 @@
 
 mod aside;
 mod clients;
+mod cut_off;
 mod door;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod hold;
+mod late;
 mod losses;
 mod manager;
 mod operator;
 mod outage;
+#[cfg(feature = "planted")]
+mod planted;
 mod process;
+mod recovery;
 mod replicas;
+mod restored;
 mod roles;
 mod secure;
 mod simulate;

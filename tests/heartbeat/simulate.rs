@@ -21,10 +21,18 @@ pub(crate) fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
+/// How long deaths are held of components that may be beating to a tracker that is out of reach.
+pub(crate) const HOLD: Duration = Duration::from_secs(100);
+
 pub(crate) async fn begin(seed: u64, replicas: u32, components: usize) -> World {
     let mut world = World::new(seed, components).await;
     corner::ensure(&world.tree(), &world.roles).await.expect("a corner");
-    let params = json!({"Sm_url": "http://sm", "Webhook_url": HOOK_URL, "Mass_share": "0"});
+    let params = json!({
+        "Sm_url": "http://sm",
+        "Webhook_url": HOOK_URL,
+        "Mass_share": "0",
+        "Mass_hold": HOLD.as_secs().to_string(),
+    });
     corner::set_params(&world.tree(), params.as_object().expect("a map")).await.expect("params");
     for _ in 0..replicas {
         world.start();
@@ -101,7 +109,10 @@ async fn an_outage_of_the_manager_is_collapsed() {
             .iter()
             .map(|told| (told.name.clone(), told.message.clone()))
             .collect();
-        assert_eq!(later.len(), 10, "{mood:?}: each in one call: {later:?}");
+        let once: BTreeSet<&(String, String)> = later.iter().collect();
+        assert_eq!(once.len(), 10, "{mood:?}: {later:?}");
+        // Calls that time out may be applied late, so their components are told again when these are over.
+        assert!(mood == Mood::Hanging || later.len() == 10, "{mood:?}: each in one call: {later:?}");
         check_the_end(&mut world, 3).await;
     }
 }
@@ -113,7 +124,8 @@ async fn a_judge_that_dies_blinds_nobody_for_long() {
     world.kill(judge);
     world.silence(3);
     let silent = Instant::now();
-    world.pass(seconds(70)).await;
+    // Its newest beat may have gone to the tracker that is lost.
+    world.pass(seconds(70) + HOLD).await;
     check_nobody_was_slandered(&world, 5);
     let book = world.manager.book();
     let warned = book.told.iter().find(|told| told.flag == "Warning").expect("a warning");

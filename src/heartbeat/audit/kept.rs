@@ -9,8 +9,48 @@ use crate::heartbeat::name::Name;
 use crate::heartbeat::record::{Beat, MAX_IN_BATCH, Record, Told, bucket_of, bucket_to_bytes};
 use crate::heartbeat::state::State;
 use crate::heartbeat::table::Component;
+use crate::model::planted::{Bug, planted};
 
 impl Audit {
+    /// Takes over what a store that went back has of a bucket: a component whose change in memory is as new as the record, or
+    /// newer, stays as it is, and so does one that has no record.
+    pub fn adopt_older(&mut self, bucket: u16, records: &[Record], now: u64) {
+        let mut merged: Vec<Record> = records.to_vec();
+        for entry in self.table.in_bucket(bucket) {
+            let component = self.table.get(*entry);
+            if component.state == State::New {
+                continue;
+            }
+            let known = Record { beat_at: component.beat_at, ..self.table.record(*entry, now, 0) };
+            match merged.iter_mut().find(|record| record.name == known.name) {
+                Some(record) if record.sequence <= known.sequence => *record = known,
+                Some(_) => {}
+                None => merged.push(known),
+            }
+        }
+        self.adopt(bucket, &merged, now);
+    }
+
+    /// Marks the components that the store has lost to be written again: those of buckets that are `missing` there.
+    pub fn write_again(&mut self, missing: impl Fn(u16) -> bool) -> usize {
+        let lost = |(_, component): &(u32, &Component)| {
+            component.state != State::New && missing(bucket_of(component.name()))
+        };
+        let entries: Vec<u32> = self.table.iter().filter(lost).map(|(entry, _)| entry).collect();
+        if planted(Bug::TrustsAnEmptyStore) {
+            return 0;
+        }
+        for entry in &entries {
+            self.soil(*entry);
+        }
+        entries.len()
+    }
+
+    /// The highest number of a change that is known here.
+    pub fn highest_number(&self) -> u64 {
+        self.table.iter().map(|(_, component)| component.sequence).max().unwrap_or(0)
+    }
+
     /// Takes over what the store has of a bucket.
     pub fn adopt(&mut self, bucket: u16, records: &[Record], now: u64) {
         let gone = |audit: &Self, entry: u32| {

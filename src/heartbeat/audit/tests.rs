@@ -1,6 +1,7 @@
 //! The audit on a clock of the tests' own: the table of states, the guards, and a random life against a plain model.
 
 mod handing_over;
+mod lost;
 
 use proptest::prelude::*;
 
@@ -105,7 +106,7 @@ fn silence_is_judged_only_as_far_as_all_was_heard() {
     assert_eq!(bench.audit.judge(now, 5_000, &mut bench.sequence), Verdict::default());
     // Another replica heard it seven seconds ago.
     let beat = Beat { name: name("a"), age_ms: 7_000, going_away: false };
-    assert_eq!(bench.audit.beat_elsewhere(bench.now, &beat), Ok(Heard::Steady));
+    assert_eq!(bench.audit.beat_elsewhere(bench.now, &beat, 1), Ok(Heard::Steady));
     assert_eq!(bench.after(0), []);
     assert_eq!(bench.after(2_999), []);
     assert_eq!(
@@ -122,10 +123,10 @@ fn an_old_beat_from_elsewhere_changes_nothing() {
     bench.after(0);
     bench.after(60_000);
     let old = Beat { name: name("a"), age_ms: 40_000, going_away: false };
-    bench.audit.beat_elsewhere(bench.now, &old).unwrap();
+    bench.audit.beat_elsewhere(bench.now, &old, 1).unwrap();
     assert_eq!(bench.after(0), [], "still dead");
     let fresh = Beat { age_ms: 100, ..old };
-    assert_eq!(bench.audit.beat_elsewhere(bench.now, &fresh), Ok(Heard::News));
+    assert_eq!(bench.audit.beat_elsewhere(bench.now, &fresh, 1), Ok(Heard::News));
     assert_eq!(bench.after(0), told("a", Word::Restarted));
 }
 

@@ -1,12 +1,13 @@
 //! What the judge keeps in order beside its judgements: the alarm that operators read, machines that are no more, batches and
 //! pages that nobody needs, and how far the webhook got.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::info;
 
+use crate::heartbeat::corner;
 use crate::heartbeat::guard::Course;
 use crate::heartbeat::name::Name;
 use crate::heartbeat::notify::Post;
@@ -15,7 +16,7 @@ use crate::heartbeat::tracker::Tracker;
 use crate::heartbeat::webhook::MAX_WAITING;
 use crate::store::Error;
 use crate::store::paths;
-use crate::store::tree::{Tree, Write};
+use crate::store::tree::{self, Tree, Write};
 
 /// How often it is looked which machines are no more, and which batches nobody needs.
 pub(super) const TIDY: Duration = Duration::from_secs(5);
@@ -65,6 +66,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
 
     /// Drops machines that were terminated, batches and pages that nobody needs, and writes down how far the webhook got.
     pub(super) async fn tidy(&mut self) -> Result<(), Error> {
+        self.check_records().await?;
         let orphans = self.orphans().await?;
         let machines: Vec<Name> = self.ears().lock().audit.machines();
         let there: Option<BTreeSet<String>> = if machines.is_empty() {
@@ -101,6 +103,20 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             office.note_hooked = true;
         }
         self.trim_journal().await
+    }
+
+    /// Fails if a bucket or the newest page that this judge wrote is not in the store any more. The tracker then reads everything
+    /// anew, and whichever tracker becomes the judge writes what is missing.
+    async fn check_records(&self) -> Result<(), Error> {
+        let Some(office) = self.office.as_ref() else { return Ok(()) };
+        let names = self.tree().children(&paths::heartbeat_buckets()).await?;
+        let there: HashSet<u16> = names.iter().filter_map(|name| name.parse().ok()).collect();
+        let page = corner::newest_page(self.tree()).await?;
+        let missing_page =
+            office.journal.newest().filter(|newest| page != Some(*newest)).map(paths::heartbeat_page);
+        let missing_bucket = office.versions.keys().find(|number| !there.contains(number));
+        let missing = missing_page.or(missing_bucket.map(|number| paths::heartbeat_bucket(*number)));
+        missing.map_or(Ok(()), |path| Err(tree::Error::NoNode(path).into()))
     }
 
     /// How far the webhook got: after each call, and now and then where there is no webhook.

@@ -1,16 +1,21 @@
 //! A tracker's look at the store: what the operator set, what the judge wrote, and what the other trackers heard.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use tracing::{error, warn};
 
-use super::Tracker;
+use super::{Followed, Tracker};
 use crate::heartbeat::corner;
+use crate::heartbeat::name::Name;
 use crate::heartbeat::notify::Post;
 use crate::heartbeat::record::{Batch, Beat, bucket_of};
+use crate::heartbeat::table::Via;
 use crate::store::Error;
 use crate::store::paths::{self, HeartbeatNode};
 use crate::store::tree::{Event, Tree};
+
+/// The calendar time of each component's newest beat in batches that were there before us, and the tracker that took it.
+type Newest = HashMap<Name, (u64, Via)>;
 
 /// Where to look again.
 #[derive(Debug, Default)]
@@ -87,6 +92,10 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         if noted.question {
             let (question, _) = corner::number(self.tree(), &paths::heartbeat_question()).await?;
             self.question = readable(question)?.unwrap_or(self.question);
+            if self.question < self.answered {
+                // The store has lost newer questions, and our answers with them.
+                self.answered = 0;
+            }
         }
         if !noted.batches.is_empty() {
             self.follow(noted.batches.into_iter().collect(), Age::AsWritten).await?;
@@ -97,7 +106,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         }
         if self.office.is_none() && !noted.buckets.is_empty() {
             let buckets = corner::buckets(self.tree(), noted.buckets).await?;
-            self.adopt(buckets);
+            self.adopt(buckets, false);
         }
         if self.office.is_none() && noted.journal {
             self.read_journal().await?;
@@ -105,14 +114,18 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         Ok(())
     }
 
-    /// Takes over what the judge wrote.
-    pub(in crate::heartbeat) fn adopt(&self, buckets: Vec<corner::Bucket>) {
+    /// Takes over what the judge wrote; from a store that went back, only what is newer than memory.
+    pub(in crate::heartbeat) fn adopt(&self, buckets: Vec<corner::Bucket>, went_back: bool) {
         for (number, records, _) in buckets {
             match records {
                 Ok(records) => {
                     let mut inner = self.ears().lock();
                     let now = self.ears().now(&inner).watched;
-                    inner.audit.adopt(number, &records, now);
+                    if went_back {
+                        inner.audit.adopt_older(number, &records, now);
+                    } else {
+                        inner.audit.adopt(number, &records, now);
+                    }
                 }
                 Err(problem) => error!(%problem, "components cannot be read"),
             }
@@ -128,7 +141,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         let behind = self.behind(&pages);
         if !behind.is_empty() {
             let buckets = corner::buckets(self.tree(), behind).await?;
-            self.adopt(buckets);
+            self.adopt(buckets, false);
         }
         self.show(&pages);
         Ok(())
@@ -163,6 +176,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             }
         }
         self.page = Some(newest.number);
+        self.last_page = self.last_page.max(self.page);
         if whole {
             self.ears().publish(&changes);
         } else {
@@ -182,6 +196,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             })
             .collect();
         let batches = corner::batches(self.tree(), &fresh).await?;
+        let mut newest = Newest::new();
         for (name, batch) in fresh.iter().zip(batches) {
             let batch = readable(batch)?;
             if batch.is_none() {
@@ -189,15 +204,25 @@ impl<T: Tree, P: Post> Tracker<T, P> {
                 self.restart_windows();
             }
             if let Some((replica, number)) = paths::heartbeat_batch_of(name) {
-                self.learn(replica, number, batch.flatten(), age);
+                self.learn(replica, number, batch.flatten(), age, &mut newest);
             }
+        }
+        let mut inner = self.ears().lock();
+        for (name, (_, via)) in newest {
+            inner.audit.last_beat_through(&name, via);
         }
         Ok(())
     }
 
-    fn learn(&mut self, replica: &str, number: u64, batch: Option<Batch>, age: Age) {
+    fn learn(&mut self, replica: &str, number: u64, batch: Option<Batch>, age: Age, newest: &mut Newest) {
         let known = self.followed.contains_key(replica);
+        if !known {
+            self.last_via += 1;
+        }
         let followed = self.followed.entry(replica.to_owned()).or_default();
+        if !known {
+            followed.via = self.last_via;
+        }
         let missed = known && (number > followed.next || batch.is_none());
         followed.next = followed.next.max(number + 1);
         let mut inner = self.setting.ears.lock();
@@ -214,10 +239,14 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             Age::ByCalendar => now.wall.saturating_sub(batch.at),
         };
         for beat in &batch.beats {
+            if age == Age::ByCalendar {
+                let seen = (batch.at.saturating_sub(beat.age_ms), followed.via);
+                newest.entry(beat.name).and_modify(|known| *known = (*known).max(seen)).or_insert(seen);
+            }
             let beat = Beat { age_ms: beat.age_ms + since, ..*beat };
             let outdated = age == Age::ByCalendar
                 && inner.audit.changed_since(&beat.name, now.wall - beat.age_ms.min(now.wall));
-            if !outdated && inner.audit.beat_elsewhere(now.watched, &beat).is_err() {
+            if !outdated && inner.audit.beat_elsewhere(now.watched, &beat, followed.via).is_err() {
                 inner.condition.refused_beats += 1;
             }
         }
@@ -235,6 +264,30 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             }
         }
         self.replicas = there;
+        self.look_for_lost();
+    }
+
+    /// Finds the trackers that may be cut off from the store and still take beats: the store has batches of them, the newest
+    /// is no farewell, and their sessions are gone. The batches stay in the store for as long as that counts, so that a
+    /// tracker that starts meanwhile comes to the same result.
+    fn look_for_lost(&mut self) {
+        let mut inner = self.setting.ears.lock();
+        let (now, hold_ms) = (self.setting.ears.now(&inner).watched, inner.params.mass_hold_ms);
+        for (id, followed) in &mut self.followed {
+            let lost = !followed.farewell && !self.replicas.contains(id);
+            if lost == std::mem::replace(&mut followed.lost, lost) {
+                continue;
+            }
+            if !lost {
+                inner.audit.find(followed.via);
+                continue;
+            }
+            let components = inner.audit.lose(followed.via, now + hold_ms);
+            if components > 0 {
+                let hold_s = hold_ms / 1000;
+                warn!(replica = %id, components, hold_s, "tracker out of reach; deaths of its components held");
+            }
+        }
     }
 
     /// The newest question that anybody is known to have answered.
@@ -249,10 +302,15 @@ impl<T: Tree, P: Post> Tracker<T, P> {
     /// Batches of trackers that are no more, for the judge to clear away.
     pub(in crate::heartbeat) async fn orphans(&self) -> Result<Vec<String>, Error> {
         let mut names = corner::batch_names(self.tree()).await?;
+        let inner = self.ears().lock();
+        let now = self.ears().now(&inner).watched;
+        let spare = |followed: &Followed, number| {
+            number < followed.next && !(followed.lost && inner.audit.is_lost(now, followed.via))
+        };
         names.retain(|name| match paths::heartbeat_batch_of(name) {
             Some((replica, number)) => {
                 !self.replicas.contains(replica)
-                    && self.followed.get(replica).is_some_and(|followed| number < followed.next)
+                    && self.followed.get(replica).is_some_and(|followed| spare(followed, number))
             }
             None => false,
         });

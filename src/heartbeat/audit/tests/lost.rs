@@ -1,0 +1,106 @@
+//! Trackers that are out of reach, and stores that have lost records.
+
+use super::*;
+use crate::heartbeat::record::Record;
+
+const OTHER: Via = 7;
+const HOLD: u64 = 100_000;
+
+/// `a` beat to another tracker, `b` here.
+fn begun() -> Bench {
+    let mut bench = Bench::new();
+    let beat = Beat { name: name("a"), age_ms: 0, going_away: false };
+    bench.audit.beat_elsewhere(bench.now, &beat, OTHER).unwrap();
+    bench.beat("b");
+    bench.after(0);
+    assert_eq!(bench.audit.lose(OTHER, bench.now + HOLD), 1);
+    bench
+}
+
+#[test]
+fn deaths_behind_a_lost_tracker_are_held() {
+    let mut bench = begun();
+    let mut both = told("a", Word::MightBeDead);
+    both.extend(told("b", Word::MightBeDead));
+    assert_eq!(bench.after(10_020), both, "warnings are not held");
+    assert_eq!(bench.after(20_000), told("b", Word::DeclaredDead));
+    assert_eq!(bench.audit.counts().sheltered, 1);
+    assert_eq!(bench.after(HOLD - 31_000), []);
+    assert_eq!(bench.after(2_000), told("a", Word::DeclaredDead), "the time is over");
+    assert_eq!(bench.audit.counts().sheltered, 0);
+}
+
+#[test]
+fn hold_ends_with_the_trackers_return_a_release_or_a_beat() {
+    for end in ["return", "release", "beat"] {
+        let mut bench = begun();
+        bench.after(60_000);
+        assert_eq!(bench.audit.counts().sheltered, 1, "{end}");
+        let expected = match end {
+            "return" => {
+                bench.audit.find(OTHER);
+                told("a", Word::DeclaredDead)
+            }
+            "release" => {
+                bench.audit.release(bench.now);
+                told("a", Word::DeclaredDead)
+            }
+            _ => {
+                bench.beat("a");
+                told("a", Word::Restarted)
+            }
+        };
+        assert_eq!(bench.after(20), expected, "{end}");
+        assert_eq!(bench.audit.counts().sheltered, 0, "{end}");
+    }
+}
+
+#[test]
+fn component_that_beat_here_since_is_not_held() {
+    let mut bench = begun();
+    bench.beat("a");
+    bench.after(0);
+    let mut both = told("a", Word::DeclaredDead);
+    both.extend(told("b", Word::DeclaredDead));
+    assert_eq!(bench.after(40_000), both);
+}
+
+/// A batch that was there before this tracker is the only sign of where the component beat.
+#[test]
+fn old_batch_says_where_a_component_beats() {
+    let mut bench = Bench::new();
+    bench.beat("a");
+    bench.after(0);
+    let now = bench.at();
+    let record = bench.audit.table.record(bench.audit.table.find(&name("a")).unwrap(), now.watched, now.wall);
+    let mut next = Bench::new();
+    next.audit.adopt(bucket_of("a"), &[record], next.now);
+    next.audit.last_beat_through(&name("a"), OTHER);
+    next.audit.lose(OTHER, next.now + HOLD);
+    next.after(40_000);
+    assert_eq!(next.after(20_000), []);
+    assert_eq!(next.audit.counts().sheltered, 1);
+}
+
+#[test]
+fn memory_wins_over_an_older_record_and_is_written_again() {
+    let mut bench = Bench::new();
+    bench.beat("a");
+    bench.after(0);
+    let now = bench.at();
+    let entry = bench.audit.table.find(&name("a")).unwrap();
+    let old = bench.audit.table.record(entry, now.watched, now.wall);
+    assert_eq!(bench.after(10_020), told("a", Word::MightBeDead));
+    bench.write_all();
+    bench.audit.adopt_older(bucket_of("a"), &[old], bench.now);
+    assert_eq!(bench.audit.table.get(entry).state, State::Warned);
+    assert_eq!(bench.audit.write_again(|_| true), 1);
+    assert!(bench.audit.dirty().contains(&bucket_of("a")));
+    // A newer record is taken, and a component without one stays.
+    let newer = Record { sequence: old.sequence + 100, ..old };
+    bench.audit.adopt_older(bucket_of("a"), &[newer], bench.now);
+    assert_eq!(bench.audit.table.get(entry).state, State::Ok);
+    bench.audit.adopt_older(bucket_of("a"), &[], bench.now);
+    assert_eq!(bench.audit.known(), 1);
+    assert_eq!(bench.audit.highest_number(), newer.sequence);
+}

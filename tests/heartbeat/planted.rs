@@ -1,0 +1,48 @@
+//! Whether the heartbeat simulator finds mistakes: each mistake of a kept list is made, and a scenario has to fail over it. The
+//! scenarios are tests of their own, which pass without a mistake.
+
+use std::future::Future;
+use std::pin::Pin;
+
+use portcullis::model::planted::{Bug, plant};
+
+use crate::{cut_off, late, recovery, restored};
+
+type Scenario = fn() -> Pin<Box<dyn Future<Output = ()>>>;
+
+/// Makes a mistake in a scenario, which has to fail. It runs on one thread, so that everything in it makes the mistake.
+fn find(bug: Bug, scenario: Scenario) {
+    plant(Some(bug));
+    let outcome = std::panic::catch_unwind(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+        runtime.expect("a runtime").block_on(scenario());
+    });
+    plant(None);
+    assert!(outcome.is_err(), "{bug:?} was not found: {}", bug.why());
+}
+
+macro_rules! finds {
+    ($($test:ident: $bug:ident by $scenario:path;)+) => {
+        $(
+            #[test]
+            fn $test() {
+                find(Bug::$bug, || Box::pin($scenario()));
+            }
+        )+
+
+        #[test]
+        fn every_heartbeat_bug_has_a_scenario() {
+            assert_eq!(Bug::HEARTBEAT, [$(Bug::$bug),+]);
+        }
+    };
+}
+
+finds! {
+    hold_that_ends_too_early_is_found: HoldEndsWithTheShare by recovery::staggered_return;
+    seldom_probes_are_found: ProbesSeldom by late::delivery_after_an_outage;
+    forgotten_lost_trackers_are_found: ForgetsLostTrackers by cut_off::short_cut;
+    beats_that_are_taken_for_ever_are_found: TakesBeatsForEver by cut_off::senders_move;
+    records_that_are_not_written_again_are_found: TrustsAnEmptyStore by restored::records_deleted;
+    repeated_numbers_are_found: RepeatsNumbers by restored::records_deleted;
+    forgotten_late_calls_are_found: ForgetsLateCalls by late::call_applied_late;
+}
