@@ -81,6 +81,7 @@ const HOMES: &[(&str, &[&str])] = &[
     (
         "stdout",
         &[
+            "src/cli/demo/network.rs",
             "src/cli/output.rs",
             "hooks/",
             "provider/src/nftables/run.rs",
