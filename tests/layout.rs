@@ -36,7 +36,7 @@ const PARTS: &[(&str, &[&str])] = &[
 /// Where a name may stand at all. A name that ends in an underscore stands for all that begin with it, and one that
 /// ends in `!` for a macro.
 const HOMES: &[(&str, &[&str])] = &[
-    ("zookeeper_client", &["src/store/zk.rs"]),
+    ("zookeeper_client", &["src/store/zk.rs", "src/store/zk/"]),
     ("aws_", &["provider/src/ec2.rs", "provider/src/ec2/"]),
     ("zbus", &["src/fleet/"]),
     ("hyper", &["src/ingress/", "src/runtime/http.rs", "src/runtime/http/", "src/heartbeat/notify.rs"]),
@@ -96,9 +96,13 @@ const HOMES: &[(&str, &[&str])] = &[
 const PURE: &[&str] = &[
     "src/model/",
     "src/keeper/acl.rs",
+    "src/keeper/admission.rs",
+    "src/keeper/events.rs",
+    "src/keeper/identities.rs",
     "src/keeper/jute.rs",
     "src/keeper/path.rs",
     "src/keeper/proto.rs",
+    "src/keeper/refusals.rs",
     "src/keeper/session.rs",
     "src/keeper/state.rs",
     "src/keeper/tree.rs",

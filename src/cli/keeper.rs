@@ -9,8 +9,11 @@ use tracing::info;
 
 use super::output;
 use super::tls_door::TlsDoor;
+use crate::keeper::identities::IdentityLimits;
 use crate::keeper::state::TreeLimits;
+use crate::keeper::storage::RESERVE_BYTES;
 use crate::keeper::tls::{Clients, Tls};
+use crate::keeper::watching::WatchLimits;
 use crate::keeper::{Config, Keeper, Limits};
 use crate::runtime::files::raise_open_files;
 use crate::runtime::shutdown::Shutdown;
@@ -44,12 +47,29 @@ pub(super) struct Serving {
     /// Connections at once; one more is closed. Never more than this process may have open files
     #[arg(long, value_name = "N", default_value_t = Limits::default().max_connections)]
     max_connections: usize,
-    /// Bytes in one request; a longer one closes its connection
+    /// Connections at once from one remote address, or one /64 network of IPv6; 0 is no limit. Loopback is not limited
+    #[arg(long, value_name = "N", default_value_t = Limits::default().max_connections_per_address)]
+    max_connections_per_address: usize,
+    /// Seconds after which a connection without known credentials is closed, once the root node is closed to the
+    /// world (as `bootstrap` closes it); 0 is never
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u16))]
+    unauthenticated_seconds: u16,
+    /// Bytes in one request or answer; a longer request closes its connection, a longer answer is refused
     #[arg(long, value_name = "BYTES", default_value_t = Limits::default().max_frame_bytes)]
     max_frame_bytes: usize,
     /// Bytes of answers that a client may leave unread before its requests wait
     #[arg(long, value_name = "BYTES", default_value_t = Limits::default().max_outstanding_bytes)]
     max_outstanding_bytes: usize,
+    /// Bytes of memory for unfinished requests and unread answers of all clients; beyond it the connection that takes
+    /// the most is closed
+    #[arg(long, value_name = "BYTES", default_value_t = Limits::default().max_buffer_bytes)]
+    max_buffer_bytes: usize,
+    /// Watches of one connection; all connections together may have five times as many
+    #[arg(long, value_name = "N", default_value_t = WatchLimits::default().per_connection)]
+    max_watches_per_connection: usize,
+    /// Identities that one connection may prove
+    #[arg(long, value_name = "N", default_value_t = IdentityLimits::default().per_connection)]
+    max_identities_per_connection: usize,
     /// Znodes in the tree
     #[arg(long, value_name = "N", default_value_t = TreeLimits::default().max_nodes)]
     max_nodes: usize,
@@ -59,6 +79,10 @@ pub(super) struct Serving {
     /// Bytes of log after which a snapshot is taken
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
     snapshot_every_bytes: u64,
+    /// Bytes of the disk, at most a sixteenth of it, that are set aside for when it is full: reads, sessions and a
+    /// snapshot go on then, and changes are refused until there is room again; 0 is none
+    #[arg(long, value_name = "BYTES", default_value_t = RESERVE_BYTES)]
+    disk_reserve_bytes: u64,
 }
 
 impl Serving {
@@ -70,14 +94,33 @@ impl Serving {
             tick_ms: self.tick_ms,
             super_digest: std::env::var(SUPER_DIGEST).ok().filter(|digest| !digest.is_empty()),
             snapshot_every_bytes: self.snapshot_every_bytes,
-            limits: Limits {
-                max_connections: self.max_connections,
-                max_frame_bytes: self.max_frame_bytes,
-                max_outstanding_bytes: self.max_outstanding_bytes,
-                tree: TreeLimits { max_nodes: self.max_nodes, max_bytes: self.max_tree_bytes },
-            },
+            reserve_bytes: self.disk_reserve_bytes,
+            limits: self.limits(),
             ..Config::new(data_dir, self.listen)
         })
+    }
+
+    fn limits(&self) -> Limits {
+        let watches = WatchLimits {
+            per_connection: self.max_watches_per_connection,
+            total: self.max_watches_per_connection.saturating_mul(5),
+            ..WatchLimits::default()
+        };
+        let identities = IdentityLimits {
+            per_connection: self.max_identities_per_connection,
+            ..IdentityLimits::default()
+        };
+        Limits {
+            max_connections: self.max_connections,
+            max_connections_per_address: self.max_connections_per_address,
+            unauthenticated_ms: i64::from(self.unauthenticated_seconds) * 1_000,
+            max_frame_bytes: self.max_frame_bytes,
+            max_outstanding_bytes: self.max_outstanding_bytes,
+            max_buffer_bytes: self.max_buffer_bytes,
+            identities,
+            watches,
+            tree: TreeLimits { max_nodes: self.max_nodes, max_bytes: self.max_tree_bytes },
+        }
     }
 
     fn tls(&self) -> anyhow::Result<Option<Tls>> {

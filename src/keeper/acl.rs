@@ -31,6 +31,31 @@ impl Identity {
     pub fn ip(addr: IpAddr) -> Self {
         Identity::new("ip", &addr.to_canonical().to_string())
     }
+
+    /// The id without what must not be shown: of a digest identity the user alone.
+    pub fn name(&self) -> &str {
+        self.id.split(':').next().filter(|_| &*self.scheme == "digest").unwrap_or(&self.id)
+    }
+}
+
+/// Identities as they may be logged: the first few, without secrets, and how many more there are.
+#[derive(Debug, Clone, Copy)]
+pub struct Names<'a>(pub &'a [Identity]);
+
+impl std::fmt::Display for Names<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        const SHOWN: usize = 4;
+        const NAME_CHARS: usize = 64;
+        for (at, who) in self.0.iter().take(SHOWN).enumerate() {
+            let comma = if at > 0 { "," } else { "" };
+            write!(f, "{comma}{}:{}", who.scheme, who.name().chars().take(NAME_CHARS).collect::<String>())?;
+        }
+        match self.0.len() {
+            0 => write!(f, "none"),
+            len if len > SHOWN => write!(f, " and {} more", len - SHOWN),
+            _ => Ok(()),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -26,6 +26,8 @@ pub(super) const FRAME_HEADER_LEN: usize = 12;
 /// a block that was only promised costs the file system's journal a commit each time.
 const RESERVE_BYTES: u64 = 1 << 20;
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+/// Small steps reach the end of a full disk more closely.
+const AHEAD_STEP: usize = 4 << 10;
 /// Of every file in the data directory: what clients stored may be secret, whatever the directory lets others do.
 pub(super) const FILE_MODE: u32 = 0o600;
 
@@ -59,6 +61,14 @@ impl StorageError {
         let StorageError::Io { source, .. } = self else { return false };
         let short = [Errno::MFILE, Errno::NFILE, Errno::NOSPC, Errno::DQUOT];
         Errno::from_io_error(source).is_some_and(|errno| short.contains(&errno))
+    }
+}
+
+impl StorageError {
+    /// Whether a write found the disk full. It can be repeated at the same place, unlike a sync that failed.
+    pub(super) fn is_full_disk(&self) -> bool {
+        let StorageError::Io { doing: "write", source, .. } = self else { return false };
+        Errno::from_io_error(source).is_some_and(|errno| [Errno::NOSPC, Errno::DQUOT].contains(&errno))
     }
 }
 
@@ -194,6 +204,22 @@ impl Segment {
         self.offset = end;
         self.start_frame();
         Ok(())
+    }
+
+    /// Takes up to `bytes` more of the disk now, for records to come: as much of that as there is.
+    pub fn reserve_ahead(&mut self, bytes: u64) {
+        let to = self.offset + self.pending.len() as u64 + bytes;
+        let mut at = self.reserved.unwrap_or(0).max(self.offset);
+        while at < to && self.file.write_all_at(&ZEROS[..AHEAD_STEP], at).is_ok() {
+            at += AHEAD_STEP as u64;
+        }
+        self.reserved = Some(at);
+    }
+
+    /// Bytes that can be logged without taking more of the disk.
+    pub fn room(&self) -> u64 {
+        let used = self.offset + self.pending.len() as u64;
+        self.reserved.map_or(0, |reserved| reserved.saturating_sub(used))
     }
 
     /// Only an optimisation: where it is refused, writes grow the file, or say why they cannot.

@@ -6,13 +6,18 @@
 //! `serve` and `reply` give requests their meaning; `door` and `tls` are how clients come in; `server` owns sockets and time. Nothing here knows what the znodes mean.
 
 pub mod acl;
+pub mod admission;
 pub mod door;
+pub mod events;
+pub mod identities;
 pub mod jute;
 pub mod log;
 pub mod outbox;
 pub mod path;
 pub mod proto;
+pub mod refusals;
 pub mod reply;
+mod reserve;
 pub mod serve;
 pub mod server;
 pub mod session;
@@ -23,7 +28,9 @@ pub mod storage;
 pub mod tls;
 pub mod tree;
 pub mod txn;
+pub mod upkeep;
 pub mod watch;
+pub mod watching;
 pub mod words;
 
 pub use start::{Config, Keeper, KeeperError, Limits, StopHandle};

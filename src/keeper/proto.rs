@@ -85,6 +85,9 @@ pub struct Stat {
     pub pzxid: i64,
 }
 
+/// The encoded size of a stat.
+pub const STAT_BYTES: usize = 68;
+
 impl Stat {
     pub fn encode(&self, out: &mut impl Put) {
         out.put_i64(self.czxid);
@@ -140,6 +143,18 @@ pub enum Op<'a> {
     },
 }
 
+impl<'a> Op<'a> {
+    pub fn path(&self) -> &'a str {
+        match self {
+            Op::Create { path, .. }
+            | Op::Delete { path, .. }
+            | Op::SetData { path, .. }
+            | Op::SetAcl { path, .. }
+            | Op::Check { path, .. } => path,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Read<'a> {
     Exists { path: &'a str, watch: bool },
@@ -148,6 +163,19 @@ pub enum Read<'a> {
     Acl { path: &'a str },
     Ephemerals { prefix: &'a str },
     AllChildrenNumber { path: &'a str },
+}
+
+impl<'a> Read<'a> {
+    pub fn path(&self) -> &'a str {
+        match self {
+            Read::Exists { path, .. }
+            | Read::Data { path, .. }
+            | Read::Children { path, .. }
+            | Read::Acl { path }
+            | Read::Ephemerals { prefix: path }
+            | Read::AllChildrenNumber { path } => path,
+        }
+    }
 }
 
 /// Which of a connection's watches on a path are meant.
@@ -221,7 +249,7 @@ pub fn decode(opcode: i32, body: &[u8]) -> Result<Request<'_>, Code> {
         op::MULTI => Request::Multi(decode_multi(r, |opcode, r| match opcode {
             // ZooKeeper has no setACL inside a multi.
             op::SET_ACL => Err(Code::Marshalling),
-            _ => decode_op(opcode, r),
+            _ => decode_op(opcode, r).map(as_in_multi),
         })?),
         op::MULTI_READ => Request::MultiRead(decode_multi(r, |opcode, r| match opcode {
             op::GET_DATA | op::GET_CHILDREN => decode_read(opcode, r),
@@ -267,6 +295,18 @@ fn decode_op<'a>(opcode: i32, r: &mut Reader<'a>) -> Result<Op<'a>, Code> {
         op::CHECK => Op::Check { path: r.string()?, version: r.i32()? },
         _ => return Err(Code::Marshalling),
     })
+}
+
+/// Inside a multi ZooKeeper answers by the kind of node, whatever the operation was called: with a stat for containers
+/// and TTL nodes, with the path alone for all others.
+fn as_in_multi(op: Op<'_>) -> Op<'_> {
+    match op {
+        Op::Create { path, data, acl, mode, sequential, wants_stat: _ } => {
+            let wants_stat = matches!(mode, CreateMode::Container | CreateMode::Ttl(_));
+            Op::Create { path, data, acl, mode, sequential, wants_stat }
+        }
+        other => other,
+    }
 }
 
 fn decode_create<'a>(opcode: i32, r: &mut Reader<'a>) -> Result<Op<'a>, Code> {

@@ -2,7 +2,8 @@
 
 use super::acl;
 use super::jute::Put as _;
-use super::proto::{Code, Op, Read, encode_acl, op};
+use super::outbox::Body;
+use super::proto::{Code, Op, Read, STAT_BYTES, encode_acl, op};
 use super::state::{Caller, OpResult, State};
 use super::tree::Node;
 
@@ -44,21 +45,26 @@ pub fn lookup<'a>(state: &'a State, caller: Caller<'_>, read: Read<'_>) -> Resul
     })
 }
 
-pub fn put_found(found: &Found<'_>, out: &mut Vec<u8>) {
+/// Writes what was found. Each part is measured before it is written: an answer that does not fit into a frame is an
+/// error, and takes no more memory than a frame on the way to it.
+pub fn put_found(found: &Found<'_>, body: &mut Body<'_>) -> Result<(), Code> {
     match found {
-        Found::Stat(node) => node.stat().encode(out),
+        Found::Stat(node) => node.stat().encode(body.room(STAT_BYTES)?),
         Found::Data(node) => {
-            out.put_optional_buffer(node.data.as_deref());
+            let data = node.data.as_deref();
+            let out = body.room(4 + data.map_or(0, <[u8]>::len) + STAT_BYTES)?;
+            out.put_optional_buffer(data);
             node.stat().encode(out);
         }
         Found::Children { node, wants_stat } => {
-            out.put_len(node.child_count());
-            node.children().for_each(|child| out.put_string(child));
+            put_strings(node.children(), body)?;
             if *wants_stat {
-                node.stat().encode(out);
+                node.stat().encode(body.room(STAT_BYTES)?);
             }
         }
         Found::Acl { node, hashes } => {
+            let bytes: usize = node.acl.iter().map(|acl| 12 + acl.who.scheme.len() + acl.who.id.len()).sum();
+            let out = body.room(4 + bytes + STAT_BYTES)?;
             if *hashes {
                 encode_acl(&node.acl, out);
             } else {
@@ -66,12 +72,37 @@ pub fn put_found(found: &Found<'_>, out: &mut Vec<u8>) {
             }
             node.stat().encode(out);
         }
-        Found::Paths(paths) => {
-            out.put_len(paths.len());
-            paths.iter().for_each(|path| out.put_string(path));
-        }
-        Found::Count(count) => out.put_len(*count),
+        Found::Paths(paths) => put_strings(paths.iter().copied(), body)?,
+        Found::Count(count) => body.room(4)?.put_len(*count),
     }
+    Ok(())
+}
+
+fn put_strings<'a>(strings: impl ExactSizeIterator<Item = &'a str>, body: &mut Body<'_>) -> Result<(), Code> {
+    body.room(4 + 4 * strings.len())?.put_len(strings.len());
+    for string in strings {
+        body.room(4 + string.len())?.put_string(string);
+    }
+    Ok(())
+}
+
+/// Bytes of one result of a multi beside its body, and of the mark at its end.
+pub const MULTI_HEADER_BYTES: usize = 9;
+
+/// Whether the results of `ops` fit into a reply of `limit` bytes, whatever they will be. Asked before anything is
+/// written, because a write that was applied cannot be answered with a refusal.
+pub fn multi_fits(ops: &[Op<'_>], limit: usize) -> bool {
+    /// Reply header and the mark at the end.
+    const AROUND: usize = 16 + MULTI_HEADER_BYTES;
+    /// The number that a sequential node gets at the end of its name.
+    const SEQUENCE_BYTES: usize = 10;
+    let result = |op: &Op<'_>| match op {
+        Op::Create { path, .. } => 4 + path.len() + SEQUENCE_BYTES + STAT_BYTES,
+        Op::SetData { .. } | Op::SetAcl { .. } => STAT_BYTES,
+        // An error has its code once more as its body.
+        Op::Delete { .. } | Op::Check { .. } => 4,
+    };
+    ops.iter().map(|op| MULTI_HEADER_BYTES + result(op)).sum::<usize>() + AROUND <= limit
 }
 
 pub fn put_result(result: &OpResult, out: &mut Vec<u8>) {

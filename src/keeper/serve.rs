@@ -4,35 +4,35 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use tracing::debug;
+use tracing::{debug, warn};
 
-use super::acl::{self, Identity};
+use super::acl::{self, Names};
+use super::identities::{Identities, IdentityLimits, TooMany};
 use super::jute::{Put as _, Reader};
 use super::outbox::Outboxes;
-use super::proto::{Code, Connect, HeldWatches, Op, Read, Request, decode, decode_connect, op};
+use super::proto::{Code, Connect, Op, Read, Request, decode, decode_connect, op};
+use super::refusals::{Reason, Refusals};
 use super::reply::{
-    lookup, put_found, put_multi_end, put_multi_error, put_multi_header, put_result, result_type,
+    MULTI_HEADER_BYTES, lookup, multi_fits, put_found, put_multi_end, put_multi_error, put_multi_header,
+    put_result, result_type,
 };
 use super::state::{Caller, Refusal, State};
 use super::storage::Storage;
-use super::txn::{Change, Password, Txn};
-use super::watch::{EventKind, Watch, Watches};
-
-/// Containers and TTL nodes that go at one time.
-const REAPED_A_TURN: usize = 1_000;
+use super::txn::Password;
+use super::watch::{Watch, Watches};
+use super::watching::WatchLimits;
 
 /// A connection as the protocol sees it.
 #[derive(Debug)]
 pub struct Peer {
     pub id: usize,
     pub session: Option<i64>,
-    pub proved: Vec<Identity>,
     addr: IpAddr,
 }
 
 impl Peer {
     pub fn new(id: usize, addr: IpAddr) -> Self {
-        Peer { id, session: None, proved: vec![Identity::ip(addr)], addr }
+        Peer { id, session: None, addr }
     }
 }
 
@@ -55,6 +55,10 @@ pub struct SessionRules {
     pub min_timeout_ms: i32,
     pub max_timeout_ms: i32,
     pub super_digest: Option<String>,
+    /// A longer answer is refused.
+    pub max_answer_bytes: usize,
+    pub identities: IdentityLimits,
+    pub watches: WatchLimits,
 }
 
 #[derive(Debug)]
@@ -63,6 +67,8 @@ pub struct Service {
     pub storage: Storage,
     pub watches: Watches<usize>,
     pub out: Outboxes,
+    pub identities: Identities,
+    pub refusals: Refusals,
     pub attached: HashMap<i64, usize>,
     pub rules: SessionRules,
     /// Connections that must go because another took their session over, or because it ended.
@@ -77,6 +83,8 @@ impl Service {
             storage,
             watches: Watches::default(),
             out: Outboxes::default(),
+            identities: Identities::default(),
+            refusals: Refusals::default(),
             attached: HashMap::new(),
             rules,
             evicted: Vec::new(),
@@ -93,7 +101,10 @@ impl Service {
     }
 
     fn handshake(&mut self, peer: &mut Peer, frame: &[u8], now: Now) -> Verdict {
-        let Ok(connect) = decode_connect(frame) else { return Verdict::Close };
+        let Ok(connect) = decode_connect(frame) else {
+            self.note_bad_request(peer, 0, frame.len(), now);
+            return Verdict::Close;
+        };
         if connect.seen_zxid > self.state.zxid() {
             debug!(
                 seen = connect.seen_zxid,
@@ -124,11 +135,15 @@ impl Service {
             return Verdict::Close;
         }
         peer.session = Some(session);
+        self.identities.open(peer.id, peer.addr);
         self.attached.insert(session, peer.id);
         Verdict::Continue
     }
 
     fn open_session(&mut self, timeout_ms: i32, now: Now) -> Option<(i64, Password)> {
+        if !self.storage.has_room_for_session(self.state.sessions.len()) {
+            return None;
+        }
         let mut password = [0; 16];
         // Without randomness nobody else could be kept out of the session, so there is none.
         getrandom::fill(&mut password).ok()?;
@@ -160,7 +175,10 @@ impl Service {
 
     fn request(&mut self, peer: &mut Peer, session: i64, frame: &[u8], now: Now) -> Verdict {
         let mut reader = Reader::new(frame);
-        let (Ok(xid), Ok(opcode)) = (reader.i32(), reader.i32()) else { return Verdict::Close };
+        let (Ok(xid), Ok(opcode)) = (reader.i32(), reader.i32()) else {
+            self.note_bad_request(peer, 0, frame.len(), now);
+            return Verdict::Close;
+        };
         if self.state.sessions.get(session).is_none() {
             // Ended over another connection. What it made now would belong to nobody.
             self.out.refusal(peer.id, xid, self.state.zxid(), Code::SessionExpired);
@@ -170,19 +188,24 @@ impl Service {
         let request = match decode(opcode, &frame[8..]) {
             Ok(request) => request,
             Err(code) => {
-                self.out.refusal(peer.id, xid, self.state.zxid(), code);
+                // ZooKeeper has no zxid for an operation that it does not know.
+                let zxid = if code == Code::Unimplemented { -1 } else { self.state.zxid() };
+                if code == Code::Marshalling {
+                    self.note_bad_request(peer, opcode, frame.len(), now);
+                }
+                self.out.refusal(peer.id, xid, zxid, code);
                 return Verdict::Continue;
             }
         };
-        let proved = std::mem::take(&mut peer.proved);
+        let proved = self.identities.get(peer.id);
         let caller = Caller { session, proved: &proved };
         let (id, zxid) = (peer.id, self.state.zxid());
         let mut verdict = Verdict::Continue;
         match request {
             Request::Write(op) => self.write(id, xid, caller, &op, now),
             Request::Multi(ops) => self.multi(id, xid, caller, &ops, now),
-            Request::Read(read) => self.read(id, xid, caller, read),
-            Request::MultiRead(reads) => self.multi_read(id, xid, caller, &reads),
+            Request::Read(read) => self.read(id, xid, caller, read, now),
+            Request::MultiRead(reads) => self.multi_read(id, xid, caller, &reads, now),
             Request::Sync { path } => self.out.reply(id, xid, zxid, |out| out.put_string(path)),
             Request::Ping => self.out.reply(id, xid, zxid, |_| {}),
             Request::CloseSession => {
@@ -191,24 +214,23 @@ impl Service {
                 verdict = Verdict::Close;
             }
             Request::Auth { scheme, auth } => {
-                match acl::authenticate(scheme, auth, peer.addr, self.rules.super_digest.as_deref()) {
-                    Ok(more) => {
-                        self.out.reply(id, xid, 0, |_| {});
-                        peer.proved = more;
-                    }
-                    Err(code) => {
-                        self.out.refusal(id, xid, 0, code);
-                        verdict = Verdict::Close;
-                    }
+                drop(proved);
+                return self.authenticate(peer, xid, (scheme, auth), now);
+            }
+            Request::SetWatches(held) => match self.set_watches(id, caller, &held) {
+                Ok(()) => self.out.reply(id, xid, zxid, |_| {}),
+                // Clients do not look at this answer: one that stayed would wait for events that never come.
+                Err(code) => {
+                    self.refuse(id, xid, code, "set_watches", now);
+                    verdict = Verdict::Close;
                 }
-            }
-            Request::SetWatches(held) => {
-                self.set_watches(id, &held);
-                self.out.reply(id, xid, zxid, |_| {});
-            }
+            },
             Request::AddWatch { path, recursive } => {
-                self.watches.add(id, path, if recursive { Watch::Recursive } else { Watch::Persistent });
-                self.out.reply(id, xid, zxid, |out| out.put_i32(0));
+                let watch = if recursive { Watch::Recursive } else { Watch::Persistent };
+                match self.add_watch(id, caller, path, watch) {
+                    Ok(()) => self.out.reply(id, xid, zxid, |out| out.put_i32(0)),
+                    Err(code) => self.refuse(id, xid, code, path, now),
+                }
             }
             Request::RemoveWatches { path, kind } => {
                 let removed = self.watches.remove(id, path, kind);
@@ -220,21 +242,64 @@ impl Service {
             }
             Request::WhoAmI => self.out.reply(id, xid, zxid, |out| {
                 out.put_len(proved.len());
-                for who in &proved {
+                for who in proved.iter() {
                     out.put_string(&who.scheme);
-                    out.put_string(
-                        who.id.split(':').next().filter(|_| &*who.scheme == "digest").unwrap_or(&who.id),
-                    );
+                    out.put_string(who.name());
                 }
             }),
         }
-        let more = std::mem::replace(&mut peer.proved, proved);
-        for who in more {
-            if !peer.proved.contains(&who) {
-                peer.proved.push(who);
+        verdict
+    }
+
+    fn authenticate(&mut self, peer: &Peer, xid: i32, (scheme, auth): (&str, &[u8]), now: Now) -> Verdict {
+        let limits = &self.rules.identities;
+        let proved = match auth.len() {
+            len if len > limits.max_auth_bytes => Err(Code::AuthFailed),
+            _ => acl::authenticate(scheme, auth, peer.addr, self.rules.super_digest.as_deref()),
+        };
+        let within = proved
+            .and_then(|more| self.identities.add(peer.id, more, limits).map_err(|TooMany| Code::AuthFailed));
+        match within {
+            Ok(()) => {
+                self.out.reply(peer.id, xid, 0, |_| {});
+                Verdict::Continue
+            }
+            Err(code) => {
+                if let Some(unlogged) = self.refusals.note(Reason::Identity, now.mono_ms) {
+                    let names = Names(self.identities.of(peer.id));
+                    warn!(addr = %peer.addr, identities = %names, bytes = auth.len(), unlogged,
+                        "authentication refused: unknown scheme, or more than the limits allow");
+                }
+                self.out.refusal(peer.id, xid, 0, code);
+                Verdict::Close
             }
         }
-        verdict
+    }
+
+    /// Answers with an error. Refused rights and limits are logged, at a limited rate and without secrets.
+    fn refuse(&mut self, id: usize, xid: i32, code: Code, path: &str, now: Now) {
+        self.note_refusal(id, code, path, now);
+        self.out.refusal(id, xid, self.state.zxid(), code);
+    }
+
+    fn note_bad_request(&mut self, peer: &Peer, opcode: i32, bytes: usize, now: Now) {
+        if let Some(unlogged) = self.refusals.note(Reason::BadFrame, now.mono_ms) {
+            let identities = Names(self.identities.of(peer.id));
+            warn!(addr = %peer.addr, %identities, opcode, bytes, unlogged, "request refused: it cannot be decoded");
+        }
+    }
+
+    fn note_refusal(&mut self, id: usize, code: Code, path: &str, now: Now) {
+        let (reason, text) = match code {
+            Code::NoAuth => (Reason::Rights, "request refused: no right"),
+            Code::QuotaExceeded => (Reason::Watch, "request refused: a limit is reached"),
+            Code::Marshalling => (Reason::Answer, "request refused: the answer does not fit into a frame"),
+            _ => return,
+        };
+        if let Some(unlogged) = self.refusals.note(reason, now.mono_ms) {
+            let path = path.get(..LOGGED_PATH_BYTES).unwrap_or(path);
+            warn!(identities = %Names(self.identities.of(id)), path, unlogged, "{text}");
+        }
     }
 
     fn answer_watcher(&mut self, id: usize, xid: i32, found: bool) {
@@ -247,22 +312,31 @@ impl Service {
     }
 
     fn write(&mut self, id: usize, xid: i32, caller: Caller<'_>, op: &Op<'_>, now: Now) {
+        if self.storage.is_full() {
+            return self.out.refusal(id, xid, self.state.zxid(), Code::QuotaExceeded);
+        }
         match self.state.write(caller, std::slice::from_ref(op), now.wall_ms) {
             Ok(written) => {
-                self.publish(written.changes, now);
+                self.publish(written.changes, &written.gone, now);
                 let zxid = self.state.zxid();
                 self.out.reply(id, xid, zxid, |out| written.results.iter().for_each(|r| put_result(r, out)));
             }
-            Err(Refusal { code, .. }) => self.out.refusal(id, xid, self.state.zxid(), code),
+            Err(Refusal { code, .. }) => self.refuse(id, xid, code, op.path(), now),
         }
     }
 
     fn multi(&mut self, id: usize, xid: i32, caller: Caller<'_>, ops: &[Op<'_>], now: Now) {
+        if self.storage.is_full() {
+            return self.out.refusal(id, xid, self.state.zxid(), Code::QuotaExceeded);
+        }
+        if !multi_fits(ops, self.rules.max_answer_bytes) {
+            return self.refuse(id, xid, Code::Marshalling, ops.first().map_or("", Op::path), now);
+        }
         let written = self.state.write(caller, ops, now.wall_ms);
         let zxid = self.state.zxid();
         match written {
             Ok(written) => {
-                self.publish(written.changes, now);
+                self.publish(written.changes, &written.gone, now);
                 self.out.reply(id, xid, zxid, |out| {
                     for (op, result) in ops.iter().zip(&written.results) {
                         put_multi_header(out, result_type(op), Code::Ok);
@@ -271,47 +345,20 @@ impl Service {
                     put_multi_end(out);
                 });
             }
-            Err(refusal) => self.out.reply(id, xid, zxid, |out| {
-                for index in 0..ops.len() {
-                    let code = match index.cmp(&refusal.index) {
-                        std::cmp::Ordering::Less => Code::Ok,
-                        std::cmp::Ordering::Equal => refusal.code,
-                        std::cmp::Ordering::Greater => Code::RuntimeInconsistency,
-                    };
-                    put_multi_error(out, code);
-                }
-                put_multi_end(out);
-            }),
-        }
-    }
-
-    /// Logs decided changes and tells the watchers. Both wait in memory until the server commits.
-    fn publish(&mut self, changes: Vec<Change<'_>>, now: Now) {
-        for change in &changes {
-            let (kind, path) = match change {
-                Change::Create { path, .. } => (EventKind::Created, path),
-                Change::Delete { path } => (EventKind::Deleted, path),
-                Change::SetData { path, .. } => (EventKind::DataChanged, path),
-                Change::SetAcl { .. } => continue,
-            };
-            self.tell(kind, path);
-        }
-        if !changes.is_empty() {
-            self.storage.append(self.state.zxid(), now.wall_ms, &Txn::Changes(changes));
-        }
-    }
-
-    fn tell(&mut self, kind: EventKind, path: &str) {
-        let out = &mut self.out;
-        self.watches.trigger(kind, path, &mut |id, kind, path| out.event(id, kind, path));
-    }
-
-    pub fn end_session(&mut self, session: i64, now: Now) {
-        let (txn, gone) = self.state.close_session(session);
-        self.storage.append(self.state.zxid(), now.wall_ms, &txn);
-        self.attached.remove(&session);
-        for path in &gone {
-            self.tell(EventKind::Deleted, path);
+            Err(refusal) => {
+                self.note_refusal(id, refusal.code, ops.get(refusal.index).map_or("", Op::path), now);
+                self.out.reply(id, xid, zxid, |out| {
+                    for index in 0..ops.len() {
+                        let code = match index.cmp(&refusal.index) {
+                            std::cmp::Ordering::Less => Code::Ok,
+                            std::cmp::Ordering::Equal => refusal.code,
+                            std::cmp::Ordering::Greater => Code::RuntimeInconsistency,
+                        };
+                        put_multi_error(out, code);
+                    }
+                    put_multi_end(out);
+                });
+            }
         }
     }
 
@@ -324,14 +371,9 @@ impl Service {
         }
     }
 
-    /// Deletes containers and TTL nodes whose time has come.
-    pub fn reap(&mut self, now: Now) {
-        let changes = self.state.reap(now.wall_ms, REAPED_A_TURN);
-        self.publish(changes, now);
-    }
-
     pub fn disconnected(&mut self, peer: &Peer) {
         self.watches.forget(peer.id);
+        self.identities.close(peer.id);
         if let Some(session) = peer.session
             && self.attached.get(&session) == Some(&peer.id)
         {
@@ -339,75 +381,59 @@ impl Service {
         }
     }
 
-    fn read(&mut self, id: usize, xid: i32, caller: Caller<'_>, read: Read<'_>) {
-        let zxid = self.state.zxid();
-        match lookup(&self.state, caller, read) {
-            Ok(found) => self.out.reply(id, xid, zxid, |out| put_found(&found, out)),
-            Err(code) => self.out.refusal(id, xid, zxid, code),
+    fn read(&mut self, id: usize, xid: i32, caller: Caller<'_>, read: Read<'_>, now: Now) {
+        let (zxid, limit) = (self.state.zxid(), self.rules.max_answer_bytes);
+        let watch = match self.wanted_watch(id, caller, read) {
+            Ok(watch) => watch,
+            Err(code) => return self.refuse(id, xid, code, read.path(), now),
+        };
+        let answered = match lookup(&self.state, caller, read) {
+            Ok(found) => self.out.bounded_reply(id, xid, zxid, limit, |body| put_found(&found, body)),
+            Err(code) => {
+                self.out.refusal(id, xid, zxid, code);
+                // As in ZooKeeper, whether a node exists can be watched before it does.
+                if matches!(read, Read::Exists { .. }) { Ok(()) } else { Err(code) }
+            }
+        };
+        match (answered, watch) {
+            (Ok(()), Some((path, watch))) => self.watches.add(id, path, watch),
+            (Ok(()), None) => {}
+            (Err(code), _) => self.note_refusal(id, code, read.path(), now),
         }
-        self.watch_read(id, caller, read);
     }
 
-    fn multi_read(&mut self, id: usize, xid: i32, caller: Caller<'_>, reads: &[Read<'_>]) {
-        self.out.reply(id, xid, self.state.zxid(), |out| {
+    fn multi_read(&mut self, id: usize, xid: i32, caller: Caller<'_>, reads: &[Read<'_>], now: Now) {
+        let limit = self.rules.max_answer_bytes;
+        let mut refused = None;
+        let answered = self.out.bounded_reply(id, xid, self.state.zxid(), limit, |body| {
             for read in reads {
                 match lookup(&self.state, caller, *read) {
                     Ok(found) => {
                         let data = matches!(read, Read::Data { .. });
-                        put_multi_header(out, if data { op::GET_DATA } else { op::GET_CHILDREN }, Code::Ok);
-                        put_found(&found, out);
+                        let kind = if data { op::GET_DATA } else { op::GET_CHILDREN };
+                        put_multi_header(body.room(MULTI_HEADER_BYTES)?, kind, Code::Ok);
+                        put_found(&found, body)?;
                     }
-                    Err(code) => put_multi_error(out, code),
+                    Err(code) => {
+                        refused.get_or_insert((code, read.path()));
+                        put_multi_error(body.room(MULTI_HEADER_BYTES + 4)?, code);
+                    }
                 }
             }
-            put_multi_end(out);
+            put_multi_end(body.room(MULTI_HEADER_BYTES)?);
+            Ok(())
         });
-        for read in reads {
-            self.watch_read(id, caller, *read);
+        if let Err(code) = answered {
+            return self.note_refusal(id, code, reads.first().map_or("", Read::path), now);
         }
-    }
-
-    /// A read that asked for a watch and may have it.
-    fn watch_read(&mut self, id: usize, caller: Caller<'_>, read: Read<'_>) {
-        let (path, watch) = match read {
-            Read::Exists { path, watch: true } => return self.watches.add(id, path, Watch::Data),
-            Read::Data { path, watch: true } => (path, Watch::Data),
-            Read::Children { path, watch: true, .. } => (path, Watch::Child),
-            _ => return,
-        };
-        if lookup(&self.state, caller, read).is_ok() {
-            self.watches.add(id, path, watch);
+        if let Some((code, path)) = refused {
+            self.note_refusal(id, code, path, now);
         }
-    }
-
-    /// After a reconnect: what was missed is told at once, the rest is watched again.
-    fn set_watches(&mut self, id: usize, held: &HeldWatches<'_>) {
-        let Service { state, watches, out, .. } = self;
-        let node = |path: &str| state.tree.get(path);
-        for path in &held.data {
-            match node(path) {
-                None => out.event(id, EventKind::Deleted, path),
-                Some(node) if node.mzxid > held.seen_zxid => out.event(id, EventKind::DataChanged, path),
-                Some(_) => watches.add(id, path, Watch::Data),
-            }
-        }
-        for path in &held.exist {
-            match node(path) {
-                Some(_) => out.event(id, EventKind::Created, path),
-                None => watches.add(id, path, Watch::Data),
-            }
-        }
-        for path in &held.child {
-            match node(path) {
-                None => out.event(id, EventKind::Deleted, path),
-                Some(node) if node.pzxid > held.seen_zxid => out.event(id, EventKind::ChildrenChanged, path),
-                Some(_) => watches.add(id, path, Watch::Child),
-            }
-        }
-        held.persistent.iter().for_each(|path| watches.add(id, path, Watch::Persistent));
-        held.recursive.iter().for_each(|path| watches.add(id, path, Watch::Recursive));
     }
 }
+
+/// Bytes of a path that are logged.
+const LOGGED_PATH_BYTES: usize = 200;
 
 #[cfg(test)]
 #[path = "serve_tests.rs"]

@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 
 use super::*;
+use crate::keeper::acl::Identity;
 use crate::keeper::proto::{CreateMode, encode_acl};
 use crate::keeper::state::TreeLimits;
 
@@ -10,7 +11,14 @@ const NOW: Now = Now { wall_ms: 1, mono_ms: 1 };
 
 fn service(dir: &std::path::Path) -> Service {
     let (storage, state) = Storage::open(dir, TreeLimits::default(), 1, 0).unwrap();
-    let rules = SessionRules { min_timeout_ms: 1_000, max_timeout_ms: 10_000, super_digest: None };
+    let rules = SessionRules {
+        min_timeout_ms: 1_000,
+        max_timeout_ms: 10_000,
+        super_digest: None,
+        max_answer_bytes: 1 << 20,
+        identities: IdentityLimits::default(),
+        watches: WatchLimits::default(),
+    };
     let mut service = Service::new(state, storage, rules);
     (0..2).for_each(|id| service.out.open(id));
     service

@@ -18,18 +18,23 @@ use rustls::ServerConfig;
 use slab::Slab;
 use tracing::{debug, info, warn};
 
+use super::admission::Admission;
 use super::door::{Door, Stream};
 use super::outbox::Flushed;
 use super::serve::{Now, Peer, Service, SessionRules, Verdict};
 use super::start::{Config, KeeperError, StopHandle};
 use super::storage::Storage;
-use super::words::{self, Facts};
+use super::words;
 
-const LISTENER: Token = Token(usize::MAX);
+pub(super) const LISTENER: Token = Token(usize::MAX);
 const WAKER: Token = Token(usize::MAX - 1);
-const TLS_LISTENER: Token = Token(usize::MAX - 2);
+pub(super) const TLS_LISTENER: Token = Token(usize::MAX - 2);
 const EVENTS_A_TURN: usize = 1024;
 const READ_BYTES: usize = 256 << 10;
+/// The first frame of a connection has no reason to be longer.
+const MAX_CONNECT_BYTES: usize = 4 << 10;
+/// More answers than this are sent before more is read.
+const FLUSH_BYTES: usize = 16 << 20;
 /// More than this waiting for its sync is synced before more is read.
 const COMMIT_BYTES: usize = 4 << 20;
 /// Housekeeping: transient nodes, connections that never spoke.
@@ -38,34 +43,36 @@ const CHORES_EVERY_MS: i64 = 1_000;
 const LATE_MS: i64 = 500;
 
 #[derive(Debug)]
-struct Connection {
-    stream: Stream,
-    peer: Peer,
-    addr: SocketAddr,
+pub(super) struct Connection {
+    pub(super) stream: Stream,
+    pub(super) peer: Peer,
+    pub(super) addr: SocketAddr,
     /// The beginning of a frame whose end has not come yet, or requests that wait for their client to read.
-    unhandled: Vec<u8>,
-    since_ms: i64,
+    pub(super) unhandled: Vec<u8>,
+    pub(super) since_ms: i64,
     /// Since when it is only there for its last answers to be taken.
-    closing_since_ms: Option<i64>,
+    pub(super) closing_since_ms: Option<i64>,
     /// Its client does not take its answers; nothing is read from it until it does.
     blocked: bool,
 }
 
 #[derive(Debug)]
 pub struct Server {
-    config: Config,
+    pub(super) config: Config,
     poll: Poll,
-    plain: Door,
-    secure: Option<Door>,
-    service: Service,
-    connections: Slab<Connection>,
+    pub(super) plain: Door,
+    pub(super) secure: Option<Door>,
+    pub(super) service: Service,
+    pub(super) connections: Slab<Connection>,
+    pub(super) admission: Admission,
+    /// Memory of requests that are not handled yet, of all connections.
+    pub(super) unhandled_bytes: usize,
     /// Connections that may hold more than one read took, and will not be reported as readable again.
     unread: Vec<usize>,
     scratch: Box<[u8]>,
     started: Instant,
     stopping: Arc<AtomicBool>,
-    refused: u64,
-    outstanding_closed: u64,
+    pub(super) outstanding_closed: u64,
 }
 
 impl Server {
@@ -78,26 +85,33 @@ impl Server {
             Some(tls) => Some(Door::open(&poll, TLS_LISTENER, tls.listen, Some(tls.config.clone()))?),
             None => None,
         };
-        let (storage, state) = Storage::open(&config.data_dir, config.limits.tree, wall_ms(), 0)?;
+        let (dir, tree, reserve) = (&config.data_dir, config.limits.tree, config.reserve_bytes);
+        let (storage, state) = Storage::open_with_reserve(dir, tree, reserve, (wall_ms(), 0))?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER).map_err(KeeperError::Poll)?);
         let stopping = Arc::new(AtomicBool::new(false));
         let rules = SessionRules {
             min_timeout_ms: config.tick_ms.saturating_mul(2),
             max_timeout_ms: config.tick_ms.saturating_mul(20),
             super_digest: config.super_digest.clone(),
+            max_answer_bytes: config.limits.max_answer_bytes(),
+            identities: config.limits.identities,
+            watches: config.limits.watches,
         };
         info!(local_addr = %plain.addr, zxid = state.zxid(), nodes = state.tree.len(), "keeper recovered");
+        let mut service = Service::new(state, storage, rules);
+        service.out.limit(config.limits.max_buffer_bytes);
         let server = Server {
             poll,
             plain,
             secure,
-            service: Service::new(state, storage, rules),
+            service,
             connections: Slab::new(),
+            admission: Admission::default(),
+            unhandled_bytes: 0,
             unread: Vec::new(),
             scratch: vec![0; READ_BYTES].into_boxed_slice(),
             started,
             stopping: stopping.clone(),
-            refused: 0,
             outstanding_closed: 0,
             config,
         };
@@ -113,7 +127,7 @@ impl Server {
         self.secure.as_ref().map(|door| door.addr)
     }
 
-    fn now(&self) -> Now {
+    pub(super) fn now(&self) -> Now {
         Now { wall_ms: wall_ms(), mono_ms: self.started.elapsed().as_millis() as i64 }
     }
 
@@ -144,7 +158,7 @@ impl Server {
                 chores_at_ms = now.mono_ms + CHORES_EVERY_MS;
                 self.chores(now)?;
             }
-            self.settle()?;
+            self.settle(now)?;
         }
         self.shut_down()
     }
@@ -188,7 +202,7 @@ impl Server {
         Ok(())
     }
 
-    fn accept(&mut self, token: Token, now: Now) {
+    pub(super) fn accept(&mut self, token: Token, now: Now) {
         loop {
             let door = self.secure.as_ref().filter(|_| token == TLS_LISTENER).unwrap_or(&self.plain);
             let tls = door.tls.clone();
@@ -201,9 +215,7 @@ impl Server {
                     return;
                 }
             };
-            if self.connections.len() >= self.config.limits.max_connections {
-                self.refused += 1;
-                warn!(%addr, limit = self.config.limits.max_connections, "connection refused: too many");
+            if !self.has_room_for(addr, now) {
                 continue;
             }
             if let Err(err) = self.admit(socket, addr, tls.as_ref(), now) {
@@ -228,6 +240,7 @@ impl Server {
         let id = slot.key();
         self.poll.registry().register(&mut stream, Token(id), Interest::READABLE | Interest::WRITABLE)?;
         self.service.out.open(id);
+        self.admission.opened(addr.ip());
         slot.insert(Connection {
             stream,
             peer: Peer::new(id, addr.ip()),
@@ -262,6 +275,7 @@ impl Server {
         if received == self.scratch.len() || connection.stream.has_ended() {
             self.unread.push(id);
         }
+        self.unhandled_bytes -= connection.unhandled.capacity();
         if connection.unhandled.is_empty() {
             let scratch = std::mem::take(&mut self.scratch);
             let handled = self.handle(id, &scratch[..received], now);
@@ -273,8 +287,13 @@ impl Server {
             connection.unhandled.extend_from_slice(&self.scratch[..received]);
             self.handle_waiting(id, now);
         }
-        if self.service.storage.pending_bytes() > COMMIT_BYTES {
-            self.settle()?;
+        self.unhandled_bytes +=
+            self.connections.get(id).map_or(0, |connection| connection.unhandled.capacity());
+        if self.service.storage.pending_bytes() > COMMIT_BYTES
+            || self.service.out.fresh() > FLUSH_BYTES
+            || self.buffer_bytes() > self.config.limits.max_buffer_bytes
+        {
+            self.settle(now)?;
         }
         Ok(())
     }
@@ -302,10 +321,15 @@ impl Server {
                 self.connections[id].closing_since_ms = Some(now.mono_ms);
                 return bytes.len();
             }
-            let len = match usize::try_from(i32::from_be_bytes(*head)) {
-                Ok(len) if len <= self.config.limits.max_frame_bytes => len,
+            let limit = match connection.peer.session {
+                Some(_) => self.config.limits.max_frame_bytes,
+                None => MAX_CONNECT_BYTES.min(self.config.limits.max_frame_bytes),
+            };
+            let announced = i32::from_be_bytes(*head);
+            let len = match usize::try_from(announced) {
+                Ok(len) if len <= limit => len,
                 _ => {
-                    warn!(addr = %connection.addr, limit = self.config.limits.max_frame_bytes, "frame refused: too long");
+                    self.note_bad_frame(id, announced, limit, now);
                     self.close(id);
                     return bytes.len();
                 }
@@ -327,16 +351,20 @@ impl Server {
     }
 
     /// Makes everything durable, then sends it.
-    fn settle(&mut self) -> Result<(), KeeperError> {
+    pub(super) fn settle(&mut self, now: Now) -> Result<(), KeeperError> {
         self.service.storage.commit()?;
         for id in std::mem::take(&mut self.service.evicted) {
             self.close(id);
+        }
+        for id in self.service.out.take_overflowed() {
+            self.close_for_memory(id, now);
         }
         let dirty = self.service.out.take_dirty();
         for id in &dirty {
             self.flush(*id);
         }
         self.service.out.recycle(dirty);
+        self.relieve(now);
         Ok(())
     }
 
@@ -361,8 +389,10 @@ impl Server {
         }
     }
 
-    fn close(&mut self, id: usize) {
+    pub(super) fn close(&mut self, id: usize) {
         let Some(mut connection) = self.connections.try_remove(id) else { return };
+        self.admission.closed(connection.addr.ip());
+        self.unhandled_bytes -= connection.unhandled.capacity();
         self.service.disconnected(&connection.peer);
         self.service.out.clear(id);
         // The number is free for a new connection from here on, which must not be closed in this one's place.
@@ -373,31 +403,6 @@ impl Server {
         connection.stream.end();
     }
 
-    fn chores(&mut self, now: Now) -> Result<(), KeeperError> {
-        self.service.reap(now);
-        self.service.storage.poll_snapshot();
-        if self.service.storage.snapshot_is_due(self.config.snapshot_every_bytes) {
-            self.service.storage.snapshot(&self.service.state)?;
-        }
-        let patience_ms = i64::from(self.service.rules.max_timeout_ms.min(10_000));
-        let stale: Vec<usize> = self
-            .connections
-            .iter()
-            .filter(|(_, c)| {
-                let silent_since_ms = c.peer.session.is_none().then_some(c.since_ms);
-                c.closing_since_ms.or(silent_since_ms).is_some_and(|since| now.mono_ms - since > patience_ms)
-            })
-            .map(|(id, _)| id)
-            .collect();
-        stale.into_iter().for_each(|id| self.close(id));
-        // Who could not be accepted, for want of a file, is not announced again.
-        self.accept(LISTENER, now);
-        if self.secure.is_some() {
-            self.accept(TLS_LISTENER, now);
-        }
-        Ok(())
-    }
-
     /// Answers what has arrived, then leaves a snapshot so that the next start is quick.
     fn shut_down(mut self) -> Result<(), KeeperError> {
         let now = self.now();
@@ -405,7 +410,7 @@ impl Server {
         for id in ids {
             self.read(id, now)?;
         }
-        self.settle()?;
+        self.settle(now)?;
         // Not left to the end of the process: TLS has a farewell.
         let ids: Vec<usize> = self.connections.iter().map(|(id, _)| id).collect();
         ids.into_iter().for_each(|id| self.close(id));
@@ -414,36 +419,6 @@ impl Server {
         self.service.storage.wait_for_snapshot();
         info!(zxid = self.service.state.zxid(), "keeper stopped");
         Ok(())
-    }
-
-    fn facts(&self) -> Facts {
-        let (service, state) = (&self.service, &self.service.state);
-        Facts {
-            zxid: state.zxid(),
-            node_count: state.tree.len(),
-            data_bytes: state.tree.bytes(),
-            ephemerals: state.tree.ephemeral_count(),
-            watches: service.watches.len(),
-            sessions: state.sessions.len(),
-            connections: self.connections.len(),
-            connections_refused: self.refused,
-            outstanding_closed: self.outstanding_closed,
-            received: service.requests,
-            sent: service.out.frames,
-            uptime_ms: self.now().mono_ms,
-            port: self.plain.addr.port(),
-            tls_port: self.secure.as_ref().map(|door| door.addr.port()),
-            data_dir: self.config.data_dir.display().to_string(),
-            tick_ms: self.config.tick_ms,
-            max_connections: self.config.limits.max_connections,
-            min_timeout_ms: service.rules.min_timeout_ms,
-            max_timeout_ms: service.rules.max_timeout_ms,
-            clients: self
-                .connections
-                .iter()
-                .map(|(_, c)| format!("{}[{:#x}]", c.addr, c.peer.session.unwrap_or(0)))
-                .collect(),
-        }
     }
 }
 

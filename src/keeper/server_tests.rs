@@ -7,6 +7,7 @@ use super::*;
 use crate::keeper::acl::{ALL, Acl, Identity};
 use crate::keeper::jute::Put as _;
 use crate::keeper::proto::{encode_acl, op};
+use crate::keeper::refusals::Reason;
 
 fn frame(body: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
@@ -69,7 +70,7 @@ fn a_client_that_reads_again_gets_no_answer_before_the_sync() {
     client.write_all(&connect()).unwrap();
     while arrived(&client) == 0 {
         half_a_turn(&mut server);
-        server.settle().unwrap();
+        server.settle(server.now()).unwrap();
     }
     let before = arrived(&client);
     client.write_all(&create("/a")).unwrap();
@@ -79,7 +80,7 @@ fn a_client_that_reads_again_gets_no_answer_before_the_sync() {
     assert!(server.service.state.tree.get("/a").is_some());
     assert!(server.service.storage.pending_bytes() > 0, "synced too early to tell anything");
     assert_eq!(arrived(&client), before, "answered before the sync");
-    server.settle().unwrap();
+    server.settle(server.now()).unwrap();
     assert!(arrived(&client) > before);
 }
 
@@ -92,7 +93,7 @@ fn an_old_connection_has_its_time_to_take_the_last_answers() {
     client.write_all(&connect()).unwrap();
     while arrived(&client) == 0 {
         half_a_turn(&mut server);
-        server.settle().unwrap();
+        server.settle(server.now()).unwrap();
     }
     let mut close = Vec::new();
     close.put_i32(2);
@@ -107,4 +108,22 @@ fn an_old_connection_has_its_time_to_take_the_last_answers() {
     assert_eq!(server.connections.len(), 1, "closed with an answer to be taken");
     server.chores(at(70_001)).unwrap();
     assert_eq!(server.connections.len(), 0, "a client that takes nothing stays for ever");
+}
+
+#[test]
+fn one_remote_address_gets_sixty_connections_and_loopback_is_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut server, _stop) = Server::new(Config::new(dir.path(), (Ipv4Addr::LOCALHOST, 0).into())).unwrap();
+    let now = server.now();
+    let remote = |last: u8, port: u16| SocketAddr::from(([10, 0, 0, last], port));
+    for port in 1..=60 {
+        assert!(server.has_room_for(remote(1, port), now), "connection {port}");
+        server.admission.opened(remote(1, port).ip());
+    }
+    assert!(!server.has_room_for(remote(1, 61), now));
+    assert_eq!(server.service.refusals.count(Reason::Connection), 1);
+    assert!(server.has_room_for(remote(2, 1), now), "another address");
+    assert!(server.has_room_for((Ipv4Addr::LOCALHOST, 1).into(), now), "loopback");
+    server.config.limits.max_connections_per_address = 0;
+    assert!(server.has_room_for(remote(1, 61), now), "no limit");
 }

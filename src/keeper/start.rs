@@ -10,10 +10,14 @@ use std::thread::JoinHandle;
 use mio::Waker;
 use tracing::{debug, warn};
 
+use super::admission::ConnectionLimits;
+use super::identities::IdentityLimits;
 use super::log::StorageError;
 use super::server::Server;
 use super::state::TreeLimits;
+use super::storage::RESERVE_BYTES;
 use super::tls::Tls;
+use super::watching::WatchLimits;
 
 /// Open files that no connection may take: the log, a snapshot, the doors, and whatever else is in the process.
 const RESERVED_FILES: usize = 64;
@@ -23,11 +27,21 @@ const RESERVED_FILES: usize = 64;
 pub struct Limits {
     /// A connection beyond it is closed at once and counted in `mntr`. A limit of open files lowers it.
     pub max_connections: usize,
+    /// The same for one remote address; 0 is no limit. Connections from loopback are not counted.
+    pub max_connections_per_address: usize,
+    /// A connection that has proved no identity of the tree is closed after this time, if the root node grants it
+    /// nothing either; 0 is never.
+    pub unauthenticated_ms: i64,
     /// A longer or negative frame closes its connection.
     pub max_frame_bytes: usize,
     /// Answers that a client has not taken: at this many its requests wait; with events on top of four times as
     /// many its connection is closed.
     pub max_outstanding_bytes: usize,
+    /// Memory for requests that are still arriving and answers that are not taken yet, of all connections together.
+    /// Beyond it the connection that takes the most is closed.
+    pub max_buffer_bytes: usize,
+    pub identities: IdentityLimits,
+    pub watches: WatchLimits,
     pub tree: TreeLimits,
 }
 
@@ -35,14 +49,30 @@ impl Default for Limits {
     fn default() -> Self {
         Limits {
             max_connections: 10_000,
+            max_connections_per_address: 60,
+            unauthenticated_ms: 30_000,
             max_frame_bytes: 1_048_575,
             max_outstanding_bytes: 4 << 20,
+            max_buffer_bytes: 128 << 20,
+            identities: IdentityLimits::default(),
+            watches: WatchLimits::default(),
             tree: TreeLimits::default(),
         }
     }
 }
 
 impl Limits {
+    /// Bytes of the longest answer. A node that was written with the largest request can be read back: the answer has a
+    /// stat and headers around its data, which the request had not.
+    pub(super) fn max_answer_bytes(&self) -> usize {
+        const AROUND_DATA: usize = 1 << 10;
+        self.max_frame_bytes.saturating_add(AROUND_DATA)
+    }
+
+    pub(super) fn connections(&self) -> ConnectionLimits {
+        ConnectionLimits { total: self.max_connections, per_address: self.max_connections_per_address }
+    }
+
     /// These limits in a process that may have so many files open, if that is limited: each connection is one, and a
     /// keeper without a free one can neither refuse a connection nor turn its log.
     pub(super) fn within(self, open_files: Option<u64>) -> Self {
@@ -71,6 +101,8 @@ pub struct Config {
     pub super_digest: Option<String>,
     /// A snapshot is taken when this much log has grown since the last.
     pub snapshot_every_bytes: u64,
+    /// Disk space that is set aside for when the disk is full; 0 is none.
+    pub reserve_bytes: u64,
     pub limits: Limits,
 }
 
@@ -83,6 +115,7 @@ impl Config {
             tick_ms: 2_000,
             super_digest: None,
             snapshot_every_bytes: 64 << 20,
+            reserve_bytes: RESERVE_BYTES,
             limits: Limits::default(),
         }
     }

@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::acl::{self, Identity};
+use super::acl::{self, Acl, Identity};
 use super::path;
 use super::proto::{Code, CreateMode, Op, Stat};
 use super::session::Sessions;
@@ -47,10 +47,28 @@ pub struct Refusal {
     pub code: Code,
 }
 
+/// A node that was deleted, with the access list that it had.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gone {
+    pub path: Box<str>,
+    pub acl: Arc<Vec<Acl>>,
+}
+
+impl Gone {
+    fn of(undo: Undo) -> Option<Gone> {
+        match undo {
+            Undo::Delete { path, node, .. } => Some(Gone { path, acl: node.acl }),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub struct Written<'a> {
     pub changes: Vec<Change<'a>>,
     pub results: Vec<OpResult>,
+    /// One for each change that is a delete, in the same order.
+    pub gone: Vec<Gone>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -96,8 +114,11 @@ impl State {
         now_ms: i64,
     ) -> Result<Written<'a>, Refusal> {
         let zxid = self.next_zxid();
-        let mut written =
-            Written { changes: Vec::with_capacity(ops.len()), results: Vec::with_capacity(ops.len()) };
+        let mut written = Written {
+            changes: Vec::with_capacity(ops.len()),
+            results: Vec::with_capacity(ops.len()),
+            gone: Vec::new(),
+        };
         let mut undo_log = Vec::new();
         for (index, op) in ops.iter().enumerate() {
             match self.write_one(caller, op, zxid, now_ms, &mut undo_log) {
@@ -111,6 +132,7 @@ impl State {
                 }
             }
         }
+        written.gone.extend(undo_log.into_iter().filter_map(Gone::of));
         Ok(written)
     }
 
@@ -249,29 +271,31 @@ impl State {
         Txn::OpenSession { id, timeout_ms, password }
     }
 
-    /// Ends a session; the paths are those of its ephemerals, which are gone with it.
-    pub fn close_session(&mut self, id: i64) -> (Txn<'static>, Vec<String>) {
+    /// Ends a session, and with it its ephemerals.
+    pub fn close_session(&mut self, id: i64) -> (Txn<'static>, Vec<Gone>) {
         let zxid = self.next_zxid();
         let gone = self.drop_session(id, zxid);
         (Txn::CloseSession { id }, gone)
     }
 
-    fn drop_session(&mut self, id: i64, zxid: i64) -> Vec<String> {
+    fn drop_session(&mut self, id: i64, zxid: i64) -> Vec<Gone> {
         self.sessions.close(id);
         let paths: Vec<String> = self.tree.ephemerals_of(id).map(str::to_owned).collect();
+        let mut gone = Vec::with_capacity(paths.len());
         for path in &paths {
             let delete = Change::Delete { path: Cow::Borrowed(path) };
             // An ephemeral has no children and is in the index: its delete always fits.
-            if self.tree.apply(zxid, 0, &delete).is_err() {
-                debug_assert!(false, "{path} is indexed as ephemeral and cannot be deleted");
+            match self.tree.apply(zxid, 0, &delete) {
+                Ok(undo) => gone.extend(Gone::of(undo)),
+                Err(_) => debug_assert!(false, "{path} is indexed as ephemeral and cannot be deleted"),
             }
         }
-        paths
+        gone
     }
 
     /// Deletes containers that were used and are empty again, and childless TTL nodes that are too old: at most `most`,
-    /// so that a million of them hold nobody up for long.
-    pub fn reap(&mut self, now_ms: i64, most: usize) -> Vec<Change<'static>> {
+    /// so that a million of them hold no client up for long.
+    pub fn reap(&mut self, now_ms: i64, most: usize) -> (Vec<Change<'static>>, Vec<Gone>) {
         let due = |path: &&str| {
             self.tree.get(path).is_some_and(|node| match node.kind() {
                 CreateMode::Container => node.creates > 0 && node.child_count() == 0,
@@ -281,14 +305,15 @@ impl State {
         };
         let paths: Vec<String> = self.tree.transients().filter(due).take(most).map(str::to_owned).collect();
         if paths.is_empty() {
-            return Vec::new();
+            return (Vec::new(), Vec::new());
         }
         let zxid = self.next_zxid();
         let delete = |path| {
             let change = Change::Delete { path: Cow::Owned(path) };
-            self.tree.apply(zxid, now_ms, &change).is_ok().then_some(change)
+            let gone = Gone::of(self.tree.apply(zxid, now_ms, &change).ok()?)?;
+            Some((change, gone))
         };
-        paths.into_iter().filter_map(delete).collect()
+        paths.into_iter().filter_map(delete).unzip()
     }
 
     /// Applies what the log says. Sessions get a full timeout from `mono_ms`, because nobody could be heard while

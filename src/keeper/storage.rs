@@ -11,6 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 use tracing::{info, warn};
 
 use super::log::{self, Draft, FILE_MODE, Segment, StorageError, Stored, Tail, io_error, segment_path};
+use super::reserve::Reserve;
 use super::snapshot::{self, snapshot_path};
 use super::state::{State, TreeLimits};
 use super::txn::Txn;
@@ -19,6 +20,13 @@ const SNAPSHOTS_KEPT: usize = 2;
 /// The log may outgrow the snapshot this many times: writing snapshots then costs a share of writing the log, however
 /// large the tree, and a start takes a few times as long as reading its snapshot.
 const LOG_PER_SNAPSHOT: u64 = 2;
+/// Taken for the log when the disk is full, so that sessions can still be opened and closed: a quarter of the reserve
+/// within these bounds. The rest is for snapshots.
+const FULL_LOG_BYTES: std::ops::RangeInclusive<u64> = 256 << 10..=4 << 20;
+/// Set aside for a full disk unless something else is asked for.
+pub const RESERVE_BYTES: u64 = 16 << 20;
+/// More than the end of one session takes in the log, with a frame of its own.
+const SESSION_END_BYTES: u64 = 64;
 
 #[derive(Debug)]
 pub struct Storage {
@@ -33,6 +41,16 @@ pub struct Storage {
     /// Of the newest snapshot; 0 if there is none.
     snapshot_bytes: u64,
     publishing: Option<JoinHandle<Result<u64, StorageError>>>,
+    reserve: Reserve,
+    /// Whether the disk is full: the reserve is in use, and no changes may be logged.
+    full: bool,
+    /// Snapshots to be tried at once. They let old files go, which may be all that a full disk needs; as many as
+    /// are kept, because the log since the oldest of those stays.
+    snapshots_wanted: usize,
+    /// Bytes of the disk that the log takes ahead while the disk is full.
+    full_log_bytes: u64,
+    /// Whether the log says that there is no reserve.
+    warned: bool,
     /// Held for as long as the directory is ours.
     _lock: File,
 }
@@ -56,6 +74,16 @@ impl Storage {
         now_ms: i64,
         mono_ms: i64,
     ) -> Result<(Self, State), StorageError> {
+        Storage::open_with_reserve(dir, limits, RESERVE_BYTES, (now_ms, mono_ms))
+    }
+
+    /// The same, with `reserve_bytes` of the disk set aside for when it is full; 0 is none.
+    pub fn open_with_reserve(
+        dir: &Path,
+        limits: TreeLimits,
+        reserve_bytes: u64,
+        (now_ms, mono_ms): (i64, i64),
+    ) -> Result<(Self, State), StorageError> {
         // Secrets are stored here like anything else: for nobody but this user.
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io_error("create", dir))?;
         let lock = lock(dir)?;
@@ -65,10 +93,19 @@ impl Storage {
             recover(dir, limits, mono_ms)?;
         let epoch = state.begin_epoch();
         let number = last_segment + 1;
-        let mut segment = Draft::write(dir, number, random_salt(dir)?, tail)?.publish()?;
+        let mut reserve = Reserve::in_dir(dir, reserve_bytes);
+        let mut full = false;
+        let salt = random_salt(dir)?;
+        let draft = match Draft::write(dir, number, salt, tail) {
+            Err(err) if err.is_full_disk() && reserve.release() => {
+                full = true;
+                Draft::write(dir, number, salt, tail)
+            }
+            draft => draft,
+        };
+        let mut segment = draft?.publish()?;
         segment.append(state.zxid(), now_ms, &epoch);
-        segment.commit()?;
-        let storage = Storage {
+        let mut storage = Storage {
             dir: dir.to_owned(),
             number,
             segment,
@@ -76,9 +113,65 @@ impl Storage {
             attempted_at_bytes: 0,
             snapshot_bytes,
             publishing: None,
+            reserve,
+            full,
+            snapshots_wanted: 0,
+            full_log_bytes: *FULL_LOG_BYTES.start(),
+            warned: false,
             _lock: lock,
         };
+        storage.commit()?;
+        storage.poll_space();
+        // Without a reserve the first change that does not fit would stop the keeper.
+        storage.full |= reserve_bytes > 0 && storage.reserve.bytes() == 0;
+        if storage.full {
+            warn!(dir = %dir.display(), "disk full: the keeper serves reads and refuses changes until there is room");
+            storage.segment.reserve_ahead(storage.full_log_bytes);
+        }
         Ok((storage, state))
+    }
+
+    /// Whether the disk is full. Changes must not be logged then, so that sessions can be.
+    pub fn is_full(&self) -> bool {
+        self.full
+    }
+
+    /// Whether one more session can be opened, with all that are open to be closed later.
+    pub fn has_room_for_session(&self, open: usize) -> bool {
+        const SLACK_BYTES: u64 = 64 << 10;
+        !self.full || self.segment.room() > SLACK_BYTES + SESSION_END_BYTES * open as u64
+    }
+
+    /// Empties the reserve, if there is one. From then on no changes are logged.
+    fn use_reserve(&mut self, err: &StorageError) -> bool {
+        let bytes = self.reserve.bytes();
+        if !self.reserve.release() {
+            return false;
+        }
+        self.full = true;
+        self.snapshots_wanted = SNAPSHOTS_KEPT;
+        self.full_log_bytes = (bytes / 4).clamp(*FULL_LOG_BYTES.start(), *FULL_LOG_BYTES.end());
+        warn!(
+            error = %Chain(err),
+            "disk full: the keeper uses its reserve, serves reads and refuses changes; make room in {}",
+            self.dir.display()
+        );
+        true
+    }
+
+    /// Sets the reserve aside again, once there is room for it; then changes can be logged again.
+    pub fn poll_space(&mut self) {
+        match self.reserve.fill(self.snapshot_bytes) {
+            Ok(()) if std::mem::take(&mut self.full) => {
+                info!("the disk has room again; changes are accepted");
+            }
+            Ok(()) => {}
+            Err(err) if !self.full && !self.warned => {
+                self.warned = true;
+                warn!(%err, dir = %self.dir.display(), "no reserve set aside: the disk is nearly full");
+            }
+            Err(_) => {}
+        }
     }
 
     pub fn append(&mut self, zxid: i64, now_ms: i64, txn: &Txn<'_>) {
@@ -90,7 +183,13 @@ impl Storage {
     }
 
     pub fn commit(&mut self) -> Result<(), StorageError> {
-        self.segment.commit()
+        match self.segment.commit() {
+            Err(err) if err.is_full_disk() && self.use_reserve(&err) => {
+                self.segment.reserve_ahead(self.full_log_bytes);
+                self.segment.commit()
+            }
+            done => done,
+        }
     }
 
     /// Log bytes that a start would have to replay.
@@ -102,7 +201,7 @@ impl Storage {
     /// attempt at one: one that fails must not be tried at every turn, each time with a new segment.
     pub fn snapshot_is_due(&self, every_bytes: u64) -> bool {
         let grown = self.bytes_since_snapshot().saturating_sub(self.attempted_at_bytes);
-        grown > every_bytes.max(LOG_PER_SNAPSHOT * self.snapshot_bytes)
+        self.snapshots_wanted > 0 || grown > every_bytes.max(LOG_PER_SNAPSHOT * self.snapshot_bytes)
     }
 
     /// Turns to a new segment and writes the snapshot that precedes it; its sync runs on a thread of its own. A
@@ -112,16 +211,20 @@ impl Storage {
         if self.publishing.is_some() {
             return Ok(());
         }
-        self.segment.commit()?;
-        let next = match Draft::write(
-            &self.dir,
-            self.number + 1,
-            random_salt(&self.dir)?,
-            Some(self.segment.tail()),
-        ) {
+        self.commit()?;
+        let salt = random_salt(&self.dir)?;
+        let draft = |storage: &Self| {
+            Draft::write(&storage.dir, storage.number + 1, salt, Some(storage.segment.tail()))
+        };
+        let drafted = match draft(self) {
+            Err(err) if err.is_full_disk() && self.use_reserve(&err) => draft(self),
+            drafted => drafted,
+        };
+        let next = match drafted {
             Err(err) if err.is_shortage() => {
                 warn!(error = %Chain(&err), "snapshot put off");
                 self.attempted_at_bytes = self.bytes_since_snapshot();
+                self.snapshots_wanted = 0;
                 discard(&log::draft_path(&self.dir));
                 return Ok(());
             }
@@ -132,7 +235,17 @@ impl Storage {
         self.attempted_at_bytes = self.earlier_bytes;
         self.number += 1;
         finished.finish()?;
-        match snapshot::write(&self.dir, self.number, state) {
+        let written = match snapshot::write(&self.dir, self.number, state) {
+            Err(err) if err.is_full_disk() && self.use_reserve(&err) => {
+                snapshot::write(&self.dir, self.number, state)
+            }
+            written => written,
+        };
+        if self.full {
+            self.segment.reserve_ahead(self.full_log_bytes);
+        }
+        self.snapshots_wanted = self.snapshots_wanted.saturating_sub(1);
+        match written {
             Ok(unsynced) => {
                 self.snapshot_bytes = unsynced.bytes();
                 self.publishing = Some(std::thread::spawn(move || unsynced.publish()));

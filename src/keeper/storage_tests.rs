@@ -377,7 +377,7 @@ fn nobody_else_can_read_what_clients_stored() {
     storage.wait_for_snapshot();
     assert_eq!(mode(&dir), 0o700);
     let files: Vec<PathBuf> = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert_eq!(files.len(), 4, "a lock, two segments and a snapshot, and not {files:?}");
+    assert_eq!(files.len(), 5, "a lock, a reserve, two segments and a snapshot, and not {files:?}");
     for file in files {
         assert_eq!(mode(&file), 0o600, "{}", file.display());
     }

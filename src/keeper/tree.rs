@@ -148,6 +148,8 @@ pub struct DataTree {
     transients: BTreeSet<Box<str>>,
     /// Equal access lists are one list: there are few, and each node has one.
     acls: HashSet<Arc<Vec<Acl>>>,
+    /// The identities in those lists.
+    named: HashSet<Identity>,
     bytes: usize,
 }
 
@@ -178,12 +180,18 @@ impl DataTree {
             ephemerals: HashMap::new(),
             transients: BTreeSet::new(),
             acls: HashSet::new(),
+            named: HashSet::new(),
             bytes: 0,
         }
     }
 
     pub fn get(&self, path: &str) -> Option<&Node> {
         self.nodes.get(path)
+    }
+
+    /// Whether an access list names this identity, or did until lately.
+    pub fn names(&self, who: &Identity) -> bool {
+        self.named.contains(who)
     }
 
     pub fn len(&self) -> usize {
@@ -378,6 +386,12 @@ impl DataTree {
         // Lists that no node has any more go when new ones come, so the set cannot outgrow the tree.
         if self.acls.len() >= 64 && self.acls.len().is_power_of_two() {
             self.acls.retain(|acl| Arc::strong_count(acl) > 1);
+            self.named = self.acls.iter().flat_map(|acl| acl.iter()).map(|acl| acl.who.clone()).collect();
+        }
+        for entry in acl.iter() {
+            if !self.named.contains(&entry.who) {
+                self.named.insert(entry.who.clone());
+            }
         }
         self.acls.insert(acl.clone());
         acl.clone()

@@ -40,17 +40,44 @@ pub enum Watch {
     Recursive,
 }
 
+/// Watched paths and the bytes in them. A path counts once for each connection that watches it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub count: usize,
+    pub path_bytes: usize,
+}
+
+impl Usage {
+    fn grow(&mut self, path: &str) {
+        self.count += 1;
+        self.path_bytes += path.len();
+    }
+
+    fn shrink(&mut self, path: &str) {
+        self.count -= 1;
+        self.path_bytes -= path.len();
+    }
+}
+
+/// The watches of one connection.
+#[derive(Debug, Default)]
+struct Owned {
+    paths: HashSet<Arc<str>>,
+    usage: Usage,
+}
+
 #[derive(Debug)]
 pub struct Watches<C> {
     by_path: HashMap<Arc<str>, Vec<(C, Modes)>>,
-    by_owner: HashMap<C, HashSet<Arc<str>>>,
+    by_owner: HashMap<C, Owned>,
+    usage: Usage,
     /// While there are none, no parent need be looked at.
     recursive: usize,
 }
 
 impl<C> Default for Watches<C> {
     fn default() -> Self {
-        Watches { by_path: HashMap::new(), by_owner: HashMap::new(), recursive: 0 }
+        Watches { by_path: HashMap::new(), by_owner: HashMap::new(), usage: Usage::default(), recursive: 0 }
     }
 }
 
@@ -75,24 +102,40 @@ impl<C: Copy + Eq + Hash> Watches<C> {
                 modes.recursive = true;
             }
         }
-        self.by_owner.entry(owner).or_default().insert(key);
+        let owned = self.by_owner.entry(owner).or_default();
+        if owned.paths.insert(key) {
+            owned.usage.grow(path);
+            self.usage.grow(path);
+        }
     }
 
     /// How many (connection, path) pairs are watched.
     pub fn len(&self) -> usize {
-        self.by_owner.values().map(HashSet::len).sum()
+        self.usage.count
+    }
+
+    /// The watches of all connections.
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    pub fn usage_of(&self, owner: C) -> Usage {
+        self.by_owner.get(&owner).map_or_else(Usage::default, |owned| owned.usage)
+    }
+
+    /// Whether the connection watches the path in any way.
+    pub fn is_watching(&self, owner: C, path: &str) -> bool {
+        self.by_owner.get(&owner).is_some_and(|owned| owned.paths.contains(path))
     }
 
     pub fn is_empty(&self) -> bool {
         self.by_path.is_empty()
     }
 
-    pub fn count_of(&self, owner: C) -> usize {
-        self.by_owner.get(&owner).map_or(0, HashSet::len)
-    }
-
     pub fn forget(&mut self, owner: C) {
-        for path in self.by_owner.remove(&owner).into_iter().flatten() {
+        let Some(owned) = self.by_owner.remove(&owner) else { return };
+        for path in owned.paths {
+            self.usage.shrink(&path);
             self.change(owner, &path, |modes| *modes = Modes::default());
         }
     }
@@ -130,8 +173,11 @@ impl<C: Copy + Eq + Hash> Watches<C> {
             if watchers.is_empty() {
                 self.by_path.remove(path);
             }
-            if let Some(paths) = self.by_owner.get_mut(&owner) {
-                paths.remove(path);
+            if let Some(owned) = self.by_owner.get_mut(&owner)
+                && owned.paths.remove(path)
+            {
+                owned.usage.shrink(path);
+                self.usage.shrink(path);
             }
         }
     }
@@ -264,6 +310,24 @@ mod tests {
         assert!(!w.remove(2, "/a", WatcherKind::Any));
         assert!(w.remove(1, "/a", WatcherKind::Data));
         assert!(w.is_empty());
+    }
+
+    #[test]
+    fn usage_counts_each_connection_and_path_once() {
+        let usage = |count, path_bytes| Usage { count, path_bytes };
+        let mut w = Watches::default();
+        w.add(1, "/a", Watch::Data);
+        w.add(1, "/a", Watch::Child);
+        w.add(1, "/long", Watch::Data);
+        w.add(2, "/a", Watch::Recursive);
+        assert_eq!((w.usage_of(1), w.usage_of(2), w.usage()), (usage(2, 7), usage(1, 2), usage(3, 9)));
+        trigger(&mut w, EventKind::DataChanged, "/a");
+        assert_eq!(w.usage_of(1), usage(2, 7), "the child watch is left");
+        trigger(&mut w, EventKind::Deleted, "/a");
+        assert_eq!((w.usage_of(1), w.usage()), (usage(1, 5), usage(2, 7)));
+        w.remove(1, "/long", WatcherKind::Any);
+        w.forget(2);
+        assert_eq!((w.usage_of(1), w.usage(), w.is_watching(1, "/long")), (usage(0, 0), usage(0, 0), false));
     }
 
     #[test]

@@ -17,6 +17,20 @@ pub struct Facts {
     pub connections: usize,
     pub connections_refused: u64,
     pub outstanding_closed: u64,
+    /// Connections that were closed because they did not authenticate in time.
+    pub strangers_closed: u64,
+    pub rights_refused: u64,
+    pub bad_frames: u64,
+    /// Requests that were refused because of a limit on identities, watches or answers.
+    pub limits_refused: u64,
+    /// Changes are refused until the disk has room again.
+    pub disk_full: bool,
+    pub buffer_bytes: usize,
+    /// Connections that were closed because the buffers of all were full.
+    pub buffers_closed: u64,
+    pub watch_path_bytes: usize,
+    pub identities: usize,
+    pub max_connections_per_address: usize,
     pub received: u64,
     pub sent: u64,
     pub uptime_ms: i64,
@@ -77,13 +91,22 @@ fn server(facts: &Facts, clients: bool) -> String {
 }
 
 fn monitor(facts: &Facts) -> String {
-    let rows: [(&str, String); 14] = [
+    let rows = [
         ("version", version()),
         ("server_state", "standalone".to_owned()),
         ("uptime", facts.uptime_ms.to_string()),
         ("num_alive_connections", facts.connections.to_string()),
         ("connection_rejected", facts.connections_refused.to_string()),
         ("outstanding_closed", facts.outstanding_closed.to_string()),
+        ("unauthenticated_closed", facts.strangers_closed.to_string()),
+        ("disk_full", u8::from(facts.disk_full).to_string()),
+        ("buffers_closed", facts.buffers_closed.to_string()),
+        ("buffer_bytes", facts.buffer_bytes.to_string()),
+        ("rights_refused", facts.rights_refused.to_string()),
+        ("limits_refused", facts.limits_refused.to_string()),
+        ("bad_frames", facts.bad_frames.to_string()),
+        ("identities", facts.identities.to_string()),
+        ("watch_path_bytes", facts.watch_path_bytes.to_string()),
         ("outstanding_requests", "0".to_owned()),
         ("packets_received", facts.received.to_string()),
         ("packets_sent", facts.sent.to_string()),
@@ -99,11 +122,12 @@ fn monitor(facts: &Facts) -> String {
 fn configuration(facts: &Facts) -> String {
     let tls = facts.tls_port.map_or_else(String::new, |port| format!("secureClientPort={port}\n"));
     format!(
-        "clientPort={}\n{tls}dataDir={}\ntickTime={}\nmaxClientCnxns={}\nminSessionTimeout={}\nmaxSessionTimeout={}\n\
+        "clientPort={}\n{tls}dataDir={}\ntickTime={}\nmaxClientCnxns={}\nmaxCnxns={}\nminSessionTimeout={}\nmaxSessionTimeout={}\n\
          serverId=0\n",
         facts.port,
         facts.data_dir,
         facts.tick_ms,
+        facts.max_connections_per_address,
         facts.max_connections,
         facts.min_timeout_ms,
         facts.max_timeout_ms

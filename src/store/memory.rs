@@ -7,10 +7,10 @@ use super::credentials::Credential;
 use super::paths::NodePath;
 use super::tree::{Answer, Error, Event, Feed, Node, Read, Tree, Write};
 use crate::keeper::acl as wire;
+use crate::keeper::events::{self, Readers};
 use crate::keeper::proto::{Code, CreateMode, Op};
 use crate::keeper::state::{Caller, State};
 use crate::keeper::tree::Node as StoredNode;
-use crate::keeper::txn::Change;
 use crate::keeper::watch::{EventKind, Watch, Watches};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,6 +41,7 @@ struct World {
 #[derive(Debug)]
 struct Watcher {
     client: i64,
+    proved: Proved,
     sender: mpsc::UnboundedSender<Event>,
 }
 
@@ -90,7 +91,9 @@ impl MemoryStore {
             .map(|credential| wire::Identity::new("digest", credential.identity().as_str()))
             .into_iter()
             .collect();
-        MemoryTree { session: Arc::new(Session { client, proved: Mutex::new(proved), store: self.clone() }) }
+        MemoryTree {
+            session: Arc::new(Session { client, proved: Arc::new(Mutex::new(proved)), store: self.clone() }),
+        }
     }
 
     pub fn backup(&self) -> Backup {
@@ -130,10 +133,18 @@ impl MemoryStore {
 }
 
 impl World {
-    fn tell(&mut self, kind: EventKind, path: &str) {
-        let Self { watches, feeds, clients, .. } = self;
-        watches.trigger(kind, path, &mut |feed, _, path| {
+    /// Sends an event to the feeds whose client may read the node.
+    fn notify(
+        watches: &mut Watches<u64>,
+        feeds: &BTreeMap<u64, Watcher>,
+        clients: &mut BTreeMap<i64, Client>,
+        (kind, path, readers): (EventKind, &str, Readers<'_>),
+    ) {
+        watches.trigger(kind, path, &mut |feed, kind, path| {
             let Some(watcher) = feeds.get(&feed) else { return };
+            if !readers.include(kind, &known(&watcher.proved)) {
+                return;
+            }
             let event = Event::Changed(NodePath::reported(path));
             match clients.get_mut(&watcher.client).filter(|client| client.past.is_some()) {
                 Some(client) => client.held.push((feed, event)),
@@ -170,9 +181,10 @@ impl World {
 
     fn end(&mut self, session: i64) {
         let (_, gone) = self.state.close_session(session);
-        for path in gone {
-            self.tell(EventKind::Deleted, &path);
-        }
+        let Self { state, watches, feeds, clients, .. } = self;
+        events::of_ended(&state.tree, &gone, |kind, path, readers| {
+            Self::notify(watches, feeds, clients, (kind, path, readers));
+        });
     }
 
     fn session_of(&self, session: &Session) -> i64 {
@@ -204,13 +216,20 @@ pub struct MemoryTree {
 #[derive(Debug)]
 struct Session {
     client: i64,
-    proved: Mutex<Vec<wire::Identity>>,
+    proved: Proved,
     store: MemoryStore,
+}
+
+/// The identities of a session, shared with its feeds: an event goes to those who may read its node by then.
+type Proved = Arc<Mutex<Vec<wire::Identity>>>;
+
+fn known(proved: &Proved) -> MutexGuard<'_, Vec<wire::Identity>> {
+    proved.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Session {
     fn proved(&self) -> MutexGuard<'_, Vec<wire::Identity>> {
-        self.proved.lock().unwrap_or_else(PoisonError::into_inner)
+        known(&self.proved)
     }
 }
 
@@ -245,27 +264,17 @@ impl MemoryTree {
         let proved = self.session.proved().clone();
         let caller = Caller { session: world.session_of(&self.session), proved: &proved };
         let result = world.state.write(caller, ops, 0);
-        let events: Vec<(EventKind, String)> = match &result {
-            Ok(written) => written.changes.iter().filter_map(event_of).collect(),
-            Err(_) => Vec::new(),
-        };
-        for (kind, path) in events {
-            world.tell(kind, &path);
+        if let Ok(written) = &result {
+            let World { state, watches, feeds, clients, .. } = &mut *world;
+            events::of_changes(&state.tree, &written.changes, &written.gone, |kind, path, readers| {
+                World::notify(watches, feeds, clients, (kind, path, readers));
+            });
         }
         if fault.is_some() {
             return Err(lost());
         }
         world.catch_up(self.session.client);
         result.map(drop).map_err(|refusal| refusal_of(refusal.code, path_of(refusal.index)))
-    }
-}
-
-fn event_of(change: &Change<'_>) -> Option<(EventKind, String)> {
-    match change {
-        Change::Create { path, .. } => Some((EventKind::Created, path.to_string())),
-        Change::Delete { path } => Some((EventKind::Deleted, path.to_string())),
-        Change::SetData { path, .. } => Some((EventKind::DataChanged, path.to_string())),
-        Change::SetAcl { .. } => None,
     }
 }
 
@@ -386,12 +395,17 @@ impl Tree for MemoryTree {
     async fn watch(&self, path: &NodePath) -> Result<MemoryFeed, Error> {
         let (sender, events) = mpsc::unbounded_channel();
         let mut world = self.world();
+        match world.node(&self.session, path) {
+            Err(Error::NoNode(_)) => {}
+            refused => _ = refused?,
+        }
         world.last_feed += 1;
         let id = world.last_feed;
         world.watches.add(id, path.as_str(), Watch::Recursive);
         // The receiver is right here.
         let _ = sender.send(Event::Everything);
-        world.feeds.insert(id, Watcher { client: self.session.client, sender });
+        let proved = self.session.proved.clone();
+        world.feeds.insert(id, Watcher { client: self.session.client, proved, sender });
         Ok(MemoryFeed { id, events, tree: self.clone() })
     }
 }

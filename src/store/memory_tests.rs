@@ -64,3 +64,21 @@ async fn an_interruption_says_everything() {
     store.interrupt();
     assert_eq!(feed.next().await, Ok(Event::Everything));
 }
+
+#[tokio::test]
+async fn events_reach_only_those_who_may_read_the_node() {
+    let store = MemoryStore::default();
+    let credential = Credential::parse("operator:x").unwrap();
+    let roles =
+        super::super::acl::Roles { operator: credential.identity(), controller: credential.identity() };
+    let (writer, stranger) = (store.connect(Some(&credential)), store.connect(None));
+    let mut own = writer.watch(&paths::root()).await.unwrap();
+    let mut foreign = stranger.watch(&paths::root()).await.unwrap();
+    assert_eq!((own.next().await, foreign.next().await), (Ok(Event::Everything), Ok(Event::Everything)));
+    writer.write(vec![Write::create(paths::names(), Vec::new(), roles.operators())]).await.unwrap();
+    assert_eq!(own.next().await, Ok(Event::Changed(paths::names())));
+    assert!(foreign.events.try_recv().is_err(), "the name of a node that it may not read");
+    let refused = stranger.watch(&paths::names()).await;
+    assert!(matches!(refused, Err(Error::NoAuth(path)) if path == paths::names()));
+    assert!(writer.watch(&paths::names()).await.is_ok());
+}

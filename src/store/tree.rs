@@ -252,6 +252,10 @@ pub enum Error {
     AuthFailed { hosts: String },
     #[error("{path}: {bytes} bytes are more than the {limit} allowed")]
     TooLarge { path: NodePath, bytes: usize, limit: usize },
+    #[error(
+        "{path}: the store at {hosts} accepts no such change: a limit of it is reached, or its disk is full"
+    )]
+    Full { path: NodePath, hosts: String },
     #[error("'{given}' is not the address of a store: {reason}")]
     BadAddress { given: String, reason: &'static str },
     #[error("the store at {hosts} answered what was not expected: {what}")]

@@ -3,6 +3,11 @@
 //! not there, ended sessions are replaced, reads are repeated after a lost connection and writes never are, because a
 //! lost answer does not say whether a write was applied. What to do about that is decided above.
 
+mod batch;
+mod keeper_root;
+
+use batch::ask_all;
+
 use super::acl::Acl;
 use super::address::Address;
 use super::credentials::Credential;
@@ -31,9 +36,6 @@ const SILENCE: Duration = Duration::from_secs(2);
 const CONNECT_PAUSE: Duration = Duration::from_millis(100);
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(200);
 const WATCH_PAUSE: Duration = Duration::from_millis(250);
-
-/// Questions per batch. All batches are sent at once, so this bounds a frame and not the speed.
-const BATCH: usize = 500;
 
 /// A connection to a store, made once and used for as long as it lasts. Clones share it.
 #[derive(Debug, Clone)]
@@ -218,6 +220,7 @@ impl Link {
             zk::Error::NotEmpty => Error::NotEmpty(path),
             zk::Error::NoAuth => Error::NoAuth(path),
             zk::Error::AuthFailed => Error::AuthFailed { hosts: self.hosts.clone() },
+            zk::Error::QuotaExceeded => Error::Full { path, hosts: self.hosts.clone() },
             zk::Error::ConnectionLoss
             | zk::Error::Custom(_)
             | zk::Error::Timeout
@@ -429,26 +432,6 @@ impl Tree for ZkTree {
         feed.watcher = Some(feed.start().await?);
         Ok(feed)
     }
-}
-
-/// Sends every batch before it waits for the first, so that many take no longer than one.
-async fn ask_all(
-    client: zk::Client,
-    questions: &[(bool, String)],
-) -> Result<Vec<zk::MultiReadResult>, zk::Error> {
-    let mut pending = Vec::with_capacity(questions.len() / BATCH + 1);
-    for batch in questions.chunks(BATCH) {
-        let mut reader = client.new_multi_reader();
-        for (data, path) in batch {
-            if *data { reader.add_get_data(path)? } else { reader.add_get_children(path)? }
-        }
-        pending.push(reader.commit());
-    }
-    let mut results = Vec::with_capacity(questions.len());
-    for batch in pending {
-        results.extend(batch.await?);
-    }
-    Ok(results)
 }
 
 /// A watch that is set again after every reconnect and in every new session, because the store forgets it and the

@@ -243,7 +243,11 @@ impl<T: Tree> Agent<'_, T> {
             self.tree.prove(&shared).await?;
         }
         if self.feeds.is_none() {
-            let flag = self.tree.watch(&paths::exposed(record.service)).await?;
+            let flag = match self.tree.watch(&paths::exposed(record.service)).await {
+                // Without the right to read the flag there are no events of it; the unit's own, and the resync, remain.
+                Err(tree::Error::NoAuth(_)) => self.tree.watch(&paths::unit(id)).await,
+                flag => flag,
+            }?;
             self.feeds = Some((self.tree.watch(&paths::unit(id)).await?, flag));
         }
         if agent.is_none() {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::harness::wire::Client;
-use crate::harness::{Kind, Options, Store};
+use crate::harness::wire::{Client, Create};
+use crate::harness::{Kind, Options, Store, wait_for};
 use crate::mounts::{Mount, data_dir};
-use crate::{count_created, create_until_lost};
+use crate::{QUOTA_EXCEEDED, count_created, create_until_lost};
 
 /// Makes one system call of the server fail, and no later one: a server that tried again would go on.
 fn failing(call: &str, error: &str, when: usize) -> Options {
@@ -56,15 +56,88 @@ fn no_space_for_a_sync_stops_the_keeper() {
     stops_and_loses_nothing("fdatasync", "ENOSPC", "No space left on device");
 }
 
+/// A file that takes all that is left of the file system.
+fn fill(mount: &Mount) -> std::path::PathBuf {
+    let filler = mount.path().join("filler");
+    let mut file = std::fs::File::create(&filler).expect("a file");
+    let full = std::io::copy(&mut std::io::repeat(b'x'), &mut file).expect_err("a full disk");
+    assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+    filler
+}
+
+fn is_full(store: &Store) -> bool {
+    store.four_letters("mntr").expect("an answer").contains("zk_disk_full\t1\n")
+}
+
 #[test]
-fn a_full_disk_stops_the_keeper() {
-    let mut mount = Mount::tmpfs("1m");
+fn a_full_disk_leaves_the_keeper_serving_reads() {
+    let mount = Mount::tmpfs("64m");
     let options = Options { data_dir: Some(data_dir(&mount)), ..Options::default() };
+    let mut store = Store::start(Kind::Keeper, options);
+    let data = vec![b'x'; 10_000];
+    let before = create_until_lost(&mut Client::connect(store.addr()), 0, 20, &data);
+    assert_eq!((before, is_full(&store)), (20, false));
+
+    let filler = fill(&mount);
+    let mut client = Client::connect(store.addr());
+    let acknowledged = create_until_lost(&mut client, before, 2_000, &data);
+    assert!(acknowledged < 2_000, "writes go on although the disk is full");
+    assert!(is_full(&store));
+    assert!(
+        store.log().contains("disk full") && store.log().contains("No space left on device"),
+        "{}",
+        store.log()
+    );
+    // Old and new clients read; changes of all kinds are refused.
+    assert_eq!(client.get("/n0").map(|(read, _)| read), Ok(data.clone()));
+    let mut late = Client::connect(store.addr());
+    assert_eq!(count_created(&mut late), acknowledged);
+    assert_eq!(late.set_if_version("/n0", b"", -1), Err(QUOTA_EXCEEDED));
+    late.close();
+
+    // It also starts and stops on the full disk, and loses nothing.
+    store.restart();
+    assert_eq!(count_created(&mut Client::connect(store.addr())), acknowledged);
+    let status = store.sigterm();
+    assert_eq!(status.code(), Some(0), "{}", store.log());
+    store.restart();
+
+    std::fs::remove_file(filler).expect("room again");
+    let mut client = Client::connect(store.addr());
+    wait_for("end of the shortage", Duration::from_secs(60), || (!is_full(&store)).then_some(()));
+    assert_eq!(create_until_lost(&mut client, acknowledged, acknowledged + 10, &data), acknowledged + 10);
+    store.restart();
+    assert_eq!(count_created(&mut Client::connect(store.addr())), acknowledged + 10);
+}
+
+#[test]
+fn a_disk_that_the_log_alone_fills_is_relieved_by_a_snapshot() {
+    let mount = Mount::tmpfs("16m");
+    let options = Options { data_dir: Some(data_dir(&mount)), ..Options::default() };
+    let store = Store::start(Kind::Keeper, options);
+    let mut client = Client::connect(store.addr());
+    client.create("/n0", b"", Create::Persistent);
+    // The same node again and again: a long log and a small tree.
+    let data = vec![b'x'; 100_000];
+    let refused = (0..1_000).any(|_| client.set_if_version("/n0", &data, -1).is_err());
+    if refused {
+        wait_for("room that a snapshot made", Duration::from_secs(60), || (!is_full(&store)).then_some(()));
+    }
+    assert!(refused, "16 MB took 100 MB of log");
+    assert!(client.set_if_version("/n0", b"y", -1).is_ok());
+    assert_eq!(client.get("/n0").map(|(data, _)| data), Ok(b"y".to_vec()));
+}
+
+#[test]
+fn without_a_reserve_a_full_disk_stops_the_keeper() {
+    let mut mount = Mount::tmpfs("1m");
+    let arguments = vec!["--disk-reserve-bytes".to_owned(), "0".to_owned()];
+    let options = Options { data_dir: Some(data_dir(&mount)), arguments, ..Options::default() };
     let mut store = Store::start(Kind::Keeper, options);
     let data = vec![b'x'; 10_000];
     let acknowledged = create_until_lost(&mut Client::connect(store.addr()), 0, 1_000, &data);
     assert!((50..150).contains(&acknowledged), "{acknowledged} writes of 10 kB fit in 1 MB");
-    let status = store.wait_exit(Duration::from_secs(10));
+    let status = store.wait_exit(Duration::from_secs(60));
     assert!(status.code().is_some_and(|code| code != 0), "{status}");
     assert!(store.log().contains("No space left on device"), "no reason given: {}", store.log());
 
@@ -79,24 +152,20 @@ fn a_full_disk_stops_the_keeper() {
 }
 
 #[test]
-fn a_stop_on_a_full_disk_loses_nothing_and_says_that_there_is_no_snapshot() {
+fn a_stop_on_a_full_disk_leaves_a_snapshot() {
     let mount = Mount::tmpfs("4m");
     let options = Options { data_dir: Some(data_dir(&mount)), ..Options::default() };
     let mut store = Store::start(Kind::Keeper, options);
     let acknowledged = create_until_lost(&mut Client::connect(store.addr()), 0, 20, b"");
-    let filler = mount.path().join("filler");
-    let mut file = std::fs::File::create(&filler).expect("a file");
-    let full = std::io::copy(&mut std::io::repeat(b'x'), &mut file).expect_err("a full disk");
-    assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+    let filler = fill(&mount);
 
     let status = store.sigterm();
     assert_eq!(status.code(), Some(0), "{}", store.log());
-    let said = store.log();
-    assert!(said.contains("snapshot put off") && said.contains("No space left"), "not told: {said}");
     let left: Vec<_> = std::fs::read_dir(data_dir(&mount)).expect("the data").flatten().collect();
+    let has = |start: &str| left.iter().any(|entry| entry.file_name().to_string_lossy().starts_with(start));
+    assert!(has("snapshot.0"), "no snapshot: {left:?}\n{}", store.log());
     assert!(!left.iter().any(|entry| entry.path().extension().is_some_and(|end| end == "new")), "{left:?}");
 
-    drop(file);
     std::fs::remove_file(filler).expect("room again");
     store.restart();
     assert_eq!(count_created(&mut Client::connect(store.addr())), acknowledged);

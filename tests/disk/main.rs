@@ -12,11 +12,15 @@ mod power;
 
 use harness::wire::{Client, Create, Lost, Put, Take, create_body, op};
 
-/// Creates `/n0`, `/n1`, ... from `first` on until the server goes away or `limit` is reached; gives how many of them
-/// were acknowledged.
+/// The answer of a keeper with a full disk to changes.
+pub(crate) const QUOTA_EXCEEDED: i32 = -125;
+
+/// Creates `/n0`, `/n1`, ... from `first` on until the server goes away, says that it is full, or `limit` is reached;
+/// returns how many of them were acknowledged.
 pub(crate) fn create_until_lost(client: &mut Client, first: usize, limit: usize, data: &[u8]) -> usize {
     for number in first..limit {
         match client.try_call(op::CREATE, &create_body(&format!("/n{number}"), data, Create::Persistent)) {
+            Ok(reply) if reply.err == QUOTA_EXCEEDED => return number,
             Ok(reply) => assert_eq!(reply.err, 0, "create /n{number}"),
             Err(Lost::Closed) => return number,
             Err(Lost::Silent) => panic!("the server neither answers nor hangs up"),

@@ -64,6 +64,8 @@ pub(crate) struct Options {
     pub(crate) wrapper: Vec<String>,
     /// Where the data goes, if not below the harness's own directory: a small or a failing file system.
     pub(crate) data_dir: Option<PathBuf>,
+    /// More arguments for the keeper.
+    pub(crate) arguments: Vec<String>,
     /// ZooKeeper as an operator would run it. Without it the JVM gets a small heap and only its quick compiler, which
     /// starts sooner.
     pub(crate) tuned_for_work: bool,
@@ -263,9 +265,8 @@ impl Store {
     fn keeper_line(&self) -> Vec<String> {
         let binary = binary("portcullis").display().to_string();
         let data_dir = self.data_dir().display().to_string();
-        [&binary, "keeper", "--data-dir", &data_dir, "--listen", &self.addr().to_string()]
-            .map(str::to_owned)
-            .into()
+        let line = [&binary, "keeper", "--data-dir", &data_dir, "--listen", &self.addr().to_string()];
+        line.into_iter().map(str::to_owned).chain(self.options.arguments.iter().cloned()).collect()
     }
 
     fn log_path(&self) -> PathBuf {

@@ -20,6 +20,7 @@ pub(crate) mod op {
     pub(crate) const CHECK: i32 = 13;
     pub(crate) const MULTI: i32 = 14;
     pub(crate) const CREATE2: i32 = 15;
+    pub(crate) const MULTI_READ: i32 = 22;
     pub(crate) const AUTH: i32 = 100;
     pub(crate) const SET_WATCHES: i32 = 101;
     pub(crate) const ADD_WATCH: i32 = 106;

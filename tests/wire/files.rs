@@ -44,7 +44,7 @@ fn has_snapshot(dir: &Path) -> bool {
 pub(crate) fn the_limit_of_open_files_bounds_the_connections() {
     let allowed = |wrapper: &str| {
         let conf = keeper(wrapper).four_letters("conf").expect("an answer");
-        let line = conf.lines().find_map(|line| line.strip_prefix("maxClientCnxns=").map(str::to_owned));
+        let line = conf.lines().find_map(|line| line.strip_prefix("maxCnxns=").map(str::to_owned));
         line.expect("a limit")
     };
     assert_eq!(allowed("ulimit -n 40 && exec \"$@\""), "20");

@@ -56,7 +56,7 @@ fn an_unknown_operation_is_refused(site: &Site) {
     for unknown in [42, 9_999, -7] {
         let mut client = Client::connect(site.addr);
         let reply = client.call(unknown, &Put::new());
-        assert_eq!((reply.err, reply.body.len()), (-6, 0), "operation {unknown}");
+        assert_eq!((reply.err, reply.zxid, reply.body.len()), (-6, -1, 0), "operation {unknown}");
     }
 }
 

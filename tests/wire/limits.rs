@@ -72,3 +72,76 @@ pub(crate) fn a_full_tree_refuses_growth_and_goes_on() {
     assert_eq!(client.call(op::DELETE, &Put::new().bytes("/a").int(-1)).err, 0);
     assert_eq!(client.call(op::CREATE, &create("/c")).err, 0);
 }
+
+fn figure(keeper: &Keeper, name: &str) -> u64 {
+    let text = word(keeper, "mntr");
+    let value = text.lines().find_map(|line| line.strip_prefix(&format!("zk_{name}\t")));
+    value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().expect("a number")
+}
+
+pub(crate) fn unread_answers_of_all_clients_are_bounded() {
+    const LIMIT: u64 = 8 << 20;
+    let (keeper, _dir) = keeper(Limits { max_buffer_bytes: LIMIT as usize, ..Limits::default() });
+    let mut healthy = Client::connect(keeper.local_addr());
+    healthy.create("/big", &[7; 1_000_000], Create::Persistent);
+    let body = Put::new().bytes("/big").bool(false);
+    let mut greedy: Vec<Client> = (0..12).map(|_| Client::connect(keeper.local_addr())).collect();
+    for client in &mut greedy {
+        // The system takes some megabytes for each of them; the keeper has to hold the rest.
+        for _ in 0..20 {
+            if client.send(op::GET_DATA, &body).is_err() {
+                break;
+            }
+        }
+        assert_eq!(Take(&healthy.call(op::GET_DATA, &body).body).bytes().len(), 1_000_000);
+    }
+    assert!(figure(&keeper, "buffers_closed") >= 1, "none was closed");
+    assert!(figure(&keeper, "buffer_bytes") <= LIMIT, "too much is held");
+    assert_eq!(figure(&keeper, "connection_rejected"), 0);
+}
+
+/// Closes the root of the tree to all but `ann:pw`, who is connected afterwards.
+fn close_root(keeper: &Keeper) -> Client {
+    let mut ann = Client::connect(keeper.local_addr());
+    authenticate(&mut ann);
+    let acl = Put::new().bytes("/").int(1).int(31).bytes("digest").bytes("ann:RYbu6l5aZwqon8VWmkcGvezdzfc=");
+    assert_eq!(ann.call(7, &acl.int(-1)).err, 0);
+    ann
+}
+
+fn authenticate(client: &mut Client) {
+    client.send_as(-4, op::AUTH, &Put::new().int(0).bytes("digest").bytes("ann:pw")).expect("sent");
+    assert_eq!(client.receive().expect("an answer").err, 0);
+}
+
+pub(crate) fn an_authenticated_client_takes_the_place_of_one_that_is_not() {
+    let (keeper, _dir) = keeper(Limits { max_connections: 4, ..Limits::default() });
+    let addr = keeper.local_addr();
+    let mut ann = close_root(&keeper);
+    let mut strangers: Vec<Client> = (0..3).map(|_| Client::connect(addr)).collect();
+    let mut second = Client::connect(addr);
+    authenticate(&mut second);
+    assert_eq!(second.get("/").map(|_| ()), Ok(()));
+    assert!(crate::harness::wire::closed(&mut strangers[0].stream), "the oldest stranger made room");
+    assert_eq!(strangers[1].call(op::PING, &Put::new()).err, 0);
+    // Once all of them have authenticated, one more is refused.
+    strangers[1..].iter_mut().for_each(authenticate);
+    let mut late = TcpStream::connect(addr).expect("the system accepts");
+    late.set_read_timeout(Some(REPLY_DEADLINE)).expect("a deadline");
+    assert_eq!(late.read(&mut [0; 1]).unwrap_or(0), 0);
+    assert_eq!(ann.call(op::PING, &Put::new()).err, 0);
+}
+
+pub(crate) fn a_client_without_credentials_is_closed_in_time() {
+    let (keeper, _dir) = keeper(Limits { unauthenticated_ms: 1, ..Limits::default() });
+    let addr = keeper.local_addr();
+    let mut anonymous = Client::connect(addr);
+    let mut ann = close_root(&keeper);
+    let mut guessing = Client::connect(addr);
+    guessing.send_as(-4, op::AUTH, &Put::new().int(0).bytes("digest").bytes("ann:guess")).expect("sent");
+    assert!(crate::harness::wire::closed(&mut anonymous.stream));
+    let _answer = guessing.receive();
+    assert!(crate::harness::wire::closed(&mut guessing.stream), "an identity that no access list names");
+    assert_eq!(ann.get("/").map(|_| ()), Ok(()), "closed although it has authenticated");
+    assert!(figure(&keeper, "unauthenticated_closed") >= 2);
+}

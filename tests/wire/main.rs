@@ -4,6 +4,7 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod abuse;
 mod acls;
 mod files;
 mod frames;
@@ -66,6 +67,27 @@ fn keeper_limits() {
     limits::connections_beyond_the_limit_are_closed_and_counted();
     limits::a_client_that_does_not_read_waits_and_holds_up_nobody();
     limits::a_full_tree_refuses_growth_and_goes_on();
+}
+
+#[test]
+fn keeper_buffers() {
+    limits::unread_answers_of_all_clients_are_bounded();
+}
+
+#[test]
+fn keeper_strangers() {
+    limits::an_authenticated_client_takes_the_place_of_one_that_is_not();
+    limits::a_client_without_credentials_is_closed_in_time();
+}
+
+#[test]
+fn keeper_abuse() {
+    run(&store(Kind::Keeper), abuse::ALL);
+}
+
+#[test]
+fn keeper_refusals_are_logged() {
+    abuse::refusals_are_logged_once_with_identity_and_path();
 }
 
 #[test]

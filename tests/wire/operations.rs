@@ -11,6 +11,7 @@ pub(crate) const ALL: &[Scenario] = scenarios![
     bad_paths_and_bad_acls,
     a_failed_multi_changes_nothing_and_says_where,
     a_multi_applies_in_order_under_one_zxid,
+    in_a_multi_the_kind_of_node_decides_the_answer,
     multi_reads_fail_one_by_one,
     pipelined_reads_see_earlier_writes,
     children_come_with_and_without_the_parents_stat,
@@ -118,6 +119,11 @@ fn results(reply: &Reply) -> Vec<(i32, i32)> {
         }
         let detail = match kind {
             op::CREATE => i32::try_from(take.bytes().len()).expect("a short path"),
+            op::CREATE2 => {
+                let length = i32::try_from(take.bytes().len()).expect("a short path");
+                assert_eq!(take.stat().version, 0);
+                length
+            }
             op::SET_DATA => take.stat().version,
             -1 => take.int(),
             _ => 0,
@@ -174,6 +180,31 @@ fn a_multi_applies_in_order_under_one_zxid(site: &Site) {
     );
     assert_eq!((stat.num_children, stat.cversion), (0, 2));
     assert_eq!(results(&client.call(op::MULTI, &multi(&[]))), []);
+}
+
+/// `create2` is answered like `create`, with the path alone; containers and TTL nodes come with a stat.
+fn in_a_multi_the_kind_of_node_decides_the_answer(site: &Site) {
+    let (container, ttl) = (19, 21);
+    let node = |name: &str, flags: i32| Put::new().bytes(site.path(name)).bytes("").open_acl().int(flags);
+    let mut client = Client::connect(site.addr);
+    let reply = client.call(
+        op::MULTI,
+        &multi(&[
+            part(op::CREATE, &node("/a", 0)),
+            part(op::CREATE2, &node("/b", 0)),
+            part(op::CREATE2, &node("/c", 1)),
+            part(container, &node("/d", 4)),
+            part(op::CREATE, &node("/e", 4)),
+            part(ttl, &node("/f", 5).long(100_000)),
+        ]),
+    );
+    let length = i32::try_from(site.path("/a").len()).expect("short");
+    let (plain, with_stat) = ((op::CREATE, length), (op::CREATE2, length));
+    assert_eq!(results(&reply), [plain, plain, plain, with_stat, with_stat, with_stat]);
+    // Alone, create2 is answered with a stat.
+    let alone = client.call(op::CREATE2, &node("/g", 0));
+    let mut take = Take(&alone.body);
+    assert_eq!((take.string(), take.stat().version, take.0.len()), (site.path("/g"), 0, 0));
 }
 
 fn multi_reads_fail_one_by_one(site: &Site) {

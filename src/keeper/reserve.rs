@@ -1,0 +1,133 @@
+//! Disk space that is set aside in a file of its own. When the disk is full, the file is emptied: what was
+//! accepted until then can be logged, a snapshot can be written, and sessions can be opened and closed,
+//! while changes are refused.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, fallocate, statvfs};
+use rustix::io::Errno;
+
+use super::log::FILE_MODE;
+
+/// The reserve takes at most this share of a file system.
+const SHARE: u64 = 16;
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+#[derive(Debug)]
+pub(super) struct Reserve {
+    path: PathBuf,
+    /// The size that was asked for, which a small file system lowers.
+    wanted: u64,
+    /// The space that is set aside now.
+    held: u64,
+}
+
+/// The size of a reserve on a file system of `total` bytes, for a tree whose snapshot has `snapshot` bytes.
+/// 0 is none.
+fn size(wanted: u64, total: u64, snapshot: u64) -> u64 {
+    if wanted == 0 {
+        return 0;
+    }
+    let base = wanted.min(total / SHARE);
+    // Without room for a snapshot the log cannot be shortened; a large tree on a small disk does without.
+    if snapshot <= total / SHARE { base + snapshot } else { base }
+}
+
+impl Reserve {
+    /// Takes note of a reserve that an earlier process left in `dir`. Allocates nothing.
+    pub(super) fn in_dir(dir: &Path, wanted: u64) -> Self {
+        let path = dir.join("reserve");
+        let held = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
+        Reserve { path, wanted, held }
+    }
+
+    /// Sets space aside, as much as a tree with a snapshot of so many bytes needs. Does nothing if it is
+    /// held already.
+    pub(super) fn fill(&mut self, snapshot_bytes: u64) -> io::Result<()> {
+        let dir = self.path.parent().unwrap_or(&self.path);
+        let stat = statvfs(dir)?;
+        let bytes = size(self.wanted, stat.f_blocks.saturating_mul(stat.f_frsize), snapshot_bytes);
+        if bytes <= self.held {
+            return Ok(());
+        }
+        let file =
+            File::options().write(true).create(true).truncate(false).mode(FILE_MODE).open(&self.path)?;
+        let allocated = match fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+            // A file system that cannot promise space is filled.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => write_zeros(&file, bytes),
+            done => done.map_err(Into::into),
+        };
+        match allocated.and_then(|()| file.sync_all()) {
+            Ok(()) => self.held = bytes,
+            Err(err) => {
+                // A part of it would keep space from the log and be of little use.
+                file.set_len(self.held)?;
+                return Err(err);
+            }
+        }
+        Ok(())
+    }
+
+    /// The space that is set aside now.
+    pub(super) fn bytes(&self) -> u64 {
+        self.held
+    }
+
+    /// Gives the space back to the file system. False if there was none to give.
+    pub(super) fn release(&mut self) -> bool {
+        if std::mem::take(&mut self.held) == 0 {
+            return false;
+        }
+        let emptied = File::options()
+            .write(true)
+            .open(&self.path)
+            .and_then(|file| file.set_len(0).and_then(|()| file.sync_all()));
+        emptied.is_ok()
+    }
+}
+
+fn write_zeros(file: &File, bytes: u64) -> io::Result<()> {
+    use std::os::unix::fs::FileExt as _;
+    let mut at = 0;
+    while at < bytes {
+        let step = usize::try_from(bytes - at).map_or(ZEROS.len(), |left| left.min(ZEROS.len()));
+        file.write_all_at(&ZEROS[..step], at)?;
+        at += step as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_disk_gives_a_small_part_of_itself() {
+        const MB: u64 = 1 << 20;
+        for (wanted, total, snapshot, expected) in [
+            (16 * MB, 1024 * MB, 0, 16 * MB),
+            (16 * MB, 1024 * MB, 50 * MB, 66 * MB),
+            (16 * MB, 1024 * MB, 100 * MB, 16 * MB),
+            (16 * MB, 16 * MB, 0, MB),
+            (0, 1024 * MB, 50 * MB, 0),
+        ] {
+            assert_eq!(size(wanted, total, snapshot), expected, "{wanted} of {total}, snapshot {snapshot}");
+        }
+    }
+
+    #[test]
+    fn space_is_held_until_it_is_released() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = || std::fs::metadata(dir.path().join("reserve")).map_or(0, |metadata| metadata.len());
+        let mut reserve = Reserve::in_dir(dir.path(), 64 << 10);
+        assert!(!reserve.release(), "nothing was held");
+        reserve.fill(0).unwrap();
+        assert_eq!(held(), 64 << 10);
+        // Another process finds it.
+        assert!(Reserve::in_dir(dir.path(), 64 << 10).release());
+        assert_eq!(held(), 0);
+    }
+}
