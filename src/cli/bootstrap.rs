@@ -5,6 +5,7 @@
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
+use tracing::info;
 
 use super::config::{ConfigDir, Remembered, Role};
 use super::failure::Refusal;
@@ -79,6 +80,7 @@ pub(super) async fn ensure(
         match place.look(remembered.as_ref()).await? {
             Look::Ours(opened) => {
                 place.note(&opened)?;
+                close_root(&opened).await?;
                 return Ok((opened, Made::Already));
             }
             // Made anew, it would be empty, and whoever still holds its credentials would take that for its state.
@@ -90,6 +92,7 @@ pub(super) async fn ensure(
             Look::Nothing => {
                 let made = place.make(placement, remembered.is_none()).await?;
                 place.note(&made)?;
+                close_root(&made).await?;
                 return Ok((made, Made::New));
             }
             Look::Anothers => {
@@ -102,6 +105,15 @@ pub(super) async fn ensure(
             }
         }
     }
+}
+
+/// Closes the root of a keeper above the environment's chroot. Otherwise everybody could fill the store from there.
+async fn close_root(opened: &Environment<ZkTree>) -> anyhow::Result<()> {
+    let closed = opened.tree().close_keeper_root(&opened.info().roles.operators()).await;
+    if closed.context("cannot close the root of the keeper")? {
+        info!("root of the keeper closed to all but this environment's operator");
+    }
+    Ok(())
 }
 
 /// Where an environment is to be.

@@ -11,6 +11,8 @@ use portcullis::store::{Address, Credential, Environment, UnitPorts, ZkTree};
 use serde_json::Value;
 
 use crate::harness::scenario::Site;
+use crate::harness::wire::{Client, Create, Put, create_body, op};
+use crate::harness::{Kind, Store};
 use crate::operator::{Operator, fixture_charm};
 
 fn mode(path: &Path) -> u32 {
@@ -146,4 +148,28 @@ pub(crate) fn a_unit_can_open_its_ports_and_nothing_else(site: &Site) {
     let units = &status["services"]["wordpress"]["units"];
     assert_eq!(units["wordpress/1"]["open-ports"], serde_json::json!(["80/tcp"]));
     assert_eq!(units["wordpress/0"]["open-ports"], serde_json::json!([]));
+}
+
+/// The root of a keeper above a chroot is closed by `bootstrap`. That of an ensemble is not ours to close.
+pub(crate) fn bootstrap_closes_the_root_of_a_keeper(store: &Store) {
+    const NO_AUTH: i32 = -102;
+    let site = Site { kind: store.kind(), addr: store.addr(), chroot: "/env".to_owned() };
+    let mut stranger = Client::connect(store.addr());
+    let create = |client: &mut Client, path: &str| {
+        client.call(op::CREATE, &create_body(path, b"", Create::Persistent)).err
+    };
+    assert_eq!(create(&mut stranger, "/before"), 0, "open before");
+    let operator = Operator::bootstrapped(&site);
+    let expected = if store.kind() == Kind::Keeper { NO_AUTH } else { 0 };
+    assert_eq!(create(&mut stranger, "/after"), expected, "create at the root");
+    let listed = stranger.call(op::GET_CHILDREN, &Put::new().bytes("/").bool(false)).err;
+    assert_eq!(listed, expected, "list the root");
+    // The operator is let in, at the root and below.
+    operator.does(&["status"]);
+    let known: Value = serde_json::from_slice(&fs::read(operator.config("local.json")).unwrap()).unwrap();
+    let auth = Put::new().int(0).bytes("digest").bytes(known["auth"].as_str().unwrap());
+    stranger.send_as(-4, op::AUTH, &auth).expect("sent");
+    assert_eq!(stranger.receive().expect("an answer").err, 0);
+    assert_eq!(create(&mut stranger, "/by-the-operator"), 0);
+    operator.does(&["bootstrap"]);
 }

@@ -30,8 +30,8 @@ use harness::scenario::{Scenario, run, scenarios};
 use controller::{a_controller_refuses_to_start_in_the_dark, controllers_lead_and_take_over};
 use credentials::{
     a_file_without_a_tree_is_taken_up, a_unit_can_open_its_ports_and_nothing_else,
-    bootstrapping_twice_is_harmless, two_operators_at_once_make_one_environment,
-    two_processes_of_one_operator_agree,
+    bootstrap_closes_the_root_of_a_keeper, bootstrapping_twice_is_harmless,
+    two_operators_at_once_make_one_environment, two_processes_of_one_operator_agree,
 };
 use faults::{
     a_second_run_puts_it_right, a_store_that_goes_away_is_told_in_time,
@@ -68,4 +68,14 @@ fn on_zookeeper() {
 #[test]
 fn on_the_keeper() {
     run(&Store::keeper(), SCENARIOS);
+}
+
+#[test]
+fn keeper_root() {
+    bootstrap_closes_the_root_of_a_keeper(&Store::keeper());
+}
+
+#[test]
+fn zookeeper_root() {
+    bootstrap_closes_the_root_of_a_keeper(&Store::zookeeper());
 }

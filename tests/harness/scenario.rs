@@ -36,10 +36,14 @@ pub(crate) type Scenario = (&'static str, fn(&Site));
 pub(crate) fn run(store: &Store, scenarios: &[Scenario]) {
     let mut failed = Vec::new();
     let only = std::env::var("SCENARIO").ok();
-    for (name, scenario) in scenarios.iter().filter(|(name, _)| only.as_ref().is_none_or(|only| only == name))
-    {
+    let wanted: Vec<&Scenario> =
+        scenarios.iter().filter(|(name, _)| only.as_ref().is_none_or(|only| only == name)).collect();
+    // All of them before the first scenario, which may close the root of the server.
+    for (name, _) in &wanted {
+        Client::connect(store.addr()).create(&format!("/{name}"), b"", Create::Persistent);
+    }
+    for (name, scenario) in wanted {
         let site = Site { kind: store.kind(), addr: store.addr(), chroot: format!("/{name}") };
-        Client::connect(store.addr()).create(&site.chroot, b"", Create::Persistent);
         if catch_unwind(AssertUnwindSafe(|| scenario(&site))).is_err() {
             failed.push(*name);
         }
