@@ -152,10 +152,10 @@ impl Ec2 {
         }
     }
 
-    /// Our rules in a group as it was shown, with our own last writes.
-    pub(super) fn owned_now(&self, group: &OurGroup) -> BTreeSet<Rule> {
+    /// Our rules in a group as a describe that was sent at `sent` shows it, with our own last writes.
+    pub(super) fn owned_now(&self, group: &OurGroup, sent: Instant) -> BTreeSet<Rule> {
         let mut owned = group.rules.owned.clone();
-        self.memory().recent.overlay(&group.id, &mut owned, Instant::now().into_std());
+        self.memory().recent.overlay(&group.id, &mut owned, sent.into_std());
         owned
     }
 

@@ -17,6 +17,7 @@ use aws_sdk_ec2::types::{
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use std::collections::BTreeSet;
+use tokio::time::Instant;
 
 /// What EC2 takes, before it is encoded.
 const USER_DATA_MAX: usize = 16 * 1024;
@@ -27,10 +28,11 @@ impl Machines for Ec2 {
     async fn list(&self) -> Result<Inventory, Error> {
         let shown = self.shown(&Subject::Provider, self.ours(&["launched", "adopted"])).await?;
         let instances = shown.iter().filter_map(|shown| self.our_instance(shown)).collect();
+        let sent = Instant::now();
         let groups = self.our_groups(&Subject::Provider, self.ours(&["group"])).await?;
         let groups = groups.into_iter().map(|group| Group {
             machine: group.owner.machine(),
-            open: !self.owned_now(&group).is_empty(),
+            open: !self.owned_now(&group, sent).is_empty(),
             id: group.id,
         });
         Ok(Inventory { instances, groups: groups.collect() })
@@ -107,12 +109,13 @@ impl Machines for Ec2 {
     }
 
     async fn shut(&self, machine: MachineNumber, group: &GroupId) -> Result<(), Error> {
+        let sent = Instant::now();
         let Some(found) = self.group_by_id(group).await? else { return Ok(()) };
         if found.owner != GroupOwner::Machine(machine) {
             let reason = format!("it is not the group of machine {machine}");
             return Err(Error::Foreign { what: group.into(), reason });
         }
-        self.send_close(machine, group, &self.owned_now(&found)).await
+        self.send_close(machine, group, &self.owned_now(&found, sent)).await
     }
 
     async fn delete_group(&self, group: &GroupId) -> Result<(), Error> {

@@ -1,15 +1,19 @@
 //! What we wrote a moment ago, for as long as EC2's readers may not know of it. Pure: takes `now`.
 //!
 //! A describe may lag behind a write by seconds. Without this memory a pass would open again what it has just opened,
-//! or take a group for missing that it has just made. It is short: once a reader has shown a write, or the time is up,
-//! what EC2 says counts alone, so that a change by somebody else is not hidden.
+//! or take a group for missing that it has just made. It is short: once a describe has shown a write, or was sent after
+//! the write's consistency window, what EC2 says counts alone, so that a change by somebody else is not hidden.
 
 use crate::provider::{GroupId, MachineNumber};
 use crate::rule::Rule;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// How long EC2's readers may lag.
+/// The consistency window of a rule: a describe that was sent this long after a write shows it. Should EC2 take longer, the
+/// write is sent again and EC2 answers that it is so already, which costs a request; a longer window would hide that
+/// somebody took a rule away.
+const WINDOW: Duration = Duration::from_secs(3);
+/// How long a group that was just made may be missing from a describe.
 const MEMORY: Duration = Duration::from_secs(30);
 /// Groups and writes that are kept at most; beyond that the oldest knowledge is not worth the room.
 const GROUPS_MAX: usize = 10_000;
@@ -50,11 +54,12 @@ impl Recent {
         writes.rules.extend(close.iter().map(|rule| (*rule, (false, now))));
     }
 
-    /// Puts our own last writes over what a reader shows of a group, and forgets those that it knows of.
-    pub(super) fn overlay(&mut self, group: &GroupId, owned: &mut BTreeSet<Rule>, now: Instant) {
+    /// Puts our own last writes over what a describe that was sent at `sent` shows of a group. Forgets the writes that it
+    /// shows, and those that it would show if nobody had undone them.
+    pub(super) fn overlay(&mut self, group: &GroupId, owned: &mut BTreeSet<Rule>, sent: Instant) {
         let Some(writes) = self.writes.get_mut(group) else { return };
         writes.rules.retain(|rule, (open, at)| {
-            now.saturating_duration_since(*at) < MEMORY && owned.contains(rule) != *open
+            sent.saturating_duration_since(*at) < WINDOW && owned.contains(rule) != *open
         });
         for (rule, (open, _)) in &writes.rules {
             if *open {
@@ -96,7 +101,7 @@ impl Recent {
 
     fn forget_old(&mut self, now: Instant) {
         if self.writes.len() >= GROUPS_MAX {
-            self.writes.retain(|_, writes| now.saturating_duration_since(writes.latest) < MEMORY);
+            self.writes.retain(|_, writes| now.saturating_duration_since(writes.latest) < WINDOW);
         }
         if self.writes.len() >= GROUPS_MAX {
             self.writes.clear();
@@ -137,12 +142,23 @@ mod tests {
     }
 
     #[test]
-    fn and_no_longer_than_readers_lag() {
-        let (mut recent, group, start) = (Recent::default(), GroupId::new("sg-1"), Instant::now());
-        recent.wrote(&group, &rules(&[80]), &rules(&[22]), start);
-        let later = start + MEMORY;
-        assert_eq!(shown(&mut recent, &group, &[22], later), rules(&[22]), "somebody else did this");
-        assert!(recent.writes.is_empty());
+    fn a_describe_sent_after_the_window_shows_what_others_changed() {
+        let second = Duration::from_secs(1);
+        // A rule that was revoked by hand before the first describe is seen to be gone by the second at a resync of 2 s.
+        for (sent_after, seen) in [(0, [80]), (2, [80]), (4, [22]), (30, [22])] {
+            let (mut recent, group, start) = (Recent::default(), GroupId::new("sg-1"), Instant::now());
+            recent.wrote(&group, &rules(&[80]), &rules(&[22]), start);
+            let sent = start + sent_after * second;
+            assert_eq!(shown(&mut recent, &group, &[22], sent), rules(&seen), "sent after {sent_after} s");
+            assert_eq!(recent.writes.is_empty(), seen == [22]);
+        }
+    }
+
+    #[test]
+    fn a_describe_sent_before_the_write_does_not_hide_it() {
+        let (mut recent, group, sent) = (Recent::default(), GroupId::new("sg-1"), Instant::now());
+        recent.wrote(&group, &rules(&[80]), &rules(&[]), sent + WINDOW);
+        assert_eq!(shown(&mut recent, &group, &[], sent), rules(&[80]), "however late its answer comes");
     }
 
     #[test]

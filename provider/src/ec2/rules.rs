@@ -45,6 +45,7 @@ impl Firewall for Ec2 {
         if machines.len() <= MACHINES_PER_READ {
             filters.push(Self::of_machines(machines));
         }
+        let sent = Instant::now();
         let groups = self.our_groups(&Subject::Provider, filters).await?;
         let mut by_machine: BTreeMap<MachineNumber, Vec<OurGroup>> = BTreeMap::new();
         for group in groups {
@@ -61,7 +62,7 @@ impl Firewall for Ec2 {
         let ipv6 = self.ipv6_of(vpcs.collect()).await?;
         Ok(machines
             .iter()
-            .map(|&machine| (machine, self.seen(machine, chosen.remove(&machine), &ipv6)))
+            .map(|&machine| (machine, self.seen(machine, chosen.remove(&machine), &ipv6, sent)))
             .collect())
     }
 
@@ -126,7 +127,14 @@ impl Ec2 {
         vpcs
     }
 
-    fn seen(&self, machine: MachineNumber, group: Option<OurGroup>, ipv6: &BTreeSet<String>) -> Seen {
+    /// Returns the machine's rules as a describe that was sent at `sent` shows them, with our own last writes.
+    fn seen(
+        &self,
+        machine: MachineNumber,
+        group: Option<OurGroup>,
+        ipv6: &BTreeSet<String>,
+        sent: Instant,
+    ) -> Seen {
         let mut memory = self.memory();
         let Some(group) = group else {
             memory.groups.remove(&machine);
@@ -134,7 +142,7 @@ impl Ec2 {
         };
         memory.groups.insert(machine, group.id.clone());
         let Decoded { mut owned, foreign } = group.rules;
-        memory.recent.overlay(&group.id, &mut owned, Instant::now().into_std());
+        memory.recent.overlay(&group.id, &mut owned, sent.into_std());
         // One that somebody made just so is theirs, whatever we remember.
         owned.retain(|rule| !foreign.iter().any(|foreign| foreign.exact == Some(*rule)));
         let ipv6 = ipv6.contains(&group.vpc);
