@@ -15,7 +15,7 @@ impl NodePath {
     }
 
     /// The path of a child that the store listed.
-    pub(super) fn child(&self, name: &str) -> Self {
+    pub fn child(&self, name: &str) -> Self {
         if self.0 == "/" { Self(format!("/{name}")) } else { Self(format!("{}/{name}", self.0)) }
     }
 

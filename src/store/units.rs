@@ -340,16 +340,35 @@ impl<T: Tree> Environment<T> {
     pub(super) async fn unit_roots(&self, units: &[(UnitName, UnitId)]) -> Result<Vec<NodePath>, Error> {
         let reads = units.iter().map(|(_, id)| Read::Data(paths::unit(*id))).collect();
         let answers = self.tree.read_many(reads).await?;
-        let mut roots = Vec::with_capacity(units.len() * 3);
+        let (mut roots, mut missing) = (Vec::with_capacity(units.len() * 3), Vec::new());
         for ((name, id), answer) in units.iter().zip(answers) {
             let path = paths::unit(*id);
             if let Some(node) = answer.into_data() {
                 let machine = Unit::parse(&path, &node.data)?.machine;
                 roots.extend(machine.map(|machine| paths::machine_unit(machine, *id)));
+            } else {
+                missing.push(*id);
             }
             roots.extend([path, paths::unit_name(name)]);
         }
+        roots.extend(self.listed_anywhere(&missing).await?);
         Ok(roots)
+    }
+
+    /// The entries of these units on the lists of machines. Only a unit whose record is missing has to be looked for.
+    async fn listed_anywhere(&self, units: &[UnitId]) -> Result<Vec<NodePath>, Error> {
+        if units.is_empty() {
+            return Ok(Vec::new());
+        }
+        let machines = self.machine_ids().await?;
+        let lists = machines.iter().map(|id| Read::Children(paths::machine_units(*id))).collect();
+        let mut found = Vec::new();
+        for (machine, answer) in machines.iter().zip(self.tree.read_many(lists).await?) {
+            let names = answer.into_children().unwrap_or_default();
+            let listed = units.iter().filter(|id| names.contains(&id.key()));
+            found.extend(listed.map(|id| paths::machine_unit(*machine, *id)));
+        }
+        Ok(found)
     }
 
     /// The identity that a unit's hooks have: for `juju hook-env` and the machine's agent.
