@@ -119,6 +119,9 @@ pub(super) fn notes(snapshot: &Snapshot) -> Notes {
         for explained in Told::read(id, [controller, own, agent]).explain(&view, on) {
             add(&mut notes, id, explained);
         }
+        for path in &snapshot.missing {
+            notes.machines.entry(id).or_insert_with(|| format!("{path} is missing from the store"));
+        }
     }
     notes
 }

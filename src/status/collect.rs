@@ -15,8 +15,11 @@ pub async fn collect<T: Tree>(tree: &T) -> Result<Snapshot, Error> {
     // Units first: what is made meanwhile is on the lists that are read after it, and not the other way round.
     let lists = vec![paths::units(), paths::services(), paths::machines()];
     let mut lists = tree.read_many(lists.into_iter().map(Read::Children).collect()).await?.into_iter();
-    let units = ids(lists.next(), UnitId::from_key, &paths::units())?;
-    let services = ids(lists.next(), ServiceId::from_key, &paths::services())?;
+    let mut snapshot = Snapshot::default();
+    let (list, path) = (lists.next(), paths::units());
+    let units = ids(list, UnitId::from_key, &path).or_else(|missing| snapshot.lacks(path, missing))?;
+    let (list, path) = (lists.next(), paths::services());
+    let services = ids(list, ServiceId::from_key, &path).or_else(|missing| snapshot.lacks(path, missing))?;
     let machines = ids(lists.next(), MachineId::from_key, &paths::machines())?;
 
     let mut reads = Vec::with_capacity(2 * services.len() + 4 * units.len() + 7 * machines.len());
@@ -34,7 +37,6 @@ pub async fn collect<T: Tree>(tree: &T) -> Result<Snapshot, Error> {
     let mut nodes = tree.data_of_each(reads).await?.into_iter();
     let mut node = || nodes.next().unwrap_or(Ok(None));
 
-    let mut snapshot = Snapshot::default();
     for id in services {
         let (record, exposed) = (node(), node());
         if let Some(record) = read(record, |data| records::Service::parse(&paths::service(id), data)) {
@@ -74,6 +76,17 @@ pub async fn collect<T: Tree>(tree: &T) -> Result<Snapshot, Error> {
     }
     add_lost_names(tree, &mut snapshot).await?;
     Ok(snapshot)
+}
+
+impl Snapshot {
+    /// Everything else is shown although this list is missing.
+    fn lacks<I>(&mut self, path: NodePath, error: Error) -> Result<Vec<I>, Error> {
+        if error != Error::NoNode(path.clone()) {
+            return Err(error);
+        }
+        self.missing.push(path);
+        Ok(Vec::new())
+    }
 }
 
 fn presence(here: bool, ever: bool) -> Presence {

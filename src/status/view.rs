@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use super::glob::Glob;
 use crate::model::{Cidr, MachineId, PortRange, ServiceId, UnitId};
+use crate::store::paths::NodePath;
 use crate::store::records;
 use crate::store::stopping::Stopping;
 
@@ -27,6 +28,8 @@ pub struct Snapshot {
     pub service_names: BTreeMap<ServiceId, String>,
     pub unit_names: BTreeMap<UnitId, String>,
     pub notes: Notes,
+    /// Containers that every environment has and that are not in the store.
+    pub missing: Vec<NodePath>,
 }
 
 /// What there is to say about the firewall, by whoever can read [`SeenMachine::said`].
