@@ -25,10 +25,14 @@ bugs!(
     DoubtNeverRipens,
     /// Whatever a single look at the tree takes away is closed at once.
     NoSecondLook,
+    /// A confirmed close that was not begun in the same pass must be confirmed again: with a slow provider it is never sent.
+    ForgetsConfirmations,
     /// Closes are judged by those of one pass: machines that come back one by one are shut one by one.
     JudgesByPass,
     /// A tree that shows no units at all is believed at once if there is little to close.
     BelievesNothing,
+    /// A record that is missing although other records say that it is there is taken for removed, and its ports are closed.
+    MissingIsRemoved,
     /// After a failure of the store it goes on with what it had read before, as if nothing had been missed.
     KeepsItsView,
     /// Who leads again acts on what was true when it led before.

@@ -267,7 +267,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         lead: &Leadership,
         pass: &mut Pass,
     ) -> Result<(), crate::store::Error> {
-        let mut machines = self.look(dirty).await?;
+        let (mut machines, doubtful) = self.look(dirty).await?;
+        self.find_vanished(&doubtful).await?;
         let now = Instant::now();
         machines.extend(self.retries.due(now));
         let late = std::mem::take(&mut self.put_off);
@@ -281,12 +282,18 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
     }
 
     fn give_up_view(&mut self) {
-        self.trust.end(self.view.take(), Instant::now());
+        self.trust.end(self.view.take());
     }
 
-    /// Brings the view up to date and says which machines that may concern.
-    async fn look(&mut self, dirty: &Dirty) -> Result<BTreeSet<MachineId>, crate::store::Error> {
-        let Some(view) = self.view.as_mut().filter(|_| !dirty.everything()) else {
+    /// Brings the view up to date. Returns the machines that this may concern, and those whose list of units may have a unit
+    /// that the view has not.
+    async fn look(
+        &mut self,
+        dirty: &Dirty,
+    ) -> Result<(BTreeSet<MachineId>, BTreeSet<MachineId>), crate::store::Error> {
+        let Some(view) = self.view.as_mut().filter(|view| !dirty.everything() && view.missing.is_empty())
+        else {
+            let begun = Instant::now();
             self.tree.sync().await?;
             let view = match self.scope {
                 Scope::Environment => observe::observe(&self.tree).await?,
@@ -302,22 +309,27 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             self.crowded.retain(|_, refused| now < *refused + CROWDED);
             self.reviewed = false;
             let mut machines: BTreeSet<MachineId> = view.machines.keys().copied().collect();
+            let doubtful = machines.clone();
             self.retries.forget_all_but(|machine| machines.contains(&machine));
             self.changing.retain(|machine, _| machines.contains(machine));
             self.noticed.retain(|machine, _| machines.contains(machine));
             self.give_up_view();
-            self.trust.begin(&view);
+            self.trust.begin(&view, begun, now);
             self.view = Some(view);
             // Also those that have left.
             machines.extend(self.notes.keys());
             machines.append(&mut self.noted_anew);
-            return Ok(machines);
+            return Ok((machines, doubtful));
         };
         let mut machines = learn::notice(view, dirty, &mut self.noticed);
         machines.append(&mut self.noted_anew);
-        observe::refresh(&self.tree, view, &view.around(dirty.keys())).await?;
+        let keys = view.around(dirty.keys());
+        let before = view.placed_among(&keys);
+        observe::refresh(&self.tree, view, &keys).await?;
+        self.trust.refreshed(Instant::now());
         machines.append(&mut learn::notice(view, dirty, &mut self.noticed));
-        Ok(machines)
+        let gone = before.into_iter().filter(|(unit, _)| view.units.get(*unit).is_none());
+        Ok((machines, gone.map(|(_, machine)| machine).collect()))
     }
 
     /// Observe, plan, apply and report for `machines`; returns those that have more to do at once.
@@ -415,6 +427,11 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 claims.entry(*unit).or_insert(Claim::Frozen { reason });
             }
         }
+        for (unit, claim) in &mut claims {
+            if let (Some(facts), Some(had)) = (view.units.get(*unit), last.get(unit)) {
+                *claim = view.claim_after(*unit, facts, had);
+            }
+        }
         let families: &[Family] = if rules.ipv6 { &[Family::V4, Family::V6] } else { &[Family::V4] };
         let wanted = wanted(&claims, families, &self.policy);
         let room = Room::new(self.firewall.rules_per_family(), &rules.foreign, self.firewall.at_once());
@@ -440,6 +457,7 @@ mod doubt;
 mod learn;
 mod see;
 mod tell;
+mod vanished;
 
 #[cfg(test)]
 #[path = "agent_tests.rs"]

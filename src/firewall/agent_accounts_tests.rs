@@ -53,7 +53,7 @@ async fn a_close_that_waits_for_a_second_look_counts_from_the_first() {
     world.operator.unexpose(&"a".parse().unwrap()).await.unwrap();
     world.pass_for(Key::Service(ServiceId::new(0))).await;
     assert!(world.agent.in_doubt());
-    tokio::time::advance(crate::runtime::reconcile::DOUBT).await;
+    tokio::time::advance(DOUBT).await;
     world.pass().await;
     assert_eq!(world.rules(0), Vec::<String>::new());
     assert_eq!(took(&world.agent.metrics()), (2, 20));

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::model::ServiceId;
-use crate::runtime::reconcile::DOUBT;
 
 #[tokio::test(start_paused = true)]
 async fn closing_most_of_everything_takes_two_looks() {
@@ -42,32 +41,115 @@ async fn a_look_that_shows_no_unit_is_not_believed_alone() {
     assert_eq!((world.rules(0).len(), world.agent.in_doubt(), world.problem(0)), (0, false, None));
 }
 
-/// An environment that was empty when it was first looked at is so no longer.
+/// One by one or all together: the last unit of an environment is removed on the word of two reads.
 #[tokio::test(start_paused = true)]
-async fn what_came_after_the_first_look_needs_no_second_one() {
-    let mut world = World::new().await;
-    world.pass().await;
-    let unit = world.deploy("a").await;
-    world.open(unit, "80").await;
-    world.expose("a").await;
-    for key in [Key::Machine(MachineId::new(0)), Key::Service(ServiceId::new(0)), Key::Unit(unit)] {
-        world.pass_for(key).await;
+async fn removing_the_last_unit_takes_a_second_look() {
+    for known_before in [false, true] {
+        let mut world = World::new().await;
+        if !known_before {
+            world.pass().await;
+        }
+        let unit = world.deploy("a").await;
+        world.open(unit, "80").await;
+        world.expose("a").await;
+        world.pass().await;
+        assert_eq!(world.rules(0), ["80/tcp"]);
+        world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
+        world.pass_for(Key::Unit(unit)).await;
+        assert_eq!((world.rules(0).len(), world.agent.in_doubt()), (1, true), "an event is one read");
+        tokio::time::advance(DOUBT).await;
+        world.pass().await;
+        assert_eq!((world.rules(0).len(), world.agent.in_doubt(), world.problem(0)), (0, false, None));
     }
-    assert_eq!(world.rules(0), ["80/tcp"]);
-    world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
-    world.pass_for(Key::Unit(unit)).await;
-    assert_eq!((world.rules(0).len(), world.agent.in_doubt()), (0, false));
 }
 
-/// Who saw the unit go knows that it is gone.
+impl World {
+    /// Deletes a znode and everything below it, one by one, as `deleteall` of ZooKeeper's shell does.
+    async fn delete_all(&self, top: NodePath) {
+        let (tree, mut found) = (self.operator.tree(), vec![top]);
+        let mut next = 0;
+        while let Some(path) = found.get(next).cloned() {
+            found.extend(tree.children(&path).await.unwrap().iter().map(|name| path.child(name)));
+            next += 1;
+        }
+        for path in found.into_iter().rev() {
+            tree.write(vec![Write::Delete { path }]).await.unwrap();
+        }
+    }
+
+    /// Looks at what events would name, and then at everything, again and again.
+    async fn look_often(&mut self, unit: UnitId) {
+        self.pass_for(Key::Unit(unit)).await;
+        self.pass_for(Key::Service(ServiceId::new(0))).await;
+        for _ in 0..4 {
+            tokio::time::advance(DOUBT).await;
+            self.pass().await;
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
-async fn the_last_unit_that_was_seen_to_go_is_believed() {
+async fn a_deleted_subtree_closes_nothing() {
+    let unit = UnitId::new(0);
+    for deleted in [
+        paths::units(),
+        paths::services(),
+        paths::unit(unit),
+        paths::service(ServiceId::new(0)),
+        paths::unit_ports(unit),
+    ] {
+        let mut world = World::new().await;
+        assert_eq!(world.deploy("a").await, unit);
+        world.open(unit, "80").await;
+        world.expose("a").await;
+        world.pass().await;
+        world.delete_all(deleted.clone()).await;
+        world.look_often(unit).await;
+        assert_eq!(world.rules(0), ["80/tcp"], "{deleted}");
+        let report = world.agent.reports.get(MachineId::new(0)).unwrap();
+        let reason = report.frozen.get(&unit).unwrap_or_else(|| panic!("{deleted}: {report:?}"));
+        assert!(reason.contains(" is missing from the store"), "{deleted}: {reason}");
+        assert!(reason.contains(deleted.as_str()) || deleted == paths::services(), "{deleted}: {reason}");
+        // A controller that starts now has seen nothing of it.
+        world.agent.forget();
+        world.look_often(unit).await;
+        assert_eq!(world.rules(0), ["80/tcp"], "{deleted}");
+    }
+}
+
+/// The rules stay even if no report says which unit they were opened for.
+#[tokio::test(start_paused = true)]
+async fn a_deleted_container_closes_nothing_without_reports() {
+    for deleted in [paths::units(), paths::services()] {
+        let mut world = World::new().await;
+        let unit = world.deploy("a").await;
+        world.open(unit, "80").await;
+        world.expose("a").await;
+        world.pass().await;
+        world.delete_all(paths::firewall_report(MachineId::new(0))).await;
+        world.delete_all(deleted.clone()).await;
+        world.agent.forget();
+        for _ in 0..4 {
+            tokio::time::advance(DOUBT).await;
+            world.pass().await;
+        }
+        assert_eq!(world.rules(0), ["80/tcp"], "{deleted}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_unit_whose_record_is_missing_can_be_removed() {
     let mut world = World::new().await;
     let unit = world.deploy("a").await;
+    world.deploy("b").await;
     world.open(unit, "80").await;
     world.expose("a").await;
     world.pass().await;
-    world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
-    world.pass_for(Key::Unit(unit)).await;
-    assert_eq!((world.rules(0).len(), world.agent.in_doubt()), (0, false));
+    world.delete_all(paths::unit(unit)).await;
+    world.look_often(unit).await;
+    assert_eq!(world.rules(0), ["80/tcp"]);
+    assert!(world.problem(0).unwrap().contains("`juju remove-unit`"), "{:?}", world.problem(0));
+    world.operator.remove_unit(&"a/0".parse().unwrap()).await.unwrap();
+    world.pass_for(Key::Machine(MachineId::new(0))).await;
+    assert_eq!((world.rules(0).len(), world.problem(0)), (0, None));
 }

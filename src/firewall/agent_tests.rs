@@ -12,6 +12,7 @@ use crate::firewall::apply::number;
 use crate::firewall::journal::{Entry, Journal};
 use crate::model::ports::parse_argument;
 use crate::model::{EnvironmentName, ServiceId, ServiceName, UnitId, UnitName};
+use crate::runtime::reconcile::DOUBT;
 use crate::store::changes::Key;
 use crate::store::election::Attempt;
 use crate::store::paths::{self, NodePath};
@@ -426,6 +427,8 @@ async fn reports_go_with_their_machines() {
     world.pass().await;
     world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
     world.pass_for(Key::Unit(unit)).await;
+    tokio::time::advance(DOUBT).await;
+    world.pass().await;
     world.operator.terminate_machines(&[MachineId::new(0)]).await.unwrap();
     world.pass_for(Key::Machine(MachineId::new(0))).await;
     let path = paths::firewall_report(MachineId::new(0));

@@ -161,7 +161,14 @@ pub fn explain(view: &View, machine: MachineId, on: &[UnitId], report: Option<&H
         let mut say = |ports: Option<PortRange>, state, why: String| {
             explained.lines.push(Line { ports, id: Some(id), unit: Some(name.clone()), state, why });
         };
-        match view.claim(unit) {
+        let claim = match (view.claim(unit), report.frozen.get(&id)) {
+            // Only the agent sees that the ports node is missing: the unit had ports, and seems to ask for none.
+            (Claim::Asks { ports, .. }, Some(reason)) if ports.is_empty() && !had.is_empty() => {
+                Claim::Frozen { reason: reason.clone() }
+            }
+            (claim, _) => claim,
+        };
+        match claim {
             Claim::Asks { ports, sources } => {
                 for &range in &ports {
                     asked(id, &from_each(&[range], &sources), &had, report, &mut say);
@@ -272,6 +279,7 @@ fn gone_units(view: &View, machine: MachineId, report: &Report, lines: &mut Vec<
         }
         // One whose place cannot be read keeps what it had.
         let lost = facts.and_then(|unit| unit.record.as_ref().err());
+        let lost = lost.or_else(|| report.frozen.get(id).filter(|_| facts.is_none()));
         for (ports, _) in by_ports(had) {
             let (state, why) = match lost {
                 Some(reason) => (State::Frozen, reason.clone()),

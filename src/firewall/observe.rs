@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use portcullis_provider::rule::RuleSet;
+
 use super::units::Units;
 use crate::firewall::wanted::Claim;
 use crate::model::planted::{Bug, planted};
@@ -55,9 +57,25 @@ pub struct View {
     pub own: BTreeSet<MachineId>,
     /// The zxid of the newest data in it.
     pub newest: i64,
+    /// Containers that are not there. They are made with the environment and never removed by `juju`, so nothing below
+    /// them counts as removed.
+    pub missing: BTreeSet<NodePath>,
+    /// Units in this view whose record is missing although their machine lists them.
+    pub vanished: BTreeSet<UnitId>,
+    /// Units without a ports node. It is made with the unit and stays for as long as the unit does.
+    pub without_ports: BTreeSet<UnitId>,
 }
 
 impl View {
+    /// Why no port may be closed by this view, if none may.
+    pub fn closes_nothing(&self) -> Option<String> {
+        if self.missing.is_empty() || planted(Bug::MissingIsRemoved) {
+            return None;
+        }
+        let missing: Vec<&str> = self.missing.iter().map(NodePath::as_str).collect();
+        Some(format!("{} is missing from the store: no port is closed until it is back", missing.join(", ")))
+    }
+
     /// Which units are where: one walk over all units.
     pub fn placed(&self) -> BTreeMap<MachineId, Vec<UnitId>> {
         let mut placed: BTreeMap<_, Vec<_>> = BTreeMap::new();
@@ -67,6 +85,15 @@ impl View {
             }
         }
         placed
+    }
+
+    /// Where the units among `keys` are.
+    pub fn placed_among(&self, keys: &[Key]) -> Vec<(UnitId, MachineId)> {
+        let place = |key: &Key| match *key {
+            Key::Unit(id) => self.units.get(id).and_then(UnitFacts::machine).map(|machine| (id, machine)),
+            Key::Service(_) | Key::Machine(_) => None,
+        };
+        keys.iter().filter_map(place).collect()
     }
 
     /// What each unit of a machine asks for.
@@ -117,13 +144,32 @@ impl View {
         self.newest = self.newest.max(node.map_or(0, |node| node.modified));
     }
 
+    /// The claim of a unit that `had` these rules when it could last be read.
+    pub fn claim_after(&self, id: UnitId, unit: &UnitFacts, had: &RuleSet) -> Claim {
+        match self.claim(unit) {
+            Claim::Asks { ports, .. }
+                if ports.is_empty()
+                    && !had.is_empty()
+                    && self.without_ports.contains(&id)
+                    && !planted(Bug::MissingIsRemoved) =>
+            {
+                Claim::Frozen { reason: format!("{} is missing from the store", paths::unit_ports(id)) }
+            }
+            claim => claim,
+        }
+    }
+
     pub fn claim(&self, unit: &UnitFacts) -> Claim {
         let service = match &unit.record {
             Ok((_, service, _)) => service,
             Err(reason) => return Claim::Frozen { reason: reason.clone() },
         };
         let sources = match self.services.get(service) {
-            // A service that is gone exposes nothing. Whatever the unit asks for, it is not to be had.
+            // A service goes together with its units, or after them: one that is missing was not removed by `juju`.
+            None if !planted(Bug::MissingIsRemoved) => {
+                let path = paths::service(*service);
+                return Claim::Frozen { reason: format!("{path} is missing from the store") };
+            }
             None | Some(Exposure::No) if !planted(Bug::ExposesAll) => return Claim::NotExposed,
             None | Some(Exposure::No) => vec![Cidr::WORLD_V4, Cidr::WORLD_V6],
             Some(Exposure::To(Err(reason))) => return Claim::Frozen { reason: reason.clone() },
@@ -144,19 +190,25 @@ impl View {
 pub async fn observe<T: Tree>(tree: &T) -> Result<View, Error> {
     let lists = [paths::services(), paths::units(), paths::machines()];
     let mut lists = tree.read_many(lists.into_iter().map(Read::Children).collect()).await?.into_iter();
+    let mut view = View::default();
     let mut names = |path: NodePath| {
-        // The lists are as old as the environment: one that is not there is not an empty one.
-        lists.next().and_then(Answer::into_children).ok_or(Error::NoNode(path))
+        let names = lists.next().and_then(Answer::into_children);
+        if names.is_none() {
+            view.missing.insert(path);
+        }
+        names.unwrap_or_default()
     };
     let mut keys: Vec<Key> = Vec::new();
-    keys.extend(
-        names(paths::services())?.iter().filter_map(|n| ServiceId::from_key(n).ok()).map(Key::Service),
-    );
-    keys.extend(names(paths::units())?.iter().filter_map(|n| UnitId::from_key(n).ok()).map(Key::Unit));
-    keys.extend(
-        names(paths::machines())?.iter().filter_map(|n| MachineId::from_key(n).ok()).map(Key::Machine),
-    );
-    let mut view = View::default();
+    let services = names(paths::services());
+    keys.extend(services.iter().filter_map(|n| ServiceId::from_key(n).ok()).map(Key::Service));
+    let units = names(paths::units());
+    keys.extend(units.iter().filter_map(|n| UnitId::from_key(n).ok()).map(Key::Unit));
+    let machines = names(paths::machines());
+    keys.extend(machines.iter().filter_map(|n| MachineId::from_key(n).ok()).map(Key::Machine));
+    // Without its machines nothing can be said of an environment.
+    if view.missing.contains(&paths::machines()) {
+        return Err(Error::NoNode(paths::machines()));
+    }
     refresh(tree, &mut view, &keys).await?;
     Ok(view)
 }
@@ -189,7 +241,11 @@ pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result
                 next.services.insert(id, exposure(&path, beside?.as_ref()));
             }
             Key::Unit(id) => {
-                next.units.insert(id, unit_facts(id, &record, beside?.as_ref()));
+                let ports = beside?;
+                if ports.is_none() {
+                    next.without_ports.insert(id);
+                }
+                next.units.insert(id, unit_facts(id, &record, ports.as_ref()));
             }
             Key::Machine(id) => {
                 // The machine's own node: that it is there is all that counts, and its maker may keep others out.
@@ -202,8 +258,10 @@ pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result
     }
     find_lost_units(tree, view, &mut next).await?;
     for key in keys {
-        if let Key::Machine(id) = key {
-            view.own.remove(id);
+        match key {
+            Key::Machine(id) => drop(view.own.remove(id)),
+            Key::Unit(id) => _ = (view.without_ports.remove(id), view.vanished.remove(id)),
+            Key::Service(_) => {}
         }
     }
     for key in gone {
@@ -218,6 +276,7 @@ pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result
     view.machines.append(&mut next.machines);
     view.own.append(&mut next.own);
     view.newest = view.newest.max(next.newest);
+    view.without_ports.append(&mut next.without_ports);
     Ok(())
 }
 

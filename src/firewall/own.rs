@@ -27,6 +27,7 @@ pub async fn observe<T: Tree>(tree: &T, machine: MachineId) -> Result<View, Erro
     view.machines.insert(machine, record);
     let ids: Vec<UnitId> = names.iter().filter_map(|name| UnitId::from_key(name).ok()).collect();
     let secrets = look_at_units(tree, machine, &ids, &mut view).await?;
+    add_missing_units(tree, machine, &ids, &mut view).await?;
     look_at_flags(tree, &secrets, &mut view).await?;
     Ok(view)
 }
@@ -57,7 +58,7 @@ async fn look_at_units<T: Tree>(
             view.include(node.as_ref());
         }
         let unit = match (record, &ports) {
-            // Removed since it was listed.
+            // Removed since it was listed, or missing.
             (Ok(None), _) => continue,
             (Ok(Some(record)), Ok(ports)) => unit_facts(id, &record, ports.as_ref()),
             (Ok(Some(record)), Err(reason)) => {
@@ -67,6 +68,9 @@ async fn look_at_units<T: Tree>(
                 UnitFacts { record: Err(reason.clone()), ports: Err(reason), listed_on: None }
             }
         };
+        if matches!(ports, Ok(None)) {
+            view.without_ports.insert(id);
+        }
         // Our own list tells where a unit is whose record is lost.
         view.units.insert(id, UnitFacts { listed_on: Some(machine), ..unit });
         if let Some(secret) = secret.transpose() {
@@ -74,6 +78,30 @@ async fn look_at_units<T: Tree>(
         }
     }
     Ok(secrets)
+}
+
+/// Units that have no record and are still on the machine's list. `juju` takes a unit off the list in the same transaction
+/// that removes it, so these were not removed by it: they keep what they had.
+async fn add_missing_units<T: Tree>(
+    tree: &T,
+    machine: MachineId,
+    listed: &[UnitId],
+    view: &mut View,
+) -> Result<(), Error> {
+    let unread: Vec<UnitId> = listed.iter().copied().filter(|id| view.units.get(*id).is_none()).collect();
+    if unread.is_empty() {
+        return Ok(());
+    }
+    let path = paths::machine_units(machine);
+    let names = tree.read_many(vec![Read::Children(path.clone())]).await?.into_iter().next();
+    let names = names.and_then(Answer::into_children).ok_or(Error::NoNode(path))?;
+    for id in unread.into_iter().filter(|id| names.contains(&id.key())) {
+        let reason = format!("{} is missing from the store, and its machine lists it", paths::unit(id));
+        let facts = UnitFacts { record: Err(reason.clone()), ports: Err(reason), listed_on: Some(machine) };
+        view.units.insert(id, facts);
+        view.vanished.insert(id);
+    }
+    Ok(())
 }
 
 /// The flags of the units' services. One that cannot be read is a flag that nobody can tell the meaning of.
@@ -99,8 +127,15 @@ async fn look_at_flags<T: Tree>(
             Err(reason) => drop(unproved.insert(*service, reason)),
         }
     }
-    let flags: Vec<NodePath> = services.keys().map(|id| paths::exposed(*id)).collect();
-    for (service, flag) in services.keys().zip(tree.data_of_each(flags).await?) {
+    // The service itself may not be read here, but that it is there can be seen: a flag without one was not removed by
+    // `juju unexpose`.
+    let nodes = services.keys().flat_map(|id| [paths::service(*id), paths::exposed(*id)]).collect();
+    let mut nodes = tree.data_of_each(nodes).await?.into_iter();
+    for service in services.keys() {
+        let (record, flag) = (nodes.next().unwrap_or(Ok(None)), nodes.next().unwrap_or(Ok(None)));
+        if matches!(record, Ok(None)) {
+            continue;
+        }
         view.include(flag.as_ref().ok().and_then(Option::as_ref));
         let seen = match flag {
             Ok(flag) => exposure(&paths::exposed(*service), flag.as_ref()),

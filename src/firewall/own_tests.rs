@@ -180,6 +180,33 @@ async fn a_change_counts_from_when_it_was_noticed_though_a_pass_was_under_way() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_record_that_is_missing_is_not_one_that_was_removed() {
+    let world = World::new().await;
+    world.expose("web", 0, "80").await;
+    let delete = async |path: NodePath| {
+        let tree = world.operator.tree();
+        for name in tree.children(&path).await.unwrap() {
+            tree.write(vec![Write::Delete { path: path.child(&name) }]).await.unwrap();
+        }
+        tree.write(vec![Write::Delete { path }]).await.unwrap();
+    };
+    delete(paths::service(ServiceId::new(0))).await;
+    let view = observe(&world.machine, HERE).await.unwrap();
+    let claims = view.claims_on(HERE);
+    let missing = |unit: u32, part: &str, claims: &BTreeMap<UnitId, crate::firewall::wanted::Claim>| {
+        let claim = &claims[&UnitId::new(unit)];
+        let crate::firewall::wanted::Claim::Frozen { reason } = claim else { panic!("{claim:?}") };
+        assert!(reason.contains(part) && reason.contains("is missing from the store"), "{reason}");
+    };
+    missing(0, "/services/service-0000000000", &claims);
+    delete(paths::unit(UnitId::new(1))).await;
+    missing(1, "/units/unit-0000000001", &observe(&world.machine, HERE).await.unwrap().claims_on(HERE));
+    world.operator.remove_unit(&"sql/0".parse().unwrap()).await.unwrap();
+    let view = observe(&world.machine, HERE).await.unwrap();
+    assert_eq!(view.units.get(UnitId::new(1)), None, "removed by its operator");
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_may_not_be_read_is_frozen_and_spoils_nothing_else() {
     let world = World::new().await;
     world.expose("web", 0, "80").await;

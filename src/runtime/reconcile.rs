@@ -99,11 +99,10 @@ pub async fn turn<R: Rounds>(
         if due == Due::Lease {
             continue;
         }
-        let begun = Instant::now();
         match rounds.pass(due).await? {
             Passed::Looked { everything, in_doubt } => {
                 if everything {
-                    timetable.resynced(begun);
+                    timetable.resynced();
                 }
                 timetable.doubts(in_doubt && !planted(Bug::DoubtNeverRipens));
             }
@@ -146,9 +145,10 @@ impl Timetable {
         self.renew_at = Instant::now() + self.renewal;
     }
 
-    /// Everything was looked at from `begun` on.
-    fn resynced(&mut self, begun: Instant) {
-        self.resync_at = begun + self.resync;
+    /// Everything was looked at. The next time counts from the end of the pass: a pass that takes longer than the resync
+    /// would otherwise be followed by another at once, and what it left to do would never be done.
+    fn resynced(&mut self) {
+        self.resync_at = Instant::now() + self.resync;
     }
 
     /// Somebody came between: everything is looked at again soon, and not before.
@@ -194,7 +194,7 @@ mod tests {
         // What was due already waits, too: nothing turns without a pause.
         table.disturbed();
         assert_eq!(next(&table, Some(start)).await, (Due::Everything, 1));
-        table.resynced(Instant::now());
+        table.resynced();
         for _ in 0..6 {
             assert_eq!(table.due(None).await, Due::Lease);
             table.renewed();

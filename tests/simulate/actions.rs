@@ -33,6 +33,8 @@ pub(crate) enum Action {
     /// Many changes at once.
     Flood(usize),
     Corrupt(Mishap, usize, usize),
+    /// Which kind of znodes is deleted.
+    Vanish(Mishap, usize),
     OlderRecord(usize),
     NewerRecord(usize),
     Heal,
@@ -98,6 +100,7 @@ impl World {
                 }
             }
             Action::Corrupt(what, index, how) => self.corrupt(what, index, how).await,
+            Action::Vanish(what, index) => self.vanish(what, index).await,
             Action::OlderRecord(unit) => self.other_version(unit, true).await,
             Action::NewerRecord(unit) => self.other_version(unit, false).await,
             Action::Heal => self.heal().await,
@@ -167,7 +170,7 @@ impl World {
 
     async fn expose(&mut self, service: usize, to: Exposed) {
         let service = service % SERVICES;
-        if !self.seam.lock().oracle.services.contains_key(&service) {
+        if !self.is_whole(service) {
             return;
         }
         let name = service_name(service);
@@ -192,7 +195,7 @@ impl World {
     async fn add_unit(&mut self, service: usize, machine: usize) {
         let (service, machine) = (service % SERVICES, self.machine(machine));
         let full = self.seam.lock().oracle.units.len() >= 9;
-        if full || !self.seam.lock().oracle.services.contains_key(&service) {
+        if full || !self.is_whole(service) {
             return;
         }
         let added = self.operator.add_units(&service_name(service), 1, Some(machine)).await;

@@ -168,7 +168,7 @@ async fn live(
     let mut agent = Agent::new(tree.clone(), firewall, policy, start.roles.clone(), move || jitter.next())
         .with_clock(clock)
         .with_guard(Arc::clone(&guard));
-    let (progress, _) = watch::channel(Progress::default());
+    let (progress, mut passed) = watch::channel(Progress::default());
     let asked = stopped.clone();
     let mut provisioner = start.provisions.then(|| {
         let boot = Boot::new(
@@ -190,9 +190,20 @@ async fn live(
         asked
     ));
     let asked = async { drop(stopped.wait_for(|stop| *stop).await) };
+    let counting = async {
+        let mut passes = 0;
+        while passed.changed().await.is_ok() {
+            let so_far = passed.borrow_and_update().passes;
+            if so_far > std::mem::replace(&mut passes, so_far) {
+                seam.passed(start.who);
+            }
+        }
+        std::future::pending::<()>().await;
+    };
     let early = tokio::select! {
         ended = &mut running => Some(ended),
         () = asked => None,
+        () = counting => None,
     };
     let ended = match early {
         Some(ended) => ended,

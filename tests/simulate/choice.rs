@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::LATENCIES_MS;
 use crate::actions::Action;
 use crate::faults::{Fault, Kind, Mishap};
 use crate::ledger::Armed;
@@ -46,6 +47,9 @@ impl World {
             0..=2 => Action::Corrupt(Mishap::CorruptPorts, any, other),
             3 => Action::Corrupt(Mishap::CorruptUnit, any, other),
             4 => Action::Corrupt(Mishap::CorruptFlag, any, other),
+            5 if other % 2 == 0 => {
+                Action::Vanish(random.pick(&[Mishap::UnitVanished, Mishap::ServiceVanished]), any)
+            }
             5 => Action::Corrupt(Mishap::CorruptMachine, any, other),
             6 => Action::Corrupt(Mishap::CorruptReport, any, other),
             7 => Action::OlderRecord(any),
@@ -84,7 +88,7 @@ impl World {
             29 => Action::Backup,
             30 => Action::Restore,
             31 if provisions => Action::LoseInstance(any),
-            32 => Action::Sluggish(random.pick(&[300, 1_100, 3_500])),
+            32 => Action::Sluggish(random.pick(&LATENCIES_MS)),
             33 => Action::SetTimeOfDay(random.pick(&[-30, -1, 1, 24 * 365])),
             34 => Action::Scarce(random.pick(&[300, 1_100, 3_500])),
             _ => self.an_armed_fault(),

@@ -99,16 +99,77 @@ impl World {
         shared.changed();
     }
 
+    /// Whether the service is there with all its znodes.
+    pub(crate) fn is_whole(&self, service: usize) -> bool {
+        let path = self.seam.lock().oracle.services.get(&service).map(|service| paths::service(service.id));
+        path.is_some_and(|path| self.vanished.iter().all(|(vanished, _)| *vanished != path))
+    }
+
+    /// Whether somebody has deleted the unit's znodes.
+    pub(crate) fn has_vanished(&self, unit: UnitId) -> bool {
+        self.vanished.iter().any(|(path, _)| *path == paths::unit(unit))
+    }
+
+    /// Deletes the znodes of a unit or a service without removing it.
+    pub(crate) async fn vanish(&mut self, what: Mishap, index: usize) {
+        let top = {
+            let shared = self.seam.lock();
+            let oracle = &shared.oracle;
+            match what {
+                Mishap::UnitVanished => {
+                    oracle.units.keys().nth(index % oracle.units.len().max(1)).map(|id| paths::unit(*id))
+                }
+                _ => {
+                    let service = oracle.services.values().nth(index % oracle.services.len().max(1));
+                    service.filter(|service| service.exposed != Exposed::No).map(|s| paths::service(s.id))
+                }
+            }
+        };
+        let Some(top) = top.filter(|top| self.vanished.iter().all(|(path, _)| path != top)) else { return };
+        self.happened(what);
+        self.freeze_units(what, index);
+        let tree = self.operator.tree();
+        let mut found = vec![top.clone()];
+        for name in tree.children(&top).await.expect("children") {
+            found.push(top.child(&name));
+        }
+        for path in &found {
+            self.vanished.push((path.clone(), tree.get(path).await.expect("a node").data));
+        }
+        for path in found.into_iter().rev() {
+            tree.write(vec![Write::Delete { path }]).await.expect("deleted");
+        }
+        self.seam.lock().changed();
+    }
+
+    /// Puts back what vanished of units and services that are still there, parents first.
+    async fn put_back(&mut self) {
+        let acl = self.operator.info().roles.operators();
+        for (path, data) in std::mem::take(&mut self.vanished) {
+            let there = {
+                let shared = self.seam.lock();
+                let oracle = &shared.oracle;
+                let below = |top: NodePath| path.as_str().starts_with(top.as_str());
+                oracle.units.keys().any(|id| below(paths::unit(*id)))
+                    || oracle.services.values().any(|service| below(paths::service(service.id)))
+            };
+            if there {
+                let write = Write::create(path, data, acl.clone());
+                self.operator.tree().write(vec![write]).await.expect("put back");
+            }
+        }
+    }
+
     /// The oracle's side of it: what is open for these units alone must stay.
     fn freeze_units(&mut self, what: Mishap, index: usize) {
         let seam = self.seam.clone();
         let mut shared = seam.lock();
         let oracle = &mut shared.oracle;
         let ids: Vec<UnitId> = match what {
-            Mishap::CorruptPorts | Mishap::CorruptUnit => {
+            Mishap::CorruptPorts | Mishap::CorruptUnit | Mishap::UnitVanished => {
                 oracle.units.keys().nth(index % oracle.units.len()).into_iter().copied().collect()
             }
-            Mishap::CorruptFlag => {
+            Mishap::CorruptFlag | Mishap::ServiceVanished => {
                 let service = *oracle.services.keys().nth(index % oracle.services.len()).expect("a service");
                 oracle.services.get_mut(&service).expect("a service").corrupt = true;
                 oracle.units.iter().filter(|(_, unit)| unit.service == service).map(|(id, _)| *id).collect()
@@ -129,13 +190,15 @@ impl World {
             let kept = if already { shared.oracle.units[&id].kept } else { shared.oracle.alone(id, open) };
             let unit = shared.oracle.units.get_mut(&id).expect("a unit");
             unit.kept = kept;
-            unit.corrupt_ports |= what == Mishap::CorruptPorts;
-            unit.corrupt_record |= what == Mishap::CorruptUnit;
+            let vanished = what == Mishap::UnitVanished;
+            unit.corrupt_ports |= what == Mishap::CorruptPorts || vanished;
+            unit.corrupt_record |= what == Mishap::CorruptUnit || vanished;
         }
     }
 
     /// What is damaged holds again what it should.
     pub(crate) async fn heal(&mut self) {
+        self.put_back().await;
         for (path, data) in std::mem::take(&mut self.damaged) {
             if !path.as_str().ends_with("/ports") && !path.as_str().starts_with("/controller") {
                 self.overwrite(path, data).await;
@@ -175,7 +238,7 @@ impl World {
         let ranges: Vec<PortRange> =
             unit.ports.iter().map(|n| parse_argument(ARGUMENTS[*n]).expect("a port")).collect();
         self.overwrite(paths::unit_ports(id), other_ports(&ranges, older)).await;
-        if older || unit.corrupt_record {
+        if older || unit.corrupt_record || !self.is_whole(unit.service) {
             return;
         }
         let (service, machine) = {

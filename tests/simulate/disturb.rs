@@ -87,6 +87,8 @@ impl World {
                     self.provoke(kind).await;
                 }
             }
+            // Znodes that have vanished could not be put back into the past.
+            Action::Backup if !self.vanished.is_empty() => {}
             Action::Backup => self.back_up(),
             Action::Restore => self.restore(),
             Action::Accept => self.accept().await,
@@ -148,6 +150,7 @@ impl World {
     pub(crate) fn provider(&mut self, what: Mishap, amount: usize) {
         self.happened(what);
         self.seam.lock().deep();
+        self.seam.lock().unusual = true;
         self.seam.lock().strict |= what == Mishap::Strict;
         self.seam.lock().oracle.lagging |= what == Mishap::DescribeLags;
         self.seam.provider.configure(|settings| match what {
@@ -190,7 +193,7 @@ impl World {
         {
             shared.slow();
         }
-        shared.strict = false;
+        (shared.strict, shared.unusual) = (false, false);
     }
 
     /// No fault waits any more for its call.

@@ -188,6 +188,10 @@ listed!(
         CorruptFlag,
         CorruptMachine,
         CorruptReport,
+        /// Somebody deletes the znodes of a unit, and nothing else.
+        UnitVanished,
+        /// The same of an exposed service.
+        ServiceVanished,
         Truncated,
         Huge,
         Deep,

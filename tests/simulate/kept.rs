@@ -8,6 +8,7 @@ use std::time::Duration;
 use portcullis::model::MachineId;
 use portcullis_provider::provider::Origin;
 
+use crate::LATENCIES_MS;
 use crate::actions::{Action, DEEP, SHALLOW};
 use crate::checks::FAST;
 use crate::faults::{Fault, Kind, Mishap};
@@ -33,6 +34,8 @@ pub(crate) const STORIES: &[Story] = &[
     ("ports after a restore", || Box::pin(restored::ports_stay_open())),
     ("another leader after a restore", || Box::pin(restored::another_controller_leads())),
     ("instances after a restore", || Box::pin(restored::instances_stay())),
+    ("a mass close at a slow provider", || Box::pin(a_slow_provider_closes_most_rules())),
+    ("records that are missing", || Box::pin(records_are_missing())),
     ("leave to act that ends while another is waited for", || Box::pin(leave_is_scarce())),
 ];
 
@@ -190,6 +193,59 @@ async fn a_lease_is_too_short() {
     assert_eq!(world.lacking(), [], "a slow provider is no reason to wait for a resync");
     world.perform(Action::Cure).await;
     world.pause(SHALLOW + FAST).await;
+    world.check().await;
+}
+
+/// Most of all rules are to be closed by a provider that answers in up to half a minute.
+async fn a_slow_provider_closes_most_rules() {
+    for latency_ms in std::iter::once(0).chain(LATENCIES_MS) {
+        let mut world = World::new(0, Shape::large(1, false), false).await;
+        let units = world.seam.lock().oracle.units.len();
+        for unit in 0..units {
+            world.perform(Action::Open(unit, 0)).await;
+        }
+        for service in 0..3 {
+            world.perform(Action::Expose(service)).await;
+        }
+        world.pause(FAST).await;
+        world.check().await;
+        world.perform(Action::Sluggish(latency_ms)).await;
+        for service in 0..3 {
+            world.perform(Action::Unexpose(service)).await;
+        }
+        for _ in 0..10 {
+            world.pause(Duration::from_secs(1) + Duration::from_millis(latency_ms)).await;
+            world.check().await;
+        }
+        assert_eq!(world.surplus(), [], "{latency_ms} ms");
+        world.perform(Action::Cure).await;
+        world.pause(SHALLOW + FAST).await;
+        world.check().await;
+    }
+}
+
+/// The znodes of a unit are deleted, then those of a service, then the unit is removed as it should be.
+async fn records_are_missing() {
+    let mut world = World::new(0, Shape::small(1, false), false).await;
+    let services: Vec<usize> = world.seam.lock().oracle.units.values().map(|unit| unit.service).collect();
+    world.perform(Action::Open(0, 0)).await;
+    world.perform(Action::Open(0, 9)).await;
+    world.perform(Action::Expose(services[0])).await;
+    world.pause(FAST).await;
+    world.check().await;
+    for what in [Mishap::UnitVanished, Mishap::ServiceVanished] {
+        let index = if what == Mishap::UnitVanished { 0 } else { services[0] };
+        world.perform(Action::Vanish(what, index)).await;
+        world.pause(DEEP).await;
+        world.check().await;
+        world.perform(Action::Heal).await;
+        world.pause(FAST).await;
+        world.check().await;
+    }
+    world.perform(Action::Vanish(Mishap::UnitVanished, 0)).await;
+    world.pause(FAST).await;
+    world.perform(Action::RemoveUnit(0)).await;
+    world.pause(FAST + Duration::from_secs(1)).await;
     world.check().await;
 }
 

@@ -10,8 +10,10 @@ use portcullis::store::memory::Backup;
 use portcullis_provider::provider::MachineNumber;
 use tokio::time::Instant;
 
+use crate::actions::{DEEP, SHALLOW};
 use crate::agents::RESYNC;
 use crate::faults::{Coverage, Fault, Kind, Mishap};
+use crate::liveness::Owed;
 use crate::oracle::{GRACE, History, Oracle};
 use crate::points::Points;
 use crate::random::Random;
@@ -61,7 +63,7 @@ pub(crate) struct Shared {
     /// The provider refuses a change as a whole if any of it is already so.
     pub strict: bool,
     /// The last who asked for all lists were told that they are empty. Who is told so twice in a row may believe it.
-    emptied: bool,
+    pub emptied: bool,
     /// The same of the list of machines alone, and when.
     bare_at: Option<Instant>,
     /// The last fault that retries make good, and the last that only a resync is sure to.
@@ -69,6 +71,14 @@ pub(crate) struct Shared {
     pub deep_at: Option<Instant>,
     /// The last call that took long.
     slow_at: Option<Instant>,
+    /// The last fault that retries make good, unless it was only that a call took long.
+    fault_at: Option<Instant>,
+    /// The provider is not as usual.
+    pub unusual: bool,
+    /// The store went back: an agent that finds out later closes nothing until an operator accepts it once more.
+    pub went_back: bool,
+    /// Closes that are wanted and not sent yet.
+    pub owed: Owed,
     pub changed_at: Instant,
     /// An agent may not know what it should: since when, and until when.
     blind: (Instant, Instant),
@@ -128,6 +138,10 @@ impl Shared {
             shallow_at: None,
             deep_at: None,
             slow_at: None,
+            fault_at: None,
+            unusual: false,
+            went_back: false,
+            owed: Owed::default(),
             changed_at: now,
             blind: (now, now),
             writes: BTreeMap::new(),
@@ -186,7 +200,8 @@ impl Shared {
 
     /// Retries make good what is wrong from here.
     pub(crate) fn shallow(&mut self) {
-        self.shallow_at = Some(Instant::now());
+        self.fault_at = Some(Instant::now());
+        self.shallow_at = self.fault_at;
     }
 
     /// Only a resync is sure to make good what is wrong from here.
@@ -197,7 +212,7 @@ impl Shared {
     /// A request to the provider takes long. That delays what is wanted, and is no excuse for leaving it undone.
     pub(crate) fn slow(&mut self) {
         self.slow_at = Some(Instant::now());
-        self.shallow();
+        self.shallow_at = self.slow_at;
     }
 
     /// From `since` on, and for this long from now, an agent may act on what was so at `since`.
@@ -208,6 +223,25 @@ impl Shared {
 
     pub(crate) fn is_blind(&self) -> bool {
         Instant::now() < self.blind.1
+    }
+
+    /// Whether something other than latency may keep a close from being sent.
+    fn excuses_closes(&self) -> bool {
+        let lately = |at: Option<Instant>, long| at.is_some_and(|at| Instant::now() < at + long);
+        let disturbed = self.storm.is_some() || self.scarce.is_some() || self.hanging.is_some();
+        let waiting = !self.armed.is_empty() || !self.events.is_empty() || self.outage || self.is_blind();
+        let faulty =
+            self.unusual || self.went_back || lately(self.fault_at, SHALLOW) || lately(self.deep_at, DEEP);
+        disturbed || waiting || faulty
+    }
+
+    /// The leader has ended a pass and left this `surplus`.
+    pub(crate) fn passed(&mut self, surplus: &BTreeMap<MachineId, Points>) {
+        if self.excuses_closes() {
+            self.owed.clear();
+        } else if let Some(overdue) = self.owed.passed(surplus) {
+            self.violated(overdue);
+        }
     }
 
     /// Called after every change of the oracle.

@@ -28,6 +28,7 @@ mod firewall;
 mod instances;
 mod kept;
 mod ledger;
+mod liveness;
 mod oracle;
 mod planning;
 #[cfg(feature = "planted")]
@@ -50,6 +51,9 @@ use world::{Shape, World};
 const SEEDS: u64 = 20;
 const EVENTS: usize = 40;
 
+/// How long requests to a slow provider take.
+pub(crate) const LATENCIES_MS: [u64; 6] = [300, 1_100, 3_500, 8_000, 14_000, 30_000];
+
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|text| text.parse().expect("a number"))
 }
@@ -68,8 +72,13 @@ fn simulate(seed: u64, log: bool) -> (Coverage, String) {
         let shape = shape(agents, provisions);
         let shape = Shape { ipv6: seed % 5 != 3, busy_calls: seed / 3 % 4, ..shape };
         let mut world = World::new(seed, shape, log).await;
-        // Some worlds are well for a while.
-        let gentle = world.random.below(12);
+        // Some worlds are well for a while, and some of those have a provider that is slow and nothing else.
+        let mut gentle = world.random.below(12);
+        if seed % 8 == 5 {
+            gentle += 12;
+            let latency_ms = world.random.pick(&LATENCIES_MS);
+            world.perform(actions::Action::Sluggish(latency_ms)).await;
+        }
         for n in 0..EVENTS {
             let (action, pause) = if n < gentle { world.a_gentle_event() } else { world.an_event() };
             world.begin();

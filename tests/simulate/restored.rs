@@ -92,6 +92,8 @@ impl World {
     pub(crate) fn restore(&mut self) {
         let Some(saved) = self.backup.take() else { return };
         self.damaged = saved.damaged;
+        self.vanished.clear();
+        self.seam.lock().went_back = true;
         self.happened(Mishap::Restored);
         self.seam.store.restore(&saved.store);
         self.restored = true;

@@ -2,6 +2,7 @@
 //! it did. What must hold of single calls is looked at here, at the moment of the call; what must hold of the world as a
 //! whole is in `checks`.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use tokio::time::{Instant, sleep};
 use crate::agents::Control;
 use crate::faults::{Fault, Kind};
 use crate::ledger::Shared;
+use crate::oracle::Machine;
 use crate::points::Points;
 use crate::random::Random;
 
@@ -231,6 +233,9 @@ impl Seam {
     /// A change is about to be sent.
     pub(crate) fn changing(&self, who: usize, kind: Kind, machine: MachineId) {
         let mut shared = self.lock();
+        if kind == Kind::Close {
+            shared.owed.sent(machine);
+        }
         // S6: who was replaced begins nothing once its lease is over.
         if let Some((leader, since)) = shared.lead
             && leader != who
@@ -252,6 +257,26 @@ impl Seam {
         if !shared.trusted[who].contains(&(machine, kind)) {
             shared.violated(format!("S2: agent {who} changes {machine} without having looked"));
         }
+    }
+
+    /// A pass has ended. L3: what is open and not wanted is closed within a bounded number of them.
+    pub(crate) fn passed(&self, who: usize) {
+        let mut surplus = BTreeMap::new();
+        {
+            let shared = self.lock();
+            if shared.lead.is_none_or(|(leader, _)| leader != who) {
+                return;
+            }
+            let readable =
+                |(id, machine): &(&MachineId, &Machine)| !machine.corrupt && !shared.oracle.has_frozen(**id);
+            let machines = shared.oracle.machines.iter().filter(readable);
+            surplus.extend(machines.map(|(id, _)| (*id, shared.oracle.wanted(*id))));
+        }
+        surplus.retain(|machine, points| {
+            *points = self.open_on(*machine).unwrap_or_default().minus(*points);
+            !points.is_empty()
+        });
+        self.lock().passed(&surplus);
     }
 
     pub(crate) fn saw(&self, who: usize, machines: impl Iterator<Item = MachineId>) {

@@ -99,8 +99,18 @@ impl Tree for SimTree {
     async fn read_each(&self, reads: Vec<Read>) -> Result<Vec<Result<Answer, TreeError>>, TreeError> {
         let lists = matches!(reads.first(), Some(Read::Children(path)) if *path == paths::services());
         let kind = if lists { Kind::ReadLists } else { Kind::ReadMany };
+        let on_machines =
+            matches!(reads.first(), Some(Read::Children(path)) if path.as_str().ends_with("/units"));
         let (fault, answers) = self.faulty(kind, self.inner.read_each(reads)).await;
         let mut answers = answers?;
+        // A look that shows nothing shows nothing on the machines' lists either.
+        if on_machines && !lists && self.seam.lock().emptied {
+            for answer in &mut answers {
+                if let Ok(Answer::Children(Some(names))) = answer {
+                    names.clear();
+                }
+            }
+        }
         if fault == Some(Fault::Empty) {
             // Services, units and machines are asked for in this order; without the last nothing would be done at all.
             for answer in answers.iter_mut().take(2) {

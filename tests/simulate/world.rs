@@ -72,6 +72,8 @@ pub(crate) struct World {
     pub unaccepted: bool,
     /// What znodes held before they were damaged.
     pub damaged: BTreeMap<NodePath, Vec<u8>>,
+    /// Znodes that somebody deleted, and what they held; parents before their children.
+    pub vanished: Vec<(NodePath, Vec<u8>)>,
     /// Whether the agents provision.
     pub provisions: bool,
     /// How the provider is when nothing is wrong with it.
@@ -215,6 +217,7 @@ impl World {
             restored: false,
             unaccepted: false,
             damaged: BTreeMap::new(),
+            vanished: Vec::new(),
             provisions,
             usual,
             strangers: BTreeSet::new(),

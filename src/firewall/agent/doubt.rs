@@ -23,21 +23,30 @@ use crate::store::tree::Tree;
 pub(super) struct Trust {
     /// Machines whose rules nobody could look at since the view was made: what it takes away as a whole is not known.
     unjudged: BTreeSet<MachineId>,
-    /// A look before the present one, if that was not trusted, and when it was.
+    /// An earlier view that was not trusted, and when the last read that it was made from had ended.
     before: Option<(View, Instant)>,
-    /// The look at everything that the view came from showed no unit at all; nothing has shown one since, and no second
-    /// look has confirmed it. A tree of which nothing is shown looks like this, however little there is to close.
-    bare: bool,
+    /// Closes that two reads of the tree asked for. A confirmation does not expire: it ends when a plan for the machine no
+    /// longer closes the rule. A provider may be so slow that the close is sent only some passes later.
+    confirmed: BTreeMap<MachineId, BTreeSet<Rule>>,
+    /// When the read of everything that the present view came from began, and when the last read that it was made from
+    /// had ended.
+    read: Option<(Instant, Instant)>,
     /// The present view would close what is not to be closed on its word alone.
     doubted: bool,
 }
 
 impl Trust {
-    /// A view of everything is new, and nothing is known of what it takes away.
-    pub(super) fn begin(&mut self, view: &View) {
+    /// A view of everything is new, and nothing is known of what it takes away. Reading it began at `begun`.
+    pub(super) fn begin(&mut self, view: &View, begun: Instant, now: Instant) {
         self.unjudged = view.machines.keys().copied().collect();
-        self.bare = view.units.is_empty() && !planted(Bug::BelievesNothing);
+        self.confirmed.retain(|machine, _| view.machines.contains_key(machine));
+        self.read = Some((begun, now));
         self.doubted = false;
+    }
+
+    /// A part of the present view was read again.
+    pub(super) fn refreshed(&mut self, now: Instant) {
+        self.read = self.read.map(|(begun, _)| (begun, now));
     }
 
     /// What these machines have is known, or that it cannot be changed.
@@ -46,18 +55,46 @@ impl Trust {
     }
 
     /// A view is given up. The next one must agree with it, unless it was found to be good.
-    pub(super) fn end(&mut self, view: Option<View>, now: Instant) {
-        let Some(view) = view else { return };
+    pub(super) fn end(&mut self, view: Option<View>) {
+        let (Some(view), Some((_, ended))) = (view, self.read) else { return };
         if !self.doubted && self.unjudged.is_empty() {
             self.before = None;
-        } else if self.before.is_none() || self.is_ripe(now) {
-            self.before = Some((view, now));
+        } else if self.before.is_none() || self.is_second_read() {
+            self.before = Some((view, ended));
         }
     }
 
-    /// Whether the look before is old enough to confirm anything: two in a moment are one look at the same mistake.
-    fn is_ripe(&self, now: Instant) -> bool {
-        self.before.as_ref().is_some_and(|(_, at)| now.duration_since(*at) >= DOUBT)
+    /// Whether the present view comes from a read that began long enough after the view before: two reads in the same moment
+    /// may both show the same mistake. How long this pass has taken since does not matter.
+    fn is_second_read(&self) -> bool {
+        match (&self.before, self.read) {
+            (Some((_, before)), Some((begun, _))) => begun >= *before + DOUBT,
+            _ => false,
+        }
+    }
+
+    /// Ends the confirmations of rules that the plans of their machines do not close.
+    fn drop_outdated(&mut self, plans: &BTreeMap<MachineId, MachinePlan>) {
+        self.confirmed.retain(|machine, rules| {
+            if let Some(plan) = plans.get(machine) {
+                let lost = plan.lost();
+                rules.retain(|rule| lost.contains(rule));
+            }
+            !rules.is_empty()
+        });
+    }
+
+    /// Notes closes that two reads asked for, and returns how many of them are new.
+    fn confirm(&mut self, machine: MachineId, rules: BTreeSet<Rule>) -> usize {
+        if rules.is_empty() {
+            return 0;
+        }
+        let known = self.confirmed.entry(machine).or_default();
+        let new = rules.difference(known).count();
+        if !planted(Bug::ForgetsConfirmations) {
+            known.extend(rules);
+        }
+        new
     }
 
     pub(super) fn in_doubt(&self) -> bool {
@@ -72,11 +109,17 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         plans: &mut BTreeMap<MachineId, MachinePlan>,
         reports: &mut BTreeMap<MachineId, Report>,
     ) -> BTreeSet<MachineId> {
+        if let Some(reason) = self.view.as_ref().and_then(View::closes_nothing) {
+            return self.hold_all(plans, reports, &reason);
+        }
         let total = self.seen.values().map(|rules| rules.owned.len()).sum();
-        self.trust.bare &= self.view.as_ref().is_some_and(|view| view.units.is_empty());
+        self.trust.drop_outdated(plans);
+        // A tree of which nothing is shown looks like one without units, however little there is to close.
+        let bare = self.view.as_ref().is_none_or(|view| view.units.is_empty());
+        let bare = bare && !planted(Bug::BelievesNothing);
         let by_pass = planted(Bug::JudgesByPass);
         let whole = self.trust.unjudged.is_empty() || by_pass;
-        let (closing, of) = match confidence(plans.values(), total, whole && (!self.trust.bare || by_pass)) {
+        let (closing, of) = match confidence(plans.values(), total, whole && (!bare || by_pass)) {
             Confidence::LookAgain { closing, of } if !planted(Bug::NoSecondLook) => (closing, of),
             Confidence::Sure if !whole => return BTreeSet::new(),
             _ => {
@@ -84,43 +127,79 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 return BTreeSet::new();
             }
         };
-        let disputed: BTreeMap<MachineId, BTreeSet<Rule>> = plans
-            .iter()
-            .map(|(id, plan)| (*id, &plan.lost() - &self.lost_before(*id)))
-            .filter(|(_, rules)| !rules.is_empty())
-            .collect();
+        let mut disputed: BTreeMap<MachineId, BTreeSet<Rule>> = BTreeMap::new();
+        let mut confirmed = 0;
+        for (&id, plan) in plans.iter() {
+            let lost = plan.lost();
+            let known = self.trust.confirmed.get(&id).cloned().unwrap_or_default();
+            let open: BTreeSet<Rule> = &(&lost - &known) - &self.lost_before(id);
+            confirmed += self.trust.confirm(id, &lost - &open);
+            if !open.is_empty() {
+                disputed.insert(id, open);
+            }
+        }
         if disputed.is_empty() {
             // If not all of what is taken away is known, even a single rule was looked at twice; that is no news.
-            if whole {
+            if whole && confirmed > 0 {
                 warn!(closing, of, "closing what a second look confirms");
                 self.trust.before = None;
-                self.trust.bare = false;
             } else {
                 debug!(closing, of, "closing what two looks ask for");
             }
             return BTreeSet::new();
         }
         warn!(closing, of, whole, "would close too much; looking again first");
+        let why = format!("closing {closing} of {of} rules waits for a second look");
         for (&id, rules) in &disputed {
-            self.noticed.entry(id).or_insert(self.since);
-            // The next look comes for all of them; one that were due before would only see the same again.
-            self.retries.succeeded(id);
-            if let Some(plan) = plans.get_mut(&id) {
-                plan.change.close.retain(|rule| !rules.contains(rule));
-                plan.deferred.clear();
-            }
-            if let Some(report) = reports.get_mut(&id) {
-                report.problem = Some(format!("closing {closing} of {of} rules waits for a second look"));
-                self.keep_granted(id, rules, report);
-            }
+            self.hold(id, rules, plans, reports, &why);
         }
         self.trust.doubted = true;
         disputed.into_keys().collect()
     }
 
+    /// Takes every close out of `plans`, because the view cannot show what is still wanted.
+    fn hold_all(
+        &mut self,
+        plans: &mut BTreeMap<MachineId, MachinePlan>,
+        reports: &mut BTreeMap<MachineId, Report>,
+        reason: &str,
+    ) -> BTreeSet<MachineId> {
+        let lost = plans.iter().map(|(id, plan)| (*id, plan.lost()));
+        let lost: BTreeMap<MachineId, BTreeSet<Rule>> = lost.filter(|(_, rules)| !rules.is_empty()).collect();
+        if !lost.is_empty() {
+            warn!(reason, machines = lost.len(), "closing nothing");
+        }
+        for (id, rules) in &lost {
+            self.hold(*id, rules, plans, reports, reason);
+        }
+        lost.into_keys().collect()
+    }
+
+    /// Takes these closes of one machine out of its plan, and reports why.
+    fn hold(
+        &mut self,
+        id: MachineId,
+        rules: &BTreeSet<Rule>,
+        plans: &mut BTreeMap<MachineId, MachinePlan>,
+        reports: &mut BTreeMap<MachineId, Report>,
+        why: &str,
+    ) {
+        self.noticed.entry(id).or_insert(self.since);
+        // The next look comes for all of them; one that were due before would only see the same again.
+        self.retries.succeeded(id);
+        if let Some(plan) = plans.get_mut(&id) {
+            plan.change.close.retain(|rule| !rules.contains(rule));
+            plan.deferred.clear();
+        }
+        if let Some(report) = reports.get_mut(&id) {
+            report.problem = Some(why.to_owned());
+            self.keep_granted(id, rules, report);
+        }
+    }
+
     /// What the look before would take from the machine as it is now.
     fn lost_before(&self, machine: MachineId) -> BTreeSet<Rule> {
-        let before = self.trust.before.as_ref().filter(|_| self.trust.is_ripe(Instant::now()));
+        let before = self.trust.before.as_ref().filter(|_| self.trust.is_second_read());
         match (before, self.seen.get(&machine)) {
             (Some((before, _)), Some(rules)) => self.plan(before, machine, rules).1.lost(),
             _ => BTreeSet::new(),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use portcullis_provider::rule::{Change, Rule, RuleSet};
 use portcullis_provider::{Applied, Firewall};
 
-use super::{Agent, Scope};
+use super::{Agent, Scope, vanished};
 use crate::firewall::journal::Entry;
 use crate::firewall::plan::MachinePlan;
 use crate::firewall::report::Report;
@@ -36,7 +36,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             held_besides: 0,
             frozen: wanted.frozen.clone(),
             problem: (!plan.over.is_empty())
-                .then(|| format!("its firewall is full: {} rules do not fit", plan.over.len())),
+                .then(|| format!("its firewall is full: {} rules do not fit", plan.over.len()))
+                .or_else(|| vanished::problem(self.view.as_ref()?, machine)),
             note: None,
             foreign: foreign.unwrap_or_default(),
             no_ipv6: seen.is_some_and(|seen| !seen.ipv6),

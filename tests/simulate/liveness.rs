@@ -1,0 +1,53 @@
+//! L3: a wanted close is sent within a bounded number of passes, however long the provider takes to answer. Latency is the
+//! one disturbance that is no excuse here; any other one starts the count again.
+
+use std::collections::BTreeMap;
+
+use portcullis::model::MachineId;
+
+use crate::points::Points;
+
+/// Passes of the leader within which a close is sent: a first look, a second one, a pass whose lease ends before the provider
+/// has shown its rules, and one pass for every eight machines.
+const PASSES: u32 = 12;
+
+/// What is open and not wanted, by machine, and how many passes have ended since without a request to close it.
+#[derive(Debug, Default)]
+pub(crate) struct Owed(BTreeMap<MachineId, (Points, u32)>);
+
+impl Owed {
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// A request to close something on the machine was sent.
+    pub(crate) fn sent(&mut self, machine: MachineId) {
+        self.0.remove(&machine);
+    }
+
+    /// A pass has ended that left this `surplus`. Returns what is overdue.
+    pub(crate) fn passed(&mut self, surplus: &BTreeMap<MachineId, Points>) -> Option<String> {
+        self.0.retain(|machine, _| surplus.contains_key(machine));
+        for (machine, points) in surplus {
+            let (known, passes) = self.0.entry(*machine).or_insert((*points, 0));
+            let still = known.and(*points);
+            (*known, *passes) = if still.is_empty() { (*points, 1) } else { (still, *passes + 1) };
+            if *passes > PASSES {
+                return Some(format!("L3: no close of{still} was sent to {machine} in {passes} passes"));
+            }
+        }
+        None
+    }
+}
+
+#[test]
+fn a_close_that_is_not_sent_becomes_overdue() {
+    let (machine, mut owed) = (MachineId::new(1), Owed::default());
+    let surplus = BTreeMap::from([(machine, Points::ALL)]);
+    let overdue = |owed: &mut Owed| (0..=PASSES).find_map(|_| owed.passed(&surplus));
+    assert!(overdue(&mut owed).is_some_and(|why| why.contains("13 passes")));
+    owed.sent(machine);
+    assert_eq!((0..PASSES).find_map(|_| owed.passed(&surplus)), None, "a request starts the count again");
+    assert_eq!(owed.passed(&BTreeMap::new()), None);
+    assert_eq!((0..PASSES).find_map(|_| owed.passed(&surplus)), None, "and so does a wanted state");
+}
