@@ -24,6 +24,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use self::exchange::Exchange;
@@ -274,14 +275,15 @@ async fn connection<H: Handler>(
     let ended = loop {
         let Door { limits, handler, shared: _ } = &door;
         let plain = Plain { stream: &mut stream, peer, limits, handler: &**handler, stop: stop.clone() };
-        match plain.serve(&mut read).await {
-            Ok(Left::Request) => {}
+        let since = match plain.serve(&mut read).await {
+            Ok(Left::Request(since)) => since,
             Ok(Left::Nothing) => break Ok(()),
             Err(error) => break Err(error),
-        }
+        };
         // Boxed, because few connections need this, and its state is large.
         let stream = Patient::new(&mut stream, door.limits.write_time);
-        let exchange = Exchange { stream, read: &mut read, caller: &caller, door: &door, stop: stop.clone() };
+        let exchange =
+            Exchange { stream, read: &mut read, caller: &caller, door: &door, stop: stop.clone(), since };
         match Box::pin(exchange.serve()).await {
             Ok(true) => {}
             Ok(false) => break Ok(()),
@@ -303,7 +305,8 @@ async fn serve_general<H: Handler>(
     let mut read = BytesMut::new();
     loop {
         let stream = Patient::new(&mut stream, door.limits.write_time);
-        let exchange = Exchange { stream, read: &mut read, caller, door, stop: stop.clone() };
+        let exchange =
+            Exchange { stream, read: &mut read, caller, door, stop: stop.clone(), since: Instant::now() };
         match exchange.serve().await {
             Ok(true) => {}
             Ok(false) => return,

@@ -131,6 +131,8 @@ pub(super) struct Exchange<'a, S, H> {
     pub(super) caller: &'a Caller,
     pub(super) door: &'a Door<H>,
     pub(super) stop: watch::Receiver<bool>,
+    /// When the bytes in `read` began to come.
+    pub(super) since: Instant,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin, H: Handler> Exchange<'_, S, H> {
@@ -175,7 +177,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Handler> Exchange<'_, S, H> {
     }
 
     async fn request(&mut self, pending: &mut Share) -> Result<(Request, Wire, bool), Refused> {
-        let Asked { head, body, keep_alive, expect, wire } = self.head(pending).await?;
+        let (asked, due) = self.head(pending).await?;
+        let Asked { head, body, keep_alive, expect, wire } = asked;
         if expect == Expect::Unknown {
             return Err(Invalid::Expectation.into());
         }
@@ -196,34 +199,39 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Handler> Exchange<'_, S, H> {
             let counted = room.is_none().then_some(pending);
             let expected = expect == Expect::Continue && length > 0 && self.read.is_empty();
             let reading = self.body(body, allowed, expected, counted);
-            timeout(limits.request_time, reading).await.unwrap_or(Ok(Err(BodyError::TooSlow)))?
+            timeout_at(due, reading).await.unwrap_or(Ok(Err(BodyError::TooSlow)))?
         };
         let Caller { peer, certificate } = self.caller.clone();
         Ok((Request { head, body, peer, certificate, _room: room.flatten() }, wire, keep_alive))
     }
 
-    async fn head(&mut self, pending: &mut Share) -> Result<Asked, Refused> {
+    /// The head, and when the body has to be complete.
+    async fn head(&mut self, pending: &mut Share) -> Result<(Asked, Instant), Refused> {
         let limits = self.door.limits;
-        let mut due = Instant::now() + limits.head_time;
-        let mut begun = false;
+        let head_time = limits.head_time.min(limits.request_time);
+        let mut begun = !self.read.is_empty();
+        let mut received = false;
+        let mut due = self.since + if begun { head_time } else { limits.head_time };
         loop {
             if !self.read.is_empty() && !begun {
                 begun = true;
-                due = Instant::now() + limits.head_time.min(limits.request_time);
+                due = Instant::now() + head_time;
             }
             if begun && let Some(asked) = take_head(self.read, &limits)? {
-                return Ok(asked);
+                // The time for a body that was already waited for does not begin again.
+                let since = if received { Instant::now() } else { self.since };
+                return Ok((asked, since + limits.request_time));
             }
             if !pending.hold(self.read.capacity()) {
                 return Err(Refused::NoBuffer);
             }
-            let received = timeout_at(due, receive(&mut self.stream, self.read));
-            let received = tokio::select! {
-                received = received => received,
+            let more = timeout_at(due, receive(&mut self.stream, self.read));
+            let more = tokio::select! {
+                more = more => more,
                 () = stopped(&mut self.stop), if !begun => return Err(Refused::Silently),
             };
-            match received {
-                Ok(Ok(1..)) => {}
+            match more {
+                Ok(Ok(1..)) => received = true,
                 Err(_) if begun => return Err(Refused::SlowHead),
                 _ => return Err(Refused::Silently),
             }

@@ -8,7 +8,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::{Buf as _, BytesMut};
 use httparse::{EMPTY_HEADER, Header};
@@ -24,9 +24,6 @@ use super::{Handler, Limits, TOO_SLOW, stopped};
 
 /// Header fields of a request on the fast path.
 const MAX_HEADERS: usize = 24;
-
-/// A request that is incomplete for longer leaves the fast path.
-const DAWDLING: Duration = Duration::from_secs(1);
 
 /// A request as it lies in the buffer.
 #[derive(Debug)]
@@ -49,12 +46,9 @@ enum Found<'a> {
 }
 
 fn find<'a>(bytes: &'a [u8], headers: &'a mut [Header<'a>], limits: &Limits) -> Found<'a> {
-    const METHOD: &[u8] = b"POST ";
-    if !bytes.starts_with(&METHOD[..METHOD.len().min(bytes.len())]) {
-        return Found::Other;
-    }
     let head = match framing::head(bytes, headers) {
-        Ok(Some(head)) if head.bytes <= limits.head_bytes && head.plain => head,
+        Ok(Some(head)) if head.bytes <= limits.head_bytes && head.plain && head.method == "POST" => head,
+        // Of any method: a slow head costs least here.
         Ok(None) if bytes.len() < FREE_BYTES.min(limits.head_bytes) => return Found::Part,
         _ => return Found::Other,
     };
@@ -86,8 +80,8 @@ enum Step {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Left {
     Nothing,
-    /// A request that is not for the fast path, or part of one.
-    Request,
+    /// A request that is not for the fast path, or part of one; and when it began.
+    Request(Instant),
 }
 
 /// What a read came to: how many bytes, how many of all that are there were answered, and what is to be done then.
@@ -154,7 +148,7 @@ impl<H: Handler> Plain<'_, H> {
                 self.write(&mut answers).await?;
             }
             match step {
-                Step::HandOver => return Ok(Left::Request),
+                Step::HandOver => return Ok(Left::Request(since)),
                 Step::Ask(request) => {
                     let reply = timeout(self.limits.request_time, self.handler.answer(*request)).await;
                     let reply = reply.unwrap_or_else(|_| Reply::unavailable(TOO_SLOW));
@@ -178,7 +172,7 @@ impl<H: Handler> Plain<'_, H> {
             if read.is_empty() && *self.stop.borrow() {
                 return Ok(Left::Nothing);
             }
-            let due = since + if read.is_empty() { self.limits.head_time } else { DAWDLING };
+            let due = since + if read.is_empty() { self.limits.head_time } else { self.limits.request_time };
             if timer.deadline() > due {
                 timer.as_mut().reset(due);
             }
@@ -195,7 +189,7 @@ impl<H: Handler> Plain<'_, H> {
             match waiting.await.transpose()? {
                 // The end of the time, or of the connection.
                 None | Some(Turn { got: 0, .. }) => {
-                    return Ok(if read.is_empty() { Left::Nothing } else { Left::Request });
+                    return Ok(if read.is_empty() { Left::Nothing } else { Left::Request(since) });
                 }
                 Some(turn) => {
                     if begun || turn.done > 0 {
