@@ -2,7 +2,7 @@
 
 mod watch;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
@@ -17,6 +17,9 @@ use crate::heartbeat::record::{Hold, Record};
 use crate::model::MachineId;
 use crate::runtime::clock::{utc, wall_ms};
 use crate::store::{self, Environment, ZkTree};
+
+/// The health of a component whose record cannot be read.
+const UNREADABLE: &str = "unreadable";
 
 #[derive(Debug, Args)]
 pub(super) struct Typed {
@@ -83,7 +86,7 @@ pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
                 Ok((corner::overview(e.tree()).await?, corner::alarm(e.tree()).await?.0))
             };
             let (overview, alarm) = globals.in_environment(look).await?;
-            let corner::Overview { mut records, problems, lost_trackers } = overview;
+            let corner::Overview { mut records, problems, lost_trackers, unreadable } = overview;
             match alarm {
                 Ok(Some(Hold::Held { silent, alive, .. })) => {
                     output::message(&format!(
@@ -102,8 +105,12 @@ pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
             }
             records.retain(|record| !*unwell || !is_well(record));
             let text = match format {
-                Format::Text => list(&records),
-                Format::Json => format!("{}\n", Value::from_iter(records.iter().map(document))),
+                Format::Text => list(&records, &unreadable),
+                Format::Json => {
+                    let unreadable =
+                        unreadable.iter().map(|(name, beat_at)| unreadable_document(name, *beat_at));
+                    format!("{}\n", Value::from_iter(records.iter().map(document).chain(unreadable)))
+                }
             };
             output::data(&text).context("cannot write to stdout")?;
             return problems.into_values().next().map_or(Ok(()), |problem| Err(not_shown(problem)));
@@ -169,8 +176,18 @@ fn document(record: &Record) -> Value {
     })
 }
 
-fn list(records: &[Record]) -> String {
-    let width = records.iter().map(|record| record.name.as_str().len()).max().unwrap_or(0).max(9);
+/// A component whose record cannot be read.
+fn unreadable_document(name: &Name, beat_at: u64) -> Value {
+    json!({"component": name.as_str(), "health": UNREADABLE, "flag": "-", "last-beat": beat_time(beat_at)})
+}
+
+fn beat_time(beat_at: u64) -> String {
+    if beat_at == 0 { "-".to_owned() } else { utc(beat_at) }
+}
+
+fn list(records: &[Record], unreadable: &BTreeMap<Name, u64>) -> String {
+    let names = records.iter().map(|record| &record.name).chain(unreadable.keys());
+    let width = names.map(|name| name.as_str().len()).max().unwrap_or(0).max(9);
     let mut text = format!(
         "{:<width$}  {:<7}  {:<7}  {:<20}  {:<20}  {:<7}  FLAPS\n",
         "COMPONENT", "HEALTH", "FLAG", "LAST-BEAT", "CHANGED", "TOLD"
@@ -184,6 +201,13 @@ fn list(records: &[Record]) -> String {
             flag(record),
             record.told.as_str(),
             record.flaps
+        ));
+    }
+    for (name, beat_at) in unreadable {
+        let (name, beat) = (name.as_str(), beat_time(*beat_at));
+        text.push_str(&format!(
+            "{name:<width$}  {UNREADABLE}  {:<7}  {beat:<20}  {:<20}  {:<7}  -\n",
+            "-", "-", "-"
         ));
     }
     text
@@ -216,6 +240,9 @@ async fn show(globals: &Globals, name: &Name) -> anyhow::Result<String> {
         format!("sequence: {}", record.sequence),
         format!("state-manager-told: {}", record.told.as_str()),
     ];
+    if record.interval > 0 {
+        lines.push(format!("interval: {}s", record.interval));
+    }
     if record.flaps > 0 {
         lines.push(format!("flapping: came back {} times; what is told is damped", record.flaps));
     }

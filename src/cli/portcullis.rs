@@ -80,8 +80,8 @@ Examples:
     /// Hear who is alive, and tell who is not
     #[command(after_help = "\
 Prints `listening on HOST:PORT` once it takes beats. Reads $XDG_CONFIG_HOME/portcullis/ENV-controller.json. Several may run:
-any of them takes any beat, and one judges. Clients of hms-hbtd need --open; machines prove themselves with their token.
-PORTCULLIS_WEBHOOK_SECRET signs what a webhook gets.
+any of them takes any beat, and one judges. Clients of hms-hbtd need --open, and --open-params to set
+parameters; machines prove themselves with their token. PORTCULLIS_WEBHOOK_SECRET signs what a webhook gets.
 
 Examples:
   portcullis heartbeat

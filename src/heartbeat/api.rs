@@ -19,6 +19,7 @@ use super::notify::change_body;
 use super::params::InvalidParams;
 use super::report;
 use super::request::{self, LARGE_BODIES, Refusal, Said, Wish};
+use super::sent::Sent;
 use super::token::Claim;
 use crate::model::MachineId;
 use crate::runtime::http::{Glance, Handler, Limits, NoPlace, Place, Places, Reply, Request};
@@ -129,7 +130,7 @@ impl<T: Tree + Clone + 'static> Api<T> {
             Wish::SetParams(change) => self.set_params(&change, request).await,
             Wish::Health => {
                 let inner = self.ears.lock();
-                let body = report::health(&inner.condition, &inner.audit.counts(), &inner.params);
+                let body = report::health(&inner.condition, &inner.counts(), &inner.params);
                 Ok(Reply::new(200, JSON, body))
             }
             Wish::Liveness => Ok(Reply::empty(204)),
@@ -145,13 +146,13 @@ impl<T: Tree + Clone + 'static> Api<T> {
             Wish::Events(since) => self.events(since, request),
             Wish::Metrics => {
                 let inner = self.ears.lock();
-                let text = report::metrics(&inner.condition, &inner.audit.counts());
+                let text = report::metrics(&inner.condition, &inner.counts());
                 Ok(Reply::new(200, "text/plain; version=0.0.4", text))
             }
         }
     }
 
-    async fn beats(&self, beats: &[(Name, bool)], request: &Request) -> Result<Reply, Refusal> {
+    async fn beats(&self, beats: &[Sent], request: &Request) -> Result<Reply, Refusal> {
         self.check_sender(beats, request).await?;
         match self.ears.beat(beats).await {
             // The beats stay in memory and reach the store with their age, should it come back.
@@ -167,9 +168,9 @@ impl<T: Tree + Clone + 'static> Api<T> {
 
     /// A machine beats for itself alone, and nobody else for it. Others need no proof where the door was opened to them; who
     /// shows one is held to it.
-    async fn check_sender(&self, beats: &[(Name, bool)], request: &Request) -> Result<(), Refusal> {
+    async fn check_sender(&self, beats: &[Sent], request: &Request) -> Result<(), Refusal> {
         let bare = request.certificate.is_none();
-        if self.access.beats && bare && beats.iter().all(|(name, _)| name.machine().is_none()) {
+        if self.access.beats && bare && beats.iter().all(|beat| beat.name.machine().is_none()) {
             return Ok(());
         }
         let unknown = |why: &str| Refusal::new(401, why, request.path());
@@ -183,9 +184,9 @@ impl<T: Tree + Clone + 'static> Api<T> {
             return Err(unknown("Not this machine's token"));
         }
         let own = Name::of_machine(claim.machine);
-        match beats.iter().find(|(name, _)| *name != own) {
+        match beats.iter().find(|beat| beat.name != own) {
             None => Ok(()),
-            Some((name, _)) => {
+            Some(Sent { name, .. }) => {
                 let detail = format!("{own} cannot beat for {name}");
                 Err(Refusal::new(403, detail, request.path()))
             }
@@ -196,11 +197,11 @@ impl<T: Tree + Clone + 'static> Api<T> {
     async fn check_certificate(
         &self,
         certificate: &[u8],
-        beats: &[(Name, bool)],
+        beats: &[Sent],
         request: &Request,
     ) -> Result<(), Refusal> {
         let named = certificate::names(certificate);
-        for (name, _) in beats {
+        for Sent { name, .. } in beats {
             let known = match name.machine().filter(|_| named.contains(name)) {
                 Some(machine) => self.vouched(machine, |_| true, request).await?,
                 None => named.contains(name),
@@ -319,8 +320,8 @@ impl<T: Tree + Clone + 'static> Handler for Api<T> {
     /// A beat as it was expected, of somebody who needs no proof: nearly all that ever comes.
     fn taken_at_once(&self, request: &Glance<'_>) -> bool {
         let beat = self.access.beats.then(|| request::good_beat(request.target, request.body)).flatten();
-        beat.is_some_and(|(name, going_away)| {
-            !going_away && name.machine().is_none() && self.ears.take_steady(&name)
+        beat.is_some_and(|beat| {
+            !beat.details.going_away && beat.name.machine().is_none() && self.ears.take_steady(&beat)
         })
     }
 }
@@ -417,11 +418,20 @@ fn event(change: &Change) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::heartbeat::sent::Stamp;
     use crate::heartbeat::state::{State, Word};
 
     fn change(sequence: u64) -> Change {
         let name = Name::parse("a").unwrap();
-        Change { name, state: State::Ok, word: Some(Word::Started), sequence, at: 0, flaps: 0 }
+        Change {
+            name,
+            state: State::Ok,
+            word: Some(Word::Started),
+            sequence,
+            at: 0,
+            flaps: 0,
+            stamp: Stamp::default(),
+        }
     }
 
     #[tokio::test(start_paused = true)]

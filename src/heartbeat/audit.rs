@@ -4,6 +4,7 @@
 mod judging;
 mod kept;
 mod lost;
+mod thaw;
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -11,7 +12,8 @@ use super::guard::{Course, Flaps, MassHold};
 use super::name::Name;
 use super::params::Params;
 use super::record::{Beat, Told};
-use super::state::{State, Word};
+use super::sent::{Details, Sent, Stamp};
+use super::state::{State, Word, windows};
 use super::table::{Component, Full, HERE, Table, Via};
 use super::wheel::Wheel;
 
@@ -51,6 +53,8 @@ pub struct Change {
     pub at: u64,
     /// How often it came back, if that is too often.
     pub flaps: u16,
+    /// The `Timestamp` of the beat that made the change; empty if no beat did, or if it is not known any more.
+    pub stamp: Stamp,
 }
 
 /// What a look came to.
@@ -87,6 +91,8 @@ pub struct Counts {
     pub stopped: usize,
     pub untold: usize,
     pub refused: usize,
+    /// In buckets that cannot be read.
+    pub unreadable: usize,
     /// Due to die, and held because of a mass outage.
     pub held: usize,
     /// Due to die, and held because they may be beating to a tracker that is out of reach.
@@ -104,6 +110,8 @@ pub struct Audit {
     /// This replica judges.
     judging: bool,
     woken: Vec<u32>,
+    /// Timestamps of beats that say something new.
+    stamps: HashMap<u32, Stamp>,
     unflushed: Vec<u32>,
     untold: BTreeSet<u32>,
     /// Due to die, and held.
@@ -135,6 +143,7 @@ impl Audit {
             floor: now,
             judging: false,
             woken: Vec::new(),
+            stamps: HashMap::new(),
             unflushed: Vec::new(),
             untold: BTreeSet::new(),
             held: BTreeSet::new(),
@@ -186,24 +195,32 @@ impl Audit {
     /// # Errors
     /// [`Full`] for one component too many.
     pub fn beat(&mut self, now: u64, name: &Name, going_away: bool) -> Result<Heard, Full> {
-        let entry = self.table.ensure(name)?;
-        Ok(self.heard_here(entry, now, going_away))
+        self.beat_with(now, &(*name, going_away).into())
+    }
+
+    /// The same with everything that the beat says.
+    ///
+    /// # Errors
+    /// [`Full`] for one component too many.
+    pub fn beat_with(&mut self, now: u64, beat: &Sent) -> Result<Heard, Full> {
+        let entry = self.table.ensure(&beat.name)?;
+        Ok(self.heard_here(entry, now, beat.details))
     }
 
     /// A beat of a component that is well, and goes on to be. Any other is not taken.
-    pub fn beat_if_steady(&mut self, now: u64, name: &Name) -> bool {
-        let steady = self.table.find(name).filter(|entry| self.table.get(*entry).state == State::Ok);
-        steady.is_some_and(|entry| self.heard_here(entry, now, false) == Heard::Steady)
+    pub fn beat_if_steady(&mut self, now: u64, beat: &Sent) -> bool {
+        let steady = self.table.find(&beat.name).filter(|entry| self.table.get(*entry).state == State::Ok);
+        steady.is_some_and(|entry| self.heard_here(entry, now, beat.details) == Heard::Steady)
     }
 
-    fn heard_here(&mut self, entry: u32, now: u64, going_away: bool) -> Heard {
+    fn heard_here(&mut self, entry: u32, now: u64, details: Details) -> Heard {
         let component = self.table.get_mut(entry);
         if !component.unflushed {
             component.unflushed = true;
             self.unflushed.push(entry);
         }
         component.via = HERE;
-        self.heard(entry, now, going_away)
+        self.heard(entry, now, details)
     }
 
     /// A beat that the replica `via` took, `beat.age_ms` ago.
@@ -216,25 +233,39 @@ impl Audit {
         if self.table.get(entry).last < at {
             self.table.get_mut(entry).via = via;
         }
-        let too_old = beat.age_ms >= self.err && self.table.get(entry).state != State::New;
+        let (_, err) = windows(self.warn, self.err, beat.interval);
+        let too_old = beat.age_ms >= err && self.table.get(entry).state != State::New;
         if too_old || self.table.get(entry).last >= at {
             return Ok(Heard::Steady);
         }
-        Ok(self.heard(entry, at, beat.going_away))
+        let Beat { going_away, interval, stamp, .. } = *beat;
+        Ok(self.heard(entry, at, Details { going_away, interval, stamp }))
     }
 
-    fn heard(&mut self, entry: u32, at: u64, going_away: bool) -> Heard {
+    fn heard(&mut self, entry: u32, at: u64, details: Details) -> Heard {
+        let Details { going_away, interval, stamp } = details;
         let component = self.table.get_mut(entry);
         component.last = component.last.max(at);
         component.going_away = going_away;
+        // The next judge reads the interval from the store, should it not have the beat itself.
+        let other_interval = std::mem::replace(&mut component.interval, interval) != interval;
+        if other_interval && self.judging && component.state != State::New {
+            self.soil(entry);
+        }
+        let component = self.table.get_mut(entry);
         if component.state == State::Ok && !going_away {
             component.news = false;
-            let deadline = component.last + self.warn;
+            let deadline = component.last + windows(self.warn, self.err, interval).0;
             self.wheel.put(entry, deadline);
             return Heard::Steady;
         }
         if component.state == State::Stopped && going_away {
             return Heard::Steady;
+        }
+        if stamp.is_empty() {
+            self.stamps.remove(&entry);
+        } else {
+            self.stamps.insert(entry, stamp);
         }
         if self.judging && !component.news {
             self.woken.push(entry);
@@ -302,12 +333,17 @@ impl Audit {
     }
 
     fn arm(&mut self, entry: u32, state: State) {
-        let since = self.silent_since(self.table.get(entry));
+        let component = self.table.get(entry);
+        let (since, (warn, err)) = (self.silent_since(component), self.windows(component));
         match state {
-            State::Ok => self.wheel.put(entry, since + self.warn),
-            State::Warned => self.wheel.put(entry, since + self.err),
+            State::Ok => self.wheel.put(entry, since + warn),
+            State::Warned => self.wheel.put(entry, since + err),
             State::New | State::Dead | State::Stopped => self.wheel.remove(entry),
         }
+    }
+
+    fn windows(&self, component: &Component) -> (u64, u64) {
+        windows(self.warn, self.err, component.interval)
     }
 
     fn silent_since(&self, component: &Component) -> u64 {
@@ -359,6 +395,7 @@ impl Audit {
         self.count(entry, false);
         self.wheel.remove(entry);
         self.flaps.forget(entry);
+        self.stamps.remove(&entry);
         self.unwritten.remove(&entry);
         self.unstored.remove(&entry);
         self.held.remove(&entry);
@@ -375,7 +412,7 @@ impl Audit {
         self.table.find(name).is_some_and(|entry| {
             let component = self.table.get(entry);
             let age = now.saturating_sub(self.silent_since(component));
-            age < self.err + slack && (component.state != State::Dead || component.news)
+            age < self.windows(component).1 + slack && (component.state != State::Dead || component.news)
         })
     }
 
@@ -398,6 +435,11 @@ impl Audit {
 
     pub fn counts(&self) -> Counts {
         self.counts
+    }
+
+    /// Components of a bucket.
+    pub fn count_in(&self, bucket: u16) -> usize {
+        self.table.in_bucket(bucket).len()
     }
 
     pub fn known(&self) -> usize {

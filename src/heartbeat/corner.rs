@@ -373,6 +373,9 @@ pub struct Overview {
     pub problems: BTreeMap<u16, Error>,
     /// Trackers that are gone without a farewell and may still take beats: deaths of their components are held.
     pub lost_trackers: usize,
+    /// Components of those buckets that beat or changed not long ago, with the calendar time of the newest beat that
+    /// reached the store, or 0.
+    pub unreadable: BTreeMap<Name, u64>,
 }
 
 /// Everything that is known about every component, for people: each record with the calendar time of the newest beat that
@@ -440,5 +443,15 @@ async fn with_beats<T: Tree>(
         record.beat_at = record.beat_at.max(heard.get(&record.name).copied().unwrap_or(0));
     }
     records.sort_unstable_by_key(|record| record.name);
-    Ok(Overview { records, problems, lost_trackers: lost.len() })
+    let is_hidden = |name: &Name| problems.contains_key(&bucket_of(name.as_str()));
+    let mut unreadable: BTreeMap<Name, u64> = heard.into_iter().filter(|(name, _)| is_hidden(name)).collect();
+    if !problems.is_empty() {
+        for page in journal(tree, 0).await? {
+            let names = page.changes.unwrap_or_default().into_iter().map(|change| change.name);
+            for name in names.filter(|name| wanted(name) && is_hidden(name)) {
+                unreadable.entry(name).or_default();
+            }
+        }
+    }
+    Ok(Overview { records, problems, lost_trackers: lost.len(), unreadable })
 }

@@ -1,6 +1,7 @@
 //! What a tracker has heard: the one memory that requests and the tracker's loop share. Beats end here; nothing waits while
 //! the memory is locked, and no store is needed. What is made of it is for `tracker`.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,10 +9,11 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use super::audit::{Audit, Heard, Now};
+use super::audit::{Audit, Counts, Heard, Now};
 use super::name::Name;
 use super::params::Params;
 use super::record::Beat;
+use super::sent::Sent;
 use super::shown::{Board, Shown};
 use super::table::Full;
 use super::watched::Watched;
@@ -78,6 +80,10 @@ pub struct Condition {
     pub stranded_beats: u64,
     pub store_writes: u64,
     pub calls: u64,
+    /// Events that the webhook did not get, because a newer one of the same component took their place.
+    pub webhook_collapsed: u64,
+    /// Buckets that cannot be read.
+    pub unreadable: BTreeSet<u16>,
     /// Time in which nobody listened.
     pub lost_ms: u64,
 }
@@ -114,6 +120,12 @@ pub struct Inner {
 impl Inner {
     fn standing(&self, now: u64) -> Standing {
         Standing::after(now.saturating_sub(self.passed_on))
+    }
+
+    /// How many components there are of each kind.
+    pub fn counts(&self) -> Counts {
+        let unreadable = self.condition.unreadable.iter().map(|bucket| self.audit.count_in(*bucket)).sum();
+        Counts { unreadable, ..self.audit.counts() }
     }
 }
 
@@ -191,7 +203,7 @@ impl Ears {
     ///
     /// # Errors
     /// [`Full`] for one component too many.
-    pub async fn beat(&self, beats: &[(Name, bool)]) -> Result<(), Full> {
+    pub async fn beat<B: Into<Sent> + Copy>(&self, beats: &[B]) -> Result<(), Full> {
         let Some(generation) = self.take(beats)? else { return Ok(()) };
         self.urgent.notify_one();
         let mut safe = self.safe.subscribe();
@@ -201,12 +213,12 @@ impl Ears {
     }
 
     /// The generation to wait for, if there is anything new and a store to keep it.
-    fn take(&self, beats: &[(Name, bool)]) -> Result<Option<u64>, Full> {
+    fn take<B: Into<Sent> + Copy>(&self, beats: &[B]) -> Result<Option<u64>, Full> {
         let mut inner = self.lock();
         let now = self.now_watched(&inner);
         let (mut news, mut refused) = (false, Ok(()));
-        for (name, going_away) in beats {
-            match inner.audit.beat(now, name, *going_away) {
+        for beat in beats {
+            match inner.audit.beat_with(now, &(*beat).into()) {
                 Ok(heard) => {
                     news |= heard == Heard::News;
                     inner.condition.beats += 1;
@@ -223,10 +235,10 @@ impl Ears {
     }
 
     /// Takes a beat that is as expected; any other is left as if it had not come.
-    pub fn take_steady(&self, name: &Name) -> bool {
+    pub fn take_steady(&self, beat: &Sent) -> bool {
         let mut inner = self.lock();
         let now = self.now_watched(&inner);
-        let taken = inner.standing(now) != Standing::Stranded && inner.audit.beat_if_steady(now, name);
+        let taken = inner.standing(now) != Standing::Stranded && inner.audit.beat_if_steady(now, beat);
         inner.condition.beats += u64::from(taken);
         taken
     }
@@ -318,7 +330,7 @@ mod tests {
         let pulse = tokio::time::timeout(TAKEN_WITHIN, ears.pulse());
         assert!(pulse.await.is_err(), "it runs until it is dropped");
         assert_eq!(ears.standing(), Standing::Stranded);
-        assert!(!ears.take_steady(&name), "left to the path that answers with an error");
+        assert!(!ears.take_steady(&(name, false).into()), "left to the path that answers with an error");
         ears.beat(&[(name, false)]).await.unwrap();
         assert_eq!(ears.take_unflushed().0[0][0].age_ms, 0, "the newest beat");
         ears.passed_on(ears.watched_now());

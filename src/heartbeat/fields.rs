@@ -7,6 +7,8 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Deserializer as Json;
 
+use super::sent::MAX_INTERVAL;
+
 /// The fields of one beat; none if it is no JSON object.
 pub(super) fn beat(bytes: &[u8]) -> Option<Fields<'_>> {
     let mut json = Json::from_slice(bytes);
@@ -36,20 +38,24 @@ pub(super) enum Field<'a> {
     Text(Cow<'a, str>),
     /// Of strings.
     List(Vec<Cow<'a, str>>),
+    Number(u64),
     /// Something else.
     Wrong,
 }
 
-pub(super) const FIELDS: [&str; 5] = ["Component", "Hostname", "NID", "Status", "Timestamp"];
+/// Those that are required come first.
+pub(super) const FIELDS: [&str; 6] = ["Component", "Hostname", "NID", "Status", "Timestamp", "Interval"];
+const REQUIRED: usize = 5;
 
 #[derive(Debug, Default)]
-pub(super) struct Fields<'a>([Field<'a>; 5]);
+pub(super) struct Fields<'a>([Field<'a>; 6]);
 
 impl Fields<'_> {
-    /// The first thing that is wrong with the fields from `first` on, in their order.
+    /// The first thing that is wrong with the required fields from `first` on, in their order.
     pub(super) fn problem(&self, first: usize) -> Option<String> {
-        let known = || FIELDS.iter().zip(&self.0).skip(first);
-        let wrong = known().find(|(_, field)| matches!(field, Field::Wrong | Field::List(_)));
+        let known = || FIELDS.iter().zip(&self.0).take(REQUIRED).skip(first);
+        let wrong =
+            known().find(|(_, field)| matches!(field, Field::Wrong | Field::List(_) | Field::Number(_)));
         if let Some((name, _)) = wrong {
             return Some(format!("Invalid data type in {name} field"));
         }
@@ -58,6 +64,21 @@ impl Fields<'_> {
             _ => true,
         });
         missing.map(|(name, _)| format!("Missing {name} field"))
+    }
+
+    /// Seconds between two beats of the sender, as a number or as text; 0 if it does not say so.
+    ///
+    /// # Errors
+    /// Says what is wrong with the field.
+    pub(super) fn interval(&self) -> Result<u16, String> {
+        let seconds = match &self.0[5] {
+            Field::Missing => return Ok(0),
+            Field::Text(text) => text.parse().ok(),
+            Field::Number(seconds) => u16::try_from(*seconds).ok(),
+            Field::List(_) | Field::Wrong => return Err("Invalid data type in Interval field".to_owned()),
+        };
+        let allowed = seconds.filter(|seconds| (1..=MAX_INTERVAL).contains(seconds));
+        allowed.ok_or_else(|| format!("Invalid Interval: not a number of seconds from 1 to {MAX_INTERVAL}"))
     }
 
     pub(super) fn text(&self, at: usize) -> &str {
@@ -162,8 +183,8 @@ impl<'de> Visitor<'de> for FieldSeed {
         Ok(Some(Field::Wrong))
     }
 
-    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
-        Ok(Some(Field::Wrong))
+    fn visit_u64<E>(self, number: u64) -> Result<Self::Value, E> {
+        Ok(Some(Field::Number(number)))
     }
 
     fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::audit::Change;
 use super::name::Name;
 use super::record::Garbled;
+use super::sent::Stamp;
 use super::state::{State, Word};
 
 /// A page is written anew with every change until it is this large.
@@ -141,8 +142,11 @@ impl Journal {
 }
 
 fn line_of(change: &Change) -> Vec<u8> {
-    let Change { name, state, word, sequence, at, flaps } = change;
-    let row = json!([name.as_str(), state.as_str(), word.map(Word::as_str), sequence, at, flaps]);
+    let Change { name, state, word, sequence, at, flaps, stamp } = change;
+    let mut row = json!([name.as_str(), state.as_str(), word.map(Word::as_str), sequence, at, flaps]);
+    if let (Some(stamp), Some(row)) = (stamp.text(), row.as_array_mut()) {
+        row.push(stamp.into());
+    }
     format!("{row}\n").into_bytes()
 }
 
@@ -155,7 +159,12 @@ pub fn page_from_bytes(bytes: &[u8]) -> Result<Vec<Change>, Garbled> {
 
 fn change_of(line: &[u8]) -> Option<Change> {
     let row: Vec<Value> = serde_json::from_slice(line.strip_suffix(b"\n")?).ok()?;
-    let [name, state, word, sequence, at, flaps] = row.as_slice() else { return None };
+    let [name, state, word, sequence, at, flaps, rest @ ..] = row.as_slice() else { return None };
+    let stamp = match rest {
+        [] => Stamp::default(),
+        [stamp] => Stamp::of(stamp.as_str()?),
+        _ => return None,
+    };
     let word = match word {
         Value::Null => None,
         word => Some(Word::parse(word.as_str()?)?),
@@ -167,6 +176,7 @@ fn change_of(line: &[u8]) -> Option<Change> {
         sequence: sequence.as_u64()?,
         at: at.as_u64()?,
         flaps: u16::try_from(flaps.as_u64()?).ok()?,
+        stamp,
     })
 }
 
@@ -182,6 +192,7 @@ mod tests {
             sequence,
             at: 1_700_000_000_000,
             flaps: 3,
+            stamp: Stamp::of(if sequence % 3 == 0 { "noon \"sharp\"" } else { "" }),
         };
         numbers.map(change).collect()
     }

@@ -4,6 +4,7 @@
 mod late;
 mod telling;
 mod tidying;
+mod unreadable;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -334,6 +335,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         self.page = office.journal.newest().or(self.page);
         self.last_page = self.last_page.max(self.page);
         office.hooks.push(&changes);
+        self.setting.ears.lock().condition.webhook_collapsed += office.hooks.take_collapsed();
         for written in office.to_write_down.drain(..) {
             // Who waited may have been ended.
             let _ = written.send(());

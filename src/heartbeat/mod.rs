@@ -22,6 +22,7 @@ pub mod record;
 pub mod report;
 pub mod request;
 pub mod sender;
+pub mod sent;
 pub mod shown;
 pub mod state;
 pub mod table;

@@ -295,6 +295,7 @@ pub fn change_body(change: &Change) -> Vec<u8> {
         "message": message,
         "at": change.at,
         "flaps": change.flaps,
+        "timestamp": change.stamp.text(),
     })
     .to_string()
     .into_bytes()

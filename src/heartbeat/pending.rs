@@ -234,6 +234,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::heartbeat::sent::Stamp;
     use crate::heartbeat::state::State;
 
     fn change(name: &str, sequence: u64, word: Word) -> Change {
@@ -244,6 +245,7 @@ mod tests {
             sequence,
             at: 0,
             flaps: 0,
+            stamp: Stamp::default(),
         }
     }
 

@@ -7,16 +7,20 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::name::Name;
+use super::sent::Stamp;
 use super::state::{State, Word};
 
 /// Components are spread over so many znodes, so that one change rewrites little and a million still fit.
 pub const BUCKETS: u16 = 4096;
 
 /// As many as fit into a znode whatever their names are.
-pub const MAX_IN_BUCKET: usize = 360;
+pub const MAX_IN_BUCKET: usize = 350;
 
-/// Beats in one znode; the longest names still leave it below a znode's limit.
+/// Beats in one znode,
 pub const MAX_IN_BATCH: usize = 700;
+
+/// and the bytes of their rows at most.
+const MAX_BATCH_BYTES: usize = 64_000;
 
 /// A beat that is older is as good as none, whoever reads of it.
 const OLDEST_MS: u64 = 86_400_000;
@@ -63,6 +67,8 @@ pub struct Record {
     pub beat_at: u64,
     /// How often it came back, while that is too often.
     pub flaps: u16,
+    /// Seconds between its beats, as it says; 0 if it does not.
+    pub interval: u16,
 }
 
 /// Deaths that are held back, as far as whoever judges next must know. Nothing is kept of it where all is quiet.
@@ -101,6 +107,34 @@ pub struct Beat {
     /// How long before the writing, by the replica's own clock.
     pub age_ms: u64,
     pub going_away: bool,
+    /// As in [`Record`].
+    pub interval: u16,
+    /// The `Timestamp` of a beat that says something new; empty for others.
+    pub stamp: Stamp,
+}
+
+impl Beat {
+    /// The bytes of its row at most: JSON escapes a character of one byte with two, and one of several with none.
+    fn max_bytes(&self) -> usize {
+        self.name.as_str().len() + 2 * self.stamp.as_str().len() + 40
+    }
+}
+
+/// Beats in pieces that fit into a znode each.
+pub fn in_batches(beats: Vec<Beat>) -> Vec<Vec<Beat>> {
+    let mut batches: Vec<Vec<Beat>> = Vec::new();
+    let mut bytes = 0;
+    for beat in beats {
+        bytes += beat.max_bytes();
+        match batches.last_mut() {
+            Some(batch) if batch.len() < MAX_IN_BATCH && bytes <= MAX_BATCH_BYTES => batch.push(beat),
+            _ => {
+                bytes = beat.max_bytes();
+                batches.push(vec![beat]);
+            }
+        }
+    }
+    batches
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -131,7 +165,8 @@ pub fn bucket_to_bytes(records: impl IntoIterator<Item = Record>) -> Vec<u8> {
 }
 
 fn push_row(text: &mut String, record: &Record) {
-    let Record { name, state, word, sequence, word_sequence, told, changed_at, beat_at, flaps } = record;
+    let Record { name, state, word, sequence, word_sequence, told, changed_at, beat_at, flaps, interval } =
+        record;
     let (name, state, told) = (name.as_str(), state.as_str(), told.as_str());
     let (quote, word) = word.map_or(("", "null"), |word| ("\"", word.as_str()));
     // A text takes whatever is written to it.
@@ -139,8 +174,11 @@ fn push_row(text: &mut String, record: &Record) {
         text,
         r#"["{name}","{state}",{quote}{word}{quote},{sequence},"{told}",{changed_at},{beat_at},{flaps}"#
     );
-    if word_sequence != sequence {
+    if word_sequence != sequence || *interval != 0 {
         let _ = write!(text, ",{word_sequence}");
+    }
+    if *interval != 0 {
+        let _ = write!(text, ",{interval}");
     }
     text.push(']');
 }
@@ -184,6 +222,7 @@ fn record(row: &Value) -> Option<Record> {
         changed_at: row[5].as_u64()?,
         beat_at: row[6].as_u64()?,
         flaps: u16::try_from(row[7].as_u64()?).ok()?,
+        interval: row.get(9).map_or(Some(0), |interval| interval.as_u64()?.try_into().ok())?,
     })
 }
 
@@ -192,9 +231,14 @@ impl Batch {
         let rows: Vec<Value> = self
             .beats
             .iter()
-            .map(|beat| match beat.going_away {
-                false => json!([beat.name.as_str(), beat.age_ms]),
-                true => json!([beat.name.as_str(), beat.age_ms, true]),
+            .map(|beat| {
+                let Beat { name, age_ms, going_away, interval, stamp } = beat;
+                match (going_away, interval, stamp.text()) {
+                    (false, 0, None) => json!([name.as_str(), age_ms]),
+                    (true, 0, None) => json!([name.as_str(), age_ms, true]),
+                    (_, _, None) => json!([name.as_str(), age_ms, going_away, interval]),
+                    (_, _, Some(stamp)) => json!([name.as_str(), age_ms, going_away, interval, stamp]),
+                }
             })
             .collect();
         json!({"v": 1, "answers": self.answers, "farewell": self.farewell, "at": self.at, "beats": rows})
@@ -235,6 +279,8 @@ fn beat(row: &Value) -> Option<Beat> {
         name: Name::parse(row.first()?.as_str()?).ok()?,
         age_ms: row.get(1)?.as_u64()?,
         going_away: row.get(2).is_some_and(|flag| flag.as_bool() == Some(true)),
+        interval: row.get(3).map_or(Some(0), |interval| interval.as_u64()?.try_into().ok())?,
+        stamp: row.get(4).map_or(Some(""), Value::as_str).map(Stamp::of)?,
     })
 }
 
@@ -242,6 +288,7 @@ fn beat(row: &Value) -> Option<Beat> {
 mod tests {
     use super::*;
     use crate::heartbeat::name::MAX_NAME;
+    use crate::heartbeat::sent::{MAX_INTERVAL, MAX_STAMP};
 
     fn name(text: &str) -> Name {
         Name::parse(text).unwrap()
@@ -260,7 +307,13 @@ mod tests {
             changed_at: 99_999_999_999_999,
             beat_at: 99_999_999_999_999,
             flaps: u16::MAX,
+            interval: MAX_INTERVAL,
         }
+    }
+
+    fn longest_beat(number: usize) -> Beat {
+        let stamp = Stamp::of(&"\"".repeat(MAX_STAMP));
+        Beat { name: longest(number).name, age_ms: 5, going_away: true, interval: MAX_INTERVAL, stamp }
     }
 
     #[test]
@@ -268,11 +321,16 @@ mod tests {
         let records = vec![
             longest(1),
             Record { word: None, told: Told::No, state: State::Ok, word_sequence: u64::MAX, ..longest(2) },
+            Record { interval: 0, ..longest(3) },
+            Record { interval: 0, word_sequence: u64::MAX, ..longest(4) },
         ];
         assert_eq!(bucket_from_bytes(&bucket_to_bytes(records.iter().copied())), Ok(records));
         let beats = vec![
-            Beat { name: name("a"), age_ms: 12, going_away: false },
-            Beat { name: name("b"), age_ms: 0, going_away: true },
+            Beat { going_away: false, interval: 0, stamp: Stamp::default(), ..longest_beat(1) },
+            Beat { interval: 0, stamp: Stamp::default(), ..longest_beat(2) },
+            Beat { going_away: false, stamp: Stamp::default(), ..longest_beat(3) },
+            Beat { interval: 0, ..longest_beat(4) },
+            longest_beat(5),
         ];
         let batch = Batch { answers: 3, farewell: true, at: 99, beats };
         assert_eq!(Batch::from_bytes(&batch.to_bytes()), Ok(batch));
@@ -282,12 +340,20 @@ mod tests {
     fn a_full_znode_is_below_its_limit() {
         let bucket = bucket_to_bytes((0..MAX_IN_BUCKET).map(longest));
         assert!(bucket.len() <= 64 * 1024, "{}", bucket.len());
-        let beats = (0..MAX_IN_BATCH)
-            .map(|number| Beat { name: longest(number).name, age_ms: 5, going_away: true })
-            .collect();
-        let batch =
-            Batch { answers: u64::MAX, farewell: true, at: u64::MAX, beats }.later(u64::MAX).to_bytes();
-        assert!(batch.len() <= 64 * 1024, "{}", batch.len());
+        let kinds: [fn(usize) -> Beat; 2] =
+            [longest_beat, |number| Beat { stamp: Stamp::default(), ..longest_beat(number) }];
+        for beat in kinds {
+            let batches = in_batches((0..MAX_IN_BATCH).map(beat).collect());
+            assert_eq!(batches.iter().map(Vec::len).sum::<usize>(), MAX_IN_BATCH);
+            for beats in batches {
+                let batch = Batch { answers: u64::MAX, farewell: true, at: u64::MAX, beats }.later(u64::MAX);
+                let bytes = batch.to_bytes();
+                assert!(bytes.len() <= 64 * 1024, "{}", bytes.len());
+            }
+        }
+        let short = |number: usize| Beat { name: name(&format!("x{number}")), ..longest_beat(0) };
+        let short = |number| Beat { stamp: Stamp::default(), ..short(number) };
+        assert_eq!(in_batches((0..=MAX_IN_BATCH).map(short).collect()).len(), 2);
     }
 
     #[test]

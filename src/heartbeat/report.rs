@@ -63,6 +63,11 @@ pub fn metrics(condition: &Condition, counts: &Counts) -> String {
             "Failed rounds of calls to the webhook, in a row",
             condition.webhook_failures.into(),
         ),
+        counter(
+            "webhook_events_collapsed_total",
+            "Events that the webhook did not get because a newer one of the same component took their place",
+            condition.webhook_collapsed,
+        ),
         gauge("store_connected", "Whether the store answers", condition.store.into()),
         gauge("judging", "Whether this replica judges", condition.judging.into()),
         gauge("alarm", "Whether deaths are held because of a mass outage", condition.alarm.is_some().into()),
@@ -72,6 +77,11 @@ pub fn metrics(condition: &Condition, counts: &Counts) -> String {
             count(counts.untold),
         ),
         gauge("components_refused", "Components that the state manager refused", count(counts.refused)),
+        gauge(
+            "components_unreadable",
+            "Components whose records in the store cannot be read",
+            count(counts.unreadable),
+        ),
         gauge(
             "components_held",
             "Components that are due to die and held",

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::fields::{self, Field, Fields};
 use super::name::Name;
+use super::sent::{Details, Sent, Stamp};
 use super::state::says_going_away;
 
 const ROOT: &str = "/hmi/v1";
@@ -23,8 +24,7 @@ const MAX_NAMES: usize = 50_000;
 /// What a client wants.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Wish<'a> {
-    /// Each with whether it says good-bye.
-    Beats(Vec<(Name, bool)>),
+    Beats(Vec<Sent>),
     State(&'a str),
     States(Vec<Cow<'a, str>>),
     Params,
@@ -150,7 +150,7 @@ fn body<'a>(said: Said<'a>, instance: &str) -> Result<&'a [u8], Refusal> {
 const NO_JSON: &str = "Invalid JSON data type";
 
 /// A whole beat, once its fields are there.
-fn whole(fields: &Fields<'_>) -> Result<(Name, bool), String> {
+fn whole(fields: &Fields<'_>) -> Result<Sent, String> {
     if let Some(problem) = fields.problem(0) {
         return Err(problem);
     }
@@ -158,7 +158,12 @@ fn whole(fields: &Fields<'_>) -> Result<(Name, bool), String> {
     if !is_number(fields.text(2)) {
         return Err("Invalid NID".to_owned());
     }
-    Ok((name, says_going_away(fields.text(3))))
+    Ok(Sent { name, details: details(fields)? })
+}
+
+fn details(fields: &Fields<'_>) -> Result<Details, String> {
+    let (going_away, stamp) = (says_going_away(fields.text(3)), Stamp::of(fields.text(4)));
+    Ok(Details { going_away, interval: fields.interval()?, stamp })
 }
 
 /// The name of a component that may beat.
@@ -170,17 +175,17 @@ fn component(text: &str) -> Result<Name, String> {
     }
 }
 
-fn beat(bytes: &[u8]) -> Result<(Name, bool), String> {
+fn beat(bytes: &[u8]) -> Result<Sent, String> {
     whole(&fields::beat(bytes).ok_or(NO_JSON)?)
 }
 
-fn one(beat: (Name, bool)) -> Wish<'static> {
+fn one(beat: Sent) -> Wish<'static> {
     Wish::Beats(vec![beat])
 }
 
 /// The beat in a POST, if it is one beat and nothing is wrong with it. Most requests are this; everything else about
 /// them, and why one is refused, is in [`read`].
-pub fn good_beat(target: &str, body: &[u8]) -> Option<(Name, bool)> {
+pub fn good_beat(target: &str, body: &[u8]) -> Option<Sent> {
     let rest = target.strip_prefix(HEARTBEAT)?;
     match rest.strip_prefix('/') {
         Some(name) => named_beat(name.strip_suffix('/').unwrap_or(name), body).ok(),
@@ -196,12 +201,12 @@ fn beats(bytes: &[u8]) -> Result<Wish<'_>, String> {
     whole.collect::<Result<_, _>>().map(Wish::Beats)
 }
 
-fn named_beat(name: &str, bytes: &[u8]) -> Result<(Name, bool), String> {
+fn named_beat(name: &str, bytes: &[u8]) -> Result<Sent, String> {
     let fields = fields::beat(bytes).ok_or(NO_JSON)?;
     if let Some(problem) = fields.problem(3) {
         return Err(problem);
     }
-    Ok((component(name)?, says_going_away(fields.text(3))))
+    Ok(Sent { name: component(name)?, details: details(&fields)? })
 }
 
 /// What Go's `ParseInt` takes with base 0.
@@ -223,7 +228,9 @@ fn states(bytes: &[u8]) -> Result<Wish<'_>, String> {
         Field::Missing => Ok(Wish::States(Vec::new())),
         Field::List(names) if names.len() <= MAX_NAMES => Ok(Wish::States(names)),
         Field::List(_) => Err(format!("More than {MAX_NAMES} names")),
-        Field::Text(_) | Field::Wrong => Err("Invalid data type in XNames field".to_owned()),
+        Field::Text(_) | Field::Number(_) | Field::Wrong => {
+            Err("Invalid data type in XNames field".to_owned())
+        }
     }
 }
 

@@ -12,7 +12,12 @@ fn ask<'a>(method: &'a str, path: &'a str, body: &'a str) -> Result<Wish<'a>, (u
 }
 
 fn beat_of(name: &str) -> Wish<'static> {
-    Wish::Beats(vec![(Name::parse(name).unwrap(), false)])
+    Wish::Beats(vec![sent(name, false, "now")])
+}
+
+fn sent(name: &str, going_away: bool, timestamp: &str) -> Sent {
+    let details = Details { going_away, interval: 0, stamp: Stamp::of(timestamp) };
+    Sent { name: Name::parse(name).unwrap(), details }
 }
 
 const GOOD: &str =
@@ -26,12 +31,40 @@ fn a_beat_is_taken_whatever_the_case_of_its_keys() {
     let more = GOOD.replace("{\"Comp", "{\"Extra\":[1,{\"a\":null}],\"Comp");
     assert_eq!(ask("POST", "/hmi/v1/heartbeat", &more), Ok(beat_of("x0c0s0b0n0")));
     let bye = GOOD.replace("OK", "Going Away");
-    let gone = Wish::Beats(vec![(Name::parse("x0c0s0b0n0").unwrap(), true)]);
+    let gone = Wish::Beats(vec![sent("x0c0s0b0n0", true, "now")]);
     assert_eq!(ask("POST", "/hmi/v1/heartbeat", &bye), Ok(gone));
     assert_eq!(
-        ask("POST", "/hmi/v1/heartbeat/X00c0", r#"{"Status":"OK","Timestamp":"t"}"#),
+        ask("POST", "/hmi/v1/heartbeat/X00c0", r#"{"Status":"OK","Timestamp":"now"}"#),
         Ok(beat_of("x0c0"))
     );
+}
+
+#[test]
+fn a_beat_may_say_how_often_it_comes() {
+    let with = |interval: &str| GOOD.replace("{\"Comp", &format!("{{\"Interval\":{interval},\"Comp"));
+    let interval = |body: &str| match ask("POST", "/hmi/v1/heartbeat", body)? {
+        Wish::Beats(beats) => Ok::<_, (u16, String)>(beats[0].details.interval),
+        other => panic!("{other:?}"),
+    };
+    for (said, seconds) in [("60", 60), ("\"60\"", 60), ("28800", 28_800), ("null", 0)] {
+        assert_eq!(interval(&with(said)), Ok(seconds), "{said}");
+    }
+    let range = "Invalid Interval: not a number of seconds from 1 to 28800";
+    for (said, detail) in [
+        ("0", range),
+        ("28801", range),
+        ("99999999999", range),
+        ("\"\"", range),
+        ("\"soon\"", range),
+        ("-1", "Invalid data type in Interval field"),
+        ("1.5", "Invalid data type in Interval field"),
+        ("[]", "Invalid data type in Interval field"),
+    ] {
+        assert_eq!(interval(&with(said)), Err((400, detail.to_owned())), "{said}");
+    }
+    let named = r#"{"Status":"OK","Timestamp":"t","interval":"9"}"#;
+    let Ok(Wish::Beats(beats)) = ask("POST", "/hmi/v1/heartbeat/x0/", named) else { panic!("no beat") };
+    assert_eq!((beats[0].name.as_str(), beats[0].details.interval), ("x0", 9));
 }
 
 #[test]
@@ -98,10 +131,7 @@ fn numbers_are_gos() {
 #[test]
 fn relays_send_lists() {
     let other = GOOD.replace("x0c0s0b0n0", "x0c0s0b0n1");
-    let two = Wish::Beats(vec![
-        (Name::parse("x0c0s0b0n0").unwrap(), false),
-        (Name::parse("x0c0s0b0n1").unwrap(), false),
-    ]);
+    let two = Wish::Beats(vec![sent("x0c0s0b0n0", false, "now"), sent("x0c0s0b0n1", false, "now")]);
     assert_eq!(ask("POST", "/hmi/v1/heartbeats", &format!("[{GOOD},{other}]")), Ok(two));
     assert_eq!(ask("POST", "/hmi/v1/heartbeats", "[]"), Ok(Wish::Beats(Vec::new())));
     let bad = other.replace("\"1\"", "\"one\"");
@@ -228,7 +258,7 @@ proptest! {
         let body = Value::Object(document).to_string();
         match ask("POST", "/hmi/v1/heartbeat", &body) {
             Ok(wish) => {
-                prop_assert_eq!(wish, Wish::Beats(vec![(Name::parse(&values[0]).unwrap(), says_going_away(&values[3]))]));
+                prop_assert_eq!(wish, Wish::Beats(vec![sent(&values[0], says_going_away(&values[3]), &values[4])]));
             }
             Err((status, _)) => {
                 prop_assert_eq!(status, 400);

@@ -11,6 +11,7 @@ use super::name::Name;
 use super::notify::{Outgoing, Post};
 use super::token;
 use crate::model::MachineId;
+use crate::runtime::clock::{utc, wall_ms};
 
 /// Three beats fit into the shortest window that trackers have by default.
 pub const PERIOD: Duration = Duration::from_secs(3);
@@ -68,8 +69,9 @@ impl Sender {
 
     /// Whether anybody took it; `first` is the one that did, and is tried first the next time.
     async fn say<P: Post>(&self, post: &P, trackers: &[String], status: &str, first: &mut usize) -> bool {
-        // Trackers have clocks of their own; the field must be there and is not read.
-        let body = serde_json::json!({"Status": status, "Timestamp": "now"}).to_string().into_bytes();
+        // For people: trackers show it in events, and measure silence with their own clocks.
+        let body =
+            serde_json::json!({"Status": status, "Timestamp": utc(wall_ms())}).to_string().into_bytes();
         for step in 0..trackers.len() {
             let at = (*first + step) % trackers.len();
             let call = Outgoing {
@@ -124,7 +126,8 @@ mod tests {
                 body: Ok(&call.body),
             };
             let Ok(Wish::Beats(beats)) = read(said) else { panic!("no beat: {call:?}") };
-            self.0.lock().unwrap().push((host.to_owned(), beats[0], call.clone().authorization.unwrap()));
+            let beat = (beats[0].name, beats[0].details.going_away);
+            self.0.lock().unwrap().push((host.to_owned(), beat, call.clone().authorization.unwrap()));
             Ok(200)
         }
     }

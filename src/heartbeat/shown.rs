@@ -55,6 +55,11 @@ impl Shown {
         }
     }
 
+    fn numbered(&self, sequence: u64) -> Option<Change> {
+        let at = self.recent.binary_search_by_key(&sequence, |change| change.sequence).ok()?;
+        self.recent.get(at).copied()
+    }
+
     /// The changes after `sequence`, at most so many; none if what came right after it is not here.
     fn after_number(&self, sequence: u64, most: usize) -> Option<Vec<Change>> {
         if sequence < self.from {
@@ -151,7 +156,12 @@ impl Ears {
     /// The changes with these numbers. Who has changed since then is left out: it comes later.
     pub fn numbered(&self, numbers: &[(u64, u32)]) -> Vec<Change> {
         let inner = self.lock();
-        numbers.iter().filter_map(|(number, entry)| inner.audit.change_numbered(*number, *entry)).collect()
+        let found = numbers.iter().filter_map(|(number, entry)| {
+            let change = inner.audit.change_numbered(*number, *entry)?;
+            // The same with what only the journal keeps of it.
+            Some(inner.shown.numbered(*number).unwrap_or(change))
+        });
+        found.collect()
     }
 }
 
@@ -173,11 +183,20 @@ mod tests {
     use super::*;
     use crate::heartbeat::name::Name;
     use crate::heartbeat::record::{Record, Told, bucket_of};
+    use crate::heartbeat::sent::Stamp;
     use crate::heartbeat::state::{State, Word};
 
     fn change(sequence: u64) -> Change {
         let name = Name::parse(&format!("n{sequence}")).unwrap();
-        Change { name, state: State::Ok, word: Some(Word::Started), sequence, at: 0, flaps: 0 }
+        Change {
+            name,
+            state: State::Ok,
+            word: Some(Word::Started),
+            sequence,
+            at: 0,
+            flaps: 0,
+            stamp: Stamp::default(),
+        }
     }
 
     fn numbers(changes: Option<Vec<Change>>) -> Option<Vec<u64>> {
@@ -214,6 +233,7 @@ mod tests {
                 changed_at: 0,
                 beat_at: 0,
                 flaps: 0,
+                interval: 0,
             };
             ears.lock().audit.adopt(bucket_of(name.as_str()), &[record], 1000);
         }

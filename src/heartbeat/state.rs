@@ -34,6 +34,14 @@ pub fn says_going_away(status: &str) -> bool {
     GOING_AWAY.iter().any(|word| status.eq_ignore_ascii_case(word))
 }
 
+/// The windows of a component, in milliseconds: silence until the warning, and until it is declared dead. A component that
+/// says that it beats every `interval` seconds may miss one beat before the warning and two before it is declared dead.
+/// Neither window is shorter than that of all others.
+pub fn windows(warn: u64, err: u64, interval: u16) -> (u64, u64) {
+    let beat = u64::from(interval) * 1000;
+    (warn.max(2 * beat), err.max(3 * beat))
+}
+
 impl State {
     /// What a beat makes of it, and what is told about that.
     pub fn on_beat(self, going_away: bool) -> (Self, Option<Word>) {
@@ -153,6 +161,20 @@ mod tests {
             (New, 1000, None),
         ] {
             assert_eq!(from.on_silence(age, 10, 30), expected, "{from:?} {age}");
+        }
+    }
+
+    #[test]
+    fn slow_components_have_longer_windows() {
+        for (interval, expected) in [
+            (0, (10_000, 30_000)),
+            (5, (10_000, 30_000)),
+            (6, (12_000, 30_000)),
+            (10, (20_000, 30_000)),
+            (60, (120_000, 180_000)),
+            (u16::MAX, (131_070_000, 196_605_000)),
+        ] {
+            assert_eq!(windows(10_000, 30_000, interval), expected, "{interval}");
         }
     }
 

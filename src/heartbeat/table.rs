@@ -44,6 +44,8 @@ pub struct Component {
     pub unflushed: bool,
     /// As the store has it; `Flaps` counts for the judge.
     pub flaps: u16,
+    /// As in [`Record`].
+    pub interval: u16,
 }
 
 impl Component {
@@ -139,6 +141,7 @@ impl Table {
             going_away: false,
             unflushed: false,
             flaps: 0,
+            interval: 0,
         }))
         .map_err(|_| Full)?;
         bucket.push(entry);
@@ -191,6 +194,7 @@ impl Table {
             changed_at: component.changed_at,
             beat_at,
             flaps: component.flaps,
+            interval: component.interval,
         }
     }
 }

@@ -255,6 +255,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             // The journal is written anew, and the judge may not have our newest answer.
             (self.page, self.answered) = (None, 0);
         }
+        self.ears().lock().condition.unreadable.clear();
         self.adopt(buckets, went_back);
         let noted = Noted {
             params: true,

@@ -48,13 +48,16 @@ pub struct Queue {
     /// How many must wait before it is worth while to look again for more than one of a component.
     crowded_at: usize,
     note: Note,
+    /// Changes that were dropped since the last [`Queue::take_collapsed`], because a newer one of their component stands
+    /// for them.
+    collapsed: u64,
 }
 
 impl Queue {
     /// `changes` are in order; those that were told are left out.
     pub fn new(note: Note, changes: impl IntoIterator<Item = Change>) -> Self {
         let waiting = changes.into_iter().filter(|change| change.sequence > note.done).collect();
-        Self { waiting, crowded_at: MAX_WAITING, note }
+        Self { waiting, crowded_at: MAX_WAITING, note, collapsed: 0 }
     }
 
     pub fn note(&self) -> &Note {
@@ -66,10 +69,17 @@ impl Queue {
         if self.waiting.len() > self.crowded_at.max(MAX_WAITING) {
             let newest: HashMap<Name, u64> =
                 self.waiting.iter().map(|change| (change.name, change.sequence)).collect();
+            let before = self.waiting.len();
             self.waiting.retain(|change| newest.get(&change.name) == Some(&change.sequence));
+            self.collapsed += (before - self.waiting.len()) as u64;
             // Where each has one, there are as many as components, and to look for more each time would cost all of them.
             self.crowded_at = 2 * self.waiting.len();
         }
+    }
+
+    /// How many changes were dropped since the last call, because a newer one stands for them.
+    pub fn take_collapsed(&mut self) -> u64 {
+        std::mem::take(&mut self.collapsed)
     }
 
     /// There is no webhook: who comes later hears of what happens then.
@@ -91,7 +101,8 @@ impl Queue {
             if !room || !restless(&change.name) {
                 return Some(*change);
             }
-            self.note.owed.insert(change.name);
+            // The newest of those that a component is owed is sent in the end.
+            self.collapsed += u64::from(!self.note.owed.insert(change.name));
             self.note.done = change.sequence;
             self.waiting.pop_front();
         }
@@ -118,11 +129,20 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::heartbeat::sent::Stamp;
     use crate::heartbeat::state::{State, Word};
 
     fn change(name: &str, sequence: u64) -> Change {
         let name = Name::parse(name).unwrap();
-        Change { name, state: State::Ok, word: Some(Word::Restarted), sequence, at: 0, flaps: 0 }
+        Change {
+            name,
+            state: State::Ok,
+            word: Some(Word::Restarted),
+            sequence,
+            at: 0,
+            flaps: 0,
+            stamp: Stamp::default(),
+        }
     }
 
     /// Everything that it tells now, by number.
@@ -169,6 +189,20 @@ mod tests {
         assert!(tell_all(&mut queue, &["a"], &[]).is_empty());
         assert!(tell_all(&mut queue, &[], &[]).is_empty());
         assert_eq!(queue.note(), &Note { done: 10, owed: BTreeSet::new() });
+    }
+
+    #[test]
+    fn changes_that_a_newer_one_stands_for_are_counted() {
+        let mut queue = Queue::new(Note::default(), (1..=9).map(|n| change(["a", "b"][n as usize % 2], n)));
+        assert_eq!(tell_all(&mut queue, &["a"], &[]), [1, 3, 5, 7, 9]);
+        assert_eq!((queue.take_collapsed(), queue.take_collapsed()), (3, 0), "2, 4 and 6: 8 is sent later");
+        assert_eq!(tell_all(&mut queue, &[], &[change("a", 8)]), [8]);
+        assert_eq!(queue.take_collapsed(), 0);
+        let many = MAX_WAITING as u64;
+        queue.push(
+            &(10..=many + 10).map(|n| change(if n % 2 == 0 { "a" } else { "b" }, n)).collect::<Vec<_>>(),
+        );
+        assert_eq!(queue.take_collapsed(), many - 1);
     }
 
     #[test]

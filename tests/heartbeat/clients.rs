@@ -1,10 +1,18 @@
 //! Parameters, names, events and unreadable records, as clients of the HTTP API and operators see
 //! them.
 
+use std::time::Duration;
+
+use portcullis::heartbeat::record::bucket_of;
+use portcullis::store::ZkTree;
+use portcullis::store::paths::{self, NodePath};
+use portcullis::store::tree::{Tree, Write};
 use serde_json::{Value, json};
 
-use crate::harness::Store;
+use crate::harness::{Store, wait_for};
 use crate::process::{Client, Site, Tracker};
+
+const DEADLINE: Duration = Duration::from_secs(60);
 
 const PARAMS: &str = "/hmi/v1/params";
 
@@ -88,5 +96,99 @@ fn a_path_may_end_in_a_slash_and_reserved_names_are_refused() {
         assert_eq!(send(&mut client, name, "OK", "t"), 400, "{name}");
         assert_eq!(client.beat(name).unwrap(), 400, "{name}");
     }
+    tracker.end();
+}
+
+/// The first events about a component.
+fn events(tracker: &Tracker, query: &str, name: &str, count: usize) -> Vec<Value> {
+    let path = format!("/hmi/v1/events{query}");
+    let lines = Client::connect(tracker.addr).unwrap().stream(&path);
+    let data = lines.filter_map(|line| line.strip_prefix("data: ").map(str::to_owned));
+    let documents = data.map(|data| serde_json::from_str::<Value>(&data).unwrap());
+    documents.filter(|document| document["component"] == name).take(count).collect()
+}
+
+#[test]
+fn events_from_zero_are_all_that_is_kept_with_the_timestamps_of_beats() {
+    let (_site, tracker, mut client) = begin(OPEN);
+    let told = [("OK", "12:00"), ("stopping", "12:01"), ("OK", "12:02"), ("stopping", "12:03")];
+    for (status, timestamp) in told {
+        assert_eq!(send(&mut client, "x1", status, timestamp), 200);
+        wait_for("the event of this beat", DEADLINE, || {
+            let newest = events(&tracker, "", "x1", 1);
+            (newest[0]["timestamp"] == timestamp).then_some(())
+        });
+    }
+    let all = events(&tracker, "?since=0", "x1", 4);
+    let stamps: Vec<&str> = all.iter().map(|event| event["timestamp"].as_str().unwrap()).collect();
+    assert_eq!(stamps, ["12:00", "12:01", "12:02", "12:03"]);
+    assert_eq!(events(&tracker, "", "x1", 1)[0]["timestamp"], "12:03", "the newest alone without a number");
+    tracker.end();
+}
+
+/// With the operator's rights. None deletes the znode.
+fn overwrite(site: &Site, path: &NodePath, data: Option<&[u8]>) -> Vec<u8> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let address = site.store.addr().to_string().parse().unwrap();
+        let tree = ZkTree::connect(&address, Some(&site.operator())).await.unwrap();
+        let node = tree.get(path).await.unwrap();
+        let (path, version) = (path.clone(), node.version);
+        let write = match data {
+            Some(data) => Write::SetIfVersion { path, data: data.to_vec(), version },
+            None => Write::Delete { path },
+        };
+        tree.write(vec![write]).await.unwrap();
+        node.data
+    })
+}
+
+fn listed(site: &Site, name: &str) -> Option<String> {
+    let (_, out, _) = site.came(&["heartbeat", "list", "--format", "json"]);
+    let list: Value = serde_json::from_str(&out).ok()?;
+    let found = list.as_array()?.iter().find(|component| component["component"] == name)?;
+    found["health"].as_str().map(str::to_owned)
+}
+
+fn metric(tracker: &Tracker, name: &str) -> Option<u64> {
+    let text = tracker.get("/metrics").1;
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("portcullis_heartbeat_{name} ")))?;
+    line.parse().ok()
+}
+
+#[test]
+fn a_component_in_an_unreadable_bucket_is_shown_and_told_of_again() {
+    let (site, tracker, mut client) = begin(OPEN);
+    assert_eq!(send(&mut client, "x2", "OK", "1"), 200);
+    wait_for("a component in the store", DEADLINE, || (listed(&site, "x2")? == "ok").then_some(()));
+    tracker.end();
+    let bucket = paths::heartbeat_bucket(bucket_of("x2"));
+    let good = overwrite(&site, &bucket, Some(b"garbage"));
+
+    let tracker = site.tracker(OPEN);
+    let mut client = Client::connect(tracker.addr).unwrap();
+    assert_eq!(send(&mut client, "x2", "stopping", "2"), 200);
+    wait_for("the component in a metric", DEADLINE, || {
+        (metric(&tracker, "components_unreadable")? == 1).then_some(())
+    });
+    wait_for("the component in the list", DEADLINE, || (listed(&site, "x2")? == "unreadable").then_some(()));
+    // It stopped while its record could not be read; whoever repairs the record learns of that.
+    overwrite(&site, &bucket, Some(&good));
+    wait_for("the change that was not written", DEADLINE, || {
+        (listed(&site, "x2")? == "stopped").then_some(())
+    });
+    assert_eq!(metric(&tracker, "components_unreadable"), Some(0));
+
+    let before = metric(&tracker, "components_unreadable");
+    assert_eq!(before, Some(0));
+    overwrite(&site, &bucket, Some(b"garbage again"));
+    wait_for("the component in a metric", DEADLINE, || {
+        // A change makes the judge look at the bucket.
+        send(&mut client, "x2", "OK", "3");
+        (metric(&tracker, "components_unreadable")? == 1).then_some(())
+    });
+    overwrite(&site, &bucket, None);
+    wait_for("the component, written again", DEADLINE, || (listed(&site, "x2")? == "ok").then_some(()));
+    assert_eq!(metric(&tracker, "components_unreadable"), Some(0));
     tracker.end();
 }

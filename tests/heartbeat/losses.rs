@@ -8,6 +8,7 @@ use portcullis::heartbeat::corner;
 use portcullis::heartbeat::journal::Journal;
 use portcullis::heartbeat::name::Name;
 use portcullis::heartbeat::record::bucket_of;
+use portcullis::heartbeat::sent::Stamp;
 use portcullis::heartbeat::state::{State, Word};
 use portcullis::store::memory::Fault;
 use portcullis::store::paths;
@@ -126,6 +127,7 @@ async fn the_journal_is_kept_as_long_as_it_is_needed() {
         sequence,
         at: 1,
         flaps: 0,
+        stamp: Stamp::default(),
     };
     let changes: Vec<Change> = (1..=CHANGES).map(change).collect();
     let acl = world.roles.controllers();

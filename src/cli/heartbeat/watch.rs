@@ -121,12 +121,21 @@ fn line(change: &Change, format: Format) -> String {
 mod tests {
     use super::*;
     use crate::heartbeat::name::Name;
+    use crate::heartbeat::sent::Stamp;
     use crate::heartbeat::state::Word;
     use crate::store::Error;
 
     fn change(sequence: u64) -> Change {
         let name = Name::parse("a").unwrap();
-        Change { name, state: State::Ok, word: Some(Word::Started), sequence, at: 0, flaps: 0 }
+        Change {
+            name,
+            state: State::Ok,
+            word: Some(Word::Started),
+            sequence,
+            at: 0,
+            flaps: 0,
+            stamp: Stamp::default(),
+        }
     }
 
     fn page(number: u64, sequences: &[u64]) -> Page {
@@ -172,7 +181,10 @@ mod tests {
             (State::Stopped, None, "planned stop"),
             (State::Ok, None, "back from a planned stop"),
         ] {
-            let text = line(&Change { name, state, word, sequence: 1, at: 0, flaps: 0 }, Format::Text);
+            let text = line(
+                &Change { name, state, word, sequence: 1, at: 0, flaps: 0, stamp: Stamp::default() },
+                Format::Text,
+            );
             assert_eq!(text, format!("1970-01-01T00:00:00Z  a  {}  {message}\n", state.as_str()));
         }
     }

@@ -70,8 +70,8 @@ impl Audit {
 
     /// What silence makes of an entry that came out of the wheel; back it goes if it is not due.
     fn look_at(&mut self, entry: u32, until: u64, now: Now) -> Option<(State, Word)> {
-        let (warn, err) = (self.warn, self.err);
         let component = self.table.get(entry);
+        let (warn, err) = self.windows(component);
         let (state, since) = (component.state, self.silent_since(component));
         let mut step = state.on_silence(until.saturating_sub(since), warn, err);
         if step.is_some()
@@ -133,8 +133,9 @@ impl Audit {
         for entry in std::mem::take(&mut self.held) {
             let component = self.table.get(entry);
             let (state, since) = (component.state, self.silent_since(component));
+            let (_, err) = self.windows(component);
             if state == State::Warned {
-                self.wheel.put(entry, (since + self.err).max(now));
+                self.wheel.put(entry, (since + err).max(now));
             }
         }
         self.counts.held = 0;
@@ -196,10 +197,13 @@ impl Audit {
             component.word_sequence = number;
         }
         let (name, flaps) = (component.full_name(), component.flaps);
+        // Only a beat makes a component well, or announces its end.
+        let by_beat = matches!(state, State::Ok | State::Stopped);
+        let stamp = self.stamps.remove(&entry).filter(|_| by_beat).unwrap_or_default();
         self.leave_shelter(entry);
         self.flaps.moved(entry, now.watched);
         self.count(entry, true);
         self.soil(entry);
-        verdict.changes.push(Change { name, state, word, sequence: number, at: now.wall, flaps });
+        verdict.changes.push(Change { name, state, word, sequence: number, at: now.wall, flaps, stamp });
     }
 }

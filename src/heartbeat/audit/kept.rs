@@ -6,7 +6,8 @@ use std::ops::Range;
 
 use super::{Audit, Change, Now};
 use crate::heartbeat::name::Name;
-use crate::heartbeat::record::{Beat, MAX_IN_BATCH, Record, Told, bucket_of, bucket_to_bytes};
+use crate::heartbeat::record::{Beat, Record, Told, bucket_of, bucket_to_bytes, in_batches};
+use crate::heartbeat::sent::Stamp;
 use crate::heartbeat::state::State;
 use crate::heartbeat::table::Component;
 use crate::model::planted::{Bug, planted};
@@ -63,29 +64,41 @@ impl Audit {
             }
         }
         for record in records {
-            let Ok(entry) = self.table.ensure(&record.name) else { continue };
-            self.count(entry, false);
-            let component = self.table.get_mut(entry);
-            if component.state != record.state {
-                component.base = now;
-            }
-            // What its newest beat said is known: whoever wrote this has heard of it.
-            component.news &= match record.state {
-                State::Ok => component.going_away,
-                State::Stopped => !component.going_away,
-                State::New | State::Warned | State::Dead => true,
-            };
-            component.state = record.state;
-            component.word = record.word;
-            component.sequence = record.sequence;
-            component.word_sequence = record.word_sequence;
-            component.told = record.told;
-            component.changed_at = record.changed_at;
-            component.beat_at = record.beat_at;
-            component.flaps = record.flaps;
-            self.count(entry, true);
-            self.arm(entry, record.state);
+            self.adopt_one(record, now);
         }
+    }
+
+    pub(super) fn adopt_one(&mut self, record: &Record, now: u64) {
+        let Ok(entry) = self.table.ensure(&record.name) else { return };
+        self.count(entry, false);
+        let component = self.table.get_mut(entry);
+        if component.state != record.state {
+            component.base = now;
+        }
+        // The judge that wrote this record knew the newest beat.
+        component.news &= match record.state {
+            State::Ok => component.going_away,
+            State::Stopped => !component.going_away,
+            State::New | State::Warned | State::Dead => true,
+        };
+        if !component.news {
+            self.stamps.remove(&entry);
+        }
+        let component = self.table.get_mut(entry);
+        if component.last == 0 {
+            // Otherwise the newest beat is known here, and with it the interval.
+            component.interval = record.interval;
+        }
+        component.state = record.state;
+        component.word = record.word;
+        component.sequence = record.sequence;
+        component.word_sequence = record.word_sequence;
+        component.told = record.told;
+        component.changed_at = record.changed_at;
+        component.beat_at = record.beat_at;
+        component.flaps = record.flaps;
+        self.count(entry, true);
+        self.arm(entry, record.state);
     }
 
     /// The names heard since the last call, in batches that fit into a znode each.
@@ -97,10 +110,13 @@ impl Audit {
                 let component = self.table.get_mut(entry);
                 component.unflushed = false;
                 let age_ms = now.saturating_sub(component.last) + missed_since(component.last);
-                Beat { name: component.full_name(), age_ms, going_away: component.going_away }
+                let (news, going_away, interval) = (component.news, component.going_away, component.interval);
+                let name = component.full_name();
+                let stamp = self.stamps.get(&entry).filter(|_| news).copied().unwrap_or_default();
+                Beat { name, age_ms, going_away, interval, stamp }
             })
             .collect();
-        beats.chunks(MAX_IN_BATCH).map(<[Beat]>::to_vec).collect()
+        in_batches(beats)
     }
 
     pub fn has_unflushed(&self) -> bool {
@@ -208,7 +224,7 @@ impl Change {
     pub fn newest(record: &Record) -> Self {
         let Record { name, state, sequence, word_sequence, changed_at: at, flaps, .. } = *record;
         let word = record.word.filter(|_| word_sequence == sequence);
-        Self { name, state, word, sequence, at, flaps }
+        Self { name, state, word, sequence, at, flaps, stamp: Stamp::default() }
     }
 }
 
@@ -225,5 +241,6 @@ fn newest(component: &Component) -> Change {
         sequence: component.sequence,
         at: component.changed_at,
         flaps: component.flaps,
+        stamp: Stamp::default(),
     }
 }

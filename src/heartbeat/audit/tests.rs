@@ -2,6 +2,8 @@
 
 mod handing_over;
 mod lost;
+mod slow;
+mod thawing;
 
 use proptest::prelude::*;
 
@@ -105,7 +107,8 @@ fn silence_is_judged_only_as_far_as_all_was_heard() {
     assert!(bench.audit.has_due(now.watched));
     assert_eq!(bench.audit.judge(now, 5_000, &mut bench.sequence), Verdict::default());
     // Another replica heard it seven seconds ago.
-    let beat = Beat { name: name("a"), age_ms: 7_000, going_away: false };
+    let beat =
+        Beat { name: name("a"), age_ms: 7_000, going_away: false, interval: 0, stamp: Stamp::default() };
     assert_eq!(bench.audit.beat_elsewhere(bench.now, &beat, 1), Ok(Heard::Steady));
     assert_eq!(bench.after(0), []);
     assert_eq!(bench.after(2_999), []);
@@ -122,7 +125,8 @@ fn an_old_beat_from_elsewhere_changes_nothing() {
     bench.beat("a");
     bench.after(0);
     bench.after(60_000);
-    let old = Beat { name: name("a"), age_ms: 40_000, going_away: false };
+    let old =
+        Beat { name: name("a"), age_ms: 40_000, going_away: false, interval: 0, stamp: Stamp::default() };
     bench.audit.beat_elsewhere(bench.now, &old, 1).unwrap();
     assert_eq!(bench.after(0), [], "still dead");
     let fresh = Beat { age_ms: 100, ..old };

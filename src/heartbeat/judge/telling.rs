@@ -192,6 +192,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             let (now, audit) = (self.setting.ears.now(&inner).watched, &inner.audit);
             office.hooks.next(|name| audit.is_restless(now, name), |name| audit.newest_change(name))
         };
+        self.setting.ears.lock().condition.webhook_collapsed += office.hooks.take_collapsed();
         office.note_hooked |= office.hooks.note() != &office.noted.0;
         if let Some(change) = next.filter(|_| !office.note_hooked) {
             let (post, ears) = (Arc::clone(&self.setting.post), Arc::clone(&self.setting.ears));

@@ -105,9 +105,12 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             self.miss(there);
         }
         if self.office.is_none() && !noted.buckets.is_empty() {
-            let buckets = corner::buckets(self.tree(), noted.buckets).await?;
+            let buckets = corner::buckets(self.tree(), noted.buckets.iter().copied()).await?;
+            // Those that are gone are left out.
+            self.ears().lock().condition.unreadable.retain(|bucket| !noted.buckets.contains(bucket));
             self.adopt(buckets, false);
         }
+        self.look_at_unreadable(&noted.buckets).await?;
         if self.office.is_none() && noted.journal {
             self.read_journal().await?;
         }
@@ -121,13 +124,17 @@ impl<T: Tree, P: Post> Tracker<T, P> {
                 Ok(records) => {
                     let mut inner = self.ears().lock();
                     let now = self.ears().now(&inner).watched;
+                    inner.condition.unreadable.remove(&number);
                     if went_back {
                         inner.audit.adopt_older(number, &records, now);
                     } else {
                         inner.audit.adopt(number, &records, now);
                     }
                 }
-                Err(problem) => error!(%problem, "components cannot be read"),
+                Err(problem) => {
+                    error!(%problem, "components cannot be read");
+                    self.ears().lock().condition.unreadable.insert(number);
+                }
             }
         }
     }

@@ -9,7 +9,7 @@ const HOLD: u64 = 100_000;
 /// `a` beat to another tracker, `b` here.
 fn begun() -> Bench {
     let mut bench = Bench::new();
-    let beat = Beat { name: name("a"), age_ms: 0, going_away: false };
+    let beat = Beat { name: name("a"), age_ms: 0, going_away: false, interval: 0, stamp: Stamp::default() };
     bench.audit.beat_elsewhere(bench.now, &beat, OTHER).unwrap();
     bench.beat("b");
     bench.after(0);

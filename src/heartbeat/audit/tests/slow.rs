@@ -1,0 +1,74 @@
+//! Components that say how often they beat, and have longer windows.
+
+use super::*;
+use crate::heartbeat::record::{bucket_from_bytes, bucket_of};
+
+fn beat_every(bench: &mut Bench, who: &str, interval: u16) -> Heard {
+    let details = Details { interval, ..Details::default() };
+    bench.audit.beat_with(bench.now, &Sent { name: name(who), details }).unwrap()
+}
+
+#[test]
+fn a_slow_component_has_three_intervals() {
+    let mut bench = Bench::new();
+    beat_every(&mut bench, "slow", 60);
+    bench.beat("quick");
+    bench.after(0);
+    // A deadline is noticed 16 ms late at most.
+    assert_eq!(bench.after(10_016), told("quick", Word::MightBeDead));
+    assert_eq!(bench.after(20_000), told("quick", Word::DeclaredDead));
+    assert_eq!(bench.after(89_983), []);
+    assert!(bench.audit.heartbeating(bench.now, &name("slow"), 0));
+    assert_eq!(bench.after(17), told("slow", Word::MightBeDead), "after two of its intervals");
+    assert_eq!(bench.after(59_983), []);
+    assert_eq!(bench.after(17), told("slow", Word::DeclaredDead), "after three");
+    assert!(!bench.audit.heartbeating(bench.now, &name("slow"), 0));
+    assert_eq!(beat_every(&mut bench, "slow", 60), Heard::News);
+    assert_eq!(bench.after(0), told("slow", Word::Restarted));
+}
+
+#[test]
+fn the_newest_beat_says_how_often() {
+    let mut bench = Bench::new();
+    beat_every(&mut bench, "a", 60);
+    bench.after(0);
+    assert_eq!(beat_every(&mut bench, "a", 5), Heard::Steady, "no shorter than all others");
+    assert_eq!(bench.after(10_016), told("a", Word::MightBeDead));
+    beat_every(&mut bench, "a", 60);
+    bench.after(0);
+    assert_eq!(bench.after(100_000), []);
+    bench.beat("a");
+    assert_eq!(bench.after(10_016), told("a", Word::MightBeDead), "one without an interval has that of all");
+}
+
+#[test]
+fn an_interval_outlives_the_judge() {
+    let mut bench = Bench::new();
+    beat_every(&mut bench, "a", 60);
+    bench.after(0);
+    let bucket = bucket_of("a");
+    let wall = Now { watched: bench.now, wall: bench.now };
+    let records = bucket_from_bytes(&bench.audit.bucket_bytes(bucket, wall)).unwrap();
+    bench.audit.written(bucket);
+    // An interval that changed with nothing else is written, too.
+    beat_every(&mut bench, "a", 90);
+    assert!(bench.audit.dirty().contains(&bucket));
+    beat_every(&mut bench, "a", 90);
+
+    // A successor that never got a beat of it.
+    let mut next = Bench::new();
+    next.audit.adopt(bucket, &records, next.now);
+    assert_eq!(next.after(119_999), []);
+    assert_eq!(next.after(17), told("a", Word::MightBeDead));
+    assert_eq!(next.after(60_000), told("a", Word::DeclaredDead));
+
+    // A successor that gets the beat from another replica.
+    let mut other = Bench::new();
+    other.now += 500_000;
+    let beats = bench.audit.take_unflushed(bench.now, |_| 0).concat();
+    assert_eq!(beats[0].interval, 90);
+    other.audit.beat_elsewhere(other.now, &Beat { age_ms: 100_000, ..beats[0] }, 1).unwrap();
+    other.after(0);
+    assert_eq!(other.after(79_999), []);
+    assert_eq!(other.after(17), told("a", Word::MightBeDead));
+}

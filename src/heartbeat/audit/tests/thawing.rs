@@ -1,0 +1,92 @@
+//! Buckets that could not be read for a while, and timestamps of beats.
+
+use super::*;
+use crate::heartbeat::record::{Record, bucket_from_bytes, bucket_of};
+
+fn records(bench: &Bench, who: &str) -> Vec<Record> {
+    let now = Now { watched: bench.now, wall: bench.now };
+    bucket_from_bytes(&bench.audit.bucket_bytes(bucket_of(who), now)).unwrap()
+}
+
+fn thaw(bench: &mut Bench, who: &str, records: &[Record]) -> Vec<(State, Option<Word>)> {
+    let now = Now { watched: bench.now, wall: bench.now };
+    let last = bench.sequence;
+    let changes = bench.audit.thaw(bucket_of(who), records, now, &mut bench.sequence);
+    assert!(changes.iter().all(|change| change.sequence > last.last && change.name == name(who)));
+    changes.iter().map(|change| (change.state, change.word)).collect()
+}
+
+#[test]
+fn a_component_that_is_not_as_it_was_written_is_told_of_again() {
+    let mut bench = Bench::new();
+    bench.beat("a");
+    bench.after(0);
+    let ok = records(&bench, "a");
+    // The same state is no news, whatever the numbers are.
+    assert_eq!(thaw(&mut bench, "a", &ok), []);
+    bench.after(10_016);
+    assert_eq!(thaw(&mut bench, "a", &ok), [(State::Warned, Some(Word::MightBeDead))]);
+    bench.after(20_000);
+    let dead = records(&bench, "a");
+    assert_eq!(thaw(&mut bench, "a", &ok), [(State::Dead, Some(Word::DeclaredDead))]);
+    bench.beat("a");
+    bench.after(0);
+    assert_eq!(thaw(&mut bench, "a", &dead), [(State::Ok, Some(Word::Restarted))]);
+    let pending = bench.audit.pending(Now { watched: bench.now, wall: bench.now }, 9);
+    assert!(pending.is_empty(), "not before it is written");
+    bench.audit.written(bucket_of("a"));
+    let pending = bench.audit.pending(Now { watched: bench.now, wall: bench.now }, 9);
+    assert_eq!(pending[0].sequence, bench.sequence.last);
+}
+
+#[test]
+fn the_components_of_a_removed_bucket_are_told_of_again() {
+    let mut bench = Bench::new();
+    bench.beat("a");
+    bench.after(0);
+    bench.audit.written(bucket_of("a"));
+    assert_eq!(thaw(&mut bench, "a", &[]), [(State::Ok, Some(Word::Started))]);
+    assert!(bench.audit.dirty().contains(&bucket_of("a")), "and written again");
+    bench.audit.beat(bench.now, &name("a"), true).unwrap();
+    bench.after(0);
+    assert_eq!(thaw(&mut bench, "a", &[]), [(State::Stopped, None)]);
+}
+
+#[test]
+fn a_record_that_is_newer_than_memory_is_taken_over() {
+    let mut bench = Bench::new();
+    bench.beat("a");
+    bench.after(0);
+    let record = Record { state: State::Dead, sequence: u64::MAX, ..records(&bench, "a")[0] };
+    assert_eq!(thaw(&mut bench, "a", &[record]), []);
+    assert_eq!(bench.audit.counts().dead, 1);
+    let unknown = Record { name: name("b"), ..record };
+    assert_eq!(
+        bench.audit.thaw(bucket_of("b"), &[unknown], Now { watched: 1, wall: 1 }, &mut bench.sequence),
+        []
+    );
+    assert_eq!(bench.audit.counts().dead, 2);
+}
+
+#[test]
+fn the_timestamp_of_a_beat_is_in_the_change_that_it_makes() {
+    let mut bench = Bench::new();
+    let send = |bench: &mut Bench, status: bool, stamp: &str| {
+        let details = Details { going_away: status, interval: 0, stamp: Stamp::of(stamp) };
+        bench.audit.beat_with(bench.now, &Sent { name: name("a"), details }).unwrap();
+        let beats = bench.audit.take_unflushed(bench.now, |_| 0).concat();
+        let now = Now { watched: bench.now, wall: bench.now };
+        let verdict = bench.audit.judge(now, bench.now, &mut bench.sequence);
+        let stamp = verdict.changes.first().map(|change| change.stamp.as_str().to_owned());
+        (beats[0].stamp.as_str().to_owned(), stamp)
+    };
+    let both = |stamp: &str| (stamp.to_owned(), Some(stamp.to_owned()));
+    assert_eq!(send(&mut bench, false, "noon"), both("noon"));
+    assert_eq!(send(&mut bench, false, "later"), (String::new(), None), "nothing has changed");
+    assert_eq!(send(&mut bench, true, "evening"), both("evening"));
+    assert_eq!(send(&mut bench, false, ""), both(""));
+    bench.now += 60_000;
+    let now = Now { watched: bench.now, wall: bench.now };
+    let verdict = bench.audit.judge(now, bench.now, &mut bench.sequence);
+    assert!(verdict.changes.iter().all(|change| change.stamp.is_empty()), "silence has no timestamp");
+}
