@@ -134,6 +134,7 @@ const PURE: &[&str] = &[
     "src/heartbeat/wheel.rs",
     "src/runtime/http/chunked.rs",
     "src/runtime/http/framing.rs",
+    "src/runtime/ownership.rs",
     "src/store/acl.rs",
     "src/store/address.rs",
     "src/store/paths.rs",

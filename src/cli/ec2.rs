@@ -128,7 +128,7 @@ impl Keys {
 }
 
 fn read(path: &Path) -> anyhow::Result<Keys> {
-    let bytes = file::read_limited(path, MAX_BYTES)?
+    let bytes = file::read_trusted(path, MAX_BYTES)?
         .ok_or_else(|| Refusal::NoEc2Settings { path: path.to_owned() })?;
     let wrong = || format!("cannot use the settings in {}", path.display());
     let text = std::str::from_utf8(&bytes).with_context(wrong)?;

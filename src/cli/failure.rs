@@ -12,6 +12,7 @@ use super::output;
 use crate::keeper::KeeperError;
 use crate::keeper::log::StorageError;
 use crate::model::{EnvironmentName, MachineId};
+use crate::runtime::trusted_path;
 use crate::store;
 use crate::store::tree;
 
@@ -102,6 +103,10 @@ fn hint(error: &anyhow::Error) -> Option<String> {
             refusal_hint(refusal)
         } else if let Some(ConfigError::Read(refusal)) = link.downcast_ref::<ConfigError>() {
             read_hint(refusal)
+        } else if let Some(refusal) = link.downcast_ref::<ReadError>() {
+            read_hint(refusal)
+        } else if let Some(refusal) = link.downcast_ref::<trusted_path::Error>() {
+            refusal.repair()
         } else if let Some(refusal) = link.downcast_ref::<store::Error>() {
             store_hint(refusal)
         } else if let Some(refusal) = link.downcast_ref::<KeeperError>() {
@@ -153,6 +158,7 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
 fn read_hint(refusal: &ReadError) -> Option<String> {
     match refusal {
         ReadError::NotPrivate { path, .. } => Some(format!("chmod 600 {}", path.display())),
+        ReadError::Untrusted(refusal) => refusal.repair(),
         _ => None,
     }
 }

@@ -5,6 +5,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use crate::runtime::trusted_path;
+
 /// Who may read a file that is written here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Privacy {
@@ -123,6 +125,8 @@ pub(super) enum ReadError {
     TooLarge { path: PathBuf, most: usize },
     #[error("{} is not a file", path.display())]
     NotFile { path: PathBuf },
+    #[error(transparent)]
+    Untrusted(#[from] trusted_path::Error),
     #[error("cannot read {}", path.display())]
     Io { path: PathBuf, source: io::Error },
 }
@@ -132,8 +136,15 @@ pub(super) fn read_limited(path: &Path, most: usize) -> Result<Option<Vec<u8>>, 
     read(path, most, |_| Ok(()))
 }
 
-/// The same for a file with a secret in it, which is refused if anyone else could have read it.
+/// The same for a file that other users must not be able to change.
+pub(super) fn read_trusted(path: &Path, most: usize) -> Result<Option<Vec<u8>>, ReadError> {
+    trusted_path::check(path)?;
+    read(path, most, |_| Ok(()))
+}
+
+/// The same for a file with a secret in it, which is refused if anyone else could have read or changed it.
 pub(super) fn read_secret(path: &Path, most: usize) -> Result<Option<Vec<u8>>, ReadError> {
+    trusted_path::check(path)?;
     read(path, most, |metadata| {
         let mode = metadata.permissions().mode() & 0o777;
         if mode & 0o077 == 0 { Ok(()) } else { Err(ReadError::NotPrivate { path: path.to_owned(), mode }) }
@@ -249,6 +260,22 @@ mod tests {
         for (bits, refused) in [(0o600, false), (0o400, false), (0o640, true), (0o604, true), (0o620, true)] {
             fs::set_permissions(&path, fs::Permissions::from_mode(bits)).unwrap();
             assert_eq!(read_secret(&path, 10).is_err(), refused, "{bits:o}");
+        }
+    }
+
+    #[test]
+    fn files_that_others_can_replace_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let above = dir.path().join("config");
+        let path = above.join("local.json");
+        fs::create_dir(&above).unwrap();
+        replace(&path, b"x", Privacy::Secret).unwrap();
+        for (bits, refused) in [(0o777, true), (0o757, true), (0o755, false), (0o700, false)] {
+            fs::set_permissions(&above, fs::Permissions::from_mode(bits)).unwrap();
+            for read in [read_secret, read_trusted] {
+                assert_eq!(matches!(read(&path, 10), Err(ReadError::Untrusted(_))), refused, "{bits:o}");
+            }
+            assert!(read_limited(&path, 10).is_ok());
         }
     }
 

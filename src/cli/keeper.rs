@@ -1,7 +1,7 @@
 //! `portcullis keeper`: the embedded store as a process of its own.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
@@ -17,13 +17,15 @@ use crate::keeper::watching::WatchLimits;
 use crate::keeper::{Config, Keeper, Limits};
 use crate::runtime::files::raise_open_files;
 use crate::runtime::shutdown::Shutdown;
+use crate::runtime::trusted_path;
 
 /// Names the identity that no access list binds. A variable and not a flag, because flags are seen by everyone.
 const SUPER_DIGEST: &str = "PORTCULLIS_SUPER_DIGEST";
 
 #[derive(Debug, Args)]
 pub(super) struct Typed {
-    /// Where the data is kept; made if it is not there
+    /// Directory for the data, created if it does not exist. It is refused if other users own it, or can write to it, to
+    /// what is in it or to a directory above it
     #[arg(long, value_name = "DIR")]
     data_dir: PathBuf,
     #[command(flatten)]
@@ -89,6 +91,7 @@ impl Serving {
     /// The keeper's settings. Makes room for its connections, too, as far as the system lets it.
     pub(super) fn config(&self, data_dir: PathBuf) -> anyhow::Result<Config> {
         raise_open_files();
+        ensure_data_dir(&data_dir)?;
         Ok(Config {
             tls: self.tls()?,
             tick_ms: self.tick_ms,
@@ -127,6 +130,13 @@ impl Serving {
         let read = self.tls.read(self.tls_client_ca.as_deref(), Clients::MustShow)?;
         Ok(read.map(|(listen, config)| Tls { listen, config }))
     }
+}
+
+/// Creates the data directory, unless other users could change what is in it: the store trusts its own files.
+fn ensure_data_dir(data_dir: &Path) -> anyhow::Result<()> {
+    let ensured = trusted_path::ensure_directory(data_dir, 0o700)
+        .and_then(|()| trusted_path::check_with_entries(data_dir));
+    ensured.with_context(|| format!("cannot keep data in {}", data_dir.display()))
 }
 
 pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::Args;
 
+use crate::runtime::trusted_path;
 use crate::unit::hook::{Runs, keep_on, keep_standard_input};
 
 #[derive(Debug, Args)]
@@ -24,6 +25,9 @@ pub(super) struct Log {
 
 /// Blocks until the hook has ended.
 pub(super) fn run(args: &Typed) -> anyhow::Result<()> {
+    // The order names the program and the user.
+    trusted_path::check(&args.directory)
+        .map_err(|refused| anyhow::anyhow!("cannot run the hook: {}", refused.with_repair()))?;
     let runs = Runs::at(args.directory.clone());
     runs.enter_group();
     runs.carry_out(args.number, keep_on).context("cannot run the hook")

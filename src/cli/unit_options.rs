@@ -18,12 +18,14 @@ use super::hook_env;
 use super::hook_user::{self, Powers};
 use super::machine_file::MachineFile;
 use crate::model::{EnvironmentName, MachineId};
-use crate::unit::site::{DEFAULT_LIMIT, HookUser, Site};
+use crate::runtime::trusted_path;
+use crate::unit::site::{DEFAULT_LIMIT, HookUser, Site, check_directory};
 
 #[derive(Debug, Clone, Args)]
 pub(super) struct UnitOptions {
-    /// Where the units' files are [default: below the data directory; for hooks of another user below
-    /// $XDG_DATA_HOME/portcullis-units, or /var/lib/portcullis-units]
+    /// Directory for the units' files. It is refused if other users own it, or can write to it or to a directory above it
+    /// [default: below the data directory; for hooks of another user below $XDG_DATA_HOME/portcullis-units, or
+    /// /var/lib/portcullis-units]
     #[arg(long, value_name = "DIR")]
     units_dir: Option<PathBuf>,
     /// Who runs the hooks: USER or UID:GID for all of them, or UID+ for a user of its own for each unit, counted from
@@ -63,6 +65,9 @@ impl UnitOptions {
             check_way(user, directory.parent().unwrap_or(&directory))?;
             if hook_user::closed_to(user, &tools.join(TOOLS[0])).is_some() {
                 tools = carry_tools(&tools, &directory)
+        // Before anything is written there.
+        check_directory(&directory)
+            .with_context(|| format!("cannot use {} for units", directory.display()))?;
                     .with_context(|| format!("cannot bring the hook tools to {}", directory.display()))?;
             }
         }
@@ -122,9 +127,10 @@ fn ensure_open_place(
 ) -> anyhow::Result<PathBuf> {
     let top = open_top(env::var_os("XDG_DATA_HOME"));
     if !top.exists() {
-        let open = |()| fs::set_permissions(&top, fs::Permissions::from_mode(0o711));
-        let made = fs::create_dir_all(&top).and_then(open);
-        made.with_context(|| format!("cannot make {}", top.display()))?;
+        let failed = || format!("cannot make {}", top.display());
+        trusted_path::ensure_directory(&top, 0o711).with_context(failed)?;
+        // The umask may have taken permissions away.
+        fs::set_permissions(&top, fs::Permissions::from_mode(0o711)).with_context(failed)?;
     }
     Ok(top.join(open_name(environment, machine, usual)))
 }

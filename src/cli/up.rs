@@ -39,7 +39,8 @@ pub(super) struct Typed {
     /// Environment to run [default: local]
     #[arg(short, long, value_name = "ENV", env = "JUJU_ENV", hide_env_values = true)]
     environment: Option<String>,
-    /// Where the data is kept [default: $XDG_DATA_HOME/portcullis/ENV]
+    /// Directory for the data; the same is required of it as by `portcullis keeper` [default:
+    /// $XDG_DATA_HOME/portcullis/ENV]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     #[command(flatten)]

@@ -1,10 +1,12 @@
-//! What every long-running part needs and none should invent: signals, logs, the time of day, room for open files, a
-//! door for HTTP, numbers for who watches.
+//! Shared by all long-running parts: signals, logs, the time of day, limits for open files, checks of file owners, an HTTP
+//! listener, metrics.
 
 pub mod clock;
 pub mod files;
 pub mod http;
+pub mod ownership;
 pub mod prometheus;
 pub mod reconcile;
 pub mod shutdown;
 pub mod telemetry;
+pub mod trusted_path;

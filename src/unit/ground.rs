@@ -3,7 +3,7 @@
 //! from the start again, and would take another's files for its own, go on with its hooks, or end it. So what another has
 //! left is left as it is, and units have a directory of their own within it.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
@@ -14,9 +14,10 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
-use super::site::{HookUser, Site};
+use super::site::{HookUser, Site, check_directory};
 use super::units::Error;
 use super::users;
+use crate::runtime::trusted_path;
 
 /// How long another process may take to let go of the directory: one that was just asked to end, say.
 const PREDECESSOR: Duration = Duration::from_secs(20);
@@ -40,15 +41,15 @@ pub(super) struct Ground {
 /// Waits for the directory; `None` if we are asked to stop first.
 ///
 /// # Errors
-/// [`Error::Held`] and [`Error::Directory`].
+/// [`Error::Held`], [`Error::Untrusted`] and [`Error::Directory`].
 pub(super) async fn take(site: &Site, stop: &mut watch::Receiver<bool>) -> Result<Option<Ground>, Error> {
     let failed = |source| Error::Directory { directory: site.directory.display().to_string(), source };
     let patience = Instant::now() + PREDECESSOR;
-    DirBuilder::new().recursive(true).create(&site.directory).map_err(failed)?;
+    ensure_directory(site)?;
     loop {
         // Before it is held: another's agent may well be at work there.
         let found = match whose(site).map_err(failed)? {
-            Whose::Anothers => beside(site).map_err(failed)?,
+            Whose::Anothers => beside(site)?,
             Whose::Ours => (site.clone(), None),
         };
         let (site, problem) = found;
@@ -74,6 +75,18 @@ pub(super) async fn take(site: &Site, stop: &mut watch::Receiver<bool>) -> Resul
             _ = stop.wait_for(|stop| *stop) => return Ok(None),
         }
     }
+}
+
+/// Creates the directory of a site, unless other users could change what is in it.
+fn ensure_directory(site: &Site) -> Result<(), Error> {
+    let ensured = trusted_path::ensure_directory(&site.directory, 0o755);
+    ensured.and_then(|()| check_directory(&site.directory)).map_err(|refusal| {
+        let directory = site.directory.display().to_string();
+        match refusal {
+            trusted_path::Error::Io { source, .. } => Error::Directory { directory, source },
+            refusal @ trusted_path::Error::Untrusted(_) => Error::Untrusted { directory, refusal },
+        }
+    })
 }
 
 enum Whose {
@@ -110,14 +123,15 @@ fn own_directory(site: &Site) -> std::path::PathBuf {
 }
 
 /// A place of our own within another's directory, and what to say about that.
-fn beside(site: &Site) -> io::Result<(Site, Option<String>)> {
+fn beside(site: &Site) -> Result<(Site, Option<String>), Error> {
+    let failed = |source| Error::Directory { directory: site.directory.display().to_string(), source };
     let ours = Site { directory: own_directory(site), ..site.clone() };
-    DirBuilder::new().recursive(true).create(&ours.directory)?;
+    ensure_directory(&ours)?;
     if site.user != HookUser::Agents {
-        let above = fs::metadata(&site.directory)?.permissions().mode() & 0o7777;
-        fs::set_permissions(&site.directory, Permissions::from_mode(above | 0o011))?;
+        let above = fs::metadata(&site.directory).map_err(failed)?.permissions().mode() & 0o7777;
+        fs::set_permissions(&site.directory, Permissions::from_mode(above | 0o011)).map_err(failed)?;
     }
-    let units = site.residents()?.len();
+    let units = site.residents().map_err(failed)?.len();
     let problem = (units > 0).then(|| {
         format!(
             "{} has files of units of another environment or machine ({units}); they are left as they are, and so is \

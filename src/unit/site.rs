@@ -25,6 +25,7 @@ use super::workflow::Run;
 use crate::model::{EnvironmentName, MachineId, UnitId, UnitName};
 use crate::runtime::files::open_files_at_start;
 use crate::store::acl::Roles;
+use crate::runtime::trusted_path;
 use crate::store::{Address, Credential, Identity};
 
 /// How long a hook may take unless it is said otherwise.
@@ -79,6 +80,18 @@ pub struct Home<'a> {
 impl Site {
     pub fn home(&self, id: UnitId) -> Home<'_> {
         Home { site: self, id }
+/// The entries that the agent makes in a directory for units. Others may be there, too.
+const OWN_ENTRIES: [&str; 6] = ["units", "runs", "charms", "tools", "owner", "lock"];
+
+/// Refuses a directory for units that other users can change: its files say which programs run, and as which user.
+///
+/// # Errors
+/// Which directory or entry it is, with the command that repairs it.
+pub fn check_directory(directory: &Path) -> Result<(), trusted_path::Error> {
+    trusted_path::check(directory)?;
+    OWN_ENTRIES.iter().try_for_each(|name| trusted_path::check(&directory.join(name)))
+}
+
     }
 
     /// The units that have files here, also those that were removed since.
@@ -150,7 +163,7 @@ impl Home<'_> {
     fn own_user(&self, first: u32) -> io::Result<u32> {
         let path = self.runs_dir().join(users::OWN);
         match fs::read_to_string(&path) {
-            Ok(text) => return text.trim().parse().map_err(|_| io::Error::other("its user cannot be read")),
+            Ok(text) => return users::parse_own(&text, &path),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }

@@ -19,6 +19,7 @@ use super::roll::{self, Missed};
 use super::site::Site;
 use crate::model::UnitId;
 use crate::runtime::reconcile::DOUBT;
+use crate::runtime::trusted_path;
 use crate::store::paths;
 use crate::store::rollback::{Basis, RollbackGuard, Standing};
 use crate::store::tree::{self, Feed as _, Tree};
@@ -35,6 +36,8 @@ pub enum Error {
     Held(String),
     #[error("cannot use {directory} for units")]
     Directory { directory: String, source: io::Error },
+    #[error("cannot use {directory} for units: {}", refusal.with_repair())]
+    Untrusted { directory: String, refusal: trusted_path::Error },
     #[error(transparent)]
     Tree(#[from] tree::Error),
 }

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use crate::runtime::trusted_path;
+
 /// Of users that are given one after the other there is one entry, so this is for far more than there are.
 const MAX_BYTES: u64 = 1024 * 1024;
 
@@ -75,11 +77,14 @@ pub(super) fn take(list: &Path, first: u32, had: Option<u32>, own: &Path) -> io:
 }
 
 fn take_from(list: &Path, first: u32, had: Option<u32>, own: &Path) -> io::Result<u32> {
+    let untrusted = |error: trusted_path::Error| io::Error::other(error.with_repair());
     if let Some(above) = list.parent().filter(|above| !above.exists()) {
-        fs::create_dir_all(above)?;
-        // Whatever the process's own mask says: units have their files in it.
+        trusted_path::ensure_directory(above, 0o711).map_err(untrusted)?;
+        // The umask may have taken permissions away, and units have their files in this directory.
         fs::set_permissions(above, Permissions::from_mode(0o711))?;
     }
+    // A user who can change the list can have the same user given to two units.
+    trusted_path::check(list).map_err(untrusted)?;
     let _lock = lock(&list.with_extension("lock"))?;
     let mut bytes = Vec::new();
     let given = match File::open(list) {
@@ -110,8 +115,24 @@ fn take_from(list: &Path, first: u32, had: Option<u32>, own: &Path) -> io::Resul
 fn known_in(place: &Path) -> Vec<u32> {
     let within = children(place).into_iter().chain([place.to_owned()]);
     let runs = within.flat_map(|place| children(&place.join("runs")));
-    let user = |runs: PathBuf| fs::read_to_string(runs.join(OWN)).ok()?.trim().parse().ok();
-    runs.filter_map(user).filter(|user| *user < END).collect()
+    let user = |runs: PathBuf| {
+        let path = runs.join(OWN);
+        parse_own(&fs::read_to_string(&path).ok()?, &path).ok()
+    };
+    runs.filter_map(user).collect()
+}
+
+/// The user in a unit's file. Root is never taken from a file: only `--hook-user` makes hooks run as root.
+///
+/// # Errors
+/// If the file names no user, or one that no unit is given.
+pub(super) fn parse_own(text: &str, path: &Path) -> io::Result<u32> {
+    let refused = |why: &str| io::Error::other(format!("{} {why}", path.display()));
+    match text.trim().parse() {
+        Ok(0) => Err(refused("names root, and hooks run as root only by --hook-user; remove the file")),
+        Ok(user) if user < END => Ok(user),
+        _ => Err(refused("does not name a user")),
+    }
 }
 
 fn children(place: &Path) -> Vec<PathBuf> {
@@ -213,6 +234,36 @@ mod tests {
             );
             assert_eq!(fs::read_to_string(&list).unwrap(), garbage, "left for somebody to look at");
         }
+    }
+
+    #[test]
+    fn root_is_never_taken_from_a_file() {
+        let path = Path::new("/runs/unit-0000000000/user");
+        assert_eq!(parse_own("1879048192\n", path).unwrap(), 1_879_048_192);
+        for (text, why) in
+            [("0", "names root"), (" 0\n", "names root"), ("000", "names root"), ("+0", "names root")]
+        {
+            let refused = parse_own(text, path).unwrap_err().to_string();
+            assert!(refused.starts_with("/runs/unit-0000000000/user ") && refused.contains(why), "{refused}");
+        }
+        for text in ["", "root", "-1", "4294967295", "4294967294", "4294967296"] {
+            assert!(parse_own(text, path).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_list_that_others_can_write_is_refused() {
+        let home = tempfile::tempdir().unwrap();
+        let list = home.path().join("units/users.json");
+        let own = Path::new("/nonexistent");
+        assert_eq!(take(&list, 100, None, own).unwrap(), 100);
+        for (place, safe, open) in [(list.as_path(), 0o600, 0o666), (list.parent().unwrap(), 0o711, 0o777)] {
+            fs::set_permissions(place, Permissions::from_mode(open)).unwrap();
+            let refused = take(&list, 100, None, own).unwrap_err().to_string();
+            assert!(refused.contains(&format!("chmod go-w {}", place.display())), "{refused}");
+            fs::set_permissions(place, Permissions::from_mode(safe)).unwrap();
+        }
+        assert_eq!(take(&list, 100, None, own).unwrap(), 101, "the control");
     }
 
     #[test]

@@ -22,6 +22,7 @@ mod operator;
 mod proxy;
 mod refusals;
 mod story;
+mod trust;
 mod watching;
 
 use harness::Store;

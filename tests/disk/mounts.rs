@@ -40,7 +40,7 @@ impl Mount {
 
     pub(crate) fn tmpfs(size: &str) -> Self {
         let mut mount = Self::new();
-        mount.mount(&["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]);
+        mount.mount(&["-t", "tmpfs", "-o", &format!("size={size},mode=755"), "tmpfs"]);
         mount
     }
 

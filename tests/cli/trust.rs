@@ -1,0 +1,184 @@
+//! Files and directories that other users of the host could change are refused, each with its positive control. Needs
+//! root, to leave files that belong to another user.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::daemon::{Daemon, juju};
+use crate::harness::wait_for;
+use crate::operator::{Came, Operator, came, fixture_charm};
+
+const DEADLINE: Duration = Duration::from_secs(90);
+const NOBODY: u32 = 65_534;
+
+fn mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+}
+
+/// `portcullis` with these arguments.
+fn portcullis(operator: &Operator, args: &[&str]) -> Command {
+    let mut command = operator.command("portcullis");
+    command.env_remove("JUJU_ZOOKEEPER").args(args);
+    command
+}
+
+/// Runs until it ends by itself, and gives its exit code and what it printed on stderr.
+#[track_caller]
+fn ended(operator: &Operator, mut command: Command) -> Came {
+    let log = operator.home().join("ended.log");
+    let mut child = command.stdout(Stdio::null()).stderr(File::create(&log).unwrap()).spawn().unwrap();
+    let end = std::time::Instant::now() + DEADLINE;
+    let code = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status.code().unwrap();
+        }
+        if std::time::Instant::now() > end {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("it goes on: {command:?}: {}", fs::read_to_string(&log).unwrap());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    Came { code, stdout: String::new(), stderr: fs::read_to_string(&log).unwrap() }
+}
+
+#[track_caller]
+fn is_refused(refused: &Came, why: &str, repair: &str) {
+    let last: Vec<&str> = refused.stderr.lines().rev().take(2).collect();
+    assert_eq!(refused.code, 1, "{refused:?}");
+    assert!(last[1].starts_with("error: ") && last[1].contains(why), "{refused:?}");
+    assert_eq!(last[0], format!("hint: {repair}"));
+}
+
+fn status(operator: &Operator) -> Value {
+    let shown = juju(operator, &["status", "--format", "json"]).stdout;
+    serde_json::from_str(&shown).unwrap_or_default()
+}
+
+/// A charm whose start hook prints and fails, so that status shows what it printed.
+fn charm(operator: &Operator, name: &str, start: &str) -> String {
+    let charm = operator.charm(name, &format!("name: {name}\nsummary: s\ndescription: d\n"));
+    let hook = Path::new(&charm).join("hooks/start");
+    fs::create_dir_all(hook.parent().unwrap()).unwrap();
+    fs::write(&hook, format!("#!/bin/sh\n{start}\nexit 1\n")).unwrap();
+    mode(&hook, 0o755);
+    charm
+}
+
+/// The lines that a failed start hook printed.
+fn printed(operator: &Operator, service: &str) -> Option<Vec<String>> {
+    let status = status(operator);
+    let unit = &status["services"][service]["units"][format!("{service}/0")];
+    (unit["agent-state"] == "start-error").then_some(())?;
+    let lines = unit["hook-output"].as_array().cloned().unwrap_or_default();
+    Some(lines.iter().map(|line| line.as_str().unwrap().to_owned()).collect())
+}
+
+#[track_caller]
+fn deploy(operator: &Operator, charm: &str) {
+    let deployed = juju(operator, &["deploy", charm]);
+    assert_eq!(deployed.code, 0, "{deployed:?}");
+}
+
+/// Removes services and waits until nothing of their units is left.
+#[track_caller]
+fn destroy(operator: &Operator, services: &[&str], units: &Path) {
+    for service in services {
+        assert_eq!(juju(operator, &["destroy-service", service]).code, 0);
+    }
+    wait_for("an end of the units", DEADLINE, || {
+        fs::read_dir(units.join("runs")).unwrap().next().is_none().then_some(())
+    });
+}
+
+#[test]
+fn a_units_directory_that_others_can_write_makes_no_one_root() {
+    let operator = Operator::with_store("");
+    let units = operator.home().join("units");
+    let planted = units.join("runs/unit-0000000000");
+    fs::create_dir_all(&planted).unwrap();
+    fs::write(planted.join("user"), "0").unwrap();
+    mode(&units, 0o777);
+    for place in [units.join("runs"), planted.clone(), planted.join("user")] {
+        chown(&place, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    let up = ["up", "--listen", "127.0.0.1:0", "--units-dir", units.to_str().unwrap()];
+    let refused = ended(&operator, portcullis(&operator, &up));
+    let repair = format!("chmod go-w {}", units.display());
+    is_refused(&refused, "units can be written by other users (mode 0777)", &repair);
+    // Repaired, it still has what another user left in it.
+    mode(&units, 0o755);
+    let refused = ended(&operator, portcullis(&operator, &up));
+    let repair = format!("chown 0 {}/runs", units.display());
+    is_refused(&refused, "units/runs belongs to user 65534, who could change it", &repair);
+    // The control: without it, the unit gets a user of its own.
+    fs::remove_dir_all(units.join("runs")).unwrap();
+    let start = || Daemon::start(&mut portcullis(&operator, &up));
+    let daemon = start();
+    deploy(&operator, &charm(&operator, "who", "id -u"));
+    let user = wait_for("a hook", DEADLINE, || printed(&operator, "who"));
+    assert!(user[0].parse::<u32>().unwrap() >= 1_879_048_192, "{user:?}");
+    assert_eq!(daemon.ends("-TERM"), Some(0));
+    // A file of root that names root is not obeyed either.
+    let own = fs::read(planted.join("user")).unwrap();
+    fs::write(planted.join("user"), "0").unwrap();
+    let daemon = start();
+    assert_eq!(juju(&operator, &["resolved", "--retry", "who/0"]).code, 0);
+    wait_for("a user that is refused", DEADLINE, || {
+        let error = status(&operator)["services"]["who"]["units"]["who/0"]["hook-error"].to_string();
+        error.contains("unit-0000000000/user names root").then_some(())
+    });
+    fs::write(planted.join("user"), own).unwrap();
+    assert_eq!(juju(&operator, &["resolved", "--retry", "who/0"]).code, 0);
+    wait_for("the control: a hook", DEADLINE, || printed(&operator, "who").filter(|said| *said == user));
+    destroy(&operator, &["who"], &units);
+    assert_eq!(daemon.ends("-TERM"), Some(0));
+}
+
+#[test]
+fn a_data_directory_that_others_can_write_is_refused() {
+    let operator = Operator::with_store("");
+    let data = operator.home().join("keeper");
+    let keeper = ["keeper", "--listen", "127.0.0.1:0", "--data-dir", data.to_str().unwrap()];
+    let start = || Daemon::start(&mut portcullis(&operator, &keeper));
+    assert_eq!(start().ends("-TERM"), Some(0), "the control: it makes its own");
+    let file = fs::read_dir(&data).unwrap().next().unwrap().unwrap().path();
+    for (place, safe, open) in [(&data, 0o700, 0o777), (&file, 0o600, 0o666)] {
+        mode(place, open);
+        let why = format!("{} can be written by other users (mode {open:04o})", place.display());
+        let refused = ended(&operator, portcullis(&operator, &keeper));
+        is_refused(&refused, &why, &format!("chmod go-w {}", place.display()));
+        mode(place, safe);
+        chown(place, Some(NOBODY), None).unwrap();
+        let refused = ended(&operator, portcullis(&operator, &keeper));
+        is_refused(&refused, "belongs to user 65534", &format!("chown 0 {}", place.display()));
+        chown(place, Some(0), None).unwrap();
+    }
+    assert_eq!(start().ends("-TERM"), Some(0), "the control: it is repaired");
+}
+
+#[test]
+fn config_files_that_others_can_replace_are_refused() {
+    let operator = Operator::with_store("");
+    let daemon = Daemon::start(&mut portcullis(&operator, &["up", "--listen", "127.0.0.1:0"]));
+    assert_eq!(juju(&operator, &["status"]).code, 0, "the control");
+    let config = operator.config("");
+    let config = config.components().as_path();
+    mode(config, 0o777);
+    let refused = juju(&operator, &["status"]);
+    let why = "can be written by other users (mode 0777)";
+    is_refused(&refused, why, &format!("chmod go-w {}", config.display()));
+    mode(config, 0o700);
+    let file = operator.config("local.json");
+    chown(&file, Some(NOBODY), Some(NOBODY)).unwrap();
+    let refused = juju(&operator, &["status"]);
+    is_refused(&refused, "belongs to user 65534", &format!("chown 0 {}", file.display()));
+    chown(&file, Some(0), Some(0)).unwrap();
+    assert_eq!(juju(&operator, &["status"]).code, 0, "the control: it is repaired");
+    assert_eq!(daemon.ends("-TERM"), Some(0));
+}
