@@ -21,7 +21,7 @@ use super::heartbeat_role::{Beside, Reach, Started, look_for_store};
 use super::settings::{Globals, Settings};
 use super::upkeep::{Upkeep, jitter, last_pass};
 use super::{checkpoint_file, ec2, metrics};
-use crate::firewall::agent::Agent;
+use crate::firewall::agent::{Agent, PolicyReader};
 #[cfg(feature = "ec2")]
 use crate::firewall::boot::Boot;
 use crate::firewall::policy::Policy;
@@ -59,9 +59,9 @@ pub(super) enum Provider {
 
 impl Typed {
     /// Neither the store nor what we listen on ourselves is ever opened.
-    fn policy(&self, store: &Address) -> anyhow::Result<Policy> {
+    fn base_policy(&self, store: &Address) -> Policy {
         let own = store.ports().chain(self.upkeep.watched.port()).chain(self.heartbeat.port());
-        self.upkeep.policy(Policy::with_own_ports(own))
+        Policy::with_own_ports(own)
     }
 }
 
@@ -69,9 +69,11 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::listen().context("cannot catch signals")?;
     let settings = args.globals.settings_of(Role::Controller)?;
     // Before anything else is touched: rules made under another policy than the one that was named are worse than none.
-    let policy = args.policy(&settings.address)?;
+    let base = args.base_policy(&settings.address);
+    let policy = args.upkeep.policy(base.clone())?;
+    let reader = args.upkeep.policy_reader(base);
     let tracker = args.heartbeat.start(|| Ok(settings.clone()), None, Reach::AnyMachine).await?;
-    let mut rules = Rules { tracker, policy, upkeep: &args.upkeep };
+    let mut rules = Rules { tracker, policy, reader, upkeep: &args.upkeep };
     match args.provider {
         Provider::Memory => {
             args.ec2.refuse_all()?;
@@ -113,6 +115,8 @@ pub(super) async fn run(args: &Typed) -> anyhow::Result<()> {
 /// What holds whoever makes the rules.
 struct Rules<'a> {
     policy: Policy,
+    /// Reads the policy file again.
+    reader: Option<PolicyReader>,
     upkeep: &'a Upkeep,
     /// Beside the firewall, if it was asked for.
     tracker: Option<Started>,
@@ -160,9 +164,10 @@ async fn work<F: Firewall, M: Machines>(
         checkpoint_file::open(&environment.info().environment, "controller", &environment.info().cluster_id);
     let guard = Arc::new(RollbackGuard::of_controller(&roles, memory));
     let tree = environment.into_tree();
-    let Rules { policy, upkeep, mut tracker } = rules;
-    let mut agent =
-        Agent::new(tree.clone(), firewall, policy, roles.clone(), jitter).with_guard(Arc::clone(&guard));
+    let Rules { policy, reader, upkeep, mut tracker } = rules;
+    let mut agent = Agent::new(tree.clone(), firewall, policy, roles.clone(), jitter)
+        .with_policy_reader(reader)
+        .with_guard(Arc::clone(&guard));
     let mut provisioner = provisioner.map(|provisioner| provisioner.with_guard(guard));
     let (stop, stopped) = watch::channel(false);
     let (progress, watching) = watch::channel(Progress::default());
@@ -219,7 +224,7 @@ mod tests {
         let policy = |more: &[&str]| {
             let line = [&["controller", "--provider", "memory"], more].concat();
             let typed = Line::try_parse_from(line).unwrap().typed;
-            typed.policy(&"127.0.0.1:4711,zk2:2182/prod".parse().unwrap()).unwrap()
+            typed.base_policy(&"127.0.0.1:4711,zk2:2182/prod".parse().unwrap())
         };
         assert_eq!(policy(&["--metrics", "127.0.0.1:0"]), Policy::with_own_ports([4711, 2182]));
         let listening = policy(&["--metrics", "127.0.0.1:9420", "--heartbeat", "0.0.0.0:9400"]);

@@ -97,7 +97,7 @@ fn code(error: &anyhow::Error) -> u8 {
     if error.chain().any(|link| link.is::<Usage>()) { 2 } else { 1 }
 }
 
-fn hint(error: &anyhow::Error) -> Option<String> {
+pub(super) fn hint(error: &anyhow::Error) -> Option<String> {
     error.chain().find_map(|link| {
         if let Some(refusal) = link.downcast_ref::<Refusal>() {
             refusal_hint(refusal)

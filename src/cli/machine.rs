@@ -22,7 +22,7 @@ use super::settings::Globals;
 use super::unit_options::UnitOptions;
 use super::up;
 use super::upkeep::{Upkeep, jitter, until_stopped};
-use crate::firewall::agent::Agent;
+use crate::firewall::agent::{Agent, PolicyReader};
 use crate::firewall::apply::number;
 use crate::firewall::here::Here;
 use crate::firewall::machine::{Claim, run as run_machine};
@@ -157,6 +157,8 @@ pub(super) struct MachineAgent {
     id: MachineId,
     file: MachineFile,
     policy: Policy,
+    /// Reads the policy file again.
+    reader: Option<PolicyReader>,
     resync: Duration,
     /// None if the firewall is not looked after.
     firewall: Option<Looked>,
@@ -184,7 +186,8 @@ pub(super) fn prepare(
     (usual, data): (Kind, &Path),
 ) -> anyhow::Result<MachineAgent> {
     let base = Policy::for_own_machine(own.ports(&file.address));
-    let policy = own.upkeep.policy(base)?;
+    let policy = own.upkeep.policy(base.clone())?;
+    let reader = own.upkeep.policy_reader(base);
     let mode = match own.firewall.unwrap_or(usual) {
         Kind::None => None,
         Kind::DryRun => Some((Mode::Enforce, true, "a dry run for nftables on the machine itself")),
@@ -206,7 +209,7 @@ pub(super) fn prepare(
     let identity = file.credential.identity();
     let memory = checkpoint_file::open(environment, &id.key(), identity.as_str());
     let guard = Arc::new(RollbackGuard::of_machine(id, &file.roles, &identity, memory));
-    Ok(MachineAgent { id, file, policy, resync, firewall, watched, site, guard, trackers: None })
+    Ok(MachineAgent { id, file, policy, reader, resync, firewall, watched, site, guard, trackers: None })
 }
 
 impl MachineAgent {
@@ -243,6 +246,7 @@ impl MachineAgent {
         let mut agent = firewall.map(|(firewall, words)| {
             let acl = self.file.roles.machine_firewall(&identity);
             Agent::of_machine(tree.clone(), firewall, self.policy, (self.id, acl, words), jitter)
+                .with_policy_reader(self.reader)
                 .with_metrics(metrics)
                 .with_guard(Arc::clone(&self.guard))
         });

@@ -63,7 +63,7 @@ Examples:
 Reads $XDG_CONFIG_HOME/portcullis/ENV-controller.json, which `juju bootstrap` and `portcullis up` write. Several may run: one
 leads, and another takes over when it is gone.
 
-A policy file is YAML; each key may be left out:
+A policy file is YAML; each key may be left out, but the file must not be empty:
   forbidden-ports: [22, 8000-8100/udp]
   forbidden-sources: [10.0.0.0/8]
   max-ports-in-range: 1000

@@ -8,9 +8,10 @@ use anyhow::Context as _;
 use clap::Args;
 use tokio::sync::watch;
 
-use super::failure::Refusal;
+use super::failure::{self, Refusal};
 use super::file;
 use super::metrics::Watched;
+use crate::firewall::agent::PolicyReader;
 use crate::firewall::policy::{self, Policy};
 
 /// How long a pass that is under way may take once we are asked to end.
@@ -21,7 +22,9 @@ pub(super) struct Upkeep {
     /// Everything is compared this often, whatever was noticed in between
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(super) resync: u64,
-    /// What may never be opened [default: ssh, the store's ports and those of --metrics and --heartbeat]
+    /// File with the ports and sources that are never opened, read again at every resync. A file that cannot be used then
+    /// leaves the last policy in force, and status shows the problem [default: ssh, the store's ports and those of
+    /// --metrics and --heartbeat]
     #[arg(long, value_name = "FILE")]
     pub(super) policy: Option<PathBuf>,
     #[command(flatten)]
@@ -36,11 +39,23 @@ impl Upkeep {
     /// What the file says over `base`, or `base` if none was named.
     pub(super) fn policy(&self, base: Policy) -> anyhow::Result<Policy> {
         let Some(path) = &self.policy else { return Ok(base) };
-        let bytes = file::read_limited(path, policy::MAX_BYTES)?
+        let bytes = file::read_trusted(path, policy::MAX_BYTES)?
             .ok_or_else(|| Refusal::NoPolicy { path: path.to_owned() })?;
         let wrong = || format!("cannot use the policy in {}", path.display());
         let text = std::str::from_utf8(&bytes).with_context(wrong)?;
         base.changed_by(text).with_context(wrong)
+    }
+
+    /// Reads the policy file again, over the same `base`. `None` if no file was named.
+    pub(super) fn policy_reader(&self, base: Policy) -> Option<PolicyReader> {
+        self.policy.as_ref()?;
+        let upkeep = self.clone();
+        Some(Box::new(move || {
+            upkeep.policy(base.clone()).map_err(|error| {
+                let repair = failure::hint(&error).map_or_else(String::new, |hint| format!("; {hint}"));
+                format!("{error:#}{repair}")
+            })
+        }))
     }
 }
 
@@ -93,13 +108,17 @@ mod tests {
         assert!(missing.ends_with("policy.yaml does not exist"), "{missing}");
         std::fs::write(&path, "max-rules: 3\n").unwrap();
         assert_eq!(read(Some(&path)).unwrap().max_rules(), 3);
-        for broken in [&b"max-rulse: 3\n"[..], b"\xff\xfe", b"forbidden-ports: [0]"] {
+        for broken in [&b"max-rulse: 3\n"[..], b"\xff\xfe", b"forbidden-ports: [0]", b"", b"# nothing\n"] {
             std::fs::write(&path, broken).unwrap();
             let refused = format!("{:#}", read(Some(&path)).unwrap_err());
             assert!(refused.contains("cannot use the policy in ") && !refused.contains('\n'), "{refused}");
         }
         std::fs::write(&path, vec![b' '; policy::MAX_BYTES + 1]).unwrap();
         assert!(read(Some(&path)).is_err());
+        std::fs::write(&path, "max-rules: 3\n").unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
+        let refused = read(Some(&path)).unwrap_err();
+        assert!(format!("{refused:#}").contains("can be written by other users (mode 0666)"), "{refused:#}");
     }
 
     #[tokio::test(start_paused = true)]

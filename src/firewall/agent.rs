@@ -55,10 +55,17 @@ enum Scope {
     Machine { id: MachineId, by: String },
 }
 
+/// Reads the policy again, or says why it cannot be used.
+pub type PolicyReader = Box<dyn FnMut() -> Result<Policy, String> + Send + Sync>;
+
 pub struct Agent<T, F> {
     tree: T,
     firewall: F,
+    /// The last policy that could be read.
     policy: Policy,
+    policy_reader: Option<PolicyReader>,
+    /// Why the policy could not be read again. Shown in the reports of all machines.
+    policy_problem: Option<String>,
     scope: Scope,
     /// `None` until the first look, and again after a look that failed.
     view: Option<View>,
@@ -138,6 +145,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             tree,
             firewall,
             policy,
+            policy_reader: None,
+            policy_problem: None,
             scope,
             view: None,
             seen: BTreeMap::new(),
@@ -294,6 +303,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let Some(view) = self.view.as_mut().filter(|view| !dirty.everything() && view.missing.is_empty())
         else {
             let begun = Instant::now();
+            self.read_policy_again();
             self.tree.sync().await?;
             let view = match self.scope {
                 Scope::Environment => observe::observe(&self.tree).await?,
@@ -404,6 +414,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             if let Some(note) = &report.note {
                 report.problem.get_or_insert_with(|| note.clone());
             }
+            self.add_policy_problem(report);
         }
         let gone = |id: &MachineId| {
             let view = self.view.as_ref().filter(|_| doubted.is_empty());
@@ -455,6 +466,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
 mod behind;
 mod doubt;
 mod learn;
+mod read_policy;
 mod see;
 mod tell;
 mod vanished;

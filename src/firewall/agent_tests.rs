@@ -443,5 +443,7 @@ mod crowded;
 mod doubt;
 #[path = "agent_merging_tests.rs"]
 mod merging;
+#[path = "agent_policy_tests.rs"]
+mod policy_file;
 #[path = "agent_turns_tests.rs"]
 mod turns;

@@ -31,6 +31,9 @@ pub struct Policy {
 pub enum InvalidPolicy {
     #[error("{bytes} bytes are more than the {MAX_BYTES} allowed for a policy")]
     TooLarge { bytes: usize },
+    /// More likely a file that was truncated than one that was meant to change nothing.
+    #[error("the file is empty; `{{}}` is a policy that changes nothing")]
+    Empty,
     #[error("not a policy: {0}")]
     Syntax(String),
     #[error("{key}: {problem}")]
@@ -99,6 +102,9 @@ impl Policy {
     pub fn changed_by(self, text: &str) -> Result<Self, InvalidPolicy> {
         if text.len() > MAX_BYTES {
             return Err(InvalidPolicy::TooLarge { bytes: text.len() });
+        }
+        if is_empty(text) {
+            return Err(InvalidPolicy::Empty);
         }
         let file: File =
             serde_saphyr::from_str(text).map_err(|err| InvalidPolicy::Syntax(one_line(&err.to_string())))?;
@@ -172,6 +178,12 @@ impl Policy {
             range.proto() == ports.proto() && range.from() <= ports.to() && ports.from() <= range.to()
         })
     }
+}
+
+/// Whether nothing is left of a YAML text without blank lines, comments and document markers.
+fn is_empty(text: &str) -> bool {
+    let mut lines = text.trim_start_matches('\u{feff}').lines().map(str::trim);
+    lines.all(|line| line.is_empty() || line.starts_with('#') || matches!(line, "---" | "..." | "~" | "null"))
 }
 
 fn single_tcp(port: u16) -> Option<PortRange> {
@@ -252,5 +264,16 @@ mod tests {
             assert!(err.contains(part) && !err.contains('\n'), "{text}: {err}");
         }
         assert!(Policy::parse(&" ".repeat(MAX_BYTES + 1), []).is_err());
+    }
+
+    #[test]
+    fn an_empty_policy_is_refused() {
+        for text in
+            ["", "\n", " \t\n \r\n", "# max-rules: 3\n", "---\n# all\n...\n", "\u{feff}", "~\n", "null"]
+        {
+            assert_eq!(Policy::parse(text, [2181]), Err(InvalidPolicy::Empty), "{text:?}");
+        }
+        assert_eq!(Policy::parse("{}\n", [2181]), Ok(Policy::with_own_ports([2181])), "the control");
+        assert_eq!(Policy::parse("# three\nmax-rules: 3\n", []).map(|policy| policy.max_rules()), Ok(3));
     }
 }

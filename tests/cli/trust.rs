@@ -182,3 +182,50 @@ fn config_files_that_others_can_replace_are_refused() {
     assert_eq!(juju(&operator, &["status"]).code, 0, "the control: it is repaired");
     assert_eq!(daemon.ends("-TERM"), Some(0));
 }
+
+#[test]
+fn a_policy_that_becomes_empty_leaves_the_last_one_in_force() {
+    let operator = Operator::with_store("");
+    let policy = operator.home().join("policy.yaml");
+    let write = |text: &str| fs::write(&policy, text).unwrap();
+    let path = policy.to_str().unwrap();
+    let up = ["up", "--listen", "127.0.0.1:0", "--resync", "1", "--policy", path];
+    for empty in ["", " \n", "# forbidden-ports: [80]\n"] {
+        write(empty);
+        let refused = ended(&operator, portcullis(&operator, &up));
+        assert!(
+            refused.code == 1 && refused.stderr.contains("policy.yaml: the file is empty"),
+            "{refused:?}"
+        );
+    }
+    write("forbidden-ports: [80]\n");
+    mode(&policy, 0o666);
+    let refused = ended(&operator, portcullis(&operator, &up));
+    let why = "policy.yaml can be written by other users (mode 0666)";
+    is_refused(&refused, why, &format!("chmod go-w {path}"));
+    mode(&policy, 0o644);
+    let daemon = Daemon::start(&mut portcullis(&operator, &up));
+    deploy(&operator, &fixture_charm("wordpress"));
+    assert_eq!(juju(&operator, &["expose", "wordpress"]).code, 0);
+    let unit = || status(&operator)["services"]["wordpress"]["units"]["wordpress/0"].clone();
+    let is_held =
+        || unit()["firewall-info"].to_string().contains("80/tcp held back: policy forbids the port");
+    let problem = || status(&operator)["machines"]["0"]["problem"].to_string();
+    wait_for("a port that is held back", DEADLINE, || is_held().then_some(()));
+    assert!(!problem().contains("policy"), "{}", problem());
+    write("");
+    let told = wait_for("a problem", DEADLINE, || Some(problem()).filter(|told| told.contains("is empty")));
+    assert!(told.contains("the policy that was read last stays in force"), "{told}");
+    // Whatever is asked for anew, too.
+    assert_eq!(juju(&operator, &["unexpose", "wordpress"]).code, 0);
+    assert_eq!(juju(&operator, &["expose", "wordpress"]).code, 0);
+    wait_for("a port that is held back", DEADLINE, || is_held().then_some(()));
+    // The control: a policy that can be read takes its place.
+    write("forbidden-ports: [81]\n");
+    wait_for("a port that is not held back", DEADLINE, || {
+        (!problem().contains("policy") && unit()["firewall-info"].to_string().contains("80/tcp opening"))
+            .then_some(())
+    });
+    assert_eq!(juju(&operator, &["destroy-service", "wordpress"]).code, 0);
+    assert_eq!(daemon.ends("-TERM"), Some(0));
+}
