@@ -143,6 +143,7 @@ const PURE: &[&str] = &[
     "src/status/render/",
     "src/status/view.rs",
     "src/unit/charm.rs",
+    "src/unit/limits.rs",
     "src/unit/pack.rs",
     "src/unit/roll.rs",
     "src/unit/workflow.rs",

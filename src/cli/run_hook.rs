@@ -29,7 +29,7 @@ pub(super) fn run(args: &Typed) -> anyhow::Result<()> {
     trusted_path::check(&args.directory)
         .map_err(|refused| anyhow::anyhow!("cannot run the hook: {}", refused.with_repair()))?;
     let runs = Runs::at(args.directory.clone());
-    runs.enter_group();
+    runs.enter_group(args.number);
     runs.carry_out(args.number, keep_on).context("cannot run the hook")
 }
 

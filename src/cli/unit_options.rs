@@ -19,6 +19,7 @@ use super::hook_user::{self, Powers};
 use super::machine_file::MachineFile;
 use crate::model::{EnvironmentName, MachineId};
 use crate::runtime::trusted_path;
+use crate::unit::limits::HookLimits;
 use crate::unit::site::{DEFAULT_LIMIT, HookUser, Site, check_directory};
 
 #[derive(Debug, Clone, Args)]
@@ -36,6 +37,10 @@ pub(super) struct UnitOptions {
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_LIMIT.as_secs(),
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     hook_timeout: u64,
+    /// Most processes (threads count) and most memory of each unit: its hooks and everything that they start. `none`
+    /// removes a limit. Memory is limited only where the agent has a control group with that controller
+    #[arg(long, value_name = "LIMITS", default_value_t = HookLimits::default())]
+    hook_limits: HookLimits,
 }
 
 impl UnitOptions {
@@ -60,14 +65,14 @@ impl UnitOptions {
             }
             None => std::path::absolute(usual)?,
         };
+        // Before anything is written there.
+        check_directory(&directory)
+            .with_context(|| format!("cannot use {} for units", directory.display()))?;
         let mut tools = hook_env::tools_dir()?;
         if another {
             check_way(user, directory.parent().unwrap_or(&directory))?;
             if hook_user::closed_to(user, &tools.join(TOOLS[0])).is_some() {
                 tools = carry_tools(&tools, &directory)
-        // Before anything is written there.
-        check_directory(&directory)
-            .with_context(|| format!("cannot use {} for units", directory.display()))?;
                     .with_context(|| format!("cannot bring the hook tools to {}", directory.display()))?;
             }
         }
@@ -84,6 +89,7 @@ impl UnitOptions {
             user,
             users: list_of_users(geteuid().is_root(), env::var_os(UNIT_USERS), env::var_os("XDG_DATA_HOME")),
             limit: Duration::from_secs(self.hook_timeout),
+            limits: self.hook_limits,
             resync,
             equipping: Arc::default(),
         })

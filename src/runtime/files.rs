@@ -1,4 +1,4 @@
-//! How many files this process may have open.
+//! How many files this process may have open, and how many processes its user.
 
 use std::io;
 use std::sync::OnceLock;
@@ -25,6 +25,15 @@ pub fn raise_open_files() {
 /// could have, and some cannot deal with high ones at all.
 pub fn open_files_at_start() -> Option<u64> {
     *BEFORE.get_or_init(|| getrlimit(Resource::Nofile).current)
+}
+
+/// Limits how many processes the user of what this process starts may have. Processes of root are not limited.
+///
+/// # Errors
+/// If it is above what this process may have.
+pub fn limit_processes(most: u64) -> io::Result<()> {
+    let most = getrlimit(Resource::Nproc).maximum.map_or(most, |maximum| maximum.min(most));
+    Ok(setrlimit(Resource::Nproc, Rlimit { current: Some(most), maximum: Some(most) })?)
 }
 
 /// Lowers the limit to that for this process and what it starts.

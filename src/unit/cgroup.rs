@@ -10,7 +10,11 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, access};
 use sha2::{Digest as _, Sha256};
 
+use super::limits::HookLimits;
 use super::walk::remove_groups;
+pub(super) use limits::Enforced;
+
+mod limits;
 
 /// Where a unit's groups are written down.
 const FILE: &str = "cgroups";
@@ -29,32 +33,51 @@ pub(super) struct Group {
     directory: PathBuf,
 }
 
-/// Puts this process, and with it all that it will start, into the group of the unit whose runs are in `runs`.
+/// The group that the groups of units are made in.
+#[derive(Debug)]
+pub(super) struct Base {
+    group: Group,
+    /// Whether we are not in it ourselves, or it is the kernel's own: it can then hand out controllers.
+    can_enable: bool,
+}
+
+/// The subgroup that a service manager may start the agent in (`DelegateSubgroup=`). The groups of units are beside it.
+const AGENT: &str = "/portcullis-agent";
+
+/// Puts this process, and with it all that it will start, into the group of the unit whose runs are in `runs`, and limits that
+/// group.
 ///
 /// # Errors
 /// If there are no control groups of the second kind here, or none that we may change.
-pub(super) fn join(runs: &Path) -> io::Result<()> {
+pub(super) fn join(runs: &Path, limits: HookLimits) -> io::Result<Enforced> {
     let known = noted(runs);
-    let own = here().and_then(|here| join_below(&here, &known, runs));
-    own.or_else(|error| {
+    let base = here();
+    let own = match &base {
+        Ok(base) => join_below(&base.group, &known, runs),
+        Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
+    };
+    let group = own.or_else(|error| {
         // One that an agent before us made elsewhere is better than none.
-        known.iter().find_map(|group| group.enter().ok()).ok_or(error)
-    })
+        known.iter().find(|group| group.enter().is_ok()).cloned().ok_or(error)
+    })?;
+    Ok(group.limit(limits, base.as_ref().ok()))
 }
 
-fn join_below(here: &Group, known: &BTreeSet<Group>, runs: &Path) -> io::Result<()> {
+fn join_below(here: &Group, known: &BTreeSet<Group>, runs: &Path) -> io::Result<Group> {
     let near = known.iter().filter(|group| group.directory.parent() == Some(&here.directory));
     for group in near {
         // One that was cleared away while it was empty can be had again: its name is still ours.
         let made = || fs::create_dir(&group.directory).and_then(|()| group.enter());
         if group.enter().or_else(|_| made()).is_ok() {
-            return Ok(());
+            return Ok(group.clone());
         }
     }
     if known.len() >= MAX_GROUPS {
         return Err(io::Error::other("the unit has too many control groups"));
     }
-    make(here, runs)?.enter()
+    let made = make(here, runs)?;
+    made.enter()?;
+    Ok(made)
 }
 
 /// A new group. One that is there already is somebody else's, whatever its name.
@@ -105,14 +128,15 @@ fn read_note(runs: &Path) -> String {
     read.map_or_else(|_| String::new(), |_| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Whether hooks can have a control group, as far as can be told without making one.
+/// The group for the groups of units, if hooks can have one, as far as can be told without making one.
 ///
 /// # Errors
 /// Why not.
-pub(super) fn check() -> io::Result<()> {
-    let directory = here()?.directory;
-    access(&directory, Access::WRITE_OK | Access::EXEC_OK)?;
-    Ok(access(directory.join("cgroup.procs"), Access::WRITE_OK)?)
+pub(super) fn check() -> io::Result<Base> {
+    let base = here()?;
+    access(&base.group.directory, Access::WRITE_OK | Access::EXEC_OK)?;
+    access(base.group.directory.join("cgroup.procs"), Access::WRITE_OK)?;
+    Ok(base)
 }
 
 const PREFIX: &str = "portcullis-";
@@ -192,11 +216,21 @@ fn is_gone(error: &io::Error) -> bool {
         || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
 }
 
-/// The group that we are in.
-fn here() -> io::Result<Group> {
+/// The group that we are in, or the one above if that is the agent's subgroup.
+fn here() -> io::Result<Base> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let groups = fs::read_to_string("/proc/self/cgroup")?;
-    find(&mounts, &groups).ok_or_else(|| io::Error::other("no control groups of the second kind"))
+    let own = find(&mounts, &groups);
+    let own = own.ok_or_else(|| io::Error::other("no control groups of the second kind"))?;
+    Ok(match own.name.strip_suffix(AGENT).zip(own.directory.parent()) {
+        Some((name, directory)) => {
+            let name = if name.is_empty() { "/" } else { name };
+            let group = Group { name: name.to_owned(), directory: directory.to_owned() };
+            Base { group, can_enable: true }
+        }
+        // Only the kernel's own group has no type.
+        None => Base { can_enable: !own.directory.join("cgroup.type").exists(), group: own },
+    })
 }
 
 fn find(mounts: &str, groups: &str) -> Option<Group> {

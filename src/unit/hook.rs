@@ -15,13 +15,15 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Gid, Uid, fchown};
 use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::thread::set_no_new_privs;
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
-use super::cgroup;
+use super::cgroup::{self, Enforced};
+use super::limits::HookLimits;
 use super::output::{self, Log, Output};
 use super::workflow::Ended;
-use crate::runtime::files::limit_open_files;
+use crate::runtime::files::{limit_open_files, limit_processes};
 use watch::{Over, Watch};
 
 mod watch;
@@ -52,6 +54,12 @@ pub struct Order {
     /// How many files it may have open; as many as the agent if it is not said.
     #[serde(default)]
     pub open_files: Option<u64>,
+    /// Limits of all of the unit's processes; none in orders of versions that had no limits.
+    #[serde(default)]
+    pub limits: Option<HookLimits>,
+    /// Whether no other unit runs as its user, so that the user's processes are the unit's.
+    #[serde(default)]
+    pub has_own_user: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -191,11 +199,25 @@ impl Runs {
         self.with_reserve(|| File::create(self.file(number, "stop")).map(drop))
     }
 
-    /// Puts this process into the unit's control group, if there can be one, and with it what it is about to run.
-    pub fn enter_group(&self) {
-        if let Err(error) = cgroup::join(&self.0) {
-            // What forgets its environment as well is not found again when the unit is removed.
+    /// Puts this process into the unit's control group, if there can be one, and with it what it is about to run; and limits
+    /// what the unit may have.
+    pub fn enter_group(&self, number: u64) {
+        // An order that cannot be read is refused when it is carried out.
+        let bytes = read(&self.file(number, "order")).ok().flatten().unwrap_or_default();
+        let order: Option<Order> = serde_json::from_slice(&bytes).ok();
+        let limits = order.as_ref().and_then(|order| order.limits);
+        let limits = limits.unwrap_or(HookLimits { pids: None, memory_bytes: None });
+        let enforced = cgroup::join(&self.0, limits).unwrap_or_else(|error| {
+            // A process that clears its environment is not found again when the unit is removed.
             debug!(%error, "no control group for the hook");
+            Enforced { pids: false, memory: false }
+        });
+        if let Some(pids) = limits.pids
+            && !enforced.pids
+            && order.is_some_and(|order| order.has_own_user)
+            && let Err(error) = limit_processes(pids)
+        {
+            warn!(%error, "the number of processes is not limited");
         }
     }
 
@@ -385,6 +407,8 @@ fn start(order: &Order, output: PipeWriter) -> io::Result<Child> {
         // This process needs few as well.
         limit_open_files(most)?;
     }
+    // No program with a set-user-id bit or with capabilities gives the hook, or what it starts, more rights than it has.
+    set_no_new_privs(true)?;
     let patience = Instant::now() + BUSY;
     loop {
         match command.spawn() {

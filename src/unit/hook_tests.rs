@@ -31,6 +31,8 @@ impl Bench {
             limit_ms: 60_000,
             log: self.home.path().join("log"),
             open_files: None,
+            limits: None,
+            has_own_user: false,
         }
     }
 

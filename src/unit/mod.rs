@@ -9,6 +9,7 @@ pub mod directory;
 mod ground;
 pub mod hook;
 mod leftover;
+pub mod limits;
 pub mod output;
 pub mod pack;
 pub mod problem;

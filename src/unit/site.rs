@@ -19,13 +19,14 @@ use tracing::warn;
 use super::cgroup::{self, Group};
 use super::hook::{Order, Runs};
 use super::leftover::{self, CREDENTIALS, Marks, RUN};
+use super::limits::HookLimits;
 use super::users;
 use super::walk::{give_tree, remove_tree};
 use super::workflow::Run;
 use crate::model::{EnvironmentName, MachineId, UnitId, UnitName};
 use crate::runtime::files::open_files_at_start;
-use crate::store::acl::Roles;
 use crate::runtime::trusted_path;
+use crate::store::acl::Roles;
 use crate::store::{Address, Credential, Identity};
 
 /// How long a hook may take unless it is said otherwise.
@@ -53,6 +54,8 @@ pub struct Site {
     /// Where it is written down which users were given to units, of this environment and of others on this host.
     pub users: PathBuf,
     pub limit: Duration,
+    /// Limits of all processes of one unit together.
+    pub limits: HookLimits,
     /// Everything is looked at this often, whatever was noticed in between.
     pub resync: Duration,
     /// Held by whoever has a charm in memory, to give it to a unit.
@@ -77,9 +80,6 @@ pub struct Home<'a> {
     id: UnitId,
 }
 
-impl Site {
-    pub fn home(&self, id: UnitId) -> Home<'_> {
-        Home { site: self, id }
 /// The entries that the agent makes in a directory for units. Others may be there, too.
 const OWN_ENTRIES: [&str; 6] = ["units", "runs", "charms", "tools", "owner", "lock"];
 
@@ -92,6 +92,9 @@ pub fn check_directory(directory: &Path) -> Result<(), trusted_path::Error> {
     OWN_ENTRIES.iter().try_for_each(|name| trusted_path::check(&directory.join(name)))
 }
 
+impl Site {
+    pub fn home(&self, id: UnitId) -> Home<'_> {
+        Home { site: self, id }
     }
 
     /// The units that have files here, also those that were removed since.
@@ -334,6 +337,8 @@ impl Home<'_> {
             limit_ms: u64::try_from(self.site.limit.as_millis()).unwrap_or(u64::MAX),
             log: self.log(),
             open_files: open_files_at_start(),
+            limits: Some(self.site.limits),
+            has_own_user: matches!(self.site.user, HookUser::Each(_)),
         }))
     }
 

@@ -58,9 +58,19 @@ pub async fn run<T: Tree>(
     let (held_up, mut trouble) = watch::channel(HeldUp::new());
     // None until anything was said, and that is to be taken back if it is no longer so.
     let mut told: Option<Option<String>> = None;
-    if let Err(error) = cgroup::check() {
-        // Said once, here, since every hook would have the same to say.
-        warn!(%error, "no control groups: what a hook leaves running and forgets its environment outlives its unit");
+    // Logged once, here, since it is the same for every hook.
+    match cgroup::check() {
+        Err(error) => warn!(
+            %error,
+            "no control groups: a process that clears its environment outlives its unit, and memory is not limited"
+        ),
+        Ok(base) => {
+            let unenforced = base.unenforced(site.limits);
+            if !unenforced.is_empty() {
+                let controllers = unenforced.join(", ");
+                info!(%controllers, "control groups here have no such controllers; --hook-limits needs them");
+            }
+        }
     }
     let mut agents = FuturesUnordered::new();
     let mut orders: BTreeMap<UnitId, watch::Sender<Order>> = BTreeMap::new();

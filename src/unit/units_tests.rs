@@ -6,6 +6,7 @@ use crate::store::acl::Roles;
 use crate::store::rollback::{Memory, Record};
 use crate::store::tree::Write;
 use crate::store::{Credential, MemoryStore, MemoryTree};
+use crate::unit::limits::HookLimits;
 use crate::unit::resolve::resolve;
 use crate::unit::site::HookUser;
 use crate::unit::workflow::{Hook, Resolution, Run, State};
@@ -53,6 +54,7 @@ impl World {
             user: HookUser::Agents,
             users: home.path().join("users.json"),
             limit: Duration::from_secs(1),
+            limits: HookLimits::default(),
             resync: Duration::from_secs(60),
             equipping: std::sync::Arc::default(),
         };

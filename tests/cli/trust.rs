@@ -229,3 +229,45 @@ fn a_policy_that_becomes_empty_leaves_the_last_one_in_force() {
     assert_eq!(juju(&operator, &["destroy-service", "wordpress"]).code, 0);
     assert_eq!(daemon.ends("-TERM"), Some(0));
 }
+
+#[test]
+fn hooks_gain_no_privileges() {
+    let operator = Operator::with_store("");
+    let id = operator.home().join("id");
+    fs::copy("/usr/bin/id", &id).unwrap();
+    mode(&id, 0o4755);
+    // The control: elsewhere the program gives root's rights to everybody.
+    let mut elsewhere = Command::new("setpriv");
+    elsewhere.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&id).arg("-u");
+    assert_eq!(came(&mut elsewhere).stdout, "0\n");
+    let daemon = Daemon::start(&mut portcullis(&operator, &["up", "--listen", "127.0.0.1:0"]));
+    let start = format!("id -u; {} -u; grep NoNewPrivs /proc/self/status", id.display());
+    deploy(&operator, &charm(&operator, "climber", &start));
+    let said = wait_for("a hook", DEADLINE, || printed(&operator, "climber"));
+    assert!(said[0] != "0" && said[0] == said[1], "{said:?}");
+    assert!(said[2].starts_with("NoNewPrivs:") && said[2].ends_with('1'), "{said:?}");
+    assert_eq!(juju(&operator, &["destroy-service", "climber"]).code, 0);
+    assert_eq!(daemon.ends("-TERM"), Some(0));
+}
+
+#[test]
+fn a_unit_has_no_more_processes_than_its_limit() {
+    let operator = Operator::with_store("");
+    let units = operator.home().join("units");
+    let start = "for n in $(seq 60); do sleep 1000 >/dev/null 2>&1 & done; echo all";
+    for (name, limits, expected) in [("bomb", "pids=20", false), ("busy", "pids=512,memory=1G", true)] {
+        let up = ["up", "--listen", "127.0.0.1:0", "--units-dir", units.to_str().unwrap()];
+        let daemon = Daemon::start(portcullis(&operator, &up).args(["--hook-limits", limits]));
+        deploy(&operator, &charm(&operator, name, start));
+        let said = wait_for("a hook", DEADLINE, || printed(&operator, name));
+        assert_eq!(said.iter().any(|line| line == "all"), expected, "{limits}: {said:?}");
+        destroy(&operator, &[name], &units);
+        assert_eq!(daemon.ends("-TERM"), Some(0));
+    }
+    let nonsense = portcullis(&operator, &["up", "--hook-limits", "cpu=1"]);
+    let refused = ended(&operator, nonsense);
+    assert!(
+        refused.code == 2 && refused.stderr.contains("'cpu=1' is not pids=N or memory=BYTES"),
+        "{refused:?}"
+    );
+}

@@ -314,8 +314,7 @@ pub(crate) fn what_forgets_where_it_came_from_ends_with_its_unit(site: &Site) {
 /// Without control groups it is said once what that costs; what has kept its environment is found all the same.
 pub(crate) fn where_there_are_no_groups_it_is_said(site: &Site) {
     let world = World::new(site);
-    let warning =
-        "no control groups: what a hook leaves running and forgets its environment outlives its unit";
+    let warning = "no control groups: a process that clears its environment outlives its unit, and memory is not limited";
     let agent = world.agent(&[]);
     let left = |service: &str| {
         world.deploy(&world.charm(service, &[("start", "setsid sleep 1000 & echo $! >left")]), service);
