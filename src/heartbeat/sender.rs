@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::name::Name;
@@ -18,6 +19,13 @@ pub const PERIOD: Duration = Duration::from_secs(3);
 
 /// A tracker that has not answered by then is passed over.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A beat that no tracker took is sent again after this long, then after twice as long, up to [`PERIOD`]: a tracker that
+/// has just been started refuses beats for a moment.
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+
+/// Without a tracker for this long, the operator is told.
+const UNHEARD: Duration = PERIOD;
 
 /// Who beats, and to whom.
 #[derive(Debug, Clone)]
@@ -39,17 +47,25 @@ impl Sender {
     pub async fn run<P: Post>(mut self, post: Arc<P>, mut stop: watch::Receiver<bool>) {
         let mut heard = None;
         let mut first = 0;
+        let mut retry = FIRST_RETRY;
+        let mut unheard_since = None;
         loop {
             let trackers = self.trackers.borrow_and_update().clone();
             let taken = self.say(&*post, &trackers, "OK", &mut first).await;
-            // Where there is no tracker, nobody can be blamed.
-            if heard != Some(taken) && !trackers.is_empty() {
-                heard = Some(taken);
-                if taken {
-                    info!(tracker = %trackers[first], "heard");
-                } else {
-                    warn!("no tracker takes our beats");
-                }
+            let now = Instant::now();
+            let pause = if taken || trackers.is_empty() { PERIOD } else { retry };
+            retry = if taken { FIRST_RETRY } else { PERIOD.min(retry * 2) };
+            if taken || trackers.is_empty() {
+                unheard_since = None;
+            } else if unheard_since.is_none() {
+                unheard_since = Some(now);
+            }
+            if taken && heard != Some(true) {
+                info!(tracker = %trackers[first], "a tracker accepts beats");
+                heard = Some(true);
+            } else if unheard_since.is_some_and(|since| now >= since + UNHEARD) && heard != Some(false) {
+                warn!("no tracker accepts beats");
+                heard = Some(false);
             }
             let told = async {
                 // Who can say no more has said it all.
@@ -58,7 +74,7 @@ impl Sender {
                 }
             };
             tokio::select! {
-                () = tokio::time::sleep(PERIOD) => {}
+                () = tokio::time::sleep(pause) => {}
                 () = told => {}
                 _ = stop.wait_for(|stop| *stop) => break,
             }
@@ -168,5 +184,35 @@ mod tests {
             assert!(token::Claim::parse(authorization).unwrap().holds("machine-0000000003:x"));
         }
         assert_eq!(said[5].1, (name, true));
+    }
+
+    /// A tracker that answers 503 until its store is loaded, and when it was asked.
+    struct Starting {
+        ready: Instant,
+        asked: Mutex<Vec<Duration>>,
+    }
+
+    impl Post for Starting {
+        async fn post(&self, _: Outgoing) -> Result<u16, CallError> {
+            let now = Instant::now();
+            let begun = self.ready - Duration::from_millis(250);
+            self.asked.lock().unwrap().push(now - begun);
+            Ok(if now < self.ready { 503 } else { 200 })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_beat_that_was_refused_is_sent_again_soon() {
+        let ready = Instant::now() + Duration::from_millis(250);
+        let tracker = Arc::new(Starting { ready, asked: Mutex::default() });
+        let (_known, trackers) = watch::channel(vec!["http://here".to_owned()]);
+        let sender = Sender::new(MachineId::new(0), "machine-0000000000:x", trackers);
+        let (_stop, stopped) = watch::channel(false);
+        let running = tokio::spawn(sender.run(Arc::clone(&tracker), stopped));
+        tokio::time::sleep(PERIOD * 2).await;
+        running.abort();
+        // Refused twice, taken once the tracker is ready, and from then on at the usual pace.
+        let asked: Vec<u128> = tracker.asked.lock().unwrap().iter().map(Duration::as_millis).collect();
+        assert_eq!(asked, [0, 100, 300, 3300]);
     }
 }

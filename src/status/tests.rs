@@ -296,6 +296,27 @@ fn a_machine_that_is_gone_is_told_from_one_that_never_came() {
 }
 
 #[test]
+fn a_machine_whose_agent_runs_is_not_shown_as_stopped() {
+    for (agent, health, shown) in [
+        (Presence::Here, "stopped", "unknown"),
+        (Presence::Gone, "stopped", "stopped"),
+        (Presence::Here, "ok", "ok"),
+        (Presence::Here, "dead", "dead"),
+    ] {
+        let id = MachineId::new(0);
+        let seen = SeenMachine { agent, ..machine(Some("i-1"), None, true) };
+        let heard = Heard { health: health.to_owned(), flag: "OK".to_owned(), last_beat: "never".to_owned() };
+        let snapshot = Snapshot {
+            machines: [(id, seen)].into(),
+            heard: [(id, Ok(heard))].into(),
+            ..Snapshot::default()
+        };
+        let view = View::new(&snapshot, &Scope::default());
+        assert_eq!(view.heard[&id].as_ref().unwrap().health, shown, "{agent:?}, {health}");
+    }
+}
+
+#[test]
 fn a_unit_that_could_not_stop_is_shown_whatever_became_of_its_service() {
     let said = |name: &str| {
         let failure = Some(("stop hook: exit code 1".to_owned(), vec!["no".to_owned()]));

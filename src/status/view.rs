@@ -78,7 +78,7 @@ pub enum Presence {
 /// What is known of a machine's beats.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Heard {
-    /// `ok`, `warned`, `dead` or `stopped`.
+    /// `ok`, `warned`, `dead`, `stopped` or `unknown`.
     pub health: String,
     /// What the state manager calls it.
     pub flag: String,
@@ -193,7 +193,7 @@ impl View {
             (*id, Machine { state: machine_state(seen, heard), problem })
         };
         let machines = snapshot.machines.iter().map(machine).collect();
-        let mut view = Self { machines, heard: snapshot.heard.clone(), services: BTreeMap::new() };
+        let mut view = Self { machines, heard: current_health(snapshot), services: BTreeMap::new() };
         for (id, seen) in &snapshot.services {
             view.services.insert(service_name(snapshot, *id), service(seen));
         }
@@ -343,6 +343,21 @@ fn agent_state(workflow: Option<&str>, agent: bool) -> String {
         (Some(_), false) => "down",
     }
     .to_owned()
+}
+
+/// The health of machines. An agent that runs although its machine has signed off has been started again and has not sent
+/// its first beat yet: its health is not known.
+fn current_health(snapshot: &Snapshot) -> BTreeMap<MachineId, Held<Heard>> {
+    let runs = |id| snapshot.machines.get(id).is_some_and(|seen| seen.agent == Presence::Here);
+    let mut heard = snapshot.heard.clone();
+    for (_, heard) in heard.iter_mut().filter(|(id, _)| runs(*id)) {
+        if let Ok(heard) = heard
+            && heard.health == "stopped"
+        {
+            heard.health = "unknown".to_owned();
+        }
+    }
+    heard
 }
 
 /// Whether somebody hears from it is a better word than its own.

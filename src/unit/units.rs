@@ -78,6 +78,8 @@ pub async fn run<T: Tree>(
     let mut missed = Missed::new(DOUBT);
     // Units that were started while the store was behind.
     let mut started = BTreeSet::new();
+    // How many removals wait for a second read, to log it once.
+    let mut confirming = 0;
     loop {
         let given: BTreeMap<UnitId, Order> = orders.iter().map(|(id, told)| (*id, *told.borrow())).collect();
         match look(tree, site, guard, &given, &mut feeds).await {
@@ -112,8 +114,14 @@ pub async fn run<T: Tree>(
         let mut pause = Instant::now() + if feeds.is_some() { site.resync } else { PAUSE };
         // A look that failed is nobody's second one.
         if let Some((units, again)) = missed.in_doubt().filter(|_| feeds.is_some()) {
-            warn!(units, "most units are gone from the list; looking again");
+            // Routine: the operator may have removed several services.
+            if confirming != units {
+                info!(units, "units left the machine's list; reading it again before they are removed");
+            }
+            confirming = units;
             pause = pause.min(again);
+        } else {
+            confirming = 0;
         }
         loop {
             let woken = tokio::select! {

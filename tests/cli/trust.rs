@@ -271,3 +271,39 @@ fn a_unit_has_no_more_processes_than_its_limit() {
         "{refused:?}"
     );
 }
+
+#[test]
+fn clean_starts_and_clean_removals_log_no_warning() {
+    let operator = Operator::with_store("");
+    let (units, log) = (operator.home().join("units"), operator.home().join("up.log"));
+    let up = ["up", "--listen", "127.0.0.1:0", "--units-dir", units.to_str().unwrap()];
+    let start = || {
+        let log = File::options().create(true).append(true).open(&log).unwrap();
+        Daemon::start(portcullis(&operator, &up).stderr(log))
+    };
+    let health = || status(&operator)["machines"]["0"].clone();
+    let is_well = || {
+        let seen = health();
+        // Between the start of the agent and its first beat it is not known.
+        let wrong = seen["agent-state"] == "running" && seen["health"] == "stopped";
+        assert!(!wrong, "{seen}");
+        (seen["health"] == "ok").then_some(())
+    };
+    let first = start();
+    wait_for("a machine that is well", DEADLINE, is_well);
+    for name in ["one", "two", "three"] {
+        deploy(&operator, &charm(&operator, name, "true"));
+    }
+    for name in ["one", "two", "three"] {
+        wait_for("a hook", DEADLINE, || printed(&operator, name));
+    }
+    destroy(&operator, &["one", "two", "three"], &units);
+    assert_eq!(first.ends("-TERM"), Some(0));
+    let second = start();
+    wait_for("a machine that is well again", DEADLINE, is_well);
+    assert_eq!(second.ends("-TERM"), Some(0));
+    let log = fs::read_to_string(&log).unwrap();
+    for untrue in ["no tracker takes our beats", "no tracker accepts beats", "most units are gone"] {
+        assert!(!log.contains(untrue), "{log}");
+    }
+}

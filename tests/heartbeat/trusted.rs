@@ -162,7 +162,7 @@ fn a_machine_beats_over_tls() {
     let mut wary = agent(&other);
     let lines = std::io::BufRead::lines(BufReader::new(wary.stderr.take().unwrap()));
     let mut lines = lines.map_while(Result::ok);
-    assert!(lines.any(|line| line.contains("no tracker takes our beats")));
+    assert!(lines.any(|line| line.contains("no tracker accepts beats")));
     assert!(!site.juju(&["heartbeat", "list"]).contains("machine-0"));
     std::thread::spawn(move || lines.for_each(drop));
     end(wary);
