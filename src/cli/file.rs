@@ -142,7 +142,8 @@ pub(super) fn read_trusted(path: &Path, most: usize) -> Result<Option<Vec<u8>>, 
     read(path, most, |_| Ok(()))
 }
 
-/// The same for a file with a secret in it, which is refused if anyone else could have read or changed it.
+/// The same for a file with a secret in it, which is refused if anyone else could have read or
+/// changed it.
 pub(super) fn read_secret(path: &Path, most: usize) -> Result<Option<Vec<u8>>, ReadError> {
     trusted_path::check(path)?;
     read(path, most, |metadata| {

@@ -143,11 +143,13 @@ fn unit_file(
             ),
         ),
     };
-    // What a hook has started stays when its agent is started anew, which is what makes that harmless. It is in control
-    // groups beside the subgroup that systemd 254 and later starts the agent in, so that their group can limit them.
+    // What a hook has started stays when its agent is started anew, which is what makes that
+    // harmless. It is in control groups beside the subgroup that systemd 254 and later starts the
+    // agent in, so that their group can limit them.
     let hooks = match role {
         Role::Up | Role::Machine => {
-            "KillMode=process\nDelegate=yes\nDelegateSubgroup=portcullis-agent\nStateDirectory=portcullis-units\nStateDirectoryMode=0711\n"
+            "KillMode=process\nDelegate=yes\nDelegateSubgroup=portcullis-agent\n\
+             StateDirectory=portcullis-units\nStateDirectoryMode=0711\n"
         }
         Role::Keeper | Role::Controller | Role::Heartbeat => "",
     };

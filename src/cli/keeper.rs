@@ -24,8 +24,8 @@ const SUPER_DIGEST: &str = "PORTCULLIS_SUPER_DIGEST";
 
 #[derive(Debug, Args)]
 pub(super) struct Typed {
-    /// Directory for the data, created if it does not exist. It is refused if other users own it, or can write to it, to
-    /// what is in it or to a directory above it
+    /// Directory for the data, created if it does not exist. It is refused if other users own it,
+    /// or can write to it, to what is in it or to a directory above it
     #[arg(long, value_name = "DIR")]
     data_dir: PathBuf,
     #[command(flatten)]
@@ -132,7 +132,8 @@ impl Serving {
     }
 }
 
-/// Creates the data directory, unless other users could change what is in it: the store trusts its own files.
+/// Creates the data directory, unless other users could change what is in it: the store trusts its
+/// own files.
 fn ensure_data_dir(data_dir: &Path) -> anyhow::Result<()> {
     let ensured = trusted_path::ensure_directory(data_dir, 0o700)
         .and_then(|()| trusted_path::check_with_entries(data_dir));

@@ -24,9 +24,9 @@ use crate::unit::site::{DEFAULT_LIMIT, HookUser, Site, check_directory};
 
 #[derive(Debug, Clone, Args)]
 pub(super) struct UnitOptions {
-    /// Directory for the units' files. It is refused if other users own it, or can write to it or to a directory above it
-    /// [default: below the data directory; for hooks of another user below $XDG_DATA_HOME/portcullis-units, or
-    /// /var/lib/portcullis-units]
+    /// Directory for the units' files. It is refused if other users own it, or can write to it or
+    /// to a directory above it [default: below the data directory; for hooks of another user below
+    /// $XDG_DATA_HOME/portcullis-units, or /var/lib/portcullis-units]
     #[arg(long, value_name = "DIR")]
     units_dir: Option<PathBuf>,
     /// Who runs the hooks: USER or UID:GID for all of them, or UID+ for a user of its own for each unit, counted from
@@ -37,8 +37,9 @@ pub(super) struct UnitOptions {
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_LIMIT.as_secs(),
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     hook_timeout: u64,
-    /// Most processes (threads count) and most memory of each unit: its hooks and everything that they start. `none`
-    /// removes a limit. Memory is limited only where the agent has a control group with that controller
+    /// Most processes (threads count) and most memory of each unit: its hooks and everything that
+    /// they start. `none` removes a limit. Memory is limited only where the agent has a control
+    /// group with that controller
     #[arg(long, value_name = "LIMITS", default_value_t = HookLimits::default())]
     hook_limits: HookLimits,
 }

@@ -22,9 +22,9 @@ pub(super) struct Upkeep {
     /// Everything is compared this often, whatever was noticed in between
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(super) resync: u64,
-    /// File with the ports and sources that are never opened, read again at every resync. A file that cannot be used then
-    /// leaves the last policy in force, and status shows the problem [default: ssh, the store's ports and those of
-    /// --metrics and --heartbeat]
+    /// File with the ports and sources that are never opened, read again at every resync. A file
+    /// that cannot be used then leaves the last policy in force, and status shows the problem
+    /// [default: ssh, the store's ports and those of --metrics and --heartbeat]
     #[arg(long, value_name = "FILE")]
     pub(super) policy: Option<PathBuf>,
     #[command(flatten)]

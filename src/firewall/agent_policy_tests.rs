@@ -29,7 +29,7 @@ async fn a_policy_that_cannot_be_read_again_leaves_the_last_one_in_force() {
         problem.starts_with("the policy that was read last stays in force: policy.yaml: the file is empty"),
         "{problem}"
     );
-    // One that can be read takes its place, also for what is open already.
+    // A policy that can be read replaces it, also for ports that are open already.
     *text.lock().unwrap() = "forbidden-ports: [81]";
     world.pass().await;
     world.pass().await;

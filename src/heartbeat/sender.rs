@@ -20,8 +20,8 @@ pub const PERIOD: Duration = Duration::from_secs(3);
 /// A tracker that has not answered by then is passed over.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A beat that no tracker took is sent again after this long, then after twice as long, up to [`PERIOD`]: a tracker that
-/// has just been started refuses beats for a moment.
+/// A beat that no tracker took is sent again after this long, then after twice as long, up to
+/// [`PERIOD`]: a tracker that has just been started refuses beats for a moment.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 
 /// Without a tracker for this long, the operator is told.

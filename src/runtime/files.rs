@@ -27,7 +27,8 @@ pub fn open_files_at_start() -> Option<u64> {
     *BEFORE.get_or_init(|| getrlimit(Resource::Nofile).current)
 }
 
-/// Limits how many processes the user of what this process starts may have. Processes of root are not limited.
+/// Limits how many processes the user of what this process starts may have. Processes of root are
+/// not limited.
 ///
 /// # Errors
 /// If it is above what this process may have.

@@ -1,5 +1,5 @@
-//! Shared by all long-running parts: signals, logs, the time of day, limits for open files, checks of file owners, an HTTP
-//! listener, metrics.
+//! Shared by all long-running parts: signals, logs, the time of day, limits for open files, checks
+//! of file owners, an HTTP listener, metrics.
 
 pub mod clock;
 pub mod files;

@@ -1,7 +1,9 @@
-//! Decides whether another user could change or replace what is at a path. Pure: `trusted_path` reads owners and modes.
+//! Decides whether another user could change or replace what is at a path. Pure: `trusted_path`
+//! reads owners and modes.
 //!
-//! A process that runs as root and reads a file that another user can write gives its rights to that user. So every
-//! directory on the way from the root must be safe, as `sshd` and `sudo` require it for their own files.
+//! A process that runs as root and reads a file that another user can write gives its rights to
+//! that user. So every directory on the way from the root must be safe, as `sshd` and `sudo`
+//! require it for their own files.
 
 use std::path::PathBuf;
 
@@ -26,7 +28,8 @@ pub struct Component {
     pub owner: u32,
     pub group: u32,
     pub mode: u32,
-    /// Whether an access control list names further users. Its write permissions show as those of the group.
+    /// Whether an access control list names further users. Its write permissions show as those of
+    /// the group.
     pub has_acl: bool,
 }
 
@@ -49,15 +52,18 @@ impl Untrusted {
     }
 }
 
-/// Checks the steps of a path for a process of `user`, from `/` to the last that exists. `is_complete` says whether that is
-/// the end of the path; otherwise the process is about to create the rest.
+/// Checks the steps of a path for a process of `user`, from `/` to the last that exists.
+/// `is_complete` says whether that is the end of the path; otherwise the process is about to create
+/// the rest.
 ///
-/// - Owners: root, `user`, and the owner of `/`, who can replace everything anyway. In a user namespace that has no root
-///   of the host, that owner is shown as `nobody`.
-/// - Others must not write. Write permission of a group is accepted if the group has the number of the owner: that is the
-///   owner's private group (umask 002 makes such directories in every home), and for root the group `root`, as for `sudo`.
-///   With an access control list it is not accepted, since the list may name anybody.
-/// - A sticky directory such as `/tmp` is accepted on the way, because only the owner of the next step can replace it.
+/// - Owners: root, `user`, and the owner of `/`, who can replace everything anyway. In a user
+///   namespace that has no root of the host, that owner is shown as `nobody`.
+/// - Others must not write. Write permission of a group is accepted if the group has the number
+///   of the owner: that is the owner's private group (umask 002 makes such directories in every
+///   home), and for root the group `root`, as for `sudo`. With an access control list it is not
+///   accepted, since the list may name anybody.
+/// - A sticky directory such as `/tmp` is accepted on the way, because only the owner of the next
+///   step can replace it.
 ///
 /// # Errors
 /// The first step that another user could change.

@@ -1,4 +1,5 @@
-//! Reads the owners and modes of all directories on the way to a path, and has `ownership` decide about them.
+//! Reads the owners and modes of all directories on the way to a path, and has `ownership` decide
+//! about them.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -42,8 +43,8 @@ impl Error {
     }
 }
 
-/// Refuses a path that users other than root and the user of this process could change or replace. A path that does not
-/// exist, or not in full, is checked as far as it exists.
+/// Refuses a path that users other than root and the user of this process could change or replace.
+/// A path that does not exist, or not in full, is checked as far as it exists.
 ///
 /// # Errors
 /// [`Error::Untrusted`] for the first step that another user could change, and [`Error::Io`].
@@ -52,8 +53,8 @@ pub fn check(path: &Path) -> Result<(), Error> {
     Ok(verify(&steps, geteuid().as_raw(), is_complete)?)
 }
 
-/// The same for a directory and for everything directly in it: whoever could write in the directory before it was repaired
-/// may have left files of their own.
+/// The same for a directory and for everything directly in it: whoever could write in the directory
+/// before it was repaired may have left files of their own.
 ///
 /// # Errors
 /// As for [`check`].
@@ -70,8 +71,9 @@ pub fn check_with_entries(directory: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Creates a directory and those above it, with `mode` and never writable by others, whatever the umask is. The path is
-/// checked before, so that nothing is created in a place of others, and after, in case another user was faster.
+/// Creates a directory and those above it, with `mode` and never writable by others, whatever the
+/// umask is. The path is checked before, so that nothing is created in a place of others, and
+/// after, in case another user was faster.
 ///
 /// # Errors
 /// As for [`check`].

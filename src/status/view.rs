@@ -345,8 +345,8 @@ fn agent_state(workflow: Option<&str>, agent: bool) -> String {
     .to_owned()
 }
 
-/// The health of machines. An agent that runs although its machine has signed off has been started again and has not sent
-/// its first beat yet: its health is not known.
+/// The health of machines. An agent that runs although its machine has signed off has been started
+/// again and has not sent its first beat yet: its health is not known.
 fn current_health(snapshot: &Snapshot) -> BTreeMap<MachineId, Held<Heard>> {
     let runs = |id| snapshot.machines.get(id).is_some_and(|seen| seen.agent == Presence::Here);
     let mut heard = snapshot.heard.clone();

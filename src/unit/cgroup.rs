@@ -37,15 +37,17 @@ pub(super) struct Group {
 #[derive(Debug)]
 pub(super) struct Base {
     group: Group,
-    /// Whether we are not in it ourselves, or it is the kernel's own: it can then hand out controllers.
+    /// Whether we are not in it ourselves, or it is the kernel's own: it can then hand out
+    /// controllers.
     can_enable: bool,
 }
 
-/// The subgroup that a service manager may start the agent in (`DelegateSubgroup=`). The groups of units are beside it.
+/// The subgroup that a service manager may start the agent in (`DelegateSubgroup=`). The groups of
+/// units are beside it.
 const AGENT: &str = "/portcullis-agent";
 
-/// Puts this process, and with it all that it will start, into the group of the unit whose runs are in `runs`, and limits that
-/// group.
+/// Puts this process, and with it all that it will start, into the group of the unit whose runs are
+/// in `runs`, and limits that group.
 ///
 /// # Errors
 /// If there are no control groups of the second kind here, or none that we may change.
@@ -128,7 +130,8 @@ fn read_note(runs: &Path) -> String {
     read.map_or_else(|_| String::new(), |_| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The group for the groups of units, if hooks can have one, as far as can be told without making one.
+/// The group for the groups of units, if hooks can have one, as far as can be told without making
+/// one.
 ///
 /// # Errors
 /// Why not.

@@ -199,8 +199,8 @@ impl Runs {
         self.with_reserve(|| File::create(self.file(number, "stop")).map(drop))
     }
 
-    /// Puts this process into the unit's control group, if there can be one, and with it what it is about to run; and limits
-    /// what the unit may have.
+    /// Puts this process into the unit's control group, if there can be one, and with it what it is
+    /// about to run; and limits what the unit may have.
     pub fn enter_group(&self, number: u64) {
         // An order that cannot be read is refused when it is carried out.
         let bytes = read(&self.file(number, "order")).ok().flatten().unwrap_or_default();
@@ -407,7 +407,8 @@ fn start(order: &Order, output: PipeWriter) -> io::Result<Child> {
         // This process needs few as well.
         limit_open_files(most)?;
     }
-    // No program with a set-user-id bit or with capabilities gives the hook, or what it starts, more rights than it has.
+    // No program with a set-user-id bit or with capabilities gives the hook, or what it starts,
+    // more rights than it has.
     set_no_new_privs(true)?;
     let patience = Instant::now() + BUSY;
     loop {

@@ -1,4 +1,5 @@
-//! How many processes and how much memory a unit may have: its hooks and everything that they start, together. Pure.
+//! How many processes and how much memory a unit may have: its hooks and everything that they
+//! start, together. Pure.
 
 use std::fmt;
 use std::str::FromStr;

@@ -83,7 +83,8 @@ pub struct Home<'a> {
 /// The entries that the agent makes in a directory for units. Others may be there, too.
 const OWN_ENTRIES: [&str; 6] = ["units", "runs", "charms", "tools", "owner", "lock"];
 
-/// Refuses a directory for units that other users can change: its files say which programs run, and as which user.
+/// Refuses a directory for units that other users can change: its files say which programs run, and
+/// as which user.
 ///
 /// # Errors
 /// Which directory or entry it is, with the command that repairs it.

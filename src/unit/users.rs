@@ -122,7 +122,8 @@ fn known_in(place: &Path) -> Vec<u32> {
     runs.filter_map(user).collect()
 }
 
-/// The user in a unit's file. Root is never taken from a file: only `--hook-user` makes hooks run as root.
+/// The user in a unit's file. Root is never taken from a file: only `--hook-user` makes hooks run
+/// as root.
 ///
 /// # Errors
 /// If the file names no user, or one that no unit is given.

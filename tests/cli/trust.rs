@@ -1,5 +1,5 @@
-//! Files and directories that other users of the host could change are refused, each with its positive control. Needs
-//! root, to leave files that belong to another user.
+//! Files and directories that other users of the host could change are refused, each with its
+//! positive control. Needs root, to leave files that belong to another user.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, chown};
@@ -216,7 +216,7 @@ fn a_policy_that_becomes_empty_leaves_the_last_one_in_force() {
     write("");
     let told = wait_for("a problem", DEADLINE, || Some(problem()).filter(|told| told.contains("is empty")));
     assert!(told.contains("the policy that was read last stays in force"), "{told}");
-    // Whatever is asked for anew, too.
+    // Ports that are requested again stay closed, too.
     assert_eq!(juju(&operator, &["unexpose", "wordpress"]).code, 0);
     assert_eq!(juju(&operator, &["expose", "wordpress"]).code, 0);
     wait_for("a port that is held back", DEADLINE, || is_held().then_some(()));

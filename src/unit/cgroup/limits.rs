@@ -1,5 +1,5 @@
-//! Limits that a unit's control group enforces, where the kernel has the controllers and we may hand them out. What the
-//! limits are is decided in `unit::limits`.
+//! Limits that a unit's control group enforces, where the kernel has the controllers and we may
+//! hand them out. What the limits are is decided in `unit::limits`.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
@@ -43,8 +43,8 @@ impl Group {
 }
 
 impl Base {
-    /// Hands a controller out to the groups below. Never if we are in this group ourselves: nobody could be put into it any
-    /// more, and a service manager that starts us again does just that.
+    /// Hands a controller out to the groups below. Never if we are in this group ourselves: nobody
+    /// could be put into it any more, and a service manager that starts us again does just that.
     fn enable(&self, controller: &str) -> io::Result<()> {
         if !self.can_enable {
             return Err(io::ErrorKind::ResourceBusy.into());
