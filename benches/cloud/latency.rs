@@ -1,4 +1,5 @@
-//! What the controller adds to EC2's own call: from the moment that `open-port` returns to the request that opens the port.
+//! Measures the controller's own latency: the time from the return of `open-port` to the EC2
+//! request that opens the port.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -10,7 +11,8 @@ use crate::controller::{self, Controller};
 use crate::harness::{Store, wait_for};
 use crate::ours::Bench;
 
-/// Each with a new controller, which may make 50 such requests at once before it spares EC2 the rest.
+/// Each round has a new controller, because a controller sends at most 50 such requests at once
+/// before it limits their rate.
 const ROUNDS: usize = 3;
 const SAMPLES: usize = 40;
 

@@ -31,7 +31,8 @@ bugs!(
     JudgesByPass,
     /// A tree that shows no units at all is believed at once if there is little to close.
     BelievesNothing,
-    /// A record that is missing although other records say that it is there is taken for removed, and its ports are closed.
+    /// A missing record that other records still refer to counts as removed, and its ports are
+    /// closed.
     MissingIsRemoved,
     /// After a failure of the store it goes on with what it had read before, as if nothing had been missed.
     KeepsItsView,

@@ -38,7 +38,7 @@ impl Memory for CheckpointFile {
     }
 }
 
-/// For an agent that has no place for files.
+/// For an agent without a directory for files.
 struct Nowhere;
 
 impl Memory for Nowhere {
@@ -51,7 +51,8 @@ impl Memory for Nowhere {
     }
 }
 
-/// The memory of an agent, `role`, in the tree with the id `tree`. Another tree under the same name has another file.
+/// Returns the checkpoint storage of the agent `role` in the tree with the id `tree`. Another tree
+/// with the same environment name has another file.
 pub(super) fn open(environment: &EnvironmentName, role: &str, tree: &str) -> Arc<dyn Memory> {
     let Some(base) = data_base(env::var_os("XDG_DATA_HOME"), env::var_os("HOME")) else {
         warn!("neither XDG_DATA_HOME nor HOME is set: a restored store is not recognised after a restart");

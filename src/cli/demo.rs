@@ -62,7 +62,8 @@ struct Defaults {
     units: UnitOptions,
 }
 
-/// Warnings about what separates units from each other are left out: the demo's only unit runs the demo's own charm.
+/// Omits warnings about missing isolation between units: the demo's only unit runs the demo's own
+/// charm.
 pub(super) fn log_filter(level: &str) -> String {
     format!("{level},portcullis::unit::units=error,portcullis::cli::unit_options=error")
 }

@@ -143,9 +143,9 @@ fn unit_file(
             ),
         ),
     };
-    // What a hook has started stays when its agent is started anew, which is what makes that
-    // harmless. It is in control groups beside the subgroup that systemd 254 and later starts the
-    // agent in, so that their group can limit them.
+    // Processes that hooks started survive a restart of the agent. They are in control groups
+    // beside the subgroup in which systemd 254 and later starts the agent, so that the parent group
+    // can limit them.
     let hooks = match role {
         Role::Up | Role::Machine => {
             "KillMode=process\nDelegate=yes\nDelegateSubgroup=portcullis-agent\n\

@@ -25,7 +25,7 @@ pub(super) struct Log {
 
 /// Blocks until the hook has ended.
 pub(super) fn run(args: &Typed) -> anyhow::Result<()> {
-    // The order names the program and the user.
+    // The order file names the program and the user.
     trusted_path::check(&args.directory)
         .map_err(|refused| anyhow::anyhow!("cannot run the hook: {}", refused.with_repair()))?;
     let runs = Runs::at(args.directory.clone());

@@ -96,9 +96,9 @@ pub struct Agent<T, F> {
     changing: BTreeMap<MachineId, Instant>,
     /// The time of day, for the journal.
     wall_ms: Box<dyn Fn() -> u64 + Send + Sync>,
-    /// Detects a store that went back.
+    /// Detects a store that was restored from an older backup.
     guard: Option<std::sync::Arc<RollbackGuard>>,
-    /// Whether the store went back, as of the last review.
+    /// Whether the store is older than this agent's checkpoint, as of the last review.
     standing: Standing,
     /// The store was reviewed since everything was last read.
     reviewed: bool,
@@ -177,7 +177,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         self
     }
 
-    /// Closes nothing while `guard` finds that the store went back.
+    /// Closes no port while `guard` reports a restored store.
     #[must_use]
     pub fn with_guard(mut self, guard: std::sync::Arc<RollbackGuard>) -> Self {
         self.guard = Some(guard);
@@ -294,8 +294,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         self.trust.end(self.view.take());
     }
 
-    /// Brings the view up to date. Returns the machines that this may concern, and those whose list of units may have a unit
-    /// that the view has not.
+    /// Updates the view. Returns the machines that this may affect, and those whose list of units
+    /// may contain a unit that is not in the view.
     async fn look(
         &mut self,
         dirty: &Dirty,

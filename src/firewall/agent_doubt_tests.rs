@@ -41,7 +41,7 @@ async fn a_look_that_shows_no_unit_is_not_believed_alone() {
     assert_eq!((world.rules(0).len(), world.agent.in_doubt(), world.problem(0)), (0, false, None));
 }
 
-/// One by one or all together: the last unit of an environment is removed on the word of two reads.
+/// One by one or all together: the ports of the last unit are closed after two reads agree.
 #[tokio::test(start_paused = true)]
 async fn removing_the_last_unit_takes_a_second_look() {
     for known_before in [false, true] {
@@ -77,7 +77,7 @@ impl World {
         }
     }
 
-    /// Looks at what events would name, and then at everything, again and again.
+    /// Runs passes for the machines that events would name, and then full passes, several times.
     async fn look_often(&mut self, unit: UnitId) {
         self.pass_for(Key::Unit(unit)).await;
         self.pass_for(Key::Service(ServiceId::new(0))).await;
@@ -110,7 +110,7 @@ async fn a_deleted_subtree_closes_nothing() {
         let reason = report.frozen.get(&unit).unwrap_or_else(|| panic!("{deleted}: {report:?}"));
         assert!(reason.contains(" is missing from the store"), "{deleted}: {reason}");
         assert!(reason.contains(deleted.as_str()) || deleted == paths::services(), "{deleted}: {reason}");
-        // A controller that starts now has seen nothing of it.
+        // A controller that starts now has no earlier view.
         world.agent.forget();
         world.look_often(unit).await;
         assert_eq!(world.rules(0), ["80/tcp"], "{deleted}");

@@ -19,7 +19,7 @@ async fn a_policy_that_cannot_be_read_again_leaves_the_last_one_in_force() {
     }
     world.pass().await;
     assert_eq!((world.rules(0), world.problem(0)), (vec!["81/tcp".to_owned()], None));
-    // Truncated: what was forbidden stays so, and what was open stays open.
+    // A truncated file: forbidden ports stay forbidden, and open ports stay open.
     *text.lock().unwrap() = "";
     world.open(unit, "90").await;
     world.pass().await;

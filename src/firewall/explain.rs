@@ -162,7 +162,8 @@ pub fn explain(view: &View, machine: MachineId, on: &[UnitId], report: Option<&H
             explained.lines.push(Line { ports, id: Some(id), unit: Some(name.clone()), state, why });
         };
         let claim = match (view.claim(unit), report.frozen.get(&id)) {
-            // Only the agent sees that the ports node is missing: the unit had ports, and seems to ask for none.
+            // Only the agent knows that the ports node is missing: here the unit only appears to
+            // request no ports.
             (Claim::Asks { ports, .. }, Some(reason)) if ports.is_empty() && !had.is_empty() => {
                 Claim::Frozen { reason: reason.clone() }
             }

@@ -256,7 +256,8 @@ impl<T: Tree> Feeds<T> {
             if let Entry::Vacant(place) = self.feeds.entry(path) {
                 match tree.watch(place.key()).await {
                     Ok(feed) => _ = place.insert(feed),
-                    // Of a flag that it may not read the machine gets no events; each pass reads it anyway.
+                    // The machine gets no events for a flag that it may not read; each pass reads
+                    // the flag anyway.
                     Err(tree::Error::NoAuth(_)) => {}
                     Err(error) => return Err(error),
                 }

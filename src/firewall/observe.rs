@@ -57,8 +57,8 @@ pub struct View {
     pub own: BTreeSet<MachineId>,
     /// The zxid of the newest data in it.
     pub newest: i64,
-    /// Containers that are not there. They are made with the environment and never removed by `juju`, so nothing below
-    /// them counts as removed.
+    /// Missing container znodes. They are created with the environment and never removed by `juju`,
+    /// so their children do not count as removed.
     pub missing: BTreeSet<NodePath>,
     /// Units in this view whose record is missing although their machine lists them.
     pub vanished: BTreeSet<UnitId>,
@@ -139,12 +139,12 @@ impl View {
         }
     }
 
-    /// Takes in how new the data of a znode is.
+    /// Updates the newest zxid with that of a znode.
     pub(super) fn include(&mut self, node: Option<&Node>) {
         self.newest = self.newest.max(node.map_or(0, |node| node.modified));
     }
 
-    /// The claim of a unit that `had` these rules when it could last be read.
+    /// Returns the claim of a unit that `had` these rules when it was last readable.
     pub fn claim_after(&self, id: UnitId, unit: &UnitFacts, had: &RuleSet) -> Claim {
         match self.claim(unit) {
             Claim::Asks { ports, .. }
@@ -165,7 +165,8 @@ impl View {
             Err(reason) => return Claim::Frozen { reason: reason.clone() },
         };
         let sources = match self.services.get(service) {
-            // A service goes together with its units, or after them: one that is missing was not removed by `juju`.
+            // `juju` removes a service together with its units or after them, so it did not remove
+            // this one.
             None if !planted(Bug::MissingIsRemoved) => {
                 let path = paths::service(*service);
                 return Claim::Frozen { reason: format!("{path} is missing from the store") };
@@ -205,7 +206,7 @@ pub async fn observe<T: Tree>(tree: &T) -> Result<View, Error> {
     keys.extend(units.iter().filter_map(|n| UnitId::from_key(n).ok()).map(Key::Unit));
     let machines = names(paths::machines());
     keys.extend(machines.iter().filter_map(|n| MachineId::from_key(n).ok()).map(Key::Machine));
-    // Without its machines nothing can be said of an environment.
+    // Without the machines no other data can be interpreted.
     if view.missing.contains(&paths::machines()) {
         return Err(Error::NoNode(paths::machines()));
     }
@@ -227,7 +228,7 @@ pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result
     for &key in keys {
         let (record, beside) = (node()?, node());
         next.include(record.as_ref());
-        // A machine's own report is no reason to open anything.
+        // A machine's own report never opens a port.
         if !matches!(key, Key::Machine(_)) {
             next.include(beside.as_ref().ok().and_then(Option::as_ref));
         }

@@ -80,8 +80,8 @@ async fn look_at_units<T: Tree>(
     Ok(secrets)
 }
 
-/// Units that have no record and are still on the machine's list. `juju` takes a unit off the list in the same transaction
-/// that removes it, so these were not removed by it: they keep what they had.
+/// Units that have no record and are still on the machine's list. `juju` takes a unit off the list
+/// in the same transaction that removes it, so these were not removed by it: they keep their ports.
 async fn add_missing_units<T: Tree>(
     tree: &T,
     machine: MachineId,
@@ -127,8 +127,8 @@ async fn look_at_flags<T: Tree>(
             Err(reason) => drop(unproved.insert(*service, reason)),
         }
     }
-    // The service itself may not be read here, but that it is there can be seen: a flag without one was not removed by
-    // `juju unexpose`.
+    // This agent may not read the service, but it can check that the service exists. If the service
+    // is missing, `juju unexpose` did not remove the flag.
     let nodes = services.keys().flat_map(|id| [paths::service(*id), paths::exposed(*id)]).collect();
     let mut nodes = tree.data_of_each(nodes).await?.into_iter();
     for service in services.keys() {

@@ -31,7 +31,7 @@ pub struct Policy {
 pub enum InvalidPolicy {
     #[error("{bytes} bytes are more than the {MAX_BYTES} allowed for a policy")]
     TooLarge { bytes: usize },
-    /// More likely a file that was truncated than one that was meant to change nothing.
+    /// An empty file is more likely truncated than meant as an empty policy.
     #[error("the file is empty; `{{}}` is a policy that changes nothing")]
     Empty,
     #[error("not a policy: {0}")]
@@ -180,7 +180,7 @@ impl Policy {
     }
 }
 
-/// Whether nothing is left of a YAML text without blank lines, comments and document markers.
+/// Whether a YAML text has only blank lines, comments and document markers.
 fn is_empty(text: &str) -> bool {
     let mut lines = text.trim_start_matches('\u{feff}').lines().map(str::trim);
     lines.all(|line| line.is_empty() || line.starts_with('#') || matches!(line, "---" | "..." | "~" | "null"))

@@ -86,9 +86,10 @@ pub struct Provisioner<T, M> {
     listed: bool,
     random: Box<dyn FnMut() -> u64 + Send + Sync>,
     metrics: Metrics,
-    /// Detects a store that went back.
+    /// Detects a store that was restored from an older backup.
     guard: Option<Arc<RollbackGuard>>,
-    /// Machines that are not in the tree and are kept because the store went back, and why.
+    /// Machines that are not in the tree and are kept because the store was restored, with the
+    /// reason.
     kept: BTreeMap<MachineId, String>,
 }
 
@@ -125,7 +126,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         }
     }
 
-    /// Ends nothing while `guard` finds that the store went back.
+    /// Terminates no instance while `guard` reports a restored store.
     #[must_use]
     pub fn with_guard(mut self, guard: Arc<RollbackGuard>) -> Self {
         self.guard = Some(guard);
@@ -238,8 +239,8 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         Ok(changed)
     }
 
-    /// Takes ends out of the plan if the store went back: a machine that such a store does not have may have been added
-    /// after the backup.
+    /// Removes terminations from the plan if the store was restored: a machine that is missing from
+    /// it may have been added after the backup.
     async fn hold_if_behind(
         &mut self,
         plan: &mut Provisioning,
@@ -385,7 +386,8 @@ fn store(error: tree::Error) -> Stop {
 /// Maps the failure of a checkpoint.
 fn refused(error: tree::Error) -> Stop {
     match error {
-        // Another leader, or somebody who edits the tree: the lock is taken anew, and everything is read again.
+        // Another leader or an operator changed the tree: take the lock again and read everything
+        // again.
         error if error.is_conflict() => Stop::Replaced,
         error => store(error),
     }

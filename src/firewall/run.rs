@@ -86,7 +86,7 @@ pub async fn run_provisioning<T: Tree, F: Firewall, M: Machines>(
                 progress.send_modify(|progress| progress.store_lost = false);
                 Leadership::campaign(tree, roles, &token).await
             } => won,
-            // Only the campaign decides what a failure of the store means.
+            // Failures of the store are ignored here: the campaign handles them.
             never = async {
                 loop {
                     let error = agent.stand_by(tree).await;

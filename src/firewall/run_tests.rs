@@ -100,7 +100,7 @@ async fn a_change_counts_from_when_it_was_noticed_though_a_pass_was_under_way() 
     assert_eq!(took(&metrics), (2, 20 + 35), "the second waited for one and a half seconds");
 }
 
-/// A provider whose every request takes as long as an overloaded cloud's.
+/// A provider whose requests take as long as those of an overloaded cloud.
 struct Latent {
     inner: Memory,
     latency: Duration,

@@ -155,7 +155,8 @@ impl<T: Tree + Clone + 'static> Api<T> {
     async fn beats(&self, beats: &[Sent], request: &Request) -> Result<Reply, Refusal> {
         self.check_sender(beats, request).await?;
         match self.ears.beat(beats).await {
-            // The beats stay in memory and reach the store with their age, should it come back.
+            // The beats stay in memory, and are written to the store with their age when it is
+            // reachable again.
             Ok(()) if self.ears.standing() == Standing::Stranded => {
                 self.ears.lock().condition.stranded_beats += beats.len() as u64;
                 let detail = "This tracker cannot reach the store; send beats to another one";
@@ -275,7 +276,8 @@ impl<T: Tree + Clone + 'static> Api<T> {
             return Err(Refusal::new(403, detail, request.path()));
         }
         let invalid = |problem: &InvalidParams| Refusal::new(400, problem.to_string(), request.path());
-        // Without the store, a change is compared with what this tracker knows, so that an invalid one is a client's error.
+        // Without the store, a change is checked against this tracker's parameters, so that an
+        // invalid change gets 400 and not 503.
         let away = || match self.ears.lock().params.patched(change) {
             Err(problem) => invalid(&problem),
             Ok(_) => Refusal::new(503, "The store is away", request.path()),
@@ -340,8 +342,8 @@ fn refuse(refusal: &Refusal) -> Reply {
     }
 }
 
-/// Sends each change once, in order, to a reader who has seen those up to `since`. Of changes that are no longer kept, a
-/// reader gets each component's newest; a reader without a number begins with the newest of every component.
+/// Sends each change after `since` once, in order. If older changes are no longer kept, sends the
+/// newest of each component instead; without `since`, begins with the newest of every component.
 async fn tell_events(ears: Arc<Ears>, since: Option<u64>, reader: mpsc::Sender<Bytes>, _place: Place) {
     let mut news = ears.news();
     let mut since = match since {

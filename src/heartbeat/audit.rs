@@ -53,7 +53,8 @@ pub struct Change {
     pub at: u64,
     /// How often it came back, if that is too often.
     pub flaps: u16,
-    /// The `Timestamp` of the beat that made the change; empty if no beat did, or if it is not known any more.
+    /// The `Timestamp` of the beat that caused the change; empty if no beat did, or if it is no
+    /// longer known.
     pub stamp: Stamp,
 }
 
@@ -95,7 +96,7 @@ pub struct Counts {
     pub unreadable: usize,
     /// Due to die, and held because of a mass outage.
     pub held: usize,
-    /// Due to die, and held because they may be beating to a tracker that is out of reach.
+    /// Due to die, and held because they may be beating to an unreachable tracker.
     pub sheltered: usize,
 }
 
@@ -119,7 +120,8 @@ pub struct Audit {
     hold: MassHold,
     /// While deaths are held: how many are silent now, of how many.
     alarm: Option<(usize, usize)>,
-    /// Trackers that are out of reach and may still take beats, each with the time until which that counts.
+    /// Unreachable trackers that may still accept beats, each with the time until which deaths are
+    /// held for it.
     lost: HashMap<Via, u64>,
     /// Due to die, and held because of a tracker in `lost`.
     sheltered: BTreeSet<u32>,
@@ -198,7 +200,7 @@ impl Audit {
         self.beat_with(now, &(*name, going_away).into())
     }
 
-    /// The same with everything that the beat says.
+    /// The same with all fields of the beat.
     ///
     /// # Errors
     /// [`Full`] for one component too many.
@@ -223,7 +225,7 @@ impl Audit {
         self.heard(entry, now, details)
     }
 
-    /// A beat that the replica `via` took, `beat.age_ms` ago.
+    /// Applies a beat that the replica `via` received `beat.age_ms` ago.
     ///
     /// # Errors
     /// [`Full`] for one component too many.
@@ -247,7 +249,8 @@ impl Audit {
         let component = self.table.get_mut(entry);
         component.last = component.last.max(at);
         component.going_away = going_away;
-        // The next judge reads the interval from the store, should it not have the beat itself.
+        // The next judge may not have received this beat, and then reads the interval from the
+        // store.
         let other_interval = std::mem::replace(&mut component.interval, interval) != interval;
         if other_interval && self.judging && component.state != State::New {
             self.soil(entry);

@@ -42,8 +42,8 @@ pub async fn ensure<T: Tree>(tree: &T, roles: &Roles) -> Result<(), Error> {
     ensure_as(tree, roles, &Params::default(), &HashMap::new()).await
 }
 
-/// Makes what is not there, with these parameters and maintenances: a tracker that runs knows them, should the store have
-/// lost them.
+/// Creates missing znodes, with these parameters and maintenances: a running tracker passes its
+/// own, in case the store has lost them.
 ///
 /// # Errors
 /// The failures of the store.
@@ -272,7 +272,7 @@ pub async fn journal<T: Tree>(tree: &T, from: u64) -> Result<Vec<Page>, Error> {
     Ok(pages)
 }
 
-/// The number of the last change in the journal, 0 if there is none; nothing if that cannot be read.
+/// The number of the last change in the journal; 0 if there is none, `None` if it cannot be read.
 ///
 /// # Errors
 /// The failures of the store.
@@ -371,7 +371,8 @@ pub struct Overview {
     pub records: Vec<Record>,
     /// By bucket: each hides the components of its own znode and no others.
     pub problems: BTreeMap<u16, Error>,
-    /// Trackers that are gone without a farewell and may still take beats: deaths of their components are held.
+    /// Trackers that lost their session without a final batch and may still accept beats: deaths of
+    /// their components are held.
     pub lost_trackers: usize,
     /// Components of those buckets that beat or changed not long ago, with the calendar time of the newest beat that
     /// reached the store, or 0.

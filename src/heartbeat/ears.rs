@@ -29,18 +29,19 @@ pub const SAFE_WITHIN: Duration = Duration::from_secs(1);
 /// A tracker that has not reached the store for this long is not ready: load balancers should send beats to another one.
 pub const READY_WITHIN: Duration = Duration::from_secs(5);
 
-/// A tracker that has not reached the store for this long answers beats with an error, so that senders move to another
-/// one. It is not longer than a session lasts without the store: until then no component is called silent, and a sender
-/// that moves by then has a whole window for it.
+/// A tracker that has not reached the store for this long answers beats with an error, so that
+/// senders move to another one. It is not longer than the session timeout: until then no component
+/// is declared silent, so a sender that moves within this time has a whole window left.
 pub const TAKEN_WITHIN: Duration = Duration::from_secs(10);
 
-/// Whether what a tracker hears gets any further.
+/// Whether a tracker can pass on the beats that it receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
     Ready,
-    /// The store has been out of reach for a while.
+    /// The store has been unreachable for longer than [`READY_WITHIN`].
     NotReady,
-    /// The store has been out of reach for so long that senders should look for another tracker.
+    /// The store has been unreachable for longer than [`TAKEN_WITHIN`]: senders should use another
+    /// tracker.
     Stranded,
 }
 
@@ -80,7 +81,8 @@ pub struct Condition {
     pub stranded_beats: u64,
     pub store_writes: u64,
     pub calls: u64,
-    /// Events that the webhook did not get, because a newer one of the same component took their place.
+    /// Events that were not sent to the webhook because a newer one of the same component replaced
+    /// them.
     pub webhook_collapsed: u64,
     /// Buckets that cannot be read.
     pub unreadable: BTreeSet<u16>,
@@ -110,7 +112,8 @@ pub struct Inner {
     pub params: Params,
     pub condition: Condition,
     watched: Watched,
-    /// Up to here, on the clock of silence, the store has what was heard, or would have taken it.
+    /// On the clock of silence: all beats received before this time are in the store, or the store
+    /// was reachable for them.
     passed_on: u64,
     /// Counts how often beats were taken to be written.
     generation: u64,
@@ -243,13 +246,13 @@ impl Ears {
         taken
     }
 
-    /// The store has everything that was heard up to `began`, on the clock of silence.
+    /// Notes that the store has all beats received before `began`, on the clock of silence.
     pub(super) fn passed_on(&self, began: u64) {
         let mut inner = self.lock();
         inner.passed_on = inner.passed_on.max(began);
     }
 
-    /// Whether what this tracker hears gets any further.
+    /// Whether this tracker can pass on the beats that it receives.
     pub fn standing(&self) -> Standing {
         let inner = self.lock();
         inner.standing(self.now_watched(&inner))

@@ -51,7 +51,7 @@ const REQUIRED: usize = 5;
 pub(super) struct Fields<'a>([Field<'a>; 6]);
 
 impl Fields<'_> {
-    /// The first thing that is wrong with the required fields from `first` on, in their order.
+    /// Returns the first error in the required fields from `first` on, in their order.
     pub(super) fn problem(&self, first: usize) -> Option<String> {
         let known = || FIELDS.iter().zip(&self.0).take(REQUIRED).skip(first);
         let wrong =
@@ -66,10 +66,10 @@ impl Fields<'_> {
         missing.map(|(name, _)| format!("Missing {name} field"))
     }
 
-    /// Seconds between two beats of the sender, as a number or as text; 0 if it does not say so.
+    /// Seconds between two beats of the sender, as a number or as text; 0 if the field is missing.
     ///
     /// # Errors
-    /// Says what is wrong with the field.
+    /// If the field is invalid.
     pub(super) fn interval(&self) -> Result<u16, String> {
         let seconds = match &self.0[5] {
             Field::Missing => return Ok(0),

@@ -132,8 +132,9 @@ impl MassHold {
         }
     }
 
-    /// Components return over a whole beat period or more. A hold that ended with the outage would declare those dead that
-    /// have not had the time to beat again, so it lasts for one more window.
+    /// Components return over a whole beat period or more. If the hold ended with the outage,
+    /// components that have not yet had the time to beat again would be declared dead, so it lasts
+    /// for one more window.
     fn rule_on_hold(&mut self, now: u64, window: u64, mass: bool) -> Ruling {
         if mass {
             self.recovering = None;
@@ -143,7 +144,8 @@ impl MassHold {
         if now < since + window && !planted(Bug::HoldEndsWithTheShare) {
             return Ruling::Hold { raised: false };
         }
-        // No deaths pass unchecked after this: if the same components fall silent again, that is another outage.
+        // Later deaths are checked again: if the same components fall silent again, that is another
+        // outage.
         self.end();
         Ruling::Declare
     }

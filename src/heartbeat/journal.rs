@@ -72,8 +72,8 @@ impl Journal {
         Self { pages: pages.iter().map(page).collect(), tail, least: 0 }
     }
 
-    /// For a store that has lost pages: goes on with a new page after all that were ever read, since readers look for no
-    /// page before the one that they read last.
+    /// For a store that has lost pages: continues with a new page number above all that were ever
+    /// read, since readers do not look for pages before the one that they read last.
     #[must_use]
     pub fn after_loss(self, last_page: Option<u64>) -> Self {
         Self { tail: None, least: last_page.map_or(0, |page| page + 1), ..self }

@@ -94,8 +94,8 @@ impl<T: Tree, P: Post> Tracker<T, P> {
     pub(super) async fn take_office(&mut self, lead: Leadership, alone: bool) -> Result<(), Error> {
         let buckets = corner::all_buckets(self.tree()).await?;
         let (question, version) = corner::number(self.tree(), &paths::heartbeat_question()).await?;
-        // The next one must be newer than all that were answered, or old answers would count for it. A store that went back
-        // has an older one.
+        // The next question must have a higher number than all that were answered, or old answers
+        // would count for it. A restored store has a lower number.
         let question = (readable(question)?.unwrap_or(0).max(self.newest_answered()), version);
         let (note, version) = corner::webhook_note(self.tree()).await?;
         // Rather told twice than not at all.
@@ -108,7 +108,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             buckets.iter().map(|(number, _, version)| (*number, *version)).collect();
         let frozen: BTreeSet<u16> =
             buckets.iter().filter(|(_, records, _)| records.is_err()).map(|(number, ..)| *number).collect();
-        // Where none was begun, no change is in it; where none can be read, all of them may be.
+        // An empty journal has no changes; an unreadable journal may have all of them.
         let journalled: BTreeMap<u64, Change> = changes_in(&pages);
         let unknown = if pages.is_empty() { 0 } else { u64::MAX };
         let last = journalled.last_key_value().map_or(unknown, |(last, _)| *last);
@@ -135,7 +135,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             .map(|change| (change.sequence, change))
             .collect();
         if !went_back {
-            // A store that went back has changes here that were followed by newer ones.
+            // A restored store may contain changes here that newer ones have replaced.
             missed.extend(journalled);
         }
         let hooks =

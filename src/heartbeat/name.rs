@@ -10,7 +10,8 @@ pub const MAX_NAME: usize = 64;
 
 const MACHINE: &str = "machine-";
 
-/// Names that no component can have: tools and logs use them for the parameters and for the tracker that judges.
+/// Names that no component can have: tools and logs use them for the parameters and for the elected
+/// tracker.
 const RESERVED: [&str; 2] = ["params", "judge"];
 
 /// A component's name: lower-case letters, digits, `-`, `_`, `.` and `:`, beginning with a letter or digit. Numbers in the

@@ -154,7 +154,8 @@ where
     }
 }
 
-/// A call that runs by itself, so that its end can be waited for after its time is over. Dropped, it is given up.
+/// A call in a task of its own, so that its end can be awaited after its timeout. Dropping it
+/// aborts the call.
 #[derive(Debug)]
 pub struct Running(JoinHandle<Result<u16, CallError>>);
 
@@ -174,9 +175,9 @@ impl Running {
         }
     }
 
-    /// Waits for its end, whatever that is.
+    /// Waits until the call succeeds or fails.
     pub async fn ended(&mut self) {
-        // The answer comes too late to mean anything.
+        // A late answer is ignored.
         let _ = (&mut self.0).await;
     }
 }

@@ -67,7 +67,7 @@ pub struct Record {
     pub beat_at: u64,
     /// How often it came back, while that is too often.
     pub flaps: u16,
-    /// Seconds between its beats, as it says; 0 if it does not.
+    /// Seconds between two beats of the component, from its `Interval`; 0 if it sends none.
     pub interval: u16,
 }
 
@@ -109,7 +109,7 @@ pub struct Beat {
     pub going_away: bool,
     /// As in [`Record`].
     pub interval: u16,
-    /// The `Timestamp` of a beat that says something new; empty for others.
+    /// The `Timestamp` of a beat that causes a change; empty for others.
     pub stamp: Stamp,
 }
 
@@ -120,7 +120,7 @@ impl Beat {
     }
 }
 
-/// Beats in pieces that fit into a znode each.
+/// Splits beats into parts that each fit into a znode.
 pub fn in_batches(beats: Vec<Beat>) -> Vec<Vec<Beat>> {
     let mut batches: Vec<Vec<Beat>> = Vec::new();
     let mut bytes = 0;

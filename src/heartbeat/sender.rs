@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// [`PERIOD`]: a tracker that has just been started refuses beats for a moment.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 
-/// Without a tracker for this long, the operator is told.
+/// After this time without a tracker, a warning is logged.
 const UNHEARD: Duration = PERIOD;
 
 /// Who beats, and to whom.
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(said[5].1, (name, true));
     }
 
-    /// A tracker that answers 503 until its store is loaded, and when it was asked.
+    /// A tracker that answers 503 until its store is loaded, and the times of its requests.
     struct Starting {
         ready: Instant,
         asked: Mutex<Vec<Duration>>,

@@ -8,10 +8,10 @@ use super::name::Name;
 pub const MAX_STAMP: usize = 40;
 
 /// The longest `Interval` of a component, in seconds. Three times that is a day, the age at which a
-/// beat counts no more.
+/// beat is ignored.
 pub const MAX_INTERVAL: u16 = 28_800;
 
-/// The `Timestamp` of a beat: any text, because nothing is decided by it. A longer one is not kept.
+/// The `Timestamp` of a beat: any text, because it affects no decision. Longer text is dropped.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Stamp {
     bytes: [u8; MAX_STAMP],

@@ -11,8 +11,8 @@ use super::audit::Change;
 use super::ears::Ears;
 use super::record::BUCKETS;
 
-/// Changes that are remembered: at least as many as the journal keeps in the store while nothing holds it up. A reader who
-/// has seen less gets each component's newest change.
+/// Changes that are remembered: at least as many as the journal keeps in the store while nothing
+/// holds it up. A reader that missed more gets each component's newest change.
 const KEPT: usize = 10_000;
 
 /// Buckets that are looked through at once, for who has seen less.
@@ -124,8 +124,8 @@ impl Ears {
         self.lock().shown.from
     }
 
-    /// What changed after `sequence`, at most so many; nothing if there is nothing yet. None if some of it is no longer
-    /// remembered: then there is [`Ears::newest`].
+    /// Returns the changes after `sequence`, at most this many, and an empty list if there are none
+    /// yet. Returns `None` if some of them are no longer remembered: use [`Ears::newest`] then.
     pub fn events(&self, sequence: u64, most: usize) -> Option<Vec<Change>> {
         self.lock().shown.after_number(sequence, most)
     }
@@ -158,7 +158,7 @@ impl Ears {
         let inner = self.lock();
         let found = numbers.iter().filter_map(|(number, entry)| {
             let change = inner.audit.change_numbered(*number, *entry)?;
-            // The same with what only the journal keeps of it.
+            // The same change with the fields that only the journal keeps.
             Some(inner.shown.numbered(*number).unwrap_or(change))
         });
         found.collect()

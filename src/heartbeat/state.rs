@@ -34,9 +34,9 @@ pub fn says_going_away(status: &str) -> bool {
     GOING_AWAY.iter().any(|word| status.eq_ignore_ascii_case(word))
 }
 
-/// The windows of a component, in milliseconds: silence until the warning, and until it is declared dead. A component that
-/// says that it beats every `interval` seconds may miss one beat before the warning and two before it is declared dead.
-/// Neither window is shorter than that of all others.
+/// The windows of a component, in milliseconds: silence until the warning, and until it is declared
+/// dead. A component that says that it beats every `interval` seconds may miss one beat before the
+/// warning and two before it is declared dead. Neither window is shorter than the common one.
 pub fn windows(warn: u64, err: u64, interval: u16) -> (u64, u64) {
     let beat = u64::from(interval) * 1000;
     (warn.max(2 * beat), err.max(3 * beat))

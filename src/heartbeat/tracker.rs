@@ -96,7 +96,7 @@ pub struct Tracker<T, P> {
 pub(super) struct Followed {
     /// How components refer to it.
     via: Via,
-    /// It is gone without a farewell, and its components are taken care of.
+    /// It lost its session without a final batch, and the deaths of its components are held.
     lost: bool,
     next: u64,
     pub(super) answers: u64,
@@ -252,7 +252,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         let went_back = self.went_back(corner::journal_end(self.tree()).await?);
         if went_back {
             warn!("the store has lost heartbeat records; they are written again from memory");
-            // The journal is written anew, and the judge may not have our newest answer.
+            // The journal is written again, and the judge may not have our newest answer.
             (self.page, self.answered) = (None, 0);
         }
         self.ears().lock().condition.unreadable.clear();
@@ -274,7 +274,8 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         Ok(())
     }
 
-    /// Whether the store is behind what it once said: the journal ends before a change that was read from it.
+    /// Whether the store is older than before: the journal ends before a change that was read from
+    /// it.
     pub(super) fn went_back(&self, journal_end: Option<u64>) -> bool {
         journal_end.is_some_and(|end| end < self.ears().lock().shown.last())
     }

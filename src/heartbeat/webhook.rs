@@ -48,8 +48,8 @@ pub struct Queue {
     /// How many must wait before it is worth while to look again for more than one of a component.
     crowded_at: usize,
     note: Note,
-    /// Changes that were dropped since the last [`Queue::take_collapsed`], because a newer one of their component stands
-    /// for them.
+    /// Changes that were dropped since the last [`Queue::take_collapsed`], because a newer one of
+    /// their component replaced them.
     collapsed: u64,
 }
 
@@ -77,7 +77,7 @@ impl Queue {
         }
     }
 
-    /// How many changes were dropped since the last call, because a newer one stands for them.
+    /// Returns how many changes were dropped since the last call because a newer one replaced them.
     pub fn take_collapsed(&mut self) -> u64 {
         std::mem::take(&mut self.collapsed)
     }
@@ -101,7 +101,7 @@ impl Queue {
             if !room || !restless(&change.name) {
                 return Some(*change);
             }
-            // The newest of those that a component is owed is sent in the end.
+            // The newest pending change of each component is always sent.
             self.collapsed += u64::from(!self.note.owed.insert(change.name));
             self.note.done = change.sequence;
             self.waiting.pop_front();

@@ -1,17 +1,18 @@
 //! What we wrote a moment ago, for as long as EC2's readers may not know of it. Pure: takes `now`.
 //!
-//! A describe may lag behind a write by seconds. Without this memory a pass would open again what it has just opened,
-//! or take a group for missing that it has just made. It is short: once a describe has shown a write, or was sent after
-//! the write's consistency window, what EC2 says counts alone, so that a change by somebody else is not hidden.
+//! A describe may lag behind a write by seconds. Without this memory a pass would open again what
+//! it has just opened, or treat a group that it has just made as missing. An entry is kept only
+//! briefly: once a describe shows the write, or was sent after the write's consistency window, only
+//! EC2's reply counts, so that changes by other clients are not hidden.
 
 use crate::provider::{GroupId, MachineNumber};
 use crate::rule::Rule;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// The consistency window of a rule: a describe that was sent this long after a write shows it. Should EC2 take longer, the
-/// write is sent again and EC2 answers that it is so already, which costs a request; a longer window would hide that
-/// somebody took a rule away.
+/// The consistency window of a rule: a describe that was sent this long after a write shows it. If
+/// EC2 takes longer, the write is sent again and EC2 replies that the rule exists already, which
+/// costs one request; a longer window would hide that another client removed a rule.
 const WINDOW: Duration = Duration::from_secs(3);
 /// How long a group that was just made may be missing from a describe.
 const MEMORY: Duration = Duration::from_secs(30);
@@ -54,8 +55,9 @@ impl Recent {
         writes.rules.extend(close.iter().map(|rule| (*rule, (false, now))));
     }
 
-    /// Puts our own last writes over what a describe that was sent at `sent` shows of a group. Forgets the writes that it
-    /// shows, and those that it would show if nobody had undone them.
+    /// Applies our own last writes to the rules that a describe sent at `sent` shows for a group.
+    /// Drops the writes that the describe shows, and those whose consistency window was over when
+    /// it was sent.
     pub(super) fn overlay(&mut self, group: &GroupId, owned: &mut BTreeSet<Rule>, sent: Instant) {
         let Some(writes) = self.writes.get_mut(group) else { return };
         writes.rules.retain(|rule, (open, at)| {
@@ -144,7 +146,8 @@ mod tests {
     #[test]
     fn a_describe_sent_after_the_window_shows_what_others_changed() {
         let second = Duration::from_secs(1);
-        // A rule that was revoked by hand before the first describe is seen to be gone by the second at a resync of 2 s.
+        // If a rule is revoked by hand before the first describe, the second one shows it as
+        // missing at a resync of 2 s.
         for (sent_after, seen) in [(0, [80]), (2, [80]), (4, [22]), (30, [22])] {
             let (mut recent, group, start) = (Recent::default(), GroupId::new("sg-1"), Instant::now());
             recent.wrote(&group, &rules(&[80]), &rules(&[22]), start);

@@ -120,9 +120,10 @@ pub(super) enum Purpose {
     Icmp,
     Icmpv6,
     Enter(Lane),
-    /// TCP packets that do not begin a connection. Connection tracking has no entry for connections that are older than
-    /// itself, and takes the first packet that it sees of one for a new connection in that packet's direction. Such
-    /// packets reach the kernel's TCP: it delivers them to the connection that they belong to, or answers with a reset.
+    /// TCP packets that do not begin a connection. Connection tracking has no entry for connections
+    /// that are older than itself, and treats their first packet that it sees as a new connection
+    /// in that packet's direction. Such packets reach the kernel's TCP: it delivers them to the
+    /// connection that they belong to, or answers with a reset.
     ExistingTcp,
     /// UDP datagrams for a socket that is connected to their sender, for the same reason.
     ConnectedUdp,

@@ -187,7 +187,7 @@ impl Net {
         self.client.enter(work)
     }
 
-    /// Does `work` on the server's machine.
+    /// Runs `work` in the server's network namespace.
     pub(crate) fn on_server<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.server.enter(work)
     }

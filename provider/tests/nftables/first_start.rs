@@ -93,13 +93,14 @@ async fn connected_udp_sockets_survive_the_first_start() {
     server.send(b"server").unwrap();
     assert_eq!(peer.recv(&mut message).unwrap(), 6);
 
-    // A stranger to that socket, from the same machine.
+    // A socket on the same machine that is not connected to that one.
     let stranger = net.udp_to(server.local_addr().unwrap());
     stranger.send(b"x").unwrap();
     assert_eq!(stranger.recv(&mut message).unwrap_err().kind(), ErrorKind::ConnectionRefused);
 }
 
-/// A multicast datagram reaches a socket without a peer, which is no existing conversation.
+/// A multicast datagram can be for a socket without a peer, so it does not belong to an existing
+/// connection.
 #[tokio::test]
 async fn multicast_does_not_reach_a_closed_udp_port() {
     let net = Net::new();

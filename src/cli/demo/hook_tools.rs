@@ -12,7 +12,8 @@ use super::super::hook_env;
 
 const TOOLS: [&str; 3] = ["open-port", "close-port", "opened-ports"];
 
-/// Has the tools built if cargo runs this program, and checks that they are beside it. Cargo writes its progress to stderr.
+/// Builds the tools if cargo runs this program, and checks that they are in the same directory.
+/// Cargo writes its progress to stderr.
 pub(super) fn ensure() -> anyhow::Result<()> {
     let directory = hook_env::tools_dir()?;
     let variables = ["CARGO", "CARGO_MANIFEST_DIR"].map(std::env::var_os);
@@ -28,8 +29,8 @@ pub(super) fn ensure() -> anyhow::Result<()> {
     Err(Refusal::NoHookTools { directory }.into())
 }
 
-/// The tools are built with the same profile into the same target directory, for which the place of this program stands.
-/// The variables are set by `cargo run`.
+/// The tools are built with the same profile into the same target directory, both derived from the
+/// path of this program. The variables are set by `cargo run`.
 fn build_command(directory: &Path, [cargo, manifest]: [Option<OsString>; 2]) -> Option<Command> {
     let manifest = PathBuf::from(manifest?);
     if !manifest.join("hooks/Cargo.toml").is_file() {

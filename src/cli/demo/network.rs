@@ -1,5 +1,6 @@
-//! The demo's private network: a network namespace for its machine and one for a neighbour, joined by a cable. An
-//! unprivileged user has rights in them through a user namespace. The host's network is neither seen nor changed.
+//! The demo's private network: a network namespace for its machine and one for a neighbour, joined
+//! by a veth pair. A user namespace gives an unprivileged user the rights to set them up. The
+//! host's network is neither visible nor changed.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -18,13 +19,13 @@ const MACHINE: &str = "10.77.0.1";
 const NEIGHBOUR: &str = "10.77.0.2";
 const PREFIX_LEN: u8 = 24;
 
-/// Tells the process in the namespaces that it is there.
+/// Marks the process that runs inside the namespaces.
 pub(super) const FLAG: &str = "in-namespace";
 
 const NEEDED: [&str; 3] = ["unshare", "ip", "nft"];
 const NAMESPACES: [&str; 3] = ["--user", "--map-root-user", "--net"];
 
-/// Tries all that the demo needs of the kernel, in namespaces that end with it.
+/// Tries everything that the demo needs from the kernel, in namespaces of its own.
 const PROBE: &str = "ip link add probe type veth peer name peer && nft 'add table inet probe; \
     add chain inet probe input { type filter hook input priority 0; }; \
     add rule inet probe input ct state established accept; add rule inet probe input reject'";
@@ -88,21 +89,22 @@ pub(super) struct Answer {
 pub(super) enum Kind {
     Page,
     Refused,
-    /// Neither: a timeout, for example.
+    /// Any other failure, for example a timeout.
     Failed,
 }
 
 /// Where requests come from.
 #[derive(Debug)]
 pub(super) enum Client {
-    /// The neighbour's namespace, in which this process stays until its input ends.
+    /// The neighbour's namespace, kept alive by this process until its input ends.
     Neighbour(Child),
     /// This machine itself, for a dry run.
     Localhost,
 }
 
 impl Client {
-    /// The neighbour's namespace and the cable to it. To be called in namespaces of our own.
+    /// Creates the neighbour's namespace and the veth pair to it. Must be called inside the demo's
+    /// own namespaces.
     pub(super) fn neighbour() -> anyhow::Result<Self> {
         let mut command = Command::new("unshare");
         command.args(["--net", "cat"]).stdin(Stdio::piped()).stdout(Stdio::null());
@@ -145,7 +147,7 @@ impl Client {
         }
     }
 
-    /// Does `work` in the client's namespace, in a thread that ends with it.
+    /// Runs `work` in the client's namespace, in a thread of its own.
     fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
         let namespace = self.namespace();
         std::thread::scope(|scope| {

@@ -1,5 +1,6 @@
-//! Keeps ports open while the store is behind what this agent acted on: rules that such a store does not ask for may belong
-//! to units that were deployed after the backup. Whether the store went back is decided in `store::rollback`.
+//! Keeps ports open while the store is behind what this agent acted on: rules that such a store
+//! does not ask for may belong to units that were deployed after the backup. `store::rollback`
+//! decides whether the store was restored.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,8 +21,8 @@ fn basis<'p>(mut plans: impl Iterator<Item = &'p MachinePlan>, newest: i64) -> B
 }
 
 impl<T: Tree, F: Firewall> Agent<T, F> {
-    /// Takes closes out of `plans` if the store went back, and returns the machines that this concerns. Ports are still
-    /// opened. The reports say why.
+    /// Removes closes from `plans` if the store was restored from an older backup, and returns the
+    /// affected machines. Ports are still opened. The reports give the reason.
     pub(super) async fn hold_if_behind(
         &mut self,
         plans: &mut BTreeMap<MachineId, MachinePlan>,
@@ -57,7 +58,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         Ok(kept)
     }
 
-    /// Remembers what the leader acts on while this replica stands by.
+    /// Saves the leader's checkpoints while this replica is on standby.
     pub(crate) async fn stand_by(&self, tree: &T) -> tree::Error {
         match self.guard.as_deref() {
             Some(guard) => RollbackGuard::follow(guard, tree).await,

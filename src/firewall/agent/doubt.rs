@@ -36,7 +36,8 @@ pub(super) struct Trust {
 }
 
 impl Trust {
-    /// A view of everything is new, and nothing is known of what it takes away. Reading it began at `begun`.
+    /// Starts a new view of everything, whose closes are not confirmed. Reading it began at
+    /// `begun`.
     pub(super) fn begin(&mut self, view: &View, begun: Instant, now: Instant) {
         self.unjudged = view.machines.keys().copied().collect();
         self.confirmed.retain(|machine, _| view.machines.contains_key(machine));
@@ -64,8 +65,9 @@ impl Trust {
         }
     }
 
-    /// Whether the present view comes from a read that began long enough after the view before: two reads in the same moment
-    /// may both show the same mistake. How long this pass has taken since does not matter.
+    /// Whether the present view comes from a read that began long enough after the previous view:
+    /// two reads at nearly the same time may both show the same error. The duration of this pass
+    /// does not matter.
     fn is_second_read(&self) -> bool {
         match (&self.before, self.read) {
             (Some((_, before)), Some((begun, _))) => begun >= *before + DOUBT,
@@ -114,7 +116,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
         let total = self.seen.values().map(|rules| rules.owned.len()).sum();
         self.trust.drop_outdated(plans);
-        // A tree of which nothing is shown looks like one without units, however little there is to close.
+        // An unreadable tree looks like one without units, so even a few closes need confirmation.
         let bare = self.view.as_ref().is_none_or(|view| view.units.is_empty());
         let bare = bare && !planted(Bug::BelievesNothing);
         let by_pass = planted(Bug::JudgesByPass);
@@ -157,7 +159,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         disputed.into_keys().collect()
     }
 
-    /// Takes every close out of `plans`, because the view cannot show what is still wanted.
+    /// Removes every close from `plans`, because the view does not show which ports are still
+    /// wanted.
     fn hold_all(
         &mut self,
         plans: &mut BTreeMap<MachineId, MachinePlan>,
@@ -175,7 +178,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         lost.into_keys().collect()
     }
 
-    /// Takes these closes of one machine out of its plan, and reports why.
+    /// Removes these closes from the plan of one machine, and reports the reason.
     fn hold(
         &mut self,
         id: MachineId,
@@ -185,7 +188,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         why: &str,
     ) {
         self.noticed.entry(id).or_insert(self.since);
-        // The next look comes for all of them; one that were due before would only see the same again.
+        // All machines wait for the same next read; an earlier read of one would show the same
+        // data.
         self.retries.succeeded(id);
         if let Some(plan) = plans.get_mut(&id) {
             plan.change.close.retain(|rule| !rules.contains(rule));

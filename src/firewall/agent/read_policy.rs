@@ -9,7 +9,7 @@ use crate::firewall::report::Report;
 use crate::store::tree::Tree;
 
 impl<T: Tree, F: Firewall> Agent<T, F> {
-    /// With a policy that is read again whenever everything is compared.
+    /// Sets a policy that is read again at every full comparison.
     #[must_use]
     pub fn with_policy_reader(mut self, reader: Option<PolicyReader>) -> Self {
         self.policy_reader = reader;

@@ -15,7 +15,7 @@ use crate::store::changes::Key;
 use crate::store::paths;
 use crate::store::tree::{self, Read, Tree};
 
-/// Why the unit's ports stay as they are although nothing asks for them.
+/// Why the unit's ports stay as they are although no record requests them.
 fn missing(view: &View, unit: UnitId) -> String {
     match view.closes_nothing() {
         Some(reason) => reason,

@@ -116,7 +116,7 @@ impl Audit {
             Ruling::Declare => {
                 self.let_go(now.watched);
                 if self.hold.is_passing(now.watched) {
-                    // The time of the hold is over, or an operator has ended it: that holds for every death.
+                    // The hold has timed out, or an operator has ended it: every death is released.
                     self.end_shelter();
                 }
                 self.hold.declared(now.watched, deaths.len());
@@ -197,7 +197,7 @@ impl Audit {
             component.word_sequence = number;
         }
         let (name, flaps) = (component.full_name(), component.flaps);
-        // Only a beat makes a component well, or announces its end.
+        // Only a beat changes a component to `ok` or to a planned stop.
         let by_beat = matches!(state, State::Ok | State::Stopped);
         let stamp = self.stamps.remove(&entry).filter(|_| by_beat).unwrap_or_default();
         self.leave_shelter(entry);

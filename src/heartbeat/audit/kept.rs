@@ -13,8 +13,8 @@ use crate::heartbeat::table::Component;
 use crate::model::planted::{Bug, planted};
 
 impl Audit {
-    /// Takes over what a store that went back has of a bucket: a component whose change in memory is as new as the record, or
-    /// newer, stays as it is, and so does one that has no record.
+    /// Adopts the records of a bucket from a restored store. A component whose change in memory is
+    /// at least as new as its record stays as it is, and so does a component without a record.
     pub fn adopt_older(&mut self, bucket: u16, records: &[Record], now: u64) {
         let mut merged: Vec<Record> = records.to_vec();
         for entry in self.table.in_bucket(bucket) {

@@ -1,6 +1,7 @@
-//! Trackers that are out of reach. One that lost its session without a farewell may have crashed, or it is cut off from the
-//! store and still takes beats. A component whose newest beat came through it may be beating there: its death is held
-//! until that tracker is back, the time is over, or an operator releases deaths. Pure, like the rest of the audit.
+//! Unreachable trackers. A tracker that lost its session without a final batch may have crashed, or
+//! it has only lost its connection to the store and still accepts beats. A component whose newest
+//! beat went to such a tracker may still be beating to it: its death is held until the tracker is
+//! back, the hold times out, or an operator releases it. Pure, like the rest of the audit.
 
 use super::Audit;
 use crate::heartbeat::name::Name;
@@ -9,14 +10,14 @@ use crate::heartbeat::table::Via;
 use crate::model::planted::{Bug, planted};
 
 impl Audit {
-    /// A tracker is out of reach; deaths of components that beat there last are held until `until`. Returns the number of
-    /// these components.
+    /// Marks a tracker as unreachable; deaths of components that last beat to it are held until
+    /// `until`. Returns the number of these components.
     pub fn lose(&mut self, via: Via, until: u64) -> usize {
         self.lost.insert(via, until);
         self.table.iter().filter(|(_, component)| component.via == via).count()
     }
 
-    /// A tracker is back, or has ended in order.
+    /// Marks a tracker as reachable again, or as shut down cleanly.
     pub fn find(&mut self, via: Via) {
         if self.lost.remove(&via).is_some() {
             self.rearm_sheltered(|component| component == via);
@@ -27,7 +28,8 @@ impl Audit {
         self.lost.get(&via).is_some_and(|until| now < *until)
     }
 
-    /// The newest beat that the store has of a component came through this tracker, however old it is.
+    /// Notes that the newest beat of a component in the store, however old, was received by this
+    /// tracker.
     pub fn last_beat_through(&mut self, name: &Name, via: Via) {
         if let Some(entry) = self.table.find(name).filter(|entry| self.table.get(*entry).last == 0) {
             self.table.get_mut(entry).via = via;
@@ -54,7 +56,7 @@ impl Audit {
         }
     }
 
-    /// Every tracker that is out of reach counts as ended.
+    /// Treats every unreachable tracker as ended.
     pub(super) fn end_shelter(&mut self) {
         self.lost.clear();
         self.rearm_sheltered(|_| true);

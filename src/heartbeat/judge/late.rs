@@ -1,6 +1,7 @@
-//! Calls to the state manager that were not answered in time. The state manager may apply such a call later, after a newer one, and
-//! then has an old state for ever. So the components of a late call stay untold until it is over: when its connection has
-//! ended, their newest state is sent once more, until a call about them is answered in time.
+//! Calls to the state manager that were not answered in time. The state manager may apply such a
+//! call later, after a newer one, and then keeps an old state. The components of a late call
+//! therefore stay pending until it ends: when its connection has ended, their newest state is sent
+//! again, until a call about them is answered in time.
 
 use std::collections::HashMap;
 
@@ -35,7 +36,8 @@ impl LateCalls {
     pub(super) async fn done(&mut self) {
         match self.open.join_next().await {
             Some(Ok(names)) => self.doubts.end(&names),
-            // No task of these panics; one that did would leave its components untold until another judge tells of them.
+            // These tasks do not panic; after a panic, their components would stay pending until
+            // another judge notifies.
             Some(Err(_)) => {}
             None => std::future::pending().await,
         }
@@ -77,7 +79,7 @@ impl Doubts {
         for name in names {
             if let Some(doubt) = self.of.get_mut(name) {
                 doubt.calls -= 1;
-                // Whatever was sent before this moment may have been overwritten.
+                // The late call may have overwritten all states that were sent before this moment.
                 doubt.sent = 0;
                 if doubt.calls == 0 {
                     self.of.remove(name);

@@ -105,8 +105,9 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         self.trim_journal().await
     }
 
-    /// Fails if a bucket or the newest page that this judge wrote is not in the store any more. The tracker then reads everything
-    /// anew, and whichever tracker becomes the judge writes what is missing.
+    /// Fails if a bucket or the newest page that this judge wrote is no longer in the store. The
+    /// tracker then reads everything again, and the tracker that becomes the judge writes the
+    /// missing records.
     async fn check_records(&self) -> Result<(), Error> {
         let Some(office) = self.office.as_ref() else { return Ok(()) };
         let names = self.tree().children(&paths::heartbeat_buckets()).await?;

@@ -1,6 +1,6 @@
-//! Buckets that cannot be read. The judge does not overwrite them, and tells nobody of their
-//! components: another judge would not know of it. Once such a bucket can be read, or is removed,
-//! its components are judged and told of like all others.
+//! Unreadable buckets. The judge does not overwrite them and sends no notifications about their
+//! components, because it could not record them for the next judge. Once such a bucket is readable
+//! again or removed, its components are handled like all others.
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -14,7 +14,8 @@ use crate::store::Error;
 use crate::store::paths::{self, HeartbeatNode};
 use crate::store::tree::{Event, Tree};
 
-/// The calendar time of each component's newest beat in batches that were there before us, and the tracker that took it.
+/// The calendar time of each component's newest beat in batches that are older than this tracker,
+/// and the tracker that received it.
 type Newest = HashMap<Name, (u64, Via)>;
 
 /// Where to look again.
@@ -117,7 +118,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         Ok(())
     }
 
-    /// Takes over what the judge wrote; from a store that went back, only what is newer than memory.
+    /// Adopts the judge's records; from a restored store, only those that are newer than memory.
     pub(in crate::heartbeat) fn adopt(&self, buckets: Vec<corner::Bucket>, went_back: bool) {
         for (number, records, _) in buckets {
             match records {
@@ -274,9 +275,10 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         self.look_for_lost();
     }
 
-    /// Finds the trackers that may be cut off from the store and still take beats: the store has batches of them, the newest
-    /// is no farewell, and their sessions are gone. The batches stay in the store for as long as that counts, so that a
-    /// tracker that starts meanwhile comes to the same result.
+    /// Finds the trackers that may have lost only their connection to the store and still accept
+    /// beats: the store has batches of them, the newest is not a final one, and their sessions are
+    /// gone. The batches stay in the store while deaths are held for them, so that a tracker that
+    /// starts meanwhile gets the same result.
     fn look_for_lost(&mut self) {
         let mut inner = self.setting.ears.lock();
         let (now, hold_ms) = (self.setting.ears.now(&inner).watched, inner.params.mass_hold_ms);

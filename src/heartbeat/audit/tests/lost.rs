@@ -1,4 +1,4 @@
-//! Trackers that are out of reach, and stores that have lost records.
+//! Unreachable trackers, and stores that have lost records.
 
 use super::*;
 use crate::heartbeat::record::Record;
@@ -65,7 +65,7 @@ fn component_that_beat_here_since_is_not_held() {
     assert_eq!(bench.after(40_000), both);
 }
 
-/// A batch that was there before this tracker is the only sign of where the component beat.
+/// Only a batch that is older than this tracker shows which tracker received the component's beats.
 #[test]
 fn old_batch_says_where_a_component_beats() {
     let mut bench = Bench::new();

@@ -1,4 +1,4 @@
-//! Components that say how often they beat, and have longer windows.
+//! Components that send an `Interval`, and have longer windows.
 
 use super::*;
 use crate::heartbeat::record::{bucket_from_bytes, bucket_of};
@@ -55,14 +55,14 @@ fn an_interval_outlives_the_judge() {
     assert!(bench.audit.dirty().contains(&bucket));
     beat_every(&mut bench, "a", 90);
 
-    // A successor that never got a beat of it.
+    // A new judge that never received a beat of the component.
     let mut next = Bench::new();
     next.audit.adopt(bucket, &records, next.now);
     assert_eq!(next.after(119_999), []);
     assert_eq!(next.after(17), told("a", Word::MightBeDead));
     assert_eq!(next.after(60_000), told("a", Word::DeclaredDead));
 
-    // A successor that gets the beat from another replica.
+    // A new judge that gets the beat from another replica.
     let mut other = Bench::new();
     other.now += 500_000;
     let beats = bench.audit.take_unflushed(bench.now, |_| 0).concat();

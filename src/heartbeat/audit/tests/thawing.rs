@@ -22,7 +22,7 @@ fn a_component_that_is_not_as_it_was_written_is_told_of_again() {
     bench.beat("a");
     bench.after(0);
     let ok = records(&bench, "a");
-    // The same state is no news, whatever the numbers are.
+    // An unchanged state causes no change, whatever the numbers are.
     assert_eq!(thaw(&mut bench, "a", &ok), []);
     bench.after(10_016);
     assert_eq!(thaw(&mut bench, "a", &ok), [(State::Warned, Some(Word::MightBeDead))]);
