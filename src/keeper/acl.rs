@@ -32,7 +32,7 @@ impl Identity {
         Identity::new("ip", &addr.to_canonical().to_string())
     }
 
-    /// The id without what must not be shown: of a digest identity the user alone.
+    /// The id without secrets: for a digest identity only the user name.
     pub fn name(&self) -> &str {
         self.id.split(':').next().filter(|_| &*self.scheme == "digest").unwrap_or(&self.id)
     }

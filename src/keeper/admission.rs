@@ -1,5 +1,6 @@
-//! Which new connections are accepted: a limit for all, a limit for each remote address, and a part of the
-//! first that only this machine can use, so that remote clients cannot lock out an operator on it. Pure.
+//! Decides which new connections are accepted: a total limit, a limit for each remote address, and
+//! a part of the total that is reserved for loopback, so that remote clients cannot lock out an
+//! operator on this machine. Pure.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -13,7 +14,7 @@ pub struct ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// Connections that remote clients cannot take.
+    /// Connections that are reserved for loopback.
     fn loopback_reserve(&self) -> usize {
         const MOST: usize = 100;
         (self.total / 10).min(MOST)
@@ -23,9 +24,9 @@ impl ConnectionLimits {
 /// Why a connection is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Full {
-    /// There is no room for any connection, or for none but those from loopback.
+    /// The total limit is reached, or only the loopback reserve is left.
     Total,
-    /// Its address has as many as it may have.
+    /// The limit for the client's address is reached.
     Address,
 }
 
@@ -36,7 +37,8 @@ pub struct Admission {
     loopback: usize,
 }
 
-/// The address as it is counted: all of an IPv6 client's network, whose addresses cost it nothing.
+/// The key by which an address is counted: the whole /64 network of an IPv6 client, which can use
+/// any address in it.
 pub fn counted(addr: IpAddr) -> IpAddr {
     match addr.to_canonical() {
         IpAddr::V6(addr) => {
@@ -92,7 +94,7 @@ impl Admission {
     pub fn makes_room(full: Full, held: IpAddr, addr: IpAddr) -> bool {
         match full {
             Full::Address => counted(held) == counted(addr),
-            // A place of the reserve is of no use to a remote client.
+            // A remote client cannot use a connection from the loopback reserve.
             Full::Total => is_loopback(addr) || !is_loopback(held),
         }
     }
@@ -124,7 +126,7 @@ mod tests {
         assert_eq!(fill(&mut admission, &limits, "10.0.0.1"), (60, Full::Address));
         assert_eq!(admission.check(addr("10.0.0.2"), &limits), Ok(()));
         assert_eq!(admission.check(addr("127.0.0.1"), &limits), Ok(()));
-        // The same client under another spelling, and in the same IPv6 network.
+        // The same client as an IPv4-mapped address, and another address in the same IPv6 network.
         assert_eq!(admission.check(addr("::ffff:10.0.0.1"), &limits), Err(Full::Address));
         assert_eq!(fill(&mut admission, &limits, "2001:db8::1"), (60, Full::Address));
         assert_eq!(admission.check(addr("2001:db8::2"), &limits), Err(Full::Address));

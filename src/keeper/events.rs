@@ -1,6 +1,6 @@
-//! From decided changes to events, and who may receive them. A client receives an event only if it may read
-//! the znode that the event names: the node itself, or for a change of children their parent. For a deleted
-//! node the access list counts that it had. Pure.
+//! Turns committed changes into events and decides which clients may receive them. A client
+//! receives an event only if it may read the znode that the event names: the node itself, or the
+//! parent if its children changed. For a deleted node its last access list decides. Pure.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,7 +28,8 @@ impl Readers<'_> {
     }
 }
 
-/// Access lists after a transaction: those in the tree, and for nodes that it deleted the last that they had.
+/// Access lists after a transaction: those in the tree, and the last ones of the nodes that it
+/// deleted.
 #[derive(Debug)]
 struct Lists<'a> {
     tree: &'a DataTree,
@@ -49,8 +50,8 @@ impl<'a> Lists<'a> {
     }
 }
 
-/// Hands the events of `changes` to `each`, in order. `gone` are the nodes that they deleted, in the same
-/// order.
+/// Calls `each` for every event of `changes`, in order. `gone` are the nodes that the changes
+/// deleted, in the same order.
 pub fn of_changes(
     tree: &DataTree,
     changes: &[Change<'_>],
@@ -71,7 +72,7 @@ pub fn of_changes(
     }
 }
 
-/// Hands the events of an ended session to `each`: its ephemerals are gone.
+/// Calls `each` for every event of an ended session, whose ephemerals are deleted.
 pub fn of_ended(tree: &DataTree, gone: &[Gone], mut each: impl FnMut(EventKind, &str, Readers<'_>)) {
     let lists = Lists::new(tree, gone);
     for node in gone {
@@ -162,11 +163,13 @@ mod tests {
         let root_is_open = EventKind::ChildrenChanged;
         assert_eq!(kinds(seen_by_ann(&mut tree(), &[delete("/open")])), [EventKind::Deleted, root_is_open]);
         assert_eq!(kinds(seen_by_ann(&mut tree(), &[delete("/shut")])), [root_is_open]);
-        // Deleted and made again for another: the end belongs to the old list, the beginning to the new one.
+        // Deleted and created again for another client: the old list decides about the deletion,
+        // the new one about the creation.
         let again = [delete("/open"), create("/open", list("eve:x"), CreateMode::Persistent)];
         let seen = kinds(seen_by_ann(&mut tree(), &again));
         assert_eq!(seen, [EventKind::Deleted, root_is_open, root_is_open]);
-        // The parent goes in the same transaction: its own last list counts for the change of its children.
+        // The same transaction deletes the parent: its last list decides about the change of its
+        // children.
         let mut state = tree();
         seen_by_ann(&mut state, &[create("/open/x", list("eve:x"), CreateMode::Persistent)]);
         let seen = kinds(seen_by_ann(&mut state, &[delete("/open/x"), delete("/open")]));

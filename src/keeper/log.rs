@@ -26,7 +26,7 @@ pub(super) const FRAME_HEADER_LEN: usize = 12;
 /// a block that was only promised costs the file system's journal a commit each time.
 const RESERVE_BYTES: u64 = 1 << 20;
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
-/// Small steps reach the end of a full disk more closely.
+/// Small steps use more of a nearly full disk.
 const AHEAD_STEP: usize = 4 << 10;
 /// Of every file in the data directory: what clients stored may be secret, whatever the directory lets others do.
 pub(super) const FILE_MODE: u32 = 0o600;
@@ -65,7 +65,8 @@ impl StorageError {
 }
 
 impl StorageError {
-    /// Whether a write found the disk full. It can be repeated at the same place, unlike a sync that failed.
+    /// Whether a write failed because the disk is full. It can be repeated at the same offset,
+    /// unlike a failed sync.
     pub(super) fn is_full_disk(&self) -> bool {
         let StorageError::Io { doing: "write", source, .. } = self else { return false };
         Errno::from_io_error(source).is_some_and(|errno| [Errno::NOSPC, Errno::DQUOT].contains(&errno))
@@ -206,7 +207,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Takes up to `bytes` more of the disk now, for records to come: as much of that as there is.
+    /// Allocates up to `bytes` more of the disk for later records, or as much of that as is free.
     pub fn reserve_ahead(&mut self, bytes: u64) {
         let to = self.offset + self.pending.len() as u64 + bytes;
         let mut at = self.reserved.unwrap_or(0).max(self.offset);
@@ -216,7 +217,7 @@ impl Segment {
         self.reserved = Some(at);
     }
 
-    /// Bytes that can be logged without taking more of the disk.
+    /// Bytes that can be logged without allocating more of the disk.
     pub fn room(&self) -> u64 {
         let used = self.offset + self.pending.len() as u64;
         self.reserved.map_or(0, |reserved| reserved.saturating_sub(used))

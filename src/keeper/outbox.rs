@@ -21,13 +21,13 @@ struct Outbox {
     bytes: Vec<u8>,
     sent: usize,
     dirty: bool,
-    /// It had to be emptied with events in it: its connection must be closed.
+    /// Events in it were dropped: its connection must be closed.
     overflowed: bool,
 }
 
 impl Outbox {
-    /// Drops what was sent, when that is most of it: a client that reads without ever catching up would otherwise make
-    /// the buffer grow for as long as it is connected.
+    /// Removes sent bytes when they are most of the buffer: otherwise the buffer of a client that
+    /// reads continuously, but never catches up, would grow for as long as it is connected.
     fn compact(&mut self) {
         if self.sent >= COMPACT_BYTES && 2 * self.sent >= self.bytes.len() {
             self.bytes.drain(..self.sent);

@@ -13,7 +13,7 @@ pub enum Reason {
     BadFrame,
     /// Too many connections, in total or from one address.
     Connection,
-    /// No identity of the connection has a right in the tree, and its time is up.
+    /// No identity of the connection has a right in the tree, and its time to authenticate is over.
     Stranger,
     /// Too many identities, or one that is too long.
     Identity,

@@ -45,8 +45,8 @@ pub fn lookup<'a>(state: &'a State, caller: Caller<'_>, read: Read<'_>) -> Resul
     })
 }
 
-/// Writes what was found. Each part is measured before it is written: an answer that does not fit into a frame is an
-/// error, and takes no more memory than a frame on the way to it.
+/// Writes the result of a read. The size of each part is checked before it is written: an answer
+/// that does not fit into a frame is an error, and never takes more memory than a frame.
 pub fn put_found(found: &Found<'_>, body: &mut Body<'_>) -> Result<(), Code> {
     match found {
         Found::Stat(node) => node.stat().encode(body.room(STAT_BYTES)?),
@@ -89,8 +89,8 @@ fn put_strings<'a>(strings: impl ExactSizeIterator<Item = &'a str>, body: &mut B
 /// Bytes of one result of a multi beside its body, and of the mark at its end.
 pub const MULTI_HEADER_BYTES: usize = 9;
 
-/// Whether the results of `ops` fit into a reply of `limit` bytes, whatever they will be. Asked before anything is
-/// written, because a write that was applied cannot be answered with a refusal.
+/// Whether every possible result of `ops` fits into a reply of `limit` bytes. Checked before the
+/// operations are applied, because an applied write must not be answered with a refusal.
 pub fn multi_fits(ops: &[Op<'_>], limit: usize) -> bool {
     /// Reply header and the mark at the end.
     const AROUND: usize = 16 + MULTI_HEADER_BYTES;

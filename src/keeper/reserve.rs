@@ -1,6 +1,6 @@
-//! Disk space that is set aside in a file of its own. When the disk is full, the file is emptied: what was
-//! accepted until then can be logged, a snapshot can be written, and sessions can be opened and closed,
-//! while changes are refused.
+//! Disk space that is reserved in a file. When the disk is full, the file is emptied: the changes
+//! accepted until then can be logged, a snapshot can be written, and sessions can be opened and
+//! closed, while new changes are refused.
 
 use std::fs::File;
 use std::io;
@@ -19,7 +19,7 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 #[derive(Debug)]
 pub(super) struct Reserve {
     path: PathBuf,
-    /// The size that was asked for, which a small file system lowers.
+    /// The configured size; on a small file system the reserve is smaller.
     wanted: u64,
     /// The space that is set aside now.
     held: u64,
@@ -32,7 +32,8 @@ fn size(wanted: u64, total: u64, snapshot: u64) -> u64 {
         return 0;
     }
     let base = wanted.min(total / SHARE);
-    // Without room for a snapshot the log cannot be shortened; a large tree on a small disk does without.
+    // The log can be shortened only after a snapshot, so the reserve includes one, unless the tree
+    // is large and the disk small.
     if snapshot <= total / SHARE { base + snapshot } else { base }
 }
 
@@ -44,8 +45,8 @@ impl Reserve {
         Reserve { path, wanted, held }
     }
 
-    /// Sets space aside, as much as a tree with a snapshot of so many bytes needs. Does nothing if it is
-    /// held already.
+    /// Reserves the space that a tree with a snapshot of this size needs. Does nothing if it is
+    /// reserved already.
     pub(super) fn fill(&mut self, snapshot_bytes: u64) -> io::Result<()> {
         let dir = self.path.parent().unwrap_or(&self.path);
         let stat = statvfs(dir)?;
@@ -56,14 +57,14 @@ impl Reserve {
         let file =
             File::options().write(true).create(true).truncate(false).mode(FILE_MODE).open(&self.path)?;
         let allocated = match fallocate(&file, FallocateFlags::empty(), 0, bytes) {
-            // A file system that cannot promise space is filled.
+            // On a file system without `fallocate`, zeros are written.
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => write_zeros(&file, bytes),
             done => done.map_err(Into::into),
         };
         match allocated.and_then(|()| file.sync_all()) {
             Ok(()) => self.held = bytes,
             Err(err) => {
-                // A part of it would keep space from the log and be of little use.
+                // A partial reserve would take space from the log and be of little use.
                 file.set_len(self.held)?;
                 return Err(err);
             }
@@ -126,7 +127,7 @@ mod tests {
         assert!(!reserve.release(), "nothing was held");
         reserve.fill(0).unwrap();
         assert_eq!(held(), 64 << 10);
-        // Another process finds it.
+        // The next process finds the file.
         assert!(Reserve::in_dir(dir.path(), 64 << 10).release());
         assert_eq!(held(), 0);
     }

@@ -219,7 +219,8 @@ impl Service {
             }
             Request::SetWatches(held) => match self.set_watches(id, caller, &held) {
                 Ok(()) => self.out.reply(id, xid, zxid, |_| {}),
-                // Clients do not look at this answer: one that stayed would wait for events that never come.
+                // Clients ignore this answer, so the connection is closed: otherwise the client
+                // would wait for events that never come.
                 Err(code) => {
                     self.refuse(id, xid, code, "set_watches", now);
                     verdict = Verdict::Close;
@@ -391,7 +392,7 @@ impl Service {
             Ok(found) => self.out.bounded_reply(id, xid, zxid, limit, |body| put_found(&found, body)),
             Err(code) => {
                 self.out.refusal(id, xid, zxid, code);
-                // As in ZooKeeper, whether a node exists can be watched before it does.
+                // As in ZooKeeper, a client can watch for a node that does not exist yet.
                 if matches!(read, Read::Exists { .. }) { Ok(()) } else { Err(code) }
             }
         };

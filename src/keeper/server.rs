@@ -31,7 +31,7 @@ const WAKER: Token = Token(usize::MAX - 1);
 pub(super) const TLS_LISTENER: Token = Token(usize::MAX - 2);
 const EVENTS_A_TURN: usize = 1024;
 const READ_BYTES: usize = 256 << 10;
-/// The first frame of a connection has no reason to be longer.
+/// The longest first frame of a connection.
 const MAX_CONNECT_BYTES: usize = 4 << 10;
 /// More answers than this are sent before more is read.
 const FLUSH_BYTES: usize = 16 << 20;

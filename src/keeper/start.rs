@@ -29,16 +29,16 @@ pub struct Limits {
     pub max_connections: usize,
     /// The same for one remote address; 0 is no limit. Connections from loopback are not counted.
     pub max_connections_per_address: usize,
-    /// A connection that has proved no identity of the tree is closed after this time, if the root node grants it
-    /// nothing either; 0 is never.
+    /// A connection that has not authenticated as an identity in some access list is closed after
+    /// this time, if the root node grants it no right either; 0 is never.
     pub unauthenticated_ms: i64,
     /// A longer or negative frame closes its connection.
     pub max_frame_bytes: usize,
     /// Answers that a client has not taken: at this many its requests wait; with events on top of four times as
     /// many its connection is closed.
     pub max_outstanding_bytes: usize,
-    /// Memory for requests that are still arriving and answers that are not taken yet, of all connections together.
-    /// Beyond it the connection that takes the most is closed.
+    /// Memory for unfinished requests and unread answers of all connections together. Above it the
+    /// connection that uses the most is closed.
     pub max_buffer_bytes: usize,
     pub identities: IdentityLimits,
     pub watches: WatchLimits,
@@ -62,8 +62,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Bytes of the longest answer. A node that was written with the largest request can be read back: the answer has a
-    /// stat and headers around its data, which the request had not.
+    /// Bytes of the longest answer. It is longer than the longest request, so that a node written
+    /// with the largest request can be read: the answer also has a stat and headers.
     pub(super) fn max_answer_bytes(&self) -> usize {
         const AROUND_DATA: usize = 1 << 10;
         self.max_frame_bytes.saturating_add(AROUND_DATA)
@@ -101,7 +101,7 @@ pub struct Config {
     pub super_digest: Option<String>,
     /// A snapshot is taken when this much log has grown since the last.
     pub snapshot_every_bytes: u64,
-    /// Disk space that is set aside for when the disk is full; 0 is none.
+    /// Disk space that is reserved for a full disk; 0 is none.
     pub reserve_bytes: u64,
     pub limits: Limits,
 }

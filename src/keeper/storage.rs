@@ -20,12 +20,12 @@ const SNAPSHOTS_KEPT: usize = 2;
 /// The log may outgrow the snapshot this many times: writing snapshots then costs a share of writing the log, however
 /// large the tree, and a start takes a few times as long as reading its snapshot.
 const LOG_PER_SNAPSHOT: u64 = 2;
-/// Taken for the log when the disk is full, so that sessions can still be opened and closed: a quarter of the reserve
-/// within these bounds. The rest is for snapshots.
+/// Allocated for the log when the disk is full, so that sessions can still be opened and closed: a
+/// quarter of the reserve within these bounds. The rest is for snapshots.
 const FULL_LOG_BYTES: std::ops::RangeInclusive<u64> = 256 << 10..=4 << 20;
-/// Set aside for a full disk unless something else is asked for.
+/// The default size of the reserve for a full disk.
 pub const RESERVE_BYTES: u64 = 16 << 20;
-/// More than the end of one session takes in the log, with a frame of its own.
+/// An upper bound for the log record of a session's end, with its frame.
 const SESSION_END_BYTES: u64 = 64;
 
 #[derive(Debug)]
@@ -44,10 +44,11 @@ pub struct Storage {
     reserve: Reserve,
     /// Whether the disk is full: the reserve is in use, and no changes may be logged.
     full: bool,
-    /// Snapshots to be tried at once. They let old files go, which may be all that a full disk needs; as many as
-    /// are kept, because the log since the oldest of those stays.
+    /// Snapshots to write immediately. A snapshot allows old files to be deleted, which may be
+    /// enough on a full disk. As many as are kept, because the log since the oldest of them is kept
+    /// too.
     snapshots_wanted: usize,
-    /// Bytes of the disk that the log takes ahead while the disk is full.
+    /// Bytes of the disk that are allocated to the log in advance while the disk is full.
     full_log_bytes: u64,
     /// Whether the log says that there is no reserve.
     warned: bool,

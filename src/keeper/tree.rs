@@ -189,7 +189,7 @@ impl DataTree {
         self.nodes.get(path)
     }
 
-    /// Whether an access list names this identity, or did until lately.
+    /// Whether an access list names this identity, or did so recently.
     pub fn names(&self, who: &Identity) -> bool {
         self.named.contains(who)
     }

@@ -21,7 +21,7 @@ const REAPED_A_TURN: usize = 1_000;
 /// other.
 const HANDSHAKE_MS: i64 = 1_000;
 
-/// Time for a connection to complete its handshake, or to take its last answers.
+/// Time for a connection to complete its handshake, or to read its last answers.
 const PATIENCE_MS: i64 = 10_000;
 
 impl Server {
@@ -36,7 +36,8 @@ impl Server {
         }
         self.close_stale(now);
         self.close_strangers(now);
-        // A connection that could not be accepted for want of a file is not announced again.
+        // The listener reports no second event for a connection that could not be accepted because
+        // the limit of open files was reached.
         self.accept(LISTENER, now);
         if self.secure.is_some() {
             self.accept(TLS_LISTENER, now);
@@ -44,7 +45,8 @@ impl Server {
         Ok(())
     }
 
-    /// Closes connections that never completed their handshake, or do not take their last answers.
+    /// Closes connections that did not complete their handshake, or do not read their last answers,
+    /// in time.
     fn close_stale(&mut self, now: Now) {
         let patience_ms = PATIENCE_MS.min(i64::from(self.service.rules.max_timeout_ms));
         let stale: Vec<usize> = self
@@ -59,9 +61,9 @@ impl Server {
         stale.into_iter().for_each(|id| self.close(id));
     }
 
-    /// Whether a connection can do nothing in this tree: no access list names an identity that it has
-    /// proved, and the root node grants it nothing. While the root is open to the world there are no
-    /// strangers.
+    /// Whether a connection has no rights in this tree: no access list names an identity that it
+    /// has proved, and the root node grants it no right. While the root is open to the world, every
+    /// connection has rights.
     fn is_stranger(&self, id: usize) -> bool {
         let Some(connection) = self.connections.get(id) else { return false };
         if connection.peer.session.is_none() {
@@ -125,7 +127,7 @@ impl Server {
         false
     }
 
-    /// Memory of requests that are still arriving and of answers that are not taken yet.
+    /// Memory of unfinished requests and unread answers.
     pub(super) fn buffer_bytes(&self) -> usize {
         self.service.out.total() + self.unhandled_bytes
     }

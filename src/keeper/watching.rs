@@ -1,6 +1,6 @@
-//! Watches of the service: which are accepted, and which connections learn of a change. Rights are checked
-//! when a watch is set and again for every event: without READ on a znode a client learns nothing of it,
-//! not even its name (ZooKeeper's CVE-2024-23944).
+//! Decides which watches are accepted and which connections receive an event. Rights are checked
+//! when a watch is set and again for every event: without READ on a znode a client receives no
+//! information about it, not even its name (ZooKeeper's CVE-2024-23944).
 
 use super::acl;
 use super::events::{self, Readers};
@@ -64,7 +64,7 @@ impl Service {
         read: Read<'a>,
     ) -> Result<Option<(&'a str, Watch)>, Code> {
         let (path, watch) = match read {
-            // Whether a node exists may be asked by everybody, and of a node that is not there.
+            // Every client may ask whether a node exists, also for a node that does not.
             Read::Exists { path, watch: true } => (path, Watch::Data),
             Read::Data { path, watch: true } => (path, Watch::Data),
             Read::Children { path, watch: true, .. } => (path, Watch::Child),
@@ -77,8 +77,8 @@ impl Service {
         Ok(Some((path, watch)))
     }
 
-    /// A watch that stays. On a node that is there it takes the right to read it; what becomes of a node
-    /// that is not there yet is decided when it is made.
+    /// A persistent watch. If the node exists, the client needs the right to read it; otherwise the
+    /// right is checked when the node is created.
     pub(super) fn add_watch(
         &mut self,
         id: usize,
@@ -94,7 +94,8 @@ impl Service {
         Ok(())
     }
 
-    /// After a reconnect: the client learns at once of what it missed, and the rest is watched again.
+    /// After a reconnect: the client immediately receives the events that it missed, and the other
+    /// watches are set again.
     pub(super) fn set_watches(
         &mut self,
         id: usize,

@@ -1,4 +1,4 @@
-//! How many files this process may have open, and how many processes its user.
+//! Limits of open files for this process, and of processes for its user.
 
 use std::io;
 use std::sync::OnceLock;
@@ -27,8 +27,8 @@ pub fn open_files_at_start() -> Option<u64> {
     *BEFORE.get_or_init(|| getrlimit(Resource::Nofile).current)
 }
 
-/// Limits how many processes the user of what this process starts may have. Processes of root are
-/// not limited.
+/// Limits the number of processes that the user of this process's children may have. The limit does
+/// not apply to root.
 ///
 /// # Errors
 /// If it is above what this process may have.

@@ -1,5 +1,5 @@
-//! Decides whether another user could change or replace what is at a path. Pure: `trusted_path`
-//! reads owners and modes.
+//! Decides whether another user could change or replace the file or directory at a path. Pure:
+//! `trusted_path` reads owners and modes.
 //!
 //! A process that runs as root and reads a file that another user can write gives its rights to
 //! that user. So every directory on the way from the root must be safe, as `sshd` and `sudo`
@@ -28,8 +28,8 @@ pub struct Component {
     pub owner: u32,
     pub group: u32,
     pub mode: u32,
-    /// Whether an access control list names further users. Its write permissions show as those of
-    /// the group.
+    /// Whether an access control list names further users. The mode shows its write permissions as
+    /// those of the group.
     pub has_acl: bool,
 }
 

@@ -145,8 +145,9 @@ impl Timetable {
         self.renew_at = Instant::now() + self.renewal;
     }
 
-    /// Everything was looked at. The next time counts from the end of the pass: a pass that takes longer than the resync
-    /// would otherwise be followed by another at once, and what it left to do would never be done.
+    /// A full pass has ended. The next one is due one resync after the end of the pass: otherwise a
+    /// pass that takes longer than the resync would be followed by another at once, and its
+    /// postponed work would never be done.
     fn resynced(&mut self) {
         self.resync_at = Instant::now() + self.resync;
     }

@@ -1,5 +1,5 @@
-//! Reads the owners and modes of all directories on the way to a path, and has `ownership` decide
-//! about them.
+//! Reads the owners and modes of all directories on the way to a path; `ownership` decides whether
+//! they are safe.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -53,8 +53,8 @@ pub fn check(path: &Path) -> Result<(), Error> {
     Ok(verify(&steps, geteuid().as_raw(), is_complete)?)
 }
 
-/// The same for a directory and for everything directly in it: whoever could write in the directory
-/// before it was repaired may have left files of their own.
+/// The same for a directory and all its entries: other users may have created files in it before
+/// its permissions were repaired.
 ///
 /// # Errors
 /// As for [`check`].
@@ -72,8 +72,8 @@ pub fn check_with_entries(directory: &Path) -> Result<(), Error> {
 }
 
 /// Creates a directory and those above it, with `mode` and never writable by others, whatever the
-/// umask is. The path is checked before, so that nothing is created in a place of others, and
-/// after, in case another user was faster.
+/// umask is. The path is checked before, so that no entry is created in a directory of another
+/// user, and after, in case another user created it first.
 ///
 /// # Errors
 /// As for [`check`].
@@ -140,7 +140,7 @@ fn component(path: &Path, metadata: &Metadata) -> Component {
         _ => Kind::Other,
     };
     let mode = metadata.mode();
-    // Looked up only where it matters.
+    // Read only where the decision depends on it.
     let has_acl = kind != Kind::Link && mode & 0o020 != 0 && has_acl(path);
     Component { path: path.to_owned(), kind, owner: metadata.uid(), group: metadata.gid(), mode, has_acl }
 }

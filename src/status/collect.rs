@@ -79,7 +79,7 @@ pub async fn collect<T: Tree>(tree: &T) -> Result<Snapshot, Error> {
 }
 
 impl Snapshot {
-    /// Everything else is shown although this list is missing.
+    /// If this list is missing, status shows everything else.
     fn lacks<I>(&mut self, path: NodePath, error: Error) -> Result<Vec<I>, Error> {
         if error != Error::NoNode(path.clone()) {
             return Err(error);

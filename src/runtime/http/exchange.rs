@@ -28,7 +28,7 @@ const MAX_HEADERS: usize = 100;
 /// Bytes that one read takes at most.
 const READ_BYTES: usize = 64 * 1024;
 
-/// A client that is sent a stream may send this much of its next request meanwhile.
+/// While a stream is sent to a client, the client may send this much of its next request.
 const AHEAD_BYTES: usize = 4 * 1024;
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
@@ -67,14 +67,14 @@ async fn receive<S: AsyncRead + Unpin>(stream: &mut S, read: &mut BytesMut) -> i
     .await
 }
 
-/// A request that is answered without its handler, and whose connection ends with that.
+/// A request that the server answers without calling the handler; its connection is then closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Refused {
     Invalid(Invalid),
     SlowHead,
     /// The limits for unfinished requests are reached.
     NoBuffer,
-    /// The client is gone, or had nothing to say before the connection's time was over.
+    /// The client closed the connection, or sent no request before the idle timeout.
     Silently,
 }
 
@@ -218,7 +218,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Handler> Exchange<'_, S, H> {
                 due = Instant::now() + head_time;
             }
             if begun && let Some(asked) = take_head(self.read, &limits)? {
-                // The time for a body that was already waited for does not begin again.
+                // Time already spent waiting for the body counts towards its limit.
                 let since = if received { Instant::now() } else { self.since };
                 return Ok((asked, since + limits.request_time));
             }
@@ -238,7 +238,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Handler> Exchange<'_, S, H> {
         }
     }
 
-    /// The body; `counted` is for a body that has no room of its own.
+    /// Reads the body; `counted` is for a body that does not count as a large one.
     async fn body(
         &mut self,
         length: BodyLength,

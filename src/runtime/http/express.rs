@@ -1,6 +1,7 @@
-//! The fast path: small, whole POST requests, answered straight from the buffer that they were read into, as many as one
-//! read brought. Every other request (another method or version, chunks, expectations, a large body, a slow sender, an
-//! invalid head) is left with all of its bytes to `exchange`.
+//! The fast path: small, whole POST requests, answered directly from the buffer that they were read
+//! into, as many as one read returned. Every other request (another method or version, chunks,
+//! expectations, a large body, a slow sender, an invalid head) is left with all of its bytes to
+//! `exchange`.
 
 use std::cell::RefCell;
 use std::future::{Future as _, poll_fn};
@@ -76,7 +77,7 @@ enum Step {
     HandOver,
 }
 
-/// What is left of a connection for others to serve.
+/// The state of a connection that leaves the fast path.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Left {
     Nothing,
@@ -91,7 +92,7 @@ struct Turn {
     step: Step,
 }
 
-/// What it takes to answer requests that are there.
+/// The parts that are needed to answer buffered requests.
 struct Answering<'a, H> {
     peer: SocketAddr,
     limits: &'a Limits,
@@ -168,7 +169,7 @@ impl<H: Handler> Plain<'_, H> {
                 }
                 Step::Read => {}
             }
-            // Also for a client that always has another request.
+            // Also stops a client that always has another request.
             if read.is_empty() && *self.stop.borrow() {
                 return Ok(Left::Nothing);
             }

@@ -1,7 +1,6 @@
-//! The strict check of an HTTP/1 request head: where the request ends must have exactly one
-//! reading. A head that other software might frame in another way (request smuggling) is refused,
-//! also where RFC 9112 would let a server guess. Pure; used for every request before any handler
-//! sees it.
+//! The strict check of an HTTP/1 request head: the end of the request must be unambiguous. A head
+//! that other software might frame in another way (request smuggling) is refused, even where RFC
+//! 9112 would let a server guess. Pure; used for every request before any handler sees it.
 
 use httparse::{Header, Status};
 
@@ -27,8 +26,8 @@ pub struct Head<'h, 'b> {
     pub keep_alive: bool,
     pub expect: Expect,
     pub http_11: bool,
-    /// Nothing in the head asks for special treatment: HTTP/1.1 without `Connection: close`,
-    /// `Expect` or `Upgrade`.
+    /// The head needs no special treatment: HTTP/1.1 without `Connection: close`, `Expect` or
+    /// `Upgrade`.
     pub plain: bool,
 }
 
@@ -103,7 +102,7 @@ pub fn head<'h, 'b>(bytes: &'b [u8], headers: &'h mut [Header<'b>]) -> Result<Op
     let fields = Fields::of(headers)?;
     let body = match (fields.length, fields.chunked) {
         (Some(_), true) => return Err(Invalid::BothLengths),
-        // HTTP/1.0 knows no chunks: a relay of that time would pass them on as they are.
+        // HTTP/1.0 has no chunked encoding: an HTTP/1.0 proxy would forward the chunks unchanged.
         (None, true) if minor == 0 => return Err(Invalid::TransferEncoding),
         (None, true) => BodyLength::Chunked,
         (length, false) => BodyLength::Exactly(length.unwrap_or(0)),
@@ -148,7 +147,7 @@ impl<'b> Fields<'b> {
         let mut fields = Self::default();
         for Header { name, value } in headers {
             let is = |known: &str| name.eq_ignore_ascii_case(known);
-            // The length sorts out nearly all fields at once.
+            // Comparing lengths first excludes nearly all fields.
             match name.len() {
                 4 if is("host") => {
                     if fields.host.is_some() || !is_host(value) {
@@ -190,8 +189,7 @@ fn has_token(value: &[u8], token: &[u8]) -> bool {
     value.split(|byte| *byte == b',').any(|part| part.trim_ascii().eq_ignore_ascii_case(token))
 }
 
-/// `HOST[:PORT]`, as far as it matters that two readers see the same host: no list, no user, no
-/// path.
+/// Checks `HOST[:PORT]` far enough that all software sees the same host: no list, no user, no path.
 fn is_host(value: &[u8]) -> bool {
     value.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+;=:[]".contains(byte))
 }

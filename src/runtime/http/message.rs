@@ -46,7 +46,7 @@ pub struct Request {
     pub peer: SocketAddr,
     /// What the client proved to have, in DER. Somebody that the door believes has vouched for it.
     pub certificate: Option<Bytes>,
-    /// What a large body takes of the limit for all of them, for as long as the request lasts.
+    /// The large body's share of the limit for all large bodies, held until the request ends.
     pub(super) _room: Option<Share>,
 }
 

@@ -84,7 +84,8 @@ impl Drop for Place {
     }
 }
 
-/// Buffered bytes of an unfinished request that every connection has without asking: most requests are smaller.
+/// Buffered bytes of an unfinished request that do not count towards the limit: most requests are
+/// smaller.
 pub(super) const FREE_BYTES: usize = 1024;
 
 /// Buffers are counted in steps of this size.

@@ -1,5 +1,4 @@
-//! Requests that could be read in two ways, bodies that are announced as too large, and slow heads,
-//! on a real socket.
+//! Ambiguous requests, bodies with a too large `Content-Length`, and slow heads, on a real socket.
 
 use super::*;
 
@@ -82,7 +81,7 @@ async fn unfinished_heads_share_a_bounded_buffer() {
         }
     };
     check_unavailable(&refused, "Too much unfinished input; try again later");
-    // Small requests need none of it.
+    // Small requests do not use the shared buffer.
     let small = door.ask(b"GET /y HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
     assert_eq!(status(&small), "200", "{small}");
     held.write_all(b"\r\nConnection: close\r\n\r\n").await.unwrap();
