@@ -1,6 +1,6 @@
-//! An operator's acceptance of a store that went back in time: it names the checkpoint that each held agent remembers, so it
-//! means nothing once that agent has gone on, and a later restore cannot bring it back. Why agents are held is in
-//! `rollback`.
+//! An operator's acceptance of a restored store. It names the last checkpoint of each held agent,
+//! so it is void once that agent has written a newer one, and a later restore cannot make it valid
+//! again. `rollback` explains why agents are held.
 
 use super::environment::Environment;
 use super::error::Error;
@@ -11,7 +11,7 @@ use super::rollback::{parse_record, to_bytes};
 use super::tree::{Answer, Node, Read, Tree, Write};
 use crate::model::MachineId;
 
-/// An agent that was held and may go on.
+/// An agent that was held and may continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Acceptance {
     Controller,

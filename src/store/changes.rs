@@ -102,7 +102,7 @@ fn about(path: &NodePath) -> About {
         (Some("services"), Some(id)) => ServiceId::from_key(id).ok().map(Key::Service),
         (Some("units"), Some(id)) => UnitId::from_key(id).ok().map(Key::Unit),
         (Some("machines"), Some(id)) => MachineId::from_key(id).ok().map(Key::Machine),
-        // A held controller goes on, and looks at everything.
+        // A held controller may continue, and reads everything again.
         (Some("controller"), Some("accepted")) => None,
         (Some("services" | "units" | "machines" | "charms" | "names" | "controller" | "zookeeper"), _) => {
             return About::Nothing;

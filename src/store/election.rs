@@ -175,8 +175,9 @@ impl Leadership {
         }
     }
 
-    /// Raises the epoch above `known`. The epoch falls behind only where a store was restored or its records were deleted;
-    /// what this leader numbers by its epoch must not repeat the numbers of a leader before that.
+    /// Raises the epoch above `known`. The epoch is too low only after a store was restored or its
+    /// records were deleted; the numbers that this leader derives from its epoch must not repeat
+    /// those of an earlier leader.
     ///
     /// # Errors
     /// The failures of the store.

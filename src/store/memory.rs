@@ -220,7 +220,8 @@ struct Session {
     store: MemoryStore,
 }
 
-/// The identities of a session, shared with its feeds: an event goes to those who may read its node by then.
+/// The identities of a session, shared with its feeds: the right to read a node is checked for each
+/// event.
 type Proved = Arc<Mutex<Vec<wire::Identity>>>;
 
 fn known(proved: &Proved) -> MutexGuard<'_, Vec<wire::Identity>> {

@@ -1,14 +1,17 @@
 //! Detects a store that went back in time, for example because an old backup of it was restored. Pure.
 //!
-//! Each agent has a checkpoint: a number and a random id, kept in a znode of its own and in a local file. Before the agent
-//! acts on something new in the tree (starts a unit, opens a port, launches an instance), it writes the next checkpoint to
-//! the tree and then to the file. A tree that holds the remembered checkpoint therefore contains everything that the agent
-//! acted on, and its removals can be trusted. A tree with an older checkpoint, or with another id under the same number,
-//! was restored, whatever was written to it since: zxids alone would not show that, because a restored store assigns the
-//! same zxids again. The agent then removes nothing until an operator accepts the store.
+//! Each agent has a checkpoint: a number and a random id, kept in a znode of its own and in a local
+//! file. Before the agent acts on something new in the tree (starts a unit, opens a port, launches
+//! an instance), it writes the next checkpoint to the tree and then to the file. A tree with the
+//! saved checkpoint therefore contains everything that the agent acted on, and its removals can be
+//! trusted. A tree with an older checkpoint, or with another id under the same number, was
+//! restored, whatever was written to it since: zxids alone would not show that, because a restored
+//! store assigns the same zxids again. The agent then removes nothing until an operator accepts the
+//! store.
 //!
-//! A crash between the two writes leaves the tree ahead of the file, which is harmless: nothing was done yet. A tree that is
-//! ahead is also normal for a controller that was not the leader for a while. Nothing is written while nothing changes.
+//! A crash between the two writes leaves the tree ahead of the file, which is harmless: the agent
+//! has not acted yet. A tree that is ahead is also normal for a controller that was not the leader
+//! for a while. Without changes, no checkpoint is written.
 
 use serde::{Deserialize, Serialize};
 
@@ -34,7 +37,7 @@ pub struct Record {
     /// `None` if a held agent found no checkpoint in the tree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<Checkpoint>,
-    /// The checkpoint that the agent remembers and the tree lacks. An operator's acceptance names it.
+    /// The agent's saved checkpoint, which is not in the tree. An operator's acceptance names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missing: Option<Checkpoint>,
 }
@@ -48,22 +51,24 @@ pub enum Remembered {
     Unreadable(Checkpoint, String),
 }
 
-/// How the tree relates to what an agent remembers.
+/// How the tree relates to an agent's saved checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// Neither the agent nor the tree has a checkpoint.
     First,
-    /// The tree holds the remembered checkpoint.
+    /// The tree holds the saved checkpoint.
     Continues,
-    /// The tree holds a later checkpoint than the agent remembers.
+    /// The tree holds a later checkpoint than the saved one.
     Ahead,
-    /// The tree went back, and an operator accepted that.
+    /// The tree was restored, and an operator accepted that.
     Accepted,
-    /// The tree went back. Says why.
+    /// The tree was restored from an older backup, or that cannot be ruled out. The text gives the
+    /// reason.
     Behind(String),
 }
 
-/// Compares the tree's record and acceptance with what the agent remembers. `Err` is a record that cannot be parsed.
+/// Compares the tree's record and acceptance with the agent's saved checkpoint. `Err` is a record
+/// that cannot be parsed.
 pub fn judge(
     remembered: &Remembered,
     record: &Result<Option<Record>, String>,

@@ -355,7 +355,8 @@ impl<T: Tree> Environment<T> {
         Ok(roots)
     }
 
-    /// The entries of these units on the lists of machines. Only a unit whose record is missing has to be looked for.
+    /// The entries of these units on the lists of machines. Only units whose record is missing need
+    /// a search.
     async fn listed_anywhere(&self, units: &[UnitId]) -> Result<Vec<NodePath>, Error> {
         if units.is_empty() {
             return Ok(Vec::new());

@@ -25,12 +25,13 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long one request may take, waiting for a connection included.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Asked of the store for the session; a lost connection is found in a fifth of it or less.
+/// The requested session timeout; a lost connection is detected within a fifth of it.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection without an answer for this long is closed and made again. A store process that ends closes its connections
-/// at once, also on loopback, so a shorter limit would only catch a busy machine: each reconnect sets every watch and reads
-/// everything again. The client pings at three eighths of this.
+/// A connection without an answer for this long is closed and made again. A store process that ends
+/// closes its connections at once, also on loopback, so a shorter limit would only cause reconnects
+/// on a busy machine: each reconnect sets every watch and reads everything again. The client pings
+/// at three eighths of this.
 const SILENCE: Duration = Duration::from_secs(2);
 
 const CONNECT_PAUSE: Duration = Duration::from_millis(100);

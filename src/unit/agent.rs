@@ -32,7 +32,7 @@ const GATHER: Duration = Duration::from_millis(1);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
     Live,
-    /// The store is behind what this machine acted on: nothing is done with the unit.
+    /// The store is older than this machine's checkpoint: the agent does not act on the unit.
     Hold,
     /// The unit is no more: stop it, and clear away what it had.
     Retire,
@@ -86,9 +86,9 @@ pub(super) struct Agent<'a, T: Tree> {
     feeds: Option<(T::Feed, T::Feed)>,
     /// The state in the tree is not the one that is kept here: the disk was full, say.
     unkept: bool,
-    /// The unit that the files here are known to belong to.
+    /// The unit that owns the files here, if known.
     recognised: Option<Identity>,
-    /// Another unit's files are being cleared away before this one begins.
+    /// The files of another unit are being removed before this unit starts.
     clearing: bool,
 }
 
@@ -244,7 +244,8 @@ impl<T: Tree> Agent<'_, T> {
         }
         if self.feeds.is_none() {
             let flag = match self.tree.watch(&paths::exposed(record.service)).await {
-                // Without the right to read the flag there are no events of it; the unit's own, and the resync, remain.
+                // Without the right to read the flag the agent gets no events about it; it reads
+                // the flag at the unit's own events and at every resync.
                 Err(tree::Error::NoAuth(_)) => self.tree.watch(&paths::unit(id)).await,
                 flag => flag,
             }?;
@@ -263,7 +264,8 @@ impl<T: Tree> Agent<'_, T> {
         Ok(Seen { record, credential, state, version, exposed })
     }
 
-    /// Whether the files here are the unit's own. A store that was restored assigns numbers again that it assigned before.
+    /// Whether the files here belong to this unit. A restored store can assign the number of an
+    /// earlier unit again.
     async fn recognises(&mut self, seen: &Seen) -> Result<bool, Error> {
         let identity = seen.credential.identity();
         if self.recognised.as_ref() == Some(&identity) {
@@ -271,7 +273,7 @@ impl<T: Tree> Agent<'_, T> {
         }
         let found = self.at_home(|home| home.identity()).await;
         let found = found.map_err(disk("cannot read whose files the unit's are"))?;
-        // Files of an older version do not say whose they are.
+        // Older versions wrote no identity.
         let ours = found.is_none_or(|found| found == identity.as_str());
         self.recognised = ours.then_some(identity);
         Ok(ours)

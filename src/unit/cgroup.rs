@@ -33,12 +33,12 @@ pub(super) struct Group {
     directory: PathBuf,
 }
 
-/// The group that the groups of units are made in.
+/// The parent group of the units' groups.
 #[derive(Debug)]
 pub(super) struct Base {
     group: Group,
-    /// Whether we are not in it ourselves, or it is the kernel's own: it can then hand out
-    /// controllers.
+    /// Whether the agent is not in this group, or the group is the kernel's root: only then can it
+    /// enable controllers for its children.
     can_enable: bool,
 }
 
@@ -46,8 +46,8 @@ pub(super) struct Base {
 /// units are beside it.
 const AGENT: &str = "/portcullis-agent";
 
-/// Puts this process, and with it all that it will start, into the group of the unit whose runs are
-/// in `runs`, and limits that group.
+/// Moves this process, and thereby its later children, into the group of the unit whose runs are in
+/// `runs`, and limits that group.
 ///
 /// # Errors
 /// If there are no control groups of the second kind here, or none that we may change.
@@ -130,8 +130,8 @@ fn read_note(runs: &Path) -> String {
     read.map_or_else(|_| String::new(), |_| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The group for the groups of units, if hooks can have one, as far as can be told without making
-/// one.
+/// Returns the parent group for the units' groups, if hooks can probably have one. Creates no group
+/// to find out.
 ///
 /// # Errors
 /// Why not.
@@ -219,7 +219,7 @@ fn is_gone(error: &io::Error) -> bool {
         || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
 }
 
-/// The group that we are in, or the one above if that is the agent's subgroup.
+/// The group of this process, or its parent if that is the agent's subgroup.
 fn here() -> io::Result<Base> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let groups = fs::read_to_string("/proc/self/cgroup")?;
@@ -231,7 +231,7 @@ fn here() -> io::Result<Base> {
             let group = Group { name: name.to_owned(), directory: directory.to_owned() };
             Base { group, can_enable: true }
         }
-        // Only the kernel's own group has no type.
+        // Only the root group has no type.
         None => Base { can_enable: !own.directory.join("cgroup.type").exists(), group: own },
     })
 }

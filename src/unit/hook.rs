@@ -54,10 +54,10 @@ pub struct Order {
     /// How many files it may have open; as many as the agent if it is not said.
     #[serde(default)]
     pub open_files: Option<u64>,
-    /// Limits of all of the unit's processes; none in orders of versions that had no limits.
+    /// Limits of all of the unit's processes; `None` in orders of older versions without limits.
     #[serde(default)]
     pub limits: Option<HookLimits>,
-    /// Whether no other unit runs as its user, so that the user's processes are the unit's.
+    /// Whether no other unit runs as this user, so that a limit for the user is one for the unit.
     #[serde(default)]
     pub has_own_user: bool,
 }
@@ -199,10 +199,10 @@ impl Runs {
         self.with_reserve(|| File::create(self.file(number, "stop")).map(drop))
     }
 
-    /// Puts this process into the unit's control group, if there can be one, and with it what it is
-    /// about to run; and limits what the unit may have.
+    /// Moves this process, and thereby the hook that it will run, into the unit's control group if
+    /// there can be one, and sets the unit's limits.
     pub fn enter_group(&self, number: u64) {
-        // An order that cannot be read is refused when it is carried out.
+        // An unreadable order is refused later, when it is run.
         let bytes = read(&self.file(number, "order")).ok().flatten().unwrap_or_default();
         let order: Option<Order> = serde_json::from_slice(&bytes).ok();
         let limits = order.as_ref().and_then(|order| order.limits);

@@ -6,10 +6,10 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// As many as a kernel can have.
+/// The kernel's largest number of processes.
 const MOST_PROCESSES: u64 = 4_194_304;
 
-/// With less, not even a shell runs.
+/// A shell needs at least this much memory.
 const LEAST_BYTES: u64 = 1 << 20;
 
 const UNITS: [(char, u64); 4] = [('K', 1 << 10), ('M', 1 << 20), ('G', 1 << 30), ('T', 1 << 40)];

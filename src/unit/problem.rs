@@ -16,7 +16,8 @@ pub(super) type HeldUp = BTreeMap<UnitId, String>;
 /// Of so many units it is said one by one.
 const NAMED: usize = 3;
 
-/// All that is wrong, in one line. `behind` says why nothing is removed, if the store went back.
+/// All problems in one line. `behind` is the reason why no unit is removed, if the store was
+/// restored.
 pub(super) fn words(ground: Option<&str>, behind: Option<&str>, held_up: &HeldUp) -> Option<String> {
     let unit =
         |(id, why): (&UnitId, &String)| format!("{} was removed and is not cleared away: {why}", id.key());

@@ -9,8 +9,9 @@ use std::time::Duration;
 use super::agent::Order;
 use crate::model::UnitId;
 
-/// Decides about units while the store is behind: units with files or an agent here stay as they are, and only units that are
-/// listed and unknown here are started. `started` collects the latter.
+/// Decides about units while the store is older than the checkpoint: units with files or an agent
+/// here stay as they are, and only listed units without them are started. `started` collects the
+/// latter.
 pub(super) fn hold(
     listed: &BTreeSet<UnitId>,
     residents: impl IntoIterator<Item = UnitId>,
@@ -103,7 +104,7 @@ mod tests {
         let expected = [(0, Order::Hold), (1, Order::Hold), (2, Order::Hold), (7, Order::Live)];
         let expected: BTreeMap<_, _> = expected.map(|(id, order)| (UnitId::new(id), order)).into();
         assert_eq!(decided, expected);
-        // The new unit has files by the next look, and goes on.
+        // At the next pass the new unit has files, and continues.
         assert_eq!(hold(&ids([1, 7]), ids([0, 1, 7]), &expected, &mut started), expected);
     }
 

@@ -202,7 +202,7 @@ impl Home<'_> {
         self.runs_dir().join("name")
     }
 
-    /// The identity of the unit that the files belong to, if that was written down.
+    /// Returns the identity of the unit that the files belong to, if it was saved.
     ///
     /// # Errors
     /// Those of the file system.
@@ -214,7 +214,7 @@ impl Home<'_> {
         }
     }
 
-    /// Writes down whose files these are. The identity is a hash, and no secret.
+    /// Saves the identity of the unit that the files belong to. It is a hash, and not secret.
     ///
     /// # Errors
     /// Those of the file system.

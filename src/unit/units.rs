@@ -42,8 +42,8 @@ pub enum Error {
     Tree(#[from] tree::Error),
 }
 
-/// Runs the machine's units until `stop` says so. Their hooks and what those started go on then. No unit is removed while
-/// `guard` finds that the store went back.
+/// Runs the machine's units until `stop`. Their hooks and the processes that these started continue
+/// after that. No unit is removed while `guard` reports a restored store.
 ///
 /// # Errors
 /// See [`Error`]; the failures of the store only if no waiting cures them.
@@ -76,7 +76,7 @@ pub async fn run<T: Tree>(
     let mut orders: BTreeMap<UnitId, watch::Sender<Order>> = BTreeMap::new();
     let mut feeds: Option<(T::Feed, T::Feed)> = None;
     let mut missed = Missed::new(DOUBT);
-    // Units that were started while the store was behind.
+    // Units that were started while the store was older than the checkpoint.
     let mut started = BTreeSet::new();
     // How many removals wait for a second read, to log it once.
     let mut confirming = 0;

@@ -83,7 +83,7 @@ fn take_from(list: &Path, first: u32, had: Option<u32>, own: &Path) -> io::Resul
         // The umask may have taken permissions away, and units have their files in this directory.
         fs::set_permissions(above, Permissions::from_mode(0o711))?;
     }
-    // A user who can change the list can have the same user given to two units.
+    // A user who can change the list could make the agent give one UID to two units.
     trusted_path::check(list).map_err(untrusted)?;
     let _lock = lock(&list.with_extension("lock"))?;
     let mut bytes = Vec::new();
@@ -126,7 +126,7 @@ fn known_in(place: &Path) -> Vec<u32> {
 /// as root.
 ///
 /// # Errors
-/// If the file names no user, or one that no unit is given.
+/// If the file names no user, or a user that no unit can have.
 pub(super) fn parse_own(text: &str, path: &Path) -> io::Result<u32> {
     let refused = |why: &str| io::Error::other(format!("{} {why}", path.display()));
     match text.trim().parse() {

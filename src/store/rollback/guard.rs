@@ -1,4 +1,4 @@
-//! Reads and writes checkpoints for one agent. Whether the tree went back is decided in `rollback.rs`.
+//! Reads and writes checkpoints for one agent. `rollback.rs` decides whether the tree was restored.
 
 use std::fmt;
 use std::future::Future;
@@ -17,7 +17,7 @@ use crate::store::credentials::{Identity, random_hex};
 use crate::store::paths::{self, NodePath};
 use crate::store::tree::{Answer, Error, Feed as _, Read, Tree, Write};
 
-/// Attempts at one checkpoint before the next look is left to try it.
+/// Attempts to write one checkpoint before it is left to the next pass.
 const ATTEMPTS: u32 = 3;
 
 /// Durable storage for an agent's checkpoint.
@@ -35,11 +35,11 @@ pub trait Memory: Send + Sync {
 /// The data that an agent is about to act on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Basis {
-    /// None that is new: the agent does nothing, or only removes things.
+    /// No new data: the agent changes nothing, or only removes things.
     Known,
-    /// It acts on data of which the newest was written by this zxid.
+    /// The agent acts on data whose newest write has this zxid.
     UpTo(i64),
-    /// It acts on something that it did not act on before.
+    /// The agent acts on data that it did not act on before.
     New,
 }
 
@@ -47,7 +47,8 @@ pub enum Basis {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
     Good,
-    /// The agent may not remove, close, end or terminate anything. The text says why, and names the command to run.
+    /// The agent may not remove, close, end or terminate anything. The text gives the reason and
+    /// the command to run.
     Held(String),
 }
 
@@ -66,8 +67,8 @@ pub struct RollbackGuard {
     accepted: NodePath,
     acl: Acl,
     memory: Arc<dyn Memory>,
-    /// `None` until the memory was loaded. Locked for the length of a review, so that two users of one guard do not write
-    /// two checkpoints at once.
+    /// `None` until the checkpoint was loaded. Locked during a review, so that two users of one
+    /// guard do not write two checkpoints at once.
     state: Mutex<Option<State>>,
 }
 
@@ -109,7 +110,7 @@ impl RollbackGuard {
         Self::at(paths::machine_checkpoint(id), paths::machine_accepted(id), acl, memory)
     }
 
-    /// For the controllers of an environment, of which each replica has a memory of its own.
+    /// For the controllers of an environment, of which each replica saves its own checkpoint.
     pub fn of_controller(roles: &Roles, memory: Arc<dyn Memory>) -> Self {
         let acl = roles.controllers();
         Self::at(paths::controller_checkpoint(), paths::controller_accepted(), acl, memory)
@@ -124,11 +125,12 @@ impl RollbackGuard {
         &self.accepted
     }
 
-    /// Compares the tree with what is remembered, and writes a checkpoint if `basis` needs one. To be called after the
-    /// tree was read and before anything is done about it. `fence` goes in front of every write.
+    /// Compares the tree with the saved checkpoint, and writes a new one if `basis` needs it. Must
+    /// be called after the tree was read and before the agent acts on it. Every write includes
+    /// `fence`.
     ///
     /// # Errors
-    /// The failures of the store. Nothing may be done then.
+    /// The failures of the store. The agent must not act then.
     pub async fn review<T: Tree>(
         &self,
         tree: &T,
@@ -216,8 +218,9 @@ impl RollbackGuard {
         Ok(Standing::Good)
     }
 
-    /// Remembers the checkpoints that another replica writes, for as long as it is polled: a replica that becomes the leader
-    /// after a restore must know what the leader before it acted on.
+    /// Saves the checkpoints that another replica writes, for as long as it is polled: a replica
+    /// that becomes the leader after a restore must know the last checkpoint of the previous
+    /// leader.
     pub async fn follow<T: Tree>(&self, tree: &T) -> Error {
         match self.try_follow(tree).await {
             Ok(never) => match never {},
@@ -266,7 +269,7 @@ impl RollbackGuard {
             version: record.as_ref().map(|node| node.version),
             covered: record.as_ref().map_or(0, |node| node.modified),
             record: record.map(|node| parse_record(&node.data)).transpose(),
-            // One that cannot be read accepts nothing.
+            // An unreadable acceptance does not count.
             accepted: accepted.and_then(|node| parse_checkpoint(&node.data).ok()),
         })
     }
@@ -286,7 +289,8 @@ impl RollbackGuard {
         tree.write(fence.into_iter().chain([write]).collect()).await
     }
 
-    /// The agent goes on if the file cannot be written: a file with an older checkpoint raises no alarm.
+    /// The agent continues if the file cannot be written: a file with an older checkpoint does not
+    /// hold the agent.
     async fn remember(&self, state: &mut State, checkpoint: Checkpoint) {
         let checkpoint = Remembered::Checkpoint(checkpoint);
         if state.remembered == checkpoint {

@@ -9,7 +9,7 @@ use crate::store::memory::Backup;
 use crate::store::records::Placement;
 use crate::store::{Acceptance, Bootstrap, Credential, Environment, MemoryStore, MemoryTree};
 
-/// A memory that outlives the agent, on a disk that may be full.
+/// Checkpoint storage that outlives the agent, on a disk that may be full.
 #[derive(Default)]
 struct Disk {
     saved: Lock<Option<Vec<u8>>>,
@@ -118,7 +118,8 @@ async fn a_restored_store_that_was_written_to_is_still_recognised() {
     let agent = world.agent(&disk);
     let backup = world.act_after_backup(&agent, 1).await;
     world.store.restore(&backup);
-    // The store passes the zxid of before, and another machine with a new disk even writes a checkpoint of that number.
+    // The restored store reaches a higher zxid than before, and another machine with a new disk
+    // even writes a checkpoint with the same number.
     for _ in 0..20 {
         world.operator.add_machine(None).await.unwrap();
     }

@@ -1,14 +1,16 @@
-//! Many reads in few requests, of a size that a store answers.
+//! Combines many reads into few requests, small enough for the store's limit.
 
 use std::future::Future;
 
 use zookeeper_client as zk;
 
-/// Questions per batch. All batches are sent at once, so this bounds a frame and not the speed.
+/// Reads per batch. All batches are sent at once, so this limits the size of a frame and not the
+/// speed.
 const BATCH: usize = 500;
 
-/// Sends every batch before it waits for the first, so that many take no longer than one. A batch whose
-/// answer is too large for the store is asked again in halves: one large node must not hide the others.
+/// Sends every batch before it waits for the first, so that many take no longer than one. A batch
+/// whose reply is too large for the store is sent again in halves, so that one large node does not
+/// make the others unreadable.
 pub(super) async fn ask_all(
     client: zk::Client,
     questions: &[(bool, String)],
@@ -38,7 +40,8 @@ fn ask<'a>(
     Ok(reader.commit())
 }
 
-/// Asks a batch that was too large, in parts that are not. A single question that is too large is an error.
+/// Sends a batch that was too large again in smaller parts. A single read that is too large is an
+/// error.
 async fn ask_in_halves(
     client: &zk::Client,
     batch: &[(bool, String)],

@@ -9,11 +9,11 @@ use crate::store::paths;
 use crate::store::tree::Error;
 
 impl ZkTree {
-    /// Gives the root of a keeper that this tree is only a part of these rights, if it is still open to the
-    /// world. The root of a ZooKeeper ensemble, which others share, is left alone.
+    /// Sets this access list on the root of the keeper above this tree, if the root is still open
+    /// to the world. Does not change the root of a ZooKeeper ensemble, which other users share.
     ///
     /// # Errors
-    /// The failures of the store. A root that others have closed is none.
+    /// The failures of the store. A root that another operator has closed is not an error.
     pub async fn close_keeper_root(&self, acl: &Acl) -> Result<bool, Error> {
         if self.link.address.chroot().is_empty() {
             return Ok(false);
@@ -27,7 +27,7 @@ impl ZkTree {
             Err(error) => return Err(error),
         };
         let anyone = |permission| vec![zk::Acl::new(permission, zk::AuthId::anyone())];
-        // Only the keeper is born with this node closed to writers.
+        // Only the keeper creates this node without write permission for the world.
         let keeper = rights("/zookeeper/quota").await?.0 == anyone(zk::Permission::READ);
         if !keeper || open != anyone(zk::Permission::ALL) {
             return Ok(false);
@@ -37,7 +37,7 @@ impl ZkTree {
         let set = client.set_acl("/", &acls, Some(version));
         match timeout_at(self.request_deadline(), set).await {
             Ok(Ok(_)) => Ok(true),
-            // Closed by another meanwhile.
+            // Another operator has closed it meanwhile.
             Ok(Err(zk::Error::BadVersion | zk::Error::NoAuth)) => Ok(false),
             Ok(Err(error)) => {
                 Err(self.link.refusal(&error, &root).unwrap_or_else(|| self.link.unreachable()))

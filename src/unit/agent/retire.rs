@@ -26,7 +26,7 @@ impl<T: Tree> Agent<'_, T> {
         self.clear().await
     }
 
-    /// Stops the unit that the files here belong to, and removes what it had.
+    /// Stops the unit that the files here belong to, and removes its files and processes.
     pub(super) async fn clear(&mut self) -> Result<(), Error> {
         let state = self.at_home(|home| read_state(&home)).await;
         if let Some(mut state) = state.map_err(disk("cannot read the unit's state"))? {

@@ -1,5 +1,5 @@
-//! Limits that a unit's control group enforces, where the kernel has the controllers and we may
-//! hand them out. What the limits are is decided in `unit::limits`.
+//! Limits that a unit's control group enforces, where the kernel has the controllers and the agent
+//! may enable them. `unit::limits` decides the values.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
@@ -43,8 +43,9 @@ impl Group {
 }
 
 impl Base {
-    /// Hands a controller out to the groups below. Never if we are in this group ourselves: nobody
-    /// could be put into it any more, and a service manager that starts us again does just that.
+    /// Enables a controller for the child groups. Never if the agent itself is in this group: the
+    /// kernel would then allow no more processes in it, and a service manager could not start the
+    /// agent again.
     fn enable(&self, controller: &str) -> io::Result<()> {
         if !self.can_enable {
             return Err(io::ErrorKind::ResourceBusy.into());
@@ -68,7 +69,7 @@ impl Base {
     }
 }
 
-/// Files of control groups are there or are not; none is ever created.
+/// Control group files exist or not; they cannot be created.
 fn write_existing(file: &Path, text: &str) -> io::Result<()> {
     OpenOptions::new().write(true).truncate(true).open(file)?.write_all(text.as_bytes())
 }
