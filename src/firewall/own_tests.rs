@@ -180,7 +180,7 @@ async fn a_change_counts_from_when_it_was_noticed_though_a_pass_was_under_way() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_that_is_missing_is_not_one_that_was_removed() {
+async fn missing_record_does_not_count_as_removed() {
     let world = World::new().await;
     world.expose("web", 0, "80").await;
     let delete = async |path: NodePath| {

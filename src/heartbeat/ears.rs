@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn stranded_tracker_keeps_beats_in_memory() {
+    async fn tracker_without_the_store_keeps_beats_in_memory() {
         let ears = Ears::new(Arc::new(|| 0), 10);
         let name = Name::parse("a").unwrap();
         ears.beat(&[(name, false)]).await.unwrap();

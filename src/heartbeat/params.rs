@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn switches_have_the_words_of_hms_hbtd() {
+    fn switches_accept_the_values_of_hms_hbtd() {
         for (text, set) in
             [("1", true), ("yes", true), ("On", true), ("TRUE", true), ("0", false), ("no", false)]
         {

@@ -40,7 +40,7 @@ fn a_beat_is_taken_whatever_the_case_of_its_keys() {
 }
 
 #[test]
-fn a_beat_may_say_how_often_it_comes() {
+fn beats_can_contain_their_interval() {
     let with = |interval: &str| GOOD.replace("{\"Comp", &format!("{{\"Interval\":{interval},\"Comp"));
     let interval = |body: &str| match ask("POST", "/hmi/v1/heartbeat", body)? {
         Wish::Beats(beats) => Ok::<_, (u16, String)>(beats[0].details.interval),

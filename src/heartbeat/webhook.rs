@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_that_a_newer_one_stands_for_are_counted() {
+    fn changes_replaced_by_a_newer_one_are_counted() {
         let mut queue = Queue::new(Note::default(), (1..=9).map(|n| change(["a", "b"][n as usize % 2], n)));
         assert_eq!(tell_all(&mut queue, &["a"], &[]), [1, 3, 5, 7, 9]);
         assert_eq!((queue.take_collapsed(), queue.take_collapsed()), (3, 0), "2, 4 and 6: 8 is sent later");

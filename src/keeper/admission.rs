@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_made_where_it_helps() {
+    fn connections_are_closed_only_where_that_makes_room() {
         for (full, held, new, helps) in [
             (Full::Address, "10.0.0.1", "10.0.0.1", true),
             (Full::Address, "10.0.0.2", "10.0.0.1", false),

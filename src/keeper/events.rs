@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_of_the_named_node_decides_and_not_that_of_its_parent() {
+    fn access_list_of_the_named_node_decides() {
         let mode = CreateMode::Persistent;
         let event = |kind, path: &str| (kind, path.to_owned());
         for (path, acl, expected) in [
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_node_is_announced_to_those_who_could_read_it() {
+    fn deletion_event_goes_to_clients_that_could_read_the_node() {
         let delete = |path| Op::Delete { path, version: -1 };
         let kinds =
             |seen: Vec<(EventKind, String)>| seen.into_iter().map(|(kind, _)| kind).collect::<Vec<_>>();
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_session_is_announced_by_the_same_rule() {
+    fn session_end_events_follow_the_same_rule() {
         let mut state = tree();
         let mode = CreateMode::Ephemeral;
         seen_by_ann(

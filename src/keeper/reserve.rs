@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_small_disk_gives_a_small_part_of_itself() {
+    fn reserve_is_smaller_on_a_small_disk() {
         const MB: u64 = 1 << 20;
         for (wanted, total, snapshot, expected) in [
             (16 * MB, 1024 * MB, 0, 16 * MB),

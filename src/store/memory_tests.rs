@@ -66,7 +66,7 @@ async fn an_interruption_says_everything() {
 }
 
 #[tokio::test]
-async fn events_reach_only_those_who_may_read_the_node() {
+async fn events_go_only_to_clients_that_may_read_the_node() {
     let store = MemoryStore::default();
     let credential = Credential::parse("operator:x").unwrap();
     let roles =

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn records_are_read_as_they_are_written() {
+    fn records_parse_as_written() {
         let record = Record { checkpoint: Some(at(7, "a")), missing: Some(at(8, "b")) };
         assert_eq!(parse_record(&to_bytes(&record)), Ok(record));
         assert!(parse_record(&vec![b' '; MAX_BYTES + 1]).unwrap_err().contains("more than"));

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_read_as_they_are_shown() {
+    fn limits_parse_as_displayed() {
         let limits = |pids, memory_bytes| HookLimits { pids, memory_bytes };
         for (text, expected, shown) in [
             ("pids=512,memory=1G", limits(Some(512), Some(1 << 30)), "pids=512,memory=1G"),
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_limits_are_refused() {
         for (text, part) in [
             ("", "'' is not pids=N"),
             ("pids", "'pids' is not"),

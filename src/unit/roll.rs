@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_machine_starts_new_units_and_touches_no_other() {
+    fn held_machine_starts_new_units_and_changes_no_others() {
         let orders = BTreeMap::from([(UnitId::new(1), Order::Live), (UnitId::new(2), Order::Retire)]);
         let mut started = BTreeSet::new();
         let decided = hold(&ids([1, 7]), ids([0, 1]), &orders, &mut started);

@@ -150,7 +150,8 @@ pub(crate) fn a_unit_can_open_its_ports_and_nothing_else(site: &Site) {
     assert_eq!(units["wordpress/0"]["open-ports"], serde_json::json!([]));
 }
 
-/// The root of a keeper above a chroot is closed by `bootstrap`. That of an ensemble is not ours to close.
+/// `bootstrap` closes the root of a keeper above a chroot, and does not change the root of an
+/// ensemble.
 pub(crate) fn bootstrap_closes_the_root_of_a_keeper(store: &Store) {
     const NO_AUTH: i32 = -102;
     let site = Site { kind: store.kind(), addr: store.addr(), chroot: "/env".to_owned() };
@@ -164,7 +165,7 @@ pub(crate) fn bootstrap_closes_the_root_of_a_keeper(store: &Store) {
     assert_eq!(create(&mut stranger, "/after"), expected, "create at the root");
     let listed = stranger.call(op::GET_CHILDREN, &Put::new().bytes("/").bool(false)).err;
     assert_eq!(listed, expected, "list the root");
-    // The operator is let in, at the root and below.
+    // The operator has access, at the root and below.
     operator.does(&["status"]);
     let known: Value = serde_json::from_slice(&fs::read(operator.config("local.json")).unwrap()).unwrap();
     let auth = Put::new().int(0).bytes("digest").bytes(known["auth"].as_str().unwrap());

@@ -57,7 +57,8 @@ impl Newcomer {
         path
     }
 
-    /// The demo with both outputs together, as on a screen, and no variables but these.
+    /// The demo with stdout and stderr combined, as on a terminal, and with no other environment
+    /// variables.
     fn demo(&self, prefix: &[&str]) -> Command {
         let mut words = prefix.to_vec();
         words.extend(["/bin/sh", "-c", "exec \"$0\" demo 2>&1"]);
@@ -174,7 +175,7 @@ fn cargo_builds_the_hook_tools_for_the_demo() {
         refused.stdout
     );
 
-    // Stands for cargo, and does what it would do.
+    // A script in place of cargo that does the same.
     let copies: Vec<String> = TOOLS
         .iter()
         .map(|tool| format!("cp {} {}", binary(tool).display(), newcomer.bin().display()))

@@ -27,7 +27,7 @@ fn portcullis(operator: &Operator, args: &[&str]) -> Command {
     command
 }
 
-/// Runs until it ends by itself, and gives its exit code and what it printed on stderr.
+/// Runs the command to its end and returns its exit code and its stderr.
 #[track_caller]
 fn ended(operator: &Operator, mut command: Command) -> Came {
     let log = operator.home().join("ended.log");
@@ -97,7 +97,7 @@ fn destroy(operator: &Operator, services: &[&str], units: &Path) {
 }
 
 #[test]
-fn a_units_directory_that_others_can_write_makes_no_one_root() {
+fn writable_units_directory_gives_no_user_root() {
     let operator = Operator::with_store("");
     let units = operator.home().join("units");
     let planted = units.join("runs/unit-0000000000");
@@ -111,12 +111,12 @@ fn a_units_directory_that_others_can_write_makes_no_one_root() {
     let refused = ended(&operator, portcullis(&operator, &up));
     let repair = format!("chmod go-w {}", units.display());
     is_refused(&refused, "units can be written by other users (mode 0777)", &repair);
-    // Repaired, it still has what another user left in it.
+    // After the repair, the directory still has a file of another user.
     mode(&units, 0o755);
     let refused = ended(&operator, portcullis(&operator, &up));
     let repair = format!("chown 0 {}/runs", units.display());
     is_refused(&refused, "units/runs belongs to user 65534, who could change it", &repair);
-    // The control: without it, the unit gets a user of its own.
+    // The positive control: without that file, the unit gets its own user.
     fs::remove_dir_all(units.join("runs")).unwrap();
     let start = || Daemon::start(&mut portcullis(&operator, &up));
     let daemon = start();
@@ -124,7 +124,7 @@ fn a_units_directory_that_others_can_write_makes_no_one_root() {
     let user = wait_for("a hook", DEADLINE, || printed(&operator, "who"));
     assert!(user[0].parse::<u32>().unwrap() >= 1_879_048_192, "{user:?}");
     assert_eq!(daemon.ends("-TERM"), Some(0));
-    // A file of root that names root is not obeyed either.
+    // A file that belongs to root and names root is refused, too.
     let own = fs::read(planted.join("user")).unwrap();
     fs::write(planted.join("user"), "0").unwrap();
     let daemon = start();
@@ -220,7 +220,7 @@ fn a_policy_that_becomes_empty_leaves_the_last_one_in_force() {
     assert_eq!(juju(&operator, &["unexpose", "wordpress"]).code, 0);
     assert_eq!(juju(&operator, &["expose", "wordpress"]).code, 0);
     wait_for("a port that is held back", DEADLINE, || is_held().then_some(()));
-    // The control: a policy that can be read takes its place.
+    // The positive control: a readable policy replaces it.
     write("forbidden-ports: [81]\n");
     wait_for("a port that is not held back", DEADLINE, || {
         (!problem().contains("policy") && unit()["firewall-info"].to_string().contains("80/tcp opening"))
@@ -236,7 +236,7 @@ fn hooks_gain_no_privileges() {
     let id = operator.home().join("id");
     fs::copy("/usr/bin/id", &id).unwrap();
     mode(&id, 0o4755);
-    // The control: elsewhere the program gives root's rights to everybody.
+    // The positive control: outside a hook the program gives every user the rights of root.
     let mut elsewhere = Command::new("setpriv");
     elsewhere.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&id).arg("-u");
     assert_eq!(came(&mut elsewhere).stdout, "0\n");

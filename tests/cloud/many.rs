@@ -1,4 +1,4 @@
-//! How many calls a converged controller makes for very many machines.
+//! Counts the calls of a converged controller for very many machines.
 
 use std::time::{Duration, Instant};
 

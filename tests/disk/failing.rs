@@ -56,7 +56,7 @@ fn no_space_for_a_sync_stops_the_keeper() {
     stops_and_loses_nothing("fdatasync", "ENOSPC", "No space left on device");
 }
 
-/// A file that takes all that is left of the file system.
+/// Fills the rest of the file system with one file.
 fn fill(mount: &Mount) -> std::path::PathBuf {
     let filler = mount.path().join("filler");
     let mut file = std::fs::File::create(&filler).expect("a file");

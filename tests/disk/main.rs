@@ -12,11 +12,11 @@ mod power;
 
 use harness::wire::{Client, Create, Lost, Put, Take, create_body, op};
 
-/// The answer of a keeper with a full disk to changes.
+/// The error with which a keeper on a full disk answers changes.
 pub(crate) const QUOTA_EXCEEDED: i32 = -125;
 
-/// Creates `/n0`, `/n1`, ... from `first` on until the server goes away, says that it is full, or `limit` is reached;
-/// returns how many of them were acknowledged.
+/// Creates `/n0`, `/n1`, ... from `first` on until the server closes the connection, reports a full
+/// disk, or `limit` is reached; returns how many of them were acknowledged.
 pub(crate) fn create_until_lost(client: &mut Client, first: usize, limit: usize, data: &[u8]) -> usize {
     for number in first..limit {
         match client.try_call(op::CREATE, &create_body(&format!("/n{number}"), data, Create::Persistent)) {

@@ -109,7 +109,7 @@ fn events(tracker: &Tracker, query: &str, name: &str, count: usize) -> Vec<Value
 }
 
 #[test]
-fn events_from_zero_are_all_that_is_kept_with_the_timestamps_of_beats() {
+fn events_since_zero_are_all_kept_changes_with_timestamps() {
     let (_site, tracker, mut client) = begin(OPEN);
     let told = [("OK", "12:00"), ("stopping", "12:01"), ("OK", "12:02"), ("stopping", "12:03")];
     for (status, timestamp) in told {
@@ -157,7 +157,7 @@ fn metric(tracker: &Tracker, name: &str) -> Option<u64> {
 }
 
 #[test]
-fn a_component_in_an_unreadable_bucket_is_shown_and_told_of_again() {
+fn component_of_an_unreadable_bucket_is_shown_and_notified_again() {
     let (site, tracker, mut client) = begin(OPEN);
     assert_eq!(send(&mut client, "x2", "OK", "1"), 200);
     wait_for("a component in the store", DEADLINE, || (listed(&site, "x2")? == "ok").then_some(()));
@@ -172,7 +172,8 @@ fn a_component_in_an_unreadable_bucket_is_shown_and_told_of_again() {
         (metric(&tracker, "components_unreadable")? == 1).then_some(())
     });
     wait_for("the component in the list", DEADLINE, || (listed(&site, "x2")? == "unreadable").then_some(()));
-    // It stopped while its record could not be read; whoever repairs the record learns of that.
+    // The component stopped while its record was unreadable; after the repair that change is
+    // reported.
     overwrite(&site, &bucket, Some(&good));
     wait_for("the change that was not written", DEADLINE, || {
         (listed(&site, "x2")? == "stopped").then_some(())
@@ -183,7 +184,7 @@ fn a_component_in_an_unreadable_bucket_is_shown_and_told_of_again() {
     assert_eq!(before, Some(0));
     overwrite(&site, &bucket, Some(b"garbage again"));
     wait_for("the component in a metric", DEADLINE, || {
-        // A change makes the judge look at the bucket.
+        // A change makes the judge read the bucket.
         send(&mut client, "x2", "OK", "3");
         (metric(&tracker, "components_unreadable")? == 1).then_some(())
     });

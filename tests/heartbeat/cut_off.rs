@@ -1,5 +1,6 @@
-//! A tracker that is cut off from the store and still takes beats: it says so after a while, senders move to another one, and a
-//! component that knows no other tracker is not declared dead because of it.
+//! A tracker that has lost its connection to the store and still accepts beats: after a while it
+//! answers 503, senders move to another tracker, and a component that knows no other tracker is not
+//! declared dead because of it.
 
 use std::time::Duration;
 
@@ -36,13 +37,13 @@ async fn cut(world: &mut World, id: u32) {
     world.expire(id);
 }
 
-/// The store is away from one tracker for less time than deaths are held, be it the judge or not.
+/// One tracker, the judge or another, cannot reach the store for less time than deaths are held.
 pub(crate) async fn short_cut() {
     for (seed, cut_for) in [(80, 30), (81, 60), (82, 95), (83, 60)] {
         let mut world = begin(seed, 2 + (seed % 2) as u32, FLEET).await;
         let id = if seed % 2 == 0 { not_the_judge(&world) } else { judge(&world) };
         cut(&mut world, id).await;
-        // One that is silent elsewhere is not excused.
+        // The death of a silent component of another tracker is not held.
         let healthy = *world.replicas.keys().find(|other| **other != id).expect("another");
         world.components[0].only = Some(healthy);
         world.pass(seconds(cut_for / 2)).await;
@@ -55,7 +56,8 @@ pub(crate) async fn short_cut() {
     }
 }
 
-/// Another tracker becomes the judge meanwhile: one that followed, or one that starts and knows only what the store has.
+/// Another tracker becomes the judge meanwhile: a running one, or one that starts and knows only
+/// the data in the store.
 pub(crate) async fn cut_with_new_judge() {
     for (seed, replicas) in [(84, 3), (85, 2)] {
         let mut world = begin(seed, replicas, FLEET).await;
@@ -79,7 +81,7 @@ pub(crate) async fn cut_with_new_judge() {
     }
 }
 
-/// Whoever knows another tracker moves in time, and there is no warning about it.
+/// Components that know another tracker move in time, and get no warning.
 pub(crate) async fn senders_move() {
     for seed in 86..89 {
         let mut world = begin(seed, 2, FLEET).await;
@@ -97,7 +99,7 @@ pub(crate) async fn senders_move() {
         assert_eq!(standing(&world), Standing::NotReady, "seed {seed}");
         world.pass(SESSION - seconds(8)).await;
         world.expire(id);
-        // A session may last a little longer than the store's patience, and a request as well.
+        // A session may last a little longer than its timeout, and a request as well.
         world.pass(seconds(3)).await;
         assert_eq!(standing(&world), Standing::Stranded, "seed {seed}");
         for component in 0..FLEET {
@@ -118,7 +120,7 @@ async fn component_of_a_tracker_without_the_store_is_not_declared_dead() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn new_judge_knows_who_may_beat_to_a_lost_tracker() {
+async fn new_judge_knows_components_of_a_lost_tracker() {
     cut_with_new_judge().await;
 }
 
@@ -127,9 +129,9 @@ async fn senders_move_away_from_a_tracker_without_the_store() {
     senders_move().await;
 }
 
-/// A tracker that never returns: the deaths of its components are held for a time, and then declared.
+/// A tracker never returns: the deaths of its components are held for a time, and then declared.
 #[tokio::test(start_paused = true)]
-async fn deaths_behind_a_lost_tracker_are_declared_in_the_end() {
+async fn held_deaths_of_a_lost_tracker_are_declared_in_the_end() {
     let mut world = begin(89, 2, FLEET).await;
     let id = not_the_judge(&world);
     cut(&mut world, id).await;
@@ -145,9 +147,9 @@ async fn deaths_behind_a_lost_tracker_are_declared_in_the_end() {
     assert_eq!(lost, 0, "its batches are deleted");
 }
 
-/// An operator's release ends it.
+/// An operator's release ends the hold.
 #[tokio::test(start_paused = true)]
-async fn release_declares_deaths_behind_a_lost_tracker() {
+async fn release_declares_held_deaths_of_a_lost_tracker() {
     let mut world = begin(90, 2, FLEET).await;
     let id = not_the_judge(&world);
     cut(&mut world, id).await;

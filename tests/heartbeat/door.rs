@@ -331,11 +331,11 @@ fn the_store_and_the_manager_may_be_away() {
         tracker.get("/hmi/v1/health").1.contains("\"KvStore\":\"away\"").then_some(())
     });
     for name in ["a", "b"] {
-        // The store may have been away for longer than a tracker answers with success.
+        // The store may have been unreachable for so long that the tracker answers beats with 503.
         assert!(matches!(client.beat(name), Ok(200 | 503)));
         assert!(tracker.get(&format!("/hmi/v1/hbstate/{name}")).1.contains("true"));
     }
-    // Senders and load balancers can tell that they should look for another tracker.
+    // The status tells senders and load balancers to use another tracker.
     wait_for("a tracker that is not ready", DEADLINE, || {
         (tracker.get("/hmi/v1/readiness").0 == 503).then_some(())
     });

@@ -1,4 +1,5 @@
-//! A state manager that is slow or was away: how soon it is called again, and which state it has in the end.
+//! A state manager that is slow or was unreachable: how soon it is called again, and which state it
+//! has in the end.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use crate::manager::Mood;
 use crate::simulate::{begin, seconds};
 use crate::verdict::{WARN, check_the_end};
 
-/// The audit interval by default, and what a look and a call may add to it.
+/// The default audit interval, plus the time for a read and a call.
 const PROBED_WITHIN: Duration = Duration::from_millis(5_500);
 
 /// However long the state manager was away, its first call comes within the audit interval.
@@ -35,7 +36,7 @@ pub(crate) async fn call_applied_late() {
         let mut world = begin(seed, 1 + (seed % 2) as u32, 10).await;
         world.manager.book().mood = Mood::Late(seconds(late));
         (0..3).for_each(|component| world.silence(component));
-        // The warning is on its way.
+        // The call with the warning is in progress.
         while world.manager.book().arrived == 0 {
             world.pass(Duration::from_millis(100)).await;
         }

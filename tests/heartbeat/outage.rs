@@ -52,7 +52,7 @@ fn a_manager_in_trouble_holds_up_nobody() {
     beat("fine");
     wait_for("one more told", DEADLINE, || (manager.book().believes().len() == 6).then_some(()));
     let names = ["failing", "down", "absent", "hanging", "slow", "fine"];
-    // The components of the call that hung are told again when it is over, with the same numbers.
+    // The components of the call that hung are sent again when it has ended, with the same numbers.
     let told: Vec<String> = manager.book().changes().into_keys().map(|(name, _)| name).collect();
     let once: BTreeSet<&str> = names.into();
     assert!(told.len() == once.len() && told.iter().all(|name| once.contains(name.as_str())), "{told:?}");

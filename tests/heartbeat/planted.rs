@@ -1,5 +1,5 @@
-//! Whether the heartbeat simulator finds mistakes: each mistake of a kept list is made, and a scenario has to fail over it. The
-//! scenarios are tests of their own, which pass without a mistake.
+//! Checks that the heartbeat simulator finds bugs: each bug of a list is switched on, and a
+//! scenario has to fail because of it. The scenarios are also tests, which pass without a bug.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,7 +10,8 @@ use crate::{cut_off, late, recovery, restored};
 
 type Scenario = fn() -> Pin<Box<dyn Future<Output = ()>>>;
 
-/// Makes a mistake in a scenario, which has to fail. It runs on one thread, so that everything in it makes the mistake.
+/// Runs a scenario with a bug switched on; it has to fail. It runs on one thread, because the
+/// switch is per thread.
 fn find(bug: Bug, scenario: Scenario) {
     plant(Some(bug));
     let outcome = std::panic::catch_unwind(|| {

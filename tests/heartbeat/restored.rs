@@ -1,5 +1,5 @@
-//! A store that comes back without heartbeat records, or with old ones, under trackers that run: everything is written again, and
-//! no number is used for two changes (which `World::listen` checks as it reads).
+//! A store that loses heartbeat records, or is restored with old ones, while trackers run: all
+//! records are written again, and no number is used for two changes (which `World::listen` checks).
 
 use std::collections::BTreeSet;
 
@@ -34,7 +34,7 @@ async fn delete_journal(tree: &impl Tree) {
     delete(tree, [paths::heartbeat_journal()]).await;
 }
 
-/// Deletes all that the trackers have, as an operator's tool does.
+/// Deletes all heartbeat records, as an operator's tool can.
 async fn delete_all(tree: &impl Tree) {
     delete_components(tree).await;
     delete_journal(tree).await;
@@ -65,7 +65,7 @@ async fn delete_all(tree: &impl Tree) {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Loss {
-    /// All that the trackers have in the store.
+    /// All heartbeat records in the store.
     Everything,
     Components,
     Journal,
@@ -76,7 +76,7 @@ enum Loss {
 }
 
 async fn lose(world: &mut World, loss: Loss, backups: &[portcullis::store::memory::Backup; 2]) {
-    // The webhook may be told of each component again.
+    // The webhook may receive a change of each component again.
     world.upsets.extend(std::iter::repeat_n(Instant::now(), 4 * FLEET));
     match loss {
         Loss::Everything => delete_all(&world.tree()).await,
@@ -103,7 +103,7 @@ async fn records_lost(losses: &[(u64, Loss)]) {
             world.start();
         }
         world.pass(seconds(8)).await;
-        // Judges come and go, so that the epoch is a higher one.
+        // Several elections raise the epoch.
         for _ in 0..2 {
             let id = judge(&world);
             world.start();

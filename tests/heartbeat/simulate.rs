@@ -21,7 +21,7 @@ pub(crate) fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// How long deaths are held of components that may be beating to a tracker that is out of reach.
+/// How long deaths are held for components that may be beating to an unreachable tracker.
 pub(crate) const HOLD: Duration = Duration::from_secs(100);
 
 pub(crate) async fn begin(seed: u64, replicas: u32, components: usize) -> World {
@@ -111,7 +111,8 @@ async fn an_outage_of_the_manager_is_collapsed() {
             .collect();
         let once: BTreeSet<&(String, String)> = later.iter().collect();
         assert_eq!(once.len(), 10, "{mood:?}: {later:?}");
-        // Calls that time out may be applied late, so their components are told again when these are over.
+        // Calls that time out may be applied late, so their components are sent again when the
+        // calls end.
         assert!(mood == Mood::Hanging || later.len() == 10, "{mood:?}: each in one call: {later:?}");
         check_the_end(&mut world, 3).await;
     }
@@ -124,7 +125,7 @@ async fn a_judge_that_dies_blinds_nobody_for_long() {
     world.kill(judge);
     world.silence(3);
     let silent = Instant::now();
-    // Its newest beat may have gone to the tracker that is lost.
+    // Its newest beat may have gone to the unreachable tracker.
     world.pass(seconds(70) + HOLD).await;
     check_nobody_was_slandered(&world, 5);
     let book = world.manager.book();

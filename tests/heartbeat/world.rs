@@ -167,7 +167,7 @@ impl Replica {
 pub(crate) struct Component {
     pub(crate) name: Name,
     pub(crate) beats: bool,
-    /// The only tracker that it knows, whatever that answers.
+    /// The only tracker that the component knows; it beats to it whatever the answer.
     pub(crate) only: Option<u32>,
     period: Duration,
     pub(crate) next: Instant,
@@ -422,7 +422,7 @@ impl World {
         }
     }
 
-    /// To any tracker that accepts beats; a sender tries another one if one does not.
+    /// Beats to any tracker that accepts it; a sender tries the next one after a refusal.
     async fn beat(&mut self, at: usize) {
         let only = self.components[at].only;
         let accepts = |r: &Replica| !r.is_stopped() && r.ears.standing() != Standing::Stranded;

@@ -55,7 +55,7 @@ impl World {
 
     /// Whether whatever was changed must have been put right by now.
     pub(crate) fn is_due(&self) -> bool {
-        // What agents do with a store that nobody has accepted is judged by S7 alone.
+        // Until an operator accepts a restored store, only S7 checks the agents.
         if self.unaccepted {
             return false;
         }

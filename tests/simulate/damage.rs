@@ -105,7 +105,7 @@ impl World {
         path.is_some_and(|path| self.vanished.iter().all(|(vanished, _)| *vanished != path))
     }
 
-    /// Whether somebody has deleted the unit's znodes.
+    /// Whether the unit's znodes were deleted.
     pub(crate) fn has_vanished(&self, unit: UnitId) -> bool {
         self.vanished.iter().any(|(path, _)| *path == paths::unit(unit))
     }
@@ -142,7 +142,7 @@ impl World {
         self.seam.lock().changed();
     }
 
-    /// Puts back what vanished of units and services that are still there, parents first.
+    /// Restores the deleted znodes of units and services that were not removed, parents first.
     async fn put_back(&mut self) {
         let acl = self.operator.info().roles.operators();
         for (path, data) in std::mem::take(&mut self.vanished) {

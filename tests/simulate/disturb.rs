@@ -87,7 +87,8 @@ impl World {
                     self.provoke(kind).await;
                 }
             }
-            // Znodes that have vanished could not be put back into the past.
+            // No backup is made while znodes are missing: after a restore they could not be put
+            // back.
             Action::Backup if !self.vanished.is_empty() => {}
             Action::Backup => self.back_up(),
             Action::Restore => self.restore(),

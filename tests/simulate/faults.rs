@@ -188,7 +188,7 @@ listed!(
         CorruptFlag,
         CorruptMachine,
         CorruptReport,
-        /// Somebody deletes the znodes of a unit, and nothing else.
+        /// The znodes of a unit are deleted, and no others.
         UnitVanished,
         /// The same of an exposed service.
         ServiceVanished,

@@ -71,11 +71,12 @@ pub(crate) struct Shared {
     pub deep_at: Option<Instant>,
     /// The last call that took long.
     slow_at: Option<Instant>,
-    /// The last fault that retries make good, unless it was only that a call took long.
+    /// The last fault that retries recover from, except slow calls.
     fault_at: Option<Instant>,
-    /// The provider is not as usual.
+    /// The provider has a fault.
     pub unusual: bool,
-    /// The store went back: an agent that finds out later closes nothing until an operator accepts it once more.
+    /// The store was restored: an agent that detects this later closes no port until an operator
+    /// accepts the store again.
     pub went_back: bool,
     /// Closes that are wanted and not sent yet.
     pub owed: Owed,
@@ -106,7 +107,7 @@ pub(crate) struct Shared {
     credit: u64,
     credited_at: Instant,
     pub violations: Vec<String>,
-    /// What was made after a backup.
+    /// Rules and machines that were made after a backup.
     pub protected: Protected,
     /// Checkpoints that agents wrote.
     pub checkpoints: u64,

@@ -1,5 +1,5 @@
-//! L3: a wanted close is sent within a bounded number of passes, however long the provider takes to answer. Latency is the
-//! one disturbance that is no excuse here; any other one starts the count again.
+//! L3: a wanted close is sent within a bounded number of passes, however long the provider takes to
+//! answer. Every other fault restarts the count; latency does not.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,8 @@ use crate::points::Points;
 /// has shown its rules, and one pass for every eight machines.
 const PASSES: u32 = 12;
 
-/// What is open and not wanted, by machine, and how many passes have ended since without a request to close it.
+/// Open and unwanted rules by machine, with the number of passes that have ended since without a
+/// request to close them.
 #[derive(Debug, Default)]
 pub(crate) struct Owed(BTreeMap<MachineId, (Points, u32)>);
 
@@ -25,7 +26,7 @@ impl Owed {
         self.0.remove(&machine);
     }
 
-    /// A pass has ended that left this `surplus`. Returns what is overdue.
+    /// Counts a pass that left this `surplus` open. Returns the overdue closes.
     pub(crate) fn passed(&mut self, surplus: &BTreeMap<MachineId, Points>) -> Option<String> {
         self.0.retain(|machine, _| surplus.contains_key(machine));
         for (machine, points) in surplus {
@@ -41,7 +42,7 @@ impl Owed {
 }
 
 #[test]
-fn a_close_that_is_not_sent_becomes_overdue() {
+fn unsent_close_becomes_overdue() {
     let (machine, mut owed) = (MachineId::new(1), Owed::default());
     let surplus = BTreeMap::from([(machine, Points::ALL)]);
     let overdue = |owed: &mut Owed| (0..=PASSES).find_map(|_| owed.passed(&surplus));

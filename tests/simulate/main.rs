@@ -72,7 +72,7 @@ fn simulate(seed: u64, log: bool) -> (Coverage, String) {
         let shape = shape(agents, provisions);
         let shape = Shape { ipv6: seed % 5 != 3, busy_calls: seed / 3 % 4, ..shape };
         let mut world = World::new(seed, shape, log).await;
-        // Some worlds are well for a while, and some of those have a provider that is slow and nothing else.
+        // Some worlds have no faults for a while, and in some of those the provider is slow.
         let mut gentle = world.random.below(12);
         if seed % 8 == 5 {
             gentle += 12;

@@ -1,5 +1,6 @@
-//! A store that is restored from an older backup. What agents made after the backup stays until an operator accepts the store
-//! (S7): not a port of it is closed, and no instance is ended.
+//! A store that is restored from an older backup. Rules and instances that agents made after the
+//! backup stay until an operator accepts the store (S7): none of these ports is closed, and no
+//! instance is terminated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -37,12 +38,13 @@ impl Memory for CheckpointFile {
     }
 }
 
-/// A backup of the store, and what was so then.
+/// A backup of the store, and the state of the world at that time.
 pub(crate) struct Saved {
     store: Backup,
     oracle: Oracle,
     damaged: BTreeMap<NodePath, Vec<u8>>,
-    /// Everything was as it should be: whatever is opened from here on is opened for what happens from here on.
+    /// The world had converged: every port that is opened later is opened because of a later
+    /// change.
     at_rest: bool,
 }
 
@@ -58,7 +60,7 @@ pub(crate) struct Protected {
 }
 
 impl Shared {
-    /// Takes in what an agent's call did, and judges it.
+    /// Records the effect of an agent's call, and checks it against S7.
     pub(crate) fn judge_restored(&mut self, machine: MachineId, opened: Points, closed: Points) {
         let since = self.protected.opened.entry(machine).or_default();
         *since = since.or(opened).minus(closed);
@@ -88,7 +90,7 @@ impl World {
         self.backup = Some(Saved { store, oracle, damaged, at_rest });
     }
 
-    /// Everything in the store is as it was; outside of it nothing is.
+    /// Restores the store to the backup; the provider and the agents keep their state.
     pub(crate) fn restore(&mut self) {
         let Some(saved) = self.backup.take() else { return };
         self.damaged = saved.damaged;
@@ -102,7 +104,7 @@ impl World {
             self.seam.provider.truth().instances.iter().map(|instance| instance.machine.get()).collect();
         let mut shared = self.seam.lock();
         let before = std::mem::replace(&mut shared.oracle, saved.oracle);
-        // Which of two agents leads next, and what it remembers, depends on the events that it got.
+        // The next leader and its saved checkpoint depend on the events that each agent received.
         if saved.at_rest && self.agents() == 1 {
             let added = before.machines.keys().filter(|id| !shared.oracle.machines.contains_key(id));
             let added = added.filter(|id| live.contains(&id.number())).copied().collect();
@@ -125,7 +127,7 @@ impl World {
         shared.blind(Instant::now(), GRACE);
     }
 
-    /// The operator accepts the store, from here on for every agent that finds it to be older than it should be.
+    /// The operator accepts the store, from now on for every agent that detects the restore.
     pub(crate) async fn accept(&mut self) {
         self.unaccepted = false;
         self.seam.lock().protected = Protected::default();
@@ -138,7 +140,7 @@ impl World {
         }
     }
 
-    /// Every agent finds out whether the store is older than it should be, and the operator accepts it.
+    /// Every agent checks whether the store was restored, and the operator accepts it.
     pub(crate) async fn accept_for_all(&mut self) {
         if !self.restored {
             return;
@@ -198,7 +200,8 @@ pub(crate) async fn ports_stay_open() {
     assert_eq!(world.report(machine).await.problem, None);
 }
 
-/// The same if another controller leads after the restore: it remembers what the leader before it acted on.
+/// The same if another controller leads after the restore: it has saved the checkpoints of the
+/// previous leader.
 pub(crate) async fn another_controller_leads() {
     let (mut world, machine, open) = restored(2).await;
     for agent in [0, 1] {

@@ -259,7 +259,8 @@ impl Seam {
         }
     }
 
-    /// A pass has ended. L3: what is open and not wanted is closed within a bounded number of them.
+    /// Called after each pass. L3: open and unwanted rules are closed within a bounded number of
+    /// passes.
     pub(crate) fn passed(&self, who: usize) {
         let mut surplus = BTreeMap::new();
         {

@@ -103,7 +103,7 @@ impl Tree for SimTree {
             matches!(reads.first(), Some(Read::Children(path)) if path.as_str().ends_with("/units"));
         let (fault, answers) = self.faulty(kind, self.inner.read_each(reads)).await;
         let mut answers = answers?;
-        // A look that shows nothing shows nothing on the machines' lists either.
+        // A read that returns no units returns empty machine lists, too.
         if on_machines && !lists && self.seam.lock().emptied {
             for answer in &mut answers {
                 if let Ok(Answer::Children(Some(names))) = answer {

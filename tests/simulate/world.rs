@@ -68,11 +68,11 @@ pub(crate) struct World {
     pub backup: Option<Saved>,
     /// The store was restored at some time.
     pub restored: bool,
-    /// It was, and no operator has accepted it yet.
+    /// The store was restored, and no operator has accepted it yet.
     pub unaccepted: bool,
     /// What znodes held before they were damaged.
     pub damaged: BTreeMap<NodePath, Vec<u8>>,
-    /// Znodes that somebody deleted, and what they held; parents before their children.
+    /// Deleted znodes with their data; parents before their children.
     pub vanished: Vec<(NodePath, Vec<u8>)>,
     /// Whether the agents provision.
     pub provisions: bool,

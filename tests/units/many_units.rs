@@ -12,7 +12,7 @@ use crate::world::{DEADLINE, World};
 const UNITS: usize = 200;
 const MAX_AGENT_KB: u64 = 100 * 1024;
 
-/// A charm that is seen in the memory of who has it.
+/// A charm so large that a copy of it shows in a process's memory.
 const LARGE_KB: u64 = 12 * 1024;
 
 fn on_a_keeper(test: impl FnOnce(&World)) {
@@ -51,11 +51,13 @@ fn two_hundred_units_are_small_and_a_restart_runs_no_hook() {
         agent.kill9();
         let agent = world.agent_at_rest();
         let since = || agent.said()[said..].to_owned();
-        // By then the session of the one before is over, and nobody of its units is shown to be there.
+        // By then the session of the previous agent has ended, and none of its units is shown as
+        // running.
         wait_for("the next agent", DEADLINE, || since().contains("holding the machine").then_some(()));
         all_are_started(world);
         assert!(agent.most_kb() < MAX_AGENT_KB, "{} KB", agent.most_kb());
-        // All of them have a look, and what was due before would have come before this.
+        // Every unit now runs its `exposed` hook; a hook that was due earlier would have run before
+        // it.
         world.operator.does(&["expose", "many"]);
         let hooks = || -> Vec<String> {
             let said = since();
@@ -81,7 +83,7 @@ fn a_large_charm_for_many_units_takes_no_more_than_for_one() {
         for unit in 0..8 {
             world.becomes(&format!("large/{unit}"), "started");
         }
-        // As it comes, and unpacked; each with what its parts were read into.
+        // The archive and its unpacked form, each with its read buffers.
         let more = agent.most_kb().saturating_sub(small);
         assert!((LARGE_KB..7 * LARGE_KB).contains(&more), "{more} KB for a charm of {LARGE_KB}");
         agent.ends();

@@ -31,7 +31,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Stops the store, does something with its directory, and starts it again.
+/// Stops the store, calls `work` with its directory, and starts it again.
 fn offline(store: &mut Store, work: impl FnOnce(&Path)) {
     store.sigterm();
     work(&store.data_dir());
@@ -67,7 +67,7 @@ fn no_unit_is_removed_until_the_store_is_accepted(mut store: Store) {
     let held = || Some(problem(&world)).filter(|problem| problem.contains("units are not removed"));
     let why = wait_for("a machine that is held", DEADLINE, held);
     assert!(why.contains("the store went back") && why.contains("`juju accept-store`"), "{why}");
-    // Also for an agent that was not there when it happened.
+    // Also for an agent that starts after the restore.
     agent.ends();
     let agent = world.agent(&[]);
     // The store assigns the number of the lost unit to another one, which waits.

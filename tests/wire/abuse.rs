@@ -1,6 +1,6 @@
-//! Requests of a hostile client against the keeper, each with its positive control: the same request within
-//! its limits, or of a client that has the right to it. ZooKeeper 3.8.0 has these holes, so it is not
-//! asked.
+//! Requests of a hostile client against the keeper, each with its positive control: the same
+//! request within its limits, or from an authorised client. ZooKeeper 3.8.0 is not tested, because
+//! it has these vulnerabilities.
 
 use crate::harness::scenario::{Scenario, Site, scenarios};
 use crate::harness::wire::{Client, Create, Lost, Put, Reply, Take, closed, op};
@@ -14,7 +14,7 @@ pub(crate) const ALL: &[Scenario] = scenarios![
     watch_paths_must_be_paths,
     watch_path_bytes_are_limited,
     watches_are_limited,
-    events_reach_only_those_who_may_read_the_node,
+    events_go_only_to_clients_that_may_read_the_node,
     a_watch_takes_the_right_to_read,
     missed_events_reach_only_those_who_may_read_the_node,
 ];
@@ -97,7 +97,7 @@ fn identities_of_one_connection_are_limited(site: &Site) {
         let answered = authenticate(&mut client, &format!("u{number}:pw"));
         assert_eq!(answered.expect("an answer").err, 0, "identity {number}");
     }
-    // What is proved already takes no more memory.
+    // An identity that is already proved takes no more memory.
     assert_eq!(authenticate(&mut client, "u0:pw").expect("an answer").err, 0);
     assert_eq!(authenticate(&mut client, "one:more").expect("an answer").err, AUTH_FAILED);
     assert!(closed(&mut client.stream));
@@ -150,7 +150,7 @@ fn watches_are_limited(site: &Site) {
     assert_eq!(set_watches(&mut client, 0, 60_000).err, 0);
     assert_eq!(set_watches(&mut client, 60_000, 40_001).err, QUOTA_EXCEEDED);
     assert!(closed(&mut client.stream), "a client that does not look at the answer must notice");
-    // Its watches are gone with it: others can have as many.
+    // Its watches are removed with it: other connections can set as many.
     assert_eq!(set_watches(&mut healthy, 0, 60_000).err, 0);
     assert_eq!(set_watches(&mut healthy, 60_000, 40_000).err, 0);
     assert!(healthy.get(&site.chroot).is_ok());
@@ -175,7 +175,7 @@ fn delete(client: &mut Client, path: &str) {
     assert_eq!(client.call(op::DELETE, &Put::new().bytes(path).int(-1)).err, 0, "delete {path}");
 }
 
-fn events_reach_only_those_who_may_read_the_node(site: &Site) {
+fn events_go_only_to_clients_that_may_read_the_node(site: &Site) {
     let (mut stranger, mut owner, mut ann) = (Client::connect(site.addr), ann(site), ann(site));
     for watcher in [&mut stranger, &mut owner] {
         assert_eq!(add_watch(watcher, &site.chroot, RECURSIVE), 0, "everybody may read the chroot");
@@ -205,7 +205,7 @@ fn a_watch_takes_the_right_to_read(site: &Site) {
         assert_eq!(add_watch(&mut stranger, &secret, mode), NO_AUTH, "mode {mode}");
         assert_eq!(add_watch(&mut owner, &secret, mode), 0, "mode {mode}");
     }
-    // The one kind of watch that is set without the right: its event comes only with it.
+    // This kind of watch can be set without the right to read, but its event needs that right.
     assert_eq!(stranger.call(op::EXISTS, &Put::new().bytes(&secret).bool(true)).err, 0);
     ann.set_if_version(&secret, b"y", -1).expect("written");
     assert_eq!(events(&mut stranger), []);

@@ -87,7 +87,7 @@ pub(crate) fn unread_answers_of_all_clients_are_bounded() {
     let body = Put::new().bytes("/big").bool(false);
     let mut greedy: Vec<Client> = (0..12).map(|_| Client::connect(keeper.local_addr())).collect();
     for client in &mut greedy {
-        // The system takes some megabytes for each of them; the keeper has to hold the rest.
+        // The kernel buffers some megabytes for each connection; the keeper has to hold the rest.
         for _ in 0..20 {
             if client.send(op::GET_DATA, &body).is_err() {
                 break;

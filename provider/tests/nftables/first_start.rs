@@ -47,7 +47,7 @@ fn limited(ends: [TcpStream; 2]) -> [TcpStream; 2] {
 }
 
 #[tokio::test]
-async fn connections_survive_the_first_start_whoever_sends_first() {
+async fn connections_survive_the_first_start_whichever_side_sends_first() {
     let net = Net::new();
     let (v4, v6) = (net.listen(SERVER), net.listen(SERVER_V6));
     let mut connections = Vec::new();

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tools_are_built_as_this_program_was() {
+    fn hook_tools_are_built_with_the_same_profile() {
         let arguments = |directory: &str, manifest: &str| {
             let command = build_command(Path::new(directory), [Some("cargo".into()), Some(manifest.into())])?;
             Some(

@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_found_where_only_root_looks() {
+    fn programs_are_found_in_directories_of_roots_path() {
         let home = tempfile::tempdir().unwrap();
         fs::write(home.path().join("nft"), "").unwrap();
         let path = search_path(Some(home.path().as_os_str()));

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn component_of_a_late_call_is_told_when_the_call_is_over() {
+    fn component_of_a_late_call_is_sent_when_the_call_ends() {
         let [a, b] = ["a", "b"].map(|name| Name::parse(name).unwrap());
         let mut doubts = Doubts::default();
         assert!(doubts.accepted(&a, 1));

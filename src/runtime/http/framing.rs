@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_with_one_reading_are_accepted() {
+    fn unambiguous_heads_are_accepted() {
         use BodyLength::{Chunked, Exactly};
         for (request, body, keep_alive, plain) in [
             (post("Host: x\r\n"), Exactly(0), true, true),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_with_several_readings_are_refused() {
+    fn ambiguous_heads_are_refused() {
         use Invalid as I;
         let many = "x: 1\r\n".repeat(9);
         for (request, why) in [
@@ -305,7 +305,7 @@ mod tests {
     proptest! {
         /// A prefix of a valid head is never taken for a whole one.
         #[test]
-        fn a_head_is_whole_at_its_end_and_not_before(cut in 0_usize..70) {
+        fn head_is_complete_only_at_its_end(cut in 0_usize..70) {
             let request = post("Host: x\r\nContent-Length: 3\r\nX-Y: some text here\r\n");
             prop_assume!(cut < request.len());
             prop_assert_eq!(read(&request.as_bytes()[..cut]), Ok(None));

@@ -144,7 +144,7 @@ async fn an_acceptance_does_not_hold_for_a_later_restore() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_written_while_nothing_is_new() {
+async fn no_checkpoint_is_written_without_new_data() {
     let (world, disk) = (World::new().await, Arc::default());
     let agent = world.agent(&disk);
     assert_eq!(world.review(&agent, Basis::UpTo(1)).await, Standing::Good);
@@ -197,7 +197,7 @@ async fn a_server_that_lags_behind_is_not_a_restored_store() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replica_that_stands_by_remembers_what_the_leader_acted_on() {
+async fn standby_replica_saves_the_leaders_checkpoints() {
     let (world, disk, standby) = (World::new().await, Arc::default(), Arc::<Disk>::default());
     let (leader, replica) = (world.agent(&disk), world.agent(&standby));
     let backup = tokio::select! {

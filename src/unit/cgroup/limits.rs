@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn controllers_are_handed_out_only_by_a_group_that_we_are_not_in() {
+    fn controllers_are_enabled_only_in_a_group_without_the_agent() {
         let home = tempfile::tempdir().unwrap();
         let control = home.path().join("cgroup.subtree_control");
         fs::write(&control, "").unwrap();

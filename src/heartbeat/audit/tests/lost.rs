@@ -18,7 +18,7 @@ fn begun() -> Bench {
 }
 
 #[test]
-fn deaths_behind_a_lost_tracker_are_held() {
+fn deaths_of_components_of_a_lost_tracker_are_held() {
     let mut bench = begun();
     let mut both = told("a", Word::MightBeDead);
     both.extend(told("b", Word::MightBeDead));
@@ -67,7 +67,7 @@ fn component_that_beat_here_since_is_not_held() {
 
 /// Only a batch that is older than this tracker shows which tracker received the component's beats.
 #[test]
-fn old_batch_says_where_a_component_beats() {
+fn old_batch_shows_the_tracker_of_a_component() {
     let mut bench = Bench::new();
     bench.beat("a");
     bench.after(0);

@@ -28,7 +28,7 @@ fn a_slow_component_has_three_intervals() {
 }
 
 #[test]
-fn the_newest_beat_says_how_often() {
+fn newest_beat_decides_the_interval() {
     let mut bench = Bench::new();
     beat_every(&mut bench, "a", 60);
     bench.after(0);

@@ -17,7 +17,7 @@ fn thaw(bench: &mut Bench, who: &str, records: &[Record]) -> Vec<(State, Option<
 }
 
 #[test]
-fn a_component_that_is_not_as_it_was_written_is_told_of_again() {
+fn component_that_differs_from_its_record_is_notified_again() {
     let mut bench = Bench::new();
     bench.beat("a");
     bench.after(0);
@@ -40,7 +40,7 @@ fn a_component_that_is_not_as_it_was_written_is_told_of_again() {
 }
 
 #[test]
-fn the_components_of_a_removed_bucket_are_told_of_again() {
+fn components_of_a_removed_bucket_are_notified_again() {
     let mut bench = Bench::new();
     bench.beat("a");
     bench.after(0);
@@ -53,7 +53,7 @@ fn the_components_of_a_removed_bucket_are_told_of_again() {
 }
 
 #[test]
-fn a_record_that_is_newer_than_memory_is_taken_over() {
+fn record_newer_than_memory_is_adopted() {
     let mut bench = Bench::new();
     bench.beat("a");
     bench.after(0);
