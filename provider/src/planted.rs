@@ -126,7 +126,7 @@ bugs!(
     TakesBeatsForEver,
     /// Heartbeats: components that the store has lost are not written again.
     TrustsAnEmptyStore,
-    /// Heartbeats: numbers of changes begin anew where the store has lost the epoch.
+    /// Heartbeats: numbers of changes begin again at zero if the store has lost the epoch.
     RepeatsNumbers,
     /// Heartbeats: a call that timed out and is applied late leaves an old state with the state manager.
     ForgetsLateCalls,

@@ -1,4 +1,5 @@
-//! `juju accept-store`: agents that are held because the store was restored from an older backup may go on with it.
+//! `juju accept-store`: agents that are held because the store was restored from an older backup
+//! may continue with it.
 
 use super::output;
 use super::settings::Globals;
@@ -12,8 +13,8 @@ pub(super) async fn run(globals: &Globals) -> anyhow::Result<()> {
     }
     for agent in accepted {
         output::message(&match agent {
-            Acceptance::Controller => "The controller goes on with the store as it is.".to_owned(),
-            Acceptance::Machine(id) => format!("Machine {id} goes on with the store as it is."),
+            Acceptance::Controller => "The controller continues with the store as it is.".to_owned(),
+            Acceptance::Machine(id) => format!("Machine {id} continues with the store as it is."),
         });
     }
     Ok(())

@@ -233,7 +233,7 @@ async fn fetch(client: &Arc<Client>, port: u16, kind: Kind, start: &str) -> anyh
             return output::data(&text).context("cannot write to stdout");
         }
         if Instant::now() >= patience {
-            bail!("port {port} is not as it should be: {}", answer.shown.trim());
+            bail!("unexpected answer from port {port}: {}", answer.shown.trim());
         }
         sleep(LOOK_AGAIN).await;
     }

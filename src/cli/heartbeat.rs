@@ -99,7 +99,7 @@ pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
             }
             if lost_trackers > 0 {
                 output::message(&format!(
-                    "warning: {lost_trackers} tracker(s) out of reach: deaths of components that beat there last are held"
+                    "warning: {lost_trackers} tracker(s) unreachable: deaths of components that last beat to them are held"
                 ));
                 output::hint("`juju heartbeat release` declares them");
             }

@@ -55,7 +55,8 @@ pub(super) struct Typed {
     /// Take beats from anybody, for anything but machines; clients of hms-hbtd need it
     #[arg(long)]
     open: bool,
-    /// Let anybody who can connect change the parameters over HTTP; otherwise only `juju heartbeat params` can
+    /// Let every client that can connect change the parameters over HTTP; otherwise only `juju
+    /// heartbeat params` can
     #[arg(long)]
     open_params: bool,
     /// Components that are remembered; one more is refused
@@ -184,7 +185,7 @@ pub(super) struct Beside {
     /// Take beats from anybody, for anything but machines
     #[arg(long)]
     heartbeat_open: bool,
-    /// Let anybody who can connect to the tracker change its parameters over HTTP
+    /// Let every client that can connect to the tracker change its parameters over HTTP
     #[arg(long)]
     heartbeat_open_params: bool,
     /// Certificates in PEM of who else is believed when the tracker calls https:// addresses

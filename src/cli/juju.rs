@@ -83,7 +83,7 @@ Examples:
     /// Let machines go that have no units
     #[command(after_help = "Examples:\n  juju terminate-machine 1 2")]
     TerminateMachine(terminate_machine::Typed),
-    /// Let agents go on with a store that was restored from a backup
+    /// Let agents continue with a store that was restored from a backup
     #[command(after_help = "\
 Agents that acted on changes which the store no longer has remove nothing: no unit, port or instance. `juju status` shows
 them. This command accepts the store as it is; the agents then remove whatever is not in it.

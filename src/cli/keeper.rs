@@ -81,8 +81,9 @@ pub(super) struct Serving {
     /// Bytes of log after which a snapshot is taken
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
     snapshot_every_bytes: u64,
-    /// Bytes of the disk, at most a sixteenth of it, that are set aside for when it is full: reads, sessions and a
-    /// snapshot go on then, and changes are refused until there is room again; 0 is none
+    /// Bytes of the disk, at most a sixteenth of it, that are reserved, with room for a snapshot,
+    /// for when the disk is full: reads, sessions and snapshots still work then, and changes are
+    /// refused until there is room again; 0 is none
     #[arg(long, value_name = "BYTES", default_value_t = RESERVE_BYTES)]
     disk_reserve_bytes: u64,
 }

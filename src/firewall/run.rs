@@ -90,7 +90,7 @@ pub async fn run_provisioning<T: Tree, F: Firewall, M: Machines>(
             never = async {
                 loop {
                     let error = agent.stand_by(tree).await;
-                    debug!(%error, "checkpoints of the leader not followed");
+                    debug!(%error, "cannot follow the checkpoints of the leader");
                     tokio::time::sleep(STORE_PAUSE).await;
                 }
             } => never,

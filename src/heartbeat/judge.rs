@@ -144,7 +144,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         let journal = Journal::of(&pages);
         let journal = if went_back { journal.after_loss(self.last_page) } else { journal };
         if rewritten > 0 {
-            warn!(components = rewritten, "the store has no records of them; they are written again");
+            warn!(components = rewritten, "records missing from the store; writing them again");
         }
         info!(epoch = lead.epoch(), alone, unreadable = frozen.len(), "took office");
         self.ears().lend(LEASE);

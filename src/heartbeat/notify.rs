@@ -198,9 +198,10 @@ pub struct LateCall {
 /// Who was told by a call, and how to say that it is written down.
 pub type Receipt = (Vec<(Name, u64)>, oneshot::Sender<()>);
 
-/// Carries out a round of calls to the state manager at `base`, and says after each who was told by it. The next is made
-/// when that is written down: whoever judges next is in doubt about one call at most. A call that is not answered in time
-/// ends the round and is returned, since it may still be applied.
+/// Carries out a round of calls to the state manager at `base`, and says after each who was told by
+/// it. The next is made when that is recorded: for the next judge the result of one call at most is
+/// unknown. A call that is not answered in time ends the round and is returned, since it may still
+/// be applied.
 pub async fn deliver<P: Post>(
     post: Arc<P>,
     ears: Arc<Ears>,

@@ -17,9 +17,8 @@ pub fn health(condition: &Condition, counts: &Counts, params: &Params) -> Vec<u8
         failures => format!("not responsive, {failures} failures"),
     };
     let mass = |(silent, alive)| format!("{silent} of {alive} are silent; deaths are held");
-    let sheltered = (counts.sheltered > 0).then(|| {
-        format!("{} last beat to a tracker that is out of reach; their deaths are held", counts.sheltered)
-    });
+    let sheltered = (counts.sheltered > 0)
+        .then(|| format!("{} last beat to an unreachable tracker; their deaths are held", counts.sheltered));
     let alarm = condition.alarm.map(mass).or(sheltered);
     json!({
         "KvStore": store,
@@ -47,7 +46,7 @@ pub fn metrics(condition: &Condition, counts: &Counts) -> String {
         ),
         counter(
             "beats_stranded_total",
-            "Beats answered with 503 because the store is out of reach",
+            "Beats answered with 503 because the store is unreachable",
             condition.stranded_beats,
         ),
         counter("store_writes_total", "Writes to the store", condition.store_writes),
@@ -65,7 +64,7 @@ pub fn metrics(condition: &Condition, counts: &Counts) -> String {
         ),
         counter(
             "webhook_events_collapsed_total",
-            "Events that the webhook did not get because a newer one of the same component took their place",
+            "Events not sent to the webhook because a newer one of the same component replaced them",
             condition.webhook_collapsed,
         ),
         gauge("store_connected", "Whether the store answers", condition.store.into()),
@@ -82,11 +81,7 @@ pub fn metrics(condition: &Condition, counts: &Counts) -> String {
             "Components whose records in the store cannot be read",
             count(counts.unreadable),
         ),
-        gauge(
-            "components_held",
-            "Components that are due to die and held",
-            count(counts.held + counts.sheltered),
-        ),
+        gauge("components_held", "Components whose deaths are held", count(counts.held + counts.sheltered)),
     ];
     let mut numbers = Numbers::of("heartbeat");
     for (name, kind, help, value) in rows {
@@ -125,10 +120,7 @@ mod tests {
         assert!(text(&bad, &Params::default()).contains("\"HsmStatus\":\"not set\""));
         let sheltered = Counts { sheltered: 7, ..Counts::default() };
         let said = String::from_utf8(health(&good, &sheltered, &params)).unwrap();
-        assert!(
-            said.contains("7 last beat to a tracker that is out of reach; their deaths are held"),
-            "{said}"
-        );
+        assert!(said.contains("7 last beat to an unreachable tracker; their deaths are held"), "{said}");
     }
 
     #[test]

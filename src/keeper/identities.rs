@@ -79,7 +79,7 @@ impl Identities {
         (self.count, self.bytes)
     }
 
-    /// Adds what is new of `more` to the connection, all of it or nothing.
+    /// Adds the new identities among `more` to the connection, all of them or none.
     pub fn add(&mut self, id: usize, more: Vec<Identity>, limits: &IdentityLimits) -> Result<(), TooMany> {
         let Some(proved) = self.of.get_mut(id) else { return Ok(()) };
         let more: Vec<Identity> = more.into_iter().filter(|who| !proved.list.contains(who)).collect();

@@ -149,7 +149,7 @@ impl Server {
             let limit = self.config.limits.max_buffer_bytes;
             let identities = Names(self.service.identities.of(id));
             warn!(addr = %connection.addr, %identities, limit, unlogged,
-                "connection closed: the buffers of all connections are full, and its are the largest");
+                "connection closed: the buffers of all connections are full, and this connection has the largest");
         }
         self.close(id);
     }

@@ -1,4 +1,5 @@
-//! Detects a store that went back in time, for example because an old backup of it was restored. Pure.
+//! Detects a store whose data is older than before, for example because an old backup was restored.
+//! Pure.
 //!
 //! Each agent has a checkpoint: a number and a random id, kept in a znode of its own and in a local
 //! file. Before the agent acts on something new in the tree (starts a unit, opens a port, launches

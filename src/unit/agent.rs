@@ -196,7 +196,7 @@ impl<T: Tree> Agent<'_, T> {
     async fn pass(&mut self) -> Result<bool, Error> {
         let seen = self.observe().await?;
         if !self.recognises(&seen).await? {
-            warn!(unit = %self.id, "files belong to a unit that had this number before the store was restored; clearing them away");
+            warn!(unit = %self.id, "files belong to a unit that had this number before the store was restored; removing them");
             self.clearing = true;
             let cleared = self.clear().await;
             self.clearing = false;

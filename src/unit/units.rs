@@ -201,7 +201,7 @@ async fn look<T: Tree>(
     let list = paths::machine_units(site.machine);
     if feeds.is_none() {
         let (mut fresh, mut accepted) = (tree.watch(&list).await?, tree.watch(guard.acceptance()).await?);
-        // The first event says that everything may have changed, which is what the look below is for.
+        // The first event only says that everything may have changed; the read below covers that.
         fresh.next().await?;
         accepted.next().await?;
         *feeds = Some((fresh, accepted));

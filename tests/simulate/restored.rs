@@ -117,7 +117,8 @@ impl World {
         if self.provisions {
             self.foreign.retain(|machine, _| shared.oracle.machines.contains_key(machine));
         }
-        // The reports went back too, and with them the rules that are kept for unreadable units.
+        // The restore includes the reports, and with them the rules that are kept for unreadable
+        // units.
         for unit in shared.oracle.units.values_mut() {
             unit.kept = Points::NONE;
         }

@@ -81,7 +81,7 @@ fn no_unit_is_removed_until_the_store_is_accepted(mut store: Store) {
     assert_eq!(world.ran("late"), ["install", "start"]);
 
     let accepted = world.operator.does(&["accept-store"]);
-    assert_eq!(accepted.stderr, "Machine 0 goes on with the store as it is.\n");
+    assert_eq!(accepted.stderr, "Machine 0 continues with the store as it is.\n");
     wait_for("the end of the lost unit", DEADLINE, || (!is_alive(&pid)).then_some(()));
     world.runs("late", &["install", "start", "stop"]);
     world.becomes("newer/0", "started");

@@ -192,7 +192,7 @@ const CURL_NOT_CONNECTED: i32 = 7;
 
 fn curl(url: &str) -> io::Result<Answer> {
     let mut command = Command::new("curl");
-    // Prints what it prints on a terminal, whatever is set on this machine.
+    // Ignores curl's configuration, so that the output is the same on every machine.
     command.args(["--disable", "--silent", "--show-error", "--noproxy", "*", "--max-time"]);
     command.arg(REQUEST_LIMIT.as_secs().to_string()).arg(url).stdin(Stdio::null());
     let output = command.output()?;

@@ -37,7 +37,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             self.standing = guard.review(&self.tree, Some(lead.fence()), basis).await?;
             self.reviewed = true;
             if before && self.standing == Standing::Good {
-                info!("ports are closed again");
+                info!("closing ports resumed");
             }
         }
         let Some(why) = self.standing.held().map(str::to_owned) else { return Ok(BTreeSet::new()) };

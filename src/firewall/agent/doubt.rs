@@ -170,7 +170,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let lost = plans.iter().map(|(id, plan)| (*id, plan.lost()));
         let lost: BTreeMap<MachineId, BTreeSet<Rule>> = lost.filter(|(_, rules)| !rules.is_empty()).collect();
         if !lost.is_empty() {
-            warn!(reason, machines = lost.len(), "closing nothing");
+            warn!(reason, machines = lost.len(), "no port is closed");
         }
         for (id, rules) in &lost {
             self.hold(*id, rules, plans, reports, reason);

@@ -294,7 +294,7 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             let components = inner.audit.lose(followed.via, now + hold_ms);
             if components > 0 {
                 let hold_s = hold_ms / 1000;
-                warn!(replica = %id, components, hold_s, "tracker out of reach; deaths of its components held");
+                warn!(replica = %id, components, hold_s, "tracker unreachable; deaths of its components held");
             }
         }
     }
