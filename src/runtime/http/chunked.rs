@@ -125,9 +125,12 @@ fn is_token(byte: u8) -> bool {
 mod tests {
     use super::*;
 
-    /// The body, and what follows it; none if the body has no end. However the input is cut, the
-    /// result is the same.
-    fn decode(input: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>, Invalid> {
+    /// The body and the bytes that follow it.
+    type Decoded = (Vec<u8>, Vec<u8>);
+
+    /// Decodes `input` in pieces of several sizes, which must all give the same result; `None` if
+    /// the body has no end.
+    fn decode(input: &[u8]) -> Result<Option<Decoded>, Invalid> {
         let results = [1, 3, input.len().max(1)].map(|piece| {
             let (mut chunked, mut body, mut left) = (Chunked::default(), Vec::new(), Vec::new());
             for piece in input.chunks(piece) {

@@ -215,7 +215,10 @@ mod tests {
 
     use super::*;
 
-    fn read(bytes: &[u8]) -> Result<Option<(usize, BodyLength, bool, Expect, bool)>, Invalid> {
+    /// Length, body, keep-alive, expectation, and whether the fast path may serve it.
+    type Read = (usize, BodyLength, bool, Expect, bool);
+
+    fn read(bytes: &[u8]) -> Result<Option<Read>, Invalid> {
         let mut headers = [EMPTY_HEADER; 8];
         let found = head(bytes, &mut headers)?;
         Ok(found.map(|head| (head.bytes, head.body, head.keep_alive, head.expect, head.plain)))
