@@ -273,11 +273,15 @@ impl Error {
         matches!(self, Self::NoNode(_) | Self::NodeExists(_) | Self::BadVersion(_) | Self::NotEmpty(_))
     }
 
-    /// The same request may work later: the store was not there.
+    /// The same request may work later: the store was unreachable, or it had no space for the change.
     pub fn is_retryable(&self) -> bool {
         matches!(
             self,
-            Self::Unreachable { .. } | Self::Timeout { .. } | Self::Ambiguous { .. } | Self::Expired { .. }
+            Self::Unreachable { .. }
+                | Self::Timeout { .. }
+                | Self::Ambiguous { .. }
+                | Self::Expired { .. }
+                | Self::Full { .. }
         )
     }
 }
