@@ -16,6 +16,7 @@ use super::users;
 use super::workflow::{Ended, Run, State, Step, Wanted};
 use crate::model::UnitId;
 use crate::store::records::{self, parse_credentials, parse_service_credential};
+use crate::store::rollback::{Basis, RollbackGuard, Standing};
 use crate::store::tree::{self, Answer, Feed as _, Read, Tree, Write};
 use crate::store::{self, Credential, Identity, paths};
 
@@ -55,6 +56,9 @@ pub(super) enum Error {
     /// Frozen as it is, until somebody mends it.
     #[error("{0}")]
     Corrupt(String),
+    /// The store was restored from a backup, and no operator has accepted it yet.
+    #[error("files of another unit are kept: {0}")]
+    Restored(String),
 }
 
 impl From<tree::Error> for Error {
@@ -81,6 +85,7 @@ pub(super) struct Agent<'a, T: Tree> {
     tree: &'a T,
     site: &'a Site,
     id: UnitId,
+    guard: &'a RollbackGuard,
     orders: watch::Receiver<Order>,
     /// Over the unit, and over its service's flag once the service is known.
     feeds: Option<(T::Feed, T::Feed)>,
@@ -98,10 +103,10 @@ pub(super) async fn tend<T: Tree>(
     site: &Site,
     id: UnitId,
     orders: watch::Receiver<Order>,
-    held_up: &watch::Sender<HeldUp>,
+    (guard, held_up): (&RollbackGuard, &watch::Sender<HeldUp>),
 ) -> UnitId {
     let (recognised, clearing) = (None, false);
-    let mut agent = Agent { tree, site, id, orders, feeds: None, unkept: false, recognised, clearing };
+    let mut agent = Agent { tree, site, id, guard, orders, feeds: None, unkept: false, recognised, clearing };
     let mut told = String::new();
     loop {
         let order = *agent.orders.borrow_and_update();
@@ -196,6 +201,10 @@ impl<T: Tree> Agent<'_, T> {
     async fn pass(&mut self) -> Result<bool, Error> {
         let seen = self.observe().await?;
         if !self.recognises(&seen).await? {
+            // This agent may read a restored store before the supervisor does, which then holds it.
+            if let Standing::Held(why) = self.guard.review(self.tree, None, Basis::Known).await? {
+                return Err(Error::Restored(why));
+            }
             warn!(unit = %self.id, "files belong to a unit that had this number before the store was restored; removing them");
             self.clearing = true;
             let cleared = self.clear().await;

@@ -101,7 +101,7 @@ pub async fn run<T: Tree>(
                     } else {
                         let (sender, receiver) = watch::channel(order);
                         orders.insert(id, sender);
-                        agents.push(tend(tree, site, id, receiver, &held_up));
+                        agents.push(tend(tree, site, id, receiver, (guard, &held_up)));
                     }
                 }
             }
