@@ -117,6 +117,8 @@ pub struct Audit {
     untold: BTreeSet<u32>,
     /// Due to die, and held.
     held: BTreeSet<u32>,
+    /// The longest window of any component in `held`: one that beats seldom has a longer window than others.
+    held_window: u64,
     hold: MassHold,
     /// While deaths are held: how many are silent now, of how many.
     alarm: Option<(usize, usize)>,
@@ -149,6 +151,7 @@ impl Audit {
             unflushed: Vec::new(),
             untold: BTreeSet::new(),
             held: BTreeSet::new(),
+            held_window: 0,
             hold: MassHold::default(),
             alarm: None,
             lost: HashMap::new(),

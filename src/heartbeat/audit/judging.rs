@@ -101,10 +101,13 @@ impl Audit {
         }
         let unwarned = deaths.iter().filter(|entry| self.table.get(**entry).state == State::Ok).count();
         let (silent, alive) = (self.counts.warned + unwarned, self.counts.ok + self.counts.warned);
-        match self.hold.rule(now.watched, self.err, silent, alive) {
+        let own = deaths.iter().map(|entry| self.windows(self.table.get(*entry)).1).max().unwrap_or(0);
+        let window = self.err.max(self.held_window).max(own);
+        match self.hold.rule(now.watched, window, silent, alive) {
             Ruling::Hold { raised } => {
                 verdict.raised = raised;
                 self.alarm = Some((silent, alive));
+                self.held_window = window;
                 for entry in deaths {
                     if self.table.get(entry).state == State::Ok {
                         self.change(entry, State::Warned, Some(Word::MightBeDead), now, sequence, verdict);
@@ -130,6 +133,7 @@ impl Audit {
     /// Deaths are held no more: those that were are looked at like any other, when everybody has said what they heard up to
     /// now. Meanwhile their windows may have started again, or a maintenance begun.
     pub(super) fn let_go(&mut self, now: u64) {
+        self.held_window = 0;
         for entry in std::mem::take(&mut self.held) {
             let component = self.table.get(entry);
             let (state, since) = (component.state, self.silent_since(component));

@@ -72,3 +72,28 @@ fn an_interval_outlives_the_judge() {
     assert_eq!(other.after(79_999), []);
     assert_eq!(other.after(17), told("a", Word::MightBeDead));
 }
+
+#[test]
+fn a_hold_lasts_for_the_window_of_a_slow_component() {
+    let mut bench = Bench::with(&Params { mass_share: 30, mass_hold_ms: 1_000_000, ..Params::default() });
+    let beat_quick = |bench: &mut Bench| {
+        for number in 0..10 {
+            bench.beat(&format!("n{number}"));
+        }
+    };
+    let is_dead = |(_, word): &(String, Word)| *word == Word::DeclaredDead;
+    beat_quick(&mut bench);
+    beat_every(&mut bench, "slow", 60);
+    bench.after(0);
+    // Longer than the slow component's own window, so that its death is held like all others.
+    for second in 0..200 {
+        assert!(!bench.after(1_000).iter().any(is_dead), "{second}");
+    }
+    // The quick components return; the slow one beats within its interval.
+    for second in 200..245 {
+        beat_quick(&mut bench);
+        assert!(!bench.after(1_000).iter().any(is_dead), "{second}");
+    }
+    assert_eq!(beat_every(&mut bench, "slow", 60), Heard::News);
+    assert_eq!(bench.after(0), told("slow", Word::Restarted));
+}
