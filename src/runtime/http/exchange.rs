@@ -323,10 +323,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Handler> Exchange<'_, S, H> {
     async fn discard(&mut self) {
         let limits = self.door.limits;
         let mut left = limits.spill_bytes;
+        // The share of the request is given back already, so no buffer may stay.
+        *self.read = BytesMut::new();
         let discarding = async {
             loop {
-                self.read.clear();
-                match receive(&mut self.stream, self.read).await {
+                match poll_fn(|cx| poll_received(&mut self.stream, cx, <[u8]>::len)).await {
                     Ok(bytes @ 1..) if bytes < left => left -= bytes,
                     _ => break,
                 }
