@@ -301,7 +301,7 @@ pub(super) async fn look_for_store(settings: &Settings) -> anyhow::Result<Enviro
 
 pub(super) fn read_ca(path: &Path) -> anyhow::Result<Trust> {
     let wrong = || format!("cannot use the certificates in {}", path.display());
-    let pem = file::read_limited(path, MAX_CA_BYTES)?
+    let pem = file::read_trusted(path, MAX_CA_BYTES)?
         .with_context(|| format!("{} does not exist", path.display()))?;
     Trust::also(&pem).with_context(wrong)
 }

@@ -35,9 +35,9 @@ impl TlsDoor {
         let (Some(listen), Some(cert), Some(key)) = (self.tls_listen, &self.tls_cert, &self.tls_key) else {
             return Ok(None);
         };
-        let certificates = present(file::read_limited(cert, MAX_PEM_BYTES)?, cert)?;
+        let certificates = present(file::read_trusted(cert, MAX_PEM_BYTES)?, cert)?;
         let secret = present(file::read_secret(key, MAX_PEM_BYTES)?, key)?;
-        let read = |path| present(file::read_limited(path, MAX_PEM_BYTES)?, path);
+        let read = |path| present(file::read_trusted(path, MAX_PEM_BYTES)?, path);
         let trusted = authority.map(read).transpose()?;
         let config = tls::server_config(&certificates, &secret, trusted.as_deref(), clients);
         let config = config.with_context(|| {
