@@ -121,7 +121,7 @@ mod tests {
             (USER, vec![home.clone(), directory("/home/u", USER, USER, 0o700)]),
             (USER, vec![directory("/etc", 0, 0, 0o755), file("/etc/policy.yaml", 0, 0, 0o644)]),
             // umask 002 with private groups.
-            (USER, vec![home.clone(), directory("/home/u", USER, USER, 0o775)]),
+            (USER, vec![home, directory("/home/u", USER, USER, 0o775)]),
             (0, vec![directory("/srv", 0, 0, 0o775)]),
             (0, vec![directory("/tmp", 0, 0, 0o1777), directory("/tmp/a", 0, 0, 0o700)]),
             (USER, vec![directory("/tmp", 0, 0, 0o1777), directory("/tmp/a", USER, USER, 0o700)]),
@@ -176,7 +176,7 @@ mod tests {
             ),
             (
                 0,
-                vec![tmp.clone(), file("/tmp/f", 0, 0, 0o666)],
+                vec![tmp, file("/tmp/f", 0, 0, 0o666)],
                 "/tmp/f can be written by other users (mode 0666); chmod go-w /tmp/f",
             ),
             // The owner of a sticky directory can replace what is in it.

@@ -133,12 +133,12 @@ fn alone_many_seeds_end_in_what_is_wanted() {
     let (coverage, failed) = simulate_many(0..seeds);
     drop(std::panic::take_hook());
     println!(
-        "{seeds} seeds, {} events, {} times all had to be right, {} calls, {} simulated hours in {}\n{}",
+        "{seeds} seeds, {} events, {} times all had to be right, {} calls, {} simulated hours in {:.1?}\n{}",
         coverage.events,
         coverage.judged,
         coverage.calls,
         coverage.simulated_ms / 3_600_000,
-        format!("{:.1?}", begun.elapsed()),
+        begun.elapsed(),
         coverage.table(),
     );
     for (seed, why) in &failed {
