@@ -11,7 +11,7 @@ use super::file::ReadError;
 use super::output;
 use crate::keeper::KeeperError;
 use crate::keeper::log::StorageError;
-use crate::model::{EnvironmentName, MachineId};
+use crate::model::{Cidr, EnvironmentName, MachineId};
 use crate::runtime::trusted_path;
 use crate::store;
 use crate::store::tree;
@@ -68,6 +68,8 @@ pub(super) enum Refusal {
     #[cfg(not(feature = "ec2"))]
     #[error("this build has no EC2")]
     NoEc2,
+    #[error("'{text}' has bits set outside its prefix")]
+    HostBits { text: String, block: Cidr },
     #[error("the store at {address} did not answer in {seconds} s")]
     TooSlow { address: String, seconds: u64 },
 }
@@ -94,7 +96,10 @@ pub(super) fn report(error: &anyhow::Error) -> ExitCode {
 }
 
 fn code(error: &anyhow::Error) -> u8 {
-    if error.chain().any(|link| link.is::<Usage>()) { 2 } else { 1 }
+    let is_usage = |link: &(dyn std::error::Error + 'static)| {
+        link.is::<Usage>() || matches!(link.downcast_ref(), Some(Refusal::HostBits { .. }))
+    };
+    if error.chain().any(is_usage) { 2 } else { 1 }
 }
 
 pub(super) fn hint(error: &anyhow::Error) -> Option<String> {
@@ -144,6 +149,10 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
             Some("`cargo build --no-default-features --workspace` builds them beside this program".to_owned())
         }
         Refusal::TooSlow { .. } => Some(DOUBT.to_owned()),
+        Refusal::HostBits { text, block } => {
+            let address = text.split('/').next().unwrap_or_default();
+            Some(format!("--to {block} is the whole block, --to {address} only that address"))
+        }
         #[cfg(not(feature = "ec2"))]
         Refusal::NoEc2 => Some("built without --no-default-features it has".to_owned()),
         Refusal::NoMetadata { .. }
@@ -220,6 +229,16 @@ mod tests {
         assert!(format!("{typed_wrong:#}").starts_with("Invalid service name \"a b\": "), "{typed_wrong:#}");
         let missing: Result<(), _> = Err(store::Error::NotBootstrapped);
         assert_eq!(code(&missing.context("cannot deploy").expect_err("kept")), 1);
+    }
+
+    #[test]
+    fn host_bits_are_a_usage_error_with_the_canonical_form() {
+        let block = "10.0.0.1/8".parse().expect("a block");
+        let error = anyhow::Error::from(Refusal::HostBits { text: "10.0.0.1/8".to_owned(), block });
+        assert_eq!(code(&error), 2);
+        assert_eq!(format!("{error:#}"), "'10.0.0.1/8' has bits set outside its prefix");
+        let hint = hint(&error).expect("a hint");
+        assert_eq!(hint, "--to 10.0.0.0/8 is the whole block, --to 10.0.0.1 only that address");
     }
 
     #[test]

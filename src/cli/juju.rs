@@ -94,7 +94,7 @@ Examples:
     /// Open the ports of a service to the world
     #[command(after_help = "\
 Opens what the service's units asked for with open-port, now and later, on the machines they are on.
-Exposed again, it is to whom the last command says.
+Running it again replaces the list of allowed sources.
 
 Examples:
   juju expose wordpress

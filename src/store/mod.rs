@@ -38,7 +38,7 @@ pub use error::Error;
 pub use memory::{MemoryStore, MemoryTree};
 pub use operation::Operation;
 pub use ports::UnitPorts;
-pub use services::{Deploy, Deployed, Flag};
+pub use services::{Deploy, Deployed, Exposed, Flag};
 pub use tree::Tree;
 pub use units::{MAX_UNITS, Placed};
 pub use zk::{ZkFeed, ZkTree};

@@ -42,6 +42,17 @@ pub enum Flag {
     AlreadySo,
 }
 
+/// What became of a service that was to be exposed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Exposed {
+    /// It was not exposed before.
+    Now,
+    /// It was exposed to the same sources before.
+    AsBefore,
+    /// It was exposed to these sources before, none for the whole world; `None` if they could not be read.
+    OtherSources { before: Option<Vec<Cidr>> },
+}
+
 impl<T: Tree> Environment<T> {
     /// # Errors
     /// [`Error::ServiceNotFound`], [`Error::Corrupt`] and the failures of the store.
@@ -200,6 +211,17 @@ impl<T: Tree> Environment<T> {
     /// # Errors
     /// [`Error::ServiceNotFound`], [`Error::TooManySources`] and the failures of the store.
     pub async fn expose_to(&self, name: &ServiceName, sources: &[Cidr]) -> Result<Flag, Error> {
+        Ok(match self.expose_and_compare(name, sources).await? {
+            Exposed::AsBefore => Flag::AlreadySo,
+            Exposed::Now | Exposed::OtherSources { .. } => Flag::Changed,
+        })
+    }
+
+    /// Does the same as [`Self::expose_to`], and returns what the service was exposed to before.
+    ///
+    /// # Errors
+    /// As [`Self::expose_to`].
+    pub async fn expose_and_compare(&self, name: &ServiceName, sources: &[Cidr]) -> Result<Exposed, Error> {
         let sources: Vec<Cidr> = BTreeSet::from_iter(sources.iter().copied()).into_iter().collect();
         if sources.len() > MAX_SOURCES {
             return Err(Error::TooManySources { given: sources.len(), limit: MAX_SOURCES });
@@ -207,22 +229,27 @@ impl<T: Tree> Environment<T> {
         let data = exposed_to_bytes(&sources);
         let attempts = Attempts::at(paths::service_name(name));
         let work = async |attempts: &mut Attempts| {
+            let mut became = Exposed::Now;
             loop {
                 let id = self.service_id(name).await?;
                 let path = paths::exposed(id);
                 let write = match self.tree.get(&path).await {
                     Ok(flag) if is_exposed_to(&path, &flag.data, &sources) => {
-                        // After a lost answer it is as good as ours.
-                        return Ok(if attempts.unsure { Flag::Changed } else { Flag::AlreadySo });
+                        // After a lost answer the write was most likely ours.
+                        return Ok(if attempts.unsure { became } else { Exposed::AsBefore });
                     }
-                    Ok(flag) => Write::SetIfVersion { path, data: data.clone(), version: flag.version },
+                    Ok(flag) => {
+                        became = Exposed::OtherSources { before: parse_exposed(&path, &flag.data).ok() };
+                        Write::SetIfVersion { path, data: data.clone(), version: flag.version }
+                    }
                     Err(tree::Error::NoNode(_)) => {
+                        became = Exposed::Now;
                         Write::create(path, data.clone(), self.flag_acl(id).await?)
                     }
                     Err(e) => return Err(e.into()),
                 };
                 match self.tree.write(vec![write]).await {
-                    Ok(()) => return Ok(Flag::Changed),
+                    Ok(()) => return Ok(became),
                     Err(e) => attempts.after(e).await?,
                 }
             }

@@ -43,6 +43,13 @@ impl Cidr {
         Some(Self { network, len })
     }
 
+    /// Whether `text` is an address and a prefix length, and has bits set outside the prefix: one address was meant, or
+    /// another block. It is read as the block that holds the address.
+    pub fn has_host_bits(self, text: &str) -> bool {
+        let address = text.split_once('/').and_then(|(address, _)| address.parse::<IpAddr>().ok());
+        address.is_some_and(|address| address != self.network)
+    }
+
     pub fn network(self) -> IpAddr {
         self.network
     }
@@ -127,6 +134,21 @@ mod tests {
         }
         assert_eq!("1.2.3.4/0".parse(), Ok(Cidr::WORLD_V4));
         assert_eq!("::1/0".parse(), Ok(Cidr::WORLD_V6));
+    }
+
+    #[test]
+    fn host_bits_are_found() {
+        for (text, expected) in [
+            ("10.0.0.1/8", true),
+            ("10.0.0.0/8", false),
+            ("192.0.2.7", false),
+            ("192.0.2.7/32", false),
+            ("2001:db8::1/32", true),
+            ("2001:DB8:0:0:0:0:0:0/32", false),
+            ("::1/0", true),
+        ] {
+            assert_eq!(text.parse::<Cidr>().unwrap().has_host_bits(text), expected, "{text}");
+        }
     }
 
     #[test]
