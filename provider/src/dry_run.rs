@@ -50,6 +50,10 @@ impl<F: Firewall> Firewall for DryRun<F> {
         self.inner.at_once()
     }
 
+    fn is_dry_run(&self) -> bool {
+        true
+    }
+
     fn rules_per_family(&self) -> Option<usize> {
         self.inner.rules_per_family()
     }
@@ -57,6 +61,12 @@ impl<F: Firewall> Firewall for DryRun<F> {
     fn requests(&self) -> BTreeMap<String, u64> {
         self.inner.requests()
     }
+}
+
+/// A change in words, as in "would open 80/tcp from ::/0"; empty if there is nothing to change.
+pub fn would(open: &BTreeSet<Rule>, close: &BTreeSet<Rule>) -> String {
+    let halves = [("open", open), ("close", close)].into_iter().filter(|(_, rules)| !rules.is_empty());
+    halves.map(|(verb, rules)| format!("would {verb} {}", named(rules))).collect::<Vec<_>>().join("; ")
 }
 
 fn named(rules: &BTreeSet<Rule>) -> String {
@@ -96,5 +106,24 @@ mod tests {
         assert!(applied.closed.unwrap_err().to_string().ends_with(", 2 more"));
         assert_eq!(dry.apply(machine, &Change::default(), in_time()).await, Applied::as_one(Ok(())));
         assert_eq!(memory.writes(), 0);
+        assert!(dry.is_dry_run());
+    }
+
+    #[test]
+    fn a_change_is_said_in_words() {
+        let none = BTreeSet::new();
+        for (open, close, words) in [
+            (rules(80..81), none.clone(), "would open 80/tcp from 0.0.0.0/0"),
+            (none.clone(), rules(81..82), "would close 81/tcp from 0.0.0.0/0"),
+            (
+                rules(80..81),
+                rules(81..82),
+                "would open 80/tcp from 0.0.0.0/0; would close 81/tcp from 0.0.0.0/0",
+            ),
+            (none.clone(), none.clone(), ""),
+        ] {
+            assert_eq!(would(&open, &close), words);
+        }
+        assert!(would(&rules(1000..1012), &none).ends_with(", 2 more"));
     }
 }

@@ -9,6 +9,11 @@ use std::fmt;
 pub enum Subject {
     Machine(MachineNumber),
     Group(GroupId),
+    /// A group whose name is known, too: that is what people look for.
+    NamedGroup {
+        id: GroupId,
+        name: String,
+    },
     Instance(InstanceId),
     /// Not one of them, but the service or program that looks after them all.
     Provider,
@@ -19,6 +24,7 @@ impl fmt::Display for Subject {
         match self {
             Self::Machine(machine) => write!(f, "machine {machine}"),
             Self::Group(group) => write!(f, "group {group}"),
+            Self::NamedGroup { id, name } => write!(f, "group {name} ({id})"),
             Self::Instance(instance) => write!(f, "instance {instance}"),
             Self::Provider => f.write_str("the provider"),
         }
@@ -126,6 +132,16 @@ impl Error {
         matches!(self, Self::Ambiguous { .. })
     }
 
+    /// Whether a part of the request may be the reason, so that the rest may be accepted by itself. Of a request that was
+    /// refused for an unknown reason that may be so, too, unless the provider as a whole cannot be used.
+    pub fn may_concern_a_part(&self) -> bool {
+        match self {
+            Self::Invalid { .. } => true,
+            Self::Unusable { what, .. } => *what != Subject::Provider,
+            _ => false,
+        }
+    }
+
     pub fn subject(&self) -> &Subject {
         match self {
             Self::Throttled { what }
@@ -142,6 +158,28 @@ impl Error {
             | Self::DryRun { what, .. }
             | Self::Invalid { what, .. } => what,
         }
+    }
+
+    /// The same error, with the name of the group that it is about.
+    #[must_use]
+    pub fn with_group_name(mut self, name: &str) -> Self {
+        let (Self::Throttled { what }
+        | Self::Unavailable { what, .. }
+        | Self::Denied { what, .. }
+        | Self::QuotaExceeded { what, .. }
+        | Self::NotFound { what }
+        | Self::StillInUse { what }
+        | Self::Conflict { what }
+        | Self::NotBegun { what }
+        | Self::Ambiguous { what, .. }
+        | Self::Foreign { what, .. }
+        | Self::Unusable { what, .. }
+        | Self::DryRun { what, .. }
+        | Self::Invalid { what, .. }) = &mut self;
+        if let Subject::Group(id) = what {
+            *what = Subject::NamedGroup { id: id.clone(), name: name.to_owned() };
+        }
+        self
     }
 
     /// One constant word per variant, to count failures by.
@@ -167,6 +205,29 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_group_is_named_beside_its_id() {
+        let what = Subject::from(&GroupId::new("sg-1"));
+        let full = Error::QuotaExceeded { what, limit: Some(60) }.with_group_name("juju-prod-2");
+        assert_eq!(full.to_string(), "group juju-prod-2 (sg-1) is full: its limit of 60 is reached");
+        let throttled = Error::Throttled { what: Subject::Provider };
+        assert_eq!(throttled.clone().with_group_name("juju-prod-2"), throttled);
+    }
+
+    #[test]
+    fn only_refusals_of_a_request_may_concern_a_part_of_it() {
+        let (group, reason) = (Subject::from(&GroupId::new("sg-1")), || "no".to_owned());
+        for (error, expected) in [
+            (Error::Invalid { what: group.clone(), reason: reason() }, true),
+            (Error::Unusable { what: group.clone(), reason: reason() }, true),
+            (Error::Unusable { what: Subject::Provider, reason: reason() }, false),
+            (Error::Denied { what: group.clone(), reason: reason() }, false),
+            (Error::Throttled { what: group }, false),
+        ] {
+            assert_eq!(error.may_concern_a_part(), expected, "{error}");
+        }
+    }
 
     #[test]
     fn each_says_what_and_what_to_do() {

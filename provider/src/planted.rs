@@ -130,6 +130,12 @@ bugs!(
     RepeatsNumbers,
     /// Heartbeats: a call that timed out and is applied late leaves an old state with the state manager.
     ForgetsLateCalls,
+    /// A denied request is sent again with every look at everything.
+    RepeatsTheDenied,
+    /// A port that the provider refuses keeps the other ports of the same request shut.
+    OneRefusalForAll,
+    /// Adjacent ports are joined only once a group is full, and a wanted port is shut for it.
+    JoinsWhenFull,
 );
 
 impl Bug {

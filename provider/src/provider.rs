@@ -102,6 +102,11 @@ pub trait Firewall: Send + Sync {
         false
     }
 
+    /// Whether [`Self::apply`] changes nothing, on purpose.
+    fn is_dry_run(&self) -> bool {
+        false
+    }
+
     /// How many rules of one address family a machine can have, ours and others', if there is a limit. Known before
     /// it is hit, so that a plan can merge rules or hold some back in place of trying.
     fn rules_per_family(&self) -> Option<usize>;
@@ -172,6 +177,10 @@ impl<F: Firewall> Firewall for Arc<F> {
 
     fn at_once(&self) -> bool {
         F::at_once(self)
+    }
+
+    fn is_dry_run(&self) -> bool {
+        F::is_dry_run(self)
     }
 
     fn rules_per_family(&self) -> Option<usize> {

@@ -15,8 +15,9 @@ use super::apply::apply;
 use super::metrics::Metrics;
 use super::observe::{self, View};
 use super::own;
-use super::plan::{MachinePlan, plan_machine};
+use super::plan::{MachinePlan, plan_machine_within};
 use super::policy::Policy;
+use super::refusals::Refusals;
 use super::report::Report;
 use super::reports::Reports;
 use super::retry::Retries;
@@ -74,6 +75,8 @@ pub struct Agent<T, F> {
     seen: BTreeMap<MachineId, MachineRules>,
     reports: Reports,
     retries: Retries<Instant>,
+    /// Recent refusals of the provider. They are kept when everything is read again, and when the lease is lost.
+    refusals: Refusals<Instant>,
     /// Machines whose change, or a half of it, was not begun because the lease would not have lasted, or that have a second
     /// step before them, and since when that is so: the first in the next pass, those that wait longest before all others.
     put_off: BTreeMap<MachineId, Instant>,
@@ -152,6 +155,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             seen: BTreeMap::new(),
             reports,
             retries: Retries::default(),
+            refusals: Refusals::default(),
             put_off: BTreeMap::new(),
             trust: Trust::default(),
             crowded: BTreeMap::new(),
@@ -210,7 +214,11 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
 
     /// When a machine that failed is due again, or one that there was no time for.
     pub fn next_retry(&self) -> Option<Instant> {
-        if self.put_off.is_empty() { self.retries.next() } else { Some(Instant::now()) }
+        if self.put_off.is_empty() {
+            self.retries.next().into_iter().chain(self.refusals.next()).min()
+        } else {
+            Some(Instant::now())
+        }
     }
 
     /// Somebody provisions, and will [`note`](Self::note) what is wrong. Until then what was noted last holds, or a restart
@@ -280,6 +288,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         self.find_vanished(&doubtful).await?;
         let now = Instant::now();
         machines.extend(self.retries.due(now));
+        machines.extend(self.refusals.expire(now));
         let late = std::mem::take(&mut self.put_off);
         machines.extend(late.keys());
         pass.machines = machines.len();
@@ -321,6 +330,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             let mut machines: BTreeSet<MachineId> = view.machines.keys().copied().collect();
             let doubtful = machines.clone();
             self.retries.forget_all_but(|machine| machines.contains(&machine));
+            self.refusals.forget_all_but(|machine| machines.contains(&machine));
             self.changing.retain(|machine, _| machines.contains(machine));
             self.noticed.retain(|machine, _| machines.contains(machine));
             self.give_up_view();
@@ -357,15 +367,22 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             let Some(rules) = self.seen.get(&machine) else { continue };
             let Some(view) = &self.view else { break };
             let (wanted, plan) = self.plan(view, machine, rules);
-            reports.insert(machine, self.describe(machine, &wanted, &plan));
+            let mut report = self.describe(machine, &wanted, &plan);
+            self.keep_granted(machine, &plan.withheld_closes, &mut report);
+            reports.insert(machine, report);
             plans.insert(machine, plan);
         }
         let kept = self.hold_if_behind(&mut plans, &mut reports, lead).await?;
         let doubted = self.hold_if_in_doubt(&mut plans, &mut reports);
+        let dry_run = self.firewall.is_dry_run();
+        if dry_run {
+            self.describe_dry_run(&plans, &mut reports);
+        }
         let changes: BTreeMap<MachineId, Change> = plans
             .iter()
             .filter(|(id, plan)| {
-                !plan.change.is_empty() || self.seen.get(id).is_some_and(|s| !s.amiss.is_empty())
+                let amiss = self.seen.get(id).is_some_and(|seen| !seen.amiss.is_empty());
+                !dry_run && (amiss || !plan.change.is_empty())
             })
             .map(|(id, plan)| (*id, plan.change.clone()))
             .collect();
@@ -381,7 +398,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             if let Some(entry) = self.entry(*machine, change, applied, report) {
                 done.insert(*machine, entry);
             }
-            self.learn(*machine, change, applied, report, pass);
+            let divided = plans.get(machine).is_some_and(|plan| plan.divided);
+            self.learn(*machine, (change, divided), applied, report, pass);
             self.put_off_if_late(*machine, applied, late);
         }
         for (machine, plan) in &plans {
@@ -394,11 +412,16 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             if put_off || doubted.contains(machine) || kept.contains(machine) {
                 continue;
             }
+            if dry_run {
+                self.retries.succeeded(*machine);
+                continue;
+            }
             self.time(*machine, plan);
             if outcomes.get(machine).is_none_or(|applied| applied.errors().next().is_none()) {
                 self.retries.succeeded(*machine);
-                // What waits for an open that there is no room for waits for the next look at everything.
-                if !plan.deferred.is_empty() && plan.over.is_empty() {
+                // A close that waits for an open which was not sent waits for the next look at everything.
+                let opened = !plan.deferred.is_empty() && !plan.change.is_empty();
+                if opened || plan.divided {
                     again.insert(*machine);
                 }
             }
@@ -447,7 +470,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let wanted = wanted(&claims, families, &self.policy);
         let room = Room::new(self.firewall.rules_per_family(), &rules.foreign, self.firewall.at_once());
         let theirs = rules.foreign.iter().filter_map(|foreign| foreign.exact).collect();
-        let mut plan = plan_machine(&wanted, &rules.owned, &theirs, &last, &self.policy, room);
+        let limits = (room, &self.refusals.holds(machine));
+        let mut plan = plan_machine_within(&wanted, &rules.owned, &theirs, &last, &self.policy, limits);
         if self.crowded.contains_key(&machine) {
             plan.trim(&rules.owned, room);
         }

@@ -136,3 +136,49 @@ async fn one_rule_is_not_said_to_be_most() {
     let said = String::from_utf8(heard.0.lock().unwrap().clone()).unwrap();
     assert!(said.contains("would close too much") && !said.contains("closing most rules"), "{said}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn closes_for_a_removed_unit_are_logged_with_its_name() {
+    for of_service in [false, true] {
+        let mut world = World::new().await;
+        let unit = world.deploy("a").await;
+        // A tree without any unit would have to be read twice before anything is closed.
+        world.deploy("b").await;
+        world.open(unit, "80").await;
+        world.expose("a").await;
+        world.pass().await;
+        if of_service {
+            world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
+        } else {
+            world.operator.remove_unit(&"a/0".parse().unwrap()).await.unwrap();
+        }
+        // A controller that was just started knows the name as well.
+        world.agent.forget();
+        world.pass_for(Key::Unit(unit)).await;
+        assert_eq!(world.rules(0), Vec::<String>::new());
+        let log = world.operator.tree().get(&paths::firewall_log(MachineId::new(0))).await.unwrap();
+        let journal = Journal::parse(&log.data).unwrap();
+        let last = journal.entries().last().unwrap();
+        assert_eq!(last.items[0].units, ["a/0"], "{last:?}");
+    }
+}
+
+/// A dry run is a state of its own, and neither a failure nor something to wait for.
+#[tokio::test(start_paused = true)]
+async fn a_dry_run_is_neither_a_problem_nor_pending() {
+    let world = World::new().await;
+    let unit = world.deploy("a").await;
+    world.open(unit, "80").await;
+    world.expose("a").await;
+    let dry = portcullis_provider::DryRun::new(world.provider.clone());
+    let policy = Policy::with_own_ports([2181]);
+    let roles = world.operator.info().roles.clone();
+    let mut agent = Agent::new(world.agent.tree.clone(), dry, policy, roles, || 0);
+    for _ in 0..2 {
+        let pass = agent.pass(&everything(), &world.lead).await.unwrap();
+        assert_eq!((pass.pending, pass.failures), (0, BTreeMap::new()));
+        let report = agent.reports.get(MachineId::new(0)).unwrap();
+        assert!(!report.is_pending() && report.problem.is_none(), "{report:?}");
+        assert_eq!(agent.next_retry(), None);
+    }
+}

@@ -10,6 +10,7 @@ use portcullis_provider::{Error as ProviderError, Memory, Subject};
 use super::*;
 use crate::firewall::apply::number;
 use crate::firewall::journal::{Entry, Journal};
+use crate::firewall::plan::plan_machine;
 use crate::model::ports::parse_argument;
 use crate::model::{EnvironmentName, ServiceId, ServiceName, UnitId, UnitName};
 use crate::runtime::reconcile::DOUBT;
@@ -441,9 +442,13 @@ mod accounts;
 mod crowded;
 #[path = "agent_doubt_tests.rs"]
 mod doubt;
+#[path = "agent_joining_tests.rs"]
+mod joining;
 #[path = "agent_merging_tests.rs"]
 mod merging;
 #[path = "agent_policy_tests.rs"]
 mod policy_file;
+#[path = "agent_refusal_tests.rs"]
+mod refusal;
 #[path = "agent_turns_tests.rs"]
 mod turns;

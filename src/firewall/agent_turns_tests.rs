@@ -95,22 +95,22 @@ async fn who_was_put_off_comes_before_who_comes_anew() {
     let (mut world, units) = World::with_machines(20, &["80"]).await;
     let mut agent = world.slow_agent();
     for unit in &units {
-        world.open(*unit, "81").await;
+        world.open(*unit, "443").await;
     }
     world.slow_pass(&mut agent, &everything()).await;
-    assert_eq!(world.having("81/tcp"), (0..8).collect::<Vec<_>>(), "there is time for eight");
+    assert_eq!(world.having("443/tcp"), (0..8).collect::<Vec<_>>(), "there is time for eight");
     for unit in &units[..8] {
-        world.open(*unit, "82").await;
+        world.open(*unit, "8082").await;
     }
     world.slow_pass(&mut agent, &everything()).await;
-    assert_eq!(world.having("81/tcp"), (0..16).collect::<Vec<_>>());
-    assert_eq!(world.having("82/tcp"), Vec::<u32>::new());
+    assert_eq!(world.having("443/tcp"), (0..16).collect::<Vec<_>>());
+    assert_eq!(world.having("8082/tcp"), Vec::<u32>::new());
     for unit in &units[8..12] {
-        world.open(*unit, "83").await;
+        world.open(*unit, "9083").await;
     }
     world.slow_pass(&mut agent, &everything()).await;
-    assert_eq!(world.having("81/tcp").len(), 20, "those that wait longest are the first");
-    assert_eq!((world.having("82/tcp").len(), world.having("83/tcp").len()), (4, 0));
+    assert_eq!(world.having("443/tcp").len(), 20, "those that wait longest are the first");
+    assert_eq!((world.having("8082/tcp").len(), world.having("9083/tcp").len()), (4, 0));
 }
 
 #[tokio::test(start_paused = true)]

@@ -22,6 +22,8 @@ pub enum State {
     Closing,
     Closed,
     HeldBack,
+    /// To be opened or closed by a controller that changes nothing.
+    DryRun,
     Frozen,
     /// Somebody else's, and left alone.
     Foreign,
@@ -37,6 +39,7 @@ impl fmt::Display for State {
             Self::Closing => "closing",
             Self::Closed => "closed",
             Self::HeldBack => "held back",
+            Self::DryRun => "dry-run",
             Self::Frozen => "frozen",
             Self::Foreign => "foreign",
             Self::NotAsked => "not asked for",
@@ -59,16 +62,32 @@ pub struct Line {
 pub struct Explained {
     /// What holds the rules, where that is not the controller's provider.
     pub by: Option<String>,
+    /// The firewall is a dry run: the changes that it would make, in words.
+    pub dry_run: Option<String>,
     /// What is wrong with the machine as a whole.
     pub problem: Option<String>,
     pub lines: Vec<Line>,
 }
 
 impl Explained {
-    /// Only what is still to change.
+    /// Only what is still to change, or would be changed if this were no dry run.
     pub fn pending(mut self) -> Option<Self> {
-        self.lines.retain(|line| matches!(line.state, State::Opening | State::Closing));
+        self.lines.retain(|line| matches!(line.state, State::Opening | State::Closing | State::DryRun));
         (self.problem.is_some() || !self.lines.is_empty()).then_some(self)
+    }
+
+    /// Whether a controller has something left to do.
+    pub fn is_pending(&self) -> bool {
+        let waits = |line: &Line| matches!(line.state, State::Opening | State::Closing);
+        self.problem.is_some() || self.lines.iter().any(waits)
+    }
+
+    /// In a dry run nothing is closed, and no close is waited for.
+    fn closes_to_dry_run(&mut self) {
+        for line in self.lines.iter_mut().filter(|line| line.state == State::Closing) {
+            line.why = format!("would be closed: {}", line.why);
+            line.state = State::DryRun;
+        }
     }
 
     /// Only what concerns one port.
@@ -93,7 +112,12 @@ impl Explained {
                 "why": line.why,
             })
         };
-        json!({"by": self.by, "problem": self.problem, "ports": self.lines.iter().map(line).collect::<Vec<_>>()})
+        let ports: Vec<Value> = self.lines.iter().map(line).collect();
+        let mut json = json!({"by": self.by, "problem": self.problem, "ports": ports});
+        if let Some(words) = &self.dry_run {
+            json["dry-run"] = Value::from(words.as_str());
+        }
+        json
     }
 
     /// For people: the problem, then a line a port.
@@ -151,6 +175,7 @@ pub fn explain(view: &View, machine: MachineId, on: &[UnitId], report: Option<&H
         Some(Ok(report)) => {
             explained.problem = report.problem.clone();
             explained.by = report.by.clone();
+            explained.dry_run = report.dry_run.clone();
             report
         }
     };
@@ -207,6 +232,9 @@ pub fn explain(view: &View, machine: MachineId, on: &[UnitId], report: Option<&H
         why: format!("made by somebody else: {text}"),
     };
     explained.lines.extend(report.foreign.iter().map(foreign));
+    if explained.dry_run.is_some() {
+        explained.closes_to_dry_run();
+    }
     explained
 }
 
@@ -220,8 +248,12 @@ fn asked(
 ) {
     let granted = common(wanted, had);
     let waiting = common(&granted, &report.pending.iter().copied().collect());
+    let (state, words) = match report.dry_run {
+        Some(_) => (State::DryRun, "would be opened to"),
+        None => (State::Opening, "to be opened to"),
+    };
     for (ports, sources) in by_ports(&waiting) {
-        say(Some(ports), State::Opening, format!("to be opened to {sources}"));
+        say(Some(ports), state, format!("{words} {sources}"));
     }
     for (ports, sources) in by_ports(&granted.minus(&waiting)) {
         say(Some(ports), State::Open, format!("asked for and exposed, open to {sources}"));
@@ -286,8 +318,10 @@ fn gone_units(view: &View, machine: MachineId, report: &Report, lines: &mut Vec<
                 Some(reason) => (State::Frozen, reason.clone()),
                 None => (State::Closing, "the unit is gone from this machine".to_owned()),
             };
-            let unit = Some(facts.map_or_else(|| id.key(), |facts| name(*id, facts)));
-            lines.push(Line { ports: Some(ports), id: Some(*id), unit, state, why });
+            let known =
+                facts.and_then(|facts| facts.record.as_ref().ok()).map(|(name, _, _)| name.to_string());
+            let unit = known.or_else(|| report.names.get(id).cloned()).unwrap_or_else(|| id.key());
+            lines.push(Line { ports: Some(ports), id: Some(*id), unit: Some(unit), state, why });
         }
     }
 }

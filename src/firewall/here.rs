@@ -49,6 +49,13 @@ impl Firewall for Here {
         }
     }
 
+    fn is_dry_run(&self) -> bool {
+        match self {
+            Self::Real(firewall) => firewall.is_dry_run(),
+            Self::Dry(firewall) => firewall.is_dry_run(),
+        }
+    }
+
     fn rules_per_family(&self) -> Option<usize> {
         match self {
             Self::Real(firewall) => firewall.rules_per_family(),

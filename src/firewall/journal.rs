@@ -67,8 +67,11 @@ impl Entry {
         Self { at, items, more }
     }
 
-    pub fn concerns(&self, unit: &str) -> bool {
-        self.items.iter().any(|item| item.units.iter().any(|name| name == unit))
+    /// The part of it that concerns a unit, if any does. Items that were left out are not known to.
+    pub fn of_unit(&self, unit: &str) -> Option<Self> {
+        let concerns = |item: &&Item| item.units.iter().any(|name| name == unit);
+        let items: Vec<Item> = self.items.iter().filter(concerns).cloned().collect();
+        (!items.is_empty()).then_some(Self { at: self.at, items, more: 0 })
     }
 
     pub fn to_json(&self) -> Value {
@@ -223,7 +226,20 @@ mod tests {
 2026-11-16T07:40:12Z  machine 0  close 443/tcp from 0.0.0.0/0, ::/0 for web/3: done
 ";
         assert_eq!(entry.to_text("machine 0"), text);
-        assert!(entry.concerns("web/3") && !entry.concerns("web/2"));
+    }
+
+    #[test]
+    fn of_a_change_for_several_units_only_the_lines_of_one_are_shown() {
+        let entry = entry(1_794_814_812_000, &[80, 81], &[443, 90], &Applied::as_one(Ok(())));
+        let shown = entry.of_unit("web/0").unwrap().to_text("machine 0");
+        let text = "\
+2026-11-16T07:40:12Z  machine 0  open 80/tcp to 0.0.0.0/0, ::/0 for web/0: done
+2026-11-16T07:40:12Z  machine 0  close 90/tcp from 0.0.0.0/0, ::/0 for web/0: done
+";
+        assert_eq!((shown.as_str(), entry.of_unit("web/2")), (text, None));
+        let many: Vec<u16> = (1..200).collect();
+        let long = self::entry(1, &many, &[], &Applied::as_one(Ok(()))).of_unit("web/3").unwrap();
+        assert!(long.more == 0 && long.items.iter().all(|item| item.units == ["web/3"]));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The firewall: wanted rules against real rules, per machine, through a provider. `wanted` and `policy` say what
-//! should be open, `plan` what to change and `room` what there is a place for; all are pure, and every decision is in them.
+//! should be open, `plan` what to change, `room` what there is a place for and `refusals` what the provider refused; all are
+//! pure, and every decision is in them.
 
 pub mod agent;
 pub mod apply;
@@ -16,6 +17,7 @@ pub mod plan;
 pub mod policy;
 pub mod provision;
 pub mod provisioner;
+pub mod refusals;
 pub mod report;
 pub mod reports;
 pub mod retry;

@@ -170,7 +170,7 @@ async fn a_change_counts_from_when_it_was_noticed_though_a_pass_was_under_way() 
         tokio::time::sleep(CHANGE).await;
         open(0, "80").await;
         tokio::time::sleep(CHANGE / 4).await;
-        open(1, "81").await;
+        open(1, "443").await;
         tokio::time::sleep(2 * CHANGE).await;
         stop.send_replace(true);
     };

@@ -28,12 +28,16 @@ pub struct Report {
     /// What holds the rules, where that is not the controller's provider: the machine itself, in words.
     pub by: Option<String>,
     pub granted: LastGranted,
+    /// Names of the units in `granted`: a unit that is gone is named by nothing else.
+    pub names: BTreeMap<UnitId, String>,
     /// Wanted and not open yet.
     pub pending: Vec<Rule>,
     pub held: Vec<(UnitId, PortRange, String)>,
     /// How many more are held back than `held` tells of.
     pub held_besides: usize,
     pub frozen: BTreeMap<UnitId, String>,
+    /// The provider changes nothing: what it would do, in words, or nothing if there is nothing to do.
+    pub dry_run: Option<String>,
     /// Why the machine is not as it should be, if it is not.
     pub problem: Option<String>,
     /// What is wrong with the machine itself, as provisioning said last; it is the problem, too, where there is no other.
@@ -52,7 +56,7 @@ pub struct InvalidReport(String);
 impl Report {
     /// Not everything is as it should be, and it is worth waiting for.
     pub fn is_pending(&self) -> bool {
-        self.problem.is_some() || !self.pending.is_empty()
+        self.problem.is_some() || (!self.pending.is_empty() && self.dry_run.is_none())
     }
 
     pub fn held_from(held: &[HeldBack]) -> Vec<(UnitId, PortRange, String)> {
@@ -85,6 +89,7 @@ impl Report {
         Report {
             problem: Some(problem),
             by: self.by,
+            dry_run: self.dry_run,
             note: self.note,
             held_besides: self.held_besides,
             no_ipv6: self.no_ipv6,
@@ -99,8 +104,15 @@ impl Report {
     fn to_json(&self) -> Value {
         let by_unit = |(unit, rules): (&UnitId, &RuleSet)| (unit.key(), rules_json(rules.rules()));
         let mut json = json!({"granted": self.granted.iter().map(by_unit).collect::<Map<_, _>>()});
+        if !self.names.is_empty() {
+            let name = |(unit, name): (&UnitId, &String)| (unit.key(), Value::from(name.as_str()));
+            json["names"] = Value::Object(self.names.iter().map(name).collect());
+        }
         if let Some(by) = &self.by {
             json["by"] = Value::from(by.as_str());
+        }
+        if let Some(words) = &self.dry_run {
+            json["dry-run"] = Value::from(words.as_str());
         }
         if !self.pending.is_empty() {
             json["pending"] = rules_json(self.pending.iter().copied());
@@ -146,6 +158,10 @@ impl Report {
             let rules = parse_rules(rules).ok_or_else(|| bad("a rule is wrong"))?;
             report.granted.insert(unit(key)?, rules.into_iter().collect());
         }
+        // An older version wrote none.
+        for (key, name) in value["names"].as_object().into_iter().flatten() {
+            report.names.insert(unit(key)?, name.as_str().unwrap_or_default().to_owned());
+        }
         if let Some(pending) = value.get("pending") {
             report.pending = parse_rules(pending).ok_or_else(|| bad("a rule is wrong"))?;
         }
@@ -166,6 +182,7 @@ impl Report {
             value["held-besides"].as_u64().and_then(|more| usize::try_from(more).ok()).unwrap_or(0);
         report.no_ipv6 = value["ipv6"] == false;
         report.by = value["by"].as_str().map(str::to_owned);
+        report.dry_run = value["dry-run"].as_str().map(str::to_owned);
         report.problem = value["problem"].as_str().map(str::to_owned);
         report.note = value["note"].as_str().map(str::to_owned);
         report.foreign =
@@ -213,6 +230,8 @@ mod tests {
         Report {
             by: Some("nftables".into()),
             granted: LastGranted::from([(UnitId::new(3), [rule].into_iter().collect())]),
+            names: BTreeMap::from([(UnitId::new(3), "web/3".into())]),
+            dry_run: Some("would open 80-81/tcp from ::/0".into()),
             pending: vec![rule],
             held: vec![(UnitId::new(3), ports, "policy forbids the port".into())],
             held_besides: 4,
@@ -229,6 +248,15 @@ mod tests {
         for report in [sample(), Report::default()] {
             assert_eq!(Report::parse(&report.to_bytes()), Ok(report));
         }
+    }
+
+    #[test]
+    fn a_dry_run_is_not_waited_for_and_a_problem_is() {
+        let waiting = Report { problem: None, dry_run: None, ..sample() };
+        assert!(waiting.is_pending());
+        let dry = Report { dry_run: Some("would open 80/tcp".into()), ..waiting };
+        assert!(!dry.is_pending());
+        assert!(Report { problem: Some("throttled".into()), ..dry }.is_pending());
     }
 
     #[test]

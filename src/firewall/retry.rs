@@ -10,6 +10,8 @@ use crate::model::planted::{Bug, planted};
 
 const FIRST: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(60);
+/// Up to this much is added to the longest pause.
+const SPREAD_MS: u64 = 15_000;
 
 /// How soon a failure is worth another try: the later, the slower.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,12 +69,16 @@ impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>, K: Copy + Ord> Retries
             Pace::ReadAgain if failures == 0 => Duration::ZERO,
             _ if planted(Bug::NoPause) => Duration::ZERO,
             Pace::Slow if planted(Bug::SulksForAnHour) => 60 * LONGEST,
-            Pace::Slow => LONGEST,
+            // At most once a minute.
+            Pace::Slow => LONGEST + Duration::from_millis(random % SPREAD_MS),
             _ => FIRST.saturating_mul(1 << failures.min(16)).min(LONGEST),
         };
         // Between half of the pause and all of it.
         let spread = pause.as_millis() as u64 / 2;
-        let pause = Duration::from_millis(spread + if spread == 0 { 0 } else { random % (spread + 1) });
+        let pause = match pace {
+            Pace::Slow => pause,
+            _ => Duration::from_millis(spread + if spread == 0 { 0 } else { random % (spread + 1) }),
+        };
         if planted(Bug::GivesUp) {
             return;
         }
@@ -117,6 +123,16 @@ mod tests {
         assert!(retries.waiting(machine, start));
         retries.succeeded(machine);
         assert_eq!(retries.next(), None);
+    }
+
+    #[test]
+    fn requests_that_only_an_operator_can_help_are_a_minute_apart() {
+        let (mut retries, start, machine) = (Retries::default(), Instant::now(), MachineId::new(1));
+        for random in [0, 7, u64::MAX] {
+            retries.failed(machine, Pace::Slow, start, random);
+            let pause = retries.next().unwrap() - start;
+            assert!((60..=75).contains(&pause.as_secs()), "{pause:?}");
+        }
     }
 
     #[test]

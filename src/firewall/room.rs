@@ -1,7 +1,9 @@
 //! How many rules there is room for, and what is done about it when there is none. Pure.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
+use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::provider::Foreign;
 use portcullis_provider::rule::{Change, Family, Rule, RuleSet};
 
@@ -35,6 +37,12 @@ impl Room {
         }
     }
 
+    /// Half of it, so that what is joined fits beside what it replaces.
+    pub(super) fn half(&self) -> Self {
+        let half = |rules: usize| rules.div_ceil(2);
+        Self { v4: half(self.v4), v6: half(self.v6), ..*self }
+    }
+
     pub(super) fn holds(&self, owned: &BTreeSet<Rule>, open: &BTreeSet<Rule>) -> bool {
         if owned.len() + open.len() <= self.v4.min(self.v6) {
             return true;
@@ -43,36 +51,51 @@ impl Room {
         [Family::V4, Family::V6].into_iter().all(|family| count(&all, family) <= self.of(family))
     }
 
-    /// What of `change` there is no room to open, the highest of each family: taken out of it. A provider refuses a request
-    /// whole if any of it is too much.
+    /// Takes out of `change` what there is no room to open, the highest of each family. A provider refuses a whole request
+    /// if any of it is too much.
     pub(super) fn trim(&self, owned: &BTreeSet<Rule>, change: &mut Change) -> BTreeSet<Rule> {
         let staying = owned - &change.close;
         let mut over = BTreeSet::new();
         for family in [Family::V4, Family::V6] {
             let left = self.of(family).saturating_sub(count(&staying, family));
-            let opened = change.open.iter().filter(|rule| rule.source.family() == family);
-            over.extend(opened.skip(left).copied());
+            let of_family = change.open.iter().filter(|rule| rule.source.family() == family);
+            let mut opened: Vec<Rule> = of_family.copied().collect();
+            // Rules that let others be closed come first: they make room for the rest.
+            let one = |rule: &Rule| -> RuleSet { [*rule].into_iter().collect() };
+            opened.sort_by_cached_key(|rule| {
+                let wide = one(rule);
+                Reverse(staying.iter().filter(|old| wide.covers(old)).count())
+            });
+            over.extend(opened.into_iter().skip(left));
         }
         change.open.retain(|rule| !over.contains(rule));
         over
     }
 
-    /// Where there is no slot for what replaces them, some of the rules that were to be closed later are closed first, the
-    /// narrowest before all others: the ports of theirs that are wanted are shut for a moment, and not one that nobody
-    /// wants stays open. Only if that helps both families, which are opened together, and none that is `kept` for who cannot
-    /// be read: should the open fail, nobody could say what to open again.
+    /// If there is no free slot for the rules that replace them, some of the rules that were to be closed later are closed
+    /// first, the narrowest before all others: their wanted ports are shut for a moment, so that no port stays open that no
+    /// unit asked for. A rule of which all ports are wanted is never closed for that: it would only be joined. Rules are
+    /// closed only if that helps both families, which are opened together, and never if they hold ports `kept` for a unit
+    /// that cannot be read: if the open failed, those ports could not be opened again.
     pub(super) fn make(
         &self,
         owned: &BTreeSet<Rule>,
-        kept: &RuleSet,
+        (target, kept): (&RuleSet, &RuleSet),
         change: &mut Change,
         deferred: &mut BTreeSet<Rule>,
     ) {
+        if change.open.is_empty() {
+            return;
+        }
         let mut first = BTreeSet::new();
+        let opened: RuleSet = change.open.iter().collect();
         for family in [Family::V4, Family::V6] {
             let is_free = |rule: &&Rule| {
                 let one: RuleSet = [**rule].into_iter().collect();
-                rule.source.family() == family && intersection(&one, kept).is_empty()
+                let replaced = intersection(&one, target).minus(&opened).is_empty();
+                let is_join = target.covers(rule) && !planted(Bug::JoinsWhenFull);
+                let risked = !intersection(&one, kept).is_empty();
+                rule.source.family() == family && replaced && !is_join && !risked
             };
             let mut free: Vec<Rule> = deferred.iter().filter(is_free).copied().collect();
             free.sort_by_key(|rule| rule.ports.to() - rule.ports.from());
@@ -108,7 +131,8 @@ mod tests {
             let open = [Cidr::WORLD_V4, Cidr::WORLD_V6].map(|source| Rule::new(new, source));
             let mut change = Change { open: open.into(), close: BTreeSet::new() };
             let mut deferred = owned.clone();
-            room.make(&owned, &RuleSet::new(), &mut change, &mut deferred);
+            let target: RuleSet = change.open.iter().collect();
+            room.make(&owned, (&target, &RuleSet::new()), &mut change, &mut deferred);
             assert_eq!((change.close == owned, deferred.is_empty()), (moved, moved), "{v6}");
         }
     }

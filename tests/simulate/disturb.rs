@@ -139,6 +139,7 @@ impl World {
         // Another rule has the same, and may be about to be closed because this one was opened to replace it.
         if !removed.and_then(|rule| Points::of_rule(&rule)).unwrap_or_default().and(open).is_empty() {
             shared.crowded_until = shared.crowded_until.max(Instant::now() + RESYNC + GRACE);
+            shared.meddled_until = shared.meddled_until.max(Instant::now() + RESYNC + GRACE);
         }
         shared.oracle.lost(id, lost);
         shared.changed();

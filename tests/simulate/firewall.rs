@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use crate::faults::{Fault, Kind};
 use crate::oracle::GRACE;
+use crate::points::Points;
 use crate::seam::{HANG, Seam};
 
 #[derive(Clone)]
@@ -40,12 +41,16 @@ impl SimFirewall {
         self.seam.changing(self.who, kind, id(machine));
         let fault = self.seam.before(self.who, kind, Some(id(machine))).await;
         let error = fault.and_then(|fault| fault.provider_error(Some(machine)));
+        self.seam.lock().asked(self.who, kind, id(machine), fault == Some(Fault::Denied));
         let open = || self.seam.reachable(id(machine));
         let before = open();
         let result = match error {
             Some(error) if fault != Some(Fault::LostAfter) => Err(error),
             error => {
-                let done = if self.refuses(machine, &change) {
+                let done = if self.has_refused_port(&change) {
+                    let reason = "simulated".to_owned();
+                    Err(Error::Invalid { what: Subject::Machine(machine), reason })
+                } else if self.refuses(machine, &change) {
                     Err(Error::Conflict { what: Subject::Machine(machine) })
                 } else {
                     let applied = self.seam.provider.apply(machine, &change, Instant::now() + HANG).await;
@@ -55,8 +60,16 @@ impl SimFirewall {
             }
         };
         self.seam.wrote(self.who, kind, id(machine), (before, open()), begun, result.is_ok());
+        let closed =
+            change.close.iter().filter_map(Points::of_rule).filter(|rule| rule.minus(before).is_empty());
+        self.seam.lock().judge_closes(id(machine), closed, open(), begun);
         self.seam.after(self.who, fault).await;
         result
+    }
+
+    fn has_refused_port(&self, change: &Change) -> bool {
+        let refused = self.seam.lock().refused;
+        change.open.iter().filter_map(Points::of_rule).any(|rule| !rule.and(refused).is_empty())
     }
 
     /// As EC2 does it: a batch of which any part is already so is refused whole.
@@ -74,6 +87,9 @@ impl Firewall for SimFirewall {
         machines: &BTreeSet<MachineNumber>,
     ) -> Result<BTreeMap<MachineNumber, Seen>, Error> {
         let fault = self.seam.before(self.who, Kind::Observe, None).await;
+        for machine in machines.iter().copied().map(id) {
+            self.seam.lock().asked(self.who, Kind::Observe, machine, fault == Some(Fault::Denied));
+        }
         if let Some(error) = fault.and_then(|fault| fault.provider_error(None)) {
             return Err(error);
         }

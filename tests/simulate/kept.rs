@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use portcullis::model::MachineId;
 use portcullis_provider::provider::Origin;
+use portcullis_provider::rule::Family;
 
 use crate::LATENCIES_MS;
 use crate::actions::{Action, DEEP, SHALLOW};
@@ -14,6 +15,8 @@ use crate::checks::FAST;
 use crate::faults::{Fault, Kind, Mishap};
 use crate::in_a_world;
 use crate::ledger::Armed;
+use crate::oracle::GRACE;
+use crate::points::Points;
 use crate::restored;
 use crate::seam::HANG;
 use crate::world::{Shape, World, number};
@@ -37,6 +40,9 @@ pub(crate) const STORIES: &[Story] = &[
     ("a mass close at a slow provider", || Box::pin(a_slow_provider_closes_most_rules())),
     ("records that are missing", || Box::pin(records_are_missing())),
     ("leave to act that ends while another is waited for", || Box::pin(leave_is_scarce())),
+    ("a denied request", || Box::pin(a_request_is_denied())),
+    ("a refused port", || Box::pin(a_port_is_refused())),
+    ("adjacent ports in a small group", || Box::pin(adjacent_ports_in_a_small_group())),
 ];
 
 #[test]
@@ -312,6 +318,82 @@ async fn leave_is_scarce() {
     world.perform(Action::Expire(leader)).await;
     world.pause(Duration::from_secs(30)).await;
     assert_eq!(world.lacking(), [], "all have their turn");
+    world.perform(Action::Cure).await;
+    world.pause(DEEP + SHALLOW).await;
+    world.check().await;
+}
+
+/// An open is denied, and everything is looked at again and again before a minute has passed.
+async fn a_request_is_denied() {
+    for kind in [Kind::Open, Kind::Observe] {
+        let mut world = World::new(0, Shape::small(1, false), false).await;
+        world.perform(Action::Open(0, 0)).await;
+        world.pause(FAST).await;
+        world.check().await;
+        world.perform(armed(Fault::Denied, kind)).await;
+        for service in 0..3 {
+            world.perform(Action::Expose(service)).await;
+        }
+        for _ in 0..25 {
+            world.perform(Action::Interrupt).await;
+            world.pause(Duration::from_secs(2)).await;
+            world.check().await;
+        }
+        assert!(world.seam.lock().armed.is_empty(), "a request was to be denied");
+        world.pause(SHALLOW).await;
+        world.check().await;
+        assert_eq!(world.lacking(), []);
+    }
+}
+
+/// The provider refuses one of the ports that a unit asks for: alone, and within a range.
+async fn a_port_is_refused() {
+    for (arguments, refused) in [([0, 3, 9], "443"), ([0, 1, 2], "81"), ([6, 3, 0], "8003")] {
+        let mut world = World::new(0, Shape::small(1, false), false).await;
+        let (service, machine) = {
+            let shared = world.seam.lock();
+            let unit = shared.oracle.units.values().next().expect("a unit");
+            (unit.service, unit.machine)
+        };
+        for argument in arguments {
+            world.perform(Action::Open(0, argument)).await;
+        }
+        let range = portcullis::model::ports::parse_argument(refused).expect("a port");
+        let refused = Points::of(range, &[0, 1, 2, 3]).expect("a known port");
+        world.seam.lock().refused = refused;
+        world.perform(Action::Expose(service)).await;
+        world.pause(FAST).await;
+        let missing = world.seam.lock().oracle.wanted(machine).minus(world.seam.reachable(machine));
+        assert!(!missing.is_empty() && missing.minus(refused).is_empty(), "other ports are shut:{missing}");
+        world.seam.lock().refused = Points::NONE;
+        world.pause(SHALLOW).await;
+        world.check().await;
+        assert_eq!(world.lacking(), []);
+    }
+}
+
+/// Adjacent ports are opened one by one in a group that other ports have nearly filled.
+async fn adjacent_ports_in_a_small_group() {
+    let mut world = World::new(0, Shape::small(1, false), false).await;
+    let (service, machine) = {
+        let shared = world.seam.lock();
+        let unit = shared.oracle.units.values().next().expect("a unit");
+        (unit.service, unit.machine)
+    };
+    world.seam.provider.configure(|settings| settings.rules_per_family = 4);
+    for argument in [9, 10] {
+        world.perform(Action::Open(0, argument)).await;
+    }
+    world.perform(Action::Expose(service)).await;
+    for argument in [0, 1, 2] {
+        world.perform(Action::Open(0, argument)).await;
+        // Longer than an agent may act on what was so before.
+        world.pause(GRACE + FAST).await;
+        world.check().await;
+    }
+    let rules = world.seam.provider.actual(number(machine)).expect("a group").owned;
+    let of_v4 = rules.iter().filter(|rule| rule.source.family() == Family::V4);
+    assert_eq!(of_v4.count(), 3, "{rules:?}");
     world.perform(Action::Cure).await;
     world.pause(DEEP + SHALLOW).await;
     world.check().await;

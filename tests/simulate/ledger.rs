@@ -19,6 +19,9 @@ use crate::points::Points;
 use crate::random::Random;
 use crate::restored::Protected;
 
+/// The least time between two requests of which the first was denied.
+const A_MINUTE: Duration = Duration::from_secs(60);
+
 /// Calls that an agent may have made more than time and events alone allow for (M3).
 const BURST: u64 = 400;
 
@@ -62,6 +65,12 @@ pub(crate) struct Shared {
     pub hanging: Option<Kind>,
     /// The provider refuses a change as a whole if any of it is already so.
     pub strict: bool,
+    /// The provider refuses every request that would open one of these.
+    pub refused: Points,
+    /// Per agent the requests that were denied in this life, and when.
+    denied: BTreeMap<(usize, Kind, MachineId), Instant>,
+    /// Until then a rule that replaced another one may be gone because somebody took it away.
+    pub meddled_until: Instant,
     /// The last who asked for all lists were told that they are empty. Who is told so twice in a row may believe it.
     pub emptied: bool,
     /// The same of the list of machines alone, and when.
@@ -134,6 +143,9 @@ impl Shared {
             turns: BTreeMap::new(),
             hanging: None,
             strict: false,
+            refused: Points::NONE,
+            denied: BTreeMap::new(),
+            meddled_until: now,
             emptied: false,
             bare_at: None,
             shallow_at: None,
@@ -268,6 +280,20 @@ impl Shared {
         self.trusted[who].clear();
         (self.confirmed[who], self.synced[who]) = (None, None);
         self.listed[who].clear();
+        self.denied.retain(|(agent, _, _), _| *agent != who);
+    }
+
+    /// M3: a denied request is sent again once a minute at most, whatever else happens.
+    pub(crate) fn asked(&mut self, who: usize, kind: Kind, machine: MachineId, denied: bool) {
+        let now = Instant::now();
+        if self.denied.get(&(who, kind, machine)).is_some_and(|at| now < *at + A_MINUTE) {
+            self.violated(format!("M3: agent {who} repeats {kind:?} of {machine}, which was denied"));
+        }
+        if denied {
+            self.denied.insert((who, kind, machine), now);
+        } else {
+            self.denied.remove(&(who, kind, machine));
+        }
     }
 
     /// What becomes of an event that comes now.
@@ -384,5 +410,27 @@ impl Shared {
         self.oracle.lost(machine, closed);
         let now = Instant::now();
         self.history.remember(&self.oracle, now);
+    }
+
+    /// S2: a rule of which all is wanted is closed only if another one lets the same through: there is no such lack of room
+    /// that adjacent ports could not have been joined in time.
+    pub(crate) fn judge_closes(
+        &mut self,
+        machine: MachineId,
+        closed: impl Iterator<Item = Points>,
+        after: Points,
+        begun: Instant,
+    ) {
+        let known = if self.is_blind() { begun.min(self.blind.0) } else { begun };
+        let always = self.history.always(machine, known.checked_sub(GRACE).unwrap_or(known));
+        if Instant::now() < self.meddled_until {
+            return;
+        }
+        for rule in closed.filter(|rule| rule.minus(always).is_empty()) {
+            let shut = rule.minus(after);
+            if !shut.is_empty() {
+                self.violated(format!("S2: {machine} closed{shut}, to open it in a wider rule"));
+            }
+        }
     }
 }

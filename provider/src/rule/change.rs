@@ -2,6 +2,7 @@
 //! them, since that is the only name under which it gives them up.
 
 use super::{Rule, RuleSet};
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 /// Afterwards a machine has what it had, less `close`, and with `open`. Drivers close before they open, or do both at once:
@@ -34,10 +35,26 @@ impl Change {
         Self { open, close }
     }
 
+    /// Opens missing ports as the whole of the `spelled` rule that holds them, and closes rules that another one covers: an
+    /// adjacent port widens a rule in place of adding one. Where nothing is missing, rules stay as they are spelled. The
+    /// spelled rules are part of what is `wanted`, and none covers another.
+    pub fn joining(owned: &BTreeSet<Rule>, wanted: &RuleSet, spelled: impl Iterator<Item = Rule>) -> Self {
+        // Fast path: nothing to change.
+        if owned.iter().copied().eq(wanted.rules()) {
+            return Self::default();
+        }
+        let (kept, mut close): (BTreeSet<Rule>, BTreeSet<Rule>) =
+            owned.iter().partition(|rule| wanted.covers(rule));
+        let there: RuleSet = kept.iter().collect();
+        let open: BTreeSet<Rule> = spelled.filter(|rule| !there.covers(rule)).collect();
+        close.extend(redundant(kept.union(&open)).into_iter().filter(|rule| kept.contains(rule)));
+        Self { open, close }
+    }
+
     /// With the fewest rules left at the end: for when they would not all fit otherwise.
-    pub fn compacting(owned: &BTreeSet<Rule>, wanted: &RuleSet) -> Self {
-        let wanted: BTreeSet<Rule> = wanted.rules().collect();
-        Self { open: &wanted - owned, close: owned - &wanted }
+    pub fn compacting(owned: &BTreeSet<Rule>, spelled: impl Iterator<Item = Rule>) -> Self {
+        let spelled: BTreeSet<Rule> = spelled.collect();
+        Self { open: &spelled - owned, close: owned - &spelled }
     }
 
     /// The rules of a machine that had `owned`, once this is done.
@@ -45,6 +62,22 @@ impl Change {
     pub fn applied_to(&self, owned: &BTreeSet<Rule>) -> BTreeSet<Rule> {
         &(owned - &self.close) | &self.open
     }
+}
+
+/// The rules that a single other one covers.
+fn redundant<'a>(rules: impl Iterator<Item = &'a Rule>) -> Vec<Rule> {
+    let mut rules: Vec<Rule> = rules.copied().collect();
+    let lane = |rule: &Rule| (rule.source, rule.ports.proto());
+    rules.sort_unstable_by_key(|rule| (lane(rule), rule.ports.from(), Reverse(rule.ports.to())));
+    let mut widest: Option<Rule> = None;
+    rules.retain(|rule| {
+        let covered = widest.is_some_and(|w| lane(&w) == lane(rule) && rule.ports.to() <= w.ports.to());
+        if !covered {
+            widest = Some(*rule);
+        }
+        covered
+    });
+    rules
 }
 
 #[cfg(test)]
@@ -77,7 +110,26 @@ mod tests {
             let little = Change { open: rules(open), close: rules(close) };
             assert_eq!(Change::between(&owned, &wanted), little);
             let compact = Change { open: rules(compact_open), close: rules(compact_close) };
-            assert_eq!(Change::compacting(&owned, &wanted), compact);
+            assert_eq!(Change::compacting(&owned, wanted.rules()), compact);
+        }
+    }
+
+    #[test]
+    fn an_adjacent_port_widens_a_rule() {
+        for (owned, wanted, open, close) in [
+            (&[][..], &[(80, 81)][..], &[(80, 81)][..], &[][..]),
+            (&[(80, 80)], &[(80, 81)], &[(80, 81)], &[(80, 80)]),
+            (&[(80, 80), (80, 81)], &[(80, 81)], &[], &[(80, 80)]),
+            (&[(80, 80), (82, 82), (90, 90)], &[(80, 82), (90, 90)], &[(80, 82)], &[(80, 80), (82, 82)]),
+            // Covered, if only by two: it stays as it is spelled.
+            (&[(80, 80), (81, 81)], &[(80, 81)], &[], &[]),
+            (&[(80, 82), (81, 83), (82, 84)], &[(80, 84)], &[], &[]),
+            (&[(80, 81)], &[(80, 80)], &[(80, 80)], &[(80, 81)]),
+            (&[(80, 82), (80, 80)], &[(80, 80), (82, 82)], &[(82, 82)], &[(80, 82)]),
+        ] {
+            let wanted: RuleSet = rules(wanted).iter().collect();
+            let change = Change::joining(&rules(owned), &wanted, wanted.rules());
+            assert_eq!(change, Change { open: rules(open), close: rules(close) }, "{owned:?}");
         }
     }
 
@@ -86,7 +138,11 @@ mod tests {
         fn both_ways_end_in_what_is_wanted(owned in any_rules(), wanted in any_rules()) {
             let owned: BTreeSet<Rule> = owned.into_iter().collect();
             let target: RuleSet = wanted.iter().collect();
-            for change in [Change::between(&owned, &target), Change::compacting(&owned, &target)] {
+            let joined = Change::joining(&owned, &target, target.rules());
+            let after = joined.applied_to(&owned);
+            prop_assert!(Change::joining(&after, &target, target.rules()).is_empty());
+            let compacted = Change::compacting(&owned, target.rules());
+            for change in [Change::between(&owned, &target), compacted, joined] {
                 let after = change.applied_to(&owned);
                 prop_assert_eq!(after.iter().collect::<RuleSet>(), target.clone());
                 prop_assert!(change.close.is_subset(&owned));
@@ -94,7 +150,7 @@ mod tests {
                 prop_assert!(points(&change.open).is_subset(&points(&wanted)));
                 prop_assert!(Change::between(&after, &target).is_empty());
             }
-            let compact = Change::compacting(&owned, &target).applied_to(&owned);
+            let compact = Change::compacting(&owned, target.rules()).applied_to(&owned);
             prop_assert_eq!(compact.len(), target.len());
         }
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use portcullis_provider::planted::{Bug, planted};
-use portcullis_provider::rule::Change;
+use portcullis_provider::rule::{Change, Rule};
 use portcullis_provider::{Applied, Error, Firewall};
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -12,11 +12,24 @@ use tracing::{info, warn};
 use super::{Agent, Pass};
 use crate::firewall::observe::View;
 use crate::firewall::plan::MachinePlan;
+use crate::firewall::refusals::Request;
 use crate::firewall::report::Report;
 use crate::firewall::retry::Pace;
 use crate::model::MachineId;
 use crate::store::changes::Dirty;
 use crate::store::tree::Tree;
+
+/// Each half of a change with what became of it.
+fn halves<'a>(
+    change: &'a Change,
+    applied: &'a Applied,
+) -> [(Request, &'a BTreeSet<Rule>, &'a Result<(), Error>); 2] {
+    [(Request::Open, &change.open, &applied.opened), (Request::Close, &change.close, &applied.closed)]
+}
+
+fn slowest(applied: &Applied) -> Pace {
+    applied.errors().map(Pace::after).max().unwrap_or(Pace::ReadAgain)
+}
 
 /// The machines that are concerned, each with the time of the first word of it.
 pub(super) fn notice(
@@ -41,11 +54,16 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
     pub(super) fn learn(
         &mut self,
         machine: MachineId,
-        change: &Change,
+        (change, divided): (&Change, bool),
         applied: &Applied,
         report: &mut Report,
         pass: &mut Pass,
     ) {
+        for (request, rules, result) in halves(change, applied) {
+            if result.is_ok() && !rules.is_empty() {
+                self.refusals.accepted(machine, request, divided);
+            }
+        }
         if applied.opened.is_ok() {
             pass.opened += change.open.len();
             report.pending.retain(|rule| !change.open.contains(rule));
@@ -72,7 +90,6 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         if !planted(Bug::KeepsWhatItSaw) {
             self.seen.remove(&machine);
         }
-        let mut slowest = Pace::ReadAgain;
         let full = matches!(applied.opened, Err(Error::QuotaExceeded { .. }))
             && self.crowded.insert(machine, Instant::now()).is_none();
         let told = self.reports.get(machine).and_then(|report| report.problem.clone());
@@ -80,22 +97,42 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         for error in applied.errors() {
             *pass.failures.entry(error.kind()).or_default() += 1;
             problems.push(error.to_string());
-            slowest = slowest.max(Pace::after(error));
-        }
-        // What there is room for is another request, which is worth making at once.
-        if full && applied.closed.is_ok() {
-            slowest = Pace::ReadAgain;
         }
         let problem = problems.join("; ");
         // The same again is no news: the report says it for as long as it lasts.
         if told.as_ref() != Some(&problem) {
-            match applied.errors().all(|error| matches!(error, Error::DryRun { .. })) {
-                true => info!(%machine, problem, "firewall left alone"),
-                false => warn!(%machine, problem, "firewall not changed"),
-            }
+            warn!(%machine, problem, "firewall not changed");
         }
         report.problem = Some(problem);
-        self.try_later(machine, slowest);
+        self.try_again(machine, change, applied, full);
+    }
+
+    /// Decides when the machine is due again. A request that `refusals` holds back is due when its time is over.
+    fn try_again(&mut self, machine: MachineId, change: &Change, applied: &Applied, full: bool) {
+        let mut pace = None;
+        let mut at_once = false;
+        for (request, rules, result) in halves(change, applied) {
+            let Err(error) = result else { continue };
+            if rules.is_empty() || matches!(error, Error::NotBegun { .. }) {
+                continue;
+            }
+            let (now, random) = (Instant::now(), (self.random)());
+            // The first time that a machine is full, the next request has what there is room for.
+            let divisible = !self.firewall.at_once() && !(full && request == Request::Open);
+            if divisible && self.refusals.divided((machine, request), rules, error, now, random) {
+                at_once = true;
+            } else if full && request == Request::Open && applied.closed.is_ok() {
+                pace = pace.max(Some(Pace::ReadAgain));
+            } else if !self.refusals.denied(machine, request, error, now, random) {
+                pace = pace.max(Some(Pace::after(error)));
+            }
+        }
+        match pace {
+            Some(pace) => self.try_later(machine, pace),
+            None if at_once => drop(self.put_off.insert(machine, Instant::now())),
+            None if change.is_empty() => self.try_later(machine, slowest(applied)),
+            None => self.retries.succeeded(machine),
+        }
     }
 
     /// The pass took longer than we may act for: the next one begins with what is left, and a fresh lease. Where something

@@ -6,10 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use portcullis_provider::Firewall;
 use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::provider::Seen;
+use tokio::time::Instant;
 use tracing::warn;
 
 use super::{Agent, Pass, Scope};
 use crate::firewall::apply::number;
+use crate::firewall::refusals::Request;
 use crate::firewall::report::{NOT_PROVISIONED, Report};
 use crate::firewall::retry::Pace;
 use crate::model::MachineId;
@@ -49,10 +51,19 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 self.noticed.remove(&machine);
             }
         }
-        let unseen: BTreeSet<_> =
+        let mut unseen: BTreeSet<_> =
             wanted.iter().filter(|id| !self.seen.contains_key(id)).map(|id| number(*id)).collect();
+        unseen.retain(|&number| {
+            let id = MachineId::new(number.get());
+            let Some(reason) = self.refusals.look(id) else { return true };
+            reports.insert(id, self.reports.keep(id, reason.to_owned()));
+            self.noticed.entry(id).or_insert(self.since);
+            wanted.remove(&id);
+            failed.insert(id);
+            false
+        });
         if unseen.is_empty() {
-            self.trust.judged(machines.iter());
+            self.trust.judged(machines.difference(&failed));
             return wanted;
         }
         // Boxed, for the reason given in `apply`.
@@ -61,6 +72,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         match found {
             Ok(mut found) => {
                 for id in ids {
+                    self.refusals.accepted(id, Request::Look, false);
                     match found.remove(&number(id)) {
                         Some(Seen::Present(rules)) => drop(self.seen.insert(id, rules)),
                         Some(Seen::Absent) | None => {
@@ -86,7 +98,10 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                     failed.insert(id);
                     self.noticed.entry(id).or_insert(self.since);
                     reports.insert(id, self.reports.keep(id, err.to_string()));
-                    self.try_later(id, Pace::after(&err));
+                    let random = (self.random)();
+                    if !self.refusals.denied(id, Request::Look, &err, Instant::now(), random) {
+                        self.try_later(id, Pace::after(&err));
+                    }
                 }
             }
         }

@@ -1,9 +1,11 @@
 //! What the agent says of a machine: its report, and what was changed for whom. How both look is in `report` and `journal`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use portcullis_provider::rule::{Change, Rule, RuleSet};
 use portcullis_provider::{Applied, Firewall};
+
+use tracing::info;
 
 use super::{Agent, Scope, vanished};
 use crate::firewall::journal::Entry;
@@ -23,24 +25,47 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 granted.insert(*unit, had.union(&plan.kept_for_frozen));
             }
         }
+        let mut problems = self.refusals.problems(machine);
+        if !plan.over.is_empty() {
+            problems.push(format!("its firewall is full: {} rules do not fit", plan.over.len()));
+        }
+        let vanished = self.view.as_ref().and_then(|view| vanished::problem(view, machine));
+        problems.extend(vanished.filter(|_| plan.over.is_empty()));
         let seen = self.seen.get(&machine);
         let foreign = seen.map(|seen| seen.foreign.iter().map(|f| f.text.clone()).collect());
+        let names = granted.keys().map(|unit| (*unit, self.name(machine, *unit))).collect();
         Report {
+            dry_run: self.firewall.is_dry_run().then(|| plan.would()),
+            names,
             by: match &self.scope {
                 Scope::Environment => None,
                 Scope::Machine { by, .. } => Some(by.clone()),
             },
             granted,
-            pending: plan.change.open.union(&plan.over).copied().collect(),
+            pending: (&(&plan.change.open | &plan.over) | &plan.withheld).into_iter().collect(),
             held: Report::held_from(&wanted.held),
             held_besides: 0,
             frozen: wanted.frozen.clone(),
-            problem: (!plan.over.is_empty())
-                .then(|| format!("its firewall is full: {} rules do not fit", plan.over.len()))
-                .or_else(|| vanished::problem(self.view.as_ref()?, machine)),
+            problem: (!problems.is_empty()).then(|| problems.join("; ")),
             note: None,
             foreign: foreign.unwrap_or_default(),
             no_ipv6: seen.is_some_and(|seen| !seen.ipv6),
+        }
+    }
+
+    /// In a dry run nothing is closed, and the words of each machine are logged once.
+    pub(super) fn describe_dry_run(
+        &self,
+        plans: &BTreeMap<MachineId, MachinePlan>,
+        reports: &mut BTreeMap<MachineId, Report>,
+    ) {
+        for (machine, plan) in plans {
+            let Some(report) = reports.get_mut(machine) else { continue };
+            self.keep_granted(*machine, &(&plan.change.close | &plan.deferred), report);
+            let last = self.reports.get(*machine).and_then(|report| report.dry_run.as_ref());
+            if let Some(words) = report.dry_run.as_ref().filter(|words| last != Some(words)) {
+                info!(%machine, words, "dry run: firewall left unchanged");
+            }
         }
     }
 
@@ -52,6 +77,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             if !kept.is_empty() {
                 let now = report.granted.entry(unit).or_default();
                 *now = now.union(&kept);
+                report.names.entry(unit).or_insert_with(|| self.name(machine, unit));
             }
         }
     }
@@ -70,16 +96,21 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
         let before = self.reports.granted(machine);
         let amiss = self.seen.get(&machine).map(|seen| seen.amiss.as_slice()).unwrap_or_default();
-        let name = |id: &UnitId| {
-            let unit = self.view.as_ref().and_then(|view| view.units.get(*id));
-            let record = unit.and_then(|unit| unit.record.as_ref().ok());
-            record.map_or_else(|| id.key(), |(name, _, _)| name.to_string())
-        };
         Some(Entry::new((self.wall_ms)(), change, applied, amiss, |rule| {
             let granted = if change.open.contains(rule) { &now.granted } else { &before };
             let has = |(_, rules): &(&UnitId, &RuleSet)| !rules.minus(&rules.minus(&one(*rule))).is_empty();
-            granted.iter().filter(has).map(|(id, _)| name(id)).collect()
+            granted.iter().filter(has).map(|(id, _)| self.name(machine, *id)).collect()
         }))
+    }
+
+    /// The name of a unit; if its record is gone or cannot be read, the one in the machine's last report.
+    fn name(&self, machine: MachineId, id: UnitId) -> String {
+        let unit = self.view.as_ref().and_then(|view| view.units.get(id));
+        if let Some(Ok((name, _, _))) = unit.map(|unit| &unit.record) {
+            return name.to_string();
+        }
+        let last = self.reports.get(machine).and_then(|report| report.names.get(&id));
+        last.cloned().unwrap_or_else(|| id.key())
     }
 }
 

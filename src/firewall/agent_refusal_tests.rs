@@ -1,0 +1,163 @@
+//! Requests that the provider refuses: a refused rule does not hold back the other rules of its request, and a denied
+//! request is sent again once a minute at most.
+
+use super::*;
+use portcullis_provider::memory::Call;
+
+/// How many simulated seconds a test lasts, and how often it looks at everything meanwhile.
+const LONG: u64 = 150;
+const RESYNC: u64 = 2;
+
+fn has_port(call: &Call, port: u16) -> bool {
+    call.rules.iter().any(|rule| rule.ports.from() <= port && port <= rule.ports.to())
+}
+
+/// The provider accepts no request of this name with this port in it.
+fn refuse(provider: &Memory, name: CallName, port: u16) {
+    provider.set_script(move |call| {
+        let what = Subject::Machine(call.machine.unwrap_or(MachineNumber::new(0)));
+        let refused = ProviderError::Invalid { what, reason: "InvalidParameterValue".to_owned() };
+        (call.name == name && has_port(call, port)).then_some(Fault::Before(Failure::Error(refused)))
+    });
+}
+
+/// Passes for as long as the agent has something to do at once.
+async fn settle(world: &mut World) {
+    world.pass().await;
+    for _ in 0..40 {
+        if world.agent.next_retry().is_none_or(|at| at > Instant::now()) {
+            return;
+        }
+        world.lead.confirm(world.operator.tree()).await.unwrap();
+        world.agent.pass(&Dirty::default(), &world.lead).await.unwrap();
+    }
+    panic!("the agent is never done: {:?}", world.problem(0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn ports_beside_a_refused_port_open_at_once() {
+    for (ports, refused, open) in [
+        (&["80", "90", "443", "8080"][..], 90, &["80/tcp", "443/tcp", "8080/tcp"][..]),
+        (&["80", "90", "443", "8080"], 80, &["90/tcp", "443/tcp", "8080/tcp"]),
+        (&["80", "81", "82", "443"], 81, &["80/tcp", "82/tcp", "443/tcp"]),
+        (&["1000-1100", "443"], 1042, &["443/tcp", "1000-1041/tcp", "1043-1100/tcp"]),
+        (&["80"], 80, &[]),
+    ] {
+        let mut world = World::new().await;
+        let unit = world.deploy("a").await;
+        for port in ports {
+            world.open(unit, port).await;
+        }
+        world.expose("a").await;
+        refuse(&world.provider, CallName::Open, refused);
+        let began = Instant::now();
+        settle(&mut world).await;
+        assert_eq!(world.rules(0), open, "{ports:?} without {refused}");
+        assert!(began.elapsed() < Duration::from_secs(1), "at once: {:?}", began.elapsed());
+        let problem = world.problem(0).unwrap_or_default();
+        assert!(problem.contains(&format!("{refused}/tcp")), "{problem}");
+        let report = world.agent.reports.get(MachineId::new(0)).unwrap();
+        assert_eq!(report.pending.len(), 2, "only the refused port, for both families: {report:?}");
+
+        // The provider changes its mind: the port is tried again by itself.
+        world.provider.clear_script();
+        tokio::time::advance(Duration::from_secs(100)).await;
+        settle(&mut world).await;
+        assert_eq!(world.problem(0), None);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_port_opens_beside_a_port_that_was_refused_before() {
+    let mut world = World::new().await;
+    let unit = world.deploy("a").await;
+    world.open(unit, "80").await;
+    world.open(unit, "90").await;
+    world.expose("a").await;
+    refuse(&world.provider, CallName::Open, 90);
+    settle(&mut world).await;
+    let before = world.provider.calls_of(CallName::Open);
+    world.open(unit, "443").await;
+    world.pass_for(Key::Unit(unit)).await;
+    assert_eq!(world.rules(0), ["80/tcp", "443/tcp"]);
+    assert_eq!(world.provider.calls_of(CallName::Open), before + 1, "without the refused port");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rules_beside_a_refused_close_are_closed_at_once() {
+    let mut world = World::new().await;
+    let unit = world.deploy("a").await;
+    for port in ["80", "90", "443", "8080"] {
+        world.open(unit, port).await;
+    }
+    world.expose("a").await;
+    settle(&mut world).await;
+    refuse(&world.provider, CallName::Close, 90);
+    for port in ["80", "90", "443"] {
+        world.close(unit, port).await;
+    }
+    settle(&mut world).await;
+    assert_eq!(world.rules(0), ["90/tcp", "8080/tcp"]);
+}
+
+/// Looks at everything every two seconds; returns how many requests of this name were sent.
+async fn requests_in(world: &mut World, name: CallName, seconds: u64) -> usize {
+    let before = world.provider.calls_of(name);
+    for _ in 0..seconds / RESYNC {
+        world.pass().await;
+        tokio::time::advance(Duration::from_secs(RESYNC)).await;
+    }
+    world.provider.calls_of(name) - before
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_denied_request_is_sent_once_a_minute_whatever_the_resync() {
+    for name in [CallName::Open, CallName::Close, CallName::Observe] {
+        let mut world = World::new().await;
+        let unit = world.deploy("a").await;
+        world.open(unit, "80").await;
+        world.expose("a").await;
+        if name == CallName::Close {
+            world.pass().await;
+            world.operator.unexpose(&"a".parse().unwrap()).await.unwrap();
+        }
+        world.provider.set_script(move |call| {
+            let (what, reason) = (Subject::Provider, "UnauthorizedOperation".to_owned());
+            let denied = Failure::Error(ProviderError::Denied { what, reason });
+            (call.name == name).then_some(Fault::Before(denied))
+        });
+        let sent = requests_in(&mut world, name, LONG).await;
+        assert!((1..=3).contains(&sent), "{name:?}: {sent} in {LONG} s");
+        assert!(world.problem(0).unwrap_or_default().contains("UnauthorizedOperation"), "{name:?}");
+        world.provider.clear_script();
+        requests_in(&mut world, name, 120).await;
+        let open: &[&str] = if name == CallName::Close { &[] } else { &["80/tcp"] };
+        assert_eq!(
+            (world.rules(0), world.problem(0)),
+            (open.iter().map(ToString::to_string).collect(), None)
+        );
+    }
+}
+
+/// IAM may allow the one and not the other.
+#[tokio::test(start_paused = true)]
+async fn a_denied_open_does_not_hold_back_a_close() {
+    let mut world = World::new().await;
+    let unit = world.deploy("a").await;
+    world.open(unit, "80").await;
+    world.expose("a").await;
+    world.pass().await;
+    world.provider.set_script(|call| {
+        let (what, reason) = (Subject::Provider, "UnauthorizedOperation".to_owned());
+        let denied = Failure::Error(ProviderError::Denied { what, reason });
+        (call.name == CallName::Open).then_some(Fault::Before(denied))
+    });
+    world.open(unit, "443").await;
+    world.pass().await;
+    assert_eq!(world.rules(0), ["80/tcp"]);
+    world.close(unit, "80").await;
+    world.pass().await;
+    assert_eq!(world.rules(0), Vec::<String>::new());
+    let report = world.agent.reports.get(MachineId::new(0)).unwrap();
+    assert!(report.is_pending() && report.problem.is_some(), "{report:?}");
+}

@@ -1,0 +1,290 @@
+//! Plans, by tables and by properties.
+
+use super::*;
+use crate::firewall::wanted::{Claim, wanted};
+use portcullis_provider::rule::{Cidr, Family, PortRange, Protocol};
+use proptest::prelude::*;
+
+fn rule(from: u16, to: u16) -> Rule {
+    Rule::new(PortRange::new(from, to, Protocol::Tcp).unwrap(), Cidr::WORLD_V4)
+}
+
+fn rules(ranges: &[(u16, u16)]) -> BTreeSet<Rule> {
+    ranges.iter().map(|&(from, to)| rule(from, to)).collect()
+}
+
+fn set(ranges: &[(u16, u16)]) -> RuleSet {
+    rules(ranges).iter().collect()
+}
+
+fn room(rules: usize) -> Room {
+    Room::new(Some(rules), &[], false)
+}
+
+fn usual() -> Policy {
+    Policy::with_own_ports([])
+}
+
+fn unit(n: u32) -> UnitId {
+    UnitId::new(n)
+}
+
+fn asking(ports: &[(u16, u16)], frozen: bool) -> Wanted {
+    let ports = ports.iter().map(|&(from, to)| rule(from, to).ports).collect();
+    let mut claims = BTreeMap::from([(unit(0), Claim::Asks { ports, sources: vec![Cidr::WORLD_V4] })]);
+    if frozen {
+        claims.insert(unit(1), Claim::Frozen { reason: "garbage".into() });
+    }
+    wanted(&claims, &[Family::V4], &usual())
+}
+
+#[test]
+fn a_frozen_unit_keeps_what_it_had_and_gets_nothing_new() {
+    let last =
+        LastGranted::from([(unit(0), set(&[(80, 80), (81, 81)])), (unit(1), set(&[(443, 443), (444, 444)]))]);
+    let owned = rules(&[(80, 80), (81, 81), (443, 443)]);
+    let plan = plan_machine(&asking(&[(80, 80)], true), &owned, &BTreeSet::new(), &last, &usual(), room(50));
+    // 81 is given up by the unit that can be read; 443 stays; 444 is not opened for one that cannot.
+    assert_eq!(plan.change, Change { open: BTreeSet::new(), close: rules(&[(81, 81)]) });
+    assert_eq!(plan.kept_for_frozen, set(&[(443, 443)]));
+}
+
+#[test]
+fn what_was_opened_just_before_the_memory_of_it_was_lost_stays() {
+    let last = LastGranted::from([(unit(0), set(&[(80, 80)])), (unit(1), set(&[(443, 443)]))]);
+    let owned = rules(&[(80, 80), (443, 443), (444, 444)]);
+    let plan = plan_machine(&asking(&[], true), &owned, &BTreeSet::new(), &last, &usual(), room(50));
+    assert_eq!(plan.change, Change { open: BTreeSet::new(), close: rules(&[(80, 80)]) });
+}
+
+#[test]
+fn without_a_memory_of_a_frozen_unit_nothing_is_closed() {
+    let owned = rules(&[(80, 80), (443, 443)]);
+    let plan = plan_machine(
+        &asking(&[(8080, 8080)], true),
+        &owned,
+        &BTreeSet::new(),
+        &LastGranted::new(),
+        &usual(),
+        room(50),
+    );
+    assert_eq!(plan.change, Change { open: rules(&[(8080, 8080)]), close: BTreeSet::new() });
+}
+
+#[test]
+fn what_policy_forbids_is_closed_whoever_cannot_be_read() {
+    let strict =
+        Policy::parse("forbidden-ports: [440-443]\nforbidden-sources: ['2001:db8::/32']", []).unwrap();
+    let inside = Rule::new(rule(80, 80).ports, "2001:db8:1::/48".parse().unwrap());
+    let mut owned = rules(&[(443, 445), (9000, 9000)]);
+    owned.insert(inside);
+    let known = LastGranted::from([(unit(1), owned.iter().collect())]);
+    for last in [known, LastGranted::new()] {
+        let plan = plan_machine(&asking(&[], true), &owned, &BTreeSet::new(), &last, &strict, room(50));
+        assert_eq!(plan.kept_for_frozen, set(&[(444, 445), (9000, 9000)]));
+        assert_eq!(plan.change, Change { open: rules(&[(444, 445)]), close: BTreeSet::from([inside]) });
+        assert_eq!(plan.deferred, rules(&[(443, 445)]), "the rest of it is kept, and spelled anew first");
+    }
+}
+
+#[test]
+fn adjacent_ports_are_joined_first_and_what_they_replace_is_closed_next() {
+    let plan = |owned: &BTreeSet<Rule>, rules: usize| {
+        let wanted = asking(&[(80, 80), (81, 81), (82, 82)], false);
+        plan_machine(&wanted, owned, &BTreeSet::new(), &LastGranted::new(), &usual(), room(rules))
+    };
+    let owned = rules(&[(80, 80), (82, 82)]);
+    // However little room there is: no port that is wanted is closed for it.
+    for room in [60, 3, 2] {
+        let joined = plan(&owned, room);
+        assert_eq!(joined.change, Change { open: rules(&[(80, 82)]), close: BTreeSet::new() });
+        assert_eq!(joined.deferred, owned);
+        let after = joined.change.applied_to(&owned);
+        let then = plan(&after, room);
+        assert_eq!(then.change, Change { open: BTreeSet::new(), close: owned.clone() });
+        assert!(plan(&then.change.applied_to(&after), room).change.is_empty());
+    }
+}
+
+#[test]
+fn half_of_the_room_is_joined_before_it_is_full() {
+    // Pairs that an older version left, and one more port.
+    let owned = rules(&[(10, 10), (11, 11), (20, 20), (21, 21), (30, 30)]);
+    let asked = [(10, 11), (20, 21), (30, 30), (40, 40)];
+    let plan = |rules: usize| {
+        let wanted = asking(&asked, false);
+        plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), room(rules))
+    };
+    assert_eq!(plan(60).change, Change { open: rules(&[(40, 40)]), close: BTreeSet::new() });
+    assert_eq!(plan(10).change.open, rules(&[(10, 11), (20, 21), (40, 40)]));
+}
+
+#[test]
+fn refused_rules_are_left_out_and_the_rest_is_sent() {
+    let (owned, last) = (rules(&[(1, 1), (3, 3)]), LastGranted::new());
+    let plan = |holds: &Holds| {
+        let wanted = asking(&[(80, 82), (90, 90), (95, 95)], false);
+        plan_machine_within(&wanted, &owned, &BTreeSet::new(), &last, &usual(), (room(50), holds))
+    };
+    let hold = |all, refused: &[(u16, u16)], at_most| Hold { all, rules: rules(refused), at_most };
+    let whole = plan(&Holds::default()).change;
+    for (open, sent, withheld, divided) in [
+        (hold(true, &[], None), &[][..], &[(80, 82), (90, 90), (95, 95)][..], false),
+        (hold(false, &[(90, 90)], None), &[(80, 82), (95, 95)], &[(90, 90)], false),
+        (hold(false, &[(81, 81)], None), &[(80, 80), (82, 82), (90, 90), (95, 95)], &[(81, 81)], false),
+        (hold(false, &[], Some(2)), &[(80, 82), (90, 90)], &[(95, 95)], true),
+        (hold(false, &[(80, 82)], Some(1)), &[(80, 81)], &[(82, 82), (90, 90), (95, 95)], true),
+    ] {
+        let plan = plan(&Holds { open, close: Hold::default() });
+        assert_eq!(plan.change, Change { open: rules(sent), close: whole.close.clone() });
+        assert_eq!((plan.withheld, plan.divided), (rules(withheld), divided));
+    }
+    let held = plan(&Holds { open: Hold::default(), close: hold(false, &[(1, 1)], None) });
+    assert_eq!(held.change, Change { open: whole.open, close: rules(&[(3, 3)]) });
+    assert_eq!((held.withheld_closes.clone(), held.lost()), (rules(&[(1, 1)]), owned.clone()));
+}
+
+/// A close that must come first is not sent while what replaces it is refused.
+#[test]
+fn nothing_makes_room_for_what_is_withheld() {
+    let full = rules(&[(10, 12), (80, 80)]);
+    let wanted = asking(&[(11, 11), (80, 80)], false);
+    let holds = Holds { open: Hold { all: true, ..Hold::default() }, close: Hold::default() };
+    let last = LastGranted::new();
+    let plan = plan_machine_within(&wanted, &full, &BTreeSet::new(), &last, &usual(), (room(2), &holds));
+    assert_eq!((plan.change, plan.deferred), (Change::default(), rules(&[(10, 12)])));
+}
+
+#[test]
+fn a_close_that_only_respells_waits_for_its_open() {
+    let wanted = asking(&[(80, 80)], false);
+    let owned = rules(&[(80, 81), (443, 443)]);
+    let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), room(50));
+    assert_eq!(plan.change, Change { open: rules(&[(80, 80)]), close: rules(&[(443, 443)]) });
+    assert_eq!(plan.deferred, rules(&[(80, 81)]));
+    let after = plan.change.applied_to(&owned);
+    let then = plan_machine(&wanted, &after, &BTreeSet::new(), &LastGranted::new(), &usual(), room(50));
+    assert_eq!(then.change, Change { open: BTreeSet::new(), close: rules(&[(80, 81)]) });
+}
+
+/// One transaction takes the range away and gives back what is wanted of it; a firewall that merges would make nothing
+/// of an open that is already covered.
+#[test]
+fn what_is_changed_at_once_is_not_spelled_anew_in_two_steps() {
+    let (wanted, owned) = (asking(&[(80, 80)], false), rules(&[(80, 81)]));
+    let at_once = Room::new(None, &[], true);
+    let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), at_once);
+    assert_eq!(plan.change, Change { open: rules(&[(80, 80)]), close: owned });
+    assert!(plan.deferred.is_empty());
+}
+
+#[test]
+fn in_a_full_group_the_narrowest_makes_room() {
+    let plan = |asked: &[(u16, u16)], owned: &BTreeSet<Rule>| {
+        let last = LastGranted::new();
+        plan_machine(&asking(asked, false), owned, &BTreeSet::new(), &last, &usual(), room(4))
+    };
+    // Joined they would fit, but no port that is wanted is shut for a join.
+    let singles = rules(&[(80, 80), (81, 81), (82, 82), (83, 83)]);
+    let joined = plan(&[(80, 84)], &singles);
+    assert_eq!(joined.change, Change { open: rules(&[(80, 84)]), close: BTreeSet::new() });
+    assert_eq!(joined.deferred, singles);
+    // What nobody wants is not kept for want of a slot.
+    let full = rules(&[(10, 12), (80, 80), (90, 90), (100, 100)]);
+    let narrowed = plan(&[(11, 11), (80, 80), (90, 90), (100, 100)], &full);
+    assert_eq!(narrowed.change, Change { open: rules(&[(11, 11)]), close: rules(&[(10, 12)]) });
+    assert!(narrowed.deferred.is_empty());
+    // What is kept for who cannot be read is not risked.
+    let last = LastGranted::from([(unit(1), set(&[(11, 11)]))]);
+    let wanted = asking(&[(80, 80), (90, 90), (100, 100)], true);
+    let frozen = plan_machine(&wanted, &full, &BTreeSet::new(), &last, &usual(), room(4));
+    assert_eq!((frozen.change.close.len(), frozen.kept_for_frozen), (0, set(&[(10, 12)])));
+    // Where nothing helps, nothing that is wanted is closed.
+    let hopeless = plan(&[(10, 10), (12, 12), (80, 80), (90, 90), (100, 100)], &full);
+    assert_eq!(hopeless.change.close, BTreeSet::new());
+    assert_eq!(hopeless.deferred, rules(&[(10, 12)]));
+}
+
+#[test]
+fn who_has_what_it_should_changes_nothing_however_little_room_is_left() {
+    let owned = rules(&[(80, 80), (81, 81), (82, 82)]);
+    let wanted = asking(&[(80, 82)], false);
+    let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), room(2));
+    assert!(plan.change.is_empty() && plan.deferred.is_empty(), "{plan:?}");
+}
+
+#[test]
+fn what_somebody_else_keeps_open_need_not_be_respelled_first() {
+    let owned = rules(&[(80, 82)]);
+    let plan = plan_machine(
+        &asking(&[(81, 81)], false),
+        &owned,
+        &rules(&[(81, 81)]),
+        &LastGranted::new(),
+        &usual(),
+        room(50),
+    );
+    assert_eq!(plan.change, Change { open: BTreeSet::new(), close: owned });
+}
+
+#[test]
+fn closing_most_of_everything_asks_for_a_second_look() {
+    let owned = |count: u16| -> BTreeSet<Rule> { (1..=count).map(|n| rule(2 * n, 2 * n)).collect() };
+    let shut = |owned: &BTreeSet<Rule>, closing: usize| MachinePlan {
+        change: Change { open: BTreeSet::new(), close: owned.iter().take(closing).copied().collect() },
+        ..MachinePlan::default()
+    };
+    for (there, closing, expected) in [
+        (9, 9, Confidence::Sure),
+        (10, 10, Confidence::LookAgain { closing: 10, of: 10 }),
+        (20, 10, Confidence::Sure),
+        (20, 11, Confidence::LookAgain { closing: 11, of: 20 }),
+    ] {
+        let owned = owned(there);
+        let plan = shut(&owned, closing);
+        assert_eq!(confidence([&plan].into_iter(), owned.len(), true), expected, "{closing} of {there}");
+    }
+    let (some, none) = (shut(&owned(20), 1), shut(&owned(20), 0));
+    let doubt = Confidence::LookAgain { closing: 1, of: 20 };
+    assert_eq!(confidence([&some].into_iter(), 20, false), doubt, "there may be more to come");
+    assert_eq!(confidence([&none].into_iter(), 20, false), Confidence::Sure);
+}
+
+fn any_ranges() -> impl Strategy<Value = Vec<(u16, u16)>> {
+    proptest::collection::vec((1u16..40, 0u16..4).prop_map(|(from, more)| (from, from + more)), 0..8)
+}
+
+proptest! {
+    /// Its own changes lead to what is wanted and then to silence. Even if only half of a change happens, what is
+    /// wanted and was open stays open where there is room, nothing is opened that was not asked for, and nothing of others
+    /// is closed. What is opened fits, unless nothing can make it fit, or only what is kept for a frozen unit.
+    #[test]
+    fn plans_end_in_what_is_wanted_and_then_are_silent(
+        asked in any_ranges(), there in any_ranges(), frozen in any::<bool>(), had in any_ranges(), max in 1usize..20,
+    ) {
+        let wanted = asking(&asked, frozen);
+        let mut owned = rules(&there);
+        let last = LastGranted::from([(unit(1), set(&had))]);
+        let first = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, &usual(), room(max));
+        for _ in 0..3 {
+            let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, &usual(), room(max));
+            prop_assert!(plan.change.close.is_subset(&owned) && plan.deferred.is_subset(&owned));
+            let opened: RuleSet = plan.change.open.iter().collect();
+            prop_assert!(opened.minus(&wanted.rules().union(&plan.kept_for_frozen)).is_empty());
+            let there: RuleSet = owned.iter().collect();
+            prop_assert!(plan.kept_for_frozen.minus(&there).is_empty());
+            let before = intersection(&owned.iter().collect(), &plan.target);
+            let only_closed: RuleSet = (&owned - &plan.change.close).iter().collect();
+            let crowded = (&owned | &plan.change.open).len() > max;
+            let shut = before.minus(&only_closed);
+            prop_assert!(shut.is_empty() || crowded);
+            // A rule of which all is wanted is never closed for room.
+            let joined = plan.change.close.iter().filter(|rule| plan.target.covers(rule));
+            prop_assert!(shut.minus(&shut.minus(&joined.collect())).is_empty());
+            owned = plan.change.applied_to(&owned);
+        }
+        prop_assert_eq!(owned.iter().collect::<RuleSet>(), first.target);
+        let silent = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, &usual(), room(max));
+        prop_assert!(silent.change.is_empty() && silent.deferred.is_empty(), "{:?}", silent);
+    }
+}

@@ -1,0 +1,399 @@
+//! Requests that the provider refused, and when they may be sent again. Pure: takes the time as an argument.
+//!
+//! A denied request is not sent again before a minute has passed, whatever happens meanwhile. If a request was refused
+//! for a part of it, smaller requests find that part at once: it is left out for a minute, and the rest is carried out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use portcullis_provider::Error;
+use portcullis_provider::planted::{Bug, planted};
+use portcullis_provider::rule::{PortRange, Rule, RuleSet};
+
+use crate::model::MachineId;
+
+/// The least time between a refused request and the next one like it.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// Up to this much is added, so that the requests for many machines do not come together.
+const SPREAD_MS: u64 = 15_000;
+
+/// The most refusals of one machine's requests in a pause. Then all of its requests wait: the refusals are not about a part.
+const MAX_REFUSALS: u32 = 64;
+
+/// The most rules that are named in a problem.
+const NAMED_MAX: usize = 10;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Request {
+    Look,
+    Open,
+    Close,
+}
+
+/// Requests that must not be sent for now.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Hold {
+    /// No request at all.
+    pub all: bool,
+    /// Rules that were refused by themselves. No rule that covers one of them is sent.
+    pub rules: BTreeSet<Rule>,
+    /// The most rules of one request.
+    pub at_most: Option<usize>,
+}
+
+/// The same for both halves of a machine's change.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Holds {
+    pub open: Hold,
+    pub close: Hold,
+}
+
+impl Holds {
+    pub fn is_empty(&self) -> bool {
+        let free = |hold: &Hold| !hold.all && hold.rules.is_empty() && hold.at_most.is_none();
+        free(&self.open) && free(&self.close)
+    }
+}
+
+impl Hold {
+    /// The widest rules that say `wanted` and cover none of the refused ones. A refused port is left out; a refused range
+    /// is cut in the middle. A port that was refused to one source is likely to be refused to others, too: it is a rule of
+    /// its own for them.
+    pub fn spell(&self, wanted: &RuleSet) -> Vec<Rule> {
+        let mut spelled = Vec::new();
+        for rule in wanted.rules() {
+            self.cut(rule, &mut spelled);
+        }
+        spelled
+    }
+
+    fn cut(&self, rule: Rule, spelled: &mut Vec<Rule>) {
+        let cuts = |refused: &&Rule| {
+            covers(rule, Rule::new(refused.ports, rule.source))
+                && (refused.source == rule.source || is_one_port(refused) && !is_one_port(&rule))
+        };
+        let width = |rule: &&Rule| rule.ports.to() - rule.ports.from();
+        let Some(refused) = self.rules.iter().filter(cuts).min_by_key(width) else {
+            spelled.push(rule);
+            return;
+        };
+        let (from, to) = (refused.ports.from(), refused.ports.to());
+        let middle = from + (to - from) / 2;
+        let part = |from, to| PortRange::new(from, to, rule.ports.proto()).ok();
+        let left = part(rule.ports.from(), if from == to { from - 1 } else { middle });
+        let own = part(from, to).filter(|_| refused.source != rule.source);
+        let right = middle.checked_add(1).and_then(|next| part(next, rule.ports.to()));
+        for ports in [left, own, right].into_iter().flatten() {
+            self.cut(Rule::new(ports, rule.source), spelled);
+        }
+    }
+}
+
+fn covers(outer: Rule, inner: Rule) -> bool {
+    let same = outer.source == inner.source && outer.ports.proto() == inner.ports.proto();
+    same && outer.ports.from() <= inner.ports.from() && inner.ports.to() <= outer.ports.to()
+}
+
+#[derive(Debug, Clone)]
+struct Refused<I> {
+    until: I,
+    reason: String,
+}
+
+#[derive(Debug, Clone)]
+struct Kept<I> {
+    all: Option<Refused<I>>,
+    rules: BTreeMap<Rule, Refused<I>>,
+    at_most: Option<usize>,
+    /// Since nothing was held last.
+    refusals: u32,
+}
+
+impl<I> Kept<I> {
+    fn is_idle(&self) -> bool {
+        self.all.is_none() && self.rules.is_empty() && self.at_most.is_none()
+    }
+}
+
+/// By machine and kind of request. `I` is a point in time.
+#[derive(Debug)]
+pub struct Refusals<I> {
+    kept: BTreeMap<(MachineId, Request), Kept<I>>,
+}
+
+impl<I> Default for Refusals<I> {
+    fn default() -> Self {
+        Self { kept: BTreeMap::new() }
+    }
+}
+
+impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>> Refusals<I> {
+    /// A request was denied: none like it is sent before the pause is over. Returns false if the error is another one, which
+    /// is tried again at its own pace.
+    pub fn denied(
+        &mut self,
+        machine: MachineId,
+        request: Request,
+        error: &Error,
+        now: I,
+        random: u64,
+    ) -> bool {
+        if !matches!(error, Error::Denied { .. }) || planted(Bug::RepeatsTheDenied) {
+            return false;
+        }
+        self.entry(machine, request).all = Some(refused(error, now, random));
+        true
+    }
+
+    /// A request for these rules was refused, maybe for some of them only. Returns whether the next one may be sent at once:
+    /// it has fewer rules, or leaves out the one that was refused.
+    pub fn divided(
+        &mut self,
+        (machine, request): (MachineId, Request),
+        rules: &BTreeSet<Rule>,
+        error: &Error,
+        now: I,
+        random: u64,
+    ) -> bool {
+        let full = matches!(error, Error::QuotaExceeded { .. });
+        if !(error.may_concern_a_part() || full && rules.len() > 1) || planted(Bug::OneRefusalForAll) {
+            return false;
+        }
+        let kept = self.entry(machine, request);
+        kept.refusals += 1;
+        if kept.refusals > MAX_REFUSALS {
+            (kept.all, kept.at_most) = (Some(refused(error, now, random)), None);
+            return false;
+        }
+        match rules.first().filter(|_| rules.len() == 1) {
+            Some(rule) => {
+                kept.rules.retain(|other, _| !covers(*other, *rule));
+                kept.rules.insert(*rule, refused(error, now, random));
+                // The halves of a range one by one; once the port is found, all the rest at once.
+                kept.at_most = (!is_one_port(rule)).then_some(1);
+            }
+            None => kept.at_most = Some(rules.len().div_ceil(2)),
+        }
+        true
+    }
+
+    fn entry(&mut self, machine: MachineId, request: Request) -> &mut Kept<I> {
+        let idle = Kept { all: None, rules: BTreeMap::new(), at_most: None, refusals: 0 };
+        self.kept.entry((machine, request)).or_insert(idle)
+    }
+
+    /// A request was carried out; `more` if it was smaller than it would have been.
+    pub fn accepted(&mut self, machine: MachineId, request: Request, more: bool) {
+        if let Some(kept) = self.kept.get_mut(&(machine, request)) {
+            kept.all = None;
+            kept.at_most = kept.at_most.filter(|_| more);
+            if kept.is_idle() {
+                self.kept.remove(&(machine, request));
+            }
+        }
+    }
+
+    /// Holds of other machines end with their time: the machine may only seem to be gone.
+    pub fn forget_all_but(&mut self, keep: impl Fn(MachineId) -> bool) {
+        self.kept.retain(|(machine, _), kept| keep(*machine) || kept.all.is_some() || !kept.rules.is_empty());
+    }
+
+    /// Ends what was held for long enough; returns the machines that it was held for.
+    pub fn expire(&mut self, now: I) -> BTreeSet<MachineId> {
+        let mut machines = BTreeSet::new();
+        for ((machine, _), kept) in &mut self.kept {
+            let before = (kept.all.is_some(), kept.rules.len());
+            kept.all = kept.all.take().filter(|refused| now < refused.until);
+            kept.rules.retain(|_, refused| now < refused.until);
+            if before != (kept.all.is_some(), kept.rules.len()) {
+                machines.insert(*machine);
+                kept.refusals = 0;
+            }
+        }
+        self.kept.retain(|_, kept| !kept.is_idle());
+        machines
+    }
+
+    /// When the first of what is held may be tried again.
+    pub fn next(&self) -> Option<I> {
+        let untils = |kept: &Kept<I>| -> Option<I> {
+            kept.all.iter().chain(kept.rules.values()).map(|refused| refused.until).min()
+        };
+        self.kept.values().filter_map(untils).min()
+    }
+
+    /// Why the machine must not be looked at for now.
+    pub fn look(&self, machine: MachineId) -> Option<&str> {
+        let kept = self.kept.get(&(machine, Request::Look))?;
+        kept.all.as_ref().map(|refused| refused.reason.as_str())
+    }
+
+    pub fn holds(&self, machine: MachineId) -> Holds {
+        let hold = |request| {
+            self.kept.get(&(machine, request)).map_or_else(Hold::default, |kept| Hold {
+                all: kept.all.is_some(),
+                rules: kept.rules.keys().copied().collect(),
+                at_most: kept.at_most,
+            })
+        };
+        if self.kept.is_empty() {
+            return Holds::default();
+        }
+        Holds { open: hold(Request::Open), close: hold(Request::Close) }
+    }
+
+    /// Why changes of the machine wait, one text a reason, with the rules that it is about.
+    pub fn problems(&self, machine: MachineId) -> Vec<String> {
+        let mut reasons: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for request in [Request::Open, Request::Close] {
+            let Some(kept) = self.kept.get(&(machine, request)) else { continue };
+            if let Some(refused) = &kept.all {
+                reasons.entry(&refused.reason).or_default();
+            }
+            // A range is only a step to the port in it that is refused.
+            let final_ones =
+                kept.rules.iter().filter(|(rule, _)| request == Request::Close || is_one_port(rule));
+            for (rule, refused) in final_ones {
+                reasons.entry(&refused.reason).or_default().push(rule.to_string());
+            }
+        }
+        reasons.into_iter().map(|(reason, rules)| named(reason, &rules)).collect()
+    }
+}
+
+fn refused<I: Copy + std::ops::Add<Duration, Output = I>>(error: &Error, now: I, random: u64) -> Refused<I> {
+    let pause = if planted(Bug::SulksForAnHour) { 60 * PAUSE } else { PAUSE };
+    let until = now + pause + Duration::from_millis(random % SPREAD_MS);
+    Refused { until, reason: error.to_string() }
+}
+
+fn is_one_port(rule: &Rule) -> bool {
+    rule.ports.from() == rule.ports.to()
+}
+
+fn named(reason: &str, rules: &[String]) -> String {
+    match rules.len() {
+        0 => reason.to_owned(),
+        count if count > NAMED_MAX => {
+            format!("{} and {} more: {reason}", rules[..NAMED_MAX].join(", "), count - NAMED_MAX)
+        }
+        _ => format!("{}: {reason}", rules.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use portcullis_provider::Subject;
+    use portcullis_provider::rule::{Cidr, Protocol};
+    use std::time::Instant;
+
+    const M: MachineId = MachineId::new(0);
+
+    fn rule(from: u16, to: u16) -> Rule {
+        Rule::new(PortRange::new(from, to, Protocol::Tcp).unwrap(), Cidr::WORLD_V4)
+    }
+
+    fn rules(ranges: &[(u16, u16)]) -> BTreeSet<Rule> {
+        ranges.iter().map(|&(from, to)| rule(from, to)).collect()
+    }
+
+    fn invalid() -> Error {
+        Error::Invalid { what: Subject::Provider, reason: "no".into() }
+    }
+
+    fn denied() -> Error {
+        Error::Denied { what: Subject::Provider, reason: "no".into() }
+    }
+
+    #[test]
+    fn rules_are_cut_around_refused_ports_and_in_the_middle_of_refused_ranges() {
+        for (refused, wanted, spelled) in [
+            (&[][..], &[(80, 90)][..], &[(80, 90)][..]),
+            (&[(85, 85)], &[(80, 90)], &[(80, 84), (86, 90)]),
+            (&[(80, 80), (90, 90)], &[(80, 90)], &[(81, 89)]),
+            (&[(80, 90)], &[(80, 90)], &[(80, 85), (86, 90)]),
+            (&[(80, 83)], &[(80, 90)], &[(80, 81), (82, 90)]),
+            (&[(80, 90)], &[(81, 90)], &[(81, 90)]),
+            (&[(1, 1), (65_535, 65_535)], &[(1, 65_535)], &[(2, 65_534)]),
+            (&[(80, 80)], &[(80, 80)], &[]),
+        ] {
+            let hold = Hold { rules: rules(refused), ..Hold::default() };
+            let wanted: RuleSet = rules(wanted).iter().collect();
+            let expected: Vec<Rule> = spelled.iter().map(|&(from, to)| rule(from, to)).collect();
+            assert_eq!(hold.spell(&wanted), expected, "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn a_port_that_was_refused_to_one_source_is_a_rule_of_its_own_for_others() {
+        let of_v6 = |from, to| Rule::new(rule(from, to).ports, Cidr::WORLD_V6);
+        let hold = Hold { rules: rules(&[(85, 85), (90, 95)]), ..Hold::default() };
+        let wanted: RuleSet = [of_v6(80, 99)].iter().collect();
+        assert_eq!(hold.spell(&wanted), [of_v6(80, 84), of_v6(85, 85), of_v6(86, 99)]);
+    }
+
+    /// Sends requests as a machine's plan would until nothing is left, against a provider that refuses some ports.
+    fn requests_until_done(wanted: &[(u16, u16)], refuses: impl Fn(u16) -> bool) -> (usize, RuleSet) {
+        let (mut refusals, now) = (Refusals::default(), Instant::now());
+        let wanted: RuleSet = rules(wanted).iter().collect();
+        let (mut open, mut sent) = (RuleSet::new(), 0);
+        loop {
+            let hold = refusals.holds(M).open;
+            let missing: Vec<Rule> =
+                hold.spell(&wanted).into_iter().filter(|rule| !open.covers(rule)).collect();
+            let request: BTreeSet<Rule> =
+                missing.iter().take(hold.at_most.unwrap_or(usize::MAX)).copied().collect();
+            if request.is_empty() || hold.all {
+                return (sent, open);
+            }
+            sent += 1;
+            if request.iter().any(|rule| (rule.ports.from()..=rule.ports.to()).any(&refuses)) {
+                refusals.divided((M, Request::Open), &request, &invalid(), now, 0);
+            } else {
+                refusals.accepted(M, Request::Open, request.len() < missing.len());
+                request.iter().for_each(|rule| open.insert(rule));
+            }
+        }
+    }
+
+    #[test]
+    fn everything_but_the_refused_ports_opens_with_few_requests() {
+        let singles: Vec<(u16, u16)> = (0..50).map(|n| (1000 + 2 * n, 1000 + 2 * n)).collect();
+        for (wanted, refused, most) in [
+            (&singles[..], &[1000][..], 12),
+            (&singles[..], &[1098], 14),
+            (&singles[..], &[1040, 1060], 28),
+            (&[(1, 65_535)], &[4242], 40),
+            (&[(80, 82), (443, 443)], &[81], 8),
+        ] {
+            let (sent, open) = requests_until_done(wanted, |port| refused.contains(&port));
+            let all: RuleSet = rules(wanted).iter().collect();
+            let without: RuleSet = refused.iter().map(|&port| rule(port, port)).collect();
+            assert_eq!(open, all.minus(&without), "{refused:?}");
+            assert!(sent <= most, "{sent} requests for {refused:?}");
+        }
+    }
+
+    #[test]
+    fn a_provider_that_refuses_everything_is_not_asked_about_every_port() {
+        let (sent, open) = requests_until_done(&[(1, 65_535)], |_| true);
+        assert_eq!((sent, open.is_empty()), (MAX_REFUSALS as usize + 1, true));
+    }
+
+    #[test]
+    fn what_was_denied_waits_for_a_minute_and_other_requests_do_not() {
+        let (mut refusals, now) = (Refusals::default(), Instant::now());
+        assert!(refusals.denied(M, Request::Open, &denied(), now, 0));
+        assert!(!refusals.denied(M, Request::Close, &invalid(), now, 0));
+        let holds = refusals.holds(M);
+        assert_eq!((holds.open.all, holds.close.all, refusals.look(M)), (true, false, None));
+        assert_eq!(refusals.holds(MachineId::new(1)), Holds::default());
+        assert_eq!(refusals.problems(M), [denied().to_string()]);
+        assert_eq!(refusals.next(), Some(now + PAUSE));
+        assert!(refusals.expire(now + PAUSE - Duration::from_millis(1)).is_empty());
+        assert_eq!(refusals.expire(now + PAUSE), BTreeSet::from([M]));
+        assert_eq!((refusals.holds(M), refusals.next()), (Holds::default(), None));
+    }
+}
