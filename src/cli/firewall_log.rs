@@ -35,7 +35,10 @@ pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
     let unit = unit.map(|unit| unit.to_string());
     let (mut entries, problems) =
         globals.in_environment(async |_, environment| read(environment, machine).await).await?;
-    entries.retain(|(_, entry)| unit.as_ref().is_none_or(|unit| entry.concerns(unit)));
+    if let Some(unit) = &unit {
+        let of_unit = |(machine, entry): (MachineId, Entry)| Some((machine, entry.of_unit(unit)?));
+        entries = entries.into_iter().filter_map(of_unit).collect();
+    }
     entries.sort_by_key(|(machine, entry)| (entry.at, *machine));
     let last = &entries[entries.len().saturating_sub(args.limit)..];
     let text = match args.format {

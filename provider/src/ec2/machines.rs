@@ -120,7 +120,10 @@ impl Machines for Ec2 {
 
     async fn delete_group(&self, group: &GroupId) -> Result<(), Error> {
         match self.group_by_id(group).await? {
-            Some(_) => self.drop_group(group).await,
+            Some(found) => {
+                let name = self.environment().group_name(found.owner.machine());
+                self.drop_group(group).await.map_err(|error| error.with_group_name(&name))
+            }
             None => Ok(()),
         }
     }

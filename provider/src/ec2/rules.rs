@@ -176,10 +176,13 @@ impl Ec2 {
         let mut sent = self.send_once(way, group, rules, until).await;
         if sent == Err(Refusal::RulesAlreadySo) {
             self.memory().recent.doubt(group);
-            let rest = way.rest(rules, &self.read_rules(group).await?);
+            let read = self.read_rules(group).await;
+            let named = |error: Error| error.with_group_name(&self.environment().group_name(Some(machine)));
+            let rest = way.rest(rules, &read.map_err(named)?);
             sent = if rest.is_empty() { Ok(()) } else { self.send_once(way, group, &rest, until).await };
         }
-        let result = sent.map_err(|refusal| refusal.into_error(&group.into()));
+        let name = self.environment().group_name(Some(machine));
+        let result = sent.map_err(|refusal| refusal.into_error(&group.into()).with_group_name(&name));
         let none = BTreeSet::new();
         let mut memory = self.memory();
         match (&result, way) {

@@ -44,6 +44,8 @@ pub(crate) async fn a_duplicate_in_a_batch(account: Arc<Account>) {
     account.front.always(OPEN, Act::Refuse(400, "InvalidPermission.Duplicate"));
     let applied = ec2.apply(ONE, &change(&[90], &[]), in_time()).await;
     assert_eq!(kind(&applied.opened), "conflict", "a reader that does not know of it yet");
+    let text = applied.opened.unwrap_err().to_string();
+    assert!(text.contains("group juju-prod-1 (sg-"), "{text}");
     account.front.behave();
     assert!(ec2.apply(ONE, &change(&[90], &[]), in_time()).await.is_ok());
 }
