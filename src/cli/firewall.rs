@@ -30,7 +30,9 @@ pub(super) struct Typed {
 #[derive(Debug, Subcommand)]
 enum Question {
     /// Show what is still to change, by machine
-    #[command(after_help = "Exit code 0: nothing, 2: something, 1: it cannot be told.")]
+    #[command(after_help = "\
+Exit code 0: nothing, 2: something, 1: it cannot be told. Ports that a dry run would open or close are
+listed as dry-run, and count as nothing.")]
     Plan {
         /// How to show it
         #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
@@ -68,7 +70,8 @@ pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<ExitC
         }
         Question::Plan { format } => {
             let pending: Vec<_> = look(globals, None).await?.into_iter().filter_map(still_pending).collect();
-            let code = if pending.is_empty() { 0 } else { PENDING };
+            let waits = pending.iter().any(|(_, explained)| explained.is_pending());
+            let code = if waits { PENDING } else { 0 };
             (if *format == Format::Json { plan_json(&pending) } else { plan_text(&pending) }, code)
         }
         Question::Explain { machine, port } => {

@@ -131,8 +131,12 @@ fn add(notes: &mut Notes, machine: MachineId, explained: Explained) {
     if let Some(problem) = &problem {
         notes.machines.entry(machine).or_insert_with(|| problem.clone());
     }
+    if let Some(words) = &explained.dry_run {
+        notes.dry_runs.entry(machine).or_insert_with(|| words.clone());
+    }
     for line in explained.lines {
-        let says_something = !matches!(line.state, State::Open | State::Closed | State::Foreign);
+        let says_something =
+            !matches!(line.state, State::Open | State::Closed | State::Foreign | State::DryRun);
         let Some(unit) = line.id.filter(|_| says_something) else { continue };
         let reason = match &problem {
             Some(problem) if matches!(line.state, State::Opening | State::Closing) => {
@@ -331,6 +335,30 @@ mod tests {
             assert_eq!(paint_at(Some(&shown), &picture("warned", "1"), now), Some(now));
             assert_eq!(paint_at(Some(&shown), &picture("dead", "2"), now), Some(now), "news with a beat");
         }
+    }
+
+    #[test]
+    fn a_dry_run_is_said_once_under_its_machine() {
+        let pending = report(0, &["0.0.0.0/0"]).granted[&UnitId::new(0)].rules().collect();
+        let gone = report(9, &["0.0.0.0/0"]).granted;
+        let mut said = report(0, &["0.0.0.0/0", "::/0"]);
+        said.granted.extend(gone);
+        let words = "would open 80/tcp from 0.0.0.0/0; would close 80/tcp from 0.0.0.0/0";
+        let said = Report { pending, dry_run: Some(words.to_owned()), ..said };
+        let mut snapshot = snapshot();
+        snapshot.machines.get_mut(&MachineId::new(0)).unwrap().said[0] = Ok(Some(said.to_bytes()));
+        let idle = Report { dry_run: Some(String::new()), ..report(1, &["0.0.0.0/0", "::/0"]) };
+        snapshot.machines.get_mut(&MachineId::new(1)).unwrap().said[0] = Ok(Some(idle.to_bytes()));
+        snapshot.notes = notes(&snapshot);
+        let dry_runs = [(MachineId::new(0), words.to_owned()), (MachineId::new(1), String::new())].into();
+        assert_eq!(snapshot.notes, Notes { dry_runs, ..Notes::default() }, "no problem, nothing pending");
+        let view = View::new(&snapshot, &Scope::new([]));
+        let yaml = rendered(&view, Format::Yaml);
+        assert!(yaml.contains(&format!("    firewall: dry-run\n    firewall-info: {words}\n")), "{yaml}");
+        assert_eq!((yaml.matches("firewall: dry-run").count(), yaml.matches("would").count()), (2, 2));
+        assert!(!yaml.contains("pending") && !yaml.contains("problem"), "{yaml}");
+        let table = rendered(&view, Format::Tabular);
+        assert!(table.contains(&format!("machine 0  dry-run: {words}")), "{table}");
     }
 
     #[test]

@@ -81,10 +81,11 @@ impl Hold {
         let (from, to) = (refused.ports.from(), refused.ports.to());
         let middle = from + (to - from) / 2;
         let part = |from, to| PortRange::new(from, to, rule.ports.proto()).ok();
-        let left = part(rule.ports.from(), if from == to { from - 1 } else { middle });
-        let own = part(from, to).filter(|_| refused.source != rule.source);
-        let right = middle.checked_add(1).and_then(|next| part(next, rule.ports.to()));
-        for ports in [left, own, right].into_iter().flatten() {
+        let after = |port: u16, to| port.checked_add(1).and_then(|next| part(next, to));
+        // A refused port is no part of it, unless it was refused to another source.
+        let first = part(from, middle).filter(|_| from < to || refused.source != rule.source);
+        let (left, second) = (part(rule.ports.from(), from - 1), after(middle, to));
+        for ports in [left, first, second, after(to, rule.ports.to())].into_iter().flatten() {
             self.cut(Rule::new(ports, rule.source), spelled);
         }
     }
@@ -314,7 +315,7 @@ mod tests {
             (&[(85, 85)], &[(80, 90)], &[(80, 84), (86, 90)]),
             (&[(80, 80), (90, 90)], &[(80, 90)], &[(81, 89)]),
             (&[(80, 90)], &[(80, 90)], &[(80, 85), (86, 90)]),
-            (&[(80, 83)], &[(80, 90)], &[(80, 81), (82, 90)]),
+            (&[(80, 83)], &[(80, 90)], &[(80, 81), (82, 83), (84, 90)]),
             (&[(80, 90)], &[(81, 90)], &[(81, 90)]),
             (&[(1, 1), (65_535, 65_535)], &[(1, 65_535)], &[(2, 65_534)]),
             (&[(80, 80)], &[(80, 80)], &[]),

@@ -39,6 +39,8 @@ pub struct Notes {
     pub units: BTreeMap<UnitId, Vec<String>>,
     /// What is wrong with a machine as a whole.
     pub machines: BTreeMap<MachineId, String>,
+    /// Machines whose firewall is not changed, with what would be changed.
+    pub dry_runs: BTreeMap<MachineId, String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,6 +101,8 @@ pub struct Machine {
     pub state: MachineState,
     /// Only if there is something to say.
     pub problem: Option<String>,
+    /// Its firewall is a dry run: what it would do, or nothing.
+    pub dry_run: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -190,7 +194,8 @@ impl View {
         let machine = |(id, seen): (&MachineId, &SeenMachine)| {
             let problem = machine_problem(snapshot.notes.machines.get(id), seen);
             let heard = snapshot.heard.get(id).and_then(|heard| heard.as_ref().ok());
-            (*id, Machine { state: machine_state(seen, heard), problem })
+            let dry_run = snapshot.notes.dry_runs.get(id).cloned();
+            (*id, Machine { state: machine_state(seen, heard), problem, dry_run })
         };
         let machines = snapshot.machines.iter().map(machine).collect();
         let mut view = Self { machines, heard: current_health(snapshot), services: BTreeMap::new() };

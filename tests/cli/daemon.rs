@@ -64,8 +64,8 @@ fn up_and_down_and_up_again() {
     assert_eq!(juju(&operator, &["expose", "wordpress"]).stderr, "Service 'wordpress' was exposed.\n");
     // The machine is looked after, and the charm's hooks ran.
     // It is heard, too, and when last is all that may differ.
-    // Its firewall is not: what would be done there is said, and not done.
-    let dry = "80/tcp opening: to be opened to 0.0.0.0/0, ::/0; dry run: machine 0 is left as it is; would open 80/tcp";
+    // Its firewall is a dry run: what would be done is shown once, under the machine.
+    let dry = "firewall: dry-run\n    firewall-info: would open 80/tcp from 0.0.0.0/0, 80/tcp from ::/0\n";
     let running = |shown: &String| {
         ["agent-state: running", "agent-state: started", "flag: OK\n    health: ok\n", dry]
             .iter()
@@ -79,6 +79,9 @@ fn up_and_down_and_up_again() {
     let before = wait_for("a unit that is started", DEADLINE, || Some(status()).filter(running));
     assert!(before.contains("instance-id: local") && before.contains("machine: 0"), "{before}");
     assert!(before.contains("        open-ports:\n        - 80/tcp\n"), "{before}");
+    assert!(!before.contains("pending") && !before.contains("problem"), "{before}");
+    let plan = juju(&operator, &["firewall", "plan"]);
+    assert!(plan.code == 0 && plan.stdout.contains("dry-run"), "{plan:?}");
     let explained = juju(&operator, &["firewall", "explain", "0"]).stdout;
     assert!(explained.contains("a dry run for nftables on the machine itself"), "{explained}");
     let tables = came(Command::new("nft").args(["list", "tables"]));

@@ -95,6 +95,12 @@ fn firewall_rows(view: &View) -> Vec<Vec<String>> {
     let machines = view.machines.iter().filter_map(|(id, machine)| {
         machine.problem.as_ref().map(|problem| vec![format!("machine {id}"), problem.clone()])
     });
+    let dry_runs = view.machines.iter().filter_map(|(id, machine)| {
+        let words = machine.dry_run.as_ref()?;
+        let said = if words.is_empty() { "dry-run".to_owned() } else { format!("dry-run: {words}") };
+        Some(vec![format!("machine {id}"), said])
+    });
+    let machines = machines.chain(dry_runs);
     let units = view.services.values().flat_map(|service| &service.units);
     let units =
         units.flat_map(|(name, unit)| unit.firewall.iter().map(|reason| vec![name.clone(), reason.clone()]));

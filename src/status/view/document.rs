@@ -40,6 +40,12 @@ impl Machine {
             ],
         };
         entries.extend(self.problem.iter().map(|problem| ("problem".into(), Doc::Text(problem.clone()))));
+        if let Some(words) = &self.dry_run {
+            entries.push(("firewall".into(), Doc::Text("dry-run".to_owned())));
+            if !words.is_empty() {
+                entries.push(("firewall-info".into(), Doc::Text(words.clone())));
+            }
+        }
         if !errors.is_empty() {
             entries.push(("error".into(), Doc::Text(errors.join("; "))));
         }
