@@ -161,3 +161,23 @@ async fn a_denied_open_does_not_hold_back_a_close() {
     let report = world.agent.reports.get(MachineId::new(0)).unwrap();
     assert!(report.is_pending() && report.problem.is_some(), "{report:?}");
 }
+
+/// A machine that was to be read again at once, and whose read is then denied, waits for the denial's pause.
+#[tokio::test(start_paused = true)]
+async fn a_denied_read_ends_the_retry_before_it() {
+    let mut world = World::new().await;
+    let unit = world.deploy("a").await;
+    world.open(unit, "80").await;
+    world.expose("a").await;
+    let conflict = ProviderError::Conflict { what: Subject::Provider };
+    let denied =
+        ProviderError::Denied { what: Subject::Provider, reason: "UnauthorizedOperation".to_owned() };
+    world.provider.fail_at(2, Fault::Before(Failure::Error(conflict)));
+    world.provider.fail_at(3, Fault::Before(Failure::Error(denied)));
+    world.pass().await;
+    for _ in 0..2 {
+        world.lead.confirm(world.operator.tree()).await.unwrap();
+        world.agent.pass(&Dirty::default(), &world.lead).await.unwrap();
+        assert!(world.agent.next_retry().unwrap() >= Instant::now() + Duration::from_secs(59));
+    }
+}

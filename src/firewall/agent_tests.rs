@@ -10,7 +10,6 @@ use portcullis_provider::{Error as ProviderError, Memory, Subject};
 use super::*;
 use crate::firewall::apply::number;
 use crate::firewall::journal::{Entry, Journal};
-use crate::firewall::plan::plan_machine;
 use crate::model::ports::parse_argument;
 use crate::model::{EnvironmentName, ServiceId, ServiceName, UnitId, UnitName};
 use crate::runtime::reconcile::DOUBT;

@@ -189,12 +189,12 @@ fn in_a_full_group_the_narrowest_makes_room() {
     let joined = plan(&[(80, 84)], &singles);
     assert_eq!(joined.change, Change { open: rules(&[(80, 84)]), close: BTreeSet::new() });
     assert_eq!(joined.deferred, singles);
-    // What nobody wants is not kept for want of a slot.
+    // A port that no unit wants is closed although there is no free slot.
     let full = rules(&[(10, 12), (80, 80), (90, 90), (100, 100)]);
     let narrowed = plan(&[(11, 11), (80, 80), (90, 90), (100, 100)], &full);
     assert_eq!(narrowed.change, Change { open: rules(&[(11, 11)]), close: rules(&[(10, 12)]) });
     assert!(narrowed.deferred.is_empty());
-    // What is kept for who cannot be read is not risked.
+    // Ports that are kept for a unit that cannot be read are not risked.
     let last = LastGranted::from([(unit(1), set(&[(11, 11)]))]);
     let wanted = asking(&[(80, 80), (90, 90), (100, 100)], true);
     let frozen = plan_machine(&wanted, &full, &BTreeSet::new(), &last, &usual(), room(4));
@@ -255,9 +255,9 @@ fn any_ranges() -> impl Strategy<Value = Vec<(u16, u16)>> {
 }
 
 proptest! {
-    /// Its own changes lead to what is wanted and then to silence. Even if only half of a change happens, what is
-    /// wanted and was open stays open where there is room, nothing is opened that was not asked for, and nothing of others
-    /// is closed. What is opened fits, unless nothing can make it fit, or only what is kept for a frozen unit.
+    /// The changes of a plan lead to the wanted rules, and then there is nothing left to change. Even if only half of a
+    /// change is carried out, wanted ports stay open where there is room, no port is opened that no unit asked for, and no
+    /// rule of others is closed. A rule of which all ports are wanted is never closed to make room.
     #[test]
     fn plans_end_in_what_is_wanted_and_then_are_silent(
         asked in any_ranges(), there in any_ranges(), frozen in any::<bool>(), had in any_ranges(), max in 1usize..20,

@@ -42,7 +42,7 @@ pub enum Flag {
     AlreadySo,
 }
 
-/// What became of a service that was to be exposed.
+/// The result of exposing a service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Exposed {
     /// It was not exposed before.

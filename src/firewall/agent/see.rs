@@ -58,6 +58,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             let Some(reason) = self.refusals.look(id) else { return true };
             reports.insert(id, self.reports.keep(id, reason.to_owned()));
             self.noticed.entry(id).or_insert(self.since);
+            // It is due again when the hold ends, and not before.
+            self.retries.succeeded(id);
             wanted.remove(&id);
             failed.insert(id);
             false
@@ -99,7 +101,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                     self.noticed.entry(id).or_insert(self.since);
                     reports.insert(id, self.reports.keep(id, err.to_string()));
                     let random = (self.random)();
-                    if !self.refusals.denied(id, Request::Look, &err, Instant::now(), random) {
+                    if self.refusals.denied(id, Request::Look, &err, Instant::now(), random) {
+                        self.retries.succeeded(id);
+                    } else {
                         self.try_later(id, Pace::after(&err));
                     }
                 }
