@@ -356,7 +356,7 @@ mod tests {
         let yaml = rendered(&view, Format::Yaml);
         assert!(yaml.contains(&format!("    firewall: dry-run\n    firewall-info: {words}\n")), "{yaml}");
         assert_eq!((yaml.matches("firewall: dry-run").count(), yaml.matches("would").count()), (2, 2));
-        assert!(!yaml.contains("pending") && !yaml.contains("problem"), "{yaml}");
+        assert!(!yaml.contains("firewall: pending") && !yaml.contains("problem"), "{yaml}");
         let table = rendered(&view, Format::Tabular);
         assert!(table.contains(&format!("machine 0  dry-run: {words}")), "{table}");
     }
