@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use futures_util::future::try_join_all;
+
 use super::observe::{Exposure, Held, UnitFacts, View, exposure, held, unit_facts};
 use crate::model::{MachineId, ServiceId, UnitId};
 use crate::store::paths::{self, NodePath};
@@ -129,11 +131,12 @@ async fn look_at_flags<T: Tree>(
     }
     // This agent may not read the service, but it can check that the service exists. If the service
     // is missing, `juju unexpose` did not remove the flag.
-    let nodes = services.keys().flat_map(|id| [paths::service(*id), paths::exposed(*id)]).collect();
-    let mut nodes = tree.data_of_each(nodes).await?.into_iter();
-    for service in services.keys() {
-        let (record, flag) = (nodes.next().unwrap_or(Ok(None)), nodes.next().unwrap_or(Ok(None)));
-        if matches!(record, Ok(None)) {
+    let records: Vec<NodePath> = services.keys().map(|id| paths::service(*id)).collect();
+    let present = try_join_all(records.iter().map(|path| tree.exists(path))).await?;
+    let flags = services.keys().map(|id| paths::exposed(*id)).collect();
+    let flags = tree.data_of_each(flags).await?;
+    for ((service, is_present), flag) in services.keys().zip(present).zip(flags) {
+        if !is_present {
             continue;
         }
         view.include(flag.as_ref().ok().and_then(Option::as_ref));
