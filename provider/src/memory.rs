@@ -10,7 +10,7 @@ mod world;
 use crate::error::Error;
 use crate::provider::{
     Applied, Firewall, GroupId, Instance, InstanceId, Inventory, Launch, MachineNumber, MachineRules,
-    Machines, Seen,
+    Machines, OtherGroup, Seen,
 };
 use crate::rule::{Change, Rule};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -36,10 +36,11 @@ pub enum CallName {
     Terminate,
     Shut,
     DeleteGroup,
+    AdoptGroups,
 }
 
 impl CallName {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Observe,
         Self::Open,
         Self::Close,
@@ -52,6 +53,7 @@ impl CallName {
         Self::Terminate,
         Self::Shut,
         Self::DeleteGroup,
+        Self::AdoptGroups,
     ];
 
     pub fn is_write(self) -> bool {
@@ -200,6 +202,14 @@ impl Memory {
     /// Somebody makes the group that all machines share, with our mark.
     pub fn add_environment_group(&self) {
         self.lock().world.environment = Some(GroupId::new("sg-environment"));
+    }
+
+    /// The store of the environment is lost and a new one has its name: the group that all machines share carries the id
+    /// of the old one, and no launch succeeds before it is adopted.
+    pub fn lose_store(&self, store: &str) {
+        let mut inner = self.lock();
+        let group = inner.world.environment.take();
+        inner.world.lost = group.map(|group| (group, store.to_owned()));
     }
 
     /// Somebody else makes a group that has the name of the machine's, without our mark.
@@ -379,5 +389,9 @@ impl Machines for Memory {
 
     async fn delete_group(&self, group: &GroupId) -> Result<(), Error> {
         self.call(CallName::DeleteGroup, None, BTreeSet::new(), |world| world.delete_group(group)).await
+    }
+
+    async fn adopt_groups(&self) -> Result<Vec<OtherGroup>, Error> {
+        self.call(CallName::AdoptGroups, None, BTreeSet::new(), |world| Ok(world.adopt_groups())).await
     }
 }

@@ -110,6 +110,8 @@ bugs!(
     OneSpoilsAll,
     /// The group that all machines share goes with those of machines that are gone.
     SweepsTheShared,
+    /// The group that all machines share outlives the last of them, and is in the way of the next environment of that name.
+    LeavesTheShared,
     /// While there is something to do at once, nobody looks at what changes.
     DeafWhileLate,
     /// Agents trust a store that was restored from an older backup, and remove everything made after the backup.

@@ -160,6 +160,11 @@ pub trait Machines: Send + Sync {
 
     /// Deletes a group of ours. [`Error::StillInUse`] is usual for a minute or more after [`Self::terminate`].
     fn delete_group(&self, group: &GroupId) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Marks the groups as ours that carry the environment's name and the id of another store: that store is lost, as the
+    /// operator says. A machine's group that is in use stays as it is, since the rules for our machine of that number
+    /// would open ports on the instances of another.
+    fn adopt_groups(&self) -> impl Future<Output = Result<Vec<OtherGroup>, Error>> + Send;
 }
 
 /// One driver for the rules and for the machines: both share what it knows and how much it may ask.
@@ -223,6 +228,10 @@ impl<M: Machines> Machines for Arc<M> {
 
     async fn delete_group(&self, group: &GroupId) -> Result<(), Error> {
         M::delete_group(self, group).await
+    }
+
+    async fn adopt_groups(&self) -> Result<Vec<OtherGroup>, Error> {
+        M::adopt_groups(self).await
     }
 }
 
@@ -381,6 +390,17 @@ pub enum InstanceState {
     Stopped,
     /// Will never run again.
     Terminated,
+}
+
+/// A group of the environment's name that carried the id of another store, and what became of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OtherGroup {
+    pub id: GroupId,
+    pub name: String,
+    /// The store that it was marked with.
+    pub store: String,
+    /// Why it was left as it is; none if it is ours now.
+    pub left: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

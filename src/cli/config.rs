@@ -93,7 +93,11 @@ impl ConfigDir {
 
     /// Who a machine is, for its agent.
     pub(super) fn machine(&self, environment: &EnvironmentName, id: MachineId) -> PathBuf {
-        self.0.join(format!("{environment}-machines")).join(format!("{}.json", id.key()))
+        self.machines(environment).join(format!("{}.json", id.key()))
+    }
+
+    pub(super) fn machines(&self, environment: &EnvironmentName) -> PathBuf {
+        self.0.join(format!("{environment}-machines"))
     }
 
     /// Where `hook-env` puts the credentials of units.

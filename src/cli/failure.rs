@@ -63,6 +63,12 @@ pub(super) enum Refusal {
     GarbledMachineFile { path: PathBuf, problem: &'static str },
     #[error("open-port, close-port and opened-ports are not in {}", directory.display())]
     NoHookTools { directory: PathBuf },
+    #[error("environment '{environment}' is in use: {}", used_by(services, machines))]
+    EnvironmentInUse { environment: EnvironmentName, services: Vec<String>, machines: Vec<String> },
+    #[error("no controller runs for this environment; waited {seconds} s")]
+    NoController { seconds: u64 },
+    #[error("the controller did not finish in {seconds} s{}", problem_words(problem.as_deref()))]
+    NotAnswered { seconds: u64, problem: Option<String> },
     #[error("the settings {} do not exist", path.display())]
     NoEc2Settings { path: PathBuf },
     #[cfg(not(feature = "ec2"))]
@@ -148,6 +154,14 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
         Refusal::NoHookTools { .. } => {
             Some("`cargo build --no-default-features --workspace` builds them beside this program".to_owned())
         }
+        Refusal::EnvironmentInUse { .. } => {
+            Some("`juju destroy-service` and `juju terminate-machine` free it; --force does both".to_owned())
+        }
+        Refusal::NoController { .. } => Some(
+            "start `portcullis controller`, then run this again; destroy-environment takes --leave-instances"
+                .to_owned(),
+        ),
+        Refusal::NotAnswered { .. } => Some("run it again; --timeout waits longer".to_owned()),
         Refusal::TooSlow { .. } => Some(DOUBT.to_owned()),
         Refusal::HostBits { text, block } => {
             let address = text.split('/').next().unwrap_or_default();
@@ -181,6 +195,18 @@ fn unreadable_words(problems: &[String]) -> String {
         0 => shown,
         more => format!("{shown}; and {more} more"),
     }
+}
+
+fn used_by(services: &[String], machines: &[String]) -> String {
+    let list =
+        |what: &str, names: &[String]| (!names.is_empty()).then(|| format!("{what} {}", names.join(", ")));
+    let parts: Vec<String> =
+        [list("services", services), list("machines", machines)].into_iter().flatten().collect();
+    parts.join("; ")
+}
+
+fn problem_words(problem: Option<&str>) -> String {
+    problem.map_or_else(String::new, |problem| format!(": {problem}"))
 }
 
 fn store_hint(refusal: &store::Error) -> Option<String> {

@@ -11,8 +11,9 @@ use super::failure::{self, Refusal};
 use super::settings::Globals;
 use super::unanswered::Unanswered;
 use super::{
-    accept_store, add_machine, add_unit, bootstrap, completions, deploy, destroy_service, expose, firewall,
-    heartbeat, hook_env, man, output, remove_unit, resolved, start, status, terminate_machine, unexpose,
+    accept_store, add_machine, add_unit, adopt_groups, bootstrap, completions, deploy, destroy_environment,
+    destroy_service, expose, firewall, heartbeat, hook_env, man, output, remove_unit, resolved, start,
+    status, terminate_machine, unexpose,
 };
 
 /// The longest that a command may take. Each call of the store has its own, shorter limit; this one is for many.
@@ -77,6 +78,25 @@ Examples:
     /// Remove a service with all its units
     #[command(after_help = "Machines stay. Examples:\n  juju destroy-service wordpress")]
     DestroyService(destroy_service::Typed),
+    /// Remove an environment with all that it has
+    #[command(after_help = "\
+Refuses while there are services or machines, unless --force destroys and terminates them first. The controller removes
+instances and security groups, so one has to run; then the tree is removed. The credentials of the environment stay in
+their files: `juju bootstrap` makes the next one with them.
+
+Examples:
+  juju -e prod destroy-environment --yes
+  juju -e prod destroy-environment --yes --force")]
+    DestroyEnvironment(destroy_environment::Typed),
+    /// Take over security groups after the store was lost
+    #[command(after_help = "\
+Groups are marked with the id of the store that made them, and a controller leaves those of another store alone. When that
+store is lost and a new one has the environment's name, this command has the running controller mark the groups
+juju-ENV and juju-ENV-N with the new id. A machine's group that an instance is in is left as it is, and named.
+
+Examples:
+  juju -e prod adopt-groups")]
+    AdoptGroups(adopt_groups::Typed),
     /// Add a machine
     #[command(after_help = "Examples:\n  juju add-machine\n  juju add-machine --instance-id i-0abc")]
     AddMachine(add_machine::Typed),
@@ -199,7 +219,9 @@ async fn run(juju: &Juju) -> anyhow::Result<ExitCode> {
 }
 
 async fn in_time(globals: &Globals, command: &Command) -> anyhow::Result<ExitCode> {
-    if matches!(command, Command::Status(args) if args.is_endless()) {
+    // These wait for a controller, and have their own limit.
+    let waits = matches!(command, Command::DestroyEnvironment(_) | Command::AdoptGroups(_));
+    if waits || matches!(command, Command::Status(args) if args.is_endless()) {
         return talk(globals, command).await;
     }
     match tokio::time::timeout(DEADLINE, talk(globals, command)).await {
@@ -233,6 +255,8 @@ async fn talk(globals: &Globals, command: &Command) -> anyhow::Result<ExitCode> 
         Command::AddUnit(args) => add_unit::run(globals, args).await,
         Command::RemoveUnit(args) => remove_unit::run(globals, args).await,
         Command::DestroyService(args) => destroy_service::run(globals, args).await,
+        Command::DestroyEnvironment(args) => destroy_environment::run(globals, args).await,
+        Command::AdoptGroups(args) => adopt_groups::run(globals, args).await,
         Command::AddMachine(args) => add_machine::run(globals, args).await,
         Command::TerminateMachine(args) => terminate_machine::run(globals, args).await,
         Command::AcceptStore => accept_store::run(globals).await,

@@ -5,6 +5,7 @@
 mod accept_store;
 mod add_machine;
 mod add_unit;
+mod adopt_groups;
 mod bootstrap;
 mod checkpoint_file;
 mod completions;
@@ -12,6 +13,7 @@ mod config;
 mod controller;
 mod demo;
 mod deploy;
+mod destroy_environment;
 mod destroy_service;
 mod ec2;
 mod expose;

@@ -61,14 +61,14 @@ impl<T: Tree, M: Machines> Hands<'_, T, M> {
         &self,
         steps: Vec<Step>,
         lead: &mut Leadership,
-    ) -> Result<BTreeMap<MachineId, Outcome>, Stop> {
-        let mut of_machine: BTreeMap<MachineId, VecDeque<Step>> = BTreeMap::new();
+    ) -> Result<BTreeMap<Option<MachineId>, Outcome>, Stop> {
+        let mut of_machine: BTreeMap<Option<MachineId>, VecDeque<Step>> = BTreeMap::new();
         for step in steps {
             of_machine.entry(step.machine()).or_default().push_back(step);
         }
-        let mut outcomes: BTreeMap<MachineId, Outcome> = BTreeMap::new();
+        let mut outcomes: BTreeMap<Option<MachineId>, Outcome> = BTreeMap::new();
         // Whoever goes has a lane of its own: a launch that hangs keeps no port open and no instance running.
-        let is_going = |(_, steps): &(MachineId, VecDeque<Step>)| steps.iter().all(Step::is_farewell);
+        let is_going = |(_, steps): &(Option<MachineId>, VecDeque<Step>)| steps.iter().all(Step::is_farewell);
         let (going, others) = of_machine.into_iter().partition(is_going);
         let mut lanes: [Lane; 2] = [Lane { waiting: going, begun: 0 }, Lane { waiting: others, begun: 0 }];
         let mut running = FuturesUnordered::new();
@@ -142,7 +142,7 @@ impl<T: Tree, M: Machines> Hands<'_, T, M> {
                 self.machines.release(number(machine), &id).await?;
                 Ok(Done::acted())
             }
-            Step::DeleteGroup(_, group) => {
+            Step::DeleteGroup(_, group) | Step::DeleteSharedGroup(group) => {
                 self.machines.delete_group(&group).await?;
                 Ok(Done::acted())
             }
@@ -182,7 +182,7 @@ impl<T: Tree, M: Machines> Hands<'_, T, M> {
 
 /// Machines that are seen to a few at a time, each with what is left to do for it.
 struct Lane {
-    waiting: VecDeque<(MachineId, VecDeque<Step>)>,
+    waiting: VecDeque<(Option<MachineId>, VecDeque<Step>)>,
     begun: usize,
 }
 

@@ -22,6 +22,9 @@ const DOUBT: Duration = Duration::from_secs(2);
 /// How long an instance must be missing before it is said to be: what was just launched is not always shown at once.
 const SETTLE: Duration = Duration::from_secs(5);
 
+/// How long the provider must show nothing of the environment before it is said to have nothing, for the same reason.
+pub const CLEAR_FOR: Duration = SETTLE;
+
 /// One thing to do. Steps for different machines are independent; those for one come in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
@@ -36,10 +39,13 @@ pub enum Step {
     Terminate(MachineId, InstanceId),
     Release(MachineId, InstanceId),
     DeleteGroup(MachineId, GroupId),
+    /// The group that all machines share goes after the last of them.
+    DeleteSharedGroup(GroupId),
 }
 
 impl Step {
-    pub fn machine(&self) -> MachineId {
+    /// `None` for what concerns no single machine.
+    pub fn machine(&self) -> Option<MachineId> {
         match self {
             Self::Launch(machine)
             | Self::Adopt(machine, _)
@@ -48,7 +54,8 @@ impl Step {
             | Self::Shut(machine, _)
             | Self::Terminate(machine, _)
             | Self::Release(machine, _)
-            | Self::DeleteGroup(machine, _) => *machine,
+            | Self::DeleteGroup(machine, _) => Some(*machine),
+            Self::DeleteSharedGroup(_) => None,
         }
     }
 
@@ -59,7 +66,7 @@ impl Step {
 
     /// Belongs to the end of a machine, which waits for no launch.
     pub fn is_farewell(&self) -> bool {
-        self.is_end() || matches!(self, Self::Shut(..) | Self::DeleteGroup(..))
+        self.is_end() || matches!(self, Self::Shut(..) | Self::DeleteGroup(..) | Self::DeleteSharedGroup(..))
     }
 
     /// Takes an instance away from us.
@@ -240,7 +247,7 @@ fn ends(machines: &Records, inventory: &Inventory, belongings: &Belongings<'_>) 
     }
     for group in groups {
         if group.machine.is_none() && planted(Bug::SweepsTheShared) {
-            steps.push(Step::DeleteGroup(MachineId::new(0), group.id.clone()));
+            steps.push(Step::DeleteSharedGroup(group.id.clone()));
         }
         // While its instance ends, a group is in use for certain.
         if let Some(number) =
@@ -250,7 +257,29 @@ fn ends(machines: &Records, inventory: &Inventory, belongings: &Belongings<'_>) 
             steps.push(Step::DeleteGroup(MachineId::new(number.get()), group.id.clone()));
         }
     }
+    if is_unused(machines, inventory) && !planted(Bug::LeavesTheShared) {
+        let shared = inventory.groups.iter().filter(|group| group.machine.is_none());
+        let mut shared: Vec<&GroupId> = shared.map(|group| &group.id).collect();
+        shared.sort_unstable();
+        steps.extend(shared.into_iter().cloned().map(Step::DeleteSharedGroup));
+    }
     steps
+}
+
+/// Neither the tree nor the provider has a machine that could be in the group that all share.
+fn is_unused(machines: &Records, inventory: &Inventory) -> bool {
+    let is_local = |record: &Result<records::Machine, String>| {
+        let instance = record.as_ref().ok().and_then(|record| record.instance_id.as_ref());
+        instance.is_some_and(|id| id.as_str() == LOCAL_INSTANCE)
+    };
+    machines.values().all(is_local)
+        && inventory.groups.iter().all(|group| group.machine.is_none())
+        && !inventory.instances.iter().any(is_live)
+}
+
+/// The provider has nothing of this environment any more, and nothing will be launched.
+pub fn is_clear(machines: &Records, inventory: &Inventory) -> bool {
+    is_unused(machines, inventory) && inventory.groups.is_empty()
 }
 
 /// Launched for a machine that has another one: the answer to a launch was lost, and the provider forgot that it gave it.

@@ -216,6 +216,39 @@ fn a_tree_without_machines_is_looked_at_twice() {
 }
 
 #[test]
+fn the_shared_group_goes_after_the_last_machine() {
+    let delete = Step::DeleteSharedGroup(GroupId::new("env"));
+    assert_eq!((delete.machine(), delete.is_farewell(), delete.stands_alone()), (None, true, false));
+    let shared = || vec![group("env", None)];
+    let empty = Inventory { instances: vec![], groups: shared() };
+    assert_eq!(
+        plan(vec![other()], &empty).steps,
+        std::slice::from_ref(&delete),
+        "only the host itself is left"
+    );
+    let first = plan(vec![], &empty);
+    assert_eq!((first.steps.len(), first.doubted.as_slice()), (0, std::slice::from_ref(&delete)));
+    let second = provision(&Records::new(), &empty, |ends| ends == first.doubted);
+    assert_eq!(second.steps, std::slice::from_ref(&delete), "as with all else, on a second look");
+    let launching = plan(vec![record(None, false)], &empty);
+    assert_eq!(launching.steps, [Step::Launch(M0)]);
+    assert_eq!(plan(vec![Err("garbage".into())], &empty).steps, []);
+    let vanished = plan(vec![record(Some("i-1"), false)], &empty);
+    assert!(!vanished.steps.contains(&delete), "a machine without its instance is still one");
+    let ending = Inventory { instances: vec![running("i-7", 7)], groups: shared() };
+    let own_group = Inventory { instances: vec![], groups: vec![group("env", None), group("sg-7", Some(7))] };
+    for inventory in [ending, own_group] {
+        assert!(!plan(vec![other()], &inventory).steps.contains(&delete), "{inventory:?}");
+        assert!(!is_clear(&tree(vec![other()]), &inventory));
+    }
+    assert!(is_clear(&Records::new(), &Inventory::default()));
+    assert!(
+        !is_clear(&Records::new(), &empty)
+            && !is_clear(&tree(vec![record(None, false)]), &Inventory::default())
+    );
+}
+
+#[test]
 fn what_is_not_shown_yet_is_not_said_to_be_gone() {
     let (mut missing, start) = (Missing::default(), Instant::now());
     let gone = BTreeMap::from([(M0, "instance i-1 is gone".to_owned())]);
@@ -288,7 +321,7 @@ proptest! {
         let plan = provision(&machines, &inventory, |_| false);
         for step in plan.steps.iter().chain(&plan.doubted) {
             let shown = |id: &InstanceId| inventory.instances.iter().find(|i| i.id == *id).unwrap();
-            let record = machines.get(&step.machine());
+            let record = step.machine().and_then(|machine| machines.get(&machine));
             let recorded = match record { Some(Ok(r)) => r.instance_id.as_ref().map(|id| id.as_str()), _ => None };
             match step {
                 Step::Terminate(_, id) => {
@@ -301,6 +334,7 @@ proptest! {
                     prop_assert!(record.is_none());
                 }
                 Step::Shut(..) | Step::DeleteGroup(..) => prop_assert!(record.is_none()),
+                Step::DeleteSharedGroup(_) => prop_assert!(machines.is_empty()),
                 Step::Launch(_) => prop_assert!(recorded.is_none() && record.is_some()),
                 Step::Adopt(_, id) => prop_assert_eq!(recorded, Some(id.as_str())),
                 Step::EnsureGroup(_, id) => prop_assert!(is_live(shown(id))),

@@ -62,7 +62,10 @@ enum Task {
     List,
     /// Instances that are on their way.
     Settle,
-    Machine(MachineId),
+    /// The steps of one machine, or those that concern all.
+    Steps(Option<MachineId>),
+    /// A request of the operator.
+    Request,
 }
 
 pub struct Provisioner<T, M> {
@@ -78,12 +81,14 @@ pub struct Provisioner<T, M> {
     unlisted: Option<String>,
     /// Machines whose instance is gone.
     gone: BTreeMap<MachineId, String>,
-    /// Machines for which a step failed, and why.
-    failures: BTreeMap<MachineId, String>,
+    /// Machines for which a step failed, and why; without a number for what concerns all.
+    failures: BTreeMap<Option<MachineId>, String>,
     /// What the agent was told last; nothing yet in this reign if `None`.
     told: Option<(BTreeMap<MachineId, String>, bool)>,
     /// What the provider has was seen in this reign.
     listed: bool,
+    /// Since when the provider shows nothing of the environment, while the operator waits for that.
+    clear_since: Option<Instant>,
     random: Box<dyn FnMut() -> u64 + Send + Sync>,
     metrics: Metrics,
     /// Detects a store that was restored from an older backup.
@@ -119,6 +124,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
             failures: BTreeMap::new(),
             told: None,
             listed: false,
+            clear_since: None,
             random: Box::new(random),
             metrics: Metrics::default(),
             guard: None,
@@ -150,7 +156,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
     ) -> Result<(), crate::store::Error> {
         // What another leader did meanwhile is not known.
         (self.known, self.doubt) = (None, Doubt::default());
-        (self.told, self.listed) = (None, false);
+        (self.told, self.listed, self.clear_since) = (None, false, None);
         let mut woken = wakes.subscribe();
         // The first wake says everything, and may have been before us.
         if !wakes.borrow().is_empty() {
@@ -203,7 +209,9 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
                 self.unlisted = None;
                 self.listed = true;
                 self.retries.succeeded(Task::List);
-                self.put_right((&records, newest), &inventory, lead).await
+                let changed = self.put_right((&records, newest), &inventory, lead).await?;
+                self.answer_requests(&records, &inventory, lead).await?;
+                Ok(changed)
             }
             Err(error) => {
                 self.metrics.not_provisioned(error.kind());
@@ -229,10 +237,11 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         self.hold_if_behind(&mut plan, newest, lead).await?;
         self.remember(&plan, now);
         let mut steps = plan.steps;
-        steps.retain(|step| !self.retries.waiting(Task::Machine(step.machine()), now));
+        steps.retain(|step| !self.retries.waiting(Task::Steps(step.machine()), now));
         let hands = Hands { tree: &self.tree, machines: &self.machines, boot: &self.boot };
         let outcomes = hands.enact(steps, lead).await?;
-        let changed = outcomes.iter().filter(|(_, outcome)| outcome.acted).map(|(id, _)| *id).collect();
+        let changed =
+            outcomes.iter().filter(|(_, outcome)| outcome.acted).filter_map(|(id, _)| *id).collect();
         for (machine, outcome) in outcomes {
             self.learn(machine, outcome);
         }
@@ -257,7 +266,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
             return Ok(());
         };
         let why = format!("not in the store, and kept: {why}");
-        let ending = plan.steps.iter().filter(|step| step.is_farewell()).map(Step::machine);
+        let ending = plan.steps.iter().filter(|step| step.is_farewell()).filter_map(Step::machine);
         self.kept = ending.map(|machine| (machine, why.clone())).collect();
         plan.steps.retain(|step| !step.is_farewell());
         plan.confirmed.clear();
@@ -274,9 +283,9 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         }
         self.doubt.hold(plan, now);
         // Whoever has nothing left to do has no failures either.
-        let planned: BTreeSet<MachineId> = plan.steps.iter().map(|step| step.machine()).collect();
+        let planned: BTreeSet<Option<MachineId>> = plan.steps.iter().map(|step| step.machine()).collect();
         self.failures.retain(|id, _| planned.contains(id));
-        self.retries.forget_all_but(|task| !matches!(task, Task::Machine(id) if !planned.contains(&id)));
+        self.retries.forget_all_but(|task| !matches!(task, Task::Steps(id) if !planned.contains(&id)));
         if plan.unfinished {
             self.try_later(Task::Settle, Pace::BackOff);
         } else {
@@ -285,11 +294,11 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
     }
 
     /// Takes in what became of a machine's steps.
-    fn learn(&mut self, machine: MachineId, outcome: Outcome) {
-        if let (Some(known), Some(record)) = (&mut self.known, outcome.recorded) {
+    fn learn(&mut self, machine: Option<MachineId>, outcome: Outcome) {
+        if let (Some(known), Some(machine), Some(record)) = (&mut self.known, machine, outcome.recorded) {
             known.insert(machine, Ok(record));
         }
-        let task = Task::Machine(machine);
+        let task = Task::Steps(machine);
         match outcome.failure {
             // What was done may have left more to do: a group goes after its instance, say. The next look tells.
             None if outcome.acted => {
@@ -305,7 +314,8 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
                 self.metrics.not_provisioned(error.kind());
                 let problem = error.to_string();
                 if self.failures.insert(machine, problem.clone()) != Some(problem) {
-                    warn!(%machine, %error, "not provisioned");
+                    let machine = machine.map_or_else(|| "all".to_owned(), |machine| machine.to_string());
+                    warn!(machine, %error, "not provisioned");
                 }
                 self.try_later(task, Pace::after(&error));
             }
@@ -325,14 +335,15 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
     /// What is wrong with each machine of the tree, and with those that have left it and are not gone yet.
     fn problems(&self) -> BTreeMap<MachineId, String> {
         let known = self.known.iter().flatten().map(|(id, _)| *id).collect::<BTreeSet<_>>();
-        let left = self.failures.iter().filter(|(id, _)| !known.contains(id));
-        let left = left.map(|(id, problem)| (*id, format!("terminated, and not gone yet: {problem}")));
+        let left = self.failures.iter().filter_map(|(id, problem)| Some(((*id)?, problem)));
+        let left = left.filter(|(id, _)| !known.contains(id));
+        let left = left.map(|(id, problem)| (id, format!("terminated, and not gone yet: {problem}")));
         let kept = self.kept.iter().filter(|(id, _)| !known.contains(id));
         let left = left.chain(kept.map(|(id, why)| (*id, why.clone())));
         let problem = |(id, record): (&MachineId, &Result<records::Machine, String>)| {
             let has_none = matches!(record, Ok(records::Machine { instance_id: None, .. }));
             let unlisted = self.unlisted.as_ref().filter(|_| has_none);
-            let problem = self.failures.get(id).or(unlisted).or(self.gone.get(id))?;
+            let problem = self.failures.get(&Some(*id)).or(unlisted).or(self.gone.get(id))?;
             Some((*id, problem.clone()))
         };
         self.known.iter().flatten().filter_map(problem).chain(left).collect()
@@ -399,6 +410,8 @@ async fn due(at: Option<Instant>) {
         None => std::future::pending().await,
     }
 }
+
+mod answer;
 
 #[cfg(test)]
 #[path = "provisioner_tests.rs"]

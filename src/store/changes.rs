@@ -2,6 +2,7 @@
 //! again and never what is there now; many events on one thing are one entry.
 
 use super::paths::NodePath;
+use super::requests;
 use super::tree::{Error, Event, Feed};
 use crate::model::planted::{Bug, planted};
 use crate::model::{MachineId, ServiceId, UnitId};
@@ -104,6 +105,8 @@ fn about(path: &NodePath) -> About {
         (Some("machines"), Some(id)) => MachineId::from_key(id).ok().map(Key::Machine),
         // A held controller may continue, and reads everything again.
         (Some("controller"), Some("accepted")) => None,
+        // Rare, and whoever provisions looks at everything for it.
+        (Some("controller"), Some(name)) if requests::is_request(name) => None,
         (Some("services" | "units" | "machines" | "charms" | "names" | "controller" | "zookeeper"), _) => {
             return About::Nothing;
         }
@@ -226,7 +229,16 @@ mod tests {
             dirty(&["/names/units/a/0", "/charms/x/0000", "/units", "/controller/x", "/zookeeper/quota"])
                 .is_empty()
         );
-        for path in ["/", "", "/initialized", "/units/what", "/other", "/services/service-1"] {
+        for path in [
+            "/controller/adopt-groups",
+            "/controller/clear",
+            "/",
+            "",
+            "/initialized",
+            "/units/what",
+            "/other",
+            "/services/service-1",
+        ] {
             assert!(dirty(&[path]).everything(), "{path}");
         }
     }

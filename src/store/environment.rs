@@ -13,7 +13,7 @@ use crate::model::{EnvironmentName, MachineId};
 use serde_json::{Map, Value};
 
 /// ZooKeeper's own node below the root of the store.
-const STORES_OWN: &str = "zookeeper";
+pub(super) const STORES_OWN: &str = "zookeeper";
 
 /// Where everything runs in an environment of one machine.
 pub(super) const LOCAL_MACHINE: MachineId = MachineId::new(0);

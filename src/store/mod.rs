@@ -20,6 +20,7 @@ pub mod paths;
 mod placement;
 mod ports;
 pub mod records;
+pub mod requests;
 mod retry;
 pub mod rollback;
 mod services;

@@ -54,6 +54,11 @@ pub fn leader() -> NodePath {
     controller().child("leader")
 }
 
+/// A request of the operator, and the controller's answer to it.
+pub fn request(name: &str) -> NodePath {
+    controller().child(name)
+}
+
 /// Its version is the number of leaders so far; each leader's writes name theirs.
 pub fn epoch() -> NodePath {
     controller().child("epoch")

@@ -6,7 +6,7 @@ use super::environment::Environment;
 use super::error::Error;
 use super::paths;
 use super::records::{
-    CHARM_HASH, MAX_SOURCES, NamedService, NamedUnit, Service, counter_to_bytes, exposed_to_bytes,
+    CHARM_HASH, MAX_SOURCES, NamedService, NamedUnit, Service, corrupt, counter_to_bytes, exposed_to_bytes,
     parse_credentials, parse_exposed,
 };
 use super::retry::Attempts;
@@ -131,6 +131,19 @@ impl<T: Tree> Environment<T> {
         Draft::read(self, &wanted.service, wanted.units, wanted.to, charm).await
     }
 
+    /// The names of all services.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] and the failures of the store.
+    pub async fn service_names(&self) -> Result<Vec<ServiceName>, Error> {
+        let container = paths::service_names();
+        let names = self.tree.children(&container).await?;
+        let name = |name: &String| {
+            name.parse().map_err(|_| corrupt(&container, format!("'{name}' names no service")))
+        };
+        names.iter().map(name).collect()
+    }
+
     /// Removes the service with all its units. One with very many units goes in several steps, and a second run
     /// finishes what a crash between two of them left.
     ///
@@ -179,9 +192,8 @@ impl<T: Tree> Environment<T> {
         let mut names = Vec::new();
         for number in self.tree.children(&container).await? {
             let path = container.child(&number);
-            let unit = format!("{name}/{number}")
-                .parse::<UnitName>()
-                .map_err(|e| super::records::corrupt(&path, e.to_string()))?;
+            let unit =
+                format!("{name}/{number}").parse::<UnitName>().map_err(|e| corrupt(&path, e.to_string()))?;
             names.push(unit);
         }
         let reads = names.iter().map(|unit| Read::Data(paths::unit_name(unit))).collect();

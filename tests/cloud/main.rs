@@ -38,6 +38,8 @@ macro_rules! scenarios {
 const SCENARIOS: &[Scenario] = scenarios![
     story::a_machine_is_launched_opened_shut_and_ended,
     story::an_adopted_instance_is_only_let_go,
+    story::an_environment_can_be_made_anew_under_its_old_name,
+    story::groups_of_a_lost_store_are_adopted_on_request,
     story::a_vpc_with_ipv6_is_opened_to_both_worlds,
     story::another_controller_takes_over_and_sweeps_what_is_left,
     drift::what_was_done_by_hand_is_put_right_or_left_alone,

@@ -55,6 +55,60 @@ pub(crate) fn an_adopted_instance_is_only_let_go(world: &World) {
     controller.ends();
 }
 
+/// The old environment leaves no group that would keep the new one from launching.
+pub(crate) fn an_environment_can_be_made_anew_under_its_old_name(world: &World) {
+    let controller = world.controller("log", 3600);
+    world.operator.does(&["add-machine"]);
+    let instance = world.instance(0);
+    world.deploy("wordpress", 0);
+    world.operator.is_refused(
+        &["destroy-environment", "--yes"],
+        1,
+        "is in use: services wordpress; machines 0",
+    );
+    world.operator.is_refused(&["destroy-environment", "--force"], 2, "--yes does it");
+    world.operator.does(&["destroy-environment", "--yes", "--force"]);
+    assert_eq!(world.instance_state(&instance), "terminated");
+    assert!(world.group(0).is_none() && world.shared_group().is_none());
+    world.operator.is_refused(&["status"], 1, "is not bootstrapped");
+    controller.kill9();
+
+    world.operator.does(&["bootstrap"]);
+    let controller = world.controller("second", 3600);
+    world.operator.does(&["add-machine"]);
+    world.instance(0);
+    // The group that all share goes with the last machine, too.
+    world.operator.does(&["terminate-machine", "0"]);
+    wait_for("end of the shared group", DEADLINE, || world.shared_group().is_none().then_some(()));
+    controller.ends();
+}
+
+/// The store is lost with a machine in it, and a new one has its name.
+pub(crate) fn groups_of_a_lost_store_are_adopted_on_request(world: &World) {
+    let controller = world.controller("log", 3600);
+    world.operator.does(&["add-machine"]);
+    let left = world.instance(0);
+    controller.kill9();
+    world.operator.does(&["destroy-environment", "--yes", "--force", "--leave-instances"]);
+    world.operator.does(&["bootstrap"]);
+    let controller = world.controller("second", 3600);
+    // Machine 0 of the lost store has the name of this one's group.
+    world.operator.does(&["add-machine"]);
+    world.operator.does(&["add-machine"]);
+    world.has_problem(1, "its tags are those of another environment or store");
+    let adopted = world.operator.does(&["adopt-groups"]).stdout;
+    assert!(adopted.contains("juju-local (sg-") && adopted.contains("): adopted from store "), "{adopted}");
+    assert!(
+        adopted.contains("juju-local-0 (sg-") && adopted.contains(&format!("instance {left} is in it")),
+        "{adopted}"
+    );
+    world.instance(1);
+    let none = world.operator.does(&["adopt-groups"]);
+    assert!(none.stdout.contains("juju-local-0") && !none.stdout.contains("adopted from"), "{none:?}");
+    assert_eq!(world.instance_state(&left), "running", "nothing of the lost store is ended");
+    controller.ends();
+}
+
 /// Where IPv6 reaches a machine, a port is opened to both worlds, and shut to both.
 pub(crate) fn a_vpc_with_ipv6_is_opened_to_both_worlds(world: &World) {
     let other = &world.account.other;

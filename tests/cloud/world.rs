@@ -120,6 +120,10 @@ impl World {
         self.wait(self.account.group(&format!("juju-local-{machine}")))
     }
 
+    pub(crate) fn shared_group(&self) -> Option<SecurityGroup> {
+        self.wait(self.account.group("juju-local"))
+    }
+
     /// The ports that are open to the world on a machine.
     pub(crate) fn ports(&self, machine: u32) -> Option<BTreeSet<i32>> {
         let group = self.group(machine)?;

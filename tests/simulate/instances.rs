@@ -9,7 +9,7 @@ use portcullis::store::election::LEASE;
 use portcullis::store::paths;
 use portcullis::store::tree::Tree as _;
 use portcullis_provider::provider::{
-    GroupId, Instance, InstanceId, InstanceState, Inventory, Launch, MachineNumber, Origin,
+    GroupId, Instance, InstanceId, InstanceState, Inventory, Launch, MachineNumber, Origin, OtherGroup,
 };
 use portcullis_provider::{Error, Machines};
 use tokio::time::Instant;
@@ -125,6 +125,10 @@ impl Machines for SimMachines {
             self.seam.lock().coverage.happened(Mishap::GroupInUse);
         }
         deleted
+    }
+
+    async fn adopt_groups(&self) -> Result<Vec<OtherGroup>, Error> {
+        self.request(Kind::EnsureGroup, None, self.seam.provider.adopt_groups()).await
     }
 }
 
@@ -264,6 +268,9 @@ impl World {
         }
         if let Some(group) = truth.groups.iter().find(|group| group.machine.is_some_and(|m| !known(m))) {
             self.fail(&format!("P3: {} outlives its machine", group.id));
+        }
+        if let Some(group) = truth.groups.first().filter(|_| machines.is_empty()) {
+            self.fail(&format!("P3: {} outlives the last machine", group.id));
         }
         for (machine, _) in machines.iter().filter(|(_, corrupt)| !corrupt) {
             self.expect_one_instance(*machine, &live, &truth).await;

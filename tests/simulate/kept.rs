@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use portcullis::model::MachineId;
+use portcullis::store::requests::{Progress, Request};
 use portcullis_provider::provider::Origin;
 use portcullis_provider::rule::Family;
 
@@ -31,6 +32,8 @@ pub(crate) const STORIES: &[Story] = &[
     ("a rule made by hand", || Box::pin(somebody_makes_the_rule())),
     ("a launch that was forgotten", || Box::pin(a_launch_is_forgotten())),
     ("an end that takes its time", || Box::pin(an_end_takes_its_time())),
+    ("the last machine goes", || Box::pin(the_last_machine_goes())),
+    ("a store that is lost", || Box::pin(a_store_is_lost())),
     ("a lease too short for all", || Box::pin(a_lease_is_too_short())),
     ("seed 4763", || Box::pin(a_change_comes_while_others_wait())),
     ("opens that hang", || Box::pin(opens_hang())),
@@ -92,6 +95,54 @@ async fn machines_come_back_one_by_one() {
     world.pause(SHALLOW).await;
     world.check().await;
     assert_eq!(rules(&world), before);
+}
+
+/// The group that all machines share goes with the last of them, and is made again for the next.
+async fn the_last_machine_goes() {
+    let mut world = World::new(0, Shape::small(1, true), false).await;
+    world.pause(DEEP).await;
+    world.check().await;
+    for service in 0..3 {
+        world.perform(Action::Destroy(service)).await;
+    }
+    // Other worlds keep one machine at least.
+    let machines: Vec<MachineId> = world.seam.lock().oracle.machines.keys().copied().collect();
+    world.operator.terminate_machines(&machines).await.expect("machines without units");
+    {
+        let mut shared = world.seam.lock();
+        shared.oracle.machines.clear();
+        shared.changed();
+    }
+    world.pause(DEEP + SHALLOW).await;
+    world.check().await;
+    assert!(world.seam.provider.truth().groups.is_empty(), "{:?}", world.seam.provider.truth());
+    world.operator.ask(Request::Clear).await.expect("a request");
+    world.pause(SHALLOW).await;
+    let answer = world.operator.progress(Request::Clear).await.expect("a node");
+    assert_eq!(answer, Progress::Done(Vec::new()));
+    world.operator.withdraw(Request::Clear).await.expect("no request");
+    world.perform(Action::Launch).await;
+    world.pause(DEEP + SHALLOW).await;
+    world.check().await;
+    assert!(world.all_have_instances().await);
+}
+
+/// The store that took a lost one's place has its groups adopted, and launches then.
+async fn a_store_is_lost() {
+    let mut world = World::new(0, Shape::small(1, true), false).await;
+    world.pause(DEEP).await;
+    world.check().await;
+    world.seam.provider.lose_store("lost");
+    world.perform(Action::Launch).await;
+    world.pause(DEEP).await;
+    assert!(!world.all_have_instances().await, "the group is another store's");
+    world.operator.ask(Request::AdoptGroups).await.expect("a request");
+    world.pause(SHALLOW).await;
+    let answer = world.operator.progress(Request::AdoptGroups).await.expect("a node");
+    assert!(matches!(&answer, Progress::Done(lines) if lines.len() == 1), "{answer:?}");
+    world.operator.withdraw(Request::AdoptGroups).await.expect("no request");
+    world.pause(DEEP + SHALLOW).await;
+    assert!(world.all_have_instances().await);
 }
 
 /// The read that follows an event fails: nobody says a second time what changed.

@@ -256,6 +256,11 @@ impl Api {
         self.change("CreateTags", &instance.into(), None, request.send()).await.map(drop)
     }
 
+    pub(super) async fn tag_group(&self, group: &GroupId, tag: Tag) -> Called<()> {
+        let request = self.client.create_tags().resources(group.as_str()).tags(tag);
+        self.change("CreateTags", &group.into(), None, request.send()).await.map(drop)
+    }
+
     pub(super) async fn delete_tags(&self, instance: &InstanceId, tags: Vec<Tag>) -> Called<()> {
         let request = self.client.delete_tags().resources(instance.as_str()).set_tags(Some(tags));
         self.change("DeleteTags", &instance.into(), None, request.send()).await.map(drop)

@@ -2,11 +2,12 @@
 
 use super::Ec2;
 use super::api::filter;
+use super::machines::is_live;
 use super::naming::{GroupOwner, MACHINE, MARK, is_marked};
 use super::permission::{Decoded, decode, environment_permissions};
 use super::refusal::Refusal;
 use crate::error::{Error, Subject};
-use crate::provider::{GroupId, MachineNumber};
+use crate::provider::{GroupId, MachineNumber, OtherGroup};
 use crate::rule::Rule;
 use aws_sdk_ec2::types::{Filter, SecurityGroup, VpcCidrBlockStateCode};
 use std::collections::BTreeSet;
@@ -196,6 +197,51 @@ impl Ec2 {
         memory.recent.forget(group);
         memory.groups.retain(|_, known| known != group);
         Ok(())
+    }
+
+    /// See [`crate::Machines::adopt_groups`].
+    pub(super) async fn take_over_groups(&self) -> Result<Vec<OtherGroup>, Error> {
+        let what = Subject::Provider;
+        let of_our_name = self.environment().of_our_name();
+        let filters = of_our_name.map(|(key, value)| filter(format!("tag:{key}"), [value.to_owned()]));
+        let found = self.api.groups(&what, filters.to_vec()).await;
+        let found = found.map_err(|refusal| refusal.into_error(&what))?;
+        let mut all = Vec::new();
+        for group in &found {
+            let (Some((owner, store)), Some(id)) =
+                (self.environment().other_stores_group(group.tags()), group.group_id())
+            else {
+                continue;
+            };
+            let id = GroupId::new(id);
+            let used_by = match owner {
+                // All machines are in it, and new ones cannot do without it.
+                GroupOwner::Environment => None,
+                GroupOwner::Machine(_) => self.instance_in(&id).await?,
+            };
+            if used_by.is_none() {
+                let tagged = self.api.tag_group(&id, self.environment().store_tag()).await;
+                tagged.map_err(|refusal| refusal.into_error(&Subject::from(&id)))?;
+                tracing::info!(group = %id, %store, "group of another store adopted");
+            }
+            all.push(OtherGroup {
+                name: group.group_name().unwrap_or_default().to_owned(),
+                store: store.to_owned(),
+                left: used_by.map(|instance| format!("instance {instance} is in it; terminate that first")),
+                id,
+            });
+        }
+        Ok(all)
+    }
+
+    /// An instance that uses the group, whoever made it.
+    async fn instance_in(&self, group: &GroupId) -> Result<Option<String>, Error> {
+        let filters = vec![filter("instance.group-id", [group.as_str().to_owned()])];
+        let what = Subject::from(group);
+        let shown = self.api.instances(&what, filters).await;
+        let shown = shown.map_err(|refusal| refusal.into_error(&what))?;
+        let mut using = shown.iter().filter(|shown| is_live(shown));
+        Ok(using.find_map(|shown| shown.instance_id().map(str::to_owned)))
     }
 
     /// Those of `vpcs` that IPv6 can reach.

@@ -8,7 +8,7 @@ use super::{Ec2, LaunchSettings, unusable};
 use crate::error::{Error, Subject};
 use crate::provider::{
     Group, GroupId, Instance, InstanceId, InstanceState, Inventory, Launch, MachineNumber, Machines, Origin,
-    UserData,
+    OtherGroup, UserData,
 };
 use aws_sdk_ec2::types::{
     Filter, GroupIdentifier, HttpTokensState, Instance as Shown, InstanceMetadataOptionsRequest,
@@ -126,6 +126,10 @@ impl Machines for Ec2 {
             }
             None => Ok(()),
         }
+    }
+
+    async fn adopt_groups(&self) -> Result<Vec<OtherGroup>, Error> {
+        self.take_over_groups().await
     }
 }
 
@@ -287,6 +291,11 @@ impl Ec2 {
         let set = self.api.set_groups(id, name, groups).await;
         set.map_err(|refusal| refusal.into_error(&id.into()))
     }
+}
+
+/// Whether an instance may still run.
+pub(super) fn is_live(shown: &Shown) -> bool {
+    state(shown) != InstanceState::Terminated
 }
 
 /// The one that public traffic comes in by.

@@ -103,6 +103,24 @@ impl Environment {
         }
     }
 
+    /// The owner of a group and the id of its store, for a group of an environment of our name in another store.
+    pub(super) fn other_stores_group<'a>(&self, tags: &'a [Tag]) -> Option<(GroupOwner, &'a str)> {
+        let store = value(tags, STORE).filter(|store| *store != self.store)?;
+        // With the store that it names it would be ours.
+        let theirs = Self { name: self.name.clone(), store: store.to_owned() };
+        theirs.group_owner(tags).map(|owner| (owner, store))
+    }
+
+    /// The filters that find such groups, whatever their store.
+    pub(super) fn of_our_name(&self) -> [(&'static str, &str); 2] {
+        [(MARK, GROUP), (ENVIRONMENT, &self.name)]
+    }
+
+    /// The tag that marks a group of another store as ours.
+    pub(super) fn store_tag(&self) -> Tag {
+        tag(STORE, &self.store)
+    }
+
     /// Which machine an instance is, and how it came to be: `None` if it is not ours.
     pub(super) fn instance_owner(&self, tags: &[Tag]) -> Option<(MachineNumber, Origin)> {
         let origin = match value(tags, MARK)? {
@@ -232,6 +250,24 @@ mod tests {
         let unsaid: Vec<Tag> =
             ours.group_tags(Some(TWO)).into_iter().filter(|tag| tag.key() != Some(STORE)).collect();
         assert_eq!(ours.group_owner(&unsaid), None, "nobody's is not ours");
+    }
+
+    #[test]
+    fn groups_of_a_lost_store_are_found_by_whole_tags() {
+        let (ours, lost) = (named("prod"), of_store("prod", "77aa"));
+        let other =
+            |tags: &[Tag]| ours.other_stores_group(tags).map(|(owner, store)| (owner, store.to_owned()));
+        for (machine, owner) in [(None, GroupOwner::Environment), (Some(TWO), GroupOwner::Machine(TWO))] {
+            let tags = lost.group_tags(machine);
+            assert_eq!(other(&tags), Some((owner, "77aa".to_owned())));
+            let mut taken = tags.clone();
+            taken.retain(|tag| tag.key() != Some(STORE));
+            assert_eq!(other(&taken), None, "a group of no store");
+            taken.push(ours.store_tag());
+            assert_eq!((other(&taken), ours.group_owner(&taken)), (None, Some(owner)), "ours already");
+        }
+        assert_eq!(other(&of_store("prod-2", "77aa").group_tags(None)), None, "another environment's");
+        assert_eq!(other(&lost.instance_tags(TWO, Origin::Launched)), None, "an instance's tags");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::lagging::Lagging;
 use crate::error::{Error, Subject};
 use crate::provider::{
     Foreign, Group, GroupId, Instance, InstanceId, InstanceState, Inventory, MachineNumber, MachineRules,
-    Origin, Seen,
+    Origin, OtherGroup, Seen,
 };
 use crate::rule::{Cidr, Family, PortRange, Rule, WirePorts};
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,6 +59,8 @@ pub(super) struct World {
     squatters: BTreeMap<MachineNumber, GroupId>,
     /// The group that all machines share, if somebody made it.
     pub(super) environment: Option<GroupId>,
+    /// The same with the id of a store that is lost.
+    pub(super) lost: Option<(GroupId, String)>,
     made: u64,
 }
 
@@ -81,6 +83,7 @@ impl World {
             instances: BTreeMap::new(),
             squatters: BTreeMap::new(),
             environment: None,
+            lost: None,
             made: 0,
         }
     }
@@ -255,6 +258,11 @@ impl World {
         if let Some(instance) = running.filter(|_| !self.settings.forgets_launches) {
             return Ok(instance);
         }
+        if let Some((group, store)) = &self.lost {
+            let reason = format!("its tags are those of the store {store}");
+            return Err(Error::Foreign { what: Subject::from(group), reason });
+        }
+        self.environment.get_or_insert_with(|| GroupId::new("sg-environment"));
         self.make_group(machine)?;
         self.tamper(machine, |rules| rules.owned.clear());
         let id = InstanceId::new(format!("i-{}", self.next_number()));
@@ -343,6 +351,13 @@ impl World {
         }
         self.set_rules(machine, None);
         Ok(())
+    }
+
+    pub(super) fn adopt_groups(&mut self) -> Vec<OtherGroup> {
+        let lost = self.lost.take();
+        self.environment = lost.as_ref().map(|(group, _)| group.clone()).or(self.environment.take());
+        let adopted = |(id, store)| OtherGroup { id, name: "juju-environment".to_owned(), store, left: None };
+        lost.map(adopted).into_iter().collect()
     }
 
     /// Only instances with our mark are shown.

@@ -192,6 +192,35 @@ pub(crate) async fn stores_with_one_environment_name_stay_apart(account: Arc<Acc
     assert_eq!(seen(&theirs, ONE).await.owned, tcp(&[80]));
 }
 
+pub(crate) async fn groups_of_a_lost_store_are_adopted(account: Arc<Account>) {
+    const LOST: &str = "fedcba9876543210";
+    let (ours, lost) = (account.ec2("prod"), account.connect(account.settings_of("prod", LOST)));
+    let elsewhere = account.connect(account.settings_of("prod-2", LOST));
+    let (running, ended) = (launch(&lost, 1).await, launch(&lost, 2).await);
+    launch(&elsewhere, 3).await;
+    lost.terminate(MachineNumber::new(2), &ended.id).await.unwrap();
+    assert_eq!(ours.launch(&request(1)).await.unwrap_err().kind(), "foreign");
+
+    let mut found = ours.adopt_groups().await.unwrap();
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    let shown: Vec<(&str, &str, bool)> =
+        found.iter().map(|group| (group.name.as_str(), group.store.as_str(), group.left.is_none())).collect();
+    assert_eq!(shown, [("juju-prod", LOST, true), ("juju-prod-1", LOST, false), ("juju-prod-2", LOST, true)]);
+    let why = format!("instance {} is in it; terminate that first", running.id);
+    assert_eq!(found[1].left.as_deref(), Some(why.as_str()));
+    let shared = account.group("juju-prod").await.unwrap();
+    assert_eq!(tags(shared.tags())["portcullis:store"], STORE);
+
+    launch(&ours, 2).await;
+    assert_eq!(ours.launch(&request(1)).await.unwrap_err().kind(), "foreign", "its group is in use");
+    lost.terminate(ONE, &running.id).await.unwrap();
+    let again: Vec<String> = ours.adopt_groups().await.unwrap().into_iter().map(|group| group.name).collect();
+    assert_eq!(again, ["juju-prod-1"], "what is ours already is not named");
+    launch(&ours, 1).await;
+    assert_eq!(ours.adopt_groups().await.unwrap(), []);
+    assert_eq!(elsewhere.list().await.unwrap().groups.len(), 2, "another environment's are not touched");
+}
+
 pub(crate) async fn adopted_instances_are_only_let_go(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     let instance = InstanceId::new(account.make_instance().await);

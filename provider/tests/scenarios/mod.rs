@@ -35,6 +35,7 @@ scenarios![
     machines::a_group_of_others_is_in_the_way,
     machines::environments_with_one_name_stay_apart,
     machines::stores_with_one_environment_name_stay_apart,
+    machines::groups_of_a_lost_store_are_adopted,
     machines::adopted_instances_are_only_let_go,
     machines::a_group_that_somebody_deleted_is_made_again,
     machines::a_group_is_shut_and_theirs_stays,

@@ -1,0 +1,103 @@
+//! `juju destroy-environment`: removes an environment for good. The controller removes what it has at the provider, then
+//! the tree is removed, then the files of its machines and units on this host.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+
+use super::adopt_groups::answered;
+use super::config::{Remembered, Role};
+use super::failure::{Refusal, Usage};
+use super::output;
+use super::settings::{Globals, Settings};
+use crate::model::MachineId;
+use crate::store::records::Placement;
+use crate::store::requests::Request;
+use crate::store::{Environment, ZkTree};
+
+#[derive(Debug, Args)]
+pub(super) struct Typed {
+    /// Really remove it; without this the command only says what it would remove
+    #[arg(long)]
+    yes: bool,
+    /// Destroy its services and terminate its machines first
+    #[arg(long)]
+    force: bool,
+    /// Do not wait for a controller: the provider has nothing of this environment, or it is left there
+    #[arg(long)]
+    leave_instances: bool,
+    /// Give up waiting for the controller after this time
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: u64,
+}
+
+pub(super) async fn run(globals: &Globals, args: &Typed) -> anyhow::Result<()> {
+    globals.in_environment(async |settings, environment| destroy(settings, environment, args).await).await
+}
+
+async fn destroy(settings: &Settings, environment: &Environment<ZkTree>, args: &Typed) -> anyhow::Result<()> {
+    let name = &settings.environment;
+    let services = environment.service_names().await?;
+    let machines = provided_machines(environment).await?;
+    if !args.force && !(services.is_empty() && machines.is_empty()) {
+        let services = services.iter().map(ToString::to_string).collect();
+        let machines = machines.iter().map(ToString::to_string).collect();
+        return Err(Refusal::EnvironmentInUse { environment: name.clone(), services, machines }.into());
+    }
+    if !args.yes {
+        let what = format!("this removes environment '{name}' and all that it has; --yes does it");
+        return Err(Usage::new(what).into());
+    }
+    for service in &services {
+        environment.destroy_service(service).await?;
+        output::message(&format!("Service '{service}' destroyed."));
+    }
+    if !machines.is_empty() {
+        environment.terminate_machines(&machines).await?;
+        let shown: Vec<String> = machines.iter().map(ToString::to_string).collect();
+        output::message(&format!("Machines terminated: {}", shown.join(", ")));
+    }
+    if environment.info().placement != Placement::Local && !args.leave_instances {
+        output::message("Waiting until the controller has removed instances and security groups.");
+        answered(environment, Request::Clear, Duration::from_secs(args.timeout)).await?;
+    }
+    environment.remove().await?;
+    forget(settings)?;
+    output::message(&format!("Environment '{name}' destroyed."));
+    Ok(())
+}
+
+/// All but the host of an environment that has only that.
+async fn provided_machines(environment: &Environment<ZkTree>) -> anyhow::Result<Vec<MachineId>> {
+    let mut machines = environment.machine_ids().await?;
+    if environment.info().placement == Placement::Local {
+        machines.retain(|machine| *machine != super::up::LOCAL_MACHINE);
+    }
+    Ok(machines)
+}
+
+/// Removes what this host remembers of the environment. The credentials stay without the tree's id: the store's root still
+/// belongs to them, and `juju bootstrap` makes the next environment with them.
+fn forget(settings: &Settings) -> anyhow::Result<()> {
+    let (config, name) = (&settings.config, &settings.environment);
+    for role in [Role::Operator, Role::Controller] {
+        if let Some(remembered) = config.read(name, role)? {
+            config.replace(name, role, &Remembered { cluster_id: None, ..remembered })?;
+        }
+    }
+    for directory in [config.machines(name), config.units(name), config.unanswered(name)] {
+        remove(&directory).with_context(|| format!("cannot remove {}", directory.display()))?;
+    }
+    Ok(())
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    let removed = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
