@@ -67,6 +67,8 @@ pub struct Patience {
     /// One request, with what comes before it. A change that hangs for this long holds up the pass that it is part of,
     /// and the closes that come after that.
     pub request: Duration,
+    /// One read. Under load EC2 may take half a minute to describe groups, and ports must close then, too.
+    pub read: Duration,
     /// Changes are made once: the SDK repeats nothing, since the budget would not be asked.
     pub reads: u32,
     /// Between two reads; doubles with each.
@@ -78,6 +80,7 @@ impl Default for Patience {
         Self {
             connect: Duration::from_secs(3),
             request: Duration::from_secs(10),
+            read: Duration::from_secs(40),
             reads: 3,
             first_pause: Duration::from_millis(500),
         }
@@ -156,23 +159,23 @@ impl Ec2 {
         let region = region_of(settings.region.as_deref(), config)?;
         let endpoint = settings.endpoint_url.clone().or_else(|| config.endpoint_url().map(str::to_owned));
         let patience = settings.patience;
-        let timeouts = TimeoutConfig::builder()
-            .connect_timeout(patience.connect)
-            .operation_timeout(patience.request)
-            .build();
+        let timeouts = |operation| {
+            TimeoutConfig::builder().connect_timeout(patience.connect).operation_timeout(operation).build()
+        };
         let meter = Meter::new();
         let mut client = aws_sdk_ec2::config::Builder::from(config)
             .region(Region::new(region.clone()))
             .retry_config(RetryConfig::disabled())
-            .timeout_config(timeouts)
+            .timeout_config(timeouts(patience.request))
             .interceptor(meter.clone());
         client.set_endpoint_url(endpoint.clone());
         let place = endpoint.map_or_else(
             || format!("EC2 in region '{region}' (is that the right one?)"),
             |endpoint| format!("EC2 at {endpoint}"),
         );
-        let client = aws_sdk_ec2::Client::from_conf(client.build());
-        Ok(Self { settings, api: Api::new(client, meter, patience, place), memory: Mutex::default() })
+        let reader = client.clone().timeout_config(timeouts(patience.read));
+        let [client, reader] = [client, reader].map(|config| aws_sdk_ec2::Client::from_conf(config.build()));
+        Ok(Self { settings, api: Api::new(client, reader, meter, patience, place), memory: Mutex::default() })
     }
 
     /// How many requests went out, by the name of their action.

@@ -52,7 +52,7 @@ pub(crate) fn a_thousand_machines_cost_a_converged_controller_nothing(world: &Wo
     world.wait(async {
         let patient = Duration::from_secs(300);
         let settings = world.account.settings_of("local", &store);
-        let patience = Patience { request: patient, ..settings.patience };
+        let patience = Patience { request: patient, read: patient, ..settings.patience };
         let ec2 = world.account.connect(Settings { patience, ..settings });
         let listed = ec2.list().await.unwrap();
         assert_eq!((listed.instances.len(), listed.groups.len()), (MACHINES, MACHINES));

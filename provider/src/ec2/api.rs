@@ -27,6 +27,8 @@ const PAGES_MAX: usize = 200;
 #[derive(Debug)]
 pub(super) struct Api {
     client: Client,
+    /// The same for reads, which may take longer.
+    reader: Client,
     pub(super) meter: Meter,
     patience: Patience,
     /// Where calls go, for the texts of errors.
@@ -36,8 +38,14 @@ pub(super) struct Api {
 type Called<T> = Result<T, Refusal>;
 
 impl Api {
-    pub(super) fn new(client: Client, meter: Meter, patience: Patience, place: String) -> Self {
-        Self { client, meter, patience, place }
+    pub(super) fn new(
+        client: Client,
+        reader: Client,
+        meter: Meter,
+        patience: Patience,
+        place: String,
+    ) -> Self {
+        Self { client, reader, meter, patience, place }
     }
 
     /// A read is tried again, a little later and within the budget: one page of many that was refused is no reason to ask
@@ -147,7 +155,7 @@ impl Api {
         let mut found = Vec::new();
         let mut pages = Pages::new(what);
         while let Some(token) = pages.next()? {
-            let request = self.client.describe_security_groups().max_results(PAGE);
+            let request = self.reader.describe_security_groups().max_results(PAGE);
             let request = request.set_filters(Some(filters.clone())).set_next_token(token);
             let page = self.read("DescribeSecurityGroups", what, || request.clone().send()).await?;
             pages.seen(page.next_token);
@@ -160,7 +168,7 @@ impl Api {
         let mut found = Vec::new();
         let mut pages = Pages::new(what);
         while let Some(token) = pages.next()? {
-            let request = self.client.describe_instances().max_results(PAGE);
+            let request = self.reader.describe_instances().max_results(PAGE);
             let request = request.set_filters(Some(filters.clone())).set_next_token(token);
             let page = self.read("DescribeInstances", what, || request.clone().send()).await?;
             pages.seen(page.next_token);
@@ -174,7 +182,7 @@ impl Api {
         let mut found = Vec::new();
         let mut pages = Pages::new(&Subject::Provider);
         while let Some(token) = pages.next()? {
-            let request = self.client.describe_vpcs().max_results(PAGE);
+            let request = self.reader.describe_vpcs().max_results(PAGE);
             let request = request.set_filters(Some(filters.clone())).set_next_token(token);
             let page = self.read("DescribeVpcs", &Subject::Provider, || request.clone().send()).await?;
             pages.seen(page.next_token);
@@ -184,7 +192,7 @@ impl Api {
     }
 
     pub(super) async fn subnets(&self, filters: Vec<Filter>) -> Called<Vec<Subnet>> {
-        let request = self.client.describe_subnets().set_filters(Some(filters));
+        let request = self.reader.describe_subnets().set_filters(Some(filters));
         let page = self.read("DescribeSubnets", &Subject::Provider, || request.clone().send()).await?;
         Ok(page.subnets.unwrap_or_default())
     }

@@ -247,7 +247,8 @@ pub(crate) async fn an_answer_that_got_lost(account: Arc<Account>) {
 pub(crate) async fn no_answer_at_all(account: Arc<Account>) {
     let patient = ready(&account).await;
     let mut settings = account.settings("prod");
-    settings.patience = Patience { request: Duration::from_secs(2), reads: 1, ..settings.patience };
+    let short = Duration::from_secs(2);
+    settings.patience = Patience { request: short, read: short, reads: 1, ..settings.patience };
     let ec2 = account.connect(settings);
     let deadline = Instant::now() + Duration::from_secs(60);
     while ec2.observe(&BTreeSet::from([ONE])).await.is_err() {
