@@ -118,7 +118,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             }
             let (now, random) = (Instant::now(), (self.random)());
             // The first time that a machine is full, the next request has what there is room for.
-            let divisible = !self.firewall.at_once() && !(full && request == Request::Open);
+            let divisible = !(self.firewall.at_once() || full && request == Request::Open);
             if divisible && self.refusals.divided((machine, request), rules, error, now, random) {
                 at_once = true;
             } else if full && request == Request::Open && applied.closed.is_ok() {

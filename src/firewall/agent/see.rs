@@ -95,13 +95,14 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             Err(err) => {
                 warn!(error = %err, machines = ids.len(), "provider not readable");
                 *pass.failures.entry(err.kind()).or_default() += 1;
+                // One request was denied for all of them: they are due again together.
+                let (now, random) = (Instant::now(), (self.random)());
                 for id in ids {
                     wanted.remove(&id);
                     failed.insert(id);
                     self.noticed.entry(id).or_insert(self.since);
                     reports.insert(id, self.reports.keep(id, err.to_string()));
-                    let random = (self.random)();
-                    if self.refusals.denied(id, Request::Look, &err, Instant::now(), random) {
+                    if self.refusals.denied(id, Request::Look, &err, now, random) {
                         self.retries.succeeded(id);
                     } else {
                         self.try_later(id, Pace::after(&err));
