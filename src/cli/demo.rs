@@ -173,6 +173,7 @@ async fn act(story: &juju::Story, client: &Arc<Client>) -> anyhow::Result<()> {
             "# The unit asked for its port, but the service is not exposed: the firewall refuses the neighbour.",
         )?;
         fetch(client, port, Kind::Refused, "").await?;
+        hook_has_run(port).await?;
     }
     story.juju(&["expose", "hello"]).await?;
     fetch(client, port, Kind::Page, "Hello world").await?;
@@ -234,6 +235,22 @@ async fn fetch(client: &Arc<Client>, port: u16, kind: Kind, start: &str) -> anyh
         }
         if Instant::now() >= patience {
             bail!("unexpected answer from port {port}: {}", answer.shown.trim());
+        }
+        sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// Waits for the page that the `unexposed` hook writes: the port may close before that hook begins, and a service that
+/// is destroyed meanwhile never runs it.
+async fn hook_has_run(port: u16) -> anyhow::Result<()> {
+    let patience = Instant::now() + PATIENCE;
+    loop {
+        let asking = tokio::task::spawn_blocking(move || network::own_request("127.0.0.1", port));
+        if asking.await.context("the request has panicked")?.shown.starts_with("Hello from") {
+            return Ok(());
+        }
+        if Instant::now() >= patience {
+            bail!("the unexposed hook has not run after {} s", PATIENCE.as_secs());
         }
         sleep(LOOK_AGAIN).await;
     }

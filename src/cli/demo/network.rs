@@ -206,7 +206,7 @@ fn curl(url: &str) -> io::Result<Answer> {
 }
 
 /// For machines without curl.
-fn own_request(host: &str, port: u16) -> Answer {
+pub(super) fn own_request(host: &str, port: u16) -> Answer {
     let page = || {
         let address: Ipv4Addr = host.parse().unwrap_or(Ipv4Addr::LOCALHOST);
         let mut stream = TcpStream::connect_timeout(&(address, port).into(), REQUEST_LIMIT)?;
