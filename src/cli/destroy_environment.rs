@@ -42,7 +42,8 @@ async fn destroy(settings: &Settings, environment: &Environment<ZkTree>, args: &
     let name = &settings.environment;
     let services = environment.service_names().await?;
     let machines = provided_machines(environment).await?;
-    if !args.force && !(services.is_empty() && machines.is_empty()) {
+    let in_use = !services.is_empty() || !machines.is_empty();
+    if in_use && !args.force {
         let services = services.iter().map(ToString::to_string).collect();
         let machines = machines.iter().map(ToString::to_string).collect();
         return Err(Refusal::EnvironmentInUse { environment: name.clone(), services, machines }.into());
