@@ -20,6 +20,7 @@ pub(crate) fn the_whole_story(site: &Site) {
     told.juju(&["status", "wordpress"]);
     told.juju(&["expose", "wordpress", "--to", "192.0.2.7/24", "2001:db8::/32"]);
     told.juju(&["expose", "wordpress", "--to", "2001:db8::/32", "--to", "192.0.2.0/24"]);
+    told.juju(&["expose", "wordpress", "--to", "192.0.2.0/24", "2001:db8::/32"]);
     told.juju(&["expose", "wordpress", "--to", "everyone"]);
     told.juju(&["status", "wordpress"]);
     told.juju(&["unexpose", "wordpress"]);
