@@ -27,6 +27,7 @@ use std::time::Instant;
 use cloud::localstack::LocalStack;
 use cloud::warm_up;
 use harness::Store;
+use harness::wire::{Client, Create};
 use world::World;
 
 type Scenario = (&'static str, fn(&World));
@@ -58,9 +59,12 @@ fn run(scenarios: &[Scenario]) {
     let store = Store::keeper();
     let only = std::env::var("SCENARIO").ok();
     let mut failed = Vec::new();
-    for (name, scenario) in
-        scenarios.iter().filter(|(name, _)| only.as_ref().is_none_or(|o| name.contains(o)))
-    {
+    let chosen = |(name, _): &&Scenario| only.as_ref().is_none_or(|only| name.contains(only));
+    // All of them before the first scenario, which closes the root of the keeper.
+    for (name, _) in scenarios.iter().filter(chosen) {
+        Client::connect(store.addr()).create(&format!("/{name}"), b"", Create::Persistent);
+    }
+    for (name, scenario) in scenarios.iter().filter(chosen) {
         let began = Instant::now();
         let world = World::new(&store, name, runtime.handle().clone(), localstack.address);
         if catch_unwind(AssertUnwindSafe(|| scenario(&world))).is_err() {

@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use crate::cloud::{Account, IMAGE};
 use crate::controller::{self, Controller, DEADLINE};
 use crate::harness::scenario::Site;
-use crate::harness::wire::{Client, Create};
+use crate::harness::wire::Client;
 use crate::harness::{Store, wait_for};
 use crate::operator::{Came, Operator, came, fixture_charm};
 
@@ -27,7 +27,6 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(store: &Store, name: &str, runtime: Handle, localstack: SocketAddr) -> Self {
         let site = Site { kind: store.kind(), addr: store.addr(), chroot: format!("/{name}") };
-        Client::connect(store.addr()).create(&site.chroot, b"", Create::Persistent);
         let account = runtime.block_on(Account::new(localstack));
         Self { account, operator: Operator::bootstrapped(&site), site, runtime }
     }

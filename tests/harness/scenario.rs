@@ -7,6 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::wire::{Client, Create};
 use super::{Kind, Store};
 
+const OTHER: &str = "-other";
+
 /// Where a scenario may work: a server, and a node on it that belongs to the scenario alone.
 #[derive(Clone, Debug)]
 pub(crate) struct Site {
@@ -20,6 +22,11 @@ impl Site {
     /// Address and chroot as clients take them: `127.0.0.1:2181/name`.
     pub(crate) fn connect_string(&self) -> String {
         format!("{}{}", self.addr, self.chroot)
+    }
+
+    /// The place of a second environment on the same server.
+    pub(crate) fn other(&self) -> Self {
+        Self { chroot: format!("{}{OTHER}", self.chroot), ..self.clone() }
     }
 
     /// A path below the chroot, for clients that know none.
@@ -40,7 +47,9 @@ pub(crate) fn run(store: &Store, scenarios: &[Scenario]) {
         scenarios.iter().filter(|(name, _)| only.as_ref().is_none_or(|only| only == name)).collect();
     // All of them before the first scenario, which may close the root of the server.
     for (name, _) in &wanted {
-        Client::connect(store.addr()).create(&format!("/{name}"), b"", Create::Persistent);
+        let mut client = Client::connect(store.addr());
+        client.create(&format!("/{name}"), b"", Create::Persistent);
+        client.create(&format!("/{name}{OTHER}"), b"", Create::Persistent);
     }
     for (name, scenario) in wanted {
         let site = Site { kind: store.kind(), addr: store.addr(), chroot: format!("/{name}") };

@@ -7,7 +7,6 @@ use std::path::Path;
 
 use crate::harness::scenario::Site;
 use crate::harness::wait_for;
-use crate::harness::wire::{Client, Create};
 use crate::world::{DEADLINE, World, is_alive};
 
 /// Says in a line what was tried and whether it worked.
@@ -186,10 +185,8 @@ pub(crate) fn a_hook_gets_at_nothing_of_another_machine(site: &Site) {
 
 /// Two environments on one host, whose units have the same numbers: no two have the same user, whoever asks when.
 pub(crate) fn a_hook_gets_at_nothing_of_another_environment(site: &Site) {
-    let beside = Site { chroot: format!("{}-beside", site.chroot), ..site.clone() };
-    Client::connect(site.addr).create(&beside.chroot, b"", Create::Persistent);
     let one = World::new(site);
-    let two = World::new(&beside).on_the_host_of(&one);
+    let two = World::new(&site.other()).on_the_host_of(&one);
     let (first, second) = (one.agent(&["--hook-user", "200000+"]), two.agent(&["--hook-user", "200000+"]));
     one.deploy(&one.charm("victim", &[("start", "setsid sleep 1000 & echo $! >left")]), "victim");
     one.becomes("victim/0", "started");

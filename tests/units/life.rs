@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use crate::harness::scenario::Site;
 use crate::harness::wait_for;
-use crate::harness::wire::{Client, Create};
 use crate::operator::fixture_charm;
 use crate::world::{DEADLINE, DIG, World, is_alive};
 
@@ -238,8 +237,6 @@ pub(crate) fn units_are_handed_over_for_their_last_hook(site: &Site) {
 
 /// The same name, the same machine, the same numbers, and the same directory: and yet not the same units.
 pub(crate) fn an_environment_made_anew_leaves_anothers_units_alone(site: &Site) {
-    let beside = Site { chroot: format!("{}-anew", site.chroot), ..site.clone() };
-    Client::connect(site.addr).create(&beside.chroot, b"", Create::Persistent);
     let old = World::new(site);
     let agent = old.agent(&[]);
     old.deploy(&old.charm("old", &[("start", "setsid sleep 1000 & echo $! >left")]), "web");
@@ -247,7 +244,7 @@ pub(crate) fn an_environment_made_anew_leaves_anothers_units_alone(site: &Site) 
     let left = fs::read_to_string(old.charm_dir("web/0").join("left")).unwrap();
     agent.ends();
 
-    let new = World::new(&beside).on_the_host_of(&old).with_units_in(old.units_dir());
+    let new = World::new(&site.other()).on_the_host_of(&old).with_units_in(old.units_dir());
     new.deploy(&new.charm("new", &[]), "web");
     let agent = new.agent(&[]);
     // As if it were alone: from the start, with its own charm.
