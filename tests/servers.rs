@@ -4,7 +4,7 @@ mod harness;
 
 use harness::scenario::{Site, run, scenarios};
 use harness::wire::{Client, Create};
-use harness::{Store, wait_for};
+use harness::{Store, poll_until};
 use std::time::Duration;
 
 fn keeps_data_over_kill_and_stop(mut store: Store) {
@@ -65,5 +65,5 @@ fn a_failed_scenario_is_named_and_stops_no_other() {
 #[test]
 #[should_panic(expected = "no miracle within 20ms")]
 fn waiting_ends() {
-    wait_for("miracle", Duration::from_millis(20), || None::<()>);
+    poll_until("miracle", Duration::from_millis(20), || None::<()>);
 }

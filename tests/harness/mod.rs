@@ -37,8 +37,16 @@ pub(crate) const HANG: Duration = Duration::from_secs(120);
 /// # Panics
 /// When the deadline passes; the message carries `what`.
 #[track_caller]
-pub(crate) fn wait_for<T>(what: &str, deadline: Duration, mut fact: impl FnMut() -> Option<T>) -> T {
-    let deadline = deadline.max(HANG);
+pub(crate) fn wait_for<T>(what: &str, deadline: Duration, fact: impl FnMut() -> Option<T>) -> T {
+    poll_until(what, deadline.max(HANG), fact)
+}
+
+/// Polls `fact` until it returns a value or `deadline` has passed.
+///
+/// # Panics
+/// When the deadline passes; the message carries `what`.
+#[track_caller]
+pub(crate) fn poll_until<T>(what: &str, deadline: Duration, mut fact: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + deadline;
     loop {
         if let Some(found) = fact() {
