@@ -205,7 +205,10 @@ fn the_service_comes_back_and_what_hooks_started_stays() {
         .iter()
         .chain(["portcullis-machine@3.service".to_owned()].iter())
     {
-        assert_eq!(systemd.does(&["systemd-analyze", "verify", file]), "", "{file}");
+        let said = systemd.does(&["systemd-analyze", "verify", file]);
+        // Versions before 254 ignore this key.
+        let mut said = said.lines().filter(|line| !line.contains("Unknown key 'DelegateSubgroup'"));
+        assert_eq!(said.next(), None, "{file}");
     }
     systemd.does(&["systemctl", "start", "portcullis.service"]);
     let running = |status: &serde_json::Value| status["machines"]["0"]["agent-state"] == "running";
