@@ -195,7 +195,7 @@ pub(crate) async fn stores_with_one_environment_name_stay_apart(account: Arc<Acc
 pub(crate) async fn groups_of_a_lost_store_are_adopted(account: Arc<Account>) {
     const LOST: &str = "fedcba9876543210";
     let (ours, lost) = (account.ec2("prod"), account.connect(account.settings_of("prod", LOST)));
-    let elsewhere = account.connect(account.settings_of("prod-2", LOST));
+    let elsewhere = account.connect(account.settings_of("prod-9", LOST));
     let (running, ended) = (launch(&lost, 1).await, launch(&lost, 2).await);
     launch(&elsewhere, 3).await;
     lost.terminate(MachineNumber::new(2), &ended.id).await.unwrap();
