@@ -1,5 +1,6 @@
-//! `cargo bench-nftables`: the time to open and close 1,000 ports through the driver, beside `nft` alone adding the same
-//! ports to an empty set. Needs root: it works in network namespaces of its own.
+//! `cargo bench-nftables`: the time to open and close 1,000 ports through the driver, compared with
+//! `nft` alone, which adds the same ports to an empty set. Needs root: it works in network
+//! namespaces of its own.
 
 #![allow(
     clippy::print_stdout,
@@ -64,7 +65,7 @@ fn main() {
 
 const WORLD: &str = "0.0.0.0/0";
 
-/// One start of `nft` that makes a set with the same ports, in a namespace that has nothing else.
+/// Measures one run of `nft` that creates a set with the same ports in an empty namespace.
 fn nft_alone() -> Duration {
     let namespace = Namespace::new("alone");
     let ports: Vec<String> = (0..PORTS).map(|n| format!("tcp . {}", 1_001 + 2 * n)).collect();

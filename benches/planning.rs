@@ -1,4 +1,5 @@
-//! `cargo bench-planning`: what a plan for very many machines costs in a release build, best of some.
+//! `cargo bench-planning`: the cost of a plan for very many machines in a release build, as the
+//! best of several runs.
 
 #![allow(clippy::print_stdout)]
 
@@ -17,7 +18,8 @@ fn main() {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     println!("{MACHINES} machines with 3 ports each, planned from a whole view; the load is {}", load.trim());
     for (case, what) in [(Case::Converged, "all open already"), (Case::NothingOpen, "nothing open yet")] {
-        // The first has the memory to itself; the second case is left what the first gave back.
+        // Memory is taken from the first run, and only in the first case: later runs reuse freed
+        // memory.
         let Measured { mut all, bytes, mut one, for_one } = measure(case);
         for _ in 1..TIMES {
             let again = measure(case);

@@ -1,6 +1,7 @@
-//! The keeper under `kill -9`: clients work on compare-and-swap registers while the server is killed again and again, and
-//! the whole history is checked afterwards. No acknowledged write may be lost, none may be applied twice, sessions and
-//! their ephemerals outlive the server, sequence numbers never come back.
+//! The keeper under `kill -9`: clients work on compare-and-swap registers while the server is
+//! killed repeatedly, and the whole history is checked afterwards. No acknowledged write may be
+//! lost, none may be applied twice, sessions and their ephemerals survive, and sequence numbers are
+//! never reused.
 
 mod crash {
     pub(crate) mod history;
@@ -21,7 +22,7 @@ const KILLS: usize = 200;
 const REGISTERS: usize = 4;
 const CLIENTS: usize = 6;
 
-/// A repeatable source of pauses, so that a failing run can be told from its seed.
+/// A seeded source of pauses, so that a failing run can be repeated.
 struct Pauses(u64);
 
 impl Pauses {
@@ -32,7 +33,7 @@ impl Pauses {
 }
 
 #[test]
-fn alone_nothing_acknowledged_is_lost_in_200_kills() {
+fn alone_acknowledged_writes_survive_200_kills() {
     let mut store = Store::keeper();
     let mut setup = Client::connect(store.addr());
     for register in 0..REGISTERS {
@@ -62,7 +63,7 @@ fn alone_nothing_acknowledged_is_lost_in_200_kills() {
 
     let mut pauses = Pauses(0x00c0_ffee);
     for kill in 0..KILLS {
-        // Every life of the server acknowledges a few writes, then dies at some moment of the next ones.
+        // Every server process acknowledges a few writes and is killed during the next ones.
         let goal = shared.acknowledged.load(Ordering::SeqCst) + 10;
         wait_for("progress between two kills", Duration::from_secs(30), || {
             (shared.acknowledged.load(Ordering::SeqCst) >= goal).then_some(())
@@ -74,7 +75,7 @@ fn alone_nothing_acknowledged_is_lost_in_200_kills() {
         if kill % 20 == 0 {
             let mut client =
                 Client::try_connect(store.addr(), &Hello::again(&owner)).expect("the owner's session");
-            assert_eq!(client.session.id, owner.id, "the session is gone after kill {kill}");
+            assert_eq!(client.session.id, owner.id, "the session was lost after kill {kill}");
             assert_eq!(client.get("/e/owned").expect("the ephemeral").1.ephemeral_owner, owner.id);
         }
     }
@@ -95,7 +96,7 @@ fn alone_nothing_acknowledged_is_lost_in_200_kills() {
 }
 
 #[test]
-fn ephemerals_of_a_dead_client_go_although_the_server_was_killed() {
+fn ephemerals_of_a_dead_client_are_deleted_after_a_kill_of_the_server() {
     let mut store = Store::keeper();
     let hello = Hello { timeout_ms: 4_000, ..Hello::default() };
     let mut dead = Client::try_connect(store.addr(), &hello).expect("a session");
@@ -107,8 +108,8 @@ fn ephemerals_of_a_dead_client_go_although_the_server_was_killed() {
     store.restart();
     let mut reader = Client::connect(store.addr());
     assert_eq!(reader.get("/closed"), Err(-101), "its session ended before the kill");
-    assert!(reader.get("/dead").is_ok(), "its session has a whole timeout from the restart on");
+    assert!(reader.get("/dead").is_ok(), "its session has a full timeout after the restart");
     wait_for("expiry", Duration::from_secs(15), || (reader.get("/dead") == Err(-101)).then_some(()));
     store.restart();
-    assert_eq!(Client::connect(store.addr()).get("/dead"), Err(-101), "came back from the dead");
+    assert_eq!(Client::connect(store.addr()).get("/dead"), Err(-101), "a deleted ephemeral reappeared");
 }

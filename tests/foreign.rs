@@ -1,5 +1,5 @@
-//! Clients that we did not write: kazoo (Python) and zkCli.sh (Java), against ZooKeeper and against the keeper. What they
-//! see must be the same. `tests/run` installs both.
+//! Third-party clients, kazoo (Python) and zkCli.sh (Java), against ZooKeeper and against the
+//! keeper. Their results must be the same. `tests/run` installs both.
 
 mod harness;
 
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use harness::{Kind, Options, Store};
 
-/// `super:test`, as kazoo's tests know the super user.
+/// The digest of `super:test`, the super user of kazoo's tests.
 const SUPER: &str = "super:D/InIHSb7yEEbrWz8b9l71RjZJU=";
 
 fn root() -> &'static Path {
@@ -17,7 +17,7 @@ fn root() -> &'static Path {
 
 fn python() -> PathBuf {
     let python = root().join(".venv/bin/python");
-    assert!(python.exists(), "{} is missing: tests/run makes it", python.display());
+    assert!(python.exists(), "{} is missing: tests/run creates it", python.display());
     python
 }
 
@@ -42,18 +42,19 @@ fn kazoo(kind: Kind) {
 }
 
 #[test]
-fn kazoo_on_zookeeper() {
+fn kazoo_works_with_zookeeper() {
     kazoo(Kind::ZooKeeper);
 }
 
 #[test]
-fn kazoo_on_the_keeper() {
+fn kazoo_works_with_the_keeper() {
     kazoo(Kind::Keeper);
 }
 
-/// The suite that kazoo tests itself with. What passes on ZooKeeper was recorded with `own_suite.py zookeeper`.
+/// Runs kazoo's own test suite. The tests that pass on ZooKeeper were recorded with
+/// `own_suite.py zookeeper`.
 #[test]
-fn alone_kazoos_own_suite_on_the_keeper() {
+fn alone_kazoos_own_suite_passes_on_the_keeper() {
     let output = Command::new(python())
         .arg(root().join("tests/kazoo/own_suite.py"))
         .arg("keeper")
@@ -66,7 +67,7 @@ fn alone_kazoos_own_suite_on_the_keeper() {
     assert!(output.status.success(), "{err}\n{out}");
 }
 
-/// Replaces what differs from run to run: zxids, sessions, dates.
+/// Replaces values that differ between runs: zxids, sessions, dates.
 fn steady(line: &str) -> String {
     match line.split_once(" = ") {
         Some((key, _)) if key.ends_with("Zxid") => format!("{key} = ZXID"),
@@ -76,7 +77,8 @@ fn steady(line: &str) -> String {
     }
 }
 
-/// A session of Debian's zkCli.sh; gives stdout and stderr without what differs from run to run.
+/// Runs a session of Debian's zkCli.sh; returns stdout and stderr without values that differ
+/// between runs.
 fn zkcli(kind: Kind) -> [String; 2] {
     let store = store(kind);
     let script = std::fs::File::open(root().join("fixtures/zkcli/session.txt")).expect("the script");
@@ -105,11 +107,11 @@ fn zkcli_as_recorded(kind: Kind) {
 }
 
 #[test]
-fn zkcli_on_zookeeper() {
+fn zkcli_works_with_zookeeper() {
     zkcli_as_recorded(Kind::ZooKeeper);
 }
 
 #[test]
-fn zkcli_on_the_keeper() {
+fn zkcli_works_with_the_keeper() {
     zkcli_as_recorded(Kind::Keeper);
 }

@@ -1,6 +1,7 @@
-//! The decoder of requests under bytes that nobody meant to send: it gives a request or an error, and never panics or
-//! reserves memory for lengths that are not there. The corpus in `fixtures/corpus/jute` holds an operation code and a
-//! body a file, `good-` if it must be understood and `bad-` if it must be refused; each file is also cut and changed.
+//! The request decoder on arbitrary bytes: it returns a request or an error, and never panics or
+//! allocates memory for forged lengths. Each file of `fixtures/corpus/jute` holds an operation code
+//! and a body; `good-` files must be decoded and `bad-` files refused. Each file is also truncated
+//! and modified.
 
 use std::path::Path;
 
@@ -8,7 +9,7 @@ use portcullis::keeper::proto::{decode, decode_connect};
 use proptest::prelude::*;
 
 fn decodes(bytes: &[u8]) -> bool {
-    // The frame of a fresh connection goes to another decoder; both see everything.
+    // The first frame of a connection has another decoder; both get all inputs.
     let connects = decode_connect(bytes).is_ok();
     match bytes.split_first_chunk::<4>() {
         Some((code, body)) => decode(i32::from_be_bytes(*code), body).is_ok(),
@@ -32,14 +33,14 @@ fn corpus() -> Vec<(String, Vec<u8>)> {
 }
 
 #[test]
-fn the_corpus_is_understood_or_refused_as_named() {
+fn corpus_files_are_decoded_or_refused_as_named() {
     for (name, bytes) in corpus() {
         assert_eq!(decodes(&bytes), name.starts_with("good-"), "{name}");
     }
 }
 
 #[test]
-fn no_cut_and_no_change_of_the_corpus_panics() {
+fn truncated_and_modified_corpus_files_do_not_panic() {
     let mut decoded = 0_usize;
     for (_, bytes) in corpus() {
         for length in 0..bytes.len() {
@@ -53,10 +54,10 @@ fn no_cut_and_no_change_of_the_corpus_panics() {
             }
         }
     }
-    assert!(decoded > 1_000, "only {decoded} of the changed requests still mean something");
+    assert!(decoded > 1_000, "only {decoded} of the modified requests are valid");
 }
 
-/// Jute's building blocks in any order: more often nearly right than plain bytes are.
+/// Generates jute fields in any order, which are valid more often than random bytes.
 fn almost_jute() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![
         any::<i32>().prop_map(|value| value.to_be_bytes().to_vec()),
@@ -80,14 +81,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_body_of_any_operation_is_survived(code in prop::sample::select(&CODES[..]), body in almost_jute()) {
+    fn no_body_of_any_operation_panics(code in prop::sample::select(&CODES[..]), body in almost_jute()) {
         let request = decode(code, &body);
-        // The same bytes mean the same: nothing is read that is not there.
+        // Decoding is deterministic and reads only the given bytes.
         prop_assert_eq!(format!("{request:?}"), format!("{:?}", decode(code, &body)));
     }
 
     #[test]
-    fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         prop_assert_eq!(decodes(&bytes), decodes(&bytes));
     }
 }

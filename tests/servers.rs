@@ -1,4 +1,5 @@
-//! The harness itself: a server starts, keeps what it acknowledged over a kill, stops when asked, leaves nothing behind.
+//! Tests of the harness: a server starts, keeps acknowledged writes after a kill, stops on request,
+//! and leaves no files or processes.
 
 mod harness;
 
@@ -32,7 +33,7 @@ fn zookeeper_keeps_data_over_kill_and_stop() {
     keeps_data_over_kill_and_stop(Store::zookeeper());
 }
 
-fn two_servers_do_not_meet(site: &Site) {
+fn servers_do_not_share_state(site: &Site) {
     let other = Store::zookeeper();
     assert_ne!(other.addr(), site.addr);
     let mine = site.path("/mine");
@@ -47,11 +48,11 @@ fn chroot_is_there(site: &Site) {
 
 #[test]
 fn scenarios_share_a_zookeeper() {
-    run(&Store::zookeeper(), scenarios![two_servers_do_not_meet, chroot_is_there]);
+    run(&Store::zookeeper(), scenarios![servers_do_not_share_state, chroot_is_there]);
 }
 
 #[test]
-fn a_failed_scenario_is_named_and_stops_no_other() {
+fn failed_scenario_is_named_and_others_run() {
     fn broken(_: &Site) {
         panic!("as planned");
     }
@@ -64,6 +65,6 @@ fn a_failed_scenario_is_named_and_stops_no_other() {
 
 #[test]
 #[should_panic(expected = "no miracle within 20ms")]
-fn waiting_ends() {
+fn wait_for_panics_after_its_timeout() {
     poll_until("miracle", Duration::from_millis(20), || None::<()>);
 }

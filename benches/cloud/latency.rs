@@ -48,7 +48,7 @@ pub(crate) fn measure(runtime: &Runtime, behind: SocketAddr) -> Latency {
             front.take_spans();
             let returned = hook("open-port 5432");
             let span = call("AuthorizeSecurityGroupIngress");
-            // A request that was sent before the tool ended counts as no delay.
+            // If the request was sent before the tool ended, the delay is zero.
             added.push(span.came.saturating_duration_since(returned));
             calls.push(span.went - span.came);
             hook("close-port 5432");

@@ -1,7 +1,8 @@
-//! Our controller against what people use instead, on the same moto server and the same machine: `cargo bench-cloud`. In each of
-//! a number of empty groups three ports are opened; then there is nothing to do; then one port is swapped. Calls are
-//! counted by a front before moto. The first run installs moto, boto3 and Ansible into `target/venv-bench`; Ansible
-//! takes minutes. `BENCH_GROUPS=10` is a shorter run, `BENCH_ANSIBLE=no` one without it.
+//! `cargo bench-cloud`: the controller compared with common alternatives, on the same moto server
+//! and the same machine. The three tasks are: open three ports in each of a number of empty groups,
+//! find that there is nothing to do, and replace one port. A proxy in front of moto counts the
+//! calls. The first run installs moto, boto3 and Ansible into `target/venv-bench`; Ansible takes
+//! minutes. `BENCH_GROUPS=10` makes the run shorter, `BENCH_ANSIBLE=no` leaves out Ansible.
 
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on says where")]
 
@@ -27,14 +28,14 @@ use std::time::Duration;
 use cloud::front::Front;
 use theirs::Moto;
 
-/// What one of them took for one of the three things.
+/// The cost of one of the three tasks with one tool.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Figure {
     pub(crate) calls: usize,
     pub(crate) seconds: f64,
 }
 
-/// Made, nothing to do, one port swapped on each.
+/// Ports opened, nothing to do, one port replaced in each group.
 pub(crate) type Figures = [Figure; 3];
 
 pub(crate) const PORTS: [u16; 3] = [80, 443, 8080];
@@ -104,7 +105,7 @@ fn print(out: &mut impl std::io::Write, rows: &[(&str, Figures)]) -> std::io::Re
     Ok(())
 }
 
-/// Calls since the last time, and how long it took.
+/// Returns the number of calls since the last call of this function, with the given duration.
 pub(crate) fn figure(front: &Front, took: Duration) -> Figure {
     Figure { calls: front.take_counts().values().sum(), seconds: took.as_secs_f64() }
 }

@@ -1,4 +1,5 @@
-//! Our controller, with the environment that leads to the same groups: a machine for each, and a unit on it.
+//! The Portcullis controller, with an environment that results in the same groups: a machine for
+//! each group, and a unit on each machine.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use crate::{Figures, PORTS, SWAPPED, figure};
 
 const DEADLINE: Duration = Duration::from_secs(300);
 
-/// Longer than any look of ours is away from the next.
+/// Longer than any pause between two requests of a controller that still has work.
 const QUIET: Duration = Duration::from_secs(2);
 
 pub(crate) struct Bench<'a> {
@@ -43,7 +44,8 @@ pub(crate) fn measure(runtime: &Runtime, behind: SocketAddr, groups: u32) -> Fig
     bench.has(&PORTS);
     bench.is_quiet();
 
-    // The others must be run to find out that there is nothing to do; for us that is a restart.
+    // The other tools must run to find that there is nothing to do; for the controller, that is a
+    // restart.
     controller.ends();
     bench.forget();
     let began = Instant::now();
@@ -69,7 +71,7 @@ impl<'a> Bench<'a> {
         Self { runtime, account: runtime.block_on(Account::new(behind)), operator, environment, groups }
     }
 
-    /// Machines with instances and empty groups, and a unit on each that asks for its ports.
+    /// Creates machines with instances and empty groups, and a unit on each that opens its ports.
     pub(crate) fn populate(&self) {
         self.runtime.block_on(async {
             let vpc = self.account.default_vpc().await;
@@ -119,7 +121,7 @@ impl<'a> Bench<'a> {
         self.account.front.take_spans();
     }
 
-    /// Waits until each group had one such request; returns when the last was answered.
+    /// Waits until there is one such request for each group; returns the time of the last reply.
     fn answered(&self, action: &str) -> Instant {
         wait_for(action, DEADLINE, || {
             let (count, last) = self.account.front.answered(action);
@@ -127,7 +129,8 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Waits until there was something to do and it is over; returns when the last of it was.
+    /// Waits until the controller has sent requests and has finished; returns the time of the last
+    /// reply.
     pub(crate) fn is_quiet(&self) -> Instant {
         wait_for("quiet controller", DEADLINE, || {
             self.account.front.answered("").1.filter(|last| last.elapsed() > QUIET)
@@ -151,7 +154,7 @@ fn is(group: &SecurityGroup, ports: &[u16; 3]) -> bool {
     open == wanted
 }
 
-/// The groups that the others work on, there and empty as ours are.
+/// Creates the groups for the other tools, empty like those of the controller.
 pub(crate) async fn make_groups(behind: SocketAddr, groups: u32) -> String {
     let account = Account::new(behind).await;
     let vpc = account.default_vpc().await;

@@ -1,4 +1,4 @@
-//! A moto server, and the two ways of others to talk to it.
+//! A moto server, and the two tools that the controller is compared with.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -19,7 +19,7 @@ fn venv() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("target/venv-bench")
 }
 
-/// Does nothing if what is asked for is there.
+/// Installs the Python packages; does nothing if they are already installed.
 pub(crate) fn install() {
     let (wanted, done) = (here().join("requirements.txt"), venv().join("installed.txt"));
     if std::fs::read(&done).ok() == Some(std::fs::read(&wanted).unwrap()) {
@@ -38,7 +38,8 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?} failed:\n{said}");
 }
 
-/// LocalStack's engine without the rest of it: Ansible asks STS, which LocalStack does not have here.
+/// The engine of LocalStack without the rest of it: Ansible calls STS, which LocalStack does not
+/// provide here.
 pub(crate) struct Moto {
     child: Child,
     pub(crate) address: SocketAddr,
@@ -59,7 +60,7 @@ impl Moto {
         moto
     }
 
-    /// For each the same server, as empty as for the one before.
+    /// Resets the server, so that each measurement starts with the same empty server.
     pub(crate) fn forget(&self) {
         let mut stream = TcpStream::connect(self.address).unwrap();
         let request =
@@ -73,7 +74,7 @@ impl Moto {
 
 impl Drop for Moto {
     fn drop(&mut self) {
-        // It may have ended by itself, and there is nobody to tell.
+        // The server may have ended already; an error here is not reported.
         let _ = (self.child.kill(), self.child.wait());
     }
 }
@@ -88,7 +89,7 @@ fn with_account(mut command: Command, front: &Front) -> Command {
     command
 }
 
-/// The three things, each a run of a program for these ports.
+/// Measures the three tasks, each as one run of a program for these ports.
 fn three(front: &Front, go: impl Fn(&[u16; 3])) -> Figures {
     [PORTS, PORTS, SWAPPED].map(|ports| {
         front.take_counts();

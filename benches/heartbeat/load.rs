@@ -1,4 +1,5 @@
-//! Beats as fast as they are taken, over connections that are kept. It measures nothing itself.
+//! Sends beats as fast as the tracker accepts them, over persistent connections. It measures
+//! nothing itself.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -24,7 +25,7 @@ fn request(number: usize) -> Vec<u8> {
     .into_bytes()
 }
 
-/// A list of beats, as a relay sends it.
+/// Returns a list of beats in the format of a relay.
 pub(crate) fn relay_body(numbers: std::ops::Range<usize>) -> Vec<u8> {
     let one = |number| {
         format!(
@@ -35,7 +36,7 @@ pub(crate) fn relay_body(numbers: std::ops::Range<usize>) -> Vec<u8> {
     format!("[{}]", numbers.map(one).collect::<Vec<_>>().join(",")).into_bytes()
 }
 
-/// How the load is made.
+/// The parameters of a load.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) threads: usize,
@@ -45,7 +46,7 @@ pub(crate) struct Shape {
     pub(crate) names: usize,
 }
 
-/// Clients that have connected, a share for each thread.
+/// Connected clients, divided among the threads.
 pub(crate) struct Clients {
     shape: Shape,
     streams: Vec<Vec<TcpStream>>,
@@ -62,7 +63,7 @@ pub(crate) fn connect(addr: SocketAddr, shape: Shape) -> Clients {
 }
 
 impl Clients {
-    /// The number of beats that were answered with 200 in `time`.
+    /// Sends beats for `time` and returns the number of responses with status 200.
     pub(crate) fn run(&mut self, time: Duration) -> u64 {
         let (taken, stop, shape) = (AtomicU64::new(0), AtomicBool::new(false), self.shape);
         scope(|scope| {

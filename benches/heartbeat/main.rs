@@ -1,5 +1,6 @@
-//! What a heartbeat tracker costs: `cargo bench-heartbeat`. Starts the real program on an embedded keeper and prints what was
-//! measured beside what hms-hbtd needs for the same and the goal. Takes some minutes; wants a quiet machine.
+//! `cargo bench-heartbeat`: the cost of a heartbeat tracker. Starts the real program on an embedded
+//! keeper and prints each result next to that of hms-hbtd and the goal. Takes several minutes;
+//! needs an otherwise idle machine.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +19,7 @@ use std::io::Write as _;
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// A line of the report: what, ours, theirs, the goal, and whether it is met.
+/// A line of the report: the name, the result, that of hms-hbtd, the goal, and whether it is met.
 struct Row {
     what: &'static str,
     ours: String,

@@ -1,12 +1,12 @@
-//! The measurements, each on a store and a tracker of its own.
+//! The measurements, each with a store and a tracker of its own.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use portcullis::heartbeat::audit::{Audit, Now, Sequence};
-use portcullis::heartbeat::guard::Course;
-use portcullis::heartbeat::name::Name;
-use portcullis::heartbeat::params::Params;
+use portcullis::heartbeat::core::audit::{Audit, Now, Sequence};
+use portcullis::heartbeat::core::mass_outage::HoldPhase;
+use portcullis::heartbeat::core::name::Name;
+use portcullis::heartbeat::core::params::Params;
 
 use crate::Row;
 use crate::harness::{Store, wait_for};
@@ -17,7 +17,7 @@ use crate::process::{Client, Site, Tracker, field, serve, serve_manager};
 const DEADLINE: Duration = Duration::from_secs(60);
 const NAMES: usize = 10_000;
 
-/// Time of a process so far: its own and the kernel's for it.
+/// Returns the user and system time of a process so far.
 fn cpu_parts(pid: u32) -> (Duration, Duration) {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
@@ -43,7 +43,7 @@ fn metric(tracker: &Tracker, name: &str) -> u64 {
     })
 }
 
-/// One beat for each name, as fast as a relay can.
+/// Sends one beat for each name, as fast as a relay can.
 fn beat_all(tracker: &Tracker, names: usize) {
     let mut client = Client::connect(tracker.addr).unwrap();
     for first in (0..names).step_by(5_000) {
@@ -132,12 +132,12 @@ pub(crate) fn memory() -> Vec<Row> {
     let names: Vec<Name> = (0..MILLION).map(|number| Name::parse(&name(number)).unwrap()).collect();
     let before = rss_bytes("self");
     let mut audit = Audit::new(1, &Params::default(), MILLION);
-    audit.take_office(1, Course::Quiet);
+    audit.start_judging(1, HoldPhase::Quiet);
     for name in &names {
         audit.beat(2, name, false).unwrap();
     }
     let mut sequence = Sequence::of_epoch(1);
-    let changes = audit.judge(Now { watched: 3, wall: 3 }, 3, &mut sequence).changes.len();
+    let changes = audit.judge(Now { awake: 3, wall: 3 }, 3, &mut sequence).changes.len();
     assert_eq!(changes, MILLION);
     drop(audit.take_unflushed(3, |_| 0));
     for bucket in audit.dirty().clone() {
@@ -149,7 +149,7 @@ pub(crate) fn memory() -> Vec<Row> {
     let each = (rss_bytes("self") - before) / MILLION;
     assert_eq!(audit.known(), MILLION);
     let begun = Instant::now();
-    let verdict = audit.judge(Now { watched: 3_000, wall: 3_000 }, 3_000, &mut sequence);
+    let verdict = audit.judge(Now { awake: 3_000, wall: 3_000 }, 3_000, &mut sequence);
     assert!(verdict.changes.is_empty());
     let look = begun.elapsed();
     vec![
@@ -196,7 +196,8 @@ pub(crate) fn states() -> Vec<Row> {
     }]
 }
 
-/// The whole program with a million components that were told of, journal and all, when that is over.
+/// Measures the memory of the whole process with a million components, including the journal, after
+/// all changes are written.
 pub(crate) fn process() -> Vec<Row> {
     const MILLION: usize = 1_000_000;
     const LONG: Duration = Duration::from_secs(600);
@@ -225,7 +226,8 @@ pub(crate) fn process() -> Vec<Row> {
     }]
 }
 
-/// A change at a time, each written down before the next is told.
+/// Measures the rate of webhook notifications: one change at a time, each recorded before the next
+/// one is sent.
 pub(crate) fn webhook() -> Vec<Row> {
     const SOME: usize = 5_000;
     let site = Site::new(Store::keeper());
@@ -256,7 +258,7 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1000.0
 }
 
-fn watched(params: &[&str]) -> (Site, Manager, Tracker) {
+fn awake(params: &[&str]) -> (Site, Manager, Tracker) {
     let site = Site::new(Store::keeper());
     let manager = Manager::default();
     let sm = format!("Sm_url={}", serve_manager(&manager));
@@ -268,21 +270,21 @@ fn watched(params: &[&str]) -> (Site, Manager, Tracker) {
 }
 
 fn count(manager: &Manager, flag: &str) -> usize {
-    manager.book().told.iter().filter(|told| told.flag == flag).count()
+    manager.book().updates.iter().filter(|update| update.flag == flag).count()
 }
 
 pub(crate) fn deaths() -> Vec<Row> {
-    let (_site, manager, tracker) = watched(&["Warntime=5", "Errtime=9"]);
+    let (_site, manager, tracker) = awake(&["Warntime=5", "Errtime=9"]);
     beat_all(&tracker, NAMES);
     wait_for("all started", DEADLINE, || (count(&manager, "OK") == NAMES).then_some(()));
     let begun = Instant::now();
     beat_all(&tracker, NAMES);
     let last = Instant::now();
     wait_for("all dead", DEADLINE, || (count(&manager, "Alert") == NAMES).then_some(()));
-    let told =
-        manager.book().told.iter().filter(|t| t.flag == "Alert").map(|t| t.at.into_std()).max().unwrap();
+    let update =
+        manager.book().updates.iter().filter(|t| t.flag == "Alert").map(|t| t.at.into_std()).max().unwrap();
     let calls = manager.book().calls;
-    let time = told.saturating_duration_since(last + Duration::from_secs(9));
+    let time = update.saturating_duration_since(last + Duration::from_secs(9));
     vec![Row {
         what: "10,000 deaths to the last notification",
         ours: format!("{:.0} ms", ms(time)),
@@ -294,25 +296,28 @@ pub(crate) fn deaths() -> Vec<Row> {
 
 pub(crate) fn deadlines() -> Vec<Row> {
     const SOME: usize = 400;
-    let (_site, manager, tracker) = watched(&["Warntime=5", "Errtime=3600"]);
+    let (_site, manager, tracker) = awake(&["Warntime=5", "Errtime=3600"]);
     let mut client = Client::connect(tracker.addr).unwrap();
-    // Together: on a busy machine the first would be late before the last has begun.
+    // All names start together: one by one on a busy machine, the first would be late before the
+    // last one starts.
     beat_all(&tracker, SOME);
     wait_for("all started", DEADLINE, || (count(&manager, "OK") == SOME).then_some(()));
     let mut last = HashMap::new();
     for number in 0..SOME {
         client.beat(&name(number)).unwrap();
         last.insert(name(number), Instant::now());
-        // A few milliseconds apart, so that deadlines are.
+        // The beats, and so the deadlines, are a few milliseconds apart.
         std::thread::sleep(Duration::from_millis(7));
     }
     wait_for("all warned", DEADLINE, || (count(&manager, "Warning") == SOME).then_some(()));
     let book = manager.book();
     let mut errors: Vec<Duration> = book
-        .told
+        .updates
         .iter()
-        .filter(|told| told.flag == "Warning")
-        .map(|told| told.at.into_std().saturating_duration_since(last[&told.name] + Duration::from_secs(5)))
+        .filter(|update| update.flag == "Warning")
+        .map(|update| {
+            update.at.into_std().saturating_duration_since(last[&update.name] + Duration::from_secs(5))
+        })
         .collect();
     errors.sort_unstable();
     let p99 = errors[SOME * 99 / 100];
@@ -325,11 +330,11 @@ pub(crate) fn deadlines() -> Vec<Row> {
     }]
 }
 
-/// What a lost session costs: the store waits this long for it.
+/// The session timeout of the store: a failover after a lost session takes at least as long.
 const SESSION: Duration = Duration::from_secs(10);
 
 pub(crate) fn failover() -> Vec<Row> {
-    let (site, manager, first) = watched(&["Warntime=4", "Errtime=20"]);
+    let (site, manager, first) = awake(&["Warntime=4", "Errtime=20"]);
     let second = site.tracker(&["--open"]);
     let (judge, other) = if first.is_judging() { (first, second) } else { (second, first) };
     let mut to_judge = Client::connect(judge.addr).unwrap();
@@ -349,14 +354,14 @@ pub(crate) fn failover() -> Vec<Row> {
         }
         std::thread::sleep(Duration::from_millis(50));
         let book = manager.book();
-        book.told
+        book.updates
             .iter()
-            .find(|told| told.flag == "Warning")
-            .map(|told| (told.name.clone(), told.at.into_std()))
+            .find(|update| update.flag == "Warning")
+            .map(|update| (update.name.clone(), update.at.into_std()))
     });
     assert_eq!(warned.0, name(0), "somebody else was called silent");
     let blind = warned.1.saturating_duration_since(silent + Duration::from_secs(4));
-    let false_words = manager.book().told.iter().filter(|t| t.flag != "OK" && t.name != name(0)).count();
+    let false_words = manager.book().updates.iter().filter(|t| t.flag != "OK" && t.name != name(0)).count();
     vec![Row {
         what: "failover: blind time (false warnings)",
         ours: format!("{:.1} s ({false_words})", blind.as_secs_f64()),

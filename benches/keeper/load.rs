@@ -1,5 +1,5 @@
-//! The client that drives both servers: one connection, a fixed number of requests in flight, no work but to count
-//! replies. What the numbers mean is decided elsewhere.
+//! The client that loads both servers: one connection, a fixed number of requests in flight, and no
+//! work except counting replies. It does not interpret the numbers.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -26,7 +26,7 @@ impl Op {
     }
 }
 
-/// What to ask, how often, with how many requests in flight.
+/// The kind of request, their number, and how many of them are in flight.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
     pub(crate) op: Op,
@@ -40,11 +40,11 @@ pub(crate) struct Load {
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) wall: Duration,
-    /// From request to reply, each.
+    /// The time from request to reply, for each request.
     pub(crate) times: Vec<Duration>,
 }
 
-/// Makes the parent with data of the right size.
+/// Creates the parent with data of the right size.
 pub(crate) fn prepare(addr: SocketAddr, load: &Load) {
     Client::connect(addr).create(&load.parent, &vec![b'x'; load.bytes], Create::Persistent);
 }
@@ -91,7 +91,8 @@ struct Replies {
 }
 
 impl Replies {
-    /// Waits for bytes and gives the number of replies that they complete. Panics on an error reply.
+    /// Waits for bytes and returns the number of replies that they complete. Panics on an error
+    /// reply.
     fn receive(&mut self, stream: &mut TcpStream) -> usize {
         let count = stream.read(&mut self.buffer).expect("a reply");
         assert!(count > 0, "the server hung up");

@@ -1,6 +1,6 @@
-//! The keeper against Apache ZooKeeper, both driven by the same client: `cargo bench-keeper`. Starts each in turn,
-//! prints what was measured, the ratio and the goal. Takes some minutes; wants a quiet machine, Java, and
-//! Debian's package `zookeeper`.
+//! `cargo bench-keeper`: the keeper compared with Apache ZooKeeper, under load from the same
+//! client. Starts each in turn and prints the results, their ratio and the goal. Takes several
+//! minutes; needs an otherwise idle machine, Java, and Debian's package `zookeeper`.
 
 #[path = "../../tests/harness/mod.rs"]
 mod harness;
@@ -19,7 +19,8 @@ fn main() -> std::io::Result<()> {
     let load = std::fs::read_to_string("/proc/loadavg")?;
     let busy = load.split(' ').next().and_then(|minute| minute.parse::<f64>().ok()).unwrap_or(f64::MAX);
     if busy > 0.5 {
-        // Seen: beside busy neighbours a bare fdatasync takes a scheduler tick, 4 ms in place of 0.2.
+        // Observed: under load from other processes, a bare fdatasync takes a scheduler tick, 4 ms
+        // instead of 0.2 ms.
         writeln!(out, "warning: the load is {busy} before we begin; latencies below tell of the neighbours")?;
     }
     writeln!(out, "measuring Apache ZooKeeper ...")?;

@@ -1,4 +1,5 @@
-//! Figures of one server. Everything is taken from outside: replies, and what the kernel says of the process.
+//! Measurements of one server. All of them are made from outside: from replies, and from the
+//! kernel's statistics of the process.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,7 @@ pub(crate) struct Throughput {
     pub(crate) per_second: f64,
 }
 
-/// The middle one of the times from request to reply, one request at a time.
+/// The median time from request to reply, with one request at a time.
 #[derive(Debug)]
 pub(crate) struct Latency {
     pub(crate) op: Op,
@@ -61,7 +62,7 @@ fn load(op: Op, in_flight: usize, bytes: usize, count: usize, name: &str) -> Loa
 }
 
 fn start_and_size(kind: Kind) -> (Duration, u64, Duration, u64) {
-    // The second of two starts: the first one reads the programs from the disk.
+    // Measures the second of two starts, because the first one reads the programs from the disk.
     drop(start(kind));
     let begin = Instant::now();
     let mut store = start(kind);
@@ -81,7 +82,7 @@ fn start_and_size(kind: Kind) -> (Duration, u64, Duration, u64) {
     (first_answer, idle_kb, first_answer_full, full_kb)
 }
 
-/// The JVM compiles while it works: measure what it has compiled.
+/// The JVM compiles code while it runs: the measurements use the compiled code.
 fn warm_up(store: &Store) {
     for (op, count) in [(Op::Get, 150_000), (Op::Set, 60_000), (Op::Create, 30_000)] {
         let load = load(op, 64, 100, count, &format!("warm-{}", op.name()));
@@ -101,10 +102,11 @@ fn throughput(store: &Store) -> Vec<Throughput> {
                     _ => 100_000,
                 };
                 let load = load(op, in_flight, bytes, count, &format!("{}-{bytes}-{in_flight}", op.name()));
-                // A snapshot falls into one round of creates and not into the next.
+                // Several rounds for creates, because not every round includes a snapshot.
                 let least = if op == Op::Create { MAX_ROUNDS - 1 } else { 1 };
                 let (mut wall, mut used, mut rounds) = (Duration::ZERO, Duration::ZERO, 0);
-                // The kernel counts in ticks of 10 ms: a quick server repeats until there are enough of them.
+                // The kernel counts in ticks of 10 ms: a fast server repeats the load until there
+                // are enough of them.
                 while rounds < least || (used < ENOUGH_CPU && rounds < MAX_ROUNDS) {
                     let parent = format!("{}-{rounds}", load.parent);
                     let load = Load { parent, ..load.clone() };
@@ -123,7 +125,7 @@ fn throughput(store: &Store) -> Vec<Throughput> {
     results
 }
 
-/// Both servers at the same time, by turns, so that a disk that is slow for a while is slow for both.
+/// Measures both servers in turns, so that a slow phase of the disk affects both.
 pub(crate) fn latencies() -> Vec<Latency> {
     let stores = [start(Kind::ZooKeeper), start(Kind::Keeper)];
     stores.iter().for_each(warm_up);
@@ -152,7 +154,8 @@ fn fan_out(store: &Store) -> (Duration, Duration) {
     const ROUNDS: u32 = 50;
     let mut writer = Client::connect(store.addr());
     writer.create("/fan", b"", Create::Persistent);
-    // Nobody pings, and on a busy machine a thousand sessions take their time.
+    // A long timeout: these clients send no pings, and a thousand sessions take long on a busy
+    // machine.
     let patient = Hello { timeout_ms: 40_000, ..Hello::default() };
     let mut watchers: Vec<Client> = (0..SESSIONS)
         .map(|_| {
@@ -165,7 +168,7 @@ fn fan_out(store: &Store) -> (Duration, Duration) {
     let mut before = cpu(store.pid());
     for round in 0..2 * ROUNDS {
         if round == ROUNDS {
-            // The first half warms the JVM up.
+            // The first half warms up the JVM.
             times.clear();
             before = cpu(store.pid());
         }
@@ -182,7 +185,7 @@ fn fan_out(store: &Store) -> (Duration, Duration) {
     (times[times.len() / 2], cpu)
 }
 
-/// User and system time of the process so far, in the kernel's ticks of 10 ms.
+/// Returns the user and system time of the process so far, in the kernel's ticks of 10 ms.
 fn cpu(pid: u32) -> Duration {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a running server");
     let (_, fields) = text.rsplit_once(") ").expect("the end of the name");

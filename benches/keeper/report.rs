@@ -1,4 +1,5 @@
-//! The table: both servers side by side, the ratio, and whether the goal is met. Measures nothing.
+//! Prints the table: both servers side by side, the ratio, and whether the goal is met. Measures
+//! nothing.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -75,7 +76,7 @@ fn row_of_times(
     row(out, name, &values, ours.as_secs_f64() / theirs.as_secs_f64(), goal)
 }
 
-/// Gives 1 for a goal that was missed.
+/// Prints a row and returns 1 if its goal is missed, otherwise 0.
 fn row(
     out: &mut impl Write,
     name: &str,

@@ -1,4 +1,4 @@
-//! A store, an operator, and a machine with its agent. It measures nothing itself.
+//! A store, an operator, and a machine with its agent. This file does not compute any result.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt as _;
@@ -16,7 +16,7 @@ use crate::operator::{Operator, came};
 
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Ticks of a process's time, a second.
+/// Clock ticks per second in the CPU times of a process.
 const TICKS: f64 = 100.0;
 
 pub(crate) struct Machine {
@@ -60,7 +60,7 @@ impl Machine {
         self.operator.home().join("units")
     }
 
-    /// An agent that holds the machine.
+    /// Starts an agent and waits until it holds the machine.
     pub(crate) fn agent(&self) -> Agent {
         let log = self.operator.home().join("agent.log");
         let held = || fs::read_to_string(&log).unwrap_or_default().matches("holding the machine").count();
@@ -107,8 +107,8 @@ impl Machine {
         wait_for("a unit that is tended", DEADLINE, || self.data(&path).map(drop));
     }
 
-    /// How many processes read what services of this machine print, and their memory, each with its share of what they
-    /// have together.
+    /// Returns the number of processes that read the output of services on this machine, and the
+    /// sum of their proportional memory (PSS).
     pub(crate) fn readers_mb(&self) -> (usize, f64) {
         let units = self.units_dir();
         let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok).map(|entry| entry.path());
@@ -121,7 +121,7 @@ impl Machine {
         (shares.len(), shares.iter().sum())
     }
 
-    /// A line of a file that the hooks of the first unit write.
+    /// Waits for a line of a file that the hooks of the first unit write.
     pub(crate) fn line(&self, file: &str, number: usize) -> String {
         let path = self.units_dir().join("units/unit-0000000000/charm").join(file);
         wait_for("a hook", DEADLINE, || {
@@ -149,12 +149,12 @@ impl Agent {
         mb(&status, "VmRSS:").unwrap()
     }
 
-    /// Its share of what it has together with others.
+    /// Returns the proportional memory (PSS) of the process.
     pub(crate) fn share_mb(&self) -> f64 {
         share_mb(Path::new(&format!("/proc/{}", self.child.id()))).unwrap()
     }
 
-    /// In percent of one core.
+    /// Returns the CPU use in percent of one core.
     pub(crate) fn cpu_share(&self, time: Duration) -> f64 {
         let ticks = || {
             let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
@@ -178,7 +178,7 @@ fn share_mb(process: &Path) -> Option<f64> {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // Ended already, perhaps.
+        // The agent may have ended already.
         let _ = (self.child.kill(), self.child.wait());
     }
 }

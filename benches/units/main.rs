@@ -1,5 +1,5 @@
-//! What units cost on a machine: `cargo bench-units`. Starts the real programs on an embedded keeper and prints what was
-//! measured beside the goal. Takes a minute; wants a quiet machine.
+//! `cargo bench-units`: the cost of units on a machine. Starts the real programs on an embedded
+//! keeper and prints each result next to its goal. Takes a minute; needs an otherwise idle machine.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,7 +19,7 @@ const ROUNDS: usize = 30;
 const UNITS: usize = 200;
 const IDLE: Duration = Duration::from_secs(20);
 
-/// A line of the report: what, how much, the goal, and whether it is met.
+/// A line of the report: the name, the result, the goal, and whether it is met.
 type Row = (&'static str, String, &'static str, bool);
 
 fn main() -> std::io::Result<()> {
@@ -48,7 +48,8 @@ fn spread(mut times: Vec<Duration>) -> (Duration, String) {
     (middle, format!("p50 {:.0} ms, max {:.0} ms", middle.as_secs_f64() * 1e3, worst.as_secs_f64() * 1e3))
 }
 
-/// From the start of `juju deploy` to `started` in the tree; the charm has no hooks, so none takes time.
+/// Measures from the start of `juju deploy` to `started` in the tree. The charm has no hooks, so
+/// their duration is not included.
 fn deploys() -> Vec<Row> {
     let machine = Machine::new();
     let _agent = machine.agent();
@@ -63,7 +64,7 @@ fn deploys() -> Vec<Row> {
     vec![("juju deploy to started, without hooks", told, "100 ms", middle < Duration::from_millis(100))]
 }
 
-/// From the start of `juju expose` to the first line of the hook.
+/// Measures from the start of `juju expose` to the first line of the hook.
 fn exposes() -> Vec<Row> {
     let machine = Machine::new();
     let _agent = machine.agent();
@@ -82,7 +83,7 @@ fn exposes() -> Vec<Row> {
     vec![("juju expose to the start of the exposed hook", told, "50 ms", middle < Duration::from_millis(50))]
 }
 
-/// Two hundred units at rest, and an agent that is killed and started again.
+/// Measures two hundred units at rest, and an agent that is killed and started again.
 fn many() -> Vec<Row> {
     let machine = Machine::new();
     let mut agent = machine.agent();
@@ -114,7 +115,8 @@ fn many() -> Vec<Row> {
     ]
 }
 
-/// The same two hundred, each with a service that its hook leaves running, and that may print at any time.
+/// Measures two hundred units, each with a service that its hook leaves running and that may print
+/// at any time.
 fn many_that_print() -> Vec<Row> {
     let machine = Machine::new();
     let mut agent = machine.agent();
@@ -142,7 +144,7 @@ fn many_that_print() -> Vec<Row> {
     ]
 }
 
-/// A number in letters: a service's name takes a letter after each dash.
+/// Writes a number in letters, because a service name must have a letter after each dash.
 fn name(number: usize) -> String {
     number.to_string().bytes().map(|digit| char::from(digit - b'0' + b'a')).collect()
 }

@@ -1,5 +1,5 @@
-//! What is typed after the name of a tool. Parsed by hand: three tools with one argument each start sooner without a
-//! parser, and the texts of the refusals are fixed. Pure.
+//! Parses the arguments of the hook tools. Written by hand: three tools with one argument each
+//! start faster without a parser library, and the error texts are specified. Does no I/O.
 
 use portcullis::model::PortRange;
 use portcullis::model::ports::{InvalidPort, parse_argument};
@@ -12,13 +12,13 @@ pub enum Tool {
     OpenedPorts,
 }
 
-/// What is to be done.
+/// The operation to perform.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Task {
     Open(PortRange),
     Close(PortRange),
     List(Format),
-    /// Help or version: only to be printed.
+    /// Prints the help or version text.
     Explain(String),
 }
 
@@ -31,7 +31,7 @@ pub(crate) enum Format {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum WrongCall {
+pub(crate) enum UsageError {
     #[error(transparent)]
     Port(#[from] InvalidPort),
     #[error("Invalid format, must be 'smart', 'json' or 'yaml', got {0:?}")]
@@ -60,7 +60,7 @@ impl Tool {
     }
 }
 
-pub(crate) fn parse(tool: Tool, args: impl IntoIterator<Item = OsString>) -> Result<Task, WrongCall> {
+pub(crate) fn parse(tool: Tool, args: impl IntoIterator<Item = OsString>) -> Result<Task, UsageError> {
     let mut format = None;
     let mut words = Vec::new();
     let mut options_end = false;
@@ -75,7 +75,7 @@ pub(crate) fn parse(tool: Tool, args: impl IntoIterator<Item = OsString>) -> Res
             "--format" if !options_end && tool == Tool::OpenedPorts => {
                 let value = args
                     .next()
-                    .ok_or(WrongCall::Count { tool: tool.name(), wanted: "a format after --format" })?;
+                    .ok_or(UsageError::Count { tool: tool.name(), wanted: "a format after --format" })?;
                 format = Some(parse_format(&value)?);
             }
             _ => match arg.strip_prefix("--format=") {
@@ -83,7 +83,7 @@ pub(crate) fn parse(tool: Tool, args: impl IntoIterator<Item = OsString>) -> Res
                     format = Some(parse_format(value)?);
                 }
                 _ if !options_end && is_option(&arg) => {
-                    return Err(WrongCall::Option {
+                    return Err(UsageError::Option {
                         option: arg.chars().take(60).collect(),
                         tool: tool.name(),
                     });
@@ -92,7 +92,7 @@ pub(crate) fn parse(tool: Tool, args: impl IntoIterator<Item = OsString>) -> Res
             },
         }
     }
-    let wrong = |wanted| WrongCall::Count { tool: tool.name(), wanted };
+    let wrong = |wanted| UsageError::Count { tool: tool.name(), wanted };
     match (tool, words.as_slice()) {
         (Tool::OpenPort, [port]) => Ok(Task::Open(parse_argument(port)?)),
         (Tool::ClosePort, [port]) => Ok(Task::Close(parse_argument(port)?)),
@@ -102,17 +102,17 @@ pub(crate) fn parse(tool: Tool, args: impl IntoIterator<Item = OsString>) -> Res
     }
 }
 
-/// `-5` is a wrong port and not an option.
+/// Returns whether an argument is an option. `-5` is an invalid port, not an option.
 fn is_option(arg: &str) -> bool {
     arg.strip_prefix('-').is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
 }
 
-fn parse_format(text: &str) -> Result<Format, WrongCall> {
+fn parse_format(text: &str) -> Result<Format, UsageError> {
     match text {
         "smart" => Ok(Format::Smart),
         "json" => Ok(Format::Json),
         "yaml" => Ok(Format::Yaml),
-        _ => Err(WrongCall::Format(text.chars().take(60).collect())),
+        _ => Err(UsageError::Format(text.chars().take(60).collect())),
     }
 }
 
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_are_right() {
+    fn valid_arguments_are_parsed() {
         assert_eq!(parsed(Tool::OpenPort, "80"), Ok(Task::Open(port("80"))));
         assert_eq!(parsed(Tool::OpenPort, "-- 80-90/UDP"), Ok(Task::Open(port("80-90/udp"))));
         assert_eq!(parsed(Tool::ClosePort, "53/udp"), Ok(Task::Close(port("53/udp"))));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_are_wrong() {
+    fn invalid_arguments_are_refused() {
         let one = "open-port takes one argument, PORT[-PORT][/PROTOCOL]; see open-port --help";
         for (tool, line, text) in [
             (Tool::OpenPort, "", one),
@@ -225,7 +225,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn bytes_that_are_no_text_are_a_wrong_port() {
+    fn argument_that_is_not_utf8_is_an_invalid_port() {
         use std::os::unix::ffi::OsStringExt;
         let refusal = parse(Tool::OpenPort, [OsString::from_vec(vec![0xff, b'8'])]).unwrap_err();
         assert!(refusal.to_string().starts_with("Invalid port, must be an integer"), "{refusal}");

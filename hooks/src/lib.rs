@@ -1,15 +1,17 @@
-//! The hook tools: `open-port`, `close-port` and `opened-ports`, which a charm's hook calls to say which ports its unit
-//! wants. They write the unit's ports node themselves, so that a port counts at once and also while an agent restarts.
+//! The hook tools `open-port`, `close-port` and `opened-ports`, which a charm's hooks call to
+//! request ports for their unit. The tools write the unit's ports node themselves, so that a change
+//! applies at once, and also while an agent restarts.
 //!
-//! Here is the order of things; what is typed is read in `arguments`, what the hook was given in `surroundings`.
-//! Nothing here knows a cloud or decides what a firewall does.
+//! `arguments` parses the command line and `hook_env` reads the environment. Cloud code and
+//! firewall decisions do not belong here.
 
 mod arguments;
-mod surroundings;
+mod hook_env;
 
 pub use arguments::Tool;
 
 use arguments::{Format, Task};
+use hook_env::HookEnv;
 use portcullis::model::PortRange;
 use portcullis::store::{UnitPorts, ZkTree};
 use std::error::Error as StdError;
@@ -17,15 +19,14 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use surroundings::Surroundings;
 
-/// No hook waits longer than this for a store that is not there.
-const PATIENCE: Duration = Duration::from_secs(9);
+/// Time limit of all store operations, so that a hook does not hang without a store.
+const STORE_TIMEOUT: Duration = Duration::from_secs(9);
 
-/// What a tool did: its exit code, and what it says where.
+/// The result of a tool: exit code and output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// 0 done, 1 failed, 2 wrongly called.
+    /// 0 success, 1 failure, 2 usage error.
     pub code: u8,
     pub stdout: String,
     pub stderr: String,
@@ -36,7 +37,7 @@ impl Outcome {
         Self { code: 0, stdout, stderr: String::new() }
     }
 
-    /// The whole chain, once, on one line.
+    /// Formats the error with its causes on one line.
     fn refused(code: u8, error: &dyn StdError) -> Self {
         let mut stderr = format!("error: {error}");
         let mut source = error.source();
@@ -49,7 +50,7 @@ impl Outcome {
     }
 }
 
-/// Does what `tool` was asked with `args`, in the environment that `env` gives.
+/// Runs `tool` with `args` and the environment variables of `env`.
 pub fn run(
     tool: Tool,
     args: impl IntoIterator<Item = OsString>,
@@ -60,26 +61,26 @@ pub fn run(
         Ok(task) => task,
         Err(e) => return Outcome::refused(2, &e),
     };
-    let surroundings = match Surroundings::read(tool, env) {
-        Ok(surroundings) => surroundings,
+    let hook_env = match HookEnv::read(tool, env) {
+        Ok(hook_env) => hook_env,
         Err(e) => return Outcome::refused(1, &e),
     };
-    // One thread: there is one thing to do, and starting more costs more than it saves.
+    // One thread, because starting more costs more time than they save.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_time().build() {
         Ok(runtime) => runtime,
         Err(e) => return Outcome::refused(1, &e),
     };
-    match runtime.block_on(perform(&task, &surroundings)) {
+    match runtime.block_on(perform(&task, &hook_env)) {
         Ok(stdout) => Outcome::done(stdout),
         Err(e) => Outcome::refused(1, &e),
     }
 }
 
-async fn perform(task: &Task, surroundings: &Surroundings) -> Result<String, portcullis::store::Error> {
-    let deadline = Instant::now() + PATIENCE;
-    let tree = ZkTree::connect(&surroundings.address, Some(&surroundings.credential)).await?;
+async fn perform(task: &Task, hook_env: &HookEnv) -> Result<String, portcullis::store::Error> {
+    let deadline = Instant::now() + STORE_TIMEOUT;
+    let tree = ZkTree::connect(&hook_env.address, Some(&hook_env.credential)).await?;
     let tree = tree.until(deadline.into());
-    let ports = UnitPorts::new(&tree, surroundings.unit);
+    let ports = UnitPorts::new(&tree, hook_env.unit);
     let result = match task {
         Task::Open(range) => ports.open(*range).await.map(|()| String::new()),
         Task::Close(range) => ports.close(*range).await.map(|()| String::new()),
@@ -105,7 +106,7 @@ pub fn main(tool: Tool) -> ExitCode {
     let outcome = run(tool, std::env::args_os().skip(1), |name| std::env::var_os(name));
     let written =
         std::io::stdout().write_all(outcome.stdout.as_bytes()).and_then(|()| std::io::stdout().flush());
-    // Nowhere is left to complain to if this one fails.
+    // A failure to write to stderr cannot be reported.
     let _ = std::io::stderr().write_all(outcome.stderr.as_bytes());
     if written.is_err() { ExitCode::FAILURE } else { ExitCode::from(outcome.code) }
 }
@@ -116,7 +117,7 @@ mod tests {
     use portcullis::model::ports::parse_argument;
 
     #[test]
-    fn formats() {
+    fn ports_are_listed_in_each_format() {
         let some = || ["53/udp", "8000-8080"].into_iter().map(|text| parse_argument(text).unwrap());
         assert_eq!(show(some(), Format::Smart), "53/udp\n8000-8080/tcp\n");
         assert_eq!(show(some(), Format::Json), "[\"53/udp\",\"8000-8080/tcp\"]\n");
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_typed_is_judged_before_the_surroundings() {
+    fn arguments_are_checked_before_the_environment() {
         let outcome = run(Tool::OpenPort, ["eighty".into()], |_| None);
         assert_eq!(
             (outcome.code, outcome.stderr.as_str()),

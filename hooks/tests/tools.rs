@@ -1,6 +1,6 @@
-//! The hook tools as a hook sees them: the real programs, against real stores.
+//! The real hook tools against real stores.
 
-// A test panics when something is wrong; that is its job.
+// Tests panic on failure.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../tests/harness/mod.rs"]
@@ -22,7 +22,7 @@ const OPEN: &str = env!("CARGO_BIN_EXE_open-port");
 const CLOSE: &str = env!("CARGO_BIN_EXE_close-port");
 const LIST: &str = env!("CARGO_BIN_EXE_opened-ports");
 
-/// One unit's hook environment, on a store.
+/// The hook environment of one unit.
 struct Hook {
     dir: tempfile::TempDir,
     store: String,
@@ -45,7 +45,7 @@ async fn connect(address: &str) -> ZkTree {
 }
 
 impl Hook {
-    /// An environment with one unit of `web`.
+    /// Creates an environment with one unit of `web`.
     fn new(site: &Site) -> Self {
         let store = site.connect_string();
         let credential = block_on(async {
@@ -75,7 +75,7 @@ impl Hook {
         hook
     }
 
-    /// One whose store is elsewhere, or nowhere.
+    /// Returns a hook environment whose store is at `address`.
     fn at(address: &str) -> Self {
         let hook = Self {
             dir: tempfile::tempdir().unwrap(),
@@ -110,7 +110,7 @@ impl Hook {
         command
     }
 
-    /// Exit code, stdout and stderr. Whatever is said, the secret is not in it.
+    /// Returns exit code, stdout and stderr, and checks that they do not contain the secret.
     fn call(&self, program: &str, args: &[&str]) -> (i32, String, String) {
         self.said(&self.command(program, args).output().unwrap())
     }
@@ -138,7 +138,7 @@ impl Hook {
         stdout
     }
 
-    /// The ports node as the operator sees it.
+    /// Returns the data of the ports node.
     fn stored(&self) -> String {
         let node =
             block_on(async { connect(&self.store).await.get(&paths::unit_ports(self.id)).await.unwrap() });
@@ -174,13 +174,13 @@ fn ports_are_opened_listed_and_closed(site: &Site) {
     );
 }
 
-fn closing_what_was_never_opened_leaves_an_empty_list(site: &Site) {
+fn closing_a_port_that_was_never_opened_stores_an_empty_list(site: &Site) {
     let hook = Hook::new(site);
     hook.silently(CLOSE, &["80"]);
     assert_eq!(hook.stored(), r#"{"open":[]}"#);
 }
 
-fn wrong_calls_change_nothing(site: &Site) {
+fn usage_errors_change_nothing(site: &Site) {
     let hook = Hook::new(site);
     for (argument, text) in [
         ("53/udp/", "Invalid format for port/protocol, got '53/udp/'"),
@@ -203,7 +203,7 @@ fn wrong_calls_change_nothing(site: &Site) {
     assert_eq!(hook.stored(), "");
 }
 
-fn the_first_jujus_ports_are_read_and_kept(site: &Site) {
+fn ports_written_by_the_first_juju_are_read_and_kept(site: &Site) {
     let hook = Hook::new(site);
     hook.store_raw(b"open:\n- {port: 80, proto: tcp}\n- {port: 53, proto: udp}\nextra: {a: [1]}\n");
     assert_eq!(hook.listed(&[]), "80/tcp\n53/udp\n");
@@ -211,7 +211,7 @@ fn the_first_jujus_ports_are_read_and_kept(site: &Site) {
     assert_eq!(hook.stored(), r#"{"open":[{"port":53,"proto":"udp"}],"extra":{"a":[1]}}"#);
 }
 
-fn garbage_in_the_node_is_named_and_left(site: &Site) {
+fn invalid_data_in_the_node_is_reported_and_kept(site: &Site) {
     let hook = Hook::new(site);
     hook.store_raw(b"\xff\x00");
     let text = "/units/unit-0000000000/ports: neither JSON nor YAML: not UTF-8 at byte 0";
@@ -220,7 +220,7 @@ fn garbage_in_the_node_is_named_and_left(site: &Site) {
     hook.refused(LIST, &[], 1, text);
 }
 
-fn a_wrong_secret_or_a_careless_file_is_refused(site: &Site) {
+fn wrong_secret_or_readable_file_is_refused(site: &Site) {
     let hook = Hook::new(site);
     let right = format!("{}:{}", hook.id.key(), hook.secret);
     hook.write_credentials(&right, 0o644);
@@ -237,7 +237,7 @@ fn a_wrong_secret_or_a_careless_file_is_refused(site: &Site) {
     hook.silently(OPEN, &["80"]);
 }
 
-fn many_hooks_at_once_all_win(site: &Site) {
+fn concurrent_hooks_all_succeed(site: &Site) {
     let hook = Hook::new(site);
     let ports: Vec<String> = (8000..8012).map(|port| port.to_string()).collect();
     let running: Vec<_> = ports
@@ -256,21 +256,21 @@ fn many_hooks_at_once_all_win(site: &Site) {
 
 const ALL: &[harness::scenario::Scenario] = scenarios![
     ports_are_opened_listed_and_closed,
-    closing_what_was_never_opened_leaves_an_empty_list,
-    wrong_calls_change_nothing,
-    the_first_jujus_ports_are_read_and_kept,
-    garbage_in_the_node_is_named_and_left,
-    a_wrong_secret_or_a_careless_file_is_refused,
-    many_hooks_at_once_all_win,
+    closing_a_port_that_was_never_opened_stores_an_empty_list,
+    usage_errors_change_nothing,
+    ports_written_by_the_first_juju_are_read_and_kept,
+    invalid_data_in_the_node_is_reported_and_kept,
+    wrong_secret_or_readable_file_is_refused,
+    concurrent_hooks_all_succeed,
 ];
 
 #[test]
-fn on_zookeeper() {
+fn hook_tools_work_with_zookeeper() {
     run(&Store::zookeeper(), ALL);
 }
 
 #[test]
-fn on_the_keeper() {
+fn hook_tools_work_with_the_keeper() {
     run(&Store::keeper(), ALL);
 }
 
@@ -288,7 +288,7 @@ fn help_and_version_need_no_store() {
     }
 }
 
-/// A hook that would wait for ever holds up its unit.
+/// A hook that hangs would block its unit.
 #[track_caller]
 fn fails_without_hanging(hook: &Hook, text: &str) {
     let start = Instant::now();
@@ -297,14 +297,14 @@ fn fails_without_hanging(hook: &Hook, text: &str) {
 }
 
 #[test]
-fn a_store_that_is_not_there_is_said_to_be() {
+fn unreachable_store_is_reported() {
     let address = format!("127.0.0.1:{}", harness::ports::free());
     let text = format!("cannot reach the store at {address}");
     fails_without_hanging(&Hook::at(&address), &text);
 }
 
 #[test]
-fn a_store_that_never_answers_is_given_up() {
+fn store_that_never_answers_times_out() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let text = format!("cannot reach the store at {address}");

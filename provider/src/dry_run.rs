@@ -1,5 +1,6 @@
-//! A provider that looks and does not touch: it reads through another one, and every change ends in
-//! [`Error::DryRun`], which says what it would have been. It has no machines to launch or end, so whoever runs on it cannot.
+//! A provider that only reads: it observes through another provider, and every change fails with
+//! [`Error::DryRun`], which describes the change. It does not implement [`crate::Machines`], so a
+//! dry run cannot launch or terminate instances.
 
 use crate::error::Error;
 use crate::provider::{Applied, Firewall, MachineNumber, Seen};
@@ -7,7 +8,7 @@ use crate::rule::{Change, Rule};
 use std::collections::{BTreeMap, BTreeSet};
 use tokio::time::Instant;
 
-/// More rules than this are counted and not named.
+/// Number of rules that a description lists; further ones are only counted.
 const NAMED_MAX: usize = 10;
 
 #[derive(Debug)]
@@ -27,10 +28,11 @@ impl<F: Firewall> Firewall for DryRun<F> {
         machines: &BTreeSet<MachineNumber>,
     ) -> Result<BTreeMap<MachineNumber, Seen>, Error> {
         let mut seen = self.inner.observe(machines).await?;
-        // Nothing is put right here, so nothing is to be put right: a change that is empty would be one that was made.
+        // A dry run repairs no drift, so it must not request a repair: an empty change reports
+        // success.
         for machine in seen.values_mut() {
             if let Seen::Present(rules) = machine {
-                rules.amiss.clear();
+                rules.drift.clear();
             }
         }
         Ok(seen)
@@ -46,8 +48,8 @@ impl<F: Firewall> Firewall for DryRun<F> {
         Applied { opened: not_done("open", &change.open), closed: not_done("close", &change.close) }
     }
 
-    fn at_once(&self) -> bool {
-        self.inner.at_once()
+    fn is_atomic(&self) -> bool {
+        self.inner.is_atomic()
     }
 
     fn is_dry_run(&self) -> bool {
@@ -63,7 +65,7 @@ impl<F: Firewall> Firewall for DryRun<F> {
     }
 }
 
-/// A change in words, as in "would open 80/tcp from ::/0"; empty if there is nothing to change.
+/// Describes a change, as in "would open 80/tcp from ::/0"; empty for an empty change.
 pub fn would(open: &BTreeSet<Rule>, close: &BTreeSet<Rule>) -> String {
     let halves = [("open", open), ("close", close)].into_iter().filter(|(_, rules)| !rules.is_empty());
     halves.map(|(verb, rules)| format!("would {verb} {}", named(rules))).collect::<Vec<_>>().join("; ")
@@ -93,7 +95,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_never_claims_to_have_done_anything() {
+    async fn every_change_fails_as_a_dry_run() {
         let memory = Memory::new(Settings::default());
         let (dry, machine) = (DryRun::new(memory.clone()), MachineNumber::new(2));
         memory.add_group(machine);
@@ -110,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_said_in_words() {
+    fn changes_are_described() {
         let none = BTreeSet::new();
         for (open, close, words) in [
             (rules(80..81), none.clone(), "would open 80/tcp from 0.0.0.0/0"),

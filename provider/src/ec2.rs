@@ -1,20 +1,22 @@
-//! EC2: a security group for each machine, in which our rules carry our mark. Start with [`Access::find`].
+//! The EC2 driver: one security group for each machine, in which our rules carry our mark. Start
+//! with [`Access::find`].
 //!
-//! Decisions are in the pure files: `naming` (what is ours), `permission` (rules and EC2's permissions), `refusal`
-//! (what errors mean), `budget` (how fast to call), `recent` (readers that lag). `api` has the calls and `meter` counts
-//! them; `groups`, `rules` and `machines` put them together. Only files below here know the SDK.
+//! Decisions are in files without I/O: `naming` (ownership), `permission` (rules and EC2's
+//! permissions), `error_codes` (the meaning of errors), `rate_limit/token_buckets` (request rates),
+//! `read_your_writes` (stale reads). `api` makes the calls and `rate_limit` delays and counts them;
+//! `groups`, `rules` and `machines` combine them. Only this module may use the SDK.
 //!
-//! Nothing calls STS or IAM, and credentials come from the SDK's own chain alone: environment, profile, role.
+//! No call goes to STS or IAM. Credentials come from the SDK's own chain: environment, profile,
+//! role.
 
 mod api;
-mod budget;
+mod error_codes;
 mod groups;
 mod machines;
-mod meter;
 mod naming;
 mod permission;
-mod recent;
-mod refusal;
+mod rate_limit;
+mod read_your_writes;
 mod rules;
 
 use crate::error::{Error, Subject};
@@ -23,59 +25,61 @@ use api::Api;
 use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_sdk_ec2::config::retry::RetryConfig;
 use aws_sdk_ec2::config::timeout::TimeoutConfig;
-use meter::Meter;
 pub use naming::{Environment, InvalidEnvironment};
-use recent::Recent;
+use rate_limit::RateLimiter;
+use read_your_writes::RecentWrites;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// EC2's limit for a group and address family, unless the account has another.
+/// EC2's default limit of rules for a group and address family.
 pub const RULES_PER_FAMILY: usize = 60;
 
-/// Finding out the region may ask the instance that we run on, which is near or not there at all.
+/// Time limit for finding the region, which may query the instance metadata service.
 const START_MAX: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     pub environment: Environment,
-    /// In place of what the environment, the profile or the instance says.
+    /// Overrides the region of the environment, the profile or the instance.
     pub region: Option<String>,
-    /// In place of EC2's own for the region.
+    /// Overrides EC2's own endpoint for the region.
     pub endpoint_url: Option<String>,
-    /// How new instances are made; without it none can be.
+    /// Settings of new instances; without them none can be launched.
     pub launch: Option<LaunchSettings>,
     pub rules_per_family: usize,
-    pub patience: Patience,
+    pub timeouts: Timeouts,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LaunchSettings {
     pub image: String,
     pub instance_type: String,
-    /// Without it, one of the default VPC that EC2 chooses.
+    /// Without it, EC2 chooses a subnet of the default VPC.
     pub subnet: Option<String>,
     pub key: Option<String>,
 }
 
-/// How long a request may take, and how often one that only reads is made before we hear of a failure.
+/// Time limits of requests, and retries of reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
+pub struct Timeouts {
     pub connect: Duration,
-    /// One request, with what comes before it. A change that hangs for this long holds up the pass that it is part of,
-    /// and the closes that come after that.
+    /// Time limit of a change, including waiting before it. A change that hangs delays its pass and
+    /// the closes after it.
     pub request: Duration,
-    /// One read. Under load EC2 may take half a minute to describe groups, and ports must close then, too.
+    /// Time limit of a read. Under load EC2 may take half a minute to describe groups, and ports
+    /// must still be closed.
     pub read: Duration,
-    /// Changes are made once: the SDK repeats nothing, since the budget would not be asked.
+    /// Attempts of a read. Changes are sent once: the SDK's retries are disabled, because they
+    /// would bypass the rate limiter.
     pub reads: u32,
-    /// Between two reads; doubles with each.
+    /// Pause before the first retry; doubles with each one.
     pub first_pause: Duration,
 }
 
-impl Default for Patience {
+impl Default for Timeouts {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(3),
@@ -95,21 +99,21 @@ impl Settings {
             endpoint_url: None,
             launch: None,
             rules_per_family: RULES_PER_FAMILY,
-            patience: Patience::default(),
+            timeouts: Timeouts::default(),
         }
     }
 }
 
-/// Region and credentials, as every AWS program has them.
+/// Region and credentials, from the usual AWS sources.
 #[derive(Debug, Clone)]
 pub struct Access(SdkConfig);
 
 impl Access {
-    /// Refuses to go on without a region. Credentials are looked for when they are needed: those of a role may come a
-    /// little after the instance. No call is made to EC2.
+    /// Finds the region. Credentials are loaded when they are needed, because those of a role may
+    /// become available shortly after the instance starts. Makes no call to EC2.
     ///
     /// # Errors
-    /// [`Error::Unusable`] if there is no region, or one that cannot be.
+    /// [`Error::Unusable`] if there is no region, or an invalid one.
     pub async fn find() -> Result<Self, Error> {
         let slow = |_| unusable("finding out the region took too long");
         let loading = aws_config::defaults(BehaviorVersion::latest()).load();
@@ -119,22 +123,22 @@ impl Access {
     }
 }
 
-/// All calls of one environment to one region of EC2 go through one of these, which shares its budget among them.
+/// The driver of one environment in one region of EC2. All its calls share a rate limiter.
 pub struct Ec2 {
     settings: Settings,
     api: Api,
     memory: Mutex<Memory>,
 }
 
-/// What need not be asked twice. All of it can be lost without harm.
+/// Caches, which can be lost at any time.
 #[derive(Debug, Default)]
 struct Memory {
-    recent: Recent,
-    /// The group of each machine as last read, which saves a read before every change.
+    recent_writes: RecentWrites,
+    /// The last known group of each machine, which saves a read before every change.
     groups: BTreeMap<MachineNumber, GroupId>,
-    /// Whether a VPC has IPv6, and when that was asked.
+    /// Whether a VPC has IPv6, and the time of that read.
     ipv6: BTreeMap<String, (bool, Instant)>,
-    /// Where new instances go.
+    /// The VPC of new instances.
     home: Option<String>,
 }
 
@@ -151,41 +155,46 @@ impl Ec2 {
         Self::with_config(settings, &access.0)
     }
 
-    /// With everything that is not in `settings` from `config`.
+    /// Creates a driver; values that are not in `settings` come from `config`.
     ///
     /// # Errors
-    /// [`Error::Unusable`] if neither names a region, or one that cannot be.
+    /// [`Error::Unusable`] if neither names a valid region.
     pub fn with_config(settings: Settings, config: &SdkConfig) -> Result<Self, Error> {
         let region = region_of(settings.region.as_deref(), config)?;
         let endpoint = settings.endpoint_url.clone().or_else(|| config.endpoint_url().map(str::to_owned));
-        let patience = settings.patience;
-        let timeouts = |operation| {
-            TimeoutConfig::builder().connect_timeout(patience.connect).operation_timeout(operation).build()
+        let timeouts = settings.timeouts;
+        let timeout_config = |operation| {
+            TimeoutConfig::builder().connect_timeout(timeouts.connect).operation_timeout(operation).build()
         };
-        let meter = Meter::new();
+        let rate_limiter = RateLimiter::new();
         let mut client = aws_sdk_ec2::config::Builder::from(config)
             .region(Region::new(region.clone()))
             .retry_config(RetryConfig::disabled())
-            .timeout_config(timeouts(patience.request))
-            .interceptor(meter.clone());
+            .timeout_config(timeout_config(timeouts.request))
+            .interceptor(rate_limiter.clone());
         client.set_endpoint_url(endpoint.clone());
         let place = endpoint.map_or_else(
             || format!("EC2 in region '{region}' (is that the right one?)"),
             |endpoint| format!("EC2 at {endpoint}"),
         );
-        let reader = client.clone().timeout_config(timeouts(patience.read));
+        let reader = client.clone().timeout_config(timeout_config(timeouts.read));
         let [client, reader] = [client, reader].map(|config| aws_sdk_ec2::Client::from_conf(config.build()));
-        Ok(Self { settings, api: Api::new(client, reader, meter, patience, place), memory: Mutex::default() })
+        Ok(Self {
+            settings,
+            api: Api::new(client, reader, rate_limiter, timeouts, place),
+            memory: Mutex::default(),
+        })
     }
 
-    /// How many requests went out, by the name of their action.
+    /// Returns the number of requests by action.
     pub fn requests(&self) -> BTreeMap<String, u64> {
-        self.api.meter.requests()
+        self.api.rate_limiter.requests()
     }
 
-    /// The share of EC2's published pace that is used now: less than 1 after it has throttled us.
+    /// Returns the fraction of EC2's published request rate that is used: less than 1 after
+    /// throttling.
     pub fn pace(&self) -> f64 {
-        self.api.meter.pace()
+        self.api.rate_limiter.pace()
     }
 
     fn environment(&self) -> &Environment {
@@ -205,7 +214,7 @@ fn region_of(chosen: Option<&str>, config: &SdkConfig) -> Result<String, Error> 
     Ok(region.to_owned())
 }
 
-/// The region becomes part of a host name.
+/// Checks the region, which becomes part of a host name.
 fn check_region(region: &str) -> Result<(), Error> {
     let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     if region.is_empty() || region.len() > 63 || !region.bytes().all(allowed) {
@@ -224,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_region_is_part_of_a_host_name() {
+    fn invalid_regions_are_refused() {
         for good in ["us-east-1", "eu-central-2", "cn-north-1"] {
             assert_eq!(check_region(good), Ok(()));
         }
@@ -234,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn no_region_is_said() {
+    fn missing_region_is_reported() {
         let settings = Settings::new(Environment::new("prod", "6f1c").unwrap());
         let error = Ec2::with_config(settings, &SdkConfig::builder().build()).unwrap_err();
         assert_eq!(

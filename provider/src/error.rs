@@ -1,21 +1,22 @@
-//! Why a provider did not do what it was asked, sorted by what to do about it. Errors name the machine, group or
-//! instance and carry the provider's own words, never credentials or user data; drivers see to that.
+//! Errors of providers, classified by how the caller should react. An error names the machine,
+//! group or instance and quotes the provider's message. Drivers ensure that it contains no
+//! credentials or user data.
 
 use crate::provider::{GroupId, InstanceId, MachineNumber};
 use std::fmt;
 
-/// What an error is about.
+/// The object that an error concerns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Subject {
     Machine(MachineNumber),
     Group(GroupId),
-    /// A group whose name is known, too: that is what people look for.
+    /// A group with its name, which is easier to find than its id.
     NamedGroup {
         id: GroupId,
         name: String,
     },
     Instance(InstanceId),
-    /// Not one of them, but the service or program that looks after them all.
+    /// The service or program as a whole.
     Provider,
 }
 
@@ -51,43 +52,43 @@ impl From<&InstanceId> for Subject {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Too many calls. Nothing was done.
+    /// Too many calls. The call had no effect.
     #[error("calls for {what} are throttled")]
     Throttled { what: Subject },
-    /// Not reachable, or in trouble of its own. Nothing was done.
+    /// The provider is unreachable or has an internal error. The call had no effect.
     #[error("{what} is unavailable: {reason}")]
     Unavailable { what: Subject, reason: String },
-    /// Credentials or rights do not suffice. Nothing was done.
+    /// The credentials lack a right. The call had no effect.
     #[error("not allowed for {what}: {reason}")]
     Denied { what: Subject, reason: String },
-    /// The rules, groups or instances would be too many. Nothing was added.
+    /// A limit on rules, groups or instances. No object was added.
     #[error("{what} is full: {}", limit_words(*limit))]
     QuotaExceeded { what: Subject, limit: Option<u32> },
-    /// What was to be changed is not there: just made and not yet seen, or gone.
+    /// The object does not exist: it was deleted, or was just created and is not visible yet.
     #[error("{what} is not there")]
     NotFound { what: Subject },
-    /// A group that an instance still holds on to.
+    /// The group is still used by an instance.
     #[error("{what} is still in use")]
     StillInUse { what: Subject },
-    /// It is not as it was when last looked at. Nothing was done.
+    /// The object has changed since the last read. The call had no effect.
     #[error("{what} has changed meanwhile")]
     Conflict { what: Subject },
-    /// There was no time left to begin it. Nothing was done.
+    /// The deadline passed before the request was sent. The call had no effect.
     #[error("the change of {what} was not begun in time")]
     NotBegun { what: Subject },
-    /// No answer: it may have been done, or not, or be done still.
+    /// No reply: the request may have been applied, may be applied later, or never.
     #[error("no answer for {what} in time: {reason}")]
     Ambiguous { what: Subject, reason: String },
-    /// It bears our name but not our mark. It was left alone.
+    /// The object has our name but not our mark. It was not changed.
     #[error("{what} was not made by us: {reason}")]
     Foreign { what: Subject, reason: String },
-    /// The provider cannot work as it is set up: a missing program, no credentials, an unknown region.
+    /// The configuration is unusable: a missing program, no credentials, an unknown region.
     #[error("{what} cannot be used: {reason}")]
     Unusable { what: Subject, reason: String },
-    /// Nothing was done, because nothing may be.
+    /// A dry run changes nothing.
     #[error("dry run: {what} is left as it is; would {would}")]
     DryRun { what: Subject, would: String },
-    /// The provider does not accept what it was sent, and never will: a mistake in a driver or its caller.
+    /// The provider refuses the request as malformed: a mistake in a driver or its caller.
     #[error("{what} refused as invalid: {reason}")]
     Invalid { what: Subject, reason: String },
 }
@@ -97,14 +98,14 @@ fn limit_words(limit: Option<u32>) -> String {
         .map_or_else(|| "its limit is reached".to_owned(), |limit| format!("its limit of {limit} is reached"))
 }
 
-/// What to do about an error. Whatever it is, looking again at the next resync is right.
+/// How to react to an error. Reading again at the next resync is always right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Retry {
-    /// The same call again, after a growing pause.
+    /// Repeat the call with back-off.
     AfterBackOff,
-    /// Observe again, and plan from what is seen; the same call might be wrong now.
+    /// Observe and plan again; the same call might be wrong now.
     ReadAgain,
-    /// Only somebody outside can help: say so, and look again at the slow pace of a resync.
+    /// Report the error to the operator and try again at the next resync.
     OperatorMustAct,
     /// The same call can never succeed.
     Never,
@@ -127,13 +128,13 @@ impl Error {
         }
     }
 
-    /// Whether the call may have had its effect all the same.
+    /// Returns whether the call may have had its effect despite the error.
     pub fn may_have_been_applied(&self) -> bool {
         matches!(self, Self::Ambiguous { .. })
     }
 
-    /// Whether a part of the request may be the reason, so that the rest may be accepted by itself. Of a request that was
-    /// refused for an unknown reason that may be so, too, unless the provider as a whole cannot be used.
+    /// Returns whether a part of the request may be the cause, so that the rest may be accepted.
+    /// That includes requests refused for an unknown reason, unless the whole provider is unusable.
     pub fn may_concern_a_part(&self) -> bool {
         match self {
             Self::Invalid { .. } => true,
@@ -160,7 +161,7 @@ impl Error {
         }
     }
 
-    /// The same error, with the name of the group that it is about.
+    /// Adds the name of the group that the error concerns.
     #[must_use]
     pub fn with_group_name(mut self, name: &str) -> Self {
         let (Self::Throttled { what }
@@ -182,7 +183,7 @@ impl Error {
         self
     }
 
-    /// One constant word per variant, to count failures by.
+    /// Returns a constant name of the variant, for counting failures.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Throttled { .. } => "throttled",
@@ -207,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_is_named_beside_its_id() {
+    fn error_names_a_group_with_its_id() {
         let what = Subject::from(&GroupId::new("sg-1"));
         let full = Error::QuotaExceeded { what, limit: Some(60) }.with_group_name("juju-prod-2");
         assert_eq!(full.to_string(), "group juju-prod-2 (sg-1) is full: its limit of 60 is reached");
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn only_refusals_of_a_request_may_concern_a_part_of_it() {
+    fn only_invalid_or_unknown_refusals_may_concern_a_part() {
         let (group, reason) = (Subject::from(&GroupId::new("sg-1")), || "no".to_owned());
         for (error, expected) in [
             (Error::Invalid { what: group.clone(), reason: reason() }, true),
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn each_says_what_and_what_to_do() {
+    fn every_variant_names_its_subject_and_has_a_retry_class() {
         let machine = Subject::Machine(MachineNumber::new(2));
         let group = Subject::from(&GroupId::new("sg-1"));
         let why = || "because".to_owned();

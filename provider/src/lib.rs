@@ -1,5 +1,5 @@
-//! What a firewall can be told: the rule vocabulary, the traits of a provider, and the drivers that carry them out.
-//! Start reading at [`rule`] and [`provider`].
+//! Firewall rules, the traits of a provider, and the drivers that implement them. Start reading at
+//! [`rule`] and [`provider`].
 
 pub mod dry_run;
 #[cfg(feature = "ec2")]

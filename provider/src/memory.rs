@@ -1,10 +1,11 @@
-//! A provider that lives in this process and can be made to fail, lag and be meddled with, so that whatever is built on
-//! a provider can be tried against all of that. It has no randomness, and asks the time only to begin nothing too late: the
-//! same calls under the same script give the same answers.
+//! An in-memory provider for tests, with injected faults, stale reads and changes by others. It has
+//! no randomness, and uses the clock only for deadlines: the same calls under the same script give
+//! the same results.
 //!
-//! This file is the shell: it takes the lock, asks the script, keeps the journal. What calls do is in `world`.
+//! This file handles locking, the fault script and the journal. The effects of calls belong in
+//! `world`.
 
-mod lagging;
+mod stale_reads;
 mod world;
 
 use crate::error::Error;
@@ -20,21 +21,21 @@ use tokio::time::Instant;
 use world::World;
 pub use world::{Rewrite, Settings};
 
-/// The requests that are counted and can be made to fail. A change is up to two of them.
+/// The requests that are counted and can fail. A change consists of up to two of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CallName {
     Observe,
     Open,
     Close,
-    /// Putting right what is amiss where there is nothing to open or close.
-    Mend,
+    /// Repairs drift where there is nothing to open or close.
+    Repair,
     List,
     Launch,
     Adopt,
     EnsureGroup,
     Release,
     Terminate,
-    Shut,
+    RevokeAll,
     DeleteGroup,
     AdoptGroups,
 }
@@ -44,14 +45,14 @@ impl CallName {
         Self::Observe,
         Self::Open,
         Self::Close,
-        Self::Mend,
+        Self::Repair,
         Self::List,
         Self::Launch,
         Self::Adopt,
         Self::EnsureGroup,
         Self::Release,
         Self::Terminate,
-        Self::Shut,
+        Self::RevokeAll,
         Self::DeleteGroup,
         Self::AdoptGroups,
     ];
@@ -61,50 +62,50 @@ impl CallName {
     }
 }
 
-/// One request, before it is known how it ends.
+/// A request without its outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
     /// Counted from 1 over all requests.
     pub index: u64,
     pub name: CallName,
-    /// `None` for a request about several.
+    /// `None` for a request about several machines.
     pub machine: Option<MachineNumber>,
-    /// What is opened or closed.
+    /// The rules to open or close.
     pub rules: BTreeSet<Rule>,
 }
 
-/// A request, and how it ended for the one who made it.
+/// A request with its outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     pub call: Call,
-    /// Whether it had its effect, which the caller does not always learn.
+    /// Whether it had its effect; the reply may say otherwise.
     pub applied: bool,
-    /// `None` if the answer never came.
+    /// The reply; `None` if there was none.
     pub answer: Option<Result<(), Error>>,
 }
 
-/// What goes wrong with one request.
+/// An injected fault of one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// It fails and has no effect.
+    /// The request fails without an effect.
     Before(Failure),
-    /// It has its effect, and the caller is told that it failed.
+    /// The request has its effect, but reports a failure.
     After(Failure),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
     Error(Error),
-    /// There is never an answer. The caller waits until it is dropped, which is how a crash at this place looks.
+    /// There is no reply. The caller waits until its future is dropped, as in a crash.
     Silence,
 }
 
-/// The latest requests that are kept to be looked at; all of them are counted.
+/// Size limit of the journal; all requests are counted.
 const JOURNAL_MAX: usize = 10_000;
 
 type Script = Box<dyn FnMut(&Call) -> Option<Fault> + Send>;
 
-/// Clones share one world.
+/// An in-memory provider. Clones share one world.
 #[derive(Clone)]
 pub struct Memory {
     shared: Arc<Mutex<Shared>>,
@@ -112,7 +113,7 @@ pub struct Memory {
 
 struct Shared {
     world: World,
-    /// Wins over `script`; each is used once.
+    /// Faults by index, which take precedence over `script`. Each is used once.
     faults: BTreeMap<u64, Fault>,
     script: Option<Script>,
     journal: VecDeque<Entry>,
@@ -137,12 +138,13 @@ impl Memory {
         Self { shared: Arc::new(Mutex::new(shared)) }
     }
 
-    /// The request of this index fails, once.
+    /// Makes the request with this index fail, once.
     pub fn fail_at(&self, index: u64, fault: Fault) {
         self.lock().faults.insert(index, fault);
     }
 
-    /// Asked about every request from now on. It is called under the lock of this provider and must not use it.
+    /// Sets a function that injects faults. It runs under the lock of this provider and must not
+    /// use it.
     pub fn set_script(&self, script: impl FnMut(&Call) -> Option<Fault> + Send + 'static) {
         self.lock().script = Some(Box::new(script));
     }
@@ -151,17 +153,17 @@ impl Memory {
         self.lock().script = None;
     }
 
-    /// Changes how the provider behaves from now on.
+    /// Changes the settings.
     pub fn configure(&self, change: impl FnOnce(&mut Settings)) {
         change(&mut self.lock().world.settings);
     }
 
-    /// The latest requests, oldest first.
+    /// Returns the latest requests, oldest first.
     pub fn journal(&self) -> Vec<Entry> {
         self.lock().journal.iter().cloned().collect()
     }
 
-    /// How many requests there were so far; the next one has the index after this.
+    /// Returns the number of requests so far, which is the index of the last one.
     pub fn calls(&self) -> u64 {
         self.lock().world.calls
     }
@@ -174,80 +176,80 @@ impl Memory {
         self.lock().counts.iter().filter(|(name, _)| name.is_write()).map(|(_, count)| count).sum()
     }
 
-    /// The truth about a machine, whatever an observer is shown.
+    /// Returns the true state of a machine, without stale reads.
     pub fn actual(&self, machine: MachineNumber) -> Option<MachineRules> {
         self.lock().world.rules(machine).cloned()
     }
 
-    /// The truth about what has our mark, whatever a list shows.
+    /// Returns the true inventory, without stale reads.
     pub fn truth(&self) -> Inventory {
         self.lock().world.inventory_as_of(u64::MAX)
     }
 
-    /// Somebody makes the machine's group, with our mark and no rules. Returns its id.
+    /// Creates the machine's group, with our mark and no rules. Returns its id.
     pub fn add_group(&self, machine: MachineNumber) -> GroupId {
         self.lock().world.add_group(machine)
     }
 
-    /// Somebody else changes the machine's group; `false` if it has none.
+    /// Changes the machine's group as another client; returns `false` if it has none.
     pub fn tamper(&self, machine: MachineNumber, change: impl FnOnce(&mut MachineRules)) -> bool {
         self.lock().world.tamper(machine, change)
     }
 
-    /// Somebody else deletes the machine's group.
+    /// Deletes the machine's group as another client.
     pub fn remove_group(&self, machine: MachineNumber) {
         self.lock().world.remove_group(machine);
     }
 
-    /// Somebody makes the group that all machines share, with our mark.
+    /// Creates the group that all machines share, with our mark.
     pub fn add_environment_group(&self) {
         self.lock().world.environment = Some(GroupId::new("sg-environment"));
     }
 
-    /// The store of the environment is lost and a new one has its name: the group that all machines share carries the id
-    /// of the old one, and no launch succeeds before it is adopted.
+    /// Simulates a lost store whose environment name is used by a new one: the group that all
+    /// machines share carries the id of the old store, and launches fail until it is adopted.
     pub fn lose_store(&self, store: &str) {
         let mut inner = self.lock();
         let group = inner.world.environment.take();
         inner.world.lost = group.map(|group| (group, store.to_owned()));
     }
 
-    /// Somebody else makes a group that has the name of the machine's, without our mark.
+    /// Creates a foreign group with the name of the machine's group.
     pub fn squat(&self, machine: MachineNumber) {
         self.lock().world.squat(machine);
     }
 
-    /// Machines whose group's name is taken by somebody else.
+    /// Returns the machines whose group name belongs to a foreign group.
     pub fn squatted(&self) -> BTreeSet<MachineNumber> {
         self.lock().world.squatted()
     }
 
-    /// Whoever took names gives them back.
+    /// Deletes the foreign groups with names of machines' groups.
     pub fn end_squatting(&self) {
         self.lock().world.end_squatting();
     }
 
-    /// Somebody else launches an instance.
+    /// Launches a foreign instance.
     pub fn add_instance(&self, instance: &InstanceId) {
         self.lock().world.add_instance(instance);
     }
 
-    /// Somebody else ends an instance, or its hardware does.
+    /// Ends an instance, as another client or a hardware failure would.
     pub fn lose_instance(&self, instance: &InstanceId) {
         self.lock().world.lose_instance(instance);
     }
 
-    /// Whether an instance runs, whoever made it.
+    /// Returns whether an instance runs, ours or foreign.
     pub fn is_running(&self, instance: &InstanceId) -> bool {
         self.lock().world.is_running(instance)
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
-        // A script that panics fails its test anyway; nothing here is left half done by it.
+        // A script that panics fails its test anyway; the state stays consistent.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One request that changes rules, if there is still time for it.
+    /// Makes one request that changes rules, unless `until` has passed.
     async fn change(
         &self,
         name: CallName,
@@ -278,7 +280,7 @@ impl Memory {
 }
 
 impl Shared {
-    /// `None` is silence.
+    /// Executes a request under the fault script. Returns `None` if there is no reply.
     fn answer<T>(
         &mut self,
         name: CallName,
@@ -300,12 +302,12 @@ impl Shared {
             Some(Fault::Before(failure)) => (false, failure.answer()),
             Some(Fault::After(failure)) => (effect(&mut self.world).is_ok(), failure.answer()),
         };
-        let told = answer.as_ref().map(|result| result.as_ref().map(|_| ()).map_err(Error::clone));
+        let recorded = answer.as_ref().map(|result| result.as_ref().map(|_| ()).map_err(Error::clone));
         *self.counts.entry(name).or_default() += 1;
         if self.journal.len() == JOURNAL_MAX {
             self.journal.pop_front();
         }
-        self.journal.push_back(Entry { call, applied, answer: told });
+        self.journal.push_back(Entry { call, applied, answer: recorded });
         answer
     }
 }
@@ -332,8 +334,10 @@ impl Firewall for Memory {
 
     async fn apply(&self, machine: MachineNumber, change: &Change, until: Instant) -> Applied {
         if change.is_empty() {
-            let mend = |world: &mut World| world.mend(machine);
-            return Applied::as_one(self.change(CallName::Mend, machine, &change.open, until, mend).await);
+            let repair = |world: &mut World| world.repair(machine);
+            return Applied::as_one(
+                self.change(CallName::Repair, machine, &change.open, until, repair).await,
+            );
         }
         let mut applied = Applied::as_one(Ok(()));
         if !change.close.is_empty() {
@@ -382,9 +386,9 @@ impl Machines for Memory {
         self.call(CallName::Terminate, Some(machine), BTreeSet::new(), terminate).await
     }
 
-    async fn shut(&self, machine: MachineNumber, group: &GroupId) -> Result<(), Error> {
-        let shut = |world: &mut World| world.shut(machine, group);
-        self.call(CallName::Shut, Some(machine), BTreeSet::new(), shut).await
+    async fn revoke_all(&self, machine: MachineNumber, group: &GroupId) -> Result<(), Error> {
+        let revoke = |world: &mut World| world.revoke_all(machine, group);
+        self.call(CallName::RevokeAll, Some(machine), BTreeSet::new(), revoke).await
     }
 
     async fn delete_group(&self, group: &GroupId) -> Result<(), Error> {

@@ -1,6 +1,6 @@
-//! Mistakes to be found: each is a place where the code could be wrong in a way that somebody once was, or might be. They
-//! are there only with the feature `planted`, for the test that sees that the simulator finds every one of them; without
-//! it [`planted`] is a constant, and nothing of this is in a program.
+//! Deliberate bugs, one for each mistake that was made once or is likely. They exist only with the
+//! feature `planted`, for the test that checks that the simulator finds each of them. Without the
+//! feature [`planted`] is the constant `false`, and the compiler removes the bugs.
 
 macro_rules! bugs {
     ($($(#[doc = $why:literal])+ $name:ident,)+) => {
@@ -10,7 +10,7 @@ macro_rules! bugs {
         impl Bug {
             pub const ALL: &[Bug] = &[$(Bug::$name,)+];
 
-            /// Why it matters.
+            /// Returns the effect of the bug.
             pub fn why(self) -> &'static str {
                 match self { $(Bug::$name => concat!($($why,)+),)+ }
             }
@@ -19,129 +19,138 @@ macro_rules! bugs {
 }
 
 bugs!(
-    /// A machine is changed again without a look at what a failed call left: a batch that is refused whole is so for ever.
+    /// A machine is changed again without reading its rules after a failed call: a batch that is
+    /// refused as a whole is refused for ever.
     KeepsWhatItSaw,
-    /// The second look at a mass close is put off with every renewal of the lease.
+    /// Every renewal of the lease postpones the read that confirms a mass close.
     DoubtNeverRipens,
-    /// Whatever a single look at the tree takes away is closed at once.
+    /// Rules that are missing in a single read of the store are closed at once.
     NoSecondLook,
-    /// A confirmed close that was not begun in the same pass must be confirmed again: with a slow provider it is never sent.
+    /// A confirmed close that was not begun in the same pass must be confirmed again: with a slow
+    /// provider it is never sent.
     ForgetsConfirmations,
-    /// Closes are judged by those of one pass: machines that come back one by one are shut one by one.
+    /// The share of closes is computed for each pass alone: machines that become readable one by
+    /// one are closed one by one.
     JudgesByPass,
-    /// A tree that shows no units at all is believed at once if there is little to close.
+    /// A read without any units is not confirmed if there is little to close.
     BelievesNothing,
     /// A missing record that other records still refer to counts as removed, and its ports are
     /// closed.
     MissingIsRemoved,
-    /// After a failure of the store it goes on with what it had read before, as if nothing had been missed.
+    /// After a failure of the store the agent uses its old view, as if it had missed no events.
     KeepsItsView,
-    /// Who leads again acts on what was true when it led before.
+    /// A leader that is elected again uses the state of its last lease.
     RemembersItsLastReign,
-    /// Ports that cannot be read are taken for none, and somebody's firewall is shut.
+    /// Ports that cannot be parsed count as none, and the unit's open ports are closed.
     GarbageIsNothing,
-    /// A machine that is gone is tried again without a pause, for ever.
+    /// A removed machine is retried without a pause, for ever.
     NeverLetsGo,
-    /// Our own change is not remembered, and made again with the next.
+    /// An applied change is not recorded, and is made again with the next one.
     ForgetsItsOwnChange,
-    /// A range that is spelled anew is closed although the new spelling could not be opened.
+    /// A range with a new spelling is closed although the new spelling could not be opened.
     ClosesBeforeItOpens,
-    /// Nothing is known of a unit that cannot be read, so all that it has is closed.
+    /// If a unit cannot be read and its last rules are unknown, all its rules are closed.
     NoMemoryIsNoPorts,
-    /// What was opened just before a crash is closed if its unit cannot be read afterwards.
+    /// Rules that were opened just before a crash are closed if their unit cannot be read
+    /// afterwards.
     ForgetsTheLastOpen,
-    /// A rule that somebody made by hand keeps a wider one of ours open for ever.
+    /// A rule that was added by hand keeps a wider rule of ours open for ever.
     WaitsForOthers,
-    /// Policy is not asked.
+    /// The policy is not applied.
     NoPolicy,
     /// Ports of services that are not exposed are opened.
     ExposesAll,
-    /// A service that is exposed to some is open to the world.
+    /// A service that is exposed to some sources is open to the world.
     ExposesToAll,
-    /// An exposed flag is noticed only by the next resync.
+    /// A change of an exposed flag takes effect only at the next resync.
     DeafToFlags,
-    /// Nobody is told of anything.
+    /// No reports are written.
     SaysNothing,
-    /// A report that cannot be read is left as it is.
+    /// A report that cannot be parsed is not replaced.
     KeepsGarbage,
     /// Every pass writes every report.
     RepeatsItself,
-    /// Reports outlive their machines.
+    /// Reports of removed machines are not deleted.
     ReportsOnTheGone,
-    /// Failures are tried again at once.
+    /// Failures are retried without a pause.
     NoPause,
-    /// Failures are not tried again.
+    /// Failures are not retried.
     GivesUp,
-    /// What an operator has put right is noticed after an hour.
+    /// After an operator has fixed a problem, the retry comes an hour later.
     SulksForAnHour,
-    /// Lost events and edits by hand are never found.
+    /// Lost events and manual changes are never detected.
     NoResync,
-    /// A store that is away for a moment ends the agent.
+    /// A short outage of the store ends the agent.
     DiesWithTheStore,
-    /// SIGTERM is not heard.
+    /// SIGTERM is ignored.
     DeafToStop,
-    /// A leader that was paused acts although another leads.
+    /// A leader that was paused acts although another one has been elected.
     NoLease,
-    /// Whether it may act is asked before the wait for the provider's leave, and not after it.
+    /// The lease is checked before waiting for the provider's rate limit, and not after it.
     AsksOnce,
-    /// Closes wait until opens have made room for them.
+    /// Closes wait in the same queue as opens, behind them.
     ClosesQueueUp,
-    /// A leader that was replaced goes on writing.
+    /// A leader that was replaced continues to write.
     NoFence,
-    /// Of several events at once only the first is looked at.
+    /// Only the first of several simultaneous events is processed.
     OneEventAtATime,
-    /// What was missed while the connection was away is not looked for.
+    /// After a reconnect, changes that were missed meanwhile are not read.
     IgnoresReconnects,
-    /// A machine whose launch was cut off gets another instance.
+    /// A machine whose launch was interrupted gets a second instance.
     LaunchesBlindly,
-    /// Two instances that one machine has got both stay.
+    /// If a machine has two instances, both are kept.
     KeepsTheSurplus,
-    /// An instance that somebody else made is ended with its machine.
+    /// An adopted instance is terminated with its machine.
     EndsWhatItAdopted,
-    /// A tree that shows no machines ends all instances at once.
+    /// A read without any machines terminates all instances at once.
     EndsAtOnce,
-    /// Groups outlive their machines.
+    /// Groups of removed machines are not deleted.
     LeavesGroups,
-    /// The ports of a machine that has left stay open until its instance has ended.
+    /// The ports of a removed machine stay open until its instance has ended.
     LeavesPortsOpen,
-    /// That an instance is gone is never said.
+    /// Missing instances are never reported.
     SilentAboutTheGone,
-    /// One machine that cannot be read keeps all others from being looked at.
+    /// If one machine's record cannot be parsed, no machine is processed.
     OneSpoilsAll,
-    /// The group that all machines share goes with those of machines that are gone.
+    /// The shared group is deleted together with the groups of removed machines.
     SweepsTheShared,
-    /// The group that all machines share outlives the last of them, and is in the way of the next environment of that name.
+    /// The shared group is not deleted after the last machine, and blocks the next environment of
+    /// that name.
     LeavesTheShared,
-    /// While there is something to do at once, nobody looks at what changes.
+    /// Passes for retries do not process events.
     DeafWhileLate,
-    /// Agents trust a store that was restored from an older backup, and remove everything made after the backup.
+    /// Agents trust a store that was restored from an older backup, and remove everything made
+    /// after the backup.
     TrustsARestoredStore,
-    /// What there was no time for while the lease lasted is taken for done.
+    /// Changes that were not begun before the lease ended count as applied.
     CallsItDone,
-    /// Heartbeats: the hold of a mass outage ends once enough components are back, and the rest are declared dead.
+    /// Heartbeats: the hold of a mass outage ends once enough components are back, and the rest are
+    /// declared dead.
     HoldEndsWithTheShare,
-    /// Heartbeats: a state manager that is back gets its first call half a minute later.
+    /// Heartbeats: a state manager that is reachable again gets its first call half a minute later.
     ProbesSeldom,
-    /// Heartbeats: a component that beats to a tracker without the store is declared dead.
+    /// Heartbeats: a component whose tracker has lost the store is declared dead.
     ForgetsLostTrackers,
-    /// Heartbeats: a tracker without the store goes on to accept beats that it cannot pass on.
+    /// Heartbeats: a tracker that has lost the store continues to accept beats that it cannot
+    /// forward.
     TakesBeatsForEver,
     /// Heartbeats: components that the store has lost are not written again.
     TrustsAnEmptyStore,
-    /// Heartbeats: numbers of changes begin again at zero if the store has lost the epoch.
+    /// Heartbeats: sequence numbers of changes restart at zero if the store has lost the epoch.
     RepeatsNumbers,
-    /// Heartbeats: a call that timed out and is applied late leaves an old state with the state manager.
+    /// Heartbeats: a call that timed out and is applied late leaves an old state with the state
+    /// manager.
     ForgetsLateCalls,
-    /// A denied request is sent again with every look at everything.
+    /// A denied request is sent again at every resync.
     RepeatsTheDenied,
-    /// A port that the provider refuses keeps the other ports of the same request shut.
+    /// A port that the provider refuses keeps the other ports of the same request closed.
     OneRefusalForAll,
-    /// Adjacent ports are joined only once a group is full, and a wanted port is shut for it.
+    /// Adjacent ports are merged only after a group is full, which closes a wanted port meanwhile.
     JoinsWhenFull,
 );
 
 impl Bug {
-    /// Mistakes in the heartbeat tracker, which the heartbeat simulator has to find.
+    /// Bugs in the heartbeat tracker, which the heartbeat simulator has to find.
     pub const HEARTBEAT: &[Bug] = &[
         Bug::HoldEndsWithTheShare,
         Bug::ProbesSeldom,
@@ -153,7 +162,7 @@ impl Bug {
     ];
 }
 
-/// Whether the mistake is to be made.
+/// Returns whether the bug is active.
 #[cfg(not(feature = "planted"))]
 #[inline]
 pub const fn planted(_: Bug) -> bool {
@@ -167,12 +176,12 @@ mod switch {
 
     thread_local!(static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) });
 
-    /// Whether the mistake is to be made.
+    /// Returns whether the bug is active in this thread.
     pub fn planted(bug: Bug) -> bool {
         PLANTED.get() == Some(bug)
     }
 
-    /// From now on this thread makes this mistake, or none.
+    /// Activates one bug in this thread, or none.
     pub fn plant(bug: Option<Bug>) {
         PLANTED.set(bug);
     }

@@ -1,15 +1,16 @@
-//! What a provider must do for the firewall agent. Two traits, since not every provider can do both: every driver has
-//! rules to look after, but nftables cannot launch a machine, and a dry run must not. An agent that is not given a
-//! [`Machines`] cannot provision by mistake.
+//! The traits of a provider. There are two, because not every provider can do both: every driver
+//! manages rules, but nftables cannot launch machines, and a dry run must not. A controller without
+//! a [`Machines`] cannot provision by mistake.
 //!
-//! What every driver keeps to:
-//! - "Already so" is success, for every call. Nothing that lacks our mark is ever changed.
-//! - A call ends within the driver's own time limit. What changes something is not tried again by itself after an error:
-//!   when to do that is for the caller to decide, with [`Error::retry`].
-//! - Calls for different machines may run at the same time; for one machine the caller sends one after the other.
-//! - Dropping a call's future is like losing its answer: it may have had its effect.
+//! Rules for every driver:
+//! - Every call is idempotent. Objects without our mark are never changed.
+//! - A call ends within the driver's own time limit. Drivers do not retry changes; the caller
+//!   decides that with [`Error::retry`].
+//! - Calls for different machines may run concurrently; the caller serialises those for one
+//!   machine.
+//! - Dropping the future of a call is like losing its reply: it may have had its effect.
 //!
-//! No policy here, and nothing that only one driver understands.
+//! Policy and details of a single driver do not belong here.
 
 use crate::error::Error;
 use crate::rule::{Change, Rule, WirePorts};
@@ -19,7 +20,7 @@ use std::future::Future;
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// The public number of a machine: the `2` in the group `juju-prod-2`. Never used again for another machine.
+/// The public number of a machine: the `2` in the group `juju-prod-2`. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MachineNumber(u32);
 
@@ -64,32 +65,33 @@ macro_rules! provider_id {
 }
 
 provider_id!(
-    /// What holds the rules of one machine, as its provider calls it: a security group, a table.
+    /// The provider's id of the object that holds a machine's rules: a security group or a table.
     GroupId
 );
 provider_id!(
-    /// A machine as its provider calls it.
+    /// The provider's id of a machine.
     InstanceId
 );
 
 /// The rules of machines.
 pub trait Firewall: Send + Sync {
-    /// Reads all of `machines`, in as few calls as the provider allows. The answer has every machine that was asked
-    /// for, or the whole is an error: what could not be read is never shown as having no rules.
+    /// Reads the rules of all `machines`, with as few calls as the provider allows. The result
+    /// contains every requested machine; if one cannot be read, the whole call fails.
     fn observe(
         &self,
         machines: &BTreeSet<MachineNumber>,
     ) -> impl Future<Output = Result<BTreeMap<MachineNumber, Seen>, Error>> + Send;
 
-    /// Carries out a change that was planned from what [`Self::observe`] showed: `close` must name rules as they were
-    /// shown; one that is to be replaced only if there is no room for both, or all is one step. One request closes and one
-    /// opens, or one does both at once; closing comes first, since it makes room, and the failure of one does not keep the
-    /// other from being done.
+    /// Applies a change that was planned from the result of [`Self::observe`]. `close` must name
+    /// rules as they were observed; it contains a rule that is to be replaced only if there is no
+    /// capacity for both, or the driver is atomic. One request closes and one opens, or a single
+    /// one does both. Closing comes first, because it frees capacity; the failure of one half does
+    /// not prevent the other.
     ///
-    /// No request that changes anything is begun at or after `until`: that is asked right before each, after whatever was
-    /// waited for. A half that was not begun is [`Error::NotBegun`].
+    /// No request that changes anything is sent at or after `until`, which is checked immediately
+    /// before each request, after any waiting. A half that was not sent is [`Error::NotBegun`].
     ///
-    /// With an empty change it puts right what is [`MachineRules::amiss`].
+    /// An empty change repairs [`MachineRules::drift`].
     fn apply(
         &self,
         machine: MachineNumber,
@@ -97,77 +99,83 @@ pub trait Firewall: Send + Sync {
         until: Instant,
     ) -> impl Future<Output = Applied> + Send;
 
-    /// Whether both halves of a change are one step, all of it done or nothing.
-    fn at_once(&self) -> bool {
+    /// Returns whether both halves of a change are applied atomically.
+    fn is_atomic(&self) -> bool {
         false
     }
 
-    /// Whether [`Self::apply`] changes nothing, on purpose.
+    /// Returns whether [`Self::apply`] intentionally changes nothing.
     fn is_dry_run(&self) -> bool {
         false
     }
 
-    /// How many rules of one address family a machine can have, ours and others', if there is a limit. Known before
-    /// it is hit, so that a plan can merge rules or hold some back in place of trying.
+    /// Returns the limit of rules of one address family of a machine, ours and others', if there is
+    /// one. A plan uses it to merge or postpone rules before the limit is hit.
     fn rules_per_family(&self) -> Option<usize>;
 
-    /// How many requests went out so far, by name. For people: nothing is decided by it.
+    /// Returns the number of requests sent so far, by name, for metrics only.
     fn requests(&self) -> BTreeMap<String, u64> {
         BTreeMap::new()
     }
 }
 
-/// Instances and groups: where machines come from.
+/// Instances and groups.
 pub trait Machines: Send + Sync {
-    /// All instances and groups with our mark, whatever machines are known elsewhere. Complete, or an error.
+    /// Lists all instances and groups with our mark. The result is complete, or the call fails.
     fn list(&self) -> impl Future<Output = Result<Inventory, Error>> + Send;
 
-    /// An instance for the machine, in a group of its own that holds no rules. If the machine has one already, that one is the answer.
+    /// Launches an instance for the machine, in its own group without rules. If the machine already
+    /// has an instance, returns that one.
     fn launch(&self, launch: &Launch) -> impl Future<Output = Result<Instance, Error>> + Send;
 
-    /// Marks an instance that somebody else made as the machine's, and does [`Self::ensure_group`].
+    /// Marks an existing foreign instance as the machine's, then calls [`Self::ensure_group`].
     fn adopt(
         &self,
         machine: MachineNumber,
         instance: &InstanceId,
     ) -> impl Future<Output = Result<Instance, Error>> + Send;
 
-    /// Makes the machine's group if it is missing and adds it to the instance, beside the groups that are there.
+    /// Creates the machine's group if it is missing and adds it to the instance's groups.
     fn ensure_group(
         &self,
         machine: MachineNumber,
         instance: &InstanceId,
     ) -> impl Future<Output = Result<GroupId, Error>> + Send;
 
-    /// Takes our group and mark from an adopted instance, which runs on.
+    /// Removes our group and mark from an adopted instance, which keeps running.
     fn release(
         &self,
         machine: MachineNumber,
         instance: &InstanceId,
     ) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Ends an instance that we launched for this machine; any other is refused as [`Error::Foreign`]. Its
-    /// group stays, and is in use until the instance is quite gone.
+    /// Terminates an instance that was launched for this machine; any other is refused as
+    /// [`Error::Foreign`]. Its group remains, and is in use until the instance has ended.
     fn terminate(
         &self,
         machine: MachineNumber,
         instance: &InstanceId,
     ) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Takes all our rules out of a group of the machine's; those of others stay, and nothing is asked of a group that is gone.
-    fn shut(&self, machine: MachineNumber, group: &GroupId)
-    -> impl Future<Output = Result<(), Error>> + Send;
+    /// Removes all our rules from a group of the machine. Rules of others remain; a missing group
+    /// is success.
+    fn revoke_all(
+        &self,
+        machine: MachineNumber,
+        group: &GroupId,
+    ) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Deletes a group of ours. [`Error::StillInUse`] is usual for a minute or more after [`Self::terminate`].
+    /// Deletes a group of ours. [`Error::StillInUse`] is normal for a minute or more after
+    /// [`Self::terminate`].
     fn delete_group(&self, group: &GroupId) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Marks the groups as ours that carry the environment's name and the id of another store: that store is lost, as the
-    /// operator says. A machine's group that is in use stays as it is, since the rules for our machine of that number
-    /// would open ports on the instances of another.
+    /// Marks groups with the environment's name and the id of another store as ours; the operator
+    /// declares that store as lost. A machine's group that is in use is not adopted, because the
+    /// rules of our machine with that number would open ports on other instances.
     fn adopt_groups(&self) -> impl Future<Output = Result<Vec<OtherGroup>, Error>> + Send;
 }
 
-/// One driver for the rules and for the machines: both share what it knows and how much it may ask.
+/// Lets one driver serve rules and machines, with shared caches and rate limits.
 impl<F: Firewall> Firewall for Arc<F> {
     async fn observe(
         &self,
@@ -180,8 +188,8 @@ impl<F: Firewall> Firewall for Arc<F> {
         F::apply(self, machine, change, until).await
     }
 
-    fn at_once(&self) -> bool {
-        F::at_once(self)
+    fn is_atomic(&self) -> bool {
+        F::is_atomic(self)
     }
 
     fn is_dry_run(&self) -> bool {
@@ -222,8 +230,8 @@ impl<M: Machines> Machines for Arc<M> {
         M::terminate(self, machine, instance).await
     }
 
-    async fn shut(&self, machine: MachineNumber, group: &GroupId) -> Result<(), Error> {
-        M::shut(self, machine, group).await
+    async fn revoke_all(&self, machine: MachineNumber, group: &GroupId) -> Result<(), Error> {
+        M::revoke_all(self, machine, group).await
     }
 
     async fn delete_group(&self, group: &GroupId) -> Result<(), Error> {
@@ -235,10 +243,10 @@ impl<M: Machines> Machines for Arc<M> {
     }
 }
 
-/// One machine, as its provider has it.
+/// The observed state of one machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seen {
-    /// The provider was asked and says that there is nothing to hold rules: no group, or no such machine here.
+    /// The provider reports that the machine has no group.
     Absent,
     Present(MachineRules),
 }
@@ -246,35 +254,35 @@ pub enum Seen {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MachineRules {
     pub group: GroupId,
-    /// Rules with our mark, spelled as the provider has them.
+    /// Rules with our mark, in the provider's spelling.
     pub owned: BTreeSet<Rule>,
-    /// Rules of others. Shown to people; never touched.
+    /// Rules of others, which are reported and never changed.
     pub foreign: Vec<Foreign>,
-    /// Whether IPv6 can reach the machine at all: if not, rules with such sources are not worth their place.
+    /// Whether the machine is reachable over IPv6. If not, rules with IPv6 sources are omitted.
     pub ipv6: bool,
-    /// What else is not as the driver would make it, in words. The next [`Firewall::apply`] puts it right, so if there is
-    /// any, one is due even with nothing to open or close.
-    pub amiss: Vec<String>,
+    /// Descriptions of other deviations from the state that the driver would create. The next
+    /// [`Firewall::apply`] repairs them, so one is due even with nothing to open or close.
+    pub drift: Vec<String>,
 }
 
 /// A rule that is not ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Foreign {
-    /// How its provider shows it.
+    /// The rule in the provider's spelling.
     pub text: String,
-    /// The rule of ours that would be the very same to the provider, if there is one.
+    /// The rule of ours that the provider would treat as a duplicate, if there is one.
     pub exact: Option<Rule>,
-    /// What it lets through, as far as that can be said in our words.
+    /// The traffic that it allows, as far as our rules can express it.
     pub covers: Vec<Rule>,
 }
 
 impl Foreign {
-    /// None if it is for other than addresses.
+    /// Returns the address family; `None` if the source is not a block of addresses.
     pub fn family(&self) -> Option<crate::rule::Family> {
         self.exact.iter().chain(&self.covers).next().map(|rule| rule.source.family())
     }
 
-    /// For a rule with one source block.
+    /// Converts a rule with one source block.
     pub fn from_wire(ports: WirePorts<'_>, source: crate::rule::Cidr) -> Self {
         let exact = ports.exact().map(|range| Rule::new(range, source));
         let covers: Vec<Rule> = ports.covers().into_iter().map(|range| Rule::new(range, source)).collect();
@@ -287,7 +295,7 @@ impl Foreign {
     }
 }
 
-/// What came of a change; its halves fail independently.
+/// The outcome of a change, whose halves fail independently.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Applied {
     pub opened: Result<(), Error>,
@@ -295,7 +303,7 @@ pub struct Applied {
 }
 
 impl Applied {
-    /// For a driver that does both in one step.
+    /// Creates the outcome of an atomic change.
     pub fn as_one(result: Result<(), Error>) -> Self {
         Self { opened: result.clone(), closed: result }
     }
@@ -304,12 +312,12 @@ impl Applied {
         self.opened.is_ok() && self.closed.is_ok()
     }
 
-    /// Whether a half of it was not begun, so that the rest of the change is still to be made.
+    /// Returns whether a half was not begun, so that a part of the change remains.
     pub fn is_cut_short(&self) -> bool {
         not_begun(&self.opened) || not_begun(&self.closed)
     }
 
-    /// The halves of `change`, whose outcome this is, that were begun.
+    /// Returns the halves of `change` that were begun.
     pub fn begun_of(&self, change: &Change) -> Change {
         let half = |outcome, rules: &BTreeSet<Rule>| {
             if not_begun(outcome) { BTreeSet::new() } else { rules.clone() }
@@ -317,7 +325,7 @@ impl Applied {
         Change { open: half(&self.opened, &change.open), close: half(&self.closed, &change.close) }
     }
 
-    /// Each different error once. What was not begun has not failed.
+    /// Iterates over the distinct errors. A half that was not begun has not failed.
     pub fn errors(&self) -> impl Iterator<Item = &Error> {
         let failed = |error: &&Error| !matches!(error, Error::NotBegun { .. });
         let opened = self.opened.as_ref().err().filter(failed);
@@ -336,7 +344,7 @@ pub struct Launch {
     pub user_data: UserData,
 }
 
-/// What an instance is told at its first start. It may hold credentials, so it is not shown.
+/// The user data of a new instance. It may hold credentials, so `Debug` does not print it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct UserData(String);
 
@@ -345,7 +353,7 @@ impl UserData {
         Self(text.into())
     }
 
-    /// For the driver that sends it on, and nobody else.
+    /// Returns the text; only for the driver that sends it.
     pub fn reveal(&self) -> &str {
         &self.0
     }
@@ -369,14 +377,14 @@ pub struct Instance {
     pub machine: MachineNumber,
     pub origin: Origin,
     pub state: InstanceState,
-    /// Absent until the provider has given one.
+    /// Absent until the provider has assigned one.
     pub public_address: Option<String>,
     pub private_address: Option<String>,
-    /// Those that it is in, ours and others'.
+    /// All groups of the instance, ours and others'.
     pub groups: BTreeSet<GroupId>,
 }
 
-/// Whether an instance is ours to end.
+/// Whether an instance was launched by us, so that we may terminate it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     Launched,
@@ -388,18 +396,18 @@ pub enum InstanceState {
     Pending,
     Running,
     Stopped,
-    /// Will never run again.
+    /// Never runs again.
     Terminated,
 }
 
-/// A group of the environment's name that carried the id of another store, and what became of it.
+/// A group with the environment's name and the id of another store, and the result of its adoption.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OtherGroup {
     pub id: GroupId,
     pub name: String,
-    /// The store that it was marked with.
+    /// The id of the other store.
     pub store: String,
-    /// Why it was left as it is; none if it is ours now.
+    /// Why it was not adopted; `None` if it was.
     pub left: Option<String>,
 }
 
@@ -408,7 +416,7 @@ pub struct Group {
     pub id: GroupId,
     /// `None` for the group that all machines of the environment share.
     pub machine: Option<MachineNumber>,
-    /// Whether it holds rules of ours.
+    /// Whether it contains rules of ours.
     pub open: bool,
 }
 
@@ -423,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_rules_are_shown_as_their_provider_has_them() {
+    fn foreign_rules_keep_their_providers_spelling() {
         let all = Foreign::from_wire(WirePorts { proto: "-1", from: None, to: None }, Cidr::WORLD_V4);
         assert_eq!(all.text, "all-all/-1 from 0.0.0.0/0");
         assert_eq!((all.exact, all.covers.len()), (None, 2));
@@ -433,14 +441,14 @@ mod tests {
     }
 
     #[test]
-    fn user_data_is_not_shown() {
+    fn user_data_is_not_printed() {
         let launch = Launch { machine: MachineNumber::new(1), user_data: UserData::new("password=hunter2") };
         assert!(!format!("{launch:?}").contains("hunter2"));
         assert_eq!(launch.user_data.reveal(), "password=hunter2");
     }
 
     #[test]
-    fn one_failure_of_both_halves_is_told_once() {
+    fn common_failure_of_both_halves_is_reported_once() {
         let throttled = |n| Error::Throttled { what: Subject::Machine(MachineNumber::new(n)) };
         assert_eq!(Applied::as_one(Err(throttled(1))).errors().count(), 1);
         let two = Applied { opened: Err(throttled(1)), closed: Err(throttled(2)) };

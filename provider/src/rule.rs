@@ -1,6 +1,6 @@
-//! The vocabulary of firewall rules: protocols, port ranges and sources that cannot hold nonsense, and rules made of
-//! them. Nothing here knows a cloud, a store or a file; the text forms are those that people read and type, and the
-//! numbers that firewalls answer with.
+//! Firewall rules: protocols, port ranges and sources, which are valid by construction. Parses the
+//! text forms that people type and the numbers that firewalls return. Clouds, stores and files do
+//! not belong here. Pure.
 
 mod change;
 mod cidr;
@@ -20,7 +20,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Reads a protocol name in any letter case.
+    /// Parses a protocol name in any letter case.
     pub fn from_name(name: &str) -> Option<Self> {
         if name.eq_ignore_ascii_case("tcp") {
             Some(Self::Tcp)
@@ -31,7 +31,7 @@ impl Protocol {
         }
     }
 
-    /// Reads what a firewall calls a protocol: its name, or its number in the IP header.
+    /// Parses a firewall's protocol: its name, or its number in the IP header.
     pub fn from_wire(text: &str) -> Option<Self> {
         match text {
             "6" => Some(Self::Tcp),
@@ -54,7 +54,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// One port or a run of ports of one protocol. `1 <= from <= to`, always.
+/// One port or a range of ports of one protocol, with `1 <= from <= to`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortRange {
     from: u16,
@@ -97,7 +97,7 @@ impl PortRange {
         self.proto
     }
 
-    /// Every port of a protocol.
+    /// Returns the range of all ports of a protocol.
     pub const fn all(proto: Protocol) -> Self {
         Self { from: 1, to: u16::MAX, proto }
     }
@@ -121,8 +121,8 @@ impl fmt::Display for PortRange {
     }
 }
 
-/// The ports that may be reached from one source. Two rules are equal exactly if they are spelled alike; for what rules
-/// cover together see [`RuleSet`].
+/// The ports that are open to one source. Equality compares the spelling; [`RuleSet`] compares the
+/// coverage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rule {
     pub source: Cidr,
@@ -141,8 +141,8 @@ impl fmt::Display for Rule {
     }
 }
 
-/// A port entry as a firewall tells it, where protocols may be numbers, `-1` means all, and ports are missing where
-/// they mean nothing.
+/// A port entry as returned by a firewall: protocols may be numbers, `-1` means all, and ports may
+/// be missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WirePorts<'a> {
     pub proto: &'a str,
@@ -151,8 +151,9 @@ pub struct WirePorts<'a> {
 }
 
 impl WirePorts<'_> {
-    /// The one range that this entry spells, if it is one that we could have written ourselves. An entry that starts
-    /// at port 0 covers the same as one that starts at 1, but can only be taken away under its own spelling.
+    /// Returns the range of this entry, if a [`PortRange`] can express it exactly. An entry that
+    /// starts at port 0 covers the same ports as one that starts at 1, but can only be removed in
+    /// its own spelling.
     pub fn exact(self) -> Option<PortRange> {
         let proto = Protocol::from_wire(self.proto)?;
         let from = u16::try_from(self.from?).ok()?;
@@ -160,7 +161,7 @@ impl WirePorts<'_> {
         PortRange::new(from, to, proto).ok()
     }
 
-    /// All ports that this entry lets through, whoever wrote it: nothing for icmp and the like.
+    /// Returns all ports that this entry opens; none for ICMP and similar protocols.
     pub fn covers(self) -> Vec<PortRange> {
         if self.proto == "-1" || self.proto.eq_ignore_ascii_case("all") {
             return vec![PortRange::all(Protocol::Tcp), PortRange::all(Protocol::Udp)];
@@ -183,7 +184,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn reads_what_firewalls_answer() {
+    fn entries_of_firewalls_are_parsed() {
         use Protocol::{Tcp, Udp};
         let range = |from, to, proto| PortRange::new(from, to, proto).unwrap();
         let everything = vec![PortRange::all(Tcp), PortRange::all(Udp)];
@@ -211,19 +212,19 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_names_its_source() {
+    fn rule_is_printed_with_its_source() {
         let rule = Rule::new(PortRange::single(80, Protocol::Tcp).unwrap(), Cidr::WORLD_V6);
         assert_eq!(rule.to_string(), "80/tcp from ::/0");
     }
 
     #[test]
-    fn shows_single_ports_and_ranges() {
+    fn single_ports_and_ranges_are_printed() {
         assert_eq!(PortRange::single(80, Protocol::Tcp).unwrap().to_string(), "80/tcp");
         assert_eq!(PortRange::new(8000, 8080, Protocol::Udp).unwrap().to_string(), "8000-8080/udp");
     }
 
     #[test]
-    fn refuses_zero_and_backwards() {
+    fn zero_and_reversed_ranges_are_refused() {
         assert!(PortRange::single(0, Protocol::Tcp).is_err());
         assert!(PortRange::new(0, 5, Protocol::Tcp).is_err());
         let refusal = PortRange::new(90, 80, Protocol::Tcp).unwrap_err();
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn protocol_names_in_any_case() {
+    fn protocol_names_are_case_insensitive() {
         assert_eq!(Protocol::from_name("TcP"), Some(Protocol::Tcp));
         assert_eq!(Protocol::from_name("UDP"), Some(Protocol::Udp));
         assert_eq!(Protocol::from_name("sctp"), None);
@@ -240,7 +241,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_range_holds_exactly_its_ports(a in 1u16.., b in 1u16.., port in 0u16..) {
+        fn range_contains_exactly_its_ports(a in 1u16.., b in 1u16.., port in 0u16..) {
             let range = PortRange::new(a.min(b), a.max(b), Protocol::Tcp).unwrap();
             prop_assert_eq!(range.contains(port, Protocol::Tcp), port >= a.min(b) && port <= a.max(b));
             prop_assert!(!range.contains(port, Protocol::Udp));

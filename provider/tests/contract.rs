@@ -1,4 +1,5 @@
-//! All drivers against the one contract; nftables has its part in `nftables/`, where it has a machine to run on.
+//! Checks the contract of drivers. That of nftables is checked in `nftables/`, which has network
+//! namespaces.
 
 mod suite;
 

@@ -1,6 +1,7 @@
-//! The EC2 driver against LocalStack, with a front between them for what LocalStack does not do. All scenarios share
-//! one LocalStack, and are one test for that: it takes seconds to start, and the list of actions that the policy must
-//! allow is what all of them together have used. `SCENARIO=duplicate cargo test --test ec2` runs those of that name.
+//! The EC2 driver against LocalStack, with a proxy between them that adds EC2's other behaviour.
+//! All scenarios are one test that shares one LocalStack, because it takes seconds to start, and
+//! because the actions that all scenarios use together must equal those that the policy allows.
+//! `SCENARIO=duplicate cargo test --test ec2` runs the scenarios whose name contains that text.
 
 #![cfg(feature = "ec2")]
 #![allow(
@@ -22,7 +23,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::Semaphore;
 
-/// As many as keep two cores and one LocalStack busy.
+/// Concurrent scenarios: enough to keep two cores and one LocalStack busy.
 const AT_ONCE: usize = 4;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -57,7 +58,7 @@ async fn alone_all_scenarios_hold() {
     assert!(only.is_some() || used == allowed(), "{used:?}: the policy allows what is used, and no more");
 }
 
-/// The actions of the policy that is given to operators.
+/// Returns the actions of the policy that operators install.
 fn allowed() -> BTreeSet<String> {
     let text = std::fs::read_to_string(project().join("fixtures/ec2/iam-policy.json")).unwrap();
     let policy: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -72,7 +73,7 @@ mod bad_input {
     use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, future};
     use aws_sdk_ec2::config::Credentials;
     use portcullis_provider::Error;
-    use portcullis_provider::ec2::{Access, Ec2, Environment, Patience, Settings};
+    use portcullis_provider::ec2::{Access, Ec2, Environment, Settings, Timeouts};
     use portcullis_provider::provider::{Firewall, MachineNumber};
     use std::collections::BTreeSet;
     use std::net::TcpListener;
@@ -91,8 +92,8 @@ mod bad_input {
     }
 
     fn settings() -> Settings {
-        let patience = Patience { first_pause: Duration::from_millis(1), ..Patience::default() };
-        Settings { patience, ..Settings::new(Environment::new("prod", "6f1c").unwrap()) }
+        let timeouts = Timeouts { first_pause: Duration::from_millis(1), ..Timeouts::default() };
+        Settings { timeouts, ..Settings::new(Environment::new("prod", "6f1c").unwrap()) }
     }
 
     fn config(credentials: impl ProvideCredentials + 'static) -> SdkConfig {
@@ -149,7 +150,7 @@ mod bad_input {
         assert!(error.to_string().contains("no credentials for EC2"), "{error}");
     }
 
-    /// Runs this test again as a process of its own, whose environment can be chosen.
+    /// Runs this test again as a separate process with a chosen environment.
     #[tokio::test]
     async fn region_and_credentials_come_from_the_environment() {
         const AGAIN: &str = "PORTCULLIS_TEST_AGAIN";

@@ -1,4 +1,4 @@
-//! The provider in memory misbehaves exactly as it is told to.
+//! The in-memory provider fails exactly as scripted.
 
 #![allow(clippy::unwrap_used, reason = "only tests call this")]
 
@@ -149,13 +149,13 @@ async fn others_may_edit_and_are_left_alone() {
     memory.tamper(MACHINE, |rules| {
         rules.owned.remove(&rule(80));
         rules.foreign.push(theirs.clone());
-        rules.amiss.push("its tag was changed".to_owned());
+        rules.drift.push("its tag was changed".to_owned());
     });
     assert_eq!(shown(&memory).await, Some([rule(81)].into()));
     assert!(memory.apply(MACHINE, &opening([443]), in_time()).await.is_ok(), "already so");
     assert!(memory.apply(MACHINE, &closing([443]), in_time()).await.is_ok());
     let rules = memory.actual(MACHINE).unwrap();
-    assert_eq!((rules.owned, rules.foreign, rules.amiss), ([rule(81)].into(), vec![theirs], vec![]));
+    assert_eq!((rules.owned, rules.foreign, rules.drift), ([rule(81)].into(), vec![theirs], vec![]));
     memory.remove_group(MACHINE);
     assert_eq!(shown(&memory).await, None);
     assert_eq!(
@@ -167,10 +167,10 @@ async fn others_may_edit_and_are_left_alone() {
 #[tokio::test]
 async fn what_is_amiss_is_put_right_by_an_empty_change() {
     let memory = memory(Settings::default());
-    memory.tamper(MACHINE, |rules| rules.amiss.push("its tag was changed".to_owned()));
+    memory.tamper(MACHINE, |rules| rules.drift.push("its tag was changed".to_owned()));
     assert!(memory.apply(MACHINE, &Change::default(), in_time()).await.is_ok());
-    assert_eq!(memory.actual(MACHINE).unwrap().amiss, Vec::<String>::new());
-    assert_eq!(memory.calls_of(CallName::Mend), 1);
+    assert_eq!(memory.actual(MACHINE).unwrap().drift, Vec::<String>::new());
+    assert_eq!(memory.calls_of(CallName::Repair), 1);
 }
 
 fn launch(machine: MachineNumber) -> Launch {

@@ -1,19 +1,19 @@
-//! `completions SHELL` of both programs, made from their own definitions.
+//! `completions SHELL` of both programs, generated from their command definitions.
 
 use anyhow::Context as _;
-use clap::{Args, Command};
+use clap::Command;
 use clap_complete::Shell;
 
 use super::output;
 
-#[derive(Debug, Args)]
-pub(super) struct Typed {
-    /// Shell to write them for
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Shell to generate the script for
     #[arg(value_enum)]
     shell: Shell,
 }
 
-pub(super) fn run(mut program: Command, args: &Typed) -> anyhow::Result<()> {
+pub(super) fn run(mut program: Command, args: &Args) -> anyhow::Result<()> {
     let name = program.get_name().to_owned();
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut program, name, &mut script);

@@ -1,5 +1,5 @@
-//! What `juju` remembers of an environment: where its store is and who it is there. One file per environment and
-//! role, 0600, in a directory of the user's own. No store is talked to here.
+//! Saved environments: the address of the store and the credentials, one file per environment and
+//! role, mode 0600, in the user's configuration directory. No store is contacted here.
 
 use std::env;
 use std::ffi::OsString;
@@ -7,40 +7,44 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::file::{self, Privacy, ReadError};
+use super::file::{self, Privacy};
 use crate::model::{EnvironmentName, MachineId};
+use crate::runtime::trusted_file::{self, ReadError};
 use crate::store::Credential;
 
-/// More than a list of hosts and a password will ever need.
+/// Maximum size of a file; addresses and a secret need much less.
 const MAX_BYTES: usize = 16 * 1024;
 
-/// Whose credentials a file holds.
+/// Role that the credentials in a file belong to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     Operator,
-    /// For the daemon's controller role.
+    /// Of the controller and the heartbeat tracker.
     Controller,
 }
 
 /// The contents of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Remembered {
+pub(super) struct SavedEnvironment {
     /// The connect string, with its chroot if it has one.
     pub(super) zookeeper: String,
     pub(super) credential: Credential,
-    /// Of the tree that the environment was made in; None until it is. Whatever has another one is not it.
+    /// Id of the tree that the environment was created in; `None` before that. A tree with another
+    /// id is another environment.
     pub(super) cluster_id: Option<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConfigError {
-    #[error("neither XDG_CONFIG_HOME nor HOME says where this user's files are")]
+    #[error("cannot find the configuration directory: neither XDG_CONFIG_HOME nor HOME is an absolute path")]
     NoHome,
-    #[error("environment '{0}' cannot be told from the controller's files: the name ends in '-controller'")]
+    #[error(
+        "invalid environment name '{0}': names that end in '-controller' are reserved for the controller's files"
+    )]
     ReservedName(EnvironmentName),
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// Without the parser's own words, which could quote the password.
+    /// The parser's message is left out, since it could quote the secret.
     #[error("{} is not an environment file: {problem} at line {line}", path.display())]
     Garbage { path: PathBuf, problem: &'static str, line: usize },
     #[error("cannot write {}", path.display())]
@@ -64,7 +68,7 @@ impl ConfigDir {
         Self::from_vars(env::var_os("XDG_CONFIG_HOME"), env::var_os("HOME"))
     }
 
-    /// Below a directory that takes the place of the user's own.
+    /// Below a directory that replaces the user's own.
     pub(super) fn below(base: &Path) -> Self {
         Self(base.join("portcullis"))
     }
@@ -86,12 +90,12 @@ impl ConfigDir {
         }))
     }
 
-    /// Where the commands are noted whose answer was lost.
-    pub(super) fn unanswered(&self, environment: &EnvironmentName) -> PathBuf {
+    /// Directory with notes of commands whose outcome is unknown.
+    pub(super) fn idempotency_notes(&self, environment: &EnvironmentName) -> PathBuf {
         self.0.join(format!("{environment}-unanswered"))
     }
 
-    /// Who a machine is, for its agent.
+    /// File with the credentials of a machine, for its agent.
     pub(super) fn machine(&self, environment: &EnvironmentName, id: MachineId) -> PathBuf {
         self.machines(environment).join(format!("{}.json", id.key()))
     }
@@ -100,7 +104,7 @@ impl ConfigDir {
         self.0.join(format!("{environment}-machines"))
     }
 
-    /// Where `hook-env` puts the credentials of units.
+    /// Directory in which `hook-env` saves the credentials of units.
     pub(super) fn units(&self, environment: &EnvironmentName) -> PathBuf {
         self.0.join(format!("{environment}-units"))
     }
@@ -109,19 +113,19 @@ impl ConfigDir {
         &self,
         environment: &EnvironmentName,
         role: Role,
-    ) -> Result<Option<Remembered>, ConfigError> {
+    ) -> Result<Option<SavedEnvironment>, ConfigError> {
         let path = self.path(environment, role)?;
-        file::read_secret(&path, MAX_BYTES)?.map(|bytes| parse(&path, &bytes)).transpose()
+        trusted_file::read_secret(&path, MAX_BYTES)?.map(|bytes| parse(&path, &bytes)).transpose()
     }
 
-    /// Remembers `made` unless something is remembered already, and returns what is remembered then. Of two
-    /// processes at once both return the same.
+    /// Saves `made` unless a file exists already, and returns the contents of the file. Two
+    /// processes that call this at the same time return the same contents.
     pub(super) fn ensure(
         &self,
         environment: &EnvironmentName,
         role: Role,
-        made: &Remembered,
-    ) -> Result<Remembered, ConfigError> {
+        made: &SavedEnvironment,
+    ) -> Result<SavedEnvironment, ConfigError> {
         let path = self.path(environment, role)?;
         let failed = |source| ConfigError::Write { path: path.clone(), source };
         file::ensure_private_dir(&self.0).map_err(failed)?;
@@ -130,17 +134,17 @@ impl ConfigDir {
             return Ok(made.clone());
         }
         match self.read(environment, role)? {
-            Some(remembered) => Ok(remembered),
+            Some(saved) => Ok(saved),
             None => Err(failed(std::io::ErrorKind::NotFound.into())),
         }
     }
 
-    /// Removes a file if it still holds `contents`.
+    /// Removes a file if it still has these `contents`.
     pub(super) fn forget(
         &self,
         environment: &EnvironmentName,
         role: Role,
-        contents: &Remembered,
+        contents: &SavedEnvironment,
     ) -> Result<(), ConfigError> {
         if self.read(environment, role)?.as_ref() != Some(contents) {
             return Ok(());
@@ -149,41 +153,41 @@ impl ConfigDir {
         std::fs::remove_file(&path).map_err(|source| ConfigError::Write { path, source })
     }
 
-    /// Puts a new address into what is remembered, with the same credentials.
+    /// Replaces the contents of a file.
     pub(super) fn replace(
         &self,
         environment: &EnvironmentName,
         role: Role,
-        remembered: &Remembered,
+        saved: &SavedEnvironment,
     ) -> Result<(), ConfigError> {
         let path = self.path(environment, role)?;
         let failed = |source| ConfigError::Write { path: path.clone(), source };
         file::ensure_private_dir(&self.0).map_err(failed)?;
-        file::replace(&path, render(remembered).as_bytes(), Privacy::Secret).map_err(failed)
+        file::replace(&path, render(saved).as_bytes(), Privacy::Secret).map_err(failed)
     }
 }
 
-fn render(remembered: &Remembered) -> String {
+fn render(saved: &SavedEnvironment) -> String {
     let wire = Wire {
-        zookeeper: remembered.zookeeper.clone(),
-        auth: remembered.credential.expose(),
-        cluster_id: remembered.cluster_id.clone(),
+        zookeeper: saved.zookeeper.clone(),
+        auth: saved.credential.expose(),
+        cluster_id: saved.cluster_id.clone(),
     };
-    // Strings are always JSON.
+    // A struct of strings always serializes.
     let mut text = serde_json::to_string(&wire).expect("strings");
     text.push('\n');
     text
 }
 
-fn parse(path: &Path, bytes: &[u8]) -> Result<Remembered, ConfigError> {
+fn parse(path: &Path, bytes: &[u8]) -> Result<SavedEnvironment, ConfigError> {
     let garbage = |problem, line| ConfigError::Garbage { path: path.to_owned(), problem, line };
     let wire: Wire = serde_json::from_slice(bytes).map_err(|error| {
         let problem =
-            if error.is_data() { "\"zookeeper\" and \"auth\" are not both there" } else { "no JSON" };
+            if error.is_data() { "\"zookeeper\" or \"auth\" is missing or not a string" } else { "not JSON" };
         garbage(problem, error.line())
     })?;
     let credential = Credential::parse(&wire.auth).map_err(|_| garbage("\"auth\" is not USER:SECRET", 1))?;
-    Ok(Remembered { zookeeper: wire.zookeeper, credential, cluster_id: wire.cluster_id })
+    Ok(SavedEnvironment { zookeeper: wire.zookeeper, credential, cluster_id: wire.cluster_id })
 }
 
 #[cfg(test)]
@@ -197,8 +201,8 @@ mod tests {
         name.parse().unwrap()
     }
 
-    fn remembered(secret: &str) -> Remembered {
-        Remembered {
+    fn saved(secret: &str) -> SavedEnvironment {
+        SavedEnvironment {
             zookeeper: "127.0.0.1:2181".into(),
             credential: Credential::parse(&format!("operator:{secret}")).unwrap(),
             cluster_id: None,
@@ -218,21 +222,21 @@ mod tests {
     }
 
     #[test]
-    fn the_first_to_remember_decides() {
+    fn the_first_saved_credentials_stay() {
         let home = tempfile::tempdir().unwrap();
         let dir = ConfigDir(home.path().join("portcullis"));
         let local = environment("local");
         assert_eq!(dir.read(&local, Role::Operator).unwrap(), None);
-        assert_eq!(dir.ensure(&local, Role::Operator, &remembered("one")).unwrap(), remembered("one"));
-        assert_eq!(dir.ensure(&local, Role::Operator, &remembered("two")).unwrap(), remembered("one"));
-        assert_eq!(dir.read(&local, Role::Operator).unwrap(), Some(remembered("one")));
+        assert_eq!(dir.ensure(&local, Role::Operator, &saved("one")).unwrap(), saved("one"));
+        assert_eq!(dir.ensure(&local, Role::Operator, &saved("two")).unwrap(), saved("one"));
+        assert_eq!(dir.read(&local, Role::Operator).unwrap(), Some(saved("one")));
         assert_eq!(dir.read(&local, Role::Controller).unwrap(), None);
-        dir.replace(&local, Role::Operator, &remembered("three")).unwrap();
-        assert_eq!(dir.read(&local, Role::Operator).unwrap(), Some(remembered("three")));
+        dir.replace(&local, Role::Operator, &saved("three")).unwrap();
+        assert_eq!(dir.read(&local, Role::Operator).unwrap(), Some(saved("three")));
         let path = dir.path(&local, Role::Operator).unwrap();
         let text = fs::read_to_string(&path).unwrap();
         assert_eq!(text, "{\"zookeeper\":\"127.0.0.1:2181\",\"auth\":\"operator:three\"}\n");
-        let made = Remembered { cluster_id: Some("c1".to_owned()), ..remembered("three") };
+        let made = SavedEnvironment { cluster_id: Some("c1".to_owned()), ..saved("three") };
         dir.replace(&local, Role::Operator, &made).unwrap();
         assert_eq!(dir.read(&local, Role::Operator).unwrap(), Some(made));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -240,18 +244,18 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_named_but_not_quoted() {
+    fn invalid_files_are_named_but_not_quoted() {
         let home = tempfile::tempdir().unwrap();
         let dir = ConfigDir(home.path().to_owned());
         let local = environment("local");
         let path = dir.path(&local, Role::Operator).unwrap();
         for (contents, problem) in [
-            ("", "no JSON"),
-            ("{", "no JSON"),
-            ("\"operator:hunter2\"", "\"zookeeper\" and \"auth\" are not both there"),
+            ("", "not JSON"),
+            ("{", "not JSON"),
+            ("\"operator:hunter2\"", "\"zookeeper\" or \"auth\" is missing or not a string"),
             (
                 "{\"zookeeper\": \"a\", \"auth\": [\"hunter2\"]}",
-                "\"zookeeper\" and \"auth\" are not both there",
+                "\"zookeeper\" or \"auth\" is missing or not a string",
             ),
             ("{\"zookeeper\": \"a\", \"auth\": \"hunter2\"}", "\"auth\" is not USER:SECRET"),
         ] {
@@ -263,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn an_environment_cannot_pose_as_a_controller_file() {
+    fn environment_names_of_controller_files_are_reserved() {
         let dir = ConfigDir("/nowhere".into());
         assert!(dir.path(&environment("prod-controller"), Role::Operator).is_err());
     }

@@ -1,4 +1,24 @@
-//! The operator's client: what can be typed, and which file does it.
+//! The operator's client `juju`: its command line, and which file runs each command.
+
+mod accept_store;
+mod add_machine;
+mod add_unit;
+mod adopt_groups;
+pub(super) mod bootstrap;
+mod deploy;
+mod destroy_environment;
+mod destroy_service;
+mod expose;
+mod firewall;
+mod firewall_log;
+mod heartbeat;
+pub(super) mod hook_env;
+mod idempotency_notes;
+mod remove_unit;
+mod resolved;
+pub(super) mod status;
+mod terminate_machine;
+mod unexpose;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -6,31 +26,30 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use super::config::ConfigDir;
-use super::failure::{self, Refusal};
-use super::settings::Globals;
-use super::unanswered::Unanswered;
-use super::{
-    accept_store, add_machine, add_unit, adopt_groups, bootstrap, completions, deploy, destroy_environment,
-    destroy_service, expose, firewall, heartbeat, hook_env, man, output, remove_unit, resolved, start,
-    status, terminate_machine, unexpose,
-};
+use self::idempotency_notes::IdempotencyNote;
+use crate::cli::args::environment::Globals;
+use crate::cli::completions;
+use crate::cli::config::ConfigDir;
+use crate::cli::error::{self, Refusal};
+use crate::cli::man;
+use crate::cli::output;
+use crate::cli::start;
 
-/// The longest that a command may take. Each call of the store has its own, shorter limit; this one is for many.
+/// Time limit of a command. Each request to the store has a shorter limit of its own.
 const DEADLINE: Duration = Duration::from_secs(9);
 
 #[derive(Debug, Parser)]
 #[command(
     name = "juju",
     version,
-    about = "Deploys services and opens exactly the ports they ask for",
+    about = "Deploy services and open exactly the ports that they request",
     after_help = "\
 Examples:
-  juju deploy ./charms/wordpress -n 2     a service with two units
-  juju expose wordpress                   open the ports that its units asked for
-  juju status wordpress                   what is going on there
+  juju deploy ./charms/wordpress -n 2     deploy a service with two units
+  juju expose wordpress                   open the ports that its units request
+  juju status wordpress                   show its state
   juju -e prod --zookeeper zk1,zk2/prod bootstrap
-  eval \"$(juju hook-env wordpress/0)\"     try a hook by hand
+  eval \"$(juju hook-env wordpress/0)\"     run a hook by hand
 
 Messages go to stderr and data to stdout. Exit code 0: done, 1: failed, 2: wrong usage."
 )]
@@ -43,143 +62,146 @@ struct Juju {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Make an environment in a store, with its credentials
+    /// Create an environment in a store, with its credentials
     #[command(after_help = "\
-The credentials are kept in $XDG_CONFIG_HOME/portcullis/ENV.json (else below ~/.config), which only you can read.
-Run again after a failure, it finishes what was begun.
+Credentials are saved in $XDG_CONFIG_HOME/portcullis/ENV.json (default: ~/.config/portcullis/ENV.json) \
+with mode 0600. Running the command again after a failure completes it.
 
 Examples:
   juju bootstrap
   juju -e prod --zookeeper zk1:2181,zk2:2181/prod bootstrap")]
-    Bootstrap(bootstrap::Typed),
-    /// Make a service of a charm, with units and machines for them
+    Bootstrap(bootstrap::Args),
+    /// Deploy a charm as a service, with units and machines for them
     #[command(after_help = "\
-A charm has at most 1000 files and 16 MiB, and its links stay within it.
+A charm may have at most 1000 files and 16 MiB. Its symbolic links must stay within the charm.
 
 Examples:
   juju deploy ./charms/wordpress
   juju deploy ./charms/wordpress blog -n 3
   juju deploy ./charms/mysql --to 0")]
-    Deploy(deploy::Typed),
+    Deploy(deploy::Args),
     /// Add units to a service
     #[command(after_help = "Examples:\n  juju add-unit wordpress\n  juju add-unit wordpress -n 2 --to 0")]
-    AddUnit(add_unit::Typed),
-    /// Decide about a hook that failed
+    AddUnit(add_unit::Args),
+    /// Resolve a failed hook: run it again or skip it
     #[command(after_help = "\
-Without --retry the unit goes on as if the hook had succeeded.
+Without --retry the unit continues as if the hook had succeeded.
 
 Examples:
   juju resolved --retry wordpress/0
   juju resolved wordpress/0")]
-    Resolved(resolved::Typed),
+    Resolved(resolved::Args),
     /// Remove units from their services
     #[command(after_help = "Examples:\n  juju remove-unit wordpress/0 wordpress/1")]
-    RemoveUnit(remove_unit::Typed),
-    /// Remove a service with all its units
-    #[command(after_help = "Machines stay. Examples:\n  juju destroy-service wordpress")]
-    DestroyService(destroy_service::Typed),
-    /// Remove an environment with all that it has
+    RemoveUnit(remove_unit::Args),
+    /// Remove a service and all its units
+    #[command(after_help = "Machines are not removed.\n\nExamples:\n  juju destroy-service wordpress")]
+    DestroyService(destroy_service::Args),
+    /// Remove an environment and everything in it
     #[command(after_help = "\
-Refuses while there are services or machines, unless --force destroys and terminates them first. The controller removes
-instances and security groups, so one has to run; then the tree is removed. The credentials of the environment stay in
-their files: `juju bootstrap` makes the next one with them.
+Refuses while the environment has services or machines, unless --force destroys and terminates them first. \
+The controller removes instances and security groups, so a controller must be running; then the tree is removed. \
+The credential files stay, and `juju bootstrap` uses them for the next environment of that name.
 
 Examples:
   juju -e prod destroy-environment --yes
   juju -e prod destroy-environment --yes --force")]
-    DestroyEnvironment(destroy_environment::Typed),
+    DestroyEnvironment(destroy_environment::Args),
     /// Take over security groups after the store was lost
     #[command(after_help = "\
-Groups are marked with the id of the store that made them, and a controller leaves those of another store alone. When that
-store is lost and a new one has the environment's name, this command has the running controller mark the groups
-juju-ENV and juju-ENV-N with the new id. A machine's group that an instance is in is left as it is, and named.
+Security groups are tagged with the id of the store that created them, and a controller does not change groups of \
+another store. If that store is lost and a new store has the same environment name, this command makes the running \
+controller tag the groups juju-ENV and juju-ENV-N with the new id. A machine's group that an instance uses is not \
+changed; the command lists it.
 
 Examples:
   juju -e prod adopt-groups")]
-    AdoptGroups(adopt_groups::Typed),
+    AdoptGroups(adopt_groups::Args),
     /// Add a machine
     #[command(after_help = "Examples:\n  juju add-machine\n  juju add-machine --instance-id i-0abc")]
-    AddMachine(add_machine::Typed),
-    /// Let machines go that have no units
+    AddMachine(add_machine::Args),
+    /// Terminate machines that have no units
     #[command(after_help = "Examples:\n  juju terminate-machine 1 2")]
-    TerminateMachine(terminate_machine::Typed),
+    TerminateMachine(terminate_machine::Args),
     /// Let agents continue with a store that was restored from a backup
     #[command(after_help = "\
-Agents that acted on changes which the store no longer has remove nothing: no unit, port or instance. `juju status` shows
-them. This command accepts the store as it is; the agents then remove whatever is not in it.
+An agent that has acted on changes which the store no longer contains removes nothing: no unit, port or instance. \
+`juju status` shows such agents. This command accepts the store as it is; the agents then remove everything that is \
+not in it.
 
 Examples:
   juju accept-store")]
     AcceptStore,
-    /// Open the ports of a service to the world
+    /// Open the ports of a service to everyone, or to given sources
     #[command(after_help = "\
-Opens what the service's units asked for with open-port, now and later, on the machines they are on.
+Opens the ports that the service's units request with open-port, now and later, on the machines that they run on. \
 Running it again replaces the list of allowed sources.
 
 Examples:
   juju expose wordpress
   juju expose wordpress --to 192.0.2.0/24 2001:db8::/32")]
-    Expose(expose::Typed),
-    /// Close the ports of a service to the world
+    Expose(expose::Args),
+    /// Close the ports of a service
     #[command(after_help = "Examples:\n  juju unexpose wordpress")]
-    Unexpose(unexpose::Typed),
-    /// Show what a controller made of it, and why
+    Unexpose(unexpose::Args),
+    /// Show pending firewall changes, reasons for the state of ports, and past changes
     #[command(after_help = "\
 Examples:
-  juju firewall plan                what is still to change; exit code 2 if there is anything
-  juju firewall explain 0           why each port of machine 0 is as it is
-  juju firewall explain 0 53/udp    why this one is
-  juju firewall log --unit web/0    what was changed for this unit, and when")]
-    Firewall(firewall::Typed),
-    /// Show who is alive
+  juju firewall plan                show pending changes; exit code 2 if there are any
+  juju firewall explain 0           show the state of each port of machine 0, with the reason
+  juju firewall explain 0 53/udp    the same for one port
+  juju firewall log --unit web/0    show past changes for one unit")]
+    Firewall(firewall::Args),
+    /// Show and manage heartbeats of machines and other components
     #[command(after_help = "\
 Examples:
   juju heartbeat list --unwell
   juju heartbeat show 3
   juju heartbeat watch
   juju heartbeat params Sm_url=http://sm:27779/hsm/v2
-  juju heartbeat release             believe a mass outage")]
-    Heartbeat(heartbeat::Typed),
-    /// Say something about a machine
+  juju heartbeat release             confirm a mass outage")]
+    Heartbeat(heartbeat::Args),
+    /// Manage machines
     #[command(after_help = "Examples:\n  juju machine maintenance 3 --for 2h")]
-    Machine(heartbeat::MachineTyped),
-    /// Print the environment that a unit's hook gets
+    Machine(heartbeat::MachineArgs),
+    /// Print the environment variables of a unit's hooks
     #[command(after_help = "\
 Examples:
   eval \"$(juju hook-env wordpress/0)\"; open-port 80")]
-    HookEnv(hook_env::Typed),
+    HookEnv(hook_env::Args),
     /// Show machines, services and units
     #[command(after_help = "\
-A scope with a slash is for units, any other for services; machines are shown that those are on.
+A scope with a slash selects units, any other scope selects services. Machines are shown if selected units run on \
+them.
 
 Examples:
   juju status
   juju status 'word*' mysql/0 --format tabular
   juju status --format json --output status.json")]
-    Status(status::Typed),
-    /// Print completions for a shell
+    Status(status::Args),
+    /// Print a completion script for a shell
     #[command(
         after_help = "Examples:\n  juju completions bash > ~/.local/share/bash-completion/completions/juju"
     )]
-    Completions(completions::Typed),
+    Completions(completions::Args),
     /// Print or write the manual pages
     #[command(after_help = "Examples:\n  juju man | man -l -\n  juju man --output ~/.local/share/man/man1")]
-    Man(man::Typed),
+    Man(man::Args),
 }
 
-/// Runs what the process was given.
+/// Runs the command of the process's arguments.
 pub fn main() -> ExitCode {
     let juju = match start::parse::<Juju>() {
         Ok(juju) => juju,
         Err(code) => return code,
     };
-    // Only for those who ask: setting it up costs as much as the rest of the start.
+    // Only on request, since the setup takes as long as the rest of the start.
     if std::env::var_os("RUST_LOG").is_some() {
-        crate::runtime::telemetry::init("warn");
+        crate::runtime::logging::init("warn");
     }
     match start::block_on(run(&juju)) {
         Ok(code) => code,
-        Err(error) => failure::report(&error),
+        Err(error) => error::report(&error),
     }
 }
 
@@ -197,20 +219,22 @@ async fn run(juju: &Juju) -> anyhow::Result<ExitCode> {
     if !juju.command.is_done_once() {
         return in_time(&juju.globals, &juju.command).await;
     }
-    let notes = juju.globals.config()?.unanswered(&juju.globals.environment()?);
-    // What is no text is told apart all the same.
+    let notes = juju.globals.config()?.idempotency_notes(&juju.globals.environment()?);
+    // Arguments that are not UTF-8 are escaped, so that they stay distinct.
     let words =
         std::env::args_os().skip(1).map(|word| word.into_string().unwrap_or_else(|raw| format!("{raw:?}")));
-    let run = Unanswered::look(notes, words.collect())?;
+    let run = IdempotencyNote::look(notes, words.collect())?;
     let done = in_time(&juju.globals.marked(run.operation()), &juju.command).await;
     match &done {
-        Ok(_) => run.forget().context("done, but the note of the run before cannot be removed")?,
-        Err(error) if failure::leaves_doubt(error) => {
+        Ok(_) => run
+            .forget()
+            .context("the command succeeded, but the note of its previous run cannot be removed")?,
+        Err(error) if error::leaves_doubt(error) => {
             if let Err(cause) = run.remember() {
-                let cause =
-                    anyhow::Error::new(cause).context("cannot note that this command was not answered");
+                let cause = anyhow::Error::new(cause)
+                    .context("cannot save a note that the outcome of this command is unknown");
                 output::error(&cause);
-                output::hint("look at `juju status` before you run it again");
+                output::hint("check `juju status` before running it again");
             }
         }
         Err(_) => {}
@@ -219,7 +243,7 @@ async fn run(juju: &Juju) -> anyhow::Result<ExitCode> {
 }
 
 async fn in_time(globals: &Globals, command: &Command) -> anyhow::Result<ExitCode> {
-    // These wait for a controller, and have their own limit.
+    // These commands wait for a controller and have limits of their own.
     let waits = matches!(command, Command::DestroyEnvironment(_) | Command::AdoptGroups(_));
     if waits || matches!(command, Command::Status(args) if args.is_endless()) {
         return talk(globals, command).await;
@@ -234,7 +258,7 @@ async fn in_time(globals: &Globals, command: &Command) -> anyhow::Result<ExitCod
 }
 
 impl Command {
-    /// Run twice it would do more, or fail, than run once.
+    /// Whether repeating the command would change more, or fail.
     fn is_done_once(&self) -> bool {
         use Command::{AddMachine, AddUnit, Deploy, DestroyService, RemoveUnit, TerminateMachine};
         matches!(
@@ -244,7 +268,7 @@ impl Command {
     }
 }
 
-/// The commands that need a store.
+/// Runs a command that needs a store.
 async fn talk(globals: &Globals, command: &Command) -> anyhow::Result<ExitCode> {
     if let Command::Firewall(args) = command {
         return firewall::run(globals, args).await;
@@ -272,13 +296,14 @@ async fn talk(globals: &Globals, command: &Command) -> anyhow::Result<ExitCode> 
     done.map(|()| ExitCode::SUCCESS)
 }
 
-/// `juju` run within another program, with a memory of its own: shows each command, then does it.
+/// Runs `juju` commands within another program, with a configuration directory of its own. Prints
+/// each command before its output.
 #[derive(Debug)]
-pub(super) struct Story {
+pub(super) struct Transcript {
     globals: Globals,
 }
 
-impl Story {
+impl Transcript {
     pub(super) fn new(home: ConfigDir) -> Self {
         Self { globals: Globals::default().at(home) }
     }
@@ -297,18 +322,18 @@ impl Story {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unit::pack;
+    use crate::unit::charm::archive;
 
     #[test]
-    fn the_definition_is_sound() {
+    fn the_command_definition_is_valid() {
         Juju::command().debug_assert();
     }
 
     #[test]
-    fn the_limits_of_a_charm_are_told_as_they_are() {
+    fn help_states_the_actual_charm_limits() {
         let mut juju = Juju::command();
         let told = juju.find_subcommand_mut("deploy").unwrap().render_help().to_string();
-        let limits = format!("at most {} files and {} MiB", pack::MAX_ENTRIES, pack::MAX_BYTES >> 20);
+        let limits = format!("at most {} files and {} MiB", archive::MAX_ENTRIES, archive::MAX_BYTES >> 20);
         assert!(told.contains(&limits), "{told}");
     }
 }

@@ -1,21 +1,21 @@
-//! `man` of both programs: the manual pages, made from their own definitions.
+//! `man` of both programs: the manual pages, generated from their command definitions.
 
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use clap::{Args, Command};
+use clap::Command;
 use clap_mangen::Man;
 
 use super::output;
 
-#[derive(Debug, Args)]
-pub(super) struct Typed {
-    /// Write a page for each command into DIR; without it, the program's own page goes to stdout
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Write a page for each command to DIR [default: print the program's own page to stdout]
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
 }
 
-pub(super) fn run(program: Command, args: &Typed) -> anyhow::Result<()> {
+pub(super) fn run(program: Command, args: &Args) -> anyhow::Result<()> {
     if let Some(directory) = &args.output {
         return std::fs::create_dir_all(directory)
             .and_then(|()| clap_mangen::generate_to(program, directory))

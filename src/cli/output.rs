@@ -1,5 +1,5 @@
-//! The only place that writes to stdout and stderr: data to the one, everything meant for a person to the other.
-//! Control characters never reach a terminal from here, whoever put them into a name or a file.
+//! Output of both programs, and the only file that writes to stdout and stderr: data to stdout,
+//! messages to stderr. Control characters in messages are escaped.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -7,9 +7,9 @@ use std::io::{self, IsTerminal, Write as _};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::runtime::telemetry;
+use crate::runtime::logging;
 
-/// Data that the caller asked for. A reader that has gone away wants no more of it, so that is success.
+/// Writes data to stdout. A closed pipe counts as success.
 pub(super) fn data(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -18,7 +18,7 @@ pub(super) fn data(text: &str) -> io::Result<()> {
     }
 }
 
-/// Whether what is said on stdout ends in a pipe that nobody reads any more.
+/// Whether stdout is a pipe without a reader.
 pub(super) fn reader_is_gone() -> bool {
     let stdout = io::stdout();
     let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
@@ -26,40 +26,40 @@ pub(super) fn reader_is_gone() -> bool {
     asked.is_ok() && fds[0].revents().contains(PollFlags::ERR)
 }
 
-/// The same for a reader who sees it again and again: a terminal is wiped first, and anything else gets a line between.
+/// Prefixes a text that is shown repeatedly: clears a terminal, separates documents otherwise.
 pub(super) fn screen(text: &str) -> String {
     if io::stdout().is_terminal() { format!("\u{1b}[H\u{1b}[2J{text}") } else { format!("---\n{text}") }
 }
 
-/// One line for a person.
+/// Writes one line to stderr.
 pub(super) fn message(text: &str) {
     line("", text);
 }
 
-/// A failure with everything that led to it, on one line.
+/// Writes an error with its causes on one line.
 pub(super) fn error(error: &anyhow::Error) {
     line(if coloured() { "\u{1b}[1;31merror:\u{1b}[0m " } else { "error: " }, &chain(error));
 }
 
-/// What the operator could try after a failure.
+/// Writes a hint after an error.
 pub(super) fn hint(text: &str) {
     line(if coloured() { "\u{1b}[1;36mhint:\u{1b}[0m " } else { "hint: " }, text);
 }
 
-/// A failure to write to stderr has nobody left to be told.
+/// Errors of stderr are ignored, since they cannot be reported.
 fn line(prefix: &str, text: &str) {
     let _ = writeln!(io::stderr().lock(), "{prefix}{}", printable(text));
 }
 
 fn coloured() -> bool {
-    telemetry::colour_wanted(std::env::var_os("NO_COLOR").as_deref(), io::stderr().is_terminal())
+    logging::colour_wanted(std::env::var_os("NO_COLOR").as_deref(), io::stderr().is_terminal())
 }
 
 fn chain(error: &anyhow::Error) -> String {
     format!("{error:#}")
 }
 
-/// The text with control characters spelled out, line ends among them: one message stays one line.
+/// Escapes control characters, including line breaks, so that one message is one line.
 fn printable(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_unprintable) {
         return Cow::Borrowed(text);
@@ -77,7 +77,7 @@ fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Control characters, and the marks that turn the direction of text around.
+/// Control characters and marks that change the direction of text.
 fn is_unprintable(c: char) -> bool {
     c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

@@ -1,30 +1,45 @@
-//! The daemon: what can be typed, and which file does it.
+//! The daemon `portcullis`: its command line, and which file runs each role.
+
+mod checkpoint_file;
+mod controller;
+mod demo;
+mod heartbeat;
+mod install;
+mod keeper;
+pub(super) mod machine;
+pub(super) mod machine_file;
+mod run_hook;
+pub(super) mod up;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
 
-use super::{
-    completions, controller, demo, failure, heartbeat_role, install, keeper, machine, man, run_hook, start,
-    up,
-};
-use crate::runtime::telemetry;
+use crate::cli::completions;
+
+use crate::cli::error;
+
+use crate::cli::man;
+
+use crate::cli::start;
+
+use crate::runtime::logging;
 
 #[derive(Debug, Parser)]
 #[command(
     name = "portcullis",
     version,
-    about = "Runs the store and, in one process or many, everything that works on it",
+    about = "Run the store and the agents that work on it, in one process or several",
     after_help = "\
 Examples:
-  portcullis up                                     an environment on this machine; then `juju status`
-  portcullis demo                                   the whole story, by itself
-  portcullis keeper --data-dir /var/lib/portcullis  only the store
+  portcullis up                                     run an environment on this machine
+  portcullis demo                                   watch a complete example
+  portcullis keeper --data-dir /var/lib/portcullis  run only the store
 
-Logs go to stderr; RUST_LOG comes before --log-level. SIGTERM and SIGINT end it in order."
+Logs go to stderr; RUST_LOG overrides --log-level. SIGTERM and SIGINT stop the process gracefully."
 )]
 struct Portcullis {
-    /// How much to log
+    /// Least severe level to log
     #[arg(long, global = true, value_enum, value_name = "LEVEL", default_value_t = Level::Warn)]
     log_level: Level,
     #[command(subcommand)]
@@ -42,90 +57,91 @@ enum Level {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run everything on this machine, in one process
+    /// Run a whole environment on this machine, in one process
     #[command(after_help = "\
-Remembers the store's address and credentials where `juju` finds them. Started again, it goes on where it was.
+Saves the store's address and credentials where `juju` finds them. Started again, it continues with the same data.
 
 Examples:
   portcullis up
   portcullis up -e try --listen 127.0.0.1:0 --data-dir ./try")]
-    Up(up::Typed),
-    /// Run the store alone
+    Up(up::Args),
+    /// Run only the store
     #[command(after_help = "\
-Prints `listening on HOST:PORT` once it serves. Any ZooKeeper client can talk to it.
-PORTCULLIS_SUPER_DIGEST names the identity that no access list binds, as USER:BASE64-OF-SHA1.
+Prints `listening on HOST:PORT` when it is ready. Any ZooKeeper client can connect. \
+PORTCULLIS_SUPER_DIGEST=USER:BASE64-OF-SHA1 sets an identity to which access lists do not apply.
 
 Examples:
   portcullis keeper --data-dir /var/lib/portcullis --listen 0.0.0.0:2181")]
-    Keeper(keeper::Typed),
-    /// Keep the firewalls of an environment as its operator wants them
+    Keeper(keeper::Args),
+    /// Run the firewall controller of an environment
     #[command(after_help = "\
-Reads $XDG_CONFIG_HOME/portcullis/ENV-controller.json, which `juju bootstrap` and `portcullis up` write. Several may run: one
-leads, and another takes over when it is gone.
+Reads $XDG_CONFIG_HOME/portcullis/ENV-controller.json, which `juju bootstrap` and `portcullis up` write. Several \
+controllers may run: one is the leader, and another takes over when it stops.
 
-A policy file is YAML; each key may be left out, but the file must not be empty:
+A policy file is YAML; each key is optional, but the file must not be empty:
   forbidden-ports: [22, 8000-8100/udp]
   forbidden-sources: [10.0.0.0/8]
   max-ports-in-range: 1000
   max-rules: 50
 
-Region and credentials for EC2 are taken from AWS_REGION, AWS_PROFILE and so on, as by every AWS program.
+Region and credentials for EC2 come from AWS_REGION, AWS_PROFILE and the other usual AWS settings.
 
 Examples:
   portcullis controller --provider memory
   portcullis controller -e prod --provider dry-run
   portcullis --log-level info controller -e prod --provider ec2 --policy policy.yaml \\
     --ec2-image ami-0abcdef --ec2-instance-type t3.micro --ec2-zookeeper zk1:2181,zk2:2181")]
-    Controller(controller::Typed),
-    /// Hear who is alive, and tell who is not
+    Controller(controller::Args),
+    /// Run the heartbeat tracker
     #[command(after_help = "\
-Prints `listening on HOST:PORT` once it takes beats. Reads $XDG_CONFIG_HOME/portcullis/ENV-controller.json. Several may run:
-any of them takes any beat, and one judges. Clients of hms-hbtd need --open, and --open-params to set
-parameters; machines prove themselves with their token. PORTCULLIS_WEBHOOK_SECRET signs what a webhook gets.
+Prints `listening on HOST:PORT` when it is ready. Reads $XDG_CONFIG_HOME/portcullis/ENV-controller.json. Several \
+trackers may run: each accepts every beat, and one of them, the judge, decides about states. Clients of hms-hbtd \
+need --open, and --open-params to set parameters; machines authenticate with their token. PORTCULLIS_WEBHOOK_SECRET \
+signs webhook requests.
 
 Examples:
   portcullis heartbeat
   portcullis --log-level info heartbeat -e prod --listen 10.0.0.5:28500 --open")]
-    Heartbeat(heartbeat_role::Typed),
-    /// Look after this machine
+    Heartbeat(heartbeat::Args),
+    /// Run the agent of this machine
     #[command(after_help = "\
-One process holds a machine; when it ends, what is open stays so. Who the machine is says
-$XDG_CONFIG_HOME/portcullis/ENV-machines/machine-NNNNNNNNNN.json. Where the operator's own credentials are, it is made by
-itself; copy it to machines that are elsewhere.
+One agent at a time runs for a machine; when it stops, open ports stay open. The machine's credentials are in \
+$XDG_CONFIG_HOME/portcullis/ENV-machines/machine-NNNNNNNNNN.json. Where the operator's credentials are, the agent \
+creates this file; copy it to other machines.
 
-With --firewall nftables the machine opens what its exposed units ask for and rejects the rest, in a table of its own; ssh,
-the store's ports and those after --protect stay open.
+With --firewall nftables the agent opens the ports that exposed units request and rejects all other connections, in \
+an nftables table of its own; ssh, the store's ports and those of --protect stay open.
 
 Examples:
   portcullis machine --id 0
   portcullis machine --id 3 -e prod --firewall nftables --protect 51820/udp
-  portcullis machine --id 3 -e prod --firewall nftables-accept-only     a look before it is enforced")]
-    Machine(machine::Typed),
-    /// Write unit files for systemd
+  portcullis machine --id 3 -e prod --firewall nftables-accept-only     try before enforcing")]
+    Machine(machine::Args),
+    /// Write systemd unit files
     #[command(after_help = "\
-Credentials are looked for below /etc/portcullis then, and data is kept below /var/lib/portcullis.
+The installed services read credentials below /etc/portcullis and keep data below /var/lib/portcullis.
 
 Examples:
   portcullis install up
   portcullis install -e prod machine")]
-    Install(install::Typed),
-    /// Run one hook, for the agent that ordered it
+    Install(install::Args),
+    /// Run one hook for the unit agent
     #[command(hide = true)]
-    RunHook(run_hook::Typed),
-    /// Keep what a hook left running prints
+    RunHook(run_hook::Args),
+    /// Log the output of processes that a hook started
     #[command(hide = true)]
     KeepLog(run_hook::Log),
-    /// Show the whole story in a temporary directory
-    Demo(demo::Typed),
-    /// Print completions for a shell
+    /// Run a complete example in a temporary directory
+    Demo(demo::Args),
+    /// Print a completion script for a shell
     #[command(after_help = "Examples:\n  portcullis completions zsh > _portcullis")]
-    Completions(completions::Typed),
+    Completions(completions::Args),
     /// Print or write the manual pages
     #[command(after_help = "Examples:\n  portcullis man | man -l -")]
-    Man(man::Typed),
+    Man(man::Args),
 }
 
-/// Runs what the process was given.
+/// Runs the command of the process's arguments.
 pub fn main() -> ExitCode {
     let portcullis = match start::parse::<Portcullis>() {
         Ok(portcullis) => portcullis,
@@ -139,11 +155,11 @@ pub fn main() -> ExitCode {
         Level::Trace => "trace",
     };
     match portcullis.command {
-        Command::Demo(_) => telemetry::init(&demo::log_filter(level)),
-        _ => telemetry::init(level),
+        Command::Demo(_) => logging::init(&demo::log_filter(level)),
+        _ => logging::init(level),
     }
     let done = match &portcullis.command {
-        // Nothing to wait for but one pipe, and one of each for every hook: no runtime.
+        // These start once per hook and wait for one pipe only, so they need no runtime.
         Command::RunHook(args) => run_hook::run(args),
         Command::KeepLog(args) => run_hook::keep_log(args),
         Command::Controller(_) => start::block_on_beside_sessions(run(&portcullis)),
@@ -151,7 +167,7 @@ pub fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failure::report(&error),
+        Err(error) => error::report(&error),
     }
 }
 
@@ -160,13 +176,13 @@ async fn run(portcullis: &Portcullis) -> anyhow::Result<()> {
         Command::Up(args) => up::run(args).await,
         Command::Keeper(args) => keeper::run(args).await,
         Command::Controller(args) => controller::run(args).await,
-        Command::Heartbeat(args) => heartbeat_role::run(args).await,
+        Command::Heartbeat(args) => heartbeat::run(args).await,
         Command::Machine(args) => machine::run(args).await,
         Command::Install(args) => install::run(args),
         Command::Demo(args) => demo::run(args).await,
         Command::Completions(args) => completions::run(Portcullis::command(), args),
         Command::Man(args) => man::run(Portcullis::command(), args),
-        // Done already, without a runtime.
+        // Handled in `main`, without a runtime.
         Command::RunHook(_) | Command::KeepLog(_) => Ok(()),
     }
 }
@@ -176,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_definition_is_sound() {
+    fn the_command_definition_is_valid() {
         Portcullis::command().debug_assert();
     }
 }

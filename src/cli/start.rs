@@ -1,4 +1,4 @@
-//! What both programs do first: read their arguments, and get a place for futures to run.
+//! Shared by both programs: parses arguments and starts the async runtime.
 
 use std::future::Future;
 use std::process::ExitCode;
@@ -9,11 +9,11 @@ use clap::error::ErrorKind;
 
 use super::output;
 
-/// What was typed; or the exit code, once help was shown or the refusal told.
+/// Returns the arguments, or the exit code once help or an error is printed.
 pub(super) fn parse<P: Parser>() -> Result<P, ExitCode> {
     P::try_parse().map_err(|refusal| match refusal.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            // Nobody is there to be told that the help could not be shown.
+            // A failure to print help cannot be reported either.
             let _ = refusal.print();
             ExitCode::SUCCESS
         }
@@ -33,8 +33,8 @@ pub(super) fn parse<P: Parser>() -> Result<P, ExitCode> {
     })
 }
 
-/// The parser explains itself in several paragraphs: the first says what is wrong; of the others one may have a tip,
-/// and one shows the command, whose help is where to look.
+/// Shortens a message of the parser to a problem and a hint. Its first paragraph is the problem;
+/// another may have a tip, and one shows the usage.
 fn summary(rendered: &str) -> (String, Option<String>) {
     let one_line = |paragraph: &str| paragraph.split_whitespace().collect::<Vec<_>>().join(" ");
     let mut paragraphs = rendered.split("\n\n").map(one_line);
@@ -44,20 +44,20 @@ fn summary(rendered: &str) -> (String, Option<String>) {
     let tip = rest.iter().find_map(|paragraph| paragraph.strip_prefix("tip: ").map(str::to_owned));
     let help = rest.iter().find_map(|paragraph| paragraph.strip_prefix("Usage: ")).map(|usage| {
         let words = usage.split(' ').take_while(|word| !word.starts_with(['[', '<', '-']));
-        format!("`{} --help` tells more", words.collect::<Vec<_>>().join(" "))
+        format!("see `{} --help`", words.collect::<Vec<_>>().join(" "))
     });
     (problem, tip.or(help))
 }
 
-/// Runs a future to its end on this thread.
+/// Runs a future on this thread.
 pub(super) fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
     runtime.block_on(work)
 }
 
-/// The same with a thread beside it for the session with the store: answers of a cloud that take long to read must not
-/// keep the session from saying that it lives.
+/// Like [`block_on`], with another thread for the session with the store: parsing long answers of a
+/// cloud must not delay the session's heartbeats.
 pub(super) fn block_on_beside_sessions<T>(
     work: impl Future<Output = anyhow::Result<T>>,
 ) -> anyhow::Result<T> {
@@ -70,16 +70,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_of_the_parser_becomes_one_line() {
+    fn an_error_of_the_parser_becomes_one_line() {
         let rendered = "error: the following required arguments were not provided:\n  <SERVICE>\n\n\
                         Usage: juju expose --zookeeper <HOSTS> <SERVICE>\n\nFor more information, try '--help'.\n";
         let (problem, hint) = summary(rendered);
         assert_eq!(problem, "the following required arguments were not provided: <SERVICE>");
-        assert_eq!(hint.as_deref(), Some("`juju expose --help` tells more"));
+        assert_eq!(hint.as_deref(), Some("see `juju expose --help`"));
     }
 
     #[test]
-    fn a_tip_is_better_than_the_help() {
+    fn a_tip_takes_precedence_over_the_help() {
         let rendered = "error: unrecognized subcommand 'expse'\n\n  tip: a similar subcommand exists: 'expose'\n\n\
                         Usage: juju [OPTIONS] <COMMAND>\n";
         let (problem, hint) = summary(rendered);

@@ -1,6 +1,5 @@
-//! The firewall agent: looks at the tree and at the provider, plans, applies, and writes down what came of it. One pass
-//! at a time. It remembers what it has seen only to spare calls; every memory is dropped when it could be wrong, and
-//! everything is looked at again at the pace of the resync.
+//! The firewall agent: in each pass reads the tree and the provider, plans, applies and reports.
+//! Cached data is dropped when it may be outdated, and each resync reads everything again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,93 +16,89 @@ use super::observe::{self, View};
 use super::own;
 use super::plan::{MachinePlan, plan_machine_within};
 use super::policy::Policy;
-use super::refusals::Refusals;
+use super::refusals::{Refusals, Request};
 use super::report::Report;
 use super::reports::Reports;
-use super::retry::Retries;
 use super::room::Room;
 use super::wanted::{Claim, Wanted, wanted};
+use crate::machine::retry::{Pace, Retries};
 use crate::model::MachineId;
 use crate::runtime::clock;
 use crate::store::acl::{Acl, Roles};
 use crate::store::changes::Dirty;
-use crate::store::election::Leadership;
+use crate::store::lease::Lease;
 use crate::store::rollback::{RollbackGuard, Standing};
 use crate::store::tree::{self, Tree};
 use doubt::Trust;
 
-/// How long it is taken for granted that a machine's firewall is full. After that the next look at everything tries it.
+/// How long a firewall counts as full. The next full read after that sends the whole request again.
 const CROWDED: Duration = Duration::from_secs(30);
 
-/// How a pass went.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pass {
     pub machines: usize,
     pub opened: usize,
     pub closed: usize,
-    /// By kind of error, one per look, and one per machine and half of its change.
+    /// By kind of error: one per failed read, and one per machine and half of its change.
     pub failures: BTreeMap<&'static str, usize>,
-    /// Machines that are not yet as they should be.
+    /// Machines whose reports have pending rules or a problem.
     pub pending: usize,
 }
 
-/// Whose firewall an agent looks after.
+/// The machines that an agent manages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Scope {
-    /// That of every machine that the provider has.
+    /// Every machine that the provider has.
     Environment,
-    /// That of the machine it runs on, with that machine's rights. The words say what it is made of.
+    /// The machine that the agent runs on, with that machine's rights; `by` describes its firewall.
     Machine { id: MachineId, by: String },
 }
 
-/// Reads the policy again, or says why it cannot be used.
+/// Reads the policy again, or returns why it cannot be used.
 pub type PolicyReader = Box<dyn FnMut() -> Result<Policy, String> + Send + Sync>;
 
 pub struct Agent<T, F> {
     tree: T,
     firewall: F,
-    /// The last policy that could be read.
+    /// The last policy that was read successfully.
     policy: Policy,
     policy_reader: Option<PolicyReader>,
     /// Why the policy could not be read again. Shown in the reports of all machines.
     policy_problem: Option<String>,
     scope: Scope,
-    /// `None` until the first look, and again after a look that failed.
+    /// `None` until the first read, and again after a failed read.
     view: Option<View>,
-    /// What the provider was last seen to have, with our own changes since. A machine is in it only if nothing has
-    /// happened that could make it wrong.
+    /// Cached rules of each machine, updated by own changes; outdated entries are removed.
     seen: BTreeMap<MachineId, MachineRules>,
     reports: Reports,
     retries: Retries<Instant>,
-    /// Recent refusals of the provider. They are kept when everything is read again, and when the lease is lost.
+    /// Recent refusals of the provider. A full read or the loss of the lease does not clear them.
     refusals: Refusals<Instant>,
-    /// Machines whose change, or a half of it, was not begun because the lease would not have lasted, or that have a second
-    /// step before them, and since when that is so: the first in the next pass, those that wait longest before all others.
+    /// Machines whose change needs a second step, or was not sent because the lease would have
+    /// expired, and since when. The next pass begins with them, the oldest first.
     put_off: BTreeMap<MachineId, Instant>,
     trust: Trust,
-    /// Machines whose last open was refused for want of room, and when.
+    /// Machines whose last open exceeded the provider's limit of rules, and when.
     crowded: BTreeMap<MachineId, Instant>,
-    /// What is wrong with machines themselves, as provisioning says: shown in their reports.
+    /// Problems of the machines themselves, from provisioning; part of the reports.
     notes: BTreeMap<MachineId, String>,
-    /// Machines of which something else was noted since they were last told of.
+    /// Machines whose note changed since their last report.
     noted_anew: BTreeSet<MachineId>,
-    /// Provisioning has not spoken yet: what was noted last is in the reports.
+    /// Provisioning has sent no notes yet: the notes of the last reports remain valid.
     recalls_notes: bool,
     random: Box<dyn FnMut() -> u64 + Send + Sync>,
     metrics: Metrics,
-    /// When the first of what the pass is about was noticed.
+    /// When the first change of this pass was noticed.
     since: Instant,
-    /// When changes were noticed of machines that nothing was planned for since.
+    /// When changes of machines that were not planned since were noticed.
     noticed: BTreeMap<MachineId, Instant>,
-    /// Since when there is something to change on machines.
+    /// Machines with unfinished changes, and since when.
     changing: BTreeMap<MachineId, Instant>,
-    /// The time of day, for the journal.
     wall_ms: Box<dyn Fn() -> u64 + Send + Sync>,
-    /// Detects a store that was restored from an older backup.
     guard: Option<std::sync::Arc<RollbackGuard>>,
     /// Whether the store is older than this agent's checkpoint, as of the last review.
     standing: Standing,
-    /// The store was reviewed since everything was last read.
+    /// The store was reviewed since the last full read.
     reviewed: bool,
 }
 
@@ -124,7 +119,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         Self::with(tree, firewall, policy, Scope::Environment, Reports::new(roles), random)
     }
 
-    /// For one machine that looks after itself: `acl` is for its report, `by` says what its firewall is made of.
+    /// Manages one machine only: `acl` is for its report, and `by` describes its firewall.
     pub fn of_machine(
         tree: T,
         firewall: F,
@@ -174,21 +169,20 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
     }
 
-    /// With another time of day than the system's.
     #[must_use]
     pub fn with_clock(mut self, wall_ms: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
         self.wall_ms = Box::new(wall_ms);
         self
     }
 
-    /// Closes no port while `guard` reports a restored store.
+    /// Closes no port while `guard` reports a store that was restored from an older backup.
     #[must_use]
     pub fn with_guard(mut self, guard: std::sync::Arc<RollbackGuard>) -> Self {
         self.guard = Some(guard);
         self
     }
 
-    /// Forgets everything that was seen: what happened while another led is not known.
+    /// Drops all cached data, because another leader may have changed the rules.
     pub fn forget(&mut self) {
         if planted(Bug::RemembersItsLastReign) {
             return;
@@ -200,19 +194,18 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         self.trust = Trust::default();
     }
 
-    /// Counting where others count, too.
+    /// Uses counters that are shared with other parts of the process.
     #[must_use]
     pub fn with_metrics(mut self, metrics: Metrics) -> Self {
         self.metrics = metrics;
         self
     }
 
-    /// What it has done so far, to be looked at while it goes on.
     pub fn metrics(&self) -> Metrics {
         self.metrics.clone()
     }
 
-    /// When a machine that failed is due again, or one that there was no time for.
+    /// When the next failed or postponed machine is due.
     pub fn next_retry(&self) -> Option<Instant> {
         if self.put_off.is_empty() {
             self.retries.next().into_iter().chain(self.refusals.next()).min()
@@ -221,15 +214,14 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
     }
 
-    /// Somebody provisions, and will [`note`](Self::note) what is wrong. Until then what was noted last holds, or a restart
-    /// would take back what it is about to say again.
+    /// Keeps the notes of the last reports until provisioning sends the first [`note`](Self::note),
+    /// so that a restart does not remove problems that still exist.
     pub fn recall_notes(&mut self) {
         self.notes.clear();
         self.recalls_notes = true;
     }
 
-    /// Takes in what is wrong with machines, in place of what was said before if it is the `whole` of it; returns those
-    /// that are to be told anew.
+    /// Adds notes, or replaces all if they are the `whole`; returns machines whose note changed.
     pub fn note(&mut self, mut notes: BTreeMap<MachineId, String>, whole: bool) -> BTreeSet<MachineId> {
         if whole {
             self.recalls_notes = false;
@@ -244,21 +236,21 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         changed
     }
 
-    /// The last whole look at the tree, unless it can no longer be trusted.
+    /// The view of the last full read, unless it may be outdated.
     pub fn view(&self) -> Option<&View> {
         self.view.as_ref()
     }
 
-    /// Whether a close waits for a second look.
+    /// Whether a close waits for confirmation by a second read.
     pub fn in_doubt(&self) -> bool {
         self.trust.in_doubt()
     }
 
-    /// One pass over what is dirty, what is due again, and what those passes leave to do.
+    /// Runs one pass over changed, due and postponed machines.
     ///
     /// # Errors
-    /// The failures of the store. What was seen of the tree is then forgotten, and the next pass looks at all of it.
-    pub async fn pass(&mut self, dirty: &Dirty, lead: &Leadership) -> Result<Pass, crate::store::Error> {
+    /// Failures of the store. The view is then dropped, and the next pass reads everything.
+    pub async fn pass(&mut self, dirty: &Dirty, lead: &Lease) -> Result<Pass, crate::store::Error> {
         self.since = dirty.since().unwrap_or_else(Instant::now);
         let mut pass = Pass::default();
         let result = self.try_pass(dirty, lead, &mut pass).await;
@@ -281,7 +273,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
     async fn try_pass(
         &mut self,
         dirty: &Dirty,
-        lead: &Leadership,
+        lead: &Lease,
         pass: &mut Pass,
     ) -> Result<(), crate::store::Error> {
         let (mut machines, doubtful) = self.look(dirty).await?;
@@ -293,8 +285,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         machines.extend(late.keys());
         pass.machines = machines.len();
         let more = self.round(machines, &late, lead, pass).await?;
-        // A rule that is spelled anew takes two passes: the new one is open, and the next pass closes the old. A pass sends
-        // no machine more than one request to open and one to close.
+        // A pass sends a machine at most one open and one close, so replacing a rule takes two.
         self.put_off.extend(more.into_iter().map(|machine| (machine, now)));
         Ok(())
     }
@@ -303,8 +294,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         self.trust.end(self.view.take());
     }
 
-    /// Updates the view. Returns the machines that this may affect, and those whose list of units
-    /// may contain a unit that is not in the view.
+    /// Updates the view. Returns the affected machines, and those that may list units not in it.
     async fn look(
         &mut self,
         dirty: &Dirty,
@@ -336,7 +326,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             self.give_up_view();
             self.trust.begin(&view, begun, now);
             self.view = Some(view);
-            // Also those that have left.
+            // Including machines that were removed from the tree.
             machines.extend(self.notes.keys());
             machines.append(&mut self.noted_anew);
             return Ok((machines, doubtful));
@@ -352,12 +342,12 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         Ok((machines, gone.map(|(_, machine)| machine).collect()))
     }
 
-    /// Observe, plan, apply and report for `machines`; returns those that have more to do at once.
+    /// Observes, plans, applies and reports for `machines`; returns those to continue with at once.
     async fn round(
         &mut self,
         machines: BTreeSet<MachineId>,
         late: &BTreeMap<MachineId, Instant>,
-        lead: &Leadership,
+        lead: &Lease,
         pass: &mut Pass,
     ) -> Result<BTreeSet<MachineId>, crate::store::Error> {
         let mut reports: BTreeMap<MachineId, Report> = BTreeMap::new();
@@ -381,8 +371,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let changes: BTreeMap<MachineId, Change> = plans
             .iter()
             .filter(|(id, plan)| {
-                let amiss = self.seen.get(id).is_some_and(|seen| !seen.amiss.is_empty());
-                !dry_run && (amiss || !plan.change.is_empty())
+                let drift = self.seen.get(id).is_some_and(|seen| !seen.drift.is_empty());
+                let repairs = drift && !self.refusals.is_held(**id, Request::Repair);
+                !dry_run && (repairs || !plan.change.is_empty())
             })
             .map(|(id, plan)| (*id, plan.change.clone()))
             .collect();
@@ -409,26 +400,35 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             {
                 self.keep_granted(*machine, &plan.deferred, report);
             }
-            if put_off || doubted.contains(machine) || kept.contains(machine) {
+            if put_off || doubted.contains(machine) {
                 continue;
             }
-            if dry_run {
-                self.retries.succeeded(*machine);
+            let failed = outcomes.get(machine).is_some_and(|applied| applied.errors().next().is_some());
+            if dry_run || kept.contains(machine) {
+                if !failed {
+                    self.retries.succeeded(*machine);
+                }
                 continue;
             }
             self.time(*machine, plan);
-            if outcomes.get(machine).is_none_or(|applied| applied.errors().next().is_none()) {
+            if !failed {
+                // Replaced rules are closed only after a read shows the new ones: the provider may
+                // have merged an old rule into them. Lagging reads are retried with growing pauses.
+                if !plan.deferred.is_empty() && !plan.change.is_empty() {
+                    self.seen.remove(machine);
+                    self.try_later(*machine, Pace::ReadAgain);
+                    continue;
+                }
                 self.retries.succeeded(*machine);
-                // A close that waits for an open which was not sent waits for the next look at everything.
-                let opened = !plan.deferred.is_empty() && !plan.change.is_empty();
-                if opened || plan.divided {
+                // If nothing was sent, an immediate second pass would plan the same.
+                if plan.divided && !plan.change.is_empty() {
                     again.insert(*machine);
                 }
             }
         }
         let left = |view: &View, id: &MachineId| !view.machines.contains_key(id);
         if let Some(view) = &self.view {
-            // All that is known of who has left is why it is not gone.
+            // The report of a removed machine only contains why its instance still exists.
             let noted = machines.iter().filter(|id| left(view, id) && self.notes.contains_key(id));
             noted.for_each(|id| _ = reports.insert(*id, Report::default()));
         }
@@ -455,7 +455,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
     fn plan(&self, view: &View, machine: MachineId, rules: &MachineRules) -> (Wanted, MachinePlan) {
         let last = self.reports.granted(machine);
         let mut claims = view.claims_on(machine);
-        // Units that were here and whose place can no longer be read.
+        // Units that had rules on this machine and whose machine can no longer be read.
         for unit in last.keys() {
             if let Some(reason) = view.lost(*unit) {
                 claims.entry(*unit).or_insert(Claim::Frozen { reason });
@@ -468,7 +468,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
         let families: &[Family] = if rules.ipv6 { &[Family::V4, Family::V6] } else { &[Family::V4] };
         let wanted = wanted(&claims, families, &self.policy);
-        let room = Room::new(self.firewall.rules_per_family(), &rules.foreign, self.firewall.at_once());
+        let room = Room::new(self.firewall.rules_per_family(), &rules.foreign, self.firewall.is_atomic());
         let theirs = rules.foreign.iter().filter_map(|foreign| foreign.exact).collect();
         let limits = (room, &self.refusals.holds(machine));
         let mut plan = plan_machine_within(&wanted, &rules.owned, &theirs, &last, &self.policy, limits);
@@ -478,10 +478,10 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         (wanted, plan)
     }
 
-    /// The container of the reports, made once.
+    /// Creates the container of the reports if it is missing.
     ///
     /// # Errors
-    /// The failures of the store.
+    /// Failures of the store.
     pub async fn prepare(&self) -> Result<(), tree::Error> {
         self.reports.prepare(&self.tree).await
     }

@@ -1,4 +1,4 @@
-//! What an agent counts, writes down and logs of what it did.
+//! Tests of the agent's metrics, journal and logs.
 
 use super::*;
 use crate::firewall::run::tests::took;
@@ -53,7 +53,7 @@ async fn a_close_that_waits_for_a_second_look_counts_from_the_first() {
     world.operator.unexpose(&"a".parse().unwrap()).await.unwrap();
     world.pass_for(Key::Service(ServiceId::new(0))).await;
     assert!(world.agent.in_doubt());
-    tokio::time::advance(DOUBT).await;
+    tokio::time::advance(CONFIRM_AFTER).await;
     world.pass().await;
     assert_eq!(world.rules(0), Vec::<String>::new());
     assert_eq!(took(&world.agent.metrics()), (2, 20));
@@ -75,7 +75,7 @@ async fn what_was_done_counts_and_is_told_though_the_store_refused_the_report() 
     let unit = world.deploy("a").await;
     world.open(unit, "80").await;
     world.pass().await;
-    // Somebody else writes the report, so that ours is refused.
+    // A concurrent write to the report causes a conflict.
     let report = paths::firewall_report(MachineId::new(0));
     world.overwrite(report, b"{}").await;
     world.expose("a").await;
@@ -95,7 +95,7 @@ async fn what_was_done_counts_and_is_told_though_the_store_refused_the_report() 
     assert_eq!(Journal::parse(&log.data).unwrap(), journal);
 }
 
-/// Everything that is logged from here on, on this thread.
+/// Captures all further log output of this thread.
 #[derive(Clone, Default)]
 struct Heard(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
 
@@ -124,7 +124,7 @@ async fn one_rule_is_not_said_to_be_most() {
     let writer = heard.clone();
     let logged = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
     let _listening = tracing::subscriber::set_default(logged);
-    // Two looks at the tree, and each time only one of the machines can be looked at.
+    // The tree is read twice, and each time only one of the machines can be read.
     for rules in [vec!["80/tcp"], vec![]] {
         let throttled = ProviderError::Throttled { what: Subject::Provider };
         world.provider.fail_at(world.provider.calls() + 1, Fault::Before(Failure::Error(throttled)));
@@ -142,7 +142,7 @@ async fn closes_for_a_removed_unit_are_logged_with_its_name() {
     for of_service in [false, true] {
         let mut world = World::new().await;
         let unit = world.deploy("a").await;
-        // A tree without any unit would have to be read twice before anything is closed.
+        // Without this unit the tree would have none, and each close would need two reads.
         world.deploy("b").await;
         world.open(unit, "80").await;
         world.expose("a").await;
@@ -152,7 +152,7 @@ async fn closes_for_a_removed_unit_are_logged_with_its_name() {
         } else {
             world.operator.remove_unit(&"a/0".parse().unwrap()).await.unwrap();
         }
-        // A controller that was just started knows the name as well.
+        // A controller that was just started has the name as well.
         world.agent.forget();
         world.pass_for(Key::Unit(unit)).await;
         assert_eq!(world.rules(0), Vec::<String>::new());
@@ -163,7 +163,7 @@ async fn closes_for_a_removed_unit_are_logged_with_its_name() {
     }
 }
 
-/// A dry run is a state of its own, and neither a failure nor something to wait for.
+/// A dry run is a separate state: neither a failure nor pending.
 #[tokio::test(start_paused = true)]
 async fn a_dry_run_is_neither_a_problem_nor_pending() {
     let world = World::new().await;

@@ -1,8 +1,9 @@
-//! More ports than there is room for: on the machine, in its report, in what policy allows.
+//! Tests of limits: more ports than fit on the machine, in its report, or within the policy.
 
 use super::*;
 
-/// The store takes no more than 64 KiB in one znode, and one machine's report that is more ends nobody.
+/// The store accepts at most 64 KiB in one znode; a machine whose report exceeds that does not stop
+/// the agent.
 #[tokio::test(start_paused = true)]
 async fn a_charm_that_opens_very_many_ports_is_told_of_and_holds_up_nobody() {
     let mut world = World::new().await;
@@ -28,7 +29,7 @@ async fn a_charm_that_opens_very_many_ports_is_told_of_and_holds_up_nobody() {
     assert_eq!(version(&world).await, before, "nothing new, nothing written");
 }
 
-/// EC2 refuses an open whole if one rule of it is too many.
+/// EC2 refuses a whole request to open rules if it exceeds the limit by one rule.
 #[tokio::test(start_paused = true)]
 async fn a_full_firewall_gets_what_there_is_room_for_and_then_rest() {
     let mut world = World::new().await;

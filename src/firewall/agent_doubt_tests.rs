@@ -1,4 +1,4 @@
-//! What is not closed on the word of a single look.
+//! Tests of closes that need confirmation by a second read.
 
 use super::*;
 use crate::model::ServiceId;
@@ -19,12 +19,12 @@ async fn closing_most_of_everything_takes_two_looks() {
     assert!(world.agent.in_doubt() && world.problem(0).unwrap().contains("second look"));
     world.pass().await;
     assert_eq!(world.rules(0).len(), 12, "nor on that of two in the same moment");
-    tokio::time::advance(DOUBT).await;
+    tokio::time::advance(CONFIRM_AFTER).await;
     world.pass().await;
     assert_eq!((world.rules(0).len(), world.agent.in_doubt(), world.problem(0)), (0, false, None));
 }
 
-/// However little there is to close: a tree of which nothing is shown is no empty environment.
+/// Even a single close needs confirmation if the tree appears empty.
 #[tokio::test(start_paused = true)]
 async fn a_look_that_shows_no_unit_is_not_believed_alone() {
     let mut world = World::new().await;
@@ -36,12 +36,13 @@ async fn a_look_that_shows_no_unit_is_not_believed_alone() {
     world.pass().await;
     assert_eq!(world.rules(0), ["80/tcp"]);
     assert!(world.agent.in_doubt() && world.problem(0).unwrap().contains("second look"));
-    tokio::time::advance(DOUBT).await;
+    tokio::time::advance(CONFIRM_AFTER).await;
     world.pass().await;
     assert_eq!((world.rules(0).len(), world.agent.in_doubt(), world.problem(0)), (0, false, None));
 }
 
-/// One by one or all together: the ports of the last unit are closed after two reads agree.
+/// Whether units are removed one by one or all together, the ports of the last one are closed after
+/// two reads agree.
 #[tokio::test(start_paused = true)]
 async fn removing_the_last_unit_takes_a_second_look() {
     for known_before in [false, true] {
@@ -57,14 +58,14 @@ async fn removing_the_last_unit_takes_a_second_look() {
         world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
         world.pass_for(Key::Unit(unit)).await;
         assert_eq!((world.rules(0).len(), world.agent.in_doubt()), (1, true), "an event is one read");
-        tokio::time::advance(DOUBT).await;
+        tokio::time::advance(CONFIRM_AFTER).await;
         world.pass().await;
         assert_eq!((world.rules(0).len(), world.agent.in_doubt(), world.problem(0)), (0, false, None));
     }
 }
 
 impl World {
-    /// Deletes a znode and everything below it, one by one, as `deleteall` of ZooKeeper's shell does.
+    /// Deletes a znode and its descendants one by one, as `deleteall` of ZooKeeper's shell does.
     async fn delete_all(&self, top: NodePath) {
         let (tree, mut found) = (self.operator.tree(), vec![top]);
         let mut next = 0;
@@ -82,7 +83,7 @@ impl World {
         self.pass_for(Key::Unit(unit)).await;
         self.pass_for(Key::Service(ServiceId::new(0))).await;
         for _ in 0..4 {
-            tokio::time::advance(DOUBT).await;
+            tokio::time::advance(CONFIRM_AFTER).await;
             self.pass().await;
         }
     }
@@ -110,7 +111,7 @@ async fn a_deleted_subtree_closes_nothing() {
         let reason = report.frozen.get(&unit).unwrap_or_else(|| panic!("{deleted}: {report:?}"));
         assert!(reason.contains(" is missing from the store"), "{deleted}: {reason}");
         assert!(reason.contains(deleted.as_str()) || deleted == paths::services(), "{deleted}: {reason}");
-        // A controller that starts now has no earlier view.
+        // A controller that starts at this point has no earlier view.
         world.agent.forget();
         world.look_often(unit).await;
         assert_eq!(world.rules(0), ["80/tcp"], "{deleted}");
@@ -130,7 +131,7 @@ async fn a_deleted_container_closes_nothing_without_reports() {
         world.delete_all(deleted.clone()).await;
         world.agent.forget();
         for _ in 0..4 {
-            tokio::time::advance(DOUBT).await;
+            tokio::time::advance(CONFIRM_AFTER).await;
             world.pass().await;
         }
         assert_eq!(world.rules(0), ["80/tcp"], "{deleted}");

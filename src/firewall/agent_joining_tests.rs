@@ -1,9 +1,10 @@
-//! Adjacent ports become one rule long before a group is full, and no port that stays wanted is shut for that.
+//! Tests of joins: adjacent ports become one rule long before a group is full, and no wanted port
+//! is closed for a join.
 
 use super::*;
 use portcullis_provider::rule::RuleSet;
 
-/// Fails as soon as a request closes a port that was open before: for tests in which ports are only opened.
+/// Collects the ports that were open and that a request closes; for tests that only open ports.
 fn watch_for_shut_ports(provider: &Memory) -> std::sync::Arc<std::sync::Mutex<Vec<String>>> {
     let shut = std::sync::Arc::<std::sync::Mutex<Vec<String>>>::default();
     let (seen, mut owned) = (shut.clone(), BTreeSet::<Rule>::new());
@@ -44,14 +45,14 @@ async fn adjacent_ports_that_are_opened_one_by_one_are_one_rule() {
     let shut = watch_for_shut_ports(&world.provider);
     let most = open_one_by_one(&mut world, unit, 20_000..20_150).await;
     assert_eq!((world.rules(0), most), (vec!["20000-20149/tcp".to_owned()], 1));
-    // From both sides, with a gap that closes last.
+    // Ports are added from both ends, and the gap between them is filled last.
     let ports = (30_000..30_010).chain((30_011..30_020).rev()).chain([30_010]);
     open_one_by_one(&mut world, unit, ports).await;
     assert_eq!(world.rules(0), ["20000-20149/tcp", "30000-30019/tcp"]);
     assert_eq!(*shut.lock().unwrap(), Vec::<String>::new());
 }
 
-/// A group with very little room, most of which other ports take.
+/// A group with few free rules, because other ports use most of them.
 #[tokio::test(start_paused = true)]
 async fn no_wanted_port_is_shut_in_a_group_with_little_room() {
     let mut world = World::new().await;
@@ -66,7 +67,8 @@ async fn no_wanted_port_is_shut_in_a_group_with_little_room() {
     assert_eq!((shut.lock().unwrap().clone(), world.problem(0)), (Vec::new(), None));
 }
 
-/// A former version left a full group of adjacent ports: a join needs one free rule, which an operator must make.
+/// An earlier version left a full group of adjacent ports: a join needs one free rule, which an
+/// operator must provide.
 #[tokio::test(start_paused = true)]
 async fn a_full_group_is_joined_once_there_is_one_free_rule() {
     let mut world = World::new().await;

@@ -1,5 +1,5 @@
-//! A firewall that keeps sets of ports, as nftables does: what touches is shown as one range, whoever opened which of it, and
-//! a change is one step.
+//! Tests with a firewall that stores sets of ports, as nftables does: adjacent ports are shown as
+//! one range, regardless of the unit that opened them, and a change is one transaction.
 
 use super::*;
 use portcullis_provider::Applied;
@@ -25,7 +25,7 @@ impl Firewall for Merging {
         Applied::as_one(Ok(()))
     }
 
-    fn at_once(&self) -> bool {
+    fn is_atomic(&self) -> bool {
         true
     }
 
@@ -34,7 +34,7 @@ impl Firewall for Merging {
     }
 }
 
-/// The neighbour of a port that is closed stays open, also if nobody can read what its unit asks for.
+/// A port next to a closed port stays open, even if the data of its unit cannot be read.
 #[tokio::test(start_paused = true)]
 async fn of_two_ports_that_touch_one_is_closed() {
     for frozen in [false, true] {

@@ -1,4 +1,4 @@
-//! The policy file while the agent runs: changed, broken, and repaired.
+//! Tests of a policy file that is changed, broken and repaired while the agent runs.
 
 use std::sync::{Arc, Mutex};
 
@@ -29,7 +29,7 @@ async fn a_policy_that_cannot_be_read_again_leaves_the_last_one_in_force() {
         problem.starts_with("the policy that was read last stays in force: policy.yaml: the file is empty"),
         "{problem}"
     );
-    // A policy that can be read replaces it, also for ports that are open already.
+    // The next valid policy replaces the current one, also for ports that are already open.
     *text.lock().unwrap() = "forbidden-ports: [81]";
     world.pass().await;
     world.pass().await;

@@ -1,11 +1,11 @@
-//! Requests that the provider refuses: a refused rule does not hold back the other rules of its request, and a denied
-//! request is sent again once a minute at most.
+//! Tests of requests that the provider refuses: a refused rule does not hold back the other rules
+//! of its request, and a denied request is sent again at most once a minute.
 
 use super::*;
 use portcullis_provider::memory::Call;
 use portcullis_provider::rule::RuleSet;
 
-/// How many simulated seconds a test lasts, and how often it looks at everything meanwhile.
+/// The length of a test and the interval between full reads, in simulated seconds.
 const LONG: u64 = 150;
 const RESYNC: u64 = 2;
 
@@ -13,7 +13,7 @@ fn has_port(call: &Call, port: u16) -> bool {
     call.rules.iter().any(|rule| rule.ports.from() <= port && port <= rule.ports.to())
 }
 
-/// The provider accepts no request of this name with this port in it.
+/// Makes the provider refuse each request of this name that contains this port.
 fn refuse(provider: &Memory, name: CallName, port: u16) {
     provider.set_script(move |call| {
         let what = Subject::Machine(call.machine.unwrap_or(MachineNumber::new(0)));
@@ -22,14 +22,14 @@ fn refuse(provider: &Memory, name: CallName, port: u16) {
     });
 }
 
-/// The open ports, however many rules they take: the search for a refused port leaves a range in parts.
+/// The open ports, regardless of the number of rules: the search for a refused port splits a range.
 fn joined(world: &World) -> Vec<String> {
     let owned = world.provider.actual(MachineNumber::new(0)).unwrap().owned;
     let of_v4 = owned.into_iter().filter(|rule| rule.source == Cidr::WORLD_V4);
     of_v4.collect::<RuleSet>().rules().map(|rule| rule.ports.to_string()).collect()
 }
 
-/// Passes for as long as the agent has something to do at once.
+/// Runs passes for as long as the agent is due again at once.
 async fn settle(world: &mut World) {
     world.pass().await;
     for _ in 0..40 {
@@ -67,7 +67,7 @@ async fn ports_beside_a_refused_port_open_at_once() {
         let report = world.agent.reports.get(MachineId::new(0)).unwrap();
         assert_eq!(report.pending.len(), 2, "only the refused port, for both families: {report:?}");
 
-        // The provider changes its mind: the port is tried again by itself.
+        // The provider accepts the port from now on: the agent retries it without a new event.
         world.provider.clear_script();
         tokio::time::advance(Duration::from_secs(100)).await;
         settle(&mut world).await;
@@ -108,7 +108,7 @@ async fn rules_beside_a_refused_close_are_closed_at_once() {
     assert_eq!(world.rules(0), ["90/tcp", "8080/tcp"]);
 }
 
-/// Looks at everything every two seconds; returns how many requests of this name were sent.
+/// Reads everything every two seconds; returns how many requests of this name were sent.
 async fn requests_in(world: &mut World, name: CallName, seconds: u64) -> usize {
     let before = world.provider.calls_of(name);
     for _ in 0..seconds / RESYNC {
@@ -147,7 +147,7 @@ async fn a_denied_request_is_sent_once_a_minute_whatever_the_resync() {
     }
 }
 
-/// IAM may allow the one and not the other.
+/// IAM may allow one of the two requests and deny the other.
 #[tokio::test(start_paused = true)]
 async fn a_denied_open_does_not_hold_back_a_close() {
     let mut world = World::new().await;
@@ -170,7 +170,8 @@ async fn a_denied_open_does_not_hold_back_a_close() {
     assert!(report.is_pending() && report.problem.is_some(), "{report:?}");
 }
 
-/// A machine that was to be read again at once, and whose read is then denied, waits for the denial's pause.
+/// If a machine was to be read again at once and that read is denied, the pause after a denial
+/// applies.
 #[tokio::test(start_paused = true)]
 async fn a_denied_read_ends_the_retry_before_it() {
     let mut world = World::new().await;

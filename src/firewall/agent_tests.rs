@@ -1,4 +1,4 @@
-//! The agent on paused time, over the store and the provider in memory.
+//! Tests of the agent with paused time and with the in-memory store and provider.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use portcullis_provider::rule::{Cidr, Rule};
 use portcullis_provider::{Error as ProviderError, Memory, Subject};
 
 use super::*;
-use crate::firewall::apply::number;
 use crate::firewall::journal::{Entry, Journal};
+use crate::machine::number;
 use crate::model::ports::parse_argument;
 use crate::model::{EnvironmentName, ServiceId, ServiceName, UnitId, UnitName};
-use crate::runtime::reconcile::DOUBT;
+use crate::runtime::confirm::CONFIRM_AFTER;
 use crate::store::changes::Key;
-use crate::store::election::Attempt;
+use crate::store::lease::LeaseKey;
 use crate::store::paths::{self, NodePath};
 use crate::store::records::Placement;
 use crate::store::tree::{Event, Write};
@@ -24,7 +24,7 @@ struct World {
     operator: Environment<MemoryTree>,
     provider: Memory,
     agent: Agent<MemoryTree, Memory>,
-    lead: Leadership,
+    lead: Lease,
 }
 
 fn everything() -> Dirty {
@@ -48,16 +48,14 @@ impl World {
         let provider = Memory::new(Settings::default());
         let roles = environment.info().roles.clone();
         let tree = store.connect(Some(&controller));
-        let Attempt::Won(lead) = Leadership::attempt(&tree, &roles, "agent").await.unwrap() else {
-            panic!("taken")
-        };
+        let lead = Lease::acquire(&tree, &LeaseKey::firewall(), &roles.controllers(), "agent").await.unwrap();
         let policy = Policy::with_own_ports([2181]);
         let agent = Agent::new(tree, provider.clone(), policy, roles, || 0);
         agent.prepare().await.unwrap();
         World { operator: environment, provider, agent, lead }
     }
 
-    /// A service with one unit on a machine of its own, whose group is there.
+    /// Creates a service with one unit on its own machine, whose group exists.
     async fn deploy(&self, name: &str) -> UnitId {
         let machine = self.operator.add_machine(Some(format!("i-{name}").parse().unwrap())).await.unwrap();
         self.provider.add_group(number(machine));
@@ -244,7 +242,7 @@ async fn garbage_freezes_its_unit_and_nobody_else() {
     assert_eq!(world.rules(0), ["80/tcp", "91/tcp"]);
     let report = world.agent.reports.get(MachineId::new(0)).unwrap();
     assert!(report.frozen[&broken].starts_with("/units/unit-0000000000/ports: "), "{report:?}");
-    // A record that is lost as well: the machine's own list still says where the unit is.
+    // Even without the unit's record, the machine's own list shows where the unit is.
     world.overwrite(paths::unit(broken), b"\xff").await;
     world.pass().await;
     assert_eq!(world.rules(0), ["80/tcp", "91/tcp"]);
@@ -427,7 +425,7 @@ async fn reports_go_with_their_machines() {
     world.pass().await;
     world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
     world.pass_for(Key::Unit(unit)).await;
-    tokio::time::advance(DOUBT).await;
+    tokio::time::advance(CONFIRM_AFTER).await;
     world.pass().await;
     world.operator.terminate_machines(&[MachineId::new(0)]).await.unwrap();
     world.pass_for(Key::Machine(MachineId::new(0))).await;

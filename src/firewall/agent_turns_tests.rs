@@ -1,10 +1,11 @@
-//! Who has its turn when a provider is slow, hangs or refuses, and what becomes of what there was no time for.
+//! Tests of the order of machines with a provider that is slow, hangs or refuses, and of requests
+//! that were postponed.
 
 use super::*;
 use crate::firewall::run::tests::{CHANGE, Slow};
 
 impl World {
-    /// Machines with a unit each that has these ports, in a provider that knows of it.
+    /// Creates machines with groups, and one exposed unit on each that has these ports open.
     async fn with_machines(count: usize, ports: &[&str]) -> (World, Vec<UnitId>) {
         let mut world = World::new().await;
         let mut units = Vec::new();
@@ -21,7 +22,7 @@ impl World {
         (world, units)
     }
 
-    /// Another agent in the place of this one, whose every request takes [`CHANGE`].
+    /// Creates another agent for the same tree and provider, whose every request takes [`CHANGE`].
     fn slow_agent(&self) -> Agent<MemoryTree, Slow> {
         let (tree, roles) = (self.agent.tree.clone(), self.operator.info().roles.clone());
         let policy = Policy::with_own_ports([2181]);
@@ -43,7 +44,7 @@ impl World {
 #[tokio::test(start_paused = true)]
 async fn a_hundred_machines_are_shut_while_every_open_hangs() {
     let (mut world, units) = World::with_machines(100, &["80", "443", "8080"]).await;
-    // By turns they only close, only open, and do both.
+    // In turn, machines only close, only open, and do both.
     for (n, unit) in units.iter().enumerate() {
         if n % 3 != 1 {
             world.close(*unit, "80").await;
@@ -149,7 +150,8 @@ async fn one_machine_that_is_denied_holds_up_nobody_and_is_tried_now_and_then() 
     );
 }
 
-/// A rule that gives up part of what it covers is closed only when the rest is open, and not by a second request.
+/// A rule that loses a part of its ports is closed only once the remaining ports are open, and not
+/// by a second request.
 #[tokio::test(start_paused = true)]
 async fn a_pass_opens_once_and_closes_once() {
     let (mut world, units) = World::with_machines(1, &["8000-8010", "443"]).await;

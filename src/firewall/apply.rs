@@ -1,42 +1,42 @@
-//! Carries plans out. Nothing is decided here: decisions belong in `plan.rs` and `wanted.rs`. Machines are independent of
-//! each other; what failed is in the result.
+//! Carries out plans. Decisions belong in `plan.rs` and `wanted.rs`. Machines are independent of
+//! each other; the result contains all failures.
 //!
-//! Closing and opening each have a lane of their own, so that an open that hangs, or waits for its turn at the provider, is
-//! never in the way of a close. A machine's own open comes after its close has ended: that makes room for it, and takes
-//! nothing away that it is to replace, which `plan.rs` sees to.
+//! Closes and opens have separate queues, so that an open that hangs or waits for the provider
+//! never delays a close. A machine's own open follows its close: the close may free slots for the
+//! open, and `plan.rs` ensures that it closes no port whose replacement is still to be opened.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use portcullis_provider::planted::{Bug, planted};
-use portcullis_provider::provider::MachineNumber;
 use portcullis_provider::rule::Change;
 use portcullis_provider::{Applied, Error, Firewall};
 use tokio::time::Instant;
 
+use crate::machine::number;
 use crate::model::MachineId;
-use crate::store::election::Leadership;
+use crate::store::lease::Lease;
 
-/// Machines that are changed at the same time in each lane: enough to hide a cloud's latency, few enough for its rate
-/// limits.
+/// The number of concurrent requests per queue: enough to hide a cloud's latency, few enough for
+/// its rate limits.
 const AT_ONCE: usize = 8;
 
-/// What became of each machine's change. What there was no time to begin, because we may no longer act, is
+/// The result of each machine's change. Requests that were not sent because the lease had ended are
 /// [`Error::NotBegun`].
 pub type Outcomes = BTreeMap<MachineId, Applied>;
 
-/// All of a machine's change, or the half of it that is one request.
+/// A machine's whole change, or the half of it that is one request.
 type Part = (MachineId, Change);
 
-/// Those of `first` come first, in their order.
+/// Applies `changes`, those of the machines in `first` before all others and in that order.
 pub async fn apply<F: Firewall>(
     firewall: &F,
     changes: &BTreeMap<MachineId, Change>,
     first: &[MachineId],
-    lead: &Leadership,
+    lead: &Lease,
 ) -> Outcomes {
-    let mut lanes = Lanes::new(changes, first, firewall.at_once());
+    let mut lanes = Lanes::new(changes, first, firewall.is_atomic());
     let mut outcomes = Outcomes::new();
     let (mut closes, mut opens) = (FuturesUnordered::new(), FuturesUnordered::new());
     loop {
@@ -57,7 +57,8 @@ pub async fn apply<F: Firewall>(
             else => return outcomes,
         };
         if let Some(open) = lanes.after.remove(&machine) {
-            // Before all others: what was closed may have made room for it, and then some of it is shut meanwhile.
+            // Before all other opens: if the close made room for this open, wanted ports are closed
+            // until it succeeds.
             lanes.opening.push_front((machine, open));
         }
         let outcome = outcomes.entry(machine).or_insert_with(|| Applied::as_one(Ok(())));
@@ -70,24 +71,24 @@ pub async fn apply<F: Firewall>(
     }
 }
 
-/// What waits to be begun.
+/// Queues of requests that were not sent yet.
 #[derive(Debug, Default)]
 struct Lanes {
-    /// With all that a firewall does at once, and what is only put right.
+    /// Also contains the changes of an atomic firewall, and repairs without rules.
     closing: VecDeque<Part>,
     opening: VecDeque<Part>,
-    /// Opens of machines that close first.
+    /// Opens of machines whose close must end first.
     after: BTreeMap<MachineId, Change>,
 }
 
 impl Lanes {
-    fn new(changes: &BTreeMap<MachineId, Change>, first: &[MachineId], at_once: bool) -> Self {
+    fn new(changes: &BTreeMap<MachineId, Change>, first: &[MachineId], is_atomic: bool) -> Self {
         let early: BTreeSet<MachineId> = first.iter().copied().collect();
         let rest = changes.keys().filter(|machine| !early.contains(machine));
         let mut lanes = Self::default();
         for machine in first.iter().chain(rest) {
             let Some(change) = changes.get(machine) else { continue };
-            if at_once || change.open.is_empty() {
+            if is_atomic || change.open.is_empty() {
                 lanes.closing.push_back((*machine, change.clone()));
             } else if change.close.is_empty() {
                 lanes.opening.push_back((*machine, change.clone()));
@@ -108,7 +109,7 @@ impl Lanes {
 async fn carry_out<F: Firewall>(
     firewall: &F,
     (machine, change): Part,
-    lead: &Leadership,
+    lead: &Lease,
 ) -> (MachineId, Change, Applied) {
     let until = lead.may_act_until();
     if Instant::now() >= until {
@@ -116,12 +117,7 @@ async fn carry_out<F: Firewall>(
         return (machine, change, Applied::as_one(Err(Error::NotBegun { what })));
     }
     let until = if planted(Bug::AsksOnce) { until + Duration::from_secs(3600) } else { until };
-    // Boxed: a cloud's futures nest deeper than the compiler follows, in a build from nothing before all others.
+    // Boxed: a cloud's futures exceed the compiler's nesting limit, above all in a clean build.
     let applied = Box::pin(firewall.apply(number(machine), &change, until)).await;
     (machine, change, applied)
-}
-
-/// The machine as the provider knows it.
-pub fn number(machine: MachineId) -> MachineNumber {
-    MachineNumber::new(machine.number())
 }

@@ -1,5 +1,6 @@
-//! Why each port of a machine is as it is, and what is still to change: from what the tree asks for and what the agent
-//! last reported. Pure. No provider is asked, so what is said about a machine is as old as its report.
+//! Explains the state of each port of a machine and which changes are pending, from the requests in
+//! the tree and the agent's last report. Pure. The provider is not read, so an explanation is as
+//! old as the report.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,22 +13,22 @@ use super::report::{NOBODY, Report};
 use super::wanted::Claim;
 use crate::model::{MachineId, UnitId};
 
-/// How it is with one port.
+/// The state of one port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
     Open,
-    /// Asked for, and not open as far as the agent has said.
+    /// Requested, and not open according to the last report.
     Opening,
-    /// No longer asked for, and not closed as far as the agent has said.
+    /// No longer requested, and not closed according to the last report.
     Closing,
     Closed,
     HeldBack,
-    /// To be opened or closed by a controller that changes nothing.
+    /// A controller in a dry run would open or close it.
     DryRun,
     Frozen,
-    /// Somebody else's, and left alone.
+    /// Opened by a rule that the agent does not own and does not change.
     Foreign,
-    /// Of no unit, now or before. What protects a port, or opens it elsewhere, is not known here.
+    /// Not requested by any unit, now or before. It may still be open for other reasons.
     NotAsked,
 }
 
@@ -49,7 +50,7 @@ impl fmt::Display for State {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
-    /// None for a unit of which no port is known.
+    /// `None` for a unit without known ports.
     pub ports: Option<PortRange>,
     pub id: Option<UnitId>,
     pub unit: Option<String>,
@@ -57,32 +58,32 @@ pub struct Line {
     pub why: String,
 }
 
-/// One machine, explained.
+/// The explanation of one machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Explained {
-    /// What holds the rules, where that is not the controller's provider.
+    /// Describes the firewall that has the rules, if that is not the controller's provider.
     pub by: Option<String>,
-    /// The firewall is a dry run: the changes that it would make, in words.
+    /// The changes that a dry run would make, as text.
     pub dry_run: Option<String>,
-    /// What is wrong with the machine as a whole.
+    /// A problem of the machine as a whole.
     pub problem: Option<String>,
     pub lines: Vec<Line>,
 }
 
 impl Explained {
-    /// Only what is still to change, or would be changed if this were no dry run.
+    /// Keeps only pending changes, including those that a dry run would make.
     pub fn pending(mut self) -> Option<Self> {
         self.lines.retain(|line| matches!(line.state, State::Opening | State::Closing | State::DryRun));
         (self.problem.is_some() || !self.lines.is_empty()).then_some(self)
     }
 
-    /// Whether a controller has something left to do.
+    /// Whether a controller still has changes to make.
     pub fn is_pending(&self) -> bool {
         let waits = |line: &Line| matches!(line.state, State::Opening | State::Closing);
         self.problem.is_some() || self.lines.iter().any(waits)
     }
 
-    /// In a dry run nothing is closed, and no close is waited for.
+    /// Marks closes as not pending, because a dry run closes no port.
     fn closes_to_dry_run(&mut self) {
         for line in self.lines.iter_mut().filter(|line| line.state == State::Closing) {
             line.why = format!("would be closed: {}", line.why);
@@ -90,7 +91,7 @@ impl Explained {
         }
     }
 
-    /// Only what concerns one port.
+    /// Keeps only the lines about one range of ports.
     pub fn about(mut self, asked: PortRange) -> Self {
         let meets = |ports: PortRange| {
             ports.proto() == asked.proto() && ports.from() <= asked.to() && asked.from() <= ports.to()
@@ -120,7 +121,7 @@ impl Explained {
         json
     }
 
-    /// For people: the problem, then a line a port.
+    /// Human-readable text: the problem, then one line per port.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         if let Some(by) = &self.by {
@@ -154,12 +155,12 @@ impl fmt::Display for Line {
     }
 }
 
-/// Words from znodes and providers must not steer a terminal.
+/// Escapes text from znodes and providers, which must not control a terminal.
 pub(super) fn shown(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// `on` are the units on this machine, and `report` is what the agent wrote about it, if it has.
+/// `on` are the units on this machine; `report` is the agent's report on it, if there is one.
 pub fn explain(view: &View, machine: MachineId, on: &[UnitId], report: Option<&Held<Report>>) -> Explained {
     let mut explained = Explained::default();
     let nothing = Report::default();
@@ -187,8 +188,8 @@ pub fn explain(view: &View, machine: MachineId, on: &[UnitId], report: Option<&H
             explained.lines.push(Line { ports, id: Some(id), unit: Some(name.clone()), state, why });
         };
         let claim = match (view.claim(unit), report.frozen.get(&id)) {
-            // Only the agent knows that the ports node is missing: here the unit only appears to
-            // request no ports.
+            // Only the agent reads whether the ports node is missing: in this view the unit merely
+            // requests no ports.
             (Claim::Asks { ports, .. }, Some(reason)) if ports.is_empty() && !had.is_empty() => {
                 Claim::Frozen { reason: reason.clone() }
             }
@@ -238,7 +239,7 @@ pub fn explain(view: &View, machine: MachineId, on: &[UnitId], report: Option<&H
     explained
 }
 
-/// What an exposed unit asks for: what of it is granted, what is held back, or neither so far.
+/// Explains the ports that an exposed unit requests: granted, held back, or not processed yet.
 fn asked(
     id: UnitId,
     wanted: &RuleSet,
@@ -303,14 +304,14 @@ fn from_each(ranges: &[PortRange], sources: &[Cidr]) -> RuleSet {
     sources.iter().flat_map(|source| ranges.iter().map(|range| Rule::new(*range, *source))).collect()
 }
 
-/// What units had here that are gone or elsewhere.
+/// Explains the rules of units that were removed or moved to another machine.
 fn gone_units(view: &View, machine: MachineId, report: &Report, lines: &mut Vec<Line>) {
     for (id, had) in &report.granted {
         let facts = view.units.get(*id);
         if facts.is_some_and(|unit| unit.machine() == Some(machine)) {
             continue;
         }
-        // One whose place cannot be read keeps what it had.
+        // A unit whose machine cannot be read keeps its rules.
         let lost = facts.and_then(|unit| unit.record.as_ref().err());
         let lost = lost.or_else(|| report.frozen.get(id).filter(|_| facts.is_none()));
         for (ports, _) in by_ports(had) {
@@ -337,7 +338,7 @@ fn not_exposed(unit: &UnitFacts) -> String {
     }
 }
 
-/// Rules of the same ports as one, with all their sources in words.
+/// Groups rules by ports, with all their sources as text.
 fn by_ports(rules: &RuleSet) -> BTreeMap<PortRange, String> {
     let mut ports: BTreeMap<PortRange, String> = BTreeMap::new();
     for rule in rules.rules() {
@@ -375,7 +376,7 @@ mod tests {
         }
     }
 
-    /// Service 0 is exposed and service 1 is not; the last unit is elsewhere.
+    /// Service 0 is exposed and service 1 is not; the last unit is on another machine.
     fn view() -> View {
         let mut frozen = unit("web/1", 0, 0, &[]);
         frozen.ports = Err("/units/unit-0000000002/ports: garbage".to_owned());

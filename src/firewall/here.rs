@@ -1,5 +1,6 @@
-//! The firewall of the machine that we run on: nftables, or a dry run for it. A dry run looks at the kernel's rules where it
-//! may; where it may not, as an ordinary user, it knows of none. It says what it would do, and does nothing.
+//! The firewall of the machine that this process runs on: nftables, or a dry run for it. A dry run
+//! reads the kernel's rules if it has the permission; as an ordinary user it assumes that there are
+//! none. It describes changes and makes none.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,10 +43,10 @@ impl Firewall for Here {
         }
     }
 
-    fn at_once(&self) -> bool {
+    fn is_atomic(&self) -> bool {
         match self {
-            Self::Real(firewall) => firewall.at_once(),
-            Self::Dry(firewall) => firewall.at_once(),
+            Self::Real(firewall) => firewall.is_atomic(),
+            Self::Dry(firewall) => firewall.is_atomic(),
         }
     }
 
@@ -71,8 +72,8 @@ impl Firewall for Here {
     }
 }
 
-/// Shows no rules where it may not look. Every look is tried anew: rights may come, and a look that failed for another
-/// reason is a failure.
+/// Shows no rules if reading them is not permitted. Every read is attempted again, because
+/// permissions may change; a read that fails for another reason is an error.
 #[derive(Debug)]
 pub struct Glimpse<F> {
     inner: F,
@@ -103,8 +104,8 @@ impl<F: Firewall> Firewall for Glimpse<F> {
         self.inner.apply(machine, change, until).await
     }
 
-    fn at_once(&self) -> bool {
-        self.inner.at_once()
+    fn is_atomic(&self) -> bool {
+        self.inner.is_atomic()
     }
 
     fn rules_per_family(&self) -> Option<usize> {

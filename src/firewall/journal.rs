@@ -1,6 +1,6 @@
-//! What was changed on a machine, when, for whom and with which result: the last of it, kept in the tree beside the
-//! machine's report. Pure: values, their JSON and their words. Old entries make room for new ones, and the same failure
-//! again is not told twice.
+//! The journal of a machine: its last changes with time, units and result, stored in the tree
+//! beside the machine's report. Pure: values, their JSON and their text. New entries displace old
+//! ones, and a repeated failure is recorded once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use super::explain::shown;
 use crate::runtime::clock;
 
-/// The most bytes of one machine's journal, and the most entries.
+/// The maximum size of one machine's journal in bytes and in entries.
 pub const MAX_BYTES: usize = 48 * 1024;
 const MAX_ENTRIES: usize = 100;
-/// Of one change; what is beyond is only counted.
+/// The maximum number of items of one change; further items are only counted.
 const MAX_ITEMS: usize = 50;
 
 /// One change of one machine.
@@ -23,26 +23,27 @@ pub struct Entry {
     /// Milliseconds since 1970.
     pub at: u64,
     pub items: Vec<Item>,
-    /// Items that were left out.
+    /// The number of items that were left out.
     pub more: usize,
 }
 
-/// Ports that were opened or closed, or would have been.
+/// Ports that were opened or closed, or an attempt to do so.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item {
     pub what: String,
     pub units: Vec<String>,
-    /// Why it was not done.
+    /// Why the request failed, if it did.
     pub failure: Option<String>,
 }
 
 impl Entry {
-    /// `units_of` names those that a rule is opened or closed for; `amiss` is what was put right beside rules.
+    /// `units_of` returns the units that a rule is opened or closed for; `drift` describes repairs
+    /// of anything other than rules.
     pub fn new(
         at: u64,
         change: &Change,
         applied: &Applied,
-        amiss: &[String],
+        drift: &[String],
         units_of: impl Fn(&Rule) -> Vec<String>,
     ) -> Self {
         let mut items = Vec::new();
@@ -57,7 +58,7 @@ impl Entry {
             }
         }
         let failure = applied.errors().next().map(ToString::to_string);
-        items.extend(amiss.iter().map(|words| Item {
+        items.extend(drift.iter().map(|words| Item {
             what: format!("put right: {words}"),
             units: Vec::new(),
             failure: failure.clone(),
@@ -67,7 +68,8 @@ impl Entry {
         Self { at, items, more }
     }
 
-    /// The part of it that concerns a unit, if any does. Items that were left out are not known to.
+    /// The part of the entry that concerns a unit, if any. Items that were left out are not
+    /// counted.
     pub fn of_unit(&self, unit: &str) -> Option<Self> {
         let concerns = |item: &&Item| item.units.iter().any(|name| name == unit);
         let items: Vec<Item> = self.items.iter().filter(concerns).cloned().collect();
@@ -108,7 +110,7 @@ impl Entry {
         })
     }
 
-    /// One line an item, each with its time and `of`.
+    /// One line per item, each with its time and `of`.
     pub fn to_text(&self, of: &str) -> String {
         let head = format!("{}  {of}  ", clock::utc(self.at));
         let mut text = String::new();
@@ -127,7 +129,7 @@ impl Entry {
     }
 }
 
-/// Rules of the same ports as one, with their sources and the units that they are for.
+/// Groups rules by ports, with their sources and units.
 fn by_ports(
     rules: &BTreeSet<Rule>,
     units_of: impl Fn(&Rule) -> Vec<String>,
@@ -149,14 +151,14 @@ fn by_ports(
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Journal(Vec<Entry>);
 
-/// A journal that does not hold what it should.
+/// Data that is not a valid journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a journal of a firewall")]
 pub struct InvalidJournal;
 
 impl Journal {
     /// # Errors
-    /// If it is none.
+    /// If the data is not a valid journal.
     pub fn parse(data: &[u8]) -> Result<Self, InvalidJournal> {
         let value: Value = serde_json::from_slice(data).map_err(|_| InvalidJournal)?;
         let entries = value.as_array().ok_or(InvalidJournal)?;
@@ -167,11 +169,12 @@ impl Journal {
         &self.0
     }
 
-    /// Takes one more in; false if it says nothing new.
+    /// Appends an entry. Returns false if it is empty, already present, or repeats the last
+    /// failure.
     pub fn push(&mut self, entry: Entry) -> bool {
         let again =
             |last: &Entry| last.items == entry.items && entry.items.iter().any(|item| item.failure.is_some());
-        // It may have been written before without our learning of it.
+        // An earlier write may have succeeded although its result was lost.
         if entry.items.is_empty() || self.0.last().is_some_and(again) || self.0.contains(&entry) {
             return false;
         }
@@ -181,7 +184,7 @@ impl Journal {
         true
     }
 
-    /// At most [`MAX_BYTES`]: what is oldest is left out.
+    /// At most [`MAX_BYTES`]: the oldest entries are left out.
     pub fn to_bytes(&self) -> Vec<u8> {
         let entries: Vec<String> = self.0.iter().map(|entry| entry.to_json().to_string()).collect();
         let mut room = MAX_BYTES - 2;

@@ -1,5 +1,5 @@
-//! What an agent has done, in numbers, for whoever watches it with Prometheus. Counting and writing down; what is counted is
-//! decided by the agent, and nothing is decided by the counts.
+//! Metrics of the agent, for Prometheus. Counts and renders only; the agent decides what to count,
+//! and no decision depends on the counts.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use super::agent::Pass;
 use super::run::Progress;
-use crate::runtime::prometheus::{Numbers, escaped};
+use crate::runtime::metrics::{Exposition, Readiness, escaped};
 
-/// Upper ends of the histogram's buckets, in seconds: a kernel's change, a cloud's call, a few retries, an outage.
+/// Upper bounds of the histogram's buckets in seconds: a change in the kernel, a call to a cloud, a
+/// few retries, an outage.
 const BUCKETS: [f64; 13] = [0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
 
-/// Counts that an agent adds to and others read. Clones are the same.
+/// Counters that an agent increments and other tasks read. Clones share the same counters.
 #[derive(Debug, Clone, Default)]
 pub struct Metrics(Arc<Mutex<Counts>>);
 
@@ -23,11 +24,11 @@ struct Counts {
     opened: u64,
     closed: u64,
     failures: BTreeMap<&'static str, u64>,
-    /// Requests of the provider, as it counts them itself.
+    /// Requests to the provider, as counted by the provider itself.
     requests: BTreeMap<String, u64>,
     machines: usize,
     pending: usize,
-    /// How many changes took at most so long, bucket by bucket.
+    /// The number of changes per bucket of duration.
     took: [u64; BUCKETS.len()],
     took_count: u64,
     took_seconds: f64,
@@ -55,7 +56,7 @@ impl Metrics {
         (counts.machines, counts.pending, counts.requests) = (machines, pass.pending, requests);
     }
 
-    /// The store did not let a pass end. What it had changed by then is changed.
+    /// Counts a pass that a failure of the store ended, including the changes that it had made.
     pub(super) fn failed(&self, pass: &Pass, requests: BTreeMap<String, u64>) {
         let mut counts = self.counts();
         counts.failed_passes += 1;
@@ -63,12 +64,12 @@ impl Metrics {
         counts.requests = requests;
     }
 
-    /// Instances could not be looked at, or a step for one failed.
+    /// Counts a failure to read instances, or of a step for one instance.
     pub(super) fn not_provisioned(&self, kind: &'static str) {
         *self.counts().failures.entry(kind).or_default() += 1;
     }
 
-    /// A machine is as it should be, this long after it was noticed that it is to be another.
+    /// Counts a completed change of a machine, and the time since the change was noticed.
     pub(super) fn changed(&self, took: Duration) {
         let mut counts = self.counts();
         let seconds = took.as_secs_f64();
@@ -79,10 +80,10 @@ impl Metrics {
         counts.took_seconds += seconds;
     }
 
-    /// In Prometheus' text format.
+    /// Renders Prometheus' text format.
     pub fn render(&self, progress: &Progress) -> String {
         let counts = self.counts().clone();
-        let mut text = Numbers::of("firewall");
+        let mut text = Exposition::of("firewall");
         text.one("passes_total", "counter", "Looks at what is wanted and what is there", counts.passes);
         text.one(
             "failed_passes_total",
@@ -126,9 +127,9 @@ impl Metrics {
     }
 }
 
-/// Whether the agent does what it is there for: it has looked at everything since it leads, or it stands by while
-/// another leads. One that has lost the store, and not found it again, is not ready.
-pub fn ready(progress: &Progress) -> Result<&'static str, &'static str> {
+/// Ready if the agent leads and has completed a full read, or if it is on standby. Not ready while
+/// the connection to the store is lost.
+pub fn ready(progress: &Progress) -> Readiness {
     match (progress.leading, progress.passes) {
         (true, 0) => Err("has not looked at everything yet"),
         (true, _) => Ok("leading"),

@@ -1,5 +1,6 @@
-//! What the tree says, as far as the firewall cares: who is exposed, who asks for which ports, where. A look is complete
-//! or fails; a znode that cannot be understood is in it as unreadable, never as empty. Nothing is decided here.
+//! Reads the part of the tree that the firewall needs: exposed services, the ports that units
+//! request, and their machines. A read is complete or fails; an invalid znode is represented as
+//! unreadable, never as empty. Decisions do not belong here.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,13 +16,13 @@ use crate::store::paths::{self, NodePath};
 use crate::store::records;
 use crate::store::tree::{Answer, Error, Node, Read, Tree};
 
-/// A value, or why it cannot be had.
+/// A value, or why it cannot be read.
 pub type Held<T> = Result<T, String>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Exposure {
     No,
-    /// To these sources; to the world if there are none.
+    /// Exposed to these sources; to the world if the list is empty.
     To(Held<Vec<Cidr>>),
 }
 
@@ -29,7 +30,7 @@ pub enum Exposure {
 pub struct UnitFacts {
     pub record: Held<(UnitName, ServiceId, Option<MachineId>)>,
     pub ports: Held<Vec<PortRange>>,
-    /// From the machine's own list, which tells where a unit is whose record is lost.
+    /// From the machine's own list of units, for a unit whose record is unreadable.
     pub listed_on: Option<MachineId>,
 }
 
@@ -47,27 +48,28 @@ impl UnitFacts {
     }
 }
 
-/// The tree as the firewall sees it.
+/// The part of the tree that the firewall needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct View {
     pub services: BTreeMap<ServiceId, Exposure>,
     pub units: Units,
     pub machines: BTreeMap<MachineId, Held<records::Machine>>,
-    /// Machines that look after their own firewall.
+    /// Machines that manage their own firewall.
     pub own: BTreeSet<MachineId>,
-    /// The zxid of the newest data in it.
+    /// The zxid of the newest data in this view.
     pub newest: i64,
     /// Missing container znodes. They are created with the environment and never removed by `juju`,
     /// so their children do not count as removed.
     pub missing: BTreeSet<NodePath>,
     /// Units in this view whose record is missing although their machine lists them.
     pub vanished: BTreeSet<UnitId>,
-    /// Units without a ports node. It is made with the unit and stays for as long as the unit does.
+    /// Units without a ports node. `juju` creates it with the unit and removes it only with the
+    /// unit.
     pub without_ports: BTreeSet<UnitId>,
 }
 
 impl View {
-    /// Why no port may be closed by this view, if none may.
+    /// Why this view does not allow any close, if that is so.
     pub fn closes_nothing(&self) -> Option<String> {
         if self.missing.is_empty() || planted(Bug::MissingIsRemoved) {
             return None;
@@ -76,7 +78,7 @@ impl View {
         Some(format!("{} is missing from the store: no port is closed until it is back", missing.join(", ")))
     }
 
-    /// Which units are where: one walk over all units.
+    /// The units of each machine. Iterates over all units.
     pub fn placed(&self) -> BTreeMap<MachineId, Vec<UnitId>> {
         let mut placed: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for (id, unit) in self.units.iter() {
@@ -87,7 +89,7 @@ impl View {
         placed
     }
 
-    /// Where the units among `keys` are.
+    /// The machines of the units among `keys`.
     pub fn placed_among(&self, keys: &[Key]) -> Vec<(UnitId, MachineId)> {
         let place = |key: &Key| match *key {
             Key::Unit(id) => self.units.get(id).and_then(UnitFacts::machine).map(|machine| (id, machine)),
@@ -96,12 +98,12 @@ impl View {
         keys.iter().filter_map(place).collect()
     }
 
-    /// What each unit of a machine asks for.
+    /// The claim of each unit of a machine.
     pub fn claims_on(&self, machine: MachineId) -> BTreeMap<UnitId, Claim> {
         self.units.on(machine).map(|(id, unit)| (id, self.claim(unit))).collect()
     }
 
-    /// The machines that a change of `keys` can concern, as far as this view knows.
+    /// The machines that a change of `keys` can affect, according to this view.
     pub fn concerned(&self, keys: impl Iterator<Item = Key>) -> BTreeSet<MachineId> {
         let mut machines = BTreeSet::new();
         for key in keys {
@@ -117,8 +119,9 @@ impl View {
         machines
     }
 
-    /// `keys`, and everything else that decides about the machines that they concern. It is looked at together, or a port
-    /// that one unit takes over from another would look like one that nobody has.
+    /// `keys`, and all other keys that determine the rules of the affected machines. They are read
+    /// together; otherwise a port that moves from one unit to another could appear to belong to
+    /// neither.
     pub fn around(&self, keys: impl Iterator<Item = Key>) -> Vec<Key> {
         let mut all: BTreeSet<Key> = keys.collect();
         for machine in self.concerned(all.clone().into_iter()) {
@@ -130,7 +133,7 @@ impl View {
         all.into_iter().collect()
     }
 
-    /// Why nobody knows where this unit is, if nobody does.
+    /// Why the machine of this unit is unknown, if it is.
     pub fn lost(&self, unit: UnitId) -> Option<String> {
         let unit = self.units.get(unit)?;
         match (&unit.record, unit.machine()) {
@@ -165,8 +168,8 @@ impl View {
             Err(reason) => return Claim::Frozen { reason: reason.clone() },
         };
         let sources = match self.services.get(service) {
-            // `juju` removes a service together with its units or after them, so it did not remove
-            // this one.
+            // `juju` removes a service together with its units or after them, so `juju` did not
+            // remove this service.
             None if !planted(Bug::MissingIsRemoved) => {
                 let path = paths::service(*service);
                 return Claim::Frozen { reason: format!("{path} is missing from the store") };
@@ -187,7 +190,7 @@ impl View {
     }
 }
 
-/// Looks at everything. The number of round trips does not grow with the environment.
+/// Reads everything. The number of round trips does not grow with the environment.
 pub async fn observe<T: Tree>(tree: &T) -> Result<View, Error> {
     let lists = [paths::services(), paths::units(), paths::machines()];
     let mut lists = tree.read_many(lists.into_iter().map(Read::Children).collect()).await?.into_iter();
@@ -214,7 +217,7 @@ pub async fn observe<T: Tree>(tree: &T) -> Result<View, Error> {
     Ok(view)
 }
 
-/// Looks at `keys` again and puts what is there now into `view`. A view is untouched by a look that fails.
+/// Reads `keys` again and updates `view`. If the read fails, `view` is unchanged.
 pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result<(), Error> {
     let reads = keys.iter().flat_map(|key| match *key {
         Key::Service(id) => [paths::service(id), paths::exposed(id)],
@@ -249,7 +252,8 @@ pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result
                 next.units.insert(id, unit_facts(id, &record, ports.as_ref()));
             }
             Key::Machine(id) => {
-                // The machine's own node: that it is there is all that counts, and its maker may keep others out.
+                // Only the existence of the machine's own node matters; its ACL may deny reading
+                // it.
                 if !matches!(beside, Ok(None)) {
                     next.own.insert(id);
                 }
@@ -297,7 +301,8 @@ fn open_ports(id: UnitId, node: Option<&Node>) -> Held<Vec<PortRange>> {
     parsed.map_err(|err| format!("{}: {err}", paths::unit_ports(id)))
 }
 
-/// Units whose record is unreadable are looked for in the machines' own lists: one more round trip, and only then.
+/// Finds the machines of units with an unreadable record in the machines' own lists. Costs one more
+/// round trip, and only if there are such units.
 async fn find_lost_units<T: Tree>(tree: &T, view: &View, next: &mut View) -> Result<(), Error> {
     let lost: BTreeSet<UnitId> =
         next.units.iter().filter(|(_, unit)| unit.record.is_err()).map(|(id, _)| id).collect();

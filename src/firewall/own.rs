@@ -1,6 +1,7 @@
-//! The tree as one machine may see it: its own node, the units on its list, and the flags of their services, which it opens
-//! with what those units' credentials hold. A look is complete or fails; what may not be read or makes no sense is in
-//! it as unreadable, never as empty. Nothing is decided here.
+//! Reads the part of the tree that one machine may read: its own node, the units on its list, and
+//! the exposed flags of their services, using the service credentials stored with those units. A
+//! read is complete or fails; data that is invalid or may not be read is represented as unreadable,
+//! never as empty. Decisions do not belong here.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +13,10 @@ use crate::store::paths::{self, NodePath};
 use crate::store::records;
 use crate::store::tree::{Answer, Error, Node, Read, Tree};
 
-/// Looks at everything that concerns the machine.
+/// Reads everything that concerns the machine.
 ///
 /// # Errors
-/// [`Error::NoNode`] if there is no such machine, and the failures of the store.
+/// [`Error::NoNode`] if there is no such machine, and failures of the store.
 pub async fn observe<T: Tree>(tree: &T, machine: MachineId) -> Result<View, Error> {
     let reads = vec![Read::Data(paths::machine(machine)), Read::Children(paths::machine_units(machine))];
     let mut answers = tree.read_many(reads).await?.into_iter();
@@ -34,7 +35,7 @@ pub async fn observe<T: Tree>(tree: &T, machine: MachineId) -> Result<View, Erro
     Ok(view)
 }
 
-/// Where a change concerns the machine: what to watch, once `view` was seen.
+/// The paths to watch for changes that concern the machine, according to `view`.
 pub fn watched(view: &View, machine: MachineId) -> Vec<NodePath> {
     let mut paths = vec![paths::machine(machine)];
     paths.extend(view.units.iter().map(|(id, _)| paths::unit(id)));
@@ -73,7 +74,7 @@ async fn look_at_units<T: Tree>(
         if matches!(ports, Ok(None)) {
             view.without_ports.insert(id);
         }
-        // Our own list tells where a unit is whose record is lost.
+        // The machine's own list shows where a unit with an unreadable record is.
         view.units.insert(id, UnitFacts { listed_on: Some(machine), ..unit });
         if let Some(secret) = secret.transpose() {
             secrets.insert(id, secret);
@@ -82,8 +83,9 @@ async fn look_at_units<T: Tree>(
     Ok(secrets)
 }
 
-/// Units that have no record and are still on the machine's list. `juju` takes a unit off the list
-/// in the same transaction that removes it, so these were not removed by it: they keep their ports.
+/// Adds units that have no record and are still on the machine's list. `juju` removes a unit and
+/// its entry on the list in one transaction, so `juju` did not remove these units: they keep their
+/// ports.
 async fn add_missing_units<T: Tree>(
     tree: &T,
     machine: MachineId,
@@ -106,7 +108,8 @@ async fn add_missing_units<T: Tree>(
     Ok(())
 }
 
-/// The flags of the units' services. One that cannot be read is a flag that nobody can tell the meaning of.
+/// Reads the exposed flags of the units' services. An unreadable flag counts as present with
+/// unknown sources.
 async fn look_at_flags<T: Tree>(
     tree: &T,
     secrets: &BTreeMap<UnitId, Held<Node>>,
@@ -124,7 +127,8 @@ async fn look_at_flags<T: Tree>(
         };
         match secret {
             Ok(Some(secret)) => tree.prove(&secret).await?,
-            // The flag may be readable all the same; if it is not, this is why.
+            // The flag may be readable without the credential; otherwise the read returns the
+            // reason.
             Ok(None) => {}
             Err(reason) => drop(unproved.insert(*service, reason)),
         }

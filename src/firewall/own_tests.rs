@@ -1,4 +1,5 @@
-//! A machine that looks after itself, over the store and the provider in memory, with its own rights and no others.
+//! Tests of a machine that manages its own firewall, with the in-memory store and provider and with
+//! only the machine's own rights.
 
 use portcullis_provider::memory::Settings;
 use portcullis_provider::provider::MachineNumber;
@@ -10,12 +11,13 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::firewall::agent::Agent;
-use crate::firewall::machine::{Claim, Error as MachineError, run};
+use crate::firewall::local::run;
 use crate::firewall::policy::Policy;
 use crate::firewall::run::Progress;
 use crate::firewall::run::tests::{CHANGE, Slow, took};
+use crate::machine::presence::{Claim, Error as MachineError};
 use crate::model::ports::parse_argument;
-use crate::store::election::{Attempt, Leadership, Seat};
+use crate::store::lease::{Lease, LeaseKey};
 use crate::store::records::Placement;
 use crate::store::tree::{Event, Write};
 use crate::store::{Bootstrap, Credential, Deploy, Environment, MemoryStore, MemoryTree, UnitPorts};
@@ -31,7 +33,7 @@ struct World {
 }
 
 impl World {
-    /// Two services with a unit each on one machine.
+    /// Two services with one unit each on the same machine.
     async fn new() -> Self {
         let store = MemoryStore::default();
         let [operator, controller] =
@@ -98,7 +100,7 @@ impl World {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        // Less than a resync: what is seen was noticed.
+        // Shorter than a resync, so that only an event can have triggered the change.
         tokio::time::timeout(Duration::from_secs(30), waited).await.unwrap_or_else(|_| panic!("no {what}"));
     }
 }
@@ -229,11 +231,8 @@ async fn what_may_not_be_read_is_frozen_and_spoils_nothing_else() {
 async fn a_second_agent_is_told_who_holds_the_machine() {
     let world = World::new().await;
     let claim = world.claim("process 1 on here");
-    let Attempt::Won(mut lead) =
-        Leadership::take(Seat::machine(HERE), &world.machine, &claim.acl, &claim.holder).await.unwrap()
-    else {
-        panic!("taken")
-    };
+    let key = LeaseKey::machine(HERE);
+    let mut lead = Lease::acquire(&world.machine, &key, &claim.acl, &claim.holder).await.unwrap();
     let (_stop, stopped) = watch::channel(false);
     let (progress, _) = watch::channel(Progress::default());
     let mut agent = world.agent();
@@ -249,9 +248,8 @@ async fn a_controller_leaves_a_machine_alone_that_it_has_no_place_for_and_that_l
     let world = World::new().await;
     world.expose("web", 0, "80").await;
     let roles = world.operator.info().roles.clone();
-    let Attempt::Won(lead) = Leadership::attempt(&world.controller, &roles, "c").await.unwrap() else {
-        panic!("taken")
-    };
+    let acl = roles.controllers();
+    let lead = Lease::acquire(&world.controller, &LeaseKey::firewall(), &acl, "c").await.unwrap();
     let cloud = Memory::new(Settings::default());
     let policy = Policy::with_own_ports([]);
     let mut controller = Agent::new(world.controller.clone(), cloud.clone(), policy, roles.clone(), || 0);
@@ -266,7 +264,7 @@ async fn a_controller_leaves_a_machine_alone_that_it_has_no_place_for_and_that_l
     let pass = controller.pass(&everything, &lead).await.unwrap();
     assert_eq!(pass.pending, 0);
     assert!(!world.operator.tree().exists(&paths::firewall_report(HERE)).await.unwrap());
-    // A place in the cloud is looked after as well: a packet has to pass both.
+    // A group in the cloud is managed as well: a packet has to pass both firewalls.
     cloud.add_group(MachineNumber::new(0));
     controller.pass(&everything, &lead).await.unwrap();
     assert!(world.operator.tree().exists(&paths::firewall_report(HERE)).await.unwrap());

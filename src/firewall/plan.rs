@@ -1,6 +1,6 @@
-//! What to do to each machine. Pure: from what is wanted, what is there, and what was granted when everything could last
-//! be read, to the change of each machine. All decisions of the firewall are here and in `wanted`; `apply` carries
-//! them out and makes none.
+//! Plans the change of each machine. Pure: computes it from the wanted rules, the actual rules, and
+//! the rules that were granted when all units were last readable. All decisions of the firewall are
+//! here and in `wanted`; `apply` only carries them out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,41 +14,45 @@ use super::room::Room;
 use super::wanted::Wanted;
 use crate::model::UnitId;
 
-/// A pass that would close more than this share of all rules, and at least [`MASS_CLOSE_MIN`], is not believed at
-/// once: an empty view of the tree looks just like an operator who shut everything.
+/// A pass that would close more than one in this many of all rules, and at least
+/// [`MASS_CLOSE_MIN`], needs confirmation: a tree that wrongly appears empty is indistinguishable
+/// from one in which every service was unexposed.
 const MASS_CLOSE_SHARE: usize = 2;
 const MASS_CLOSE_MIN: usize = 10;
 
-/// What each unit of a machine had when it could last be read, as the machine's report keeps it.
+/// The rules of each unit of a machine when it was last readable, from the machine's report.
 pub type LastGranted = BTreeMap<UnitId, RuleSet>;
 
 /// The change of one machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MachinePlan {
-    /// What can be done now. Its halves may fail independently: no close in it takes away what a failed open was to
-    /// replace, unless there is no other room for that.
+    /// The requests to send now. Its halves may fail independently: no close removes ports whose
+    /// replacement may fail to open, unless the replacement does not fit otherwise.
     pub change: Change,
-    /// Closes that only re-spell what is wanted. They come up again, and are safe then, once the open has succeeded.
+    /// Closes of rules whose wanted ports other rules are to cover. A later plan contains them
+    /// again, once the open has succeeded.
     pub deferred: BTreeSet<Rule>,
-    /// Wanted, and more than there is room for. Known only once the provider has said so: its limit may be another than is
-    /// commonly known.
+    /// Wanted rules that exceed the provider's limit. Empty until the provider has refused a
+    /// request for that reason, because its limit may differ from the documented one.
     pub over: BTreeSet<Rule>,
-    /// Wanted, and left out because the provider refused it lately, or left for the next request.
+    /// Wanted rules that are left out because the provider refused them recently, or that are left
+    /// for the next request.
     pub withheld: BTreeSet<Rule>,
     /// Closes that are left out for the same reasons.
     pub withheld_closes: BTreeSet<Rule>,
-    /// A smaller request than all of it is sent, and the next one may follow at once.
+    /// The request contains only a part of the change, and the next one may follow at once.
     pub divided: bool,
-    /// What the machine should have.
+    /// The rules that the machine should have.
     pub target: RuleSet,
-    /// Kept open only because a unit cannot be read.
+    /// Rules that stay open only because a unit cannot be read.
     pub kept_for_frozen: RuleSet,
 }
 
-/// What the machine should have once frozen units are accounted for: what they had last stays if it is there, and so does
-/// what is there and nobody is known to have had, since it was opened just before the memory of it was lost. If nothing is
-/// known of a frozen unit, all that is there stays, because any of it may be its own. What `policy` forbids goes all the
-/// same: that is known, whatever cannot be read.
+/// Returns the rules that the machine should have, and those of them that are kept for frozen
+/// units. A frozen unit keeps those of its last rules that still exist, and rules that no report
+/// assigns to a unit: they were opened just before the report was lost. If no rules of a frozen
+/// unit are recorded, all existing rules are kept, because any of them may belong to it. Rules that
+/// `policy` forbids are closed in any case.
 pub fn target(
     wanted: &Wanted,
     owned: &BTreeSet<Rule>,
@@ -76,8 +80,9 @@ pub fn target(
     (rules.union(&kept), kept)
 }
 
-/// The change that brings `owned` to what is wanted, touching as few rules as there is `room` for. A rule that somebody else
-/// made just so (`theirs`) is not made again: providers keep one of a kind.
+/// Plans the change from `owned` to the wanted rules, with as few changed rules as `room` allows. A
+/// rule that exists identically outside the agent's control (`theirs`) is not created again,
+/// because providers store no duplicates.
 pub fn plan_machine(
     wanted: &Wanted,
     owned: &BTreeSet<Rule>,
@@ -89,7 +94,7 @@ pub fn plan_machine(
     plan_machine_within(wanted, owned, theirs, last, policy, (room, &Holds::default()))
 }
 
-/// The same, without what must not be sent for now.
+/// Like [`plan_machine`], without the requests that `holds` forbids for now.
 pub fn plan_machine_within(
     wanted: &Wanted,
     owned: &BTreeSet<Rule>,
@@ -102,7 +107,7 @@ pub fn plan_machine_within(
     let Change { open, close } = respell(owned, &target, room, holds);
     let open = if theirs.is_empty() { open } else { &open - theirs };
     let mut plan = MachinePlan { change: Change { open, close }, kept_for_frozen, ..MachinePlan::default() };
-    if !plan.change.close.is_empty() && !room.at_once {
+    if !plan.change.close.is_empty() && !room.is_atomic {
         let staying = owned - &plan.change.close;
         let theirs = theirs.iter().filter(|_| !planted(Bug::WaitsForOthers));
         plan.defer(&staying.iter().chain(theirs).collect(), &target);
@@ -117,11 +122,12 @@ pub fn plan_machine_within(
     plan
 }
 
-/// Which rules to open and to close. A change that is one step touches as few rules as it can. Otherwise adjacent ports are
-/// joined with the next one of them, and all that are adjacent once half of the room is taken: the wider rule must fit
-/// beside the narrower ones until those are closed.
+/// Decides which rules to open and to close. An atomic change affects as few rules as possible.
+/// Otherwise a new port is joined with its adjacent ports, and all adjacent ports are joined once
+/// half of the limit is used: the wider rule must fit beside the narrower ones until those are
+/// closed.
 fn respell(owned: &BTreeSet<Rule>, target: &RuleSet, room: Room, holds: &Holds) -> Change {
-    if room.at_once {
+    if room.is_atomic {
         return Change::between(owned, target);
     }
     if planted(Bug::JoinsWhenFull) {
@@ -144,7 +150,7 @@ fn respell(owned: &BTreeSet<Rule>, target: &RuleSet, room: Room, holds: &Holds) 
 }
 
 impl MachinePlan {
-    /// Puts off the closes that would take away something wanted that no `staying` rule covers.
+    /// Defers the closes of rules with wanted ports that no `staying` rule covers.
     fn defer(&mut self, staying: &RuleSet, target: &RuleSet) {
         let close = std::mem::take(&mut self.change.close);
         (self.change.close, self.deferred) = close.into_iter().partition(|rule| {
@@ -153,7 +159,8 @@ impl MachinePlan {
         });
     }
 
-    /// Leaves out what the provider refused lately, and what makes a request larger than it may be.
+    /// Leaves out rules that the provider refused recently, and rules beyond the maximum of one
+    /// request.
     fn withhold(
         &mut self,
         owned: &BTreeSet<Rule>,
@@ -162,9 +169,9 @@ impl MachinePlan {
         (room, holds): (Room, &Holds),
     ) {
         let Holds { open, close } = holds;
-        // One step is carried out as a whole or not at all.
+        // An atomic change is carried out completely or not at all.
         let (no_open, no_close) =
-            if room.at_once { [open.all || close.all; 2].into() } else { (open.all, close.all) };
+            if room.is_atomic { [open.all || close.all; 2].into() } else { (open.all, close.all) };
         let sent = |rules: &BTreeSet<Rule>, none: bool, hold: &Hold| -> (BTreeSet<Rule>, bool) {
             let free = || rules.iter().filter(|rule| !none && !hold.rules.contains(rule));
             let most = hold.at_most.unwrap_or(usize::MAX);
@@ -179,36 +186,37 @@ impl MachinePlan {
         self.withheld = target.minus(&there).rules().collect();
     }
 
-    /// Leaves out what there is no room for.
+    /// Leaves out the rules that do not fit.
     pub fn trim(&mut self, owned: &BTreeSet<Rule>, room: Room) {
         self.over = room.trim(owned, &mut self.change);
     }
 
-    /// The changes in words, for a dry run; empty if there are none.
+    /// The changes as text, for a dry run; empty if there are none.
     pub fn would(&self) -> String {
         would(&self.change.open, &(&self.change.close | &self.deferred))
     }
 
-    /// The rules that are closed for good, and not only to be replaced, whether the request is sent now or later.
+    /// The rules that are closed without a replacement, whether the request is sent now or later.
     pub fn lost(&self) -> BTreeSet<Rule> {
         let closes = self.change.close.iter().chain(&self.withheld_closes);
         closes.filter(|rule| !self.target.covers(rule)).copied().collect()
     }
 }
 
-/// Whether a whole pass may be applied as it is, or must first be confirmed by a second look at the tree.
+/// Whether a pass may be applied at once, or needs confirmation by a second read of the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Confidence {
     Sure,
-    /// It would close this many of that many rules.
+    /// The pass would close `closing` of `of` rules.
     LookAgain {
         closing: usize,
         of: usize,
     },
 }
 
-/// Judges the closes of a pass together, against all rules there are. Rules that are only re-spelled do not count. Unless
-/// the `whole` of what a view takes away is known, any close may be the first of very many.
+/// Compares all closes of a pass with the number of all rules. Rules that are only replaced do not
+/// count. Unless the view is `whole`, so that all its closes are known, every close needs
+/// confirmation.
 pub fn confidence<'a>(plans: impl Iterator<Item = &'a MachinePlan>, of: usize, whole: bool) -> Confidence {
     let closing = plans.map(|plan| plan.lost().len()).sum();
     let most = closing >= MASS_CLOSE_MIN && closing * MASS_CLOSE_SHARE > of;

@@ -1,4 +1,4 @@
-//! Plans, by tables and by properties.
+//! Tests of plans, with tables and with properties.
 
 use super::*;
 use crate::firewall::wanted::{Claim, wanted};
@@ -44,7 +44,7 @@ fn a_frozen_unit_keeps_what_it_had_and_gets_nothing_new() {
         LastGranted::from([(unit(0), set(&[(80, 80), (81, 81)])), (unit(1), set(&[(443, 443), (444, 444)]))]);
     let owned = rules(&[(80, 80), (81, 81), (443, 443)]);
     let plan = plan_machine(&asking(&[(80, 80)], true), &owned, &BTreeSet::new(), &last, &usual(), room(50));
-    // 81 is given up by the unit that can be read; 443 stays; 444 is not opened for one that cannot.
+    // The readable unit closes 81; 443 stays; 444 is not opened for the unreadable unit.
     assert_eq!(plan.change, Change { open: BTreeSet::new(), close: rules(&[(81, 81)]) });
     assert_eq!(plan.kept_for_frozen, set(&[(443, 443)]));
 }
@@ -94,7 +94,7 @@ fn adjacent_ports_are_joined_first_and_what_they_replace_is_closed_next() {
         plan_machine(&wanted, owned, &BTreeSet::new(), &LastGranted::new(), &usual(), room(rules))
     };
     let owned = rules(&[(80, 80), (82, 82)]);
-    // However little room there is: no port that is wanted is closed for it.
+    // No wanted port is closed for a join, even if few rules are free.
     for room in [60, 3, 2] {
         let joined = plan(&owned, room);
         assert_eq!(joined.change, Change { open: rules(&[(80, 82)]), close: BTreeSet::new() });
@@ -108,7 +108,7 @@ fn adjacent_ports_are_joined_first_and_what_they_replace_is_closed_next() {
 
 #[test]
 fn half_of_the_room_is_joined_before_it_is_full() {
-    // Pairs that an older version left, and one more port.
+    // Pairs that an older version left, and one new port.
     let owned = rules(&[(10, 10), (11, 11), (20, 20), (21, 21), (30, 30)]);
     let asked = [(10, 11), (20, 21), (30, 30), (40, 40)];
     let plan = |rules: usize| {
@@ -144,7 +144,7 @@ fn refused_rules_are_left_out_and_the_rest_is_sent() {
     assert_eq!((held.withheld_closes.clone(), held.lost()), (rules(&[(1, 1)]), owned.clone()));
 }
 
-/// A close that must come first is not sent while what replaces it is refused.
+/// A close that must come first is not sent while its replacement is refused.
 #[test]
 fn nothing_makes_room_for_what_is_withheld() {
     let full = rules(&[(10, 12), (80, 80)]);
@@ -167,8 +167,8 @@ fn a_close_that_only_respells_waits_for_its_open() {
     assert_eq!(then.change, Change { open: BTreeSet::new(), close: rules(&[(80, 81)]) });
 }
 
-/// One transaction takes the range away and gives back what is wanted of it; a firewall that merges would make nothing
-/// of an open that is already covered.
+/// One transaction closes the range and opens its wanted part again; a firewall that merges rules
+/// would ignore an open that is already covered.
 #[test]
 fn what_is_changed_at_once_is_not_spelled_anew_in_two_steps() {
     let (wanted, owned) = (asking(&[(80, 80)], false), rules(&[(80, 81)]));
@@ -184,7 +184,7 @@ fn in_a_full_group_the_narrowest_makes_room() {
         let last = LastGranted::new();
         plan_machine(&asking(asked, false), owned, &BTreeSet::new(), &last, &usual(), room(4))
     };
-    // Joined they would fit, but no port that is wanted is shut for a join.
+    // As one rule the ports would fit, but no wanted port is closed for a join.
     let singles = rules(&[(80, 80), (81, 81), (82, 82), (83, 83)]);
     let joined = plan(&[(80, 84)], &singles);
     assert_eq!(joined.change, Change { open: rules(&[(80, 84)]), close: BTreeSet::new() });
@@ -194,12 +194,12 @@ fn in_a_full_group_the_narrowest_makes_room() {
     let narrowed = plan(&[(11, 11), (80, 80), (90, 90), (100, 100)], &full);
     assert_eq!(narrowed.change, Change { open: rules(&[(11, 11)]), close: rules(&[(10, 12)]) });
     assert!(narrowed.deferred.is_empty());
-    // Ports that are kept for a unit that cannot be read are not risked.
+    // A rule with ports that are kept for an unreadable unit is not closed to free a slot.
     let last = LastGranted::from([(unit(1), set(&[(11, 11)]))]);
     let wanted = asking(&[(80, 80), (90, 90), (100, 100)], true);
     let frozen = plan_machine(&wanted, &full, &BTreeSet::new(), &last, &usual(), room(4));
     assert_eq!((frozen.change.close.len(), frozen.kept_for_frozen), (0, set(&[(10, 12)])));
-    // Where nothing helps, nothing that is wanted is closed.
+    // If closing rules would not free enough slots, no rule with wanted ports is closed.
     let hopeless = plan(&[(10, 10), (12, 12), (80, 80), (90, 90), (100, 100)], &full);
     assert_eq!(hopeless.change.close, BTreeSet::new());
     assert_eq!(hopeless.deferred, rules(&[(10, 12)]));
@@ -255,9 +255,10 @@ fn any_ranges() -> impl Strategy<Value = Vec<(u16, u16)>> {
 }
 
 proptest! {
-    /// The changes of a plan lead to the wanted rules, and then there is nothing left to change. Even if only half of a
-    /// change is carried out, wanted ports stay open where there is room, no port is opened that no unit asked for, and no
-    /// rule of others is closed. A rule of which all ports are wanted is never closed to make room.
+    /// The changes of a plan lead to the wanted rules, and the next plan is empty. Even if only
+    /// half of a change is carried out, wanted ports stay open if there are free slots, no port is
+    /// opened that no unit requested, and no foreign rule is closed. A rule whose ports are all
+    /// wanted is never closed to free a slot.
     #[test]
     fn plans_end_in_what_is_wanted_and_then_are_silent(
         asked in any_ranges(), there in any_ranges(), frozen in any::<bool>(), had in any_ranges(), max in 1usize..20,
@@ -278,7 +279,7 @@ proptest! {
             let crowded = (&owned | &plan.change.open).len() > max;
             let shut = before.minus(&only_closed);
             prop_assert!(shut.is_empty() || crowded);
-            // A rule of which all is wanted is never closed for room.
+            // A rule whose ports are all wanted is never closed to free a slot.
             let joined = plan.change.close.iter().filter(|rule| plan.target.covers(rule));
             prop_assert!(shut.minus(&shut.minus(&joined.collect())).is_empty());
             owned = plan.change.applied_to(&owned);

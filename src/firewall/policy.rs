@@ -1,18 +1,19 @@
-//! What may never be opened, whatever the store says. Pure; the file is the controller's own, so that no write to the
-//! store can loosen it. Reading the file is the command line's work.
+//! The policy: ports and sources that are never opened, regardless of the store. Pure. The policy
+//! file belongs to the controller, so that no write to the store can weaken it; the command line
+//! reads it.
 
 use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::rule::{Cidr, PortRange, Protocol, Rule, RuleSet};
 use serde::Deserialize;
 
-/// The most bytes that a policy file may have.
+/// The maximum size of a policy file in bytes.
 pub const MAX_BYTES: usize = 64 * 1024;
 
-/// Fewer than EC2's 60, so that a rule made by hand still fits beside ours.
+/// Fewer than EC2's 60, so that rules created by hand still fit.
 const MAX_RULES: usize = 50;
-/// A kernel has no such limit; a charm that goes wild should meet one all the same.
+/// The kernel has no such limit; this one bounds the effect of a faulty charm.
 const MAX_OWN_RULES: usize = 1_000;
-/// What a report on a machine holds in one znode.
+/// The number of rules that fit into a machine's report, which is one znode.
 const MOST_RULES: usize = 1_000;
 const MAX_PORTS_IN_RANGE: u32 = 1_000;
 const SSH: u16 = 22;
@@ -21,9 +22,9 @@ const SSH: u16 = 22;
 pub struct Policy {
     forbidden_ports: Vec<PortRange>,
     forbidden_sources: Vec<Cidr>,
-    /// A longer range is held back whole.
+    /// A longer range is held back completely.
     max_ports_in_range: u32,
-    /// Rules on one machine, per address family.
+    /// The maximum number of rules on one machine, per address family.
     max_rules: usize,
 }
 
@@ -31,7 +32,7 @@ pub struct Policy {
 pub enum InvalidPolicy {
     #[error("{bytes} bytes are more than the {MAX_BYTES} allowed for a policy")]
     TooLarge { bytes: usize },
-    /// An empty file is more likely truncated than meant as an empty policy.
+    /// An empty file is more likely truncated than intended as an empty policy.
     #[error("the file is empty; `{{}}` is a policy that changes nothing")]
     Empty,
     #[error("not a policy: {0}")]
@@ -40,7 +41,7 @@ pub enum InvalidPolicy {
     Value { key: &'static str, problem: String },
 }
 
-/// The file as it is written.
+/// The format of the file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct File {
@@ -51,7 +52,7 @@ struct File {
     max_rules: Option<usize>,
 }
 
-/// Why a port that was asked for stays shut.
+/// Why a requested port stays closed.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Held {
     ForbiddenPort,
@@ -72,7 +73,7 @@ impl std::fmt::Display for Held {
 }
 
 impl Policy {
-    /// What holds without a file: ssh, the store's ports and the agents' own stay shut.
+    /// The policy without a file: SSH, the store's ports and the agents' own ports stay closed.
     pub fn with_own_ports(own: impl IntoIterator<Item = u16>) -> Self {
         Policy {
             forbidden_ports: std::iter::once(SSH).chain(own).filter_map(single_tcp).collect(),
@@ -82,20 +83,22 @@ impl Policy {
         }
     }
 
-    /// The same for a machine that looks after its own firewall.
+    /// Like [`Policy::with_own_ports`], for a machine that manages its own firewall.
     pub fn for_own_machine(own: impl IntoIterator<Item = u16>) -> Self {
         Policy { max_rules: MAX_OWN_RULES, ..Policy::with_own_ports(own) }
     }
 
-    /// Reads a policy file. `own` are forbidden in any case; a file that names ports replaces the default of ssh.
+    /// Parses a policy file. The ports `own` are always forbidden; a list of ports in the file
+    /// replaces the default, which is SSH.
     ///
     /// # Errors
-    /// What is wrong with it. A policy is never read in part.
+    /// Why the file is invalid. A policy is never applied in part.
     pub fn parse(text: &str, own: impl IntoIterator<Item = u16>) -> Result<Self, InvalidPolicy> {
         Policy::with_own_ports(own).changed_by(text)
     }
 
-    /// This policy with what a file says otherwise; one that names ports replaces the default of ssh.
+    /// Returns this policy with the changes of a file; a list of ports in the file replaces the
+    /// default, which is SSH.
     ///
     /// # Errors
     /// As for [`Policy::parse`].
@@ -137,7 +140,8 @@ impl Policy {
         self.max_rules
     }
 
-    /// What of a wanted range may be opened from `source`, and what is held back and why.
+    /// The part of a wanted range that may be opened to `source`, and the parts that are held back
+    /// and why.
     pub fn judge(&self, ports: PortRange, source: Cidr) -> (RuleSet, Vec<(PortRange, Held)>) {
         if u32::from(ports.to() - ports.from()) >= self.max_ports_in_range {
             return (RuleSet::new(), vec![(ports, Held::RangeTooLong { max: self.max_ports_in_range })]);
@@ -151,8 +155,8 @@ impl Policy {
         (allowed, held)
     }
 
-    /// What of these rules neither port nor source forbids. How long a range may be is asked of who opens it, not of rules,
-    /// which merge.
+    /// The part of these rules whose ports and sources are not forbidden. The length of ranges is
+    /// not checked: the limit applies to requests, and rules may be merged from several requests.
     pub fn permitted(&self, rules: &RuleSet) -> RuleSet {
         let denied = rules.rules().flat_map(|rule| {
             let whole = self.forbids_source(rule.source).is_some().then_some(rule.ports);
@@ -166,7 +170,7 @@ impl Policy {
         self.forbidden_sources.iter().copied().find(|forbidden| overlap(*forbidden, source))
     }
 
-    /// Whether [`Policy::judge`] would hold nothing back, as with nearly every port of nearly every machine.
+    /// Whether [`Policy::judge`] would hold nothing back. Fast path for most ports.
     pub fn allows_all(&self, ports: PortRange, source: Cidr) -> bool {
         u32::from(ports.to() - ports.from()) < self.max_ports_in_range
             && self.forbids_source(source).is_none()
@@ -194,7 +198,7 @@ fn one_line(text: &str) -> String {
     text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
-/// Two blocks share addresses exactly if the shorter prefix holds both.
+/// Two blocks overlap exactly if the shorter prefix contains both.
 fn overlap(a: Cidr, b: Cidr) -> bool {
     let len = a.prefix_len().min(b.prefix_len());
     a.family() == b.family() && Cidr::new(a.network(), len) == Cidr::new(b.network(), len)

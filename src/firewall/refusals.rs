@@ -1,7 +1,9 @@
-//! Requests that the provider refused, and when they may be sent again. Pure: takes the time as an argument.
+//! Requests that the provider refused, and when they may be sent again. Pure: takes the time as an
+//! argument.
 //!
-//! A denied request is not sent again before a minute has passed, whatever happens meanwhile. If a request was refused
-//! for a part of it, smaller requests find that part at once: it is left out for a minute, and the rest is carried out.
+//! A denied request is not sent again within a minute. If a request may have been refused for a
+//! part of its rules, smaller requests find that part at once: it is left out for a minute, and the
+//! rest is carried out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,16 +14,17 @@ use portcullis_provider::rule::{PortRange, Rule, RuleSet};
 
 use crate::model::MachineId;
 
-/// The least time between a refused request and the next one like it.
+/// The minimum time between a refused request and the next one of its kind.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// Up to this much is added, so that the requests for many machines do not come together.
+/// The maximum random addition to the pause, which spreads the requests for many machines.
 const SPREAD_MS: u64 = 15_000;
 
-/// The most refusals of one machine's requests in a pause. Then all of its requests wait: the refusals are not about a part.
+/// The maximum number of refusals per machine and pause. After that all of its requests wait,
+/// because the refusals do not concern a part only.
 const MAX_REFUSALS: u32 = 64;
 
-/// The most rules that are named in a problem.
+/// The maximum number of rules that a problem lists.
 const NAMED_MAX: usize = 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,20 +32,22 @@ pub enum Request {
     Look,
     Open,
     Close,
+    /// Restores the group or table itself; no rule is opened or closed.
+    Repair,
 }
 
 /// Requests that must not be sent for now.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hold {
-    /// No request at all.
+    /// No request may be sent.
     pub all: bool,
-    /// Rules that were refused by themselves. No rule that covers one of them is sent.
+    /// Rules that were refused individually. No rule that covers one of them is sent.
     pub rules: BTreeSet<Rule>,
-    /// The most rules of one request.
+    /// The maximum number of rules in one request.
     pub at_most: Option<usize>,
 }
 
-/// The same for both halves of a machine's change.
+/// The holds of both halves of a machine's change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Holds {
     pub open: Hold,
@@ -57,9 +62,9 @@ impl Holds {
 }
 
 impl Hold {
-    /// The widest rules that say `wanted` and cover none of the refused ones. A refused port is left out; a refused range
-    /// is cut in the middle. A port that was refused to one source is likely to be refused to others, too: it is a rule of
-    /// its own for them.
+    /// The widest rules that represent `wanted` and cover none of the refused ones. A refused port
+    /// is left out; a refused range is split in the middle. A port that was refused for one source
+    /// is likely to be refused for others, so it becomes a separate rule for them.
     pub fn spell(&self, wanted: &RuleSet) -> Vec<Rule> {
         let mut spelled = Vec::new();
         for rule in wanted.rules() {
@@ -82,7 +87,7 @@ impl Hold {
         let middle = from + (to - from) / 2;
         let part = |from, to| PortRange::new(from, to, rule.ports.proto()).ok();
         let after = |port: u16, to| port.checked_add(1).and_then(|next| part(next, to));
-        // A refused port is no part of it, unless it was refused to another source.
+        // A refused port is left out, unless it was refused for another source.
         let first = part(from, middle).filter(|_| from < to || refused.source != rule.source);
         let (left, second) = (part(rule.ports.from(), from - 1), after(middle, to));
         for ports in [left, first, second, after(to, rule.ports.to())].into_iter().flatten() {
@@ -106,8 +111,10 @@ struct Refused<I> {
 struct Kept<I> {
     all: Option<Refused<I>>,
     rules: BTreeMap<Rule, Refused<I>>,
-    at_most: Option<usize>,
-    /// Since nothing was held last.
+    /// The maximum number of rules in one request, and until when. Without an end, the limit would
+    /// still divide later requests when the refused rules are no longer wanted.
+    at_most: Option<(usize, I)>,
+    /// The number of refusals since the last time without a hold.
     refusals: u32,
 }
 
@@ -117,7 +124,7 @@ impl<I> Kept<I> {
     }
 }
 
-/// By machine and kind of request. `I` is a point in time.
+/// Holds by machine and kind of request. `I` is a point in time.
 #[derive(Debug)]
 pub struct Refusals<I> {
     kept: BTreeMap<(MachineId, Request), Kept<I>>,
@@ -130,8 +137,8 @@ impl<I> Default for Refusals<I> {
 }
 
 impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>> Refusals<I> {
-    /// A request was denied: none like it is sent before the pause is over. Returns false if the error is another one, which
-    /// is tried again at its own pace.
+    /// Records a denied request: no request of its kind is sent before the pause ends. Returns
+    /// false for other errors, which have their own retry schedule.
     pub fn denied(
         &mut self,
         machine: MachineId,
@@ -147,8 +154,9 @@ impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>> Refusals<I> {
         true
     }
 
-    /// A request for these rules was refused, maybe for some of them only. Returns whether the next one may be sent at once:
-    /// it has fewer rules, or leaves out the one that was refused.
+    /// Records that a request for these rules was refused, possibly because of some of them only.
+    /// Returns whether the next request may be sent at once: it has fewer rules, or leaves out the
+    /// refused one.
     pub fn divided(
         &mut self,
         (machine, request): (MachineId, Request),
@@ -171,10 +179,11 @@ impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>> Refusals<I> {
             Some(rule) => {
                 kept.rules.retain(|other, _| !covers(*other, *rule));
                 kept.rules.insert(*rule, refused(error, now, random));
-                // The halves of a range one by one; once the port is found, all the rest at once.
-                kept.at_most = (!is_one_port(rule)).then_some(1);
+                // The halves of a range are sent one by one; once the port is found, the rest is
+                // sent at once.
+                kept.at_most = (!is_one_port(rule)).then_some((1, now + PAUSE));
             }
-            None => kept.at_most = Some(rules.len().div_ceil(2)),
+            None => kept.at_most = Some((rules.len().div_ceil(2), now + PAUSE)),
         }
         true
     }
@@ -184,7 +193,7 @@ impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>> Refusals<I> {
         self.kept.entry((machine, request)).or_insert(idle)
     }
 
-    /// A request was carried out; `more` if it was smaller than it would have been.
+    /// Records a successful request; `more` if it contained only a part of the rules.
     pub fn accepted(&mut self, machine: MachineId, request: Request, more: bool) {
         if let Some(kept) = self.kept.get_mut(&(machine, request)) {
             kept.all = None;
@@ -195,18 +204,20 @@ impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>> Refusals<I> {
         }
     }
 
-    /// Holds of other machines end with their time: the machine may only seem to be gone.
+    /// Drops the data of other machines, except holds that have not expired: a machine may be
+    /// missing from the view only temporarily.
     pub fn forget_all_but(&mut self, keep: impl Fn(MachineId) -> bool) {
         self.kept.retain(|(machine, _), kept| keep(*machine) || kept.all.is_some() || !kept.rules.is_empty());
     }
 
-    /// Ends what was held for long enough; returns the machines that it was held for.
+    /// Removes expired holds and returns their machines.
     pub fn expire(&mut self, now: I) -> BTreeSet<MachineId> {
         let mut machines = BTreeSet::new();
         for ((machine, _), kept) in &mut self.kept {
             let before = (kept.all.is_some(), kept.rules.len());
             kept.all = kept.all.take().filter(|refused| now < refused.until);
             kept.rules.retain(|_, refused| now < refused.until);
+            kept.at_most = kept.at_most.filter(|(_, until)| now < *until);
             if before != (kept.all.is_some(), kept.rules.len()) {
                 machines.insert(*machine);
                 kept.refusals = 0;
@@ -216,7 +227,7 @@ impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>> Refusals<I> {
         machines
     }
 
-    /// When the first of what is held may be tried again.
+    /// When the next hold expires.
     pub fn next(&self) -> Option<I> {
         let untils = |kept: &Kept<I>| -> Option<I> {
             kept.all.iter().chain(kept.rules.values()).map(|refused| refused.until).min()
@@ -224,7 +235,12 @@ impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>> Refusals<I> {
         self.kept.values().filter_map(untils).min()
     }
 
-    /// Why the machine must not be looked at for now.
+    /// Whether no request of this kind may be sent to the machine for now.
+    pub fn is_held(&self, machine: MachineId, request: Request) -> bool {
+        self.kept.get(&(machine, request)).is_some_and(|kept| kept.all.is_some())
+    }
+
+    /// Why the machine's rules must not be read for now.
     pub fn look(&self, machine: MachineId) -> Option<&str> {
         let kept = self.kept.get(&(machine, Request::Look))?;
         kept.all.as_ref().map(|refused| refused.reason.as_str())
@@ -235,7 +251,7 @@ impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>> Refusals<I> {
             self.kept.get(&(machine, request)).map_or_else(Hold::default, |kept| Hold {
                 all: kept.all.is_some(),
                 rules: kept.rules.keys().copied().collect(),
-                at_most: kept.at_most,
+                at_most: kept.at_most.map(|(most, _)| most),
             })
         };
         if self.kept.is_empty() {
@@ -244,15 +260,15 @@ impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>> Refusals<I> {
         Holds { open: hold(Request::Open), close: hold(Request::Close) }
     }
 
-    /// Why changes of the machine wait, one text a reason, with the rules that it is about.
+    /// Why changes of the machine are held, one text per reason, with the affected rules.
     pub fn problems(&self, machine: MachineId) -> Vec<String> {
         let mut reasons: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-        for request in [Request::Open, Request::Close] {
+        for request in [Request::Open, Request::Close, Request::Repair] {
             let Some(kept) = self.kept.get(&(machine, request)) else { continue };
             if let Some(refused) = &kept.all {
                 reasons.entry(&refused.reason).or_default();
             }
-            // A range is only a step to the port in it that is refused.
+            // A range is only an intermediate result in the search for the refused port.
             let final_ones =
                 kept.rules.iter().filter(|(rule, _)| request == Request::Close || is_one_port(rule));
             for (rule, refused) in final_ones {
@@ -335,7 +351,8 @@ mod tests {
         assert_eq!(hold.spell(&wanted), [of_v6(80, 84), of_v6(85, 85), of_v6(86, 99)]);
     }
 
-    /// Sends requests as a machine's plan would until nothing is left, against a provider that refuses some ports.
+    /// Sends requests as a machine's plan would until none is left, to a provider that refuses some
+    /// ports.
     fn requests_until_done(wanted: &[(u16, u16)], refuses: impl Fn(u16) -> bool) -> (usize, RuleSet) {
         let (mut refusals, now) = (Refusals::default(), Instant::now());
         let wanted: RuleSet = rules(wanted).iter().collect();
@@ -381,6 +398,17 @@ mod tests {
     fn a_provider_that_refuses_everything_is_not_asked_about_every_port() {
         let (sent, open) = requests_until_done(&[(1, 65_535)], |_| true);
         assert_eq!((sent, open.is_empty()), (MAX_REFUSALS as usize + 1, true));
+    }
+
+    #[test]
+    fn limit_on_the_size_of_requests_ends_after_a_minute() {
+        let (mut refusals, now) = (Refusals::default(), Instant::now());
+        assert!(refusals.divided((M, Request::Open), &rules(&[(80, 80), (90, 90)]), &invalid(), now, 0));
+        assert_eq!(refusals.holds(M).open.at_most, Some(1));
+        refusals.expire(now + PAUSE - Duration::from_millis(1));
+        assert_eq!(refusals.holds(M).open.at_most, Some(1));
+        refusals.expire(now + PAUSE);
+        assert_eq!(refusals.holds(M), Holds::default());
     }
 
     #[test]

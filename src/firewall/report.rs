@@ -1,5 +1,5 @@
-//! What the agent says about a machine: kept in the tree, one znode a machine, for `status` and `explain`, and as the
-//! agent's own memory of what each unit had. Pure: values and their JSON.
+//! The agent's report on a machine: one znode per machine, read by `status` and `explain`, and by
+//! the agent itself for the rules that each unit had. Pure: values and their JSON.
 
 use std::collections::BTreeMap;
 
@@ -11,50 +11,52 @@ use super::wanted::HeldBack;
 use crate::model::UnitId;
 use crate::model::ports::parse_argument;
 
-/// The most bytes that a report may have: what the store takes, with room to spare.
+/// The maximum size of a report in bytes, below the limit of the store.
 const MAX_BYTES: usize = 60 * 1024;
 
-/// Of anything that is told one by one, so few are never too much.
+/// A report with at most this many rules and other items always fits.
 const SURELY_FEW: usize = 100;
 
-/// Why nothing can be done for a machine that has no instance so far. Status shows that without words.
+/// The problem of a machine that has no instance yet. Status does not print it.
 pub const NOT_PROVISIONED: &str = "not provisioned yet";
 
-/// Why nothing is known.
+/// The problem of a machine without a report.
 pub const NOBODY: &str = "no controller has reported on this machine yet";
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
-    /// What holds the rules, where that is not the controller's provider: the machine itself, in words.
+    /// Describes the machine's own firewall, if that has the rules instead of the controller's
+    /// provider.
     pub by: Option<String>,
     pub granted: LastGranted,
-    /// Names of the units in `granted`: a unit that is gone is named by nothing else.
+    /// Names of the units in `granted`. For a removed unit this is the only record of its name.
     pub names: BTreeMap<UnitId, String>,
-    /// Wanted and not open yet.
+    /// Wanted rules that are not open yet.
     pub pending: Vec<Rule>,
     pub held: Vec<(UnitId, PortRange, String)>,
-    /// How many more are held back than `held` tells of.
+    /// The number of held ports that are not listed in `held`.
     pub held_besides: usize,
     pub frozen: BTreeMap<UnitId, String>,
-    /// The provider changes nothing: what it would do, in words, or nothing if there is nothing to do.
+    /// The changes that a dry run would make, as text; empty if there are none.
     pub dry_run: Option<String>,
-    /// Why the machine is not as it should be, if it is not.
+    /// Why the machine does not have the wanted rules, if it does not.
     pub problem: Option<String>,
-    /// What is wrong with the machine itself, as provisioning said last; it is the problem, too, where there is no other.
+    /// A problem of the machine itself, from provisioning. Without another problem it is also
+    /// `problem`.
     pub note: Option<String>,
-    /// Rules of others that were seen, in words.
+    /// Foreign rules, as text.
     pub foreign: Vec<String>,
-    /// IPv6 cannot reach the machine, so nothing is opened to it.
+    /// The machine is not reachable over IPv6, so no IPv6 rules are opened.
     pub no_ipv6: bool,
 }
 
-/// A report that does not hold what it should.
+/// Data that is not a valid report.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("not a firewall report: {0}")]
 pub struct InvalidReport(String);
 
 impl Report {
-    /// Not everything is as it should be, and it is worth waiting for.
+    /// Whether changes are incomplete and the agent will continue with them.
     pub fn is_pending(&self) -> bool {
         self.problem.is_some() || (!self.pending.is_empty() && self.dry_run.is_none())
     }
@@ -63,8 +65,9 @@ impl Report {
         held.iter().map(|held| (held.unit, held.ports, held.reason.to_string())).collect()
     }
 
-    /// As much of it as the store takes. What is held back is counted where there is no room to tell it; what was granted
-    /// and what is pending is told whole or not at all, since who reads it takes what is granted and not pending for open.
+    /// Shortens the report to the maximum size. Held ports that do not fit are only counted.
+    /// Granted and pending rules are included completely or not at all, because readers treat rules
+    /// that are granted and not pending as open.
     #[must_use]
     pub fn bounded(mut self) -> Self {
         let rules = self.granted.values().map(RuleSet::len).sum::<usize>() + self.pending.len();
@@ -147,7 +150,7 @@ impl Report {
     }
 
     /// # Errors
-    /// What is wrong with it. A memory that cannot be read is not an empty one.
+    /// Why the data is invalid. An unreadable report is not treated as empty.
     pub fn parse(data: &[u8]) -> Result<Self, InvalidReport> {
         let value: Value = serde_json::from_slice(data).map_err(|err| InvalidReport(err.to_string()))?;
         let bad = |what: &str| InvalidReport(what.to_owned());
@@ -158,14 +161,14 @@ impl Report {
             let rules = parse_rules(rules).ok_or_else(|| bad("a rule is wrong"))?;
             report.granted.insert(unit(key)?, rules.into_iter().collect());
         }
-        // An older version wrote none.
+        // Older versions wrote no names.
         for (key, name) in value["names"].as_object().into_iter().flatten() {
             report.names.insert(unit(key)?, name.as_str().unwrap_or_default().to_owned());
         }
         if let Some(pending) = value.get("pending") {
             report.pending = parse_rules(pending).ok_or_else(|| bad("a rule is wrong"))?;
         }
-        // In the version before it was a list, which the next report of the agent makes up for.
+        // The previous version wrote a list, which is ignored; the agent's next report replaces it.
         for (key, reasons) in value["held"].as_object().into_iter().flatten() {
             for (reason, ports) in reasons.as_object().into_iter().flatten() {
                 for ports in list(ports) {
@@ -191,7 +194,7 @@ impl Report {
     }
 }
 
-/// By source, since most rules share one.
+/// Groups rules by source, because most rules share one.
 fn rules_json(rules: impl Iterator<Item = Rule>) -> Value {
     let mut by_source: BTreeMap<Cidr, Vec<Value>> = BTreeMap::new();
     for rule in rules {
@@ -202,7 +205,7 @@ fn rules_json(rules: impl Iterator<Item = Rule>) -> Value {
 
 fn parse_rules(value: &Value) -> Option<Vec<Rule>> {
     let mut rules = Vec::new();
-    // As it was written before: one by one.
+    // The format of older versions: a list of single rules.
     for rule in value.as_array().into_iter().flatten() {
         let ports = parse_argument(rule["ports"].as_str()?).ok()?;
         rules.push(Rule::new(ports, rule["from"].as_str()?.parse().ok()?));

@@ -1,4 +1,4 @@
-//! How many rules there is room for, and what is done about it when there is none. Pure.
+//! Limits of rules per machine, and how slots are freed when a limit is reached. Pure.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -9,25 +9,26 @@ use portcullis_provider::rule::{Change, Family, Rule, RuleSet};
 
 use super::plan::intersection;
 
-/// What a machine's firewall holds of ours, and how it is changed.
+/// The number of own rules that a machine's firewall can hold, and how it is changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
     v4: usize,
     v6: usize,
-    /// A change is one step, so what is spelled anew needs no second.
-    pub(super) at_once: bool,
+    /// A change is one transaction, so that replacing a rule needs no second step.
+    pub(super) is_atomic: bool,
 }
 
 impl Room {
-    /// For `limit` rules of each family, less those of others. One that has no family counts in both.
-    pub fn new(limit: Option<usize>, foreign: &[Foreign], at_once: bool) -> Self {
+    /// Subtracts the foreign rules from `limit` per family. A foreign rule without a family counts
+    /// in both.
+    pub fn new(limit: Option<usize>, foreign: &[Foreign], is_atomic: bool) -> Self {
         let limit = limit.unwrap_or(usize::MAX);
         let taken = |family| {
             let theirs = |rule: &&Foreign| rule.family().is_none_or(|theirs| theirs == family);
             foreign.iter().filter(theirs).count()
         };
         let left = |family| limit.saturating_sub(taken(family)).max(1);
-        Self { v4: left(Family::V4), v6: left(Family::V6), at_once }
+        Self { v4: left(Family::V4), v6: left(Family::V6), is_atomic }
     }
 
     fn of(&self, family: Family) -> usize {
@@ -37,7 +38,7 @@ impl Room {
         }
     }
 
-    /// Half of it, so that what is joined fits beside what it replaces.
+    /// Half of the limit, so that joined rules fit beside the rules that they replace.
     pub(super) fn half(&self) -> Self {
         let half = |rules: usize| rules.div_ceil(2);
         Self { v4: half(self.v4), v6: half(self.v6), ..*self }
@@ -51,8 +52,8 @@ impl Room {
         [Family::V4, Family::V6].into_iter().all(|family| count(&all, family) <= self.of(family))
     }
 
-    /// Takes out of `change` what there is no room to open, the highest of each family. A provider refuses a whole request
-    /// if any of it is too much.
+    /// Removes the opens from `change` that do not fit, the last of each family, and returns them.
+    /// A provider refuses a whole request if it exceeds the limit.
     pub(super) fn trim(&self, owned: &BTreeSet<Rule>, change: &mut Change) -> BTreeSet<Rule> {
         let staying = owned - &change.close;
         let mut over = BTreeSet::new();
@@ -60,7 +61,8 @@ impl Room {
             let left = self.of(family).saturating_sub(count(&staying, family));
             let of_family = change.open.iter().filter(|rule| rule.source.family() == family);
             let mut opened: Vec<Rule> = of_family.copied().collect();
-            // Rules that let others be closed come first: they make room for the rest.
+            // Rules that allow others to be closed come first, because that frees slots for the
+            // rest.
             let one = |rule: &Rule| -> RuleSet { [*rule].into_iter().collect() };
             opened.sort_by_cached_key(|rule| {
                 let wide = one(rule);
@@ -72,11 +74,12 @@ impl Room {
         over
     }
 
-    /// If there is no free slot for the rules that replace them, some of the rules that were to be closed later are closed
-    /// first, the narrowest before all others: their wanted ports are shut for a moment, so that no port stays open that no
-    /// unit asked for. A rule of which all ports are wanted is never closed for that: it would only be joined. Rules are
-    /// closed only if that helps both families, which are opened together, and never if they hold ports `kept` for a unit
-    /// that cannot be read: if the open failed, those ports could not be opened again.
+    /// If there is no free slot for the rules that replace them, closes some of the deferred rules
+    /// first, beginning with the narrowest: their wanted ports are closed for a moment, so that no
+    /// port stays open that no unit requested. A rule whose ports are all wanted is never closed
+    /// for that, because it would only be joined. Rules are closed only if that suffices for both
+    /// families, which are opened together, and never if they contain ports `kept` for an
+    /// unreadable unit: if the open failed, those ports could not be opened again.
     pub(super) fn make(
         &self,
         owned: &BTreeSet<Rule>,
@@ -120,14 +123,14 @@ mod tests {
     use super::*;
     use portcullis_provider::rule::{Cidr, PortRange, Protocol, WirePorts};
 
-    /// Both are opened by one request, which would be refused: nothing is closed for it.
+    /// One request opens both rules and would be refused, so no rule is closed for it.
     #[test]
     fn no_family_makes_room_while_the_other_has_none() {
         let tcp = |from, to| PortRange::new(from, to, Protocol::Tcp).unwrap();
         let (old, new) = (tcp(80, 82), tcp(81, 81));
         let owned = BTreeSet::from([Rule::new(old, Cidr::WORLD_V4)]);
         for (v6, moved) in [(1, true), (0, false)] {
-            let room = Room { v4: 1, v6, at_once: false };
+            let room = Room { v4: 1, v6, is_atomic: false };
             let open = [Cidr::WORLD_V4, Cidr::WORLD_V6].map(|source| Rule::new(new, source));
             let mut change = Change { open: open.into(), close: BTreeSet::new() };
             let mut deferred = owned.clone();
@@ -150,7 +153,7 @@ mod tests {
             (3, vec![rule(80, v4), rule(81, v4), rule(80, v6), rule(81, v6)]),
             (9, open.iter().copied().collect()),
         ] {
-            let room = Room { v4: limit, v6: limit, at_once: false };
+            let room = Room { v4: limit, v6: limit, is_atomic: false };
             let mut change = Change { open: open.clone(), close: [rule(2, v4)].into() };
             let over = room.trim(&owned, &mut change);
             assert_eq!(change.open, fits.into_iter().collect(), "{limit}");
@@ -165,7 +168,7 @@ mod tests {
         let of_a_group = Foreign { text: "sg-1".to_owned(), exact: None, covers: Vec::new() };
         assert_eq!(
             Room::new(Some(60), &[v6.clone(), v6, of_a_group], false),
-            Room { v4: 59, v6: 57, at_once: false }
+            Room { v4: 59, v6: 57, is_atomic: false }
         );
         assert_eq!(Room::new(None, &[], false).v4, usize::MAX);
     }

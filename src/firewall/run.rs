@@ -1,35 +1,36 @@
-//! The agent's life: wait for the lock, then pass after pass until it is lost or we are asked to stop. A pass comes after a
-//! change, when a machine that failed is due again, and at the pace of the resync, because events get lost. An event
-//! never says what to do, only where to look.
+//! The main loop of the agent: acquires the lease, then runs passes until the lease is lost or the
+//! process is asked to stop. A pass follows a change, runs when a failed machine is due again, and
+//! at every resync, because events may be lost. An event only names what to read again.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
-use portcullis_provider::{Firewall, Machines, Memory};
+use portcullis_provider::Firewall;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::agent::{Agent, Pass};
-use super::provisioner::{News, Provisioner, Wake};
+use crate::machine::provisioning::{News, Provisioning, Wake};
 use crate::model::planted::{Bug, planted};
-use crate::runtime::reconcile::{Due, Ended, Passed, Rounds, STORE_PAUSE, Timetable, turn};
+use crate::runtime::reconcile::{Due, Ended, Passed, Reconciler, STORE_PAUSE, Schedule, run_passes};
 use crate::store::Error;
 use crate::store::acl::Roles;
 use crate::store::changes::{Changes, Dirty};
-use crate::store::election::{LEASE, Leadership};
+use crate::store::lease::{LEASE, Lease, LeaseKey};
 use crate::store::paths;
-use crate::store::tree::{self, Event, Tree};
+use crate::store::tree::{Event, Tree};
 
-/// What the agent is doing, for whoever watches it.
+/// The progress of the agent, for monitoring.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Holds the lock.
+    /// Whether the agent holds the lease.
     pub leading: bool,
-    /// Since it does.
+    /// Passes since the lease was acquired.
     pub passes: u64,
     pub last: Pass,
     pub store_failures: u64,
-    /// It is lost now, as far as is known.
+    /// Whether the connection to the store is currently lost.
     pub store_lost: bool,
 }
 
@@ -44,10 +45,10 @@ impl Progress {
     }
 }
 
-/// Runs until `stop` says so, with machines that somebody else provides.
+/// Runs until `stop` is set, without provisioning machines.
 ///
 /// # Errors
-/// What no waiting cures: wrong credentials, an environment that is not there.
+/// Permanent errors: wrong credentials, or a missing environment.
 pub async fn run<T: Tree, F: Firewall>(
     agent: &mut Agent<T, F>,
     tree: &T,
@@ -56,17 +57,17 @@ pub async fn run<T: Tree, F: Firewall>(
     progress: &watch::Sender<Progress>,
     stop: watch::Receiver<bool>,
 ) -> Result<(), Error> {
-    let nobody: Option<&mut Provisioner<T, Memory>> = None;
+    let nobody: Option<&mut Infallible> = None;
     run_provisioning(agent, nobody, tree, roles, resync, progress, stop).await
 }
 
-/// The same, with instances for the machines that need one.
+/// Like [`run`], and also provisions instances for the machines that need one.
 ///
 /// # Errors
 /// As for [`run`].
-pub async fn run_provisioning<T: Tree, F: Firewall, M: Machines>(
+pub async fn run_provisioning<T: Tree, F: Firewall, P: Provisioning>(
     agent: &mut Agent<T, F>,
-    mut provisioner: Option<&mut Provisioner<T, M>>,
+    mut provisioner: Option<&mut P>,
     tree: &T,
     roles: &Roles,
     resync: Duration,
@@ -74,9 +75,10 @@ pub async fn run_provisioning<T: Tree, F: Firewall, M: Machines>(
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), Error> {
     if let Some(provisioner) = provisioner.as_deref_mut() {
-        provisioner.count_in(agent.metrics());
+        let metrics = agent.metrics();
+        provisioner.count_failures(Box::new(move |kind| metrics.not_provisioned(kind)));
     }
-    let token = Leadership::token()?;
+    let token = Lease::token()?;
     loop {
         let campaign = tokio::select! {
             biased;
@@ -84,9 +86,9 @@ pub async fn run_provisioning<T: Tree, F: Firewall, M: Machines>(
             won = async {
                 tree.sync().await?;
                 progress.send_modify(|progress| progress.store_lost = false);
-                Leadership::campaign(tree, roles, &token).await
+                Lease::acquire(tree, &LeaseKey::firewall(), &roles.controllers(), &token).await
             } => won,
-            // Failures of the store are ignored here: the campaign handles them.
+            // Failures of the store are ignored here, because `Lease::acquire` reports them.
             never = async {
                 loop {
                     let error = agent.stand_by(tree).await;
@@ -108,7 +110,7 @@ pub async fn run_provisioning<T: Tree, F: Firewall, M: Machines>(
         match ended {
             Ok(Ended::Stopped) => return Ok(()),
             Ok(Ended::Replaced) => warn!("no longer leading"),
-            Err(Error::Tree(err)) if err.is_retryable() && !planted(Bug::DiesWithTheStore) => {
+            Err(err) if err.is_transient() && !planted(Bug::DiesWithTheStore) => {
                 warn!(error = %err, "store lost");
                 progress.send_modify(Progress::loses_the_store);
                 tokio::time::sleep(STORE_PAUSE).await;
@@ -118,12 +120,13 @@ pub async fn run_provisioning<T: Tree, F: Firewall, M: Machines>(
     }
 }
 
-/// Firewall and provisioning go on side by side: neither waits for the other's calls, and both end with the lock.
-async fn lead_on<T: Tree, F: Firewall, M: Machines>(
+/// Runs firewall and provisioning concurrently: neither waits for the other's calls, and both end
+/// with the lease.
+async fn lead_on<T: Tree, F: Firewall, P: Provisioning>(
     agent: &mut Agent<T, F>,
-    provisioner: Option<&mut Provisioner<T, M>>,
+    provisioner: Option<&mut P>,
     tree: &T,
-    lead: Leadership,
+    lead: Lease,
     resync: Duration,
     progress: &watch::Sender<Progress>,
     stop: &mut watch::Receiver<bool>,
@@ -143,7 +146,7 @@ async fn lead_on<T: Tree, F: Firewall, M: Machines>(
         }
     };
     let firewall = firewall_rounds(agent, tree, lead, resync, progress, (&wakes, news), stop);
-    // Boxed: with a real cloud inside they are large, and nested deeper than the compiler likes.
+    // Boxed: with a cloud provider the futures are large and exceed the compiler's nesting limit.
     tokio::select! {
         biased;
         ended = Box::pin(firewall) => ended,
@@ -154,7 +157,7 @@ async fn lead_on<T: Tree, F: Firewall, M: Machines>(
 async fn firewall_rounds<T: Tree, F: Firewall>(
     agent: &mut Agent<T, F>,
     tree: &T,
-    lead: Leadership,
+    lead: Lease,
     resync: Duration,
     progress: &watch::Sender<Progress>,
     (wakes, news): (&watch::Sender<Wake>, mpsc::Receiver<News>),
@@ -164,25 +167,25 @@ async fn firewall_rounds<T: Tree, F: Firewall>(
     agent.prepare().await?;
     let changes = Changes::new(tree.watch(&paths::root()).await?);
     let resync = if planted(Bug::NoResync) { 1000 * resync } else { resync };
-    let timetable = Timetable::new(Instant::now() + resync, resync, LEASE / 3);
+    let schedule = Schedule::new(Instant::now() + resync, resync, LEASE / 3);
     let mut passes = Passes { agent, tree, lead, progress, changes, wakes, news };
-    turn(&mut passes, timetable, stop).await
+    run_passes(&mut passes, schedule, stop).await
 }
 
-/// What pass after pass needs.
+/// The state of the loop of passes.
 struct Passes<'a, T: Tree, F> {
     agent: &'a mut Agent<T, F>,
     tree: &'a T,
-    lead: Leadership,
+    lead: Lease,
     progress: &'a watch::Sender<Progress>,
     changes: Changes<T::Feed>,
-    /// What provisioning is told of changes.
+    /// Notifies provisioning of changes.
     wakes: &'a watch::Sender<Wake>,
-    /// What it tells.
+    /// Receives results of provisioning.
     news: mpsc::Receiver<News>,
 }
 
-impl<T: Tree, F: Firewall> Rounds for Passes<'_, T, F> {
+impl<T: Tree, F: Firewall> Reconciler for Passes<'_, T, F> {
     type Error = Error;
 
     async fn changed(&mut self) -> Result<(), Error> {
@@ -220,18 +223,16 @@ impl<T: Tree, F: Firewall> Rounds for Passes<'_, T, F> {
         });
         let pass = match self.changes.during(self.agent.pass(&dirty, &self.lead)).await {
             Ok(pass) => pass,
-            Err(Error::Tree(tree::Error::BadVersion(path))) if path == paths::epoch() => {
-                return Ok(Passed::Replaced);
-            }
-            // Somebody else wrote what we wrote about: everything is read again.
+            Err(Error::Tree(err)) if self.lead.was_replaced(&err) => return Ok(Passed::Replaced),
+            // Another process wrote the same znodes: everything is read again.
             Err(Error::Tree(err)) if err.is_conflict() => {
                 warn!(error = %err, "reports changed meanwhile");
-                // If it was the place for the reports that went, there would never be any again.
+                // If the container of the reports was deleted, every later write would fail.
                 self.agent.prepare().await?;
-                return Ok(Passed::Disturbed);
+                return Ok(Passed::Conflict);
             }
-            Err(Error::Tree(err)) if err.is_retryable() && planted(Bug::KeepsItsView) => {
-                return Ok(Passed::Looked { everything: dirty.everything(), in_doubt: false });
+            Err(err) if err.is_transient() && planted(Bug::KeepsItsView) => {
+                return Ok(Passed::Looked { everything: dirty.everything(), unconfirmed: false });
             }
             Err(err) => return Err(err),
         };
@@ -239,7 +240,7 @@ impl<T: Tree, F: Firewall> Rounds for Passes<'_, T, F> {
             progress.passes += 1;
             progress.last = pass;
         });
-        Ok(Passed::Looked { everything: dirty.everything(), in_doubt: self.agent.in_doubt() })
+        Ok(Passed::Looked { everything: dirty.everything(), unconfirmed: self.agent.in_doubt() })
     }
 }
 

@@ -1,23 +1,23 @@
-//! What is measured of the loop, on paused time with a provider that takes its time.
+//! Tests of the loop's metrics, with paused time and a slow provider.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use portcullis_provider::memory::Settings;
 use portcullis_provider::provider::{MachineNumber, Seen};
 use portcullis_provider::rule::Change;
-use portcullis_provider::{Applied, Error as ProviderError};
+use portcullis_provider::{Applied, Error as ProviderError, Memory};
 use tokio::time::sleep;
 
 use super::*;
-use crate::firewall::apply::number;
 use crate::firewall::metrics::Metrics;
 use crate::firewall::policy::Policy;
+use crate::machine::number;
 use crate::model::ports::parse_argument;
 use crate::model::{MachineId, UnitId};
 use crate::store::records::Placement;
 use crate::store::{Bootstrap, Credential, Deploy, Environment, MemoryStore, UnitPorts};
 
-/// How long each change takes; less than a lease, so that no pass is cut short.
+/// The duration of each change; shorter than a lease, so that no pass is cut short.
 pub(in crate::firewall) const CHANGE: Duration = Duration::from_secs(2);
 
 pub(in crate::firewall) struct Slow(pub Memory);
@@ -40,7 +40,7 @@ impl Firewall for Slow {
     }
 }
 
-/// How many changes were made, and how many tenths of a second they took together.
+/// The number of changes, and their total duration in tenths of a second.
 pub(in crate::firewall) fn took(metrics: &Metrics) -> (u32, u32) {
     let text = metrics.render(&Progress::default());
     let value = |name: &str| -> f64 {

@@ -1,5 +1,6 @@
-//! What was said about one machine's firewall: by the controller, by the machine itself, or by both, where a cloud's group
-//! and the machine's own table stand one behind the other. Pure: from what is in the tree to what is shown of it.
+//! The reports on one machine's firewall: by the controller, by the machine itself, or by both, if
+//! packets pass a cloud's group and the machine's own table. Pure: converts data of the tree to
+//! explanations.
 
 use super::explain::{Explained, explain};
 use super::observe::{Held, View};
@@ -12,17 +13,17 @@ pub struct Told {
     machine: MachineId,
     controller: Option<Held<Report>>,
     own: Option<Held<Report>>,
-    /// The machine's agent is there.
+    /// Whether the machine's agent is running.
     looked_after: bool,
 }
 
 impl Told {
-    /// Where it is said, in the order of [`Told::read`].
+    /// The paths of the data, in the order of [`Told::read`].
     pub fn places(machine: MachineId) -> [NodePath; 3] {
         [paths::firewall_report(machine), paths::machine_firewall(machine), paths::machine_agent(machine)]
     }
 
-    /// From the data of [`Told::places`], or why it may not be read.
+    /// Parses the data of [`Told::places`]; an `Err` is the reason why data may not be read.
     pub fn read(machine: MachineId, [controller, own, agent]: [Held<Option<Vec<u8>>>; 3]) -> Self {
         let parse = |path: NodePath, data: Held<Option<Vec<u8>>>| -> Option<Held<Report>> {
             let parsed = |data: Vec<u8>| Report::parse(&data).map_err(|err| format!("{path}: {err}"));

@@ -1,5 +1,6 @@
-//! A firewall for trying things out: a place for rules on every machine that is asked about, in this process alone. It
-//! decides nothing and opens nothing; what it holds ends with the process.
+//! A firewall for experiments: stores rules for every machine that is queried, in the memory of
+//! this process only. It makes no decisions and opens no real ports; its rules are lost when the
+//! process ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 

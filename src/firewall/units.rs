@@ -1,4 +1,4 @@
-//! The units as the firewall sees them, found by machine and by service without looking at all of them. Pure.
+//! The units in the firewall's view, indexed by machine and by service. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,7 +30,7 @@ impl Units {
         self.named(self.on.get(&machine))
     }
 
-    /// The units of one service, as far as their records can be read.
+    /// The units of one service whose records are readable.
     pub fn of(&self, service: ServiceId) -> impl Iterator<Item = (UnitId, &UnitFacts)> {
         self.named(self.of.get(&service))
     }
@@ -50,7 +50,7 @@ impl Units {
         self.facts.insert(id, facts);
     }
 
-    /// Takes in all of `newer`.
+    /// Inserts all units of `newer`.
     pub fn absorb(&mut self, newer: Units) {
         newer.facts.into_iter().for_each(|(id, facts)| self.insert(id, facts));
     }

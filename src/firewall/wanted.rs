@@ -1,5 +1,6 @@
-//! Which rules a machine should have, and for whom. Pure: from what the tree says about one machine's units to a set of
-//! rules, with everything that was held back and why. What cannot be read asks for nothing and gives nothing up.
+//! The rules that a machine should have, by unit. Pure: computes them from the claims of one
+//! machine's units, with all ports that are held back and why. An unreadable unit neither gains nor
+//! loses rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,27 +9,27 @@ use portcullis_provider::rule::{Cidr, Family, PortRange, Rule, RuleSet};
 use super::policy::{Held, Policy};
 use crate::model::UnitId;
 
-/// What one unit on the machine asks for.
+/// The request of one unit on the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Claim {
-    /// Its service is exposed to these sources.
+    /// The service is exposed to these sources.
     Asks { ports: Vec<PortRange>, sources: Vec<Cidr> },
-    /// Its service is not exposed: whatever it opened stays shut.
+    /// The service is not exposed: the unit's ports stay closed.
     NotExposed,
-    /// Some znode of it cannot be read: what it had is kept, and nothing more is given.
+    /// A znode of the unit is unreadable: the unit keeps its rules and gets no new ones.
     Frozen { reason: String },
 }
 
-/// What a machine should have.
+/// The rules that a machine should have.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Wanted {
-    /// Per unit, what it may have open.
+    /// The rules that each unit may have open.
     pub granted: BTreeMap<UnitId, RuleSet>,
     pub held: Vec<HeldBack>,
     pub frozen: BTreeMap<UnitId, String>,
 }
 
-/// A port that was asked for and stays shut.
+/// A requested port that stays closed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeldBack {
     pub unit: UnitId,
@@ -37,7 +38,7 @@ pub struct HeldBack {
 }
 
 impl Wanted {
-    /// The union over the units.
+    /// The union of the rules of all units.
     pub fn rules(&self) -> RuleSet {
         if self.granted.len() == 1 {
             return self.granted.values().next().cloned().unwrap_or_default();
@@ -46,7 +47,8 @@ impl Wanted {
     }
 }
 
-/// Applies policy to the claims of one machine's units. `families` are those that the machine can have rules for.
+/// Applies the policy to the claims of one machine's units. `families` are the address families
+/// that the machine can have rules for.
 pub fn wanted(claims: &BTreeMap<UnitId, Claim>, families: &[Family], policy: &Policy) -> Wanted {
     let mut wanted = Wanted::default();
     for (&unit, claim) in claims {
@@ -81,11 +83,11 @@ pub fn wanted(claims: &BTreeMap<UnitId, Claim>, families: &[Family], policy: &Po
     wanted
 }
 
-/// Beyond the most rules that a machine may have, the units that came last go without. Counted after merging, since
-/// touching ports are one rule.
+/// Holds back rules beyond the maximum for a machine, those of the last units first. Rules are
+/// counted after merging, because adjacent ports are one rule.
 fn limit_rules(wanted: &mut Wanted, max: usize) {
     let fits = |rules: &RuleSet| [Family::V4, Family::V6].iter().all(|family| rules.len_of(*family) <= max);
-    // Merged they are no more than that.
+    // Merging can only reduce this number.
     let at_most: usize = wanted.granted.values().map(RuleSet::len).sum();
     if at_most <= max || fits(&wanted.rules()) {
         return;
@@ -93,7 +95,7 @@ fn limit_rules(wanted: &mut Wanted, max: usize) {
     let mut so_far = RuleSet::new();
     for (&unit, granted) in &mut wanted.granted {
         let mut kept = Vec::new();
-        // One port may be too many for each of many sources, and is told once.
+        // A port may exceed the limit for many sources, and is reported once.
         let mut held = BTreeSet::new();
         for rule in granted.rules() {
             if so_far.meets(&rule) || so_far.len_of(rule.source.family()) < max {

@@ -1,398 +1,305 @@
-//! The judge's part of a tracker: asks everybody what they have heard before it calls anybody silent, writes each change to
-//! the store before anybody is told of it, and sees to it that everybody is told. Every write names the judge's epoch.
+//! The judge: the elected tracker that decides about states. Before it calls a component silent, it
+//! waits until all replicas have written their beats; it stores each change before it publishes it,
+//! and sends it to the state manager and the webhook. All its writes check the epoch of its lease.
+//! Decisions are in `core::judge_state` and `core::rounds`.
 
+mod delivery;
+mod housekeeping;
 mod late;
-mod telling;
-mod tidying;
 mod unreadable;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
-use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tracing::{error, info, warn};
 
-use self::late::LateCalls;
-use self::telling::{Aside, Calls};
-use self::tidying::TIDY;
-use super::audit::{Change, Sequence};
-use super::corner;
-use super::ears::Ears;
-use super::guard::Course;
-use super::journal::{Draft, Journal};
-use super::notify::{LateCall, Post, Receipt};
-use super::pending::Outcome;
-use super::record::{Hold, bucket_of};
-use super::tracker::Tracker;
-use super::tracker::look::readable;
-use super::webhook::{Note, Queue};
+use self::delivery::Delivery;
+use self::housekeeping::CLEAN_UP_EVERY;
+use super::core::journal::PageWrite;
+use super::core::judge_state::{Inherited, JudgeState};
+use super::store;
+use super::tracker::Deps;
+use super::tracker::follow::unless_corrupt;
+use super::tracker::replicas::Replicas;
+use super::tracker::shared_state::SharedState;
+use crate::net::http::client::HttpClient;
 use crate::store::Error;
 use crate::store::acl::Acl;
-use crate::store::election::{LEASE, Leadership, Seat};
+use crate::store::heartbeat::JudgeWrites;
+use crate::store::lease::{LEASE, Lease};
 use crate::store::paths;
-use crate::store::tree::{self, Tree, Write};
+use crate::store::tree::{self, Tree};
 
-/// Bytes of buckets in one write, with room for the rest of it.
+/// Bytes of buckets and pages in one write; the store's limit is higher.
 const WRITE_BYTES: usize = 800_000;
 
 #[derive(Debug)]
-pub(super) struct Office {
-    lead: Leadership,
-    sequence: Sequence,
-    /// The number of the newest question and the version of its znode.
-    question: (u64, i32),
-    /// A question that not all have answered: since when it is asked.
-    asked_at: Option<u64>,
-    /// Up to here, everything that anybody heard is known.
-    covered: u64,
+pub(super) struct Judge {
+    lease: Lease,
+    state: JudgeState,
+    delivery: Delivery,
     renew_at: Instant,
-    tidy_at: Instant,
-    /// Versions of the buckets in the store.
-    versions: HashMap<u16, i32>,
-    /// Buckets that cannot be read: not overwritten, whatever happens to their components.
-    frozen: BTreeSet<u16>,
-    /// Judged, and not in the journal yet, in order.
-    unpublished: Vec<Change>,
-    journal: Journal,
-    manager: Calls<(Outcome, Option<LateCall>)>,
-    late: LateCalls,
-    aside: Aside,
-    /// Who was told by the round that runs, call by call.
-    told: Option<mpsc::Receiver<Receipt>>,
-    /// Who wait until it is written down who was told.
-    to_write_down: Vec<oneshot::Sender<()>>,
-    /// The change that was told, if it need not be told again.
-    webhook: Calls<Option<Change>>,
-    hooks: Queue,
-    /// How far the webhook got as the store has it, and the version of its znode.
-    noted: (Note, i32),
-    /// The store is to know how far the webhook got.
-    note_hooked: bool,
-    /// It was said that there is no secret for the webhook.
-    mute: bool,
-    /// What the store has of a mass outage, if that can be read, and the version of its znode.
-    alarm: (Option<Option<Hold>>, i32),
-    /// The operator's newest word about it that was obeyed.
-    release: i32,
-    /// Numbers of an outage that are a little different are not written before.
+    clean_up_at: Instant,
+    /// Small differences of a hold are not written before this time.
     alarm_at: Instant,
+    /// Batches of trackers that are gone, each with when it is deleted.
     orphans: HashMap<String, Instant>,
 }
 
-impl Office {
-    /// Gives the lock back. It ends with the session in any case. Deaths that are held stay so: nobody declares them, and
-    /// whoever judges next goes on with it.
-    pub(super) async fn resign<T: Tree>(&self, tree: &T) {
-        let unlock = Write::DeleteIfVersion { path: Seat::heartbeat().leader, version: 0 };
-        // Whoever comes next waits a little longer if this fails.
-        let _ = tree.write(vec![self.lead.fence(), unlock]).await;
-    }
+/// What became of the lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Renewal {
+    NotDue,
+    Renewed,
+    Lost,
 }
 
-impl<T: Tree, P: Post> Tracker<T, P> {
-    /// Becomes the judge: everything is read again, as the judge before left it.
-    pub(super) async fn take_office(&mut self, lead: Leadership, alone: bool) -> Result<(), Error> {
-        let buckets = corner::all_buckets(self.tree()).await?;
-        let (question, version) = corner::number(self.tree(), &paths::heartbeat_question()).await?;
-        // The next question must have a higher number than all that were answered, or old answers
-        // would count for it. A restored store has a lower number.
-        let question = (readable(question)?.unwrap_or(0).max(self.newest_answered()), version);
-        let (note, version) = corner::webhook_note(self.tree()).await?;
-        // Rather told twice than not at all.
-        let noted = (readable(note)?.unwrap_or_default(), version);
-        let pages = corner::journal(self.tree(), 0).await?;
-        let release = corner::releases(self.tree()).await?;
-        let (alarm, version) = corner::alarm(self.tree()).await?;
-        let alarm = (readable(alarm)?, version);
-        let versions: HashMap<u16, i32> =
-            buckets.iter().map(|(number, _, version)| (*number, *version)).collect();
-        let frozen: BTreeSet<u16> =
-            buckets.iter().filter(|(_, records, _)| records.is_err()).map(|(number, ..)| *number).collect();
-        // An empty journal has no changes; an unreadable journal may have all of them.
-        let journalled: BTreeMap<u64, Change> = changes_in(&pages);
-        let unknown = if pages.is_empty() { 0 } else { u64::MAX };
-        let last = journalled.last_key_value().map_or(unknown, |(last, _)| *last);
-        let went_back = self.went_back(Some(last));
-        self.adopt(buckets, went_back);
-        self.show(&pages);
-        let mut inner = self.ears().lock();
-        let now = self.ears().now(&inner).watched;
-        inner.audit.take_office(now, course_of(alarm.0.flatten()));
-        if matches!(alarm.0, Some(Some(Hold::Held { release: obeyed, .. })) if obeyed != release) {
-            // Said while nobody judged, or to one who did not live to obey.
-            inner.audit.release(now);
-        }
-        inner.condition.judging = true;
-        // Judges never delete a bucket, so the store has lost one that is missing.
-        let rewritten = inner.audit.write_again(|bucket| went_back || !versions.contains_key(&bucket));
-        // A judge that died may have left changes that are not in the journal.
-        let unpublished = inner.audit.changes_since(last);
-        // What is no longer there of the journal is made good by the newest change of each component.
-        let mut missed: BTreeMap<u64, Change> = inner
-            .audit
-            .changes_since(noted.0.done)
-            .into_iter()
-            .map(|change| (change.sequence, change))
-            .collect();
-        if !went_back {
-            // A restored store may contain changes here that newer ones have replaced.
-            missed.extend(journalled);
-        }
-        let hooks =
-            Queue::new(noted.0.clone(), missed.into_values().filter(|change| change.sequence <= last));
+/// Reads everything that a new judge continues with, and the buckets.
+pub(super) async fn read_inherited<T: Tree>(
+    tree: &T,
+    newest_request: u64,
+) -> Result<(Inherited<Error>, Vec<store::Bucket>), Error> {
+    let buckets = store::all_buckets(tree).await?;
+    let (request, version) = store::number(tree, &paths::heartbeat_question()).await?;
+    // The next request must have a higher number than all that were answered, or old answers would
+    // count for it. A restored store has a lower number.
+    let flush_request = (unless_corrupt(request)?.unwrap_or(0).max(newest_request), version);
+    let (progress, version) = store::webhook_progress(tree).await?;
+    // If the progress is unreadable, changes are sent a second time rather than not at all.
+    let progress = (unless_corrupt(progress)?.unwrap_or_default(), version);
+    let pages = store::journal(tree, 0).await?;
+    let release = store::releases(tree).await?;
+    let (hold, version) = store::alarm(tree).await?;
+    let hold = (unless_corrupt(hold)?, version);
+    let versions = buckets.iter().map(|(number, records, version)| (*number, *version, records.is_ok()));
+    let versions = versions.collect();
+    let (rolled_back, last_page) = (false, None);
+    let inherited = Inherited {
+        buckets: versions,
+        flush_request,
+        progress,
+        pages,
+        hold,
+        release,
+        rolled_back,
+        last_page,
+    };
+    Ok((inherited, buckets))
+}
+
+impl Judge {
+    /// Takes over from the previous judge.
+    pub(super) fn new(lease: Lease, inherited: Inherited<Error>, shared: &SharedState) -> Self {
+        let mut inner = shared.lock();
+        let now = shared.now(&inner).awake;
+        let (state, rewritten) = JudgeState::resume(inherited, lease.epoch(), &mut inner.audit, now);
+        inner.stats.judging = true;
         drop(inner);
-        let journal = Journal::of(&pages);
-        let journal = if went_back { journal.after_loss(self.last_page) } else { journal };
         if rewritten > 0 {
             warn!(components = rewritten, "records missing from the store; writing them again");
         }
-        info!(epoch = lead.epoch(), alone, unreadable = frozen.len(), "took office");
-        self.ears().lend(LEASE);
-        self.office = Some(Office {
-            sequence: Sequence::of_epoch(lead.epoch()),
-            lead,
-            question,
-            asked_at: None,
-            covered: 0,
-            renew_at: Instant::now() + LEASE / 3,
-            tidy_at: Instant::now() + TIDY,
-            versions,
-            frozen,
-            unpublished,
-            journal,
-            manager: Calls::new(),
-            late: LateCalls::default(),
-            aside: Aside::new(),
-            told: None,
-            to_write_down: Vec::new(),
-            webhook: Calls::new(),
-            hooks,
-            noted,
-            note_hooked: false,
-            mute: false,
-            alarm,
-            release,
-            alarm_at: Instant::now(),
+        info!(epoch = lease.epoch(), unreadable = state.frozen.len(), "became judge");
+        shared.extend_lease(LEASE);
+        let now = Instant::now();
+        Self {
+            lease,
+            state,
+            delivery: Delivery::new(shared.monotonic_ms()),
+            renew_at: now + LEASE / 3,
+            clean_up_at: now + CLEAN_UP_EVERY,
+            alarm_at: now,
             orphans: HashMap::new(),
-        });
-        Ok(())
+        }
     }
 
-    /// One look of the judge.
-    pub(super) async fn preside(&mut self, released: bool) -> Result<(), Error> {
-        if !self.renew().await? {
-            self.step_down();
-            return Ok(());
+    /// Deletes the lock. Held deaths stay held: the next judge continues with them.
+    pub(super) async fn resign<T: Tree>(&self, tree: &T) {
+        self.lease.release(tree).await;
+    }
+
+    pub(super) fn newest_page(&self) -> Option<u64> {
+        self.state.journal.newest()
+    }
+
+    pub(super) async fn renew<T: Tree, P: HttpClient>(
+        &mut self,
+        deps: &Deps<T, P>,
+    ) -> Result<Renewal, Error> {
+        let asked = Instant::now();
+        if asked < self.renew_at {
+            return Ok(Renewal::NotDue);
         }
+        if !self.lease.confirm(&deps.tree).await? {
+            return Ok(Renewal::Lost);
+        }
+        self.renew_at = Instant::now() + LEASE / 3;
+        deps.shared.extend_lease(LEASE.saturating_sub(asked.elapsed()));
+        Ok(Renewal::Renewed)
+    }
+
+    /// Decides, stores, publishes and sends, in this order. Returns whether this tracker is still
+    /// the judge.
+    pub(super) async fn tick<T: Tree, P: HttpClient>(
+        &mut self,
+        deps: &Deps<T, P>,
+        replicas: &Replicas,
+        released: bool,
+    ) -> Result<bool, Error> {
         if released {
-            self.release().await?;
+            self.apply_release(deps).await?;
         }
-        match self.rule().await {
+        match self.tick_fenced(deps, replicas).await {
             Err(Error::Tree(tree::Error::BadVersion(path))) if path == paths::heartbeat_epoch() => {
-                warn!("another judges");
-                self.step_down();
-                Ok(())
+                warn!("lease lost to another judge");
+                Ok(false)
             }
-            done => done,
+            done => done.map(|()| true),
         }
     }
 
-    /// Obeys an operator's word that is new.
-    async fn release(&mut self) -> Result<(), Error> {
-        let release = corner::releases(self.tree()).await?;
-        let Some(office) = self.office.as_mut().filter(|office| office.release != release) else {
-            return Ok(());
-        };
-        office.release = release;
-        let mut inner = self.setting.ears.lock();
-        let now = self.setting.ears.now(&inner).watched;
-        inner.audit.release(now);
+    async fn tick_fenced<T: Tree, P: HttpClient>(
+        &mut self,
+        deps: &Deps<T, P>,
+        replicas: &Replicas,
+    ) -> Result<(), Error> {
+        self.decide(&deps.shared, replicas);
+        self.write_changes(deps).await?;
+        self.write_alarm(deps).await?;
+        self.request_flush(deps, replicas).await?;
+        self.write_progress(&deps.tree).await?;
+        self.start_calls(deps);
+        if Instant::now() >= self.clean_up_at { self.clean_up(deps, replicas).await } else { Ok(()) }
+    }
+
+    /// Applies a release of held deaths by an operator, if there is a new one.
+    async fn apply_release<T: Tree, P: HttpClient>(&mut self, deps: &Deps<T, P>) -> Result<(), Error> {
+        let release = store::releases(&deps.tree).await?;
+        if std::mem::replace(&mut self.state.release, release) != release {
+            let mut inner = deps.shared.lock();
+            let now = deps.shared.now(&inner).awake;
+            inner.audit.release(now);
+        }
         Ok(())
     }
 
-    async fn renew(&mut self) -> Result<bool, Error> {
-        let Some(office) = self.office.as_mut() else { return Ok(false) };
-        if Instant::now() < office.renew_at {
-            return Ok(true);
+    fn decide(&mut self, shared: &SharedState, replicas: &Replicas) {
+        let request = self.state.flush_request.0;
+        let answered = replicas.others().all(|id| replicas.has_answered(id, request));
+        let mut inner = shared.lock();
+        let now = shared.now(&inner);
+        let raised = self.state.decide(&mut inner.audit, now, answered, replicas.is_alone());
+        inner.stats.alarm = inner.audit.alarm();
+        if let Some((silent, alive)) = inner.stats.alarm.filter(|_| raised) {
+            error!(silent, alive, "mass outage; deaths are held");
         }
-        let (asked, began) = (Instant::now(), self.setting.ears.watched_now());
-        if !office.lead.confirm(&self.setting.tree).await? {
-            return Ok(false);
-        }
-        office.renew_at = Instant::now() + LEASE / 3;
-        self.setting.ears.lend(LEASE.saturating_sub(asked.elapsed()));
-        self.store_answered(began);
-        Ok(true)
     }
 
-    async fn rule(&mut self) -> Result<(), Error> {
-        self.judge();
-        self.write_buckets().await?;
-        self.write_alarm().await?;
-        if self.question_is_needed() {
-            self.ask().await?;
-        }
-        self.note_hooked().await?;
-        self.start_calls();
-        let tidy = self.office.as_ref().is_some_and(|office| Instant::now() >= office.tidy_at);
-        if tidy { self.tidy().await } else { Ok(()) }
-    }
-
-    /// Others that may have heard what we have not.
-    fn others(&self) -> impl Iterator<Item = &String> {
-        self.replicas.iter().filter(|id| **id != self.id)
-    }
-
-    fn judge(&mut self) {
-        let alone = self.others().next().is_none();
-        let answered = |question: u64| self.others().all(|id| self.has_answered(id, question));
-        let all_answered = self.office.as_ref().is_some_and(|office| answered(office.question.0));
-        let Some(office) = self.office.as_mut() else { return };
-        if let Some(at) = office.asked_at.take_if(|_| all_answered) {
-            office.covered = office.covered.max(at);
-        }
-        let mut inner = self.setting.ears.lock();
-        let now = self.setting.ears.now(&inner);
-        if alone {
-            office.covered = now.watched;
-        }
-        let verdict = inner.audit.judge(now, office.covered, &mut office.sequence);
-        inner.condition.alarm = inner.audit.alarm();
-        if let Some((silent, alive)) = inner.condition.alarm.filter(|_| verdict.raised) {
-            error!(silent, alive, "mass outage: deaths are held");
-        }
-        // What cannot be written must not be told: whoever judges next would not know of it.
-        let writable = |change: &Change| !office.frozen.contains(&bucket_of(change.name.as_str()));
-        office.unpublished.extend(verdict.changes.into_iter().filter(writable));
-    }
-
-    fn question_is_needed(&self) -> bool {
-        let Some(office) = self.office.as_ref().filter(|office| office.asked_at.is_none()) else {
-            return false;
-        };
-        let inner = self.ears().lock();
-        let now = self.ears().now(&inner).watched;
-        office.covered < now && inner.audit.has_due(now) && self.others().next().is_some()
-    }
-
-    /// Nobody is called silent before everybody has said what they heard up to now.
-    async fn ask(&mut self) -> Result<(), Error> {
+    /// Asks the other replicas to write their beats, if a deadline has passed.
+    async fn request_flush<T: Tree, P: HttpClient>(
+        &mut self,
+        deps: &Deps<T, P>,
+        replicas: &Replicas,
+    ) -> Result<(), Error> {
         let now = {
-            let inner = self.ears().lock();
-            self.ears().now(&inner).watched
+            let inner = deps.shared.lock();
+            let now = deps.shared.now(&inner).awake;
+            if !self.state.needs_flush(&inner.audit, now, replicas.is_alone()) {
+                return Ok(());
+            }
+            now
         };
-        let Some(office) = self.office.as_mut() else { return Ok(()) };
-        let (number, version) = office.question;
+        let (number, version) = self.state.flush_request;
         let data = (number + 1).to_string().into_bytes();
-        let path = paths::heartbeat_question();
-        self.setting.ears.lock().condition.store_writes += 1;
-        let writes = vec![office.lead.fence(), Write::SetIfVersion { path, data, version }];
-        self.setting.tree.write(writes).await?;
-        office.question = (number + 1, version + 1);
-        office.asked_at = Some(now);
+        deps.shared.lock().stats.store_writes += 1;
+        JudgeWrites::new(&self.lease).question(data, version).commit(&deps.tree).await?;
+        self.state.flush_requested(now);
         Ok(())
     }
 
-    /// Writes every bucket with a change in it, then the journal, then tells who listens.
-    async fn write_buckets(&mut self) -> Result<(), Error> {
-        let Some(office) = self.office.as_mut() else { return Ok(()) };
+    /// Writes every bucket with a change, then the journal, then publishes the changes.
+    async fn write_changes<T: Tree, P: HttpClient>(&mut self, deps: &Deps<T, P>) -> Result<(), Error> {
         let mut rest: VecDeque<Piece> = {
-            let inner = self.setting.ears.lock();
-            let dirty = inner.audit.dirty().iter().filter(|number| !office.frozen.contains(number));
+            let inner = deps.shared.lock();
+            let dirty = inner.audit.dirty().iter().filter(|number| !self.state.frozen.contains(number));
             dirty.map(|number| Piece::Bucket(*number, Vec::new())).collect()
         };
-        rest.extend(office.journal.with(&office.unpublished).into_iter().map(Piece::Page));
-        let acl = self.setting.roles.controllers();
+        rest.extend(self.state.journal.with(&self.state.unpublished).into_iter().map(Piece::Page));
         while !rest.is_empty() {
-            let mut writes = vec![office.lead.fence()];
-            let mut written = Vec::new();
-            let mut bytes = 0;
-            while let Some(mut piece) = rest.pop_front() {
-                piece.fill(&self.setting.ears);
-                bytes += piece.bytes() + 300;
-                if bytes > WRITE_BYTES && !written.is_empty() {
-                    rest.push_front(piece);
-                    break;
-                }
-                writes.push(piece.write(&office.versions, &acl));
-                written.push(piece);
-            }
-            self.setting.ears.lock().condition.store_writes += 1;
-            self.setting.tree.write(writes).await?;
-            let mut inner = self.setting.ears.lock();
-            for piece in written {
+            let (pieces, writes) = self.next_write(&mut rest, deps);
+            deps.shared.lock().stats.store_writes += 1;
+            writes.commit(&deps.tree).await?;
+            let mut inner = deps.shared.lock();
+            for piece in pieces {
                 match piece {
                     Piece::Bucket(number, _) => {
-                        office.versions.entry(number).and_modify(|version| *version += 1).or_insert(0);
+                        self.state.versions.entry(number).and_modify(|version| *version += 1).or_insert(0);
                         inner.audit.written(number);
                     }
-                    Piece::Page(draft) => office.journal.written(draft),
+                    Piece::Page(page) => self.state.journal.written(page),
                 }
             }
         }
-        let changes = std::mem::take(&mut office.unpublished);
-        self.setting.ears.publish(&changes);
-        self.page = office.journal.newest().or(self.page);
-        self.last_page = self.last_page.max(self.page);
-        office.hooks.push(&changes);
-        self.setting.ears.lock().condition.webhook_collapsed += office.hooks.take_collapsed();
-        for written in office.to_write_down.drain(..) {
-            // Who waited may have been ended.
-            let _ = written.send(());
-        }
+        let changes = std::mem::take(&mut self.state.unpublished);
+        deps.shared.publish(&changes);
+        self.state.webhook_queue.push(&changes);
+        deps.shared.lock().stats.webhook_collapsed += self.state.webhook_queue.take_collapsed();
+        self.delivery.results_stored();
         Ok(())
+    }
+
+    /// As many pieces as fit into one write.
+    fn next_write<T: Tree, P: HttpClient>(
+        &self,
+        rest: &mut VecDeque<Piece>,
+        deps: &Deps<T, P>,
+    ) -> (Vec<Piece>, JudgeWrites) {
+        let acl = deps.roles.controllers();
+        let (mut pieces, mut writes, mut bytes) = (Vec::new(), JudgeWrites::new(&self.lease), 0);
+        while let Some(mut piece) = rest.pop_front() {
+            piece.fill(&deps.shared);
+            bytes += piece.bytes() + 300;
+            if bytes > WRITE_BYTES && !pieces.is_empty() {
+                rest.push_front(piece);
+                break;
+            }
+            piece.add_to(&mut writes, &self.state.versions, &acl);
+            pieces.push(piece);
+        }
+        (pieces, writes)
     }
 }
 
-/// Something that a judgement writes.
+/// A part of what one tick writes.
 enum Piece {
     Bucket(u16, Vec<u8>),
-    Page(Draft),
+    Page(PageWrite),
 }
 
 impl Piece {
-    /// One bucket at a time, so that beats need not wait for all of them. Nobody but the judge changes what is in it.
-    fn fill(&mut self, ears: &Ears) {
+    /// Locks the memory for one bucket at a time, so that beats do not wait for all of them. Only
+    /// the judge changes the records.
+    fn fill(&mut self, shared: &SharedState) {
         if let Self::Bucket(number, data) = self
             && data.is_empty()
         {
-            let inner = ears.lock();
-            let now = ears.now(&inner);
-            *data = inner.audit.bucket_bytes(*number, now);
+            let inner = shared.lock();
+            *data = inner.audit.bucket_bytes(*number, shared.now(&inner));
         }
     }
 
     fn bytes(&self) -> usize {
         match self {
             Self::Bucket(_, data) => data.len(),
-            Self::Page(draft) => draft.data.len(),
+            Self::Page(page) => page.data.len(),
         }
     }
 
-    fn write(&self, versions: &HashMap<u16, i32>, acl: &Acl) -> Write {
-        let (path, data, version) = match self {
+    fn add_to(&self, writes: &mut JudgeWrites, versions: &HashMap<u16, i32>, acl: &Acl) {
+        match self {
             Self::Bucket(number, data) => {
-                (paths::heartbeat_bucket(*number), data, versions.get(number).copied())
+                writes.bucket(*number, data.clone(), versions.get(number).copied(), acl);
             }
-            Self::Page(draft) => (paths::heartbeat_page(draft.number), &draft.data, draft.version),
-        };
-        match version {
-            Some(version) => Write::SetIfVersion { path, data: data.clone(), version },
-            None => Write::create(path, data.clone(), acl.clone()),
+            Self::Page(page) => writes.journal_page(page.number, page.data.clone(), page.version, acl),
         }
     }
-}
-
-fn course_of(hold: Option<Hold>) -> Course {
-    match hold {
-        None => Course::Quiet,
-        Some(Hold::Held { for_ms, .. }) => Course::Holding { for_ms },
-        Some(Hold::Passing) => Course::Passing,
-    }
-}
-
-/// What the journal says, by number.
-fn changes_in(pages: &[corner::Page]) -> BTreeMap<u64, Change> {
-    let changes = pages.iter().flat_map(|page| page.changes.as_deref().unwrap_or_default());
-    changes.map(|change| (change.sequence, *change)).collect()
 }

@@ -1,34 +1,17 @@
-//! Who is alive: components beat over HTTP, silence is judged by two windows, and whoever wants to know is told of each
-//! change once. Any replica takes any beat and keeps it in memory; one of them, elected, judges.
+//! Which components are alive. Components send beats over HTTP; a component that stays silent is
+//! first warned about and then declared dead, and each change is sent once to the state manager and
+//! to a webhook. Every tracker accepts beats and keeps them in memory; one of them, elected as the
+//! judge, decides about states.
 //!
-//! Start at [`state`] for the rule, at [`audit`] for how it is applied, at [`pending`] for how changes are told.
+//! Start at [`core::state`] for the rule, at [`core::audit`] for how it is applied, at
+//! [`core::hsm_batches`] for how changes reach the state manager.
 
-pub mod announce;
 pub mod api;
-pub mod audit;
-mod believed;
-pub mod certificate;
-pub mod corner;
-pub mod ears;
-mod fields;
-pub mod guard;
-pub mod journal;
+pub mod client;
+pub mod core;
+pub mod discovery;
 mod judge;
-pub mod name;
 pub mod notify;
-pub mod params;
-pub mod pending;
-pub mod record;
-pub mod report;
-pub mod request;
-pub mod sender;
-pub mod sent;
-pub mod shown;
-pub mod state;
-pub mod table;
-pub mod tls;
-pub mod token;
+pub mod status_section;
+pub mod store;
 pub mod tracker;
-pub mod watched;
-pub mod webhook;
-pub mod wheel;

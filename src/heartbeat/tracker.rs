@@ -1,10 +1,13 @@
-//! A tracker's life beside its memory: writes what was heard to the store in batches, follows what the others heard, and
-//! tries to become the judge (`judge`). It loses the store and finds it again; meanwhile beats are heard all the same.
+//! The loop of a tracker beside its memory: writes received beats to the store in batches, follows
+//! the other replicas, and tries to become the judge. When the store is lost it starts again by
+//! reading everything; meanwhile beats are still accepted.
 
+pub mod event_feed;
 mod flush;
-pub(super) mod look;
+pub(super) mod follow;
+pub(super) mod replicas;
+pub mod shared_state;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,49 +15,51 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{info, warn};
 
-use self::flush::Unconfirmed;
-use self::look::{Age, Noted};
-use super::corner;
-use super::ears::Ears;
-use super::judge::Office;
-use super::notify::Post;
-use super::table::{HERE, Via};
+use self::flush::BatchWriter;
+use self::follow::{ChangedNodes, adopt_buckets};
+use self::replicas::{BatchAge, Replicas};
+use self::shared_state::SharedState;
+use super::judge::{self, Judge, Renewal};
+use super::store;
 use crate::model::planted::{Bug, planted};
+use crate::net::http::client::HttpClient;
 use crate::store::Error;
 use crate::store::acl::Roles;
-use crate::store::election::{Attempt, Leadership, Seat};
+use crate::store::changes::gather_burst;
+use crate::store::heartbeat;
+use crate::store::lease::{Lease, LeaseKey};
 use crate::store::paths;
-use crate::store::tree::{Feed as _, Tree, Write};
+use crate::store::tree::{Feed as _, Tree};
 
-/// How often the judge looks; everybody else has less to look at.
+/// The longest pause between two passes of the loop, for the judge and for other trackers.
 const TICK: Duration = Duration::from_millis(50);
 const IDLE_TICK: Duration = Duration::from_millis(500);
 
-/// How often the seat is tried, in case an event is lost.
-const SEEK: Duration = Duration::from_secs(2);
+/// How often to try to become the judge without an event, because events get lost.
+const CAMPAIGN_EVERY: Duration = Duration::from_secs(2);
 
-/// How long after a failure of the store the next attempt is made.
+/// Pause after a failure of the store.
 const STORE_PAUSE: Duration = Duration::from_millis(500);
 
-/// Events are gathered this long, so that a burst is one look.
+/// Events of this time are handled together.
 const GATHER: Duration = Duration::from_millis(2);
 
-/// What the last words may take.
-const FAREWELL: Duration = Duration::from_secs(3);
+/// Limit for the last writes of a tracker that stops.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How much of that calls may take that are on their way.
-const LAST_CALLS: Duration = Duration::from_millis(1_500);
+/// The part of [`LEAVE_TIMEOUT`] that running calls may take.
+const LAST_CALLS_TIMEOUT: Duration = Duration::from_millis(1_500);
 
-/// What a tracker is given.
+/// What a tracker works with.
 #[derive(Debug)]
-pub struct Setting<T, P> {
+pub struct Deps<T, P> {
     pub tree: T,
     pub roles: Roles,
-    pub ears: Arc<Ears>,
+    pub shared: Arc<SharedState>,
     pub post: Arc<P>,
-    /// Where machines reach this tracker; empty if that is not known.
+    /// The address under which machines reach this tracker; empty if it is not known.
     pub url: String,
-    /// Signs what webhooks get; without one they get nothing.
+    /// Signs what is sent to the webhook; without it nothing is sent.
     pub webhook_secret: Option<Arc<[u8]>>,
     /// Spreads retries.
     pub random: fn() -> u64,
@@ -62,84 +67,46 @@ pub struct Setting<T, P> {
 
 #[derive(Debug)]
 pub struct Tracker<T, P> {
-    pub(super) setting: Setting<T, P>,
-    pub(super) id: String,
-    /// The number of our next batch.
-    number: u64,
-    /// Being written, or written without an answer: repeated until there is one.
-    unconfirmed: Vec<Unconfirmed>,
-    /// Generation of the newest beats in `unconfirmed`.
-    unconfirmed_generation: u64,
-    /// Our batches in the store, oldest first, with when they were written.
-    written: VecDeque<(u64, u64)>,
-    /// How many of those are cleared away with the batches that are unconfirmed: the same with every repetition, since it is
-    /// not known which of them was applied.
-    clearing: Option<usize>,
-    /// The judge's newest question, and the newest that we have answered.
-    question: u64,
-    answered: u64,
-    followed: HashMap<String, Followed>,
-    /// The number of the tracker that was followed last.
-    last_via: Via,
+    deps: Deps<T, P>,
+    id: String,
+    writer: BatchWriter,
+    replicas: Replicas,
     /// The newest page of the journal that was read.
-    pub(super) page: Option<u64>,
+    page: Option<u64>,
     /// The highest number of a page that was ever read.
-    pub(super) last_page: Option<u64>,
-    pub(super) replicas: BTreeSet<String>,
-    pub(super) office: Option<Office>,
-    flush_at: Instant,
-    seek_at: Instant,
-}
-
-/// What is known of another tracker.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Followed {
-    /// How components refer to it.
-    via: Via,
-    /// It lost its session without a final batch, and the deaths of its components are held.
-    lost: bool,
-    next: u64,
-    pub(super) answers: u64,
-    farewell: bool,
+    last_page: Option<u64>,
+    /// Set while this tracker is the judge.
+    judge: Option<Judge>,
+    campaign_at: Instant,
 }
 
 enum Ended {
     Stopped,
-    /// The connection was lost for a while: nothing that we know of the store is certain.
+    /// The connection was lost for a while: everything has to be read again.
     Interrupted,
 }
 
-impl<T: Tree, P: Post> Tracker<T, P> {
+impl<T: Tree, P: HttpClient> Tracker<T, P> {
     /// # Errors
-    /// If the system has no randomness for a name.
-    pub fn new(setting: Setting<T, P>) -> Result<Self, Error> {
-        let id = Leadership::token()?;
-        let now = Instant::now();
+    /// If the system provides no random numbers for an id.
+    pub fn new(deps: Deps<T, P>) -> Result<Self, Error> {
+        let id = Lease::token()?;
         Ok(Self {
-            setting,
+            deps,
+            writer: BatchWriter::new(id.clone()),
+            replicas: Replicas::new(id.clone()),
             id,
-            number: 0,
-            unconfirmed: Vec::new(),
-            unconfirmed_generation: 0,
-            written: VecDeque::new(),
-            clearing: None,
-            question: 0,
-            answered: 0,
-            followed: HashMap::new(),
-            last_via: HERE,
             page: None,
             last_page: None,
-            replicas: BTreeSet::new(),
-            office: None,
-            flush_at: now,
-            seek_at: now,
+            judge: None,
+            campaign_at: Instant::now(),
         })
     }
 
-    /// Runs until `stop` says so, and then leaves in order.
+    /// Runs until `stop` is true, then writes a final batch and gives up the lease.
     ///
     /// # Errors
-    /// What no waiting cures: wrong credentials, an environment that is not there.
+    /// Failures that do not pass, for example wrong credentials or a missing environment.
     pub async fn run(&mut self, mut stop: watch::Receiver<bool>) -> Result<(), Error> {
         loop {
             let ended = tokio::select! {
@@ -148,19 +115,19 @@ impl<T: Tree, P: Post> Tracker<T, P> {
             };
             match ended {
                 Ok(Ended::Stopped) => {
-                    if timeout(FAREWELL, self.leave()).await.is_err() {
-                        warn!("the store does not take the last words");
+                    if timeout(LEAVE_TIMEOUT, self.leave()).await.is_err() {
+                        warn!("tracker exits; store did not accept its last beats in time");
                     }
                     return Ok(());
                 }
                 Ok(Ended::Interrupted) => {}
-                Err(Error::Tree(err)) if err.is_retryable() || err.is_conflict() => {
+                Err(Error::Tree(err)) if err.is_transient() || err.is_conflict() => {
                     warn!(error = %err, "store lost");
                 }
                 Err(err) => return Err(err),
             }
             self.step_down();
-            self.ears().lock().condition.store = false;
+            self.shared().lock().stats.store = false;
             tokio::select! {
                 () = tokio::time::sleep(STORE_PAUSE) => {}
                 _ = stop.wait_for(|stop| *stop) => return Ok(()),
@@ -168,191 +135,194 @@ impl<T: Tree, P: Post> Tracker<T, P> {
         }
     }
 
-    pub(super) fn ears(&self) -> &Ears {
-        &self.setting.ears
+    fn shared(&self) -> &SharedState {
+        &self.deps.shared
     }
 
-    pub(super) fn tree(&self) -> &T {
-        &self.setting.tree
+    fn tree(&self) -> &T {
+        &self.deps.tree
     }
 
-    /// As long as the store is there. Dropped at any point, it leaves nothing half-known: the next one begins by reading
-    /// everything.
+    /// Runs as long as the store is reachable. It can be dropped at any point: the next session
+    /// begins by reading everything.
     async fn session(&mut self) -> Result<Ended, Error> {
         let (params, maintenance) = {
-            let inner = self.ears().lock();
+            let inner = self.shared().lock();
             (inner.params.clone(), inner.audit.maintenance().clone())
         };
-        corner::ensure_as(self.tree(), &self.setting.roles, &params, &maintenance).await?;
+        store::ensure_as(self.tree(), &self.deps.roles, &params, &maintenance).await?;
         let mut feed = self.tree().watch(&paths::heartbeat()).await?;
         feed.next().await?;
         self.register().await?;
         self.read_everything().await?;
         {
-            let mut inner = self.ears().lock();
-            inner.condition.store = true;
-            inner.condition.loaded = true;
+            let mut inner = self.shared().lock();
+            inner.stats.store = true;
+            inner.stats.loaded = true;
         }
-        self.ears().urgent.notify_one();
-        let mut noted = Noted { leader: true, ..Noted::default() };
+        self.shared().urgent.notify_one();
+        let mut changed = ChangedNodes { leader: true, ..ChangedNodes::default() };
         loop {
-            let tick = Instant::now() + if self.office.is_some() { TICK } else { IDLE_TICK };
-            let mut flush = false;
-            let ears = Arc::clone(&self.setting.ears);
+            let tick = Instant::now() + if self.judge.is_some() { TICK } else { IDLE_TICK };
+            let (mut flush, flush_at) = (false, self.writer.flush_at());
+            let shared = Arc::clone(&self.deps.shared);
             tokio::select! {
                 event = feed.next() => {
-                    noted.add(&event?);
-                    let end = Instant::now() + GATHER;
-                    while let Ok(event) = tokio::time::timeout_at(end, feed.next()).await {
-                        noted.add(&event?);
-                    }
+                    changed.add(&event?);
+                    gather_burst(&mut feed, GATHER, |event| changed.add(event)).await?;
                 }
-                () = ears.urgent.notified() => flush = true,
-                () = sleep_until(self.flush_at) => flush = true,
+                () = shared.urgent.notified() => flush = true,
+                () = sleep_until(flush_at) => flush = true,
                 () = sleep_until(tick) => {}
                 () = self.calls_done() => {}
             }
-            let noted = std::mem::take(&mut noted);
-            if noted.everything {
+            let changed = std::mem::take(&mut changed);
+            if changed.everything {
                 return Ok(Ended::Interrupted);
             }
-            let released = noted.release;
-            let leader = noted.leader;
-            self.look(noted).await?;
-            if flush || self.question > self.answered {
-                self.flush(false).await?;
+            let (released, leader) = (changed.release, changed.leader);
+            self.read_changed(changed).await?;
+            if flush || self.writer.owes_answer() {
+                self.writer.flush(&self.deps, false).await?;
             }
-            if self.office.is_some() {
-                self.preside(released).await?;
-            } else if leader || Instant::now() >= self.seek_at {
-                self.seek_office().await?;
+            if self.judge.is_some() {
+                self.judge_tick(released).await?;
+            } else if leader || Instant::now() >= self.campaign_at {
+                self.campaign().await?;
             }
         }
     }
 
     async fn register(&self) -> Result<(), Error> {
-        let path = paths::heartbeat_replica(&self.id);
-        let mut writes = Vec::new();
-        if self.tree().exists(&path).await? {
-            // Of a session that has ended, or of this one before an answer was lost.
-            writes.push(Write::DeleteIfVersion { path: path.clone(), version: 0 });
-        }
-        let acl = self.setting.roles.controllers();
-        let data = self.setting.url.clone().into_bytes();
-        writes.push(Write::Create { path, data, acl, ephemeral: true });
-        self.tree().write(writes).await?;
-        Ok(())
+        let acl = self.deps.roles.controllers();
+        Ok(heartbeat::register(self.tree(), &self.id, &self.deps.url, acl).await?)
     }
 
     async fn read_everything(&mut self) -> Result<(), Error> {
-        let was_alone = self.replicas.iter().eq([&self.id]);
+        let was_alone = self.replicas.is_only_own();
         self.tree().sync().await?;
-        let batches = corner::batch_names(self.tree()).await?;
-        let buckets = corner::all_buckets(self.tree()).await?;
-        let went_back = self.went_back(corner::journal_end(self.tree()).await?);
-        if went_back {
-            warn!("the store has lost heartbeat records; they are written again from memory");
+        let batches = store::batch_names(self.tree()).await?;
+        let buckets = store::all_buckets(self.tree()).await?;
+        let rolled_back = self.is_rolled_back(store::journal_end(self.tree()).await?);
+        if rolled_back {
+            warn!("store lost heartbeat records; writing them again from memory");
             // The journal is written again, and the judge may not have our newest answer.
-            (self.page, self.answered) = (None, 0);
+            self.page = None;
+            self.writer.forget_answers();
         }
-        self.ears().lock().condition.unreadable.clear();
-        self.adopt(buckets, went_back);
-        let noted = Noted {
+        self.shared().lock().stats.unreadable.clear();
+        adopt_buckets(self.shared(), buckets, rolled_back);
+        let changed = ChangedNodes {
             params: true,
             maintenance: true,
-            question: true,
+            flush_request: true,
             replicas: true,
             journal: true,
-            ..Noted::default()
+            ..ChangedNodes::default()
         };
-        self.follow(batches, Age::ByCalendar).await?;
-        self.look(noted).await?;
+        let (tree, shared) = (&self.deps.tree, &self.deps.shared);
+        self.replicas.read_batches(tree, shared, batches, BatchAge::FromWallClock).await?;
+        self.read_changed(changed).await?;
         if !was_alone {
-            // While nothing could be read, beats of others may have come and gone.
-            self.restart_windows();
+            // Batches of other replicas may have been written and deleted in the meantime.
+            self.shared().restart_windows();
         }
         Ok(())
     }
 
     /// Whether the store is older than before: the journal ends before a change that was read from
     /// it.
-    pub(super) fn went_back(&self, journal_end: Option<u64>) -> bool {
-        journal_end.is_some_and(|end| end < self.ears().lock().shown.last())
+    fn is_rolled_back(&self, journal_end: Option<u64>) -> bool {
+        journal_end.is_some_and(|end| end < self.shared().lock().feed.last())
     }
 
-    fn restart_windows(&self) {
-        let mut inner = self.ears().lock();
-        let now = self.ears().now(&inner).watched;
-        inner.audit.restart_windows(now);
+    async fn campaign(&mut self) -> Result<(), Error> {
+        self.campaign_at = Instant::now() + CAMPAIGN_EVERY;
+        let acl = self.deps.roles.controllers();
+        let began = self.shared().awake_now();
+        let key = LeaseKey::heartbeat();
+        let Some(mut lease) = Lease::try_acquire(self.tree(), &key, &acl, &self.id).await? else {
+            self.writer.store_answered(&self.deps.shared, began);
+            return Ok(());
+        };
+        let known = {
+            let inner = self.shared().lock();
+            inner.audit.highest_number().max(inner.feed.last())
+        };
+        if !planted(Bug::RepeatsNumbers) {
+            // No number has more than 32 bits of epoch.
+            lease.raise_above(self.tree(), u32::try_from(known >> 32).unwrap_or(u32::MAX - 1)).await?;
+        }
+        // Writes of the previous judge may have events that have not arrived.
+        self.tree().sync().await?;
+        let batches = store::batch_names(self.tree()).await?;
+        let (tree, shared) = (&self.deps.tree, &self.deps.shared);
+        self.replicas.read_batches(tree, shared, batches, BatchAge::JustWritten).await?;
+        let present = store::replicas(tree).await?;
+        self.replicas.update(shared, present);
+        self.become_judge(lease).await
     }
 
-    /// The store has answered a request that began at `began`. That counts as long as no batch waits for its confirmation.
-    pub(super) fn store_answered(&self, began: u64) {
-        if self.unconfirmed.is_empty() {
-            self.ears().passed_on(began);
+    async fn become_judge(&mut self, lease: Lease) -> Result<(), Error> {
+        let newest_request = self.replicas.newest_answered().max(self.writer.flush_request());
+        let (mut inherited, buckets) = judge::read_inherited(self.tree(), newest_request).await?;
+        inherited.rolled_back = self.is_rolled_back(Some(inherited.journal_end()));
+        adopt_buckets(self.shared(), buckets, inherited.rolled_back);
+        self.publish_pages(&inherited.pages);
+        inherited.last_page = self.last_page;
+        self.judge = Some(Judge::new(lease, inherited, self.shared()));
+        Ok(())
+    }
+
+    async fn judge_tick(&mut self, released: bool) -> Result<(), Error> {
+        let Some(judge) = self.judge.as_mut() else { return Ok(()) };
+        let began = self.deps.shared.awake_now();
+        let renewal = judge.renew(&self.deps).await?;
+        if renewal == Renewal::Renewed {
+            self.writer.store_answered(&self.deps.shared, began);
+        }
+        if renewal == Renewal::Lost || !judge.tick(&self.deps, &self.replicas, released).await? {
+            self.step_down();
+            return Ok(());
+        }
+        self.page = judge.newest_page().or(self.page);
+        self.last_page = self.last_page.max(self.page);
+        Ok(())
+    }
+
+    /// Waits for the result of a call of the judge; forever if this tracker is not the judge.
+    async fn calls_done(&mut self) {
+        match &mut self.judge {
+            Some(judge) => judge.calls_done(&self.deps).await,
+            None => std::future::pending().await,
         }
     }
 
-    async fn seek_office(&mut self) -> Result<(), Error> {
-        self.seek_at = Instant::now() + SEEK;
-        let roles = &self.setting.roles;
-        let began = self.ears().watched_now();
-        match Leadership::attempt_at(Seat::heartbeat(), self.tree(), roles, &self.id).await? {
-            Attempt::Taken => {
-                self.store_answered(began);
-                Ok(())
-            }
-            Attempt::Won(mut lead) => {
-                info!("judging");
-                let known = {
-                    let inner = self.ears().lock();
-                    inner.audit.highest_number().max(inner.shown.last())
-                };
-                if !planted(Bug::RepeatsNumbers) {
-                    // No number has more than 32 bits of epoch.
-                    lead.raise_above(self.tree(), u32::try_from(known >> 32).unwrap_or(u32::MAX - 1)).await?;
-                }
-                // Events on the way may be about what the judge before us wrote.
-                let known = self.replicas.clone();
-                self.tree().sync().await?;
-                let batches = corner::batch_names(self.tree()).await?;
-                self.follow(batches, Age::AsWritten).await?;
-                let there = corner::replicas(self.tree()).await?;
-                self.miss(there);
-                let alone = known.iter().all(|id| *id == self.id);
-                self.take_office(lead, alone).await
-            }
-        }
-    }
-
-    /// Says good-bye, so that nobody need wait for us or doubt what we heard.
+    /// Writes a final batch, so that the other replicas know that no beat of this one is missing.
     async fn leave(&mut self) {
-        let said = self.flush(true).await;
-        if let Err(problem) = said {
-            warn!(%problem, "left without a word");
+        if let Err(problem) = self.writer.flush(&self.deps, true).await {
+            warn!(%problem, "tracker exits without writing its last beats");
             return;
         }
-        if !matches!(timeout(LAST_CALLS, self.finish_calls()).await, Ok(Ok(()))) {
-            warn!("left amid a call; whoever judges next makes it again");
+        if let Some(judge) = &mut self.judge {
+            if !matches!(timeout(LAST_CALLS_TIMEOUT, judge.finish_calls(&self.deps)).await, Ok(Ok(()))) {
+                warn!("tracker exits during a call; the next judge repeats it");
+            }
+            judge.resign(&self.deps.tree).await;
         }
-        if let Some(office) = &self.office {
-            // The lock ends with the session in any case.
-            office.resign(self.tree()).await;
-        }
-        let gone = Write::DeleteIfVersion { path: paths::heartbeat_replica(&self.id), version: 0 };
-        // As above.
-        let _ = self.tree().write(vec![gone]).await;
+        // The znode ends with the session in any case.
+        let _ = heartbeat::unregister(self.tree(), &self.id).await;
         self.step_down();
     }
 
-    pub(super) fn step_down(&mut self) {
-        if self.office.take().is_some() {
-            info!("no longer judging");
+    fn step_down(&mut self) {
+        if self.judge.take().is_some() {
+            info!("no longer judge");
         }
-        self.ears().revoke();
-        let mut inner = self.ears().lock();
-        inner.audit.leave_office();
-        inner.condition.judging = false;
-        inner.condition.alarm = None;
+        self.shared().revoke_lease();
+        let mut inner = self.shared().lock();
+        inner.audit.stop_judging();
+        inner.stats.judging = false;
+        inner.stats.alarm = None;
     }
 }

@@ -1,6 +1,7 @@
-//! Who may do what to a znode: identities, access lists, and the schemes world, auth, digest, ip and super.
-//! Pure: an address or a password comes in as an argument, and a decision goes out.
+//! Access control of znodes: identities, access lists, and the schemes world, auth, digest, ip and
+//! super. Pure. Addresses and passwords are arguments.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 
 use base64::Engine as _;
@@ -16,7 +17,7 @@ pub const DELETE: i32 = 8;
 pub const ADMIN: i32 = 16;
 pub const ALL: i32 = 31;
 
-/// `scheme:id`, either proved by a connection or named in an access list.
+/// `scheme:id`, either authenticated by a connection or named in an access list.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Identity {
     pub scheme: Box<str>,
@@ -32,23 +33,28 @@ impl Identity {
         Identity::new("ip", &addr.to_canonical().to_string())
     }
 
-    /// The id without secrets: for a digest identity only the user name.
+    /// Returns the id without secrets: for a digest identity only the user name.
     pub fn name(&self) -> &str {
         self.id.split(':').next().filter(|_| &*self.scheme == "digest").unwrap_or(&self.id)
     }
 }
 
-/// Identities as they may be logged: the first few, without secrets, and how many more there are.
+/// Formats identities for the log: the first few, without secrets, and the number of the others.
 #[derive(Debug, Clone, Copy)]
-pub struct Names<'a>(pub &'a [Identity]);
+pub struct RedactedIdentities<'a>(pub &'a [Identity]);
 
-impl std::fmt::Display for Names<'_> {
+impl std::fmt::Display for RedactedIdentities<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         const SHOWN: usize = 4;
         const NAME_CHARS: usize = 64;
-        for (at, who) in self.0.iter().take(SHOWN).enumerate() {
+        for (at, identity) in self.0.iter().take(SHOWN).enumerate() {
             let comma = if at > 0 { "," } else { "" };
-            write!(f, "{comma}{}:{}", who.scheme, who.name().chars().take(NAME_CHARS).collect::<String>())?;
+            write!(
+                f,
+                "{comma}{}:{}",
+                identity.scheme,
+                identity.name().chars().take(NAME_CHARS).collect::<String>()
+            )?;
         }
         match self.0.len() {
             0 => write!(f, "none"),
@@ -61,16 +67,16 @@ impl std::fmt::Display for Names<'_> {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Acl {
     pub perms: i32,
-    pub who: Identity,
+    pub identity: Identity,
 }
 
-/// `user:base64(sha1(user:password))`, the form in which a digest identity stands in access lists.
+/// Returns `user:base64(sha1(user:password))`, the form of a digest identity in access lists.
 pub fn digest(user_and_password: &str) -> String {
     let user = user_and_password.split(':').next().unwrap_or_default();
     format!("{user}:{}", BASE64.encode(Sha1::digest(user_and_password.as_bytes())))
 }
 
-/// What a connection may call itself after it presented `auth` under `scheme`.
+/// Returns the identities of a connection that presented `auth` under `scheme`.
 pub fn authenticate(
     scheme: &str,
     auth: &[u8],
@@ -93,50 +99,55 @@ pub fn authenticate(
     }
 }
 
-/// An access list as it will be stored: `auth` is replaced by what the caller has proved, doubles are dropped, and
-/// what nobody could ever match is refused.
+/// Returns the access list to store: `auth` is replaced by the caller's digest identities, and
+/// duplicates are dropped. Entries that no identity can match are refused.
 pub fn resolve(wanted: &[Acl], proved: &[Identity]) -> Result<Vec<Acl>, Code> {
     let mut list: Vec<Acl> = Vec::with_capacity(wanted.len());
+    // A client can send a list of tens of thousands of entries: each must take constant time.
+    let (mut seen, mut expanded) = (HashSet::with_capacity(wanted.len()), HashSet::new());
     let mut push = |acl: Acl| {
-        if !list.contains(&acl) {
+        if !seen.contains(&acl) {
+            seen.insert(acl.clone());
             list.push(acl);
         }
     };
     for acl in wanted {
-        match &*acl.who.scheme {
-            "world" if &*acl.who.id == "anyone" => push(acl.clone()),
+        match &*acl.identity.scheme {
+            "world" if &*acl.identity.id == "anyone" => push(acl.clone()),
+            "auth" if expanded.contains(&acl.perms) => {}
             "auth" => {
-                let mut any = false;
-                for who in proved.iter().filter(|who| &*who.scheme == "digest") {
-                    any = true;
-                    push(Acl { perms: acl.perms, who: who.clone() });
-                }
-                if !any {
+                let mut digests = proved.iter().filter(|identity| &*identity.scheme == "digest").peekable();
+                if digests.peek().is_none() {
                     return Err(Code::InvalidAcl);
                 }
+                digests.for_each(|identity| push(Acl { perms: acl.perms, identity: identity.clone() }));
+                expanded.insert(acl.perms);
             }
-            "digest" if acl.who.id.split(':').count() == 2 => push(acl.clone()),
-            "ip" if parse_network(&acl.who.id).is_some() => push(acl.clone()),
+            "digest" if acl.identity.id.split(':').count() == 2 => push(acl.clone()),
+            "ip" if parse_network(&acl.identity.id).is_some() => push(acl.clone()),
             _ => return Err(Code::InvalidAcl),
         }
     }
     if list.is_empty() { Err(Code::InvalidAcl) } else { Ok(list) }
 }
 
-/// Whether one of `proved` has any of the rights in `perm`.
+/// Returns whether one of the identities `proved` has any of the rights in `perm`.
 pub fn allows(list: &[Acl], perm: i32, proved: &[Identity]) -> bool {
-    list.iter().filter(|acl| acl.perms & perm != 0).any(|acl| match &*acl.who.scheme {
-        "world" => &*acl.who.id == "anyone",
-        "ip" => proved.iter().any(|who| &*who.scheme == "ip" && in_network(&acl.who.id, &who.id)),
-        _ => proved.contains(&acl.who),
+    list.iter().filter(|acl| acl.perms & perm != 0).any(|acl| match &*acl.identity.scheme {
+        "world" => &*acl.identity.id == "anyone",
+        "ip" => proved
+            .iter()
+            .any(|identity| &*identity.scheme == "ip" && in_network(&acl.identity.id, &identity.id)),
+        _ => proved.contains(&acl.identity),
     }) || is_super(proved)
 }
 
-/// The list as it is shown to who may not change it: a hash could be tried against guessed passwords.
+/// Returns the list without password hashes, for clients without the right to change it: a hash
+/// could be attacked offline.
 pub fn without_hashes(list: &[Acl]) -> Vec<Acl> {
-    let blank = |acl: &Acl| match acl.who.id.split_once(':') {
-        Some((user, _)) if &*acl.who.scheme == "digest" => {
-            Acl { perms: acl.perms, who: Identity::new("digest", &format!("{user}:x")) }
+    let blank = |acl: &Acl| match acl.identity.id.split_once(':') {
+        Some((user, _)) if &*acl.identity.scheme == "digest" => {
+            Acl { perms: acl.perms, identity: Identity::new("digest", &format!("{user}:x")) }
         }
         _ => acl.clone(),
     };
@@ -144,7 +155,7 @@ pub fn without_hashes(list: &[Acl]) -> Vec<Acl> {
 }
 
 pub fn is_super(proved: &[Identity]) -> bool {
-    proved.iter().any(|who| &*who.scheme == "super")
+    proved.iter().any(|identity| &*identity.scheme == "super")
 }
 
 fn parse_network(text: &str) -> Option<(IpAddr, u32)> {
@@ -180,25 +191,25 @@ mod tests {
     use super::*;
 
     fn acl(perms: i32, scheme: &str, id: &str) -> Acl {
-        Acl { perms, who: Identity::new(scheme, id) }
+        Acl { perms, identity: Identity::new(scheme, id) }
     }
 
     #[test]
-    fn digests_are_zookeepers() {
+    fn digests_match_zookeeper() {
         // From ZooKeeper's own tool: DigestAuthenticationProvider super:test.
         assert_eq!(digest("super:test"), "super:D/InIHSb7yEEbrWz8b9l71RjZJU=");
     }
 
     #[test]
-    fn auth_stands_for_what_the_caller_proved() {
+    fn auth_is_replaced_by_the_callers_identities() {
         let me = Identity::new("digest", "me:x");
         let resolved = resolve(&[acl(ALL, "auth", "")], &[Identity::new("ip", "127.0.0.1"), me.clone()]);
-        assert_eq!(resolved, Ok(vec![Acl { perms: ALL, who: me }]));
+        assert_eq!(resolved, Ok(vec![Acl { perms: ALL, identity: me }]));
         assert_eq!(resolve(&[acl(ALL, "auth", "")], &[]), Err(Code::InvalidAcl));
     }
 
     #[test]
-    fn lists_that_nobody_can_match_are_refused() {
+    fn entries_that_no_identity_can_match_are_refused() {
         let bad = [
             ("world", "me"),
             ("digest", "nocolon"),
@@ -213,9 +224,22 @@ mod tests {
     }
 
     #[test]
-    fn doubles_are_dropped() {
+    fn duplicate_entries_are_dropped() {
         let one = acl(READ, "world", "anyone");
         assert_eq!(resolve(&[one.clone(), one.clone()], &[]), Ok(vec![one]));
+    }
+
+    /// With quadratic work this would take minutes.
+    #[test]
+    fn long_lists_are_resolved_in_order() {
+        let user = |n: usize| acl(READ, "digest", &format!("u{n}:x"));
+        let mut wanted: Vec<Acl> = (0..100_000).map(user).collect();
+        let expected = wanted.clone();
+        wanted.extend((0..100_000).map(user));
+        assert_eq!(resolve(&wanted, &[]), Ok(expected));
+        let proved: Vec<Identity> = (0..4_000).map(|n| user(n).identity).collect();
+        let auth = vec![acl(READ, "auth", ""); 50_000];
+        assert_eq!(resolve(&auth, &proved), Ok((0..4_000).map(user).collect()));
     }
 
     #[test]
@@ -237,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_right_named_is_given_and_super_has_all() {
+    fn only_listed_rights_are_granted_and_super_has_all() {
         let list = [acl(READ | WRITE, "digest", "me:x")];
         let me = [Identity::new("digest", "me:x")];
         assert!(allows(&list, WRITE, &me));

@@ -8,8 +8,9 @@ use std::net::{IpAddr, Ipv6Addr};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionLimits {
     pub total: usize,
-    /// For each remote address, or each /64 network of IPv6; 0 is no limit. Loopback has none of its own:
-    /// the agents, hooks and operators of `portcullis up` all come from there.
+    /// For each remote address, or each /64 network of IPv6; 0 is no limit. Loopback has no limit
+    /// of its own, because the agents, hooks and operators of `portcullis up` all connect from
+    /// there.
     pub per_address: usize,
 }
 
@@ -23,7 +24,7 @@ impl ConnectionLimits {
 
 /// Why a connection is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Full {
+pub enum LimitReached {
     /// The total limit is reached, or only the loopback reserve is left.
     Total,
     /// The limit for the client's address is reached.
@@ -37,9 +38,9 @@ pub struct Admission {
     loopback: usize,
 }
 
-/// The key by which an address is counted: the whole /64 network of an IPv6 client, which can use
-/// any address in it.
-pub fn counted(addr: IpAddr) -> IpAddr {
+/// Returns the key by which an address is counted: the whole /64 network of an IPv6 client, because
+/// the client can use any address in it.
+pub fn counting_key(addr: IpAddr) -> IpAddr {
     match addr.to_canonical() {
         IpAddr::V6(addr) => {
             let [a, b, c, d, ..] = addr.segments();
@@ -54,18 +55,18 @@ fn is_loopback(addr: IpAddr) -> bool {
 }
 
 impl Admission {
-    pub fn check(&self, addr: IpAddr, limits: &ConnectionLimits) -> Result<(), Full> {
+    pub fn check(&self, addr: IpAddr, limits: &ConnectionLimits) -> Result<(), LimitReached> {
         if self.loopback + self.remote_total >= limits.total {
-            return Err(Full::Total);
+            return Err(LimitReached::Total);
         }
         if is_loopback(addr) {
             return Ok(());
         }
         if self.remote_total >= limits.total - limits.loopback_reserve() {
-            return Err(Full::Total);
+            return Err(LimitReached::Total);
         }
-        let held = self.remote.get(&counted(addr)).copied().unwrap_or(0);
-        if limits.per_address > 0 && held >= limits.per_address { Err(Full::Address) } else { Ok(()) }
+        let held = self.remote.get(&counting_key(addr)).copied().unwrap_or(0);
+        if limits.per_address > 0 && held >= limits.per_address { Err(LimitReached::Address) } else { Ok(()) }
     }
 
     pub fn opened(&mut self, addr: IpAddr) {
@@ -73,7 +74,7 @@ impl Admission {
             self.loopback += 1;
         } else {
             self.remote_total += 1;
-            *self.remote.entry(counted(addr)).or_default() += 1;
+            *self.remote.entry(counting_key(addr)).or_default() += 1;
         }
     }
 
@@ -83,19 +84,20 @@ impl Admission {
             return;
         }
         self.remote_total -= 1;
-        let addr = counted(addr);
+        let addr = counting_key(addr);
         match self.remote.get_mut(&addr) {
             Some(held) if *held > 1 => *held -= 1,
             _ => _ = self.remote.remove(&addr),
         }
     }
 
-    /// Whether closing a connection from `held` makes room for one from `addr` that was refused with `full`.
-    pub fn makes_room(full: Full, held: IpAddr, addr: IpAddr) -> bool {
+    /// Returns whether closing a connection from `held` allows one from `addr` that was refused
+    /// with `full`.
+    pub fn frees_slot(full: LimitReached, held: IpAddr, addr: IpAddr) -> bool {
         match full {
-            Full::Address => counted(held) == counted(addr),
+            LimitReached::Address => counting_key(held) == counting_key(addr),
             // A remote client cannot use a connection from the loopback reserve.
-            Full::Total => is_loopback(addr) || !is_loopback(held),
+            LimitReached::Total => is_loopback(addr) || !is_loopback(held),
         }
     }
 }
@@ -108,8 +110,8 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// How many connections from `from` are accepted one after the other, and why the next is not.
-    fn fill(admission: &mut Admission, limits: &ConnectionLimits, from: &str) -> (usize, Full) {
+    /// Opens connections from `from` until one is refused; returns their number and the reason.
+    fn fill(admission: &mut Admission, limits: &ConnectionLimits, from: &str) -> (usize, LimitReached) {
         for count in 0.. {
             match admission.check(addr(from), limits) {
                 Ok(()) => admission.opened(addr(from)),
@@ -120,41 +122,41 @@ mod tests {
     }
 
     #[test]
-    fn one_address_gets_its_share_and_others_are_accepted() {
+    fn limit_per_address_does_not_affect_other_addresses() {
         let limits = ConnectionLimits { total: 1_000, per_address: 60 };
         let mut admission = Admission::default();
-        assert_eq!(fill(&mut admission, &limits, "10.0.0.1"), (60, Full::Address));
+        assert_eq!(fill(&mut admission, &limits, "10.0.0.1"), (60, LimitReached::Address));
         assert_eq!(admission.check(addr("10.0.0.2"), &limits), Ok(()));
         assert_eq!(admission.check(addr("127.0.0.1"), &limits), Ok(()));
         // The same client as an IPv4-mapped address, and another address in the same IPv6 network.
-        assert_eq!(admission.check(addr("::ffff:10.0.0.1"), &limits), Err(Full::Address));
-        assert_eq!(fill(&mut admission, &limits, "2001:db8::1"), (60, Full::Address));
-        assert_eq!(admission.check(addr("2001:db8::2"), &limits), Err(Full::Address));
+        assert_eq!(admission.check(addr("::ffff:10.0.0.1"), &limits), Err(LimitReached::Address));
+        assert_eq!(fill(&mut admission, &limits, "2001:db8::1"), (60, LimitReached::Address));
+        assert_eq!(admission.check(addr("2001:db8::2"), &limits), Err(LimitReached::Address));
         assert_eq!(admission.check(addr("2001:db8:0:1::2"), &limits), Ok(()));
         admission.closed(addr("10.0.0.1"));
         assert_eq!(admission.check(addr("10.0.0.1"), &limits), Ok(()));
     }
 
     #[test]
-    fn remote_clients_leave_the_reserve_to_loopback() {
+    fn loopback_reserve_is_not_available_to_remote_clients() {
         let limits = ConnectionLimits { total: 1_000, per_address: 0 };
         let mut admission = Admission::default();
-        assert_eq!(fill(&mut admission, &limits, "10.0.0.1"), (900, Full::Total));
-        assert_eq!(fill(&mut admission, &limits, "::1"), (100, Full::Total));
+        assert_eq!(fill(&mut admission, &limits, "10.0.0.1"), (900, LimitReached::Total));
+        assert_eq!(fill(&mut admission, &limits, "::1"), (100, LimitReached::Total));
         admission.closed(addr("::1"));
-        assert_eq!(admission.check(addr("10.0.0.2"), &limits), Err(Full::Total));
+        assert_eq!(admission.check(addr("10.0.0.2"), &limits), Err(LimitReached::Total));
         assert_eq!(admission.check(addr("127.0.0.1"), &limits), Ok(()));
     }
 
     #[test]
-    fn loopback_may_use_all_connections() {
+    fn loopback_can_use_all_connections() {
         let limits = ConnectionLimits { total: 200, per_address: 60 };
         let mut admission = Admission::default();
-        assert_eq!(fill(&mut admission, &limits, "127.0.0.1"), (200, Full::Total));
+        assert_eq!(fill(&mut admission, &limits, "127.0.0.1"), (200, LimitReached::Total));
     }
 
     #[test]
-    fn closed_connections_leave_no_entry_behind() {
+    fn closed_connections_leave_no_entry() {
         let mut admission = Admission::default();
         for _ in 0..2 {
             admission.opened(addr("10.0.0.1"));
@@ -164,16 +166,16 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_closed_only_where_that_makes_room() {
+    fn only_a_connection_that_frees_a_slot_is_closed() {
         for (full, held, new, helps) in [
-            (Full::Address, "10.0.0.1", "10.0.0.1", true),
-            (Full::Address, "10.0.0.2", "10.0.0.1", false),
-            (Full::Total, "10.0.0.2", "10.0.0.1", true),
-            (Full::Total, "127.0.0.1", "10.0.0.1", false),
-            (Full::Total, "10.0.0.2", "127.0.0.1", true),
-            (Full::Total, "127.0.0.1", "127.0.0.1", true),
+            (LimitReached::Address, "10.0.0.1", "10.0.0.1", true),
+            (LimitReached::Address, "10.0.0.2", "10.0.0.1", false),
+            (LimitReached::Total, "10.0.0.2", "10.0.0.1", true),
+            (LimitReached::Total, "127.0.0.1", "10.0.0.1", false),
+            (LimitReached::Total, "10.0.0.2", "127.0.0.1", true),
+            (LimitReached::Total, "127.0.0.1", "127.0.0.1", true),
         ] {
-            assert_eq!(Admission::makes_room(full, addr(held), addr(new)), helps, "{full:?} {held} {new}");
+            assert_eq!(Admission::frees_slot(full, addr(held), addr(new)), helps, "{full:?} {held} {new}");
         }
     }
 }

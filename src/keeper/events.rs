@@ -1,20 +1,20 @@
-//! Turns committed changes into events and decides which clients may receive them. A client
-//! receives an event only if it may read the znode that the event names: the node itself, or the
-//! parent if its children changed. For a deleted node its last access list decides. Pure.
+//! Derives events from committed changes, and decides which clients receive them. A client receives
+//! an event only if it may read the znode that the event names: the node itself, or the parent if
+//! its children changed. For a deleted node its last access list decides. Pure.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::acl::{self, Acl, Identity};
 use super::path;
-use super::state::Gone;
+use super::state::DeletedNode;
 use super::tree::DataTree;
 use super::txn::Change;
 use super::watch::EventKind;
 
 type List = Arc<Vec<Acl>>;
 
-/// The access lists that decide who receives the events of one change.
+/// The access lists that decide which clients receive the events of one change.
 #[derive(Debug, Clone, Copy)]
 pub struct Readers<'a> {
     own: Option<&'a List>,
@@ -33,16 +33,16 @@ impl Readers<'_> {
 #[derive(Debug)]
 struct Lists<'a> {
     tree: &'a DataTree,
-    gone: HashMap<&'a str, &'a List>,
+    deleted: HashMap<&'a str, &'a List>,
 }
 
 impl<'a> Lists<'a> {
-    fn new(tree: &'a DataTree, gone: &'a [Gone]) -> Self {
-        Lists { tree, gone: gone.iter().map(|gone| (&*gone.path, &gone.acl)).collect() }
+    fn new(tree: &'a DataTree, deleted: &'a [DeletedNode]) -> Self {
+        Lists { tree, deleted: deleted.iter().map(|node| (&*node.path, &node.acl)).collect() }
     }
 
     fn of(&self, path: &str) -> Option<&'a List> {
-        self.tree.get(path).map(|node| &node.acl).or_else(|| self.gone.get(path).copied())
+        self.tree.get(path).map(|node| &node.acl).or_else(|| self.deleted.get(path).copied())
     }
 
     fn parent_of(&self, path: &str) -> Option<&'a List> {
@@ -50,20 +50,20 @@ impl<'a> Lists<'a> {
     }
 }
 
-/// Calls `each` for every event of `changes`, in order. `gone` are the nodes that the changes
+/// Calls `each` for every event of `changes`, in order. `deleted` holds the nodes that the changes
 /// deleted, in the same order.
 pub fn of_changes(
     tree: &DataTree,
     changes: &[Change<'_>],
-    gone: &[Gone],
+    deleted: &[DeletedNode],
     mut each: impl FnMut(EventKind, &str, Readers<'_>),
 ) {
-    let lists = Lists::new(tree, gone);
-    let mut deleted = gone.iter();
+    let lists = Lists::new(tree, deleted);
+    let mut next_deleted = deleted.iter();
     for change in changes {
         let (kind, path, own) = match change {
             Change::Create { path, acl, .. } => (EventKind::Created, path, Some(acl)),
-            Change::Delete { path } => (EventKind::Deleted, path, deleted.next().map(|gone| &gone.acl)),
+            Change::Delete { path } => (EventKind::Deleted, path, next_deleted.next().map(|node| &node.acl)),
             Change::SetData { path, .. } => (EventKind::DataChanged, path, None),
             Change::SetAcl { .. } => continue,
         };
@@ -73,9 +73,13 @@ pub fn of_changes(
 }
 
 /// Calls `each` for every event of an ended session, whose ephemerals are deleted.
-pub fn of_ended(tree: &DataTree, gone: &[Gone], mut each: impl FnMut(EventKind, &str, Readers<'_>)) {
-    let lists = Lists::new(tree, gone);
-    for node in gone {
+pub fn of_ended(
+    tree: &DataTree,
+    deleted: &[DeletedNode],
+    mut each: impl FnMut(EventKind, &str, Readers<'_>),
+) {
+    let lists = Lists::new(tree, deleted);
+    for node in deleted {
         let parent = lists.parent_of(&node.path);
         each(EventKind::Deleted, &node.path, Readers { own: Some(&node.acl), parent });
     }
@@ -90,8 +94,8 @@ mod tests {
 
     fn list(user: &str) -> Vec<Acl> {
         vec![
-            Acl { perms: READ, who: Identity::new("digest", user) },
-            Acl { perms: ALL, who: Identity::new("digest", "boss:x") },
+            Acl { perms: READ, identity: Identity::new("digest", user) },
+            Acl { perms: ALL, identity: Identity::new("digest", "boss:x") },
         ]
     }
 
@@ -99,13 +103,13 @@ mod tests {
         Op::Create { path, data: None, acl, mode, sequential: false, wants_stat: false }
     }
 
-    /// Events of a transaction that `ann:x` may receive, as (kind, path) and for the parent with the
-    /// parent's path.
+    /// Writes `ops` and returns the events that `ann:x` receives. A `ChildrenChanged` event has the
+    /// path of the changed child.
     fn seen_by_ann(state: &mut State, ops: &[Op<'_>]) -> Vec<(EventKind, String)> {
         let boss = [Identity::new("digest", "boss:x")];
         let written = state.write(Caller { session: 7, proved: &boss }, ops, 1).unwrap();
         let mut seen = Vec::new();
-        of_changes(&state.tree, &written.changes, &written.gone, |kind, path, readers| {
+        of_changes(&state.tree, &written.changes, &written.deleted, |kind, path, readers| {
             collect(&mut seen, kind, path, readers);
         });
         seen
@@ -184,9 +188,9 @@ mod tests {
             &mut state,
             &[create("/open/a", list("eve:x"), mode), create("/shut/a", list("ann:x"), mode)],
         );
-        let (_, gone) = state.close_session(7);
+        let (_, deleted) = state.close_session(7);
         let mut seen = Vec::new();
-        of_ended(&state.tree, &gone, |kind, path, readers| collect(&mut seen, kind, path, readers));
+        of_ended(&state.tree, &deleted, |kind, path, readers| collect(&mut seen, kind, path, readers));
         assert_eq!(
             seen,
             [(EventKind::ChildrenChanged, "/open/a".to_owned()), (EventKind::Deleted, "/shut/a".to_owned())]

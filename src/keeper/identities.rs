@@ -1,4 +1,4 @@
-//! The identities that each connection has proved, with limits on their number and their bytes, for one
+//! The authenticated identities of each connection, with limits on their number and size, for one
 //! connection and for all. Pure.
 
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::acl::Identity;
 
-/// Limits on what clients may have the server remember about their identities.
+/// Limits on the identities that the server stores for clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdentityLimits {
     /// Bytes of one authentication request: `user:password`.
@@ -18,8 +18,8 @@ pub struct IdentityLimits {
 }
 
 impl Default for IdentityLimits {
-    /// The agent of a machine proves one identity for each service and each charm of its units, on one
-    /// connection.
+    /// The defaults fit a machine agent, which authenticates one identity for each service and each
+    /// charm of its units, on one connection.
     fn default() -> Self {
         IdentityLimits {
             max_auth_bytes: 4 << 10,
@@ -37,12 +37,12 @@ pub struct TooMany;
 
 #[derive(Debug, Default)]
 struct Proved {
-    /// Shared, so that a request holds its caller's identities while it changes the service.
+    /// Shared, so that a request can hold its caller's identities while it modifies the service.
     list: Arc<Vec<Identity>>,
     bytes: usize,
 }
 
-/// By the connection's number.
+/// The identities of all connections, indexed by connection id.
 #[derive(Debug, Default)]
 pub struct Identities {
     of: Vec<Proved>,
@@ -51,7 +51,8 @@ pub struct Identities {
 }
 
 impl Identities {
-    /// A new connection from `addr`: that is the identity it has without proof. It is not counted.
+    /// Registers a new connection. Its address is an identity that needs no authentication and is
+    /// not counted.
     pub fn open(&mut self, id: usize, addr: IpAddr) {
         self.close(id);
         if self.of.len() <= id {
@@ -74,7 +75,7 @@ impl Identities {
         self.of.get(id).map_or(&[], |proved| &proved.list)
     }
 
-    /// Identities and their bytes, of all connections.
+    /// Returns the number of identities of all connections, and their bytes.
     pub fn usage(&self) -> (usize, usize) {
         (self.count, self.bytes)
     }
@@ -82,8 +83,9 @@ impl Identities {
     /// Adds the new identities among `more` to the connection, all of them or none.
     pub fn add(&mut self, id: usize, more: Vec<Identity>, limits: &IdentityLimits) -> Result<(), TooMany> {
         let Some(proved) = self.of.get_mut(id) else { return Ok(()) };
-        let more: Vec<Identity> = more.into_iter().filter(|who| !proved.list.contains(who)).collect();
-        let bytes: usize = more.iter().map(|who| who.scheme.len() + who.id.len()).sum();
+        let more: Vec<Identity> =
+            more.into_iter().filter(|identity| !proved.list.contains(identity)).collect();
+        let bytes: usize = more.iter().map(|identity| identity.scheme.len() + identity.id.len()).sum();
         let fits = proved.list.len() - 1 + more.len() <= limits.per_connection
             && proved.bytes + bytes <= limits.bytes_per_connection
             && self.count + more.len() <= limits.total
@@ -103,12 +105,12 @@ impl Identities {
 mod tests {
     use super::*;
 
-    fn who(user: &str) -> Vec<Identity> {
+    fn identity(user: &str) -> Vec<Identity> {
         vec![Identity::new("digest", user)]
     }
 
     #[test]
-    fn each_limit_refuses_what_exceeds_it_and_nothing_else() {
+    fn each_limit_refuses_only_requests_beyond_it() {
         let wide = IdentityLimits::default();
         let cases = [
             (IdentityLimits { per_connection: 1, ..wide }, Ok(()), Err(TooMany), Ok(())),
@@ -120,18 +122,22 @@ mod tests {
         for (limits, first, second, of_another) in cases {
             let mut identities = Identities::default();
             (0..2).for_each(|id| identities.open(id, [127, 0, 0, 1].into()));
-            assert_eq!(identities.add(0, who("ab"), &limits), first, "{limits:?}");
-            assert_eq!(identities.add(0, who("ab"), &limits), Ok(()), "proved already: {limits:?}");
-            assert_eq!(identities.add(0, who("cd"), &limits), second, "{limits:?}");
-            assert_eq!(identities.add(1, who("ef"), &limits), of_another, "{limits:?}");
+            assert_eq!(identities.add(0, identity("ab"), &limits), first, "{limits:?}");
+            assert_eq!(
+                identities.add(0, identity("ab"), &limits),
+                Ok(()),
+                "authenticated already: {limits:?}"
+            );
+            assert_eq!(identities.add(0, identity("cd"), &limits), second, "{limits:?}");
+            assert_eq!(identities.add(1, identity("ef"), &limits), of_another, "{limits:?}");
         }
     }
 
     #[test]
-    fn a_closed_connection_frees_what_it_took() {
+    fn closed_connection_releases_its_identities() {
         let mut identities = Identities::default();
         identities.open(3, [127, 0, 0, 1].into());
-        identities.add(3, who("ab"), &IdentityLimits::default()).unwrap();
+        identities.add(3, identity("ab"), &IdentityLimits::default()).unwrap();
         assert_eq!(identities.usage(), (1, 8));
         identities.close(3);
         assert_eq!((identities.usage(), identities.of(3)), ((0, 0), &[][..]));

@@ -1,8 +1,8 @@
 //! Jute, ZooKeeper's wire encoding: big-endian numbers, length-prefixed buffers, counted vectors.
-//! Reading never trusts a length or a count, borrows from the frame, and fails rather than guess.
-//! What the fields mean is in `proto.rs`.
+//! The reader borrows from the frame and checks every length and count before it is used. The
+//! meaning of fields belongs in `proto.rs`. Pure.
 
-/// The bytes do not hold what the reader was asked for.
+/// The bytes are not a valid encoding of the requested field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     #[error("the record ends before its last field")]
@@ -59,7 +59,7 @@ impl<'a> Reader<'a> {
         self.array().map(i64::from_be_bytes)
     }
 
-    /// A buffer; null (-1) and empty are different on the wire.
+    /// Reads a buffer. Null (-1) and empty are different on the wire.
     pub fn buffer(&mut self) -> Result<Option<&'a [u8]>, DecodeError> {
         match self.i32()? {
             -1 => Ok(None),
@@ -75,8 +75,8 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(bytes).map_err(|_| DecodeError::NotUtf8)
     }
 
-    /// A vector, null read as empty. The count is checked against the bytes that are left, so a forged one
-    /// cannot make us reserve memory.
+    /// Reads a vector; null becomes an empty one. The count is checked against the remaining bytes,
+    /// so that a forged count cannot cause a large allocation.
     pub fn vector<T>(
         &mut self,
         min_item_len: usize,
@@ -118,7 +118,7 @@ pub trait Put {
         self.put_bytes(&v.to_be_bytes());
     }
 
-    /// Lengths here come from frames and nodes, both limited far below `i32::MAX`.
+    /// Appends a length. Lengths of frames and nodes are limited far below `i32::MAX`.
     fn put_len(&mut self, len: usize) {
         self.put_i32(i32::try_from(len).unwrap_or(i32::MAX));
     }
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forged_count_is_refused_before_memory_is_reserved() {
+    fn forged_count_is_refused_before_allocation() {
         let mut out = Vec::new();
         out.put_i32(i32::MAX);
         assert_eq!(Reader::new(&out).strings(), Err(DecodeError::BadLength(i32::MAX)));
@@ -187,7 +187,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_put_is_read(a in any::<i32>(), b in any::<i64>(), c in any::<bool>(), s in ".{0,40}", d in any::<Vec<u8>>()) {
+        fn fields_round_trip(a in any::<i32>(), b in any::<i64>(), c in any::<bool>(), s in ".{0,40}", d in any::<Vec<u8>>()) {
             let mut out = Vec::new();
             out.put_i32(a);
             out.put_i64(b);

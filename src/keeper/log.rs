@@ -1,10 +1,12 @@
-//! The log: numbered segments of frames. A frame is everything that one `fdatasync` made durable, under one checksum,
-//! so what a power cut can leave behind is exactly one bad frame with nothing after it. That is cut off; a bad frame
-//! with a good one behind it is damage, and is reported with its place, never skipped.
+//! The write-ahead log: numbered segments of frames. A frame holds all records of one `fdatasync`
+//! under one checksum, so a power cut leaves at most one bad frame, at the end of the log, which
+//! recovery cuts off. A bad frame before a good one is damage; it is reported with its offset and
+//! never skipped.
 //!
-//! Segment: magic, number, salt, salt and end of the segment before, crc; so one that lost whole frames at its end is
-//! found out by the next. Frame: mark, payload length, crc, payload. Mark and crc depend on the salt and the place, so
-//! bytes that a client stored cannot pass for a frame. Unused space at the end is zeros.
+//! Segment: magic, number, salt, salt and end of the previous segment, crc. The next segment thus
+//! detects the loss of whole frames at the end of the previous one. Frame: mark, payload length,
+//! crc, payload. Mark and crc depend on the salt and the offset, so data that a client stored
+//! cannot be mistaken for a frame. Unused space at the end is zeros.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -18,27 +20,28 @@ use super::txn::Txn;
 
 const MAGIC: &[u8; 8] = b"PCLOG\0\0\x02";
 const SEGMENT_HEADER_LEN: usize = 44;
-/// Of segments that say nothing about the one before.
+/// The first version of the format, whose header does not describe the previous segment.
 const OLD_MAGIC: &[u8; 8] = b"PCLOG\0\0\x01";
 const OLD_SEGMENT_HEADER_LEN: usize = 28;
 pub(super) const FRAME_HEADER_LEN: usize = 12;
-/// Space is filled with zeros ahead, in steps: writing over blocks that are there already is a sync of data alone, where
-/// a block that was only promised costs the file system's journal a commit each time.
+/// Size of the zero-filled space ahead of the log. Overwriting allocated blocks syncs data only,
+/// while each newly allocated block costs a commit of the file system's journal.
 const RESERVE_BYTES: u64 = 1 << 20;
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
-/// Small steps use more of a nearly full disk.
+/// Step of `reserve_ahead`: small, so that it uses most of a nearly full disk.
 const AHEAD_STEP: usize = 4 << 10;
-/// Of every file in the data directory: what clients stored may be secret, whatever the directory lets others do.
+/// Mode of every file in the data directory. Stored data may be secret, whatever the mode of the
+/// directory is.
 pub(super) const FILE_MODE: u32 = 0o600;
 
-/// Why stored data cannot be used, or not be written.
+/// An error while reading or writing the data directory.
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
     #[error("cannot {doing} {}", path.display())]
     Io { doing: &'static str, path: PathBuf, source: io::Error },
     #[error("{} is damaged at byte {offset}: {what}", path.display())]
     Damaged { path: PathBuf, offset: u64, what: String },
-    #[error("{} is missing, and with it a part of what was written", path.display())]
+    #[error("{} is missing: part of the log is lost", path.display())]
     Missing { path: PathBuf },
     #[error("{} is in use by another keeper", path.display())]
     InUse { path: PathBuf },
@@ -56,8 +59,9 @@ pub(super) fn segment_path(dir: &Path, number: u64) -> PathBuf {
 }
 
 impl StorageError {
-    /// Whether the system had no room, be it of files or of space: it may have some later.
-    pub(super) fn is_shortage(&self) -> bool {
+    /// Returns whether the system was out of open files or disk space, so that a later retry can
+    /// succeed.
+    pub(super) fn is_out_of_resources(&self) -> bool {
         let StorageError::Io { source, .. } = self else { return false };
         let short = [Errno::MFILE, Errno::NFILE, Errno::NOSPC, Errno::DQUOT];
         Errno::from_io_error(source).is_some_and(|errno| short.contains(&errno))
@@ -65,20 +69,20 @@ impl StorageError {
 }
 
 impl StorageError {
-    /// Whether a write failed because the disk is full. It can be repeated at the same offset,
-    /// unlike a failed sync.
+    /// Returns whether a write failed because the disk is full. Unlike a failed sync, it can be
+    /// repeated at the same offset.
     pub(super) fn is_full_disk(&self) -> bool {
         let StorageError::Io { doing: "write", source, .. } = self else { return false };
         Errno::from_io_error(source).is_some_and(|errno| [Errno::NOSPC, Errno::DQUOT].contains(&errno))
     }
 }
 
-/// A segment that nobody sees yet. Until it is published, nothing in the directory has changed but a file aside.
+/// A new segment under a temporary name. Recovery ignores it until it is published.
 #[derive(Debug)]
 pub struct Draft {
     file: File,
-    aside: PathBuf,
-    /// Opened before anything is written: with its name given, a segment must become durable.
+    temp_path: PathBuf,
+    /// Opened before the rename: once the segment has its name, the directory must be synced.
     dir: File,
     path: PathBuf,
     salt: u64,
@@ -86,23 +90,23 @@ pub struct Draft {
 
 impl Draft {
     pub fn write(dir: &Path, number: u64, salt: u64, before: Option<Tail>) -> Result<Self, StorageError> {
-        let aside = draft_path(dir);
+        let temp_path = draft_path(dir);
         let handle = File::open(dir).map_err(io_error("open", dir))?;
         let file = OpenOptions::new()
             .write(true)
             .create(true)
             .truncate(true)
             .mode(FILE_MODE)
-            .open(&aside)
-            .map_err(io_error("create", &aside))?;
-        file.write_all_at(&segment_header(number, salt, before), 0).map_err(io_error("write", &aside))?;
-        file.sync_all().map_err(io_error("sync", &aside))?;
-        Ok(Draft { file, aside, dir: handle, path: segment_path(dir, number), salt })
+            .open(&temp_path)
+            .map_err(io_error("create", &temp_path))?;
+        file.write_all_at(&segment_header(number, salt, before), 0).map_err(io_error("write", &temp_path))?;
+        file.sync_all().map_err(io_error("sync", &temp_path))?;
+        Ok(Draft { file, temp_path, dir: handle, path: segment_path(dir, number), salt })
     }
 
-    /// Gives the segment its name and makes that durable.
+    /// Renames the segment to its final name and syncs the directory.
     pub fn publish(self) -> Result<Segment, StorageError> {
-        std::fs::rename(&self.aside, &self.path).map_err(io_error("rename to", &self.path))?;
+        std::fs::rename(&self.temp_path, &self.path).map_err(io_error("rename to", &self.path))?;
         self.dir.sync_all().map_err(io_error("sync the directory of", &self.path))?;
         let mut segment = Segment {
             file: self.file,
@@ -117,19 +121,19 @@ impl Draft {
     }
 }
 
-/// Where a segment is written before it has its name.
+/// The temporary name of a new segment.
 pub(super) fn draft_path(dir: &Path) -> PathBuf {
     dir.join("log.new")
 }
 
-/// Where a segment ends, and which one it is: what the next one remembers of it.
+/// Identity and end of a segment, as recorded in the header of the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tail {
     pub salt: u64,
     pub end: u64,
 }
 
-/// The first segment has none before it; no segment ends at 0.
+/// Recorded by the first segment, which has no predecessor. No segment ends at 0.
 const NO_TAIL: Tail = Tail { salt: 0, end: 0 };
 
 fn segment_header(number: u64, salt: u64, before: Option<Tail>) -> Vec<u8> {
@@ -151,7 +155,7 @@ pub struct Segment {
     path: PathBuf,
     salt: u64,
     offset: u64,
-    /// Up to here zeros are written; `None` once the disk had no room for them.
+    /// End of the zero-filled space; `None` after the disk was too full to write zeros.
     reserved: Option<u64>,
     /// The next frame; its header is filled in by `commit`.
     pending: Vec<u8>,
@@ -159,7 +163,7 @@ pub struct Segment {
 
 impl Segment {
     fn start_frame(&mut self) {
-        // One huge frame must not keep its memory for ever.
+        // Releases the memory of an unusually large frame.
         if self.pending.capacity() > 1 << 20 {
             self.pending = Vec::new();
         }
@@ -182,13 +186,14 @@ impl Segment {
         self.offset
     }
 
-    /// What is durable of it.
+    /// Returns the end of the durable part.
     pub fn tail(&self) -> Tail {
         Tail { salt: self.salt, end: self.offset }
     }
 
-    /// Makes all that was appended durable with one sync; does nothing if there is nothing. After an error the
-    /// segment must not be used again: what reached the disk is unknown, and trying once more could hide a loss.
+    /// Makes all appended records durable with one sync; does nothing if there are none. After an
+    /// error the segment must not be used again: it is unknown which bytes reached the disk, and a
+    /// retry could hide a loss.
     pub fn commit(&mut self) -> Result<(), StorageError> {
         let len = self.pending_bytes();
         if len == 0 {
@@ -207,7 +212,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Allocates up to `bytes` more of the disk for later records, or as much of that as is free.
+    /// Allocates up to `bytes` of disk space for later records, or as much of it as is free.
     pub fn reserve_ahead(&mut self, bytes: u64) {
         let to = self.offset + self.pending.len() as u64 + bytes;
         let mut at = self.reserved.unwrap_or(0).max(self.offset);
@@ -217,13 +222,14 @@ impl Segment {
         self.reserved = Some(at);
     }
 
-    /// Bytes that can be logged without allocating more of the disk.
-    pub fn room(&self) -> u64 {
+    /// Returns the bytes that can be logged without allocating disk space.
+    pub fn free_bytes(&self) -> u64 {
         let used = self.offset + self.pending.len() as u64;
         self.reserved.map_or(0, |reserved| reserved.saturating_sub(used))
     }
 
-    /// Only an optimisation: where it is refused, writes grow the file, or say why they cannot.
+    /// Writes zeros ahead of the log. Only an optimisation: after a failure, `commit` grows the
+    /// file itself or reports the error.
     fn reserve(&self, from: u64, to: u64) -> Option<u64> {
         let mut at = from;
         while at < to {
@@ -234,7 +240,7 @@ impl Segment {
         Some(to)
     }
 
-    /// Cuts the unused space off: only the last segment may end in anything but a frame.
+    /// Cuts off the unused space. Only the last segment may have bytes after its last frame.
     pub fn finish(self) -> Result<(), StorageError> {
         self.file.set_len(self.offset).map_err(io_error("cut", &self.path))?;
         self.file.sync_all().map_err(io_error("sync", &self.path))
@@ -260,7 +266,7 @@ fn frame_crc(salt: u64, offset: u64, payload: &[u8]) -> u32 {
     crc32c::crc32c_append(place, payload)
 }
 
-/// The payload of the frame at `offset`, if a whole and true one is there.
+/// Returns the payload of the frame at `offset`, if there is a complete and valid one.
 fn frame_at(bytes: &[u8], salt: u64, offset: usize) -> Option<&[u8]> {
     let rest = bytes.get(offset..)?;
     let (header, rest) = rest.split_at_checked(FRAME_HEADER_LEN)?;
@@ -278,70 +284,73 @@ pub struct Record<'a> {
     pub zxid: i64,
     pub now_ms: i64,
     pub txn: Txn<'a>,
-    /// Of the frame that holds it.
+    /// Offset of its frame.
     pub offset: u64,
 }
 
-/// Where a segment's good frames end.
+/// The end of a segment's valid frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct End {
     pub tail: Tail,
-    /// Bytes of a frame that was never completed follow.
+    /// Whether an incomplete frame follows.
     pub torn: bool,
 }
 
-/// A segment as it was found.
+/// A segment that was read for recovery.
 #[derive(Debug)]
-pub struct Stored {
+pub struct StoredSegment {
     path: PathBuf,
     bytes: Vec<u8>,
     salt: u64,
-    /// What it says about the segment before it; `None` if it was written when segments said nothing.
+    /// The recorded end of the previous segment; `None` in the first version of the format.
     before: Option<Tail>,
     header_len: usize,
 }
 
-impl Stored {
+impl StoredSegment {
     pub fn read(path: &Path, number: u64) -> Result<Self, StorageError> {
         let bytes = std::fs::read(path).map_err(io_error("read", path))?;
         let damaged = |what: &str| damaged(path, 0, what.to_owned());
         let header_len =
             if bytes.starts_with(OLD_MAGIC) { OLD_SEGMENT_HEADER_LEN } else { SEGMENT_HEADER_LEN };
-        let header = bytes.get(..header_len).ok_or_else(|| damaged("its header is incomplete"))?;
+        let header = bytes.get(..header_len).ok_or_else(|| damaged("incomplete header"))?;
         if !header.starts_with(MAGIC) && !header.starts_with(OLD_MAGIC) {
-            return Err(damaged("it is not a log segment of this version"));
+            return Err(damaged("not a log segment of a supported version"));
         }
         let (fields, crc) = header.split_at(header_len - 4);
         if crc != crc32c::crc32c(fields).to_be_bytes() {
-            return Err(damaged("its header does not match its checksum"));
+            return Err(damaged("bad checksum of the header"));
         }
         let (fields, _) = fields[8..].as_chunks::<8>();
         let fields: Vec<u64> = fields.iter().map(|field| u64::from_be_bytes(*field)).collect();
         let (salt, before) = match fields[..] {
-            [found, ..] if found != number => return Err(damaged("it is another segment under this name")),
+            [found, ..] if found != number => return Err(damaged("number in the header and name differ")),
             [_, salt, before_salt, end] => (salt, Some(Tail { salt: before_salt, end })),
             [_, salt] => (salt, None),
-            _ => return Err(damaged("its header is incomplete")),
+            _ => return Err(damaged("incomplete header")),
         };
-        Ok(Stored { path: path.to_owned(), bytes, salt, before, header_len })
+        Ok(StoredSegment { path: path.to_owned(), bytes, salt, before, header_len })
     }
 
-    /// Refuses a segment before this one that is not what it was when this one was begun.
+    /// Checks the previous segment, which is at `path`, against the end that this one recorded.
     pub fn check_before(&self, path: &Path, found: Tail) -> Result<(), StorageError> {
         match self.before {
-            Some(told) if told.salt != found.salt => {
-                Err(damaged(path, 0, format!("it is not the segment that {} follows", self.path.display())))
+            Some(recorded) if recorded.salt != found.salt => {
+                Err(damaged(path, 0, format!("not the segment that precedes {}", self.path.display())))
             }
-            Some(told) if told.end != found.end => {
-                let what =
-                    format!("its records end here, and {} says at byte {}", self.path.display(), told.end);
+            Some(recorded) if recorded.end != found.end => {
+                let what = format!(
+                    "its records end here, but {} expects byte {}",
+                    self.path.display(),
+                    recorded.end
+                );
                 Err(damaged(path, found.end, what))
             }
             _ => Ok(()),
         }
     }
 
-    /// Hands every record to `each`, in order. Only the `last` segment may have a torn end.
+    /// Calls `each` for every record, in order. Only the `last` segment may have a torn end.
     pub fn replay(
         &self,
         last: bool,
@@ -366,12 +375,12 @@ impl Stored {
         let torn = bytes[offset..].iter().any(|byte| *byte != 0);
         if torn {
             if let Some(good) = next_frame(bytes, salt, offset + 1) {
-                return Err(damaged(offset, format!("a good record follows at byte {good}")));
+                return Err(damaged(offset, format!("a valid record follows at byte {good}")));
             }
             if !last {
                 return Err(damaged(
                     offset,
-                    "it ends within a record, and is not the last segment".to_owned(),
+                    "torn record at its end, but it is not the last segment".to_owned(),
                 ));
             }
         }
@@ -388,7 +397,7 @@ fn next_frame(bytes: &[u8], salt: u64, from: usize) -> Option<usize> {
         .find(|offset| frame_at(bytes, salt, *offset).is_some())
 }
 
-/// Cuts a segment after its last good frame.
+/// Cuts a segment after its last valid frame.
 pub fn cut(path: &Path, tail: Tail) -> Result<(), StorageError> {
     let file = OpenOptions::new().write(true).open(path).map_err(io_error("open", path))?;
     file.set_len(tail.end).map_err(io_error("cut", path))?;

@@ -1,14 +1,18 @@
-//! The embedded store: one durable node that speaks ZooKeeper's client protocol, so that every ZooKeeper client and tool
-//! works on it, and an ensemble can take its place by address.
+//! The embedded store: one durable server that implements ZooKeeper's client protocol. Every
+//! ZooKeeper client and tool works with it, and a ZooKeeper ensemble can replace it by address.
 //!
-//! Read it from the inside out: `tree` and `state` are the pure state machine, `txn` what it logs, `watch` and `session`
-//! the pure tables beside it; `log`, `snapshot` and `storage` make it durable; `jute`, `proto` and `words` are the wire;
-//! `serve` and `reply` give requests their meaning; `door` and `tls` are how clients come in; `server` owns sockets and time. Nothing here knows what the znodes mean.
+//! Reading order: `tree` and `state` are the pure state machine, and `txn` is the record that it
+//! logs; `watch` and `session` are the pure tables beside it. `log`, `snapshot` and `storage` make
+//! the state durable. `jute`, `proto` and `four_letter` are the wire formats. `requests` and
+//! `reply` execute requests. `socket` accepts clients. `server` owns sockets and time.
+//! Code in this module must not depend on what the znodes mean.
 
 pub mod acl;
 pub mod admission;
-pub mod door;
 pub mod events;
+pub mod four_letter;
+pub mod handle;
+pub mod housekeeping;
 pub mod identities;
 pub mod jute;
 pub mod log;
@@ -17,20 +21,17 @@ pub mod path;
 pub mod proto;
 pub mod refusals;
 pub mod reply;
+pub mod requests;
 mod reserve;
-pub mod serve;
 pub mod server;
 pub mod session;
 pub mod snapshot;
-pub mod start;
+pub mod socket;
 pub mod state;
 pub mod storage;
-pub mod tls;
 pub mod tree;
 pub mod txn;
-pub mod upkeep;
 pub mod watch;
-pub mod watching;
-pub mod words;
+pub mod watch_requests;
 
-pub use start::{Config, Keeper, KeeperError, Limits, StopHandle};
+pub use handle::{Config, Keeper, KeeperError, Limits, StopHandle, TlsListen};

@@ -1,5 +1,5 @@
-//! Bytes on their way to clients. Replies and events are appended while requests are handled, and leave only after the
-//! log is durable: the server flushes, nobody else.
+//! Send buffers of connections. Replies and events are appended while requests are handled; only
+//! the server flushes them, after the log is durable.
 
 use std::io::{ErrorKind, Write};
 
@@ -7,13 +7,13 @@ use super::jute::Put as _;
 use super::proto::Code;
 use super::watch::EventKind;
 
-/// Kept by an idle connection; more is given back.
+/// Buffer capacity that an idle connection keeps; larger buffers are freed.
 const KEPT_BYTES: usize = 16 << 10;
 
-/// Sent bytes are dropped from the front of a buffer when at least this many of them are kept.
+/// Minimum of sent bytes that are removed from the front of a buffer.
 const COMPACT_BYTES: usize = 64 << 10;
 
-/// The xids that are no request's.
+/// The xid of events, which belong to no request.
 const EVENT_XID: i32 = -1;
 
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ struct Outbox {
     bytes: Vec<u8>,
     sent: usize,
     dirty: bool,
-    /// Events in it were dropped: its connection must be closed.
+    /// Whether events were dropped, so that the connection must be closed.
     overflowed: bool,
 }
 
@@ -36,7 +36,7 @@ impl Outbox {
     }
 }
 
-/// The body of a reply that must fit into a frame.
+/// The body of a reply, bounded by the frame limit.
 #[derive(Debug)]
 pub struct Body<'a> {
     out: &'a mut Vec<u8>,
@@ -44,14 +44,15 @@ pub struct Body<'a> {
 }
 
 impl Body<'_> {
-    /// The buffer, if it may grow by `bytes`. Asked before the bytes are made, so that a refused reply costs no memory.
-    pub fn room(&mut self, bytes: usize) -> Result<&mut Vec<u8>, Code> {
+    /// Returns the buffer if it may grow by `bytes`. Called before the bytes are encoded, so that a
+    /// refused reply takes no memory.
+    pub fn reserve(&mut self, bytes: usize) -> Result<&mut Vec<u8>, Code> {
         let fits = self.out.len().saturating_add(bytes) <= self.end;
         if fits { Ok(self.out) } else { Err(Code::Marshalling) }
     }
 }
 
-/// One outbox a connection, by its number.
+/// The outboxes of all connections, indexed by connection id.
 #[derive(Debug, Default)]
 pub struct Outboxes {
     boxes: Vec<Outbox>,
@@ -59,8 +60,8 @@ pub struct Outboxes {
     /// Memory of all buffers together.
     total: usize,
     /// Bytes appended since the last `take_dirty`.
-    fresh: usize,
-    /// Above it, events are not added.
+    unflushed_bytes: usize,
+    /// Memory limit above which events are dropped.
     limit: Option<usize>,
     /// Connections that have lost an event and must be closed.
     overflowed: Vec<usize>,
@@ -70,13 +71,13 @@ pub struct Outboxes {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flushed {
     All,
-    /// The client does not read as fast as it asks.
+    /// The socket is not writable: the client does not read fast enough.
     Blocked,
     Broken,
 }
 
 impl Outboxes {
-    /// Makes room for connection `id`, with nothing in it.
+    /// Creates an empty buffer for connection `id`.
     pub fn open(&mut self, id: usize) {
         if self.boxes.len() <= id {
             self.boxes.resize_with(id + 1, Outbox::default);
@@ -91,14 +92,15 @@ impl Outboxes {
         self.overflowed.retain(|overflowed| *overflowed != id);
     }
 
-    /// Bytes that the client has not taken yet.
-    pub fn waiting(&self, id: usize) -> usize {
+    /// Returns the bytes that the socket has not accepted yet.
+    pub fn unsent_bytes(&self, id: usize) -> usize {
         self.boxes[id].bytes.len() - self.boxes[id].sent
     }
 
-    /// Sets the memory that the buffers may take together before an event closes the connection that it is for. One
-    /// change can have an event for each connection, and none of them can leave before the change is durable.
-    pub fn limit(&mut self, bytes: usize) {
+    /// Sets the memory limit of all buffers together. Above it, an event closes its connection. One
+    /// change can cause an event for each connection, and none can be sent before the change is
+    /// durable.
+    pub fn set_memory_limit(&mut self, bytes: usize) {
         self.limit = Some(bytes);
     }
 
@@ -106,23 +108,23 @@ impl Outboxes {
         std::mem::take(&mut self.overflowed)
     }
 
-    /// Memory that the buffers of all connections take.
-    pub fn total(&self) -> usize {
+    /// Returns the memory of all buffers.
+    pub fn memory_bytes(&self) -> usize {
         self.total
     }
 
-    /// Bytes that were appended since the buffers were flushed last.
-    pub fn fresh(&self) -> usize {
-        self.fresh
+    /// Returns the bytes appended since the last flush.
+    pub fn unflushed_bytes(&self) -> usize {
+        self.unflushed_bytes
     }
 
-    /// Memory that the buffer of connection `id` takes.
-    pub fn held(&self, id: usize) -> usize {
+    /// Returns the memory of the buffer of connection `id`.
+    pub fn capacity_of(&self, id: usize) -> usize {
         self.boxes.get(id).map_or(0, |outbox| outbox.bytes.capacity())
     }
 
     pub fn take_dirty(&mut self) -> Vec<usize> {
-        self.fresh = 0;
+        self.unflushed_bytes = 0;
         let dirty = std::mem::take(&mut self.dirty);
         for id in &dirty {
             self.boxes[*id].dirty = false;
@@ -130,7 +132,7 @@ impl Outboxes {
         dirty
     }
 
-    /// Hands the list back so that its memory is used again.
+    /// Takes back the list of `take_dirty`, to reuse its memory.
     pub fn recycle(&mut self, mut list: Vec<usize>) {
         if self.dirty.is_empty() {
             list.clear();
@@ -138,7 +140,7 @@ impl Outboxes {
         }
     }
 
-    /// Lets `write` append to the buffer of connection `id`, and keeps count of the memory.
+    /// Appends to the buffer of connection `id` with `write` and updates the counters.
     fn append(&mut self, id: usize, write: impl FnOnce(&mut Vec<u8>)) {
         let outbox = &mut self.boxes[id];
         if !outbox.dirty {
@@ -147,12 +149,12 @@ impl Outboxes {
         }
         let (len, capacity) = (outbox.bytes.len(), outbox.bytes.capacity());
         write(&mut outbox.bytes);
-        self.fresh += outbox.bytes.len() - len;
+        self.unflushed_bytes += outbox.bytes.len() - len;
         self.total += outbox.bytes.capacity() - capacity;
     }
 
-    /// Bytes without a frame around them: four-letter words.
-    pub fn raw(&mut self, id: usize, bytes: &[u8]) {
+    /// Appends bytes without a frame: replies to four-letter commands.
+    pub fn unframed(&mut self, id: usize, bytes: &[u8]) {
         self.append(id, |out| out.extend_from_slice(bytes));
     }
 
@@ -174,8 +176,8 @@ impl Outboxes {
         });
     }
 
-    /// A reply whose body may turn out to be too large for a frame of `limit` bytes. `body` asks for room before it
-    /// writes; when there is none, its error is the reply.
+    /// Appends a reply of at most `limit` bytes. `body` reserves space before it writes; if it
+    /// fails, its error becomes the reply.
     pub fn bounded_reply(
         &mut self,
         id: usize,
@@ -198,7 +200,7 @@ impl Outboxes {
         written
     }
 
-    pub fn refusal(&mut self, id: usize, xid: i32, zxid: i64, code: Code) {
+    pub fn error_reply(&mut self, id: usize, xid: i32, zxid: i64, code: Code) {
         self.frame(id, |out| put_header(out, xid, zxid, code));
     }
 
@@ -235,7 +237,7 @@ impl Outboxes {
                 Err(_) => return Flushed::Broken,
             }
         }
-        // Inside TLS, what was taken has not gone yet.
+        // TLS buffers the bytes until it is flushed.
         match to.flush() {
             Ok(()) => {}
             Err(err) if err.kind() == ErrorKind::WouldBlock => return Flushed::Blocked,

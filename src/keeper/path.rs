@@ -1,8 +1,8 @@
-//! What a znode path may look like, and its parts. Pure.
+//! Validation of znode paths, and their paths_are_split_into_parent_and_name. Pure.
 
 use super::proto::Code;
 
-/// The nodes that every ZooKeeper tree is born with; none of them can be deleted.
+/// The nodes of every new ZooKeeper tree; they cannot be deleted.
 pub const ROOT: &str = "/";
 pub const ZOOKEEPER: &str = "/zookeeper";
 pub const QUOTA: &str = "/zookeeper/quota";
@@ -12,7 +12,8 @@ pub fn is_reserved(path: &str) -> bool {
     matches!(path, ROOT | ZOOKEEPER | QUOTA | CONFIG)
 }
 
-/// Refuses what ZooKeeper refuses: relative paths, empty, `.` and `..` elements, control and private-use characters.
+/// Refuses the same paths as ZooKeeper: relative paths, empty, `.` and `..` elements, and control
+/// and private-use characters.
 pub fn validate(path: &str) -> Result<(), Code> {
     let Some(rest) = path.strip_prefix('/') else {
         return Err(Code::BadArguments);
@@ -29,7 +30,7 @@ fn is_forbidden(c: char) -> bool {
     matches!(c, '\0'..='\x1f' | '\x7f'..='\u{9f}' | '\u{e000}'..='\u{f8ff}' | '\u{fff0}'..='\u{ffff}')
 }
 
-/// Parent path and own name; `/` has neither.
+/// Returns the parent path and the own name; `None` for `/`.
 pub fn split(path: &str) -> Option<(&str, &str)> {
     let (parent, name) = path.rsplit_once('/')?;
     if name.is_empty() {
@@ -38,7 +39,7 @@ pub fn split(path: &str) -> Option<(&str, &str)> {
     Some((if parent.is_empty() { ROOT } else { parent }, name))
 }
 
-/// The path itself, then each parent up to the root.
+/// Iterates over the path itself and all its ancestors, up to the root.
 pub fn ancestry(path: &str) -> impl Iterator<Item = &str> {
     std::iter::successors(Some(path), |path| split(path).map(|(parent, _)| parent))
 }
@@ -48,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_that_zookeeper_refuses() {
+    fn paths_are_validated_as_in_zookeeper() {
         let bad = [
             "",
             "a",
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn parts() {
+    fn paths_are_split_into_parent_and_name() {
         assert_eq!(split("/"), None);
         assert_eq!(split("/a"), Some(("/", "a")));
         assert_eq!(split("/a/b"), Some(("/a", "b")));

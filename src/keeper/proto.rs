@@ -1,10 +1,10 @@
-//! ZooKeeper's requests and reply pieces: operation and error numbers, decoding of request bodies, encoding of stats
-//! and access lists. Knows shapes, not meanings: what a request does is decided in `state.rs` and `serve.rs`.
+//! ZooKeeper's wire types: operation and error numbers, decoding of requests, encoding of stats and
+//! access lists. Executing requests belongs in `state.rs` and `requests.rs`. Pure.
 
 use super::acl::{Acl, Identity};
 use super::jute::{DecodeError, Put, Reader};
 
-/// ZooKeeper's error codes, those that this server sends.
+/// The ZooKeeper error codes that this server sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Code {
@@ -112,7 +112,7 @@ pub enum CreateMode {
     Ttl(i64),
 }
 
-/// One change that a client asks for, alone or in a multi.
+/// One write operation, alone or in a multi.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op<'a> {
     Create {
@@ -178,7 +178,7 @@ impl<'a> Read<'a> {
     }
 }
 
-/// Which of a connection's watches on a path are meant.
+/// Selects watches of a connection on a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatcherKind {
     Children,
@@ -188,7 +188,7 @@ pub enum WatcherKind {
 
 /// The watches that a client had before it reconnected.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct HeldWatches<'a> {
+pub struct PreviousWatches<'a> {
     pub seen_zxid: i64,
     pub data: Vec<&'a str>,
     pub exist: Vec<&'a str>,
@@ -207,7 +207,7 @@ pub enum Request<'a> {
     Ping,
     CloseSession,
     Auth { scheme: &'a str, auth: &'a [u8] },
-    SetWatches(HeldWatches<'a>),
+    SetWatches(PreviousWatches<'a>),
     AddWatch { path: &'a str, recursive: bool },
     RemoveWatches { path: &'a str, kind: WatcherKind },
     CheckWatches { path: &'a str, kind: WatcherKind },
@@ -221,7 +221,7 @@ pub struct Connect<'a> {
     pub timeout_ms: i32,
     pub session: i64,
     pub password: &'a [u8],
-    /// Old clients leave the read-only byte out, and must not get one back.
+    /// Whether the client sent the read-only byte. Old clients do not, and must not receive one.
     pub has_read_only: bool,
 }
 
@@ -269,7 +269,7 @@ pub fn decode(opcode: i32, body: &[u8]) -> Result<Request<'_>, Code> {
             let _kind = r.i32()?;
             Request::Auth { scheme: r.string()?, auth: r.buffer()?.unwrap_or(&[]) }
         }
-        op::SET_WATCHES | op::SET_WATCHES2 => Request::SetWatches(decode_held(opcode, r)?),
+        op::SET_WATCHES | op::SET_WATCHES2 => Request::SetWatches(decode_previous_watches(opcode, r)?),
         op::ADD_WATCH => {
             let path = r.string()?;
             let recursive = match r.i32()? {
@@ -297,8 +297,8 @@ fn decode_op<'a>(opcode: i32, r: &mut Reader<'a>) -> Result<Op<'a>, Code> {
     })
 }
 
-/// Inside a multi ZooKeeper answers by the kind of node, whatever the operation was called: with a stat for containers
-/// and TTL nodes, with the path alone for all others.
+/// Sets `wants_stat` as in ZooKeeper: inside a multi the kind of node decides, not the operation.
+/// Containers and TTL nodes are answered with a stat, all others with the path alone.
 fn as_in_multi(op: Op<'_>) -> Op<'_> {
     match op {
         Op::Create { path, data, acl, mode, sequential, wants_stat: _ } => {
@@ -336,7 +336,7 @@ fn decode_read<'a>(opcode: i32, r: &mut Reader<'a>) -> Result<Read<'a>, Code> {
     })
 }
 
-/// Headers and bodies until the one that says it is the last.
+/// Decodes headers and bodies up to the header that is marked as the last.
 fn decode_multi<'a, T>(
     r: &mut Reader<'a>,
     mut item: impl FnMut(i32, &mut Reader<'a>) -> Result<T, Code>,
@@ -351,19 +351,19 @@ fn decode_multi<'a, T>(
     }
 }
 
-fn decode_held<'a>(opcode: i32, r: &mut Reader<'a>) -> Result<HeldWatches<'a>, DecodeError> {
-    let mut held = HeldWatches {
+fn decode_previous_watches<'a>(opcode: i32, r: &mut Reader<'a>) -> Result<PreviousWatches<'a>, DecodeError> {
+    let mut previous = PreviousWatches {
         seen_zxid: r.i64()?,
         data: r.strings()?,
         exist: r.strings()?,
         child: r.strings()?,
-        ..HeldWatches::default()
+        ..PreviousWatches::default()
     };
     if opcode == op::SET_WATCHES2 {
-        held.persistent = r.strings()?;
-        held.recursive = r.strings()?;
+        previous.persistent = r.strings()?;
+        previous.recursive = r.strings()?;
     }
-    Ok(held)
+    Ok(previous)
 }
 
 fn decode_kind(r: &mut Reader<'_>) -> Result<WatcherKind, Code> {
@@ -378,12 +378,12 @@ fn decode_kind(r: &mut Reader<'_>) -> Result<WatcherKind, Code> {
 pub fn decode_acl(r: &mut Reader<'_>) -> Result<Vec<Acl>, DecodeError> {
     r.vector(12, |r| {
         let (perms, scheme) = (r.i32()?, r.string()?);
-        // kazoo sends no id with the scheme `auth`, which needs none.
+        // kazoo sends a null id with the scheme `auth`, which needs no id.
         let id = match r.string() {
             Err(DecodeError::Null) => "",
             id => id?,
         };
-        Ok(Acl { perms, who: Identity::new(scheme, id) })
+        Ok(Acl { perms, identity: Identity::new(scheme, id) })
     })
 }
 
@@ -391,7 +391,7 @@ pub fn encode_acl(list: &[Acl], out: &mut impl Put) {
     out.put_len(list.len());
     for acl in list {
         out.put_i32(acl.perms);
-        out.put_string(&acl.who.scheme);
-        out.put_string(&acl.who.id);
+        out.put_string(&acl.identity.scheme);
+        out.put_string(&acl.identity.id);
     }
 }

@@ -1,8 +1,8 @@
-//! Counts refusals by their reason, and decides which of them are logged: the first of each reason at once,
-//! then one line in ten seconds with the number of those in between. A client that is refused in a loop
-//! cannot fill the log. Pure: the time comes in as an argument.
+//! Counts refusals by reason and limits their log lines: the first refusal of a reason is logged at
+//! once, then at most one line in ten seconds with the number of refusals in between. A client that
+//! is refused in a loop cannot fill the log. Pure.
 
-/// Time between two lines about the same reason.
+/// Minimum time between two log lines about the same reason.
 const LINE_EVERY_MS: i64 = 10_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,13 +13,13 @@ pub enum Reason {
     BadFrame,
     /// Too many connections, in total or from one address.
     Connection,
-    /// No identity of the connection has a right in the tree, and its time to authenticate is over.
-    Stranger,
+    /// No identity of the connection has a right in the tree, and its time to authenticate is up.
+    Unauthenticated,
     /// Too many identities, or one that is too long.
     Identity,
     /// Too many watches, or paths that are too long together.
     Watch,
-    /// An answer that does not fit into a frame.
+    /// A reply that does not fit into a frame.
     Answer,
     /// The buffers of all connections together are full.
     Buffers,
@@ -31,7 +31,7 @@ const REASONS: usize = Reason::Buffers as usize + 1;
 struct Tally {
     total: u64,
     unlogged: u64,
-    /// When the next line may be written.
+    /// Earliest time of the next log line.
     next_ms: Option<i64>,
 }
 
@@ -39,7 +39,8 @@ struct Tally {
 pub struct Refusals([Tally; REASONS]);
 
 impl Refusals {
-    /// Counts a refusal. Returns the number of unlogged refusals before it if this one is to be logged.
+    /// Counts a refusal. Returns the number of unlogged refusals before it if this one is to be
+    /// logged.
     pub fn note(&mut self, reason: Reason, now_ms: i64) -> Option<u64> {
         let tally = &mut self.0[reason as usize];
         tally.total += 1;
@@ -61,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_line_in_ten_seconds_counts_the_others() {
+    fn refusals_are_logged_at_most_every_ten_seconds_with_a_count() {
         let mut refusals = Refusals::default();
         for (now_ms, line) in [
             (0, Some(0)),
@@ -78,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_has_its_own_line() {
+    fn reasons_are_rate_limited_independently() {
         let mut refusals = Refusals::default();
         assert_eq!(refusals.note(Reason::Rights, 0), Some(0));
         assert_eq!(refusals.note(Reason::BadFrame, 0), Some(0));

@@ -1,4 +1,4 @@
-//! What reads find, and the bodies of replies. Looks at the state and writes bytes; changes nothing.
+//! Executes reads and encodes the bodies of replies. Must not modify the state.
 
 use super::acl;
 use super::jute::Put as _;
@@ -7,7 +7,7 @@ use super::proto::{Code, Op, Read, STAT_BYTES, encode_acl, op};
 use super::state::{Caller, OpResult, State};
 use super::tree::Node;
 
-/// What a read found.
+/// The result of a read.
 #[derive(Debug)]
 pub enum Found<'a> {
     Stat(&'a Node),
@@ -24,7 +24,7 @@ pub fn lookup<'a>(state: &'a State, caller: Caller<'_>, read: Read<'_>) -> Resul
         if acl::allows(&node.acl, perm, caller.proved) { Ok(node) } else { Err(Code::NoAuth) }
     };
     Ok(match read {
-        // As in ZooKeeper, everybody may ask whether a node exists.
+        // As in ZooKeeper, `exists` needs no right.
         Read::Exists { path, .. } => Found::Stat(state.tree.get(path).ok_or(Code::NoNode)?),
         Read::Data { path, .. } => Found::Data(node(path, acl::READ)?),
         Read::Children { path, wants_stat, .. } => {
@@ -45,26 +45,27 @@ pub fn lookup<'a>(state: &'a State, caller: Caller<'_>, read: Read<'_>) -> Resul
     })
 }
 
-/// Writes the result of a read. The size of each part is checked before it is written: an answer
+/// Encodes the result of a read. The size of each part is checked before it is encoded: a reply
 /// that does not fit into a frame is an error, and never takes more memory than a frame.
 pub fn put_found(found: &Found<'_>, body: &mut Body<'_>) -> Result<(), Code> {
     match found {
-        Found::Stat(node) => node.stat().encode(body.room(STAT_BYTES)?),
+        Found::Stat(node) => node.stat().encode(body.reserve(STAT_BYTES)?),
         Found::Data(node) => {
             let data = node.data.as_deref();
-            let out = body.room(4 + data.map_or(0, <[u8]>::len) + STAT_BYTES)?;
+            let out = body.reserve(4 + data.map_or(0, <[u8]>::len) + STAT_BYTES)?;
             out.put_optional_buffer(data);
             node.stat().encode(out);
         }
         Found::Children { node, wants_stat } => {
             put_strings(node.children(), body)?;
             if *wants_stat {
-                node.stat().encode(body.room(STAT_BYTES)?);
+                node.stat().encode(body.reserve(STAT_BYTES)?);
             }
         }
         Found::Acl { node, hashes } => {
-            let bytes: usize = node.acl.iter().map(|acl| 12 + acl.who.scheme.len() + acl.who.id.len()).sum();
-            let out = body.room(4 + bytes + STAT_BYTES)?;
+            let bytes: usize =
+                node.acl.iter().map(|acl| 12 + acl.identity.scheme.len() + acl.identity.id.len()).sum();
+            let out = body.reserve(4 + bytes + STAT_BYTES)?;
             if *hashes {
                 encode_acl(&node.acl, out);
             } else {
@@ -73,33 +74,33 @@ pub fn put_found(found: &Found<'_>, body: &mut Body<'_>) -> Result<(), Code> {
             node.stat().encode(out);
         }
         Found::Paths(paths) => put_strings(paths.iter().copied(), body)?,
-        Found::Count(count) => body.room(4)?.put_len(*count),
+        Found::Count(count) => body.reserve(4)?.put_len(*count),
     }
     Ok(())
 }
 
 fn put_strings<'a>(strings: impl ExactSizeIterator<Item = &'a str>, body: &mut Body<'_>) -> Result<(), Code> {
-    body.room(4 + 4 * strings.len())?.put_len(strings.len());
+    body.reserve(4 + 4 * strings.len())?.put_len(strings.len());
     for string in strings {
-        body.room(4 + string.len())?.put_string(string);
+        body.reserve(4 + string.len())?.put_string(string);
     }
     Ok(())
 }
 
-/// Bytes of one result of a multi beside its body, and of the mark at its end.
+/// Bytes of the header of each result of a multi, and of the header that marks the end.
 pub const MULTI_HEADER_BYTES: usize = 9;
 
-/// Whether every possible result of `ops` fits into a reply of `limit` bytes. Checked before the
-/// operations are applied, because an applied write must not be answered with a refusal.
+/// Returns whether the largest possible results of `ops` fit into a reply of `limit` bytes. Checked
+/// before the operations are applied, because an applied write must not be answered with an error.
 pub fn multi_fits(ops: &[Op<'_>], limit: usize) -> bool {
-    /// Reply header and the mark at the end.
+    /// The reply header and the header that marks the end.
     const AROUND: usize = 16 + MULTI_HEADER_BYTES;
     /// The number that a sequential node gets at the end of its name.
     const SEQUENCE_BYTES: usize = 10;
     let result = |op: &Op<'_>| match op {
         Op::Create { path, .. } => 4 + path.len() + SEQUENCE_BYTES + STAT_BYTES,
         Op::SetData { .. } | Op::SetAcl { .. } => STAT_BYTES,
-        // An error has its code once more as its body.
+        // The body of an error repeats its code.
         Op::Delete { .. } | Op::Check { .. } => 4,
     };
     ops.iter().map(|op| MULTI_HEADER_BYTES + result(op)).sum::<usize>() + AROUND <= limit

@@ -1,6 +1,6 @@
-//! Disk space that is reserved in a file. When the disk is full, the file is emptied: the changes
-//! accepted until then can be logged, a snapshot can be written, and sessions can be opened and
-//! closed, while new changes are refused.
+//! Disk space that is reserved in a file. When the disk is full, the file is truncated: accepted
+//! changes can still be logged, a snapshot can be written, and sessions can be opened and closed,
+//! while new changes are refused.
 
 use std::fs::File;
 use std::io;
@@ -21,12 +21,12 @@ pub(super) struct Reserve {
     path: PathBuf,
     /// The configured size; on a small file system the reserve is smaller.
     wanted: u64,
-    /// The space that is set aside now.
+    /// The space that is reserved now.
     held: u64,
 }
 
-/// The size of a reserve on a file system of `total` bytes, for a tree whose snapshot has `snapshot` bytes.
-/// 0 is none.
+/// Returns the size of the reserve on a file system of `total` bytes, for a tree whose snapshot has
+/// `snapshot` bytes. 0 is none.
 fn size(wanted: u64, total: u64, snapshot: u64) -> u64 {
     if wanted == 0 {
         return 0;
@@ -38,7 +38,7 @@ fn size(wanted: u64, total: u64, snapshot: u64) -> u64 {
 }
 
 impl Reserve {
-    /// Takes note of a reserve that an earlier process left in `dir`. Allocates nothing.
+    /// Reads the size of a reserve that an earlier process left in `dir`. Allocates no space.
     pub(super) fn in_dir(dir: &Path, wanted: u64) -> Self {
         let path = dir.join("reserve");
         let held = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
@@ -72,12 +72,12 @@ impl Reserve {
         Ok(())
     }
 
-    /// The space that is set aside now.
+    /// Returns the space that is reserved now.
     pub(super) fn bytes(&self) -> u64 {
         self.held
     }
 
-    /// Gives the space back to the file system. False if there was none to give.
+    /// Releases the space to the file system. Returns false if none was reserved.
     pub(super) fn release(&mut self) -> bool {
         if std::mem::take(&mut self.held) == 0 {
             return false;
@@ -120,11 +120,11 @@ mod tests {
     }
 
     #[test]
-    fn space_is_held_until_it_is_released() {
+    fn space_is_reserved_until_it_is_released() {
         let dir = tempfile::tempdir().unwrap();
         let held = || std::fs::metadata(dir.path().join("reserve")).map_or(0, |metadata| metadata.len());
         let mut reserve = Reserve::in_dir(dir.path(), 64 << 10);
-        assert!(!reserve.release(), "nothing was held");
+        assert!(!reserve.release(), "no space was reserved");
         reserve.fill(0).unwrap();
         assert_eq!(held(), 64 << 10);
         // The next process finds the file.

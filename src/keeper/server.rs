@@ -1,8 +1,9 @@
-//! The server: one thread, one loop. Each turn reads what the sockets hold, handles it, makes the log durable with one
-//! sync, and only then sends what was answered. So a write is seen by nobody before it is on disk, all writes that
-//! arrived during one sync share the next, and there is no lock, no queue and no reply to hold back.
+//! The server: one thread with one event loop. Each iteration reads from the sockets, executes the
+//! requests, makes the log durable with one sync, and then sends the replies. Therefore no client
+//! sees a write before it is on disk, writes that arrive during a sync share the next one, and no
+//! lock or queue is needed.
 //!
-//! What a request means is in `serve.rs`; here are sockets, limits and time.
+//! This file owns sockets, limits and time; `requests.rs` executes the requests.
 
 use std::io::{self, ErrorKind, Read as _};
 use std::net::SocketAddr;
@@ -14,32 +15,33 @@ use mio::event::Event;
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token, Waker};
 use rustix::process::{Resource, getrlimit};
-use rustls::ServerConfig;
 use slab::Slab;
 use tracing::{debug, info, warn};
 
 use super::admission::Admission;
-use super::door::{Door, Stream};
+use super::four_letter;
+use super::handle::{Config, KeeperError, SharedStats, StopHandle};
 use super::outbox::Flushed;
-use super::serve::{Now, Peer, Service, SessionRules, Verdict};
-use super::start::{Config, KeeperError, StopHandle};
+use super::requests::{FrameOutcome, Now, Peer, Service, SessionRules};
+use super::socket::{Listener, Stream};
 use super::storage::Storage;
-use super::words;
+use crate::net::tls::ServerTls;
 
 pub(super) const LISTENER: Token = Token(usize::MAX);
 const WAKER: Token = Token(usize::MAX - 1);
 pub(super) const TLS_LISTENER: Token = Token(usize::MAX - 2);
-const EVENTS_A_TURN: usize = 1024;
+const EVENTS_PER_POLL: usize = 1024;
 const READ_BYTES: usize = 256 << 10;
 /// The longest first frame of a connection.
 const MAX_CONNECT_BYTES: usize = 4 << 10;
-/// More answers than this are sent before more is read.
+/// With more bytes of replies than this, replies are sent before more requests are read.
 const FLUSH_BYTES: usize = 16 << 20;
-/// More than this waiting for its sync is synced before more is read.
+/// With more unsynced log bytes than this, the log is synced before more requests are read.
 const COMMIT_BYTES: usize = 4 << 20;
-/// Housekeeping: transient nodes, connections that never spoke.
-const CHORES_EVERY_MS: i64 = 1_000;
-/// A turn that came this much late means that we stood still, not that the clients did.
+/// Interval of `housekeeping`.
+const HOUSEKEEPING_EVERY_MS: i64 = 1_000;
+/// A poll that returns this much too late means that the process was paused. Session timeouts are
+/// extended by that time.
 const LATE_MS: i64 = 500;
 
 #[derive(Debug)]
@@ -47,12 +49,12 @@ pub(super) struct Connection {
     pub(super) stream: Stream,
     pub(super) peer: Peer,
     pub(super) addr: SocketAddr,
-    /// The beginning of a frame whose end has not come yet, or requests that wait for their client to read.
+    /// An incomplete frame, or requests that are postponed until the client reads its replies.
     pub(super) unhandled: Vec<u8>,
     pub(super) since_ms: i64,
-    /// Since when it is only there for its last answers to be taken.
+    /// When closing began; the connection remains until its last replies are sent.
     pub(super) closing_since_ms: Option<i64>,
-    /// Its client does not take its answers; nothing is read from it until it does.
+    /// The client does not read its replies. Reading from it resumes after it does.
     blocked: bool,
 }
 
@@ -60,19 +62,21 @@ pub(super) struct Connection {
 pub struct Server {
     pub(super) config: Config,
     poll: Poll,
-    pub(super) plain: Door,
-    pub(super) secure: Option<Door>,
+    pub(super) plain_listener: Listener,
+    pub(super) tls_listener: Option<Listener>,
     pub(super) service: Service,
     pub(super) connections: Slab<Connection>,
     pub(super) admission: Admission,
-    /// Memory of requests that are not handled yet, of all connections.
+    /// Total memory of `Connection::unhandled`.
     pub(super) unhandled_bytes: usize,
-    /// Connections that may hold more than one read took, and will not be reported as readable again.
+    /// Connections that may have more bytes to read, although `poll` does not report them again.
     unread: Vec<usize>,
     scratch: Box<[u8]>,
     started: Instant,
     stopping: Arc<AtomicBool>,
     pub(super) outstanding_closed: u64,
+    /// Read by other threads; written once a second.
+    pub(super) stats: SharedStats,
 }
 
 impl Server {
@@ -80,9 +84,9 @@ impl Server {
         let started = Instant::now();
         config.limits = config.limits.within(getrlimit(Resource::Nofile).current);
         let poll = Poll::new().map_err(KeeperError::Poll)?;
-        let plain = Door::open(&poll, LISTENER, config.listen, None)?;
-        let secure = match &config.tls {
-            Some(tls) => Some(Door::open(&poll, TLS_LISTENER, tls.listen, Some(tls.config.clone()))?),
+        let plain_listener = Listener::open(&poll, LISTENER, config.listen, None)?;
+        let tls_listener = match &config.tls {
+            Some(tls) => Some(Listener::open(&poll, TLS_LISTENER, tls.listen, Some(tls.config.clone()))?),
             None => None,
         };
         let (dir, tree, reserve) = (&config.data_dir, config.limits.tree, config.reserve_bytes);
@@ -97,13 +101,13 @@ impl Server {
             identities: config.limits.identities,
             watches: config.limits.watches,
         };
-        info!(local_addr = %plain.addr, zxid = state.zxid(), nodes = state.tree.len(), "keeper recovered");
+        info!(local_addr = %plain_listener.addr, zxid = state.zxid(), nodes = state.tree.len(), "keeper recovered");
         let mut service = Service::new(state, storage, rules);
-        service.out.limit(config.limits.max_buffer_bytes);
+        service.out.set_memory_limit(config.limits.max_buffer_bytes);
         let server = Server {
             poll,
-            plain,
-            secure,
+            plain_listener,
+            tls_listener,
             service,
             connections: Slab::new(),
             admission: Admission::default(),
@@ -113,18 +117,23 @@ impl Server {
             started,
             stopping: stopping.clone(),
             outstanding_closed: 0,
+            stats: SharedStats::default(),
             config,
         };
         Ok((server, StopHandle::new(stopping, waker)))
     }
 
     pub fn local_addr(&self) -> SocketAddr {
-        self.plain.addr
+        self.plain_listener.addr
     }
 
-    /// Where TLS is served, if it is.
+    pub fn stats(&self) -> SharedStats {
+        self.stats.clone()
+    }
+
+    /// Returns the address of the TLS listener, if there is one.
     pub fn tls_addr(&self) -> Option<SocketAddr> {
-        self.secure.as_ref().map(|door| door.addr)
+        self.tls_listener.as_ref().map(|listener| listener.addr)
     }
 
     pub(super) fn now(&self) -> Now {
@@ -132,13 +141,13 @@ impl Server {
     }
 
     pub fn run(mut self) -> Result<(), KeeperError> {
-        let mut events = Events::with_capacity(EVENTS_A_TURN);
-        let mut chores_at_ms = CHORES_EVERY_MS;
-        // Sessions from before the start had no chance to be heard while we recovered.
-        self.service.state.sessions.forgive(self.now().mono_ms);
+        let mut events = Events::with_capacity(EVENTS_PER_POLL);
+        let mut housekeeping_at_ms = HOUSEKEEPING_EVERY_MS;
+        // Clients of recovered sessions could not connect during recovery.
+        self.service.state.sessions.extend_deadlines(self.now().mono_ms);
         while !self.stopping.load(Ordering::Acquire) {
             let before_ms = self.now().mono_ms;
-            let wait_ms = self.wait_ms(before_ms, chores_at_ms);
+            let wait_ms = self.wait_ms(before_ms, housekeeping_at_ms);
             match self.poll.poll(&mut events, Some(Duration::from_millis(wait_ms as u64))) {
                 Err(err) if err.kind() == ErrorKind::Interrupted => continue,
                 result => result.map_err(KeeperError::Poll)?,
@@ -146,32 +155,32 @@ impl Server {
             let now = self.now();
             let late_ms = now.mono_ms - before_ms - wait_ms;
             if late_ms > LATE_MS {
-                warn!(late_ms, "stood still; sessions get that time back");
-                self.service.state.sessions.forgive(late_ms);
+                warn!(late_ms, "process was paused; extending session timeouts");
+                self.service.state.sessions.extend_deadlines(late_ms);
             }
-            self.turn(&events, now)?;
-            // With a full batch more clients may be waiting to be heard: not now.
-            if events.iter().count() < EVENTS_A_TURN {
+            self.handle_events(&events, now)?;
+            // After a full batch, requests of live sessions may still be unread: expire later.
+            if events.iter().count() < EVENTS_PER_POLL {
                 self.service.expire_sessions(now);
             }
-            if now.mono_ms >= chores_at_ms {
-                chores_at_ms = now.mono_ms + CHORES_EVERY_MS;
-                self.chores(now)?;
+            if now.mono_ms >= housekeeping_at_ms {
+                housekeeping_at_ms = now.mono_ms + HOUSEKEEPING_EVERY_MS;
+                self.housekeeping(now)?;
             }
-            self.settle(now)?;
+            self.commit_and_flush(now)?;
         }
         self.shut_down()
     }
 
-    fn wait_ms(&self, now_ms: i64, chores_at_ms: i64) -> i64 {
+    fn wait_ms(&self, now_ms: i64, housekeeping_at_ms: i64) -> i64 {
         if !self.unread.is_empty() {
             return 0;
         }
         let expiry_ms = self.service.state.sessions.next_deadline_ms().unwrap_or(i64::MAX);
-        (expiry_ms.min(chores_at_ms) - now_ms).clamp(0, CHORES_EVERY_MS)
+        (expiry_ms.min(housekeeping_at_ms) - now_ms).clamp(0, HOUSEKEEPING_EVERY_MS)
     }
 
-    fn turn(&mut self, events: &Events, now: Now) -> Result<(), KeeperError> {
+    fn handle_events(&mut self, events: &Events, now: Now) -> Result<(), KeeperError> {
         for id in std::mem::take(&mut self.unread) {
             self.read(id, now)?;
         }
@@ -188,12 +197,12 @@ impl Server {
 
     fn ready(&mut self, id: usize, event: &Event, now: Now) -> Result<(), KeeperError> {
         let Some(connection) = self.connections.get(id) else { return Ok(()) };
-        if event.is_writable() && (connection.blocked || connection.stream.holds_back()) {
-            // Goes out with the rest, after the sync: it may hold answers of this very turn.
-            self.service.out.raw(id, &[]);
+        if event.is_writable() && (connection.blocked || connection.stream.has_unsent_records()) {
+            // Sent after the sync: the buffer may hold replies of this iteration.
+            self.service.out.unframed(id, &[]);
         }
         if event.is_read_closed() || event.is_error() {
-            // The end may lie behind the bytes that this read takes, and is not announced again.
+            // The end may follow the bytes of this read, and `poll` does not report it again.
             self.unread.push(id);
         }
         if event.is_readable() {
@@ -204,22 +213,23 @@ impl Server {
 
     pub(super) fn accept(&mut self, token: Token, now: Now) {
         loop {
-            let door = self.secure.as_ref().filter(|_| token == TLS_LISTENER).unwrap_or(&self.plain);
-            let tls = door.tls.clone();
-            let (socket, addr) = match door.listener.accept() {
+            let listener =
+                self.tls_listener.as_ref().filter(|_| token == TLS_LISTENER).unwrap_or(&self.plain_listener);
+            let tls = listener.tls.clone();
+            let (socket, addr) = match listener.socket.accept() {
                 Ok(accepted) => accepted,
                 Err(err) if err.kind() == ErrorKind::WouldBlock => return,
                 Err(err) if err.kind() == ErrorKind::Interrupted => continue,
                 Err(err) => {
-                    warn!(%err, "could not accept a connection");
+                    warn!(%err, "accept failed");
                     return;
                 }
             };
-            if !self.has_room_for(addr, now) {
+            if !self.ensure_slot_for(addr, now) {
                 continue;
             }
             if let Err(err) = self.admit(socket, addr, tls.as_ref(), now) {
-                warn!(%addr, %err, "could not serve a connection");
+                warn!(%addr, %err, "connection setup failed");
             }
         }
     }
@@ -228,12 +238,12 @@ impl Server {
         &mut self,
         socket: TcpStream,
         addr: SocketAddr,
-        tls: Option<&Arc<ServerConfig>>,
+        tls: Option<&ServerTls>,
         now: Now,
     ) -> io::Result<()> {
         socket.set_nodelay(true)?;
         let mut stream = match tls {
-            Some(config) => Stream::tls(socket, config)?,
+            Some(tls) => Stream::tls(socket, tls.config())?,
             None => Stream::Plain(socket),
         };
         let slot = self.connections.vacant_entry();
@@ -253,7 +263,7 @@ impl Server {
         Ok(())
     }
 
-    /// One read, and everything complete in it.
+    /// Reads once from the socket and handles the complete frames.
     fn read(&mut self, id: usize, now: Now) -> Result<(), KeeperError> {
         let Some(connection) = self.connections.get_mut(id) else { return Ok(()) };
         if connection.closing_since_ms.is_some() || connection.blocked {
@@ -290,10 +300,10 @@ impl Server {
         self.unhandled_bytes +=
             self.connections.get(id).map_or(0, |connection| connection.unhandled.capacity());
         if self.service.storage.pending_bytes() > COMMIT_BYTES
-            || self.service.out.fresh() > FLUSH_BYTES
+            || self.service.out.unflushed_bytes() > FLUSH_BYTES
             || self.buffer_bytes() > self.config.limits.max_buffer_bytes
         {
-            self.settle(now)?;
+            self.commit_and_flush(now)?;
         }
         Ok(())
     }
@@ -310,14 +320,14 @@ impl Server {
         }
     }
 
-    /// Handles the complete frames in `bytes` and says how many bytes those were.
+    /// Handles the complete frames in `bytes` and returns their total length.
     fn handle(&mut self, id: usize, bytes: &[u8], now: Now) -> usize {
         let mut at = 0;
         while let Some(head) = bytes[at..].first_chunk::<4>() {
             let Some(connection) = self.connections.get_mut(id) else { break };
-            if connection.peer.session.is_none() && words::is_word(*head) {
-                let text = words::answer(*head, &self.facts());
-                self.service.out.raw(id, text.as_bytes());
+            if connection.peer.session.is_none() && four_letter::is_command(*head) {
+                let text = four_letter::answer(*head, &self.collect_stats_with_clients());
+                self.service.out.unframed(id, text.as_bytes());
                 self.connections[id].closing_since_ms = Some(now.mono_ms);
                 return bytes.len();
             }
@@ -336,13 +346,14 @@ impl Server {
             };
             let Some(frame) = bytes[at + 4..].get(..len) else { break };
             at += 4 + len;
-            if self.service.frame(&mut connection.peer, frame, now) == Verdict::Close {
+            if self.service.frame(&mut connection.peer, frame, now) == FrameOutcome::Close {
                 connection.closing_since_ms = Some(now.mono_ms);
-                // Also with nothing left to say: the flush is what closes.
-                self.service.out.raw(id, &[]);
+                // Schedules a flush even without pending bytes, because `flush` closes the
+                // connection.
+                self.service.out.unframed(id, &[]);
                 return bytes.len();
             }
-            if self.service.out.waiting(id) > self.config.limits.max_outstanding_bytes {
+            if self.service.out.unsent_bytes(id) > self.config.limits.max_outstanding_bytes {
                 connection.blocked = true;
                 break;
             }
@@ -350,8 +361,8 @@ impl Server {
         at
     }
 
-    /// Makes everything durable, then sends it.
-    pub(super) fn settle(&mut self, now: Now) -> Result<(), KeeperError> {
+    /// Syncs the log, then sends the pending replies and events.
+    pub(super) fn commit_and_flush(&mut self, now: Now) -> Result<(), KeeperError> {
         self.service.storage.commit()?;
         for id in std::mem::take(&mut self.service.evicted) {
             self.close(id);
@@ -364,7 +375,7 @@ impl Server {
             self.flush(*id);
         }
         self.service.out.recycle(dirty);
-        self.relieve(now);
+        self.enforce_buffer_limit(now);
         Ok(())
     }
 
@@ -379,9 +390,9 @@ impl Server {
             }
             Flushed::Blocked => {
                 connection.blocked = true;
-                if self.service.out.waiting(id) > 4 * self.config.limits.max_outstanding_bytes {
+                if self.service.out.unsent_bytes(id) > 4 * self.config.limits.max_outstanding_bytes {
                     self.outstanding_closed += 1;
-                    warn!(addr = %connection.addr, "connection closed: its client does not read");
+                    warn!(addr = %connection.addr, "connection closed: client does not read its replies");
                     self.close(id);
                 }
             }
@@ -395,23 +406,24 @@ impl Server {
         self.unhandled_bytes -= connection.unhandled.capacity();
         self.service.disconnected(&connection.peer);
         self.service.out.clear(id);
-        // The number is free for a new connection from here on, which must not be closed in this one's place.
+        // A new connection can get this id from now on and must not be evicted by mistake.
         self.service.evicted.retain(|evicted| *evicted != id);
         if let Err(err) = self.poll.registry().deregister(&mut connection.stream) {
-            debug!(%err, "deregister");
+            debug!(%err, "deregister failed");
         }
         connection.stream.end();
     }
 
-    /// Answers what has arrived, then leaves a snapshot so that the next start is quick.
+    /// Handles the requests that have arrived, then writes a snapshot so that the next start is
+    /// fast.
     fn shut_down(mut self) -> Result<(), KeeperError> {
         let now = self.now();
         let ids: Vec<usize> = self.connections.iter().map(|(id, _)| id).collect();
         for id in ids {
             self.read(id, now)?;
         }
-        self.settle(now)?;
-        // Not left to the end of the process: TLS has a farewell.
+        self.commit_and_flush(now)?;
+        // Explicitly, because TLS sends a close_notify.
         let ids: Vec<usize> = self.connections.iter().map(|(id, _)| id).collect();
         ids.into_iter().for_each(|id| self.close(id));
         self.service.storage.wait_for_snapshot();

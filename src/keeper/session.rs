@@ -1,12 +1,13 @@
-//! Sessions and when they end. Pure: `now_ms` is the caller's monotonic clock. Whether a session that ran out is
-//! closed, and what goes with it, is decided in `state.rs`.
+//! Sessions and their deadlines, on the caller's monotonic clock. Closing expired sessions and
+//! deleting their ephemerals belongs in `state.rs`. Pure.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 use super::txn::Password;
 
-/// With more entries than these the queue is made anew: seldom enough to cost next to nothing for each entry.
+/// With more entries than these the queue is rebuilt. The limits make rebuilding rare enough that
+/// its cost per entry is negligible.
 const QUEUE_PER_SESSION: usize = 4;
 const QUEUE_SLACK: usize = 64;
 
@@ -20,9 +21,9 @@ pub struct Session {
 #[derive(Debug, Clone, Default)]
 pub struct Sessions {
     live: HashMap<i64, Session>,
-    /// At least one entry a session, at or before its true deadline: a touched session is looked up again when its
-    /// old entry comes up, so that a touch costs no queue work. Entries of ended and re-attached sessions stay until
-    /// they come up, or until there are too many of them.
+    /// At least one entry per session, at or before its deadline. A touch does not update the
+    /// queue; when an old entry is due, the session's current deadline is checked. Entries of ended
+    /// and re-attached sessions stay until they are due or the queue is rebuilt.
     queue: BinaryHeap<Reverse<(i64, i64)>>,
 }
 
@@ -61,14 +62,14 @@ impl Sessions {
         self.live.iter().map(|(id, session)| (*id, session))
     }
 
-    /// The session's client was heard.
+    /// Restarts the timeout of a session after a request of its client.
     pub fn touch(&mut self, id: i64, now_ms: i64) {
         if let Some(session) = self.live.get_mut(&id) {
             session.deadline_ms = now_ms + i64::from(session.timeout_ms);
         }
     }
 
-    /// Gives a re-attached session the timeout that its client asks for now.
+    /// Sets the timeout that the client of a re-attached session requested.
     pub fn set_timeout(&mut self, id: i64, timeout_ms: i32, now_ms: i64) {
         if let Some(session) = self.live.get_mut(&id) {
             session.timeout_ms = timeout_ms;
@@ -78,19 +79,21 @@ impl Sessions {
         }
     }
 
-    /// Nobody could be heard for `lag_ms`, because the server itself stood still: that time does not count.
-    pub fn forgive(&mut self, lag_ms: i64) {
+    /// Extends all deadlines by `lag_ms`, a time in which the server was paused and read no
+    /// requests.
+    pub fn extend_deadlines(&mut self, lag_ms: i64) {
         for session in self.live.values_mut() {
             session.deadline_ms += lag_ms;
         }
     }
 
-    /// When the next session might run out. Sessions that were touched since make this early, never late.
+    /// Returns a lower bound of the next deadline. It is early if sessions were touched since.
     pub fn next_deadline_ms(&self) -> Option<i64> {
         self.queue.peek().map(|Reverse((deadline_ms, _))| *deadline_ms)
     }
 
-    /// A session whose time is up, if there is one. It stays live until it is closed, and comes up once.
+    /// Returns an expired session, if there is one. It stays live until it is closed, and is
+    /// returned only once.
     pub fn pop_expired(&mut self, now_ms: i64) -> Option<i64> {
         while let Some(&Reverse((queued_ms, id))) = self.queue.peek() {
             if queued_ms > now_ms {
@@ -125,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_ends_when_its_client_is_silent_for_its_timeout() {
+    fn session_expires_without_requests_for_its_timeout() {
         let mut sessions = Sessions::default();
         sessions.open(1, 100, [0; 16], 0);
         sessions.open(2, 300, [0; 16], 0);
@@ -139,16 +142,16 @@ mod tests {
     }
 
     #[test]
-    fn a_standstill_of_our_own_does_not_count() {
+    fn pause_of_the_server_extends_deadlines() {
         let mut sessions = Sessions::default();
         sessions.open(1, 100, [0; 16], 0);
-        sessions.forgive(5_000);
+        sessions.extend_deadlines(5_000);
         assert_eq!(expired(&mut sessions, 5_099), Vec::<i64>::new());
         assert_eq!(expired(&mut sessions, 5_100), [1]);
     }
 
     #[test]
-    fn sessions_that_come_back_or_end_leave_no_queue_behind() {
+    fn queue_does_not_grow_with_reattached_and_ended_sessions() {
         let mut sessions = Sessions::default();
         sessions.open(1, 40_000, [0; 16], 0);
         for n in 0..10_000 {
@@ -162,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shorter_timeout_counts_at_once() {
+    fn shorter_timeout_applies_at_once() {
         let mut sessions = Sessions::default();
         sessions.open(1, 40_000, [0; 16], 0);
         sessions.set_timeout(1, 100, 10);

@@ -1,5 +1,6 @@
-//! Snapshots: the whole state in one file, checked by one checksum. Snapshot N is the state before log segment N.
-//! Written aside, synced, renamed, the directory synced: a file under its final name is complete.
+//! Snapshots: the whole state in one file with one checksum. Snapshot N is the state before log
+//! segment N. A snapshot is written under a temporary name, synced and renamed, so that a file with
+//! its final name is complete.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -23,12 +24,12 @@ pub(super) fn snapshot_path(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("snapshot.{number:010}"))
 }
 
-/// Where a snapshot is written before it has its name.
+/// The temporary name of a snapshot.
 pub(super) fn draft_path(dir: &Path) -> PathBuf {
     dir.join("snapshot.new")
 }
 
-/// Encodes into chunks, so that a large tree needs no second copy in memory.
+/// Encodes in chunks, so that a large tree needs no second copy in memory.
 struct Writer<'a> {
     file: File,
     path: &'a Path,
@@ -47,28 +48,29 @@ impl Writer<'_> {
     }
 }
 
-/// A snapshot whose bytes are handed to the system but not yet durable.
+/// A snapshot that is written but not yet synced.
 #[derive(Debug)]
 pub struct Unsynced {
     file: File,
     dir: PathBuf,
-    aside: PathBuf,
+    temp_path: PathBuf,
     number: u64,
     bytes: u64,
 }
 
-/// Writes the state; takes some 20 ms for 100,000 nodes. `Unsynced::publish` does the slow rest, on any thread.
+/// Writes the state, which takes about 20 ms for 100,000 nodes. The slow sync is in
+/// `Unsynced::publish`, which can run on another thread.
 pub fn write(dir: &Path, number: u64, state: &State) -> Result<Unsynced, StorageError> {
-    let aside = draft_path(dir);
+    let temp_path = draft_path(dir);
     let file = OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(true)
         .mode(FILE_MODE)
-        .open(&aside)
-        .map_err(io_error("create", &aside))?;
+        .open(&temp_path)
+        .map_err(io_error("create", &temp_path))?;
     let mut out =
-        Writer { file, path: &aside, chunk: Vec::with_capacity(2 * CHUNK_BYTES), crc: 0, written: 0 };
+        Writer { file, path: &temp_path, chunk: Vec::with_capacity(2 * CHUNK_BYTES), crc: 0, written: 0 };
     out.chunk.put_bytes(MAGIC);
     out.chunk.put_i64(number as i64);
     out.chunk.put_i64(state.zxid());
@@ -87,21 +89,21 @@ pub fn write(dir: &Path, number: u64, state: &State) -> Result<Unsynced, Storage
     }
     out.spill()?;
     let crc = out.crc;
-    out.file.write_all(&crc.to_be_bytes()).map_err(io_error("write", &aside))?;
+    out.file.write_all(&crc.to_be_bytes()).map_err(io_error("write", &temp_path))?;
     let Writer { file, written: bytes, .. } = out;
-    Ok(Unsynced { file, dir: dir.to_owned(), aside, number, bytes })
+    Ok(Unsynced { file, dir: dir.to_owned(), temp_path, number, bytes })
 }
 
 impl Unsynced {
-    /// How much was written.
+    /// Returns the size of the snapshot.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
     pub fn publish(self) -> Result<u64, StorageError> {
-        self.file.sync_all().map_err(io_error("sync", &self.aside))?;
+        self.file.sync_all().map_err(io_error("sync", &self.temp_path))?;
         let path = snapshot_path(&self.dir, self.number);
-        std::fs::rename(&self.aside, &path).map_err(io_error("rename to", &path))?;
+        std::fs::rename(&self.temp_path, &path).map_err(io_error("rename to", &path))?;
         sync_dir(&self.dir)?;
         Ok(self.number)
     }
@@ -122,7 +124,7 @@ fn decode_node<'a>(
     let path = r.string()?;
     let data = r.buffer()?.map(Box::from);
     let acl = decode_acl(r)?;
-    // Neighbours mostly share a list; the tree makes the rest one.
+    // Adjacent nodes mostly share a list; `DataTree::insert` deduplicates the others.
     let acl = match acls {
         Some(last) if **last == acl => last.clone(),
         _ => acls.insert(Arc::new(acl)).clone(),
@@ -144,7 +146,7 @@ fn decode_node<'a>(
     Ok((path, Node::restored(&stat, creates, data, acl)))
 }
 
-/// Reads a snapshot back; sessions get a full timeout from `mono_ms`.
+/// Reads a snapshot. Sessions get a full timeout from `mono_ms` on.
 pub fn load(path: &Path, number: u64, limits: TreeLimits, mono_ms: i64) -> Result<State, StorageError> {
     let bytes = std::fs::read(path).map_err(io_error("read", path))?;
     let damaged = |offset: usize, what: &str| StorageError::Damaged {
@@ -153,10 +155,10 @@ pub fn load(path: &Path, number: u64, limits: TreeLimits, mono_ms: i64) -> Resul
         what: what.to_owned(),
     };
     let Some((body, crc)) = bytes.split_last_chunk::<4>() else {
-        return Err(damaged(0, "it is too short"));
+        return Err(damaged(0, "too short"));
     };
     if crc32c::crc32c(body).to_be_bytes() != *crc {
-        return Err(damaged(0, "it does not match its checksum"));
+        return Err(damaged(0, "bad checksum"));
     }
     let mut r = Reader::new(body);
     let state = decode_state(&mut r, number, limits, mono_ms);

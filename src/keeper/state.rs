@@ -1,6 +1,7 @@
-//! The store as a pure state machine: tree, sessions and the transaction counter. Every write is checked here (paths,
-//! rights, versions, limits), becomes a `Txn`, and is applied; the same `Txn` applied on a restart gives the same
-//! state. Takes the time and the caller's proved identities as arguments; no I/O, no watches.
+//! The store as a state machine: tree, sessions and the transaction counter. Every write is checked
+//! here (paths, rights, versions, limits), becomes a `Txn`, and is applied; replaying the same
+//! `Txn` gives the same state. The time and the caller's identities are arguments. I/O and watches
+//! do not belong here. Pure.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -9,10 +10,10 @@ use super::acl::{self, Acl, Identity};
 use super::path;
 use super::proto::{Code, CreateMode, Op, Stat};
 use super::session::Sessions;
-use super::tree::{DataTree, MAX_TTL_MS, Misfit, Node, Undo, acl_cost, owner_of};
+use super::tree::{DataTree, InvalidChange, MAX_TTL_MS, Node, Undo, acl_cost, owner_of};
 use super::txn::{Change, Password, Txn};
 
-/// How far the tree may grow; beyond it writes are refused with `QuotaExceeded` and reads go on.
+/// Limits of the tree. Writes beyond them are refused with `QuotaExceeded`; reads are not affected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TreeLimits {
     pub max_nodes: usize,
@@ -25,7 +26,7 @@ impl Default for TreeLimits {
     }
 }
 
-/// Who asks.
+/// The session and the authenticated identities of a request.
 #[derive(Debug, Clone, Copy)]
 pub struct Caller<'a> {
     pub session: i64,
@@ -40,7 +41,7 @@ pub enum OpResult {
     Checked,
 }
 
-/// Which operation of a multi failed, and why. Nothing was applied.
+/// The operation of a multi that failed, and the reason. None of its operations was applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refusal {
     pub index: usize,
@@ -49,15 +50,15 @@ pub struct Refusal {
 
 /// A node that was deleted, with the access list that it had.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Gone {
+pub struct DeletedNode {
     pub path: Box<str>,
     pub acl: Arc<Vec<Acl>>,
 }
 
-impl Gone {
-    fn of(undo: Undo) -> Option<Gone> {
+impl DeletedNode {
+    fn from_undo(undo: Undo) -> Option<DeletedNode> {
         match undo {
-            Undo::Delete { path, node, .. } => Some(Gone { path, acl: node.acl }),
+            Undo::Delete { path, node, .. } => Some(DeletedNode { path, acl: node.acl }),
             _ => None,
         }
     }
@@ -68,7 +69,7 @@ pub struct Written<'a> {
     pub changes: Vec<Change<'a>>,
     pub results: Vec<OpResult>,
     /// One for each change that is a delete, in the same order.
-    pub gone: Vec<Gone>,
+    pub deleted: Vec<DeletedNode>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -88,25 +89,25 @@ impl State {
         State { tree, sessions, zxid, limits }
     }
 
-    /// The newest zxid that was given out.
+    /// Returns the newest zxid.
     pub fn zxid(&self) -> i64 {
         self.zxid
     }
 
-    /// Failed writes take a zxid too, as in ZooKeeper. They are not logged: a restart begins a new epoch, above
-    /// every zxid that a client can have seen.
+    /// Allocates a zxid. Failed writes get one too, as in ZooKeeper. They are not logged: a restart
+    /// begins a new epoch, above every zxid that a client can have seen.
     fn next_zxid(&mut self) -> i64 {
         self.zxid += 1;
         self.zxid
     }
 
-    /// Begins a new epoch: the first transaction after a start.
+    /// Begins a new epoch, which is the first transaction after a start.
     pub fn begin_epoch(&mut self) -> Txn<'static> {
         self.zxid = ((self.zxid >> 32) + 1) << 32;
         Txn::Epoch
     }
 
-    /// Applies all of `ops` or none.
+    /// Applies all of `ops` or none of them.
     pub fn write<'a>(
         &mut self,
         caller: Caller<'_>,
@@ -117,7 +118,7 @@ impl State {
         let mut written = Written {
             changes: Vec::with_capacity(ops.len()),
             results: Vec::with_capacity(ops.len()),
-            gone: Vec::new(),
+            deleted: Vec::new(),
         };
         let mut undo_log = Vec::new();
         for (index, op) in ops.iter().enumerate() {
@@ -132,7 +133,7 @@ impl State {
                 }
             }
         }
-        written.gone.extend(undo_log.into_iter().filter_map(Gone::of));
+        written.deleted.extend(undo_log.into_iter().filter_map(DeletedNode::from_undo));
         Ok(written)
     }
 
@@ -160,7 +161,7 @@ impl State {
         Ok((Some(change), result))
     }
 
-    /// Checks one operation against the tree as it is now; `None` for a check that holds.
+    /// Checks one operation against the current tree. Returns `None` for a successful `Check`.
     fn prepare<'a>(&self, caller: Caller<'_>, op: &Op<'a>) -> Result<Option<Change<'a>>, Code> {
         let allowed = |node: &Node, perm| {
             if acl::allows(&node.acl, perm, caller.proved) { Ok(()) } else { Err(Code::NoAuth) }
@@ -174,7 +175,7 @@ impl State {
                 let (parent, _) = path::split(path).ok_or(Code::BadArguments)?;
                 allowed(self.tree.get(parent).ok_or(Code::NoNode)?, acl::DELETE)?;
                 let node = self.tree.get(path).ok_or(Code::NoNode)?;
-                expect_version(*version, node.version)?;
+                check_version(*version, node.version)?;
                 if node.child_count() > 0 {
                     return Err(Code::NotEmpty);
                 }
@@ -184,9 +185,9 @@ impl State {
                 path::validate(path)?;
                 let node = self.tree.get(path).ok_or(Code::NoNode)?;
                 allowed(node, acl::WRITE)?;
-                expect_version(*version, node.version)?;
+                check_version(*version, node.version)?;
                 let held = node.data.as_ref().map_or(0, |data| data.len());
-                self.expect_growth(held, data.map_or(0, <[u8]>::len))?;
+                self.check_growth(held, data.map_or(0, <[u8]>::len))?;
                 Change::SetData { path: Cow::Borrowed(path), data: data.map(Cow::Borrowed) }
             }
             Op::SetAcl { path, acl: wanted, version } => {
@@ -194,15 +195,15 @@ impl State {
                 let list = acl::resolve(wanted, caller.proved)?;
                 let node = self.tree.get(path).ok_or(Code::NoNode)?;
                 allowed(node, acl::ADMIN)?;
-                expect_version(*version, node.aversion)?;
-                self.expect_growth(acl_cost(&node.acl), acl_cost(&list))?;
+                check_version(*version, node.aversion)?;
+                self.check_growth(acl_cost(&node.acl), acl_cost(&list))?;
                 Change::SetAcl { path: Cow::Borrowed(path), acl: Arc::new(list) }
             }
             Op::Check { path, version } => {
                 path::validate(path)?;
                 let node = self.tree.get(path).ok_or(Code::NoNode)?;
                 allowed(node, acl::READ)?;
-                expect_version(*version, node.version)?;
+                check_version(*version, node.version)?;
                 return Ok(None);
             }
         }))
@@ -217,7 +218,7 @@ impl State {
         {
             return Err(Code::BadArguments);
         }
-        // A sequence prefix may end in a slash: the number is the name then.
+        // The prefix of a sequential node may end in a slash; the number is then the whole name.
         let (parent, _) = path.rsplit_once('/').ok_or(Code::BadArguments)?;
         let parent = if parent.is_empty() { path::ROOT } else { parent };
         if !sequential {
@@ -244,17 +245,17 @@ impl State {
         if self.tree.len() >= self.limits.max_nodes {
             return Err(Code::QuotaExceeded);
         }
-        self.expect_room(data.map_or(0, <[u8]>::len) + acl_cost(&list))?;
+        self.check_tree_limit(data.map_or(0, <[u8]>::len) + acl_cost(&list))?;
         let owner = owner_of(*mode, caller.session);
         Ok(Change::Create { path, data: data.map(Cow::Borrowed), acl: Arc::new(list), owner })
     }
 
-    /// Room for what takes the place of `held` bytes; what gets no larger always has it.
-    fn expect_growth(&self, held: usize, wanted: usize) -> Result<(), Code> {
-        if wanted <= held { Ok(()) } else { self.expect_room(wanted - held) }
+    /// Checks the limit for replacing `held` bytes by `wanted` bytes. Shrinking is always allowed.
+    fn check_growth(&self, held: usize, wanted: usize) -> Result<(), Code> {
+        if wanted <= held { Ok(()) } else { self.check_tree_limit(wanted - held) }
     }
 
-    fn expect_room(&self, bytes: usize) -> Result<(), Code> {
+    fn check_tree_limit(&self, bytes: usize) -> Result<(), Code> {
         let fits = self.tree.bytes().saturating_add(bytes) <= self.limits.max_bytes;
         if fits { Ok(()) } else { Err(Code::QuotaExceeded) }
     }
@@ -271,31 +272,31 @@ impl State {
         Txn::OpenSession { id, timeout_ms, password }
     }
 
-    /// Ends a session, and with it its ephemerals.
-    pub fn close_session(&mut self, id: i64) -> (Txn<'static>, Vec<Gone>) {
+    /// Ends a session and deletes its ephemerals.
+    pub fn close_session(&mut self, id: i64) -> (Txn<'static>, Vec<DeletedNode>) {
         let zxid = self.next_zxid();
-        let gone = self.drop_session(id, zxid);
-        (Txn::CloseSession { id }, gone)
+        let deleted = self.drop_session(id, zxid);
+        (Txn::CloseSession { id }, deleted)
     }
 
-    fn drop_session(&mut self, id: i64, zxid: i64) -> Vec<Gone> {
+    fn drop_session(&mut self, id: i64, zxid: i64) -> Vec<DeletedNode> {
         self.sessions.close(id);
         let paths: Vec<String> = self.tree.ephemerals_of(id).map(str::to_owned).collect();
-        let mut gone = Vec::with_capacity(paths.len());
+        let mut deleted = Vec::with_capacity(paths.len());
         for path in &paths {
             let delete = Change::Delete { path: Cow::Borrowed(path) };
-            // An ephemeral has no children and is in the index: its delete always fits.
+            // An indexed ephemeral exists and has no children, so its deletion succeeds.
             match self.tree.apply(zxid, 0, &delete) {
-                Ok(undo) => gone.extend(Gone::of(undo)),
+                Ok(undo) => deleted.extend(DeletedNode::from_undo(undo)),
                 Err(_) => debug_assert!(false, "{path} is indexed as ephemeral and cannot be deleted"),
             }
         }
-        gone
+        deleted
     }
 
-    /// Deletes containers that were used and are empty again, and childless TTL nodes that are too old: at most `most`,
-    /// so that a million of them hold no client up for long.
-    pub fn reap(&mut self, now_ms: i64, most: usize) -> (Vec<Change<'static>>, Vec<Gone>) {
+    /// Deletes containers that are empty again after use, and childless TTL nodes that have
+    /// expired; at most `most`, so that a large number of them does not delay requests.
+    pub fn reap(&mut self, now_ms: i64, most: usize) -> (Vec<Change<'static>>, Vec<DeletedNode>) {
         let due = |path: &&str| {
             self.tree.get(path).is_some_and(|node| match node.kind() {
                 CreateMode::Container => node.creates > 0 && node.child_count() == 0,
@@ -310,15 +311,21 @@ impl State {
         let zxid = self.next_zxid();
         let delete = |path| {
             let change = Change::Delete { path: Cow::Owned(path) };
-            let gone = Gone::of(self.tree.apply(zxid, now_ms, &change).ok()?)?;
-            Some((change, gone))
+            let deleted = DeletedNode::from_undo(self.tree.apply(zxid, now_ms, &change).ok()?)?;
+            Some((change, deleted))
         };
         paths.into_iter().filter_map(delete).unzip()
     }
 
-    /// Applies what the log says. Sessions get a full timeout from `mono_ms`, because nobody could be heard while
-    /// the server was down.
-    pub fn replay(&mut self, zxid: i64, now_ms: i64, txn: &Txn<'_>, mono_ms: i64) -> Result<(), Misfit> {
+    /// Applies a transaction from the log. Sessions get a full timeout from `mono_ms` on, because
+    /// no client could connect while the server was down.
+    pub fn replay(
+        &mut self,
+        zxid: i64,
+        now_ms: i64,
+        txn: &Txn<'_>,
+        mono_ms: i64,
+    ) -> Result<(), InvalidChange> {
         self.zxid = zxid;
         match txn {
             Txn::Changes(changes) => {
@@ -338,7 +345,7 @@ impl State {
     }
 }
 
-fn expect_version(wanted: i32, actual: i32) -> Result<(), Code> {
+fn check_version(wanted: i32, actual: i32) -> Result<(), Code> {
     if wanted == -1 || wanted == actual { Ok(()) } else { Err(Code::BadVersion) }
 }
 

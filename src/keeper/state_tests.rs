@@ -1,14 +1,14 @@
-//! Tables and properties of the state machine.
+//! Table tests and property tests of the state machine.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::keeper::acl::{ALL, Acl, CREATE, DELETE, READ, WRITE};
 
-const NOBODY: Caller<'static> = Caller { session: 1, proved: &[] };
+const UNAUTHENTICATED: Caller<'static> = Caller { session: 1, proved: &[] };
 
 fn world(perms: i32) -> Vec<Acl> {
-    vec![Acl { perms, who: Identity::new("world", "anyone") }]
+    vec![Acl { perms, identity: Identity::new("world", "anyone") }]
 }
 
 fn create(path: &str) -> Op<'_> {
@@ -21,15 +21,15 @@ fn create_as(path: &str, mode: CreateMode, sequential: bool) -> Op<'_> {
 
 fn write(state: &mut State, op: Op<'_>) -> Result<OpResult, Code> {
     state
-        .write(NOBODY, &[op], 5)
+        .write(UNAUTHENTICATED, &[op], 5)
         .map(|written| written.results.into_iter().next().unwrap())
         .map_err(|refusal| refusal.code)
 }
 
-type Picture = (String, Stat, Option<Box<[u8]>>, Vec<String>, Arc<Vec<Acl>>);
+type NodeDump = (String, Stat, Option<Box<[u8]>>, Vec<String>, Arc<Vec<Acl>>);
 
-/// Everything that a client could tell two states apart by.
-fn picture(state: &State) -> Vec<Picture> {
+/// Returns everything that a client can observe of a state.
+fn dump(state: &State) -> Vec<NodeDump> {
     let mut nodes: Vec<_> = state
         .tree
         .walk()
@@ -43,15 +43,15 @@ fn picture(state: &State) -> Vec<Picture> {
 }
 
 #[test]
-fn a_fresh_tree_looks_like_zookeepers() {
+fn new_tree_equals_zookeepers() {
     let state = State::default();
-    let paths: Vec<_> = picture(&state).into_iter().map(|node| node.0).collect();
+    let paths: Vec<_> = dump(&state).into_iter().map(|node| node.0).collect();
     assert_eq!(paths, ["/", "/zookeeper", "/zookeeper/config", "/zookeeper/quota"]);
     assert_eq!(state.tree.get("/").unwrap().stat().cversion, -1);
 }
 
 #[test]
-fn refusals_and_their_codes() {
+fn refused_writes_change_nothing_and_have_zookeepers_codes() {
     let mut state = State::default();
     write(&mut state, create("/a")).unwrap();
     write(&mut state, create("/a/b")).unwrap();
@@ -79,15 +79,15 @@ fn refusals_and_their_codes() {
         (Op::Check { path: "/a", version: 7 }, Code::BadVersion),
     ];
     for (op, code) in cases {
-        let (before, zxid) = (picture(&state), state.zxid());
+        let (before, zxid) = (dump(&state), state.zxid());
         assert_eq!(write(&mut state, op.clone()), Err(code), "{op:?}");
-        assert_eq!(picture(&state), before, "{op:?} left something behind");
+        assert_eq!(dump(&state), before, "{op:?} changed the tree");
         assert_eq!(state.zxid(), zxid + 1, "a failed write takes a zxid");
     }
 }
 
 #[test]
-fn sequence_numbers_are_never_used_again() {
+fn sequence_numbers_are_never_reused() {
     let mut state = State::default();
     let made = |state: &mut State| match write(state, create_as("/s-", CreateMode::Persistent, true)) {
         Ok(OpResult::Created { path, .. }) => path,
@@ -101,13 +101,13 @@ fn sequence_numbers_are_never_used_again() {
 }
 
 #[test]
-fn a_multi_sees_its_own_steps_and_is_all_or_nothing() {
+fn multi_is_atomic_and_sees_its_own_writes() {
     let mut state = State::default();
     let good = [create("/m"), create("/m/a"), Op::SetData { path: "/m/a", data: None, version: 0 }];
-    assert_eq!(state.write(NOBODY, &good, 1).unwrap().results.len(), 3);
+    assert_eq!(state.write(UNAUTHENTICATED, &good, 1).unwrap().results.len(), 3);
     assert_eq!(state.tree.get("/m/a").unwrap().version, 1);
 
-    let before = picture(&state);
+    let before = dump(&state);
     let bad = [
         Op::SetData { path: "/m", data: Some(b"new"), version: -1 },
         Op::SetAcl { path: "/m", acl: world(ALL), version: -1 },
@@ -116,17 +116,17 @@ fn a_multi_sees_its_own_steps_and_is_all_or_nothing() {
         create_as("/m/c", CreateMode::Container, false),
         Op::Check { path: "/nope", version: -1 },
     ];
-    let refusal = state.write(NOBODY, &bad, 2).unwrap_err();
+    let refusal = state.write(UNAUTHENTICATED, &bad, 2).unwrap_err();
     assert_eq!(refusal, Refusal { index: 5, code: Code::NoNode });
-    assert_eq!(picture(&state), before);
+    assert_eq!(dump(&state), before);
     assert_eq!((state.tree.ephemeral_count(), state.tree.transients().count()), (0, 0));
 }
 
 #[test]
-fn rights_lie_where_zookeeper_puts_them() {
+fn rights_are_checked_as_in_zookeeper() {
     let me = [Identity::new("digest", "me:x")];
     let mut state = State::default();
-    let limited = |perms| vec![Acl { perms, who: me[0].clone() }];
+    let limited = |perms| vec![Acl { perms, identity: me[0].clone() }];
     let make = |path, perms| Op::Create {
         path,
         data: None,
@@ -150,26 +150,26 @@ fn rights_lie_where_zookeeper_puts_them() {
         tries.map(|op| state.write(caller, &[op], 1).map_err(|refusal| refusal.code).err())
     };
     let no = Some(Code::NoAuth);
-    assert_eq!(codes(&mut state, NOBODY), [no; 7]);
+    assert_eq!(codes(&mut state, UNAUTHENTICATED), [no; 7]);
     assert_eq!(codes(&mut state, mine), [no, None, None, no, no, no, None]);
 }
 
 #[test]
-fn the_end_of_a_session_is_the_end_of_its_ephemerals_only() {
+fn closing_a_session_deletes_only_its_own_ephemerals() {
     let mut state = State::default();
     state.open_session(1, 4000, [1; 16], 0);
     write(&mut state, create("/p")).unwrap();
     write(&mut state, create_as("/p/e", CreateMode::Ephemeral, false)).unwrap();
     let other = Caller { session: 2, proved: &[] };
     state.write(other, &[create_as("/theirs", CreateMode::Ephemeral, false)], 1).unwrap();
-    let (_, gone) = state.close_session(1);
-    assert_eq!(gone.iter().map(|gone| &*gone.path).collect::<Vec<_>>(), ["/p/e"]);
+    let (_, deleted) = state.close_session(1);
+    assert_eq!(deleted.iter().map(|node| &*node.path).collect::<Vec<_>>(), ["/p/e"]);
     assert!(state.tree.get("/p").is_some() && state.tree.get("/theirs").is_some());
     assert_eq!(state.tree.get("/p").unwrap().pzxid, state.zxid());
 }
 
 #[test]
-fn containers_go_when_used_and_empty_and_ttl_nodes_when_old() {
+fn used_empty_containers_and_expired_ttl_nodes_are_reaped() {
     let mut state = State::default();
     write(&mut state, create_as("/c", CreateMode::Container, false)).unwrap();
     write(&mut state, create_as("/t", CreateMode::Ttl(100), false)).unwrap();
@@ -187,7 +187,7 @@ fn containers_go_when_used_and_empty_and_ttl_nodes_when_old() {
 }
 
 #[test]
-fn a_full_tree_refuses_growth_and_nothing_else() {
+fn full_tree_refuses_only_growth() {
     let mut state = State::new(TreeLimits { max_nodes: 5, max_bytes: 1 << 20 });
     write(&mut state, create("/a")).unwrap();
     assert_eq!(write(&mut state, create("/b")), Err(Code::QuotaExceeded));
@@ -206,9 +206,10 @@ fn a_full_tree_refuses_growth_and_nothing_else() {
 }
 
 #[test]
-fn access_lists_are_no_way_around_the_limit() {
-    let long =
-        |n: usize| vec![Acl { perms: READ, who: Identity::new("digest", &format!("u:{}", "x".repeat(n))) }];
+fn long_access_lists_count_against_the_limit() {
+    let long = |n: usize| {
+        vec![Acl { perms: READ, identity: Identity::new("digest", &format!("u:{}", "x".repeat(n))) }]
+    };
     let with = |path, acl| Op::Create {
         path,
         data: None,
@@ -235,7 +236,7 @@ const PATHS: [&str; 6] = ["/a", "/b", "/a/a", "/a/b", "/b/a", "/a/a/a"];
 
 fn long_list() -> Vec<Acl> {
     let name = |n| Identity::new("digest", &format!("somebody-{n}:x"));
-    (0..100).map(|n| Acl { perms: ALL, who: name(n) }).chain(world(ALL)).collect()
+    (0..100).map(|n| Acl { perms: ALL, identity: name(n) }).chain(world(ALL)).collect()
 }
 
 fn any_op() -> impl Strategy<Value = Op<'static>> {
@@ -260,17 +261,17 @@ fn any_op() -> impl Strategy<Value = Op<'static>> {
 }
 
 proptest! {
-    /// A refused multi leaves no trace, and what the log holds rebuilds the very same state.
+    /// A refused multi changes nothing, and replaying the log gives the same state.
     #[test]
-    fn refused_multis_leave_no_trace_and_the_log_rebuilds_the_state(
+    fn refused_multis_change_nothing_and_replay_gives_the_same_state(
         multis in proptest::collection::vec(proptest::collection::vec(any_op(), 1..5), 1..30)
     ) {
         let mut state = State::default();
         let mut replayed = State::default();
         for (now_ms, ops) in multis.iter().enumerate() {
-            let before = picture(&state);
+            let before = dump(&state);
             let bytes = state.tree.bytes();
-            match state.write(NOBODY, ops, now_ms as i64) {
+            match state.write(UNAUTHENTICATED, ops, now_ms as i64) {
                 Ok(written) => {
                     let mut record = Vec::new();
                     Txn::Changes(written.changes).encode(&mut record);
@@ -278,12 +279,12 @@ proptest! {
                     replayed.replay(state.zxid(), now_ms as i64, &txn, 0).unwrap();
                 }
                 Err(_) => {
-                    prop_assert_eq!(picture(&state), before);
+                    prop_assert_eq!(dump(&state), before);
                     prop_assert_eq!(state.tree.bytes(), bytes);
                 }
             }
         }
-        prop_assert_eq!(picture(&state), picture(&replayed));
+        prop_assert_eq!(dump(&state), dump(&replayed));
         prop_assert_eq!(state.tree.bytes(), replayed.tree.bytes());
     }
 }

@@ -1,5 +1,5 @@
-//! The data directory: who holds it, what it says after a start, and the turn from one segment to the next with its
-//! snapshot. Two snapshots are kept, and every segment that the older one needs.
+//! The data directory: its lock, recovery at the start, and the switch to a new log segment with
+//! its snapshot. Two snapshots are kept, and all segments since the older one.
 
 use std::fs::{DirBuilder, File};
 use std::io::ErrorKind;
@@ -10,20 +10,23 @@ use std::thread::JoinHandle;
 use rustix::fs::{FlockOperation, flock};
 use tracing::{info, warn};
 
-use super::log::{self, Draft, FILE_MODE, Segment, StorageError, Stored, Tail, io_error, segment_path};
+use super::log::{
+    self, Draft, FILE_MODE, Segment, StorageError, StoredSegment, Tail, io_error, segment_path,
+};
 use super::reserve::Reserve;
 use super::snapshot::{self, snapshot_path};
 use super::state::{State, TreeLimits};
 use super::txn::Txn;
 
 const SNAPSHOTS_KEPT: usize = 2;
-/// The log may outgrow the snapshot this many times: writing snapshots then costs a share of writing the log, however
-/// large the tree, and a start takes a few times as long as reading its snapshot.
+/// The log may grow to this multiple of the snapshot. The cost of snapshots is then a fraction of
+/// the cost of the log, however large the tree, and recovery takes a few times as long as reading
+/// the snapshot.
 const LOG_PER_SNAPSHOT: u64 = 2;
 /// Allocated for the log when the disk is full, so that sessions can still be opened and closed: a
 /// quarter of the reserve within these bounds. The rest is for snapshots.
 const FULL_LOG_BYTES: std::ops::RangeInclusive<u64> = 256 << 10..=4 << 20;
-/// The default size of the reserve for a full disk.
+/// Default size of the reserve for a full disk.
 pub const RESERVE_BYTES: u64 = 16 << 20;
 /// An upper bound for the log record of a session's end, with its frame.
 const SESSION_END_BYTES: u64 = 64;
@@ -38,37 +41,38 @@ pub struct Storage {
     earlier_bytes: u64,
     /// Log bytes at the last attempt at a snapshot, if it has not succeeded.
     attempted_at_bytes: u64,
-    /// Of the newest snapshot; 0 if there is none.
+    /// Size of the newest snapshot; 0 if there is none.
     snapshot_bytes: u64,
     publishing: Option<JoinHandle<Result<u64, StorageError>>>,
     reserve: Reserve,
     /// Whether the disk is full: the reserve is in use, and no changes may be logged.
     full: bool,
-    /// Snapshots to write immediately. A snapshot allows old files to be deleted, which may be
-    /// enough on a full disk. As many as are kept, because the log since the oldest of them is kept
-    /// too.
+    /// Number of snapshots to write immediately. On a full disk, a snapshot allows old files to be
+    /// deleted. `SNAPSHOTS_KEPT` are needed, because the log since the oldest of them is kept too.
     snapshots_wanted: usize,
-    /// Bytes of the disk that are allocated to the log in advance while the disk is full.
+    /// Disk space that is allocated to the log in advance while the disk is full.
     full_log_bytes: u64,
-    /// Whether the log says that there is no reserve.
+    /// Whether the missing reserve has been logged.
     warned: bool,
-    /// Held for as long as the directory is ours.
+    /// Syncs of the log since the start.
+    syncs: u64,
+    /// Locks the directory until it is dropped.
     _lock: File,
 }
 
-/// What a directory held.
+/// The result of recovery.
 #[derive(Debug)]
 pub struct Recovered {
     pub state: State,
     last_segment: u64,
-    /// How that one ends, if there is one.
+    /// End of the last segment, if there is one.
     tail: Option<Tail>,
     bytes: u64,
     snapshot_bytes: u64,
 }
 
 impl Storage {
-    /// Takes the directory, recovers its state and starts a new segment with a new epoch.
+    /// Locks the directory, recovers its state and starts a new segment with a new epoch.
     pub fn open(
         dir: &Path,
         limits: TreeLimits,
@@ -78,17 +82,17 @@ impl Storage {
         Storage::open_with_reserve(dir, limits, RESERVE_BYTES, (now_ms, mono_ms))
     }
 
-    /// The same, with `reserve_bytes` of the disk set aside for when it is full; 0 is none.
+    /// As `open`, with `reserve_bytes` of disk space reserved for a full disk; 0 reserves none.
     pub fn open_with_reserve(
         dir: &Path,
         limits: TreeLimits,
         reserve_bytes: u64,
         (now_ms, mono_ms): (i64, i64),
     ) -> Result<(Self, State), StorageError> {
-        // Secrets are stored here like anything else: for nobody but this user.
+        // Stored data may be secret, so that only this user gets access.
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io_error("create", dir))?;
         let lock = lock(dir)?;
-        // A snapshot that a crash cut short.
+        // A crash can leave an incomplete snapshot.
         discard(&snapshot::draft_path(dir));
         let Recovered { mut state, last_segment, tail, bytes, snapshot_bytes } =
             recover(dir, limits, mono_ms)?;
@@ -119,31 +123,34 @@ impl Storage {
             snapshots_wanted: 0,
             full_log_bytes: *FULL_LOG_BYTES.start(),
             warned: false,
+            syncs: 0,
             _lock: lock,
         };
         storage.commit()?;
         storage.poll_space();
-        // Without a reserve the first change that does not fit would stop the keeper.
+        // Without a reserve, the first write on a full disk would stop the keeper.
         storage.full |= reserve_bytes > 0 && storage.reserve.bytes() == 0;
         if storage.full {
-            warn!(dir = %dir.display(), "disk full: the keeper serves reads and refuses changes until there is room");
+            warn!(dir = %dir.display(), "disk full: refusing changes until there is free space");
             storage.segment.reserve_ahead(storage.full_log_bytes);
         }
         Ok((storage, state))
     }
 
-    /// Whether the disk is full. Changes must not be logged then, so that sessions can be.
+    /// Returns whether the disk is full. The remaining space is then used for sessions only;
+    /// changes must not be logged.
     pub fn is_full(&self) -> bool {
         self.full
     }
 
-    /// Whether one more session can be opened, with all that are open to be closed later.
-    pub fn has_room_for_session(&self, open: usize) -> bool {
+    /// Returns whether one more session can be opened, with enough space left to close all `open`
+    /// sessions later.
+    pub fn can_open_session(&self, open: usize) -> bool {
         const SLACK_BYTES: u64 = 64 << 10;
-        !self.full || self.segment.room() > SLACK_BYTES + SESSION_END_BYTES * open as u64
+        !self.full || self.segment.free_bytes() > SLACK_BYTES + SESSION_END_BYTES * open as u64
     }
 
-    /// Empties the reserve, if there is one. From then on no changes are logged.
+    /// Releases the reserve, if there is one. From then on changes are refused.
     fn use_reserve(&mut self, err: &StorageError) -> bool {
         let bytes = self.reserve.bytes();
         if !self.reserve.release() {
@@ -154,22 +161,22 @@ impl Storage {
         self.full_log_bytes = (bytes / 4).clamp(*FULL_LOG_BYTES.start(), *FULL_LOG_BYTES.end());
         warn!(
             error = %Chain(err),
-            "disk full: the keeper uses its reserve, serves reads and refuses changes; make room in {}",
-            self.dir.display()
+            dir = %self.dir.display(),
+            "disk full: using the reserve, refusing changes until there is free space"
         );
         true
     }
 
-    /// Sets the reserve aside again, once there is room for it; then changes can be logged again.
+    /// Allocates the reserve again when there is space for it. Then changes are accepted again.
     pub fn poll_space(&mut self) {
         match self.reserve.fill(self.snapshot_bytes) {
             Ok(()) if std::mem::take(&mut self.full) => {
-                info!("the disk has room again; changes are accepted");
+                info!("disk has free space again: accepting changes");
             }
             Ok(()) => {}
             Err(err) if !self.full && !self.warned => {
                 self.warned = true;
-                warn!(%err, dir = %self.dir.display(), "no reserve set aside: the disk is nearly full");
+                warn!(%err, dir = %self.dir.display(), "no reserve allocated: disk nearly full");
             }
             Err(_) => {}
         }
@@ -183,7 +190,12 @@ impl Storage {
         self.segment.pending_bytes()
     }
 
+    pub fn syncs(&self) -> u64 {
+        self.syncs
+    }
+
     pub fn commit(&mut self) -> Result<(), StorageError> {
+        self.syncs += u64::from(self.pending_bytes() > 0);
         match self.segment.commit() {
             Err(err) if err.is_full_disk() && self.use_reserve(&err) => {
                 self.segment.reserve_ahead(self.full_log_bytes);
@@ -193,21 +205,23 @@ impl Storage {
         }
     }
 
-    /// Log bytes that a start would have to replay.
+    /// Returns the log bytes that a start would have to replay.
     fn bytes_since_snapshot(&self) -> u64 {
         self.earlier_bytes + self.segment.written_bytes()
     }
 
-    /// Whether the log has grown by `every_bytes`, more for a large tree, since the last snapshot, or since the last
-    /// attempt at one: one that fails must not be tried at every turn, each time with a new segment.
+    /// Returns whether the log has grown by `every_bytes`, or more for a large tree, since the last
+    /// snapshot or the last attempt. A failed snapshot is not retried at once, because each attempt
+    /// starts a new segment.
     pub fn snapshot_is_due(&self, every_bytes: u64) -> bool {
         let grown = self.bytes_since_snapshot().saturating_sub(self.attempted_at_bytes);
         self.snapshots_wanted > 0 || grown > every_bytes.max(LOG_PER_SNAPSHOT * self.snapshot_bytes)
     }
 
-    /// Turns to a new segment and writes the snapshot that precedes it; its sync runs on a thread of its own. A
-    /// snapshot that fails costs nothing but a longer replay; a failed turn of the log is final, unless there was just
-    /// no room to begin it: the log goes on where it was.
+    /// Starts a new segment and writes the snapshot that precedes it; the snapshot is synced on a
+    /// separate thread. A failed snapshot only makes the next replay longer. A failed switch of
+    /// segments is fatal, unless there was no space to start the segment: then the current segment
+    /// stays in use.
     pub fn snapshot(&mut self, state: &State) -> Result<(), StorageError> {
         if self.publishing.is_some() {
             return Ok(());
@@ -222,8 +236,8 @@ impl Storage {
             drafted => drafted,
         };
         let next = match drafted {
-            Err(err) if err.is_shortage() => {
-                warn!(error = %Chain(&err), "snapshot put off");
+            Err(err) if err.is_out_of_resources() => {
+                warn!(error = %Chain(&err), "snapshot postponed");
                 self.attempted_at_bytes = self.bytes_since_snapshot();
                 self.snapshots_wanted = 0;
                 discard(&log::draft_path(&self.dir));
@@ -256,7 +270,7 @@ impl Storage {
         Ok(())
     }
 
-    /// Looks whether a snapshot has become durable, and removes what it makes superfluous.
+    /// Deletes old files if the running snapshot has become durable.
     pub fn poll_snapshot(&mut self) {
         if self.publishing.as_ref().is_some_and(JoinHandle::is_finished) {
             self.wait_for_snapshot();
@@ -277,27 +291,27 @@ impl Storage {
                 info!(number, "snapshot written");
             }
             Ok(Err(err)) => self.snapshot_failed(&err),
-            Err(_) => warn!("the snapshot thread panicked"),
+            Err(_) => warn!("snapshot thread panicked"),
         }
     }
 
     fn snapshot_failed(&self, err: &StorageError) {
-        warn!(error = %Chain(err), "snapshot not written");
+        warn!(error = %Chain(err), "snapshot failed");
         discard(&snapshot::draft_path(&self.dir));
     }
 }
 
-/// Removes what was begun and not completed, which takes room that may be short.
+/// Removes an incomplete file, to free its disk space.
 fn discard(path: &Path) {
     match std::fs::remove_file(path) {
         Err(err) if err.kind() != ErrorKind::NotFound => {
-            warn!(file = %path.display(), %err, "unfinished file not removed");
+            warn!(file = %path.display(), %err, "removing an incomplete file failed");
         }
         _ => {}
     }
 }
 
-/// An error with its causes on one line.
+/// Formats an error with its causes on one line.
 struct Chain<'a>(&'a dyn std::error::Error);
 
 impl std::fmt::Display for Chain<'_> {
@@ -335,14 +349,15 @@ fn random_salt(dir: &Path) -> Result<u64, StorageError> {
     Ok(u64::from_ne_bytes(salt))
 }
 
-/// Rebuilds the state from the newest good snapshot and all segments from it on.
+/// Recovers the state from the newest valid snapshot and all segments since.
 pub fn recover(dir: &Path, limits: TreeLimits, mono_ms: i64) -> Result<Recovered, StorageError> {
     let snapshots = numbered(dir, "snapshot.")?;
     let segments = numbered(dir, "log.")?;
     let (snapshot, mut state) = newest_snapshot(dir, &snapshots, limits, mono_ms)?;
     let first = snapshot.unwrap_or(1);
     let snapshot_bytes = std::fs::metadata(snapshot_path(dir, first)).map_or(0, |metadata| metadata.len());
-    // A snapshot is begun only when its segment is there: without that one, what was written since is lost.
+    // A snapshot is written after its segment is created. If that segment is missing, changes are
+    // lost.
     let last = segments.last().copied().max(snapshot).unwrap_or(0);
     let (mut bytes, mut tail) = (0, None);
     for number in first..=last {
@@ -350,7 +365,7 @@ pub fn recover(dir: &Path, limits: TreeLimits, mono_ms: i64) -> Result<Recovered
         if !segments.contains(&number) {
             return Err(StorageError::Missing { path });
         }
-        let segment = Stored::read(&path, number)?;
+        let segment = StoredSegment::read(&path, number)?;
         if let Some(tail) = tail {
             segment.check_before(&segment_path(dir, number - 1), tail)?;
         }
@@ -361,7 +376,7 @@ pub fn recover(dir: &Path, limits: TreeLimits, mono_ms: i64) -> Result<Recovered
             state.replay(record.zxid, record.now_ms, &record.txn, mono_ms).map_err(|err| err.to_string())
         })?;
         if end.torn {
-            warn!(segment = %path.display(), offset = end.tail.end, "cut off a record that was never completed");
+            warn!(segment = %path.display(), offset = end.tail.end, "torn record cut off");
         }
         if number == last {
             log::cut(&path, end.tail)?;
@@ -384,19 +399,19 @@ fn newest_snapshot(
         match snapshot::load(&path, number, limits, mono_ms) {
             Ok(state) => return Ok((Some(number), state)),
             Err(err) => {
-                warn!(error = %Chain(&err), "snapshot not usable, trying an older one");
+                warn!(error = %Chain(&err), "snapshot unusable, trying an older one");
                 refused.get_or_insert(err);
             }
         }
     }
     match refused {
-        // The log from its beginning replaces any snapshot.
+        // The complete log replaces a snapshot.
         Some(err) if !segment_path(dir, 1).exists() => Err(err),
         _ => Ok((None, State::new(limits))),
     }
 }
 
-/// The numbers of the files called `prefix` + number, in order.
+/// Returns the sorted numbers of the files named `prefix` + number.
 fn numbered(dir: &Path, prefix: &str) -> Result<Vec<u64>, StorageError> {
     let mut numbers = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(io_error("read", dir))? {
@@ -409,7 +424,7 @@ fn numbered(dir: &Path, prefix: &str) -> Result<Vec<u64>, StorageError> {
     Ok(numbers)
 }
 
-/// Removes the snapshots that are too many and the segments that no kept one needs.
+/// Removes old snapshots, and the segments that no kept snapshot needs.
 fn purge(dir: &Path) {
     let (Ok(snapshots), Ok(segments)) = (numbered(dir, "snapshot."), numbered(dir, "log.")) else {
         return;
@@ -419,7 +434,7 @@ fn purge(dir: &Path) {
     let old_segments = segments.iter().filter(|n| **n < oldest_kept).map(|n| segment_path(dir, *n));
     for path in old_snapshots.chain(old_segments) {
         if let Err(err) = std::fs::remove_file(&path) {
-            warn!(file = %path.display(), %err, "old file not removed");
+            warn!(file = %path.display(), %err, "removing an old file failed");
         }
     }
 }

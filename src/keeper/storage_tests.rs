@@ -1,4 +1,4 @@
-//! What a data directory gives back after every kind of end.
+//! Recovery of a data directory after crashes, damage and lost files.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ fn open(dir: &Path) -> Result<(Storage, State), StorageError> {
 }
 
 fn create(storage: &mut Storage, state: &mut State, path: &str) {
-    let acl = vec![Acl { perms: ALL, who: Identity::new("world", "anyone") }];
+    let acl = vec![Acl { perms: ALL, identity: Identity::new("world", "anyone") }];
     let op = Op::Create {
         path,
         data: Some(path.as_bytes()),
@@ -31,7 +31,7 @@ fn names(state: &State) -> Vec<String> {
     state.tree.get("/").unwrap().children().filter(|name| *name != "zookeeper").map(str::to_owned).collect()
 }
 
-/// A directory whose log has one commit for each of `count` nodes, called `n0`, `n1`, ...
+/// Returns a directory whose log has one commit for each of `count` nodes `n0`, `n1`, ...
 fn filled(count: usize) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let (mut storage, mut state) = open(dir.path()).unwrap();
@@ -42,9 +42,9 @@ fn filled(count: usize) -> tempfile::TempDir {
     dir
 }
 
-/// Where the good frames of a segment end.
+/// Returns the end of a segment's valid frames.
 fn end_of(path: &Path, number: u64) -> usize {
-    Stored::read(path, number).unwrap().replay(true, |_| Ok(())).unwrap().tail.end as usize
+    StoredSegment::read(path, number).unwrap().replay(true, |_| Ok(())).unwrap().tail.end as usize
 }
 
 fn is_prefix(names: &[String]) -> bool {
@@ -52,7 +52,7 @@ fn is_prefix(names: &[String]) -> bool {
 }
 
 #[test]
-fn what_was_committed_is_there_again_and_the_epoch_rises() {
+fn committed_state_is_recovered_with_a_new_epoch() {
     let dir = tempfile::tempdir().unwrap();
     let (mut storage, mut state) = open(dir.path()).unwrap();
     create(&mut storage, &mut state, "/kept");
@@ -70,7 +70,7 @@ fn what_was_committed_is_there_again_and_the_epoch_rises() {
 }
 
 #[test]
-fn a_directory_has_one_keeper() {
+fn data_directory_is_locked_by_one_keeper() {
     let dir = tempfile::tempdir().unwrap();
     let held = open(dir.path()).unwrap();
     assert!(matches!(open(dir.path()), Err(StorageError::InUse { .. })));
@@ -79,7 +79,7 @@ fn a_directory_has_one_keeper() {
 }
 
 #[test]
-fn snapshots_replace_the_log_and_two_are_kept() {
+fn two_snapshots_and_their_log_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     let (mut storage, mut state) = open(dir.path()).unwrap();
     for n in 0..5 {
@@ -105,16 +105,16 @@ fn snapshots_replace_the_log_and_two_are_kept() {
 }
 
 #[test]
-fn a_snapshot_that_fails_is_not_tried_at_every_turn() {
+fn failed_snapshot_is_not_retried_until_the_log_has_grown() {
     let dir = tempfile::tempdir().unwrap();
     let (mut storage, mut state) = open(dir.path()).unwrap();
-    // What stands in the way of the file that a snapshot is written to.
+    // A directory with the temporary name of a snapshot makes the snapshot fail.
     std::fs::create_dir(dir.path().join("snapshot.new")).unwrap();
     create(&mut storage, &mut state, "/n0");
     storage.commit().unwrap();
     assert!(storage.snapshot_is_due(10));
     storage.snapshot(&state).unwrap();
-    assert!(!storage.snapshot_is_due(200), "nothing was written since the attempt");
+    assert!(!storage.snapshot_is_due(200), "no log was written since the attempt");
     create(&mut storage, &mut state, &format!("/{}", "n".repeat(300)));
     storage.commit().unwrap();
     assert!(storage.snapshot_is_due(200));
@@ -126,22 +126,22 @@ fn a_snapshot_that_fails_is_not_tried_at_every_turn() {
 }
 
 #[test]
-fn a_snapshot_that_was_not_completed_leaves_nothing_behind() {
+fn incomplete_snapshot_is_removed() {
     let dir = tempfile::tempdir().unwrap();
-    let aside = snapshot::draft_path(dir.path());
-    std::fs::write(&aside, b"as a crash leaves it").unwrap();
+    let temp_path = snapshot::draft_path(dir.path());
+    std::fs::write(&temp_path, b"left by a crash").unwrap();
     let (mut storage, mut state) = open(dir.path()).unwrap();
-    assert!(!aside.exists());
+    assert!(!temp_path.exists());
     create(&mut storage, &mut state, "/n0");
-    // What stands in the way of the snapshot's name, so that it cannot be published.
+    // A directory with the final name of the snapshot makes publishing fail.
     std::fs::create_dir(snapshot_path(dir.path(), 2)).unwrap();
     storage.snapshot(&state).unwrap();
     storage.wait_for_snapshot();
-    assert!(!aside.exists());
+    assert!(!temp_path.exists());
 }
 
 #[test]
-fn a_large_tree_is_not_written_again_for_a_small_log() {
+fn large_tree_gets_no_snapshot_for_a_small_log() {
     let dir = tempfile::tempdir().unwrap();
     let (mut storage, mut state) = open(dir.path()).unwrap();
     create(&mut storage, &mut state, &format!("/{}", "n".repeat(5_000)));
@@ -149,7 +149,7 @@ fn a_large_tree_is_not_written_again_for_a_small_log() {
     storage.wait_for_snapshot();
     let size = std::fs::metadata(snapshot_path(dir.path(), 2)).unwrap().len();
     drop(storage);
-    // Known again after a start.
+    // The size of the snapshot is read again at the start.
     let (mut storage, mut state) = open(dir.path()).unwrap();
     let mut made = 0;
     while !storage.snapshot_is_due(10) {
@@ -162,7 +162,7 @@ fn a_large_tree_is_not_written_again_for_a_small_log() {
 }
 
 #[test]
-fn a_directory_without_a_usable_beginning_is_refused_by_name() {
+fn error_names_the_newest_snapshot_if_all_are_damaged() {
     let dir = tempfile::tempdir().unwrap();
     let (mut storage, mut state) = open(dir.path()).unwrap();
     for n in 0..3 {
@@ -179,7 +179,7 @@ fn a_directory_without_a_usable_beginning_is_refused_by_name() {
 }
 
 #[test]
-fn a_missing_segment_is_refused_by_name() {
+fn error_names_a_missing_segment() {
     let dir = filled(3);
     drop(open(dir.path()).unwrap());
     drop(open(dir.path()).unwrap());
@@ -210,7 +210,7 @@ fn every_truncation_recovers_to_a_prefix() {
 }
 
 #[test]
-fn every_bit_flip_recovers_to_a_prefix_or_is_refused_with_its_place() {
+fn every_bit_flip_recovers_to_a_prefix_or_is_reported_with_its_offset() {
     let dir = filled(6);
     let path = segment_path(dir.path(), 1);
     let end = end_of(&path, 1);
@@ -246,13 +246,13 @@ fn damage_in_an_earlier_segment_is_refused() {
     bytes[last] ^= 1;
     std::fs::write(&path, bytes).unwrap();
     let err = open(dir.path()).unwrap_err();
-    assert!(err.to_string().contains("is not the last segment"), "{err}");
+    assert!(err.to_string().contains("but it is not the last segment"), "{err}");
 }
 
-/// The places at which the frames of a segment begin.
+/// Returns the offsets of a segment's frames.
 fn frames(path: &Path, number: u64) -> BTreeSet<usize> {
     let mut starts = BTreeSet::new();
-    let segment = Stored::read(path, number).unwrap();
+    let segment = StoredSegment::read(path, number).unwrap();
     let each = |record: log::Record<'_>| {
         starts.insert(record.offset as usize);
         Ok(())
@@ -262,7 +262,7 @@ fn frames(path: &Path, number: u64) -> BTreeSet<usize> {
 }
 
 #[test]
-fn whole_records_missing_at_the_end_of_an_earlier_segment_are_refused_with_their_place() {
+fn lost_records_at_the_end_of_an_earlier_segment_are_reported_with_their_offset() {
     let dir = filled(4);
     drop(open(dir.path()).unwrap());
     let path = segment_path(dir.path(), 1);
@@ -270,7 +270,7 @@ fn whole_records_missing_at_the_end_of_an_earlier_segment_are_refused_with_their
     let starts = frames(&path, 1);
     assert_eq!(starts.len(), 5, "an epoch and four nodes");
     for start in starts {
-        // Cut off, and lost to zeros.
+        // Cut off, and overwritten with zeros.
         for len in [start, whole.len()] {
             let mut bytes = whole[..start].to_vec();
             bytes.resize(len, 0);
@@ -292,14 +292,14 @@ fn an_earlier_segment_of_another_directory_is_refused() {
     drop(open(dir.path()).unwrap());
     std::fs::copy(segment_path(other.path(), 1), segment_path(dir.path(), 1)).unwrap();
     let err = open(dir.path()).unwrap_err().to_string();
-    assert!(err.contains("log.0000000001 is damaged at byte 0: it is not the segment that"), "{err}");
+    assert!(err.contains("log.0000000001 is damaged at byte 0: not the segment that precedes"), "{err}");
 }
 
 #[test]
-fn a_crash_before_the_old_segment_is_cut_costs_nothing() {
+fn crash_before_the_old_segment_is_cut_loses_no_record() {
     let dir = filled(3);
     drop(open(dir.path()).unwrap());
-    // As it was before `finish`: with the zeros that were reserved.
+    // As before `finish`: with the reserved zeros.
     let path = segment_path(dir.path(), 1);
     let file = File::options().write(true).open(&path).unwrap();
     file.set_len(1 << 20).unwrap();
@@ -307,7 +307,7 @@ fn a_crash_before_the_old_segment_is_cut_costs_nothing() {
 }
 
 #[test]
-fn a_snapshot_without_any_segment_since_is_refused() {
+fn snapshot_without_its_segment_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (mut storage, mut state) = open(dir.path()).unwrap();
     create(&mut storage, &mut state, "/n0");
@@ -321,8 +321,8 @@ fn a_snapshot_without_any_segment_since_is_refused() {
     assert!(err.contains("log.0000000002 is missing"), "{err}");
 }
 
-/// A segment as it was written when segments said nothing about the one before.
-fn old_form(bytes: &[u8], frames: &BTreeSet<usize>) -> Vec<u8> {
+/// Converts a segment to the first version of the format.
+fn first_format(bytes: &[u8], frames: &BTreeSet<usize>) -> Vec<u8> {
     let mut old = b"PCLOG\0\0\x01".to_vec();
     old.extend_from_slice(&bytes[8..24]);
     old.extend_from_slice(&crc32c::crc32c(&old).to_be_bytes());
@@ -337,10 +337,10 @@ fn old_form(bytes: &[u8], frames: &BTreeSet<usize>) -> Vec<u8> {
 }
 
 #[test]
-fn segments_of_the_old_form_are_read_and_checked_from_the_next_start_on() {
+fn segments_of_the_first_format_are_read_and_checked_from_the_next_start() {
     let dir = filled(3);
     let path = segment_path(dir.path(), 1);
-    let old = old_form(&std::fs::read(&path).unwrap(), &frames(&path, 1));
+    let old = first_format(&std::fs::read(&path).unwrap(), &frames(&path, 1));
     std::fs::write(&path, &old).unwrap();
     assert_eq!(names(&open(dir.path()).unwrap().1).len(), 3);
     let last = *frames(&path, 1).last().unwrap();
@@ -350,8 +350,8 @@ fn segments_of_the_old_form_are_read_and_checked_from_the_next_start_on() {
 }
 
 #[test]
-fn what_a_client_stored_cannot_pass_for_a_record() {
-    // The bytes of a whole good segment, stored as a node's data behind a torn record.
+fn stored_data_is_not_mistaken_for_a_record() {
+    // The bytes of a valid segment of another directory, as stored data after a torn record.
     let other = filled(3);
     let decoy = std::fs::read(segment_path(other.path(), 1)).unwrap();
     let dir = filled(1);
@@ -366,7 +366,7 @@ fn what_a_client_stored_cannot_pass_for_a_record() {
 }
 
 #[test]
-fn nobody_else_can_read_what_clients_stored() {
+fn files_are_readable_by_their_owner_only() {
     use std::os::unix::fs::PermissionsExt as _;
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     let base = tempfile::tempdir().unwrap();
@@ -377,7 +377,7 @@ fn nobody_else_can_read_what_clients_stored() {
     storage.wait_for_snapshot();
     assert_eq!(mode(&dir), 0o700);
     let files: Vec<PathBuf> = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert_eq!(files.len(), 5, "a lock, a reserve, two segments and a snapshot, and not {files:?}");
+    assert_eq!(files.len(), 5, "expected a lock, a reserve, two segments and a snapshot: {files:?}");
     for file in files {
         assert_eq!(mode(&file), 0o600, "{}", file.display());
     }

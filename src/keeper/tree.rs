@@ -1,5 +1,5 @@
-//! The znodes. A pure state machine: a decided change goes in, and what undoes it comes out, so that a multi that
-//! fails half way leaves nothing behind. No rights, no versions to compare, no clock: those are `state.rs`.
+//! The tree of znodes. Applying a checked change returns its undo record, so that a failed multi
+//! can be rolled back. Checks of rights, versions and limits belong in `state.rs`. Pure.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -14,17 +14,18 @@ const CONTAINER_OWNER: i64 = i64::MIN;
 const TTL_MASK: i64 = 0xff << 56;
 pub const MAX_TTL_MS: i64 = 0xff_ffff_ffff;
 
-/// What a node costs beside its path and data: the map's slot, the name in its parent, allocator headers.
+/// Estimated memory of a node without its path and data: the map's slot, the name in its parent,
+/// allocator headers.
 const NODE_OVERHEAD_BYTES: usize = 224;
 
-/// A longer access list counts for each node that has it, or it would be a way around the limit on the tree. Shorter
-/// ones are mostly shared, and cost next to nothing.
+/// A longer access list counts for each node that has it: otherwise long lists would bypass the
+/// limit of the tree. Shorter lists are mostly shared, so their cost is neglected.
 const SMALL_ACL_BYTES: usize = 1024;
 
-/// A change that does not fit the tree: only a damaged log can hold one.
+/// A change that cannot be applied to the tree. Only a damaged log contains one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a change of {path} does not fit the tree")]
-pub struct Misfit {
+#[error("the change of {path} cannot be applied to the tree")]
+pub struct InvalidChange {
     pub path: String,
 }
 
@@ -39,15 +40,16 @@ pub struct Node {
     pub mtime: i64,
     pub version: i32,
     pub aversion: i32,
-    /// Children ever made: the next sequence number, and half of the public `cversion`.
+    /// Number of children ever created: the next sequence number, and a part of the public
+    /// `cversion`.
     pub creates: i32,
-    /// Session id, or the marks of a container or TTL node, or 0.
+    /// Session id of an ephemeral, the mark of a container or TTL node, or 0.
     pub owner: i64,
     children: BTreeSet<Box<str>>,
 }
 
 impl Node {
-    fn born(data: Option<Box<[u8]>>, acl: Arc<Vec<Acl>>, zxid: i64, now_ms: i64, owner: i64) -> Node {
+    fn new(data: Option<Box<[u8]>>, acl: Arc<Vec<Acl>>, zxid: i64, now_ms: i64, owner: i64) -> Node {
         Node {
             data,
             acl,
@@ -64,7 +66,7 @@ impl Node {
         }
     }
 
-    /// From a snapshot, without its children: each of them adds itself.
+    /// Restores a node from a snapshot, without its children; `insert` adds each child.
     pub(super) fn restored(stat: &Stat, creates: i32, data: Option<Box<[u8]>>, acl: Arc<Vec<Acl>>) -> Node {
         Node {
             mzxid: stat.mzxid,
@@ -73,7 +75,7 @@ impl Node {
             version: stat.version,
             aversion: stat.aversion,
             creates,
-            ..Node::born(data, acl, stat.czxid, stat.ctime, stat.ephemeral_owner)
+            ..Node::new(data, acl, stat.czxid, stat.ctime, stat.ephemeral_owner)
         }
     }
 
@@ -85,10 +87,11 @@ impl Node {
             ctime: self.ctime,
             mtime: self.mtime,
             version: self.version,
-            // Creates and deletes both count in public: every child was made, and those missing were deleted.
+            // The public version counts creations and deletions; the latter are creations minus
+            // children.
             cversion: self.creates.wrapping_mul(2).wrapping_sub(num_children),
             aversion: self.aversion,
-            // Containers and TTL nodes keep their nature to themselves: only a session is shown as an owner.
+            // As in ZooKeeper, the marks of containers and TTL nodes are not shown.
             ephemeral_owner: if self.kind() == CreateMode::Ephemeral { self.owner } else { 0 },
             data_length: self.data.as_ref().map_or(0, |data| data.len()) as i32,
             num_children,
@@ -121,7 +124,7 @@ impl Node {
     }
 }
 
-/// The owner field of a node made with `mode` by `session`.
+/// Returns the owner field of a node that `session` creates with `mode`.
 pub fn owner_of(mode: CreateMode, session: i64) -> i64 {
     match mode {
         CreateMode::Persistent => 0,
@@ -131,7 +134,7 @@ pub fn owner_of(mode: CreateMode, session: i64) -> i64 {
     }
 }
 
-/// Takes one change back.
+/// Reverts one change.
 #[derive(Debug)]
 pub enum Undo {
     Create { path: Box<str>, parent_pzxid: i64 },
@@ -144,36 +147,36 @@ pub enum Undo {
 pub struct DataTree {
     nodes: HashMap<Box<str>, Node>,
     ephemerals: HashMap<i64, BTreeSet<Box<str>>>,
-    /// Containers and TTL nodes: what may go by itself.
+    /// Containers and TTL nodes, which the server deletes by itself.
     transients: BTreeSet<Box<str>>,
-    /// Equal access lists are one list: there are few, and each node has one.
+    /// Deduplicated access lists: every node has one, and there are few different ones.
     acls: HashSet<Arc<Vec<Acl>>>,
-    /// The identities in those lists.
+    /// The identities in the lists of `acls`.
     named: HashSet<Identity>,
     bytes: usize,
 }
 
 impl Default for DataTree {
     fn default() -> Self {
-        let open = Arc::new(vec![Acl { perms: ALL, who: Identity::new("world", "anyone") }]);
-        let read_only = Arc::new(vec![Acl { perms: READ, who: Identity::new("world", "anyone") }]);
+        let open = Arc::new(vec![Acl { perms: ALL, identity: Identity::new("world", "anyone") }]);
+        let read_only = Arc::new(vec![Acl { perms: READ, identity: Identity::new("world", "anyone") }]);
         let mut tree = DataTree::empty();
-        // ZooKeeper lets everybody write below /zookeeper. Nothing here is set there, so nobody has to, and no
-        // identity with few rights can fill the store from there.
+        // ZooKeeper lets every client write below /zookeeper. Here it is read-only: this server has
+        // no settings there, and a client with few rights could fill the store.
         for (path, acl) in [
             (path::ROOT, &open),
             (path::ZOOKEEPER, &read_only),
             (path::QUOTA, &read_only),
             (path::CONFIG, &read_only),
         ] {
-            tree.insert(path, Node::born(Some(Box::default()), acl.clone(), 0, 0, 0));
+            tree.insert(path, Node::new(Some(Box::default()), acl.clone(), 0, 0, 0));
         }
         tree
     }
 }
 
 impl DataTree {
-    /// Not even a root: for a snapshot to fill.
+    /// Returns a tree without a root, to be filled from a snapshot.
     pub(super) fn empty() -> Self {
         DataTree {
             nodes: HashMap::new(),
@@ -189,9 +192,9 @@ impl DataTree {
         self.nodes.get(path)
     }
 
-    /// Whether an access list names this identity, or did so recently.
-    pub fn names(&self, who: &Identity) -> bool {
-        self.named.contains(who)
+    /// Returns whether an access list names this identity, or did so recently.
+    pub fn names(&self, identity: &Identity) -> bool {
+        self.named.contains(identity)
     }
 
     pub fn len(&self) -> usize {
@@ -202,12 +205,12 @@ impl DataTree {
         self.nodes.is_empty()
     }
 
-    /// An estimate of the memory that the nodes take.
+    /// Returns an estimate of the memory of the nodes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Every node, each after its parent.
+    /// Iterates over all nodes, parents before children.
     pub fn walk(&self) -> impl Iterator<Item = (String, &Node)> {
         self.walk_from(path::ROOT)
     }
@@ -227,7 +230,7 @@ impl DataTree {
         self.ephemerals.get(&session).into_iter().flatten().map(AsRef::as_ref)
     }
 
-    /// The sessions that have ephemerals, lowest first.
+    /// Returns the sessions that have ephemerals.
     pub fn ephemeral_owners(&self) -> BTreeSet<i64> {
         self.ephemerals.keys().copied().collect()
     }
@@ -240,21 +243,21 @@ impl DataTree {
         self.transients.iter().map(AsRef::as_ref)
     }
 
-    /// Nodes below `path`, without itself.
+    /// Counts the nodes below `path`, without `path` itself.
     pub fn count_below(&self, path: &str) -> usize {
         self.walk_from(path).count().saturating_sub(1)
     }
 
-    pub fn apply(&mut self, zxid: i64, now_ms: i64, change: &Change<'_>) -> Result<Undo, Misfit> {
+    pub fn apply(&mut self, zxid: i64, now_ms: i64, change: &Change<'_>) -> Result<Undo, InvalidChange> {
         match change {
             Change::Create { path, data, acl, owner } => {
                 let acl = self.intern(acl);
                 let data = data.as_deref().map(Box::from);
-                self.create(path, Node::born(data, acl, zxid, now_ms, *owner))
+                self.create(path, Node::new(data, acl, zxid, now_ms, *owner))
             }
             Change::Delete { path } => self.delete(path, zxid),
             Change::SetData { path, data } => {
-                let node = self.nodes.get_mut(&**path).ok_or_else(|| misfit(path))?;
+                let node = self.nodes.get_mut(&**path).ok_or_else(|| invalid_change(path))?;
                 let old = std::mem::replace(&mut node.data, data.as_deref().map(Box::from));
                 let undo =
                     Undo::SetData { path: (&**path).into(), data: old, mzxid: node.mzxid, mtime: node.mtime };
@@ -266,7 +269,7 @@ impl DataTree {
             }
             Change::SetAcl { path, acl } => {
                 let acl = self.intern(acl);
-                let node = self.nodes.get_mut(&**path).ok_or_else(|| misfit(path))?;
+                let node = self.nodes.get_mut(&**path).ok_or_else(|| invalid_change(path))?;
                 node.aversion = node.aversion.wrapping_add(1);
                 let old = std::mem::replace(&mut node.acl, acl);
                 self.bytes = self.bytes + acl_cost(&node.acl) - acl_cost(&old);
@@ -275,31 +278,31 @@ impl DataTree {
         }
     }
 
-    fn create(&mut self, path: &str, node: Node) -> Result<Undo, Misfit> {
-        let (parent, _) = path::split(path).ok_or_else(|| misfit(path))?;
+    fn create(&mut self, path: &str, node: Node) -> Result<Undo, InvalidChange> {
+        let (parent, _) = path::split(path).ok_or_else(|| invalid_change(path))?;
         if self.nodes.contains_key(path) {
-            return Err(misfit(path));
+            return Err(invalid_change(path));
         }
         let zxid = node.czxid;
-        let parent = self.nodes.get_mut(parent).ok_or_else(|| misfit(path))?;
+        let parent = self.nodes.get_mut(parent).ok_or_else(|| invalid_change(path))?;
         let parent_pzxid = std::mem::replace(&mut parent.pzxid, zxid);
         parent.creates = parent.creates.wrapping_add(1);
         self.insert(path, node);
         Ok(Undo::Create { path: path.into(), parent_pzxid })
     }
 
-    fn delete(&mut self, path: &str, zxid: i64) -> Result<Undo, Misfit> {
+    fn delete(&mut self, path: &str, zxid: i64) -> Result<Undo, InvalidChange> {
         if self.nodes.get(path).is_none_or(|node| node.child_count() > 0) {
-            return Err(misfit(path));
+            return Err(invalid_change(path));
         }
-        let (parent, _) = path::split(path).ok_or_else(|| misfit(path))?;
-        let node = self.remove(path).ok_or_else(|| misfit(path))?;
-        let parent = self.nodes.get_mut(parent).ok_or_else(|| misfit(path))?;
+        let (parent, _) = path::split(path).ok_or_else(|| invalid_change(path))?;
+        let node = self.remove(path).ok_or_else(|| invalid_change(path))?;
+        let parent = self.nodes.get_mut(parent).ok_or_else(|| invalid_change(path))?;
         let parent_pzxid = std::mem::replace(&mut parent.pzxid, zxid);
         Ok(Undo::Delete { path: path.into(), node: Box::new(node), parent_pzxid })
     }
 
-    /// Takes back the newest change. Must be called in the reverse order of the changes.
+    /// Reverts the newest change. Must be called in the reverse order of the changes.
     pub fn undo(&mut self, undo: Undo) {
         match undo {
             Undo::Create { path, parent_pzxid } => {
@@ -332,7 +335,7 @@ impl DataTree {
         }
     }
 
-    /// Adds a node and every index entry that goes with it; the parent's counters are the caller's.
+    /// Adds a node and its index entries. The caller updates the counters of the parent.
     pub(super) fn insert(&mut self, path: &str, mut node: Node) {
         node.acl = self.intern(&node.acl);
         match node.kind() {
@@ -383,14 +386,15 @@ impl DataTree {
         if let Some(known) = self.acls.get(acl) {
             return known.clone();
         }
-        // Lists that no node has any more go when new ones come, so the set cannot outgrow the tree.
+        // Unused lists are removed before the set doubles, so that it cannot outgrow the tree.
         if self.acls.len() >= 64 && self.acls.len().is_power_of_two() {
             self.acls.retain(|acl| Arc::strong_count(acl) > 1);
-            self.named = self.acls.iter().flat_map(|acl| acl.iter()).map(|acl| acl.who.clone()).collect();
+            self.named =
+                self.acls.iter().flat_map(|acl| acl.iter()).map(|acl| acl.identity.clone()).collect();
         }
         for entry in acl.iter() {
-            if !self.named.contains(&entry.who) {
-                self.named.insert(entry.who.clone());
+            if !self.named.contains(&entry.identity) {
+                self.named.insert(entry.identity.clone());
             }
         }
         self.acls.insert(acl.clone());
@@ -402,12 +406,12 @@ fn len(data: &Option<Box<[u8]>>) -> usize {
     data.as_ref().map_or(0, |data| data.len())
 }
 
-/// What an access list costs a node that has it.
+/// Returns the bytes that an access list adds to the cost of a node.
 pub fn acl_cost(list: &[Acl]) -> usize {
-    let bytes = list.iter().map(|acl| acl.who.scheme.len() + acl.who.id.len()).sum();
+    let bytes = list.iter().map(|acl| acl.identity.scheme.len() + acl.identity.id.len()).sum();
     if bytes > SMALL_ACL_BYTES { bytes } else { 0 }
 }
 
-fn misfit(path: &str) -> Misfit {
-    Misfit { path: path.to_owned() }
+fn invalid_change(path: &str) -> InvalidChange {
+    InvalidChange { path: path.to_owned() }
 }

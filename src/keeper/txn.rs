@@ -1,5 +1,5 @@
-//! What is written to the log: changes that were already decided, with nothing left to check or choose, so that
-//! applying them again gives the same tree whatever rules a later version has.
+//! The records of the log: changes that have passed all checks, so that replaying them gives the
+//! same tree whatever checks a later version has. Pure.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub enum Change<'a> {
 
 pub type Password = [u8; 16];
 
-/// All that happens at one zxid.
+/// All changes at one zxid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Txn<'a> {
     /// One write, or all of a multi.
@@ -33,7 +33,7 @@ pub enum Txn<'a> {
     CloseSession {
         id: i64,
     },
-    /// The server started; its zxids begin here.
+    /// The start of a server, whose zxids begin here.
     Epoch,
 }
 
@@ -136,8 +136,8 @@ mod tests {
     use crate::keeper::acl::Identity;
 
     #[test]
-    fn transactions_survive_the_log() {
-        let acl = Arc::new(vec![Acl { perms: 31, who: Identity::new("world", "anyone") }]);
+    fn transactions_round_trip() {
+        let acl = Arc::new(vec![Acl { perms: 31, identity: Identity::new("world", "anyone") }]);
         let path = || Cow::Borrowed("/a/b");
         let all = [
             Txn::Changes(vec![

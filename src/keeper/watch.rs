@@ -1,5 +1,5 @@
-//! Who is told of what. Pure tables from paths to connections; watches belong to a connection and die with it.
-//! Sending the events is the server's work.
+//! Tables of watches: paths and the connections that watch them. A watch belongs to a connection
+//! and is removed with it. Sending events does not belong here. Pure.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
@@ -17,7 +17,7 @@ pub enum EventKind {
     ChildrenChanged = 4,
 }
 
-/// How a connection watches a path; one connection can watch one path in several ways.
+/// The watches of a connection on one path.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Modes {
     data: bool,
@@ -40,7 +40,7 @@ pub enum Watch {
     Recursive,
 }
 
-/// Watched paths and the bytes in them. A path counts once for each connection that watches it.
+/// Number and bytes of watched paths. A path counts once for each connection that watches it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     pub count: usize,
@@ -71,7 +71,7 @@ pub struct Watches<C> {
     by_path: HashMap<Arc<str>, Vec<(C, Modes)>>,
     by_owner: HashMap<C, Owned>,
     usage: Usage,
-    /// While there are none, no parent need be looked at.
+    /// Number of recursive watches. Without any, ancestors are not searched.
     recursive: usize,
 }
 
@@ -109,12 +109,12 @@ impl<C: Copy + Eq + Hash> Watches<C> {
         }
     }
 
-    /// How many (connection, path) pairs are watched.
+    /// Returns the number of watched (connection, path) pairs.
     pub fn len(&self) -> usize {
         self.usage.count
     }
 
-    /// The watches of all connections.
+    /// Returns the usage of all connections.
     pub fn usage(&self) -> Usage {
         self.usage
     }
@@ -123,7 +123,7 @@ impl<C: Copy + Eq + Hash> Watches<C> {
         self.by_owner.get(&owner).map_or_else(Usage::default, |owned| owned.usage)
     }
 
-    /// Whether the connection watches the path in any way.
+    /// Returns whether the connection watches the path in any mode.
     pub fn is_watching(&self, owner: C, path: &str) -> bool {
         self.by_owner.get(&owner).is_some_and(|owned| owned.paths.contains(path))
     }
@@ -149,7 +149,7 @@ impl<C: Copy + Eq + Hash> Watches<C> {
         })
     }
 
-    /// False if there was no such watch.
+    /// Removes watches. Returns false if there was none of this kind.
     pub fn remove(&mut self, owner: C, path: &str, kind: WatcherKind) -> bool {
         if !self.contains(owner, path, kind) {
             return false;
@@ -182,23 +182,24 @@ impl<C: Copy + Eq + Hash> Watches<C> {
         }
     }
 
-    /// A node was made, deleted or written: tells its watchers, then those of its parent's children, each once.
-    pub fn trigger(&mut self, kind: EventKind, path: &str, tell: &mut impl FnMut(C, EventKind, &str)) {
+    /// Calls `notify` for the watchers of a node that was created, deleted or written, then for the
+    /// watchers of its parent's children; once for each connection and event.
+    pub fn trigger(&mut self, kind: EventKind, path: &str, notify: &mut impl FnMut(C, EventKind, &str)) {
         if self.by_path.is_empty() {
             return;
         }
-        self.tell_watchers(kind, path, tell);
+        self.notify_watchers(kind, path, notify);
         if kind != EventKind::DataChanged
             && let Some((parent, _)) = path::split(path)
         {
-            self.tell_watchers(EventKind::ChildrenChanged, parent, tell);
+            self.notify_watchers(EventKind::ChildrenChanged, parent, notify);
         }
     }
 
-    fn tell_watchers(&mut self, kind: EventKind, path: &str, tell: &mut impl FnMut(C, EventKind, &str)) {
+    fn notify_watchers(&mut self, kind: EventKind, path: &str, notify: &mut impl FnMut(C, EventKind, &str)) {
         let mut spent = Vec::new();
-        // Whom a recursive watch above may not tell a second time.
-        let mut told = HashSet::new();
+        // Connections that a recursive watch on an ancestor must not notify again.
+        let mut notified = HashSet::new();
         if let Some(watchers) = self.by_path.get_mut(path) {
             for (watcher, modes) in watchers {
                 let once = match kind {
@@ -209,9 +210,9 @@ impl<C: Copy + Eq + Hash> Watches<C> {
                 let recursive = modes.recursive && kind != EventKind::ChildrenChanged;
                 if once || modes.persistent || recursive {
                     if self.recursive > 0 {
-                        told.insert(*watcher);
+                        notified.insert(*watcher);
                     }
-                    tell(*watcher, kind, path);
+                    notify(*watcher, kind, path);
                 }
                 if once {
                     spent.push(*watcher);
@@ -230,8 +231,8 @@ impl<C: Copy + Eq + Hash> Watches<C> {
         }
         for above in path::ancestry(path).skip(1) {
             for (watcher, modes) in self.by_path.get(above).into_iter().flatten() {
-                if modes.recursive && told.insert(*watcher) {
-                    tell(*watcher, kind, path);
+                if modes.recursive && notified.insert(*watcher) {
+                    notify(*watcher, kind, path);
                 }
             }
         }
@@ -242,16 +243,18 @@ impl<C: Copy + Eq + Hash> Watches<C> {
 mod tests {
     use super::*;
 
-    type Told = (u8, EventKind, String);
+    type Notified = (u8, EventKind, String);
 
-    fn trigger(watches: &mut Watches<u8>, kind: EventKind, path: &str) -> Vec<Told> {
-        let mut told = Vec::new();
-        watches.trigger(kind, path, &mut |who, kind, path| told.push((who, kind, path.to_owned())));
-        told
+    fn trigger(watches: &mut Watches<u8>, kind: EventKind, path: &str) -> Vec<Notified> {
+        let mut notified = Vec::new();
+        watches.trigger(kind, path, &mut |connection, kind, path| {
+            notified.push((connection, kind, path.to_owned()));
+        });
+        notified
     }
 
-    fn told(who: u8, kind: EventKind, path: &str) -> Told {
-        (who, kind, path.to_owned())
+    fn notified(connection: u8, kind: EventKind, path: &str) -> Notified {
+        (connection, kind, path.to_owned())
     }
 
     #[test]
@@ -259,46 +262,55 @@ mod tests {
         let mut w = Watches::default();
         w.add(1, "/a", Watch::Data);
         w.add(1, "/", Watch::Child);
-        assert_eq!(trigger(&mut w, EventKind::DataChanged, "/a"), [told(1, EventKind::DataChanged, "/a")]);
+        assert_eq!(
+            trigger(&mut w, EventKind::DataChanged, "/a"),
+            [notified(1, EventKind::DataChanged, "/a")]
+        );
         assert_eq!(trigger(&mut w, EventKind::DataChanged, "/a"), []);
-        assert_eq!(trigger(&mut w, EventKind::Created, "/b"), [told(1, EventKind::ChildrenChanged, "/")]);
+        assert_eq!(trigger(&mut w, EventKind::Created, "/b"), [notified(1, EventKind::ChildrenChanged, "/")]);
         assert!(w.is_empty());
     }
 
     #[test]
-    fn a_delete_is_told_once_to_who_watched_both_ways() {
+    fn deletion_is_reported_once_to_a_connection_with_several_watches() {
         let mut w = Watches::default();
         w.add(1, "/a", Watch::Data);
         w.add(1, "/a", Watch::Child);
         w.add(1, "/a", Watch::Persistent);
         w.add(1, "/", Watch::Recursive);
-        assert_eq!(trigger(&mut w, EventKind::Deleted, "/a"), [told(1, EventKind::Deleted, "/a")]);
-        assert_eq!(trigger(&mut w, EventKind::Created, "/a"), [told(1, EventKind::Created, "/a")]);
+        assert_eq!(trigger(&mut w, EventKind::Deleted, "/a"), [notified(1, EventKind::Deleted, "/a")]);
+        assert_eq!(trigger(&mut w, EventKind::Created, "/a"), [notified(1, EventKind::Created, "/a")]);
     }
 
     #[test]
-    fn persistent_watches_stay_and_see_children() {
+    fn persistent_watches_remain_and_report_children() {
         let mut w = Watches::default();
         w.add(1, "/a", Watch::Persistent);
         for _ in 0..2 {
             assert_eq!(
                 trigger(&mut w, EventKind::Created, "/a/b"),
-                [told(1, EventKind::ChildrenChanged, "/a")]
+                [notified(1, EventKind::ChildrenChanged, "/a")]
             );
             assert_eq!(
                 trigger(&mut w, EventKind::DataChanged, "/a"),
-                [told(1, EventKind::DataChanged, "/a")]
+                [notified(1, EventKind::DataChanged, "/a")]
             );
         }
         assert_eq!(trigger(&mut w, EventKind::Created, "/a/b/c"), []);
     }
 
     #[test]
-    fn recursive_watches_see_the_subtree_and_never_children_changed() {
+    fn recursive_watches_cover_the_subtree_without_children_changed() {
         let mut w = Watches::default();
         w.add(1, "/a", Watch::Recursive);
-        assert_eq!(trigger(&mut w, EventKind::Created, "/a/b/c"), [told(1, EventKind::Created, "/a/b/c")]);
-        assert_eq!(trigger(&mut w, EventKind::DataChanged, "/a"), [told(1, EventKind::DataChanged, "/a")]);
+        assert_eq!(
+            trigger(&mut w, EventKind::Created, "/a/b/c"),
+            [notified(1, EventKind::Created, "/a/b/c")]
+        );
+        assert_eq!(
+            trigger(&mut w, EventKind::DataChanged, "/a"),
+            [notified(1, EventKind::DataChanged, "/a")]
+        );
         assert_eq!(trigger(&mut w, EventKind::Deleted, "/ab"), []);
     }
 
@@ -322,7 +334,7 @@ mod tests {
         w.add(2, "/a", Watch::Recursive);
         assert_eq!((w.usage_of(1), w.usage_of(2), w.usage()), (usage(2, 7), usage(1, 2), usage(3, 9)));
         trigger(&mut w, EventKind::DataChanged, "/a");
-        assert_eq!(w.usage_of(1), usage(2, 7), "the child watch is left");
+        assert_eq!(w.usage_of(1), usage(2, 7), "the child watch remains");
         trigger(&mut w, EventKind::Deleted, "/a");
         assert_eq!((w.usage_of(1), w.usage()), (usage(1, 5), usage(2, 7)));
         w.remove(1, "/long", WatcherKind::Any);
@@ -331,12 +343,15 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_takes_its_watches_along() {
+    fn watches_are_removed_with_their_connection() {
         let mut w = Watches::default();
         w.add(1, "/a", Watch::Recursive);
         w.add(2, "/a", Watch::Data);
         w.forget(1);
         assert_eq!((w.len(), w.recursive), (1, 0));
-        assert_eq!(trigger(&mut w, EventKind::DataChanged, "/a"), [told(2, EventKind::DataChanged, "/a")]);
+        assert_eq!(
+            trigger(&mut w, EventKind::DataChanged, "/a"),
+            [notified(2, EventKind::DataChanged, "/a")]
+        );
     }
 }

@@ -1,5 +1,6 @@
-//! Ids that the store hands out: never reused, printed as `service-0000000007`. A machine has a public form too, the
-//! bare number that the operator types and that its security group is named after.
+//! Ids that the store assigns: never reused, printed as `service-0000000007`. A machine also has a
+//! public form, the bare number, which operators type and which is in the name of its security
+//! group. Pure.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +12,7 @@ pub struct InvalidId {
     given: String,
 }
 
-/// Ten digits, no sign, no more: the form is canonical, so that two spellings never name one thing.
+/// Parses exactly ten digits, so that every id has one spelling.
 fn parse_key(kind: &'static str, text: &str) -> Result<u32, InvalidId> {
     let refusal = || InvalidId { kind, given: text.chars().take(40).collect() };
     let digits = text.strip_prefix(kind).and_then(|rest| rest.strip_prefix('-')).ok_or_else(refusal)?;
@@ -36,13 +37,13 @@ macro_rules! id {
                 self.0
             }
 
-            /// The name of the znode, and the digest user: `KIND-NNNNNNNNNN`.
+            /// Returns the name of the znode and of the digest user: `KIND-NNNNNNNNNN`.
             pub fn key(self) -> String {
                 format!(concat!($kind, "-{:010}"), self.0)
             }
 
             /// # Errors
-            /// If `text` is not exactly what [`Self::key`] writes.
+            /// If `text` is not in the form of [`Self::key`].
             pub fn from_key(text: &str) -> Result<Self, InvalidId> {
                 parse_key($kind, text).map(Self)
             }
@@ -51,17 +52,17 @@ macro_rules! id {
 }
 
 id!(
-    /// A service, whatever it is called: a service deployed again under an old name has a new id.
+    /// The id of a service. A service that is deployed again under an old name gets a new id.
     ServiceId,
     "service"
 );
 id!(
-    /// A unit; see [`ServiceId`].
+    /// The id of a unit; see [`ServiceId`].
     UnitId,
     "unit"
 );
 id!(
-    /// A machine. Shown to people as the bare number.
+    /// The id of a machine, printed as the bare number.
     MachineId,
     "machine"
 );
@@ -102,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_ten_digits_both_ways() {
+    fn keys_have_ten_digits() {
         assert_eq!(UnitId::new(7).key(), "unit-0000000007");
         assert_eq!(UnitId::from_key("unit-0000000007"), Ok(UnitId::new(7)));
         assert_eq!(ServiceId::from_key("service-4294967295"), Ok(ServiceId::new(u32::MAX)));
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn machines_are_numbers_to_people() {
+    fn machine_ids_are_printed_as_numbers() {
         assert_eq!("12".parse(), Ok(MachineId::new(12)));
         assert_eq!("0".parse(), Ok(MachineId::new(0)));
         assert_eq!(MachineId::new(12).to_string(), "12");
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_does_not_echo_a_flood() {
+    fn error_does_not_quote_a_long_text() {
         let refusal = "9".repeat(5000).parse::<MachineId>().unwrap_err();
         assert!(refusal.to_string().len() < 80);
     }

@@ -1,13 +1,15 @@
-//! The vocabulary that every part shares: names, ids, ports. Values here cannot hold nonsense, so whoever has one
-//! need not check it again. No async, no I/O, no logging, no clock.
+//! Types that every part shares: names, ids, ports. Their values are valid by construction, so
+//! users need not check them again. Pure.
 
-mod hash;
+mod charm_hash;
+mod hex;
 mod id;
-pub mod json;
 mod name;
 pub mod ports;
+pub mod strict_json;
 
-pub use hash::CharmHash;
+pub use charm_hash::CharmHash;
+pub use hex::hex;
 pub use id::{InvalidId, MachineId, ServiceId, UnitId};
 pub use name::{CharmUrl, EnvironmentName, InstanceId, InvalidName, ServiceName, UnitName};
 pub use portcullis_provider::planted;

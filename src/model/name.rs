@@ -1,9 +1,11 @@
-//! Names that people give: environments, services, units. Each is safe in a path, a file name and a line of text.
+//! Names of environments, services, units, charms and instances. Each is safe in a path, a file
+//! name and a line of text. Pure.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Longest name of a service or an environment, in bytes. Leaves room for `juju-ENV-N` in a cloud's 255.
+/// Longest name of a service or an environment, in bytes, so that `juju-ENV-N` fits into the 255
+/// characters of a security group's name.
 const MAX_NAME: usize = 100;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -14,7 +16,7 @@ pub enum InvalidName {
     TooLong { kind: &'static str, length: usize },
 }
 
-/// What is common to all: not empty and not too long. The text is only echoed once it is known to be short.
+/// Checks that a name is neither empty nor too long. The error does not quote a long text.
 fn check_length(kind: &'static str, text: &str) -> Result<(), InvalidName> {
     if text.is_empty() {
         return Err(InvalidName::Malformed { kind, given: String::new(), reason: "it is empty" });
@@ -25,15 +27,15 @@ fn check_length(kind: &'static str, text: &str) -> Result<(), InvalidName> {
     Ok(())
 }
 
-/// Juju's rule: lower-case letters and digits, starting with a letter; after each `-` at least one letter before the
-/// next, so that `wordpress-2` cannot be mistaken for something numbered.
+/// Checks Juju's rule: lower-case letters and digits, starting with a letter, and at least one
+/// letter after each `-`, so that `wordpress-2` cannot be mistaken for a numbered object.
 fn is_service_name(text: &str) -> bool {
     let plain = |part: &str| part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
     text.starts_with(|c: char| c.is_ascii_lowercase())
         && text.split('-').all(|part| plain(part) && part.bytes().any(|b| b.is_ascii_lowercase()))
 }
 
-/// A service's name.
+/// The name of a service.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceName(String);
 
@@ -65,7 +67,7 @@ impl fmt::Display for ServiceName {
     }
 }
 
-/// A unit's name, `SERVICE/N`. N is never given twice within a service name.
+/// The name of a unit, `SERVICE/N`. N is never reused within a service name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UnitName {
     service: ServiceName,
@@ -113,7 +115,8 @@ impl fmt::Display for UnitName {
     }
 }
 
-/// An environment's name. It becomes a file name (`ENV.json`) and part of security group names (`juju-ENV-N`).
+/// The name of an environment, which is used in file names (`ENV.json`) and in names of security
+/// groups (`juju-ENV-N`).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EnvironmentName(String);
 
@@ -148,7 +151,7 @@ impl fmt::Display for EnvironmentName {
     }
 }
 
-/// Where a charm came from and which revision it is: `local:wordpress-1`.
+/// The origin and the revision of a charm: `local:wordpress-1`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CharmUrl {
     name: ServiceName,
@@ -156,7 +159,8 @@ pub struct CharmUrl {
 }
 
 impl CharmUrl {
-    /// A charm out of a directory. Charms are named by the same rule as services.
+    /// Returns the URL of a charm from a directory. Charm names follow the same rule as service
+    /// names.
     pub fn local(name: ServiceName, revision: u32) -> Self {
         Self { name, revision }
     }
@@ -199,7 +203,8 @@ impl fmt::Display for CharmUrl {
     }
 }
 
-/// What the cloud calls a machine, `i-0abc`. Opaque, but one word of plain characters.
+/// The provider's id of a machine, for example `i-0abc`. Opaque, but without spaces or control
+/// characters.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstanceId(String);
 
@@ -238,7 +243,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn service_names_follow_jujus_rule() {
+    fn service_names_follow_the_rule_of_juju() {
         for good in ["w", "wordpress", "my-blog", "a1", "a-1b", "a-b2-c", "db2"] {
             assert_eq!(good.parse::<ServiceName>().unwrap().as_str(), good);
         }
@@ -265,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_show_control_characters_escaped_and_no_floods() {
+    fn errors_escape_control_characters_and_do_not_quote_long_texts() {
         let refusal = "a\u{1b}[2Jb\n".parse::<ServiceName>().unwrap_err().to_string();
         assert!(refusal.starts_with(r#"Invalid service name "a\u{1b}[2Jb\n": "#), "{refusal}");
         let long = "a".repeat(300);
@@ -317,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn instance_ids_are_one_plain_word() {
+    fn instance_ids_have_no_spaces_or_slashes() {
         assert_eq!("i-0abc".parse::<InstanceId>().unwrap().as_str(), "i-0abc");
         for bad in ["", "i 1", "i/1", "i-1\n", "ï"] {
             assert!(bad.parse::<InstanceId>().is_err(), "{bad:?}");
@@ -325,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn environment_names_are_file_names() {
+    fn environment_names_are_safe_file_names() {
         for good in ["local", "prod-2", "a.b_c", "0"] {
             assert!(good.parse::<EnvironmentName>().is_ok(), "{good}");
         }
@@ -336,7 +341,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_parses_prints_the_same(text in "[a-z0-9/-]{0,12}") {
+        fn parsed_names_are_printed_unchanged(text in "[a-z0-9/-]{0,12}") {
             if let Ok(name) = text.parse::<ServiceName>() {
                 prop_assert_eq!(name.to_string(), text.clone());
             }
@@ -346,7 +351,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_a_parser_panic(text in "\\PC*") {
+        fn parsers_never_panic(text in "\\PC*") {
             prop_assert!(text.parse::<ServiceName>().is_err() || is_service_name(&text));
             prop_assert!(text.parse::<UnitName>().is_err() || text.contains('/'));
             prop_assert!(text.parse::<EnvironmentName>().is_err() || text.is_ascii());

@@ -1,21 +1,22 @@
-//! The ports that a unit has opened: the document that its znode holds, and the argument that a hook types. Pure.
+//! The ports of a unit: the document in its znode, and the argument of the hook tools. Pure.
 //!
-//! The document keeps what it does not understand: unknown keys, in it and in its entries, go back as they came. What
-//! is not a ports document is an error and never "no ports", which would close somebody's firewall.
+//! Unknown keys of the document and of its entries are kept. An invalid document is an error and
+//! never "no ports", which would close the unit's ports.
 
 use super::{PortRange, Protocol};
 use serde_json::{Map, Value, json};
 
-/// The most bytes that a ports document may have.
+/// Size limit of a ports document, in bytes.
 pub const MAX_BYTES: usize = 64 * 1024;
 
-/// The most entries that a ports document may have.
+/// Limit of entries of a ports document.
 pub const MAX_ENTRIES: usize = 1000;
 
-/// Nothing known nests deeper than three; a document that does is not ours and might be made to exhaust the stack.
+/// Limit of nesting, so that a hostile document cannot exhaust the stack. Valid ones nest three
+/// deep.
 const MAX_DEPTH: usize = 32;
 
-/// A ports document: what is open, in order of opening.
+/// A ports document: the opened ranges, in order of opening.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PortsDocument {
     entries: Vec<Entry>,
@@ -44,7 +45,7 @@ pub enum InvalidPorts {
     Entry { index: usize, problem: &'static str },
 }
 
-/// Why a port argument was refused. The texts are those that charms have been matching on for years.
+/// An invalid port argument. The texts are those of the first Juju, which charms match on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPort {
     #[error("Invalid format for port/protocol, got '{0}'")]
@@ -59,17 +60,17 @@ pub enum InvalidPort {
     Range(String),
 }
 
-/// Reads `PORT[-PORT][/PROTOCOL]`.
+/// Parses `PORT[-PORT][/PROTOCOL]`.
 ///
 /// # Errors
-/// The first thing that is wrong with it.
+/// The first problem found.
 pub fn parse_argument(argument: &str) -> Result<PortRange, InvalidPort> {
     let (ports, proto) = argument.split_once('/').unwrap_or((argument, "tcp"));
     if proto.contains('/') {
         return Err(InvalidPort::Format(shown(argument)));
     }
     let (from, to) = match ports.split_once('-') {
-        // A leading dash is a negative number, which is out of range, and not a range without a beginning.
+        // A leading dash is a negative number, which is out of range, not an incomplete range.
         Some((from, to)) if !from.is_empty() => (parse_port(from)?, parse_port(to)?),
         _ => {
             let port = parse_port(ports)?;
@@ -88,7 +89,7 @@ fn parse_port(text: &str) -> Result<u16, InvalidPort> {
     match text.parse() {
         Ok(port) if port > 0 => Ok(port),
         _ => {
-            // As a number and not as it was typed: 0 for 00.
+            // Printed as a number: 0 for 00.
             let number = digits.trim_start_matches('0');
             let sign = if text.starts_with('-') && !number.is_empty() { "-" } else { "" };
             let number = if number.is_empty() { "0" } else { number };
@@ -97,7 +98,7 @@ fn parse_port(text: &str) -> Result<u16, InvalidPort> {
     }
 }
 
-/// What was typed, on one line and of bounded length.
+/// Converts a text to one line of limited length.
 fn shown(text: &str) -> String {
     let mut shown = String::new();
     for c in text.chars() {
@@ -111,7 +112,7 @@ fn shown(text: &str) -> String {
 }
 
 impl PortsDocument {
-    /// What is open, in order of opening.
+    /// Iterates over the open ranges, in order of opening.
     pub fn ranges(&self) -> impl Iterator<Item = PortRange> + '_ {
         self.entries.iter().map(|entry| entry.range)
     }
@@ -120,11 +121,11 @@ impl PortsDocument {
         self.ranges().any(|open| open == range)
     }
 
-    /// Reads the data of a ports node: JSON, or the YAML of the first Juju; nothing, `null` and a missing `open`
-    /// all mean that nothing was opened.
+    /// Parses the data of a ports node: JSON, or the YAML of the first Juju. Empty data, `null` and
+    /// a missing `open` mean that no port was opened.
     ///
     /// # Errors
-    /// Whatever is not a ports document.
+    /// If it is not a ports document.
     pub fn parse(data: &[u8]) -> Result<Self, InvalidPorts> {
         if data.len() > MAX_BYTES {
             return Err(InvalidPorts::TooLarge { bytes: data.len() });
@@ -152,10 +153,10 @@ impl PortsDocument {
         Ok(document)
     }
 
-    /// The document as it is stored.
+    /// Encodes the document.
     ///
     /// # Errors
-    /// If it is larger than may be stored.
+    /// If it exceeds the size limit.
     pub fn to_bytes(&self) -> Result<Vec<u8>, InvalidPorts> {
         let mut map = Map::new();
         map.insert("open".to_owned(), self.entries.iter().map(Entry::to_value).collect());
@@ -167,10 +168,10 @@ impl PortsDocument {
         Ok(bytes)
     }
 
-    /// Adds a range at the end, once.
+    /// Adds a range at the end, if it is not open yet.
     ///
     /// # Errors
-    /// If there are too many already.
+    /// If the limit of entries is reached.
     pub fn open(&mut self, range: PortRange) -> Result<(), InvalidPorts> {
         if self.contains(range) {
             return Ok(());
@@ -182,7 +183,8 @@ impl PortsDocument {
         Ok(())
     }
 
-    /// Takes a range out, if it is there. It must be closed as it was opened: part of a range is not it.
+    /// Removes a range, if it is open. It must equal the opened range; part of a range is not
+    /// removed.
     pub fn close(&mut self, range: PortRange) {
         self.entries.retain(|entry| entry.range != range);
     }
@@ -227,14 +229,15 @@ impl Entry {
     }
 }
 
-/// JSON first; what is not JSON may be YAML. If it is neither, the error speaks of the one it looks like.
+/// Parses JSON, or YAML if it is not JSON. If both fail, the error is that of the more likely
+/// format.
 fn read_value(data: &[u8]) -> Result<Value, InvalidPorts> {
     let text = std::str::from_utf8(data)
         .map_err(|e| InvalidPorts::Syntax { problem: format!("not UTF-8 at byte {}", e.valid_up_to()) })?;
     if text.trim().is_empty() {
         return Ok(Value::Null);
     }
-    super::json::parse(data).or_else(|json| {
+    super::strict_json::parse(data).or_else(|json| {
         let looks_like_json = text.trim_start().starts_with(['{', '[', '"']);
         let as_json = InvalidPorts::Syntax { problem: json.to_string() };
         read_yaml(text).map_err(|yaml| if looks_like_json { as_json } else { yaml })
@@ -248,7 +251,7 @@ fn read_yaml(text: &str) -> Result<Value, InvalidPorts> {
             flow_nesting_limit: MAX_DEPTH,
             max_nodes: 20_000,
             max_events: 50_000,
-            // Aliases multiply; no ports document ever had one.
+            // Aliases can expand exponentially, and no valid document has one.
             max_aliases: 0,
             max_anchors: 0,
         },

@@ -1,4 +1,4 @@
-//! Ports documents and port arguments: tables, properties, and the kept corpus, replayed.
+//! Ports documents and port arguments: table tests, property tests and the corpus.
 
 use super::*;
 use proptest::prelude::*;
@@ -25,7 +25,7 @@ fn port(text: &str) -> PortRange {
 }
 
 #[test]
-fn the_corpus_of_documents_is_judged_as_its_names_say() {
+fn corpus_documents_are_accepted_or_refused_as_named() {
     let (mut accepted, mut refused) = (0, 0);
     for entry in std::fs::read_dir(corpus("ports")).unwrap() {
         let path = entry.unwrap().path();
@@ -47,7 +47,7 @@ fn the_corpus_of_documents_is_judged_as_its_names_say() {
 }
 
 #[test]
-fn the_corpus_of_arguments_is_answered_word_for_word() {
+fn corpus_arguments_have_the_recorded_results() {
     for (file, least) in [("accepted.txt", 10), ("refused.txt", 25)] {
         let text = std::fs::read_to_string(corpus("port-args").join(file)).unwrap();
         assert!(text.lines().count() >= least);
@@ -64,7 +64,7 @@ fn the_corpus_of_arguments_is_answered_word_for_word() {
 }
 
 #[test]
-fn what_means_nothing_open() {
+fn empty_data_null_and_missing_open_mean_no_ports() {
     for text in ["", "  \n", "null", "~", "{}", "{\"open\": null}", "open:\n", "open: []"] {
         assert_eq!(open(text).ranges().count(), 0, "{text:?}");
         assert_eq!(stored(&open(text)), r#"{"open":[]}"#);
@@ -72,7 +72,7 @@ fn what_means_nothing_open() {
 }
 
 #[test]
-fn order_of_opening_is_kept_and_twice_is_once() {
+fn order_of_opening_is_kept_without_duplicates() {
     let mut document = open("");
     for argument in ["443", "80", "443", "53/udp", "53", "80-90"] {
         document.open(port(argument)).unwrap();
@@ -89,7 +89,7 @@ fn order_of_opening_is_kept_and_twice_is_once() {
 }
 
 #[test]
-fn unknown_keys_go_back_as_they_came() {
+fn unknown_keys_are_kept() {
     let text = r#"{"v":{"a":[1,null]},"open":[{"why":"web","port":80,"proto":"tcp"}],"z":1.5}"#;
     let mut document = open(text);
     document.open(port("81")).unwrap();
@@ -103,13 +103,13 @@ fn unknown_keys_go_back_as_they_came() {
 }
 
 #[test]
-fn the_first_jujus_yaml_becomes_json() {
+fn yaml_of_the_first_juju_becomes_json() {
     let document = open("open:\n- {port: 80, proto: tcp}\n- {port: 53, proto: udp}\n");
     assert_eq!(stored(&document), r#"{"open":[{"port":80,"proto":"tcp"},{"port":53,"proto":"udp"}]}"#);
 }
 
 #[test]
-fn refusals_say_what_and_where() {
+fn errors_name_the_problem_and_the_entry() {
     for (data, text) in [
         ("[]", "not a mapping with a list \"open\""),
         ("{\"open\": 80}", "not a mapping with a list \"open\""),
@@ -133,7 +133,7 @@ fn refusals_say_what_and_where() {
 }
 
 #[test]
-fn limits_of_size_and_number() {
+fn size_and_number_of_entries_are_limited() {
     assert_eq!(refusal(&vec![b' '; MAX_BYTES + 1]), "65537 bytes are more than the 65536 allowed for ports");
     assert!(PortsDocument::parse(&vec![b' '; MAX_BYTES]).is_ok());
     let mut document = open("");
@@ -154,7 +154,7 @@ fn limits_of_size_and_number() {
 }
 
 #[test]
-fn a_long_argument_is_not_echoed_whole() {
+fn long_argument_is_not_quoted_in_full() {
     for flood in ["9".repeat(10_000), "x".repeat(10_000), "/".repeat(10_000)] {
         assert!(parse_argument(&flood).unwrap_err().to_string().len() < 200);
     }
@@ -169,7 +169,7 @@ fn any_range() -> impl Strategy<Value = PortRange> {
     })
 }
 
-/// Pieces of documents, put together at random: closer to the grammar than plain noise.
+/// Generates random combinations of document parts, which are valid more often than random text.
 fn almost_a_document() -> impl Strategy<Value = String> {
     let piece = prop::sample::select(vec![
         "{",
@@ -214,12 +214,12 @@ fn almost_a_document() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn what_is_printed_parses_to_the_same(range in any_range()) {
+    fn printed_ranges_round_trip(range in any_range()) {
         prop_assert_eq!(parse_argument(&range.to_string()), Ok(range));
     }
 
     #[test]
-    fn an_argument_is_a_range_or_a_short_refusal(text in ".{0,80}") {
+    fn argument_is_a_range_or_a_short_error(text in ".{0,80}") {
         match parse_argument(&text) {
             Ok(range) => prop_assert_eq!(parse_argument(&range.to_string()), Ok(range)),
             Err(e) => prop_assert!(e.to_string().starts_with("Invalid ") && e.to_string().len() < 400),
@@ -227,29 +227,29 @@ proptest! {
     }
 
     #[test]
-    fn near_arguments_never_panic(text in "[-+/0-9a-z]{0,12}") {
+    fn almost_valid_arguments_never_panic(text in "[-+/0-9a-z]{0,12}") {
         if let Ok(range) = parse_argument(&text) {
             prop_assert!(range.from() >= 1 && range.from() <= range.to());
         }
     }
 
     #[test]
-    fn any_bytes_are_a_document_or_an_error(data in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn random_bytes_never_panic(data in prop::collection::vec(any::<u8>(), 0..200)) {
         if let Ok(document) = PortsDocument::parse(&data) {
             prop_assert_eq!(&open(&stored(&document)), &document);
         }
     }
 
     #[test]
-    fn near_documents_are_a_document_or_an_error(text in almost_a_document()) {
+    fn almost_valid_documents_never_panic(text in almost_a_document()) {
         if let Ok(document) = PortsDocument::parse(text.as_bytes()) {
             prop_assert_eq!(&open(&stored(&document)), &document);
         }
     }
 
-    /// The laws of opening and closing: as with a list without doubles.
+    /// Opening and closing behave as in a list without duplicates.
     #[test]
-    fn a_document_is_an_ordered_set(steps in prop::collection::vec((any::<bool>(), 1u16..12), 0..60)) {
+    fn document_is_an_ordered_set(steps in prop::collection::vec((any::<bool>(), 1u16..12), 0..60)) {
         let (mut document, mut model) = (open(""), Vec::new());
         for (opening, number) in steps {
             let range = PortRange::single(number, Protocol::Tcp).unwrap();
@@ -267,9 +267,9 @@ proptest! {
         }
     }
 
-    /// Every cut through a stored document is refused, or means nothing open only where nothing is left of it.
+    /// Every truncation of a stored document is refused, except the empty one.
     #[test]
-    fn a_truncated_document_never_loses_ports(ranges in prop::collection::vec(any_range(), 1..6), cut in any::<prop::sample::Index>()) {
+    fn truncated_document_never_loses_ports(ranges in prop::collection::vec(any_range(), 1..6), cut in any::<prop::sample::Index>()) {
         let mut document = open("");
         for range in ranges {
             document.open(range).unwrap();

@@ -1,15 +1,15 @@
-//! The time of day, for what people read. Whatever is decided by time takes it as an argument, and most of that is
-//! monotonic; this is only how long ago something was, in words and in files.
+//! The time of day, for logs, files and status. Decisions take their time as an argument, and most
+//! of them use monotonic time.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Milliseconds since 1970. Before that the clock is wrong, and it is 0.
+/// Returns milliseconds since 1970, or 0 if the clock is wrong and shows an earlier time.
 pub fn wall_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// As `2026-11-16T07:40:12Z`.
+/// Formats a time as `2026-11-16T07:40:12Z`.
 pub fn utc(ms: u64) -> String {
     let seconds = ms / 1000;
     let (days, of_day) = (seconds / 86_400, seconds % 86_400);
@@ -18,7 +18,8 @@ pub fn utc(ms: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// Year, month and day of the Gregorian calendar, counted in eras of 400 years that begin with a March.
+/// Returns year, month and day of the Gregorian calendar. It counts in eras of 400 years that begin
+/// with a March.
 fn civil(days_since_1970: u64) -> (u64, u64, u64) {
     let days = days_since_1970 + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);
@@ -35,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_written_as_everywhere() {
+    fn times_are_formatted_as_rfc_3339() {
         for (seconds, text) in [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_399, "2000-02-28T23:59:59Z"),

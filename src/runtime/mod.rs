@@ -1,12 +1,16 @@
-//! Shared by all long-running parts: signals, logs, the time of day, limits for open files, checks
-//! of file owners, an HTTP listener, metrics.
+//! Shared by all long-running parts: the lifecycle of roles, the reconcile loop, retries, signals,
+//! logs, metrics, the time of day, limits of open files and checks of file owners.
 
+pub mod atomic_file;
+pub mod backoff;
 pub mod clock;
-pub mod files;
-pub mod http;
+pub mod confirm;
+pub mod logging;
+pub mod metrics;
+pub mod open_files;
 pub mod ownership;
-pub mod prometheus;
 pub mod reconcile;
+pub mod service;
 pub mod shutdown;
-pub mod telemetry;
+pub mod trusted_file;
 pub mod trusted_path;

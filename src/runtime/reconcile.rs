@@ -1,66 +1,65 @@
-//! The one loop. Whoever holds a lease looks, plans and applies after a change; what else there is to wake for is here: what
-//! failed is due again, a doubtful look wants another, the lease has to be renewed, and everything is compared at the pace
-//! of the resync, because events get lost. What there is to look at, and what to do about it, is its [`Rounds`].
+//! The reconcile loop. The holder of a lease observes, plans and applies after a change, when a failed
+//! step is due again, when a read needs confirmation, and at every resync, because events get lost.
+//! Between passes it renews the lease. What is read and what is done is up to the [`Reconciler`].
 //!
-//! Provisioning is not in it: it goes on beside the firewall under the same lease, which is renewed here, and is woken by
-//! what the firewall hears. With a lease, watches and a resync of its own it would ask the store everything twice.
+//! Provisioning is not in the loop. It runs beside the firewall under the same lease, which is
+//! renewed here, and wakes on the same events: with a lease, watches and a resync of its own it
+//! would read everything twice.
 
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
+use super::confirm::CONFIRM_AFTER;
 use crate::model::planted::{Bug, planted};
 
-/// How long after a failure of the store the next attempt is made.
+/// The pause after a failure of the store.
 pub const STORE_PAUSE: Duration = Duration::from_secs(1);
 
-/// How long a look that would close too much waits for the one that confirms it.
-pub const DOUBT: Duration = Duration::from_secs(2);
-
-/// What it is time for.
+/// What is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
-    /// To look at what has changed.
+    /// A read of what has changed.
     Changes,
-    /// To look at everything.
+    /// A read of everything.
     Everything,
-    /// To try again what failed.
+    /// Steps that failed.
     Retries,
-    /// To renew the lease, and nothing else.
+    /// The renewal of the lease, and nothing else.
     Lease,
 }
 
-/// What is done in the loop, round by round.
-pub trait Rounds {
+/// The work of the loop.
+pub trait Reconciler {
     type Error;
 
-    /// Waits until something has changed that no pass has looked at, and gathers what follows at once. Cancel-safe.
+    /// Waits for a change that no pass has read yet, and for the rest of its burst. Cancel-safe.
     fn changed(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// When what failed is due again.
+    /// When the first failed step is due again.
     fn retry_at(&self) -> Option<Instant>;
 
-    /// Asks whether we may still act, and may for as long as a lease lasts.
+    /// Renews the lease. Returns false if it is lost.
     fn confirm(&mut self) -> impl Future<Output = Result<bool, Self::Error>> + Send;
 
-    /// Looks, plans and applies. Whatever is due, it takes what has changed with it: while there is something to do at
-    /// once, nobody waits for changes.
+    /// Observes, plans and applies. It includes all changes so far, whatever is due: while retries
+    /// are due at once, the loop does not wait for changes.
     fn pass(&mut self, due: Due) -> impl Future<Output = Result<Passed, Self::Error>> + Send;
 }
 
-/// How a pass went.
+/// The result of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Passed {
     Looked {
-        /// At all there is.
+        /// Whether the pass read everything.
         everything: bool,
-        /// What was seen needs another look before it is acted on.
-        in_doubt: bool,
+        /// Whether a part of the plan waits for a second read.
+        unconfirmed: bool,
     },
-    /// Somebody came between: everything is looked at again soon.
-    Disturbed,
-    /// Somebody else acts.
+    /// Another process wrote at the same time: everything is read again soon.
+    Conflict,
+    /// Another process holds the lease.
     Replaced,
 }
 
@@ -71,68 +70,68 @@ pub enum Ended {
     Replaced,
 }
 
-/// Round after round, until `stop` says so or somebody else acts. A sender of `stop` that is gone means the same as its
-/// word.
+/// Runs passes until `stop` is set or loses its sender, or the lease is lost.
 ///
 /// # Errors
-/// Those of `rounds`; none is waited out here.
-pub async fn turn<R: Rounds>(
-    rounds: &mut R,
-    mut timetable: Timetable,
+/// The first one of `reconciler`.
+pub async fn run_passes<R: Reconciler>(
+    reconciler: &mut R,
+    mut schedule: Schedule,
     stop: &mut watch::Receiver<bool>,
 ) -> Result<Ended, R::Error> {
     loop {
-        let retry_at = rounds.retry_at();
+        let retry_at = reconciler.retry_at();
         let due = tokio::select! {
             biased;
             _ = stop.wait_for(|stop| *stop && !planted(Bug::DeafToStop)) => return Ok(Ended::Stopped),
-            changed = rounds.changed() => {
+            changed = reconciler.changed() => {
                 changed?;
                 Due::Changes
             }
-            due = timetable.due(retry_at) => due,
+            due = schedule.due(retry_at) => due,
         };
-        if !rounds.confirm().await? {
+        if !reconciler.confirm().await? {
             return Ok(Ended::Replaced);
         }
-        timetable.renewed();
+        schedule.renewed();
         if due == Due::Lease {
             continue;
         }
-        match rounds.pass(due).await? {
-            Passed::Looked { everything, in_doubt } => {
+        match reconciler.pass(due).await? {
+            Passed::Looked { everything, unconfirmed } => {
                 if everything {
-                    timetable.resynced();
+                    schedule.resynced();
                 }
-                timetable.doubts(in_doubt && !planted(Bug::DoubtNeverRipens));
+                schedule.confirm_later(unconfirmed && !planted(Bug::DoubtNeverRipens));
             }
-            Passed::Disturbed => timetable.disturbed(),
+            Passed::Conflict => schedule.conflict(),
             Passed::Replaced => return Ok(Ended::Replaced),
         }
     }
 }
 
 #[derive(Debug, Clone)]
-pub struct Timetable {
+pub struct Schedule {
     resync: Duration,
     renewal: Duration,
     resync_at: Instant,
     renew_at: Instant,
-    doubt_at: Option<Instant>,
-    /// Until then nothing is tried again.
+    confirm_at: Option<Instant>,
+    /// No retry is due before.
     quiet_until: Instant,
 }
 
-impl Timetable {
-    /// Everything is due at `first_at`, and from then on every `resync`; the lease at once, and every `renewal`.
+impl Schedule {
+    /// The first full pass is due at `first_at`, the first renewal of the lease at once.
     pub fn new(first_at: Instant, resync: Duration, renewal: Duration) -> Self {
         let now = Instant::now();
-        Self { resync, renewal, resync_at: first_at, renew_at: now, doubt_at: None, quiet_until: now }
+        Self { resync, renewal, resync_at: first_at, renew_at: now, confirm_at: None, quiet_until: now }
     }
 
-    /// Waits for what is due next, if the first retry is at `retry_at`. Cancel-safe.
+    /// Waits for the next event of the schedule. Cancel-safe.
     async fn due(&self, retry_at: Option<Instant>) -> Due {
-        let everything_at = self.doubt_at.map_or(self.resync_at, |doubt_at| doubt_at.min(self.resync_at));
+        let everything_at =
+            self.confirm_at.map_or(self.resync_at, |confirm_at| confirm_at.min(self.resync_at));
         tokio::select! {
             biased;
             () = sleep_until(everything_at) => Due::Everything,
@@ -152,16 +151,16 @@ impl Timetable {
         self.resync_at = Instant::now() + self.resync;
     }
 
-    /// Somebody came between: everything is looked at again soon, and not before.
-    fn disturbed(&mut self) {
-        self.doubt_at = None;
+    /// Schedules a full pass after a pause, and no retry before it.
+    fn conflict(&mut self) {
+        self.confirm_at = None;
         self.resync_at = Instant::now() + STORE_PAUSE;
         self.quiet_until = self.resync_at;
     }
 
-    /// Whether what was seen last needs another look before it is acted on.
-    fn doubts(&mut self, in_doubt: bool) {
-        self.doubt_at = in_doubt.then(|| Instant::now() + DOUBT);
+    /// Schedules a second read, if the last one needs confirmation.
+    fn confirm_later(&mut self, unconfirmed: bool) {
+        self.confirm_at = unconfirmed.then(|| Instant::now() + CONFIRM_AFTER);
     }
 }
 
@@ -172,28 +171,28 @@ mod tests {
     const RESYNC: Duration = Duration::from_secs(60);
     const RENEWAL: Duration = Duration::from_secs(10);
 
-    /// What is due next, and after how many seconds.
-    async fn next(table: &Timetable, retry_at: Option<Instant>) -> (Due, u64) {
+    /// Returns what is due next, and after how many seconds.
+    async fn next(table: &Schedule, retry_at: Option<Instant>) -> (Due, u64) {
         let before = Instant::now();
         (table.due(retry_at).await, before.elapsed().as_secs())
     }
 
     #[tokio::test(start_paused = true)]
-    async fn everything_has_its_time() {
+    async fn events_are_due_in_order() {
         let start = Instant::now();
-        let mut table = Timetable::new(start + RESYNC, RESYNC, RENEWAL);
+        let mut table = Schedule::new(start + RESYNC, RESYNC, RENEWAL);
         assert_eq!(next(&table, None).await, (Due::Lease, 0));
         table.renewed();
         assert_eq!(next(&table, Some(start + Duration::from_secs(3))).await, (Due::Retries, 3));
-        table.doubts(true);
+        table.confirm_later(true);
         assert_eq!(next(&table, None).await, (Due::Everything, 2));
-        table.doubts(false);
+        table.confirm_later(false);
         assert_eq!(next(&table, None).await, (Due::Lease, 5));
         table.renewed();
-        table.doubts(true);
-        tokio::time::advance(DOUBT).await;
-        // What was due already waits, too: nothing turns without a pause.
-        table.disturbed();
+        table.confirm_later(true);
+        tokio::time::advance(CONFIRM_AFTER).await;
+        // Retries that were due already wait, too.
+        table.conflict();
         assert_eq!(next(&table, Some(start)).await, (Due::Everything, 1));
         table.resynced();
         for _ in 0..6 {
@@ -203,9 +202,9 @@ mod tests {
         assert_eq!(next(&table, None).await.0, Due::Everything);
     }
 
-    /// Rounds that write down what they were asked for.
+    /// A reconciler that logs its passes.
     #[derive(Default)]
-    struct Told {
+    struct Recorder {
         log: Vec<(u64, Due)>,
         changes: u32,
         late: u32,
@@ -213,14 +212,14 @@ mod tests {
         since: Option<Instant>,
     }
 
-    impl Rounds for Told {
+    impl Reconciler for Recorder {
         type Error = &'static str;
 
         async fn changed(&mut self) -> Result<(), Self::Error> {
             if self.changes == 0 {
                 std::future::pending::<()>().await;
             }
-            // It gathers.
+            // The rest of the burst.
             tokio::time::sleep(Duration::from_millis(5)).await;
             Ok(())
         }
@@ -243,21 +242,21 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_loop_turns_when_there_is_something_to_do() {
-        let looked = |everything, in_doubt| Passed::Looked { everything, in_doubt };
+    async fn passes_follow_changes_retries_and_resyncs() {
+        let looked = |everything, unconfirmed| Passed::Looked { everything, unconfirmed };
         let answers = [
             looked(false, false),
             looked(false, false),
             looked(true, true),
-            Passed::Disturbed,
+            Passed::Conflict,
             looked(true, false),
             Passed::Replaced,
         ];
-        let mut told = Told { changes: 1, late: 2, ..Told::default() };
-        told.answers = answers.into_iter().rev().collect();
+        let mut recorder = Recorder { changes: 1, late: 2, ..Recorder::default() };
+        recorder.answers = answers.into_iter().rev().collect();
         let (stop, mut stopped) = watch::channel(false);
-        let table = Timetable::new(Instant::now() + RESYNC, RESYNC, RENEWAL);
-        assert_eq!(turn(&mut told, table, &mut stopped).await, Ok(Ended::Replaced));
+        let table = Schedule::new(Instant::now() + RESYNC, RESYNC, RENEWAL);
+        assert_eq!(run_passes(&mut recorder, table, &mut stopped).await, Ok(Ended::Replaced));
         let due = [
             (0, Due::Retries),
             (0, Due::Retries),
@@ -266,12 +265,12 @@ mod tests {
             (63, Due::Everything),
             (123, Due::Everything),
         ];
-        assert_eq!(told.log, due);
-        let table = Timetable::new(Instant::now() + RESYNC, RESYNC, RENEWAL);
-        told.changes = 1;
-        assert_eq!(turn(&mut told, table.clone(), &mut stopped).await, Err("no more answers"));
-        assert_eq!(told.log.last().map(|(_, due)| *due), Some(Due::Changes));
+        assert_eq!(recorder.log, due);
+        let table = Schedule::new(Instant::now() + RESYNC, RESYNC, RENEWAL);
+        recorder.changes = 1;
+        assert_eq!(run_passes(&mut recorder, table.clone(), &mut stopped).await, Err("no more answers"));
+        assert_eq!(recorder.log.last().map(|(_, due)| *due), Some(Due::Changes));
         drop(stop);
-        assert_eq!(turn(&mut told, table, &mut stopped).await, Ok(Ended::Stopped));
+        assert_eq!(run_passes(&mut recorder, table, &mut stopped).await, Ok(Ended::Stopped));
     }
 }

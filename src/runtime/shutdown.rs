@@ -1,10 +1,11 @@
-//! When to stop: the first SIGTERM or SIGINT.
+//! Waits for SIGTERM or SIGINT.
 
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// The two signals that ask a process to end, caught from the moment this is made.
+/// The two signals that end a process in order. They are caught from the call of
+/// [`Shutdown::listen`] on.
 #[derive(Debug)]
 pub struct Shutdown {
     terminate: Signal,
@@ -12,12 +13,15 @@ pub struct Shutdown {
 }
 
 impl Shutdown {
-    /// Must be made on a running tokio runtime, before anything is started that has to be stopped in order.
+    /// Requires a tokio runtime. Call it before anything starts that has to stop in order.
+    ///
+    /// # Errors
+    /// If the signals cannot be caught.
     pub fn listen() -> io::Result<Self> {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    /// The name of the signal that came. Cancel-safe.
+    /// Waits for a signal and returns its name. Cancel-safe.
     pub async fn asked(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",

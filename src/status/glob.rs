@@ -1,5 +1,5 @@
-//! The patterns of `juju status SCOPE...`: `*` any text, `?` any character, `[a-z]` one of a set, `[!a-z]` one
-//! outside it. A `[` that is never closed stands for itself, as in a shell. Pure.
+//! The patterns of `juju status SCOPE...`: `*` any text, `?` any character, `[a-z]` one of a set,
+//! `[!a-z]` one outside it. A `[` that is never closed stands for itself, as in a shell. Pure.
 
 /// A pattern with its characters taken apart once, because it is tried on thousands of names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,8 +33,8 @@ impl Glob {
         Self { parts }
     }
 
-    /// Takes time in the product of both lengths at worst: on a mismatch only the last `*` is tried again, which
-    /// is enough, since an earlier one could not leave a shorter rest to match.
+    /// Takes time in the product of both lengths at worst: on a mismatch only the last `*` is tried
+    /// again, which is enough, since an earlier one could not leave a shorter rest to match.
     pub fn matches(&self, text: &str) -> bool {
         let chars: Vec<char> = text.chars().collect();
         let (mut part, mut at) = (0, 0);
@@ -74,7 +74,8 @@ impl Part {
     }
 }
 
-/// The set behind a `[`, and how many characters it takes with its `]`. A `]` in the first place is a member.
+/// The set behind a `[`, and how many characters it takes with its `]`. A `]` in the first place is
+/// a member.
 fn set(rest: &[char]) -> Option<(Part, usize)> {
     let negated = matches!(rest.first(), Some('!' | '^'));
     let start = usize::from(negated);
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn many_stars_do_not_take_for_ever() {
+    fn many_stars_match_in_limited_time() {
         assert!(!Glob::new(&"*a".repeat(500)).matches(&"ab".repeat(400)));
     }
 
@@ -149,7 +150,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn the_quick_way_agrees_with_the_definition(pattern in "[ab*?\\[\\]!-]{0,8}", text in "[ab\\[\\]-]{0,8}") {
+        fn the_fast_matcher_agrees_with_the_definition(pattern in "[ab*?\\[\\]!-]{0,8}", text in "[ab\\[\\]-]{0,8}") {
             let glob = Glob::new(&pattern);
             let chars: Vec<char> = text.chars().collect();
             proptest::prop_assert_eq!(glob.matches(&text), by_definition(&glob.parts, &chars));

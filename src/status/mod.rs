@@ -1,12 +1,13 @@
-//! What is going on in an environment, in one read: `collect` looks, `view` decides what that means and what is
-//! shown, `render` says how it looks. Only `collect` knows the store.
+//! The state of an environment for people. `sections` turn a [`Snapshot`](crate::store::Snapshot)
+//! and the results of other parts into a [`View`], `render` turns that into text. Nothing here
+//! reads the store.
 
-pub mod collect;
 pub mod glob;
 pub mod render;
+pub mod sections;
 #[cfg(test)]
 mod tests;
 pub mod view;
 
-pub use collect::collect;
-pub use view::{Notes, Scope, Snapshot, View};
+pub use sections::Section;
+pub use view::{Scope, View};

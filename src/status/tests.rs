@@ -1,4 +1,4 @@
-//! What is shown for what the store holds. The pictures are in `fixtures/status/`; `BLESS=1` writes them anew, and
+//! Views of snapshots. The golden files are in `fixtures/status/`; `BLESS=1` writes them again, and
 //! the difference is reviewed like code.
 
 use std::collections::BTreeMap;
@@ -7,11 +7,13 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::render::{dot, json as as_json, svg, tabular, yaml};
-use super::view::{Heard, MachineState, Presence, SeenMachine, SeenService, SeenUnit};
-use super::{Scope, Snapshot, View};
+use super::sections::{Firewall, Health, Heartbeat, Machines, Services};
+use super::view::MachineState;
+use super::{Scope, View};
 use crate::model::{MachineId, PortRange, Protocol, ServiceId, UnitId};
-use crate::store::records;
-use crate::store::stopping::Stopping;
+use crate::store::failed_stops::FailedStop;
+use crate::store::snapshot::{Presence, StoredMachine, StoredService, StoredUnit};
+use crate::store::{Snapshot, records};
 
 fn rest(value: Value) -> Map<String, Value> {
     match value {
@@ -20,13 +22,13 @@ fn rest(value: Value) -> Map<String, Value> {
     }
 }
 
-fn service(name: &str, exposed: bool) -> SeenService {
+fn service(name: &str, exposed: bool) -> StoredService {
     let record = records::Service {
         name: name.parse().unwrap(),
         charm: format!("local:{name}-1").parse().unwrap(),
         rest: Map::new(),
     };
-    SeenService { record: Ok(record), exposed: exposed.then(|| Ok(Vec::new())) }
+    StoredService { record: Ok(record), exposed: exposed.then(|| Ok(Vec::new())) }
 }
 
 fn unit(
@@ -35,7 +37,7 @@ fn unit(
     machine: Option<u32>,
     state: Option<&str>,
     ports: &[(u16, u16)],
-) -> SeenUnit {
+) -> StoredUnit {
     let record = records::Unit {
         name: name.parse().unwrap(),
         service: ServiceId::new(service),
@@ -50,10 +52,10 @@ fn unit(
         });
         Ok(records::UnitState { label: label.to_owned(), failure })
     });
-    SeenUnit { record: Ok(record), ports: Ok(ports), agent: state.is_some(), state }
+    StoredUnit { record: Ok(record), ports: Ok(ports), agent: state.is_some(), state }
 }
 
-fn machine(instance: Option<&str>, address: Option<&str>, here: bool) -> SeenMachine {
+fn machine(instance: Option<&str>, address: Option<&str>, here: bool) -> StoredMachine {
     let record = records::Machine {
         instance_id: instance.map(|id| id.parse().unwrap()),
         addresses: address.into_iter().map(str::to_owned).collect(),
@@ -61,15 +63,29 @@ fn machine(instance: Option<&str>, address: Option<&str>, here: bool) -> SeenMac
         rest: rest(if instance.is_some() { json!({"instance-state": "running"}) } else { json!({}) }),
     };
     let agent = if here { Presence::Here } else { Presence::Never };
-    SeenMachine { record: Ok(record), agent, said: [Ok(None), Ok(None)], problem: None }
+    StoredMachine { record: Ok(record), agent, firewall_reports: [Ok(None), Ok(None)], problem: None }
+}
+
+/// The input of all sections.
+#[derive(Default)]
+struct Input {
+    snapshot: Snapshot,
+    firewall: Firewall,
+    heartbeat: Heartbeat,
+}
+
+impl From<Snapshot> for Input {
+    fn from(snapshot: Snapshot) -> Self {
+        Self { snapshot, ..Self::default() }
+    }
 }
 
 fn by_number<I: Ord, S>(make: impl Fn(u32) -> I, seen: impl IntoIterator<Item = S>) -> BTreeMap<I, S> {
     (0..).map(make).zip(seen).collect()
 }
 
-/// One of everything: exposed or not, ports in order of opening, a machine to come, a unit without one, an agent
-/// that went away, and ten machines so that their order shows.
+/// One of everything: exposed or not, ports in order of opening, a pending machine, a unit without
+/// a machine, a lost agent, and ten machines to show their order.
 fn whole() -> Snapshot {
     let mut machines = vec![
         machine(Some("i-1"), Some("ec2-1.example.com"), true),
@@ -101,9 +117,10 @@ fn whole() -> Snapshot {
     }
 }
 
-/// The same with garbage in every kind of znode.
-fn corrupt() -> Snapshot {
-    let mut snapshot = whole();
+/// The same with an unreadable znode of every kind.
+fn corrupt() -> Input {
+    let mut input = Input::from(whole());
+    let snapshot = &mut input.snapshot;
     let broken = |path: &str| format!("{path}: not JSON: expected value at line 1 column 1");
     snapshot.services.get_mut(&ServiceId::new(1)).unwrap().record =
         Err(broken("/services/service-0000000001"));
@@ -114,21 +131,23 @@ fn corrupt() -> Snapshot {
     snapshot.units.get_mut(&UnitId::new(5)).unwrap().record = Err(broken("/units/unit-0000000005"));
     snapshot.machines.get_mut(&MachineId::new(3)).unwrap().record =
         Err(broken("/machines/machine-0000000003"));
-    let heard = Heard {
+    let health = Health {
         health: "ok".to_owned(),
         flag: "OK".to_owned(),
         last_beat: "2026-02-03T04:05:06Z".to_owned(),
     };
-    snapshot.heard.insert(MachineId::new(0), Ok(heard));
+    input.heartbeat.0.insert(MachineId::new(0), Ok(health));
     for machine in [2, 3] {
         let beats = "/controller/heartbeat/components/0007: no JSON".to_owned();
-        snapshot.heard.insert(MachineId::new(machine), Err(beats));
+        input.heartbeat.0.insert(MachineId::new(machine), Err(beats));
     }
-    snapshot
+    input
 }
 
-fn view(snapshot: &Snapshot, scopes: &[&str]) -> View {
-    View::new(snapshot, &Scope::new(scopes.iter().copied()))
+fn view(input: impl Into<Input>, scopes: &[&str]) -> View {
+    let Input { snapshot, firewall, heartbeat } = input.into();
+    let scope = Scope::new(scopes.iter().copied());
+    View::new(&[&Machines(&snapshot), &Services(&snapshot), &firewall, &heartbeat], &scope)
 }
 
 fn golden(name: &str, shown: &str) {
@@ -142,7 +161,7 @@ fn golden(name: &str, shown: &str) {
 
 #[test]
 fn everything_in_every_format() {
-    let view = view(&whole(), &[]);
+    let view = view(whole(), &[]);
     golden("whole.yaml", &yaml::render(&view.document()));
     golden("whole.json", &as_json::render(&view.document()));
     golden("whole.txt", &tabular::render(&view));
@@ -151,12 +170,12 @@ fn everything_in_every_format() {
 }
 
 #[test]
-fn pictures_hold_what_names_hold() {
+fn pictures_escape_special_characters_of_names() {
     let mut snapshot = whole();
     let nasty = "/x: \"<&\\\u{1b}".to_owned();
     snapshot.units.get_mut(&UnitId::new(1)).unwrap().record = Err(nasty);
     snapshot.unit_names.insert(UnitId::new(1), "a\"b<c>&\\/2".to_owned());
-    let view = view(&snapshot, &[]);
+    let view = view(snapshot, &[]);
     let picture = svg::render(&view);
     assert!(picture.contains("a&quot;b&lt;c&gt;&amp;\\/2"), "{picture}");
     assert!(!picture.chars().any(|c| c.is_control() && c != '\n'));
@@ -165,76 +184,76 @@ fn pictures_hold_what_names_hold() {
 }
 
 #[test]
-fn a_state_that_cannot_be_read_is_an_error_and_no_state() {
+fn an_unreadable_state_is_shown_as_an_error() {
     let mut snapshot = whole();
     let problem = "/units/unit-0000000000/state: \"state\" is missing".to_owned();
     snapshot.units.get_mut(&UnitId::new(0)).unwrap().state = Some(Err(problem.clone()));
-    let unit = &view(&snapshot, &[]).services["mysql"].units["mysql/1"];
+    let unit = &view(snapshot, &[]).services["mysql"].units["mysql/1"];
     assert_eq!((&unit.agent_state, &unit.errors), (&None, &vec![problem]));
 }
 
 #[test]
-fn garbage_is_shown_where_it_belongs_and_hides_nothing_else() {
-    let view = view(&corrupt(), &[]);
+fn unreadable_records_are_shown_and_hide_no_others() {
+    let view = view(corrupt(), &[]);
     golden("corrupt.yaml", &yaml::render(&view.document()));
     golden("corrupt.txt", &tabular::render(&view));
 }
 
-/// The same with things to say about firewalls.
-fn pending() -> Snapshot {
-    let mut snapshot = whole();
+/// The same with problems of firewalls.
+fn pending() -> Input {
+    let mut input = Input::from(whole());
     let reasons = ["80/tcp opening: to be opened to 0.0.0.0/0", "22/tcp held back: policy forbids the port"];
-    snapshot.notes.units.insert(UnitId::new(0), reasons.map(str::to_owned).to_vec());
-    snapshot.notes.machines.insert(MachineId::new(2), "calls for machine 2 are throttled".to_owned());
-    snapshot.notes.machines.insert(MachineId::new(3), "instance i-3 is gone".to_owned());
-    snapshot
+    input.firewall.units.insert(UnitId::new(0), reasons.map(str::to_owned).to_vec());
+    input.firewall.machines.insert(MachineId::new(2), "calls for machine 2 are throttled".to_owned());
+    input.firewall.machines.insert(MachineId::new(3), "instance i-3 is gone".to_owned());
+    input
 }
 
 #[test]
-fn what_is_not_yet_real_is_shown_where_it_belongs() {
-    let view = view(&pending(), &[]);
+fn pending_firewall_changes_are_shown_at_their_units_and_machines() {
+    let view = view(pending(), &[]);
     golden("pending.yaml", &yaml::render(&view.document()));
     golden("pending.txt", &tabular::render(&view));
     assert!(view.errors().is_empty(), "waiting is no error");
 }
 
 #[test]
-fn what_cannot_be_read_is_told_once_and_within_scope() {
+fn unreadable_records_are_listed_once_and_within_scope() {
     let errors: Vec<String> =
-        view(&corrupt(), &["mysql/*"]).errors().into_iter().map(|text| text[..23].to_owned()).collect();
+        view(corrupt(), &["mysql/*"]).errors().into_iter().map(|text| text[..23].to_owned()).collect();
     assert_eq!(errors, ["/controller/heartbeat/c", "/units/unit-0000000000/", "/units/unit-0000000001:"]);
-    assert_eq!(view(&corrupt(), &[]).errors().len(), 7);
-    assert_eq!(view(&corrupt(), &["idle"]).errors().len(), 0);
-    assert!(view(&whole(), &[]).errors().is_empty());
+    assert_eq!(view(corrupt(), &[]).errors().len(), 7);
+    assert_eq!(view(corrupt(), &["idle"]).errors().len(), 0);
+    assert!(view(whole(), &[]).errors().is_empty());
 }
 
 #[test]
-fn a_limit_on_sources_is_shown_and_one_that_cannot_be_read_is_none() {
+fn limits_on_sources_are_shown_and_unreadable_ones_are_errors() {
     let mut snapshot = whole();
     let mysql = ServiceId::new(0);
     let sources = ["192.0.2.0/24", "2001:db8::/32"].map(|text| text.parse().unwrap()).to_vec();
     snapshot.services.get_mut(&mysql).unwrap().exposed = Some(Ok(sources));
-    let limited = yaml::render(&view(&snapshot, &["mysql"]).document());
+    let limited = yaml::render(&view(snapshot.clone(), &["mysql"]).document());
     let shown =
         "    exposed: true\n    exposed-to:\n    - 192.0.2.0/24\n    - 2001:db8::/32\n    relations: {}\n";
     assert!(limited.contains(shown), "{limited}");
-    assert!(tabular::render(&view(&snapshot, &["mysql"])).contains("192.0.2.0/24,2001:db8::/32"));
+    assert!(tabular::render(&view(snapshot.clone(), &["mysql"])).contains("192.0.2.0/24,2001:db8::/32"));
     let problem = "/services/service-0000000000/exposed: not a JSON object".to_owned();
     snapshot.services.get_mut(&mysql).unwrap().exposed = Some(Err(problem.clone()));
-    let broken = view(&snapshot, &["mysql"]);
+    let broken = view(snapshot, &["mysql"]);
     assert_eq!(broken.services["mysql"].error, Some(problem));
     assert!(broken.services["mysql"].exposed);
 }
 
 #[test]
-fn nothing_is_two_empty_maps() {
-    let view = view(&Snapshot::default(), &[]);
+fn an_empty_environment_is_two_empty_maps() {
+    let view = view(Snapshot::default(), &[]);
     assert_eq!(yaml::render(&view.document()), "machines: {}\nservices: {}\n");
     assert_eq!(as_json::render(&view.document()), "{\"machines\":{},\"services\":{}}\n");
 }
 
 #[test]
-fn scopes_choose_services_units_and_their_machines() {
+fn scopes_select_services_units_and_their_machines() {
     for (scopes, units, machines) in [
         (&["mysql"][..], &["mysql/1", "mysql/2"][..], &[0, 2][..]),
         (&["mysql/*"], &["mysql/1", "mysql/2"], &[0, 2]),
@@ -244,21 +263,21 @@ fn scopes_choose_services_units_and_their_machines() {
         (&["nothing"], &[], &[]),
         (&["wordpress/77"], &[], &[]),
     ] {
-        let view = view(&whole(), scopes);
+        let view = view(whole(), scopes);
         let shown: Vec<&String> = view.services.values().flat_map(|service| service.units.keys()).collect();
         assert_eq!(shown, units, "{scopes:?}");
         let shown: Vec<u32> = view.machines.keys().map(|id| id.number()).collect();
         assert_eq!(shown, machines, "{scopes:?}");
     }
-    assert!(view(&whole(), &["idle"]).services["idle"].units.is_empty());
-    assert_eq!(yaml::render(&view(&whole(), &["x"]).document()), "machines: {}\nservices: {}\n");
+    assert!(view(whole(), &["idle"]).services["idle"].units.is_empty());
+    assert_eq!(yaml::render(&view(whole(), &["x"]).document()), "machines: {}\nservices: {}\n");
 }
 
 #[test]
-fn a_unit_of_a_service_that_is_gone_is_not_lost() {
+fn a_unit_of_a_missing_service_is_shown() {
     let mut snapshot = whole();
     snapshot.services.remove(&ServiceId::new(0));
-    let view = view(&snapshot, &["mysql"]);
+    let view = view(snapshot, &["mysql"]);
     let mysql = &view.services["mysql"];
     assert_eq!(
         mysql.error.as_deref(),
@@ -269,7 +288,7 @@ fn a_unit_of_a_service_that_is_gone_is_not_lost() {
 }
 
 #[test]
-fn a_machine_that_is_gone_is_told_from_one_that_never_came() {
+fn a_lost_agent_is_shown_differently_from_one_that_never_started() {
     for (agent, health, state) in [
         (Presence::Never, None, "not-started"),
         (Presence::Here, None, "running"),
@@ -279,17 +298,14 @@ fn a_machine_that_is_gone_is_told_from_one_that_never_came() {
         (Presence::Gone, Some("stopped"), "down"),
     ] {
         let id = MachineId::new(0);
-        let seen = SeenMachine { agent, ..machine(Some("i-1"), None, true) };
-        let heard = health.map(|health| {
-            let word = |text: &str| text.to_owned();
-            (id, Ok(Heard { health: word(health), flag: word("OK"), last_beat: word("never") }))
-        });
-        let snapshot = Snapshot {
-            machines: [(id, seen)].into(),
-            heard: heard.into_iter().collect(),
-            ..Snapshot::default()
+        let seen = StoredMachine { agent, ..machine(Some("i-1"), None, true) };
+        let health_of = |health: &str| {
+            let text = |text: &str| text.to_owned();
+            (id, Ok(Health { health: text(health), flag: text("OK"), last_beat: text("never") }))
         };
-        let view = View::new(&snapshot, &Scope::default());
+        let mut input = Input::from(Snapshot { machines: [(id, seen)].into(), ..Snapshot::default() });
+        input.heartbeat.0.extend(health.map(health_of));
+        let view = view(input, &[]);
         let MachineState::Provisioned { agent_state, .. } = view.machines[&id].state else { panic!() };
         assert_eq!(agent_state, state, "{agent:?}, {health:?}");
     }
@@ -304,33 +320,30 @@ fn a_machine_whose_agent_runs_is_not_shown_as_stopped() {
         (Presence::Here, "dead", "dead"),
     ] {
         let id = MachineId::new(0);
-        let seen = SeenMachine { agent, ..machine(Some("i-1"), None, true) };
-        let heard = Heard { health: health.to_owned(), flag: "OK".to_owned(), last_beat: "never".to_owned() };
-        let snapshot = Snapshot {
-            machines: [(id, seen)].into(),
-            heard: [(id, Ok(heard))].into(),
-            ..Snapshot::default()
-        };
-        let view = View::new(&snapshot, &Scope::default());
-        assert_eq!(view.heard[&id].as_ref().unwrap().health, shown, "{agent:?}, {health}");
+        let seen = StoredMachine { agent, ..machine(Some("i-1"), None, true) };
+        let health =
+            Health { health: health.to_owned(), flag: "OK".to_owned(), last_beat: "never".to_owned() };
+        let mut input = Input::from(Snapshot { machines: [(id, seen)].into(), ..Snapshot::default() });
+        input.heartbeat.0.insert(id, Ok(health.clone()));
+        assert_eq!(view(input, &[]).health[&id].as_ref().unwrap().health, shown, "{agent:?}, {health:?}");
     }
 }
 
 #[test]
-fn a_unit_that_could_not_stop_is_shown_whatever_became_of_its_service() {
+fn a_unit_with_a_failed_stop_hook_is_shown_without_its_service() {
     let said = |name: &str| {
         let failure = Some(("stop hook: exit code 1".to_owned(), vec!["no".to_owned()]));
         let state = records::UnitState { label: "stop-error".to_owned(), failure };
-        Ok(Stopping { name: name.parse().unwrap(), state })
+        Ok(FailedStop { name: name.parse().unwrap(), state })
     };
     let mut snapshot = whole();
-    // Machine 0's agent is here, machine 1's never was.
+    // Machine 0 has an agent, machine 1 never had one.
     for (id, machine, said) in
         [(90, 0, said("mysql/7")), (91, 1, said("gone/0")), (92, 0, Err("garbage".to_owned()))]
     {
-        snapshot.stopping.insert(UnitId::new(id), (MachineId::new(machine), said));
+        snapshot.failed_stops.insert(UnitId::new(id), (MachineId::new(machine), said));
     }
-    let view = View::new(&snapshot, &Scope::default());
+    let view = view(snapshot, &[]);
     let mysql = &view.services["mysql"].units["mysql/7"];
     assert_eq!((mysql.agent_state.as_deref(), mysql.machine), (Some("stop-error"), Some(MachineId::new(0))));
     assert_eq!(mysql.failure.as_ref().unwrap().0, "stop hook: exit code 1");
@@ -341,14 +354,13 @@ fn a_unit_that_could_not_stop_is_shown_whatever_became_of_its_service() {
 }
 
 #[test]
-fn what_keeps_a_machine_from_its_units_is_said_while_it_is_there() {
+fn a_machines_own_problem_is_shown_while_its_agent_runs() {
     for (agent, shown) in [(Presence::Here, Some("full; no room")), (Presence::Gone, Some("full"))] {
         let id = MachineId::new(0);
         let seen =
-            SeenMachine { agent, problem: Some("no room".to_owned()), ..machine(Some("i-1"), None, true) };
-        let mut snapshot = Snapshot { machines: [(id, seen)].into(), ..Snapshot::default() };
-        snapshot.notes.machines.insert(id, "full".to_owned());
-        let view = View::new(&snapshot, &Scope::default());
-        assert_eq!(view.machines[&id].problem.as_deref(), shown, "{agent:?}");
+            StoredMachine { agent, problem: Some("no room".to_owned()), ..machine(Some("i-1"), None, true) };
+        let mut input = Input::from(Snapshot { machines: [(id, seen)].into(), ..Snapshot::default() });
+        input.firewall.machines.insert(id, "full".to_owned());
+        assert_eq!(view(input, &[]).machines[&id].problem.as_deref(), shown, "{agent:?}");
     }
 }

@@ -2,11 +2,11 @@
 //! so it is void once that agent has written a newer one, and a later restore cannot make it valid
 //! again. `rollback` explains why agents are held.
 
+use super::cas_retry::CasRetry;
 use super::environment::Environment;
 use super::error::Error;
 use super::paths::{self, NodePath};
 use super::records::corrupt;
-use super::retry::Attempts;
 use super::rollback::{parse_record, to_bytes};
 use super::tree::{Answer, Node, Read, Tree, Write};
 use crate::model::MachineId;
@@ -47,7 +47,7 @@ impl<T: Tree> Environment<T> {
 
     /// Returns whether the agent is held.
     async fn accept_for(&self, agent: Acceptance) -> Result<bool, Error> {
-        let mut attempts = Attempts::at(agent.paths()[1].clone());
+        let mut retry = CasRetry::at(agent.paths()[1].clone());
         loop {
             let [checkpoint, path] = agent.paths();
             let reads = vec![Read::Data(checkpoint.clone()), Read::Data(path.clone())];
@@ -74,7 +74,7 @@ impl<T: Tree> Environment<T> {
             };
             match self.tree.write(vec![write]).await {
                 Ok(()) => return Ok(true),
-                Err(error) => attempts.after(error).await?,
+                Err(error) => retry.after(error).await?,
             }
         }
     }

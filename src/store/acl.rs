@@ -1,5 +1,6 @@
-//! Who may do what with each kind of znode. Pure: a table of rights, applied when a node is created, because rights
-//! are not inherited and the right to delete a node lies on its parent. Nobody has rights for being anybody.
+//! The rights on each kind of znode. Pure: a table, applied when a znode is created, because rights
+//! are not inherited and the right to delete a znode belongs to its parent. No znode is readable or
+//! writable by the world.
 
 use super::credentials::Identity;
 use std::ops::BitOr;
@@ -34,7 +35,7 @@ impl BitOr for Rights {
     }
 }
 
-/// The rights on one znode: an identity each, digest scheme.
+/// The rights of digest identities on one znode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Acl(Vec<(Identity, Rights)>);
 
@@ -44,7 +45,7 @@ impl Acl {
     }
 }
 
-/// The two identities that an environment has from its beginning.
+/// The two identities of every environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Roles {
     pub operator: Identity,
@@ -58,44 +59,44 @@ impl Roles {
         Acl(grants)
     }
 
-    /// Root, containers, names, services, flags: what the operator decides and the controller reads.
+    /// Root, containers, names, services, flags: written by the operator, read by the controller.
     pub fn operators(&self) -> Acl {
         self.acl(Rights::READ, &[])
     }
 
-    /// The flag of a service. Machines that run its units have to know to whom to open it.
+    /// The flag of a service. Machines that run its units read the sources to open ports for.
     pub fn exposed(&self, service: Option<&Identity>) -> Acl {
         let service = service.map(|service| (service, Rights::READ));
         self.acl(Rights::READ, service.as_slice())
     }
 
-    /// A service's secret. It is handed on in its units' own, so nobody else needs to read it here.
+    /// A service's secret. Its units carry a copy in their own credentials.
     pub fn service_credentials(&self) -> Acl {
         Acl(vec![(self.operator.clone(), Rights::ALL)])
     }
 
-    /// The controller's own corner.
+    /// The znodes of the controllers.
     pub fn controllers(&self) -> Acl {
         self.acl(Rights::READ | Rights::WRITE | Rights::CREATE | Rights::DELETE, &[])
     }
 
-    /// A machine's record. The controller fills in what the provider says; the machine reads it and may add its
-    /// agent and its state below, but not say of itself which instance it is.
+    /// A machine's record. The controller writes it from the provider's data; the machine reads it
+    /// and may add znodes below, but cannot change its own instance id.
     pub fn machine(&self, machine: &Identity) -> Acl {
         self.acl(Rights::READ | Rights::WRITE | Rights::CREATE, &[(machine, Rights::READ | Rights::CREATE)])
     }
 
-    /// Who looks after the machine.
+    /// The lease of the machine's agent.
     pub fn machine_agent(&self, machine: &Identity) -> Acl {
         self.acl(Rights::READ, &[(machine, Rights::READ)])
     }
 
-    /// What a machine says about its own firewall, and its journal below that.
+    /// A machine's report about its own firewall, and its change log below that.
     pub fn machine_firewall(&self, machine: &Identity) -> Acl {
         self.acl(Rights::READ, &[(machine, Rights::READ | Rights::WRITE | Rights::CREATE)])
     }
 
-    /// What keeps a machine from looking after its units.
+    /// A machine's report of what keeps it from running its units.
     pub fn machine_problem(&self, machine: &Identity) -> Acl {
         self.acl(Rights::READ, &[(machine, Rights::READ | Rights::WRITE)])
     }
@@ -110,12 +111,12 @@ impl Roles {
         self.acl(Rights::READ, &[(machine, Rights::READ)])
     }
 
-    /// The list of removed units whose `stop` hook failed. It is the machine's own to keep.
+    /// The list of removed units whose `stop` hook failed. The machine keeps it.
     pub fn machine_stopping(&self, machine: &Identity) -> Acl {
         self.acl(Rights::READ, &[(machine, Rights::READ | Rights::CREATE | Rights::DELETE)])
     }
 
-    /// Where the machine's heartbeats may go.
+    /// The trackers that the machine may send beats to.
     pub fn machine_trackers(&self, machine: &Identity) -> Acl {
         self.acl(Rights::READ | Rights::WRITE, &[(machine, Rights::READ)])
     }
@@ -125,7 +126,7 @@ impl Roles {
         self.acl(Rights::READ, &[(machine, Rights::READ)])
     }
 
-    /// A machine's secret: handed to the machine by whoever launches it.
+    /// A machine's secret: given to the machine when it is launched.
     pub fn machine_credentials(&self) -> Acl {
         self.acl(Rights::READ, &[])
     }
@@ -135,22 +136,23 @@ impl Roles {
         self.acl(Rights::READ, &[(machine, Rights::READ | Rights::CREATE)])
     }
 
-    /// The one node that a unit may touch.
+    /// The one znode that a unit may write.
     pub fn unit_ports(&self, machine: &Identity, unit: &Identity) -> Acl {
         self.acl(Rights::READ, &[(machine, Rights::READ), (unit, Rights::READ | Rights::WRITE)])
     }
 
-    /// How far a unit's workflow is.
+    /// The state of a unit's workflow.
     pub fn unit_state(&self, machine: &Identity) -> Acl {
         self.acl(Rights::READ, &[(machine, Rights::READ | Rights::WRITE)])
     }
 
-    /// The unit's agent is up.
+    /// The presence of a unit's agent.
     pub fn unit_agent(&self, machine: &Identity) -> Acl {
         self.acl(Rights::READ, &[(machine, Rights::READ)])
     }
 
-    /// A charm. Machines read it as whoever knows its hash, which stands in the records of their units.
+    /// A charm. Its reader's identity is derived from the hash, which the records of its units
+    /// contain.
     pub fn charm(&self, reader: &Identity) -> Acl {
         self.acl(Rights::READ, &[(reader, Rights::READ)])
     }

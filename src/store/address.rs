@@ -28,7 +28,7 @@ impl Address {
         self.hosts.iter().filter_map(|host| host.rsplit_once(':')?.1.parse().ok())
     }
 
-    /// Whether every host is this machine itself, written as such.
+    /// Whether every host is a loopback address or name.
     pub fn is_loopback(&self) -> bool {
         self.hosts.iter().all(|host| {
             let name = host.rsplit_once(':').map_or(host.as_str(), |(name, _)| name);
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_as_zookeeper_clients_take_them() {
+    fn addresses_parse_like_those_of_zookeeper_clients() {
         for (text, hosts, chroot) in [
             ("127.0.0.1", "127.0.0.1:2181", ""),
             ("a:1,b:2,c", "a:1,b:2,c:2181", ""),
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_what_says_so() {
+    fn only_loopback_names_and_addresses_are_local() {
         for (text, loopback) in
             [("127.0.0.1:1,localhost", true), ("[::1]:5", true), ("127.0.0.1,10.0.0.1", false), ("zk", false)]
         {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_with_its_reason() {
+    fn invalid_addresses_are_refused_with_a_reason() {
         for (text, reason) in [
             ("", "a host is missing"),
             ("a,,b", "a host is missing"),

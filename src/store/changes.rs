@@ -1,5 +1,6 @@
-//! From watch events to "these are dirty". Pure but for [`Changes`], which waits. An event says where to look
-//! again and never what is there now; many events on one thing are one entry.
+//! Collects watch events into a set of dirty objects. An event says which object to read again,
+//! never its content; many events on one object are one entry. Only [`Changes`] waits; the rest
+//! decides.
 
 use super::paths::NodePath;
 use super::requests;
@@ -12,13 +13,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// More dirty keys than this are everything: reading all of it costs less than keeping count.
+/// With more dirty keys than this, everything is dirty: reading all costs less than tracking them.
 const MAX_KEYS: usize = 4096;
 
-/// How long events are gathered after the first, so that a burst is one look.
+/// How long events are collected after the first, so that a burst causes one read.
 const GATHER: Duration = Duration::from_millis(5);
 
-/// What an event is about.
+/// The object of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key {
     /// A service's record or flag.
@@ -29,32 +30,32 @@ pub enum Key {
     Machine(MachineId),
 }
 
-/// What to look at again.
+/// The objects to read again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Dirty {
-    /// Since when everything is, or the first of what it swallowed.
+    /// Since when everything is dirty, or the earliest time of the keys that this replaced.
     everything: Option<Instant>,
-    /// Each with the time when it was first noticed.
+    /// Each with the time of its first event.
     keys: BTreeMap<Key, Instant>,
 }
 
 impl Dirty {
-    /// Nothing is known: read all of it.
+    /// Whether everything has to be read.
     pub fn everything(&self) -> bool {
         self.everything.is_some()
     }
 
-    /// None if everything is dirty.
+    /// The dirty objects; none if everything is dirty.
     pub fn keys(&self) -> impl Iterator<Item = Key> {
         self.keys.keys().copied()
     }
 
-    /// The same, each with the time when it was first noticed.
+    /// The dirty objects, each with the time of its first event.
     pub fn noticed(&self) -> impl Iterator<Item = (Key, Instant)> {
         self.keys.iter().map(|(key, at)| (*key, *at))
     }
 
-    /// When the first of it was noticed.
+    /// The time of the first event.
     pub fn since(&self) -> Option<Instant> {
         self.everything.into_iter().chain(self.keys.values().copied()).min()
     }
@@ -63,7 +64,7 @@ impl Dirty {
         !self.everything() && self.keys.is_empty()
     }
 
-    /// Takes one more event in, which was noticed at `now`.
+    /// Adds an event that arrived at `now`.
     pub fn add(&mut self, event: &Event, now: Instant) {
         if self.everything() {
             return;
@@ -91,9 +92,9 @@ impl Dirty {
 
 enum About {
     Key(Key),
-    /// Names, counters and the controller's own corner say nothing that the things themselves do not.
+    /// Names, counters and the controller's own znodes: the objects themselves have events, too.
     Nothing,
-    /// Not a path of ours, or the whole environment: better look once too often.
+    /// An unknown path, or the whole environment: everything is read.
     Unknown,
 }
 
@@ -105,7 +106,7 @@ fn about(path: &NodePath) -> About {
         (Some("machines"), Some(id)) => MachineId::from_key(id).ok().map(Key::Machine),
         // A held controller may continue, and reads everything again.
         (Some("controller"), Some("accepted")) => None,
-        // Rare, and whoever provisions looks at everything for it.
+        // Rare, and the provisioner reads everything for it.
         (Some("controller"), Some(name)) if requests::is_request(name) => None,
         (Some("services" | "units" | "machines" | "charms" | "names" | "controller" | "zookeeper"), _) => {
             return About::Nothing;
@@ -115,12 +116,29 @@ fn about(path: &NodePath) -> About {
     key.map_or(About::Unknown, About::Key)
 }
 
-/// A feed whose events are gathered.
+/// A feed with collected events.
 #[derive(Debug)]
 pub struct Changes<F> {
     feed: F,
-    /// Gathered and not yet handed out, so that a dropped [`Changes::next`] loses nothing.
+    /// Collected and not returned yet, so that a dropped [`Changes::next`] loses nothing.
     pending: Dirty,
+}
+
+/// Passes on the events of the next `window`, so that a burst causes one read. Cancel-safe if `add`
+/// keeps what it gets.
+///
+/// # Errors
+/// Those of [`Feed::next`].
+pub async fn gather_burst<F: Feed>(
+    feed: &mut F,
+    window: Duration,
+    mut add: impl FnMut(&Event),
+) -> Result<(), Error> {
+    let end = Instant::now() + window;
+    while let Ok(event) = tokio::time::timeout_at(end, feed.next()).await {
+        add(&event?);
+    }
+    Ok(())
 }
 
 impl<F: Feed> Changes<F> {
@@ -128,33 +146,33 @@ impl<F: Feed> Changes<F> {
         Self { feed, pending: Dirty::default() }
     }
 
-    /// Nothing that was said so far counts: the next word is everything.
+    /// Makes everything dirty.
     pub fn all(&mut self) {
         self.pending.all(Instant::now());
     }
 
-    /// What was gathered so far, without waiting: for who looks anyway, whatever for. Otherwise one that always has something
-    /// to do at once would never hear of anything.
+    /// Takes the collected changes without waiting. A caller that reads for another reason calls
+    /// this, so that a caller that never waits gets its events, too.
     pub fn gathered(&mut self) -> Dirty {
         std::mem::take(&mut self.pending)
     }
 
-    /// Takes in what was heard elsewhere.
+    /// Adds an event from another source.
     pub fn add(&mut self, event: &Event) {
         self.pending.add(event, Instant::now());
     }
 
-    /// Waits until something is dirty, gathers what follows at once, and returns it all. The first says everything.
-    /// Cancel-safe.
+    /// Waits for a change, collects those that follow at once, and returns them all. The first
+    /// result is everything. Cancel-safe.
     ///
     /// # Errors
-    /// What [`Feed::next`] cannot wait out.
+    /// Those of [`Feed::next`].
     pub async fn next(&mut self) -> Result<Dirty, Error> {
         self.gather().await?;
         Ok(self.gathered())
     }
 
-    /// The same, for who will ask what was [`gathered`](Self::gathered). Cancel-safe.
+    /// The same without taking the changes; see [`gathered`](Self::gathered). Cancel-safe.
     ///
     /// # Errors
     /// As for [`next`](Self::next).
@@ -163,17 +181,16 @@ impl<F: Feed> Changes<F> {
             let event = self.feed.next().await?;
             self.add(&event);
         }
-        let end = Instant::now() + GATHER;
-        while let Ok(event) = tokio::time::timeout_at(end, self.feed.next()).await {
-            let event = event?;
+        let Self { feed, pending } = self;
+        gather_burst(feed, GATHER, |event| {
             if !planted(Bug::OneEventAtATime) {
-                self.add(&event);
+                pending.add(event, Instant::now());
             }
-        }
-        Ok(())
+        })
+        .await
     }
 
-    /// Takes in what is heard while `work` goes on, so that it is known since when it waits.
+    /// Collects events while `work` runs, so that their times are right.
     pub async fn during<R>(&mut self, work: impl Future<Output = R>) -> R {
         tokio::select! {
             biased;
@@ -183,7 +200,7 @@ impl<F: Feed> Changes<F> {
     }
 
     async fn listen(&mut self) -> Infallible {
-        // What a feed cannot wait out it says again to who gathers next.
+        // The feed returns its failure again to the next caller of `gather`.
         while let Ok(event) = self.feed.next().await {
             if self.pending.is_empty() || !planted(Bug::OneEventAtATime) {
                 self.add(&event);
@@ -210,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_about_services_units_and_machines() {
+    fn events_are_keyed_by_service_unit_and_machine() {
         let all = dirty(&[
             paths::exposed(ServiceId::new(1)).as_str(),
             paths::unit_ports(UnitId::new(2)).as_str(),
@@ -224,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn bookkeeping_is_nothing_and_the_unknown_is_everything() {
+    fn internal_paths_are_ignored_and_unknown_ones_mean_everything() {
         assert!(
             dirty(&["/names/units/a/0", "/charms/x/0000", "/units", "/controller/x", "/zookeeper/quota"])
                 .is_empty()
@@ -244,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_swallows_the_rest() {
+    fn everything_replaces_single_keys() {
         let mut all = dirty(&["/units/unit-0000000001"]);
         let first = all.since();
         let later = Instant::now() + GATHER;
@@ -255,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_becomes_everything() {
+    fn too_many_keys_become_everything() {
         let mut flood = Dirty::default();
         for unit in 0..=u32::try_from(MAX_KEYS).unwrap() {
             assert!(!flood.everything());
@@ -265,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_burst_is_one_look_and_a_dropped_wait_loses_nothing() {
+    async fn a_burst_is_one_result_and_a_dropped_wait_loses_nothing() {
         let store = MemoryStore::default();
         let credential = Credential::parse("operator:x").unwrap();
         let roles = Roles { operator: credential.identity(), controller: credential.identity() };

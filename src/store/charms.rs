@@ -1,37 +1,37 @@
-//! Charms in the tree: each once, below a name made from its hash, in chunks that fit into a request. Whoever knows a
-//! charm's hash may read it. The chunks of a charm never change, so storing it again finishes what was begun and does
-//! nothing to what is there.
+//! Charms in the tree: each once, under a name derived from its hash, in chunks that fit into a
+//! request. The hash is also the credential to read a charm. Chunks never change, so storing a
+//! charm again adds only the missing ones.
 
+use super::cas_retry::CasRetry;
 use super::credentials::Credential;
+use super::delete_tree::{deletions, remove};
 use super::environment::Environment;
 use super::error::Error;
 use super::paths;
 use super::records::{CHARM_HASH, Service, corrupt};
-use super::retry::Attempts;
-use super::subtree::{deletions, remove};
 use super::tree::{self, Read, Tree, Write};
 use super::units::Counter;
 use crate::model::{CharmHash, ServiceId};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// The most bytes of one charm.
+/// The maximum size of a charm.
 pub const MAX_CHARM_BYTES: usize = 16 * 1024 * 1024;
 
-/// Below what one znode may hold.
+/// Smaller than the limit of a znode.
 const CHUNK: usize = 60_000;
 
-/// Chunks in one request: together below the megabyte that ZooKeeper takes at once.
+/// Chunks in one request: together smaller than ZooKeeper's limit of a megabyte.
 const AT_ONCE: usize = 12;
 
-/// Who reads a charm: somebody who knows its hash.
+/// The identity that may read a charm, derived from its hash.
 fn reader(hash: &CharmHash) -> Result<Credential, Error> {
     Credential::parse(&format!("charm:{}", hash.expose()))
         .map_err(|e| corrupt(&paths::charm(hash), e.to_string()))
 }
 
 impl<T: Tree> Environment<T> {
-    /// Stores a charm and returns its hash. All of it is there when this returns.
+    /// Stores a charm completely and returns its hash.
     ///
     /// # Errors
     /// [`Error::CharmTooLarge`] and the failures of the store.
@@ -43,8 +43,8 @@ impl<T: Tree> Environment<T> {
         let acl = self.info.roles.charm(&reader(&hash)?.identity());
         let chunks: Vec<&[u8]> = bytes.chunks(CHUNK).collect();
         let head = json!({"bytes": bytes.len(), "chunks": chunks.len()}).to_string();
-        let attempts = Attempts::at(paths::charm(&hash));
-        let work = async |attempts: &mut Attempts| {
+        let retry = CasRetry::at(paths::charm(&hash));
+        let work = async |retry: &mut CasRetry| {
             loop {
                 let found = match self.tree.children(&paths::charm(&hash)).await {
                     Ok(names) => Some(names.into_iter().collect::<BTreeSet<String>>()),
@@ -53,7 +53,7 @@ impl<T: Tree> Environment<T> {
                 };
                 let mut writes = Vec::new();
                 if found.is_none() {
-                    // An environment of an older version has no place for charms yet.
+                    // Older versions created environments without this container.
                     if !self.tree.exists(&paths::charms()).await? {
                         writes.push(Write::create(paths::charms(), Vec::new(), self.info.roles.operators()));
                     }
@@ -68,16 +68,16 @@ impl<T: Tree> Environment<T> {
                     return Ok(());
                 }
                 if let Err(e) = self.tree.write(writes).await {
-                    attempts.after(e).await?;
+                    retry.after(e).await?;
                 }
             }
         };
-        attempts.carry_out(work).await?;
+        retry.run(work).await?;
         Ok(hash)
     }
 
-    /// Removes a charm that no service is made of any more. Of a deployment of it at the same time either this one sees
-    /// the service, or that one finds the charm gone and says so.
+    /// Removes a charm that no service uses any more. With a concurrent deployment of it, either
+    /// this call sees the service, or the deployment fails because the charm is gone.
     ///
     /// # Errors
     /// The failures of the store.
@@ -88,7 +88,7 @@ impl<T: Tree> Environment<T> {
         let reads = ids.iter().map(|id| Read::Data(paths::service(*id))).collect();
         for (id, answer) in ids.iter().zip(self.tree.read_many(reads).await?) {
             let Some(node) = answer.into_data() else { continue };
-            // What a record that cannot be read is made of is not known, so it may be this.
+            // A service with an unreadable record may use this charm.
             let other = Service::parse(&paths::service(*id), &node.data).is_ok_and(|service| {
                 service.rest.get(CHARM_HASH).and_then(Value::as_str) != Some(hash.expose())
             });
@@ -99,13 +99,13 @@ impl<T: Tree> Environment<T> {
         let mut writes = vec![counter.check()];
         writes.extend(deletions(&self.tree, vec![paths::charm(hash)]).await?);
         match remove(&self.tree, writes).await {
-            // Somebody deployed or swept meanwhile: the next sweep finds what is left.
+            // Another client deployed or swept meanwhile: the next sweep removes the rest.
             Err(e) if e.is_conflict() => Ok(()),
             other => Ok(other?),
         }
     }
 
-    /// Fails the write that it is part of if the charm is gone.
+    /// A step that fails its write if the charm is gone.
     pub(super) async fn charm_check(&self, hash: Option<&Value>) -> Result<Option<Write>, Error> {
         let Some(hash) = hash.and_then(Value::as_str).and_then(CharmHash::parse) else { return Ok(None) };
         let path = paths::charm(&hash);
@@ -117,11 +117,11 @@ impl<T: Tree> Environment<T> {
     }
 }
 
-/// The bytes of a charm, with no other right than to know its hash.
+/// The bytes of a charm. Needs no right but its hash.
 ///
 /// # Errors
-/// [`Error::NoCharm`], [`Error::OtherCharm`] if the store holds something else under its name, and the failures of the
-/// store.
+/// [`Error::NoCharm`], [`Error::OtherCharm`] if the store holds something else under its name, and
+/// the failures of the store.
 pub async fn charm<T: Tree>(tree: &T, hash: &CharmHash) -> Result<Vec<u8>, Error> {
     tree.prove(&reader(hash)?).await?;
     let path = paths::charm(hash);

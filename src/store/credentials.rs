@@ -1,13 +1,14 @@
-//! Who is who to the store: digest identities, and the secrets behind them. A secret is never shown: `Debug` hides
-//! it, no error carries it, and an ACL holds only its hash.
+//! Digest identities and their secrets. A secret is never shown: `Debug` hides it, no error
+//! contains it, and an ACL holds only its hash.
 
 use super::error::Error;
+use crate::model::hex;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use sha1::{Digest as _, Sha1};
 use std::fmt;
 
-/// Bytes of randomness in a secret.
+/// Random bytes in a secret.
 const SECRET_BYTES: usize = 20;
 
 /// A user and its secret, `user:secret`.
@@ -22,16 +23,17 @@ pub struct Credential {
 pub struct InvalidCredential;
 
 impl Credential {
-    /// A new secret out of the system's randomness.
+    /// Generates a new secret.
     ///
     /// # Errors
-    /// If the system has none.
+    /// If the system has no random bytes.
     pub fn generate(user: &str) -> Result<Self, Error> {
         Ok(Self { user: user.to_owned(), secret: random_hex(SECRET_BYTES)? })
     }
 
     /// # Errors
-    /// If there is no colon, or nothing on one side of it, or a control character. The text is not echoed.
+    /// If the colon, the user or the secret is missing, or for a control character. The error does
+    /// not contain the text.
     pub fn parse(auth: &str) -> Result<Self, InvalidCredential> {
         let (user, secret) = auth.split_once(':').ok_or(InvalidCredential)?;
         if user.is_empty() || secret.is_empty() || auth.len() > 512 || auth.chars().any(char::is_control) {
@@ -49,7 +51,7 @@ impl Credential {
         format!("{}:{}", self.user, self.secret)
     }
 
-    /// What stands for this credential in an ACL: `user:base64(sha1(user:secret))`.
+    /// The identity in an ACL: `user:base64(sha1(user:secret))`.
     pub fn identity(&self) -> Identity {
         let digest = Sha1::digest(self.expose().as_bytes());
         Identity(format!("{}:{}", self.user, STANDARD.encode(digest)))
@@ -62,7 +64,7 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// A digest identity as it stands in an ACL. Holds a hash, not a secret.
+/// A digest identity as in an ACL. Contains a hash, not the secret.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity(String);
 
@@ -85,11 +87,11 @@ impl Identity {
 /// Random bytes as hexadecimal digits.
 ///
 /// # Errors
-/// If the system has no randomness to give.
+/// If the system has no random bytes.
 pub(super) fn random_hex(bytes: usize) -> Result<String, Error> {
     let mut buffer = vec![0; bytes];
     getrandom::fill(&mut buffer).map_err(Error::Random)?;
-    Ok(buffer.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(&buffer))
 }
 
 #[cfg(test)]

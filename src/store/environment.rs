@@ -1,48 +1,48 @@
-//! An environment in a store: making it, and opening one that is there. What is in it is in the files beside this one.
+//! Creating and opening an environment. Its objects are in the files beside this one.
 
 use super::acl::Roles;
+use super::cas_retry::CasRetry;
 use super::credentials::{Credential, Identity, random_hex};
 use super::error::Error;
+use super::idempotency::IdempotencyKey;
 use super::machines::machine_writes;
-use super::operation::Operation;
 use super::paths;
 use super::records::{Initialized, LOCAL_INSTANCE, Machine, Placement, counter_to_bytes};
-use super::retry::Attempts;
 use super::tree::{self, Tree, Write};
 use crate::model::{EnvironmentName, MachineId};
 use serde_json::{Map, Value};
 
-/// ZooKeeper's own node below the root of the store.
+/// ZooKeeper's own znode below the root of the store.
 pub(super) const STORES_OWN: &str = "zookeeper";
 
-/// Where everything runs in an environment of one machine.
+/// The machine of an environment that has only one.
 pub(super) const LOCAL_MACHINE: MachineId = MachineId::new(0);
 
-/// What a new environment is made of.
+/// The properties of a new environment.
 #[derive(Debug, Clone)]
 pub struct Bootstrap {
     pub environment: EnvironmentName,
     pub placement: Placement,
-    /// The operator must be the one that the tree is connected as.
+    /// The identity that the tree is connected as.
     pub operator: Identity,
     pub controller: Identity,
 }
 
-/// A bootstrapped environment, as one identity sees it.
+/// A bootstrapped environment, accessed with one identity.
 #[derive(Debug)]
 pub struct Environment<T> {
     pub(super) tree: T,
     pub(super) info: Initialized,
-    pub(super) operation: Option<Operation>,
+    pub(super) key: Option<IdempotencyKey>,
 }
 
 impl<T: Tree> Environment<T> {
-    /// Makes the environment, whole or not at all. Run again after a failure it finishes what was begun, and does
-    /// nothing to an environment of the same name that these identities own already.
+    /// Creates the environment completely or not at all. After a failure it can be called again; an
+    /// environment of the same name and identities is left as it is.
     ///
     /// # Errors
-    /// [`Error::AlreadyBootstrapped`] or [`Error::WrongCredentials`] if it is there and another's,
-    /// [`Error::ForeignNodes`] if the place is not empty, and the failures of the store.
+    /// [`Error::AlreadyBootstrapped`] or [`Error::WrongCredentials`] if another environment exists,
+    /// [`Error::ForeignNodes`] if the root is not empty, and the failures of the store.
     pub async fn bootstrap(tree: T, wanted: &Bootstrap) -> Result<Self, Error> {
         let info = Initialized {
             environment: wanted.environment.clone(),
@@ -51,12 +51,12 @@ impl<T: Tree> Environment<T> {
             roles: Roles { operator: wanted.operator.clone(), controller: wanted.controller.clone() },
         };
         let local = Credential::generate(&LOCAL_MACHINE.key())?;
-        let mut attempts = Attempts::at(paths::initialized());
+        let mut retry = CasRetry::at(paths::initialized());
         loop {
             match Self::read_info(&tree).await {
                 Ok(found) if found.roles == info.roles && found.environment == info.environment => {
                     lock_root(&tree, &found.roles).await?;
-                    return Ok(Self { tree, info: found, operation: None });
+                    return Ok(Self { tree, info: found, key: None });
                 }
                 Ok(found) => return Err(Error::AlreadyBootstrapped(found.environment.to_string())),
                 Err(Error::NotBootstrapped) => {}
@@ -64,7 +64,7 @@ impl<T: Tree> Environment<T> {
             }
             let mut writes = Vec::new();
             match tree.children(&paths::root()).await {
-                // Made between the two reads, by someone who had the same idea.
+                // Another client created it between the two reads.
                 Ok(names) if names.iter().any(|name| paths::root().child(name) == paths::initialized()) => {
                     continue;
                 }
@@ -83,8 +83,8 @@ impl<T: Tree> Environment<T> {
             match tree.write(writes).await {
                 Err(tree::Error::NoNode(root)) if root == paths::root() => return Err(Error::NoChrootParent),
                 Err(tree::Error::NoAuth(_)) => return Err(Error::WrongCredentials),
-                Err(e) => attempts.after(e).await?,
-                // The next round finds it, locks the root and returns.
+                Err(e) => retry.after(e).await?,
+                // The next iteration reads it, locks the root and returns.
                 Ok(()) => {}
             }
         }
@@ -96,7 +96,7 @@ impl<T: Tree> Environment<T> {
     /// [`Error::NotBootstrapped`], [`Error::WrongCredentials`], and the failures of the store.
     pub async fn open(tree: T) -> Result<Self, Error> {
         let info = Self::read_info(&tree).await?;
-        Ok(Self { tree, info, operation: None })
+        Ok(Self { tree, info, key: None })
     }
 
     async fn read_info(tree: &T) -> Result<Initialized, Error> {
@@ -109,11 +109,15 @@ impl<T: Tree> Environment<T> {
         }
     }
 
-    /// Refuses a store that is not the one that was meant.
+    /// Refuses a store that holds another environment, or another one of the same name.
     ///
     /// # Errors
     /// [`Error::OtherEnvironment`] or [`Error::OtherCluster`].
-    pub fn expect(&self, environment: &EnvironmentName, cluster_id: Option<&str>) -> Result<(), Error> {
+    pub fn verify_identity(
+        &self,
+        environment: &EnvironmentName,
+        cluster_id: Option<&str>,
+    ) -> Result<(), Error> {
         if self.info.environment != *environment {
             return Err(Error::OtherEnvironment {
                 found: self.info.environment.to_string(),
@@ -136,20 +140,19 @@ impl<T: Tree> Environment<T> {
         &self.tree
     }
 
-    /// Gives the tree back, to be closed.
+    /// Returns the tree, to be closed.
     pub fn into_tree(self) -> T {
         self.tree
     }
 }
 
-/// The one right that cannot be part of the multi: a store's root is there before any environment. Repeated by every
-/// bootstrap, so that a crash before it is put right by the next.
+/// Sets the rights of the root, which exists before any environment, so this cannot be part of the
+/// atomic write. Every bootstrap repeats it, in case an earlier one crashed before.
 async fn lock_root<T: Tree>(tree: &T, roles: &Roles) -> Result<(), Error> {
     Ok(tree.set_acl(&paths::root(), roles.operators()).await?)
 }
 
-/// Everything that an environment begins with. `/initialized` comes last, which matters to nobody who reads after the
-/// multi, and says what it means to whoever reads this.
+/// The znodes of a new environment. `/initialized` comes last.
 fn environment_writes(info: &Initialized, local: &Credential) -> Vec<Write> {
     let acl = || info.roles.operators();
     let machines = if info.placement == Placement::Local { LOCAL_MACHINE.number() + 1 } else { 0 };
@@ -164,7 +167,7 @@ fn environment_writes(info: &Initialized, local: &Credential) -> Vec<Write> {
         Write::create(paths::controller(), Vec::new(), info.roles.controllers()),
     ];
     if info.placement == Placement::Local {
-        // Not launched by anybody, so known from the start, and never terminated.
+        // The local machine exists already, and is never terminated.
         let machine = Machine {
             instance_id: LOCAL_INSTANCE.parse().ok(),
             addresses: vec!["localhost".to_owned()],

@@ -1,4 +1,4 @@
-//! What the typed operations refuse and why, in the words that the operator reads.
+//! The errors of the typed operations, as the operator reads them.
 
 use super::paths::NodePath;
 use super::tree;
@@ -44,10 +44,10 @@ pub enum Error {
     ForeignNodes(String),
     #[error("the parent of the address's chroot does not exist")]
     NoChrootParent,
-    /// A change that would make the ports node more than it may be.
+    /// A change that would exceed the limits of the ports znode.
     #[error(transparent)]
     Ports(InvalidPorts),
-    /// A znode that does not hold what it should. Never taken for an empty one.
+    /// A znode with invalid content. Never treated as an empty one.
     #[error("{path}: {problem}")]
     Corrupt { path: NodePath, problem: String },
     #[error("{path}: still contended after {attempts} attempts")]
@@ -56,4 +56,26 @@ pub enum Error {
     Random(#[source] getrandom::Error),
     #[error(transparent)]
     Tree(#[from] tree::Error),
+}
+
+impl Error {
+    /// Whether the same request may succeed later: the store was unreachable, or had no space.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Tree(err) if err.is_transient())
+    }
+}
+
+/// Whether a chain of errors has a failure of the store that may pass.
+pub fn is_transient(error: &(dyn std::error::Error + 'static)) -> bool {
+    tree_error_in(error).is_some_and(tree::Error::is_transient)
+}
+
+/// The failure of the store in a chain of errors, if there is one.
+pub fn tree_error_in<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a tree::Error> {
+    std::iter::successors(Some(error), |error| error.source()).find_map(|error| {
+        match error.downcast_ref::<Error>() {
+            Some(Error::Tree(inner)) => Some(inner),
+            _ => error.downcast_ref(),
+        }
+    })
 }

@@ -1,26 +1,29 @@
-//! Machines: added, found, terminated.
+//! Machines: adding, reading, terminating.
 
-use super::acl::Roles;
+use super::acl::{Acl, Roles};
+use super::cas_retry::CasRetry;
 use super::credentials::Credential;
+use super::delete_tree::{deletions, remove};
 use super::environment::{Environment, LOCAL_MACHINE};
 use super::error::Error;
 use super::paths;
-use super::records::{Machine, Placement, corrupt, credentials_to_bytes, parse_credentials};
-use super::retry::Attempts;
-use super::subtree::{deletions, remove};
+use super::records::{
+    Machine, Placement, corrupt, credentials_to_bytes, machine_problem_to_bytes, parse_credentials,
+};
 use super::tree::{self, Read, Tree, Write};
 use super::units::Counter;
+use super::update::put;
 use crate::model::{InstanceId, MachineId};
 use serde_json::{Map, Value};
 
 impl Machine {
-    /// A machine that the controller has yet to launch.
+    /// A machine that the controller will launch.
     pub(super) fn wanted() -> Self {
         Self { instance_id: None, addresses: Vec::new(), adopted: false, rest: Map::new() }
     }
 }
 
-/// A machine's nodes.
+/// A machine's znodes.
 pub(super) fn machine_writes(
     roles: &Roles,
     id: MachineId,
@@ -39,21 +42,59 @@ pub(super) fn machine_writes(
     ]
 }
 
+/// Changes the record of a machine while the lease of `fence` is held, and returns the new record.
+/// `change` returns `None` if there is nothing to change; a record that became unreadable is left
+/// as it is.
+///
+/// # Errors
+/// The failures of the store.
+pub async fn record_machine<T: Tree>(
+    tree: &T,
+    fence: Write,
+    id: MachineId,
+    change: impl FnOnce(&Machine) -> Option<Machine>,
+) -> Result<Option<Machine>, tree::Error> {
+    let path = paths::machine(id);
+    let node = tree.get(&path).await?;
+    let Ok(old) = Machine::parse(&path, &node.data) else { return Ok(None) };
+    let Some(new) = change(&old).filter(|new| *new != old) else { return Ok(None) };
+    let write = Write::SetIfVersion { path, data: new.to_bytes(), version: node.version };
+    tree.write(vec![fence, write]).await?;
+    Ok(Some(new))
+}
+
+/// Reports what keeps a machine's agent from running its units, or with `None` that nothing does.
+///
+/// # Errors
+/// [`tree::Error::NoNode`] if the machine was removed, and the failures of the store.
+pub async fn report_machine_problem<T: Tree>(
+    tree: &T,
+    machine: MachineId,
+    problem: Option<&str>,
+    acl: &Acl,
+) -> Result<(), Error> {
+    let path = paths::machine_problem(machine);
+    if problem.is_none() && !tree.exists(&path).await? {
+        return Ok(());
+    }
+    put(tree, &path, &machine_problem_to_bytes(problem), acl).await
+}
+
 impl<T: Tree> Environment<T> {
-    /// With `adopted`, the machine is an instance that is there already, and that is never terminated.
+    /// Adds a machine. With `adopted`, it is an existing instance that is never terminated.
     ///
     /// # Errors
     /// The failures of the store.
     pub async fn add_machine(&self, adopted: Option<InstanceId>) -> Result<MachineId, Error> {
         let mut record = Machine { adopted: adopted.is_some(), instance_id: adopted, ..Machine::wanted() };
-        let operation = self.operation()?;
-        record.rest.insert("op".to_owned(), Value::from(operation.mark()));
-        let attempts = operation.attempts_at(paths::machines());
-        let work = async |attempts: &mut Attempts| {
+        let key = self.key()?;
+        record.rest.insert("op".to_owned(), Value::from(key.as_str()));
+        let retry = key.retry_at(paths::machines());
+        let work = async |retry: &mut CasRetry| {
             loop {
                 let counter = Counter::read(&self.tree, paths::machines()).await?;
-                if attempts.unsure {
-                    let made = self.machine_marked(operation.mark()).await;
+                if retry.unsure {
+                    let made = self.machine_marked(key.as_str()).await;
                     if let Some(id) = made? {
                         return Ok(id);
                     }
@@ -64,20 +105,20 @@ impl<T: Tree> Environment<T> {
                 writes.extend(machine_writes(&self.info.roles, id, &record, &credential));
                 match self.tree.write(writes).await {
                     Ok(()) => return Ok(id),
-                    Err(e) => attempts.after(e).await?,
+                    Err(e) => retry.after(e).await?,
                 }
             }
         };
-        attempts.carry_out(work).await
+        retry.run(work).await
     }
 
-    /// The machine that an operation made, if it is there.
+    /// The machine that a command created, if it exists.
     async fn machine_marked(&self, mark: &str) -> Result<Option<MachineId>, Error> {
         let ids = self.machine_ids().await?;
         let reads = ids.iter().map(|id| Read::Data(paths::machine(*id))).collect();
         let answers = self.tree.read_many(reads).await?;
         let is_marked = |id: MachineId, node: &tree::Node| {
-            // A record that cannot be read is not the one that was just written.
+            // An unreadable record is not the one that was just written.
             Machine::parse(&paths::machine(id), &node.data)
                 .is_ok_and(|machine| machine.rest.get("op").and_then(Value::as_str) == Some(mark))
         };
@@ -112,10 +153,11 @@ impl<T: Tree> Environment<T> {
             .collect()
     }
 
-    /// All of them or none.
+    /// Removes all of these machines or none.
     ///
     /// # Errors
-    /// [`Error::MachineNotFound`], [`Error::MachineInUse`], [`Error::LocalMachine`], and the failures of the store.
+    /// [`Error::MachineNotFound`], [`Error::MachineInUse`], [`Error::LocalMachine`], and the
+    /// failures of the store.
     pub async fn terminate_machines(&self, ids: &[MachineId]) -> Result<(), Error> {
         let mut ids = ids.to_vec();
         ids.sort_unstable();
@@ -123,8 +165,8 @@ impl<T: Tree> Environment<T> {
         if self.info.placement == Placement::Local && ids.contains(&LOCAL_MACHINE) {
             return Err(Error::LocalMachine(LOCAL_MACHINE));
         }
-        let attempts = self.operation()?.attempts_at(paths::machines());
-        let work = async |attempts: &mut Attempts| {
+        let retry = self.key()?.retry_at(paths::machines());
+        let work = async |retry: &mut CasRetry| {
             loop {
                 let reads = ids.iter().flat_map(|&id| {
                     [Read::Data(paths::machine(id)), Read::Children(paths::machine_units(id))]
@@ -136,7 +178,7 @@ impl<T: Tree> Environment<T> {
                         [_, tree::Answer::Children(Some(units))] if !units.is_empty() => {
                             return Err(Error::MachineInUse(id));
                         }
-                        [tree::Answer::Data(None), _] if !attempts.unsure => {
+                        [tree::Answer::Data(None), _] if !retry.unsure => {
                             return Err(Error::MachineNotFound(id));
                         }
                         [tree::Answer::Data(None), _] => gone += 1,
@@ -150,14 +192,14 @@ impl<T: Tree> Environment<T> {
                     deletions(&self.tree, ids.iter().map(|&id| paths::machine(id)).collect()).await?;
                 match remove(&self.tree, writes).await {
                     Ok(()) => return Ok(()),
-                    Err(e) => attempts.after(e).await?,
+                    Err(e) => retry.after(e).await?,
                 }
             }
         };
-        attempts.carry_out(work).await
+        retry.run(work).await
     }
 
-    /// The identity that a machine's agent has.
+    /// The credential of a machine's agent.
     ///
     /// # Errors
     /// [`Error::MachineNotFound`] and the failures of the store.

@@ -1,6 +1,7 @@
-//! A [`Tree`] in process, over the keeper's own state machine: the same rights, versions, multis and watches as over
-//! the wire, without a wire. For tests and simulation: on demand it loses answers, connections and sessions, shows a
-//! session the past, and goes back to a backup. It has no clock and no randomness of its own.
+//! A [`Tree`] in memory, over the keeper's own state machine: the same rights, versions, multis and
+//! watches as over the wire. For tests and simulation: on demand it loses answers, connections and
+//! sessions, shows a session an old state, and restores a backup. It has no clock and no randomness
+//! of its own.
 
 use super::acl::Acl;
 use super::credentials::Credential;
@@ -16,7 +17,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
 
-/// What stands for the hosts in messages.
+/// The name of the hosts in messages.
 const HOSTS: &str = "memory";
 
 /// A store that several identities can connect to. Clones are the same store.
@@ -34,7 +35,7 @@ struct World {
     /// In order, so that the same calls wake the same tasks in the same order.
     feeds: BTreeMap<u64, Watcher>,
     clients: BTreeMap<i64, Client>,
-    /// What becomes of the next writes.
+    /// The faults of the next writes.
     faults: VecDeque<Fault>,
 }
 
@@ -48,24 +49,24 @@ struct Watcher {
 /// One connected client. Its key is the id of its first session.
 #[derive(Debug)]
 struct Client {
-    /// The session of now: another one after each that ended.
+    /// The current session.
     session: i64,
-    /// What it is shown while the server that it talks to is behind the others.
+    /// The old state that it reads while its server lags behind the others.
     past: Option<State>,
-    /// What that server has yet to tell.
+    /// Events that its server has not sent yet.
     held: Vec<(u64, Event)>,
 }
 
-/// All znodes as they were at one moment.
+/// All znodes at one time.
 #[derive(Debug, Clone)]
 pub struct Backup(State);
 
-/// How the answer to a write gets lost.
+/// When the answer to a write is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The write never arrived.
+    /// Before the write was applied.
     LostBefore,
-    /// The write was applied.
+    /// After the write was applied.
     LostAfter,
 }
 
@@ -74,7 +75,7 @@ impl MemoryStore {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A store that holds what was backed up.
+    /// A store with the content of a backup.
     pub fn from_backup(backup: &Backup) -> Self {
         let store = Self::default();
         store.restore(backup);
@@ -100,7 +101,7 @@ impl MemoryStore {
         Backup(self.world().state.clone())
     }
 
-    /// Everything is again as it was. No session outlives it.
+    /// Restores a backup and ends all sessions.
     pub fn restore(&self, backup: &Backup) {
         let mut world = self.world();
         world.state = backup.0.clone();
@@ -113,20 +114,20 @@ impl MemoryStore {
         }
     }
 
-    /// The next writes, of whomever, lose their answers in this order.
+    /// Makes the next writes of any client lose their answers in this order.
     pub fn lose_answers(&self, faults: impl IntoIterator<Item = Fault>) {
         self.world().faults.extend(faults);
     }
 
-    /// Every connection is lost and made again: what was watched meanwhile is unknown.
+    /// Interrupts every connection: feeds may have missed events.
     pub fn interrupt(&self) {
         for feed in self.world().feeds.values() {
-            // A feed that was dropped wants to know nothing.
+            // The feed may have been dropped.
             let _ = feed.sender.send(Event::Everything);
         }
     }
 
-    /// Ends a session as a store does that has not heard from it: its ephemerals go, and another takes its place.
+    /// Expires a session: its ephemerals are deleted, and a new session replaces it.
     pub fn expire(&self, tree: &MemoryTree) {
         self.world().new_session(tree.session.client);
     }
@@ -148,13 +149,13 @@ impl World {
             let event = Event::Changed(NodePath::reported(path));
             match clients.get_mut(&watcher.client).filter(|client| client.past.is_some()) {
                 Some(client) => client.held.push((feed, event)),
-                // A feed that was dropped wants to know nothing.
+                // The feed may have been dropped.
                 None => _ = watcher.sender.send(event),
             }
         });
     }
 
-    /// The client's server has heard of everything; the events come before whatever it answers.
+    /// Brings the client's server up to date. Its events come before its next answer.
     fn catch_up(&mut self, client: i64) {
         let Some(client) = self.clients.get_mut(&client).filter(|client| client.past.is_some()) else {
             return;
@@ -167,7 +168,7 @@ impl World {
         }
     }
 
-    /// The client's session has ended, and it has made another.
+    /// Replaces the client's ended session.
     fn new_session(&mut self, key: i64) {
         self.last_session += 1;
         let session = self.last_session;
@@ -191,7 +192,7 @@ impl World {
         self.clients.get(&session.client).map_or(session.client, |client| client.session)
     }
 
-    /// What the server of this session knows.
+    /// The state as the server of this session has it.
     fn seen_by(&self, session: &Session) -> &State {
         self.clients.get(&session.client).and_then(|client| client.past.as_ref()).unwrap_or(&self.state)
     }
@@ -207,7 +208,7 @@ impl World {
     }
 }
 
-/// One session. Clones share it; the last to go ends it, and its ephemerals with it.
+/// One session. Clones share it; dropping the last one ends it and deletes its ephemerals.
 #[derive(Debug, Clone)]
 pub struct MemoryTree {
     session: Arc<Session>,
@@ -248,7 +249,7 @@ impl MemoryTree {
         self.session.store.world()
     }
 
-    /// The session talks to a server that knows no more than `past`, until it syncs or writes.
+    /// Connects the session to a server with the state `past`, until it syncs or writes.
     pub fn fall_behind(&self, past: &Backup) {
         if let Some(client) = self.world().clients.get_mut(&self.session.client) {
             client.past = Some(past.0.clone());
@@ -267,7 +268,7 @@ impl MemoryTree {
         let result = world.state.write(caller, ops, 0);
         if let Ok(written) = &result {
             let World { state, watches, feeds, clients, .. } = &mut *world;
-            events::of_changes(&state.tree, &written.changes, &written.gone, |kind, path, readers| {
+            events::of_changes(&state.tree, &written.changes, &written.deleted, |kind, path, readers| {
                 World::notify(watches, feeds, clients, (kind, path, readers));
             });
         }
@@ -295,7 +296,7 @@ fn acl_of(acl: &Acl) -> Vec<wire::Acl> {
         .iter()
         .map(|(identity, rights)| wire::Acl {
             perms: i32::from(rights.bits()),
-            who: wire::Identity::new("digest", identity.as_str()),
+            identity: wire::Identity::new("digest", identity.as_str()),
         })
         .collect()
 }
@@ -364,7 +365,7 @@ impl Tree for MemoryTree {
                 absent(world.node(&self.session, path).map(children_of)).map(Answer::Children)
             }
         };
-        // The one refusal that `node` knows is of rights.
+        // `node` refuses for missing rights only.
         Ok(reads.iter().map(answer).collect())
     }
 
@@ -403,7 +404,7 @@ impl Tree for MemoryTree {
         world.last_feed += 1;
         let id = world.last_feed;
         world.watches.add(id, path.as_str(), Watch::Recursive);
-        // The receiver is right here.
+        // The receiver is alive.
         let _ = sender.send(Event::Everything);
         let proved = self.session.proved.clone();
         world.feeds.insert(id, Watcher { client: self.session.client, proved, sender });
@@ -411,7 +412,7 @@ impl Tree for MemoryTree {
     }
 }
 
-/// A watch in process.
+/// A watch in memory.
 #[derive(Debug)]
 pub struct MemoryFeed {
     id: u64,
@@ -421,7 +422,7 @@ pub struct MemoryFeed {
 
 impl Feed for MemoryFeed {
     async fn next(&mut self) -> Result<Event, Error> {
-        // The sender lives in the world for as long as the feed does.
+        // The sender lives as long as the feed.
         self.events.recv().await.ok_or_else(|| Error::Expired { hosts: HOSTS.to_owned() })
     }
 }

@@ -1,4 +1,4 @@
-//! The store in memory loses, forgets and goes back as it is told to.
+//! The faults of the store in memory.
 
 use super::*;
 use crate::store::paths;
@@ -18,7 +18,7 @@ async fn a_lost_answer_hides_whether_the_write_was_applied() {
 }
 
 #[tokio::test]
-async fn an_ended_session_takes_its_ephemerals_and_its_watches_say_so() {
+async fn an_expired_session_loses_its_ephemerals_and_its_feeds_report_it() {
     let store = MemoryStore::default();
     let credential = Credential::parse("operator:x").unwrap();
     let roles =
@@ -35,7 +35,7 @@ async fn an_ended_session_takes_its_ephemerals_and_its_watches_say_so() {
 }
 
 #[tokio::test]
-async fn who_is_behind_sees_the_past_until_it_syncs_and_then_hears_what_it_missed() {
+async fn a_lagging_client_reads_the_past_until_it_syncs_and_then_gets_its_events() {
     let store = MemoryStore::default();
     let credential = Credential::parse("operator:x").unwrap();
     let roles =
@@ -57,7 +57,7 @@ async fn who_is_behind_sees_the_past_until_it_syncs_and_then_hears_what_it_misse
 }
 
 #[tokio::test]
-async fn an_interruption_says_everything() {
+async fn an_interruption_reports_everything() {
     let store = MemoryStore::default();
     let mut feed = store.connect(None).watch(&paths::root()).await.unwrap();
     assert_eq!(feed.next().await, Ok(Event::Everything));

@@ -1,33 +1,40 @@
-//! The typed tree: services, units, machines, ports and flags, kept in ZooKeeper or in the embedded keeper. The only
-//! place that knows znodes; everything above speaks of services, units and machines.
+//! The typed tree: services, units, machines, ports and flags, kept in ZooKeeper or in the embedded
+//! keeper. No other part builds paths or writes znodes; the others use services, units and
+//! machines.
 //!
-//! Start at [`Environment`] for what can be done, at [`paths`] for where it is kept, at [`acl`] for who may touch it.
-//! Everything goes through [`Tree`], which has one implementation over the wire and one in process.
+//! Start at [`Environment`] for the operations, at [`paths`] for the layout, at [`acl`] for the
+//! rights. Everything goes through [`Tree`], which has one implementation over the wire and one in
+//! memory.
 
 mod accept;
 pub mod acl;
 mod address;
+mod cas_retry;
 pub mod changes;
 mod charms;
 mod credentials;
-pub mod election;
+mod delete_tree;
 mod environment;
 mod error;
+pub mod failed_stops;
+pub mod firewall_reports;
+pub mod heartbeat;
+mod idempotency;
+pub mod lease;
 mod machines;
 pub mod memory;
-mod operation;
 pub mod paths;
 mod placement;
 mod ports;
+pub mod presence;
 pub mod records;
 pub mod requests;
-mod retry;
 pub mod rollback;
 mod services;
-pub mod stopping;
-mod subtree;
+pub mod snapshot;
 pub mod tree;
 mod units;
+pub mod update;
 mod zk;
 
 pub use accept::Acceptance;
@@ -35,11 +42,14 @@ pub use address::Address;
 pub use charms::{MAX_CHARM_BYTES, charm};
 pub use credentials::{Credential, Identity, InvalidCredential};
 pub use environment::{Bootstrap, Environment};
-pub use error::Error;
+pub use error::{Error, is_transient, tree_error_in};
+pub use idempotency::IdempotencyKey;
+pub use machines::{record_machine, report_machine_problem};
 pub use memory::{MemoryStore, MemoryTree};
-pub use operation::Operation;
 pub use ports::UnitPorts;
 pub use services::{Deploy, Deployed, Exposed, Flag};
+pub use snapshot::Snapshot;
 pub use tree::Tree;
-pub use units::{MAX_UNITS, Placed};
+pub use units::{MAX_UNITS, Placed, write_unit_state};
+pub use update::update;
 pub use zk::{ZkFeed, ZkTree};

@@ -1,6 +1,7 @@
-//! Where everything is kept. Every znode path is built here and nowhere else; no I/O.
+//! The layout of the tree. Every znode path is built here and nowhere else. Pure.
 //!
-//! A [`NodePath`] is relative to the environment's root, which is the chroot of the connect string or `/`.
+//! A [`NodePath`] is relative to the environment's root, which is the chroot of the connect string
+//! or `/`.
 
 use crate::model::{CharmHash, MachineId, ServiceId, ServiceName, UnitId, UnitName};
 use std::fmt;
@@ -39,17 +40,17 @@ pub fn root() -> NodePath {
     fixed("/")
 }
 
-/// Created last: whoever sees it sees a whole environment.
+/// Created last: if it exists, the environment is complete.
 pub fn initialized() -> NodePath {
     fixed("/initialized")
 }
 
-/// Where the controller keeps its elections and reports.
+/// The container of the controllers' lease, checkpoint and reports.
 pub fn controller() -> NodePath {
     fixed("/controller")
 }
 
-/// Ephemeral: who acts for the environment.
+/// Ephemeral: the lease of the leading controller.
 pub fn leader() -> NodePath {
     controller().child("leader")
 }
@@ -59,7 +60,7 @@ pub fn request(name: &str) -> NodePath {
     controller().child(name)
 }
 
-/// Its version is the number of leaders so far; each leader's writes name theirs.
+/// Its version counts the leaders so far; each leader's writes check it.
 pub fn epoch() -> NodePath {
     controller().child("epoch")
 }
@@ -74,7 +75,7 @@ pub fn controller_accepted() -> NodePath {
     controller().child("accepted")
 }
 
-/// One report per machine: what the firewall agent found, did and could not do.
+/// One firewall report per machine.
 pub fn firewall_reports() -> NodePath {
     controller().child("firewall")
 }
@@ -83,12 +84,12 @@ pub fn firewall_report(id: MachineId) -> NodePath {
     firewall_reports().child(&id.key())
 }
 
-/// Where the heartbeat trackers of the environment keep what they share.
+/// The container of the heartbeat trackers' shared state.
 pub fn heartbeat() -> NodePath {
     controller().child("heartbeat")
 }
 
-/// Ephemeral: who judges silence.
+/// Ephemeral: the lease of the heartbeat judge.
 pub fn heartbeat_leader() -> NodePath {
     heartbeat().child("leader")
 }
@@ -101,32 +102,32 @@ pub fn heartbeat_params() -> NodePath {
     heartbeat().child("params")
 }
 
-/// Names that are not judged, and until when.
+/// Components in maintenance, and until when.
 pub fn heartbeat_maintenance() -> NodePath {
     heartbeat().child("maintenance")
 }
 
-/// Written by an operator who believes a mass outage.
+/// Written by an operator to confirm a mass outage.
 pub fn heartbeat_release() -> NodePath {
     heartbeat().child("release")
 }
 
-/// Whether deaths are held because too many would die at once.
+/// Whether dead states are held back because too many components died at once.
 pub fn heartbeat_alarm() -> NodePath {
     heartbeat().child("alarm")
 }
 
-/// Where trackers are, as machines were told last.
+/// The list of trackers that machines were given last.
 pub fn heartbeat_trackers() -> NodePath {
     heartbeat().child("trackers")
 }
 
-/// A number, raised by the judge who wants to know what everybody has heard.
+/// A number that the judge raises to make every tracker flush its beats.
 pub fn heartbeat_question() -> NodePath {
     heartbeat().child("question")
 }
 
-/// Every change in its order, in numbered pages.
+/// All state changes in order, in numbered pages.
 pub fn heartbeat_journal() -> NodePath {
     heartbeat().child("journal")
 }
@@ -135,7 +136,7 @@ pub fn heartbeat_page(number: u64) -> NodePath {
     heartbeat_journal().child(&format!("{number:010}"))
 }
 
-/// How far the webhook was told.
+/// The last change that the webhook received.
 pub fn heartbeat_webhook() -> NodePath {
     heartbeat().child("webhook")
 }
@@ -158,7 +159,7 @@ pub fn heartbeat_batch(replica: &str, number: u64) -> NodePath {
     heartbeat_batches().child(&format!("{replica}-{number:010}"))
 }
 
-/// The components, spread over numbered znodes.
+/// The components, distributed over numbered znodes.
 pub fn heartbeat_buckets() -> NodePath {
     heartbeat().child("components")
 }
@@ -167,7 +168,7 @@ pub fn heartbeat_bucket(number: u16) -> NodePath {
     heartbeat_buckets().child(&format!("{number:04}"))
 }
 
-/// What an event below [`heartbeat`] is about.
+/// The znode that an event below [`heartbeat`] names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HeartbeatNode {
     Leader,
@@ -205,13 +206,13 @@ pub fn heartbeat_node(path: &NodePath) -> HeartbeatNode {
     }
 }
 
-/// Whose batch it is, and which.
+/// The tracker and the number of a batch.
 pub fn heartbeat_batch_of(name: &str) -> Option<(&str, u64)> {
     let (replica, number) = name.rsplit_once('-')?;
     Some((replica, number.parse().ok()?))
 }
 
-/// What the agent changed on a machine lately.
+/// The recent firewall changes on a machine.
 pub fn firewall_log(id: MachineId) -> NodePath {
     firewall_report(id).child("log")
 }
@@ -224,17 +225,17 @@ pub fn service(id: ServiceId) -> NodePath {
     services().child(&id.key())
 }
 
-/// The flag: its existence is the fact.
+/// The flag: the service is exposed if it exists.
 pub fn exposed(id: ServiceId) -> NodePath {
     service(id).child("exposed")
 }
 
-/// The secret that the service's units share: it opens the flag for whoever runs one of them.
+/// The secret that the service's units share; their machines read the flag with it.
 pub fn service_credentials(id: ServiceId) -> NodePath {
     service(id).child("credentials")
 }
 
-/// Charms, each below a name that is made from its hash.
+/// Charms, each under a name derived from its hash.
 pub fn charms() -> NodePath {
     fixed("/charms")
 }
@@ -260,12 +261,13 @@ pub fn unit_ports(id: UnitId) -> NodePath {
     unit(id).child("ports")
 }
 
-/// Ephemeral: the unit's agent is up.
+/// Ephemeral: the unit's agent is connected.
 pub fn unit_agent(id: UnitId) -> NodePath {
     unit(id).child("agent")
 }
 
-/// How far the unit's workflow is; written by its agent, and by the operator who resolves an error.
+/// The state of the unit's workflow; written by its agent, and by an operator who resolves an
+/// error.
 pub fn unit_state(id: UnitId) -> NodePath {
     unit(id).child("state")
 }
@@ -282,22 +284,24 @@ pub fn machine(id: MachineId) -> NodePath {
     machines().child(&id.key())
 }
 
-/// Ephemeral: the machine's agent is up.
+/// Ephemeral: the lease of the machine's agent.
 pub fn machine_agent(id: MachineId) -> NodePath {
     machine(id).child("agent")
 }
 
-/// The machine had an agent once: who is gone is told from who never came.
+/// Exists once the machine had an agent: distinguishes a lost agent from one that never started.
 pub fn machine_started(id: MachineId) -> NodePath {
     machine(id).child("started")
 }
 
-/// Where the machine's heartbeats may go; written by trackers, for this machine alone to read.
+/// The trackers that the machine may send beats to; written by trackers, readable by this machine
+/// only.
 pub fn machine_trackers(id: MachineId) -> NodePath {
     machine(id).child("trackers")
 }
 
-/// One child per unit that was removed and whose `stop` hook failed; written by the machine, and decided by the operator.
+/// One child per removed unit whose `stop` hook failed; written by the machine, resolved by the
+/// operator.
 pub fn machine_stopping(id: MachineId) -> NodePath {
     machine(id).child("stopping")
 }
@@ -306,7 +310,7 @@ pub fn machine_stopping_unit(id: MachineId, unit: UnitId) -> NodePath {
     machine_stopping(id).child(&unit.key())
 }
 
-/// What keeps the machine from looking after its units, in its own words; empty if nothing does.
+/// What keeps the machine from running its units, as its agent reports it; empty if nothing does.
 pub fn machine_problem(id: MachineId) -> NodePath {
     machine(id).child("problem")
 }
@@ -325,18 +329,18 @@ pub fn machine_credentials(id: MachineId) -> NodePath {
     machine(id).child("credentials")
 }
 
-/// What the machine says about its own firewall, if it looks after that itself.
+/// The machine's report about its own firewall, if its agent manages that.
 pub fn machine_firewall(id: MachineId) -> NodePath {
     machine(id).child("firewall")
 }
 
-/// What the machine changed in its own firewall lately.
+/// The machine's recent changes of its own firewall.
 pub fn machine_firewall_log(id: MachineId) -> NodePath {
     machine_firewall(id).child("log")
 }
 
-/// One child per unit assigned to the machine. A machine's agent lists its own work here, without a right to see the
-/// rest, and a machine cannot be deleted while this has children.
+/// One child per unit assigned to the machine. The machine's agent reads its units here without a
+/// right to the rest, and a machine cannot be deleted while this has children.
 pub fn machine_units(id: MachineId) -> NodePath {
     machine(id).child("units")
 }
@@ -361,7 +365,8 @@ pub fn unit_names() -> NodePath {
     names().child("units")
 }
 
-/// The counter of unit numbers of a service name. Outlives the service, so that numbers are never given twice.
+/// The counter of unit numbers of a service name. Outlives the service, so that numbers are never
+/// reused.
 pub fn unit_names_of(name: &ServiceName) -> NodePath {
     unit_names().child(name.as_str())
 }

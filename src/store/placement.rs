@@ -1,43 +1,43 @@
-//! Which machine a unit goes to. Pure: from what the machines carry to an ordered list of seats.
+//! Assigns units to machines. Pure.
 
 use crate::model::MachineId;
 use std::collections::BTreeMap;
 
-/// Where units may go.
+/// The machines that units may be assigned to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rule {
-    /// All to this machine, whatever it carries already.
+    /// All units to this machine, however many it has already.
     To(MachineId),
-    /// Each to the lowest machine without units, or to a new one.
+    /// Each unit to the lowest machine without units, or to a new one.
     Empty,
 }
 
-/// A place for one unit.
+/// The machine of one unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Seat {
+pub(super) struct Assignment {
     pub(super) machine: MachineId,
     pub(super) new: bool,
 }
 
-/// Seats for `count` units. `carried` is how many units each machine has; `next` the first number never given to a
-/// machine. None if the numbers are used up.
-pub(super) fn seats(
+/// Assigns `count` units. `carried` is the number of units on each machine, `next` the first unused
+/// machine number. `None` if the numbers are used up.
+pub(super) fn assign(
     count: u32,
     rule: Rule,
     carried: &BTreeMap<MachineId, usize>,
     next: u32,
-) -> Option<Vec<Seat>> {
+) -> Option<Vec<Assignment>> {
     let mut empty = carried.iter().filter(|(_, units)| **units == 0).map(|(machine, _)| *machine);
     let mut next = next;
     (0..count)
         .map(|_| match rule {
-            Rule::To(machine) => Some(Seat { machine, new: false }),
+            Rule::To(machine) => Some(Assignment { machine, new: false }),
             Rule::Empty => match empty.next() {
-                Some(machine) => Some(Seat { machine, new: false }),
+                Some(machine) => Some(Assignment { machine, new: false }),
                 None => {
                     let machine = MachineId::new(next);
                     next = next.checked_add(1)?;
-                    Some(Seat { machine, new: true })
+                    Some(Assignment { machine, new: true })
                 }
             },
         })
@@ -53,26 +53,26 @@ mod tests {
         carried.iter().map(|&(machine, units)| (MachineId::new(machine), units)).collect()
     }
 
-    fn numbers(seats: &[Seat]) -> Vec<(u32, bool)> {
-        seats.iter().map(|seat| (seat.machine.number(), seat.new)).collect()
+    fn numbers(assignments: &[Assignment]) -> Vec<(u32, bool)> {
+        assignments.iter().map(|assignment| (assignment.machine.number(), assignment.new)).collect()
     }
 
     #[test]
     fn lowest_empty_machines_first_then_new_ones() {
         let carried = machines(&[(0, 1), (2, 0), (5, 0)]);
-        let seats = seats(4, Rule::Empty, &carried, 7).unwrap();
-        assert_eq!(numbers(&seats), [(2, false), (5, false), (7, true), (8, true)]);
+        let assignments = assign(4, Rule::Empty, &carried, 7).unwrap();
+        assert_eq!(numbers(&assignments), [(2, false), (5, false), (7, true), (8, true)]);
     }
 
     #[test]
     fn a_given_machine_takes_them_all() {
-        let seats = seats(2, Rule::To(MachineId::new(0)), &machines(&[(0, 3), (1, 0)]), 2).unwrap();
-        assert_eq!(numbers(&seats), [(0, false), (0, false)]);
+        let assignments = assign(2, Rule::To(MachineId::new(0)), &machines(&[(0, 3), (1, 0)]), 2).unwrap();
+        assert_eq!(numbers(&assignments), [(0, false), (0, false)]);
     }
 
     #[test]
     fn numbers_run_out_without_wrapping() {
-        assert_eq!(seats(1, Rule::Empty, &machines(&[]), u32::MAX), None);
+        assert_eq!(assign(1, Rule::Empty, &machines(&[]), u32::MAX), None);
     }
 
     proptest! {
@@ -81,14 +81,14 @@ mod tests {
             carried in proptest::collection::btree_map(0u32..50, 0usize..3, 0..20), count in 0u32..30
         ) {
             let carried: BTreeMap<_, _> = carried.into_iter().map(|(m, u)| (MachineId::new(m), u)).collect();
-            let seats = seats(count, Rule::Empty, &carried, 50).unwrap();
-            let mut machines: Vec<_> = seats.iter().map(|seat| seat.machine).collect();
+            let assignments = assign(count, Rule::Empty, &carried, 50).unwrap();
+            let mut machines: Vec<_> = assignments.iter().map(|assignment| assignment.machine).collect();
             machines.sort_unstable();
             machines.dedup();
             prop_assert_eq!(machines.len(), count as usize);
-            for seat in seats {
-                prop_assert_eq!(seat.new, !carried.contains_key(&seat.machine));
-                prop_assert_eq!(carried.get(&seat.machine).copied().unwrap_or(0), 0);
+            for assignment in assignments {
+                prop_assert_eq!(assignment.new, !carried.contains_key(&assignment.machine));
+                prop_assert_eq!(carried.get(&assignment.machine).copied().unwrap_or(0), 0);
             }
         }
     }

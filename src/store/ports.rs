@@ -1,15 +1,15 @@
-//! The ports of one unit, as its own identity sees them: what the hook tools call. Needs no right on anything but the
-//! ports node itself.
+//! The ports of one unit, for the hook tools. Needs no right on any other znode than the unit's
+//! ports.
 
 use super::error::Error;
 use super::paths::{self, NodePath};
 use super::records::corrupt;
-use super::retry::Attempts;
-use super::tree::{self, Tree, Write};
+use super::tree::{self, Tree};
+use super::update::{Change, update};
 use crate::model::ports::{InvalidPorts, PortsDocument};
 use crate::model::{PortRange, UnitId};
 
-/// The ports node of one unit.
+/// The ports znode of one unit.
 #[derive(Debug)]
 pub struct UnitPorts<'t, T> {
     tree: &'t T,
@@ -21,7 +21,7 @@ impl<'t, T: Tree> UnitPorts<'t, T> {
         Self { tree, path: paths::unit_ports(unit) }
     }
 
-    /// What is open. A node that is not there has nothing open.
+    /// The open ports. An absent znode means none.
     ///
     /// # Errors
     /// [`Error::Corrupt`] and the failures of the store.
@@ -33,15 +33,17 @@ impl<'t, T: Tree> UnitPorts<'t, T> {
         }
     }
 
-    /// Opening what is open changes nothing.
+    /// Opens a range. Opening it again changes nothing.
     ///
     /// # Errors
-    /// [`Error::Corrupt`], [`Error::Ports`] if there would be too many, and the failures of the store.
+    /// [`Error::Corrupt`], [`Error::Ports`] if there would be too many, and the failures of the
+    /// store.
     pub async fn open(&self, range: PortRange) -> Result<(), Error> {
         self.update(|document| document.open(range)).await
     }
 
-    /// Closing what is not open is fine, also for a unit that is gone with all it had open: its last hook may try.
+    /// Closes a range. A closed range is fine, and so is a removed unit: its last hook may call
+    /// this.
     ///
     /// # Errors
     /// [`Error::Corrupt`] and the failures of the store.
@@ -56,27 +58,16 @@ impl<'t, T: Tree> UnitPorts<'t, T> {
         }
     }
 
-    /// Reads, changes and writes back until nobody came between. Needs no read-back after a lost answer: `change` is
-    /// the same done twice.
     async fn update(
         &self,
         change: impl Fn(&mut PortsDocument) -> Result<(), InvalidPorts>,
     ) -> Result<(), Error> {
-        let mut attempts = Attempts::at(self.path.clone());
-        loop {
-            let node = self.tree.get(&self.path).await?;
+        update(self.tree, &self.path, |node| {
             let mut document = self.parse(&node.data)?;
             change(&mut document).map_err(Error::Ports)?;
-            let data = document.to_bytes().map_err(Error::Ports)?;
-            if data == node.data {
-                return Ok(());
-            }
-            let write = Write::SetIfVersion { path: self.path.clone(), data, version: node.version };
-            match self.tree.write(vec![write]).await {
-                Ok(()) => return Ok(()),
-                Err(e) => attempts.after(e).await?,
-            }
-        }
+            Ok(Change::Set(document.to_bytes().map_err(Error::Ports)?, ()))
+        })
+        .await
     }
 
     fn parse(&self, data: &[u8]) -> Result<PortsDocument, Error> {

@@ -1,5 +1,6 @@
-//! What the znodes hold, as values. Parsing is strict about what is known and keeps what is not: a record written by a
-//! later version goes back with all its keys. Corrupt data is an error that names the znode, never an empty value.
+//! The contents of znodes as values. Pure. Parsing is strict about known keys and keeps unknown
+//! ones, so that a record of a later version is written back with all its keys. Corrupt data is an
+//! error that names the znode, never an empty value.
 
 use super::credentials::{Credential, Identity};
 use super::error::Error;
@@ -9,13 +10,13 @@ use crate::model::{
 };
 use serde_json::{Map, Value, json};
 
-/// The instance of the machine that everything runs on in an environment of one: nobody launched it.
+/// The instance id of the local machine in an environment of one machine.
 pub const LOCAL_INSTANCE: &str = "local";
 
-/// The key of a service's and of a unit's record that has the hash of its charm.
+/// The key of the charm's hash in the records of services and units.
 pub const CHARM_HASH: &str = "charm-hash";
 
-/// The most bytes that a record may have.
+/// The maximum size of a record.
 pub const MAX_RECORD: usize = 64 * 1024;
 
 /// A service's record at `/services/service-*`.
@@ -23,7 +24,7 @@ pub const MAX_RECORD: usize = 64 * 1024;
 pub struct Service {
     pub name: ServiceName,
     pub charm: CharmUrl,
-    /// Keys that this version does not know, and the charm's metadata.
+    /// Unknown keys, and the charm's metadata.
     pub rest: Map<String, Value>,
 }
 
@@ -39,16 +40,16 @@ pub struct Unit {
 /// A machine's record at `/machines/machine-*`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Machine {
-    /// None until the controller has launched it.
+    /// `None` until the controller has launched it.
     pub instance_id: Option<InstanceId>,
     /// The first is the public one.
     pub addresses: Vec<String>,
-    /// The instance was there before: it is let go, never terminated.
+    /// The instance existed before: it is released, never terminated.
     pub adopted: bool,
     pub rest: Map<String, Value>,
 }
 
-/// Where units go that were not placed by hand.
+/// The machines of units that the operator did not assign.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placement {
     /// Everything on machine 0.
@@ -66,7 +67,7 @@ pub struct Initialized {
     pub roles: super::acl::Roles,
 }
 
-/// The fields of one znode's JSON object, taken out one by one; what is left is kept.
+/// The fields of one znode's JSON object. Parsing removes the known ones; the rest is kept.
 struct Fields<'a> {
     path: &'a NodePath,
     map: Map<String, Value>,
@@ -80,7 +81,7 @@ impl<'a> Fields<'a> {
                 format!("{} bytes are more than the {MAX_RECORD} allowed", data.len()),
             ));
         }
-        match crate::model::json::parse(data) {
+        match crate::model::strict_json::parse(data) {
             Ok(Value::Object(map)) => Ok(Self { path, map }),
             Ok(_) => Err(corrupt(path, "not a JSON object".to_owned())),
             Err(e) => Err(corrupt(path, format!("not JSON: {e}"))),
@@ -95,7 +96,7 @@ impl<'a> Fields<'a> {
         corrupt(self.path, format!("\"{key}\" {problem}"))
     }
 
-    /// A text that `read` understands; `None` if absent or null.
+    /// A text that `read` accepts; `None` if absent or null.
     fn optional<V, E: std::fmt::Display>(
         &mut self,
         key: &str,
@@ -262,14 +263,14 @@ impl Initialized {
     }
 }
 
-/// The most sources that a service may be exposed to.
+/// The maximum number of sources that a service is exposed to.
 pub const MAX_SOURCES: usize = 50;
 
-/// The data of an `exposed` flag: the sources that it is limited to, none for the whole world. Empty data is the flag of
-/// the first Juju.
+/// The data of an `exposed` flag: the sources that it is limited to, none for the whole world.
+/// Empty data is the flag of the first Juju.
 ///
 /// # Errors
-/// [`Error::Corrupt`], naming `path`. A limit that cannot be read is never taken for no limit.
+/// [`Error::Corrupt`], naming `path`. An unreadable limit is never treated as no limit.
 pub fn parse_exposed(path: &NodePath, data: &[u8]) -> Result<Vec<Cidr>, Error> {
     if data.is_empty() {
         return Ok(Vec::new());
@@ -293,10 +294,10 @@ pub fn exposed_to_bytes(sources: &[Cidr]) -> Vec<u8> {
     flag.to_string().into_bytes()
 }
 
-/// The most characters of a machine's own words that are shown.
+/// The maximum length of a machine's problem in status.
 const MAX_PROBLEM_CHARS: usize = 1000;
 
-/// What a machine says that keeps it from looking after its units; `None` if nothing does.
+/// The problem that keeps a machine from running its units, if there is one.
 ///
 /// # Errors
 /// [`Error::Corrupt`], naming `path`.
@@ -314,12 +315,12 @@ pub fn machine_problem_to_bytes(problem: Option<&str>) -> Vec<u8> {
     problem.map_or_else(Vec::new, |problem| json!({"problem": problem}).to_string().into_bytes())
 }
 
-/// What a unit's `state` znode says to those who only look on; the rest is between the unit's agent and itself.
+/// The part of a unit's `state` znode that status shows; only the unit's agent reads the rest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitState {
-    /// As in `started` or `install-error`.
+    /// For example `started` or `install-error`.
     pub label: String,
-    /// The hook that failed and why, and the last lines of what it said.
+    /// The hook that failed and why, and the last lines of its output.
     pub failure: Option<(String, Vec<String>)>,
 }
 
@@ -344,7 +345,8 @@ impl UnitState {
     }
 }
 
-/// What a name stands for, and which operation gave it: after a lost answer, `op` tells ours from another's.
+/// An entry of the index of names. After a lost answer, the idempotency key `op` shows which
+/// command created it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NamedService {
     pub(super) id: ServiceId,
@@ -386,7 +388,7 @@ impl NamedUnit {
     }
 }
 
-/// The id in an entry of the index of names, whichever kind it is: for those who look a lost name up by its id.
+/// The id in an entry of the index of names, of a service or a unit.
 ///
 /// # Errors
 /// [`Error::Corrupt`], naming `path`.
@@ -394,7 +396,7 @@ pub fn named_id(path: &NodePath, data: &[u8]) -> Result<String, Error> {
     Fields::parse(path, data)?.required("id", |text| Ok::<_, String>(text.to_owned()))
 }
 
-/// The data of a container that hands out numbers: the next one, never given before.
+/// The data of a counter: the next unused number.
 pub(super) fn parse_counter(path: &NodePath, data: &[u8]) -> Result<u32, Error> {
     Fields::parse(path, data)?.number("next")
 }
@@ -403,8 +405,7 @@ pub(super) fn counter_to_bytes(next: u32) -> Vec<u8> {
     json!({"next": next}).to_string().into_bytes()
 }
 
-/// The secret of its service that a unit's credentials carry, for whoever runs the unit. Units of an older version
-/// have none.
+/// The secret of its service in a unit's credentials. Units of older versions have none.
 ///
 /// # Errors
 /// [`Error::Corrupt`], naming `path`.

@@ -1,4 +1,4 @@
-//! Records: both ways, with what is unknown, and refused where they are wrong.
+//! Records are parsed and written back with unknown keys, and refused if they are invalid.
 
 use super::*;
 use crate::store::acl::Roles;
@@ -14,7 +14,7 @@ fn text(bytes: Vec<u8>) -> String {
 }
 
 #[test]
-fn records_keep_what_they_do_not_know() {
+fn records_keep_unknown_keys() {
     let path = paths::services();
     let given = r#"{"later":[1],"name":"web","charm":"local:web-3","summary":"x"}"#;
     let service = Service::parse(&path, given.as_bytes()).unwrap();
@@ -35,14 +35,14 @@ fn records_keep_what_they_do_not_know() {
 }
 
 #[test]
-fn a_key_of_ours_among_the_unknown_does_not_win() {
+fn known_keys_take_precedence_over_unknown_ones() {
     let rest = Map::from_iter([("name".to_owned(), Value::from("evil"))]);
     let service = Service { name: "web".parse().unwrap(), charm: "local:web-1".parse().unwrap(), rest };
     assert_eq!(text(service.to_bytes()), r#"{"name":"web","charm":"local:web-1"}"#);
 }
 
 #[test]
-fn wrong_records_name_their_znode_and_key() {
+fn errors_of_invalid_records_name_znode_and_key() {
     let path = paths::unit(UnitId::new(3));
     let at = "/units/unit-0000000003";
     for (data, problem) in [
@@ -88,7 +88,7 @@ fn wrong_records_name_their_znode_and_key() {
 }
 
 #[test]
-fn secrets_are_not_in_the_errors_about_them() {
+fn errors_do_not_contain_secrets() {
     let path = paths::unit_credentials(UnitId::new(0));
     for data in [r#"{"auth": "hunter2"}"#, r#"{"auth": ["hunter2"]}"#, "hunter2", r#"{"auth": "a:hunter2"#] {
         let refusal = said(parse_credentials(&path, data.as_bytes()));
@@ -98,7 +98,7 @@ fn secrets_are_not_in_the_errors_about_them() {
 }
 
 #[test]
-fn the_environments_record_comes_back() {
+fn the_environments_record_round_trips() {
     let credential = Credential::generate("operator").unwrap();
     for placement in [Placement::Local, Placement::Unassigned] {
         let info = Initialized {
@@ -118,7 +118,7 @@ fn the_environments_record_comes_back() {
 
 proptest! {
     #[test]
-    fn no_bytes_make_a_record_panic(data in prop::collection::vec(any::<u8>(), 0..100)) {
+    fn parsing_never_panics(data in prop::collection::vec(any::<u8>(), 0..100)) {
         let path = paths::units();
         let named = |e: Error| e.to_string().starts_with("/units: ");
         prop_assert!(Unit::parse(&path, &data).err().is_none_or(named));

@@ -1,21 +1,24 @@
-//! Requests of the operator to the controller: a node each below the controller's own, in which the controller writes how
-//! far it is. The operator's client makes the node, reads it until it is answered, and removes it.
+//! Requests of the operator to the controller: one znode each, in which the controller writes its
+//! progress. The operator's client creates the znode, reads it until it is answered, and removes
+//! it.
 
+use super::cas_retry::CasRetry;
+use super::delete_tree::{deletions, remove};
 use super::environment::Environment;
 use super::error::Error;
+use super::lease::Lease;
 use super::paths::{self, NodePath};
 use super::records::{MAX_RECORD, corrupt};
-use super::retry::Attempts;
-use super::subtree::{deletions, remove};
 use super::tree::{self, Tree, Write};
 use serde_json::{Value, json};
 
-/// Something that only a controller can do.
+/// A task that only a controller can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
-    /// Mark the provider's groups as ours that carry our name and the id of a store that is lost.
+    /// Take over the provider's groups that have this environment's name and the id of a lost
+    /// store.
     AdoptGroups,
-    /// Say when the provider has nothing of this environment any more.
+    /// Report when the provider has nothing of this environment any more.
     Clear,
 }
 
@@ -38,12 +41,12 @@ pub(super) fn is_request(name: &str) -> bool {
     ALL.iter().any(|request| request.name() == name)
 }
 
-/// How far a request is.
+/// The progress of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress {
-    /// With what is in the way, if something is.
+    /// With the current problem, if there is one.
     Waiting(Option<String>),
-    /// With what was done, in lines for people.
+    /// With the results, in lines for people.
     Done(Vec<String>),
 }
 
@@ -77,7 +80,7 @@ impl Progress {
     }
 }
 
-/// A request that is not answered yet, as the controller finds it.
+/// An unanswered request, as the controller read it.
 #[derive(Debug)]
 pub struct Pending {
     pub request: Request,
@@ -86,15 +89,27 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Says how far it is; `None` if the node says the same already.
-    pub fn write(&self, progress: &Progress) -> Option<Write> {
+    /// Writes the progress while `lease` is held, unless it is written already.
+    ///
+    /// # Errors
+    /// A conflict if the request was withdrawn or the lease was lost, and the failures of the
+    /// store.
+    pub async fn answer<T: Tree>(
+        &self,
+        tree: &T,
+        lease: &Lease,
+        progress: &Progress,
+    ) -> Result<(), tree::Error> {
+        if self.progress.as_ref() == Some(progress) {
+            return Ok(());
+        }
         let (path, version) = (self.request.path(), self.version);
-        let news = self.progress.as_ref() != Some(progress);
-        news.then(|| Write::SetIfVersion { path, data: progress.to_bytes(), version })
+        let write = Write::SetIfVersion { path, data: progress.to_bytes(), version };
+        tree.write(vec![lease.fence(), write]).await
     }
 }
 
-/// All requests that are not answered yet.
+/// All unanswered requests.
 ///
 /// # Errors
 /// The failures of the store.
@@ -103,7 +118,7 @@ pub async fn pending<T: Tree>(tree: &T) -> Result<Vec<Pending>, tree::Error> {
     let nodes = tree.data_of_each(ALL.map(Request::path).to_vec()).await?;
     for (request, node) in ALL.into_iter().zip(nodes) {
         let Ok(Some(node)) = node else { continue };
-        // A node that makes no sense is written anew.
+        // An unreadable request is answered again.
         let progress = Progress::parse(&request.path(), &node.data).ok();
         if !matches!(progress, Some(Progress::Done(_))) {
             all.push(Pending { request, progress, version: node.version });
@@ -113,7 +128,7 @@ pub async fn pending<T: Tree>(tree: &T) -> Result<Vec<Pending>, tree::Error> {
 }
 
 impl<T: Tree> Environment<T> {
-    /// Asks the controller. An answer to an earlier request is removed: it may be true no longer.
+    /// Asks the controller. An earlier answer is removed, since it may be outdated.
     ///
     /// # Errors
     /// The failures of the store.
@@ -127,7 +142,7 @@ impl<T: Tree> Environment<T> {
         }
     }
 
-    /// How far the controller is.
+    /// The controller's progress.
     ///
     /// # Errors
     /// [`Error::Corrupt`] and the failures of the store.
@@ -148,7 +163,7 @@ impl<T: Tree> Environment<T> {
         }
     }
 
-    /// Whether some controller acts for the environment.
+    /// Whether a controller leads the environment.
     ///
     /// # Errors
     /// The failures of the store.
@@ -156,8 +171,8 @@ impl<T: Tree> Environment<T> {
         Ok(self.tree.exists(&paths::leader()).await?)
     }
 
-    /// Removes the whole environment from the store. `/initialized` goes last, so that a removal that was cut
-    /// short can be done again.
+    /// Removes the whole environment from the store. `/initialized` is removed last, so that an
+    /// interrupted removal can be repeated.
     ///
     /// # Errors
     /// The failures of the store.
@@ -167,16 +182,16 @@ impl<T: Tree> Environment<T> {
         names.sort_unstable_by_key(|name| paths::root().child(name) == paths::initialized());
         for name in names {
             let path = paths::root().child(&name);
-            let mut attempts = Attempts::at(path.clone());
+            let mut retry = CasRetry::at(path.clone());
             loop {
                 let writes = deletions(&self.tree, vec![path.clone()]).await?;
                 if writes.is_empty() {
                     break;
                 }
-                // Agents that still run write meanwhile.
+                // Running agents may write meanwhile.
                 match remove(&self.tree, writes).await {
                     Ok(()) => break,
-                    Err(error) => attempts.after(error).await?,
+                    Err(error) => retry.after(error).await?,
                 }
             }
         }
@@ -187,6 +202,7 @@ impl<T: Tree> Environment<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::lease::LeaseKey;
     use crate::store::records::Placement;
     use crate::store::{Bootstrap, Credential, MemoryStore};
 
@@ -204,11 +220,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_is_answered_by_the_controller_and_then_withdrawn() {
+    async fn a_request_is_answered_once_and_withdrawn() {
         let (store, who) = (MemoryStore::default(), credentials());
         let made = Environment::bootstrap(store.connect(Some(&who[0])), &bootstrap(&who)).await.unwrap();
         let controller = store.connect(Some(&who[1]));
         assert!(pending(&controller).await.unwrap().is_empty());
+        let acl = made.info().roles.controllers();
+        let lease = Lease::acquire(&controller, &LeaseKey::firewall(), &acl, "a").await.unwrap();
         for _ in 0..2 {
             made.ask(Request::AdoptGroups).await.unwrap();
         }
@@ -218,10 +236,14 @@ mod tests {
         for progress in [&denied, &done] {
             let found = pending(&controller).await.unwrap();
             assert_eq!(found.iter().map(|found| found.request).collect::<Vec<_>>(), [Request::AdoptGroups]);
-            controller.write(vec![found[0].write(progress).unwrap()]).await.unwrap();
+            found[0].answer(&controller, &lease, progress).await.unwrap();
             assert_eq!(made.progress(Request::AdoptGroups).await.unwrap(), *progress);
             let again = pending(&controller).await.unwrap();
-            assert!(again.iter().all(|found| found.write(progress).is_none()), "no second write of the same");
+            for found in again {
+                found.answer(&controller, &lease, progress).await.unwrap();
+                let version = controller.get(&Request::AdoptGroups.path()).await.unwrap().version;
+                assert_eq!(version, found.version, "equal progress is not written again");
+            }
         }
         assert!(pending(&controller).await.unwrap().is_empty(), "answered");
         made.ask(Request::AdoptGroups).await.unwrap();
@@ -232,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_environment_is_removed_whole_and_can_be_made_anew() {
+    async fn a_removed_environment_can_be_bootstrapped_again() {
         let (store, who) = (MemoryStore::default(), credentials());
         let tree = store.connect(Some(&who[0]));
         let made = Environment::bootstrap(tree.clone(), &bootstrap(&who)).await.unwrap();

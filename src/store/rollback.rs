@@ -26,9 +26,11 @@ const MAX_BYTES: usize = 4096;
 /// A position in the history of the tree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkpoint {
-    /// Rises with every checkpoint. The upper half counts accepted restores, as in a zxid the upper half counts leaders.
+    /// Rises with every checkpoint. The upper half counts accepted restores, as in a zxid the upper
+    /// half counts leaders.
     pub number: u64,
-    /// Random: distinguishes two checkpoints that were given the same number before and after a restore.
+    /// Random: distinguishes two checkpoints that were given the same number before and after a
+    /// restore.
     pub id: String,
 }
 

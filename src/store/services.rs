@@ -1,7 +1,9 @@
-//! Services: deployed, found by name, exposed, destroyed.
+//! Services: deploying, reading by name, exposing, destroying.
 
 use super::acl::Acl;
+use super::cas_retry::CasRetry;
 use super::credentials::Credential;
+use super::delete_tree::{deletions, remove};
 use super::environment::Environment;
 use super::error::Error;
 use super::paths;
@@ -9,15 +11,13 @@ use super::records::{
     CHARM_HASH, MAX_SOURCES, NamedService, NamedUnit, Service, corrupt, counter_to_bytes, exposed_to_bytes,
     parse_credentials, parse_exposed,
 };
-use super::retry::Attempts;
-use super::subtree::{deletions, remove};
 use super::tree::{self, Read, Tree, Write};
 use super::units::{Counter, Draft, MAX_UNITS, Placed};
 use crate::model::{CharmUrl, Cidr, MachineId, ServiceId, ServiceName, UnitId, UnitName};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
-/// What to deploy.
+/// A service to deploy.
 #[derive(Debug, Clone)]
 pub struct Deploy {
     pub service: ServiceName,
@@ -35,7 +35,7 @@ pub struct Deployed {
     pub units: Vec<Placed>,
 }
 
-/// What became of a flag.
+/// Whether a command changed a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flag {
     Changed,
@@ -49,7 +49,8 @@ pub enum Exposed {
     Now,
     /// It was exposed to the same sources before.
     AsBefore,
-    /// It was exposed to these sources before, none for the whole world; `None` if they could not be read.
+    /// It was exposed to these sources before, none for the whole world; `None` if they were
+    /// unreadable.
     OtherSources { before: Option<Vec<Cidr>> },
 }
 
@@ -75,27 +76,28 @@ impl<T: Tree> Environment<T> {
         }
     }
 
-    /// Makes the service, its name, its units and the machines they need in one step.
+    /// Creates the service, its name, its units and the machines that they need in one write.
     ///
     /// # Errors
-    /// [`Error::ServiceExists`], [`Error::MachineNotFound`], [`Error::TooManyUnits`], the failures of the store.
+    /// [`Error::ServiceExists`], [`Error::MachineNotFound`], [`Error::TooManyUnits`], the failures
+    /// of the store.
     pub async fn deploy(&self, wanted: &Deploy) -> Result<Deployed, Error> {
         if wanted.units > MAX_UNITS {
             return Err(Error::TooManyUnits { given: wanted.units, limit: MAX_UNITS });
         }
         let name_path = paths::service_name(&wanted.service);
-        let operation = self.operation()?;
-        let attempts = operation.attempts_at(paths::services());
-        let work = async |attempts: &mut Attempts| {
+        let key = self.key()?;
+        let retry = key.retry_at(paths::services());
+        let work = async |retry: &mut CasRetry| {
             loop {
                 let counter = Counter::read(&self.tree, paths::services()).await?;
                 match self.tree.get(&name_path).await {
                     Ok(node) => {
                         let found = NamedService::parse(&name_path, &node.data)?;
-                        if found.op != operation.mark() {
+                        if found.op != key.as_str() {
                             return Err(Error::ServiceExists(wanted.service.clone()));
                         }
-                        let units = self.units_marked(&wanted.service, operation.mark()).await;
+                        let units = self.units_marked(&wanted.service, key.as_str()).await;
                         return Ok(Deployed { service: found.id, units: units? });
                     }
                     Err(tree::Error::NoNode(_)) => {}
@@ -108,22 +110,22 @@ impl<T: Tree> Environment<T> {
                     charm: wanted.charm.clone(),
                     rest: wanted.metadata.clone(),
                 };
-                let named = NamedService { id, op: operation.mark().to_owned() };
+                let named = NamedService { id, op: key.as_str().to_owned() };
                 let mut writes = vec![
                     counter.take(1)?,
                     Write::create(name_path.clone(), named.to_bytes(), self.info.roles.operators()),
                     Write::create(paths::service(id), record.to_bytes(), self.info.roles.operators()),
                 ];
-                let (more, units) = draft.writes(self, id, operation.mark())?;
+                let (more, units) = draft.writes(self, id, key.as_str())?;
                 writes.extend(more);
                 writes.extend(self.charm_check(wanted.metadata.get(CHARM_HASH)).await?);
                 match self.tree.write(writes).await {
                     Ok(()) => return Ok(Deployed { service: id, units }),
-                    Err(e) => attempts.after(e).await?,
+                    Err(e) => retry.after(e).await?,
                 }
             }
         };
-        attempts.carry_out(work).await
+        retry.run(work).await
     }
 
     async fn draft_of(&self, wanted: &Deploy) -> Result<Draft, Error> {
@@ -144,21 +146,22 @@ impl<T: Tree> Environment<T> {
         names.iter().map(name).collect()
     }
 
-    /// Removes the service with all its units. One with very many units goes in several steps, and a second run
-    /// finishes what a crash between two of them left.
+    /// Removes the service with all its units. Very many units are removed in several writes; a
+    /// second run finishes a removal that a crash interrupted.
     ///
     /// # Errors
     /// [`Error::ServiceNotFound`] and the failures of the store.
     pub async fn destroy_service(&self, name: &ServiceName) -> Result<(), Error> {
-        let attempts = self.operation()?.attempts_at(paths::service_name(name));
-        let work = async |attempts: &mut Attempts| {
+        let retry = self.key()?.retry_at(paths::service_name(name));
+        let work = async |retry: &mut CasRetry| {
             loop {
                 let id = match self.service_id(name).await {
-                    Err(Error::ServiceNotFound(_)) if attempts.unsure => return Ok(()),
+                    Err(Error::ServiceNotFound(_)) if retry.unsure => return Ok(()),
                     other => other?,
                 };
                 let numbers = paths::unit_names_of(name);
-                // Read before the units: a unit added after this makes the check below fail.
+                // Read before the units, so that the check below fails if a unit is added after
+                // this.
                 let counter = Counter::read(&self.tree, numbers.clone()).await?;
                 let units = self.units_of(name).await?;
                 let last = units.len() <= MAX_UNITS as usize;
@@ -171,14 +174,14 @@ impl<T: Tree> Environment<T> {
                 match remove(&self.tree, writes).await {
                     Ok(()) if last => return Ok(()),
                     Ok(()) => {}
-                    Err(e) => attempts.after(e).await?,
+                    Err(e) => retry.after(e).await?,
                 }
             }
         };
-        attempts.carry_out(work).await
+        retry.run(work).await
     }
 
-    /// The units that a service has now, by name.
+    /// The current units of a service, by name.
     pub(super) async fn units_of(&self, name: &ServiceName) -> Result<Vec<(UnitName, UnitId)>, Error> {
         let units = self.named_units_of(name).await?;
         Ok(units.into_iter().map(|(name, unit)| (name, unit.id)).collect())
@@ -200,7 +203,7 @@ impl<T: Tree> Environment<T> {
         let answers = self.tree.read_many(reads).await?;
         let mut units = Vec::with_capacity(names.len());
         for (unit, answer) in names.into_iter().zip(answers) {
-            // One that went away since it was listed is no unit any more.
+            // A unit may have been removed since it was listed.
             if let Some(node) = answer.into_data() {
                 let named = NamedUnit::parse(&paths::unit_name(&unit), &node.data)?;
                 units.push((unit, named));
@@ -209,7 +212,7 @@ impl<T: Tree> Environment<T> {
         Ok(units)
     }
 
-    /// Exposes the service to the whole world, whatever it was exposed to before.
+    /// Exposes the service to the whole world, and removes any limit on its sources.
     ///
     /// # Errors
     /// [`Error::ServiceNotFound`] and the failures of the store.
@@ -217,8 +220,8 @@ impl<T: Tree> Environment<T> {
         self.expose_to(name, &[]).await
     }
 
-    /// Exposes the service to `sources` and nobody else; to the whole world if there are none. A flag that is there
-    /// is changed, also one that cannot be read: what was typed is clear, whatever the flag said.
+    /// Exposes the service to `sources` only; to the whole world if there are none. An existing
+    /// flag is replaced, also an unreadable one.
     ///
     /// # Errors
     /// [`Error::ServiceNotFound`], [`Error::TooManySources`] and the failures of the store.
@@ -239,16 +242,16 @@ impl<T: Tree> Environment<T> {
             return Err(Error::TooManySources { given: sources.len(), limit: MAX_SOURCES });
         }
         let data = exposed_to_bytes(&sources);
-        let attempts = Attempts::at(paths::service_name(name));
-        let work = async |attempts: &mut Attempts| {
+        let retry = CasRetry::at(paths::service_name(name));
+        let work = async |retry: &mut CasRetry| {
             let mut became = Exposed::Now;
             loop {
                 let id = self.service_id(name).await?;
                 let path = paths::exposed(id);
                 let write = match self.tree.get(&path).await {
                     Ok(flag) if is_exposed_to(&path, &flag.data, &sources) => {
-                        // After a lost answer the write was most likely ours.
-                        return Ok(if attempts.unsure { became } else { Exposed::AsBefore });
+                        // After a lost answer, the flag was most likely written by this command.
+                        return Ok(if retry.unsure { became } else { Exposed::AsBefore });
                     }
                     Ok(flag) => {
                         became = Exposed::OtherSources { before: parse_exposed(&path, &flag.data).ok() };
@@ -262,11 +265,11 @@ impl<T: Tree> Environment<T> {
                 };
                 match self.tree.write(vec![write]).await {
                     Ok(()) => return Ok(became),
-                    Err(e) => attempts.after(e).await?,
+                    Err(e) => retry.after(e).await?,
                 }
             }
         };
-        attempts.carry_out(work).await
+        retry.run(work).await
     }
 
     async fn flag_acl(&self, id: ServiceId) -> Result<Acl, Error> {
@@ -274,7 +277,7 @@ impl<T: Tree> Environment<T> {
         Ok(self.info.roles.exposed(credential.map(|credential| credential.identity()).as_ref()))
     }
 
-    /// The identity that a service's units share. None for one of an older version.
+    /// The credential that a service's units share. `None` for a service of an older version.
     pub(super) async fn service_credential(&self, id: ServiceId) -> Result<Option<Credential>, Error> {
         let path = paths::service_credentials(id);
         match self.tree.get(&path).await {
@@ -287,21 +290,21 @@ impl<T: Tree> Environment<T> {
     /// # Errors
     /// [`Error::ServiceNotFound`] and the failures of the store.
     pub async fn unexpose(&self, name: &ServiceName) -> Result<Flag, Error> {
-        let attempts = Attempts::at(paths::service_name(name));
-        let work = async |attempts: &mut Attempts| {
+        let retry = CasRetry::at(paths::service_name(name));
+        let work = async |retry: &mut CasRetry| {
             loop {
                 let flag = paths::exposed(self.service_id(name).await?);
                 let writes = deletions(&self.tree, vec![flag]).await?;
                 if writes.is_empty() {
-                    return Ok(if attempts.unsure { Flag::Changed } else { Flag::AlreadySo });
+                    return Ok(if retry.unsure { Flag::Changed } else { Flag::AlreadySo });
                 }
                 match remove(&self.tree, writes).await {
                     Ok(()) => return Ok(Flag::Changed),
-                    Err(e) => attempts.after(e).await?,
+                    Err(e) => retry.after(e).await?,
                 }
             }
         };
-        attempts.carry_out(work).await
+        retry.run(work).await
     }
 }
 

@@ -1,12 +1,13 @@
-//! The seam between the typed tree and a store: a handful of operations on znodes, and what can go wrong with them.
-//! No path is built here and nothing is decided; retries and meaning belong to the typed operations.
+//! The interface of a store of znodes: a handful of operations and their errors. No path is built
+//! and nothing is decided here; retries and meaning belong to the typed operations.
 
 use super::acl::Acl;
 use super::credentials::Credential;
 use super::paths::NodePath;
 use std::future::Future;
 
-/// ZooKeeper closes a connection that sends more than 1,048,575 bytes at once; this leaves room for framing.
+/// ZooKeeper closes a connection that sends more than 1,048,575 bytes at once; this leaves space
+/// for framing.
 const MAX_WRITE: usize = 1_000_000;
 const MAX_DATA: usize = 64 * 1024;
 
@@ -15,20 +16,20 @@ const MAX_DATA: usize = 64 * 1024;
 pub struct Node {
     pub data: Vec<u8>,
     pub version: i32,
-    /// The zxid of the transaction that created it or last changed its data.
+    /// The zxid of the transaction that created the znode or last changed its data.
     pub modified: i64,
-    /// How many children it has.
+    /// The number of its children.
     pub children: u32,
 }
 
-/// One question of a batched read.
+/// One request of a batched read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Read {
     Data(NodePath),
     Children(NodePath),
 }
 
-/// The answer to one [`Read`]; `None` is "no such znode".
+/// The answer to one [`Read`]; `None` for an absent znode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
     Data(Option<Node>),
@@ -72,7 +73,7 @@ pub enum Write {
         path: NodePath,
         version: i32,
     },
-    /// Whatever its version: for a znode that may be deleted and not read.
+    /// At any version: for a znode that may be deleted but not read.
     Delete {
         path: NodePath,
     },
@@ -83,7 +84,7 @@ pub enum Write {
 }
 
 impl Write {
-    /// A lasting node.
+    /// Creates a persistent znode.
     pub fn create(path: NodePath, data: impl Into<Vec<u8>>, acl: Acl) -> Self {
         Self::Create { path, data: data.into(), acl, ephemeral: false }
     }
@@ -99,7 +100,7 @@ impl Write {
     }
 }
 
-/// Refuses what the store would answer by closing the connection.
+/// Refuses writes for which the store would close the connection.
 pub(super) fn check_size(writes: &[Write]) -> Result<(), Error> {
     let mut total = 0;
     for write in writes {
@@ -119,24 +120,24 @@ pub(super) fn check_size(writes: &[Write]) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a feed says. It never says what happened, only where to look again.
+/// An event of a feed. It names the znode to read again, never its new content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     Changed(NodePath),
-    /// Events may have been missed (first look, reconnect, new session): read everything again.
+    /// Events may have been missed (first event, reconnect, new session): read everything again.
     Everything,
 }
 
-/// A running watch over a part of the tree. Dropping it ends it.
+/// A watch of a part of the tree, until it is dropped.
 pub trait Feed: Send {
     /// Waits for the next event. Cancel-safe. The first is always [`Event::Everything`].
     ///
     /// # Errors
-    /// Only for what waiting does not cure, wrong credentials say. A lost store is waited for.
+    /// Failures that do not pass, for example wrong credentials. The feed waits for a lost store.
     fn next(&mut self) -> impl Future<Output = Result<Event, Error>> + Send;
 }
 
-/// A store of znodes. Every call ends within a bounded time, also when the store dies.
+/// A store of znodes. Every call ends within a limited time, also if the store is lost.
 pub trait Tree: Send + Sync {
     type Feed: Feed;
 
@@ -156,9 +157,10 @@ pub trait Tree: Send + Sync {
     /// [`Error::NoNode`] and the failures of the store.
     fn children(&self, path: &NodePath) -> impl Future<Output = Result<Vec<String>, Error>> + Send;
 
-    /// All answers, in the order of the questions. The number of round trips does not grow with theirs. Not a
-    /// snapshot: batches may see different moments. An absent znode is no failure, and one that may not be read is
-    /// [`Error::NoAuth`] in its place, since whoever may make a znode can shut others out of it.
+    /// All answers, in the order of the reads. The number of round trips does not depend on the
+    /// number of reads. Not a snapshot: batches may see different states. An absent znode is no
+    /// failure, and an unreadable znode is an [`Error::NoAuth`] of its own, since the creator of a
+    /// znode can deny others access to it.
     ///
     /// # Errors
     /// The failures of the store.
@@ -167,7 +169,7 @@ pub trait Tree: Send + Sync {
         reads: Vec<Read>,
     ) -> impl Future<Output = Result<Vec<Result<Answer, Error>>, Error>> + Send;
 
-    /// The same for znodes that must all be readable.
+    /// The same as [`Tree::read_each`], for znodes that must all be readable.
     ///
     /// # Errors
     /// The failures of the store, and [`Error::NoAuth`].
@@ -175,7 +177,7 @@ pub trait Tree: Send + Sync {
         async move { self.read_each(reads).await?.into_iter().collect() }
     }
 
-    /// The data of each, `None` if it is absent; or why it may not be read.
+    /// The data of each znode, `None` if it is absent; or why it may not be read.
     ///
     /// # Errors
     /// The failures of the store.
@@ -190,21 +192,21 @@ pub trait Tree: Send + Sync {
         }
     }
 
-    /// All of it or nothing.
+    /// Applies all writes or none.
     ///
     /// # Errors
-    /// The first step that was refused, by its path; or a failure of the store, in which case
-    /// [`Error::is_ambiguous`] says whether it may have been applied.
+    /// The refusal of the first failed step, with its path; or a failure of the store, of which
+    /// [`Error::is_ambiguous`] tells whether the writes may have been applied.
     fn write(&self, writes: Vec<Write>) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Replaces the rights of a znode. The one write that cannot be part of an atomic one.
+    /// Replaces the rights of a znode. ZooKeeper cannot do this as part of an atomic write.
     ///
     /// # Errors
     /// As for [`Tree::write`].
     fn set_acl(&self, path: &NodePath, acl: Acl) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// From here on the session has this identity's rights as well, also once it was replaced by another. Proving the
-    /// same again does nothing. A tree that stands for one identity alone says that it cannot.
+    /// Adds an identity to this session and the sessions that replace it. Proving the same again
+    /// does nothing. A tree with a fixed identity refuses.
     ///
     /// # Errors
     /// The failures of the store.
@@ -213,14 +215,14 @@ pub trait Tree: Send + Sync {
         async move { Err(Error::Unexpected { hosts: "this tree".to_owned(), what }) }
     }
 
-    /// After it, reads see everything that was finished before it.
+    /// Makes later reads see every write that was finished before this call.
     ///
     /// # Errors
     /// The failures of the store.
     fn sync(&self) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Watches `path` and everything below it. Opening the feed sets the watch: nothing that happens after it is
-    /// missed.
+    /// Watches `path` and everything below it. The watch is set when this returns: no later change
+    /// is missed.
     ///
     /// # Errors
     /// The failures of the store.
@@ -234,7 +236,7 @@ pub enum Error {
     NoNode(NodePath),
     #[error("{0}: the znode exists already")]
     NodeExists(NodePath),
-    #[error("{0}: changed by someone else meanwhile")]
+    #[error("{0}: changed by another client meanwhile")]
     BadVersion(NodePath),
     #[error("{0}: the znode has children")]
     NotEmpty(NodePath),
@@ -263,18 +265,18 @@ pub enum Error {
 }
 
 impl Error {
-    /// The write may have been applied: read back before repeating it.
+    /// Whether the write may have been applied: read back before repeating it.
     pub fn is_ambiguous(&self) -> bool {
         matches!(self, Self::Ambiguous { .. })
     }
 
-    /// Reading again and trying again may work at once: someone else was faster.
+    /// Whether another client wrote in between: reading and writing again may succeed at once.
     pub fn is_conflict(&self) -> bool {
         matches!(self, Self::NoNode(_) | Self::NodeExists(_) | Self::BadVersion(_) | Self::NotEmpty(_))
     }
 
-    /// The same request may work later: the store was unreachable, or it had no space for the change.
-    pub fn is_retryable(&self) -> bool {
+    /// Whether the same request may succeed later: the store was unreachable, or it had no space.
+    pub fn is_transient(&self) -> bool {
         matches!(
             self,
             Self::Unreachable { .. }

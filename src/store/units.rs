@@ -1,27 +1,29 @@
 //! Units: added to a service, placed on machines, removed.
 
+use super::acl::Acl;
+use super::cas_retry::CasRetry;
 use super::credentials::{Credential, Identity};
+use super::delete_tree::{deletions, remove};
 use super::environment::{Environment, LOCAL_MACHINE};
 use super::error::Error;
 use super::machines::machine_writes;
 use super::paths::{self, NodePath};
-use super::placement::{Rule, Seat, seats};
+use super::placement::{Assignment, Rule, assign};
 use super::records::{
     CHARM_HASH, Machine, NamedUnit, Placement, Service, Unit, corrupt, counter_to_bytes,
     credentials_to_bytes, parse_counter, parse_credentials, unit_credentials_to_bytes,
 };
-use super::retry::Attempts;
 use super::services::first_numbers;
-use super::subtree::{deletions, remove};
 use super::tree::{self, Read, Tree, Write};
+use super::update::write_at;
 use crate::model::{MachineId, ServiceId, ServiceName, UnitId, UnitName};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// The most units that one step makes or removes: what fits in one request with room to spare.
+/// The maximum number of units that one write creates or removes; they fit into one request.
 pub const MAX_UNITS: u32 = 200;
 
-/// A unit that was made, and where it went.
+/// A new unit and its machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placed {
     pub id: UnitId,
@@ -29,8 +31,23 @@ pub struct Placed {
     pub machine: MachineId,
 }
 
-/// A container that hands out numbers, as read. Numbers are taken by compare-and-swap in the same step that uses
-/// them, because a step cannot know the name that a sequential create would get.
+/// Writes the state of a unit's workflow at the version that was read; `None` creates it. Returns
+/// whether it was written: another client may have written in between.
+///
+/// # Errors
+/// [`tree::Error::NoNode`] if the unit was removed, and the failures of the store.
+pub async fn write_unit_state<T: Tree>(
+    tree: &T,
+    id: UnitId,
+    state: Vec<u8>,
+    version: Option<i32>,
+    acl: Acl,
+) -> Result<bool, tree::Error> {
+    write_at(tree, paths::unit_state(id), state, version, acl).await
+}
+
+/// A counter as read. Numbers are taken by compare-and-swap in the same write that uses them,
+/// because a write cannot contain the name that a sequential create would get.
 #[derive(Debug, Clone)]
 pub(super) struct Counter {
     path: NodePath,
@@ -58,32 +75,32 @@ impl Counter {
         Ok(Write::SetIfVersion { path: self.path.clone(), data, version: self.version })
     }
 
-    /// Fails if a number was taken since.
+    /// A step that fails if a number was taken since.
     pub(super) fn check(&self) -> Write {
         Write::Check { path: self.path.clone(), version: self.version }
     }
 }
 
-/// New units of one service, placed but not yet written.
+/// New units of one service, assigned to machines but not yet written.
 #[derive(Debug)]
 pub(super) struct Draft {
     service: ServiceName,
     units: Counter,
     machines: Counter,
-    /// None if the service name was never used.
+    /// `None` if the service name was never used.
     numbers: Option<Counter>,
-    seats: Vec<Seat>,
-    /// Of the machines that are there already.
+    assignments: Vec<Assignment>,
+    /// Identities of the existing machines.
     identities: BTreeMap<MachineId, Identity>,
-    /// What the service's units share; None if it is yet to be made.
+    /// The secret that the service's units share; `None` if it has to be created.
     credential: Option<Credential>,
-    /// What the service's record says of its charm's hash, for the machines to find the charm by.
+    /// The hash of the charm in the service's record, copied to its units.
     charm: Option<Value>,
 }
 
 impl Draft {
-    /// Reads the counters first and the machines after: whoever places a unit meanwhile takes a unit number, and the
-    /// draft no longer fits.
+    /// Reads the counters before the machines: a unit that another client adds meanwhile takes a
+    /// number, so that the write of this draft fails.
     pub(super) async fn read<T: Tree>(
         environment: &Environment<T>,
         service: &ServiceName,
@@ -119,13 +136,13 @@ impl Draft {
         {
             return Err(Error::MachineNotFound(machine));
         }
-        let seats = seats(count, rule, &carried, machines.next())
+        let assignments = assign(count, rule, &carried, machines.next())
             .ok_or_else(|| corrupt(&paths::machines(), "the numbers are used up".to_owned()))?;
         let (service, charm) = (service.clone(), charm.cloned());
-        Ok(Self { service, units, machines, numbers, seats, identities, credential, charm })
+        Ok(Self { service, units, machines, numbers, assignments, identities, credential, charm })
     }
 
-    /// The writes that make the units, and the machines that they need.
+    /// The writes that create the units and the machines that they need.
     pub(super) fn writes<T: Tree>(
         mut self,
         environment: &Environment<T>,
@@ -133,9 +150,9 @@ impl Draft {
         op: &str,
     ) -> Result<(Vec<Write>, Vec<Placed>), Error> {
         let roles = &environment.info.roles;
-        let count = u32::try_from(self.seats.len())
+        let count = u32::try_from(self.assignments.len())
             .map_err(|_| Error::TooManyUnits { given: u32::MAX, limit: MAX_UNITS })?;
-        let new_machines = self.seats.iter().filter(|seat| seat.new).count();
+        let new_machines = self.assignments.iter().filter(|assignment| assignment.new).count();
         let first_number = self.numbers.as_ref().map_or(0, Counter::next);
         let mut writes = vec![match &self.numbers {
             Some(numbers) => numbers.take(count)?,
@@ -156,19 +173,20 @@ impl Draft {
                 made
             }
         };
-        let mut placed = Vec::with_capacity(self.seats.len());
-        for (offset, seat) in (0..count).zip(std::mem::take(&mut self.seats)) {
-            if seat.new {
-                let credential = Credential::generate(&seat.machine.key())?;
-                self.identities.insert(seat.machine, credential.identity());
-                writes.extend(machine_writes(roles, seat.machine, &Machine::wanted(), &credential));
+        let mut placed = Vec::with_capacity(self.assignments.len());
+        for (offset, assignment) in (0..count).zip(std::mem::take(&mut self.assignments)) {
+            if assignment.new {
+                let credential = Credential::generate(&assignment.machine.key())?;
+                self.identities.insert(assignment.machine, credential.identity());
+                writes.extend(machine_writes(roles, assignment.machine, &Machine::wanted(), &credential));
             }
             let unit = Placed {
                 id: UnitId::new(self.units.next() + offset),
                 name: UnitName::new(self.service.clone(), first_number + offset),
-                machine: seat.machine,
+                machine: assignment.machine,
             };
-            let machine = self.identities.get(&seat.machine).ok_or(Error::MachineNotFound(seat.machine))?;
+            let machine =
+                self.identities.get(&assignment.machine).ok_or(Error::MachineNotFound(assignment.machine))?;
             let mut record =
                 Unit { name: unit.name.clone(), service, machine: Some(unit.machine), rest: Map::new() };
             if let Some(charm) = &self.charm {
@@ -181,7 +199,7 @@ impl Draft {
     }
 }
 
-/// The identities of some machines, and how many units each has. Machines that are gone are left out.
+/// The identities of some machines, and the number of units on each. Removed machines are left out.
 async fn look_at<T: Tree>(
     tree: &T,
     machines: &[MachineId],
@@ -203,8 +221,8 @@ async fn look_at<T: Tree>(
     Ok((identities, carried))
 }
 
-/// A unit's nodes. All rights are given here and never change, because a right cannot be changed in the same step as
-/// anything else; a unit stays on its machine.
+/// A unit's znodes. All rights are set here and never change, because rights cannot be changed in
+/// the same write as anything else; a unit stays on its machine.
 fn unit_writes(
     roles: &super::acl::Roles,
     (id, record): (UnitId, &Unit),
@@ -216,7 +234,8 @@ fn unit_writes(
     let named = NamedUnit { id, op: op.to_owned() };
     let mut writes = vec![
         Write::create(paths::unit(id), record.to_bytes(), roles.unit(machine)),
-        // Empty from the start: the unit may write it, and could not be allowed to create it and nothing else.
+        // Created empty: a unit may write it, but a right to create it would be a right to create
+        // any znode.
         Write::create(paths::unit_ports(id), Vec::new(), roles.unit_ports(machine, &credential.identity())),
         Write::create(
             paths::unit_credentials(id),
@@ -225,15 +244,20 @@ fn unit_writes(
         ),
         Write::create(paths::unit_name(&record.name), named.to_bytes(), roles.operators()),
     ];
-    if let Some(seat) = record.machine {
-        writes.push(Write::create(paths::machine_unit(seat, id), Vec::new(), roles.machine_units(machine)));
+    if let Some(assignment) = record.machine {
+        writes.push(Write::create(
+            paths::machine_unit(assignment, id),
+            Vec::new(),
+            roles.machine_units(machine),
+        ));
     }
     Ok(writes)
 }
 
 impl<T: Tree> Environment<T> {
     /// # Errors
-    /// [`Error::ServiceNotFound`], [`Error::MachineNotFound`], [`Error::TooManyUnits`], the failures of the store.
+    /// [`Error::ServiceNotFound`], [`Error::MachineNotFound`], [`Error::TooManyUnits`], the
+    /// failures of the store.
     pub async fn add_units(
         &self,
         service: &ServiceName,
@@ -243,13 +267,13 @@ impl<T: Tree> Environment<T> {
         if count > MAX_UNITS {
             return Err(Error::TooManyUnits { given: count, limit: MAX_UNITS });
         }
-        let operation = self.operation()?;
-        let attempts = operation.attempts_at(paths::units());
-        let work = async |attempts: &mut Attempts| {
+        let key = self.key()?;
+        let retry = key.retry_at(paths::units());
+        let work = async |retry: &mut CasRetry| {
             loop {
                 let id = self.service_id(service).await?;
-                if attempts.unsure {
-                    let made = self.units_marked(service, operation.mark()).await;
+                if retry.unsure {
+                    let made = self.units_marked(service, key.as_str()).await;
                     let made = made?;
                     if !made.is_empty() {
                         return Ok(made);
@@ -265,18 +289,18 @@ impl<T: Tree> Environment<T> {
                     Err(e) => return Err(e.into()),
                 };
                 let draft = Draft::read(self, service, count, to, record.rest.get(CHARM_HASH)).await?;
-                let (mut writes, placed) = draft.writes(self, id, operation.mark())?;
+                let (mut writes, placed) = draft.writes(self, id, key.as_str())?;
                 writes.push(check);
                 match self.tree.write(writes).await {
                     Ok(()) => return Ok(placed),
-                    Err(e) => attempts.after(e).await?,
+                    Err(e) => retry.after(e).await?,
                 }
             }
         };
-        attempts.carry_out(work).await
+        retry.run(work).await
     }
 
-    /// The units of a service that an operation made and that are still there.
+    /// The existing units of a service that a command created.
     pub(super) async fn units_marked(&self, service: &ServiceName, mark: &str) -> Result<Vec<Placed>, Error> {
         let mut made = Vec::new();
         for (name, named) in
@@ -284,7 +308,7 @@ impl<T: Tree> Environment<T> {
         {
             let path = paths::unit(named.id);
             let node = self.tree.get(&path).await?;
-            // Units are made with their machine and stay there.
+            // A unit never changes its machine.
             let machine = Unit::parse(&path, &node.data)?
                 .machine
                 .ok_or_else(|| corrupt(&path, "the unit is on no machine".to_owned()))?;
@@ -318,25 +342,25 @@ impl<T: Tree> Environment<T> {
     /// # Errors
     /// [`Error::UnitNotFound`] and the failures of the store.
     pub async fn remove_unit(&self, name: &UnitName) -> Result<(), Error> {
-        let attempts = self.operation()?.attempts_at(paths::unit_name(name));
-        let work = async |attempts: &mut Attempts| {
+        let retry = self.key()?.retry_at(paths::unit_name(name));
+        let work = async |retry: &mut CasRetry| {
             loop {
                 let id = match self.unit_id(name).await {
-                    Err(Error::UnitNotFound(_)) if attempts.unsure => return Ok(()),
+                    Err(Error::UnitNotFound(_)) if retry.unsure => return Ok(()),
                     other => other?,
                 };
                 let roots = self.unit_roots(&[(name.clone(), id)]).await?;
                 let writes = deletions(&self.tree, roots).await?;
                 match remove(&self.tree, writes).await {
                     Ok(()) => return Ok(()),
-                    Err(e) => attempts.after(e).await?,
+                    Err(e) => retry.after(e).await?,
                 }
             }
         };
-        attempts.carry_out(work).await
+        retry.run(work).await
     }
 
-    /// Every node that is there because of these units.
+    /// All znodes of these units.
     pub(super) async fn unit_roots(&self, units: &[(UnitName, UnitId)]) -> Result<Vec<NodePath>, Error> {
         let reads = units.iter().map(|(_, id)| Read::Data(paths::unit(*id))).collect();
         let answers = self.tree.read_many(reads).await?;
@@ -372,7 +396,7 @@ impl<T: Tree> Environment<T> {
         Ok(found)
     }
 
-    /// The identity that a unit's hooks have: for `juju hook-env` and the machine's agent.
+    /// The credential of a unit's hooks, for `juju hook-env` and the machine's agent.
     ///
     /// # Errors
     /// [`Error::UnitNotFound`] and the failures of the store.

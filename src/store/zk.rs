@@ -1,7 +1,8 @@
-//! A [`Tree`] over the wire, for the embedded keeper and for a ZooKeeper ensemble alike. The only file that knows the
-//! client library, and where its gaps are filled: every wait is bounded, requests are not queued for a store that is
-//! not there, ended sessions are replaced, reads are repeated after a lost connection and writes never are, because a
-//! lost answer does not say whether a write was applied. What to do about that is decided above.
+//! A [`Tree`] over the wire, for the embedded keeper and for a ZooKeeper ensemble. The only user of
+//! the client library. It adds what the library lacks: every wait is limited, no request is queued
+//! for an unreachable store, and ended sessions are replaced. Reads are repeated after a lost
+//! connection; writes never are, because a lost answer does not tell whether a write was applied.
+//! The callers decide about that.
 
 mod batch;
 mod keeper_root;
@@ -19,7 +20,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 use zookeeper_client as zk;
 
-/// How long a first connection is tried. A store that is just restarting is back by then.
+/// How long to try the first connection: longer than a restart of the store.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long one request may take, waiting for a connection included.
@@ -38,11 +39,11 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(100);
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(200);
 const WATCH_PAUSE: Duration = Duration::from_millis(250);
 
-/// A connection to a store, made once and used for as long as it lasts. Clones share it.
+/// A connection to a store. Clones share it.
 #[derive(Debug, Clone)]
 pub struct ZkTree {
     link: Arc<Link>,
-    /// No request outlives it.
+    /// The deadline of all requests.
     deadline: Option<Instant>,
 }
 
@@ -50,14 +51,14 @@ pub struct ZkTree {
 struct Link {
     address: Address,
     hosts: String,
-    /// Every identity that was proved, for sessions to come. Never locked across an await.
+    /// All proved identities, for later sessions. Never locked across an await.
     credentials: Mutex<Vec<Credential>>,
     /// Replaced when its session has ended. Never locked across an await.
     client: Mutex<Option<zk::Client>>,
 }
 
 impl ZkTree {
-    /// Connects, within a few seconds or not at all.
+    /// Connects within a few seconds.
     ///
     /// # Errors
     /// [`Error::Unreachable`] if nothing answers.
@@ -72,7 +73,7 @@ impl ZkTree {
         Ok(Self { link: Arc::new(link), deadline: None })
     }
 
-    /// The same connection, whose requests all end by `deadline`: for a command that must.
+    /// The same connection with a deadline for all requests.
     #[must_use]
     pub fn until(mut self, deadline: Instant) -> Self {
         self.deadline = Some(deadline);
@@ -83,7 +84,7 @@ impl ZkTree {
         &self.link.hosts
     }
 
-    /// Ends the session, so that the store need not wait for it to expire. Takes a moment at most.
+    /// Ends the session, so that the store does not wait for it to expire.
     pub async fn close(self) {
         let Some(client) = self.link.slot().take() else { return };
         let mut state = client.state_watcher();
@@ -93,7 +94,7 @@ impl ZkTree {
                 state.changed().await;
             }
         };
-        // A store that does not answer now will expire the session by itself.
+        // A store that does not answer expires the session by itself.
         let _ = timeout_at(Instant::now() + CLOSE_TIMEOUT, closed).await;
     }
 
@@ -102,7 +103,7 @@ impl ZkTree {
         self.deadline.map_or(usual, |deadline| deadline.min(usual))
     }
 
-    /// Runs a read, again after a lost connection, until it is answered or the time is up.
+    /// Runs a read, again after a lost connection, until it is answered or the deadline passes.
     async fn read<V, F>(&self, path: &NodePath, ask: impl Fn(zk::Client) -> F) -> Result<V, Error>
     where
         F: Future<Output = Result<V, zk::Error>> + Send,
@@ -118,7 +119,7 @@ impl ZkTree {
                     Some(refusal) => return Err(refusal),
                     None => sleep(Duration::from_millis(10)).await,
                 },
-                // The request was queued just as the connection went.
+                // The request was queued as the connection was lost.
                 Err(_) if state.peek_state() == zk::SessionState::Disconnected => {
                     return Err(self.link.unreachable());
                 }
@@ -162,7 +163,7 @@ impl Link {
         })
     }
 
-    /// Makes a new session and keeps it, unless somebody else did meanwhile.
+    /// Opens a new session, unless another task did meanwhile.
     async fn reconnect(&self, deadline: Instant) -> Result<zk::Client, Error> {
         loop {
             match timeout_at(deadline, self.connector().connect(&self.hosts)).await {
@@ -182,8 +183,8 @@ impl Link {
         }
     }
 
-    /// A client that is connected now. Waiting here, and not in the client's own queue, keeps a write from being
-    /// sent long after its caller was told that it failed.
+    /// Waits for a connected client. Waiting here, not in the client's own queue, keeps a write
+    /// from being sent after its caller got an error.
     async fn ready(&self, deadline: Instant) -> Result<zk::Client, Error> {
         loop {
             let live = self.slot().as_ref().filter(|client| !client.state().is_terminated()).cloned();
@@ -211,7 +212,7 @@ impl Link {
         Error::Timeout { hosts: self.hosts.clone(), seconds: REQUEST_TIMEOUT.as_secs() }
     }
 
-    /// What the store itself said no to. None if the answer was lost, and with it whether there was one.
+    /// The store's refusal. `None` if the answer was lost.
     fn refusal(&self, error: &zk::Error, path: &NodePath) -> Option<Error> {
         let path = path.clone();
         Some(match error {
@@ -259,7 +260,7 @@ impl Link {
     }
 }
 
-/// A znode that may not be read spoils no other answer; everything else does.
+/// An unreadable znode fails alone; every other failure fails all reads.
 fn refused_alone(answer: Result<Answer, Error>) -> Result<Result<Answer, Error>, Error> {
     match answer {
         Ok(_) | Err(Error::NoAuth(_)) => Ok(answer),
@@ -402,7 +403,7 @@ impl Tree for ZkTree {
             if known.contains(credential) {
                 return Ok(());
             }
-            // First of all: a session that is made meanwhile has it, too.
+            // Added first, so that a session that is opened meanwhile has it, too.
             known.push(credential.clone());
         }
         let (auth, root) = (credential.expose(), super::paths::root());
@@ -435,14 +436,14 @@ impl Tree for ZkTree {
     }
 }
 
-/// A watch that is set again after every reconnect and in every new session, because the store forgets it and the
-/// client library does not remind it.
+/// A watch that is set again after every reconnect and in every new session, because the client
+/// library does not do that.
 #[derive(Debug)]
 pub struct ZkFeed {
     tree: ZkTree,
     path: NodePath,
     watcher: Option<zk::PersistentWatcher>,
-    /// Whether "everything" was said since the watch was set.
+    /// Whether [`Event::Everything`] was returned since the watch was set.
     announced: bool,
 }
 
@@ -464,7 +465,7 @@ impl Feed for ZkFeed {
             let Some(watcher) = &mut self.watcher else {
                 match self.start().await {
                     Ok(watcher) => self.watcher = Some(watcher),
-                    Err(e) if e.is_retryable() => sleep(WATCH_PAUSE).await,
+                    Err(e) if e.is_transient() => sleep(WATCH_PAUSE).await,
                     Err(e) => return Err(e),
                 }
                 self.announced = false;
@@ -478,7 +479,8 @@ impl Feed for ZkFeed {
             if event.event_type != zk::EventType::Session {
                 return Ok(Event::Changed(self.tree.link.own_path(&event.path)));
             }
-            // Lost: wait for the news of its return. Back, or ended for good: watch anew.
+            // Lost: wait for the connection. Connected again, or session ended: set the watch
+            // again.
             if event.session_state != zk::SessionState::Disconnected {
                 self.watcher = None;
             }

@@ -1,6 +1,7 @@
-//! A unit's agent: looks at what the tree says of the unit, takes the step that the workflow names, and looks again. What
-//! is due is decided in `workflow`; how a hook is run, in `hook`. Everything that was begun is in the tree before it
-//! begins, and here on the machine as well, for the time after the unit was removed.
+//! The agent of one unit: reads the unit from the tree, takes the step that the workflow returns,
+//! and reads again. `workflow` decides which step is due; `hook` runs hooks. The agent records
+//! every hook before it starts: in the tree and, for the time after the unit's removal, on this
+//! machine.
 
 use std::io;
 use std::time::Duration;
@@ -10,34 +11,35 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, info, warn};
 
 use super::hook::Found;
-use super::problem::HeldUp;
-use super::site::{Home, Site};
-use super::users;
+use super::host::{Site, UnitDir};
+use super::machine_problem::HeldUp;
 use super::workflow::{Ended, Run, State, Step, Wanted};
 use crate::model::UnitId;
+use crate::runtime::atomic_file;
+use crate::store::changes::gather_burst;
 use crate::store::records::{self, parse_credentials, parse_service_credential};
 use crate::store::rollback::{Basis, RollbackGuard, Standing};
-use crate::store::tree::{self, Answer, Feed as _, Read, Tree, Write};
-use crate::store::{self, Credential, Identity, paths};
+use crate::store::tree::{self, Answer, Feed as _, Read, Tree};
+use crate::store::{self, Credential, Identity, paths, presence};
 
-/// How long after a failure of the store, or of the disk, the next attempt is made.
+/// Pause after a failure of the store or the disk.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// How often a hook is looked for that an agent before us began.
+/// Interval at which the agent checks a hook that an earlier agent started.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// How long events are gathered after the first, so that a burst is one look.
+/// How long events are collected after the first one, so that a burst causes one read.
 const GATHER: Duration = Duration::from_millis(1);
 
-/// What is to become of a unit's agent.
+/// What the supervisor wants of a unit's agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum Directive {
     Live,
     /// The store is older than this machine's checkpoint: the agent does not act on the unit.
     Hold,
-    /// The unit is no more: stop it, and clear away what it had.
+    /// The unit was removed: stop it, and remove its processes and files.
     Retire,
-    /// The agent ends, and what runs goes on running.
+    /// The agent ends; hooks and services of the unit continue.
     Leave,
 }
 
@@ -53,7 +55,7 @@ pub(super) enum Error {
     Store(#[from] store::Error),
     #[error("{doing}")]
     Disk { doing: &'static str, source: io::Error },
-    /// Frozen as it is, until somebody mends it.
+    /// The unit stays frozen until the data is repaired.
     #[error("{0}")]
     Corrupt(String),
     /// The store was restored from a backup, and no operator has accepted it yet.
@@ -71,12 +73,12 @@ fn disk(doing: &'static str) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Disk { doing, source }
 }
 
-/// What the tree says of a unit.
+/// A unit as read from the tree.
 struct Seen {
     record: records::Unit,
     credential: Credential,
     state: State,
-    /// None if there is no node for it yet.
+    /// `None` if the state has no znode yet.
     version: Option<i32>,
     exposed: bool,
 }
@@ -86,10 +88,11 @@ pub(super) struct Agent<'a, T: Tree> {
     site: &'a Site,
     id: UnitId,
     guard: &'a RollbackGuard,
-    orders: watch::Receiver<Order>,
-    /// Over the unit, and over its service's flag once the service is known.
+    directives: watch::Receiver<Directive>,
+    /// Watches of the unit and, once its service is known, of the service's flag.
     feeds: Option<(T::Feed, T::Feed)>,
-    /// The state in the tree is not the one that is kept here: the disk was full, say.
+    /// The state in the tree is newer than the file on this machine, for example because the disk
+    /// was full.
     unkept: bool,
     /// The unit that owns the files here, if known.
     recognised: Option<Identity>,
@@ -97,27 +100,28 @@ pub(super) struct Agent<'a, T: Tree> {
     clearing: bool,
 }
 
-/// Tends one unit until it is told otherwise.
+/// Runs the agent of one unit until a directive ends it.
 pub(super) async fn tend<T: Tree>(
     tree: &T,
     site: &Site,
     id: UnitId,
-    orders: watch::Receiver<Order>,
+    directives: watch::Receiver<Directive>,
     (guard, held_up): (&RollbackGuard, &watch::Sender<HeldUp>),
 ) -> UnitId {
     let (recognised, clearing) = (None, false);
-    let mut agent = Agent { tree, site, id, guard, orders, feeds: None, unkept: false, recognised, clearing };
+    let mut agent =
+        Agent { tree, site, id, guard, directives, feeds: None, unkept: false, recognised, clearing };
     let mut told = String::new();
     loop {
-        let order = *agent.orders.borrow_and_update();
-        let passed = match order {
-            Order::Leave => return id,
-            Order::Hold => {
+        let directive = *agent.directives.borrow_and_update();
+        let passed = match directive {
+            Directive::Leave => return id,
+            Directive::Hold => {
                 agent.pause(site.resync).await;
                 continue;
             }
-            Order::Live => agent.pass().await.map(|idle| !idle),
-            Order::Retire => match agent.retire().await {
+            Directive::Live => agent.pass().await.map(|idle| !idle),
+            Directive::Retire => match agent.retire().await {
                 Ok(()) => {
                     held_up.send_if_modified(|all| all.remove(&id).is_some());
                     return id;
@@ -128,16 +132,17 @@ pub(super) async fn tend<T: Tree>(
         match passed {
             Ok(true) => continue,
             Ok(false) => told.clear(),
-            // Left for what is wanted now.
-            Err(Error::Gone) if *agent.orders.borrow() != order => continue,
-            // Whoever keeps the list of units will say what to do about it.
+            // The directive changed meanwhile: act on the new one.
+            Err(Error::Gone) if *agent.directives.borrow() != directive => continue,
+            // The supervisor decides what happens to a unit that is gone.
             Err(Error::Gone) => {}
             Err(error) => {
                 let chain = chain(&error);
                 if chain != told {
-                    warn!(unit = %id, error = %chain, "unit held up");
-                    // Status knows nothing of it any more, and a store that is away is not what is wrong with it.
-                    if order == Order::Retire && !matches!(error, Error::Store(_)) {
+                    warn!(unit = %id, error = %chain, "unit agent waits after an error");
+                    // Status no longer shows a removed unit, so the machine reports the problem. An
+                    // unreachable store is not a problem of the unit.
+                    if directive == Directive::Retire && !matches!(error, Error::Store(_)) {
                         held_up.send_modify(|all| _ = all.insert(id, chain.clone()));
                     }
                     told = chain;
@@ -158,14 +163,14 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 impl<T: Tree> Agent<'_, T> {
-    fn home(&self) -> Home<'_> {
+    fn home(&self) -> UnitDir<'_> {
         self.site.home(self.id)
     }
 
-    /// Work on the unit's files, which may wait: for the disk, or for somebody who holds a file.
+    /// Runs blocking work on the unit's files in another thread.
     async fn at_home<R: Send + 'static>(
         &self,
-        work: impl FnOnce(Home<'_>) -> io::Result<R> + Send + 'static,
+        work: impl FnOnce(UnitDir<'_>) -> io::Result<R> + Send + 'static,
     ) -> io::Result<R> {
         let (site, id) = (self.site.clone(), self.id);
         off_thread(move || work(site.home(id))).await
@@ -174,30 +179,29 @@ impl<T: Tree> Agent<'_, T> {
     async fn pause(&mut self, pause: Duration) {
         tokio::select! {
             () = sleep(pause) => {}
-            // A sender that is gone leaves us to the list's next keeper.
-            _ = self.orders.changed() => {}
+            // If the sender is gone, the next supervisor sends a directive.
+            _ = self.directives.changed() => {}
         }
     }
 
-    /// Waits for a reason to look again.
+    /// Waits until the unit has to be read again.
     async fn wait(&mut self) {
         let Some((unit, flag)) = &mut self.feeds else { return self.pause(PAUSE).await };
         let resync = Instant::now() + self.site.resync;
         let lost = tokio::select! {
             event = timeout_at(resync, unit.next()) => matches!(event, Ok(Err(_))),
             event = flag.next() => event.is_err(),
-            _ = self.orders.changed() => return,
+            _ = self.directives.changed() => return,
         };
         if lost {
             self.feeds = None;
             return self.pause(PAUSE).await;
         }
-        let end = Instant::now() + GATHER;
-        // What else there is to hear is heard in the look that follows.
-        while timeout_at(end, unit.next()).await.is_ok_and(|event| event.is_ok()) {}
+        // The next wait reports a feed that is lost.
+        let _ = gather_burst(unit, GATHER, |_| {}).await;
     }
 
-    /// One look and one step. Says whether there was nothing to do.
+    /// Reads the unit and takes one step. Returns whether there was nothing to do.
     async fn pass(&mut self) -> Result<bool, Error> {
         let seen = self.observe().await?;
         if !self.recognises(&seen).await? {
@@ -216,7 +220,7 @@ impl<T: Tree> Agent<'_, T> {
                 if self.unkept {
                     self.unkept = self.keep(&seen, &seen.state).await.is_err();
                 }
-                // A unit that nothing was ever due for has no state yet.
+                // A unit has no state until its first hook is due.
                 if seen.version.is_none() {
                     self.commit(&seen, &seen.state).await?;
                 }
@@ -238,7 +242,7 @@ impl<T: Tree> Agent<'_, T> {
         let answers = self.tree.read_many(reads.map(Read::Data).into()).await;
         let mut answers = match answers {
             Ok(answers) => answers.into_iter().map(Answer::into_data),
-            // Removed, and the rights with it, in the middle of the look.
+            // The unit, and with it the permission to read it, was removed during the read.
             Err(tree::Error::NoNode(_)) => return Err(Error::Gone),
             Err(error) => return Err(error.into()),
         };
@@ -288,20 +292,17 @@ impl<T: Tree> Agent<'_, T> {
         Ok(ours)
     }
 
-    /// Says that somebody looks after the unit.
+    /// Creates the ephemeral znode that shows that the unit's agent is running.
     async fn show(&self) -> Result<(), Error> {
-        let path = paths::unit_agent(self.id);
         let acl = self.site.roles.unit_agent(&self.site.identity);
-        let create = Write::Create { path, data: Vec::new(), acl, ephemeral: true };
-        match self.tree.write(vec![create]).await {
-            // A session that is about to end left it; its end is an event, and then it is made anew.
-            Ok(()) | Err(tree::Error::NodeExists(_)) => Ok(()),
+        match presence::show_unit_agent(self.tree, self.id, acl).await {
             Err(tree::Error::NoNode(_)) => Err(Error::Gone),
-            Err(error) => Err(error.into()),
+            done => Ok(done?),
         }
     }
 
-    /// Writes down that a hook begins. One that could not be told of after the unit's end is not begun at all.
+    /// Records the start of a hook. If the record cannot be kept on this machine, the hook does not
+    /// start.
     async fn begin(&mut self, seen: &Seen, state: State) -> Result<(), Error> {
         let begun = match (self.keep(seen, &state).await, state.running) {
             (Err(error), Some(run)) => seen.state.not_begun(run.hook, &chain(&error)),
@@ -310,11 +311,11 @@ impl<T: Tree> Agent<'_, T> {
         self.tell(seen, &begun).await
     }
 
-    /// Writes a state down, here and then in the tree. A disk that does not take it does not keep the operator from
-    /// knowing; it is tried again.
+    /// Writes the state to this machine and then to the tree. If the disk refuses it, the tree
+    /// still gets it, and the local write is retried.
     async fn commit(&mut self, seen: &Seen, state: &State) -> Result<(), Error> {
         if let Err(error) = self.keep(seen, state).await {
-            warn!(unit = %seen.record.name, error = %chain(&error), "unit's state not kept");
+            warn!(unit = %seen.record.name, error = %chain(&error), "cannot save the unit's state on this machine");
             self.unkept = true;
         }
         self.tell(seen, state).await
@@ -322,7 +323,7 @@ impl<T: Tree> Agent<'_, T> {
 
     async fn keep(&self, seen: &Seen, state: &State) -> Result<(), Error> {
         let (name, identity) = (seen.record.name.clone(), seen.credential.identity());
-        let made = move |home: Home<'_>| {
+        let made = move |home: UnitDir<'_>| {
             home.make(&name)?;
             home.claim(&identity)?;
             home.runs().reserve();
@@ -334,34 +335,31 @@ impl<T: Tree> Agent<'_, T> {
 
     async fn keep_state(&self, state: &State) -> Result<(), Error> {
         let bytes = state.to_bytes();
-        let write = move |home: Home<'_>| home.runs().with_reserve(|| users::write(&home.state(), &bytes));
+        let write = move |home: UnitDir<'_>| {
+            home.runs().with_reserve(|| atomic_file::replace_exclusively(&home.state(), &bytes))
+        };
         self.at_home(write).await.map_err(disk("cannot keep the unit's state"))
     }
 
-    /// Somebody else's write in between makes it fail, and the next look starts from theirs.
+    /// Fails if another client wrote in between; the next read then starts from that state.
     async fn tell(&self, seen: &Seen, state: &State) -> Result<(), Error> {
-        let (path, data) = (paths::unit_state(self.id), state.to_bytes());
-        let write = match seen.version {
-            Some(version) => Write::SetIfVersion { path, data, version },
-            None => Write::create(path, data, self.site.roles.unit_state(&self.site.identity)),
-        };
-        match self.tree.write(vec![write]).await {
-            Ok(()) => {
-                if seen.state.label() != state.label() {
+        let acl = self.site.roles.unit_state(&self.site.identity);
+        match store::write_unit_state(self.tree, self.id, state.to_bytes(), seen.version, acl).await {
+            Ok(written) => {
+                if written && seen.state.label() != state.label() {
                     info!(unit = %seen.record.name, state = %state.label(), "unit changed");
                 }
                 Ok(())
             }
-            Err(tree::Error::BadVersion(_) | tree::Error::NodeExists(_)) => Ok(()),
             Err(tree::Error::NoNode(_)) => Err(Error::Gone),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Writes down what became of a hook, however long the store takes.
+    /// Records the result of a hook, retrying until the store accepts it.
     async fn conclude(&mut self, run: Run, ended: &Ended) -> Result<(), Error> {
         loop {
-            if *self.orders.borrow() != Order::Live {
+            if *self.directives.borrow() != Directive::Live {
                 return Ok(());
             }
             let seen = self.observe().await?;
@@ -377,7 +375,7 @@ impl<T: Tree> Agent<'_, T> {
         }
     }
 
-    /// Finds out what became of a run, or runs it.
+    /// Returns the result of a run; runs the hook if it did not start yet.
     async fn carry_out(&mut self, seen: &Seen, run: Run) -> Result<Ended, Error> {
         let runs = self.home().runs();
         loop {
@@ -400,22 +398,23 @@ impl<T: Tree> Agent<'_, T> {
         }
     }
 
-    /// Leaves a hook that runs to itself, or to the one who comes after us: also when the unit is to be retired, since whether
-    /// it was removed is found out then.
+    /// Fails if the agent has to leave. A running hook then continues without this agent. This
+    /// includes a unit that is to be removed: the removal first finds out whether it really was.
     fn heed(&self) -> Result<(), Error> {
-        match *self.orders.borrow() {
-            Order::Live | Order::Hold => Ok(()),
-            Order::Leave | Order::Retire => Err(Error::Gone),
+        match *self.directives.borrow() {
+            Directive::Live | Directive::Hold => Ok(()),
+            Directive::Leave | Directive::Retire => Err(Error::Gone),
         }
     }
 
-    /// One hook at a time, also if one was separated from whoever watched over it.
+    /// Waits for hooks that run without an agent: a unit runs one hook at a time.
     async fn end_run(&self, run: Run) -> Result<(), Error> {
         let ended = self.at_home(move |home| home.end_run(run.number)).await;
         ended.map_err(disk("cannot end what is left of the hook"))
     }
 
-    /// Runs a hook to its end. Returns what became of it if it could not even begin; else that is to be looked for.
+    /// Runs a hook to its end. Returns a result only if the hook could not start; otherwise its
+    /// result is in the files of the run.
     async fn start(&mut self, seen: &Seen, run: Run) -> Result<Option<Ended>, Error> {
         let name = seen.record.name.clone();
         if let Err(reason) = self.prepare(seen).await? {
@@ -424,37 +423,39 @@ impl<T: Tree> Agent<'_, T> {
         if self.home().runs().was_tried(run.number) {
             self.end_run(run).await?;
         }
-        let order = {
+        let directive = {
             let name = name.clone();
-            move |home: Home<'_>| home.put_order(&name, run)
+            move |home: UnitDir<'_>| home.put_order(&name, run)
         };
-        match self.at_home(order).await {
+        match self.at_home(directive).await {
             Ok(true) => {}
             Ok(false) => {
                 debug!(unit = %name, hook = %run.hook, "no such hook");
                 return Ok(Some(Ended::Well));
             }
             Err(error) => {
-                return Ok(Some(Ended::NotBegun { reason: format!("cannot be ordered: {error}") }));
+                return Ok(Some(Ended::NotBegun {
+                    reason: format!("its specification cannot be written: {error}"),
+                }));
             }
         }
         info!(unit = %name, hook = %run.hook, "running hook");
         self.ran(run).await
     }
 
-    /// Waits for a run, in a thread of its own: a hook may take its time.
+    /// Waits for a run in another thread, because a hook may take long.
     async fn ran(&mut self, run: Run) -> Result<Option<Ended>, Error> {
         let (site, id) = (self.site.clone(), self.id);
         let mut running = std::pin::pin!(off_thread(move || site.home(id).run(run.number)));
         loop {
-            let mut orders = self.orders.clone();
+            let mut directives = self.directives.clone();
             tokio::select! {
                 ran = &mut running => {
                     let failed = |error| Ended::Badly { reason: format!("cannot be run: {error}"), output: String::new() };
                     return Ok(ran.err().map(failed));
                 }
-                _ = orders.changed() => {
-                    self.orders.borrow_and_update();
+                _ = directives.changed() => {
+                    self.directives.borrow_and_update();
                     self.heed()?;
                 }
             }
@@ -462,19 +463,20 @@ impl<T: Tree> Agent<'_, T> {
     }
 }
 
-/// Work that blocks, in a thread that nobody waits for at the end of the process: a hook outlives its agent.
+/// Runs blocking work in a thread that does not delay the end of the process: a hook outlives its
+/// agent.
 async fn off_thread<R: Send + 'static>(
     work: impl FnOnce() -> io::Result<R> + Send + 'static,
 ) -> io::Result<R> {
     let (done, result) = tokio::sync::oneshot::channel();
     let told = move || {
-        // Whoever asked may have gone.
+        // The caller may have been cancelled.
         drop(done.send(work()));
     };
     std::thread::Builder::new().name("unit".to_owned()).stack_size(256 * 1024).spawn(told)?;
     result.await.map_err(io::Error::other)?
 }
 
-mod equip;
-mod retire;
-mod stopping;
+mod install_charm;
+mod remove;
+mod stop_failed;

@@ -1,6 +1,7 @@
-//! A control group for a unit's hooks and for all that they start, wherever the kernel lets us have one: nothing leaves it
-//! by forgetting its environment or its parent. Which groups a unit had is written down beside its runs, since an agent
-//! that is started anew may be in another place of the tree of groups. No decision is made here.
+//! A control group for a unit's hooks and all of their descendants, where the kernel allows one: a
+//! process cannot leave it by changing its environment or its parent. The groups of a unit are
+//! recorded beside its runs, because a restarted agent may be in another part of the hierarchy. No
+//! decisions are made here.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -11,22 +12,24 @@ use rustix::fs::{Access, access};
 use sha2::{Digest as _, Sha256};
 
 use super::limits::HookLimits;
-use super::walk::remove_groups;
+use super::tree_walk::remove_groups;
 pub(super) use limits::Enforced;
 
 mod limits;
 
-/// Where a unit's groups are written down.
+/// The file that lists a unit's groups.
 const FILE: &str = "cgroups";
 
-/// As many groups as a unit may have, one for each place of the tree that its agent was ever in.
+/// The largest number of groups of a unit: one for each part of the hierarchy that its agent was
+/// in.
 const MAX_GROUPS: usize = 64;
 const MAX_NOTE_BYTES: u64 = 256 * 1024;
 
-/// How often another name is tried. Even a second time is as good as never.
+/// Attempts to find an unused name. A second attempt is already very unlikely.
 const MAX_NAMES: usize = 3;
 
-/// A group, as processes name it and as a directory. The last part of both is the same, and no other group's.
+/// A group: its path as the kernel shows it for a process, and its directory. Both end in the same
+/// unique name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Group {
     name: String,
@@ -59,7 +62,7 @@ pub(super) fn join(runs: &Path, limits: HookLimits) -> io::Result<Enforced> {
         Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
     };
     let group = own.or_else(|error| {
-        // One that an agent before us made elsewhere is better than none.
+        // A group that an earlier agent created elsewhere is better than none.
         known.iter().find(|group| group.enter().is_ok()).cloned().ok_or(error)
     })?;
     Ok(group.limit(limits, base.as_ref().ok()))
@@ -68,7 +71,8 @@ pub(super) fn join(runs: &Path, limits: HookLimits) -> io::Result<Enforced> {
 fn join_below(here: &Group, known: &BTreeSet<Group>, runs: &Path) -> io::Result<Group> {
     let near = known.iter().filter(|group| group.directory.parent() == Some(&here.directory));
     for group in near {
-        // One that was cleared away while it was empty can be had again: its name is still ours.
+        // A group that was removed while empty can be created again: its name still belongs to this
+        // unit.
         let made = || fs::create_dir(&group.directory).and_then(|()| group.enter());
         if group.enter().or_else(|_| made()).is_ok() {
             return Ok(group.clone());
@@ -82,14 +86,14 @@ fn join_below(here: &Group, known: &BTreeSet<Group>, runs: &Path) -> io::Result<
     Ok(made)
 }
 
-/// A new group. One that is there already is somebody else's, whatever its name.
+/// Creates a new group. A group that exists already belongs to somebody else, whatever its name.
 fn make(here: &Group, runs: &Path) -> io::Result<Group> {
     for _ in 0..MAX_NAMES {
         let group = Group::below(here, runs, getrandom::u64().map_err(io::Error::other)?);
         if group.directory.exists() {
             continue;
         }
-        // Before it is made, so that no group is left that nobody knows of, whoever is killed in between.
+        // Recorded before it is created, so that a kill in between leaves no unrecorded group.
         let before = note(&group, runs)?;
         match fs::create_dir(&group.directory) {
             Ok(()) => return Ok(group),
@@ -104,19 +108,19 @@ fn make(here: &Group, runs: &Path) -> io::Result<Group> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Says how long the note was before.
+/// Returns the previous length of the file.
 fn note(group: &Group, runs: &Path) -> io::Result<u64> {
     let mut file = OpenOptions::new().create(true).append(true).open(runs.join(FILE))?;
     let length = file.metadata()?.len();
-    // What came before may have ended in the middle of a line.
+    // The previous write may have ended in the middle of a line.
     let before = read_note(runs);
     let fresh = if before.is_empty() || before.ends_with('\n') { "" } else { "\n" };
-    // At once, so that it is there whole or cannot be read.
+    // One write, so that the line is either complete or invalid.
     file.write_all(format!("{fresh}{}\t{}\n", group.name, group.directory.display()).as_bytes())?;
     Ok(length)
 }
 
-/// The groups that a unit's hooks were ever in.
+/// Returns all groups that the unit's hooks were in.
 pub(super) fn noted(runs: &Path) -> BTreeSet<Group> {
     let text = read_note(runs);
     let whole = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
@@ -126,7 +130,7 @@ pub(super) fn noted(runs: &Path) -> BTreeSet<Group> {
 fn read_note(runs: &Path) -> String {
     let mut bytes = Vec::new();
     let read = File::open(runs.join(FILE)).and_then(|file| file.take(MAX_NOTE_BYTES).read_to_end(&mut bytes));
-    // A unit that never had a group has no note.
+    // A unit that never had a group has no such file.
     read.map_or_else(|_| String::new(), |_| String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -144,11 +148,12 @@ pub(super) fn check() -> io::Result<Base> {
 
 const PREFIX: &str = "portcullis-";
 
-/// What the groups of one unit begin with, and those of no other unit of this kernel: whose they are is in the whole path.
+/// Returns the prefix of the names of one unit's groups. It contains a hash of the whole path, so
+/// no other unit on this kernel has it.
 fn own_prefix(runs: &Path) -> String {
     let path = fs::canonicalize(runs).unwrap_or_else(|_| runs.to_owned());
     let unit = path.file_name().unwrap_or_default().to_string_lossy();
-    // For people who look at the tree of groups.
+    // Readable for people who inspect the hierarchy.
     let shown: String = unit.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(40).collect();
     let digest = Sha256::digest(path.as_os_str().as_encoded_bytes());
     let hash = digest.iter().take(8).fold(0, |hash: u64, byte| hash << 8 | u64::from(*byte));
@@ -162,7 +167,8 @@ impl Group {
         Self { name: format!("{above}/{name}"), directory: parent.directory.join(name) }
     }
 
-    /// `None` for everything that is not a group of just this unit: what is noted is what will be killed.
+    /// Parses a recorded group. Returns `None` for anything that is not a group of this unit,
+    /// because the processes in recorded groups are killed.
     fn parse(line: &str, runs: &Path) -> Option<Self> {
         let (name, directory) = line.split_once('\t')?;
         let (last, directory) = (name.rsplit('/').next()?, PathBuf::from(directory));
@@ -176,26 +182,23 @@ impl Group {
         OpenOptions::new().write(true).open(self.directory.join("cgroup.procs"))?.write_all(b"0")
     }
 
-    /// Whether a process is in it, or in one below it.
+    /// Whether a process is in this group or below it.
     pub(super) fn has(&self, process: i32) -> bool {
         let groups = fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap_or_default();
         let own = groups.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default();
         own.strip_prefix(&self.name).is_some_and(|below| below.is_empty() || below.starts_with('/'))
     }
 
-    /// Ends all that is in it at once, so that none can start another meanwhile. Where the kernel is too old for that,
-    /// they are ended one by one.
+    /// Kills all processes of the group at once, so that none can start another meanwhile. Older
+    /// kernels cannot do that; there the processes are killed one by one.
     pub(super) fn kill(&self) {
         let file = OpenOptions::new().write(true).open(self.directory.join("cgroup.kill"));
-        // See above.
+        // The caller kills the processes one by one.
         let _ = file.and_then(|mut file| file.write_all(b"1"));
     }
 
-    /// Whether nothing lives in it, nor in one below it, as the kernel counts: no scan of processes can be sure of one that
-    /// starts another and ends.
-    ///
-    /// # Errors
-    /// If the kernel does not say.
+    /// Whether the kernel counts no process in the group or below it. A scan of processes can miss
+    /// one that starts another and exits.
     pub(super) fn is_empty(&self) -> io::Result<bool> {
         match fs::read_to_string(self.directory.join("cgroup.events")) {
             Ok(events) => Ok(events.lines().any(|line| line == "populated 0")),
@@ -204,16 +207,14 @@ impl Group {
         }
     }
 
-    /// An empty group goes, with those that were made below it; one that is gone already is as good.
-    ///
-    /// # Errors
-    /// If it is not empty.
+    /// Removes an empty group with the groups below it. Succeeds if the group does not exist.
     pub(super) fn remove(&self) -> io::Result<()> {
         remove_groups(&self.directory)
     }
 }
 
-/// A group may go while it is looked at, with another error than a file.
+/// Whether the error means that the group was removed meanwhile; the kernel reports that
+/// differently from a missing file.
 fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound
         || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
@@ -288,7 +289,7 @@ mod tests {
         let long = Group::below(&service, &long, 1);
         assert!(long.name.starts_with("/a/b.service/portcullis-x"), "{}", long.name);
         assert!(long.directory.file_name().unwrap().len() < 250);
-        // Paths that look alike, and those that only their beginnings tell apart.
+        // Similar paths, and paths that differ only at the beginning.
         let end = format!("{}/unit-0000000001", "y/".repeat(300));
         let paths =
             ["/x-y/unit-0000000001", "/x/y/unit-0000000001", &format!("/a/{end}"), &format!("/b/{end}")];
@@ -298,12 +299,12 @@ mod tests {
 
     #[test]
     fn a_group_that_is_there_is_not_taken() {
-        // Plain directories do as well for this.
+        // Plain directories are enough for this test.
         let home = tempfile::tempdir().unwrap();
         let place = Group { name: "/".to_owned(), directory: home.path().join("cg") };
         let runs = home.path().join("runs");
         fs::create_dir_all(&runs).unwrap();
-        // Nothing can be made: nothing is noted, however often it is tried.
+        // If no group can be created, none is recorded, however often it is tried.
         assert!(join_below(&place, &noted(&runs), &runs).is_err());
         assert_eq!(read_note(&runs), "");
         fs::create_dir(&place.directory).unwrap();
@@ -333,7 +334,7 @@ mod tests {
             &format!("{name}0\t{directory}0\n"),
             &format!("{name}\t{}\n", &own.name[1..]),
             &format!("{name}\t/cg\t{directory}x\n"),
-            // Not written to its end.
+            // An incomplete line.
             &format!("{name}\t{directory}"),
             &format!("{name}\t/cg/portcu"),
         ] {
@@ -350,7 +351,7 @@ mod tests {
     fn a_process_is_in_its_own_group_and_in_none_that_begins_alike() {
         let own = i32::try_from(std::process::id()).unwrap();
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap();
-        // Where there are no groups of the second kind there is nothing to be in.
+        // Without cgroup v2 there is no group to be in.
         let name = groups.lines().find_map(|line| line.strip_prefix("0::"));
         let group = |name: String| Group { name, directory: PathBuf::new() };
         assert_eq!(name.map(|name| group(name.to_owned()).has(own)), name.map(|_| true));

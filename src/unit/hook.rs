@@ -1,6 +1,7 @@
-//! One run of one hook, in a process of its own that does nothing else: so the hook's limits are kept and its end is told
-//! also when the agent that ordered it is gone. The order and the end are files; which hook to run and what its end means
-//! is decided elsewhere. Blocking, because there is one thing to wait for.
+//! Runs one hook in a supervising process of its own, which enforces the time limit and records the
+//! result even if the agent that requested the run is gone. The specification and the result are
+//! files. Other modules decide which hook runs and what its result means. Blocking, because there
+//! is only one thing to wait for.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -20,41 +21,43 @@ use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
 use super::cgroup::{self, Enforced};
+use super::hook_log::{self, Log, Output};
 use super::limits::HookLimits;
-use super::output::{self, Log, Output};
 use super::workflow::Ended;
-use crate::runtime::files::{limit_open_files, limit_processes};
+use crate::runtime::open_files::{limit_open_files, limit_processes};
 use watch::{Over, Watch};
 
 mod watch;
 
-/// A program that somebody still writes to is tried again for this long.
+/// How long the start of a program that another process still writes to is retried.
 const BUSY: Duration = Duration::from_secs(5);
 
-/// A hook that took its agent down with it, or a machine that lost its power, is tried again; but not for ever.
+/// How often a hook is started again whose result was lost, for example because the machine lost
+/// power.
 const MAX_TRIES: u64 = 2;
 
-/// Enough for an order, an end and a state, with a block each for their names.
+/// The size of the reserve: enough for a specification, a result and a state, with a block each for
+/// their names.
 const RESERVE_BYTES: usize = 64 * 1024;
 
-/// What an order or an end may have at most.
+/// The most bytes of a specification or a result.
 const MAX_FILE_BYTES: u64 = 64 * 1024;
 
-/// What a run is made of. Holds no secret: the credentials are in a file that is only named.
+/// The specification of a run. Contains no secret: the credentials are in a file that it names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Order {
+pub struct HookSpec {
     pub program: PathBuf,
     pub directory: PathBuf,
-    /// All of the hook's environment.
+    /// The complete environment of the hook.
     pub variables: BTreeMap<String, String>,
-    /// User and group; those of the agent if there are none.
+    /// User and group; `None` means those of the agent.
     pub user: Option<(u32, u32)>,
     pub limit_ms: u64,
     pub log: PathBuf,
-    /// How many files it may have open; as many as the agent if it is not said.
+    /// The limit of open files; `None` means that of the agent.
     #[serde(default)]
     pub open_files: Option<u64>,
-    /// Limits of all of the unit's processes; `None` in orders of older versions without limits.
+    /// Limits of all of the unit's processes; `None` in specifications of older versions.
     #[serde(default)]
     pub limits: Option<HookLimits>,
     /// Whether no other unit runs as this user, so that a limit for the user is one for the unit.
@@ -64,25 +67,25 @@ pub struct Order {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Wire {
-    /// None if all is well.
+    /// `None` if the hook succeeded.
     reason: Option<String>,
     output: String,
-    /// Left out by versions that did not know.
+    /// Missing in results of older versions.
     #[serde(default)]
     not_begun: bool,
 }
 
-/// The files of one unit's runs, in a directory that its hooks have no business in.
+/// The files of one unit's runs, in a directory that its hooks cannot access.
 #[derive(Debug, Clone)]
 pub struct Runs(PathBuf);
 
-/// How a run is found.
+/// The state of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
     Nothing,
     Running,
     Over(Ended),
-    /// Begun too often without anybody seeing its end, and given up. The last of it may still run.
+    /// Started too often without a result, and given up. The last attempt may still run.
     Lost(Ended),
 }
 
@@ -99,11 +102,11 @@ impl Runs {
         OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(self.0.join("lock"))
     }
 
-    /// Writes an order down. What is left of runs before is removed.
+    /// Writes a specification, and removes the files of earlier runs.
     ///
     /// # Errors
-    /// Those of the file system.
-    pub fn order(&self, number: u64, order: &Order) -> io::Result<()> {
+    /// Errors of the file system.
+    pub fn order(&self, number: u64, order: &HookSpec) -> io::Result<()> {
         fs::DirBuilder::new().recursive(true).create(&self.0)?;
         for entry in fs::read_dir(&self.0)? {
             let entry = entry?;
@@ -117,27 +120,27 @@ impl Runs {
         self.with_reserve(|| replace(&self.file(number, "order"), &bytes))
     }
 
-    /// The highest number of those that something is left of; 0 if nothing is.
+    /// Returns the highest number of a run that has files; 0 if there is none.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Errors of the file system.
     pub fn last(&self) -> io::Result<u64> {
         let number = |entry: fs::DirEntry| entry.file_name().to_str()?.split_once('.')?.0.parse().ok();
         fs::read_dir(&self.0)?
             .try_fold(0, |last, entry| Ok(number(entry?).map_or(last, |found: u64| found.max(last))))
     }
 
-    /// Whether a run was begun, as far as can be told: its processes may still be there.
+    /// Whether a run may have started: its processes may still exist.
     pub fn was_tried(&self, number: u64) -> bool {
         self.file(number, "tries").exists()
     }
 
-    /// What became of a run.
+    /// Returns the state of a run.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Errors of the file system.
     pub fn find(&self, number: u64) -> io::Result<Found> {
-        // Asked first: a run that ends in between is found to be over.
+        // Checked first: a run that ends in between is then found to have ended.
         let running = match self.lock().map(|lock| lock.try_lock()) {
             Ok(Ok(())) => false,
             Ok(Err(TryLockError::WouldBlock)) => true,
@@ -150,8 +153,8 @@ impl Runs {
                 Ok(Wire { reason: None, .. }) => Ended::Well,
                 Ok(Wire { reason: Some(reason), not_begun: true, .. }) => Ended::NotBegun { reason },
                 Ok(Wire { reason: Some(reason), output, .. }) => Ended::Badly { reason, output },
-                // It will not read better the next time; the operator decides.
-                Err(error) => badly(format!("how it ended cannot be read: {error}")),
+                // Another read would fail in the same way; the operator decides.
+                Err(error) => badly(format!("its result cannot be read: {error}")),
             }));
         }
         if running {
@@ -159,28 +162,29 @@ impl Runs {
         }
         match fs::metadata(self.file(number, "tries")) {
             Ok(tries) if tries.len() >= MAX_TRIES => Ok(Found::Lost(Ended::Badly {
-                reason: format!("was interrupted {MAX_TRIES} times, and nobody saw its end"),
+                reason: format!("was interrupted {MAX_TRIES} times without a result"),
                 output: String::new(),
             })),
             _ => Ok(Found::Nothing),
         }
     }
 
-    /// Keeps a little room, so that a disk that others fill does not keep this unit's hooks from being told of.
+    /// Reserves a little disk space, so that results of hooks can be recorded when the disk is
+    /// full.
     pub fn reserve(&self) {
         let path = self.0.join("reserve");
         if !path.exists() {
-            // Without it the unit is as well off as everybody else.
+            // Without the reserve, the unit only loses this protection.
             let _ = fs::write(path, [1; RESERVE_BYTES]);
         }
     }
 
-    /// Gives that room up, if it is what `error` asks for; says whether there was any.
+    /// Frees the reserve if `error` is about a full disk. Returns whether there was a reserve.
     fn release(&self, error: &io::Error) -> bool {
         is_full(error) && fs::remove_file(self.0.join("reserve")).is_ok()
     }
 
-    /// Does what takes a little room, with the reserve if there is no other.
+    /// Runs work that needs a little disk space, and frees the reserve if the disk is full.
     ///
     /// # Errors
     /// Those of the work.
@@ -191,20 +195,20 @@ impl Runs {
         }
     }
 
-    /// Asks a run to end soon.
+    /// Requests the end of a run.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Errors of the file system.
     pub fn stop(&self, number: u64) -> io::Result<()> {
         self.with_reserve(|| File::create(self.file(number, "stop")).map(drop))
     }
 
     /// Moves this process, and thereby the hook that it will run, into the unit's control group if
-    /// there can be one, and sets the unit's limits.
+    /// one is possible, and sets the unit's limits.
     pub fn enter_group(&self, number: u64) {
-        // An unreadable order is refused later, when it is run.
+        // An unreadable specification is refused later, when it is run.
         let bytes = read(&self.file(number, "order")).ok().flatten().unwrap_or_default();
-        let order: Option<Order> = serde_json::from_slice(&bytes).ok();
+        let order: Option<HookSpec> = serde_json::from_slice(&bytes).ok();
         let limits = order.as_ref().and_then(|order| order.limits);
         let limits = limits.unwrap_or(HookLimits { pids: None, memory_bytes: None });
         let enforced = cgroup::join(&self.0, limits).unwrap_or_else(|error| {
@@ -221,11 +225,11 @@ impl Runs {
         }
     }
 
-    /// Does what was ordered, unless somebody does it already or it is done. What the hook leaves running may go on
-    /// printing: `keep` is given the pipe then, and the log that it belongs in.
+    /// Runs the specified hook, unless it already runs or has ended. If processes that the hook
+    /// started can still print, `keep` receives the pipe and the log for their output.
     ///
     /// # Errors
-    /// Those of the file system: with a full disk, say, the end of a hook cannot be told.
+    /// Errors of the file system: with a full disk, for example, the result cannot be recorded.
     pub fn carry_out(
         &self,
         number: u64,
@@ -241,7 +245,7 @@ impl Runs {
             return Ok(());
         }
         let bytes = read(&self.file(number, "order"))?.ok_or(io::ErrorKind::NotFound)?;
-        let order: Order = serde_json::from_slice(&bytes)?;
+        let order: HookSpec = serde_json::from_slice(&bytes)?;
         self.with_reserve(|| {
             let tries = OpenOptions::new().create(true).append(true).open(self.file(number, "tries"));
             tries?.write_all(b".")
@@ -257,27 +261,30 @@ impl Runs {
         let bytes = serde_json::to_vec(&wire)?;
         let told = self.with_reserve(|| replace(&self.file(number, "end"), &bytes));
         if let Some(Err(error)) = rest.map(|rest| keep(rest, &order.log)) {
-            // The hook has ended as it has; only what it left running is worse off.
-            warn!(%error, "what the hook left running cannot print any more");
+            // The hook's result stands; only the output of its remaining processes is lost.
+            warn!(%error, "output of processes that the hook left running is lost");
         }
         told
     }
 }
 
-/// The program that reads on, beside this one: a small one, since every service that prints has its own.
+/// The program that keeps reading the pipe. It is small, because every service that prints has its
+/// own.
 const READER: &str = "portcullis-keep-log";
 
-/// Starts it deaf to what asks processes to end: what is asked to end may still have something to say, and is cut short if
-/// nobody reads it. So the reader ends with the last who could print. Ignored signals stay so across an `exec`.
+/// Starts the reader with termination signals ignored: a process that is asked to end may still
+/// print, and would be killed by a closed pipe. The reader ends when no process can write any more.
+/// Ignored signals stay ignored across `exec`.
 const DEAF: &str = r#"trap '' TERM INT HUP; exec "$0" keep-log "$1""#;
 
-/// Keeps what comes through the pipe, in a process of its own: whoever waits for the hook waits for this one, and should
-/// not wait for what it left running.
+/// Starts a process that writes the output from the pipe to the log, so that the caller waits only
+/// for the hook and not for processes that it left running.
 ///
 /// # Errors
 /// If it cannot be started.
 pub fn keep_on(pipe: PipeReader, log: &Path) -> io::Result<()> {
-    // This program does the same, where it is alone; by this name also after it was replaced by a newer one.
+    // If the small program is missing, this program does the same; this path works even if its file
+    // was replaced.
     let own = || PathBuf::from(format!("/proc/{}/exe", std::process::id()));
     let beside = std::env::current_exe().ok().map(|own| own.with_file_name(READER));
     let reader = beside.filter(|reader| reader.is_file()).unwrap_or_else(own);
@@ -285,34 +292,34 @@ pub fn keep_on(pipe: PipeReader, log: &Path) -> io::Result<()> {
     keeper.args(["-c", DEAF]).arg(reader).arg(log);
     keeper.stdin(pipe).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
     let mut keeper = keeper.spawn()?;
-    // It says so once it reads; what the hook left may be asked to end from then on.
+    // The reader confirms that it reads; from then on the remaining processes may be asked to end.
     let ready = keeper.stdout.take().map(|mut stdout| stdout.read_exact(&mut [0]));
     ready.unwrap_or_else(|| Err(io::ErrorKind::BrokenPipe.into()))
 }
 
-/// Keeps what comes through standard input, until nobody is left who could print, and says on standard output that it is
-/// about to: whoever started this waits for it. Small on purpose, see above.
+/// Writes standard input to the log until no process can write to it any more. Confirms on standard
+/// output before it starts, because the caller waits for that. Kept small, see above.
 ///
 /// # Errors
 /// If the log cannot be opened, or the pipe cannot be read.
 pub fn keep_standard_input(log: &Path) -> io::Result<()> {
-    // Without the buffers that the standard ones have.
+    // Without the buffers of the standard handles.
     let said = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     (&said).write_all(b"\n")?;
-    output::keep(File::from(io::stdin().as_fd().try_clone_to_owned()?), log)
+    hook_log::keep(File::from(io::stdin().as_fd().try_clone_to_owned()?), log)
 }
 
-/// The disk is, or our part of it.
+/// Whether the error means that the disk or the quota is full.
 fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// A file is there whole or not at all.
+/// Writes a file completely or not at all.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let aside = path.with_extension("new");
     let mut file = File::create(&aside)?;
     file.write_all(bytes)?;
-    // The name must not come before the contents when the power goes.
+    // After a power cut the name must not exist without the contents.
     file.sync_all()?;
     fs::rename(aside, path)
 }
@@ -335,8 +342,8 @@ fn not_begun(reason: impl Into<String>) -> Ended {
     Ended::NotBegun { reason: reason.into() }
 }
 
-/// Runs a hook to its end; returns the pipe that it wrote to if somebody else may still write to it.
-fn run(order: &Order, stop: &Path) -> (Ended, Option<PipeReader>) {
+/// Runs a hook to its end. Returns the pipe if other processes may still write to it.
+fn run(order: &HookSpec, stop: &Path) -> (Ended, Option<PipeReader>) {
     let opened = Log::open(&order.log).and_then(|log| {
         let (reader, writer) = io::pipe()?;
         Ok((Output::new(reader, log)?, writer))
@@ -347,7 +354,8 @@ fn run(order: &Order, stop: &Path) -> (Ended, Option<PipeReader>) {
     };
     let mut child = match start(order, writer) {
         Ok(child) => child,
-        // The same is said of a directory, or an interpreter, that is closed to the hook's user.
+        // The kernel returns the same error for a directory or an interpreter that the hook's user
+        // cannot access.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !is_executable(&order.program) => {
             return (not_begun("is not executable"), None);
         }
@@ -361,34 +369,34 @@ fn run(order: &Order, stop: &Path) -> (Ended, Option<PipeReader>) {
             (None, Some(signal)) => format!("signal {signal}{}", signal_name(signal)),
             (None, None) => "ended in a way that nobody knows".to_owned(),
         },
-        Ok(Over::Late) => format!("ran for more than {} s and was ended", order.limit_ms.div_ceil(1000)),
+        Ok(Over::Late) => format!("ran for more than {} s and was killed", order.limit_ms.div_ceil(1000)),
         Ok(Over::Stopped) => "was ended, because its unit was removed".to_owned(),
         Err(error) => {
             abandon(&mut child);
-            format!("cannot be waited for, and was ended: {error}")
+            format!("cannot be waited for, and was killed: {error}")
         }
     };
     (Ended::Badly { reason, output: output.tail() }, output.rest())
 }
 
-/// Whether it has the bit for anybody. What cannot be looked at is not said to lack it.
+/// Whether any execute bit is set. A file that cannot be examined counts as executable.
 fn is_executable(program: &Path) -> bool {
     fs::metadata(program).map_or(true, |found| found.permissions().mode() & 0o111 != 0)
 }
 
-/// Ends a hook that nobody can watch over: it must not go on while the unit does.
+/// Kills a hook that cannot be supervised: it must not run beside the next one.
 fn abandon(child: &mut Child) {
-    // Of one that has ended, the number may be somebody else's by now.
+    // After the hook has ended, its process id may belong to another process.
     if let (Ok(None), Ok(group)) = (child.try_wait(), pid(child)) {
-        // It may end by itself meanwhile, which is as good.
+        // It may have ended by itself meanwhile.
         let _ = kill_process_group(group, Signal::KILL);
         let _ = child.wait();
     }
 }
 
-fn start(order: &Order, output: PipeWriter) -> io::Result<Child> {
+fn start(order: &HookSpec, output: PipeWriter) -> io::Result<Child> {
     if let Some((user, group)) = order.user {
-        // For `>/dev/stderr`, which opens the pipe anew, by its owner's right.
+        // For `>/dev/stderr`, which opens the pipe again and needs its owner's permission.
         fchown(&output, Some(Uid::from_raw(user)), Some(Gid::from_raw(group))).map_err(io::Error::other)?;
     }
     let mut command = Command::new(&order.program);
@@ -404,16 +412,17 @@ fn start(order: &Order, output: PipeWriter) -> io::Result<Child> {
         command.uid(user).gid(group);
     }
     if let Some(most) = order.open_files {
-        // This process needs few as well.
+        // This process needs few files, too.
         limit_open_files(most)?;
     }
-    // No program with a set-user-id bit or with capabilities gives the hook, or what it starts,
-    // more rights than it has.
+    // Programs with a set-user-id bit or capabilities give the hook and its children no further
+    // privileges.
     set_no_new_privs(true)?;
     let patience = Instant::now() + BUSY;
     loop {
         match command.spawn() {
-            // Written a moment ago, and still open in a process that another hook was just started with.
+            // The file was just written, and a process that another hook was started with still has
+            // it open.
             Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && Instant::now() < patience => {
                 sleep(Duration::from_millis(10));
             }

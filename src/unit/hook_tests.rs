@@ -1,9 +1,9 @@
-//! Real hooks, run by a real shell: good ones, and every kind of bad one.
+//! Tests with real hooks in a real shell: correct hooks, and every kind of failure.
 
-use super::super::output::{MAX_LOG_BYTES, TAIL_LINE_CHARS, TAIL_LINES};
+use super::super::hook_log::{MAX_LOG_BYTES, TAIL_LINE_CHARS, TAIL_LINES};
 use super::*;
 
-/// Longer than any hook here takes, on a busy machine.
+/// Longer than any hook here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Bench {
@@ -18,12 +18,12 @@ impl Bench {
         Self { home, runs }
     }
 
-    fn order(&self, script: &str) -> Order {
+    fn order(&self, script: &str) -> HookSpec {
         let program = self.home.path().join("hook");
         fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         let path = std::env::var("PATH").unwrap();
-        Order {
+        HookSpec {
             program,
             directory: self.home.path().to_owned(),
             variables: BTreeMap::from([("PATH".to_owned(), path), ("UNIT".to_owned(), "web/0".to_owned())]),
@@ -36,7 +36,7 @@ impl Bench {
         }
     }
 
-    fn ends(&self, number: u64, order: &Order) -> Ended {
+    fn ends(&self, number: u64, order: &HookSpec) -> Ended {
         self.runs.order(number, order).unwrap();
         assert_eq!(self.runs.find(number).unwrap(), Found::Nothing);
         self.carry_out(number);
@@ -47,13 +47,14 @@ impl Bench {
     }
 
     fn carry_out(&self, number: u64) {
-        // A process of its own where it is for earnest.
+        // In production the log is written by a separate process.
         let keep = |pipe: PipeReader, log: &Path| {
             let log = log.to_owned();
-            std::thread::spawn(move || output::keep(pipe, &log));
+            std::thread::spawn(move || hook_log::keep(pipe, &log));
             Ok(())
         };
-        // One that does not end by itself when it should is told to, and says so: a test that fails does not hang.
+        // Stops a hook that does not end in time, which changes its result: a failed test does not
+        // hang.
         let (done, waited) = std::sync::mpsc::channel::<()>();
         let runs = self.runs.clone();
         let guard = std::thread::spawn(move || {
@@ -129,12 +130,12 @@ fn what_cannot_be_run_says_why() {
     fs::write(&order.program, "#!/no/such/interpreter\n").unwrap();
     let Ended::NotBegun { reason } = bench.ends(2, &order) else { panic!() };
     assert!(reason.starts_with("cannot be run: "), "{reason}");
-    // It is another file that lacks the bit.
+    // The interpreter, not the hook, lacks the executable bit.
     let interpreter = bench.home.path().join("interpreter");
     fs::write(&interpreter, "").unwrap();
     fs::write(&order.program, format!("#!{}\n", interpreter.display())).unwrap();
     assert_eq!(bench.ends(3, &order), not_begun("cannot be run: Permission denied (os error 13)"));
-    let order = Order { log: bench.home.path().join("no/such/log"), ..order };
+    let order = HookSpec { log: bench.home.path().join("no/such/log"), ..order };
     let Ended::NotBegun { reason } = bench.ends(4, &order) else { panic!() };
     assert!(reason.starts_with("its output cannot be kept: "), "{reason}");
 }
@@ -143,11 +144,11 @@ fn what_cannot_be_run_says_why() {
 fn a_hook_that_hangs_is_ended_with_all_it_started() {
     let bench = Bench::new();
     let order = bench.order("trap '' HUP; sleep 1000 & echo $! >child; echo waiting; wait");
-    let order = Order { limit_ms: 300, ..order };
+    let order = HookSpec { limit_ms: 300, ..order };
     let Ended::Badly { reason, output } = bench.ends(1, &order) else { panic!() };
-    assert_eq!((reason.as_str(), output.as_str()), ("ran for more than 1 s and was ended", "waiting\n"));
+    assert_eq!((reason.as_str(), output.as_str()), ("ran for more than 1 s and was killed", "waiting\n"));
     let child = fs::read_to_string(bench.home.path().join("child")).unwrap();
-    // Told to end before this; a busy machine takes a moment to do it.
+    // The signal was sent before this; the process may take a moment to end on a busy machine.
     let patience = Instant::now() + PATIENCE;
     while is_alive(child.trim()) {
         assert!(Instant::now() < patience, "{child} was left behind");
@@ -169,7 +170,7 @@ fn a_hook_that_was_ordered_to_stop_does() {
 #[test]
 fn a_hook_that_prints_without_end_fills_no_disk() {
     let bench = Bench::new();
-    let order = Order { limit_ms: 1500, ..bench.order("yes 'all work and no play' & yes; wait") };
+    let order = HookSpec { limit_ms: 1500, ..bench.order("yes 'all work and no play' & yes; wait") };
     let Ended::Badly { reason, output } = bench.ends(1, &order) else { panic!() };
     assert!(reason.starts_with("ran for more than"), "{reason}");
     assert!(output.len() <= TAIL_LINES * (TAIL_LINE_CHARS + 1), "{output}");
@@ -206,7 +207,7 @@ fn a_run_happens_once() {
     assert_eq!(bench.ends(7, &order), Ended::Well);
     bench.carry_out(7);
     assert_eq!(bench.log(), "ran\n", "a second time does nothing");
-    // Somebody else is at it.
+    // Another process holds the lock.
     bench.runs.order(8, &order).unwrap();
     let theirs = bench.runs.lock().unwrap();
     theirs.lock().unwrap();
@@ -232,7 +233,7 @@ fn a_run_that_is_interrupted_again_and_again_is_given_up() {
         assert_eq!(bench.runs.find(1).unwrap(), Found::Nothing);
         fs::write(bench.runs.file(1, "tries"), tries).unwrap();
     }
-    let given_up = badly("was interrupted 2 times, and nobody saw its end");
+    let given_up = badly("was interrupted 2 times without a result");
     assert_eq!(bench.runs.find(1).unwrap(), Found::Lost(given_up));
 }
 
@@ -243,7 +244,7 @@ fn an_end_that_cannot_be_read_is_a_failure_that_says_so() {
     for end in ["", "{\"reason\": nu"] {
         fs::write(bench.runs.file(1, "end"), end).unwrap();
         let Found::Over(Ended::Badly { reason, .. }) = bench.runs.find(1).unwrap() else { panic!("{end:?}") };
-        assert!(reason.starts_with("how it ended cannot be read: "), "{reason}");
+        assert!(reason.starts_with("its result cannot be read: "), "{reason}");
     }
 }
 
@@ -255,7 +256,7 @@ fn a_hook_that_succeeded_has_succeeded_though_its_log_cannot_be_kept_on() {
     bench.runs.carry_out(1, |_, _| Err(io::ErrorKind::NotFound.into())).unwrap();
     assert_eq!(bench.runs.find(1).unwrap(), Found::Over(Ended::Well));
     fs::write(bench.home.path().join("go"), "").unwrap();
-    // Without its directory it would look for a word for ever.
+    // Waits for the process: if its directory were removed first, it would poll for `go` for ever.
     let patience = Instant::now() + PATIENCE;
     while !bench.home.path().join("done").exists() {
         assert!(Instant::now() < patience, "it does not go");
@@ -266,10 +267,10 @@ fn a_hook_that_succeeded_has_succeeded_though_its_log_cannot_be_kept_on() {
 #[test]
 fn a_hook_that_is_late_is_asked_to_end_and_then_made_to() {
     let bench = Bench::new();
-    // It and what it starts hear that they should end, say so, and stay.
+    // The hook and its child process handle SIGTERM by writing a line, and continue to run.
     let stays = "trap 'echo asked >>asked' TERM; while :; do sleep 0.05; done";
     let script = format!("( {stays} ) & echo $! >left; {stays}");
-    let order = Order { limit_ms: 300, ..bench.order(&script) };
+    let order = HookSpec { limit_ms: 300, ..bench.order(&script) };
     let ended = bench.ends(1, &order);
     assert!(
         matches!(&ended, Ended::Badly { reason, .. } if reason.starts_with("ran for more than")),
@@ -300,14 +301,14 @@ fn a_hook_that_nobody_can_watch_over_is_ended_with_its_group() {
         assert!(Instant::now() < patience, "what it started goes on");
         sleep(Duration::from_millis(5));
     }
-    // A second time means nobody.
+    // A second call finds no process to kill.
     abandon(&mut child);
 }
 
 #[test]
 fn a_hook_has_the_limit_of_files_that_was_ordered() {
     let bench = Bench::new();
-    let order = Order { open_files: Some(234), ..bench.order("ulimit -Sn; exit 1") };
+    let order = HookSpec { open_files: Some(234), ..bench.order("ulimit -Sn; exit 1") };
     let ended = bench.ends(1, &order);
     assert_eq!(ended, Ended::Badly { reason: "exit code 1".to_owned(), output: "234\n".to_owned() });
 }
@@ -331,14 +332,14 @@ fn a_disk_that_is_full_gives_its_reserve_for_every_word() {
 #[test]
 fn a_hook_runs_as_who_it_should() {
     let bench = Bench::new();
-    // Only root may become somebody else; anybody may stay who they are.
+    // Only root can change to another user; any user can keep its own.
     let (user, group) = match rustix::process::getuid().as_raw() {
         0 => (65534, 65534),
         user => (user, rustix::process::getgid().as_raw()),
     };
     fs::set_permissions(bench.home.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let order =
-        Order { user: Some((user, group)), ..bench.order("id -u; id -g; id -G; echo last >/dev/stderr") };
+        HookSpec { user: Some((user, group)), ..bench.order("id -u; id -g; id -G; echo last >/dev/stderr") };
     assert_eq!(bench.ends(1, &order), Ended::Well);
     let log = bench.log();
     assert!(log.ends_with("\nlast\n"), "the pipe is its own: {log}");
@@ -346,6 +347,6 @@ fn a_hook_runs_as_who_it_should() {
 }
 
 fn is_alive(pid: &str) -> bool {
-    // A zombie is as dead as it gets without a parent that looks.
+    // A zombie counts as dead: it stays until its parent waits for it.
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }

@@ -75,7 +75,7 @@ fn limit(value: &str, parse: impl FnOnce(&str) -> Option<u64>) -> Option<Option<
 fn bytes(value: &str) -> Option<u64> {
     let unit = UNITS.iter().find_map(|(name, size)| Some((value.strip_suffix(*name)?, *size)));
     let (number, size) = unit.unwrap_or((value, 1));
-    // A sign is no digit.
+    // A sign is not a digit.
     let digits = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| number.parse().ok()).flatten().and_then(|number: u64| number.checked_mul(size))
 }

@@ -1,22 +1,21 @@
-//! The life of a unit on a machine: its charm, its workflow, its hooks, and the agents that tend them.
+//! The life of a unit on a machine: its charm, its workflow, its hooks and its agent.
 //!
-//! Start at [`workflow`] for what happens when, and at [`units`] for who makes it happen.
+//! Start at [`workflow`] for the order of hooks, and at [`supervisor`] for the agents that run
+//! them.
 
 mod agent;
 mod cgroup;
 pub mod charm;
-pub mod directory;
-mod ground;
+mod dir_lock;
 pub mod hook;
-mod leftover;
+pub mod hook_log;
+pub mod host;
 pub mod limits;
-pub mod output;
-pub mod pack;
-pub mod problem;
+pub mod machine_problem;
+mod processes;
 pub mod resolve;
-mod roll;
-pub mod site;
-pub mod units;
-mod users;
-mod walk;
+mod roster;
+pub mod supervisor;
+mod tree_walk;
+mod uid_allocator;
 pub mod workflow;

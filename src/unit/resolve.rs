@@ -1,14 +1,14 @@
-//! An operator's decision about a hook that failed: written into the unit's state, where its agent finds it.
+//! The operator's decision about a failed hook: written into the unit's state, where its agent
+//! reads it.
 
 use serde_json::Value;
 
 use super::workflow::{Failure, Resolution, State};
+use crate::store;
+use crate::store::failed_stops::LABEL;
 use crate::store::paths::NodePath;
-use crate::store::stopping::LABEL;
-use crate::store::tree::{self, Tree, Write};
-
-/// The agent and the operator hardly ever write at the same time.
-const MAX_ATTEMPTS: usize = 10;
+use crate::store::tree::{self, Tree};
+use crate::store::update::Change;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -16,41 +16,34 @@ pub enum Error {
     NothingFailed(String),
     #[error("{0}")]
     Corrupt(String),
-    #[error("the unit changes all the time")]
-    Contended,
     #[error(transparent)]
-    Tree(#[from] tree::Error),
+    Store(#[from] store::Error),
 }
 
-/// Decides about the failure in the state at `path`, and returns it. Doing it twice does no harm: it is about the failure
-/// that there is now.
+/// Records a decision about the failure in the state at `path`, and returns the failure. Safe to
+/// repeat: it applies to the current failure.
 ///
 /// # Errors
 /// See [`Error`].
 pub async fn resolve<T: Tree>(tree: &T, path: &NodePath, resolution: Resolution) -> Result<Failure, Error> {
-    for _ in 0..MAX_ATTEMPTS {
-        let node = match tree.get(path).await {
-            Ok(node) => node,
-            Err(tree::Error::NoNode(_)) => return Err(Error::NothingFailed("pending".to_owned())),
-            Err(error) => return Err(error.into()),
-        };
+    let resolved = store::update(tree, path, |node| {
         let state =
             State::parse(&node.data).map_err(|problem| Error::Corrupt(format!("{path}: {problem}")))?;
-        // It is an object, or there would be no state; what else is in it is kept.
+        // A state is always an object; unknown keys are kept.
         let mut value: Value = serde_json::from_slice(&node.data).unwrap_or_default();
         let Some(failure) = state.failure.clone() else {
-            // As status has it, where it is there: of a unit that was removed that is not how far it is.
+            // The label as status shows it, if there is one: the label of a removed unit is not its
+            // workflow state.
             let shown = value.get(LABEL).and_then(Value::as_str);
             return Err(Error::NothingFailed(shown.map_or_else(|| state.label(), str::to_owned)));
         };
         value["resolved"] = resolution.name().into();
-        let data = value.to_string().into_bytes();
-        let write = Write::SetIfVersion { path: path.clone(), data, version: node.version };
-        match tree.write(vec![write]).await {
-            Ok(()) => return Ok(failure),
-            Err(tree::Error::BadVersion(_)) => {}
-            Err(error) => return Err(error.into()),
+        Ok(Change::Set(value.to_string().into_bytes(), failure))
+    });
+    match resolved.await {
+        Err(Error::Store(store::Error::Tree(tree::Error::NoNode(_)))) => {
+            Err(Error::NothingFailed("pending".to_owned()))
         }
+        done => done,
     }
-    Err(Error::Contended)
 }

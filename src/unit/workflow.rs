@@ -1,15 +1,16 @@
-//! How a unit lives: which hook is due, and what its end means. Pure: from how far the unit is and what is wanted of it to
-//! the next step. Whoever takes the steps writes [`State`] to the tree before a hook begins and after it has ended, so
-//! that an agent that dies in between, at whatever point, is followed by one that knows what was begun.
+//! The workflow of a unit: which hook is due, and what its result means. Pure: maps the unit's
+//! state and what is wanted to the next step. The caller writes [`State`] to the tree before a hook
+//! starts and after it has ended, so that the next agent finds every started hook, whenever this
+//! agent dies.
 //!
-//! `exposed` and `unexposed` follow the flag as it is found, and never what it was in between: of a flag that was set and
-//! removed again in a moment nobody hears, or both hooks run.
+//! `exposed` and `unexposed` depend on the current flag only: if a service is exposed and unexposed
+//! quickly, either both hooks run or neither does.
 
 use std::fmt;
 
 use serde_json::{Map, Value, json};
 
-/// The most bytes of a state that are read.
+/// The most bytes of a state.
 pub const MAX_STATE_BYTES: usize = 32 * 1024;
 
 /// The hooks that a charm may have.
@@ -25,7 +26,7 @@ pub enum Hook {
 impl Hook {
     pub const ALL: [Self; 5] = [Self::Install, Self::Start, Self::Stop, Self::Exposed, Self::Unexposed];
 
-    /// Its file in `hooks/`.
+    /// The name of its file in `hooks/`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Install => "install",
@@ -47,7 +48,7 @@ impl fmt::Display for Hook {
     }
 }
 
-/// How far a unit is.
+/// The phase of a unit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Phase {
     #[default]
@@ -70,12 +71,12 @@ impl Phase {
     }
 }
 
-/// What the operator decided about a hook that failed.
+/// The operator's decision about a failed hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resolution {
     /// Run it again.
     Retry,
-    /// Go on as if it had succeeded.
+    /// Continue as if it had succeeded.
     Skip,
 }
 
@@ -88,59 +89,59 @@ impl Resolution {
     }
 }
 
-/// A hook that failed, and why.
+/// A failed hook, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     pub hook: Hook,
-    /// As in "exit code 1".
+    /// For example "exit code 1".
     pub reason: String,
-    /// The last lines of what it said.
+    /// The last lines of its output.
     pub output: String,
 }
 
-/// A hook that was begun. Its number tells it from an earlier run of the same hook.
+/// A hook that was started. Its number distinguishes it from earlier runs of the same hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
     pub hook: Hook,
     pub number: u64,
 }
 
-/// All that is remembered of a unit's life.
+/// The recorded state of a unit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct State {
     pub phase: Phase,
-    /// `exposed` ran, and `unexposed` did not run since.
+    /// `exposed` ran, and `unexposed` has not run since.
     pub exposed: bool,
-    /// How many hooks were begun so far.
+    /// How many hooks were started so far.
     pub runs: u64,
     pub running: Option<Run>,
     pub failure: Option<Failure>,
     pub resolved: Option<Resolution>,
 }
 
-/// What is wanted of a unit.
+/// What the operator wants of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wanted {
-    /// The service's flag is there.
+    /// The service is exposed.
     pub exposed: bool,
     /// The unit was removed.
     pub gone: bool,
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing, until something changes.
+    /// Nothing to do until something changes.
     Wait,
-    /// Write this state, run its hook, and let [`State::ended`] say what that means.
+    /// Write this state, run its hook, and pass the result to [`State::ended`].
     Begin(State),
-    /// A hook was begun: find out what became of it, or run it if nothing did.
+    /// A hook was started: find its result, or run it if it has none.
     Resume(Run),
-    /// Write this state, and ask again.
+    /// Write this state, and ask for the next step again.
     Settle(State),
 }
 
-/// What became of a hook. A charm without the hook is as good as one whose hook succeeded.
+/// The result of a hook. A missing hook counts as one that succeeded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
     Well,
@@ -148,14 +149,14 @@ pub enum Ended {
         reason: String,
         output: String,
     },
-    /// It was to be run, and nothing of it was.
+    /// The hook was due, but did not start.
     NotBegun {
         reason: String,
     },
 }
 
 impl State {
-    /// What status shows: a phase, or a hook that failed.
+    /// The label in status: a phase, or a failed hook.
     pub fn label(&self) -> String {
         match &self.failure {
             Some(failure) => format!("{}-error", failure.hook),
@@ -169,9 +170,9 @@ impl State {
         }
         match (&self.failure, self.resolved) {
             (None, None) => self.due(wanted).map_or(Step::Wait, |hook| Step::Begin(self.begun(hook))),
-            // Nothing is left to be resolved.
+            // No failure is left to resolve.
             (None, Some(_)) => Step::Settle(Self { resolved: None, ..self.clone() }),
-            // A unit that is gone has nobody left to resolve anything.
+            // A removed unit has no failure to resolve.
             (Some(failure), None) if wanted.gone && failure.hook != Hook::Stop => {
                 Step::Settle(Self { failure: None, ..self.clone() })
             }
@@ -197,14 +198,14 @@ impl State {
         Self { runs, running: Some(Run { hook, number: runs }), ..self.clone() }
     }
 
-    /// After a hook failed and the operator decided. A hook of the pair that failed has run all the same, and is followed
-    /// by the other one if the flag has turned since; only a flag that still is as it was makes it run again.
+    /// The next step after a failed hook and a decision. A failed `exposed` or `unexposed` counts
+    /// as run, so a changed flag leads to the other hook; only an unchanged flag leads to a retry.
     fn after(&self, failed: Hook, resolution: Resolution, wanted: Wanted) -> Self {
         let settled = Self { failure: None, resolved: None, ..self.clone() };
         let of_the_pair = matches!(failed, Hook::Exposed | Hook::Unexposed);
         let begun = self.exposed == (failed == Hook::Exposed);
         match resolution {
-            // Not even begun: the flag alone decides, and nothing is there to be taken back.
+            // The hook did not start, so only the flag decides, and nothing has to be undone.
             Resolution::Skip if of_the_pair && !begun => Self { exposed: wanted.exposed, ..settled },
             Resolution::Skip => settled.passed(failed),
             Resolution::Retry if of_the_pair && begun => Self { exposed: !wanted.exposed, ..settled },
@@ -212,18 +213,18 @@ impl State {
         }
     }
 
-    /// The state with a hook that was due and could not be begun, for want of room say. None of it has run.
+    /// The state after a hook was due and could not start, for example because the disk was full.
     pub fn not_begun(&self, hook: Hook, why: &str) -> Self {
-        let failure = Failure { hook, reason: format!("not begun: {why}"), output: String::new() };
+        let failure = Failure { hook, reason: format!("not started: {why}"), output: String::new() };
         Self { failure: Some(failure), ..self.clone() }
     }
 
-    /// The state after a run. A run that this state does not know of changes nothing.
+    /// The state after a run. A run that this state does not contain changes nothing.
     pub fn ended(&self, run: Run, ended: &Ended) -> Self {
         if self.running != Some(run) {
             return self.clone();
         }
-        // What was resolved before the hook ended was not about its failure.
+        // A decision from before the hook ended was not about this failure.
         let idle = Self { running: None, failure: None, resolved: None, ..self.clone() };
         match ended {
             Ended::Well => idle.passed(run.hook),
@@ -236,7 +237,7 @@ impl State {
                 };
                 Self { failure: Some(failure), exposed, ..idle }
             }
-            // What was not exposed is not unexposed.
+            // A unit that was not exposed is not unexposed.
             Ended::NotBegun { reason } => {
                 let failure = Failure { hook: run.hook, reason: reason.clone(), output: String::new() };
                 Self { failure: Some(failure), ..idle }
@@ -254,7 +255,7 @@ impl State {
         }
     }
 
-    /// As it is kept in the tree.
+    /// Returns the JSON that is stored in the tree.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut map = Map::new();
         map.insert("state".to_owned(), self.label().into());
@@ -275,8 +276,8 @@ impl State {
     }
 
     /// # Errors
-    /// What is wrong with it. A state that cannot be read is never taken for that of a new unit, which would install it
-    /// again.
+    /// What is wrong with it. An unreadable state is never treated as that of a new unit, which
+    /// would be installed again.
     pub fn parse(data: &[u8]) -> Result<Self, String> {
         if data.len() > MAX_STATE_BYTES {
             return Err(format!("{} bytes are more than the {MAX_STATE_BYTES} allowed", data.len()));

@@ -1,4 +1,5 @@
-//! The workflow as tables, and as properties over any order of flags, failures, crashes and decisions.
+//! Tests of the workflow: tables, and properties over any order of flags, failures, crashes and
+//! decisions.
 
 use super::*;
 use proptest::prelude::*;
@@ -11,7 +12,7 @@ fn badly() -> Ended {
     Ended::Badly { reason: "exit code 1".to_owned(), output: "no\n".to_owned() }
 }
 
-/// A unit with a memory of which hooks ran; what fails is chosen from outside.
+/// A unit that records which hooks ran; the test decides which of them fail.
 #[derive(Default)]
 struct Unit {
     state: State,
@@ -19,7 +20,7 @@ struct Unit {
 }
 
 impl Unit {
-    /// Takes steps until there is nothing to do; `fails` says of each run whether it does.
+    /// Takes steps until there is nothing to do; `fails` returns for each run whether it fails.
     fn settle(&mut self, wanted: Wanted, fails: &mut impl FnMut(Hook) -> bool) {
         for _ in 0..20 {
             match self.state.next(wanted) {
@@ -76,12 +77,13 @@ fn a_hook_that_could_not_be_begun_has_not_run() {
     assert_eq!(unit.state.label(), "install-error");
     assert_eq!(
         unit.state.failure.as_ref().map(|failure| failure.reason.as_str()),
-        Some("not begun: no room")
+        Some("not started: no room")
     );
     assert_eq!(unit.lives(FLAG), [""; 0], "not before somebody says so");
     unit.resolved(Resolution::Retry);
     assert_eq!(unit.lives(CALM), ["install", "start"]);
-    // The flag is gone by the time that somebody decides: there is nothing to take back.
+    // The flag is cleared before the operator decides: `exposed` never ran, so `unexposed` is not
+    // due.
     unit.state = unit.state.not_begun(Hook::Exposed, full);
     unit.resolved(Resolution::Retry);
     assert_eq!(unit.lives(CALM), [""; 0]);
@@ -91,7 +93,7 @@ fn a_hook_that_could_not_be_begun_has_not_run() {
     unit.state = unit.state.not_begun(Hook::Unexposed, full);
     unit.resolved(Resolution::Retry);
     assert_eq!(unit.lives(CALM), ["unexposed"]);
-    // Skipped is not the same as run: the other of the pair does not follow by itself.
+    // A skipped hook does not count as run: the other hook of the pair does not follow it.
     unit.state = unit.state.not_begun(Hook::Exposed, full);
     unit.resolved(Resolution::Skip);
     assert_eq!(unit.lives(CALM), [""; 0]);
@@ -103,7 +105,7 @@ fn a_hook_that_could_not_be_begun_has_not_run() {
     assert_eq!(unit.lives(FLAG), [""; 0]);
 }
 
-/// One that was ordered, and that nothing was run of: not executable, say.
+/// A hook that was ordered but could not be started, for example because it is not executable.
 #[test]
 fn what_was_not_exposed_is_not_unexposed() {
     let mut unit = Unit::default();
@@ -136,7 +138,7 @@ fn a_flag_that_came_and_went_is_a_pair_or_nothing() {
     let mut unit = Unit::default();
     unit.lives(CALM);
     assert_eq!(unit.lives(CALM), [""; 0], "gone before anybody looked");
-    // Gone while `exposed` runs.
+    // The flag is cleared while `exposed` runs.
     let Step::Begin(begun) = unit.state.next(FLAG) else { panic!("exposed is due") };
     let run = begun.running.unwrap();
     unit.state = begun.ended(run, &Ended::Well);
@@ -260,11 +262,11 @@ fn garbage_is_no_new_unit() {
 #[derive(Debug, Clone, Copy)]
 enum Event {
     Flag(bool),
-    /// One step, and the run in it fails or not.
+    /// One step; `fails` is the result of a run in it.
     Step {
         fails: bool,
     },
-    /// The agent dies: all it knows is what it wrote.
+    /// The agent is killed: only the written state remains.
     Crash,
     Resolve(Resolution),
     Remove,
@@ -282,11 +284,12 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 }
 
 proptest! {
-    /// Whatever happens: hooks come in their order, the pair alternates, and each run has a number of its own.
+    /// For any events: hooks run in their order, the pair alternates, and each run has a number of
+    /// its own.
     #[test]
     fn no_order_of_events_breaks_the_contract(events in events()) {
         let (mut state, mut wanted) = (State::default(), CALM);
-        // Runs that ended well, and runs at all, each with its number.
+        // The runs that succeeded, and all runs with their numbers.
         let (mut passed, mut begun): (Vec<Hook>, Vec<(Hook, u64)>) = (Vec::new(), Vec::new());
         for event in events {
             match event {
@@ -328,13 +331,13 @@ proptest! {
         prop_assert!(started.is_none() || start < started || start.is_none(), "exposed only once started");
     }
 
-    /// Without failures the pair alternates strictly, and the end is what the flag says.
+    /// Without failures the pair alternates strictly, and the final state matches the flag.
     #[test]
     fn the_pair_is_matched(flags in proptest::collection::vec(any::<bool>(), 0..30), looks in any::<u32>()) {
         let (mut unit, mut flag) = (Unit::default(), false);
         for (at, set) in flags.into_iter().enumerate() {
             flag = set;
-            // Some changes are made and undone before anybody looks.
+            // Some changes are made and undone before the unit takes a step.
             if looks >> (at % 32) & 1 == 1 {
                 unit.settle(Wanted { exposed: flag, gone: false }, &mut |_| false);
             }

@@ -1,9 +1,10 @@
-//! `portcullis controller`: what it writes into the tree, who takes over, and what it refuses to start with.
+//! `portcullis controller`: its reports in the tree, the takeover by a standby, and refused
+//! settings.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -15,10 +16,10 @@ use serde_json::{Value, json};
 use crate::credentials::hook_variable;
 use crate::faults::as_operator;
 use crate::harness::scenario::Site;
-use crate::harness::wait_for;
-use crate::operator::{Came, Operator, came, fixture_charm};
+use crate::harness::{golden, wait_for};
+use crate::operator::{Came, Operator, Transcript, came, fixture_charm};
 
-/// Longer than the session of a killed leader lasts.
+/// Longer than the session timeout of a killed leader.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A running controller, killed if the test ends before it does.
@@ -50,20 +51,8 @@ impl Controller {
         wait_for(text, DEADLINE, || self.has_said(text).then_some(()));
     }
 
-    /// What is answered at a path of its door: the status, and the body.
     fn ask(&self, path: &str) -> (u16, String) {
-        let addr = wait_for("metrics", DEADLINE, || {
-            let said = fs::read_to_string(&self.log).expect("a log");
-            let line = said.lines().find_map(|line| line.strip_prefix("metrics on http://"))?;
-            line.strip_suffix("/metrics").map(str::to_owned)
-        });
-        let mut door = TcpStream::connect(addr).expect("a door");
-        door.set_read_timeout(Some(DEADLINE)).expect("a limit");
-        write!(door, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("asked");
-        let mut answer = String::new();
-        door.read_to_string(&mut answer).expect("an answer");
-        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
-        (head[9..12].parse().expect("a status"), body.to_owned())
+        ask_metrics(&self.log, path)
     }
 
     fn ends(mut self, signal: &str) -> Option<i32> {
@@ -75,9 +64,25 @@ impl Controller {
 
 impl Drop for Controller {
     fn drop(&mut self) {
-        // Ended already in every test that passes.
+        // The process has ended already, unless the test failed.
         let _ = (self.child.kill(), self.child.wait());
     }
+}
+
+/// Returns status and body of a path of the metrics endpoint that the log of a process names.
+pub(crate) fn ask_metrics(log: &Path, path: &str) -> (u16, String) {
+    let addr = wait_for("metrics", DEADLINE, || {
+        let said = fs::read_to_string(log).expect("a log");
+        let line = said.lines().find_map(|line| line.strip_prefix("metrics on http://"))?;
+        line.strip_suffix("/metrics").map(str::to_owned)
+    });
+    let mut connection = TcpStream::connect(addr).expect("a connection");
+    connection.set_read_timeout(Some(DEADLINE)).expect("a limit");
+    write!(connection, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("asked");
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).expect("an answer");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    (head[9..12].parse().expect("a status"), body.to_owned())
 }
 
 /// Opens a port as the unit's own hook would.
@@ -95,7 +100,7 @@ pub(crate) fn open_port(operator: &Operator, site: &Site, unit: (&str, u32), por
     });
 }
 
-/// What the agent says about machine 0.
+/// Returns the controller's report on machine 0.
 fn report(operator: &Operator, site: &Site) -> Option<Value> {
     let (data, _) =
         as_operator(operator, site).get(&site.path("/controller/firewall/machine-0000000000")).ok()?;
@@ -113,12 +118,16 @@ fn world(ports: &[&str]) -> Value {
     json!({"0.0.0.0/0": ports, "::/0": ports})
 }
 
-pub(crate) fn controllers_lead_and_take_over(site: &Site) {
+pub(crate) fn a_standby_controller_takes_over(site: &Site) {
     let operator = Operator::bootstrapped(site);
     operator.does(&["add-machine", "--instance-id", "i-0abc"]);
     operator.does(&["deploy", &fixture_charm("wordpress"), "--to", "0"]);
     operator.does(&["expose", "wordpress"]);
     open_port(&operator, site, ("wordpress/0", 0), "80");
+    let mut shown = Transcript::of(&operator);
+    shown.juju(&["firewall", "plan"]);
+    shown.juju(&["firewall", "plan", "--format", "json"]);
+    shown.juju(&["firewall", "explain", "0"]);
     let unseen = operator.juju(&["firewall", "plan"]);
     assert_eq!(unseen.code, 2, "{unseen:?}");
     assert!(unseen.stdout.contains("no controller has reported on this machine yet"), "{unseen:?}");
@@ -164,6 +173,19 @@ pub(crate) fn controllers_lead_and_take_over(site: &Site) {
     assert_eq!(operator.does(&["firewall", "log", "--limit", "0"]).stdout, "");
     operator.is_refused(&["firewall", "log", "--machine", "7"], 1, "Machine 7 was not found");
     operator.is_refused(&["firewall", "log", "--unit", "x"], 2, "Invalid unit name");
+    golden::refusals("firewall");
+    for command in [
+        ["plan", "--format", "text"],
+        ["explain", "0", "22"],
+        ["explain", "0", "443"],
+        ["log", "--machine", "0"],
+    ] {
+        shown.juju(&[&["firewall"], &command[..]].concat());
+    }
+    for command in [["explain", "0"], ["log", "--format=json"]] {
+        shown.juju(&[&["firewall"], &command[..]].concat());
+    }
+    shown.is("firewall.txt");
     assert_eq!(first.ask("/healthz"), (200, "ok\n".to_owned()));
     assert_eq!(first.ask("/readyz"), (200, "leading\n".to_owned()));
     assert_eq!(first.ask("/else").0, 404);
@@ -200,29 +222,32 @@ fn refused(operator: &Operator, args: &[&str]) -> Came {
     came(operator.command("portcullis").args(["controller", "--provider", "memory"]).args(args))
 }
 
-pub(crate) fn a_controller_refuses_to_start_in_the_dark(site: &Site) {
+pub(crate) fn a_controller_with_invalid_settings_does_not_start(site: &Site) {
     let operator = Operator::at(site);
     refused(&operator, &[]).is_refusal(1, "is not bootstrapped in the store at");
     operator.does(&["bootstrap"]);
-    refused(&operator, &["--policy", "none.yaml"]).is_refusal(1, "policy none.yaml does not exist");
+    refused(&operator, &["--policy", "none.yaml"]).is_refusal(1, "policy file none.yaml does not exist");
     fs::write(operator.home().join("broken.yaml"), "forbidden-prots: [22]\n").unwrap();
     refused(&operator, &["--policy", "broken.yaml"]).is_refusal(1, "cannot use the policy in broken.yaml");
     refused(&operator, &["--resync", "0"]).is_refusal(2, "0 is not in 1..=86400");
-    refused(&operator, &["--ec2-image", "ami-1"]).is_refusal(2, "--ec2-image belongs to EC2");
+    refused(&operator, &["--ec2-image", "ami-1"]).is_refusal(2, "--ec2-image requires an EC2 provider");
     let of_ec2 = |args: &[&str]| {
         let mut command = operator.command("portcullis");
-        // No region, and nobody who could be asked for one.
+        // No region, and no metadata service that could name one.
         command.env_remove("AWS_REGION").env("AWS_EC2_METADATA_DISABLED", "true");
         came(command.args(["controller", "--provider", "ec2"]).args(args))
     };
-    of_ec2(&["--ec2-image", "ami-1"]).is_refusal(2, "EC2 needs an image and an instance type, or neither");
-    of_ec2(&["--ec2-settings", "none.yaml"]).is_refusal(1, "the settings none.yaml do not exist");
+    of_ec2(&["--ec2-image", "ami-1"])
+        .is_refusal(2, "EC2 needs both an image and an instance type, or neither");
+    of_ec2(&["--ec2-settings", "none.yaml"]).is_refusal(1, "EC2 settings file none.yaml does not exist");
     fs::write(operator.home().join("broken.yaml"), "imgae: ami-1\n").unwrap();
     of_ec2(&["--ec2-settings", "broken.yaml"]).is_refusal(1, "cannot use the settings in broken.yaml");
-    let unusable = if cfg!(feature = "ec2") { "no region for EC2" } else { "this build has no EC2" };
-    of_ec2(&[]).is_refusal(1, unusable);
+    let unusable =
+        if cfg!(feature = "ec2") { "no region for EC2" } else { "this build does not support EC2" };
+    of_ec2(&[]).fails_with(1, unusable);
     fs::remove_file(operator.config("local-controller.json")).unwrap();
     refused(&operator, &[]).is_refusal(1, "local-controller.json does not exist");
+    golden::refusals("controller");
     assert!(
         as_operator(&operator, site).get(&site.path("/controller/epoch")).is_err(),
         "it touched the tree"

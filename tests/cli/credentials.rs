@@ -1,4 +1,4 @@
-//! Who may enter, and that no order of events locks the operator out.
+//! Credentials: who has access, and that no order of events locks the operator out.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,14 +12,14 @@ use serde_json::Value;
 
 use crate::harness::scenario::Site;
 use crate::harness::wire::{Client, Create, Put, create_body, op};
-use crate::harness::{Kind, Store};
+use crate::harness::{Kind, Store, golden};
 use crate::operator::{Operator, fixture_charm};
 
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).expect("a file").permissions().mode() & 0o777
 }
 
-pub(crate) fn bootstrapping_twice_is_harmless(site: &Site) {
+pub(crate) fn bootstrapping_twice_changes_nothing(site: &Site) {
     let operator = Operator::bootstrapped(site);
     let file = operator.config("local.json");
     let first = fs::read_to_string(&file).unwrap();
@@ -30,18 +30,20 @@ pub(crate) fn bootstrapping_twice_is_harmless(site: &Site) {
     assert_eq!(fs::read_to_string(&file).unwrap(), first);
 
     let other = Operator::at(site);
-    other.is_refused(&["bootstrap"], 1, "is bootstrapped already, and not with the credentials in");
+    other.is_refused(&["bootstrap"], 1, "is already bootstrapped, with credentials other than those in");
     assert!(!other.config("local.json").exists() && !other.config("local-controller.json").exists());
 
-    let elsewhere = operator.is_refused(&["--zookeeper", "127.0.0.1:1", "bootstrap"], 1, "says");
+    let elsewhere =
+        operator.is_refused(&["--zookeeper", "127.0.0.1:1", "bootstrap"], 1, "belongs to the store at");
     assert!(elsewhere.stderr.contains("choose another name with -e"), "{elsewhere:?}");
     assert_eq!(fs::read_to_string(&file).unwrap(), first);
 
     let wrong_name = operator.juju(&["-e", "prod", "status"]);
     wrong_name.is_refusal(1, "no credentials for environment 'prod'");
+    golden::refusals("bootstrap");
 }
 
-pub(crate) fn a_file_without_a_tree_is_taken_up(site: &Site) {
+pub(crate) fn bootstrap_uses_saved_credentials_without_a_tree(site: &Site) {
     let operator = Operator::at(site);
     fs::create_dir_all(operator.config("")).unwrap();
     let file = operator.config("local.json");
@@ -49,15 +51,16 @@ pub(crate) fn a_file_without_a_tree_is_taken_up(site: &Site) {
     fs::write(&file, &contents).unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
     operator.is_refused(&["status"], 1, "environment 'local' is not bootstrapped in the store at");
+    golden::refusals("not_bootstrapped");
     operator.does(&["bootstrap"]);
-    // The same credentials, and from now on the tree they belong to.
+    // The same credentials, now with the id of their tree.
     let mut known: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     assert!(known.as_object_mut().unwrap().remove("cluster-id").is_some());
     assert_eq!(known, serde_json::from_str::<Value>(&contents).unwrap());
     operator.does(&["status"]);
 }
 
-/// The exit codes, with what was said about the last one that failed.
+/// Runs `juju bootstrap` concurrently. Returns the exit codes and the stderr of the last failure.
 fn bootstrap_at_once(operators: &[&Operator]) -> (Vec<i32>, String) {
     let children: Vec<_> = operators
         .iter()
@@ -77,12 +80,12 @@ fn bootstrap_at_once(operators: &[&Operator]) -> (Vec<i32>, String) {
     (codes.collect(), said)
 }
 
-pub(crate) fn two_operators_at_once_make_one_environment(site: &Site) {
+pub(crate) fn of_two_operators_one_creates_the_environment(site: &Site) {
     let (one, two) = (Operator::at(site), Operator::at(site));
     let (mut codes, said) = bootstrap_at_once(&[&one, &two]);
     codes.sort_unstable();
     assert_eq!(codes, [0, 1], "{said}");
-    assert!(said.contains("is bootstrapped already, and not with the credentials in"), "{said}");
+    assert!(said.contains("is already bootstrapped, with credentials other than those in"), "{said}");
     let entered: Vec<bool> = [&one, &two].iter().map(|who| who.juju(&["status"]).code == 0).collect();
     assert_eq!(entered.iter().filter(|entered| **entered).count(), 1, "{entered:?}");
     for (who, entered) in [&one, &two].iter().zip(entered) {
@@ -90,14 +93,14 @@ pub(crate) fn two_operators_at_once_make_one_environment(site: &Site) {
     }
 }
 
-pub(crate) fn two_processes_of_one_operator_agree(site: &Site) {
+pub(crate) fn concurrent_bootstraps_of_one_operator_succeed(site: &Site) {
     let operator = Operator::at(site);
     let (codes, said) = bootstrap_at_once(&[&operator, &operator, &operator]);
     assert_eq!(codes, [0, 0, 0], "{said}");
     operator.does(&["status"]);
 }
 
-/// Runs what `hook-env` printed in a shell, and reads the variables back.
+/// Evaluates the output of `hook-env` in a shell and returns one variable.
 pub(crate) fn hook_variable(operator: &Operator, printed: &str, name: &str) -> String {
     let script = format!("{printed}printf %s \"${name}\"");
     let shell =
@@ -105,7 +108,7 @@ pub(crate) fn hook_variable(operator: &Operator, printed: &str, name: &str) -> S
     String::from_utf8(shell.stdout).expect("UTF-8")
 }
 
-pub(crate) fn a_unit_can_open_its_ports_and_nothing_else(site: &Site) {
+pub(crate) fn a_unit_can_open_only_its_own_ports(site: &Site) {
     let operator = Operator::bootstrapped(site);
     operator.does(&["deploy", &fixture_charm("wordpress"), "-n", "2"]);
     operator.does(&["expose", "wordpress"]);

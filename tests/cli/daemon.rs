@@ -1,4 +1,4 @@
-//! `portcullis up` itself: started, stopped, started again, and two of them at once.
+//! `portcullis up`: start, stop, restart, and two instances at the same time.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::harness::wait_for;
+use crate::harness::{golden, wait_for};
 use crate::operator::{Came, Operator, came, fixture_charm};
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
@@ -35,7 +35,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Asks it to end, and gives its exit code.
+    /// Sends a signal and returns the exit code.
     pub(crate) fn ends(mut self, signal: &str) -> Option<i32> {
         let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status().expect("kill");
         assert!(sent.success());
@@ -45,26 +45,25 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Ended already in every test that passes.
+        // The process has ended already, unless the test failed.
         let _ = (self.child.kill(), self.child.wait());
     }
 }
 
-/// `juju` with no flags and no variables at all.
+/// Runs `juju` without global flags and without environment variables.
 pub(crate) fn juju(operator: &Operator, args: &[&str]) -> Came {
     came(operator.command("juju").env_remove("JUJU_ZOOKEEPER").args(args))
 }
 
 #[test]
-fn up_and_down_and_up_again() {
+fn up_continues_after_a_restart() {
     let operator = Operator::with_store("");
     let first = Daemon::up(&operator);
     let deployed = juju(&operator, &["deploy", &fixture_charm("wordpress")]);
     assert_eq!(deployed.code, 0, "{deployed:?}");
     assert_eq!(juju(&operator, &["expose", "wordpress"]).stderr, "Service 'wordpress' was exposed.\n");
-    // The machine is looked after, and the charm's hooks ran.
-    // It is heard, too, and when last is all that may differ.
-    // Its firewall is a dry run: what would be done is shown once, under the machine.
+    // The machine has an agent, sends heartbeats, and the charm's hooks ran. Only the time of the
+    // last beat may differ. Its firewall is a dry run, which is shown once, under the machine.
     let dry = "firewall: dry-run\n    firewall-info: would open 80/tcp from 0.0.0.0/0, 80/tcp from ::/0\n";
     let running = |shown: &String| {
         ["agent-state: running", "agent-state: started", "flag: OK\n    health: ok\n", dry]
@@ -96,11 +95,12 @@ fn up_and_down_and_up_again() {
     up(&["--listen", &first.addr, "--data-dir", "other"])
         .is_refusal(1, &format!("cannot listen on {}", first.addr));
     up(&["--listen", "127.0.0.1:0", "--data-dir", "third"])
-        .is_refusal(1, "environment 'local' is the one in the store");
+        .is_refusal(1, "environment 'local' belongs to the store at");
     assert_eq!(status(), before);
 
     assert_eq!(first.ends("-TERM"), Some(0));
     juju(&operator, &["status"]).is_refusal(1, "cannot reach the store");
+    golden::refusals("up");
     let second = Daemon::up(&operator);
     let after = wait_for("the machine's agent", DEADLINE, || Some(status()).filter(running));
     assert_eq!(after, before);
@@ -108,12 +108,12 @@ fn up_and_down_and_up_again() {
 }
 
 #[test]
-fn up_takes_up_what_a_crash_left() {
+fn up_continues_after_a_crash_before_bootstrap() {
     let operator = Operator::with_store("");
     let mut first = Daemon::up(&operator);
     first.child.kill().unwrap();
     first.child.wait().unwrap();
-    // As if it had ended after writing the file and before making the tree.
+    // The state after a crash between saving the credentials and creating the tree.
     fs::remove_dir_all(operator.home().join("data/portcullis")).unwrap();
     for file in ["local.json", "local-controller.json"] {
         let path = operator.config(file);
@@ -128,7 +128,7 @@ fn up_takes_up_what_a_crash_left() {
 }
 
 #[test]
-fn a_store_that_lost_the_environment_is_not_filled_anew() {
+fn up_refuses_a_store_that_lost_its_environment() {
     let operator = Operator::with_store("");
     let up = || {
         came(operator.command("portcullis").env_remove("JUJU_ZOOKEEPER").args([
@@ -140,7 +140,8 @@ fn a_store_that_lost_the_environment_is_not_filled_anew() {
     assert_eq!(Daemon::up(&operator).ends("-TERM"), Some(0));
     let (data, aside) = (operator.home().join("data/portcullis/local"), operator.home().join("aside"));
     fs::rename(&data, &aside).unwrap();
-    up().is_refusal(1, "environment 'local' was made in the store at 127.0.0.1:");
+    up().is_refusal(1, "environment 'local' was created in the store at 127.0.0.1:");
+    golden::refusals("up_empty_store");
     fs::remove_dir_all(&data).unwrap();
     fs::rename(&aside, &data).unwrap();
     let again = Daemon::up(&operator);
@@ -150,12 +151,13 @@ fn a_store_that_lost_the_environment_is_not_filled_anew() {
 }
 
 #[test]
-fn a_charm_whose_name_is_no_text_is_looked_for() {
+fn a_charm_path_may_be_invalid_utf8() {
     use std::os::unix::ffi::OsStrExt as _;
     let operator = Operator::with_store("");
     let up = Daemon::up(&operator);
     let name = std::ffi::OsStr::from_bytes(b"charm-\xff");
     came(operator.command("juju").env_remove("JUJU_ZOOKEEPER").arg("deploy").arg(name))
         .is_refusal(1, "metadata.yaml is missing");
+    golden::refusals("charm_path_not_utf8");
     assert_eq!(up.ends("-TERM"), Some(0));
 }

@@ -1,5 +1,5 @@
-//! `portcullis demo`, as a newcomer runs it: with the hook tools that cargo builds, with real nftables in network
-//! namespaces of its own, with or without privileges, and as a dry run where the kernel allows no namespaces.
+//! `portcullis demo`: with hook tools that cargo builds, with real nftables in network namespaces
+//! of its own, with and without privileges, and as a dry run where the kernel allows no namespaces.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -10,13 +10,13 @@ use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
-use crate::harness::binary;
+use crate::harness::{binary, golden};
 use crate::operator::{Came, came};
 
 const TOOLS: [&str; 3] = ["open-port", "close-port", "opened-ports"];
 const NOBODY: u32 = 65_534;
 
-/// A newcomer's machine: the programs in one directory, and an empty one for temporary files.
+/// A fresh installation: the programs in one directory, and an empty one for temporary files.
 struct Newcomer {
     place: TempDir,
 }
@@ -79,7 +79,7 @@ impl Newcomer {
     }
 }
 
-/// Each of `parts` is in the text, in this order.
+/// Asserts that the text contains all `parts` in this order.
 #[track_caller]
 fn in_order(text: &str, parts: &[&str]) {
     let mut rest = text;
@@ -92,7 +92,7 @@ fn in_order(text: &str, parts: &[&str]) {
 }
 
 #[track_caller]
-fn proves_its_promise(shown: &Came) {
+fn shows_all_steps(shown: &Came) {
     assert_eq!(shown.code, 0, "{}", shown.stdout);
     in_order(
         &shown.stdout,
@@ -124,8 +124,8 @@ fn proves_its_promise(shown: &Came) {
 fn the_demo_shows_a_port_refused_then_open_then_refused() {
     let newcomer = Newcomer::with_everything();
     let shown = came(&mut newcomer.demo(&["env"]));
-    proves_its_promise(&shown);
-    says_what_the_readme_says(&shown.stdout.replace(newcomer.tmp().to_str().unwrap(), "/tmp"));
+    shows_all_steps(&shown);
+    says_what_the_tutorial_says(&shown.stdout.replace(newcomer.tmp().to_str().unwrap(), "/tmp"));
     newcomer.left_nothing();
 }
 
@@ -134,7 +134,7 @@ fn the_demo_needs_no_privileges() {
     let newcomer = Newcomer::with_everything();
     chown(newcomer.tmp(), Some(NOBODY), Some(NOBODY)).unwrap();
     let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
-    proves_its_promise(&came(&mut newcomer.demo(&nobody)));
+    shows_all_steps(&came(&mut newcomer.demo(&nobody)));
     newcomer.left_nothing();
 }
 
@@ -175,7 +175,11 @@ fn cargo_builds_the_hook_tools_for_the_demo() {
         refused.stdout
     );
 
-    // A script in place of cargo that does the same.
+    golden::placeholder(newcomer.place.path().to_str().unwrap(), "HOME");
+    golden::record("portcullis demo", &refused.stdout, "", refused.code);
+    golden::refusals("demo");
+
+    // A script that replaces cargo and copies the tools.
     let copies: Vec<String> = TOOLS
         .iter()
         .map(|tool| format!("cp {} {}", binary(tool).display(), newcomer.bin().display()))
@@ -184,7 +188,7 @@ fn cargo_builds_the_hook_tools_for_the_demo() {
     let cargo = newcomer.script("cargo", &format!("echo \"$@\" >{}\n{}", noted.display(), copies.join("\n")));
     let repository = env!("CARGO_MANIFEST_DIR");
     let shown = came(newcomer.demo(&["env"]).env("CARGO", cargo).env("CARGO_MANIFEST_DIR", repository));
-    proves_its_promise(&shown);
+    shows_all_steps(&shown);
     let arguments = fs::read_to_string(noted).unwrap();
     let expected = format!(
         "build --package portcullis-hooks --bins --manifest-path {repository}/Cargo.toml --profile bin --target-dir {}\n",
@@ -200,12 +204,14 @@ fn cargo_demo_shows_compile_progress() {
     assert_eq!(alias, "demo = \"run --no-default-features --bin portcullis -- demo\"");
 }
 
-/// Each line of the README's first screen is one of the demo's, in the same order. Numbers of four digits and more differ
-/// from run to run.
-fn says_what_the_readme_says(told: &str) {
-    let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
-    let screen = readme.split("somewhat shortened:\n").nth(1).expect("a screen");
-    let screen = screen.lines().skip(1).map_while(|line| line.strip_prefix("    "));
+/// Each line of the transcript in the tutorial is one of the demo's, in the same order. Numbers of
+/// four digits and more differ from run to run.
+fn says_what_the_tutorial_says(told: &str) {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/tutorials/one-machine.md");
+    let page = fs::read_to_string(page).unwrap();
+    let screen = page.split("somewhat shortened:\n").nth(1).expect("a transcript");
+    let screen =
+        screen.split("```text\n").nth(1).expect("its text").lines().take_while(|line| *line != "```");
     let plain = |line: &str| {
         let mut shown = String::new();
         let numbers = line.split_inclusive(|c: char| !c.is_ascii_digit());
@@ -226,11 +232,11 @@ fn says_what_the_readme_says(told: &str) {
         };
         assert!(found, "the demo does not say, or not there: {line}");
     }
-    assert!(lines > 30, "{lines} lines of a screen");
+    assert!(lines > 10, "{lines} lines of a transcript");
 }
 
 #[test]
-fn a_demo_that_is_cut_short_leaves_nothing_behind_either() {
+fn an_interrupted_demo_leaves_nothing_behind() {
     let newcomer = Newcomer::with_everything();
     for (signal, name) in [("-INT", "SIGINT"), ("-TERM", "SIGTERM")] {
         let mut demo = Command::new(newcomer.bin().join("portcullis"))
@@ -244,14 +250,14 @@ fn a_demo_that_is_cut_short_leaves_nothing_behind_either() {
             .unwrap();
         let mut told = BufReader::new(demo.stdout.take().unwrap()).lines().map(Result::unwrap);
         let store = told.find_map(|line| line.strip_prefix("listening on ").map(str::to_owned)).unwrap();
-        // In the middle of the unit's hooks.
+        // While the unit's hooks run.
         told.find(|line| line.starts_with("# The machine runs")).unwrap();
         let sent = Command::new("kill").args([signal, &demo.id().to_string()]).status().unwrap();
         assert!(sent.success());
         let said: Vec<String> = told.collect();
         let came = demo.wait_with_output().unwrap();
         let stderr = String::from_utf8(came.stderr).unwrap();
-        let end = format!("error: the story was cut short by {name}\n");
+        let end = format!("error: the demo was interrupted by {name}\n");
         assert!(stderr.ends_with(&end), "{stderr} {said:?}");
         assert_eq!(came.status.code(), Some(1));
         assert!(said.iter().any(|line| line == "$ juju destroy-service hello"), "{said:?}");

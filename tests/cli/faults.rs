@@ -1,12 +1,12 @@
-//! Stores that break: garbage in their znodes, and connections that end at every point of a command.
+//! Store failures: corrupt znodes, and connections that end at every point of a command.
 
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::harness::HANG;
 use crate::harness::scenario::Site;
 use crate::harness::wire::{Client, Put, op};
+use crate::harness::{HANG, golden};
 use crate::operator::{Operator, fixture_charm};
 use crate::proxy::{Proxy, Then};
 
@@ -21,7 +21,7 @@ pub(crate) fn as_operator(operator: &Operator, site: &Site) -> Client {
     client
 }
 
-pub(crate) fn garbage_in_a_znode_hides_nothing_else(site: &Site) {
+pub(crate) fn a_corrupt_znode_hides_nothing_else(site: &Site) {
     let operator = Operator::bootstrapped(site);
     operator.does(&["deploy", &fixture_charm("wordpress"), "-n", "3"]);
     operator.does(&["deploy", &fixture_charm("mysql")]);
@@ -39,6 +39,7 @@ pub(crate) fn garbage_in_a_znode_hides_nothing_else(site: &Site) {
     }
     let came = operator.juju(&["status", "--format", "json"]);
     assert_eq!(came.code, 1, "{came:?}");
+    golden::record(&came.line, &came.stdout, &came.stderr, came.code);
     let lines: Vec<&str> = came.stderr.lines().collect();
     assert!(matches!(lines[..], [line] if line.starts_with("error: ")), "{came:?}");
     for path in broken {
@@ -62,10 +63,12 @@ pub(crate) fn garbage_in_a_znode_hides_nothing_else(site: &Site) {
 
     client.set_if_version(&site.path("/initialized"), b"[]", -1).expect("written");
     operator.is_refused(&["status"], 1, "/initialized: not a JSON object");
+    golden::refusals("garbage");
 }
 
-/// The proxy delays every chunk, so that requests sent together pass it as one chunk: chunks count round trips.
-pub(crate) fn status_asks_in_batches(site: &Site) {
+/// The proxy delays every chunk, so that requests that are sent together are one chunk: the number
+/// of chunks is the number of round trips.
+pub(crate) fn status_reads_in_batches(site: &Site) {
     const DELAY: Duration = Duration::from_millis(20);
     let operator = Operator::bootstrapped(site);
     let charm = fixture_charm("wordpress");
@@ -86,8 +89,8 @@ pub(crate) fn status_asks_in_batches(site: &Site) {
     assert!(many < few + 50, "{few} round trips for one unit, {many} for three hundred");
 }
 
-/// A deploy whose way to the store ends after so many answers, and a second one by the straight way. Says whether the
-/// first met the fault.
+/// Deploys through a proxy that fails after some responses, then again directly. Returns whether
+/// the first command failed.
 fn deploy_twice(operator: &Operator, site: &Site, answers: usize, then: Then) -> bool {
     let charm = fixture_charm("wordpress");
     let name = format!("{}-{}", if then == Then::Cut { "cut" } else { "silent" }, letters(answers));
@@ -98,14 +101,15 @@ fn deploy_twice(operator: &Operator, site: &Site, answers: usize, then: Then) ->
     assert!(start.elapsed() < HANG, "{name} took {:?}", start.elapsed());
     drop(proxy);
     if came.code != 0 {
-        came.is_refusal(1, "the store at");
+        came.fails_with(1, "the store at");
     }
     if came.code == 0 {
         return false;
     }
-    // The second run does it, or finds that the first had done it although its answer was lost. A third is another matter.
+    // The second run completes the operation, also if only the response to the first was lost. A
+    // third run is a new operation.
     operator.does(&deploy);
-    operator.is_refused(&deploy, 1, &format!("Service '{name}' already exists"));
+    operator.juju(&deploy).fails_with(1, &format!("Service '{name}' already exists"));
     let status = operator.status();
     let units: Vec<&String> =
         status["services"][&name]["units"].as_object().expect("a service").keys().collect();
@@ -113,7 +117,7 @@ fn deploy_twice(operator: &Operator, site: &Site, answers: usize, then: Then) ->
     true
 }
 
-pub(crate) fn a_store_that_goes_away_is_told_in_time(site: &Site) {
+pub(crate) fn a_lost_store_is_reported_in_time(site: &Site) {
     let operator = Operator::bootstrapped(site);
     let operator = &operator;
     let failed = std::thread::scope(|scope| {
@@ -130,8 +134,8 @@ pub(crate) fn a_store_that_goes_away_is_told_in_time(site: &Site) {
     assert!(failed >= 6, "only {failed} of the commands met the fault");
 }
 
-/// A command whose way to the store is cut after so many answers, and the same again by the straight way: `holds` sees
-/// what one run leaves. Says whether the first met the fault.
+/// Runs a command through a proxy that cuts connections after some responses, then again directly.
+/// `holds` checks the result of a single execution. Returns whether the first run failed.
 fn run_twice(
     operator: &Operator,
     site: &Site,
@@ -143,7 +147,7 @@ fn run_twice(
     let came = operator.over(&format!("{}{}", proxy.addr(), site.chroot), |juju| juju(command));
     drop(proxy);
     if came.code != 0 {
-        came.is_refusal(1, "the store at");
+        came.fails_with(1, "the store at");
         operator.does(command);
     }
     holds(&operator.status());
@@ -152,7 +156,7 @@ fn run_twice(
 
 fn every_kind_twice(operator: &Operator, site: &Site, answers: usize) -> usize {
     let name = format!("often-{}", letters(answers));
-    // A machine of their own, since the others place units wherever there is room.
+    // A separate machine, since concurrent commands place units on any free one.
     let home = operator.does(&["add-machine"]).stderr;
     let home = home.trim_end().trim_start_matches("Machine ").trim_end_matches(" was added.");
     operator.does(&["deploy", &fixture_charm("wordpress"), &name, "-n", "2", "--to", home]);
@@ -180,7 +184,7 @@ fn every_kind_twice(operator: &Operator, site: &Site, answers: usize) -> usize {
     failed
 }
 
-pub(crate) fn a_second_run_puts_it_right(site: &Site) {
+pub(crate) fn repeating_a_command_after_a_lost_response_is_safe(site: &Site) {
     let operator = Operator::bootstrapped(site);
     let operator = &operator;
     let failed: usize = std::thread::scope(|scope| {
@@ -191,7 +195,7 @@ pub(crate) fn a_second_run_puts_it_right(site: &Site) {
     assert!(failed >= 20, "only {failed} of the commands met the fault");
 }
 
-/// A number as a word: names may not end in digits alone.
+/// Spells a number in letters, since names must not end in digits alone.
 fn letters(number: usize) -> String {
     number.to_string().bytes().map(|digit| char::from(digit - b'0' + b'a')).collect()
 }

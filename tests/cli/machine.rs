@@ -1,5 +1,5 @@
-//! `portcullis machine` on a real kernel: two network namespaces joined by a cable, the real programs, and connections
-//! that come through or do not. Needs root, `ip` and `nft`.
+//! `portcullis machine` on a real kernel: two network namespaces joined by a veth pair, the real
+//! programs, and real connections. Needs root, `ip` and `nft`.
 
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener};
@@ -11,19 +11,19 @@ use std::time::Duration;
 use crate::controller::open_port;
 use crate::faults::as_operator;
 use crate::harness::scenario::{Scenario, Site, run, scenarios};
-use crate::harness::{Kind, Store, wait_for};
+use crate::harness::{Kind, Store, golden, wait_for};
 use crate::netns::{Knock, Net, SERVER};
 use crate::operator::{Operator, came, fixture_charm};
 
-/// Longer than the session of a killed predecessor lasts.
+/// Longer than the session timeout of a killed agent.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 const SCENARIOS: &[Scenario] = scenarios![
-    machines_open_what_their_units_ask_for,
-    of_two_ports_that_touch_one_is_shut,
+    machines_open_the_ports_of_exposed_units,
+    closing_one_of_two_adjacent_ports_keeps_the_other,
     a_machine_has_one_agent,
-    a_machine_without_credentials_is_told,
-    a_machine_without_nftables_says_so,
+    a_machine_without_valid_credentials_is_refused,
+    a_missing_nft_program_is_reported,
 ];
 
 #[test]
@@ -36,12 +36,12 @@ fn on_the_keeper() {
     run(&Store::keeper(), SCENARIOS);
 }
 
-/// A machine in a box, with someone who types and an agent that comes and goes.
+/// A machine in a network namespace, with an operator.
 struct World<'a> {
     site: &'a Site,
     operator: Operator,
     net: Net,
-    /// Where this machine's `nft` is found.
+    /// PATH with an `nft` that works on this machine.
     path: String,
 }
 
@@ -82,7 +82,8 @@ impl<'a> World<'a> {
     fn listen(&self) -> (TcpListener, SocketAddr) {
         let listener = self.net.listen(SERVER);
         let taken = listener.try_clone().expect("a second handle");
-        // Takes every knock in, or a queue that is full would look like a firewall; ends with the test's process.
+        // Accepts every connection: a full queue would look like a firewall. Ends with the test's
+        // process.
         std::thread::spawn(move || taken.incoming().for_each(drop));
         let to = listener.local_addr().expect("an address");
         (listener, to)
@@ -93,7 +94,8 @@ impl<'a> World<'a> {
         wait_for(&format!("{wanted:?} at {to}"), DEADLINE, || (self.net.knock(to) == wanted).then_some(()));
     }
 
-    /// What is said about the machine, once this is in it: rules come first, and then the report.
+    /// Waits until `firewall explain` contains the text, and returns it. Rules change before the
+    /// report.
     #[track_caller]
     fn explained(&self, text: &str) -> String {
         wait_for(text, DEADLINE, || {
@@ -106,7 +108,7 @@ impl<'a> World<'a> {
     }
 }
 
-/// A search path whose `nft` works on the machine in the box.
+/// Returns a PATH whose `nft` works in the machine's network namespace.
 fn nft_of(operator: &Operator, net: &Net) -> String {
     let path = std::env::var("PATH").expect("a PATH");
     let nft = std::env::split_paths(&path).map(|dir| dir.join("nft")).find(|nft| nft.is_file()).expect("nft");
@@ -123,6 +125,14 @@ fn nft_of(operator: &Operator, net: &Net) -> String {
 impl Agent {
     fn said(&self) -> String {
         fs::read_to_string(&self.log).expect("a log")
+    }
+
+    /// Adds its error to the golden file of this test.
+    fn record(&self, code: Option<i32>) {
+        let said = self.said();
+        let is_error = |line: &&str| line.starts_with("error: ") || line.starts_with("hint: ");
+        let error: String = said.lines().filter(is_error).map(|line| format!("{line}\n")).collect();
+        golden::record("portcullis machine --id 0", "", &error, code.expect("an exit code"));
     }
 
     #[track_caller]
@@ -151,12 +161,12 @@ impl Drop for Agent {
         if std::thread::panicking() {
             eprintln!("the agent said:\n{}", fs::read_to_string(&self.log).unwrap_or_default());
         }
-        // Ended already in every test that passes.
+        // The process has ended already, unless the test failed.
         let _ = (self.child.kill(), self.child.wait());
     }
 }
 
-fn machines_open_what_their_units_ask_for(site: &Site) {
+fn machines_open_the_ports_of_exposed_units(site: &Site) {
     let world = World::new(site);
     let (operator, net) = (&world.operator, &world.net);
     world.deploy("wordpress");
@@ -171,7 +181,7 @@ fn machines_open_what_their_units_ask_for(site: &Site) {
     world.becomes(web, Knock::Refused);
     assert_eq!(net.knock(way_in), Knock::Connected, "the way in stays open");
 
-    // Asked for is not enough, exposed alone neither; both are.
+    // A port opens only if it is requested and its service is exposed.
     world.open(("wordpress/0", 0), web);
     operator.does(&["expose", "mysql"]);
     world.open(("mysql/0", 1), sql);
@@ -184,13 +194,13 @@ fn machines_open_what_their_units_ask_for(site: &Site) {
     assert_eq!(operator.juju(&["firewall", "plan"]).code, 0);
     assert_eq!(operator.status()["machines"]["0"]["agent-state"], "running");
 
-    // To some and not to others.
+    // Other sources are rejected.
     operator.does(&["expose", "wordpress", "--to", "192.0.2.0/24"]);
     world.becomes(web, Knock::Refused);
     operator.does(&["expose", "wordpress"]);
     world.becomes(web, Knock::Connected);
 
-    // The ports of a unit that cannot be read stay as they are; those of others come and go.
+    // Unreadable ports of a unit stay open; those of other units change.
     let ports = site.path("/units/unit-0000000000/ports");
     let mut client = as_operator(operator, site);
     let (whole, _) = client.get(&ports).expect("ports");
@@ -210,10 +220,10 @@ fn machines_open_what_their_units_ask_for(site: &Site) {
     let log = operator.does(&["firewall", "log", "--unit", "wordpress/0"]).stdout;
     let opened = format!("machine 0  open {}/tcp to 0.0.0.0/0, ::/0 for wordpress/0: done", web.port());
     assert!(log.lines().any(|line| line.ends_with(&opened)), "{log}");
-    // Both units' charm opens the same port, maybe in one step: then it is this unit's as well.
+    // Both units open the same port, maybe in one step, which then names both units.
     assert!(log.lines().all(|line| line.contains("wordpress/0")), "{log}");
 
-    // Killed, with changes while it was away; and the kernel has forgotten its table, as after a boot.
+    // The agent is killed, the tree changes, and the nftables table is lost, as after a reboot.
     agent.kill9();
     operator.does(&["expose", "mysql"]);
     operator.does(&["unexpose", "wordpress"]);
@@ -224,15 +234,15 @@ fn machines_open_what_their_units_ask_for(site: &Site) {
     assert_eq!((net.knock(web), net.knock(sql)), (Knock::Refused, Knock::Connected));
     assert_eq!(net.knock(way_in), Knock::Connected);
 
-    // Stopped in order, what is open stays so; the tree says that nobody looks after it.
+    // After a graceful stop, open ports stay open, and the tree reports that the agent is down.
     assert_eq!(agent.ends("-TERM"), Some(0));
     assert_eq!((net.knock(web), net.knock(sql)), (Knock::Refused, Knock::Connected));
     world.explained("problem: the machine's agent is down");
 }
 
-/// The kernel's sets show ports that touch as one range. Who closes one of them leaves the other open, though nobody can read
-/// who asked for that.
-fn of_two_ports_that_touch_one_is_shut(site: &Site) {
+/// The kernel lists adjacent ports as one range. Closing one of them keeps the other open, although
+/// the unit that requested it cannot be read.
+fn closing_one_of_two_adjacent_ports_keeps_the_other(site: &Site) {
     let world = World::new(site);
     world.deploy("wordpress");
     world.deploy("mysql");
@@ -259,8 +269,9 @@ fn of_two_ports_that_touch_one_is_shut(site: &Site) {
     assert_eq!(agent.ends("-TERM"), Some(0));
 }
 
-/// A machine that lacks the program says so where people look, goes on, and is put right once it is there.
-fn a_machine_without_nftables_says_so(site: &Site) {
+/// Without `nft`, the agent reports the problem, continues, and applies the rules once `nft`
+/// exists.
+fn a_missing_nft_program_is_reported(site: &Site) {
     let mut world = World::new(site);
     world.deploy("wordpress");
     let (_web, web) = world.listen();
@@ -306,17 +317,25 @@ fn a_machine_has_one_agent(site: &Site) {
     assert_eq!(second.end(), Some(1));
     let process = format!("machine 0 is looked after by process {} on ", first.child.id());
     assert!(second.said().contains(&process), "{}", second.said());
+    // The host name and a random token follow.
+    let said = second.said();
+    let holder =
+        said.split_once("looked after by ").and_then(|(_, rest)| rest.split_once(')')).expect("a holder");
+    golden::placeholder(holder.0, "process PID on HOST (TOKEN");
+    second.record(Some(1));
     assert_eq!(first.ends("-TERM"), Some(0));
     let third = world.machine("third.log", &[]);
     third.says("holding the machine");
-    // A machine that is let go has nothing more to look after.
+    // The agent of a terminated machine stops.
     world.operator.does(&["terminate-machine", "0"]);
     let mut third = third;
     assert_eq!(third.end(), Some(1));
     assert!(third.said().contains("error: Machine 0 was not found"), "{}", third.said());
+    third.record(Some(1));
+    golden::refusals("machine_ends");
 }
 
-fn a_machine_without_credentials_is_told(site: &Site) {
+fn a_machine_without_valid_credentials_is_refused(site: &Site) {
     let operator = Operator::bootstrapped(site);
     operator.does(&["add-machine"]);
     operator.does(&["add-machine"]);
@@ -325,11 +344,11 @@ fn a_machine_without_credentials_is_told(site: &Site) {
     machine(&["--id", "x"]).is_refusal(2, "'x' is not a machine");
     machine(&["--id", "0", "--protect", "eighty"]).is_refusal(2, "Invalid port, must be an integer");
     machine(&["--id", "0", "--firewall", "nftables", "--policy", "none"])
-        .is_refusal(1, "policy none does not exist");
+        .is_refusal(1, "policy file none does not exist");
     let stranger = Operator::at(site);
     let alone = |args: &[&str]| came(stranger.command("portcullis").arg("machine").args(args));
     alone(&["--id", "0"]).is_refusal(1, "no credentials for machine 0: ");
-    // Made where the operator is, and copied from there.
+    // Created on the operator's host and copied from there.
     let made = operator.config("local-machines/machine-0000000000.json");
     assert_eq!(fs::metadata(&made).unwrap().permissions().mode() & 0o777, 0o600);
     let copy = stranger.home().join("machine.json");
@@ -338,11 +357,12 @@ fn a_machine_without_credentials_is_told(site: &Site) {
     alone(&["--id", "1", "--credentials", wrong]).is_refusal(1, "does not allow this with these credentials");
     let text = fs::read_to_string(&copy).unwrap();
     fs::write(&copy, text.replace("auth", "htua")).unwrap();
-    alone(&["--id", "0", "--credentials", wrong]).is_refusal(1, "does not say who the machine is");
+    alone(&["--id", "0", "--credentials", wrong]).is_refusal(1, "is not a machine file");
+    golden::refusals("machine");
 }
 
-/// The store goes away and comes back; what was open stays open, and what changed meanwhile is put right.
-fn a_store_that_is_away_closes_nothing(kind: Kind) {
+/// While the store is unreachable, open ports stay open; later changes are applied when it returns.
+fn an_unreachable_store_closes_no_ports(kind: Kind) {
     let mut store = Store::start(kind, crate::harness::Options::default());
     let site = Site { kind, addr: store.addr(), chroot: String::new() };
     let world = World::new(&site);
@@ -365,24 +385,24 @@ fn a_store_that_is_away_closes_nothing(kind: Kind) {
 }
 
 #[test]
-fn a_keeper_that_is_away_closes_nothing() {
-    a_store_that_is_away_closes_nothing(Kind::Keeper);
+fn an_unreachable_keeper_closes_no_ports() {
+    an_unreachable_store_closes_no_ports(Kind::Keeper);
 }
 
 #[test]
-fn a_zookeeper_that_is_away_closes_nothing() {
-    a_store_that_is_away_closes_nothing(Kind::ZooKeeper);
+fn an_unreachable_zookeeper_closes_no_ports() {
+    an_unreachable_store_closes_no_ports(Kind::ZooKeeper);
 }
 
-/// Who hangs when it should end is cut off, and whoever comes next need not wait for its session.
+/// An agent whose last pass hangs is stopped, and the next agent does not wait for its session.
 #[test]
-fn a_last_pass_that_hangs_leaves_the_machine_free() {
+fn a_hanging_last_pass_releases_the_machine() {
     let store = Store::keeper();
     let site = Site { kind: store.kind(), addr: store.addr(), chroot: String::new() };
     let world = World::new(&site);
     let (nft, begun) = (world.operator.home().join("bin/nft"), world.operator.home().join("begun"));
     let quick = fs::read_to_string(&nft).unwrap();
-    // Each call ends in time, and the two of a pass together do not.
+    // Each call ends in time, but the two calls of a pass together do not.
     let slow = format!("touch {}; sleep 9; exec ", begun.display());
     fs::write(&nft, quick.replacen("exec ", &slow, 1)).unwrap();
     let first = world.machine("first.log", &[]);
@@ -397,7 +417,7 @@ fn a_last_pass_that_hangs_leaves_the_machine_free() {
     assert_eq!(second.ends("-TERM"), Some(0));
 }
 
-/// A charm whose hooks all fail, once the first of them has asked for a port.
+/// A charm whose hooks all fail; the start hook requests a port first.
 fn failing_charm(operator: &Operator, port: u16) -> String {
     let charm = operator.charm("frail", "name: frail\nsummary: s\ndescription: d\n");
     let hooks = std::path::Path::new(&charm).join("hooks");
@@ -409,9 +429,10 @@ fn failing_charm(operator: &Operator, port: u16) -> String {
     charm
 }
 
-/// What a hook asked for before it failed is asked for, and an exposed hook that fails neither opens nor closes anything.
+/// Ports that a hook opened before it failed stay requested, and a failed exposed hook neither
+/// opens nor closes a port.
 #[test]
-fn a_hook_that_fails_changes_nothing_in_the_firewall() {
+fn a_failed_hook_does_not_change_the_firewall() {
     let store = Store::keeper();
     let site = Site { kind: store.kind(), addr: store.addr(), chroot: String::new() };
     let world = World::new(&site);
@@ -431,7 +452,7 @@ fn a_hook_that_fails_changes_nothing_in_the_firewall() {
     world.becomes(web, Knock::Connected);
     operator.does(&["resolved", "frail/0"]);
     state("exposed-error");
-    // After a look of the agent's at everything.
+    // After a complete pass of the agent.
     world.becomes(web, Knock::Connected);
     world.explained(&format!("{}/tcp  open  frail/0", web.port()));
     operator.does(&["unexpose", "frail"]);

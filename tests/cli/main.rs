@@ -1,19 +1,20 @@
-//! The programs as their users see them: the real binaries, run against Apache ZooKeeper and against the embedded keeper
-//! from one list of scenarios. What the store does underneath is tested elsewhere.
+//! The real programs, run against Apache ZooKeeper and against the embedded keeper with one list of
+//! scenarios. The store itself is tested elsewhere.
 
-// Scenarios are tests, though the lint cannot see it.
+// Scenarios are tests, which the lint does not recognise.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
-mod apart;
-mod beating;
 mod controller;
 mod credentials;
 mod daemon;
 mod demo;
-mod earnest;
 mod faults;
+mod golden;
+mod happy_path;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod heartbeat;
+mod hook_users;
 mod machine;
 #[path = "../../provider/tests/netns/mod.rs"]
 #[allow(dead_code)]
@@ -21,44 +22,44 @@ mod netns;
 mod operator;
 mod proxy;
 mod refusals;
-mod story;
+mod status_watch;
 mod trust;
-mod watching;
+mod up_nftables;
 
 use harness::Store;
 use harness::scenario::{Scenario, run, scenarios};
 
-use controller::{a_controller_refuses_to_start_in_the_dark, controllers_lead_and_take_over};
+use controller::{a_controller_with_invalid_settings_does_not_start, a_standby_controller_takes_over};
 use credentials::{
-    a_file_without_a_tree_is_taken_up, a_unit_can_open_its_ports_and_nothing_else,
-    bootstrap_closes_the_root_of_a_keeper, bootstrapping_twice_is_harmless,
-    two_operators_at_once_make_one_environment, two_processes_of_one_operator_agree,
+    a_unit_can_open_only_its_own_ports, bootstrap_closes_the_root_of_a_keeper,
+    bootstrap_uses_saved_credentials_without_a_tree, bootstrapping_twice_changes_nothing,
+    concurrent_bootstraps_of_one_operator_succeed, of_two_operators_one_creates_the_environment,
 };
 use faults::{
-    a_second_run_puts_it_right, a_store_that_goes_away_is_told_in_time,
-    garbage_in_a_znode_hides_nothing_else, status_asks_in_batches,
+    a_corrupt_znode_hides_nothing_else, a_lost_store_is_reported_in_time,
+    repeating_a_command_after_a_lost_response_is_safe, status_reads_in_batches,
 };
-use refusals::{refusals_change_nothing, what_is_wrong_is_said};
-use story::{status_goes_where_it_should, the_whole_story};
-use watching::whoever_watches_sees_every_change;
+use happy_path::{everyday_commands_print_the_golden_text, status_is_written_to_stdout_or_a_file};
+use refusals::{refused_commands_change_nothing, refused_commands_print_the_golden_text};
+use status_watch::status_watch_shows_every_change;
 
 const SCENARIOS: &[Scenario] = scenarios![
-    the_whole_story,
-    status_goes_where_it_should,
-    whoever_watches_sees_every_change,
-    what_is_wrong_is_said,
-    refusals_change_nothing,
-    bootstrapping_twice_is_harmless,
-    a_file_without_a_tree_is_taken_up,
-    two_operators_at_once_make_one_environment,
-    two_processes_of_one_operator_agree,
-    a_unit_can_open_its_ports_and_nothing_else,
-    garbage_in_a_znode_hides_nothing_else,
-    status_asks_in_batches,
-    a_store_that_goes_away_is_told_in_time,
-    a_second_run_puts_it_right,
-    a_controller_refuses_to_start_in_the_dark,
-    controllers_lead_and_take_over,
+    everyday_commands_print_the_golden_text,
+    status_is_written_to_stdout_or_a_file,
+    status_watch_shows_every_change,
+    refused_commands_print_the_golden_text,
+    refused_commands_change_nothing,
+    bootstrapping_twice_changes_nothing,
+    bootstrap_uses_saved_credentials_without_a_tree,
+    of_two_operators_one_creates_the_environment,
+    concurrent_bootstraps_of_one_operator_succeed,
+    a_unit_can_open_only_its_own_ports,
+    a_corrupt_znode_hides_nothing_else,
+    status_reads_in_batches,
+    a_lost_store_is_reported_in_time,
+    repeating_a_command_after_a_lost_response_is_safe,
+    a_controller_with_invalid_settings_does_not_start,
+    a_standby_controller_takes_over,
 ];
 
 #[test]
@@ -72,11 +73,11 @@ fn on_the_keeper() {
 }
 
 #[test]
-fn keeper_root() {
+fn the_root_of_a_keeper_is_closed() {
     bootstrap_closes_the_root_of_a_keeper(&Store::keeper());
 }
 
 #[test]
-fn zookeeper_root() {
+fn the_root_of_zookeeper_stays_open() {
     bootstrap_closes_the_root_of_a_keeper(&Store::zookeeper());
 }

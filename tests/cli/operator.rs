@@ -1,4 +1,5 @@
-//! Someone who types: a home of their own, a store to work on, and an eye for exit codes and both outputs.
+//! An operator: a home directory, a store, and the programs run with them. Checks exit codes,
+//! stdout and stderr.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -9,16 +10,17 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::harness::scenario::Site;
-use crate::harness::{binary, groups};
+use crate::harness::{binary, golden, groups};
 
 pub(crate) struct Operator {
     home: TempDir,
     store: String,
 }
 
-/// What came of one command.
+/// One command line and its outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Came {
+    pub(crate) line: String,
     pub(crate) code: i32,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
@@ -29,7 +31,7 @@ impl Operator {
         Self::with_store(&site.connect_string())
     }
 
-    /// One who has made an environment there.
+    /// An operator with a bootstrapped environment.
     pub(crate) fn bootstrapped(site: &Site) -> Self {
         let operator = Self::at(site);
         operator.does(&["bootstrap"]);
@@ -38,15 +40,18 @@ impl Operator {
 
     pub(crate) fn with_store(store: &str) -> Self {
         let home = tempfile::tempdir().expect("a home");
-        // Hooks of other users have to get to their files.
+        // Hooks of other users have to reach their files.
         for place in [home.path(), &home.path().join("data")] {
             fs::create_dir_all(place).expect("a directory");
             fs::set_permissions(place, fs::Permissions::from_mode(0o755)).expect("an open door");
         }
+        golden::placeholder(home.path().to_str().expect("UTF-8"), "HOME");
+        golden::placeholder(store, "STORE");
+        golden::placeholder(store.split('/').next().unwrap_or_default(), "HOSTS");
         Self { home, store: store.to_owned() }
     }
 
-    /// The same person with the same memory, by another way to the store.
+    /// Runs `work` with the same home and another address of the store.
     pub(crate) fn over<R>(&self, store: &str, work: impl FnOnce(&dyn Fn(&[&str]) -> Came) -> R) -> R {
         work(&|args| came(self.command("juju").env("JUJU_ZOOKEEPER", store).args(args)))
     }
@@ -59,12 +64,12 @@ impl Operator {
         self.home().join("config/portcullis").join(file)
     }
 
-    /// Who was given to units, on a host that this person has alone.
+    /// The list of UIDs of units, separate for each operator.
     pub(crate) fn users(&self) -> PathBuf {
         self.home().join("data/portcullis-units/users.json")
     }
 
-    /// A program with this person's environment and nobody else's.
+    /// A program with this operator's environment variables only.
     pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new(binary(program));
         command
@@ -84,7 +89,7 @@ impl Operator {
         came(self.command("juju").args(args))
     }
 
-    /// A command that must succeed.
+    /// Runs a command that must succeed.
     #[track_caller]
     pub(crate) fn does(&self, args: &[&str]) -> Came {
         let came = self.juju(args);
@@ -92,7 +97,8 @@ impl Operator {
         came
     }
 
-    /// A command that must fail, and say so in one line that contains `text`, with at most a hint behind it.
+    /// Runs a command that must fail with one line of error that contains `text`, and at most one
+    /// hint.
     #[track_caller]
     pub(crate) fn is_refused(&self, args: &[&str], code: i32, text: &str) -> Came {
         let came = self.juju(args);
@@ -105,33 +111,37 @@ impl Operator {
         serde_json::from_str(&came.stdout).expect("JSON")
     }
 
-    /// A charm directory of this person's own.
+    /// Creates a charm directory.
     pub(crate) fn charm(&self, name: &str, metadata: &str) -> String {
         let directory = self.home().join("charms").join(name);
         fs::create_dir_all(&directory).expect("a directory");
         fs::write(directory.join("metadata.yaml"), metadata).expect("a file");
         directory.to_str().expect("UTF-8").to_owned()
     }
-
-    /// A text without what differs from run to run.
-    pub(crate) fn without_places(&self, text: &str) -> String {
-        text.replace(self.home().to_str().expect("UTF-8"), "HOME")
-            .replace(&self.store, "STORE")
-            .replace(self.store.split('/').next().unwrap_or_default(), "HOSTS")
-            .replace(env!("CARGO_MANIFEST_DIR"), "REPO")
-    }
 }
 
 impl Drop for Operator {
     fn drop(&mut self) {
-        // Agents are gone by now, and with the home goes what says which groups were theirs.
+        // All agents have stopped. The names of their control groups are in the home, which is
+        // removed next.
         groups::end_below(self.home());
+        if env!("CARGO_CRATE_NAME") == "cli" && !std::thread::panicking() {
+            golden::all_compared();
+        }
     }
 }
 
 impl Came {
+    /// As [`Came::fails_with`]; the whole output goes to the golden file of this test.
     #[track_caller]
     pub(crate) fn is_refusal(&self, code: i32, text: &str) {
+        self.fails_with(code, text);
+        golden::record(&self.line, &self.stdout, &self.stderr, self.code);
+    }
+
+    /// Asserts one line of error that contains `text`, with at most one hint after it.
+    #[track_caller]
+    pub(crate) fn fails_with(&self, code: i32, text: &str) {
         let lines: Vec<&str> = self.stderr.lines().collect();
         let one_line =
             matches!(lines[..], [error] | [error, _] if error.starts_with("error: ") && error.contains(text));
@@ -147,17 +157,25 @@ impl Came {
 pub(crate) fn came(command: &mut Command) -> Came {
     let Output { status, stdout, stderr } = command.output().expect("a program that runs");
     Came {
+        line: line_of(command),
         code: status.code().expect("an exit code"),
         stdout: String::from_utf8(stdout).expect("UTF-8"),
         stderr: String::from_utf8(stderr).expect("UTF-8"),
     }
 }
 
+/// The program's name and its arguments, as they would be typed.
+pub(crate) fn line_of(command: &Command) -> String {
+    let program = Path::new(command.get_program()).file_name().expect("a program").to_string_lossy();
+    let args = command.get_args().map(|arg| shown(&arg.to_string_lossy()));
+    std::iter::once(program.into_owned()).chain(args).collect::<Vec<_>>().join(" ")
+}
+
 pub(crate) fn fixture_charm(name: &str) -> String {
     format!("{}/fixtures/charms/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Commands with what came of them, as they would stand in a terminal.
+/// Commands with their output, as in a terminal.
 pub(crate) struct Transcript<'a> {
     operator: &'a Operator,
     text: String,
@@ -170,22 +188,12 @@ impl<'a> Transcript<'a> {
 
     pub(crate) fn juju(&mut self, args: &[&str]) {
         let came = self.operator.juju(args);
-        let typed: Vec<String> = args.iter().map(|arg| shown(arg)).collect();
-        self.text.push_str(&format!("$ juju {}\n{}{}", typed.join(" "), came.stdout, came.stderr));
-        if came.code != 0 {
-            self.text.push_str(&format!("[exit {}]\n", came.code));
-        }
+        self.text.push_str(&golden::entry(&came.line, &came.stdout, &came.stderr, came.code));
     }
 
-    /// Compares with the file of that name; `BLESS=1` writes it anew.
+    /// Compares with the golden file of that name.
     pub(crate) fn is(self, name: &str) {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/transcripts").join(name);
-        let text = self.operator.without_places(&self.text);
-        if std::env::var_os("BLESS").is_some() {
-            fs::write(&path, &text).expect("a transcript");
-        }
-        let wanted = fs::read_to_string(&path).expect("a transcript");
-        assert_eq!(text, wanted, "{name} differs; BLESS=1 writes it anew");
+        golden::check(name, &self.text);
     }
 }
 

@@ -1,4 +1,4 @@
-//! A way to a store that can be slow, or end in the middle: bytes are passed on until a limit, then nothing more.
+//! A proxy in front of a store that delays data and fails after a limit.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -7,25 +7,25 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// What happens to a connection once its limit is reached.
+/// Behaviour after the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Then {
-    /// Every connection is cut, and new ones too.
+    /// All connections are closed, and new ones, too.
     Cut,
-    /// Connections stay open and nothing passes any more.
+    /// Connections stay open, and no data passes.
     Silence,
 }
 
-/// Ends, with all its connections, when dropped.
+/// Closed with all its connections when dropped.
 pub(crate) struct Proxy {
     addr: SocketAddr,
     state: Arc<State>,
 }
 
 struct State {
-    /// How many chunks of answers still pass.
+    /// Number of chunks of responses that still pass.
     answers: AtomicUsize,
-    /// How many chunks clients have sent.
+    /// Number of chunks that clients have sent.
     sent: AtomicUsize,
     then: Then,
     delay: Duration,
@@ -61,7 +61,7 @@ impl Proxy {
         self.addr
     }
 
-    /// How many chunks of requests clients have sent so far.
+    /// Number of chunks that clients have sent so far.
     pub(crate) fn chunks_sent(&self) -> usize {
         self.state.sent.load(Ordering::Acquire)
     }
@@ -70,7 +70,7 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.state.ended.store(true, Ordering::Release);
-        // Wakes the accepting thread; if it is gone already there is nothing to wake.
+        // Wakes the accepting thread, if it still runs.
         let _ = TcpStream::connect(self.addr);
     }
 }
@@ -105,7 +105,7 @@ impl State {
                 break;
             }
         }
-        // Either side may be gone already, which is what is wanted.
+        // Either side may be closed already.
         let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
     }
 }

@@ -1,13 +1,13 @@
-//! What an operator does wrong, and what is said about it: one line each, and nothing half-made.
+//! Refused commands: one line of error each, and no partial change.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use crate::harness::ports;
 use crate::harness::scenario::Site;
+use crate::harness::{golden, ports};
 use crate::operator::{Operator, Transcript, fixture_charm};
 
-pub(crate) fn what_is_wrong_is_said(site: &Site) {
+pub(crate) fn refused_commands_print_the_golden_text(site: &Site) {
     let operator = Operator::at(site);
     let wordpress = fixture_charm("wordpress");
     let mut told = Transcript::of(&operator);
@@ -51,10 +51,10 @@ pub(crate) fn what_is_wrong_is_said(site: &Site) {
     told.juju(&["frobnicate"]);
     told.juju(&["status", "--format", "xml"]);
     told.juju(&["add-unit", "wordpress", "-n", "0"]);
-    told.is("refusals.txt");
+    told.is("refusals/operator.txt");
 }
 
-pub(crate) fn refusals_change_nothing(site: &Site) {
+pub(crate) fn refused_commands_change_nothing(site: &Site) {
     let operator = Operator::bootstrapped(site);
     let wordpress = fixture_charm("wordpress");
     operator.does(&["deploy", &wordpress, "-n", "2"]);
@@ -82,7 +82,7 @@ pub(crate) fn refusals_change_nothing(site: &Site) {
     let stranger = Operator::at(site);
     stranger.is_refused(&["status"], 1, "no credentials for environment 'local'");
     let below = format!("{}/sub", site.connect_string());
-    let refusal = format!("the store at {below} lets nobody make an environment there but its owner");
+    let refusal = format!("only the owner of the store at {below} may create an environment there");
     stranger.is_refused(&["--zookeeper", &below, "bootstrap"], 1, &refusal);
     assert!(!stranger.config("local.json").exists(), "credentials for nothing");
     fs::create_dir_all(stranger.config("")).unwrap();
@@ -97,5 +97,6 @@ pub(crate) fn refusals_change_nothing(site: &Site) {
     assert!(refused.stderr.contains("local.json") && !refused.stderr.contains("guessed"), "{refused:?}");
     fs::write(&file, "garbage").unwrap();
     stranger.is_refused(&["status"], 1, "local.json is not an environment file");
+    golden::refusals("changes_nothing");
     assert_eq!(operator.status(), before);
 }

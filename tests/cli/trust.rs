@@ -10,8 +10,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::daemon::{Daemon, juju};
-use crate::harness::wait_for;
-use crate::operator::{Came, Operator, came, fixture_charm};
+use crate::harness::{golden, wait_for};
+use crate::operator::{Came, Operator, came, fixture_charm, line_of};
 
 const DEADLINE: Duration = Duration::from_secs(90);
 const NOBODY: u32 = 65_534;
@@ -44,7 +44,8 @@ fn ended(operator: &Operator, mut command: Command) -> Came {
         }
         std::thread::sleep(Duration::from_millis(20));
     };
-    Came { code, stdout: String::new(), stderr: fs::read_to_string(&log).unwrap() }
+    let stderr = fs::read_to_string(&log).unwrap();
+    Came { line: line_of(&command), code, stdout: String::new(), stderr }
 }
 
 #[track_caller]
@@ -53,6 +54,7 @@ fn is_refused(refused: &Came, why: &str, repair: &str) {
     assert_eq!(refused.code, 1, "{refused:?}");
     assert!(last[1].starts_with("error: ") && last[1].contains(why), "{refused:?}");
     assert_eq!(last[0], format!("hint: {repair}"));
+    golden::record(&refused.line, "", &format!("{}\n{}\n", last[1], last[0]), refused.code);
 }
 
 fn status(operator: &Operator) -> Value {
@@ -116,6 +118,7 @@ fn writable_units_directory_gives_no_user_root() {
     let refused = ended(&operator, portcullis(&operator, &up));
     let repair = format!("chown 0 {}/runs", units.display());
     is_refused(&refused, "units/runs belongs to user 65534, who could change it", &repair);
+    golden::refusals("trust_units_dir");
     // The positive control: without that file, the unit gets its own user.
     fs::remove_dir_all(units.join("runs")).unwrap();
     let start = || Daemon::start(&mut portcullis(&operator, &up));
@@ -159,6 +162,7 @@ fn a_data_directory_that_others_can_write_is_refused() {
         is_refused(&refused, "belongs to user 65534", &format!("chown 0 {}", place.display()));
         chown(place, Some(0), None).unwrap();
     }
+    golden::refusals("trust_data_dir");
     assert_eq!(start().ends("-TERM"), Some(0), "the control: it is repaired");
 }
 
@@ -179,6 +183,7 @@ fn config_files_that_others_can_replace_are_refused() {
     let refused = juju(&operator, &["status"]);
     is_refused(&refused, "belongs to user 65534", &format!("chown 0 {}", file.display()));
     chown(&file, Some(0), Some(0)).unwrap();
+    golden::refusals("trust_config");
     assert_eq!(juju(&operator, &["status"]).code, 0, "the control: it is repaired");
     assert_eq!(daemon.ends("-TERM"), Some(0));
 }
@@ -197,12 +202,14 @@ fn a_policy_that_becomes_empty_leaves_the_last_one_in_force() {
             refused.code == 1 && refused.stderr.contains("policy.yaml: the file is empty"),
             "{refused:?}"
         );
+        golden::record(&refused.line, "", &refused.stderr, refused.code);
     }
     write("forbidden-ports: [80]\n");
     mode(&policy, 0o666);
     let refused = ended(&operator, portcullis(&operator, &up));
     let why = "policy.yaml can be written by other users (mode 0666)";
     is_refused(&refused, why, &format!("chmod go-w {path}"));
+    golden::refusals("trust_policy");
     mode(&policy, 0o644);
     let daemon = Daemon::start(&mut portcullis(&operator, &up));
     deploy(&operator, &fixture_charm("wordpress"));
@@ -271,6 +278,8 @@ fn a_unit_has_no_more_processes_than_its_limit() {
         refused.code == 2 && refused.stderr.contains("'cpu=1' is not pids=N or memory=BYTES"),
         "{refused:?}"
     );
+    golden::record(&refused.line, "", &refused.stderr, refused.code);
+    golden::refusals("hook_limits");
 }
 
 #[test]
@@ -285,7 +294,7 @@ fn clean_starts_and_clean_removals_log_no_warning() {
     let health = || status(&operator)["machines"]["0"].clone();
     let is_well = || {
         let seen = health();
-        // Between the start of the agent and its first beat it is not known.
+        // Between the start of the agent and its first beat, the health is unknown.
         let wrong = seen["agent-state"] == "running" && seen["health"] == "stopped";
         assert!(!wrong, "{seen}");
         (seen["health"] == "ok").then_some(())

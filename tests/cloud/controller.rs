@@ -1,4 +1,4 @@
-//! The real `portcullis controller` between a store and an account in a cloud.
+//! The real `portcullis controller` with a store and an account in a cloud.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -12,10 +12,10 @@ use crate::cloud::{Account, REGION};
 use crate::harness::wait_for;
 use crate::operator::Operator;
 
-/// Longer than the session of a killed leader lasts.
+/// Longer than the session of a killed leader.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// `portcullis controller`, with the region and credentials of this account.
+/// Returns `portcullis controller` with the region and credentials of this account.
 pub(crate) fn command(operator: &Operator, account: &Account, provider: &str, args: &[&str]) -> Command {
     let mut command = operator.command("portcullis");
     command
@@ -28,7 +28,7 @@ pub(crate) fn command(operator: &Operator, account: &Account, provider: &str, ar
     command
 }
 
-/// The operator's environment, for what would take a command each, a thousand times.
+/// Opens the operator's environment, for thousands of operations that would each need a command.
 pub(crate) async fn environment(operator: &Operator, address: &str) -> Environment<ZkTree> {
     let held = fs::read_to_string(operator.config("local.json")).unwrap();
     let held: Value = serde_json::from_str(&held).unwrap();
@@ -38,7 +38,7 @@ pub(crate) async fn environment(operator: &Operator, address: &str) -> Environme
     Environment::open(tree).await.unwrap()
 }
 
-/// A running controller, killed if the test ends before it does.
+/// A running controller, killed on drop.
 pub(crate) struct Controller {
     child: Child,
     log: PathBuf,
@@ -82,7 +82,7 @@ impl Drop for Controller {
         if std::thread::panicking() {
             println!("the controller said:\n{}", self.log());
         }
-        // Ended already in every test that passes.
+        // In a test that passes, the process has already ended.
         let _ = (self.child.kill(), self.child.wait());
     }
 }

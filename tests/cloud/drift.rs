@@ -1,4 +1,4 @@
-//! What others do in the same account.
+//! Changes by other clients of the same account.
 
 use crate::controller::DEADLINE;
 use crate::harness::wait_for;
@@ -22,7 +22,8 @@ pub(crate) fn what_was_done_by_hand_is_put_right_or_left_alone(world: &World) {
         names.contains(&"juju-local-0".to_owned()).then_some(())
     });
 
-    // Taken from its group, an instance has rules that let nobody in. LocalStack lets go of adopted ones only.
+    // Outside its group, an instance accepts no traffic. LocalStack can only remove adopted
+    // instances from their group.
     let theirs = world.wait(world.account.make_instance());
     world.operator.does(&["add-machine", "--instance-id", &theirs]);
     let in_both = || {

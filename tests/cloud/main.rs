@@ -1,9 +1,10 @@
-//! The whole product against LocalStack's EC2: the real `juju`, `open-port` and `portcullis` over the embedded keeper, with a
-//! front before LocalStack that counts calls and can refuse them. What the driver does by itself is tested in `provider/`.
-//! `SCENARIO=adopted cargo nextest run --test cloud` runs those of that name.
+//! The whole product against LocalStack's EC2: the real `juju`, `open-port` and `portcullis` with
+//! the embedded keeper, and a proxy before LocalStack that counts calls and can refuse them. Tests
+//! of the driver alone belong in `provider/`. `SCENARIO=adopted cargo nextest run --test cloud`
+//! runs the scenarios whose name contains that text.
 
 #![cfg(feature = "ec2")]
-// Scenarios are tests, though the lint cannot see it, and times are worth seeing.
+// Scenarios are tests, which the lint does not detect; their durations are printed.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 #[path = "../../provider/tests/cloud/mod.rs"]
@@ -60,7 +61,7 @@ fn run(scenarios: &[Scenario]) {
     let only = std::env::var("SCENARIO").ok();
     let mut failed = Vec::new();
     let chosen = |(name, _): &&Scenario| only.as_ref().is_none_or(|only| name.contains(only));
-    // All of them before the first scenario, which closes the root of the keeper.
+    // The nodes of all scenarios are created first: the first scenario restricts the keeper's root.
     for (name, _) in scenarios.iter().filter(chosen) {
         Client::connect(store.addr()).create(&format!("/{name}"), b"", Create::Persistent);
     }

@@ -6,7 +6,7 @@ use portcullis::model::ServiceName;
 use portcullis::model::ports::parse_argument;
 use portcullis::store::{Deploy, UnitPorts};
 use portcullis_provider::Machines as _;
-use portcullis_provider::ec2::{Patience, Settings};
+use portcullis_provider::ec2::{Settings, Timeouts};
 
 use crate::cloud::front::Act;
 use crate::controller::environment;
@@ -14,7 +14,7 @@ use crate::harness::wait_for;
 use crate::world::World;
 
 const MACHINES: usize = 1000;
-/// Open on each of them.
+/// Open on each machine.
 const PORTS: [i32; 3] = [80, 443, 8080];
 
 pub(crate) fn a_thousand_machines_cost_a_converged_controller_nothing(world: &World) {
@@ -48,12 +48,12 @@ pub(crate) fn a_thousand_machines_cost_a_converged_controller_nothing(world: &Wo
         store
     });
     println!("{MACHINES} machines made in {:?}", began.elapsed());
-    // LocalStack takes seconds to write down a thousand of anything. It is asked once, patiently, and then quoted.
+    // LocalStack takes seconds to list a thousand objects, so the proxy caches the first listing.
     world.wait(async {
         let patient = Duration::from_secs(300);
         let settings = world.account.settings_of("local", &store);
-        let patience = Patience { request: patient, read: patient, ..settings.patience };
-        let ec2 = world.account.connect(Settings { patience, ..settings });
+        let timeouts = Timeouts { request: patient, read: patient, ..settings.timeouts };
+        let ec2 = world.account.connect(Settings { timeouts, ..settings });
         let listed = ec2.list().await.unwrap();
         assert_eq!((listed.instances.len(), listed.groups.len()), (MACHINES, MACHINES));
     });
@@ -83,7 +83,7 @@ pub(crate) fn a_thousand_machines_cost_a_converged_controller_nothing(world: &Wo
     let began = Instant::now();
     let second = world.controller("second", 3600);
     second.says("leading");
-    // Its passes are over when it has asked for nothing for a while.
+    // The passes are over once the controller sends no requests for a while.
     let looked = || Some(world.requests()).filter(|(_, reads)| *reads > 0);
     let first = wait_for("a look", Duration::from_secs(120), looked);
     let rest = world.quiet_for(Duration::from_secs(3));

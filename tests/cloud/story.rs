@@ -1,4 +1,4 @@
-//! What an operator does all day.
+//! The operator's everyday commands.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub(crate) fn a_machine_is_launched_opened_shut_and_ended(world: &World) {
     });
     world.deploy("wordpress", 0);
     world.hook("wordpress/0", "open-port 80");
-    // Launching leaves nothing behind that would still make calls.
+    // No calls of the launch are pending after this.
     world.quiet_for(Duration::from_secs(1));
 
     world.operator.does(&["expose", "wordpress"]);
@@ -55,7 +55,7 @@ pub(crate) fn an_adopted_instance_is_only_let_go(world: &World) {
     controller.ends();
 }
 
-/// The old environment leaves no group that would keep the new one from launching.
+/// The old environment leaves no group that would prevent the new one from launching.
 pub(crate) fn an_environment_can_be_made_anew_under_its_old_name(world: &World) {
     let controller = world.controller("log", 3600);
     world.operator.does(&["add-machine"]);
@@ -66,7 +66,7 @@ pub(crate) fn an_environment_can_be_made_anew_under_its_old_name(world: &World) 
         1,
         "is in use: services wordpress; machines 0",
     );
-    world.operator.is_refused(&["destroy-environment", "--force"], 2, "--yes does it");
+    world.operator.is_refused(&["destroy-environment", "--force"], 2, "confirm with --yes");
     world.operator.does(&["destroy-environment", "--yes", "--force"]);
     assert_eq!(world.instance_state(&instance), "terminated");
     assert!(world.group(0).is_none() && world.shared_group().is_none());
@@ -77,13 +77,13 @@ pub(crate) fn an_environment_can_be_made_anew_under_its_old_name(world: &World) 
     let controller = world.controller("second", 3600);
     world.operator.does(&["add-machine"]);
     world.instance(0);
-    // The group that all share goes with the last machine, too.
+    // The shared group is also deleted after the last machine is terminated.
     world.operator.does(&["terminate-machine", "0"]);
     wait_for("end of the shared group", DEADLINE, || world.shared_group().is_none().then_some(()));
     controller.ends();
 }
 
-/// The store is lost with a machine in it, and a new one has its name.
+/// The store is lost with a machine in it, and a new store has the same environment name.
 pub(crate) fn groups_of_a_lost_store_are_adopted_on_request(world: &World) {
     let controller = world.controller("log", 3600);
     world.operator.does(&["add-machine"]);
@@ -92,7 +92,7 @@ pub(crate) fn groups_of_a_lost_store_are_adopted_on_request(world: &World) {
     world.operator.does(&["destroy-environment", "--yes", "--force", "--leave-instances"]);
     world.operator.does(&["bootstrap"]);
     let controller = world.controller("second", 3600);
-    // Machine 0 of the lost store has the name of this one's group.
+    // The group of machine 0 of the lost store has the same name as that of this machine 0.
     world.operator.does(&["add-machine"]);
     world.operator.does(&["add-machine"]);
     world.has_problem(1, "its tags are those of another environment or store");
@@ -109,7 +109,7 @@ pub(crate) fn groups_of_a_lost_store_are_adopted_on_request(world: &World) {
     controller.ends();
 }
 
-/// Where IPv6 reaches a machine, a port is opened to both worlds, and shut to both.
+/// If a machine has IPv6, a port is opened and closed for IPv4 and IPv6.
 pub(crate) fn a_vpc_with_ipv6_is_opened_to_both_worlds(world: &World) {
     let other = &world.account.other;
     let subnet = world.wait(async {
@@ -123,7 +123,7 @@ pub(crate) fn a_vpc_with_ipv6_is_opened_to_both_worlds(world: &World) {
     world.instance(0);
     world.deploy("wordpress", 0);
     world.hook("wordpress/0", "open-port 80");
-    // Launching leaves nothing behind that would still make calls.
+    // No calls of the launch are pending after this.
     world.quiet_for(Duration::from_secs(1));
     world.operator.does(&["expose", "wordpress"]);
     let worlds = || {

@@ -1,4 +1,4 @@
-//! What EC2 refuses, and what was set up wrongly.
+//! EC2's errors, and wrong configurations.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -12,7 +12,8 @@ use crate::harness::wait_for;
 use crate::operator::came;
 use crate::world::World;
 
-/// A controller without the instance's role to fall back on, and without what is taken from it here.
+/// Returns a controller without the variable `missing` and without the instance metadata service as
+/// a fallback.
 fn without(world: &World, missing: &str) -> Command {
     let mut command = world.controller_command("ec2", &["--resync", "1"]);
     command.env("AWS_EC2_METADATA_DISABLED", "true").env_remove(missing);
@@ -40,7 +41,7 @@ pub(crate) fn what_keeps_ec2_away_is_shown_closes_nothing_and_is_waited_for(worl
     world.explains(0, "cannot reach EC2 in region 'no-where-1'");
     lost.ends();
 
-    // A port that is ours, and where nobody listens yet.
+    // The port is reserved, and has no listener yet.
     let down = TcpSocket::new_v4().unwrap();
     down.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let endpoint = format!("http://{}", down.local_addr().unwrap());
@@ -98,7 +99,7 @@ pub(crate) fn a_launch_that_is_refused_is_shown(world: &World) {
 
 pub(crate) fn an_end_that_is_refused_is_shown_and_leaves_nothing_open(world: &World) {
     let (first, instance) = world.exposed("first", 3600);
-    // Nobody is there to close anything before the machine has left.
+    // No controller runs that could close ports before the machine is removed.
     first.ends();
     world.operator.does(&["destroy-service", "wordpress"]);
     world.operator.does(&["add-machine"]);
@@ -145,7 +146,7 @@ pub(crate) fn a_dry_run_changes_nothing_and_says_so(world: &World) {
     assert!(plan.code == 0 && plan.stdout.contains("80/tcp  dry-run"), "{plan:?}");
     world.operator.does(&["add-machine"]);
     world.has_problem(1, "not provisioned yet");
-    // Several resyncs later it has said each thing once, and changed nothing.
+    // After several resyncs, each message was logged once and nothing was changed.
     let mut seen = 0;
     wait_for("several looks", DEADLINE, || {
         let (changes, looks) = world.requests();

@@ -1,4 +1,4 @@
-//! An environment in the keeper, an account in LocalStack, and controllers between the two.
+//! An environment in the keeper, an account in LocalStack, and controllers that use both.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -31,22 +31,22 @@ impl World {
         Self { account, operator: Operator::bootstrapped(&site), site, runtime }
     }
 
-    /// Asks EC2, or anything else that takes its time.
+    /// Blocks on a future, for example a request to EC2.
     pub(crate) fn wait<R>(&self, work: impl Future<Output = R>) -> R {
         self.runtime.block_on(work)
     }
 
-    /// `portcullis controller`, with the region and credentials of this account.
+    /// Returns `portcullis controller` with the region and credentials of this account.
     pub(crate) fn controller_command(&self, provider: &str, args: &[&str]) -> Command {
         controller::command(&self.operator, &self.account, provider, args)
     }
 
-    /// The same, for one that launches machines and looks by itself only every `resync` seconds.
+    /// Returns a controller that launches machines, with a resync every `resync` seconds.
     pub(crate) fn launching_command(&self, resync: u32) -> Command {
         self.command_with(resync, "")
     }
 
-    /// The same, with one more line of settings.
+    /// As [`Self::launching_command`], with one more line of settings.
     fn command_with(&self, resync: u32, setting: &str) -> Command {
         let settings = self.operator.home().join("ec2.yaml");
         fs::write(&settings, format!("image: {IMAGE}\ninstance-type: t3.micro\n{setting}\n")).unwrap();
@@ -61,7 +61,7 @@ impl World {
         controller
     }
 
-    /// The same, with a machine that it has launched and on it a service whose port is open.
+    /// As [`Self::controller`], with a launched machine and a service on it whose port is open.
     pub(crate) fn exposed(&self, name: &str, resync: u32) -> (Controller, String) {
         let controller = self.controller(name, resync);
         self.operator.does(&["add-machine"]);
@@ -73,7 +73,7 @@ impl World {
         (controller, instance)
     }
 
-    /// One that launches into this subnet.
+    /// As [`Self::controller`], launching into this subnet.
     pub(crate) fn controller_in(&self, subnet: &str, name: &str) -> Controller {
         let command = self.command_with(3600, &format!("subnet: {subnet}"));
         let controller = Controller::start(command, &self.operator, name);
@@ -86,19 +86,19 @@ impl World {
         self.operator.does(&["deploy", &charm, service, "--to", &machine]);
     }
 
-    /// A hook tool, as a hook of the unit would call it.
+    /// Runs a hook tool in the environment of a unit's hook.
     pub(crate) fn hook(&self, unit: &str, tool: &str) {
         let exports = self.operator.does(&["hook-env", unit]).stdout;
         let came = came(Command::new("sh").args(["-c", &format!("{exports}{tool}")]));
         assert_eq!((came.code, came.stderr.as_str()), (0, ""), "{tool}: {came:?}");
     }
 
-    /// What `juju status` says of a machine.
+    /// Returns a machine from `juju status`.
     pub(crate) fn machine(&self, number: u32) -> Value {
         self.operator.status()["machines"][number.to_string()].clone()
     }
 
-    /// Waits until the machine has an instance, and gives its id.
+    /// Waits until the machine has an instance, and returns its id.
     #[track_caller]
     pub(crate) fn instance(&self, machine: u32) -> String {
         wait_for("instance", DEADLINE, || {
@@ -123,7 +123,7 @@ impl World {
         self.wait(self.account.group("juju-local"))
     }
 
-    /// The ports that are open to the world on a machine.
+    /// Returns the ports of a machine that are open to the world.
     pub(crate) fn ports(&self, machine: u32) -> Option<BTreeSet<i32>> {
         let group = self.group(machine)?;
         let world = |permission: &&IpPermission| {
@@ -142,7 +142,7 @@ impl World {
         });
     }
 
-    /// Waits until `juju firewall explain` says so.
+    /// Waits until the output of `juju firewall explain` contains `text`.
     #[track_caller]
     pub(crate) fn explains(&self, machine: u32, text: &str) -> Came {
         wait_for(&format!("explanation with {text:?}"), DEADLINE, || {
@@ -151,7 +151,7 @@ impl World {
         })
     }
 
-    /// Waits until `juju status` shows this as the machine's problem.
+    /// Waits until the machine's problem in `juju status` contains `text`.
     #[track_caller]
     pub(crate) fn shows(&self, machine: u32, text: &str) {
         wait_for(&format!("status of machine {machine} with {text:?}"), DEADLINE, || {
@@ -160,7 +160,7 @@ impl World {
         });
     }
 
-    /// The problem in the agent's report on a machine.
+    /// Returns the problem in the agent's report on a machine.
     pub(crate) fn problem(&self, machine: u32) -> Option<String> {
         let (data, _) = self.as_operator().get(&self.site.path(&report(machine))).ok()?;
         let report: Value = serde_json::from_slice(&data).unwrap();
@@ -185,7 +185,7 @@ impl World {
         client
     }
 
-    /// How many requests that change something went to EC2 since the last time this was asked, and how many others.
+    /// Returns the numbers of changing and of reading requests to EC2 since the last call.
     pub(crate) fn requests(&self) -> (usize, usize) {
         let counts = self.account.front.take_counts();
         let describes = |name: &str| name.starts_with("Describe");
@@ -193,7 +193,8 @@ impl World {
         (counts.values().sum::<usize>() - reads, reads)
     }
 
-    /// Waits until nothing was asked of EC2 for that long, and says how many requests came before.
+    /// Waits until EC2 gets no requests for that long, and returns the numbers of requests until
+    /// then.
     pub(crate) fn quiet_for(&self, silence: Duration) -> (usize, usize) {
         let (mut changes, mut reads, mut since) = (0, 0, Instant::now());
         wait_for("quiet", 4 * DEADLINE, || {

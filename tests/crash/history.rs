@@ -1,25 +1,25 @@
-//! Is a history of one compare-and-swap register linearizable? Pure: operations in, verdict out.
+//! Checks whether the history of a compare-and-swap register is linearizable. Pure.
 //!
-//! A write that succeeds at version v makes version v + 1, so the versions put all successful writes into one order and
-//! a search over orders is not needed. What remains to be checked: each version was made by one write at most, reads
-//! saw the value of their version, and the order agrees with real time.
+//! A write that succeeds at version v makes version v + 1, so the versions order all successful
+//! writes and a search over orders is not needed. The remaining checks: each version was made by at
+//! most one write, reads saw the value of their version, and the order agrees with real time.
 
 use std::collections::BTreeMap;
 
-/// What a client got to know about one call.
+/// The outcome of one call, as its client saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// A read: value and version.
     Read { value: Vec<u8>, version: i32 },
-    /// A write that was acknowledged, with the version that it made.
+    /// An acknowledged write, with the version that it made.
     Written { value: Vec<u8>, version: i32 },
-    /// A write that was refused since the version had moved on.
+    /// A write that was refused because of a newer version.
     Refused { expected: i32 },
-    /// A write whose answer never came: it may have happened at any time from its call on, or never.
+    /// A write without a reply: it may have been applied at any time after its call, or never.
     Unknown { value: Vec<u8>, expected: i32 },
 }
 
-/// One call, with the times of its invocation and its answer on one clock.
+/// One call, with the times of its invocation and its reply on one clock.
 #[derive(Clone, Debug)]
 pub(crate) struct Operation {
     pub(crate) invoked: u64,
@@ -27,19 +27,21 @@ pub(crate) struct Operation {
     pub(crate) outcome: Outcome,
 }
 
-/// One version of the register, as far as anybody has seen it.
+/// One version of the register, as observed by clients.
 #[derive(Debug)]
 struct Version<'a> {
     value: &'a [u8],
-    /// It existed at this time at the latest: somebody had seen it.
+    /// The earliest time at which a client had seen it.
     seen_by: u64,
-    /// It did not exist before this time: its write had not begun. Nothing is known if nobody admits to the write.
+    /// The start of its write, before which it did not exist. Unknown if no client reports the
+    /// write.
     not_before: Option<u64>,
     written: bool,
 }
 
-/// Checks all operations on a register that began at version 0 with an empty value, and its state at the end. Gives the
-/// number of acknowledged writes, or the reason why no order of the operations explains what was seen.
+/// Checks all operations on a register that began at version 0 with an empty value, and its state
+/// at the end. Returns the number of acknowledged writes, or the reason why no order of the
+/// operations explains the observations.
 pub(crate) fn check_register(operations: &[Operation], end: (&[u8], i32)) -> Result<usize, String> {
     let mut versions = BTreeMap::new();
     versions.insert(0, Version { value: b"", seen_by: 0, not_before: Some(0), written: true });
@@ -56,9 +58,9 @@ pub(crate) fn check_register(operations: &[Operation], end: (&[u8], i32)) -> Res
         }
     }
     see(&mut versions, end.1, end.0, u64::MAX)?;
-    settle_unknown(&mut versions, operations)?;
+    assign_unknown(&mut versions, operations)?;
     if let Some((version, _)) = versions.iter().find(|(_, known)| !known.written) {
-        return Err(format!("version {version} was seen and nobody wrote it"));
+        return Err(format!("version {version} was seen but never written"));
     }
     if versions.keys().next_back() != Some(&end.1) {
         return Err(format!("ends at version {} after {:?} was seen", end.1, versions.keys().next_back()));
@@ -67,7 +69,7 @@ pub(crate) fn check_register(operations: &[Operation], end: (&[u8], i32)) -> Res
     let guessed = end.1 + 1 - count;
     let unknown = operations.iter().filter(|op| matches!(op.outcome, Outcome::Unknown { .. })).count();
     if usize::try_from(guessed).map_or(true, |guessed| guessed > unknown) {
-        return Err(format!("{guessed} versions that nobody saw, but only {unknown} unanswered writes"));
+        return Err(format!("{guessed} versions were never seen, but only {unknown} writes had no reply"));
     }
     check_time(&versions, operations)?;
     Ok(acknowledged)
@@ -89,7 +91,7 @@ fn see<'a>(
 }
 
 fn claim(versions: &mut BTreeMap<i32, Version<'_>>, version: i32, invoked: u64) -> Result<(), String> {
-    let known = versions.get_mut(&version).ok_or("a write of a version that nobody saw")?;
+    let known = versions.get_mut(&version).ok_or("a write of a version that was never seen")?;
     if known.written {
         return Err(format!("version {version} was written twice"));
     }
@@ -98,9 +100,9 @@ fn claim(versions: &mut BTreeMap<i32, Version<'_>>, version: i32, invoked: u64) 
     Ok(())
 }
 
-/// A version that was seen, and that no acknowledged write made, must be the work of an unanswered one: the values are
-/// unique, so it is known which.
-fn settle_unknown(versions: &mut BTreeMap<i32, Version<'_>>, operations: &[Operation]) -> Result<(), String> {
+/// Assigns each version that was seen, but not made by an acknowledged write, to a write without a
+/// reply. Values are unique and identify the write.
+fn assign_unknown(versions: &mut BTreeMap<i32, Version<'_>>, operations: &[Operation]) -> Result<(), String> {
     for operation in operations {
         let Outcome::Unknown { value, expected } = &operation.outcome else { continue };
         let made = expected + 1;
@@ -116,9 +118,9 @@ fn settle_unknown(versions: &mut BTreeMap<i32, Version<'_>>, operations: &[Opera
     Ok(())
 }
 
-/// Real time: what was seen of the register never goes back.
+/// Checks real time: observed versions never go back.
 fn check_time(versions: &BTreeMap<i32, Version<'_>>, operations: &[Operation]) -> Result<(), String> {
-    // From here on version n or a later one is there: the earliest answer that showed one.
+    // For each version, the earliest reply that showed it or a later one.
     let mut there_since = u64::MAX;
     let mut since = BTreeMap::new();
     for (version, known) in versions.iter().rev() {
@@ -152,7 +154,7 @@ fn check_time(versions: &BTreeMap<i32, Version<'_>>, operations: &[Operation]) -
     Ok(())
 }
 
-/// A refusal needs a later version than the expected one that may have been there before the answer.
+/// Returns whether a version later than the expected one may have existed before the reply.
 fn refusal_possible(
     since: &BTreeMap<i32, u64>,
     versions: &BTreeMap<i32, Version<'_>>,
@@ -184,70 +186,70 @@ mod tests {
         Outcome::Unknown { value: value.into(), expected }
     }
 
-    fn verdict(operations: &[Operation], end: (&str, i32)) -> Result<usize, String> {
+    fn check(operations: &[Operation], end: (&str, i32)) -> Result<usize, String> {
         check_register(operations, (end.0.as_bytes(), end.1))
     }
 
     #[test]
-    fn good_histories_pass() {
+    fn linearizable_histories_pass() {
         let plain = [op(1, 2, written("a", 1)), op(3, 4, read("a", 1)), op(5, 6, written("b", 2))];
-        assert_eq!(verdict(&plain, ("b", 2)), Ok(2));
+        assert_eq!(check(&plain, ("b", 2)), Ok(2));
         let overlapping = [op(1, 9, written("a", 1)), op(2, 3, read("", 0)), op(4, 5, read("a", 1))];
-        assert_eq!(verdict(&overlapping, ("a", 1)), Ok(1));
+        assert_eq!(check(&overlapping, ("a", 1)), Ok(1));
         let refused = [op(1, 2, written("a", 1)), op(3, 4, Outcome::Refused { expected: 0 })];
-        assert_eq!(verdict(&refused, ("a", 1)), Ok(1));
-        assert_eq!(verdict(&[], ("", 0)), Ok(0));
+        assert_eq!(check(&refused, ("a", 1)), Ok(1));
+        assert_eq!(check(&[], ("", 0)), Ok(0));
     }
 
     #[test]
-    fn an_unanswered_write_may_have_happened_or_not() {
+    fn write_without_a_reply_may_be_applied_or_not() {
         let history = [op(1, 2, unknown("a", 0))];
-        assert_eq!(verdict(&history, ("", 0)), Ok(0));
-        assert_eq!(verdict(&history, ("a", 1)), Ok(0));
+        assert_eq!(check(&history, ("", 0)), Ok(0));
+        assert_eq!(check(&history, ("a", 1)), Ok(0));
         let overwritten = [op(1, 2, unknown("a", 0)), op(5, 6, written("b", 2))];
-        assert_eq!(verdict(&overwritten, ("b", 2)), Ok(1));
+        assert_eq!(check(&overwritten, ("b", 2)), Ok(1));
         let late = [op(1, 2, unknown("a", 0)), op(3, 4, read("", 0)), op(5, 6, read("a", 1))];
-        assert_eq!(verdict(&late, ("a", 1)), Ok(0));
+        assert_eq!(check(&late, ("a", 1)), Ok(0));
     }
 
     #[test]
-    fn a_lost_write_is_found() {
+    fn lost_write_is_detected() {
         let lost = [op(1, 2, written("a", 1))];
-        assert!(verdict(&lost, ("", 0)).unwrap_err().contains("ends at version 0"));
+        assert!(check(&lost, ("", 0)).unwrap_err().contains("ends at version 0"));
         let replaced = [op(1, 2, written("a", 1)), op(3, 4, written("b", 1))];
-        assert!(verdict(&replaced, ("b", 1)).unwrap_err().contains("two values"));
+        assert!(check(&replaced, ("b", 1)).unwrap_err().contains("two values"));
         let gap = [op(1, 2, written("a", 1)), op(3, 4, written("c", 3))];
-        assert!(verdict(&gap, ("c", 3)).unwrap_err().contains("nobody saw"));
+        assert!(check(&gap, ("c", 3)).unwrap_err().contains("never seen"));
     }
 
     #[test]
-    fn a_write_applied_twice_is_found() {
+    fn write_applied_twice_is_detected() {
         let twice = [op(1, 2, unknown("a", 0)), op(3, 4, read("a", 1)), op(5, 6, read("a", 2))];
-        assert!(verdict(&twice, ("a", 2)).unwrap_err().contains("made version 2"));
+        assert!(check(&twice, ("a", 2)).unwrap_err().contains("made version 2"));
         let same = [op(1, 2, written("a", 1)), op(3, 4, written("a", 1))];
-        assert!(verdict(&same, ("a", 1)).unwrap_err().contains("twice"));
+        assert!(check(&same, ("a", 1)).unwrap_err().contains("twice"));
     }
 
     #[test]
-    fn a_value_from_nowhere_is_found() {
-        assert!(verdict(&[op(1, 2, read("x", 1))], ("x", 1)).unwrap_err().contains("nobody wrote it"));
+    fn value_without_a_write_is_detected() {
+        assert!(check(&[op(1, 2, read("x", 1))], ("x", 1)).unwrap_err().contains("never written"));
     }
 
     #[test]
-    fn time_running_backwards_is_found() {
+    fn order_against_real_time_is_detected() {
         let stale = [op(1, 2, written("a", 1)), op(3, 4, read("", 0))];
-        assert!(verdict(&stale, ("a", 1)).unwrap_err().contains("read version 0"));
+        assert!(check(&stale, ("a", 1)).unwrap_err().contains("read version 0"));
         let between_clients = [op(1, 9, unknown("a", 0)), op(2, 3, read("a", 1)), op(4, 5, read("", 0))];
-        assert!(verdict(&between_clients, ("a", 1)).unwrap_err().contains("read version 0"));
+        assert!(check(&between_clients, ("a", 1)).unwrap_err().contains("read version 0"));
         let future = [op(5, 6, written("a", 1)), op(1, 2, read("a", 1))];
-        assert!(verdict(&future, ("a", 1)).unwrap_err().contains("before its write began"));
+        assert!(check(&future, ("a", 1)).unwrap_err().contains("before its write began"));
         let backwards = [op(5, 6, written("a", 1)), op(1, 2, written("b", 2))];
-        assert!(verdict(&backwards, ("b", 2)).is_err());
+        assert!(check(&backwards, ("b", 2)).is_err());
     }
 
     #[test]
-    fn a_refusal_without_cause_is_found() {
+    fn refusal_without_a_newer_version_is_detected() {
         let early = [op(1, 2, Outcome::Refused { expected: 0 }), op(3, 4, written("a", 1))];
-        assert!(verdict(&early, ("a", 1)).unwrap_err().contains("refused"));
+        assert!(check(&early, ("a", 1)).unwrap_err().contains("refused"));
     }
 }

@@ -1,4 +1,5 @@
-//! Clients that work through crashes of the server and write down what they saw. They judge nothing.
+//! Clients that work through crashes of the server and record what they observe. Checking the
+//! record does not belong here.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -28,7 +29,7 @@ impl Shared {
         self.stop.load(Ordering::SeqCst)
     }
 
-    /// A new session, as soon as there is a server; none when the test is over.
+    /// Opens a session as soon as the server runs; returns `None` when the test is over.
     fn connect(&self) -> Option<Client> {
         wait_for("server to come back", Duration::from_secs(60), || {
             if self.stopped() {
@@ -39,7 +40,7 @@ impl Shared {
     }
 }
 
-/// Reads a register and swaps a value of its own in, over and over.
+/// Repeatedly reads a register and replaces its value with compare-and-swap.
 #[derive(Debug)]
 pub(crate) struct Register {
     shared: Arc<Shared>,
@@ -94,7 +95,7 @@ impl Register {
     }
 }
 
-/// Makes sequence nodes and deletes some of them again.
+/// Creates sequential nodes and deletes some of them.
 #[derive(Debug)]
 pub(crate) struct Names {
     shared: Arc<Shared>,
@@ -127,14 +128,14 @@ impl Names {
             self.kept.push(name);
             return Ok(());
         }
-        // Without an answer the name may be there or not: it goes on neither list.
+        // Without a reply the node may exist or not: it is added to neither list.
         let reply = connection.try_call(op::DELETE, &Put::new().bytes(&name).int(0))?;
         assert_eq!(reply.err, 0, "delete {name}");
         self.deleted.push(name);
         Ok(())
     }
 
-    /// All that was made and not deleted is there; what was deleted is not.
+    /// Checks that created nodes exist and deleted nodes do not.
     pub(crate) fn check(&self, reader: &mut Client) {
         let reply = reader.call(op::GET_CHILDREN, &Put::new().bytes("/seq").bool(false));
         let mut take = Take(&reply.body);
@@ -144,7 +145,7 @@ impl Names {
             assert!(there.contains(name), "{name} is lost");
         }
         for name in &self.deleted {
-            assert!(!there.contains(name), "{name} came back");
+            assert!(!there.contains(name), "{name} was deleted and exists");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Every truncation and every flipped bit of the last log segment that a real server wrote. The recovery runs in
-//! process, some ten thousand times.
+//! Every truncation and every flipped bit of the last log segment of a real server. Recovery runs
+//! in process, about ten thousand times.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,8 @@ use crate::harness::wire::{Client, Create, Hello, Put, op};
 
 const NODES: usize = 12;
 
-/// A directory as a killed server left it: sessions, nodes, changes, deletions, each a commit of its own.
+/// Returns the directory of a killed server with sessions, nodes, changes and deletions, each in
+/// its own commit.
 fn written_by_a_server() -> (tempfile::TempDir, PathBuf) {
     let mut store = Store::keeper();
     let mut client = Client::connect(store.addr());
@@ -24,7 +25,7 @@ fn written_by_a_server() -> (tempfile::TempDir, PathBuf) {
     drop(Client::try_connect(store.addr(), &Hello::again(&client.session)).expect("the session"));
     store.kill9();
 
-    // In memory: each recovery syncs what it cut, and there are thousands.
+    // In memory, because each of the thousands of recoveries syncs.
     let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
     let mut segments = Vec::new();
     for entry in std::fs::read_dir(store.data_dir()).expect("the data directory") {
@@ -39,7 +40,8 @@ fn written_by_a_server() -> (tempfile::TempDir, PathBuf) {
     (dir, segments.pop().expect("a log segment"))
 }
 
-/// The numbers of the nodes that recovery gives, if it does not refuse; a refusal must name the place.
+/// Returns the number of recovered nodes, or `None` if recovery fails; its error must name the file
+/// and the offset.
 fn recovered(dir: &Path, segment: &Path) -> Option<usize> {
     match recover(dir, TreeLimits::default(), 0) {
         Ok(recovered) => {
@@ -51,13 +53,13 @@ fn recovered(dir: &Path, segment: &Path) -> Option<usize> {
         Err(refusal) => {
             let text = refusal.to_string();
             assert!(text.contains(&segment.display().to_string()), "no file named: {text}");
-            assert!(text.contains("at byte "), "no place named: {text}");
+            assert!(text.contains("at byte "), "no offset named: {text}");
             None
         }
     }
 }
 
-/// The segment without the zeros that were reserved after it.
+/// Returns the segment without the reserved zeros at its end.
 fn used(segment: &Path) -> Vec<u8> {
     let mut bytes = std::fs::read(segment).expect("the segment");
     let end = bytes.iter().rposition(|byte| *byte != 0).expect("a segment that is not empty") + 1;
@@ -66,7 +68,7 @@ fn used(segment: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn every_truncation_of_the_last_segment() {
+fn every_truncation_of_the_last_segment_recovers_a_prefix() {
     let (dir, segment) = written_by_a_server();
     let bytes = used(&segment);
     let mut last = 0;
@@ -74,17 +76,17 @@ fn every_truncation_of_the_last_segment() {
         std::fs::write(&segment, &bytes[..length]).expect("a cut copy");
         match recovered(dir.path(), &segment) {
             Some(count) => {
-                assert!(count >= last, "{length} bytes give less than {} did", length - 1);
+                assert!(count >= last, "{length} bytes recover less than {} bytes", length - 1);
                 last = count;
             }
             None => assert!(length < 44, "refused at {length} bytes, behind the header"),
         }
     }
-    assert_eq!(last, NODES, "the whole segment gives everything");
+    assert_eq!(last, NODES, "the whole segment recovers all nodes");
 }
 
 #[test]
-fn every_flipped_bit_of_the_last_segment() {
+fn every_flipped_bit_of_the_last_segment_is_detected() {
     let (dir, segment) = written_by_a_server();
     let bytes = used(&segment);
     let (mut refused, mut shortened) = (0, 0);
@@ -95,7 +97,7 @@ fn every_flipped_bit_of_the_last_segment() {
         match recovered(dir.path(), &segment) {
             None => refused += 1,
             Some(count) => {
-                // Only the last record may be taken for one that was never completed.
+                // Only the last record can be mistaken for an incomplete one.
                 assert_eq!(count, NODES, "bit {bit} silently cost /n{count}");
                 shortened += 1;
             }

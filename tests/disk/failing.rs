@@ -1,4 +1,5 @@
-//! Disks that report errors: the keeper stops at once, says why, and has lost nothing that it acknowledged.
+//! Disks that report errors: the keeper stops at once, logs the reason, and has lost no
+//! acknowledged write.
 
 use std::time::Duration;
 
@@ -7,23 +8,24 @@ use crate::harness::{Kind, Options, Store, wait_for};
 use crate::mounts::{Mount, data_dir};
 use crate::{QUOTA_EXCEEDED, count_created, create_until_lost};
 
-/// Makes one system call of the server fail, and no later one: a server that tried again would go on.
+/// Makes one system call of the server fail, and no later one, so that a server that retries would
+/// keep running.
 fn failing(call: &str, error: &str, when: usize) -> Options {
     let inject = format!("inject={call}:error={error}:when={when}");
-    // -D: the tracer is the grandchild, so the process that the harness knows is the server.
+    // -D: the tracer is the grandchild, so that the harness's child process is the server.
     let line =
         ["strace", "-D", "-f", "-qq", "-o", "/dev/null", "-e", &format!("trace={call}"), "-e", &inject];
     Options { wrapper: line.map(str::to_owned).to_vec(), ..Options::default() }
 }
 
-fn stops_and_loses_nothing(call: &str, error: &str, reason: &str) {
+fn check_that_it_stops_without_loss(call: &str, error: &str, reason: &str) {
     let mut store = Store::keeper();
     let mut acknowledged = create_until_lost(&mut Client::connect(store.addr()), 0, 10, b"");
     for when in [5, 9, 20] {
         store.set_options(failing(call, error, when));
         store.restart();
         acknowledged = create_until_lost(&mut Client::connect(store.addr()), acknowledged, 1_000, b"");
-        assert!(acknowledged < 1_000, "{call} number {when} failed and nobody noticed");
+        assert!(acknowledged < 1_000, "{call} number {when} failed unnoticed");
         let status = store.wait_exit(Duration::from_secs(10));
         assert!(status.code().is_some_and(|code| code != 0), "{call} number {when}: {status}");
         let said = store.log();
@@ -32,28 +34,28 @@ fn stops_and_loses_nothing(call: &str, error: &str, reason: &str) {
         store.set_options(Options::default());
         store.restart();
         let there = count_created(&mut Client::connect(store.addr()));
-        // The write that failed was not acknowledged: it may be there or not.
+        // The failed write was not acknowledged, so it may be present or not.
         assert!(
             (acknowledged..=acknowledged + 1).contains(&there),
-            "{acknowledged} acknowledged, {there} there"
+            "{acknowledged} acknowledged, {there} present"
         );
         acknowledged = there;
     }
 }
 
 #[test]
-fn a_failed_sync_stops_the_keeper() {
-    stops_and_loses_nothing("fdatasync", "EIO", "Input/output error");
+fn failed_sync_stops_the_keeper() {
+    check_that_it_stops_without_loss("fdatasync", "EIO", "Input/output error");
 }
 
 #[test]
-fn a_failed_write_stops_the_keeper() {
-    stops_and_loses_nothing("pwrite64", "EIO", "Input/output error");
+fn failed_write_stops_the_keeper() {
+    check_that_it_stops_without_loss("pwrite64", "EIO", "Input/output error");
 }
 
 #[test]
-fn no_space_for_a_sync_stops_the_keeper() {
-    stops_and_loses_nothing("fdatasync", "ENOSPC", "No space left on device");
+fn sync_without_space_stops_the_keeper() {
+    check_that_it_stops_without_loss("fdatasync", "ENOSPC", "No space left on device");
 }
 
 /// Fills the rest of the file system with one file.
@@ -70,7 +72,7 @@ fn is_full(store: &Store) -> bool {
 }
 
 #[test]
-fn a_full_disk_leaves_the_keeper_serving_reads() {
+fn keeper_serves_reads_on_a_full_disk() {
     let mount = Mount::tmpfs("64m");
     let options = Options { data_dir: Some(data_dir(&mount)), ..Options::default() };
     let mut store = Store::start(Kind::Keeper, options);
@@ -81,7 +83,7 @@ fn a_full_disk_leaves_the_keeper_serving_reads() {
     let filler = fill(&mount);
     let mut client = Client::connect(store.addr());
     let acknowledged = create_until_lost(&mut client, before, 2_000, &data);
-    assert!(acknowledged < 2_000, "writes go on although the disk is full");
+    assert!(acknowledged < 2_000, "writes succeed although the disk is full");
     assert!(is_full(&store));
     assert!(
         store.log().contains("disk full") && store.log().contains("No space left on device"),
@@ -95,7 +97,7 @@ fn a_full_disk_leaves_the_keeper_serving_reads() {
     assert_eq!(late.set_if_version("/n0", b"", -1), Err(QUOTA_EXCEEDED));
     late.close();
 
-    // It also starts and stops on the full disk, and loses nothing.
+    // It also starts and stops on the full disk, without a loss.
     store.restart();
     assert_eq!(count_created(&mut Client::connect(store.addr())), acknowledged);
     let status = store.sigterm();
@@ -104,24 +106,24 @@ fn a_full_disk_leaves_the_keeper_serving_reads() {
 
     std::fs::remove_file(filler).expect("room again");
     let mut client = Client::connect(store.addr());
-    wait_for("end of the shortage", Duration::from_secs(60), || (!is_full(&store)).then_some(()));
+    wait_for("writes to be accepted again", Duration::from_secs(60), || (!is_full(&store)).then_some(()));
     assert_eq!(create_until_lost(&mut client, acknowledged, acknowledged + 10, &data), acknowledged + 10);
     store.restart();
     assert_eq!(count_created(&mut Client::connect(store.addr())), acknowledged + 10);
 }
 
 #[test]
-fn a_disk_that_the_log_alone_fills_is_relieved_by_a_snapshot() {
+fn snapshot_frees_a_disk_that_the_log_filled() {
     let mount = Mount::tmpfs("16m");
     let options = Options { data_dir: Some(data_dir(&mount)), ..Options::default() };
     let store = Store::start(Kind::Keeper, options);
     let mut client = Client::connect(store.addr());
     client.create("/n0", b"", Create::Persistent);
-    // The same node again and again: a long log and a small tree.
+    // Repeated writes to one node give a long log and a small tree.
     let data = vec![b'x'; 100_000];
     let refused = (0..1_000).any(|_| client.set_if_version("/n0", &data, -1).is_err());
     if refused {
-        wait_for("room that a snapshot made", Duration::from_secs(60), || (!is_full(&store)).then_some(()));
+        wait_for("free space after a snapshot", Duration::from_secs(60), || (!is_full(&store)).then_some(()));
     }
     assert!(refused, "16 MB took 100 MB of log");
     assert!(client.set_if_version("/n0", b"y", -1).is_ok());
@@ -129,7 +131,7 @@ fn a_disk_that_the_log_alone_fills_is_relieved_by_a_snapshot() {
 }
 
 #[test]
-fn without_a_reserve_a_full_disk_stops_the_keeper() {
+fn full_disk_without_a_reserve_stops_the_keeper() {
     let mut mount = Mount::tmpfs("1m");
     let arguments = vec!["--disk-reserve-bytes".to_owned(), "0".to_owned()];
     let options = Options { data_dir: Some(data_dir(&mount)), arguments, ..Options::default() };
@@ -152,7 +154,7 @@ fn without_a_reserve_a_full_disk_stops_the_keeper() {
 }
 
 #[test]
-fn a_stop_on_a_full_disk_leaves_a_snapshot() {
+fn keeper_writes_a_snapshot_when_it_stops_on_a_full_disk() {
     let mount = Mount::tmpfs("4m");
     let options = Options { data_dir: Some(data_dir(&mount)), ..Options::default() };
     let mut store = Store::start(Kind::Keeper, options);

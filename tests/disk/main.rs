@@ -1,6 +1,6 @@
-//! The keeper and its disk: logs that were cut or changed, disks that fail or are full, and power cuts. Whatever happens,
-//! what was acknowledged is there after the next good start, or the keeper refuses to start and says where the damage
-//! is. Mounts file systems of its own, so it runs as root.
+//! The keeper on damaged, failing and full disks, and after power cuts. Acknowledged writes are
+//! present after the next start, or the keeper refuses to start and reports where the damage is.
+//! The tests mount file systems, so they run as root.
 
 #[path = "../harness/mod.rs"]
 mod harness;
@@ -12,7 +12,7 @@ mod power;
 
 use harness::wire::{Client, Create, Lost, Put, Take, create_body, op};
 
-/// The error with which a keeper on a full disk answers changes.
+/// The error code of writes on a full disk.
 pub(crate) const QUOTA_EXCEEDED: i32 = -125;
 
 /// Creates `/n0`, `/n1`, ... from `first` on until the server closes the connection, reports a full
@@ -23,13 +23,13 @@ pub(crate) fn create_until_lost(client: &mut Client, first: usize, limit: usize,
             Ok(reply) if reply.err == QUOTA_EXCEEDED => return number,
             Ok(reply) => assert_eq!(reply.err, 0, "create /n{number}"),
             Err(Lost::Closed) => return number,
-            Err(Lost::Silent) => panic!("the server neither answers nor hangs up"),
+            Err(Lost::Silent) => panic!("the server neither replies nor closes the connection"),
         }
     }
     limit
 }
 
-/// How many of `/n0`, `/n1`, ... there are. Panics if one is missing between them.
+/// Counts the nodes `/n0`, `/n1`, ... Panics if one is missing between them.
 pub(crate) fn count_created(client: &mut Client) -> usize {
     let reply = client.call(op::GET_CHILDREN, &Put::new().bytes("/").bool(false));
     let mut take = Take(&reply.body);

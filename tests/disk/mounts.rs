@@ -1,4 +1,4 @@
-//! File systems made for a test: small ones, and ones whose power can be cut.
+//! File systems for tests: small ones, and ones that simulate a power cut.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -48,7 +48,7 @@ impl Mount {
         self.mount(&["-o", &format!("remount,size={size}")]);
     }
 
-    /// An ext4 in a file.
+    /// Mounts an ext4 image.
     pub(crate) fn ext4() -> Self {
         let mut mount = Self::new();
         let image = mount.dir.path().join("image");
@@ -58,18 +58,19 @@ impl Mount {
         mount
     }
 
-    /// Puts the power back. The loop device goes away in between, and with it all that the kernel still knows.
+    /// Mounts the file system again after a power cut, on a new loop device, so that no cached data
+    /// of the kernel remains.
     pub(crate) fn remount(&mut self) {
         self.unmount();
         let image = self.dir.path().join("image").display().to_string();
-        wait_for("end of the loop device", Duration::from_secs(20), || {
+        wait_for("removal of the loop device", Duration::from_secs(20), || {
             let output = Command::new("losetup").args(["--associated", &image]).output().expect("losetup");
             output.stdout.is_empty().then_some(())
         });
         self.mount(&["-o", "loop", &image]);
     }
 
-    /// From now on nothing reaches the disk, and what was not synced is gone.
+    /// Simulates a power cut: later writes fail, and unsynced data is lost.
     pub(crate) fn cut_power(&self) {
         run("python3", &["-c", CUT, &self.path().display().to_string()]);
     }
@@ -81,7 +82,8 @@ impl Mount {
     }
 }
 
-/// EXT4_IOC_SHUTDOWN without flushing the journal. Through Python, since a raw ioctl is unsafe code here.
+/// Calls EXT4_IOC_SHUTDOWN without flushing the journal. In Python, because a raw ioctl needs
+/// unsafe code in Rust.
 const CUT: &str = "import fcntl, os, struct, sys
 fcntl.ioctl(os.open(sys.argv[1], os.O_RDONLY), 0x8004587D, struct.pack('I', 2))";
 
@@ -90,7 +92,7 @@ impl Drop for Mount {
         if self.mounted && !std::thread::panicking() {
             self.unmount();
         } else if self.mounted {
-            // A failed test may still hold files open; a second panic would hide the first.
+            // A failed test may have open files; a second panic would hide the first.
             drop(Command::new("umount").args(["-l"]).arg(self.path()).status());
         }
     }

@@ -1,4 +1,4 @@
-//! Power cuts: what the server had not synced is gone, what it had acknowledged is not.
+//! Power cuts: unsynced data is lost, acknowledged writes are not.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use crate::harness::wire::{Client, Create, create_body, op};
 use crate::harness::{Kind, Options, Store, wait_for};
 use crate::mounts::{Mount, data_dir};
 
-/// Writes until the power goes; gives how many writes were acknowledged, counting those before.
+/// Writes until the power cut; returns the number of acknowledged writes, including earlier ones.
 fn write_until_cut(store: &mut Store, mount: &Mount, first: usize) -> usize {
     let acknowledged = Arc::new(AtomicUsize::new(first));
     let (addr, counter) = (store.addr(), acknowledged.clone());
@@ -28,15 +28,15 @@ fn write_until_cut(store: &mut Store, mount: &Mount, first: usize) -> usize {
         (acknowledged.load(Ordering::SeqCst) >= first + 30).then_some(())
     });
     mount.cut_power();
-    // The server notices at its next sync and ends by itself, which ends the writer.
+    // The next sync of the server fails, so the server stops, which also stops the writer.
     let status = store.wait_exit(Duration::from_secs(20));
-    assert!(status.code() != Some(0), "goes on without a disk: {status}");
+    assert!(status.code() != Some(0), "runs without a disk: {status}");
     writer.join().expect("the writer");
     acknowledged.load(Ordering::SeqCst)
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_in_power_cuts() {
+fn acknowledged_writes_survive_power_cuts() {
     let mut mount = Mount::ext4();
     let options = Options { data_dir: Some(data_dir(&mount)), ..Options::default() };
     let mut store = Store::start(Kind::Keeper, options);
@@ -51,9 +51,10 @@ fn nothing_acknowledged_is_lost_in_power_cuts() {
     store.sigterm();
 }
 
-/// The same with a sync that only says that it synced: if nothing were lost now, the test above could not see a loss.
+/// Control: with a sync that does nothing, writes must be lost. Otherwise the test above could not
+/// detect a loss.
 #[test]
-fn a_sync_that_lies_is_found_out() {
+fn disabled_sync_loses_writes() {
     let mut mount = Mount::ext4();
     let line = ["strace", "-D", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync", "-e"];
     let mut wrapper = line.map(str::to_owned).to_vec();
@@ -70,6 +71,6 @@ fn a_sync_that_lies_is_found_out() {
     store.set_options(Options { wrapper: Vec::new(), ..lying });
     store.restart();
     let there = count_created(&mut Client::connect(store.addr()));
-    assert!(there < 50, "all {there} writes are there without a single sync");
+    assert!(there < 50, "all {there} writes are present without a sync");
     store.sigterm();
 }

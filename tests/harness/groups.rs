@@ -1,14 +1,15 @@
-//! Ends what hooks have left running, and removes the control groups that they were in: a test leaves its machine as it
-//! found it, also when it fails. Nothing is ended here but by its group.
+//! Kills processes that hooks have left running, and removes their control groups, so that a test
+//! leaves no processes behind, even if it fails. Processes are only killed through their control
+//! group.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a killed process may take to go.
+/// Time limit for the end of killed processes.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Ends the groups of all units whose files are below a directory, at whatever depth.
+/// Ends the control groups of all units whose files are below a directory, at any depth.
 pub(crate) fn end_below(directory: &Path) {
     for below in directories(directory) {
         if let Ok(noted) = fs::read_to_string(below.join("cgroups")) {
@@ -18,7 +19,8 @@ pub(crate) fn end_below(directory: &Path) {
     }
 }
 
-/// The groups in a note of a unit's, but for what cannot be a unit's that was started here.
+/// Returns the control groups listed in a unit's file, except those that this test cannot have
+/// created.
 fn groups(noted: &str) -> Vec<PathBuf> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let own = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
@@ -32,12 +34,14 @@ fn groups(noted: &str) -> Vec<PathBuf> {
     directories.filter(|group| ours(group)).collect()
 }
 
-/// Ends all in a group, and removes it after all below it. Never panics: it is what a test does last, also one that failed.
+/// Kills all processes in a group and removes it with its subgroups. Never panics, because it also
+/// cleans up after failed tests.
 #[allow(clippy::print_stderr)]
 pub(crate) fn end(group: &Path) {
     let end = Instant::now() + DEADLINE;
     while !remove(group) {
-        // Also what has come meanwhile. Old kernels do not have it, nor do groups of the first kind.
+        // Repeated for processes that were started meanwhile. Old kernels and cgroup v1 do not have
+        // this file.
         let _ = fs::write(group.join("cgroup.kill"), "1");
         if Instant::now() > end {
             eprintln!("{} is left behind", group.display());
@@ -54,7 +58,7 @@ fn remove(group: &Path) -> bool {
     fs::remove_dir(group).is_ok() || !group.exists()
 }
 
-/// Those directly in a directory, if there is one.
+/// Returns the subdirectories of a directory; none if it does not exist.
 pub(crate) fn directories(of: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(of).into_iter().flatten().filter_map(Result::ok);
     let inner = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));

@@ -1,11 +1,13 @@
-//! Starts real stores for tests: Debian's Apache ZooKeeper and the embedded keeper, each in a fresh directory on a
-//! port of its own, and ends them when the test ends. What a test expects of a store does not belong here.
+//! Starts real stores for tests: Debian's Apache ZooKeeper and the embedded keeper, each with a new
+//! directory and its own port, and stops them when the test ends. Expectations about a store do not
+//! belong here.
 //!
-//! Other packages take this file in with `#[path = "../../tests/harness/mod.rs"] mod harness;`.
+//! Other packages include this file with `#[path = "../../tests/harness/mod.rs"] mod harness;`.
 
-// Every test binary compiles the harness for itself, and none of them uses all of it.
+// Every test binary compiles the harness separately, and none uses all of it.
 #![allow(dead_code, unused_imports, unused_macros)]
 
+pub(crate) mod golden;
 pub(crate) mod groups;
 pub(crate) mod ports;
 pub(crate) mod scenario;
@@ -20,22 +22,23 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// How long a server may take to answer for the first time. A JVM on two busy cores takes seconds, not a minute.
+/// Time limit of a server's first reply. A JVM on two busy cores takes seconds, not a minute.
 pub(crate) const START_DEADLINE: Duration = Duration::from_secs(60);
 
-/// How long a server may take to end after it was told to.
+/// Time limit of a server's shutdown.
 pub(crate) const STOP_DEADLINE: Duration = Duration::from_secs(30);
 
-/// A lost race for a port shows as a server that ends at once: this often another port is tried.
+/// A server that loses a race for its port exits at once; this many ports are tried.
 const PORT_ATTEMPTS: usize = 5;
 
-/// The shortest deadline of any wait: only a hang reaches it, however busy the machine is.
+/// The shortest time limit of any wait; only a hang reaches it, even on a busy machine.
 pub(crate) const HANG: Duration = Duration::from_secs(120);
 
-/// Polls `fact` until it returns a value. Gives up after `deadline`, or after [`HANG`] if that is longer.
+/// Polls `fact` until it returns a value. Gives up after `deadline`, or after [`HANG`] if that is
+/// longer.
 ///
 /// # Panics
-/// When the deadline passes; the message carries `what`.
+/// When the deadline passes; the message contains `what`.
 #[track_caller]
 pub(crate) fn wait_for<T>(what: &str, deadline: Duration, fact: impl FnMut() -> Option<T>) -> T {
     poll_until(what, deadline.max(HANG), fact)
@@ -44,7 +47,7 @@ pub(crate) fn wait_for<T>(what: &str, deadline: Duration, fact: impl FnMut() -> 
 /// Polls `fact` until it returns a value or `deadline` has passed.
 ///
 /// # Panics
-/// When the deadline passes; the message carries `what`.
+/// When the deadline passes; the message contains `what`.
 #[track_caller]
 pub(crate) fn poll_until<T>(what: &str, deadline: Duration, mut fact: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + deadline;
@@ -63,19 +66,19 @@ pub(crate) enum Kind {
     Keeper,
 }
 
-/// How a server is started, beyond its directory and port.
+/// Start options of a server besides its directory and port.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Options {
-    /// `user:base64(sha1(user:password))` of the user who may do everything.
+    /// `user:base64(sha1(user:password))` of the superuser.
     pub(crate) super_digest: Option<String>,
-    /// Put before the server's own command line, e.g. `strace` and its arguments.
+    /// A prefix of the server's command line, for example `strace` and its arguments.
     pub(crate) wrapper: Vec<String>,
-    /// Where the data goes, if not below the harness's own directory: a small or a failing file system.
+    /// Overrides the data directory, for example with a small or failing file system.
     pub(crate) data_dir: Option<PathBuf>,
-    /// More arguments for the keeper.
+    /// Additional arguments of the keeper.
     pub(crate) arguments: Vec<String>,
-    /// ZooKeeper as an operator would run it. Without it the JVM gets a small heap and only its quick compiler, which
-    /// starts sooner.
+    /// Runs ZooKeeper with production settings. Otherwise the JVM gets a small heap and only its
+    /// fast compiler, so that it starts sooner.
     pub(crate) tuned_for_work: bool,
 }
 
@@ -90,12 +93,12 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// A fresh Apache ZooKeeper.
+    /// Starts an Apache ZooKeeper without data.
     pub(crate) fn zookeeper() -> Self {
         Self::start(Kind::ZooKeeper, Options::default())
     }
 
-    /// A fresh embedded keeper, as a process of its own.
+    /// Starts an embedded keeper without data, as a separate process.
     pub(crate) fn keeper() -> Self {
         Self::start(Kind::Keeper, Options::default())
     }
@@ -125,32 +128,32 @@ impl Store {
         self.options.data_dir.clone().unwrap_or_else(|| self.dir.path().join("data"))
     }
 
-    /// The process that was started: the server, or the wrapper around it.
+    /// Returns the id of the started process: the server, or the wrapper around it.
     pub(crate) fn pid(&self) -> u32 {
         self.child.as_ref().expect("a running server").id()
     }
 
-    /// What the server has said so far, stdout and stderr together.
+    /// Returns the server's output so far, stdout and stderr together.
     pub(crate) fn log(&self) -> String {
         let bytes = std::fs::read(self.log_path()).expect("the server's output");
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Ends the server as a power switch would end its process, and waits until it is gone.
+    /// Kills the server with SIGKILL, and waits for its end.
     pub(crate) fn kill9(&mut self) {
         let mut child = self.child.take().expect("a running server");
         child.kill().expect("kill");
         child.wait().expect("wait");
     }
 
-    /// Asks the server to stop, and waits until it has.
+    /// Stops the server with SIGTERM, and waits for its end.
     pub(crate) fn sigterm(&mut self) -> ExitStatus {
         let done = Command::new("kill").arg("-TERM").arg(self.pid().to_string()).status().expect("kill");
         assert!(done.success(), "no process to stop");
         self.wait_exit(STOP_DEADLINE)
     }
 
-    /// Waits for the server to end by itself.
+    /// Waits until the server exits.
     pub(crate) fn wait_exit(&mut self, deadline: Duration) -> ExitStatus {
         let child = self.child.as_mut().expect("a running server");
         let status = wait_for("end of the server", deadline, || child.try_wait().expect("wait"));
@@ -158,7 +161,7 @@ impl Store {
         status
     }
 
-    /// Starts the server again on the same data and port; one that still runs is killed first.
+    /// Starts the server again with the same data and port; a running one is killed first.
     pub(crate) fn restart(&mut self) {
         if self.child.is_some() {
             self.kill9();
@@ -166,7 +169,7 @@ impl Store {
         assert!(self.try_start(), "{:?} does not start again:\n{}", self.kind, self.log());
     }
 
-    /// Starts the server again where it is expected to refuse: gives its exit status.
+    /// Starts the server again, expects that it refuses to run, and returns its exit status.
     pub(crate) fn restart_refused(&mut self) -> ExitStatus {
         if self.child.is_some() {
             self.kill9();
@@ -175,12 +178,12 @@ impl Store {
         self.wait_exit(START_DEADLINE)
     }
 
-    /// From here on the server is started with these options. Takes effect at the next `restart`.
+    /// Sets the start options, which take effect at the next `restart`.
     pub(crate) fn set_options(&mut self, options: Options) {
         self.options = options;
     }
 
-    /// The answer to a four-letter word, or nothing when there is no server to give one.
+    /// Returns the reply to a four-letter command; `None` if no server replies.
     pub(crate) fn four_letters(&self, word: &str) -> Option<String> {
         self.ask(word, Duration::from_secs(10))
     }
@@ -206,9 +209,9 @@ impl Store {
         })
     }
 
-    /// Whether it is our process that answers, and not another that took the port meanwhile.
+    /// Returns whether our own process replies, and not another one that took the port meanwhile.
     fn serves(&self) -> bool {
-        // ZooKeeper takes connections a moment before it reads them, and forgets those.
+        // ZooKeeper accepts connections shortly before it reads from them, and loses those.
         let patience = Duration::from_millis(200);
         match self.kind {
             Kind::ZooKeeper => {
@@ -253,7 +256,8 @@ impl Store {
             self.port
         );
         std::fs::write(&config, text).expect("zoo.cfg");
-        // Containers and TTL nodes are looked after each second, as in the keeper; a minute is ZooKeeper's own choice.
+        // Expired containers and TTL nodes are deleted every second, as in the keeper; ZooKeeper's
+        // default is a minute.
         let mut line =
             ["java", "-Dzookeeper.extendedTypesEnabled=true", "-Dznode.container.checkIntervalMs=1000"]
                 .map(str::to_owned)
@@ -290,7 +294,7 @@ impl Drop for Store {
     }
 }
 
-/// A program of the workspace, as built next to the running test.
+/// Returns the path of a program of the workspace, built next to the running test.
 pub(crate) fn binary(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("path of this test");
     let profile = test.parent().and_then(Path::parent).expect("target/PROFILE/deps/TEST");

@@ -1,18 +1,19 @@
-//! Free ports for servers that cannot bind port 0 or must come back on the same one. Which server gets it is no
-//! matter here.
+//! Free ports for servers that cannot bind port 0 or must restart on the same port. Starting
+//! servers does not belong here.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// Below Linux's range for outgoing connections. Inside that range a client that dials a server which is just away can
-/// be given the server's own port as its source: it then talks to itself, and the server cannot come back.
+/// Below Linux's range of ephemeral ports. Within that range, a client that connects to a stopped
+/// server can get the server's port as its source port: it then connects to itself, and the server
+/// cannot bind the port again.
 const FIRST: u16 = 10_000;
 const COUNT: u16 = 22_000;
 
 static TRIED: AtomicU16 = AtomicU16::new(0);
 
-/// A port on loopback that nobody listens on. Processes start their search in different places, so that tests that run
-/// side by side rarely want the same one.
+/// Returns a loopback port without a listener. Each process starts its search at another port, so
+/// that concurrent tests rarely collide.
 pub(crate) fn free() -> u16 {
     let start = std::process::id().wrapping_mul(7_919);
     for _ in 0..COUNT {

@@ -1,5 +1,6 @@
-//! Several scenarios on one server, each below a chroot of its own: a JVM takes most of a second to start, and a test
-//! binary with twenty scenarios need not pay it twenty times. What the scenarios check does not belong here.
+//! Runs several scenarios on one server, each below its own chroot: a JVM takes most of a second to
+//! start, which a test binary with twenty scenarios then needs only once. The checks of scenarios
+//! do not belong here.
 
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +10,7 @@ use super::{Kind, Store};
 
 const OTHER: &str = "-other";
 
-/// Where a scenario may work: a server, and a node on it that belongs to the scenario alone.
+/// A server, and a node on it that belongs to one scenario alone.
 #[derive(Clone, Debug)]
 pub(crate) struct Site {
     pub(crate) kind: Kind,
@@ -19,17 +20,17 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// Address and chroot as clients take them: `127.0.0.1:2181/name`.
+    /// Returns address and chroot in the form that clients accept: `127.0.0.1:2181/name`.
     pub(crate) fn connect_string(&self) -> String {
         format!("{}{}", self.addr, self.chroot)
     }
 
-    /// The place of a second environment on the same server.
+    /// Returns the site of a second environment on the same server.
     pub(crate) fn other(&self) -> Self {
         Self { chroot: format!("{}{OTHER}", self.chroot), ..self.clone() }
     }
 
-    /// A path below the chroot, for clients that know none.
+    /// Returns a path below the chroot, for clients without chroot support.
     pub(crate) fn path(&self, below: &str) -> String {
         format!("{}{below}", self.chroot)
     }
@@ -37,15 +38,15 @@ impl Site {
 
 pub(crate) type Scenario = (&'static str, fn(&Site));
 
-/// Runs all scenarios on one server, also after one has failed, and then fails with the names of those that did.
-/// `SCENARIO=name` runs that one alone.
-/// `scenarios![a, b]` makes the list from functions.
+/// Runs all scenarios on one server, even after one has failed, and then fails with the names of
+/// the failed ones. `SCENARIO=name` runs that one alone. `scenarios![a, b]` creates the list from
+/// functions.
 pub(crate) fn run(store: &Store, scenarios: &[Scenario]) {
     let mut failed = Vec::new();
     let only = std::env::var("SCENARIO").ok();
     let wanted: Vec<&Scenario> =
         scenarios.iter().filter(|(name, _)| only.as_ref().is_none_or(|only| only == name)).collect();
-    // All of them before the first scenario, which may close the root of the server.
+    // The nodes of all scenarios are created first: a scenario may restrict the server's root.
     for (name, _) in &wanted {
         let mut client = Client::connect(store.addr());
         client.create(&format!("/{name}"), b"", Create::Persistent);
@@ -60,7 +61,7 @@ pub(crate) fn run(store: &Store, scenarios: &[Scenario]) {
     assert!(failed.is_empty(), "{:?} failed {failed:?}; it said:\n{}", store.kind(), store.log());
 }
 
-/// Functions of a [`Site`] with their names.
+/// Creates a list of functions of a [`Site`] with their names.
 macro_rules! scenarios {
     ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as fn(&$crate::harness::scenario::Site))),*] };
 }

@@ -1,11 +1,11 @@
-//! A small blocking client that speaks the wire protocol byte by byte, written apart from the keeper's own code so that
-//! the two cannot share a mistake. It keeps no state beyond one connection: no retries, no reconnects.
+//! A small blocking client of the wire protocol, independent of the keeper's own code, so that the
+//! two cannot share a bug. It has one connection and no other state: no retries, no reconnects.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// How long one reply may take before the test that waits for it fails.
+/// Time limit of one reply; the test fails after it.
 pub(crate) const REPLY_DEADLINE: Duration = Duration::from_secs(20);
 
 pub(crate) mod op {
@@ -27,7 +27,7 @@ pub(crate) mod op {
     pub(crate) const CLOSE: i32 = -11;
 }
 
-/// What a created node is to be: the flags of the protocol.
+/// The protocol's flags of a created node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Create {
     Persistent = 0,
@@ -60,7 +60,7 @@ impl Put {
         self
     }
 
-    /// A buffer or a string: the two look alike.
+    /// Writes a buffer or a string, which have the same encoding.
     pub(crate) fn bytes(mut self, value: impl AsRef<[u8]>) -> Self {
         let value = value.as_ref();
         self = self.int(i32::try_from(value.len()).expect("a short buffer"));
@@ -73,18 +73,18 @@ impl Put {
         self
     }
 
-    /// An ACL that lets everyone do everything.
+    /// Writes an ACL that grants everything to everyone.
     pub(crate) fn open_acl(self) -> Self {
         self.int(1).int(31).bytes("world").bytes("anyone")
     }
 
-    /// The bytes with their length before them.
+    /// Returns the bytes with their length before them.
     pub(crate) fn framed(self) -> Vec<u8> {
         Self::new().bytes(self.0).0
     }
 }
 
-/// Reads jute; panics on what is too short, since that is a wrong answer of the server.
+/// Reads jute; panics if the input is too short, because the server's reply is then wrong.
 #[derive(Clone, Debug)]
 pub(crate) struct Take<'a>(pub(crate) &'a [u8]);
 
@@ -145,7 +145,7 @@ pub(crate) struct Reply {
     pub(crate) body: Vec<u8>,
 }
 
-/// What the server said to a connect request.
+/// The server's reply to a connect request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Session {
     pub(crate) id: i64,
@@ -155,7 +155,7 @@ pub(crate) struct Session {
     pub(crate) answer_length: usize,
 }
 
-/// A connect request, with everything in it open to be wrong.
+/// A connect request, in which every field can be set to a wrong value.
 #[derive(Clone, Debug)]
 pub(crate) struct Hello {
     pub(crate) last_zxid: i64,
@@ -190,9 +190,9 @@ impl Hello {
 /// Why there is no reply.
 #[derive(Debug)]
 pub(crate) enum Lost {
-    /// The server closed the connection, or is not there.
+    /// The server closed the connection or is not running.
     Closed,
-    /// Nothing came in time.
+    /// The time limit passed.
     Silent,
 }
 
@@ -200,12 +200,12 @@ pub(crate) enum Lost {
 pub(crate) struct Client {
     pub(crate) stream: TcpStream,
     pub(crate) session: Session,
-    /// The last xid given out.
+    /// The last used xid.
     pub(crate) xid: i32,
 }
 
 impl Client {
-    /// A new session.
+    /// Connects with a new session.
     pub(crate) fn connect(addr: SocketAddr) -> Self {
         Self::try_connect(addr, &Hello::default()).expect("a session")
     }
@@ -217,7 +217,7 @@ impl Client {
         Ok(Self { stream, session, xid: 0 })
     }
 
-    /// Sends a request and gives its xid; the reply is for `receive`.
+    /// Sends a request and returns its xid; `receive` returns the reply.
     pub(crate) fn send(&mut self, op: i32, body: &Put) -> Result<i32, Lost> {
         self.xid += 1;
         self.send_as(self.xid, op, body)
@@ -235,7 +235,7 @@ impl Client {
         Ok(Reply { xid, zxid, err, body: take.0.to_vec() })
     }
 
-    /// One request and its reply, with nothing between the two.
+    /// Sends a request and returns its reply, which must be the next message.
     pub(crate) fn try_call(&mut self, op: i32, body: &Put) -> Result<Reply, Lost> {
         let xid = self.send(op, body)?;
         let reply = self.receive()?;
@@ -247,7 +247,7 @@ impl Client {
         self.try_call(op, body).expect("a reply")
     }
 
-    /// Creates a node and gives its name. Panics if the server refuses.
+    /// Creates a node and returns its name. Panics if the server refuses.
     pub(crate) fn create(&mut self, path: &str, data: &[u8], create: Create) -> String {
         let reply = self.call(op::CREATE, &create_body(path, data, create));
         assert_eq!(reply.err, 0, "create {path}");
@@ -263,13 +263,13 @@ impl Client {
         Ok((take.bytes().to_vec(), take.stat()))
     }
 
-    /// Writes if the node still has this version (-1: any).
+    /// Writes if the node still has this version (-1 for any).
     pub(crate) fn set_if_version(&mut self, path: &str, data: &[u8], version: i32) -> Result<Stat, i32> {
         let reply = self.call(op::SET_DATA, &set_body(path, data, version));
         if reply.err != 0 { Err(reply.err) } else { Ok(Take(&reply.body).stat()) }
     }
 
-    /// Ends the session, so that its ephemerals go.
+    /// Closes the session, which deletes its ephemeral nodes.
     pub(crate) fn close(mut self) {
         assert_eq!(self.call(op::CLOSE, &Put::new()).err, 0, "close");
     }
@@ -312,7 +312,7 @@ pub(crate) fn read_session(stream: &mut TcpStream) -> Result<Session, Lost> {
     Ok(Session { id, timeout_ms, password: take.bytes().to_vec(), answer_length: frame.len() })
 }
 
-/// Whether the server has closed the connection, waiting for it as long as for a reply.
+/// Returns whether the server closes the connection within the time limit of a reply.
 pub(crate) fn closed(stream: &mut TcpStream) -> bool {
     let mut byte = [0];
     match stream.read(&mut byte) {

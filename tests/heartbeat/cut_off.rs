@@ -4,11 +4,11 @@
 
 use std::time::Duration;
 
-use portcullis::heartbeat::corner;
-use portcullis::heartbeat::ears::Standing;
+use portcullis::heartbeat::store;
+use portcullis::heartbeat::tracker::shared_state::Readiness;
 
+use crate::invariants::{ERR, WARN, check_the_end};
 use crate::simulate::{HOLD, begin, judge, seconds};
-use crate::verdict::{ERR, WARN, check_the_end};
 use crate::world::{SESSION, World};
 
 const FLEET: usize = 12;
@@ -16,9 +16,9 @@ const FLEET: usize = 12;
 /// Components from this number on know one tracker only.
 const FAITHFUL: usize = 4;
 
-fn told(world: &World, flag: &str) -> Vec<String> {
+fn update(world: &World, flag: &str) -> Vec<String> {
     let book = world.manager.book();
-    book.told.iter().filter(|told| told.flag == flag).map(|told| told.name.clone()).collect()
+    book.updates.iter().filter(|update| update.flag == flag).map(|update| update.name.clone()).collect()
 }
 
 fn not_the_judge(world: &World) -> u32 {
@@ -51,7 +51,7 @@ pub(crate) async fn short_cut() {
         world.pass(seconds(cut_for - cut_for / 2)).await;
         world.cut_off(id, false);
         world.pass(WARN + ERR).await;
-        assert_eq!(told(&world, "Alert"), ["x0c0s0b0n0"], "seed {seed}");
+        assert_eq!(update(&world, "Alert"), ["x0c0s0b0n0"], "seed {seed}");
         check_the_end(&mut world, seed).await;
     }
 }
@@ -76,7 +76,7 @@ pub(crate) async fn cut_with_new_judge() {
         assert_ne!(judge(&world), first, "seed {seed}");
         world.cut_off(id, false);
         world.pass(WARN + ERR).await;
-        assert_eq!(told(&world, "Alert"), Vec::<String>::new(), "seed {seed}");
+        assert_eq!(update(&world, "Alert"), Vec::<String>::new(), "seed {seed}");
         check_the_end(&mut world, seed).await;
     }
 }
@@ -92,24 +92,24 @@ pub(crate) async fn senders_move() {
         }
         world.pass(WARN).await;
         world.cut_off(id, true);
-        let standing = |world: &World| world.replicas[&id].ears.standing();
+        let readiness = |world: &World| world.replicas[&id].shared.readiness();
         world.pass(seconds(4)).await;
-        assert_eq!(standing(&world), Standing::Ready, "seed {seed}: the store may be slow");
+        assert_eq!(readiness(&world), Readiness::Ready, "seed {seed}: the store may be slow");
         world.pass(seconds(4)).await;
-        assert_eq!(standing(&world), Standing::NotReady, "seed {seed}");
+        assert_eq!(readiness(&world), Readiness::NotReady, "seed {seed}");
         world.pass(SESSION - seconds(8)).await;
         world.expire(id);
         // A session may last a little longer than its timeout, and a request as well.
         world.pass(seconds(3)).await;
-        assert_eq!(standing(&world), Standing::Stranded, "seed {seed}");
+        assert_eq!(readiness(&world), Readiness::Stranded, "seed {seed}");
         for component in 0..FLEET {
             world.components[component].only = None;
         }
         world.pass(2 * ERR).await;
-        assert_eq!(told(&world, "Warning"), Vec::<String>::new(), "seed {seed}");
+        assert_eq!(update(&world, "Warning"), Vec::<String>::new(), "seed {seed}");
         world.cut_off(id, false);
         world.pass(seconds(5)).await;
-        assert_eq!(standing(&world), Standing::Ready, "seed {seed}: it reaches the store again");
+        assert_eq!(readiness(&world), Readiness::Ready, "seed {seed}: it reaches the store again");
         check_the_end(&mut world, seed).await;
     }
 }
@@ -136,14 +136,14 @@ async fn held_deaths_of_a_lost_tracker_are_declared_in_the_end() {
     let id = not_the_judge(&world);
     cut(&mut world, id).await;
     world.pass(HOLD - seconds(5)).await;
-    assert_eq!(told(&world, "Alert"), Vec::<String>::new());
-    assert_eq!(told(&world, "Warning").len(), FLEET - FAITHFUL, "warnings are not held");
-    let lost = corner::overview(&world.tree()).await.expect("records").lost_trackers;
+    assert_eq!(update(&world, "Alert"), Vec::<String>::new());
+    assert_eq!(update(&world, "Warning").len(), FLEET - FAITHFUL, "warnings are not held");
+    let lost = store::overview(&world.tree()).await.expect("records").lost_trackers;
     assert_eq!(lost, 1, "operators can see it");
     world.pass(seconds(10)).await;
-    assert_eq!(told(&world, "Alert").len(), FLEET - FAITHFUL);
+    assert_eq!(update(&world, "Alert").len(), FLEET - FAITHFUL);
     world.pass(Duration::from_secs(60)).await;
-    let lost = corner::overview(&world.tree()).await.expect("records").lost_trackers;
+    let lost = store::overview(&world.tree()).await.expect("records").lost_trackers;
     assert_eq!(lost, 0, "its batches are deleted");
 }
 
@@ -154,8 +154,8 @@ async fn release_declares_held_deaths_of_a_lost_tracker() {
     let id = not_the_judge(&world);
     cut(&mut world, id).await;
     world.pass(ERR + seconds(5)).await;
-    assert_eq!(told(&world, "Alert"), Vec::<String>::new());
-    corner::release(&world.tree()).await.expect("a write");
+    assert_eq!(update(&world, "Alert"), Vec::<String>::new());
+    store::release(&world.tree()).await.expect("a write");
     world.pass(seconds(5)).await;
-    assert_eq!(told(&world, "Alert").len(), FLEET - FAITHFUL);
+    assert_eq!(update(&world, "Alert").len(), FLEET - FAITHFUL);
 }

@@ -1,14 +1,15 @@
-//! Deaths that are held back in a mass outage, and an operator's word about them, outlive whoever judges.
+//! Deaths that are held in a mass outage, and their release by an operator, survive a change of the
+//! judge.
 
 use std::time::Duration;
 
-use portcullis::heartbeat::corner;
-use portcullis::heartbeat::record::Hold;
+use portcullis::heartbeat::core::record::Hold;
+use portcullis::heartbeat::store;
 use serde_json::json;
 use tokio::time::Instant;
 
+use crate::invariants::ERR;
 use crate::simulate::{begin, judge, seconds};
-use crate::verdict::ERR;
 use crate::world::{SESSION, World};
 
 const FLEET: usize = 4;
@@ -19,24 +20,24 @@ async fn outage(seed: u64, replicas: u32, hold_seconds: u64) -> (World, Instant)
     (world, since)
 }
 
-/// All at once; when that is called an outage.
+/// Silences all components; returns when the outage begins.
 async fn fall_silent(world: &mut World, hold_seconds: u64) -> Instant {
     let params = json!({"Mass_share": "50", "Mass_hold": hold_seconds.to_string()});
-    corner::set_params(&world.tree(), params.as_object().expect("a map")).await.expect("params");
+    store::set_params(&world.tree(), params.as_object().expect("a map")).await.expect("params");
     (0..FLEET).for_each(|component| world.silence(component));
     until(world, "a hold", ERR + seconds(10), async |world| held(world).await).await
 }
 
-/// Deaths are held, as the store has it.
+/// Whether deaths are held, according to the store.
 async fn held(world: &World) -> bool {
-    matches!(corner::alarm(&world.tree()).await, Ok((Ok(Some(Hold::Held { .. })), _)))
+    matches!(store::alarm(&world.tree()).await, Ok((Ok(Some(Hold::Held { .. })), _)))
 }
 
 fn dead(world: &World) -> usize {
-    world.manager.book().told.iter().filter(|told| told.flag == "Alert").count()
+    world.manager.book().updates.iter().filter(|update| update.flag == "Alert").count()
 }
 
-/// When it is so; within a time.
+/// Waits for a condition, with a limit.
 async fn until(
     world: &mut World,
     what: &str,
@@ -55,9 +56,9 @@ async fn all_dead(world: &mut World, limit: Duration) -> Instant {
     until(world, "every death", limit, async |world| dead(world) == FLEET).await
 }
 
-/// It goes on while nobody judges, and ends when it would have: without the time in which nobody did.
+/// A hold continues without a judge, and lasts longer by the time without one.
 #[tokio::test(start_paused = true)]
-async fn a_hold_outlives_its_judges() {
+async fn hold_survives_crashes_of_judges() {
     let (mut world, since) = outage(50, 3, 150).await;
     for killed in 1..=2 {
         world.pass(seconds(35)).await;
@@ -69,14 +70,14 @@ async fn a_hold_outlives_its_judges() {
     let blind = 2 * (SESSION + seconds(10));
     let end = all_dead(&mut world, seconds(150)).await - since;
     assert!(end >= seconds(149) && end <= seconds(152) + blind, "{end:?}");
-    // And that is the end of it.
+    // The hold is over.
     until(&mut world, "no alarm", 3 * ERR, async |world| !held(world).await).await;
     assert_eq!(dead(&world), FLEET, "each once");
 }
 
-/// One who leaves in order leaves the hold to its successor.
+/// A judge that stops as planned leaves the hold to its successor.
 #[tokio::test(start_paused = true)]
-async fn a_hold_outlives_a_restart() {
+async fn hold_survives_a_restart() {
     let (mut world, _) = outage(51, 1, 3600).await;
     world.stop(0).await;
     assert!(held(&world).await);
@@ -86,41 +87,41 @@ async fn a_hold_outlives_a_restart() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_while_nobody_judges_is_obeyed() {
+async fn release_without_a_judge_is_applied_by_the_next() {
     let (mut world, _) = outage(52, 2, 3600).await;
     let id = judge(&world);
     world.kill(id);
-    corner::release(&world.tree()).await.expect("a write");
+    store::release(&world.tree()).await.expect("a write");
     world.pass(seconds(1)).await;
     assert_eq!(dead(&world), 0, "nobody judges");
-    // A whole window again, since nobody knows what the dead judge heard.
+    // A whole window again, because the beats of the crashed judge are not known.
     all_dead(&mut world, SESSION + ERR + seconds(5)).await;
 }
 
-/// The judge that obeyed is gone before the deaths are due, and so is the next.
+/// The judge that applied the release crashes before the deaths are due, and so does the next.
 #[tokio::test(start_paused = true)]
-async fn a_release_outlives_who_obeyed_it() {
+async fn release_survives_a_crash_of_the_judge() {
     let (mut world, _) = outage(53, 3, 3600).await;
     let id = judge(&world);
     world.kill(id);
     until(&mut world, "another judge", SESSION + seconds(5), async |world| judges(world) == 1).await;
-    corner::release(&world.tree()).await.expect("a write");
+    store::release(&world.tree()).await.expect("a write");
     world.pass(seconds(2)).await;
     assert!(!held(&world).await && dead(&world) == 0);
     let id = judge(&world);
     world.kill(id);
     all_dead(&mut world, SESSION + ERR + seconds(5)).await;
     until(&mut world, "the end of it", 3 * ERR, async |world| {
-        matches!(corner::alarm(&world.tree()).await, Ok((Ok(None), _)))
+        matches!(store::alarm(&world.tree()).await, Ok((Ok(None), _)))
     })
     .await;
 }
 
-/// A word of long ago is not for the next outage.
+/// An old release has no effect on the next outage.
 #[tokio::test(start_paused = true)]
-async fn a_release_without_a_hold_releases_nothing_later() {
+async fn release_without_a_hold_has_no_later_effect() {
     let mut world = begin(54, 2, FLEET).await;
-    corner::release(&world.tree()).await.expect("a write");
+    store::release(&world.tree()).await.expect("a write");
     world.pass(seconds(2)).await;
     fall_silent(&mut world, 3600).await;
     let id = judge(&world);
@@ -130,5 +131,5 @@ async fn a_release_without_a_hold_releases_nothing_later() {
 }
 
 fn judges(world: &World) -> usize {
-    world.replicas.values().filter(|r| r.ears.lock().condition.judging).count()
+    world.replicas.values().filter(|r| r.shared.lock().stats.judging).count()
 }

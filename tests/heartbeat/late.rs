@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::invariants::{WARN, check_the_end};
 use crate::manager::Mood;
 use crate::simulate::{begin, seconds};
-use crate::verdict::{WARN, check_the_end};
 
 /// The default audit interval, plus the time for a read and a call.
 const PROBED_WITHIN: Duration = Duration::from_millis(5_500);
@@ -19,10 +19,10 @@ pub(crate) async fn delivery_after_an_outage() {
         world.manager.book().mood = mood;
         (0..5).for_each(|component| world.silence(component));
         world.pass(WARN + seconds(away)).await;
-        let told = world.manager.book().told.len();
+        let update = world.manager.book().updates.len();
         world.manager.book().mood = Mood::Fine;
         let back = Instant::now();
-        while world.manager.book().told.len() == told {
+        while world.manager.book().updates.len() == update {
             let since = back.elapsed();
             assert!(since <= PROBED_WITHIN, "away for {away} s: no call {since:?} after it is back");
             world.pass(Duration::from_millis(100)).await;
@@ -30,7 +30,8 @@ pub(crate) async fn delivery_after_an_outage() {
     }
 }
 
-/// A call that timed out is applied after newer ones. In the end the state manager has the newest state of each component.
+/// A call that timed out is applied after newer ones. In the end the state manager has the newest
+/// state of each component.
 pub(crate) async fn call_applied_late() {
     for (seed, late) in [(71, 15), (72, 30), (73, 80)] {
         let mut world = begin(seed, 1 + (seed % 2) as u32, 10).await;

@@ -1,32 +1,32 @@
-//! The heartbeat trackers as a whole: simulated on paused time with every fault at once, and as real processes on real
-//! stores.
+//! The heartbeat trackers as a whole: simulated on paused time with many faults, and as real
+//! processes on real stores.
 
-// Much of this is tests in other words, which the lint cannot see.
+// Helpers of tests unwrap, and the lint cannot see that they belong to tests.
 #![allow(clippy::unwrap_used)]
 
-mod aside;
+mod api;
 mod clients;
 mod cut_off;
-mod door;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod hold;
+mod invariants;
 mod late;
 mod losses;
 mod manager;
 mod operator;
+mod oracle;
 mod outage;
 #[cfg(feature = "planted")]
 mod planted;
+mod problem_bodies;
 mod process;
 mod recovery;
+mod rejected;
 mod replicas;
 mod restored;
 mod roles;
 mod secure;
 mod simulate;
 mod trusted;
-mod truth;
-mod verdict;
-mod words;
 mod world;

@@ -1,12 +1,14 @@
-//! A state manager and a webhook of the tests' own: they can be down, hang, fail, be slow, or refuse one name, and they
-//! remember what they were told. Whether that was right is for the tests to say.
+//! A state manager and a webhook for tests, which can fail in several ways and record what they
+//! got. The tests check the records.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use portcullis::heartbeat::notify::{CallError, Outgoing, Post};
+use portcullis::heartbeat::notify::{SEQUENCES, SIGNATURE};
+use portcullis::net::http::client::{Call, CallError, HttpClient};
 use tokio::time::Instant;
 
 pub(crate) const HOOK_URL: &str = "http://hook/told";
@@ -18,18 +20,18 @@ pub(crate) enum Mood {
     Down,
     Hanging,
     Failing,
-    /// Takes nothing and says so, as a proxy does that is being started.
+    /// Refuses everything, like a proxy that is starting.
     Answering(u16),
     Slow,
     /// Applies a call after this time, whether the caller waits for it or not.
     Late(Duration),
-    /// Takes nothing until the mood changes; then also from callers who are no more.
+    /// Accepts nothing until the mood changes; then also calls of callers that are gone.
     Holding,
 }
 
-/// One thing that it was told.
+/// One update of a component that it accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct Update {
     pub(crate) at: Instant,
     pub(crate) name: String,
     pub(crate) state: String,
@@ -37,7 +39,7 @@ pub(crate) struct Told {
     pub(crate) message: String,
     /// The number of the change, as the header of the call has it.
     pub(crate) sequence: u64,
-    /// Of which call.
+    /// The call that it came with.
     pub(crate) call: usize,
 }
 
@@ -45,14 +47,14 @@ pub(crate) struct Told {
 pub(crate) struct Book {
     pub(crate) mood: Mood,
     pub(crate) refused: BTreeSet<String>,
-    /// Those that it has never heard of.
+    /// Names that it does not know.
     pub(crate) unknown: BTreeSet<String>,
-    pub(crate) told: Vec<Told>,
+    pub(crate) updates: Vec<Update>,
     pub(crate) calls: usize,
-    /// Calls that have come, whatever became of them.
+    /// Calls received, whatever the result.
     pub(crate) arrived: usize,
     pub(crate) hook_mood: Mood,
-    /// Set when a call is taken: whoever made it loses something else at that moment.
+    /// Set when a call is accepted: a fault happens at that moment.
     pub(crate) unplug: Option<Arc<AtomicBool>>,
     pub(crate) hooked: Vec<Hooked>,
 }
@@ -66,34 +68,38 @@ pub(crate) struct Hooked {
 }
 
 impl Book {
-    /// What each component is, as far as the manager knows.
+    /// The newest state of each component.
     pub(crate) fn believes(&self) -> BTreeMap<String, (String, String)> {
-        self.told.iter().map(|told| (told.name.clone(), (told.state.clone(), told.flag.clone()))).collect()
+        self.updates
+            .iter()
+            .map(|update| (update.name.clone(), (update.state.clone(), update.flag.clone())))
+            .collect()
     }
 
-    /// Every change that it was told of, by name and number, with how often. The same number is always the same change.
-    pub(crate) fn changes(&self) -> BTreeMap<(String, u64), Vec<Told>> {
-        let mut changes: BTreeMap<(String, u64), Vec<Told>> = BTreeMap::new();
-        for told in &self.told {
-            changes.entry((told.name.clone(), told.sequence)).or_default().push(told.clone());
+    /// Every change, by name and number, with how often it was sent. The same number is always the
+    /// same change.
+    pub(crate) fn changes(&self) -> BTreeMap<(String, u64), Vec<Update>> {
+        let mut changes: BTreeMap<(String, u64), Vec<Update>> = BTreeMap::new();
+        for update in &self.updates {
+            changes.entry((update.name.clone(), update.sequence)).or_default().push(update.clone());
         }
-        for told in changes.values() {
-            let what = |told: &Told| (told.state.clone(), told.flag.clone(), told.message.clone());
-            assert!(told.iter().all(|again| what(again) == what(&told[0])), "{told:?}");
+        for update in changes.values() {
+            let what = |update: &Update| (update.state.clone(), update.flag.clone(), update.message.clone());
+            assert!(update.iter().all(|again| what(again) == what(&update[0])), "{update:?}");
         }
         changes
     }
 
-    /// Takes a document for the webhook in.
+    /// Records a document for the webhook.
     pub(crate) fn take_hook(&mut self, sequences: &str, body: &[u8]) {
         let document: serde_json::Value = serde_json::from_slice(body).expect("JSON");
         let text = |key: &str| document[key].as_str().expect("a string").to_owned();
         let sequence = document["sequence"].as_u64().expect("a number");
-        assert_eq!(sequences, sequence.to_string(), "the number is in the head, too");
+        assert_eq!(sequences, sequence.to_string(), "the number is in the header, too");
         self.hooked.push(Hooked { name: text("component"), health: text("health"), sequence });
     }
 
-    /// Takes a call in and gives the status.
+    /// Records a call and returns the status.
     pub(crate) fn take(&mut self, sequences: &str, body: &[u8]) -> u16 {
         self.calls += 1;
         let document: serde_json::Value = serde_json::from_slice(body).expect("JSON");
@@ -116,7 +122,7 @@ impl Book {
         assert_eq!(numbers.len(), names.len(), "{sequences}");
         let text = |value: &serde_json::Value| value.as_str().expect("a string").to_owned();
         for (name, sequence) in names.into_iter().zip(numbers) {
-            self.told.push(Told {
+            self.updates.push(Update {
                 at: Instant::now(),
                 name,
                 state: text(&document["State"]),
@@ -130,7 +136,7 @@ impl Book {
     }
 }
 
-/// `7-9,12` as the numbers that it stands for.
+/// Expands `7-9,12`.
 fn expand(runs: &str) -> Vec<u64> {
     let number = |text: &str| text.parse::<u64>().expect("a number");
     runs.split(',')
@@ -152,12 +158,12 @@ impl Manager {
 
 impl Manager {
     /// Whoever calls may be gone before there is an answer.
-    async fn hear(&self, call: Outgoing) -> Result<u16, CallError> {
-        assert!(call.signature.is_some());
+    async fn receive(&self, call: Call) -> Result<u16, CallError> {
+        assert!(call.header(SIGNATURE).is_some());
         let mood = self.book().hook_mood;
         let time = match mood {
             Mood::Holding | Mood::Late(_) => unreachable!("for the state manager"),
-            Mood::Down => return Err(CallError::Address),
+            Mood::Down => return Err(CallError::Connect(ErrorKind::ConnectionRefused.into())),
             Mood::Failing => return Ok(500),
             Mood::Answering(status) => return Ok(status),
             Mood::Hanging => call.limit,
@@ -165,7 +171,7 @@ impl Manager {
             Mood::Fine => Duration::from_millis(3),
         };
         if mood != Mood::Hanging {
-            self.book().take_hook(&call.sequences, &call.body);
+            self.book().take_hook(call.header(SEQUENCES).unwrap(), &call.body);
         }
         tokio::time::sleep(time).await;
         if mood == Mood::Hanging { Err(CallError::TooSlow) } else { Ok(204) }
@@ -173,23 +179,23 @@ impl Manager {
 }
 
 impl Manager {
-    async fn apply_late(&self, call: Outgoing, time: Duration) -> Result<u16, CallError> {
-        let manager = self.clone();
+    async fn apply_late(&self, call: Call, time: Duration) -> Result<u16, CallError> {
+        let (manager, limit) = (self.clone(), call.limit);
         let applied = tokio::spawn(async move {
             tokio::time::sleep(time).await;
-            manager.book().take(&call.sequences, &call.body)
+            manager.book().take(call.header(SEQUENCES).unwrap(), &call.body)
         });
-        match tokio::time::timeout(call.limit, applied).await {
+        match tokio::time::timeout(limit, applied).await {
             Ok(status) => Ok(status.expect("no panic")),
             Err(_) => Err(CallError::TooSlow),
         }
     }
 }
 
-impl Post for Manager {
-    async fn post(&self, call: Outgoing) -> Result<u16, CallError> {
+impl HttpClient for Manager {
+    async fn call(&self, call: Call) -> Result<u16, CallError> {
         if call.url == HOOK_URL {
-            return self.hear(call).await;
+            return self.receive(call).await;
         }
         assert!(call.url.ends_with("/State/Components/BulkStateData"), "{}", call.url);
         let mood = self.book().mood;
@@ -198,7 +204,7 @@ impl Post for Manager {
         }
         match mood {
             Mood::Holding => unreachable!("for real callers"),
-            Mood::Down => return Err(CallError::Address),
+            Mood::Down => return Err(CallError::Connect(ErrorKind::ConnectionRefused.into())),
             Mood::Failing => return Ok(500),
             Mood::Answering(status) => return Ok(status),
             Mood::Hanging => {
@@ -209,6 +215,6 @@ impl Post for Manager {
             Mood::Late(time) => return self.apply_late(call, time).await,
             Mood::Fine => tokio::time::sleep(Duration::from_millis(3)).await,
         }
-        Ok(self.book().take(&call.sequences, &call.body))
+        Ok(self.book().take(call.header(SEQUENCES).unwrap(), &call.body))
     }
 }

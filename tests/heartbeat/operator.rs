@@ -1,11 +1,11 @@
-//! What an operator sees and says: `juju heartbeat`, `juju machine maintenance`, and status, with the real programs.
+//! `juju heartbeat`, `juju machine maintenance` and status, with the real programs.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
-use portcullis::heartbeat::record::bucket_of;
+use portcullis::heartbeat::core::record::bucket_of;
 use portcullis::store::ZkTree;
 use portcullis::store::paths::{self, NodePath};
 use portcullis::store::tree::{Tree, Write};
@@ -16,7 +16,7 @@ use crate::process::{Client, Site, Tracker};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// A command that goes on, line by line; ended with the test.
+/// A running command, line by line; ended with the test.
 struct Watching(Child);
 
 impl Watching {
@@ -24,7 +24,7 @@ impl Watching {
         let mut child = site.command("juju").args(args).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let (sender, receiver) = mpsc::channel();
-        // Ends with the program, or with who listens.
+        // Ends with the program, or when the receiver is dropped.
         std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
         (Self(child), receiver)
     }
@@ -37,7 +37,7 @@ impl Drop for Watching {
     }
 }
 
-/// As somebody with the operator's rights might.
+/// Writes with the operator's rights.
 fn overwrite(site: &Site, path: &NodePath, data: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -68,7 +68,7 @@ fn begin(params: &[&str]) -> (Site, Tracker, Client) {
 }
 
 #[test]
-fn changes_are_watched_as_they_happen() {
+fn watch_prints_changes_as_they_happen() {
     let (site, tracker, mut client) = begin(&["Warntime=2", "Errtime=4", "Mass_share=0"]);
     client.beat("old").unwrap();
     wait_for("a component in the store", DEADLINE, || (health(&site, "old") == "ok").then_some(()));
@@ -82,8 +82,8 @@ fn changes_are_watched_as_they_happen() {
             }
         }
     };
-    // The watch has begun when it tells of a change; what comes after is told in full. A beat is followed by a change in any
-    // case: at once by one who was missed, else by the warning.
+    // The watch runs once it prints a change; later changes are printed in full. Every beat is
+    // followed by a change: a restart at once, or else the warning.
     let first = wait_for("a change that is watched", DEADLINE, || {
         client.beat("old").unwrap();
         next_of("old", Duration::from_secs(6))
@@ -102,7 +102,7 @@ fn changes_are_watched_as_they_happen() {
     tracker.end();
 }
 
-/// Lines about one component, as JSON, from a watch that begins with what was before.
+/// Lines about one component, as JSON, from a watch that starts at `since`.
 fn documents(site: &Site, since: u64, name: &str, count: usize) -> Vec<Value> {
     let (_watching, lines) =
         Watching::new(site, &["heartbeat", "watch", "--format", "json", "--since", &since.to_string()]);
@@ -111,9 +111,9 @@ fn documents(site: &Site, since: u64, name: &str, count: usize) -> Vec<Value> {
     documents.filter(|document| document["component"] == name).take(count).collect()
 }
 
-/// A watch that did not run while much happened tells of each change, and another one begins where it is told to.
+/// A watch that was paused prints each change, and another one starts where it is told to.
 #[test]
-fn a_watch_misses_nothing() {
+fn watch_misses_no_change() {
     let (site, tracker, mut client) = begin(&["Warntime=3000", "Errtime=3600"]);
     let (watching, lines) = Watching::new(&site, &["heartbeat", "watch"]);
     let mut number = 0;
@@ -148,19 +148,20 @@ fn a_watch_misses_nothing() {
 }
 
 #[test]
-fn a_mass_outage_is_shown_and_believed_at_a_word() {
+fn mass_outage_is_shown_and_can_be_released() {
     let (site, tracker, mut client) = begin(&["Warntime=2", "Errtime=3", "Mass_hold=3600"]);
     let (code, out, said) = site.came(&["heartbeat", "release"]);
     assert_eq!((code, out.as_str(), said.as_str()), (Some(0), "", "No deaths are held.\n"));
-    // All at once: each first beat waits for the store, and they are to fall silent together.
+    // All at once: each first beat waits for the store, and the components should fall silent
+    // together.
     let beats = json!(["a", "b", "c", "d"].map(beat)).to_string();
     assert_eq!(client.ask("POST", "/hmi/v1/heartbeats", &[], beats.as_bytes()).unwrap().status, 200);
     let held = "warning: 4 of 4 components are silent at once: their deaths are held\n\
-                hint: `juju heartbeat release` says that the outage is real\n";
+                hint: `juju heartbeat release` confirms the outage and declares them dead\n";
     wait_for("an alarm", DEADLINE, || (site.came(&["heartbeat", "list"]).2 == held).then_some(()));
     assert_eq!(["a", "b", "c", "d"].map(|name| health(&site, name)), ["warned"; 4]);
     assert!(tracker.get("/hmi/v1/health").1.contains("4 of 4 are silent; deaths are held"));
-    // Who comes back is no longer counted.
+    // Components that return are no longer counted.
     assert_eq!(client.beat("d").unwrap(), 200);
     wait_for("the numbers of now", DEADLINE, || {
         assert_eq!(client.beat("d").unwrap(), 200);
@@ -168,7 +169,7 @@ fn a_mass_outage_is_shown_and_believed_at_a_word() {
     });
     let (code, out, said) = site.came(&["heartbeat", "release"]);
     assert_eq!((code, out.as_str()), (Some(0), ""));
-    assert_eq!(said, "Deaths that are held will be declared.\n");
+    assert_eq!(said, "The held deaths will be declared.\n");
     wait_for("the deaths", DEADLINE, || {
         assert_eq!(client.beat("d").unwrap(), 200);
         ["a", "b", "c"].iter().all(|name| health(&site, name) == "dead").then_some(())
@@ -179,9 +180,10 @@ fn a_mass_outage_is_shown_and_believed_at_a_word() {
     tracker.end();
 }
 
-/// The judge is killed in a mass outage, and nobody judges when the operator speaks.
+/// The judge is killed in a mass outage, and there is no judge when the operator releases the
+/// deaths.
 #[test]
-fn a_word_to_nobody_is_for_the_next_judge() {
+fn release_without_a_judge_is_for_the_next_one() {
     let (site, first, mut client) = begin(&["Warntime=2", "Errtime=3", "Mass_hold=3600"]);
     let second = site.tracker(&["--open"]);
     let beats = json!(["a", "b", "c", "d"].map(beat)).to_string();
@@ -192,7 +194,7 @@ fn a_word_to_nobody_is_for_the_next_judge() {
     judge.kill9();
     assert!(is_held() && !other.is_judging());
     let (code, _, said) = site.came(&["heartbeat", "release"]);
-    assert_eq!((code, said.as_str()), (Some(0), "Deaths that are held will be declared.\n"));
+    assert_eq!((code, said.as_str()), (Some(0), "The held deaths will be declared.\n"));
     wait_for("the deaths", DEADLINE, || {
         ["a", "b", "c", "d"].iter().all(|name| health(&site, name) == "dead").then_some(())
     });
@@ -200,7 +202,7 @@ fn a_word_to_nobody_is_for_the_next_judge() {
 }
 
 #[test]
-fn who_is_in_maintenance_is_not_missed() {
+fn component_in_maintenance_causes_no_warning() {
     let (site, tracker, mut client) = begin(&["Warntime=2", "Errtime=3600", "Mass_share=0"]);
     site.juju(&["add-machine", "--instance-id", "i-0"]);
     let (code, out, said) = site.came(&["machine", "maintenance", "quiet", "--for", "1h"]);
@@ -209,7 +211,7 @@ fn who_is_in_maintenance_is_not_missed() {
     for name in ["quiet", "other"] {
         assert_eq!(client.beat(name).unwrap(), 200);
     }
-    // Whoever beat at the same time and is not excused has been missed by now.
+    // A component that is not in maintenance has been warned about by now.
     wait_for("a warning", DEADLINE, || (health(&site, "other") == "warned").then_some(()));
     assert_eq!(health(&site, "quiet"), "ok");
     assert!(site.juju(&["heartbeat", "show", "quiet"]).contains("maintenance-until: 2"));
@@ -222,13 +224,17 @@ fn who_is_in_maintenance_is_not_missed() {
     assert!(code == Some(0) && said.starts_with("machine-0 is in maintenance until 2"), "{said}");
     for (args, code, problem) in [
         (&["machine", "maintenance", "7"][..], 1, "error: Machine 7 was not found\n"),
-        (&["machine", "maintenance", "a/b"], 2, "error: 'a/b' is not a component's name\n"),
+        (&["machine", "maintenance", "a/b"], 2, "error: Invalid component name 'a/b'\n"),
         (
             &["machine", "maintenance", "0", "--for", "soon"],
             2,
             "error: 'soon' is not a time such as 90s, 30m, 2h or 1d\n",
         ),
-        (&["heartbeat", "show", "nobody"], 1, "error: Component 'nobody' was never heard of\n"),
+        (
+            &["heartbeat", "show", "nobody"],
+            1,
+            "error: Component 'nobody' was not found: it has never sent a heartbeat\n",
+        ),
         (&["heartbeat", "params", "Warntime"], 2, "error: 'Warntime' is not NAME=VALUE\n"),
         (
             &["heartbeat", "params", "Warntime=0"],
@@ -244,13 +250,13 @@ fn who_is_in_maintenance_is_not_missed() {
 }
 
 #[test]
-fn a_watch_ends_with_its_reader() {
+fn watch_ends_with_its_reader() {
     let (site, tracker, mut client) = begin(&[]);
     client.beat("a").unwrap();
     wait_for("a component in the store", DEADLINE, || (health(&site, "a") == "ok").then_some(()));
     let child = site.command("juju").args(["heartbeat", "watch"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut watching = Watching(child);
-    // As `head` does when it has seen enough; nothing happens that could be told.
+    // Like `head`, which closes its input; no change happens.
     drop(watching.0.stdout.take());
     let status = wait_for("its end", DEADLINE, || watching.0.try_wait().unwrap());
     assert_eq!(status.code(), Some(0));
@@ -258,7 +264,7 @@ fn a_watch_ends_with_its_reader() {
 }
 
 #[test]
-fn what_cannot_be_read_hides_its_own_components_alone() {
+fn unreadable_bucket_hides_only_its_own_components() {
     let (site, tracker, mut client) = begin(&[]);
     for name in ["a", "b"] {
         assert_eq!(client.beat(name).unwrap(), 200);
@@ -280,9 +286,9 @@ fn what_cannot_be_read_hides_its_own_components_alone() {
     assert_eq!((code, said), (Some(1), format!("error: {bucket}: no JSON\n")));
 }
 
-/// As for any other record that `juju status` cannot read.
+/// As for any other unreadable record.
 #[test]
-fn beats_of_a_machine_that_cannot_be_read_are_an_error_of_that_machine() {
+fn unreadable_bucket_is_an_error_of_its_machine() {
     let (site, tracker, mut client) = begin(&[]);
     for machine in ["0", "1"] {
         site.juju(&["add-machine", "--instance-id", &format!("i-{machine}")]);
@@ -306,7 +312,7 @@ fn beats_of_a_machine_that_cannot_be_read_are_an_error_of_that_machine() {
 }
 
 #[test]
-fn an_alarm_that_cannot_be_read_hides_no_component() {
+fn unreadable_alarm_hides_no_component() {
     let (site, tracker, mut client) = begin(&[]);
     assert_eq!(client.beat("a").unwrap(), 200);
     tracker.end();

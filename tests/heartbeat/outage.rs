@@ -1,5 +1,5 @@
-//! A real tracker and a state manager that is in trouble, over HTTP: whatever it does, nobody waits for it, and in the end it was told
-//! of each change, once unless a call hung.
+//! A real tracker and a failing state manager, over HTTP: beats do not wait for it, and in the end
+//! it has got each change, once unless a call hung.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use crate::process::{Client, Site, serve_manager};
 const DEADLINE: Duration = Duration::from_secs(60);
 
 #[test]
-fn a_manager_in_trouble_holds_up_nobody() {
+fn failing_state_manager_delays_no_beat() {
     let site = Site::new(Store::keeper());
     let manager = Manager::default();
     let sm = format!("Sm_url={}", serve_manager(&manager));
-    // Nobody falls silent here.
+    // No component falls silent in this test.
     site.juju(&["heartbeat", "params", &sm, "Sm_timeout=4", "Sm_retries=1", "Warntime=3000", "Errtime=3600"]);
     manager.book().refused.insert("refused".to_owned());
     let tracker = site.tracker(&["--open"]);
@@ -34,7 +34,7 @@ fn a_manager_in_trouble_holds_up_nobody() {
         beat(name);
         wait_for("a call in vain", DEADLINE, || (manager.book().arrived > arrived).then_some(()));
         beat(name);
-        assert_eq!(manager.book().told.len(), 0);
+        assert_eq!(manager.book().updates.len(), 0);
     }
     wait_for("an outage that is shown", DEADLINE, || {
         tracker.get("/hmi/v1/health").1.contains("\"HsmStatus\":\"not responsive, ").then_some(())
@@ -53,8 +53,11 @@ fn a_manager_in_trouble_holds_up_nobody() {
     wait_for("one more told", DEADLINE, || (manager.book().believes().len() == 6).then_some(()));
     let names = ["failing", "down", "absent", "hanging", "slow", "fine"];
     // The components of the call that hung are sent again when it has ended, with the same numbers.
-    let told: Vec<String> = manager.book().changes().into_keys().map(|(name, _)| name).collect();
+    let update: Vec<String> = manager.book().changes().into_keys().map(|(name, _)| name).collect();
     let once: BTreeSet<&str> = names.into();
-    assert!(told.len() == once.len() && told.iter().all(|name| once.contains(name.as_str())), "{told:?}");
+    assert!(
+        update.len() == once.len() && update.iter().all(|name| once.contains(name.as_str())),
+        "{update:?}"
+    );
     tracker.end();
 }

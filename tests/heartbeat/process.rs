@@ -1,5 +1,5 @@
-//! Real trackers on a real store, a state manager that answers over HTTP, and a small client that keeps its connection. What is
-//! expected of them is in the tests.
+//! Real trackers on a real store, a state manager that answers over HTTP, and a small client that
+//! keeps its connection.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::harness::{START_DEADLINE, STOP_DEADLINE, Store, binary, wait_for};
 use crate::manager::{Manager, Mood};
 
-/// A store with an environment in it, and somebody who may work there.
+/// A store with an environment, and its operator.
 pub(crate) struct Site {
     pub(crate) store: Store,
     home: TempDir,
@@ -23,7 +23,7 @@ pub(crate) struct Site {
 impl Site {
     pub(crate) fn new(store: Store) -> Self {
         let home = tempfile::tempdir().unwrap();
-        // Units' files are below it, and hooks of other users have to get to them.
+        // Hooks of other users have to reach the files of units below it.
         std::fs::set_permissions(home.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let site = Self { store, home };
         let address = site.store.addr().to_string();
@@ -31,14 +31,14 @@ impl Site {
         site
     }
 
-    /// What a command said; it must succeed.
+    /// The output of a command, which must succeed.
     pub(crate) fn juju(&self, args: &[&str]) -> String {
         let done = self.command("juju").args(args).output().unwrap();
         assert!(done.status.success(), "{args:?}: {}", String::from_utf8_lossy(&done.stderr));
         String::from_utf8(done.stdout).unwrap()
     }
 
-    /// What a command came to: its exit code, and what it said on stdout and stderr.
+    /// The exit code of a command, and its stdout and stderr.
     pub(crate) fn came(&self, args: &[&str]) -> (Option<i32>, String, String) {
         let done = self.command("juju").args(args).output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
@@ -49,7 +49,7 @@ impl Site {
         self.home.path()
     }
 
-    /// As whom the operator's client works.
+    /// The environment variables of the operator's client.
     pub(crate) fn operator(&self) -> Credential {
         let file = std::fs::read(self.home.path().join("portcullis/local.json")).unwrap();
         let remembered: Value = serde_json::from_slice(&file).unwrap();
@@ -71,7 +71,7 @@ impl Site {
         tracker
     }
 
-    /// One that listens, whether there is a store or not.
+    /// Starts a tracker and waits until it listens, also without a store.
     pub(crate) fn tracker_without_store(&self, args: &[&str]) -> Tracker {
         let mut child = self
             .command("portcullis")
@@ -97,7 +97,7 @@ impl Site {
 pub(crate) struct Tracker {
     child: Child,
     pub(crate) addr: SocketAddr,
-    /// The door that speaks TLS.
+    /// The address of the TLS listener.
     pub(crate) secure: Option<SocketAddr>,
 }
 
@@ -125,7 +125,7 @@ impl Tracker {
         self.child.wait().unwrap();
     }
 
-    /// Asks it to end, and sees that it does, in order.
+    /// Stops it, and checks that it exits cleanly.
     pub(crate) fn end(mut self) {
         self.signal("-TERM");
         let status = wait_for("its end", STOP_DEADLINE, || self.child.try_wait().unwrap());
@@ -154,7 +154,7 @@ impl Answer {
     }
 }
 
-/// One connection, kept.
+/// One connection that is kept open.
 #[derive(Debug)]
 pub(crate) struct Client<S = TcpStream>(pub(crate) BufReader<S>);
 
@@ -166,7 +166,7 @@ impl Client {
         Ok(Self(BufReader::new(stream)))
     }
 
-    /// From an address of this machine's own choice.
+    /// Connects from this local address.
     pub(crate) fn connect_from(ip: std::net::IpAddr, addr: SocketAddr) -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let stream = runtime.block_on(async {
@@ -179,7 +179,7 @@ impl Client {
         Ok(Self(BufReader::new(stream)))
     }
 
-    /// Asks for something that does not end, and gives what comes line by line.
+    /// Requests a stream, and returns it line by line.
     pub(crate) fn stream(mut self, path: &str) -> impl Iterator<Item = String> {
         let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
         self.0.get_mut().write_all(request.as_bytes()).unwrap();
@@ -214,7 +214,7 @@ impl<S: Read + Write> Client<S> {
         Ok(Answer { status, head, body: String::from_utf8(body).unwrap() })
     }
 
-    /// Sends this, and gives the head of the answer.
+    /// Sends bytes, and returns the head of the answer.
     pub(crate) fn open(&mut self, request: &[u8]) -> std::io::Result<String> {
         self.0.get_mut().write_all(request)?;
         self.head()
@@ -247,19 +247,19 @@ pub(crate) fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
-/// One call that somebody got.
+/// One received call.
 #[derive(Debug, Clone)]
 pub(crate) struct Got {
     pub(crate) head: String,
     pub(crate) body: Vec<u8>,
 }
 
-/// A server for the calls that trackers make; `take` gives the status.
+/// A server for the calls of trackers; `take` returns the status.
 pub(crate) fn serve(take: impl Fn(&Got) -> Option<u16> + Send + Sync + 'static) -> SocketAddr {
     serve_over(Some, take)
 }
 
-/// The same over whatever `open` makes of a connection.
+/// The same over the stream that `open` makes of a connection.
 pub(crate) fn serve_over<S: Read + Write>(
     open: impl Fn(TcpStream) -> Option<S> + Send + Sync + 'static,
     take: impl Fn(&Got) -> Option<u16> + Send + Sync + 'static,
@@ -296,7 +296,8 @@ fn answer_calls<S: Read + Write>(stream: S, take: &dyn Fn(&Got) -> Option<u16>) 
     }
 }
 
-/// The webhook, over HTTP: its address for `Webhook_url`. It takes its time, so that a judge may die over a call.
+/// The webhook, over HTTP: its address for `Webhook_url`. It is slow, so that a judge can crash
+/// during a call.
 pub(crate) fn serve_webhook(manager: &Manager) -> String {
     let manager = manager.clone();
     let addr = serve(move |got| {

@@ -1,14 +1,15 @@
-//! Mass outages that end: components come back one after the other, and none of them is declared dead on the way.
+//! Mass outages that end: components return one after the other, and none of them is declared dead
+//! meanwhile.
 
 use std::time::Duration;
 
-use portcullis::heartbeat::corner;
-use portcullis::heartbeat::record::Hold;
+use portcullis::heartbeat::core::record::Hold;
+use portcullis::heartbeat::store;
 use serde_json::json;
 use tokio::time::Instant;
 
+use crate::invariants::ERR;
 use crate::simulate::{begin, seconds};
-use crate::verdict::ERR;
 use crate::world::World;
 
 const FLEET: usize = 20;
@@ -22,14 +23,14 @@ const SPREAD: Duration = Duration::from_secs(22);
 const HOLD: Duration = Duration::from_secs(180);
 
 async fn is_held(world: &World) -> bool {
-    matches!(corner::alarm(&world.tree()).await, Ok((Ok(Some(Hold::Held { .. })), _)))
+    matches!(store::alarm(&world.tree()).await, Ok((Ok(Some(Hold::Held { .. })), _)))
 }
 
 /// Names of the components that were declared dead.
 fn dead(world: &World) -> Vec<String> {
     let book = world.manager.book();
-    let dead = book.told.iter().filter(|told| told.flag == "Alert");
-    dead.map(|told| told.name.clone()).collect()
+    let dead = book.updates.iter().filter(|update| update.flag == "Alert");
+    dead.map(|update| update.name.clone()).collect()
 }
 
 /// All components fall silent, the deaths are held, and most components return one by one.
@@ -37,7 +38,7 @@ pub(crate) async fn staggered_return() {
     for seed in 60..64 {
         let mut world = begin(seed, 1 + (seed % 3) as u32, FLEET).await;
         let params = json!({"Mass_share": "30", "Mass_hold": HOLD.as_secs().to_string()});
-        corner::set_params(&world.tree(), params.as_object().expect("a map")).await.expect("params");
+        store::set_params(&world.tree(), params.as_object().expect("a map")).await.expect("params");
         (0..FLEET).for_each(|component| world.silence(component));
         let end = Instant::now() + ERR + seconds(15);
         while !is_held(&world).await {

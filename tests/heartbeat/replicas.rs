@@ -1,6 +1,6 @@
-//! Two and three trackers on Apache ZooKeeper, under load, while they are killed, stopped and restarted: nobody who beats is
-//! ever called silent, no beat that was answered is lost, and each change is told once; or again with the same number, if a
-//! judge died before it knew the answer.
+//! Two and three trackers on Apache ZooKeeper, under load, while they are killed, paused and
+//! restarted: no component that sends beats is called silent, no accepted beat is lost, and each
+//! change is sent once; or again with the same number, if a judge crashed before it got the answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -18,7 +18,8 @@ const SENDERS: usize = 4;
 const PERIOD: Duration = Duration::from_millis(700);
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// The fleet: every component beats to any tracker, and to another one if that does not answer.
+/// The fleet: every component sends beats to any tracker, and to another one if that does not
+/// answer.
 struct Fleet {
     doors: Arc<Mutex<Vec<SocketAddr>>>,
     /// Components from this number on have gone silent.
@@ -81,7 +82,7 @@ fn name(component: usize) -> String {
     format!("x{component}c0s0b0n0")
 }
 
-/// Until somebody takes it.
+/// Sends a beat until a tracker accepts it.
 fn send(
     doors: &Mutex<Vec<SocketAddr>>,
     clients: &mut BTreeMap<SocketAddr, Client>,
@@ -110,7 +111,7 @@ fn send(
     }
 }
 
-/// Everybody is told, and the store knows it: a judge that dies in between leaves its successor in doubt.
+/// Waits until all starts are sent and stored: otherwise the next judge would send some again.
 fn all_started(site: &Site, manager: &Manager) {
     wait_for("every start told", DEADLINE, || (manager.book().believes().len() == COMPONENTS).then_some(()));
     wait_for("every start written down", DEADLINE, || {
@@ -119,14 +120,21 @@ fn all_started(site: &Site, manager: &Manager) {
     });
 }
 
-/// Whom a call told of.
+/// The components in a call.
 fn told_by(manager: &Manager, call: usize) -> BTreeSet<String> {
-    manager.book().told.iter().filter(|told| told.call == call).map(|told| told.name.clone()).collect()
+    manager
+        .book()
+        .updates
+        .iter()
+        .filter(|update| update.call == call)
+        .map(|update| update.name.clone())
+        .collect()
 }
 
-/// It hears of every change in order, and again only of the one that was on its way when a judge died or was stopped.
+/// Checks that the webhook got every change in order, and again only the one that was being sent
+/// when a judge crashed or was stopped.
 fn check_the_webhook(manager: &Manager, changes: usize) {
-    let numbers = |book: &Book| book.hooked.iter().map(|told| told.sequence).collect::<Vec<u64>>();
+    let numbers = |book: &Book| book.hooked.iter().map(|update| update.sequence).collect::<Vec<u64>>();
     wait_for("every change told to the webhook", DEADLINE, || {
         (numbers(&manager.book()).into_iter().collect::<BTreeSet<_>>().len() >= changes).then_some(())
     });
@@ -140,7 +148,7 @@ fn judge(trackers: &[Tracker]) -> usize {
     wait_for("a judge", DEADLINE, || trackers.iter().position(Tracker::is_judging))
 }
 
-/// What happened to trackers under load, and what must come of it: nothing.
+/// Faults of trackers under load, which must have no visible effect.
 fn trouble(count: usize) {
     let site = Site::new(Store::zookeeper());
     let manager = Manager::default();
@@ -152,7 +160,8 @@ fn trouble(count: usize) {
     let mut fleet = Fleet::new();
     fleet.set_doors(&trackers);
 
-    // The judge dies while it waits for the answer to a call, which is taken: its successor cannot know that.
+    // The judge crashes while it waits for the answer to a call, which is accepted: its successor
+    // cannot know that.
     wait_for("a call on its way", DEADLINE, || (manager.book().arrived > 0).then_some(()));
     let at = judge(&trackers);
     trackers.remove(at).kill9();
@@ -165,14 +174,14 @@ fn trouble(count: usize) {
     let in_doubt: BTreeSet<String> = told_by(&manager, 1);
     assert!(!in_doubt.is_empty());
 
-    // The judge dies as by a power cut.
+    // The judge is killed like in a power failure.
     let at = judge(&trackers);
     trackers.remove(at).kill9();
     judge(&trackers);
     trackers.push(site.tracker(&["--open"]));
     fleet.set_doors(&trackers);
 
-    // Another is stopped, long enough to be missed, and goes on as if nothing had been.
+    // Another tracker is paused until its session expires, and continues.
     let at = judge(&trackers);
     trackers[at].signal("-STOP");
     let others: Vec<&Tracker> =
@@ -195,27 +204,30 @@ fn trouble(count: usize) {
         fleet.set_doors(&trackers);
     }
     judge(&trackers);
-    // Each start, and nothing else; twice only those that the first judge died over, with the numbers that they had.
+    // Each start, and no other change; twice only those of the call during which the first judge
+    // crashed, with the same numbers.
     let changes = manager.book().changes();
-    let words: BTreeSet<&str> = changes.values().flatten().map(|told| told.message.as_str()).collect();
+    let words: BTreeSet<&str> = changes.values().flatten().map(|update| update.message.as_str()).collect();
     assert_eq!(words, BTreeSet::from(["Heartbeat started"]));
     assert_eq!(changes.len(), COMPONENTS, "{changes:#?}");
-    for ((name, sequence), told) in &changes {
-        assert_eq!(told.len(), 1 + usize::from(in_doubt.contains(name)), "{name} {sequence}: {told:?}");
+    for ((name, sequence), update) in &changes {
+        assert_eq!(update.len(), 1 + usize::from(in_doubt.contains(name)), "{name} {sequence}: {update:?}");
     }
-    let starts = manager.book().told.len();
+    let starts = manager.book().updates.len();
 
-    // And now some fall silent indeed.
+    // Now some components really fall silent.
     let (silent, taken) = (5, fleet.taken.load(Ordering::Relaxed));
     fleet.silent_from.store((COMPONENTS - silent) as u64, Ordering::Relaxed);
     wait_for("the deaths", DEADLINE, || {
         let book = manager.book();
-        (book.told.iter().filter(|told| told.flag == "Alert").count() == silent).then_some(())
+        (book.updates.iter().filter(|update| update.flag == "Alert").count() == silent).then_some(())
     });
     check_the_webhook(&manager, COMPONENTS + 2 * silent);
     fleet.end();
-    let later: Vec<(String, String)> =
-        manager.book().told[starts..].iter().map(|told| (told.name.clone(), told.flag.clone())).collect();
+    let later: Vec<(String, String)> = manager.book().updates[starts..]
+        .iter()
+        .map(|update| (update.name.clone(), update.flag.clone()))
+        .collect();
     for component in COMPONENTS - silent..COMPONENTS {
         let flags: Vec<&str> =
             later.iter().filter(|(of, _)| *of == name(component)).map(|(_, flag)| flag.as_str()).collect();

@@ -3,15 +3,15 @@
 
 use std::collections::BTreeSet;
 
-use portcullis::heartbeat::corner;
+use portcullis::heartbeat::store;
 use portcullis::store::paths::{self, NodePath};
 use portcullis::store::tree::{Tree, Write};
 use serde_json::json;
 use tokio::time::Instant;
 
+use crate::invariants::{ERR, WARN, check_the_end};
 use crate::manager::HOOK_URL;
 use crate::simulate::{judge, seconds};
-use crate::verdict::{ERR, WARN, check_the_end};
 use crate::world::World;
 
 const FLEET: usize = 12;
@@ -95,10 +95,10 @@ async fn records_lost(losses: &[(u64, Loss)]) {
     for (seed, loss) in losses.iter().copied() {
         let mut world = World::new(seed, FLEET).await;
         let first = world.store.backup();
-        corner::ensure(&world.tree(), &world.roles).await.expect("records");
+        store::ensure(&world.tree(), &world.roles).await.expect("records");
         let params =
             json!({"Sm_url": "http://sm", "Webhook_url": HOOK_URL, "Mass_share": "0", "Mass_hold": "70"});
-        corner::set_params(&world.tree(), params.as_object().expect("a map")).await.expect("params");
+        store::set_params(&world.tree(), params.as_object().expect("a map")).await.expect("params");
         for _ in 0..1 + seed % 3 {
             world.start();
         }
@@ -120,12 +120,12 @@ async fn records_lost(losses: &[(u64, Loss)]) {
         lose(&mut world, loss, &[first, old]).await;
         // Long enough to notice, and too short for a component to change.
         world.pass(seconds(9)).await;
-        let records = corner::overview(&world.tree()).await.expect("records").records;
+        let records = store::overview(&world.tree()).await.expect("records").records;
         let found: Vec<(&str, &str)> =
             records.iter().map(|record| (record.name.as_str(), record.state.as_str())).collect();
         assert_eq!(found.len(), FLEET, "seed {seed}, {loss:?}: all are written again: {found:?}");
         assert_eq!(found[0], ("x0c0s0b0n0", "dead"), "seed {seed}, {loss:?}");
-        let (params, _) = corner::params(&world.tree()).await.expect("params");
+        let (params, _) = store::params(&world.tree()).await.expect("params");
         assert_eq!(params.mass_hold_ms, 70_000, "seed {seed}, {loss:?}: so are the parameters");
         world.silence(5);
         world.pass(ERR + seconds(10)).await;

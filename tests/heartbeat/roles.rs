@@ -1,4 +1,4 @@
-//! Trackers beside other roles: in the controller. In `up` they are seen with the rest of it.
+//! Trackers inside the controller. Tests of `up` cover trackers there.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -31,7 +31,7 @@ impl Drop for Running {
     }
 }
 
-/// A controller that hears heartbeats, where, and what it says from then on.
+/// Starts a controller with a tracker; returns its address and its output.
 fn controller(site: &Site) -> (Running, SocketAddr, Receiver<String>) {
     let mut child = site
         .command("portcullis")
@@ -43,7 +43,7 @@ fn controller(site: &Site) -> (Running, SocketAddr, Receiver<String>) {
     let running = Running(child);
     let found = lines.find_map(|line| line.unwrap().strip_prefix("heartbeats on http://").map(str::to_owned));
     let (sender, said) = mpsc::channel();
-    // It must be able to say it, also when nobody listens any more.
+    // Its output must be read to the end, so that it does not block.
     std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
     (running, found.expect("an address").parse().unwrap(), said)
 }
@@ -54,19 +54,19 @@ fn machine(site: &Site) -> Value {
 }
 
 #[test]
-fn a_controller_hears_machines_and_nobody_vouches_for_them_without_it() {
+fn controller_accepts_beats_of_machines() {
     let site = Site::new(Store::keeper());
     site.juju(&["add-machine", "--instance-id", "i-0"]);
     site.juju(&["heartbeat", "params", "Interval=1"]);
     let (controller, addr, _said) = controller(&site);
-    // The tree says nothing of a tracker on loopback.
+    // A tracker on loopback is not registered with an address.
     let tracker = format!("http://{addr}");
     let agent = site.command("portcullis").args(["machine", "--id", "0", "--beat-to", &tracker]).spawn();
     let agent = Running(agent.unwrap());
     wait_for("a machine that is heard", DEADLINE, || (machine(&site)["health"] == "ok").then_some(()));
     let seen = machine(&site);
     assert_eq!((&seen["agent-state"], &seen["flag"]), (&json!("running"), &json!("OK")));
-    // The API says the same by the same rule.
+    // The API applies the same rule.
     let mut client = Client::connect(addr).unwrap();
     let state = client.ask("GET", "/hmi/v1/hbstate/machine-0", &[], b"").unwrap();
     assert_eq!(state.body, r#"{"XName":"machine-0","Heartbeating":true}"#);
@@ -88,16 +88,16 @@ fn a_controller_hears_machines_and_nobody_vouches_for_them_without_it() {
 }
 
 #[test]
-fn a_controller_with_a_tracker_waits_for_the_store() {
+fn controller_with_a_tracker_waits_for_the_store() {
     let mut site = Site::new(Store::keeper());
     site.store.kill9();
     let (first, addr, said) = controller(&site);
     let health = || Client::connect(addr).unwrap().ask("GET", "/hmi/v1/health", &[], b"").unwrap().body;
     assert!(health().contains("\"KvStore\":\"away\""), "{}", health());
-    // Each of the two has looked for it once, for as long as anybody looks.
+    // Each role has tried once to reach the store, until its timeout.
     for _ in 0..2 {
         let warned = wait_for("a look in vain", DEADLINE, || said.recv_timeout(DEADLINE).ok());
-        assert!(warned.contains("no store yet"), "{warned}");
+        assert!(warned.contains("store unreachable; retrying"), "{warned}");
     }
     assert!(health().contains("\"KvStore\":\"away\""), "beats are taken meanwhile");
     let (second, ..) = controller(&site);

@@ -1,20 +1,20 @@
-//! What must hold whatever happens: nobody is called silent who was not, and when all is quiet again, the last thing that
-//! was told about every component is true. The seeds that once broke something stay.
+//! Invariants under all faults: a component is called silent only if it was, and in the end the
+//! state manager has the true state of every component. Seeds that once failed are kept.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use portcullis::heartbeat::corner;
-use portcullis::heartbeat::name::Name;
+use portcullis::heartbeat::core::name::Name;
+use portcullis::heartbeat::store;
 use portcullis::store::memory::Fault;
 use portcullis::store::paths::{self, NodePath};
 use portcullis::store::tree::{Tree, Write};
 use serde_json::json;
 use tokio::time::Instant;
 
+use crate::invariants::{ERR, WARN, check_no_false_alarms, check_the_end};
 use crate::manager::{HOOK_URL, Mood};
-use crate::truth::Reader;
-use crate::verdict::{ERR, WARN, check_nobody_was_slandered, check_the_end};
+use crate::oracle::Reader;
 use crate::world::World;
 
 pub(crate) fn seconds(seconds: u64) -> Duration {
@@ -26,14 +26,14 @@ pub(crate) const HOLD: Duration = Duration::from_secs(100);
 
 pub(crate) async fn begin(seed: u64, replicas: u32, components: usize) -> World {
     let mut world = World::new(seed, components).await;
-    corner::ensure(&world.tree(), &world.roles).await.expect("a corner");
+    store::ensure(&world.tree(), &world.roles).await.expect("heartbeat znodes");
     let params = json!({
         "Sm_url": "http://sm",
         "Webhook_url": HOOK_URL,
         "Mass_share": "0",
         "Mass_hold": HOLD.as_secs().to_string(),
     });
-    corner::set_params(&world.tree(), params.as_object().expect("a map")).await.expect("params");
+    store::set_params(&world.tree(), params.as_object().expect("a map")).await.expect("params");
     for _ in 0..replicas {
         world.start();
     }
@@ -41,54 +41,54 @@ pub(crate) async fn begin(seed: u64, replicas: u32, components: usize) -> World 
     world
 }
 
-/// Who judges.
+/// The replica that is the judge.
 pub(crate) fn judge(world: &World) -> u32 {
-    *world.replicas.iter().find(|(_, r)| r.ears.lock().condition.judging).expect("a judge").0
+    *world.replicas.iter().find(|(_, r)| r.shared.lock().stats.judging).expect("a judge").0
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_quiet_life_is_told_once() {
+async fn each_change_is_sent_once() {
     for replicas in 1..=3 {
         let mut world = begin(1, replicas, 50).await;
         world.pass(seconds(60)).await;
         world.silence(7);
         let silent = world.components[7].last.expect("it beat");
         world.pass(seconds(60)).await;
-        check_nobody_was_slandered(&world, 0);
+        check_no_false_alarms(&world, 0);
         let book = world.manager.book();
         let of_7: Vec<(&str, Duration)> = book
-            .told
+            .updates
             .iter()
-            .filter(|told| told.name == "x7c0s0b0n0")
-            .map(|told| (told.message.as_str(), told.at.saturating_duration_since(silent)))
+            .filter(|update| update.name == "x7c0s0b0n0")
+            .map(|update| (update.message.as_str(), update.at.saturating_duration_since(silent)))
             .collect();
         let words: Vec<&str> = of_7.iter().map(|(word, _)| *word).collect();
         assert_eq!(
             words,
             ["Heartbeat started", "Heartbeat stopped -- might be dead", "Heartbeat stopped -- declared dead"]
         );
-        // With every replica asked, a deadline is still kept within moments.
+        // A deadline is kept closely although all replicas are asked for their beats.
         for ((_, at), window) in of_7[1..].iter().zip([WARN, ERR]) {
             assert!(*at >= window && *at < window + Duration::from_millis(300), "{replicas}: {at:?}");
         }
-        assert_eq!(book.told.len(), 50 + 2);
+        assert_eq!(book.updates.len(), 50 + 2);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn beats_are_no_store_writes() {
+async fn beats_cause_few_store_writes() {
     let mut world = begin(1, 1, 200).await;
-    let writes = |world: &World| world.replicas[&0].ears.lock().condition.store_writes;
-    let (before, beats) = (writes(&world), world.replicas[&0].ears.lock().condition.beats);
+    let writes = |world: &World| world.replicas[&0].shared.lock().stats.store_writes;
+    let (before, beats) = (writes(&world), world.replicas[&0].shared.lock().stats.beats);
     world.pass(seconds(100)).await;
-    let beats = world.replicas[&0].ears.lock().condition.beats - beats;
+    let beats = world.replicas[&0].shared.lock().stats.beats - beats;
     assert!(beats > 5_000, "{beats}");
     let writes = writes(&world) - before;
     assert!(writes <= 41, "{writes} writes for {beats} beats");
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_of_the_manager_is_collapsed() {
+async fn after_an_outage_only_the_newest_states_are_sent() {
     let answering = [404, 401, 403, 405, 408, 413, 429].map(Mood::Answering);
     for mood in [Mood::Down, Mood::Hanging, Mood::Failing].into_iter().chain(answering) {
         let mut world = begin(3, 2, 30).await;
@@ -101,13 +101,13 @@ async fn an_outage_of_the_manager_is_collapsed() {
             world.revive(component);
         }
         world.pass(seconds(30)).await;
-        let told = world.manager.book().told.len();
-        assert_eq!(told, 30, "nothing but the starts");
+        let update = world.manager.book().updates.len();
+        assert_eq!(update, 30, "only the starts");
         world.manager.book().mood = Mood::Fine;
         world.pass(seconds(45)).await;
-        let later: Vec<(String, String)> = world.manager.book().told[told..]
+        let later: Vec<(String, String)> = world.manager.book().updates[update..]
             .iter()
-            .map(|told| (told.name.clone(), told.message.clone()))
+            .map(|update| (update.name.clone(), update.message.clone()))
             .collect();
         let once: BTreeSet<&(String, String)> = later.iter().collect();
         assert_eq!(once.len(), 10, "{mood:?}: {later:?}");
@@ -119,7 +119,7 @@ async fn an_outage_of_the_manager_is_collapsed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_judge_that_dies_blinds_nobody_for_long() {
+async fn crash_of_the_judge_delays_warnings_only_shortly() {
     let mut world = begin(5, 2, 40).await;
     let judge = judge(&world);
     world.kill(judge);
@@ -127,36 +127,37 @@ async fn a_judge_that_dies_blinds_nobody_for_long() {
     let silent = Instant::now();
     // Its newest beat may have gone to the unreachable tracker.
     world.pass(seconds(70) + HOLD).await;
-    check_nobody_was_slandered(&world, 5);
+    check_no_false_alarms(&world, 5);
     let book = world.manager.book();
-    let warned = book.told.iter().find(|told| told.flag == "Warning").expect("a warning");
+    let warned = book.updates.iter().find(|update| update.flag == "Warning").expect("a warning");
     assert_eq!(warned.name, "x3c0s0b0n0");
     let blind = warned.at.duration_since(silent).saturating_sub(WARN);
     assert!(blind <= crate::world::SESSION + seconds(1), "{blind:?}");
-    assert_eq!(book.told.len(), 40 + 2, "everything else was told once: {:?}", &book.told[40..]);
+    assert_eq!(book.updates.len(), 40 + 2, "all others were sent once: {:?}", &book.updates[40..]);
 }
 
-/// A round is many calls if one name is refused. Each is written down when it was taken, not all of them at the end.
+/// A round has many calls if one name is refused. Each result is stored after its call, not at the
+/// end of the round.
 #[tokio::test(start_paused = true)]
-async fn a_judge_that_dies_amid_a_round_repeats_no_call_that_was_taken() {
+async fn accepted_calls_are_not_repeated_after_a_crash_of_the_judge() {
     let mut world = begin(9, 2, 40).await;
     world.manager.book().mood = Mood::Down;
     (0..20).for_each(|component| world.silence(component));
     world.pass(ERR + seconds(10)).await;
-    let starts = world.manager.book().told.len();
+    let starts = world.manager.book().updates.len();
     {
         let mut book = world.manager.book();
         book.mood = Mood::Slow;
         book.refused.insert("x13c0s0b0n0".to_owned());
     }
-    let deaths = |world: &World| world.manager.book().told.len() - starts;
+    let deaths = |world: &World| world.manager.book().updates.len() - starts;
     for _ in 0..600 {
         if deaths(&world) > 0 {
             break;
         }
         world.pass(Duration::from_millis(100)).await;
     }
-    // The next call is on its way.
+    // The next call is running.
     world.pass(seconds(1)).await;
     assert!((1..19).contains(&deaths(&world)), "{} deaths told", deaths(&world));
     let judge = judge(&world);
@@ -164,7 +165,7 @@ async fn a_judge_that_dies_amid_a_round_repeats_no_call_that_was_taken() {
     world.manager.book().mood = Mood::Fine;
     world.pass(seconds(60)).await;
     let book = world.manager.book();
-    let mut dead: Vec<&str> = book.told[starts..].iter().map(|told| told.name.as_str()).collect();
+    let mut dead: Vec<&str> = book.updates[starts..].iter().map(|update| update.name.as_str()).collect();
     dead.sort_unstable();
     let mut expected: Vec<&str> = world.components[..20].iter().map(|c| c.name.as_str()).collect();
     expected.retain(|name| *name != "x13c0s0b0n0");
@@ -172,13 +173,14 @@ async fn a_judge_that_dies_amid_a_round_repeats_no_call_that_was_taken() {
     assert_eq!(dead, expected, "each once");
 }
 
-/// Whoever was replaced and does not know it yet writes nothing: what it judges is judged by its successor.
+/// A judge that was replaced and has not noticed it writes nothing: its successor makes the same
+/// decision.
 #[tokio::test(start_paused = true)]
-async fn a_judge_that_was_replaced_judges_nobody() {
+async fn replaced_judge_writes_nothing() {
     for seed in 30..33 {
         let mut world = begin(seed, 2, 4).await;
         let judging = |world: &World| -> Vec<u32> {
-            let judges = world.replicas.iter().filter(|(_, r)| r.ears.lock().condition.judging);
+            let judges = world.replicas.iter().filter(|(_, r)| r.shared.lock().stats.judging);
             judges.map(|(id, _)| *id).collect()
         };
         let old = judging(&world)[0];
@@ -190,44 +192,46 @@ async fn a_judge_that_was_replaced_judges_nobody() {
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        assert_eq!(judging(&world).len(), 2, "seed {seed}: the old one does not know it");
-        let ears = std::sync::Arc::clone(&world.replicas[&old].ears);
+        assert_eq!(judging(&world).len(), 2, "seed {seed}: the old one has not noticed it");
+        let shared = std::sync::Arc::clone(&world.replicas[&old].shared);
         let name = Name::parse("late").expect("a name");
-        ears.beat(&[(name, false)]).await.expect("room");
+        shared.beat(&[(name, false)]).await.expect("room");
         world.pass(seconds(5)).await;
-        let records = corner::overview(&tree).await.expect("records").records;
+        let records = store::overview(&tree).await.expect("records").records;
         let late = records.iter().find(|record| record.name == name).expect("it was heard");
         assert_eq!((late.state.as_str(), late.sequence >> 32), ("ok", 2), "seed {seed}: {late:?}");
         assert_eq!(judging(&world).len(), 1);
     }
 }
 
-/// The next call is made when the one before is written down: a store that goes away with a call leaves one call in doubt.
+/// The next call is made when the result of the previous one is stored: if the store fails with a
+/// call, the result of only one call is unknown.
 #[tokio::test(start_paused = true)]
-async fn a_call_that_is_not_written_down_is_the_last() {
+async fn no_call_is_made_before_the_last_result_is_stored() {
     let mut world = begin(14, 2, 40).await;
     world.manager.book().mood = Mood::Down;
     (0..20).for_each(|component| world.silence(component));
     world.pass(ERR + seconds(10)).await;
-    let starts = world.manager.book().told.len();
+    let starts = world.manager.book().updates.len();
     world.manager.book().refused.insert("x13c0s0b0n0".to_owned());
     world.manager.book().mood = Mood::Fine;
     world.lose_store_with_a_call();
     world.pass(seconds(40)).await;
-    let taken = world.manager.book().told.len();
+    let taken = world.manager.book().updates.len();
     assert!((starts + 1..starts + 19).contains(&taken), "{} deaths told", taken - starts);
-    let calls: BTreeSet<usize> = world.manager.book().told[starts..].iter().map(|told| told.call).collect();
+    let calls: BTreeSet<usize> =
+        world.manager.book().updates[starts..].iter().map(|update| update.call).collect();
     assert_eq!(calls.len(), 1);
     world.set_store(true);
     world.pass(seconds(60)).await;
     let book = world.manager.book();
-    let again: Vec<&str> = book.told[taken..].iter().map(|told| told.name.as_str()).collect();
+    let again: Vec<&str> = book.updates[taken..].iter().map(|update| update.name.as_str()).collect();
     assert!(again.len() == 19, "those and all others: {again:?}");
 }
 
-/// A webhook hears of every change, whoever judges by then, and again of no more than the one that was on its way.
+/// A webhook gets every change, also when judges crash, and at most the running one a second time.
 #[tokio::test(start_paused = true)]
-async fn a_webhook_hears_of_each_change_though_the_judge_dies() {
+async fn webhook_gets_each_change_although_judges_crash() {
     let mut world = begin(11, 2, 40).await;
     world.manager.book().hook_mood = Mood::Down;
     (0..20).for_each(|component| world.silence(component));
@@ -235,9 +239,9 @@ async fn a_webhook_hears_of_each_change_though_the_judge_dies() {
     let starts = world.manager.book().hooked.len();
     assert_eq!(starts, 40);
     world.manager.book().hook_mood = Mood::Slow;
-    for told in 1..4 {
+    for update in 1..4 {
         for _ in 0..600 {
-            if world.manager.book().hooked.len() >= starts + told * 5 {
+            if world.manager.book().hooked.len() >= starts + update * 5 {
                 break;
             }
             world.pass(Duration::from_millis(100)).await;
@@ -251,20 +255,21 @@ async fn a_webhook_hears_of_each_change_though_the_judge_dies() {
     world.pass(seconds(10)).await;
     let hooked: Vec<(String, u64)> = world.manager.book().hooked[starts..]
         .iter()
-        .map(|told| (told.health.clone(), told.sequence))
+        .map(|update| (update.health.clone(), update.sequence))
         .collect();
     assert!(hooked.is_sorted_by_key(|(_, sequence)| sequence), "{hooked:?}");
     let once: BTreeSet<&(String, u64)> = hooked.iter().collect();
     for health in ["warned", "dead"] {
-        assert_eq!(once.iter().filter(|(told, _)| told == health).count(), 20, "{health}: {hooked:?}");
+        assert_eq!(once.iter().filter(|(update, _)| update == health).count(), 20, "{health}: {hooked:?}");
     }
-    assert!(hooked.len() <= once.len() + 3, "one for each judge that died: {hooked:?}");
+    assert!(hooked.len() <= once.len() + 3, "one for each judge that crashed: {hooked:?}");
     check_the_end(&mut world, 11).await;
 }
 
-/// No warning, no alert, whoever judges; and from the end of a maintenance on, a whole window.
+/// Whichever replica is the judge, planned silence causes no warning and no alert; after a
+/// maintenance a whole window starts.
 #[tokio::test(start_paused = true)]
-async fn planned_silence_is_not_missed() {
+async fn planned_silence_causes_no_warning() {
     let mut world = begin(12, 2, 10).await;
     world.leave(0);
     world.maintain(1, seconds(90)).await;
@@ -275,12 +280,12 @@ async fn planned_silence_is_not_missed() {
     let judge = judge(&world);
     let missed = |world: &World| -> Vec<(String, u64)> {
         let book = world.manager.book();
-        let told = book.told.iter().filter(|told| told.flag != "OK");
-        told.map(|told| (told.name.clone(), told.sequence)).collect()
+        let update = book.updates.iter().filter(|update| update.flag != "OK");
+        update.map(|update| (update.name.clone(), update.sequence)).collect()
     };
     let names = |world: &World| missed(world).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
     assert_eq!(names(&world), ["x2c0s0b0n0"; 2]);
-    // Whoever judges next knows when the maintenance was over.
+    // The next judge knows the end of the maintenance.
     world.stop(judge).await;
     world.pass(seconds(40)).await;
     assert_eq!(names(&world), ["x2c0s0b0n0", "x2c0s0b0n0", "x1c0s0b0n0", "x1c0s0b0n0"]);
@@ -289,9 +294,9 @@ async fn planned_silence_is_not_missed() {
     check_the_end(&mut world, 12).await;
 }
 
-/// A change that the store does not take is taken back: nobody must have seen it.
+/// A change that the store does not accept is undone: it must not be published.
 #[tokio::test(start_paused = true)]
-async fn nobody_is_shown_what_is_not_stored() {
+async fn changes_that_are_not_stored_are_not_published() {
     for seed in 20..26 {
         let mut world = begin(seed, 1, 4).await;
         world.silence(0);
@@ -305,26 +310,26 @@ async fn nobody_is_shown_what_is_not_stored() {
     }
 }
 
-/// Whoever reads events of a tracker that does not judge gets them in their order, whatever znodes they come from.
+/// A tracker that is not the judge publishes changes in order, whatever bucket they come from.
 #[tokio::test(start_paused = true)]
-async fn who_only_follows_publishes_in_order() {
+async fn tracker_that_is_not_the_judge_publishes_in_order() {
     let mut world = begin(10, 2, 40).await;
     (0..30).for_each(|component| world.silence(component));
     world.pass(ERR + seconds(10)).await;
-    let follower = world.replicas.values().find(|r| !r.ears.lock().condition.judging).expect("a follower");
-    let (ears, mut reader) = (std::sync::Arc::clone(&follower.ears), Reader::new());
-    reader.read(&ears).await;
+    let follower = world.replicas.values().find(|r| !r.shared.lock().stats.judging).expect("a follower");
+    let (shared, mut reader) = (std::sync::Arc::clone(&follower.shared), Reader::new());
+    reader.read(&shared).await;
     (0..30).for_each(|component| world.revive(component));
     world.pass(seconds(10)).await;
-    let numbers: Vec<u64> = reader.read(&ears).await.iter().map(|change| change.sequence).collect();
+    let numbers: Vec<u64> = reader.read(&shared).await.iter().map(|change| change.sequence).collect();
     assert_eq!(numbers.len(), 30, "{numbers:?}");
     assert!(numbers.is_sorted(), "{numbers:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_rolling_restart_is_not_noticed() {
+async fn rolling_restart_causes_no_change() {
     let mut world = begin(6, 3, 40).await;
-    let told = world.manager.book().told.len();
+    let update = world.manager.book().updates.len();
     for round in 0..6 {
         let oldest = *world.replicas.keys().next().expect("a replica");
         world.stop(oldest).await;
@@ -332,21 +337,21 @@ async fn a_rolling_restart_is_not_noticed() {
         world.start();
         world.pass(seconds(3)).await;
     }
-    assert_eq!(world.manager.book().told.len(), told, "nothing happened");
+    assert_eq!(world.manager.book().updates.len(), update, "no change");
     check_the_end(&mut world, 6).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_first_beat_that_was_answered_survives_everybody() {
+async fn accepted_first_beat_survives_restarts_of_all_trackers() {
     let mut world = begin(7, 1, 0).await;
-    let ears = std::sync::Arc::clone(&world.replicas[&0].ears);
+    let shared = std::sync::Arc::clone(&world.replicas[&0].shared);
     let name = Name::parse("lonely").expect("a name");
-    ears.beat(&[(name, false)]).await.expect("room");
+    shared.beat(&[(name, false)]).await.expect("room");
     world.kill(0);
     world.pass(seconds(15)).await;
     world.start();
     world.pass(seconds(120)).await;
-    let words: Vec<String> = world.manager.book().told.iter().map(|told| told.flag.clone()).collect();
+    let words: Vec<String> = world.manager.book().updates.iter().map(|update| update.flag.clone()).collect();
     assert_eq!(words.first().map(String::as_str), Some("OK"), "{words:?}");
     assert_eq!(words.last().map(String::as_str), Some("Alert"), "{words:?}");
 }
@@ -354,8 +359,8 @@ async fn a_first_beat_that_was_answered_survives_everybody() {
 const MOODS: [Mood; 6] =
     [Mood::Fine, Mood::Down, Mood::Hanging, Mood::Failing, Mood::Slow, Mood::Answering(404)];
 
-/// One random life.
-async fn live(seed: u64) {
+/// One random simulation.
+async fn run_random_faults(seed: u64) {
     let replicas = 1 + (seed % 3) as u32;
     let mut world = begin(seed, replicas, 24).await;
     for _ in 0..40 {
@@ -413,11 +418,11 @@ async fn live(seed: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn any_life_ends_in_the_truth() {
+async fn random_faults_end_with_true_states() {
     let first = std::env::var("HEARTBEAT_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     let count = std::env::var("HEARTBEAT_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(12);
     for seed in first..first + count {
-        live(seed).await;
+        run_random_faults(seed).await;
     }
 }
 
@@ -430,7 +435,7 @@ async fn spoil(tree: &impl Tree, nodes: &[NodePath]) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn garbage_in_the_store_ends_no_tracker() {
+async fn corrupt_data_in_the_store_stops_no_tracker() {
     let mut world = begin(7, 2, 4).await;
     let tree = world.tree();
     let batch = tree.children(&paths::heartbeat_batches()).await.expect("batches").pop().expect("a batch");
@@ -443,11 +448,11 @@ async fn garbage_in_the_store_ends_no_tracker() {
         paths::heartbeat_page(0),
     ];
     spoil(&tree, &kept).await;
-    // How far the webhook got is not known any more: rather told twice than not at all.
+    // The webhook's progress is lost: changes are sent twice rather than not at all.
     world.upsets.extend(std::iter::repeat_n(Instant::now(), 4));
     spoil(&tree, std::slice::from_ref(&batch)).await;
     world.pass(seconds(5)).await;
-    // Those that were there go on, and so does whoever takes office among it.
+    // Running trackers continue, and a new one becomes the judge with the corrupt data.
     for id in [0, 1] {
         world.start();
         world.stop(id).await;
@@ -456,8 +461,8 @@ async fn garbage_in_the_store_ends_no_tracker() {
     spoil(&tree, &[paths::heartbeat_params(), paths::heartbeat_maintenance()]).await;
     world.silence(0);
     check_the_end(&mut world, 7).await;
-    assert!(matches!(corner::alarm(&tree).await, Ok((Ok(None), _))), "overwritten");
-    let question = corner::number(&tree, &paths::heartbeat_question()).await;
+    assert!(matches!(store::alarm(&tree).await, Ok((Ok(None), _))), "overwritten");
+    let question = store::number(&tree, &paths::heartbeat_question()).await;
     assert!(matches!(question, Ok((Ok(1..), _))), "{question:?}");
     assert_eq!(tree.exists(&batch).await, Ok(false), "cleared away");
     for id in [2, 3] {

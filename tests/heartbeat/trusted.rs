@@ -1,5 +1,5 @@
-//! A tracker's door that speaks TLS: who shows a certificate beats for whom it names, a token is as good there, and nobody else
-//! is heard.
+//! A tracker's TLS listener: a client with a certificate may send beats for the names in it, a
+//! token is valid there as well, and other clients are rejected.
 
 use std::io::{BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use portcullis::heartbeat::token;
+use portcullis::heartbeat::core::token;
 use portcullis::model::MachineId;
 use rcgen::{CertificateParams, CertifiedIssuer, KeyPair};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use serde_json::{Value, json};
 
-use crate::door::machine_credential;
+use crate::api::machine_credential;
 use crate::harness::{Store, wait_for};
 use crate::process::{Client, Site, Tracker};
 use crate::secure::authority;
@@ -32,21 +32,23 @@ fn written(site: &Site, name: &str, text: &str) -> PathBuf {
     path
 }
 
-/// A tracker with both doors; `server` vouches for it, `clients` for who comes.
-fn tracker(site: &Site, server: &Issuer, clients: &Issuer, more: &[&str]) -> Tracker {
+/// A certificate for `localhost` and its key, written or replaced.
+fn identity(site: &Site, server: &Issuer) -> [PathBuf; 2] {
     let key = KeyPair::generate().unwrap();
     let cert = CertificateParams::new(vec!["localhost".to_owned()]).unwrap().signed_by(&key, server).unwrap();
-    let files = [
-        written(site, "cert.pem", &cert.pem()),
-        written(site, "key.pem", &key.serialize_pem()),
-        written(site, "clients.pem", &clients.pem()),
-    ];
+    [written(site, "cert.pem", &cert.pem()), written(site, "key.pem", &key.serialize_pem())]
+}
+
+/// A tracker with both listeners; `server` signs its certificate, `clients` those of clients.
+fn tracker(site: &Site, server: &Issuer, clients: &Issuer, more: &[&str]) -> Tracker {
+    let [cert, key] = identity(site, server);
+    let files = [cert, key, written(site, "clients.pem", &clients.pem())];
     let [cert, key, clients] = [0, 1, 2].map(|at: usize| Path::to_str(&files[at]).unwrap());
     let args = ["--tls-listen", "127.0.0.1:0", "--tls-cert", cert, "--tls-key", key, "--client-ca", clients];
     site.tracker(&[&args[..], more].concat())
 }
 
-/// One who believes `server`, and shows a certificate for `names` if somebody vouches for it.
+/// A client that trusts `server`, with an optional certificate for `names`.
 fn client(addr: SocketAddr, server: &Issuer, own: Option<(&Issuer, &[&str])>) -> Secure {
     let mut roots = RootCertStore::empty();
     roots.add(server.der().clone()).unwrap();
@@ -79,7 +81,7 @@ fn beat(client: &mut Secure, name: &str, token: Option<&str>) -> (u16, String) {
 }
 
 #[test]
-fn who_shows_a_certificate_beats_for_whom_it_names() {
+fn certificate_allows_beats_for_its_names() {
     let site = Site::new(Store::keeper());
     site.juju(&["add-machine", "--instance-id", "i-0"]);
     let (server, clients, strangers) = (authority(), authority(), authority());
@@ -105,14 +107,14 @@ fn who_shows_a_certificate_beats_for_whom_it_names() {
     assert_eq!(beat(&mut machine, "machine-0", None), good);
     assert_eq!(beat(&mut machine, "machine-7", None), refused("machine-7"), "there is none");
 
-    // Without one, a token is needed as at the other door.
+    // Without a certificate, a token is needed, as at the plain listener.
     let mut bare = client(door, &server, None);
     assert_eq!(beat(&mut bare, "x1c0", None), (401, "No token".to_owned()));
     let mine = token::authorization(MachineId::new(0), &machine_credential(&site, 0));
     assert_eq!(beat(&mut bare, "machine-0", Some(&mine)), good);
     assert_eq!(beat(&mut bare, "machine-1", Some(&mine)).0, 403);
 
-    // Who is vouched for by nobody that is believed is not even answered, nor is who speaks no TLS.
+    // A client with an untrusted certificate gets no answer, nor does one without TLS.
     let mut stranger = client(door, &server, Some((&strangers, &["x1c0"])));
     assert!(stranger.ask("GET", "/hmi/v1/liveness", &[], b"").is_err());
     let mut plain = TcpStream::connect(door).unwrap();
@@ -126,9 +128,9 @@ fn who_shows_a_certificate_beats_for_whom_it_names() {
     tracker.end();
 }
 
-/// Where anybody may beat, who says who it is does so for itself alone.
+/// With open access, a client with a certificate is limited to its names.
 #[test]
-fn an_open_door_holds_a_certificate_to_its_names() {
+fn open_access_limits_a_certificate_to_its_names() {
     let site = Site::new(Store::keeper());
     let (server, clients) = (authority(), authority());
     let tracker = tracker(&site, &server, &clients, &["--open"]);
@@ -141,7 +143,7 @@ fn an_open_door_holds_a_certificate_to_its_names() {
 }
 
 #[test]
-fn a_machine_beats_over_tls() {
+fn machine_sends_beats_over_tls() {
     let site = Site::new(Store::keeper());
     site.juju(&["add-machine", "--instance-id", "i-0"]);
     let (server, clients, strangers) = (authority(), authority(), authority());
@@ -158,7 +160,7 @@ fn a_machine_beats_over_tls() {
         let done = std::process::Command::new("kill").arg(agent.id().to_string()).status().unwrap();
         assert!(done.success() && agent.wait().unwrap().success());
     };
-    // One that believes somebody else tells nobody its token.
+    // A client that trusts another CA does not send its token.
     let mut wary = agent(&other);
     let lines = std::io::BufRead::lines(BufReader::new(wary.stderr.take().unwrap()));
     let mut lines = lines.map_while(Result::ok);
@@ -174,5 +176,25 @@ fn a_machine_beats_over_tls() {
         (status["machines"]["0"]["health"] == "ok").then_some(())
     });
     end(good);
+    tracker.end();
+}
+
+#[test]
+fn replaced_certificates_are_used_without_a_restart() {
+    let site = Site::new(Store::keeper());
+    let (old, new) = (authority(), authority());
+    let tracker = tracker(&site, &old, &old, &["--open"]);
+    let address = tracker.secure.unwrap();
+    let beats = |server: &Issuer, clients: &Issuer| {
+        let mut client = client(address, server, Some((clients, &["x1c0"])));
+        client.ask("POST", "/hmi/v1/heartbeat/x1c0", &[], br#"{"Status":"OK","Timestamp":"t"}"#)
+    };
+    assert_eq!(beats(&old, &old).unwrap().status, 200);
+    identity(&site, &new);
+    written(&site, "clients.pem", &new.pem());
+    assert!(beats(&old, &new).is_err() && beats(&new, &old).is_err());
+    assert_eq!(beats(&new, &new).unwrap().status, 200);
+    written(&site, "key.pem", "broken");
+    assert_eq!(beats(&new, &new).unwrap().status, 200, "the last usable key stays");
     tracker.end();
 }

@@ -1,5 +1,6 @@
-//! A simulated fleet: trackers on one store in memory, on paused time, with a store that goes away, sessions that expire,
-//! processes that stop, and calendars that jump. It knows the truth; what must hold is in `verdict`.
+//! A simulated fleet: trackers on one store in memory, on paused time, with a store that becomes
+//! unreachable, sessions that expire, processes that pause, and wall clocks that jump. It records
+//! what really happened; `invariants` checks the results.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -9,10 +10,10 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use portcullis::heartbeat::audit::Change;
-use portcullis::heartbeat::ears::{Ears, Standing};
-use portcullis::heartbeat::name::Name;
-use portcullis::heartbeat::tracker::{Setting, Tracker};
+use portcullis::heartbeat::core::audit::Change;
+use portcullis::heartbeat::core::name::Name;
+use portcullis::heartbeat::tracker::shared_state::{Readiness, SharedState};
+use portcullis::heartbeat::tracker::{Deps, Tracker};
 use portcullis::store::acl::{Acl, Roles};
 use portcullis::store::memory::Fault;
 use portcullis::store::paths::NodePath;
@@ -24,22 +25,22 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::manager::Manager;
-use crate::truth::{Farewell, Reader};
+use crate::oracle::{Farewell, Reader};
 
-/// How long a store waits for a session that is silent.
+/// The session timeout of the store.
 pub(crate) const SESSION: Duration = Duration::from_secs(10);
 
-/// A session that the world can cut off.
+/// A session that the simulation can cut off.
 #[derive(Debug, Clone)]
 pub(crate) struct Wire {
     pub(crate) tree: MemoryTree,
     down: Arc<AtomicBool>,
-    /// Only this session.
+    /// Only this session is cut off.
     cut_off: Arc<AtomicBool>,
     losses: Losses,
 }
 
-/// Writes of trackers that will get no answer, each the next one of its kind: of those that touch something below a path.
+/// Writes of trackers that will get no answer: each the next write below a path.
 type Losses = Arc<Mutex<VecDeque<(NodePath, Fault)>>>;
 
 impl Wire {
@@ -90,7 +91,7 @@ impl Tree for Wire {
             None => self.tree.write(writes).await,
             Some(Fault::LostBefore) => lost,
             Some(Fault::LostAfter) => {
-                // What is refused is refused, whether anybody hears of it or not.
+                // A refused write is refused, whether its answer arrives or not.
                 let _ = self.tree.write(writes).await;
                 lost
             }
@@ -112,7 +113,7 @@ impl Tree for Wire {
     }
 }
 
-/// A process that can be stopped and continued.
+/// A process that can be paused and continued.
 #[derive(Debug, Clone, Default)]
 struct Brake {
     on: Arc<AtomicBool>,
@@ -148,7 +149,7 @@ impl<F: Future> Future for Braked<F> {
 }
 
 pub(crate) struct Replica {
-    pub(crate) ears: Arc<Ears>,
+    pub(crate) shared: Arc<SharedState>,
     wire: Wire,
     brake: Brake,
     stop: watch::Sender<bool>,
@@ -162,23 +163,23 @@ impl Replica {
     }
 }
 
-/// A component and the truth about it.
+/// A component, and what really happened to it.
 #[derive(Debug, Clone)]
 pub(crate) struct Component {
     pub(crate) name: Name,
     pub(crate) beats: bool,
-    /// The only tracker that the component knows; it beats to it whatever the answer.
+    /// The only tracker that the component knows; it sends beats to it whatever the answer.
     pub(crate) only: Option<u32>,
     period: Duration,
     pub(crate) next: Instant,
-    /// When a tracker last took a beat of it.
+    /// When a tracker last accepted a beat of it.
     pub(crate) last: Option<Instant>,
-    /// The longest time between two beats that were taken.
+    /// The longest time between two accepted beats.
     pub(crate) longest_gap: Duration,
-    /// A planned stop, or what is left of one.
+    /// A planned stop, or the rest of one.
     pub(crate) farewell: Option<Farewell>,
     pub(crate) maintained: bool,
-    /// From when until when on the calendar that is, as long as the calendar can be believed.
+    /// Its beginning and end as wall-clock times, as long as the wall clock does not jump.
     pub(crate) maintenance: Option<(u64, u64)>,
 }
 
@@ -195,9 +196,9 @@ pub(crate) struct World {
     calendar: Arc<AtomicU64>,
     start: Instant,
     random: u64,
-    /// When something happened that may lose what a tracker has just taken.
+    /// Times of faults that may lose a beat that a tracker has just accepted.
     pub(crate) upsets: Vec<Instant>,
-    /// Every change that anybody was shown, by number.
+    /// Every published change, by number.
     pub(crate) shown: BTreeMap<u64, Change>,
 }
 
@@ -251,7 +252,7 @@ impl World {
     }
 
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        // xorshift: small, and the same everywhere.
+        // xorshift: small, and the same on every platform.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
@@ -262,43 +263,43 @@ impl World {
         self.store.connect(Some(&self.controller))
     }
 
-    /// A new tracker.
+    /// Starts a tracker.
     pub(crate) fn start(&mut self) -> u32 {
         let id = self.next_replica;
         self.next_replica += 1;
         let (calendar, start) = (Arc::clone(&self.calendar), self.start);
         let wall = move || calendar.load(Ordering::Relaxed) + start.elapsed().as_millis() as u64;
-        let ears = Arc::new(Ears::new(Arc::new(wall), 10_000));
+        let shared = Arc::new(SharedState::new(Arc::new(wall), 10_000));
         let (down, losses) = (Arc::clone(&self.down), Arc::clone(&self.losses));
         let wire = Wire { tree: self.tree(), down, cut_off: Arc::default(), losses };
-        let setting = Setting {
+        let deps = Deps {
             tree: wire.clone(),
             roles: self.roles.clone(),
-            ears: Arc::clone(&ears),
+            shared: Arc::clone(&shared),
             post: Arc::new(self.manager.clone()),
             url: String::new(),
             webhook_secret: Some(Arc::from(&b"hush"[..])),
             random: || 4,
         };
-        let mut tracker = Tracker::new(setting).expect("random");
+        let mut tracker = Tracker::new(deps).expect("random");
         let (stop, stopped) = watch::channel(false);
         let brake = Brake::default();
         let life = {
-            let ears = Arc::clone(&ears);
+            let shared = Arc::clone(&shared);
             async move {
                 let mut running = pin!(tracker.run(stopped));
                 tokio::select! {
                     ended = &mut running => ended.expect("a tracker that waits for its store"),
-                    () = ears.pulse() => {}
+                    () = shared.pulse() => {}
                 }
             }
         };
         let task = tokio::spawn(Braked { inner: Box::pin(life), brake: brake.clone() });
-        self.replicas.insert(id, Replica { ears, wire, brake, stop, task, reader: Reader::new() });
+        self.replicas.insert(id, Replica { shared, wire, brake, stop, task, reader: Reader::new() });
         id
     }
 
-    /// Ends a tracker as a power switch would; its session is missed some time later.
+    /// Ends a tracker like a power failure; its session expires later.
     pub(crate) fn kill(&mut self, id: u32) {
         self.upset();
         let Some(replica) = self.replicas.remove(&id) else { return };
@@ -311,7 +312,7 @@ impl World {
         });
     }
 
-    /// Asks a tracker to end.
+    /// Stops a tracker as planned.
     pub(crate) async fn stop(&mut self, id: u32) {
         self.upset();
         let Some(replica) = self.replicas.remove(&id) else { return };
@@ -320,7 +321,7 @@ impl World {
         replica.task.await.expect("an orderly end");
     }
 
-    /// Stops a process for a while; if that is long enough, its session expires.
+    /// Pauses a process for a while; if that is long enough, its session expires.
     pub(crate) fn freeze(&mut self, id: u32, time: Duration) {
         self.upset();
         let Some(replica) = self.replicas.get(&id) else { return };
@@ -332,7 +333,7 @@ impl World {
                 store.expire(&wire.tree);
                 tokio::time::sleep(time - SESSION).await;
                 brake.set(false);
-                // The connection finds out that its session is over.
+                // The connection learns that its session is over.
                 store.interrupt();
             } else {
                 brake.set(false);
@@ -348,7 +349,7 @@ impl World {
         }
     }
 
-    /// One tracker does not reach the store, and does again; meanwhile its session may be given up.
+    /// Cuts one tracker off from the store, or connects it again; its session may expire meanwhile.
     pub(crate) fn cut_off(&mut self, id: u32, is_cut_off: bool) {
         self.upset();
         self.replicas[&id].wire.cut_off.store(is_cut_off, Ordering::Relaxed);
@@ -358,26 +359,26 @@ impl World {
         self.store.expire(&self.replicas[&id].wire.tree);
     }
 
-    /// The next write of a tracker below `path` gets no answer.
+    /// Loses the answer to the next write of a tracker below `path`.
     pub(crate) fn lose_answer(&mut self, path: NodePath, loss: Fault) {
         self.upset();
         self.losses.lock().expect("no panic").push_back((path, loss));
     }
 
-    /// The store was away for so long that nobody's session is left.
+    /// Expires all sessions, as a long outage of the store does.
     pub(crate) fn expire_all(&self) {
         for replica in self.replicas.values() {
             self.store.expire(&replica.wire.tree);
         }
     }
 
-    /// The store goes away when the state manager next takes a call.
+    /// Makes the store unreachable when the state manager next accepts a call.
     pub(crate) fn lose_store_with_a_call(&mut self) {
         self.upset();
         self.manager.book().unplug = Some(Arc::clone(&self.down));
     }
 
-    /// Now, on everybody's calendar.
+    /// The wall-clock time of all trackers.
     pub(crate) fn wall(&self) -> u64 {
         self.calendar.load(Ordering::Relaxed) + self.start.elapsed().as_millis() as u64
     }
@@ -389,13 +390,13 @@ impl World {
     pub(crate) fn step_calendar(&mut self, ms: i64) {
         let now = self.calendar.load(Ordering::Relaxed);
         self.calendar.store(now.saturating_add_signed(ms), Ordering::Relaxed);
-        // How long a maintenance is by then is nobody's business.
+        // The end of a maintenance is not checked after that.
         for component in &mut self.components {
             component.maintenance = None;
         }
     }
 
-    /// From now on it says nothing, not even good-bye.
+    /// Silences a component without a planned stop.
     pub(crate) fn silence(&mut self, component: usize) {
         self.components[component].beats = false;
     }
@@ -406,7 +407,7 @@ impl World {
         component.next = Instant::now();
     }
 
-    /// Time passes, and whoever beats does.
+    /// Lets time pass, with beats of all components that send them.
     pub(crate) async fn pass(&mut self, time: Duration) {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -422,10 +423,10 @@ impl World {
         }
     }
 
-    /// Beats to any tracker that accepts it; a sender tries the next one after a refusal.
+    /// Sends a beat to any tracker that accepts it; a sender tries the next one after a refusal.
     async fn beat(&mut self, at: usize) {
         let only = self.components[at].only;
-        let accepts = |r: &Replica| !r.is_stopped() && r.ears.standing() != Standing::Stranded;
+        let accepts = |r: &Replica| !r.is_stopped() && r.shared.readiness() != Readiness::Stranded;
         let there: Vec<u32> = self
             .replicas
             .iter()
@@ -438,11 +439,11 @@ impl World {
             return;
         }
         let chosen = there[self.below(there.len() as u64) as usize];
-        let (ears, name) = (Arc::clone(&self.replicas[&chosen].ears), self.components[at].name);
-        let accepted = ears.standing() != Standing::Stranded;
-        // The answer may wait for the store; the world does not.
+        let (shared, name) = (Arc::clone(&self.replicas[&chosen].shared), self.components[at].name);
+        let accepted = shared.readiness() != Readiness::Stranded;
+        // The answer may wait for the store; the simulation does not.
         let going_away = !self.components[at].beats;
-        tokio::spawn(async move { ears.beat(&[(name, going_away)]).await.expect("room for all") });
+        tokio::spawn(async move { shared.beat(&[(name, going_away)]).await.expect("room for all") });
         let component = &mut self.components[at];
         let now = Instant::now();
         if !accepted {
@@ -458,7 +459,7 @@ impl World {
             component.next = now + Duration::from_secs(1);
             return;
         }
-        // Who comes back from a planned stop was not silent.
+        // A component that returns from a planned stop was not silent.
         let back = component.farewell.take().is_some_and(|farewell| farewell.at.is_some());
         if let Some(last) = component.last.filter(|_| !back) {
             component.longest_gap = component.longest_gap.max(now - last);

@@ -1,5 +1,6 @@
-//! What happens in a world: one action at a time, scripted or chosen by the seed. Each changes the oracle and the store in
-//! one step, since what an operator does is over before an agent runs again.
+//! Actions of a simulated world: scripted or chosen by the seed, one at a time. Each action changes
+//! the oracle and the store in one step, because an operator's command completes before any agent
+//! runs again.
 
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ use crate::oracle::{Exposed, Machine, Service, Unit};
 use crate::points::{ARGUMENTS, named};
 use crate::world::{SERVICES, World, deployment, number, service_name, unit_name};
 
-/// Things are named by their place in a list, taken modulo its length, so that any number names something.
+/// An action. Its indices are taken modulo the length of the list they refer to, so that every
+/// number is valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     Open(usize, usize),
@@ -27,26 +29,26 @@ pub(crate) enum Action {
     Destroy(usize),
     Deploy(usize, usize),
     AddMachine,
-    /// One that somebody must launch.
+    /// Adds a machine without an instance, which an agent has to launch.
     Launch,
     Terminate(usize),
     /// Many changes at once.
     Flood(usize),
     Corrupt(Mishap, usize, usize),
-    /// Which kind of znodes is deleted.
+    /// Deletes znodes; the mishap selects the kind.
     Vanish(Mishap, usize),
     OlderRecord(usize),
     NewerRecord(usize),
     Heal,
     Meddle(Mishap, usize),
     LoseInstance(usize),
-    /// What happens to the provider, and how much.
+    /// Gives the provider a fault of the given severity.
     Provider(Mishap, usize),
-    /// One call in so many fails.
+    /// Lets one provider call in this many fail.
     Storm(usize),
-    /// Every request to the provider takes so many milliseconds.
+    /// Delays every provider request by this many milliseconds.
     Sluggish(u64),
-    /// One request of a kind every so many milliseconds.
+    /// Allows one request of each kind per this many milliseconds.
     Scarce(u64),
     Cure,
     Interrupt,
@@ -55,7 +57,7 @@ pub(crate) enum Action {
     Stop(usize),
     Freeze(usize, u64),
     Jump(u64),
-    /// The time of day is set by so many hours, back or forth.
+    /// Moves the time of day by this many hours, forward or backward.
     SetTimeOfDay(i64),
     Events(Mishap, usize),
     Arm(Armed),
@@ -141,7 +143,8 @@ impl World {
         *machines.keys().nth(index % machines.len()).expect("a machine")
     }
 
-    /// What an operator cannot do because something is corrupt is not done.
+    /// Returns `None` if the store refused the command because of a corrupt record or a machine in
+    /// use.
     fn refused<V>(&self, result: Result<V, Error>) -> Option<V> {
         match result {
             Ok(value) => Some(value),
@@ -184,7 +187,7 @@ impl World {
         done.expect("exposed");
         let mut shared = self.seam.lock();
         let known = shared.oracle.services.get_mut(&service).expect("a service");
-        // What the flag said before, if anything, does not matter any more.
+        // The previous value of the flag, valid or corrupt, is overwritten.
         (known.exposed, known.corrupt) = (to, false);
         let flag = paths::exposed(known.id);
         shared.changed();
@@ -260,7 +263,8 @@ impl World {
         }
         let instance = (!launched).then(|| name.parse().expect("an id"));
         let machine = self.operator.add_machine(instance).await.expect("a machine");
-        // Its number may have been another's before the store went back: then there is a group with that one's rules.
+        // After a restore the number may be a reused one, whose group still exists with its old
+        // rules.
         if !self.provisions {
             self.seam.provider.add_group(number(machine));
         }
@@ -283,15 +287,16 @@ impl World {
             }
             let mut shared = self.seam.lock();
             shared.oracle.machines.remove(&machine);
-            // An agent in the middle of a pass meets a group that is not there.
+            // A pass in progress may refer to the group, which no longer exists.
             shared.shallow();
             shared.changed();
         }
     }
 }
 
-/// Longer than a resync, an agent's longest pause and all it does then.
+/// Exceeds the resync interval plus an agent's longest pause and the work that follows it.
 pub(crate) const DEEP: Duration = Duration::from_secs(RESYNC.as_secs() + SHALLOW.as_secs());
 
-/// Longer than an agent's longest pause, the time that a dead one holds the lock, and all it does then.
+/// Exceeds an agent's longest pause plus the time that a crashed agent holds the lock and the work
+/// that follows.
 pub(crate) const SHALLOW: Duration = Duration::from_secs(100);

@@ -1,5 +1,5 @@
-//! The agents as processes: started, killed, stopped, frozen and started again, with a tree and a provider whose every
-//! call passes the seam.
+//! The agents as processes, which are started, killed, stopped, frozen and restarted. Every call to
+//! their tree and their provider passes through `seam`.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -8,10 +8,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use portcullis::firewall::agent::Agent;
-use portcullis::firewall::boot::Boot;
 use portcullis::firewall::policy::Policy;
-use portcullis::firewall::provisioner::Provisioner;
 use portcullis::firewall::run::{Progress, run_provisioning};
+use portcullis::provision::controller::Provisioner;
+use portcullis::provision::user_data::Boot;
 use portcullis::store::acl::Roles;
 use portcullis::store::rollback::RollbackGuard;
 use portcullis::store::{Credential, MemoryStore, MemoryTree};
@@ -24,15 +24,15 @@ use crate::restored::CheckpointFile;
 use crate::seam::{SESSION, Seam};
 use crate::tree::{SimTree, fall_behind};
 
-/// Long, so that a world without deep faults must come right by events and retries alone.
+/// Long, so that a world without deep faults has to converge by events and retries alone.
 pub(crate) const RESYNC: Duration = Duration::from_secs(240);
 
-/// How long the command waits for the last pass once it is asked to end.
+/// How long the agent command waits for the last pass after a stop request.
 const LAST_PASS: Duration = Duration::from_secs(15);
 
 const RESTART: Duration = Duration::from_millis(500);
 
-/// One process from outside.
+/// Controls one process from outside.
 #[derive(Default)]
 pub(crate) struct Control {
     crash: Notify,
@@ -70,7 +70,7 @@ impl Control {
         }
     }
 
-    /// The store has forgotten its session.
+    /// Expires the session of the process.
     pub(crate) fn expire(&self, store: &MemoryStore) {
         let tree = self.lock().tree.clone();
         if let Some(tree) = tree {
@@ -79,7 +79,7 @@ impl Control {
     }
 }
 
-/// A process's work, which stands still while the process is frozen.
+/// The work of a process, which is not polled while the process is frozen.
 struct Freezable<'c, F> {
     control: &'c Control,
     work: Pin<Box<F>>,
@@ -100,18 +100,18 @@ impl<F: Future> Future for Freezable<'_, F> {
     }
 }
 
-/// What a process is started with.
+/// Start parameters of a process.
 #[derive(Clone)]
 pub(crate) struct Start {
     pub who: usize,
     pub credential: Credential,
     pub roles: Roles,
-    /// Instances are theirs to launch and to end.
+    /// The agent launches and terminates instances.
     pub provisions: bool,
     pub checkpoint: Arc<CheckpointFile>,
 }
 
-/// A process and whoever starts it again when it has ended.
+/// Runs a process and restarts it whenever it ends.
 pub(crate) async fn supervise(seam: Seam, start: Start) {
     let control = &seam.controls[start.who];
     loop {
@@ -121,7 +121,7 @@ pub(crate) async fn supervise(seam: Seam, start: Start) {
             let mut shared = seam.lock();
             shared.born(start.who);
             shared.log(format_args!("agent {} starts", start.who));
-            // A new session may meet a server that is behind, until it writes or syncs.
+            // A new session may connect to a server that lags, until the session writes or syncs.
             if let Some(past) = shared.past.take() {
                 fall_behind(&tree, &past);
             }
@@ -136,7 +136,7 @@ pub(crate) async fn supervise(seam: Seam, start: Start) {
         };
         control.lock().tree = None;
         if crashed {
-            // Nobody tells the store: it waits for the session to run out.
+            // A crash does not close the session; the store waits for the session timeout.
             seam.lock().shallow();
             tokio::spawn(async move {
                 sleep(SESSION).await;
@@ -149,7 +149,7 @@ pub(crate) async fn supervise(seam: Seam, start: Start) {
     }
 }
 
-/// One life. Returns whether it ended as it was asked to.
+/// Runs a process once. Returns false if it did not stop in time after a stop request.
 async fn live(
     tree: SimTree,
     seam: &Seam,
@@ -209,7 +209,7 @@ async fn live(
         Some(ended) => ended,
         None => match timeout(LAST_PASS, running).await {
             Ok(ended) => ended,
-            // L2: who is asked to end does so, unless a call of its own takes too long.
+            // L2: an agent stops when requested, unless one of its calls takes too long.
             Err(_) if !seam.lock().slow_lately() => {
                 seam.lock().violated(format!("L2: agent {} does not stop", start.who));
                 return false;
@@ -217,7 +217,7 @@ async fn live(
             Err(_) => return false,
         },
     };
-    // L2: nothing but being asked to ends an agent.
+    // L2: an agent ends only after a stop request.
     let asked = *stopped.borrow();
     if ended.is_err() || !asked {
         seam.lock().violated(format!("L2: agent {} ended: {ended:?}", start.who));

@@ -1,4 +1,4 @@
-//! Which action comes next, and how long nothing else happens after it.
+//! Chooses the next action, and the pause after it.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::points::ARGUMENTS;
 use crate::world::World;
 
 impl World {
-    /// What operators and hooks do.
+    /// An action of an operator or a hook.
     pub(crate) fn an_operation(&mut self) -> Action {
         let provisions = self.provisions;
         let random = &mut self.random;
@@ -21,7 +21,7 @@ impl World {
             11..=14 => Action::Expose(any),
             15 => Action::ExposeTo(any, other),
             16..=17 => Action::Unexpose(any),
-            // Machines are what they are about.
+            // Worlds that provision need more changes of machines.
             18 | 19 if provisions && other % 3 == 0 => Action::AddMachine,
             21 if provisions && other % 3 == 0 => Action::Terminate(any),
             18 => Action::AddUnit(any, other),
@@ -62,7 +62,7 @@ impl World {
                     Mishap::RuleAdded,
                     Mishap::ForeignAdded,
                     Mishap::ForeignEqual,
-                    Mishap::GroupAmiss,
+                    Mishap::GroupDrift,
                     Mishap::GroupDeleted,
                 ];
                 Action::Meddle(random.pick(&what), any)
@@ -96,7 +96,7 @@ impl World {
     }
 
     fn an_armed_fault(&mut self) -> Action {
-        // What only those who provision do is rare enough.
+        // Calls that only provisioning agents make are rare, so half of the faults are for them.
         let provisioning = self.provisions && self.random.one_in(2);
         loop {
             let (fault, kind) = (self.random.pick(Fault::ALL), self.random.pick(Kind::ALL));

@@ -1,4 +1,4 @@
-//! What becomes of znodes in a world: garbage, records of other versions, and their repair.
+//! Damage to znodes: invalid data, records of other versions, deleted znodes, and their repair.
 
 use portcullis::model::ports::parse_argument;
 use portcullis::model::{PortRange, UnitId};
@@ -11,7 +11,7 @@ use crate::oracle::Exposed;
 use crate::points::{ARGUMENTS, Points};
 use crate::world::World;
 
-/// None of it is a record, a list of ports, a flag or a report.
+/// Data that is invalid as a record, a list of ports, a flag and a report.
 fn garbage(how: usize, original: &[u8]) -> (Vec<u8>, Option<Mishap>) {
     let text = |text: &str| (text.as_bytes().to_vec(), None);
     match how % 7 {
@@ -33,7 +33,7 @@ fn garbage(how: usize, original: &[u8]) -> (Vec<u8>, Option<Mishap>) {
     }
 }
 
-/// As the first Juju and a later version of this project would write them.
+/// Encodes ports as the first Juju or a later version of this project would.
 fn other_ports(ranges: &[PortRange], older: bool) -> Vec<u8> {
     if older && ranges.is_empty() {
         return b"null".to_vec();
@@ -51,7 +51,7 @@ fn other_ports(ranges: &[PortRange], older: bool) -> Vec<u8> {
 }
 
 impl World {
-    /// Puts other data into a znode, or makes it. Returns what was there.
+    /// Replaces the data of a znode, if it exists. Returns the previous data.
     async fn overwrite(&self, path: NodePath, data: Vec<u8>) -> Vec<u8> {
         match self.operator.tree().get(&path).await {
             Ok(node) => {
@@ -64,7 +64,7 @@ impl World {
         }
     }
 
-    /// `what` says which kind of znode.
+    /// Overwrites a znode of the kind that `what` selects with invalid data.
     pub(crate) async fn corrupt(&mut self, what: Mishap, index: usize, how: usize) {
         let path = {
             let shared = self.seam.lock();
@@ -73,7 +73,7 @@ impl World {
             let service = oracle.services.values().nth(index % oracle.services.len().max(1));
             let machine = oracle.machines.keys().nth(index % oracle.machines.len()).copied();
             match what {
-                // A ports node is made by the first hook that opens one.
+                // The ports znode does not exist until a hook opens a port.
                 Mishap::CorruptPorts => unit.map(|(id, _)| paths::unit_ports(*id)),
                 Mishap::CorruptUnit => unit.map(|(id, _)| paths::unit(*id)),
                 Mishap::CorruptFlag => {
@@ -93,13 +93,13 @@ impl World {
         self.overwrite(path, data).await;
         let mut shared = self.seam.lock();
         if what == Mishap::CorruptReport {
-            // Noticed when everything is read again, or when something is to be written there.
+            // Agents detect this only at a resync, or when they write the report.
             shared.deep();
         }
         shared.changed();
     }
 
-    /// Whether the service is there with all its znodes.
+    /// Whether the service exists and its znodes were not deleted.
     pub(crate) fn is_whole(&self, service: usize) -> bool {
         let path = self.seam.lock().oracle.services.get(&service).map(|service| paths::service(service.id));
         path.is_some_and(|path| self.vanished.iter().all(|(vanished, _)| *vanished != path))
@@ -160,7 +160,8 @@ impl World {
         }
     }
 
-    /// The oracle's side of it: what is open for these units alone must stay.
+    /// Marks the units as unreadable in the oracle: the ports that are open for them alone must
+    /// stay open.
     fn freeze_units(&mut self, what: Mishap, index: usize) {
         let seam = self.seam.clone();
         let mut shared = seam.lock();
@@ -196,7 +197,7 @@ impl World {
         }
     }
 
-    /// What is damaged holds again what it should.
+    /// Restores all damaged znodes.
     pub(crate) async fn heal(&mut self) {
         self.put_back().await;
         for (path, data) in std::mem::take(&mut self.damaged) {
@@ -226,7 +227,7 @@ impl World {
         shared.changed();
     }
 
-    /// The same facts, in the words of another version.
+    /// Rewrites records with the same content in the format of another version.
     pub(crate) async fn other_version(&mut self, index: usize, older: bool) {
         let found = {
             let shared = self.seam.lock();

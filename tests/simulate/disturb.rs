@@ -1,5 +1,5 @@
-//! What goes wrong around the agents beside the faults of single calls: processes, connections, clocks and the provider, and
-//! whoever else is at it.
+//! Disturbances other than faults of single calls: processes, connections, clocks, the provider,
+//! and manual changes by third parties.
 
 use std::time::Duration;
 
@@ -27,7 +27,8 @@ impl World {
                 self.happened(Mishap::Interrupted);
                 let mut shared = self.seam.lock();
                 shared.shallow();
-                // Nobody hears of what happens meanwhile; then everybody is told to look at everything.
+                // No agent receives events during the outage; afterwards all agents get an event to
+                // read everything again.
                 shared.outage = true;
                 drop(shared);
                 let seam = self.seam.clone();
@@ -43,7 +44,8 @@ impl World {
             }
             Action::Expire(agent) => {
                 self.happened(Mishap::SessionExpired);
-                // Two may act for the length of a lease: only a look at everything is sure to find what came of it.
+                // Two agents may act for the length of a lease, and only a resync is sure to detect
+                // the result.
                 self.seam.lock().deep();
                 self.seam.controls[agent % agents].expire(&self.seam.store);
             }
@@ -69,10 +71,10 @@ impl World {
                 tokio::time::advance(Duration::from_millis(ms)).await;
                 let mut shared = self.seam.lock();
                 shared.deep();
-                // Nobody had this time to hear of what happened before it.
+                // No agent ran during the jump, so none has processed the events from before it.
                 shared.blind(before, Duration::from_secs(1));
             }
-            // Nothing may depend on it, so nothing is excused by it.
+            // The agents must not depend on the time of day, so this does not count as a fault.
             Action::SetTimeOfDay(hours) => {
                 self.happened(Mishap::TimeOfDaySet);
                 self.seam.lock().set_time_of_day(hours);
@@ -87,8 +89,8 @@ impl World {
                     self.provoke(kind).await;
                 }
             }
-            // No backup is made while znodes are missing: after a restore they could not be put
-            // back.
+            // Missing znodes could not be put back after a restore, so no backup is made while
+            // there are any.
             Action::Backup if !self.vanished.is_empty() => {}
             Action::Backup => self.back_up(),
             Action::Restore => self.restore(),
@@ -118,7 +120,7 @@ impl World {
             Mishap::ForeignEqual if !rules.owned.contains(&rule("81")) => {
                 added = Some(foreign(81, "0.0.0.0/0"));
             }
-            Mishap::GroupAmiss => rules.amiss.push("its name".to_owned()),
+            Mishap::GroupDrift => rules.drift.push("its name".to_owned()),
             _ => {}
         });
         if what == Mishap::NameTaken {
@@ -136,10 +138,14 @@ impl World {
         let open = self.seam.open_on(id).unwrap_or_default();
         let lost = before.minus(open);
         let mut shared = self.seam.lock();
-        // Another rule has the same, and may be about to be closed because this one was opened to replace it.
+        // Another rule covers the same ports and may be about to be closed, because the removed
+        // rule replaced it.
         if !removed.and_then(|rule| Points::of_rule(&rule)).unwrap_or_default().and(open).is_empty() {
             shared.crowded_until = shared.crowded_until.max(Instant::now() + RESYNC + GRACE);
             shared.meddled_until = shared.meddled_until.max(Instant::now() + RESYNC + GRACE);
+        }
+        if removed.is_some() {
+            shared.removed_until = Instant::now() + RESYNC + GRACE;
         }
         shared.oracle.lost(id, lost);
         shared.changed();
@@ -165,7 +171,7 @@ impl World {
         });
     }
 
-    /// Nothing is wrong with the provider any more. What was wrong until now may have left its traces.
+    /// Ends all faults of the provider. Their effects may persist for a while.
     pub(crate) fn cure(&mut self) {
         self.seam.provider.configure(|settings| {
             if *settings != self.usual {
@@ -198,7 +204,7 @@ impl World {
         (shared.strict, shared.unusual) = (false, false);
     }
 
-    /// No fault waits any more for its call.
+    /// Removes all faults that are still pending.
     pub(crate) fn disarm(&mut self) {
         let mut shared = self.seam.lock();
         shared.armed.clear();
@@ -206,7 +212,7 @@ impl World {
         shared.past = None;
     }
 
-    /// Whether something is wrong that goes on being wrong.
+    /// Whether a fault persists or is pending.
     pub(crate) fn ailing(&self) -> bool {
         let shared = self.seam.lock();
         let busy = shared.sluggish.is_some() || shared.scarce.is_some() || shared.hanging.is_some();

@@ -1,4 +1,5 @@
-//! What can go wrong with a call, at which calls, and the count of how often each has.
+//! Faults of calls, the kinds of call at which they are possible, and counts of how often each
+//! fault occurred.
 
 use portcullis::store::paths;
 use portcullis::store::tree::Write;
@@ -21,31 +22,31 @@ listed!(
     /// The calls that an agent makes.
     Kind {
         Get,
-        /// All services, units and machines are asked for by name.
+        /// Lists the names of all services, units and machines.
         ReadLists,
-        /// All machines, for those who provision.
+        /// Lists all machines, for provisioning.
         ReadMachines,
         ReadMany,
         Sync,
         Watch,
-        /// Taking the lock.
+        /// Acquires the lock.
         WriteLock,
-        /// The agent's own corner, made once.
+        /// Creates the agent's own znodes, once.
         WriteCorner,
         WriteReports,
-        /// What a machine's instance is.
+        /// Records the instance of a machine.
         WriteRecord,
         Observe,
         Open,
         Close,
-        Mend,
+        Repair,
         List,
         Launch,
         Adopt,
         EnsureGroup,
         Release,
         Terminate,
-        Shut,
+        RevokeAll,
         DeleteGroup,
     }
 );
@@ -55,14 +56,14 @@ listed!(Fault {
     CrashAfter,
     /// SIGTERM.
     Stop,
-    /// The connection is lost; nothing was done.
+    /// The connection is lost before the call takes effect.
     LostBefore,
-    /// The connection is lost, or the time is up; it was done.
+    /// The connection is lost, or the call times out, after it took effect.
     LostAfter,
     Expired,
-    /// The server that is asked is behind.
+    /// The server lags behind.
     Stale,
-    /// Lists come back empty.
+    /// Lists are returned empty.
     Empty,
     Denied,
     Throttled,
@@ -71,9 +72,9 @@ listed!(Fault {
     NotFound,
     Full,
     Slow,
-    /// The process stands still in the middle of the call, and its session may end meanwhile.
+    /// The process is frozen during the call, and its session may expire.
     Paused,
-    /// Something happens in the world in the middle of the call.
+    /// Another action is performed during the call.
     Midst,
 });
 
@@ -92,7 +93,7 @@ impl Kind {
         }
     }
 
-    /// Only those who provision make such calls.
+    /// Whether only agents that provision make this call.
     pub(crate) fn is_provisioning(self) -> bool {
         self >= Kind::List || matches!(self, Kind::ReadMachines | Kind::WriteRecord)
     }
@@ -132,7 +133,7 @@ impl Fault {
         }
     }
 
-    /// What a provider says when this happens.
+    /// The provider's error for this fault, if it has one.
     pub(crate) fn provider_error(self, machine: Option<MachineNumber>) -> Option<Error> {
         let what = machine.map_or(Subject::Provider, Subject::Machine);
         let reason = "simulated".to_owned();
@@ -150,7 +151,7 @@ impl Fault {
 }
 
 listed!(
-    /// What can happen to a world beside the faults of single calls.
+    /// Events of a world other than faults of single calls.
     Mishap {
         EventMissed,
         EventDoubled,
@@ -167,7 +168,7 @@ listed!(
         Halved,
         Strict,
         Quota,
-        /// Launches are not remembered.
+        /// The provider does not deduplicate launches.
         Forgetful,
         Sluggish,
         Scarce,
@@ -176,11 +177,11 @@ listed!(
         RuleAdded,
         ForeignAdded,
         ForeignEqual,
-        GroupAmiss,
+        GroupDrift,
         GroupDeleted,
-        /// One that is to be deleted is, for a while, still held by its instance.
+        /// A group cannot be deleted yet, because its instance still uses it.
         GroupInUse,
-        /// Nothing can be opened to IPv6.
+        /// The provider does not support IPv6 rules.
         NoIpv6,
         NameTaken,
         CorruptPorts,
@@ -188,9 +189,9 @@ listed!(
         CorruptFlag,
         CorruptMachine,
         CorruptReport,
-        /// The znodes of a unit are deleted, and no others.
+        /// Only the znodes of one unit are deleted.
         UnitVanished,
-        /// The same of an exposed service.
+        /// Only the znodes of one exposed service are deleted.
         ServiceVanished,
         Truncated,
         Huge,
@@ -206,14 +207,14 @@ listed!(
     }
 );
 
-/// How often each fault struck each kind of call, and each mishap the world.
+/// Counts each fault by kind of call, and each mishap.
 #[derive(Debug, Clone)]
 pub(crate) struct Coverage {
     cells: Vec<u64>,
     mishaps: Vec<u64>,
     pub calls: u64,
     pub events: u64,
-    /// How often a world was at rest and all of it had to be right.
+    /// How often convergence was due and checked.
     pub judged: u64,
     pub simulated_ms: u64,
 }
@@ -249,7 +250,7 @@ impl Coverage {
         self.simulated_ms += other.simulated_ms;
     }
 
-    /// Everything that can happen and never did.
+    /// Possible faults and mishaps that never occurred.
     pub(crate) fn missing(&self) -> Vec<String> {
         let mut missing = Vec::new();
         for &fault in Fault::ALL {
@@ -264,7 +265,7 @@ impl Coverage {
         missing
     }
 
-    /// The emptiest cells first.
+    /// All counts, as text.
     pub(crate) fn table(&self) -> String {
         let mut text = String::new();
         for &fault in Fault::ALL {

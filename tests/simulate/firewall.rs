@@ -1,4 +1,4 @@
-//! The provider's rules as an agent sees them: every request passes the seam.
+//! The provider's rules as an agent sees them: every request passes through `seam`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,7 @@ pub(crate) fn id(machine: MachineNumber) -> MachineId {
 }
 
 impl SimFirewall {
-    /// One request about one machine.
+    /// Sends one request that changes the rules of one machine.
     async fn half(
         &self,
         kind: Kind,
@@ -33,7 +33,7 @@ impl SimFirewall {
         change: Change,
         (begun, until): (Instant, Instant),
     ) -> Result<(), Error> {
-        // As a driver does it: it waits for its turn, and asks after that whether there is still time.
+        // Like a driver: waits for the rate limit, then checks the deadline.
         self.seam.turn(kind, until).await;
         if Instant::now() >= until {
             return Err(Error::NotBegun { what: machine.into() });
@@ -62,7 +62,7 @@ impl SimFirewall {
         self.seam.wrote(self.who, kind, id(machine), (before, open()), begun, result.is_ok());
         let closed =
             change.close.iter().filter_map(Points::of_rule).filter(|rule| rule.minus(before).is_empty());
-        self.seam.lock().judge_closes(id(machine), closed, open(), begun);
+        self.seam.lock().judge_closes(self.who, id(machine), (closed, open()), begun);
         self.seam.after(self.who, fault).await;
         result
     }
@@ -72,7 +72,7 @@ impl SimFirewall {
         change.open.iter().filter_map(Points::of_rule).any(|rule| !rule.and(refused).is_empty())
     }
 
-    /// As EC2 does it: a batch of which any part is already so is refused whole.
+    /// Like EC2: refuses a whole batch if any part of it is already in effect.
     fn refuses(&self, machine: MachineNumber, change: &Change) -> bool {
         let Some(rules) = self.seam.provider.actual(machine).filter(|_| self.seam.lock().strict) else {
             return false;
@@ -104,7 +104,7 @@ impl Firewall for SimFirewall {
     async fn apply(&self, machine: MachineNumber, change: &Change, until: Instant) -> Applied {
         let time = (Instant::now(), until);
         if change.is_empty() {
-            return Applied::as_one(self.half(Kind::Mend, machine, Change::default(), time).await);
+            return Applied::as_one(self.half(Kind::Repair, machine, Change::default(), time).await);
         }
         let mut applied = Applied::as_one(Ok(()));
         if !change.close.is_empty() {

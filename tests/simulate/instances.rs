@@ -1,11 +1,11 @@
-//! Worlds in which the agents provision, too: instances come from the provider, are adopted, lost and ended, every call
-//! passes the seam, and what must hold of instances is looked at.
+//! Worlds in which the agents also provision: instances are launched, adopted, lost and terminated.
+//! Every call passes through `seam`, and the invariants of instances are checked here.
 
 use std::future::Future;
 
 use portcullis::firewall::report::Report;
 use portcullis::model::MachineId;
-use portcullis::store::election::LEASE;
+use portcullis::store::lease::LEASE;
 use portcullis::store::paths;
 use portcullis::store::tree::Tree as _;
 use portcullis_provider::provider::{
@@ -14,12 +14,14 @@ use portcullis_provider::provider::{
 use portcullis_provider::{Error, Machines};
 use tokio::time::Instant;
 
-use crate::actions::Action;
+use crate::actions::{Action, DEEP, SHALLOW};
+use crate::checks::FAST;
 use crate::faults::{Fault, Kind, Mishap};
 use crate::firewall::id;
+use crate::ledger::Armed;
 use crate::oracle::GRACE;
 use crate::seam::Seam;
-use crate::world::{World, number};
+use crate::world::{Shape, World, number};
 
 #[derive(Clone)]
 pub(crate) struct SimMachines {
@@ -32,7 +34,7 @@ fn is_live(instance: &&Instance) -> bool {
 }
 
 impl SimMachines {
-    /// One request, and what becomes of it.
+    /// Sends one request, subject to faults.
     async fn request<V: Send>(
         &self,
         kind: Kind,
@@ -92,7 +94,7 @@ impl Machines for SimMachines {
 
     async fn terminate(&self, machine: MachineNumber, instance: &InstanceId) -> Result<(), Error> {
         let all = self.seam.provider.truth().instances;
-        // S3: what somebody else made is never ended.
+        // S3: foreign instances are never terminated.
         if !all.iter().any(|ours| ours.id == *instance && ours.origin == Origin::Launched) {
             self.seam.lock().violated(format!("S3: {instance} was not launched by us, and is ended"));
         }
@@ -101,12 +103,12 @@ impl Machines for SimMachines {
         self.request(Kind::Terminate, Some(machine), self.seam.provider.terminate(machine, instance)).await
     }
 
-    async fn shut(&self, machine: MachineNumber, group: &GroupId) -> Result<(), Error> {
+    async fn revoke_all(&self, machine: MachineNumber, group: &GroupId) -> Result<(), Error> {
         if self.seam.is_there_all_along(machine) {
             self.seam.lock().violated(format!("S5: machine {machine} is shut as if it were gone"));
         }
         self.seam.lock().judge_end(id(machine));
-        self.request(Kind::Shut, Some(machine), self.seam.provider.shut(machine, group)).await
+        self.request(Kind::RevokeAll, Some(machine), self.seam.provider.revoke_all(machine, group)).await
     }
 
     async fn delete_group(&self, group: &GroupId) -> Result<(), Error> {
@@ -133,7 +135,7 @@ impl Machines for SimMachines {
 }
 
 impl Seam {
-    /// S6: who was replaced begins nothing once its lease is over.
+    /// S6: a replaced leader begins no request after its lease has ended.
     fn provisioning(&self, who: usize) {
         let mut shared = self.lock();
         shared.provisioned += 1;
@@ -145,7 +147,7 @@ impl Seam {
         }
     }
 
-    /// Whether the machine was in the tree for long enough for everybody to know.
+    /// Whether the machine has been in the tree for long enough that every agent has read it.
     fn is_there_all_along(&self, machine: MachineNumber) -> bool {
         let (shared, now) = (self.lock(), Instant::now());
         let since = now.checked_sub(GRACE).unwrap_or(now);
@@ -154,7 +156,7 @@ impl Seam {
             && shared.oracle.machines.contains_key(&id(machine))
     }
 
-    /// P2: a machine of the tree keeps its instance; only a second one may go.
+    /// P2: a machine in the tree keeps its instance; only a duplicate may be removed.
     fn takes_away(&self, machine: MachineNumber, instance: &InstanceId) {
         let all = self.provider.truth().instances;
         let others =
@@ -169,7 +171,7 @@ impl Seam {
         machines.into_iter().map(|machine| (machine, self.open_on(machine).unwrap_or_default())).collect()
     }
 
-    /// What went with a group is no longer to be kept.
+    /// Ports that were closed together with a group no longer have to stay open.
     fn changed_by_request(&self, before: &[(MachineId, crate::points::Points)]) {
         for (machine, open) in before {
             let lost = open.minus(self.open_on(*machine).unwrap_or_default());
@@ -183,20 +185,21 @@ impl Seam {
 }
 
 impl World {
-    /// An instance that somebody else made.
+    /// Adds a foreign instance.
     pub(crate) fn stranger(&mut self, name: &str) {
         let stranger = InstanceId::new(name);
         self.seam.provider.add_instance(&stranger);
         self.strangers.insert(stranger);
     }
 
-    /// Leads to a call of this kind: they are rare.
+    /// Performs actions that lead to a call of this kind, because such calls are rare.
     pub(crate) async fn provoke(&mut self, kind: Kind) {
         let actions = match kind {
             Kind::Launch => vec![Action::Launch],
             Kind::Release | Kind::Terminate | Kind::DeleteGroup => vec![Action::Terminate(0)],
-            Kind::Shut => {
-                // What somebody opens in our name the moment before is what a machine can leave with.
+            Kind::RevokeAll => {
+                // A removed machine has open ports only if a third party added an owned rule just
+                // before.
                 let idle = self.idle_machine(0);
                 let place = self.seam.lock().oracle.machines.keys().position(|id| *id == idle);
                 vec![Action::Meddle(Mishap::RuleAdded, place.unwrap_or(0)), Action::Terminate(0)]
@@ -209,7 +212,7 @@ impl World {
         }
     }
 
-    /// A machine without units, if there is one.
+    /// Returns a machine without units, or any machine if all have units.
     pub(crate) fn idle_machine(&self, index: usize) -> MachineId {
         let shared = self.seam.lock();
         let busy = |machine: &MachineId| shared.oracle.units.values().any(|unit| unit.machine == *machine);
@@ -218,7 +221,7 @@ impl World {
         if idle.is_empty() { self.machine(index) } else { idle[index % idle.len()] }
     }
 
-    /// An instance ends by itself.
+    /// Ends the instance of a machine without a request of an agent.
     pub(crate) async fn lose_instance(&mut self, machine: MachineId) {
         let Ok(record) = self.operator.machine(machine).await else { return };
         let Some(instance) = record.instance_id.map(|id| InstanceId::new(id.as_str())) else { return };
@@ -228,7 +231,7 @@ impl World {
         self.seam.lock().deep();
     }
 
-    /// S3: what others made runs on, whether it was adopted for a while or not.
+    /// S3: foreign instances keep running, even if they were adopted for a while.
     pub(crate) fn expect_strangers_untouched(&self) {
         if let Some(ended) = self.strangers.iter().find(|stranger| !self.seam.provider.is_running(stranger)) {
             self.fail(&format!("S3: {ended} was ended, and was not ours"));
@@ -253,8 +256,8 @@ impl World {
         true
     }
 
-    /// Long enough after the last fault and change every machine has its one instance, or it is told why not, and nobody
-    /// else has any.
+    /// Once convergence is due, every machine has exactly one instance or a report of the problem,
+    /// and there are no other instances.
     pub(crate) async fn expect_provisioned(&self) {
         let truth = self.seam.provider.truth();
         let machines: Vec<(MachineId, bool)> = {
@@ -295,7 +298,7 @@ impl World {
                     self.fail(&format!("P1: {} is not in the group of {machine}", instance.id));
                 }
             }
-            // An instance that is gone is not replaced, and that is told.
+            // A lost instance is reported and not replaced.
             None => {
                 let node = self.operator.tree().get(&paths::firewall_report(machine)).await;
                 let report = node.ok().and_then(|node| Report::parse(&node.data).ok());
@@ -305,4 +308,18 @@ impl World {
             }
         }
     }
+}
+
+/// One read shows no machine at all. The instance of a machine without units stays, too.
+pub(crate) async fn list_of_machines_is_empty() {
+    let mut world = World::new(0, Shape::small(1, true), false).await;
+    world.perform(Action::AddMachine).await;
+    world.pause(FAST + SHALLOW).await;
+    world.check().await;
+    let empty = Armed { fault: Fault::Empty, kind: Some(Kind::ReadMachines), skip: 0 };
+    world.perform(Action::Arm(empty)).await;
+    world.perform(Action::Interrupt).await;
+    world.pause(DEEP).await;
+    world.check().await;
+    assert!(world.seam.lock().armed.is_empty(), "a read was to be empty");
 }

@@ -1,5 +1,5 @@
-//! Worlds that once came to grief, or that a mistake slipped through, told again as what happened in them: the choices behind
-//! a seed change with the simulator, the story does not.
+//! Regression scenarios: worlds that once failed, or in which a bug went undetected, written out as
+//! actions. The choices behind a seed change with the simulator; these scenarios do not.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use portcullis::model::MachineId;
 use portcullis::store::requests::{Progress, Request};
+use portcullis_provider::memory::Rewrite;
 use portcullis_provider::provider::Origin;
 use portcullis_provider::rule::Family;
 
@@ -15,6 +16,7 @@ use crate::actions::{Action, DEEP, SHALLOW};
 use crate::checks::FAST;
 use crate::faults::{Fault, Kind, Mishap};
 use crate::in_a_world;
+use crate::instances;
 use crate::ledger::Armed;
 use crate::oracle::GRACE;
 use crate::points::Points;
@@ -25,7 +27,7 @@ use crate::world::{Shape, World, number};
 type Telling = Pin<Box<dyn Future<Output = ()>>>;
 type Story = (&'static str, fn() -> Telling);
 
-/// By name; each panics if something is not as it must be.
+/// Scenarios by name; each panics on failure.
 pub(crate) const STORIES: &[Story] = &[
     ("seed 8303", || Box::pin(machines_come_back_one_by_one())),
     ("a look that failed", || Box::pin(a_look_fails())),
@@ -46,6 +48,9 @@ pub(crate) const STORIES: &[Story] = &[
     ("a denied request", || Box::pin(a_request_is_denied())),
     ("a refused port", || Box::pin(a_port_is_refused())),
     ("adjacent ports in a small group", || Box::pin(adjacent_ports_in_a_small_group())),
+    ("adjacent ports at a provider that splits ranges", || Box::pin(adjacent_ports_are_split())),
+    ("a denied repair", || Box::pin(a_repair_is_denied())),
+    ("an empty list of machines", || Box::pin(instances::list_of_machines_is_empty())),
 ];
 
 #[test]
@@ -60,11 +65,12 @@ fn armed(fault: Fault, kind: Kind) -> Action {
     Action::Arm(Armed { fault, kind: Some(kind), skip: 0 })
 }
 
-/// The tree showed nothing, the provider failed in the same pass, and the machines came back one by one: each closed fewer
-/// rules than a mass close has, until nothing was left.
+/// A read of the tree returned empty lists, the provider failed in the same pass, and the machines
+/// recovered one by one: each closed fewer rules than the limit for a mass close, until all were
+/// closed.
 async fn machines_come_back_one_by_one() {
     let mut world = World::new(0, Shape::small(1, false), false).await;
-    // Six rules on every machine that has a unit.
+    // Opens six rules on every machine that has a unit.
     let placed: Vec<MachineId> = world.seam.lock().oracle.units.values().map(|unit| unit.machine).collect();
     let mut served = BTreeSet::new();
     for (unit, machine) in placed.into_iter().enumerate() {
@@ -97,7 +103,7 @@ async fn machines_come_back_one_by_one() {
     assert_eq!(rules(&world), before);
 }
 
-/// The group that all machines share goes with the last of them, and is made again for the next.
+/// The shared group is deleted with the last machine and created again for the next one.
 async fn the_last_machine_goes() {
     let mut world = World::new(0, Shape::small(1, true), false).await;
     world.pause(DEEP).await;
@@ -105,7 +111,7 @@ async fn the_last_machine_goes() {
     for service in 0..3 {
         world.perform(Action::Destroy(service)).await;
     }
-    // Other worlds keep one machine at least.
+    // `Action::Terminate` never removes the last machine.
     let machines: Vec<MachineId> = world.seam.lock().oracle.machines.keys().copied().collect();
     world.operator.terminate_machines(&machines).await.expect("machines without units");
     {
@@ -127,7 +133,7 @@ async fn the_last_machine_goes() {
     assert!(world.all_have_instances().await);
 }
 
-/// The store that took a lost one's place has its groups adopted, and launches then.
+/// A new store replaces a lost one; launches succeed after its groups are adopted.
 async fn a_store_is_lost() {
     let mut world = World::new(0, Shape::small(1, true), false).await;
     world.pause(DEEP).await;
@@ -145,7 +151,7 @@ async fn a_store_is_lost() {
     assert!(world.all_have_instances().await);
 }
 
-/// The read that follows an event fails: nobody says a second time what changed.
+/// The read that follows an event fails, and the event is not repeated.
 async fn a_look_fails() {
     let mut world = World::new(0, Shape::small(1, false), false).await;
     world.perform(Action::Expose(0)).await;
@@ -153,13 +159,13 @@ async fn a_look_fails() {
     world.check().await;
     world.perform(armed(Fault::LostBefore, Kind::ReadMany)).await;
     world.perform(Action::Open(0, 0)).await;
-    // Less than a resync, which would find it.
+    // Shorter than a resync, which would detect the change.
     world.pause(2 * SHALLOW).await;
     assert!(world.seam.lock().armed.is_empty(), "a read was to fail");
     world.check().await;
 }
 
-/// Of three ports in one rule the middle one is left, and somebody else keeps that open already.
+/// Only the middle one of three ports in a rule stays wanted, and a foreign rule already opens it.
 async fn somebody_makes_the_rule() {
     let mut world = World::new(0, Shape::small(1, false), false).await;
     let (service, machine) = {
@@ -183,14 +189,15 @@ async fn somebody_makes_the_rule() {
     world.check().await;
 }
 
-/// The answer to a launch is lost, and the provider neither shows the instance at once nor knows that it launched one.
+/// The response to a launch is lost; the provider lists the instance late and does not deduplicate
+/// the launch.
 async fn a_launch_is_forgotten() {
     let mut world = World::new(0, Shape::small(1, true), false).await;
     world.pause(FAST).await;
     world.check().await;
     world.perform(Action::Provider(Mishap::Forgetful, 0)).await;
     world.perform(Action::Provider(Mishap::DescribeLags, 3)).await;
-    // Arming it has one launched.
+    // Arming this fault also adds a machine to launch.
     world.perform(armed(Fault::LostAfter, Kind::Launch)).await;
     world.pause(Duration::from_millis(900)).await;
     let launched = world.seam.provider.truth().instances.len();
@@ -200,7 +207,8 @@ async fn a_launch_is_forgotten() {
     world.check().await;
 }
 
-/// A machine leaves with a port open, and its instance is neither ended nor let go.
+/// A machine is removed with a port open, and the request to terminate or release its instance
+/// hangs.
 async fn an_end_takes_its_time() {
     let mut world = World::new(0, Shape::small(1, true), false).await;
     world.perform(Action::Launch).await;
@@ -211,7 +219,7 @@ async fn an_end_takes_its_time() {
     let instance = instances.iter().find(|instance| instance.machine == leaves).expect("an instance");
     let end = if instance.origin == Origin::Launched { Kind::Terminate } else { Kind::Release };
     world.seam.lock().hanging = Some(end);
-    world.provoke(Kind::Shut).await;
+    world.provoke(Kind::RevokeAll).await;
     assert!(world.seam.lock().oracle.machines.keys().all(|id| number(*id) != leaves), "it has left");
     world.pause(Duration::from_secs(1)).await;
     let rules = world.seam.provider.actual(leaves).expect("a group");
@@ -221,7 +229,7 @@ async fn an_end_takes_its_time() {
     world.check().await;
 }
 
-/// Every unit has a port, and all of them are to be opened by a provider that takes its time.
+/// A world in which every unit has a port, and a slow provider has to open those of one service.
 async fn exposed_to_a_slow_provider(shape: Shape) -> World {
     let mut world = World::new(0, shape, false).await;
     let units = world.seam.lock().oracle.units.len();
@@ -235,8 +243,8 @@ async fn exposed_to_a_slow_provider(shape: Shape) -> World {
     world
 }
 
-/// More machines want a change than a slow provider makes while the lease lasts; then nothing happens that could help the
-/// rest of them, and the resync is far away.
+/// More machines need a change than a slow provider completes within a lease. No later event
+/// triggers a pass for the others, and the resync is far away.
 async fn a_lease_is_too_short() {
     let mut world = exposed_to_a_slow_provider(Shape::large(1, false)).await;
     world.pause(FAST).await;
@@ -253,7 +261,7 @@ async fn a_lease_is_too_short() {
     world.check().await;
 }
 
-/// Most of all rules are to be closed by a provider that answers in up to half a minute.
+/// A provider with a latency of up to 30 seconds has to close most rules.
 async fn a_slow_provider_closes_most_rules() {
     for latency_ms in std::iter::once(0).chain(LATENCIES_MS) {
         let mut world = World::new(0, Shape::large(1, false), false).await;
@@ -281,7 +289,7 @@ async fn a_slow_provider_closes_most_rules() {
     }
 }
 
-/// The znodes of a unit are deleted, then those of a service, then the unit is removed as it should be.
+/// The znodes of a unit are deleted, then those of its service; then the unit is removed properly.
 async fn records_are_missing() {
     let mut world = World::new(0, Shape::small(1, false), false).await;
     let services: Vec<usize> = world.seam.lock().oracle.units.values().map(|unit| unit.service).collect();
@@ -306,7 +314,7 @@ async fn records_are_missing() {
     world.check().await;
 }
 
-/// So much was put off that there is always something to do at once: what changes meanwhile is looked at all the same.
+/// A backlog of deferred changes keeps every pass busy; a new change is still processed.
 async fn a_change_comes_while_others_wait() {
     let mut world = exposed_to_a_slow_provider(Shape { machines: 40, ..Shape::large(1, false) }).await;
     world.pause(Duration::from_secs(1)).await;
@@ -315,8 +323,8 @@ async fn a_change_comes_while_others_wait() {
     world.check().await;
 }
 
-/// Every open hangs, on more machines than are changed at a time: what is to be closed is closed at once, whether it is known
-/// of at the same time or comes later.
+/// Every open hangs, on more machines than are changed concurrently. Closes are not delayed,
+/// whether they are planned in the same pass or later.
 async fn opens_hang() {
     let mut world = World::new(0, Shape::large(1, false), false).await;
     let on_own_machines = |world: &World| -> Vec<usize> {
@@ -353,7 +361,7 @@ async fn opens_hang() {
     world.check().await;
 }
 
-/// Somebody else has led for a while when the turn comes of a change that was waited with.
+/// Another agent becomes the leader while changes of the previous leader wait for the rate limit.
 async fn leave_is_scarce() {
     let mut world = World::new(0, Shape::large(2, false), false).await;
     let units = world.seam.lock().oracle.units.len();
@@ -374,7 +382,7 @@ async fn leave_is_scarce() {
     world.check().await;
 }
 
-/// An open is denied, and everything is looked at again and again before a minute has passed.
+/// A request is denied, and further passes within the same minute do not repeat it.
 async fn a_request_is_denied() {
     for kind in [Kind::Open, Kind::Observe] {
         let mut world = World::new(0, Shape::small(1, false), false).await;
@@ -397,7 +405,7 @@ async fn a_request_is_denied() {
     }
 }
 
-/// The provider refuses one of the ports that a unit asks for: alone, and within a range.
+/// The provider refuses one of a unit's ports, as a single port or within a range.
 async fn a_port_is_refused() {
     for (arguments, refused) in [([0, 3, 9], "443"), ([0, 1, 2], "81"), ([6, 3, 0], "8003")] {
         let mut world = World::new(0, Shape::small(1, false), false).await;
@@ -423,7 +431,7 @@ async fn a_port_is_refused() {
     }
 }
 
-/// Adjacent ports are opened one by one in a group that other ports have nearly filled.
+/// Adjacent ports are opened one by one in a group that is nearly full.
 async fn adjacent_ports_in_a_small_group() {
     let mut world = World::new(0, Shape::small(1, false), false).await;
     let (service, machine) = {
@@ -438,7 +446,7 @@ async fn adjacent_ports_in_a_small_group() {
     world.perform(Action::Expose(service)).await;
     for argument in [0, 1, 2] {
         world.perform(Action::Open(0, argument)).await;
-        // Longer than an agent may act on what was so before.
+        // Longer than an agent may act on old data.
         world.pause(GRACE + FAST).await;
         world.check().await;
     }
@@ -447,5 +455,41 @@ async fn adjacent_ports_in_a_small_group() {
     assert_eq!(of_v4.count(), 3, "{rules:?}");
     world.perform(Action::Cure).await;
     world.pause(DEEP + SHALLOW).await;
+    world.check().await;
+}
+
+/// The provider stores the range that replaces a rule as two rules, one of which equals the
+/// replaced rule and must not be closed.
+async fn adjacent_ports_are_split() {
+    let mut world = World::new(0, Shape::small(1, false), false).await;
+    let service = world.seam.lock().oracle.units.values().next().expect("a unit").service;
+    world.seam.provider.configure(|settings| settings.rewrite = Rewrite::Halves);
+    world.perform(Action::Expose(service)).await;
+    for argument in [0, 1, 2] {
+        world.perform(Action::Open(0, argument)).await;
+        // Longer than an agent may act on old data.
+        world.pause(GRACE + FAST).await;
+        world.check().await;
+        assert_eq!(world.lacking(), []);
+    }
+}
+
+/// The provider denies the repair of a group's properties. The request is not repeated within a
+/// minute, although changes and lost connections cause passes meanwhile.
+async fn a_repair_is_denied() {
+    let mut world = World::new(0, Shape::small(1, false), false).await;
+    world.pause(FAST).await;
+    world.check().await;
+    world.perform(armed(Fault::Denied, Kind::Repair)).await;
+    for machine in 0..3 {
+        world.perform(Action::Meddle(Mishap::GroupDrift, machine)).await;
+    }
+    for _ in 0..25 {
+        world.perform(Action::Interrupt).await;
+        world.pause(Duration::from_secs(2)).await;
+        world.check().await;
+    }
+    assert!(world.seam.lock().armed.is_empty(), "a repair was to be denied");
+    world.pause(SHALLOW).await;
     world.check().await;
 }

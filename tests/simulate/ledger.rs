@@ -1,5 +1,5 @@
-//! What is known of a world while it goes on: the faults that wait for their call, what was wrong and until when, what was
-//! counted, and what was found to be wrong. Whoever wants to judge a call asks here what was so at the time.
+//! The shared record of a running world: pending faults, past faults and how long they excuse
+//! failures, counters, and violations. The checks of single calls use it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
@@ -19,19 +19,19 @@ use crate::points::Points;
 use crate::random::Random;
 use crate::restored::Protected;
 
-/// The least time between two requests of which the first was denied.
+/// The minimum time between a denied request and its repetition.
 const A_MINUTE: Duration = Duration::from_secs(60);
 
-/// Calls that an agent may have made more than time and events alone allow for (M3).
+/// How many calls an agent may make beyond those that time and events allow (M3).
 const BURST: u64 = 400;
 
-/// A fault that waits for its call.
+/// A fault that is pending until a matching call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Armed {
     pub fault: Fault,
-    /// Any call if none.
+    /// `None` matches any call.
     pub kind: Option<Kind>,
-    /// How many such calls go by first.
+    /// How many matching calls succeed first.
     pub skip: u64,
 }
 
@@ -49,36 +49,38 @@ pub(crate) struct Shared {
     pub history: History,
     pub coverage: Coverage,
     pub armed: Vec<Armed>,
-    /// What becomes of the next events that somebody waits for.
+    /// Faults of the next events that a feed delivers.
     pub events: VecDeque<Mishap>,
-    /// Connections are away, and events with them.
+    /// All connections are lost, and events with them.
     pub outage: bool,
-    /// One provider call in so many fails.
+    /// One provider call in this many fails.
     pub storm: Option<usize>,
     /// How long every request to the provider takes.
     pub sluggish: Option<Duration>,
-    /// A request that changes rules is let through every so often only, those of one kind and those of another each.
+    /// The minimum interval between requests that change rules, for each kind separately.
     pub scarce: Option<Duration>,
-    /// When the next one of a kind may be sent.
+    /// When the next request of each kind may be sent.
     pub turns: BTreeMap<Kind, Instant>,
     /// Requests of this kind are not answered.
     pub hanging: Option<Kind>,
-    /// The provider refuses a change as a whole if any of it is already so.
+    /// The provider refuses a whole change if any part of it is already in effect.
     pub strict: bool,
-    /// The provider refuses every request that would open one of these.
+    /// The provider refuses every request that would open one of these ports.
     pub refused: Points,
-    /// Per agent the requests that were denied in this life, and when.
+    /// Requests that were denied since the agent started, and when.
     denied: BTreeMap<(usize, Kind, MachineId), Instant>,
-    /// Until then a rule that replaced another one may be gone because somebody took it away.
+    /// Until then a third party may have removed a rule that replaced another one.
     pub meddled_until: Instant,
-    /// The last who asked for all lists were told that they are empty. Who is told so twice in a row may believe it.
+    /// Until then an agent may not have detected that a third party removed a rule.
+    pub removed_until: Instant,
+    /// The last read of all lists returned them empty. An agent may act on two such reads in a row.
     pub emptied: bool,
-    /// The same of the list of machines alone, and when.
+    /// When the list of machines alone was last returned empty.
     bare_at: Option<Instant>,
-    /// The last fault that retries make good, and the last that only a resync is sure to.
+    /// The last fault that retries recover from, and the last that may need a resync.
     pub shallow_at: Option<Instant>,
     pub deep_at: Option<Instant>,
-    /// The last call that took long.
+    /// The last slow call.
     slow_at: Option<Instant>,
     /// The last fault that retries recover from, except slow calls.
     fault_at: Option<Instant>,
@@ -90,7 +92,7 @@ pub(crate) struct Shared {
     /// Closes that are wanted and not sent yet.
     pub owed: Owed,
     pub changed_at: Instant,
-    /// An agent may not know what it should: since when, and until when.
+    /// The period, with start and end, in which an agent may act on outdated data.
     blind: (Instant, Instant),
     pub writes: BTreeMap<MachineId, Writes>,
     pub report_writes: u64,
@@ -99,19 +101,21 @@ pub(crate) struct Shared {
     pub provider_changes: u64,
     /// Requests that change instances or their groups.
     pub provisioned: u64,
-    /// Per agent the machines that it was last shown an instance of.
+    /// By agent: the machines for which its last list showed an instance.
     pub listed: Vec<BTreeSet<MachineNumber>>,
     pub past: Option<Backup>,
-    /// Per agent the machines that it has seen in this life, with the requests that have not failed since.
+    /// By agent: the machines it has read since it started, with the kinds of request that have not
+    /// failed since.
     pub trusted: Vec<BTreeSet<(MachineId, Kind)>>,
-    /// Until then groups are so small that something has to make room for what replaces it, or what replaced something
-    /// was taken away by somebody.
+    /// Until then a group may be too small to open a replacement before the replaced rule is
+    /// closed, or a third party may have removed a replacement.
     pub crowded_until: Instant,
-    /// Per agent when it began to make sure of what it then was shown of the lock, or took it.
+    /// By agent: when it took the lock, or began the sync before it last read that it holds the
+    /// lock.
     pub confirmed: Vec<Option<Instant>>,
-    /// Per agent when it last began to make sure that what it is shown is up to date.
+    /// By agent: when it last began a sync.
     pub synced: Vec<Option<Instant>>,
-    /// Who took the lock last, and when.
+    /// The agent that took the lock last, and when.
     pub lead: Option<(usize, Instant)>,
     credit: u64,
     credited_at: Instant,
@@ -121,7 +125,7 @@ pub(crate) struct Shared {
     /// Checkpoints that agents wrote.
     pub checkpoints: u64,
     began: Instant,
-    /// What the time of day was then, by the clock as it is set now.
+    /// The time of day at `began`, by the clock as it is set now.
     began_at_ms: u64,
     log: Option<String>,
 }
@@ -146,6 +150,7 @@ impl Shared {
             refused: Points::NONE,
             denied: BTreeMap::new(),
             meddled_until: now,
+            removed_until: now,
             emptied: false,
             bare_at: None,
             shallow_at: None,
@@ -180,12 +185,12 @@ impl Shared {
         }
     }
 
-    /// On the world's own clock.
+    /// Milliseconds of simulated time since the world began.
     pub(crate) fn millis(&self, at: Instant) -> u128 {
         (at - self.began).as_millis()
     }
 
-    /// What an agent takes the time of day for.
+    /// The time of day on an agent's clock.
     pub(crate) fn time_of_day_ms(&self) -> u64 {
         self.began_at_ms + u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
@@ -205,30 +210,30 @@ impl Shared {
         self.violations.push(what);
     }
 
-    /// A fault waits for its call. Whoever meets a server that is behind sees this `past`.
+    /// Adds a pending fault. A lagging server shows the state `past`.
     pub(crate) fn arm(&mut self, armed: Armed, past: Option<Backup>) {
         self.past = past.or(self.past.take());
         self.armed.push(armed);
     }
 
-    /// Retries make good what is wrong from here.
+    /// Records a fault that retries recover from.
     pub(crate) fn shallow(&mut self) {
         self.fault_at = Some(Instant::now());
         self.shallow_at = self.fault_at;
     }
 
-    /// Only a resync is sure to make good what is wrong from here.
+    /// Records a fault that may need a resync to recover from.
     pub(crate) fn deep(&mut self) {
         self.deep_at = Some(Instant::now());
     }
 
-    /// A request to the provider takes long. That delays what is wanted, and is no excuse for leaving it undone.
+    /// Records a slow provider request. Latency excuses delays, but no missing change.
     pub(crate) fn slow(&mut self) {
         self.slow_at = Some(Instant::now());
         self.shallow_at = self.slow_at;
     }
 
-    /// From `since` on, and for this long from now, an agent may act on what was so at `since`.
+    /// Lets agents act on the state at `since` for this long from now.
     pub(crate) fn blind(&mut self, since: Instant, long: Duration) {
         let since = if self.is_blind() { since.min(self.blind.0) } else { since };
         self.blind = (since, self.blind.1.max(Instant::now() + long));
@@ -238,7 +243,7 @@ impl Shared {
         Instant::now() < self.blind.1
     }
 
-    /// Whether something other than latency may keep a close from being sent.
+    /// Whether a cause other than latency may prevent a close from being sent.
     fn excuses_closes(&self) -> bool {
         let lately = |at: Option<Instant>, long| at.is_some_and(|at| Instant::now() < at + long);
         let disturbed = self.storm.is_some() || self.scarce.is_some() || self.hanging.is_some();
@@ -248,7 +253,7 @@ impl Shared {
         disturbed || waiting || faulty
     }
 
-    /// The leader has ended a pass and left this `surplus`.
+    /// Records that the leader ended a pass and left this `surplus` open.
     pub(crate) fn passed(&mut self, surplus: &BTreeMap<MachineId, Points>) {
         if self.excuses_closes() {
             self.owed.clear();
@@ -267,7 +272,7 @@ impl Shared {
         self.credit += 40;
     }
 
-    /// Whether a call may still be stuck.
+    /// Whether a slow call may still be in progress.
     pub(crate) fn slow_lately(&self) -> bool {
         self.deep_at.max(self.slow_at).is_some_and(|at| Instant::now() < at + Duration::from_secs(90))
     }
@@ -283,7 +288,7 @@ impl Shared {
         self.denied.retain(|(agent, _, _), _| *agent != who);
     }
 
-    /// M3: a denied request is sent again once a minute at most, whatever else happens.
+    /// M3: a denied request is repeated at most once a minute, regardless of other events.
     pub(crate) fn asked(&mut self, who: usize, kind: Kind, machine: MachineId, denied: bool) {
         let now = Instant::now();
         if self.denied.get(&(who, kind, machine)).is_some_and(|at| now < *at + A_MINUTE) {
@@ -296,7 +301,7 @@ impl Shared {
         }
     }
 
-    /// What becomes of an event that comes now.
+    /// The fault of the event that is being delivered, if any.
     pub(crate) fn next_event(&mut self) -> Option<Mishap> {
         if self.outage {
             return Some(Mishap::Interrupted);
@@ -316,20 +321,20 @@ impl Shared {
         self.coverage.calls += 1;
         let at = self.millis(now);
         self.log(format_args!("{at:>9} agent {who} {kind:?} {machine:?}"));
-        // M3: whatever fails, an agent calls no faster than its pauses allow.
+        // M3: an agent never calls faster than its pauses allow, regardless of failures.
         let passed = (now - self.credited_at).as_secs();
         self.credited_at += Duration::from_secs(passed);
         self.credit = (self.credit + 12 * passed).min(10 * BURST);
         match self.credit.checked_sub(if kind.is_store() { 1 } else { 3 }) {
             Some(left) => self.credit = left,
-            // An agent that does not wait would never let time go on.
+            // If an agent never waits, the paused clock never advances.
             None => {
                 self.violated(format!("M3: agent {who} calls without pausing"));
                 panic!("an agent that would go on like this for ever");
             }
         }
         match kind {
-            Kind::Open | Kind::Close | Kind::Mend => self.provider_changes += 1,
+            Kind::Open | Kind::Close | Kind::Repair => self.provider_changes += 1,
             Kind::Observe | Kind::List => self.provider_reads += 1,
             _ => {}
         }
@@ -369,7 +374,7 @@ impl Shared {
         Some(self.random.pick(&errors))
     }
 
-    /// Whether a look that sees nothing is sure to be doubted, because the look before saw what there is.
+    /// Whether the agent has to confirm an empty read, because the previous read was not empty.
     fn doubtful(&self, kind: Kind) -> bool {
         if kind == Kind::ReadMachines {
             return self.bare_at.is_none_or(|at| Instant::now() > at + 2 * RESYNC);
@@ -377,34 +382,50 @@ impl Shared {
         !self.emptied
     }
 
-    /// Whether what a call did to a machine was right at some moment since it was begun, or shortly before.
-    pub(crate) fn judge(&mut self, machine: MachineId, before: Points, after: Points, begun: Instant) {
+    /// Checks that the effect of a call on a machine was right at some time since the call began or
+    /// shortly before.
+    pub(crate) fn judge(
+        &mut self,
+        who: usize,
+        machine: MachineId,
+        (before, after): (Points, Points),
+        begun: Instant,
+    ) {
         if before == after {
             return;
         }
         let (opened, closed) = (after.minus(before), before.minus(after));
         self.judge_restored(machine, opened, closed);
-        // S4: no content of the store opens what policy denies.
+        // S4: no content of the store opens a port that policy denies.
         let denied = opened.and(Points::forbidden());
         if !denied.is_empty() {
             self.violated(format!("S4: {machine} opened{denied}, which policy denies"));
         }
         let known = if self.is_blind() { begun.min(self.blind.0) } else { begun };
         let since = known.checked_sub(GRACE).unwrap_or(known);
-        // S1, S2: opened is only what was asked for just now; what cannot be read asks for nothing.
+        // S1, S2: only recently requested ports are opened; unreadable data requests none.
         let mut asked = self.history.ever(machine, since);
-        // Who did not hear of a change of the flag puts what the flag said then together with what a unit asks for now.
+        // An agent that missed a change of the flag combines its old value with a unit's current
+        // ports.
         if self.is_blind() && !self.oracle.has_frozen(machine) {
             asked = asked.or(self.history.ever_asked(machine, since).mixed());
         }
         let unasked = opened.minus(asked);
-        if !unasked.is_empty() {
+        // A rule that is joined with others may hold a port that is kept for an unreadable unit. If
+        // a third party removed that rule since the last read, the join opens the port again.
+        let rejoined = Instant::now() < self.removed_until && self.oracle.has_frozen(machine);
+        if !unasked.is_empty() && !rejoined {
             self.violated(format!("S1: {machine} opened{unasked}, which nobody asks for"));
         }
-        // S2, S5: closed is only what somebody gave up; never what is wanted all along, nor what a unit had that cannot
-        // be read.
+        // S2, S5: only ports that are no longer requested are closed; never ports that were wanted
+        // the whole time, nor the ports of an unreadable unit.
         let robbed = closed.and(self.history.always(machine, since));
-        if !robbed.is_empty() && Instant::now() >= self.crowded_until {
+        // A lagging read may show a wider rule that no longer exists, so that the narrower one
+        // seems redundant. The EC2 driver adds its own writes to its reads; the in-memory provider
+        // does not.
+        let unseen = Instant::now() < self.crowded_until || self.oracle.lagging;
+        let excused = unseen || self.is_overtaken(who, begun);
+        if !robbed.is_empty() && !excused {
             self.violated(format!("S2: {machine} closed{robbed}, which is wanted"));
         }
         self.oracle.lost(machine, closed);
@@ -412,18 +433,25 @@ impl Shared {
         self.history.remember(&self.oracle, now);
     }
 
-    /// S2: a rule of which all is wanted is closed only if another one lets the same through: there is no such lack of room
-    /// that adjacent ports could not have been joined in time.
+    /// Whether another agent became the leader after this one began its request. No provider can
+    /// refuse a request that was sent in time and arrives late; S6 requires only that its effect
+    /// does not last.
+    fn is_overtaken(&self, who: usize, begun: Instant) -> bool {
+        self.lead.is_some_and(|(leader, since)| leader != who && since >= begun)
+    }
+
+    /// S2: a fully wanted rule is closed only if another rule opens the same ports. A full group is
+    /// no excuse, because adjacent ports can be joined in time.
     pub(crate) fn judge_closes(
         &mut self,
+        who: usize,
         machine: MachineId,
-        closed: impl Iterator<Item = Points>,
-        after: Points,
+        (closed, after): (impl Iterator<Item = Points>, Points),
         begun: Instant,
     ) {
         let known = if self.is_blind() { begun.min(self.blind.0) } else { begun };
         let always = self.history.always(machine, known.checked_sub(GRACE).unwrap_or(known));
-        if Instant::now() < self.meddled_until {
+        if Instant::now() < self.meddled_until || self.oracle.lagging || self.is_overtaken(who, begun) {
             return;
         }
         for rule in closed.filter(|rule| rule.minus(always).is_empty()) {

@@ -7,8 +7,9 @@ use portcullis::model::MachineId;
 
 use crate::points::Points;
 
-/// Passes of the leader within which a close is sent: a first look, a second one, a pass whose lease ends before the provider
-/// has shown its rules, and one pass for every eight machines.
+/// The number of the leader's passes within which a close is sent: a first read, a second read, a
+/// pass whose lease ends before the provider has returned its rules, and one pass for every eight
+/// machines.
 const PASSES: u32 = 12;
 
 /// Open and unwanted rules by machine, with the number of passes that have ended since without a
@@ -21,7 +22,7 @@ impl Owed {
         self.0.clear();
     }
 
-    /// A request to close something on the machine was sent.
+    /// Records that a request to close ports on the machine was sent.
     pub(crate) fn sent(&mut self, machine: MachineId) {
         self.0.remove(&machine);
     }

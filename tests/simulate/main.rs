@@ -1,21 +1,24 @@
-//! The firewall agent in a simulated world: the real agent on paused time over the store and the provider in memory, with
-//! operators, hooks and somebody else at the rules, and faults at every seam. One seed decides everything that happens,
-//! so a failure is replayed, with the log of all that happened, by
+//! Simulation of the firewall agent: the real agent runs on paused time over the in-memory store
+//! and provider, with operators, hooks, third parties that edit rules, and faults in every call.
+//! One seed determines the whole run, so a failure can be replayed, with a full log, by
 //!
-//!     PORTCULLIS_SEED=N cargo nextest run --no-default-features --cargo-profile simulate --test simulate one_seed --no-capture
+//!     PORTCULLIS_SEED=N cargo nextest run --no-default-features --cargo-profile simulate \
+//!         --test simulate one_seed --no-capture
 //!
-//! Of the faults that specs/reliability.md lists for the agent, these are seeded here and struck at every kind of call, or
-//! happen to the world as a whole (`faults`): crashes before and after a call's effect, SIGTERM, connections lost before
-//! and after it, expired sessions, stale and empty reads, slow calls, the provider's errors, denials, throttles, quotas and
-//! late timeouts, a process that stands still while another leads, things that change in the middle of a call; events
-//! missed, doubled and reordered; a describe that lags, rules that are respelled or split, batches refused whole; edits by
-//! others; a clock that jumps, and a time of day that is set back and forth; corrupt, truncated, huge and deep data, records
-//! of other versions; names used again, restores, floods. Crashes and SIGTERM also come at every single call of the stories
-//! in `scenarios`. The agent has no disk: full ones, EIO and torn files belong to the keeper, and are in `tests/disk`,
-//! `tests/crash` and `src/keeper/storage_tests.rs`.
+//! Of the faults that specs/reliability.md lists for the agent, these are injected here, at every
+//! kind of call or into the world as a whole (`faults`): crashes before and after a call's effect,
+//! SIGTERM, connections lost before and after it, expired sessions, stale and empty reads, slow
+//! calls, the provider's errors, denials, throttling, quotas and late timeouts, a process that is
+//! frozen while another leads, changes during a call; events missed, duplicated and reordered; a
+//! describe that lags, rules that are rewritten or split, batches refused as a whole; edits by
+//! third parties; a clock that jumps, and a time of day that is set back and forth; corrupt,
+//! truncated, huge and deeply nested data, records of other versions; reused names, restores,
+//! floods. `scenarios` also injects crashes and SIGTERM at every single call of its scenarios. The
+//! agent has no disk: full disks, EIO and torn files concern the keeper, and are tested in
+//! `tests/disk`, `tests/crash` and `src/keeper/storage_tests.rs`.
 //!
-//! Invariants are looked at at every call and after every event; at the end the faults stop, and what is open must become
-//! what is wanted. `PORTCULLIS_SEEDS` says how many seeds a run has.
+//! Invariants are checked at every call and after every event. At the end the faults stop, and the
+//! open ports must become the wanted ports. `PORTCULLIS_SEEDS` sets the number of seeds.
 
 mod actions;
 mod agents;
@@ -47,18 +50,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use faults::Coverage;
 use world::{Shape, World};
 
-/// Enough to see that it works at all, in the time that a debug build has.
+/// The default number of seeds: a smoke test that is fast enough for a debug build.
 const SEEDS: u64 = 20;
 const EVENTS: usize = 40;
 
-/// How long requests to a slow provider take.
+/// Latencies of a slow provider.
 pub(crate) const LATENCIES_MS: [u64; 6] = [300, 1_100, 3_500, 8_000, 14_000, 30_000];
 
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|text| text.parse().expect("a number"))
 }
 
-/// A world of its own, on a clock of its own.
+/// Runs a future on a runtime of its own with a paused clock.
 fn in_a_world<V>(world: impl Future<Output = V>) -> V {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime").block_on(world)
@@ -72,7 +75,7 @@ fn simulate(seed: u64, log: bool) -> (Coverage, String) {
         let shape = shape(agents, provisions);
         let shape = Shape { ipv6: seed % 5 != 3, busy_calls: seed / 3 % 4, ..shape };
         let mut world = World::new(seed, shape, log).await;
-        // Some worlds have no faults for a while, and in some of those the provider is slow.
+        // Some worlds start without faults, and in some of those the provider is slow.
         let mut gentle = world.random.below(12);
         if seed % 8 == 5 {
             gentle += 12;
@@ -92,13 +95,13 @@ fn simulate(seed: u64, log: bool) -> (Coverage, String) {
     })
 }
 
-/// What a failed world said.
+/// The first line of a panic message.
 fn first_line(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
     text.and_then(|text| text.lines().next()).unwrap_or("a panic without words").to_owned()
 }
 
-/// Runs `seeds` over all cores, each world on one of them. Returns what failed, up to a few.
+/// Runs `seeds` on all cores, one world per thread at a time. Returns the first few failures.
 fn simulate_many(seeds: std::ops::Range<u64>) -> (Coverage, Vec<(u64, String)>) {
     let (next, total) = (AtomicU64::new(seeds.start), Mutex::new((Coverage::default(), Vec::new())));
     let enough = || total.lock().is_ok_and(|total| total.1.len() >= 8);
@@ -128,7 +131,7 @@ fn simulate_many(seeds: std::ops::Range<u64>) -> (Coverage, Vec<(u64, String)>) 
 fn alone_many_seeds_end_in_what_is_wanted() {
     let seeds = number("PORTCULLIS_SEEDS").unwrap_or(SEEDS);
     let begun = std::time::Instant::now();
-    // Each failure is told below, once.
+    // Each failure is printed once, below.
     std::panic::set_hook(Box::new(|_| {}));
     let (coverage, failed) = simulate_many(0..seeds);
     drop(std::panic::take_hook());
@@ -151,14 +154,14 @@ fn alone_many_seeds_end_in_what_is_wanted() {
     }
 }
 
-/// What tells the story of a seed again.
+/// The command that replays a seed.
 fn replay(seed: u64) -> String {
     format!(
         "PORTCULLIS_SEED={seed} cargo nextest run --no-default-features --cargo-profile simulate --test simulate one_seed --no-capture"
     )
 }
 
-/// Prints the story of `PORTCULLIS_SEED`.
+/// Prints the log of `PORTCULLIS_SEED`.
 #[test]
 fn one_seed() {
     let (_, log) = simulate(number("PORTCULLIS_SEED").unwrap_or(0), true);
@@ -168,7 +171,7 @@ fn one_seed() {
 
 #[test]
 fn the_same_seed_is_the_same_story() {
-    // D1: not a byte of the log depends on anything but the seed.
+    // D1: the log depends on the seed alone.
     for seed in [1, 7, 42, 99].into_iter().chain(100..number("PORTCULLIS_SEEDS").unwrap_or(0).min(200)) {
         let (first, second) = (simulate(seed, true).1, simulate(seed, true).1);
         assert!(first.lines().count() > 500, "{first}");

@@ -1,5 +1,6 @@
-//! What should be open, worked out from what was done and without any code of the agent's, and what of it was so for how
-//! long: an agent may act on what was true a moment ago, and on nothing older.
+//! The oracle: computes which ports should be open from the actions alone, without any code of the
+//! agent, and keeps the history of that state. An agent may act on a recent state, and on none
+//! older than `GRACE`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -10,8 +11,8 @@ use tokio::time::Instant;
 
 use crate::points::{ARGUMENTS, Points};
 
-/// How old may be what an agent acts on, when nothing kept it from hearing of a change: its lease, a look and a plan, and
-/// the calls in between.
+/// The maximum age of the data that an agent acts on, if it missed no event: its lease, a read and
+/// a plan, and the calls in between.
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -35,14 +36,15 @@ pub(crate) struct Unit {
     pub service: usize,
     pub number: u32,
     pub machine: MachineId,
-    /// Indices of arguments, in order of opening.
+    /// Indices into `ARGUMENTS`, in the order of opening.
     pub ports: Vec<usize>,
     pub corrupt_ports: bool,
     pub corrupt_record: bool,
-    /// What was open for it alone when it became unreadable. It must stay so until it is readable or not exposed.
+    /// Ports that were open for this unit alone when it became unreadable. They must stay open
+    /// until the unit is readable or not exposed.
     pub kept: Points,
-    /// What others on its machine asked for since everything was last seen to be as it should: an agent may have
-    /// opened it for them.
+    /// Ports that other units on the machine requested since the world last converged: an agent may
+    /// have opened them for those units.
     shared: Points,
 }
 
@@ -66,19 +68,19 @@ pub(crate) struct Machine {
     pub corrupt: bool,
 }
 
-/// What held on a machine from some moment on.
+/// The state of a machine from some time on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Moment {
     at: Instant,
     wanted: Points,
     kept: Points,
-    /// What all units of the machine ask for, whether that can be read or not.
+    /// The ports that all units of the machine request, readable or not.
     asked: Points,
 }
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Oracle {
-    /// The provider shows what was there before: who cannot see what is open cannot say whose it is.
+    /// The provider returns outdated rules, so an agent cannot attribute open ports to units.
     pub lagging: bool,
     pub no_ipv6: bool,
     pub services: BTreeMap<usize, Service>,
@@ -109,7 +111,7 @@ impl Oracle {
         self.services.get(&unit.service).is_some_and(|s| s.corrupt && s.exposed != Exposed::No)
     }
 
-    /// Nobody can say what the unit asks for.
+    /// Whether the ports of the unit cannot be read.
     pub(crate) fn frozen(&self, unit: &Unit) -> bool {
         let exposed = self.services.get(&unit.service).is_some_and(|s| s.exposed != Exposed::No);
         unit.corrupt_record || (exposed && (unit.corrupt_ports || self.service_corrupt(unit)))
@@ -137,13 +139,14 @@ impl Oracle {
         frozen.map(|(_, unit)| unit.kept).fold(Points::NONE, Points::or)
     }
 
-    /// What of `open` is there because of this unit and nobody else.
+    /// The part of `open` that is open because of this unit alone.
     pub(crate) fn alone(&self, id: UnitId, open: Points) -> Points {
         let unit = &self.units[&id];
         self.asked(unit).and(open).minus(unit.shared)
     }
 
-    /// Notes who asks for the same as others; `afresh` if agents have put everything right meanwhile.
+    /// Updates `shared` of all units; `afresh` discards the old value, because the world has
+    /// converged.
     pub(crate) fn share(&mut self, afresh: bool) {
         let asked: Vec<(UnitId, MachineId, Points)> =
             self.units.iter().map(|(id, unit)| (*id, unit.machine, self.asked(unit).or(unit.kept))).collect();
@@ -157,7 +160,7 @@ impl Oracle {
         }
     }
 
-    /// Nothing is kept for a unit that can be read, or that nobody may reach.
+    /// Keeps no ports for a unit that is readable or not exposed.
     pub(crate) fn let_go(&mut self) {
         let free: Vec<UnitId> =
             self.units.iter().filter(|(_, unit)| !self.frozen(unit)).map(|(id, _)| *id).collect();
@@ -168,7 +171,7 @@ impl Oracle {
         }
     }
 
-    /// No longer to be kept: somebody else took it away, or a close was under way.
+    /// Stops keeping these ports: a third party closed them, or a close was in progress.
     pub(crate) fn lost(&mut self, machine: MachineId, points: Points) {
         for unit in self.units.values_mut().filter(|unit| unit.machine == machine) {
             unit.kept = unit.kept.minus(points);
@@ -197,12 +200,12 @@ impl History {
         }
     }
 
-    /// Whether the machine was there at `since`.
+    /// Whether the machine existed at `since`.
     pub(crate) fn knows(&self, machine: MachineId, since: Instant) -> bool {
         self.machines.get(&machine).and_then(VecDeque::front).is_some_and(|first| first.at <= since)
     }
 
-    /// The moments that reached into the time since `since`.
+    /// The states that were in effect at `since` or later.
     fn since(&self, machine: MachineId, since: Instant) -> impl Iterator<Item = &Moment> {
         let moments = self.machines.get(&machine);
         let first =
@@ -210,17 +213,17 @@ impl History {
         moments.into_iter().flat_map(move |all| all.iter().skip(first))
     }
 
-    /// Everything that was wanted at some time since then.
+    /// The ports that were wanted, or had to be kept, at some time since then.
     pub(crate) fn ever(&self, machine: MachineId, since: Instant) -> Points {
         self.since(machine, since).fold(Points::NONE, |all, moment| all.or(moment.wanted).or(moment.kept))
     }
 
-    /// Everything that units asked for at some time since then, though it could not be read at the time.
+    /// The ports that units requested at some time since then, even if unreadable at the time.
     pub(crate) fn ever_asked(&self, machine: MachineId, since: Instant) -> Points {
         self.since(machine, since).fold(Points::NONE, |all, moment| all.or(moment.asked))
     }
 
-    /// What was wanted, or had to be kept, all the time since then.
+    /// The ports that were wanted, or had to be kept, the whole time since then.
     pub(crate) fn always(&self, machine: MachineId, since: Instant) -> Points {
         if self.since(machine, since).next().is_none_or(|first| first.at > since) {
             return Points::NONE;

@@ -1,4 +1,5 @@
-//! What it costs to plan for very many machines, and that one changed unit costs the work for one machine.
+//! Measures the cost of planning for very many machines, and checks that a change of one unit plans
+//! one machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -36,7 +37,7 @@ fn environment() -> View {
     view
 }
 
-/// What the machines have: nothing yet, or what they should.
+/// The rules of each machine: none yet, or the wanted ones.
 type Owned = BTreeMap<MachineId, BTreeSet<Rule>>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,27 +69,28 @@ fn plan(view: &View, policy: &Policy, machine: MachineId, owned: &Owned) -> Mach
     )
 }
 
-/// What the process has in memory, in bytes.
+/// The resident memory of this process in bytes.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("a status");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
 }
 
-/// What this process has used of all cores so far.
+/// The CPU time of this process so far, over all cores.
 fn work() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).expect("a time since the start")
 }
 
-/// What planning took, in CPU time: planning waits for nothing, and what else the machine does is not its doing.
+/// The cost of planning. Durations are CPU time, because planning never waits and other load on the
+/// machine must not count.
 #[derive(Debug)]
 pub(crate) struct Measured {
     pub all: Duration,
-    /// For the view, what the machines have, and the plans.
+    /// Memory of the view, the rules of the machines, and the plans.
     pub bytes: u64,
-    /// After one unit has opened another port.
+    /// Time to plan again after one unit has opened another port.
     pub one: Duration,
-    /// What was read and what was planned again for it.
+    /// The number of objects read again and of machines planned again for that port.
     pub for_one: (usize, usize),
 }
 

@@ -1,5 +1,5 @@
-//! Whether the simulator would find what could be wrong: each mistake of a kept list is made, and some world among the first
-//! ones, or some story, must come to grief over it.
+//! Mutation tests of the simulator: each bug of a fixed list is planted, and one of the regression
+//! scenarios or of the first worlds must fail because of it.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,10 +9,10 @@ use portcullis::model::planted::{Bug, plant};
 use crate::kept::STORIES;
 use crate::{first_line, in_a_world, simulate};
 
-/// Worlds in which a mistake must show.
-const WORLDS: u64 = 2000;
+/// The number of worlds within which a bug must be found.
+const WORLDS: u64 = 3000;
 
-/// The first story or world that comes to grief over a mistake, and how.
+/// Returns the first scenario or world that fails because of the bug, and its message.
 fn found(bug: Bug) -> Option<(String, String)> {
     plant(Some(bug));
     let kept = STORIES.iter().find_map(|(name, story)| {
@@ -33,7 +33,7 @@ fn found(bug: Bug) -> Option<(String, String)> {
 fn alone_every_planted_bug_is_found() {
     std::panic::set_hook(Box::new(|_| {}));
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    // The heartbeat simulator has to find the others.
+    // The other bugs are for the heartbeat simulator.
     let bugs: Vec<Bug> = Bug::ALL.iter().copied().filter(|bug| !Bug::HEARTBEAT.contains(bug)).collect();
     let work = || {
         while let Some(&bug) = bugs.get(next.fetch_add(1, Ordering::Relaxed)) {

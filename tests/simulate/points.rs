@@ -1,10 +1,10 @@
-//! Open ports as bits: every port, protocol and source that a world can speak of is one bit. Worked out without any of
-//! the agent's own arithmetic on ranges, so that the two can disagree.
+//! Open ports as bits: every combination of port, protocol and source in a world is one bit.
+//! Computed without the agent's arithmetic on ranges, so that errors in that arithmetic are found.
 
 use portcullis::model::{Cidr, PortRange, Protocol};
 use portcullis_provider::rule::Rule;
 
-/// What units ask for.
+/// The ports that units open and close.
 pub(crate) const ARGUMENTS: [&str; 19] = [
     "80",
     "81",
@@ -27,18 +27,18 @@ pub(crate) const ARGUMENTS: [&str; 19] = [
     "9019",
 ];
 
-/// Whom services are exposed to when it is not the world.
+/// The sources of services that are not exposed to the world.
 pub(crate) const SOURCES: [&str; 2] = ["10.0.0.0/8", "192.168.0.0/16"];
 
 const PORTS: usize = 32;
 
-/// Forbidden by policy in every world.
+/// Denied by policy in every world.
 const SSH: u16 = 22;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Points(u128);
 
-/// The ports by number of their bit.
+/// Returns the port of a bit.
 fn port(bit: usize) -> (u16, Protocol) {
     let tcp = |port| (port, Protocol::Tcp);
     match bit as u16 {
@@ -64,8 +64,8 @@ impl Points {
     pub(crate) const NONE: Points = Points(0);
     pub(crate) const ALL: Points = Points(u128::MAX);
 
-    /// The ports of `range` from `sources` (0 and 1 are the world's two families). `None` if the world has no word for
-    /// some of them.
+    /// The ports of `range` from `sources` (0 and 1 are the world in IPv4 and IPv6). `None` if some
+    /// of the ports have no bit.
     pub(crate) fn of(range: PortRange, sources: &[usize]) -> Option<Points> {
         let inside = |bit: &usize| {
             let (port, proto) = port(*bit);
@@ -76,7 +76,7 @@ impl Points {
         whole.then(|| Points(sources.iter().map(|source| bits << (source * PORTS)).sum()))
     }
 
-    /// What a rule lets through.
+    /// The ports that a rule opens.
     pub(crate) fn of_rule(rule: &Rule) -> Option<Points> {
         Points::of(rule.ports, &[source(rule.source)?])
     }
@@ -98,7 +98,7 @@ impl Points {
         Points(self.0 & !other.0)
     }
 
-    /// Every port of it from every source of it.
+    /// Every port of the set combined with every source of the set.
     pub(crate) fn mixed(self) -> Points {
         let block = |source: usize| self.0 >> (source * PORTS) & u128::from(u32::MAX);
         let ports = (0..4).map(block).fold(0, |all, ports| all | ports);

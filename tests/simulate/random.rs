@@ -1,6 +1,6 @@
-//! Where every choice of a world comes from.
+//! The random numbers behind every choice of a world.
 
-/// splitmix64: small, good enough, and the same everywhere.
+/// splitmix64: small, of sufficient quality, and identical on every platform.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(u64);
 
@@ -29,7 +29,7 @@ impl Random {
         from[self.below(from.len())]
     }
 
-    /// Another stream, which does not depend on how much of this one is used later.
+    /// Returns an independent stream, which later use of this one does not affect.
     pub(crate) fn fork(&mut self) -> Random {
         Random(self.next())
     }

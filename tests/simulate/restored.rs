@@ -43,6 +43,8 @@ pub(crate) struct Saved {
     store: Backup,
     oracle: Oracle,
     damaged: BTreeMap<NodePath, Vec<u8>>,
+    /// The agent that held the lock at that time.
+    leader: Option<usize>,
     /// The world had converged: every port that is opened later is opened because of a later
     /// change.
     at_rest: bool,
@@ -53,7 +55,7 @@ pub(crate) struct Saved {
 pub(crate) struct Protected {
     /// Opened by agents since the last backup.
     opened: BTreeMap<MachineId, Points>,
-    /// After a restore: what was opened after the backup.
+    /// After a restore: the ports that were opened after the backup.
     points: BTreeMap<MachineId, Points>,
     /// After a restore: machines that were added after the backup.
     machines: BTreeSet<MachineId>,
@@ -71,7 +73,7 @@ impl Shared {
         }
     }
 
-    /// An agent ends the instance of a machine, or deletes what belongs to it.
+    /// Checks S7 before an agent ends the instance of a machine or deletes its resources.
     pub(crate) fn judge_end(&mut self, machine: MachineId) {
         if self.protected.machines.contains(&machine) {
             self.violated(format!("S7: {machine} is ended, added after the backup that was restored"));
@@ -84,10 +86,10 @@ impl World {
         let at_rest = self.is_due();
         let mut shared = self.seam.lock();
         shared.protected.opened.clear();
-        let oracle = shared.oracle.clone();
+        let (oracle, leader) = (shared.oracle.clone(), shared.lead.map(|(who, _)| who));
         drop(shared);
         let (store, damaged) = (self.seam.store.backup(), self.damaged.clone());
-        self.backup = Some(Saved { store, oracle, damaged, at_rest });
+        self.backup = Some(Saved { store, oracle, damaged, leader, at_rest });
     }
 
     /// Restores the store to the backup; the provider and the agents keep their state.
@@ -103,6 +105,8 @@ impl World {
         let live: BTreeSet<u32> =
             self.seam.provider.truth().instances.iter().map(|instance| instance.machine.get()).collect();
         let mut shared = self.seam.lock();
+        // The restored lock belongs to the agent that held it when the backup was made.
+        shared.lead = saved.leader.map(|who| (who, Instant::now()));
         let before = std::mem::replace(&mut shared.oracle, saved.oracle);
         // The next leader and its saved checkpoint depend on the events that each agent received.
         if saved.at_rest && self.agents() == 1 {
@@ -160,7 +164,8 @@ impl World {
     }
 }
 
-/// A world in which the first unit opened a port before the backup and another one after it, and the store was restored.
+/// A world in which the first unit opened a port before the backup and another one after it, and
+/// the store was restored.
 async fn restored(agents: usize) -> (World, MachineId, Points) {
     let mut world = World::new(0, Shape::small(agents, false), false).await;
     let (service, machine) = {
@@ -181,7 +186,8 @@ async fn restored(agents: usize) -> (World, MachineId, Points) {
     (world, machine, open)
 }
 
-/// A port that was opened after the backup stays open until the operator accepts the restored store.
+/// A port that was opened after the backup stays open until the operator accepts the restored
+/// store.
 pub(crate) async fn ports_stay_open() {
     let (mut world, machine, open) = restored(1).await;
     for agent in [0, 0] {
@@ -215,7 +221,8 @@ pub(crate) async fn another_controller_leads() {
     assert_ne!(world.seam.open_on(machine), Some(open));
 }
 
-/// A machine that was added after the backup keeps its instance until the operator accepts the restored store.
+/// A machine that was added after the backup keeps its instance until the operator accepts the
+/// restored store.
 pub(crate) async fn instances_stay() {
     let mut world = World::new(0, Shape::small(1, true), false).await;
     world.pause(SHALLOW).await;

@@ -1,5 +1,6 @@
-//! Short stories, each told again with a crash, before and after its effect, or a stop at every single call that the agents
-//! make in it. Whatever was cut off, what is open must become what is wanted.
+//! Short scenarios, each repeated with a crash before the effect, a crash after the effect, or a
+//! stop at every single call that the agents make in it. In each case the open ports must become
+//! the wanted ports.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -15,7 +16,7 @@ use Action::{
     Interrupt, LoseInstance, Meddle, Open, RemoveUnit, Stop, Storm, Terminate, Unexpose,
 };
 
-/// Long enough for the agents to do what there is to do, unless something is wrong.
+/// Long enough for the agents to process an action if there is no fault.
 const STEP: Duration = Duration::from_millis(30);
 
 struct Story {
@@ -123,7 +124,7 @@ const STORIES: &[Story] = &[
             Open(0, 0),
             Meddle(Mishap::RuleRemoved, 0),
             Meddle(Mishap::RuleAdded, 1),
-            Meddle(Mishap::GroupAmiss, 2),
+            Meddle(Mishap::GroupDrift, 2),
             Interrupt,
             Meddle(Mishap::ForeignEqual, 0),
             Open(0, 1),
@@ -184,7 +185,7 @@ const STORIES: &[Story] = &[
     },
 ];
 
-/// Tells a story with one fault. Returns whether there was a call for it.
+/// Runs a scenario with one fault. Returns false if there was no call left for the fault.
 fn tell(story: &Story, fault: Fault, skip: u64) -> bool {
     in_a_world(async {
         let mut world = World::new(3, Shape::small(story.agents, story.provisions), false).await;
@@ -198,7 +199,7 @@ fn tell(story: &Story, fault: Fault, skip: u64) -> bool {
         world.disarm();
         world.perform(Heal).await;
         world.perform(Cure).await;
-        // Those that only a look at everything would find are found by one.
+        // Triggers a read of everything, for changes that only a resync would detect.
         world.seam.store.interrupt();
         world.pause(2 * SHALLOW).await;
         world.forgive();

@@ -1,6 +1,6 @@
-//! The place where agents meet their world: every call of theirs passes here, is counted, may fail, and is judged by what
-//! it did. What must hold of single calls is looked at here, at the moment of the call; what must hold of the world as a
-//! whole is in `checks`.
+//! The interface between the agents and the world: every call of an agent passes through it, is
+//! counted, may fail, and has its effect checked. The invariants of single calls are checked here,
+//! at the time of the call; those of the world as a whole are in `checks`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use portcullis::model::MachineId;
 use portcullis::store::MemoryStore;
-use portcullis::store::election::LEASE;
+use portcullis::store::lease::LEASE;
 use portcullis_provider::Memory;
 use portcullis_provider::provider::MachineNumber;
 use tokio::sync::Notify;
@@ -21,14 +21,14 @@ use crate::oracle::Machine;
 use crate::points::Points;
 use crate::random::Random;
 
-/// A server forgets a client that it has not heard of for this long.
+/// The session timeout of the store.
 pub(crate) const SESSION: Duration = Duration::from_secs(10);
 
-/// How long a request is waited for that is never answered.
+/// The timeout of a request that is never answered.
 pub(crate) const HANG: Duration = Duration::from_secs(10);
 
-/// What a change of a machine's rules can be made of.
-const HALVES: [Kind; 3] = [Kind::Open, Kind::Close, Kind::Mend];
+/// The kinds of request that a change of a machine's rules consists of.
+const HALVES: [Kind; 3] = [Kind::Open, Kind::Close, Kind::Repair];
 
 #[derive(Clone)]
 pub(crate) struct Seam {
@@ -60,7 +60,7 @@ impl Seam {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is open on a machine; `None` if it has no group.
+    /// The ports that owned rules open on a machine; `None` if it has no group.
     pub(crate) fn open_on(&self, machine: MachineId) -> Option<Points> {
         let rules = self.provider.actual(MachineNumber::new(machine.number()))?;
         let mut open = Points::NONE;
@@ -73,7 +73,7 @@ impl Seam {
         Some(open)
     }
 
-    /// What is open on a machine, whoever opened it.
+    /// The ports that owned and foreign rules open on a machine.
     pub(crate) fn reachable(&self, machine: MachineId) -> Points {
         let rules = self.provider.actual(MachineNumber::new(machine.number()));
         let exact = rules.into_iter().flat_map(|rules| rules.foreign).filter_map(|foreign| foreign.exact);
@@ -81,7 +81,8 @@ impl Seam {
         self.open_on(machine).unwrap_or_default().or(theirs)
     }
 
-    /// The beginning of every call: decides what becomes of it, and does what comes before its effect.
+    /// Called at the start of every call: chooses its fault and carries out the part before the
+    /// call's effect.
     pub(crate) async fn before(&self, who: usize, kind: Kind, machine: Option<MachineId>) -> Option<Fault> {
         let fault = {
             let mut shared = self.lock();
@@ -92,7 +93,8 @@ impl Seam {
                 shared.log(format_args!("    {fault:?}"));
                 match fault {
                     Fault::Slow if !kind.is_store() => shared.slow(),
-                    // Empty: who has nothing to lose believes it until the next look at everything.
+                    // Empty: an agent that had no rules to close accepts the empty lists until its
+                    // next resync.
                     Fault::Empty
                     | Fault::Slow
                     | Fault::Paused
@@ -137,13 +139,15 @@ impl Seam {
         }
         let sluggish = self.lock().sluggish.filter(|_| !kind.is_store());
         if let Some(long) = sluggish {
+            self.lock().slow();
             sleep(long).await;
             self.lock().slow();
         }
         fault
     }
 
-    /// Waits for leave to send a request that changes rules, where that is scarce, but no longer than `until`.
+    /// Waits for the rate limit of requests that change rules, if there is one, but no longer than
+    /// `until`.
     pub(crate) async fn turn(&self, kind: Kind, until: Instant) {
         loop {
             let now = Instant::now();
@@ -162,7 +166,7 @@ impl Seam {
         }
     }
 
-    /// The end of every call that had its effect.
+    /// Called at the end of every call that took effect.
     pub(crate) async fn after(&self, who: usize, fault: Option<Fault>) {
         if fault == Some(Fault::CrashAfter) {
             self.die(who).await;
@@ -174,7 +178,7 @@ impl Seam {
         std::future::pending::<()>().await;
     }
 
-    /// Somebody waits for the world to do something in the middle of a call.
+    /// Waits until a call has reached the point at which another action is to be performed.
     pub(crate) async fn midst(&self) {
         self.midst[0].notified().await;
     }
@@ -183,7 +187,7 @@ impl Seam {
         self.midst[1].notify_one();
     }
 
-    /// The process stands still for a while. If that is too long, the store forgets it.
+    /// Freezes the process for a while. Its session expires if that exceeds the session timeout.
     pub(crate) fn freeze(&self, who: usize, long: Duration) {
         self.controls[who].freeze(true);
         let seam = self.clone();
@@ -200,7 +204,7 @@ impl Seam {
         });
     }
 
-    /// S6: nobody who was replaced writes anything more.
+    /// S6: a replaced leader writes nothing.
     pub(crate) fn reported(&self, who: usize) {
         let mut shared = self.lock();
         shared.report_writes += 1;
@@ -218,7 +222,8 @@ impl Seam {
         shared.confirmed[who] = Some(Instant::now());
     }
 
-    /// Who leads has asked for the lock, and may act for a lease from when it began to.
+    /// The leader has read the lock, which extends its lease from the start of the sync before the
+    /// read.
     pub(crate) fn confirmed(&self, who: usize) {
         let mut shared = self.lock();
         if shared.lead.is_some_and(|(leader, _)| leader == who) {
@@ -230,13 +235,13 @@ impl Seam {
         self.lock().synced[who] = Some(Instant::now());
     }
 
-    /// A change is about to be sent.
+    /// Called before a change is sent.
     pub(crate) fn changing(&self, who: usize, kind: Kind, machine: MachineId) {
         let mut shared = self.lock();
         if kind == Kind::Close {
             shared.owed.sent(machine);
         }
-        // S6: who was replaced begins nothing once its lease is over.
+        // S6: a replaced leader begins no request after its lease has ended.
         if let Some((leader, since)) = shared.lead
             && leader != who
             && Instant::now() >= since + LEASE
@@ -244,16 +249,18 @@ impl Seam {
             let since = shared.millis(since);
             shared.violated(format!("S6: agent {who} acts though {leader} leads since {since}"));
         }
-        // And nobody at all acts on a lease that is over: who leads now may not know of it.
+        // An agent that holds the lock must not act on an expired lease either: it may have been
+        // replaced.
         if shared.confirmed[who].is_none_or(|at| Instant::now() >= at + LEASE) {
             shared.violated(format!("S6: agent {who} changes {machine} after its lease"));
         }
-        // S3: nothing but machines of the tree is ever changed. One that is gone may be so since a moment.
+        // S3: only machines of the tree are changed, including those that were removed recently.
         if machine.number() >= FOREIGN {
             shared.violated(format!("S3: {machine} is none of ours"));
         }
-        // After a failure nobody knows what a machine has: a change is planned from what was seen since, or it would
-        // be refused for ever by a provider that takes a batch as a whole.
+        // After a failure the rules of a machine are unknown. The next change has to be planned
+        // from a later read; otherwise a provider that refuses whole batches would refuse it every
+        // time.
         if !shared.trusted[who].contains(&(machine, kind)) {
             shared.violated(format!("S2: agent {who} changes {machine} without having looked"));
         }
@@ -285,7 +292,7 @@ impl Seam {
         self.lock().trusted[who].extend(each);
     }
 
-    /// What came of one half of a change.
+    /// Records the result of one request of a change.
     pub(crate) fn wrote(
         &self,
         who: usize,
@@ -302,7 +309,8 @@ impl Seam {
             Kind::Close => writes.closes += 1,
             _ => writes.mends += 1,
         }
-        // The halves of one change do not wait for each other: where one has failed, the other is made all the same, once.
+        // The requests of one change are independent: if one has failed, the other may still be
+        // sent once.
         let trusted = &mut shared.trusted[who];
         if !ok || !HALVES.iter().all(|half| trusted.contains(&(machine, *half))) {
             trusted.remove(&(machine, kind));
@@ -313,7 +321,7 @@ impl Seam {
             change.1.len(),
             if ok { "ok" } else { "failed" }
         ));
-        shared.judge(machine, change.0, change.1, begun);
+        shared.judge(who, machine, change, begun);
     }
 
     pub(crate) fn take_log(&self) -> String {
@@ -321,5 +329,5 @@ impl Seam {
     }
 }
 
-/// Machines from here on belong to somebody else.
+/// Machines with this number or a higher one are foreign.
 pub(crate) const FOREIGN: u32 = 900;

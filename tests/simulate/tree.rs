@@ -1,4 +1,5 @@
-//! The store as an agent sees it: every call passes the seam, and events get lost, doubled and late.
+//! The store as an agent sees it: every call passes through `seam`, and events are lost, duplicated
+//! and delayed.
 
 use std::future::Future;
 use std::time::Duration;
@@ -13,10 +14,10 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::faults::{Fault, Kind, Mishap};
 use crate::seam::Seam;
 
-/// A server that stays behind for longer is taken out by its ensemble.
+/// How long a server may lag before its ensemble removes it.
 const BEHIND: Duration = Duration::from_secs(3);
 
-/// The server of this session is behind, and catches up by itself after a while.
+/// Makes the server of this session lag, until it catches up by itself.
 pub(crate) fn fall_behind(tree: &MemoryTree, past: &Backup) {
     tree.fall_behind(past);
     let tree = tree.clone();
@@ -112,7 +113,8 @@ impl Tree for SimTree {
             }
         }
         if fault == Some(Fault::Empty) {
-            // Services, units and machines are asked for in this order; without the last nothing would be done at all.
+            // The lists are services, units and machines, in this order. With an empty list of
+            // machines the agent would do nothing.
             for answer in answers.iter_mut().take(2) {
                 if let Ok(Answer::Children(Some(names))) = answer {
                     names.clear();
@@ -144,7 +146,7 @@ impl Tree for SimTree {
     }
 }
 
-/// A feed that loses, doubles and reorders its events when it is told to.
+/// A feed that loses, duplicates and reorders events as the ledger demands.
 pub(crate) struct SimFeed {
     inner: MemoryFeed,
     pub seam: Seam,
@@ -159,7 +161,7 @@ impl Feed for SimFeed {
                 return Ok(event);
             }
             if let Some((_, until)) = self.late {
-                // Whatever comes first overtakes the one that is late.
+                // The next event overtakes the delayed one.
                 let other = timeout_at(until, self.inner.next()).await;
                 self.again = self.late.take().map(|(event, _)| event);
                 if let Ok(other) = other {

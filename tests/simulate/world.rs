@@ -1,4 +1,5 @@
-//! One seeded world: a store, a provider, an environment of a few machines, and the agents that look after it.
+//! One seeded world: a store, a provider, an environment of a few machines, and the agents that
+//! manage it.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,16 +27,16 @@ use crate::seam::{FOREIGN, Seam};
 
 pub(crate) const SERVICES: usize = 3;
 
-/// What a world is made with.
+/// The parameters of a world.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
     pub agents: usize,
-    /// Whether they provision, too.
+    /// Whether the agents provision, too.
     pub provisions: bool,
     pub machines: usize,
-    /// Whether the provider has it.
+    /// Whether the provider supports IPv6.
     pub ipv6: bool,
-    /// For how many calls a group is in use after its instance has gone.
+    /// For how many calls a group stays in use after its instance has ended.
     pub busy_calls: u64,
 }
 
@@ -44,7 +45,7 @@ impl Shape {
         Shape { agents, provisions, machines: 3, ipv6: true, busy_calls: 0 }
     }
 
-    /// More machines than an agent changes at the same time, and most of them of one service.
+    /// More machines than an agent changes concurrently, most of them with units of one service.
     pub(crate) const fn large(agents: usize, provisions: bool) -> Shape {
         Shape { machines: 14, ..Shape::small(agents, provisions) }
     }
@@ -54,31 +55,31 @@ impl Shape {
     }
 }
 
-/// How many environments there are to begin with; they differ in where their units are.
+/// The number of initial environments, which differ in the placement of their units.
 const TEMPLATES: u64 = 8;
 
 pub(crate) struct World {
     pub random: Random,
     pub seam: Seam,
     pub operator: Environment<MemoryTree>,
-    /// Rules of others, as they were made.
+    /// Foreign rules that were added, and must not change.
     pub foreign: BTreeMap<MachineId, Vec<Foreign>>,
-    /// Machines whose group's name somebody else has taken.
+    /// Machines whose group name is taken by a foreign group.
     pub squatted: BTreeSet<MachineNumber>,
     pub backup: Option<Saved>,
     /// The store was restored at some time.
     pub restored: bool,
     /// The store was restored, and no operator has accepted it yet.
     pub unaccepted: bool,
-    /// What znodes held before they were damaged.
+    /// The data of znodes before they were damaged.
     pub damaged: BTreeMap<NodePath, Vec<u8>>,
     /// Deleted znodes with their data; parents before their children.
     pub vanished: Vec<(NodePath, Vec<u8>)>,
     /// Whether the agents provision.
     pub provisions: bool,
-    /// How the provider is when nothing is wrong with it.
+    /// The provider's settings without faults.
     pub usual: Settings,
-    /// Instances that others made.
+    /// Foreign instances.
     pub strangers: BTreeSet<InstanceId>,
     pub calm: crate::checks::Calm,
     agents: Vec<JoinHandle<()>>,
@@ -93,7 +94,7 @@ impl Drop for World {
     }
 }
 
-/// An environment as it is before anything happens in it. Made once and copied for each world.
+/// An environment in its initial state. Built once and copied for each world.
 struct Template {
     backup: Backup,
     operator: Credential,
@@ -157,7 +158,7 @@ async fn template(variant: u64, shape: Shape) -> Rc<Template> {
         oracle.services.insert(service, Service { id: deployed.service, exposed, corrupt: false });
         let name = service_name(service);
         let mut units = deployed.units;
-        // In a large world the first service is nearly everywhere.
+        // In a large world the first service has a unit on nearly every machine.
         let more = if shape.is_large() && service == 0 { machines.len() - 2 } else { 1 };
         for n in 0..more {
             let to = if more > 1 { machines[n] } else { random.pick(&machines) };
@@ -185,7 +186,8 @@ impl World {
         let provider = Memory::new(usual.clone());
         let operator =
             Environment::open(store.connect(Some(&template.operator))).await.expect("an environment");
-        // Who provisions makes the groups, and sweeps those of machines that the tree does not have, but no others.
+        // Agents that provision create the groups, and delete groups of machines that are not in
+        // the tree, but no others.
         if provisions {
             provider.add_environment_group();
         } else {
@@ -247,7 +249,7 @@ impl World {
         self.seam.lock().log(what);
     }
 
-    /// Lets time go by. Whoever waits in the middle of a call for something to happen has its wish.
+    /// Lets time pass. Performs an action for each call that waits for one (`Fault::Midst`).
     pub(crate) async fn pause(&mut self, long: Duration) {
         let until = Instant::now() + long;
         loop {

@@ -1,4 +1,4 @@
-//! Charms in the tree: stored once, read by who knows the hash, and never taken for what they are not.
+//! Charms in the tree: stored once, readable with their hash, and verified.
 
 use super::Place;
 use super::operations::{controller, fresh, operator};
@@ -42,7 +42,7 @@ pub(super) async fn a_charm_is_stored_once_and_found_by_its_hash(place: &impl Pl
     assert_eq!(refused.to_string(), "a charm of 16777217 bytes is more than the 16777216 that can be kept");
 }
 
-pub(super) async fn a_charm_half_stored_is_finished(place: &impl Place) {
+pub(super) async fn an_incomplete_charm_is_completed(place: &impl Place) {
     let environment = fresh(place, Placement::Unassigned).await;
     let hash = environment.store_charm(&bytes()).await.unwrap();
     let boss = environment.tree();
@@ -54,7 +54,7 @@ pub(super) async fn a_charm_half_stored_is_finished(place: &impl Place) {
     assert_eq!(charm(boss, &hash).await.unwrap(), bytes());
 }
 
-pub(super) async fn a_charm_that_was_changed_is_refused(place: &impl Place) {
+pub(super) async fn a_modified_charm_is_refused(place: &impl Place) {
     let environment = fresh(place, Placement::Unassigned).await;
     let hash = environment.store_charm(&bytes()).await.unwrap();
     let set = Write::SetIfVersion { path: paths::charm_chunk(&hash, 1), data: vec![7; 60_000], version: 0 };
@@ -64,8 +64,8 @@ pub(super) async fn a_charm_that_was_changed_is_refused(place: &impl Place) {
     assert!(!changed.to_string().contains(hash.expose()), "the hash opens the charm: {changed}");
 }
 
-/// The hash is the right to read, and to nothing else.
-pub(super) async fn who_knows_the_hash_may_read_the_charm(place: &impl Place) {
+/// The hash grants reading the charm and nothing else.
+pub(super) async fn the_hash_of_a_charm_grants_reading_it(place: &impl Place) {
     let environment = fresh(place, Placement::Unassigned).await;
     let hash = environment.store_charm(&bytes()).await.unwrap();
     let made = environment.deploy(&made_of("web", &hash)).await.unwrap();
@@ -81,7 +81,7 @@ pub(super) async fn who_knows_the_hash_may_read_the_charm(place: &impl Place) {
     assert_eq!(charm(&agent, &known).await.unwrap(), bytes());
     let set = Write::SetIfVersion { path: chunk.clone(), data: Vec::new(), version: 0 };
     assert_eq!(agent.write(vec![set]).await, Err(TreeError::NoAuth(chunk)));
-    // A unit that is added later is told as well.
+    // A unit that is added later has it, too.
     let more = environment.add_units(&"web".parse().unwrap(), 1, None).await.unwrap();
     let record = environment.tree().get(&paths::unit(more[0].id)).await.unwrap();
     assert!(String::from_utf8(record.data).unwrap().contains(hash.expose()));
@@ -90,7 +90,7 @@ pub(super) async fn who_knows_the_hash_may_read_the_charm(place: &impl Place) {
     assert_ne!(operator().identity(), machine.identity());
 }
 
-pub(super) async fn a_charm_goes_with_the_last_service_made_of_it(place: &impl Place) {
+pub(super) async fn a_charm_is_removed_with_its_last_service(place: &impl Place) {
     let environment = fresh(place, Placement::Unassigned).await;
     let hash = environment.store_charm(&bytes()).await.unwrap();
     for name in ["one", "two"] {

@@ -1,4 +1,4 @@
-//! What every [`Tree`] promises.
+//! The contract of every [`Tree`].
 
 use super::Place;
 use portcullis::model::{MachineId, ServiceId, UnitId};
@@ -30,7 +30,7 @@ async fn text(tree: &impl Tree, path: &NodePath) -> String {
     String::from_utf8(tree.get(path).await.unwrap().data).unwrap()
 }
 
-pub(super) async fn what_is_absent_is_said_to_be(place: &impl Place) {
+pub(super) async fn absent_znodes_are_reported(place: &impl Place) {
     let tree = place.connect(Some(&operator())).await;
     let path = paths::names();
     assert_eq!(tree.get(&path).await, Err(Error::NoNode(path.clone())));
@@ -75,7 +75,7 @@ pub(super) async fn versions_guard_every_change(place: &impl Place) {
     tree.write(vec![Write::DeleteIfVersion { path: child.clone(), version: 0 }, delete(1)]).await.unwrap();
     assert_eq!(tree.exists(&path).await, Ok(false));
 
-    // Without a version, what counts is that it is there.
+    // Without a version, the znode only has to exist.
     assert_eq!(tree.write(vec![whatever(&path)]).await, Err(Error::NoNode(path.clone())));
     tree.write(vec![create(path.clone(), ""), set(0, "f"), create(child.clone(), "")]).await.unwrap();
     tree.write(vec![whatever(&child), whatever(&path)]).await.unwrap();
@@ -90,7 +90,7 @@ pub(super) async fn a_multi_is_all_or_nothing(place: &impl Place) {
         create(paths::unit(UnitId::new(0)), ""),
         create(paths::machines(), ""),
     ];
-    // The third has no parent, and is the one that is named.
+    // The third has no parent, and the error names it.
     assert_eq!(tree.write(writes).await, Err(Error::NoNode(paths::unit(UnitId::new(0)))));
     for path in [paths::services(), paths::machines()] {
         assert_eq!(tree.exists(&path).await, Ok(false), "{path}");
@@ -119,13 +119,13 @@ pub(super) async fn rights_are_enforced(place: &impl Place) {
         let below = create(paths::service_names(), "");
         assert_eq!(other.write(vec![below]).await, Err(Error::NoAuth(paths::service_names())));
         assert_eq!(other.set_acl(&path, acl()).await, Err(Error::NoAuth(path.clone())));
-        // To know that it is there needs no right.
+        // Checking the existence needs no right.
         assert_eq!(other.exists(&path).await, Ok(true));
     }
     assert_eq!(text(&tree, &path).await, "secret");
 }
 
-pub(super) async fn rights_can_be_replaced_by_who_may(place: &impl Place) {
+pub(super) async fn rights_are_replaced_only_with_permission(place: &impl Place) {
     let tree = place.connect(Some(&operator())).await;
     let path = paths::names();
     tree.write(vec![create(path.clone(), "x")]).await.unwrap();
@@ -137,7 +137,7 @@ pub(super) async fn rights_can_be_replaced_by_who_may(place: &impl Place) {
     assert_eq!(tree.set_acl(&paths::units(), acl()).await, Err(Error::NoNode(paths::units())));
 }
 
-pub(super) async fn many_reads_come_back_in_order(place: &impl Place) {
+pub(super) async fn many_reads_are_answered_in_order(place: &impl Place) {
     const COUNT: u32 = 1234;
     let tree = place.connect(Some(&operator())).await;
     tree.write(vec![create(paths::units(), "")]).await.unwrap();
@@ -180,7 +180,7 @@ async fn next(feed: &mut impl Feed) -> Event {
     tokio::time::timeout(Duration::from_secs(10), feed.next()).await.expect("no event").unwrap()
 }
 
-pub(super) async fn a_feed_sees_its_subtree_only(place: &impl Place) {
+pub(super) async fn a_feed_reports_its_subtree_only(place: &impl Place) {
     let tree = place.connect(Some(&operator())).await;
     let writer = place.connect(Some(&operator())).await;
     writer.write(vec![create(paths::services(), ""), create(paths::units(), "")]).await.unwrap();
@@ -199,7 +199,7 @@ pub(super) async fn a_feed_sees_its_subtree_only(place: &impl Place) {
     }
 }
 
-pub(super) async fn oversized_writes_are_refused_here(place: &impl Place) {
+pub(super) async fn oversized_writes_are_refused_before_sending(place: &impl Place) {
     let tree = place.connect(Some(&operator())).await;
     let big = Write::create(paths::names(), vec![b'x'; 65 * 1024], acl());
     let refusal = tree.write(vec![big]).await.unwrap_err();

@@ -1,5 +1,6 @@
-//! Lost answers: every write of every operation loses its answer once before and once after it was applied. Whatever
-//! was lost, the operation ends as if nothing had been, and nothing is made twice.
+//! Lost answers: every write of every operation loses its answer once before and once after it was
+//! applied. In every case the operation ends as if no answer had been lost, and creates nothing
+//! twice.
 
 use super::block_on;
 use super::operations::{deploy, fresh, operator, service, unit};
@@ -8,7 +9,7 @@ use portcullis::store::memory::Fault;
 use portcullis::store::paths;
 use portcullis::store::records::Placement;
 use portcullis::store::tree::Tree;
-use portcullis::store::{Environment, Flag, MemoryStore, MemoryTree, Operation, UnitPorts};
+use portcullis::store::{Environment, Flag, IdempotencyKey, MemoryStore, MemoryTree, UnitPorts};
 use std::fmt::Debug;
 use std::time::Duration;
 
@@ -20,7 +21,8 @@ const FAULTS: [&[Fault]; 5] = [
     &[Fault::LostBefore, Fault::LostBefore, Fault::LostBefore],
 ];
 
-/// Runs `operation` on a fresh environment once per way of losing answers, and compares what it returns and leaves.
+/// Runs `operation` on a fresh environment once per way of losing answers, and compares what it
+/// returns and leaves.
 fn same_whatever_is_lost<V: Debug + PartialEq>(operation: &impl AsyncFn(&Environment<MemoryTree>) -> V) {
     let mut expected = None;
     for faults in FAULTS {
@@ -39,7 +41,7 @@ fn same_whatever_is_lost<V: Debug + PartialEq>(operation: &impl AsyncFn(&Environ
     }
 }
 
-/// How many of everything there is, and the counters.
+/// The number of objects of each kind, and the counters.
 async fn picture(tree: &MemoryTree) -> Vec<(String, Vec<String>, String)> {
     let mut picture = Vec::new();
     for path in [
@@ -57,12 +59,12 @@ async fn picture(tree: &MemoryTree) -> Vec<(String, Vec<String>, String)> {
 }
 
 #[test]
-fn deploy_is_done_once() {
+fn deploy_creates_its_objects_once() {
     same_whatever_is_lost(&async |environment| environment.deploy(&deploy("mysql", 2)).await.unwrap());
 }
 
 #[test]
-fn a_taken_name_is_still_refused() {
+fn a_used_name_is_refused() {
     same_whatever_is_lost(&async |environment| {
         environment.deploy(&deploy("web", 2)).await.unwrap_err().to_string()
     });
@@ -80,22 +82,25 @@ fn machines_are_added_once() {
     same_whatever_is_lost(&async |environment| environment.add_machine(None).await.unwrap());
 }
 
-/// The same operation in another process: the first lost its answer, and nobody knew.
+/// The same command in another process, after the first process lost its answer.
 #[test]
-fn an_operation_that_is_repeated_is_done_once() {
+fn a_repeated_command_is_applied_once() {
     for applied in [Fault::LostBefore, Fault::LostAfter] {
         let store = MemoryStore::default();
         block_on(async {
             let environment = fresh(&store, Placement::Unassigned).await;
             environment.deploy(&deploy("web", 1)).await.unwrap();
-            let operation = Operation::new().unwrap();
+            let operation = IdempotencyKey::new().unwrap();
             let once = async |again: bool| {
-                let operation =
-                    if again { Operation::again(operation.mark()).unwrap() } else { operation.clone() };
+                let operation = if again {
+                    IdempotencyKey::again(operation.as_str()).unwrap()
+                } else {
+                    operation.clone()
+                };
                 let tree = store.connect(Some(&operator()));
-                Environment::open(tree).await.unwrap().marked(operation)
+                Environment::open(tree).await.unwrap().with_key(operation)
             };
-            // As if the process had ended after its one write.
+            // The process ends after its one write.
             store.lose_answers([applied, Fault::LostBefore, Fault::LostBefore]);
             let first = once(false).await;
             let lost = tokio::time::timeout(Duration::ZERO, first.add_units(&service("web"), 2, None)).await;
@@ -147,7 +152,8 @@ fn bootstrap_ends_with_one_environment() {
         let store = MemoryStore::default();
         store.lose_answers(faults.iter().copied());
         block_on(async {
-            // The rights of the root are set outside the multi: a lost answer there is the caller's to repeat.
+            // The rights of the root are set outside the multi: a lost answer there is the caller's
+            // to repeat.
             let mut environment = None;
             for _ in 0..FAULTS.len() {
                 let tree = store.connect(Some(&operator()));

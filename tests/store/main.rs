@@ -1,5 +1,5 @@
-//! The store as its users see it: one suite for every tree, so that a simulation in process and a store over the wire
-//! cannot drift apart; and what only a wire can do, which is fail.
+//! The public interface of the store: one suite for every tree, so that the store in memory and
+//! those over the wire behave the same; and the failures of connections.
 
 // A test panics when something is wrong; that is its job.
 #![allow(clippy::unwrap_used)]
@@ -22,7 +22,7 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 
-/// A place where a scenario can connect as whomever it likes.
+/// A store that a scenario can connect to with any identity.
 trait Place {
     type Tree: Tree + 'static;
 
@@ -58,7 +58,7 @@ impl Place for Address {
 
 type Scenario<P> = (&'static str, for<'a> fn(&'a P) -> Pin<Box<dyn Future<Output = ()> + 'a>>);
 
-/// Async functions of a place, with their names.
+/// Scenarios with their names.
 macro_rules! list {
     ($place:ty: $($module:ident::$name:ident),* $(,)?) => {
         vec![$((stringify!($name), (|place| Box::pin($module::$name(place))) as for<'a> fn(&'a $place) -> Pin<Box<dyn Future<Output = ()> + 'a>>)),*]
@@ -67,46 +67,46 @@ macro_rules! list {
 
 fn scenarios<P: Place>() -> Vec<Scenario<P>> {
     list![P:
-        contract::what_is_absent_is_said_to_be,
+        contract::absent_znodes_are_reported,
         contract::versions_guard_every_change,
         contract::a_multi_is_all_or_nothing,
         contract::rights_are_enforced,
-        contract::rights_can_be_replaced_by_who_may,
-        contract::many_reads_come_back_in_order,
+        contract::rights_are_replaced_only_with_permission,
+        contract::many_reads_are_answered_in_order,
         contract::ephemerals_end_with_their_session,
-        contract::a_feed_sees_its_subtree_only,
-        contract::oversized_writes_are_refused_here,
-        operations::bootstrap_makes_a_whole_environment_once,
-        operations::bootstrap_keeps_off_what_is_not_ours,
+        contract::a_feed_reports_its_subtree_only,
+        contract::oversized_writes_are_refused_before_sending,
+        operations::bootstrap_creates_a_complete_environment_once,
+        operations::bootstrap_refuses_a_root_with_foreign_znodes,
         operations::opening_needs_bootstrap_and_the_right_credentials,
-        operations::deploy_makes_service_units_and_machines,
-        operations::a_name_is_taken_once,
+        operations::deploy_creates_service_units_and_machines,
+        operations::a_service_name_is_unique,
         operations::placement_takes_the_lowest_empty_machine,
         operations::units_are_added_and_removed,
-        operations::numbers_are_never_used_again,
+        operations::numbers_are_never_reused,
         operations::flags_change_once,
-        operations::machines_in_use_stay,
-        operations::unknown_names_are_refused_and_nothing_is_made,
-        operations::garbage_is_named_and_never_empty,
-        operations::many_deployers_do_not_collide,
+        operations::machines_in_use_are_not_terminated,
+        operations::unknown_names_are_refused_and_nothing_is_created,
+        operations::corrupt_znodes_are_named_and_never_read_as_empty,
+        operations::concurrent_deployments_do_not_collide,
         operations::destroying_a_large_service_takes_several_steps,
-        operations::ports_are_kept_in_order_and_once,
-        operations::concurrent_port_writers_both_win,
+        operations::ports_are_kept_in_order_without_duplicates,
+        operations::concurrent_port_changes_are_both_kept,
         charms::a_charm_is_stored_once_and_found_by_its_hash,
-        charms::a_charm_half_stored_is_finished,
-        charms::a_charm_that_was_changed_is_refused,
-        charms::who_knows_the_hash_may_read_the_charm,
-        charms::a_charm_goes_with_the_last_service_made_of_it,
+        charms::an_incomplete_charm_is_completed,
+        charms::a_modified_charm_is_refused,
+        charms::the_hash_of_a_charm_grants_reading_it,
+        charms::a_charm_is_removed_with_its_last_service,
         rights::a_unit_writes_its_own_ports_and_nothing_else,
-        rights::a_machine_sees_its_own_units,
-        rights::a_unit_opens_its_services_flag_to_its_machine,
+        rights::a_machine_reads_its_own_units_only,
+        rights::a_machine_reads_the_flags_of_its_units_services,
         rights::a_machine_reports_on_itself,
         rights::a_machine_writes_the_state_of_its_units,
-        rights::the_controller_reads_all_and_writes_what_providers_say,
-        rights::nobody_else_sees_anything,
-        rights::what_a_machine_keeps_to_itself_hides_nothing_else,
-        rights::what_a_machine_hides_goes_with_it,
-        operations::a_unit_that_is_gone_has_nothing_open,
+        rights::the_controller_reads_all_and_writes_machine_records,
+        rights::other_identities_have_no_rights,
+        rights::znodes_that_a_machine_hides_do_not_hide_others,
+        rights::hidden_znodes_are_removed_with_their_machine,
+        operations::a_removed_unit_has_no_open_ports,
     ]
 }
 
@@ -114,7 +114,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
 
-/// Runs every scenario at a place of its own, also after one has failed.
+/// Runs every scenario in a store of its own, also after one has failed.
 fn run_all<P: Place>(mut place: impl FnMut(&'static str) -> P) {
     let mut failed = Vec::new();
     for (name, scenario) in scenarios::<P>() {

@@ -1,4 +1,4 @@
-//! The typed operations: what they make, what they refuse, and what happens when several do it at once.
+//! The typed operations: their results, their refusals, and concurrent calls.
 
 use super::Place;
 use portcullis::model::{MachineId, ServiceName, UnitId, UnitName};
@@ -52,7 +52,7 @@ fn said<V: Debug>(result: Result<V, Error>) -> String {
     result.unwrap_err().to_string()
 }
 
-/// Every path below the root, to see that nothing was made or left.
+/// Every path below the root, to check that nothing was created or left.
 async fn all_paths(tree: &impl Tree) -> Vec<String> {
     let mut found = Vec::new();
     for top in [paths::services(), paths::units(), paths::machines(), paths::service_names()] {
@@ -63,7 +63,7 @@ async fn all_paths(tree: &impl Tree) -> Vec<String> {
     found
 }
 
-pub(super) async fn bootstrap_makes_a_whole_environment_once(place: &impl Place) {
+pub(super) async fn bootstrap_creates_a_complete_environment_once(place: &impl Place) {
     let environment = fresh(place, Placement::Local).await;
     let cluster_id = environment.info().cluster_id.clone();
     assert_eq!(cluster_id.len(), 32);
@@ -87,23 +87,24 @@ pub(super) async fn bootstrap_makes_a_whole_environment_once(place: &impl Place)
         "the store refuses these credentials"
     );
 
-    environment.expect(&"prod".parse().unwrap(), Some(&cluster_id)).unwrap();
+    environment.verify_identity(&"prod".parse().unwrap(), Some(&cluster_id)).unwrap();
     assert_eq!(
-        said(environment.expect(&"test".parse().unwrap(), None)),
+        said(environment.verify_identity(&"test".parse().unwrap(), None)),
         "the store holds environment 'prod', not 'test'"
     );
     assert!(
-        said(environment.expect(&"prod".parse().unwrap(), Some("0"))).starts_with("the store is not the one")
+        said(environment.verify_identity(&"prod".parse().unwrap(), Some("0")))
+            .starts_with("the store is not the one")
     );
 }
 
-pub(super) async fn bootstrap_keeps_off_what_is_not_ours(place: &impl Place) {
+pub(super) async fn bootstrap_refuses_a_root_with_foreign_znodes(place: &impl Place) {
     let tree = place.connect(Some(&operator())).await;
     let acl = portcullis::store::acl::Roles {
         operator: operator().identity(),
         controller: controller().identity(),
     };
-    // Anything but our own beginning will do as somebody else's node.
+    // Any znode that bootstrap does not create is a foreign one.
     tree.write(vec![Write::create(paths::services(), *b"kafka", acl.operators())]).await.unwrap();
     let refusal = said(Environment::bootstrap(tree, &wanted(Placement::Local)).await.map(|_| ()));
     assert!(refusal.starts_with("the store's root holds 'services', which is not ours"), "{refusal}");
@@ -121,7 +122,7 @@ pub(super) async fn opening_needs_bootstrap_and_the_right_credentials(place: &im
     assert_eq!(opened.info().placement, Placement::Unassigned);
 }
 
-pub(super) async fn deploy_makes_service_units_and_machines(place: &impl Place) {
+pub(super) async fn deploy_creates_service_units_and_machines(place: &impl Place) {
     let environment = fresh(place, Placement::Unassigned).await;
     let made = environment.deploy(&deploy("wordpress", 2)).await.unwrap();
     let placed: Vec<_> = made.units.iter().map(|u| (u.name.to_string(), u.machine.number())).collect();
@@ -133,7 +134,7 @@ pub(super) async fn deploy_makes_service_units_and_machines(place: &impl Place) 
     assert_eq!(record.rest.get("summary"), Some(&"A thing".into()));
     let (unit_id, record) = environment.unit(&unit("wordpress/1")).await.unwrap();
     assert_eq!((record.service, record.machine), (id, Some(MachineId::new(1))));
-    // The ports node is there from the start, and empty.
+    // The ports znode is created empty with its unit.
     let ports = environment.tree().get(&paths::unit_ports(unit_id)).await.unwrap();
     assert_eq!(ports.data, b"");
     assert_eq!(environment.machine(MachineId::new(1)).await.unwrap().instance_id, None);
@@ -149,7 +150,7 @@ pub(super) async fn deploy_makes_service_units_and_machines(place: &impl Place) 
     environment.deploy(&deploy("large", 200)).await.unwrap();
 }
 
-pub(super) async fn a_name_is_taken_once(place: &impl Place) {
+pub(super) async fn a_service_name_is_unique(place: &impl Place) {
     let environment = fresh(place, Placement::Local).await;
     environment.deploy(&deploy("wordpress", 1)).await.unwrap();
     let before = all_paths(environment.tree()).await;
@@ -197,7 +198,7 @@ pub(super) async fn units_are_added_and_removed(place: &impl Place) {
     assert_eq!(environment.tree().children(&paths::machine_units(MachineId::new(0))).await.unwrap(), [""; 0]);
 }
 
-pub(super) async fn numbers_are_never_used_again(place: &impl Place) {
+pub(super) async fn numbers_are_never_reused(place: &impl Place) {
     let environment = fresh(place, Placement::Unassigned).await;
     let first = environment.deploy(&deploy("web", 2)).await.unwrap();
     environment.expose(&service("web")).await.unwrap();
@@ -207,7 +208,7 @@ pub(super) async fn numbers_are_never_used_again(place: &impl Place) {
     assert_ne!(first.service, second.service);
     assert_eq!(second.units[0].name.to_string(), "web/2");
     assert_eq!((second.units[0].id.number(), second.units[0].machine.number()), (2, 2));
-    // The new service of an old name does not come up exposed.
+    // A new service with an old name is not exposed.
     assert_eq!(environment.unexpose(&service("web")).await.unwrap(), Flag::AlreadySo);
 }
 
@@ -238,7 +239,7 @@ pub(super) async fn flags_change_once(place: &impl Place) {
     }
 }
 
-pub(super) async fn machines_in_use_stay(place: &impl Place) {
+pub(super) async fn machines_in_use_are_not_terminated(place: &impl Place) {
     let environment = fresh(place, Placement::Unassigned).await;
     environment.deploy(&deploy("a", 2)).await.unwrap();
     environment.remove_unit(&unit("a/0")).await.unwrap();
@@ -253,7 +254,7 @@ pub(super) async fn machines_in_use_stay(place: &impl Place) {
     assert_eq!(environment.machine_ids().await.unwrap(), ids(&[1]));
 }
 
-pub(super) async fn unknown_names_are_refused_and_nothing_is_made(place: &impl Place) {
+pub(super) async fn unknown_names_are_refused_and_nothing_is_created(place: &impl Place) {
     let environment = fresh(place, Placement::Local).await;
     let before = all_paths(environment.tree()).await;
     let (name, one) = (service("foobar"), unit("foobar/0"));
@@ -277,7 +278,7 @@ async fn overwrite(tree: &impl Tree, path: NodePath, data: &[u8]) {
     tree.write(vec![Write::SetIfVersion { path, data: data.to_vec(), version }]).await.unwrap();
 }
 
-pub(super) async fn garbage_is_named_and_never_empty(place: &impl Place) {
+pub(super) async fn corrupt_znodes_are_named_and_never_read_as_empty(place: &impl Place) {
     let environment = fresh(place, Placement::Local).await;
     let made = environment.deploy(&deploy("web", 1)).await.unwrap();
     let tree = environment.tree();
@@ -319,14 +320,14 @@ pub(super) async fn garbage_is_named_and_never_empty(place: &impl Place) {
     );
 }
 
-pub(super) async fn many_deployers_do_not_collide(place: &impl Place) {
+pub(super) async fn concurrent_deployments_do_not_collide(place: &impl Place) {
     const DEPLOYERS: usize = 12;
     let environment = fresh(place, Placement::Unassigned).await;
     let mut others = Vec::new();
     for _ in 0..DEPLOYERS {
         others.push(Environment::open(place.connect(Some(&operator())).await).await.unwrap());
     }
-    // Three want each name; one of them gets it. All of them race for numbers and machines.
+    // Three clients want each name, and one gets it. All compete for numbers and machines.
     let names: Vec<String> = (0..DEPLOYERS).map(|n| format!("s{}", n % 4)).collect();
     let wanted: Vec<Deploy> = names.iter().map(|name| deploy(name, 2)).collect();
     let results =
@@ -387,7 +388,7 @@ async fn stored(tree: &impl Tree, id: UnitId) -> String {
     String::from_utf8(tree.get(&paths::unit_ports(id)).await.unwrap().data).unwrap()
 }
 
-pub(super) async fn ports_are_kept_in_order_and_once(place: &impl Place) {
+pub(super) async fn ports_are_kept_in_order_without_duplicates(place: &impl Place) {
     let environment = fresh(place, Placement::Local).await;
     let id = environment.deploy(&deploy("web", 1)).await.unwrap().units[0].id;
     let credential = environment.unit_credential(&unit("web/0")).await.unwrap();
@@ -420,13 +421,13 @@ pub(super) async fn ports_are_kept_in_order_and_once(place: &impl Place) {
         stored(&hook, id).await,
         r#"{"open":[{"port":80,"proto":"tcp","note":"old"},{"port":81,"proto":"tcp"}],"kept":1}"#
     );
-    // A unit whose node is gone has nothing open, and can open nothing.
+    // A unit without its znode has no open ports, and can open none.
     environment.remove_unit(&unit("web/0")).await.unwrap();
     assert_eq!(ports.read().await.unwrap().ranges().count(), 0);
     assert_eq!(said(ports.open(port("80")).await), "/units/unit-0000000000/ports: no such znode");
 }
 
-pub(super) async fn concurrent_port_writers_both_win(place: &impl Place) {
+pub(super) async fn concurrent_port_changes_are_both_kept(place: &impl Place) {
     const WRITERS: u16 = 16;
     let environment = fresh(place, Placement::Local).await;
     let id = environment.deploy(&deploy("web", 1)).await.unwrap().units[0].id;
@@ -448,7 +449,7 @@ pub(super) async fn concurrent_port_writers_both_win(place: &impl Place) {
     assert_eq!(open, (1000..1000 + WRITERS).collect::<Vec<_>>());
 }
 
-pub(super) async fn a_unit_that_is_gone_has_nothing_open(place: &impl Place) {
+pub(super) async fn a_removed_unit_has_no_open_ports(place: &impl Place) {
     let environment = fresh(place, Placement::Unassigned).await;
     environment.deploy(&deploy("blog", 1)).await.unwrap();
     let (id, _) = environment.unit(&unit("blog/0")).await.unwrap();
@@ -457,7 +458,7 @@ pub(super) async fn a_unit_that_is_gone_has_nothing_open(place: &impl Place) {
     let web = portcullis::model::ports::parse_argument("80").unwrap();
     ports.open(web).await.unwrap();
     environment.destroy_service(&service("blog")).await.unwrap();
-    // Its stop hook runs after it is gone, and closes what start opened.
+    // The stop hook runs after the unit was removed, and closes the ports that start opened.
     ports.close(web).await.unwrap();
     assert!(matches!(ports.open(web).await, Err(Error::Tree(tree::Error::NoNode(_)))), "nothing is opened");
 }

@@ -1,29 +1,30 @@
-//! Two operations at once, where it hurts: one runs whole between the last read and the write of the other. Whichever
-//! was first, the result is as if they had come one after the other. And a look at everything, which is not a snapshot of
-//! the store, with a change between any two of its reads.
+//! Two concurrent operations: one runs completely between the last read and the write of the other,
+//! and the result is as if they had run one after the other. Also a read of the whole environment
+//! with a change between any two of its reads.
 
 use super::block_on;
 use super::operations::{deploy, fresh, operator, service};
 use portcullis::model::MachineId;
-use portcullis::status::{Scope, View, collect};
+use portcullis::status::sections::{Machines, Services};
+use portcullis::status::{Scope, View};
 use portcullis::store::acl::Acl;
 use portcullis::store::memory::MemoryFeed;
 use portcullis::store::paths::{self, NodePath};
 use portcullis::store::records::Placement;
 use portcullis::store::tree::{Answer, Error, Node, Read, Tree, Write};
-use portcullis::store::{Deploy, Environment, MemoryStore, MemoryTree};
+use portcullis::store::{Deploy, Environment, MemoryStore, MemoryTree, Snapshot};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::oneshot;
 
-/// When it is another's turn.
+/// When the other operation runs.
 enum Moment {
     BeforeTheFirstWrite,
     /// After so many reads.
     AfterReads(AtomicUsize),
 }
 
-/// A tree that waits for another's turn, once.
+/// A tree that lets another operation run, once.
 struct Interrupted {
     tree: MemoryTree,
     moment: Moment,
@@ -87,7 +88,8 @@ impl Tree for Interrupted {
     }
 }
 
-/// Runs `main` on an environment with `web/0` on machine 0 and nothing on machine 1, and `interlude` just before its first write.
+/// Runs `main` on an environment with `web/0` on machine 0 and nothing on machine 1, and
+/// `interlude` just before its first write.
 fn race(
     main: impl AsyncFnOnce(&Environment<Interrupted>),
     interlude: impl AsyncFnOnce(&Environment<MemoryTree>),
@@ -95,7 +97,7 @@ fn race(
     assert!(race_at(Moment::BeforeTheFirstWrite, main, interlude), "nothing was written");
 }
 
-/// The same at another moment. Says whether it came.
+/// The same at another time. Returns whether that time came.
 fn race_at(
     moment: Moment,
     main: impl AsyncFnOnce(&Environment<Interrupted>),
@@ -113,7 +115,7 @@ fn race_at(
         let environment = Environment::open(tree).await.unwrap();
         let interrupted = async {
             main(&environment).await;
-            // Whoever still waits for a turn will not have one.
+            // An operation that still waits does not run.
             drop(environment);
         };
         let between = async {
@@ -128,7 +130,7 @@ fn race_at(
     })
 }
 
-async fn units_and_their_places(tree: &impl Tree) -> (usize, usize) {
+async fn units_and_assignments(tree: &impl Tree) -> (usize, usize) {
     let units = tree.children(&paths::units()).await.unwrap();
     let places = tree.children(&paths::machine_units(MachineId::new(0))).await.unwrap();
     (units.len(), places.len())
@@ -140,7 +142,7 @@ fn a_service_destroyed_before_its_units_are_added() {
         async |environment| {
             let refusal = environment.add_units(&service("web"), 1, None).await.unwrap_err();
             assert_eq!(refusal.to_string(), "Service 'web' was not found");
-            assert_eq!(units_and_their_places(environment.tree()).await, (0, 0));
+            assert_eq!(units_and_assignments(environment.tree()).await, (0, 0));
         },
         async |other| other.destroy_service(&service("web")).await.unwrap(),
     );
@@ -168,7 +170,7 @@ fn units_added_before_their_service_is_destroyed() {
     race(
         async |environment| {
             environment.destroy_service(&service("web")).await.unwrap();
-            assert_eq!(units_and_their_places(environment.tree()).await, (0, 0));
+            assert_eq!(units_and_assignments(environment.tree()).await, (0, 0));
         },
         async |other| {
             other.add_units(&service("web"), 1, Some(MachineId::new(0))).await.unwrap();
@@ -177,7 +179,7 @@ fn units_added_before_their_service_is_destroyed() {
 }
 
 #[test]
-fn a_machine_terminated_before_a_unit_gets_there() {
+fn a_machine_terminated_before_a_unit_is_assigned() {
     race(
         async |environment| {
             let wanted = Deploy { to: Some(MachineId::new(0)), ..deploy("late", 1) };
@@ -193,7 +195,7 @@ fn a_machine_terminated_before_a_unit_gets_there() {
 }
 
 #[test]
-fn a_unit_that_gets_there_before_its_machine_is_terminated() {
+fn a_unit_assigned_before_its_machine_is_terminated() {
     race(
         async |environment| {
             let refusal = environment.terminate_machines(&[MachineId::new(1)]).await.unwrap_err();
@@ -207,11 +209,12 @@ fn a_unit_that_gets_there_before_its_machine_is_terminated() {
 }
 
 #[test]
-fn whatever_happens_while_status_looks_no_unit_is_without_its_place() {
+fn a_snapshot_during_changes_has_the_machine_of_every_unit() {
     for ends in [false, true] {
         let changed_after = |reads: usize| {
             let look = async |environment: &Environment<Interrupted>| {
-                let view = View::new(&collect(environment.tree()).await.unwrap(), &Scope::default());
+                let read = Snapshot::read(environment.tree()).await.unwrap();
+                let view = View::new(&[&Machines(&read), &Services(&read)], &Scope::default());
                 assert!(view.errors().is_empty(), "after {reads} reads: {:?}", view.errors());
                 for (name, unit) in view.services.values().flat_map(|service| &service.units) {
                     let machine = unit.machine.filter(|machine| view.machines.contains_key(machine));

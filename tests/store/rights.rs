@@ -1,15 +1,15 @@
-//! Who may do what, asked of the store itself. Each refusal has its positive control: the one who may, can.
+//! The rights of each identity, checked against the store. Each refusal has its positive control:
+//! the permitted identity succeeds.
 
 use super::Place;
 use super::operations::{controller, deploy, fresh, operator, service, unit};
 use portcullis::firewall::observe;
 use portcullis::model::MachineId;
-use portcullis::status;
-use portcullis::store::Credential;
 use portcullis::store::acl::Roles;
 use portcullis::store::paths::{self, NodePath};
 use portcullis::store::records::{Placement, parse_service_credential};
 use portcullis::store::tree::{Error, Tree, Write};
+use portcullis::store::{Credential, Snapshot};
 
 fn roles() -> Roles {
     Roles { operator: operator().identity(), controller: controller().identity() }
@@ -26,7 +26,7 @@ async fn may_read(tree: &impl Tree, path: &NodePath) -> bool {
     }
 }
 
-/// Tries to write the same data again; the version is learned from the operator.
+/// Tries to write the same data again, at the version that the operator reads.
 async fn may_write(tree: &impl Tree, boss: &impl Tree, path: &NodePath) -> bool {
     let node = boss.get(path).await.unwrap();
     let set = Write::SetIfVersion { path: path.clone(), data: node.data, version: node.version };
@@ -60,7 +60,7 @@ async fn may_delete(tree: &impl Tree, boss: &impl Tree, path: &NodePath) -> bool
     }
 }
 
-/// Two services, a unit each on a machine each; the first is exposed. Returns every node that there is.
+/// Two services with a unit each on a machine each; the first is exposed. Returns every znode.
 async fn populate<P: Place>(place: &P) -> (portcullis::store::Environment<P::Tree>, Vec<NodePath>) {
     let environment = fresh(place, Placement::Unassigned).await;
     let (mine, other) = (deploy("mine", 1), deploy("other", 1));
@@ -128,7 +128,7 @@ pub(super) async fn a_unit_writes_its_own_ports_and_nothing_else(place: &impl Pl
     assert_eq!(grab, Err(Error::NoAuth(own)), "its own rights are not its to change");
 }
 
-pub(super) async fn a_machine_sees_its_own_units(place: &impl Place) {
+pub(super) async fn a_machine_reads_its_own_units_only(place: &impl Place) {
     let (environment, nodes) = populate(place).await;
     let boss = environment.tree();
     let machine = MachineId::new(0);
@@ -159,8 +159,8 @@ pub(super) async fn a_machine_sees_its_own_units(place: &impl Place) {
     }
 }
 
-/// What a machine's agent does to learn to whom its units' services are open.
-pub(super) async fn a_unit_opens_its_services_flag_to_its_machine(place: &impl Place) {
+/// A machine's agent reads the sources that its units' services are exposed to.
+pub(super) async fn a_machine_reads_the_flags_of_its_units_services(place: &impl Place) {
     let (environment, nodes) = populate(place).await;
     let boss = environment.tree();
     let agent = place.connect(Some(&environment.machine_credential(MachineId::new(0)).await.unwrap())).await;
@@ -182,7 +182,7 @@ pub(super) async fn a_unit_opens_its_services_flag_to_its_machine(place: &impl P
     assert_eq!(now, expected, "the flag and nothing else");
     assert!(!may_write(&agent, boss, &paths::exposed(mine)).await);
     assert!(!may_delete(&agent, boss, &paths::exposed(mine)).await);
-    // A second unit's machine gets the same, and so it does for a flag that was set again.
+    // The machine of a second unit reads it, too, and so does it read a flag that was set again.
     environment.unexpose(&service("mine")).await.unwrap();
     let second = environment.add_units(&service("mine"), 1, None).await.unwrap();
     environment.expose(&service("mine")).await.unwrap();
@@ -205,7 +205,7 @@ async fn readable(tree: &impl Tree, nodes: &[NodePath]) -> Vec<NodePath> {
     found
 }
 
-/// A machine says who looks after it and what came of its firewall, and can say neither for another.
+/// A machine writes its own lease and firewall report, and not those of another.
 pub(super) async fn a_machine_reports_on_itself(place: &impl Place) {
     let (environment, _) = populate(place).await;
     let boss = environment.tree();
@@ -240,7 +240,7 @@ pub(super) async fn a_machine_reports_on_itself(place: &impl Place) {
         assert!(!may_write(&other, boss, &path).await, "another machine writes {path}");
     }
     assert!(!may_create(&agent, boss, paths::machine_firewall(there)).await);
-    // Where its heartbeats may go, it is told and does not say.
+    // The machine reads its list of trackers and cannot write it.
     let trackers = paths::machine_trackers(here);
     let told = Write::create(trackers.clone(), Vec::new(), roles().machine_trackers(&identity));
     controller.write(vec![told]).await.unwrap();
@@ -249,7 +249,8 @@ pub(super) async fn a_machine_reports_on_itself(place: &impl Place) {
     assert!(!may_create(&agent, boss, paths::firewall_reports()).await);
 }
 
-/// A machine's agent says how far its units are, and no hook, no other machine and not the controller can.
+/// A machine's agent writes the states of its units; hooks, other machines and the controller
+/// cannot.
 pub(super) async fn a_machine_writes_the_state_of_its_units(place: &impl Place) {
     let (environment, _) = populate(place).await;
     let boss = environment.tree();
@@ -285,12 +286,12 @@ pub(super) async fn a_machine_writes_the_state_of_its_units(place: &impl Place) 
         "the state of another machine's unit"
     );
     assert!(may_create(&elsewhere, boss, paths::unit_state(other_id)).await);
-    // A unit with all that its agent added goes in one step.
+    // A unit is removed in one step with everything that its agent added.
     environment.remove_unit(&unit("mine/0")).await.unwrap();
     assert!(!boss.exists(&state).await.unwrap());
 }
 
-pub(super) async fn the_controller_reads_all_and_writes_what_providers_say(place: &impl Place) {
+pub(super) async fn the_controller_reads_all_and_writes_machine_records(place: &impl Place) {
     let (environment, nodes) = populate(place).await;
     let boss = environment.tree();
     let tree = place.connect(Some(&controller())).await;
@@ -307,7 +308,7 @@ pub(super) async fn the_controller_reads_all_and_writes_what_providers_say(place
     assert!(!may_create(&tree, boss, paths::exposed(mine)).await);
 }
 
-pub(super) async fn nobody_else_sees_anything(place: &impl Place) {
+pub(super) async fn other_identities_have_no_rights(place: &impl Place) {
     let (environment, nodes) = populate(place).await;
     let boss = environment.tree();
     let guess = Credential::parse("operator:guess").unwrap();
@@ -323,7 +324,7 @@ pub(super) async fn nobody_else_sees_anything(place: &impl Place) {
     }
 }
 
-pub(super) async fn what_a_machine_keeps_to_itself_hides_nothing_else(place: &impl Place) {
+pub(super) async fn znodes_that_a_machine_hides_do_not_hide_others(place: &impl Place) {
     let (environment, _) = populate(place).await;
     let (here, there) = (MachineId::new(0), MachineId::new(1));
     let credential = environment.machine_credential(here).await.unwrap();
@@ -340,14 +341,17 @@ pub(super) async fn what_a_machine_keeps_to_itself_hides_nothing_else(place: &im
     let view = observe::observe(&controller).await.unwrap();
     assert!(view.own.contains(&here) && !view.own.contains(&there));
     assert_eq!((view.machines.len(), view.units.iter().count()), (2, 2));
-    let seen = status::collect(environment.tree()).await.unwrap();
+    let seen = Snapshot::read(environment.tree()).await.unwrap();
     let refused = seen.units[&id].state.as_ref().unwrap().as_ref().unwrap_err();
     assert!(refused.starts_with(paths::unit_state(id).as_str()), "{refused}");
     assert_eq!(seen.units[&other].state, None);
-    assert!(seen.machines[&here].said[1].is_err() && seen.machines[&there].said[1] == Ok(None));
+    assert!(
+        seen.machines[&here].firewall_reports[1].is_err()
+            && seen.machines[&there].firewall_reports[1] == Ok(None)
+    );
 }
 
-pub(super) async fn what_a_machine_hides_goes_with_it(place: &impl Place) {
+pub(super) async fn hidden_znodes_are_removed_with_their_machine(place: &impl Place) {
     let (environment, _) = populate(place).await;
     let boss = environment.tree();
     let here = MachineId::new(0);

@@ -1,4 +1,4 @@
-//! What only a wire can do: be cut, lead nowhere, or end at something that is no store.
+//! Failures of connections: interrupted, silent, or to a process that is no store.
 
 use super::operations::{deploy, fresh, operator, service};
 use super::{block_on, site};
@@ -31,7 +31,7 @@ fn is_unreachable(to: &Address) {
     let start = Instant::now();
     let refusal = block_on(ZkTree::connect(to, None)).unwrap_err();
     assert_eq!(refusal.to_string(), format!("cannot reach the store at {}", to.hosts()));
-    assert!(refusal.is_retryable());
+    assert!(refusal.is_transient());
     assert!(start.elapsed() < HANG, "took {:?}", start.elapsed());
 }
 
@@ -41,7 +41,7 @@ fn nothing_listens() {
 }
 
 #[test]
-fn a_listener_that_is_silent_or_no_store() {
+fn a_silent_or_foreign_listener_is_reported() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     is_unreachable(&address(&silent.local_addr().unwrap().to_string()));
 
@@ -49,7 +49,7 @@ fn a_listener_that_is_silent_or_no_store() {
     let to = address(&chatty.local_addr().unwrap().to_string());
     std::thread::spawn(move || {
         for stream in chatty.incoming() {
-            // The other side may be gone already; it is the one under test.
+            // The side under test may have closed already.
             let _ = stream.and_then(|mut stream| stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n"));
         }
     });
@@ -57,7 +57,7 @@ fn a_listener_that_is_silent_or_no_store() {
 }
 
 #[test]
-fn a_host_that_is_not_known() {
+fn an_unknown_host_is_reported() {
     is_unreachable(&address("no-such-host.invalid:2181"));
 }
 
@@ -70,9 +70,9 @@ struct Relay {
 #[derive(Default)]
 struct Gate {
     closed: AtomicBool,
-    /// Requests go through and answers do not.
+    /// Requests are passed on, answers are not.
     mute: AtomicBool,
-    /// The next write goes through and mutes its answer.
+    /// The next write is passed on, its answer is not.
     mute_next_write: AtomicBool,
     streams: Mutex<Vec<TcpStream>>,
 }
@@ -101,7 +101,7 @@ impl Relay {
 
     fn cut(&self) {
         for stream in self.gate.streams.lock().unwrap().drain(..) {
-            // One that is closed already is cut.
+            // The connection may be closed already.
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
     }
@@ -160,12 +160,12 @@ impl Gate {
                 break;
             }
         }
-        // Whichever side ended, the other ends with it.
+        // When one side ends, the other is closed, too.
         let _ = to.shutdown(std::net::Shutdown::Both);
     }
 }
 
-/// Whether a node exists, whoever may read it.
+/// Whether a znode exists; needs no right on it.
 fn is_there(client: &mut Client, path: &str) -> bool {
     const NO_NODE: i32 = -101;
     client.get(path) != Err(NO_NODE)
@@ -205,7 +205,7 @@ fn reads_survive_a_cut_connection() {
 }
 
 #[test]
-fn a_write_whose_answer_is_lost_is_found_again() {
+fn a_write_with_a_lost_answer_is_read_back() {
     on_both(|kind| {
         let (store, relay, address) = behind_a_relay(kind, "muted");
         block_on(async {
@@ -234,7 +234,7 @@ fn a_write_whose_answer_is_lost_is_found_again() {
 }
 
 #[test]
-fn a_store_that_dies_in_mid_command_ends_the_command() {
+fn a_command_ends_when_the_store_is_lost() {
     on_both(|kind| {
         let (mut store, _relay, _) = behind_a_relay(kind, "dies");
         let address = address(&format!("{}/dies", store.addr()));
@@ -257,7 +257,7 @@ fn a_store_that_dies_in_mid_command_ends_the_command() {
 }
 
 #[test]
-fn a_store_that_stops_answering_ends_the_command() {
+fn a_command_ends_when_the_store_stops_answering() {
     on_both(|kind| {
         let (_store, relay, address) = behind_a_relay(kind, "stops");
         block_on(async {
@@ -282,7 +282,7 @@ async fn wait_for(feed: &mut impl Feed, wanted: &Event) {
 }
 
 #[test]
-fn a_feed_says_everything_after_every_reconnect() {
+fn a_feed_reports_everything_after_every_reconnect() {
     on_both(|kind| {
         let (store, relay, address) = behind_a_relay(kind, "feed");
         let direct = super::address_of(&store, "feed");
@@ -295,7 +295,7 @@ fn a_feed_says_everything_after_every_reconnect() {
             for _ in 0..3 {
                 relay.cut();
                 wait_for(&mut feed, &Event::Everything).await;
-                // The watch is back: what happens now is seen.
+                // The watch is set again: later changes are reported.
                 writer.expose(&service("web")).await.unwrap();
                 wait_for(&mut feed, &Event::Changed(paths::exposed(id))).await;
                 writer.unexpose(&service("web")).await.unwrap();
@@ -319,7 +319,7 @@ fn an_expired_session_is_replaced() {
             let write = Write::Create { path: agent.clone(), data: Vec::new(), acl, ephemeral: true };
             environment.tree().write(vec![write]).await.unwrap();
             relay.close();
-            // Somebody else sees the session end.
+            // Another client observes the end of the session.
             let other = open(&direct).await;
             let gone = async {
                 while other.tree().exists(&agent).await.unwrap() {
@@ -338,7 +338,7 @@ fn an_expired_session_is_replaced() {
 }
 
 #[test]
-fn a_chroot_is_made_with_the_environment() {
+fn a_chroot_is_created_with_the_environment() {
     on_both(|kind| {
         let store = Store::start(kind, Options::default());
         let nested = address(&format!("{}/juju/prod", store.addr()));
@@ -351,7 +351,7 @@ fn a_chroot_is_made_with_the_environment() {
             assert_eq!(refusal, "the parent of the address's chroot does not exist");
             let environment = fresh(&address(&format!("{}/juju", store.addr())), Placement::Local).await;
             environment.deploy(&deploy("web", 1)).await.unwrap();
-            // Its root is closed to others, and so is not a place for another's environment.
+            // Its root is closed to others, so another environment cannot use it.
             let stranger = ZkTree::connect(&address(&format!("{}/juju", store.addr())), None).await.unwrap();
             assert_eq!(stranger.children(&paths::root()).await, Err(Error::NoAuth(paths::root())));
         });
@@ -361,7 +361,7 @@ fn a_chroot_is_made_with_the_environment() {
 }
 
 #[test]
-fn the_whole_store_can_be_the_environment() {
+fn an_environment_can_use_the_whole_store() {
     on_both(|kind| {
         let store = Store::start(kind, Options::default());
         let root = address(&store.addr().to_string());

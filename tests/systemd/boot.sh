@@ -16,6 +16,8 @@ mount -t tmpfs tmpfs /var
 mkdir /var/lib /var/tmp
 cp -a /etc /run/etc
 mount --bind /run/etc /etc
+# A script of user data writes its unit file to where systemd looks.
+mount --bind /run/units /etc/systemd/system
 mount -t tmpfs -o mode=755 tmpfs /run/dev
 for node in null zero full random urandom tty; do
     : >"/run/dev/$node"

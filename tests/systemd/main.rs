@@ -1,8 +1,8 @@
-//! `portcullis install` under a real systemd: the files that it writes are sound, the service serves, comes back when it is
-//! killed, and what hooks have started lives on meanwhile. The instance is alone in namespaces and control groups of its
-//! own; see `boot.sh`. Needs root.
+//! `portcullis install` under a real systemd: the files that it writes are valid, the service works
+//! and is restarted after a kill, and processes that hooks have started keep running meanwhile. The
+//! systemd instance has namespaces and control groups of its own; see `boot.sh`. Needs root.
 
-// Scenarios are tests, though the lint cannot see it.
+// Clippy does not recognize the scenarios as tests.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 #[path = "../harness/mod.rs"]
@@ -15,12 +15,16 @@ use std::time::Duration;
 
 use harness::groups::{directories, end};
 use harness::{binary, wait_for};
+use portcullis::model::MachineId;
+use portcullis::provision::user_data::Boot;
+use portcullis::store::acl::Roles;
+use portcullis::store::{Credential, Identity};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const UNITS: &str = "/var/lib/portcullis-units/local";
 
 struct Instance {
-    /// Its end is the end of everything in it.
+    /// The end of this process ends all processes of the instance.
     unshare: Child,
     systemd: u32,
     groups: Groups,
@@ -33,7 +37,8 @@ impl Instance {
         let groups = Groups::new();
         let enter: String =
             groups.0.iter().map(|group| format!("echo $$ >{}/cgroup.procs; ", group.display())).collect();
-        // Entered before there is a namespace, which makes of them all that can be seen from within.
+        // The process enters the groups before the control group namespace is created, so they are
+        // the root groups of that namespace.
         let spaces = "--mount --pid --uts --ipc --net --cgroup --fork --kill-child=KILL";
         let output = File::create(dir.path().join("output")).unwrap();
         let unshare = Command::new("sh")
@@ -64,12 +69,12 @@ impl Instance {
         let mut command = Command::new("nsenter");
         command.args(["-t", &self.systemd.to_string(), "--mount", "--pid", "--net", "--uts", "--ipc"]);
         command.args(line).env_clear().env("PATH", "/run/bin:/usr/sbin:/usr/bin:/sbin:/bin");
-        // As the services have it.
+        // The same values as in the services.
         command.env("XDG_CONFIG_HOME", "/etc").env("SYSTEMD_UNIT_PATH", "/run/units").stdin(Stdio::null());
         command
     }
 
-    /// What a command inside prints, if it succeeds.
+    /// Runs a command inside and returns its output, if it succeeds.
     fn says(&self, line: &[&str]) -> Option<String> {
         let output = self.command(line).output().unwrap();
         output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
@@ -91,7 +96,7 @@ impl Instance {
         self.does(&["systemctl", "show", service, "--value", "--property", name]).trim().to_owned()
     }
 
-    /// Kills a service's process, and waits for systemd to have started another.
+    /// Kills a service's process and waits until systemd has started a new one.
     fn comes_back(&self, service: &str) {
         let first = self.property_of(service, "MainPID");
         self.does(&["kill", "-KILL", &first]);
@@ -104,7 +109,7 @@ impl Instance {
         serde_json::from_str(&self.says(&["juju", "status", "--format", "json"])?).ok()
     }
 
-    /// The page of the first unit whose files are in `units`, if its server is there.
+    /// Returns the page of the first unit whose files are in `units`, if its server responds.
     fn page(&self, units: &str) -> Option<String> {
         let charm = format!("{units}/units/unit-0000000000/charm");
         let fetch = format!(
@@ -127,7 +132,7 @@ impl Drop for Instance {
     }
 }
 
-/// A group for the instance in each tree of groups that a systemd might work in.
+/// A control group for the instance in each hierarchy that a systemd may use.
 struct Groups(Vec<PathBuf>);
 
 impl Groups {
@@ -152,8 +157,8 @@ impl Drop for Groups {
     }
 }
 
-/// What this machine has of control groups, but for what tests have there: where they are mounted and how, which are at
-/// their tops, and which a service of ours would be in.
+/// Lists the control groups of this machine, except those of tests: the mounts, the top-level
+/// groups, and the group that a Portcullis service would have.
 fn of_this_machine() -> Vec<String> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mounts: Vec<&str> = mounts.lines().filter(|line| line.contains(" /sys/fs/cgroup")).collect();
@@ -169,7 +174,7 @@ fn of_this_machine() -> Vec<String> {
     all
 }
 
-/// The group of a process in each tree.
+/// Returns the group of a process in each hierarchy.
 fn groups_of(process: &str) -> Vec<(String, String)> {
     let text = fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap();
     let tree = |line: &str| {
@@ -181,7 +186,8 @@ fn groups_of(process: &str) -> Vec<(String, String)> {
 
 #[test]
 fn nobody_boots_this_machine_by_mistake() {
-    // Should it not refuse, it has nothing to mount, and no mounts of anybody else.
+    // If the script does not refuse, it has no directory to mount, and it affects only its own
+    // mount namespace.
     for (spaces, known, why) in [
         (&["--mount"][..], Some("test"), "not the first process"),
         (&["--mount", "--pid", "--fork", "--kill-child=KILL"], None, "nobody has made a machine"),
@@ -217,7 +223,7 @@ fn the_service_comes_back_and_what_hooks_started_stays() {
     systemd.does(&["juju", "expose", "hello"]);
     let hello = "Hello world, from hello/0.\n\n";
     wait_for("a page", DEADLINE, || systemd.page(UNITS).filter(|page| page == hello));
-    // Whoever runs its hooks is nobody else, and not root.
+    // The unit has a user of its own, which is not root.
     let server = systemd.does(&["cat", &format!("{UNITS}/units/unit-0000000000/charm/pid")]);
     let user = systemd.does(&["stat", "--format", "%u", &format!("/proc/{}", server.trim())]);
     assert!(user.trim().parse::<u32>().unwrap() >= 1_879_048_192, "{user}");
@@ -230,7 +236,8 @@ fn the_service_comes_back_and_what_hooks_started_stays() {
             running(status) && status["services"]["hello"]["units"]["hello/0"]["agent-state"] == "started"
         })
     });
-    // Told to stop, it stops in order and leaves the server alone; told to remove the unit, it does not.
+    // A stop of the service is clean and leaves the server running; the removal of the unit ends
+    // it.
     systemd.does(&["systemctl", "stop", "portcullis.service"]);
     assert_eq!(systemd.property("Result"), "success");
     assert_eq!(systemd.page(UNITS).as_deref(), Some(hello));
@@ -245,7 +252,8 @@ fn the_service_comes_back_and_what_hooks_started_stays() {
     assert!(!groups.iter().any(|group| group.exists()), "{groups:?}");
 }
 
-/// One service a role, as on a machine of several: the store, the controller, and the machine with its own firewall.
+/// One service for each role, as in an environment with several machines: the store, the
+/// controller, and the machine with its own firewall.
 #[test]
 fn the_roles_work_together_and_come_back_one_by_one() {
     let systemd = Instance::boot();
@@ -263,7 +271,7 @@ fn the_roles_work_together_and_come_back_one_by_one() {
     let server = systemd.does(&["cat", &format!("{units}/units/unit-0000000000/charm/pid")]);
     let user = systemd.does(&["stat", "--format", "%u", &format!("/proc/{}", server.trim())]);
     assert!(user.trim().parse::<u32>().unwrap() >= 1_879_048_192, "{user}");
-    // Its port is really open: nothing is to be changed any more, and nftables has it.
+    // The port is really open: nftables has a rule for it.
     let port = systemd.does(&["cat", &format!("{units}/units/unit-0000000000/charm/port")]);
     wait_for("an open port", DEADLINE, || {
         systemd.says(&["nft", "list", "ruleset"]).filter(|rules| rules.contains(port.trim()))
@@ -278,7 +286,7 @@ fn the_roles_work_together_and_come_back_one_by_one() {
             })
         });
     }
-    // Told to remove the unit, the machine does, and shuts its port.
+    // The removal of the unit ends its server and closes its port.
     systemd.does(&["juju", "destroy-service", "hello"]);
     wait_for("an end of the server", DEADLINE, || {
         systemd.says(&["test", "!", "-e", &format!("/proc/{}", server.trim())])
@@ -292,7 +300,53 @@ fn the_roles_work_together_and_come_back_one_by_one() {
     }
 }
 
-/// As this machine sees it, in every tree that was meant; in the others it is where we are, and cannot see them.
+/// Runs the user data of a launched instance as cloud-init does. The test machine has `portcullis`
+/// on the PATH of its services, as an image must.
+#[test]
+fn the_machine_of_user_data_runs_units_and_its_restart_leaves_their_processes_alone() {
+    let systemd = Instance::boot();
+    let (keeper, installed) = ("portcullis-keeper.service", "portcullis-machine@0.service");
+    systemd.does(&["systemctl", "set-environment", "PATH=/run/bin:/usr/sbin:/usr/bin:/sbin:/bin"]);
+    systemd.does(&["systemctl", "start", keeper]);
+    let store = ["juju", "--zookeeper", "127.0.0.1:2181", "bootstrap"];
+    wait_for("a store", DEADLINE, || systemd.says(&store));
+    systemd.does(&["juju", "add-machine", "--instance-id", "metal"]);
+    // With access to the operator's credentials, the agent writes the machine's file.
+    systemd.does(&["systemctl", "start", installed]);
+    let file = wait_for("a machine file", DEADLINE, || {
+        let text = systemd.says(&["cat", "/etc/portcullis/local-machines/machine-0000000000.json"])?;
+        serde_json::from_str::<serde_json::Value>(&text).ok()
+    });
+    systemd.does(&["systemctl", "stop", installed]);
+
+    let text = |key: &str| file[key].as_str().unwrap().to_owned();
+    let identity = |key: &str| Identity::parse(&text(key)).unwrap();
+    let roles = Roles { operator: identity("operator"), controller: identity("controller") };
+    let boot = Boot::new("local".parse().unwrap(), text("zookeeper").parse().unwrap(), roles);
+    let credential = Credential::parse(&text("auth")).unwrap();
+    let user_data = boot.user_data(MachineId::new(0), &credential);
+    systemd.does(&["sh", "-c", user_data.reveal()]);
+
+    let service = "portcullis-machine.service";
+    let enabled = systemd.does(&["systemctl", "is-enabled", service]);
+    assert!(enabled.starts_with("enabled"), "{enabled}");
+    systemd.does(&["juju", "deploy", "/run/repo/fixtures/charms/hello", "--to", "0"]);
+    systemd.does(&["juju", "expose", "hello"]);
+    let (units, hello) = ("/var/lib/portcullis-units/local-0", "Hello world, from hello/0.\n\n");
+    wait_for("a page", DEADLINE, || systemd.page(units).filter(|page| page == hello));
+    systemd.comes_back(service);
+    assert_eq!(systemd.page(units).as_deref(), Some(hello), "its server was never gone");
+    wait_for("a unit that is looked after", DEADLINE, || {
+        systemd.status().filter(|status| {
+            let unit = &status["services"]["hello"]["units"]["hello/0"];
+            status["machines"]["0"]["agent-state"] == "running" && unit["agent-state"] == "started"
+        })
+    });
+}
+
+/// Checks from outside that systemd is in the instance's group in the unified and in the
+/// `name=systemd` hierarchy. In all others it is in the group of the test, and they are not mounted
+/// inside.
 fn is_in_groups_of_its_own(systemd: &Instance) {
     let top = format!("/{}", systemd.groups.name());
     let ours = groups_of("self");

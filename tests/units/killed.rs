@@ -1,5 +1,6 @@
-//! A machine's agent that is killed after each of its steps, and whoever watches over a hook after each of theirs: each time
-//! another one follows, and at the end everything was done, and nothing twice that was not cut short.
+//! Kills a machine's agent after each of its steps, and a hook's runner after each of its steps.
+//! Every time a new process takes over; at the end all work is done, and only interrupted hooks
+//! have run twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,30 +12,32 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::harness::scenario::Site;
 use crate::harness::wire::{Client, Put, op};
 use crate::harness::{Kind, Options, Store, wait_for};
-use crate::steps::{Step, Stepping};
+use crate::strace::{Step, Stepping};
 use crate::world::{DEADLINE, World, is_alive};
 
 const HOOKS: [&str; 5] = ["install", "start", "exposed", "unexposed", "stop"];
 
-/// `super:secret`.
+/// The digest of `super:secret`.
 const SUPER: &str = "super:lK75jTNcA+U9vtVEw5vB51mj/w4=";
 
 #[test]
-fn an_agent_that_is_killed_after_any_step_is_followed_by_one_that_goes_on() {
+fn next_agent_continues_after_a_kill_at_any_step() {
     let deaths = Deaths::until_there_are_no_more(Victim::Agent, 1);
-    // What the life of a unit takes at least; a test that sees nothing of it would pass as well.
+    // Minimum number of steps in the life of a unit; without it, a test that sees no steps would
+    // pass.
     assert!(deaths.done.len() > 100, "{:#?}", deaths.done);
 }
 
 #[test]
-fn a_hook_whose_watcher_is_killed_after_any_step_runs_to_its_end() {
+fn hook_completes_after_its_watcher_is_killed_at_any_step() {
     let deaths = Deaths::until_there_are_no_more(Victim::Runner, 4);
     assert!(deaths.done.len() > 20, "{:#?}", deaths.done);
 }
 
 #[test]
-fn a_hook_whose_watcher_and_agent_are_killed_after_any_step_runs_to_its_end() {
-    // One unit: with the agent every other hook's watcher may go as well, and one that is cut short twice is not tried again.
+fn hook_completes_after_its_watcher_and_agent_are_killed_at_any_step() {
+    // One unit only: killing the agent may also end the runners of other hooks, and a hook that is
+    // interrupted twice is not retried.
     let deaths = Deaths::until_there_are_no_more(Victim::Both, 1);
     assert!(deaths.done.len() > 20, "{:#?}", deaths.done);
 }
@@ -48,16 +51,17 @@ enum Victim {
 
 struct Deaths {
     victim: Victim,
-    /// The steps that somebody was killed after; with each, whether the hook was the last one.
+    /// The steps after which a process was killed, each with whether its hook was the last one.
     done: BTreeSet<(String, bool)>,
-    /// In this life of the units: how often each run has begun by now, if somebody was killed in it, and after what.
+    /// For each run with a kill, in the current life of the units: how often it has begun, and the
+    /// step after which the kill happened.
     again: BTreeMap<(String, u64), (usize, String)>,
-    /// All control groups that were made.
+    /// All control groups that were created.
     groups: BTreeSet<PathBuf>,
 }
 
 impl Deaths {
-    /// Lets units live until there is nothing new to be killed after.
+    /// Deploys and removes units until a whole life has no step without a kill after it.
     fn until_there_are_no_more(victim: Victim, units: u64) -> Self {
         let options = Options { super_digest: Some(SUPER.to_owned()), ..Options::default() };
         let store = Store::start(Kind::Keeper, options);
@@ -83,7 +87,7 @@ impl Deaths {
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // Also if it fails: nobody would be left to end the agent.
+                // Also on failure: otherwise the agent would never end.
                 let _end = End { over: &over, agent: &agent };
                 life.goes_by();
             });
@@ -106,13 +110,13 @@ impl Deaths {
         });
     }
 
-    /// Whether somebody is to be killed after this one: once after each.
+    /// Returns whether to kill a process after this step: once after each step.
     fn is_due(&mut self, step: &Step) -> bool {
         self.groups.extend(step.made.clone());
         match (&step.run, self.victim) {
             (None, Victim::Agent) => self.done.insert((step.what.clone(), false)),
             (Some(run), Victim::Runner | Victim::Both) => {
-                // One that is cut short twice is not tried again, which is tested elsewhere.
+                // A run that is interrupted twice is not retried; another test covers that.
                 if self.again.contains_key(run) || !self.done.insert((step.what.clone(), run.1 == 5)) {
                     return false;
                 }
@@ -125,12 +129,12 @@ impl Deaths {
     }
 }
 
-/// Whether the hook has begun and its end is not written down.
+/// Returns whether the hook has begun and its result is not yet recorded.
 fn is_in_the_middle(step: &str) -> bool {
     step.starts_with("write RUNS/log") || (step.ends_with("/N.new") && !step.starts_with("rename"))
 }
 
-/// Says that it is over and kills the agent, so that nobody waits for its next step.
+/// On drop, sets `over` and kills the agent, so that no thread waits for its next step.
 pub(crate) struct End<'a> {
     pub(crate) over: &'a AtomicBool,
     pub(crate) agent: &'a AtomicI32,
@@ -139,13 +143,13 @@ pub(crate) struct End<'a> {
 impl Drop for End<'_> {
     fn drop(&mut self) {
         self.over.store(true, Ordering::SeqCst);
-        // It may be gone already.
+        // The agent may have ended already.
         let _ =
             Pid::from_raw(self.agent.load(Ordering::SeqCst)).map(|agent| kill_process(agent, Signal::KILL));
     }
 }
 
-/// Units that live from their deployment to their removal.
+/// Units from their deployment to their removal.
 struct Life<'a> {
     world: &'a World,
     first: u64,
@@ -154,7 +158,7 @@ struct Life<'a> {
 
 impl Life<'_> {
     fn service(&self) -> String {
-        // A name has a letter after a dash.
+        // A service name must have a letter after a dash.
         format!("mortal-{}", "x".repeat(usize::try_from(self.first + 1).unwrap()))
     }
 
@@ -162,7 +166,7 @@ impl Life<'_> {
         format!("{}/{number}", self.service())
     }
 
-    /// As far as their operator sees it.
+    /// Runs the operator's commands for the whole life and checks their effects.
     fn goes_by(&self) {
         let (world, service) = (self.world, self.service());
         let (diary, left) = (world.operator.home().join("diary"), world.operator.home().join("left"));
@@ -171,7 +175,7 @@ impl Life<'_> {
             world.share(path);
         }
         let tell = format!("echo \"$JUJU_UNIT_NAME $JUJU_HOOK_NAME\" >>{}", diary.display());
-        // One at a time, also where one was cut short.
+        // Hooks of a unit run one at a time, also after an interrupted one.
         let alone =
             format!("exec 9>>busy; flock -n 9 || echo \"$JUJU_UNIT_NAME both\" >>{}", diary.display());
         let log = format!("{alone}; {tell}; echo done; sleep 0.1");
@@ -208,7 +212,8 @@ impl Life<'_> {
     }
 
     fn all_ran(&self, hook: &str) {
-        // To its end: one that was cut short is still due, unless its unit is removed.
+        // Waits for the end of the hook: an interrupted one is still due, unless its unit is
+        // removed.
         let settled = |unit| {
             let state = fs::read_to_string(self.runs(unit).join("state")).unwrap_or_default();
             assert!(!state.contains("error"), "{}: {state}", self.unit(unit));
@@ -242,7 +247,7 @@ impl Life<'_> {
     }
 }
 
-/// What a session of a dead process leaves goes at once, and not when it expires.
+/// Deletes the ephemeral nodes of a killed process at once, instead of when its session expires.
 fn expire(site: &Site, life: &Life<'_>) {
     let mut client = Client::connect(site.addr);
     let auth = Put::new().int(0).bytes("digest").bytes("super:secret");

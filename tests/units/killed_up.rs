@@ -1,5 +1,6 @@
-//! Everything in one process, killed after each step of its start, from the first one that there ever was: the next one goes on
-//! where it was, and what is deployed then runs once. What its agent does with units is tested where the agent is alone.
+//! Kills `portcullis up` after each step of its start, from the very first one: the next process
+//! continues from there, and a charm that is deployed then runs its hooks once. The tests of the
+//! agent alone cover its work on units.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -9,14 +10,15 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use crate::harness::wait_for;
 use crate::killed::End;
 use crate::operator::{Came, Operator, came};
-use crate::steps::Stepping;
+use crate::strace::Stepping;
 use crate::world::{DEADLINE, like};
 
-/// What it writes for itself, in its home: who it is to the store, and the store.
+/// The directories of its own files below the home directory: credentials, and the data of the
+/// store.
 const PLACES: &[&str] = &["/config/portcullis/", "/data/portcullis/"];
 
 #[test]
-fn an_up_that_is_killed_after_any_step_is_followed_by_one_that_goes_on() {
+fn next_up_continues_after_a_kill_at_any_step() {
     let mut done = BTreeSet::new();
     loop {
         let before = done.len();
@@ -27,13 +29,14 @@ fn an_up_that_is_killed_after_any_step_is_followed_by_one_that_goes_on() {
             break;
         }
     }
-    // What a start takes at least: a store, an environment in it, and who is who.
+    // Minimum steps of a start: a store, an environment in it, and the credentials.
     for part in ["local.json", "local-controller.json", "machine-", "/data/portcullis", "store /services"] {
         assert!(done.iter().any(|step| step.contains(part)), "{part}: {done:#?}");
     }
 }
 
-/// What trackers write has names that are drawn by lot, and tests of its own; an answer says nothing of what is asked.
+/// Returns whether a step can be recognized in another process. Writes of trackers have random
+/// names, and tests of their own; a reply of the store does not name the request.
 fn is_told_apart(step: &str) -> bool {
     let asked = ["/services", "/machines/", "/units/"];
     step.strip_prefix("store ").is_none_or(|path| asked.iter().any(|start| path.starts_with(start)))
@@ -56,7 +59,7 @@ impl Home {
 
     fn up_under(&self, mut other: Command) -> Child {
         let mut up = self.0.command("portcullis");
-        // Sessions of the dead end soon.
+        // A short tick, so that sessions of killed processes expire soon.
         up.args([
             "--log-level",
             "info",
@@ -99,7 +102,8 @@ impl Home {
         });
     }
 
-    /// A step without what differs from life to life: the home, numbers of processes, files and sessions.
+    /// Removes from a step the parts that differ between processes: the home directory, and the
+    /// numbers of processes, files and sessions.
     fn of_any_life(&self, step: &str) -> String {
         let step = step.replace(self.0.home().to_str().expect("UTF-8"), "HOME");
         let mut shown = String::new();
@@ -113,7 +117,7 @@ impl Home {
         shown
     }
 
-    /// As its operator sees it, who tries again when it is down.
+    /// Runs the operator's commands, with retries while `up` is down.
     fn is_used(&self) {
         let charm = self.0.charm("plain", "name: plain\nsummary: A charm\ndescription: For a test.\n");
         let hooks = std::path::Path::new(&charm).join("hooks");
@@ -128,7 +132,7 @@ impl Home {
         }
         wait_for("a service", DEADLINE, || {
             let deployed = self.juju(&["deploy", &charm, "plain"]);
-            // Done by one whose answer was lost.
+            // An earlier attempt may have succeeded without its reply being received.
             (deployed.code == 0 || deployed.stderr.contains("already")).then_some(())
         });
         wait_for("a unit that is started", DEADLINE * 2, || {

@@ -1,4 +1,4 @@
-//! Units whose hooks do what they should, and agents that die while they do.
+//! Units with correct hooks, and agents that are killed while these run.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -16,7 +16,7 @@ fn port_of(world: &World, unit: &str) -> u16 {
     fs::read_to_string(world.charm_dir(unit).join("port")).unwrap().parse().unwrap()
 }
 
-/// The status line and the body of one request.
+/// Sends one request and returns the status code and the body of the response.
 fn request(port: u16, head: &str, body: &str) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     let length = body.len();
@@ -27,10 +27,10 @@ fn request(port: u16, head: &str, body: &str) -> Option<String> {
     Some(format!("{} {body}", head.split(' ').nth(1)?))
 }
 
-pub(crate) fn charms_do_what_they_say(site: &Site) {
+pub(crate) fn fixture_charms_work(site: &Site) {
     let world = World::new(site);
     let operator = &world.operator;
-    // Deployed and exposed before anybody looks after the machine.
+    // Deployed before the machine has an agent.
     world.deploy(&fixture_charm("hello"), "hello");
     assert_eq!(world.unit("hello/0")["agent-state"], "pending");
     let agent = world.agent(&[]);
@@ -78,7 +78,7 @@ pub(crate) fn charms_do_what_they_say(site: &Site) {
 }
 
 #[test]
-fn stop_hooks_end_what_is_theirs_and_nobody_else() {
+fn stop_hooks_end_only_their_own_processes() {
     for charm in ["hello", "clock", "guestbook"] {
         let (own, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         for (directory, ends) in [(own.path(), true), (elsewhere.path(), false)] {
@@ -86,7 +86,8 @@ fn stop_hooks_end_what_is_theirs_and_nobody_else() {
             fs::write(own.path().join("pid"), process.id().to_string()).unwrap();
             let stop = format!("{}/hooks/stop", fixture_charm(charm));
             assert!(Command::new(stop).current_dir(own.path()).status().unwrap().success());
-            // The first of two that end it is the one that did.
+            // If the stop hook has already sent SIGTERM, this SIGKILL has no effect on the exit
+            // status.
             process.kill().unwrap();
             let ended = process.wait().unwrap();
             assert_eq!(ended.signal(), Some(if ends { 15 } else { 9 }), "{charm} in {}", directory.display());
@@ -94,7 +95,7 @@ fn stop_hooks_end_what_is_theirs_and_nobody_else() {
     }
 }
 
-pub(crate) fn errors_are_resolved(site: &Site) {
+pub(crate) fn operator_resolves_failed_hooks(site: &Site) {
     let world = World::new(site);
     let operator = &world.operator;
     let agent = world.agent(&[]);
@@ -115,24 +116,24 @@ pub(crate) fn errors_are_resolved(site: &Site) {
     operator.does(&["resolved", "--retry", "picky/0"]);
     let unit = world.becomes("picky/0", "exposed-error");
     assert_eq!(unit["hook-error"], "exposed hook: signal 11 (SIGSEGV)");
-    // What failed has run all the same, so the other hook of the pair follows it.
+    // A failed `exposed` hook counts as run, so `unexposed` follows it.
     operator.does(&["unexpose", "picky"]);
     let said = operator.does(&["resolved", "picky/0"]);
-    assert_eq!(said.stderr, "Unit 'picky/0' goes on without its exposed hook.\n");
+    assert_eq!(said.stderr, "Unit 'picky/0' continues without its exposed hook.\n");
     world.runs("picky", &["install", "start", "start", "start", "exposed", "unexposed"]);
     world.becomes("picky/0", "started");
     operator.is_refused(&["resolved", "picky/0"], 1, "the unit has no hook that failed: it is started");
     agent.ends();
 }
 
-/// Killed in the middle of hooks, between them, and when there is nothing to do: each hook runs once.
-pub(crate) fn agents_that_are_killed_do_everything_once(site: &Site) {
+/// Agents are killed during hooks, between hooks and at rest: each hook runs once.
+pub(crate) fn killed_agents_run_each_hook_once(site: &Site) {
     let world = World::new(site);
     let operator = &world.operator;
     let slow = "sleep 1; echo done >>ends; :";
     let charm = world.charm("slow", &[("install", slow), ("start", slow), ("exposed", slow)]);
     world.deploy(&charm, "slow");
-    // Set while the unit installs: heard once, when it has started.
+    // Exposed before the unit is installed: the `exposed` hook runs once, after `start`.
     operator.does(&["expose", "slow"]);
     let mut agent = world.agent(&[]);
     for hooks in [&["install"][..], &["install", "start"], &["install", "start", "exposed"]] {
@@ -145,7 +146,7 @@ pub(crate) fn agents_that_are_killed_do_everything_once(site: &Site) {
     wait_for("three ends", DEADLINE, || {
         (fs::read_to_string(&ends).unwrap().lines().count() == 3).then_some(())
     });
-    // Nothing to do, and nothing is done by the one who comes next.
+    // At rest: the next agent runs no hook.
     agent.kill9();
     let before = agent.said();
     let agent = world.agent(&[]);
@@ -160,8 +161,9 @@ pub(crate) fn agents_that_are_killed_do_everything_once(site: &Site) {
     assert_eq!(world.unit("slow/0")["agent-state"], "down");
 }
 
-/// A service that is asked to end says so and does its last work: whoever reads what it prints is there to the end.
-pub(crate) fn last_words_are_heard(site: &Site) {
+/// A service prints a line and cleans up after SIGTERM: the reader of its output runs until the
+/// service has ended.
+pub(crate) fn output_after_a_stop_request_is_logged(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&[]);
     let cleaned = world.operator.home().join("cleaned");
@@ -181,11 +183,12 @@ pub(crate) fn last_words_are_heard(site: &Site) {
     agent.ends();
 }
 
-/// Root's hooks were root once, and each unit's are a user of its own now: the same files do for both.
-pub(crate) fn units_are_handed_over_to_users_of_their_own(site: &Site) {
+/// Hooks that ran as root run as the unit's own user after a change of `--hook-user`, with the same
+/// files.
+pub(crate) fn files_of_root_units_are_given_to_their_new_users(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&["--hook-user", "0:0"]);
-    // Its files come and go all the time, and some are out of reach of any path.
+    // Files appear and disappear all the time, and some are too deep for any path.
     let restless =
         "setsid sh -c 'while :; do mkdir -p gone/a; touch gone/a/b; rm -r gone; done' & echo $! >left";
     let start = format!("{restless}\n{DIG}\necho $(id -u) >deep/who; ln -s deep/who link");
@@ -205,7 +208,7 @@ pub(crate) fn units_are_handed_over_to_users_of_their_own(site: &Site) {
     wait_for("a port", DEADLINE, || {
         (world.unit("old/0")["open-ports"] == serde_json::json!(["8080/tcp"])).then_some(())
     });
-    // What runs since then is the unit's as before, and ends with it.
+    // A process that was started as root still belongs to the unit, and ends with it.
     assert!(is_alive(&left));
     world.operator.does(&["destroy-service", "old"]);
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
@@ -213,8 +216,8 @@ pub(crate) fn units_are_handed_over_to_users_of_their_own(site: &Site) {
     agent.ends();
 }
 
-/// The first hook that the new user runs may be the last that the unit has.
-pub(crate) fn units_are_handed_over_for_their_last_hook(site: &Site) {
+/// The first hook that runs as the new user may be the last hook of the unit.
+pub(crate) fn stop_hook_runs_as_the_new_hook_user(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&["--hook-user", "0:0"]);
     let who = world.operator.home().join("who");
@@ -224,7 +227,7 @@ pub(crate) fn units_are_handed_over_for_their_last_hook(site: &Site) {
     world.deploy(&world.charm("old", &[("stop", &stop)]), "old");
     world.becomes("old/0", "started");
     agent.ends();
-    // Removed while nobody was there, so that no agent sees it alive.
+    // Removed while no agent runs, so that the next agent sees the unit only as removed.
     world.operator.does(&["destroy-service", "old"]);
     let agent = world.agent(&["--hook-user", "200000+"]);
     wait_for("a machine without units", DEADLINE, || {
@@ -235,8 +238,8 @@ pub(crate) fn units_are_handed_over_for_their_last_hook(site: &Site) {
     agent.ends();
 }
 
-/// The same name, the same machine, the same numbers, and the same directory: and yet not the same units.
-pub(crate) fn an_environment_made_anew_leaves_anothers_units_alone(site: &Site) {
+/// A new environment with the same name, machine, unit numbers and directory has units of its own.
+pub(crate) fn recreated_environment_leaves_old_units_alone(site: &Site) {
     let old = World::new(site);
     let agent = old.agent(&[]);
     old.deploy(&old.charm("old", &[("start", "setsid sleep 1000 & echo $! >left")]), "web");
@@ -247,7 +250,7 @@ pub(crate) fn an_environment_made_anew_leaves_anothers_units_alone(site: &Site) 
     let new = World::new(&site.other()).on_the_host_of(&old).with_units_in(old.units_dir());
     new.deploy(&new.charm("new", &[]), "web");
     let agent = new.agent(&[]);
-    // As if it were alone: from the start, with its own charm.
+    // The new unit starts from the beginning, with its own charm.
     new.becomes("web/0", "started");
     new.runs("new", &["install", "start"]);
     let problem = new.operator.status()["machines"]["0"]["problem"].as_str().unwrap().to_owned();
@@ -258,7 +261,7 @@ pub(crate) fn an_environment_made_anew_leaves_anothers_units_alone(site: &Site) 
             old.units_dir().display()
         )
     );
-    // The old one is looked after at the same time, and finds everything as it was.
+    // The agent of the old environment runs at the same time and finds its unit unchanged.
     let olds = old.agent(&[]);
     old.becomes("web/0", "started");
     assert_eq!(old.operator.status()["machines"]["0"].get("problem"), None);
@@ -273,7 +276,7 @@ pub(crate) fn an_environment_made_anew_leaves_anothers_units_alone(site: &Site) 
     agent.ends();
     assert!(is_alive(&left) && old.is_here("web/0"));
     assert_eq!(old.ran("old"), ["install", "start"]);
-    // It is still its own to stop.
+    // The old environment can still stop its unit.
     old.operator.does(&["destroy-service", "web"]);
     old.runs("old", &["install", "start", "stop"]);
     wait_for("a machine without units", DEADLINE, || old.is_cleared_away().then_some(()));
@@ -281,8 +284,9 @@ pub(crate) fn an_environment_made_anew_leaves_anothers_units_alone(site: &Site) 
     olds.ends();
 }
 
-/// Removed, without ports and without processes, and still to be seen: until it stops, or nobody minds.
-pub(crate) fn a_unit_that_cannot_stop_waits_for_a_decision(site: &Site) {
+/// A removed unit whose stop hook failed has no ports and no processes, and stays in the status
+/// until the hook succeeds or the operator skips it.
+pub(crate) fn failed_stop_hook_waits_for_the_operator(site: &Site) {
     let world = World::new(site);
     let operator = &world.operator;
     let mut agent = world.agent(&[]);
@@ -306,7 +310,7 @@ pub(crate) fn a_unit_that_cannot_stop_waits_for_a_decision(site: &Site) {
     assert!(world.unit("web/1")["agent-state"] == "started" && world.is_here("web/0"));
     operator.is_refused(&["remove-unit", "web/0"], 1, "Unit 'web/0' was not found");
 
-    // Known to the next agent as well, and not done again by it.
+    // The next agent reads the state as well and does not run the hook again.
     agent.kill9();
     let mut agent = world.agent(&[]);
     world.becomes("web/1", "started");
@@ -317,7 +321,7 @@ pub(crate) fn a_unit_that_cannot_stop_waits_for_a_decision(site: &Site) {
     let said = operator.does(&["resolved", "--retry", "web/0"]);
     assert_eq!(said.stderr, "Unit 'web/0' runs its stop hook again.\n");
     wait_for("another try", DEADLINE, || (stops() == 2).then_some(()));
-    // While it runs there is nothing to decide, and nobody is told otherwise.
+    // While the hook runs there is no failure to resolve, and the command is refused.
     assert_eq!(world.unit("web/0")["agent-state"], "stopping");
     let nothing = "the unit has no hook that failed: it is stopping";
     operator.is_refused(&["resolved", "web/0"], 1, nothing);
@@ -331,13 +335,13 @@ pub(crate) fn a_unit_that_cannot_stop_waits_for_a_decision(site: &Site) {
     operator.is_refused(&["resolved", "web/0"], 1, "Unit 'web/0' was not found");
     let before = stops();
 
-    // Also when its service is gone; and decided while nobody is there to hear it.
+    // Also after the service is destroyed, and with a decision that is made while no agent runs.
     operator.does(&["destroy-service", "web"]);
     world.becomes("web/1", "stop-error");
     world.becomes("web/2", "stop-error");
     agent.kill9();
     let said = operator.does(&["resolved", "web/1"]);
-    assert_eq!(said.stderr, "Unit 'web/1' goes on without its stop hook.\n");
+    assert_eq!(said.stderr, "Unit 'web/1' continues without its stop hook.\n");
     assert!(world.is_here("web/1"));
     let mut agent = world.agent(&[]);
     wait_for("an end of it", DEADLINE, || (!world.is_here("web/1")).then_some(()));
@@ -345,7 +349,7 @@ pub(crate) fn a_unit_that_cannot_stop_waits_for_a_decision(site: &Site) {
     assert_eq!(shown["services"]["web"]["units"].as_object().unwrap().len(), 1, "{shown}");
     world.becomes("web/2", "stop-error");
     assert_eq!(stops(), before + 2);
-    // A machine that goes takes it along.
+    // The removal of a machine removes its units.
     agent.kill9();
     operator.does(&["terminate-machine", "0"]);
     assert_eq!(operator.status()["services"], serde_json::json!({}));

@@ -1,84 +1,83 @@
-//! Units on a machine: the real programs, real hooks and real processes, against Apache ZooKeeper and against the
-//! embedded keeper from one list of scenarios. What a workflow does step by step is tested where it is decided.
+//! Units on a machine: real programs, hooks and processes, with one list of scenarios for Apache
+//! ZooKeeper and the embedded keeper. The unit tests of the workflow cover its single steps.
 
-// Scenarios are tests, though the lint cannot see it.
+// Clippy does not recognize the scenarios as tests.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
-mod bad;
-mod guards;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod isolation;
 mod killed;
 mod killed_up;
 mod life;
 mod many_units;
-// Shared with the tests of disks; not all of it is needed here.
+mod misbehaving;
+// Shared with the disk tests; only part of it is used here.
 #[allow(dead_code)]
 #[path = "../disk/mounts.rs"]
 mod mounts;
-// Shared with the tests of the programs; not all of it is needed here.
+// Shared with the CLI tests; only part of it is used here.
 #[allow(dead_code)]
 #[path = "../cli/operator.rs"]
 mod operator;
 mod restored;
-mod steps;
+mod strace;
 mod world;
 
 use harness::Store;
 use harness::scenario::{Scenario, run, scenarios};
 
-use bad::{
-    a_daemon_that_is_alone_keeps_logs_itself, a_full_disk_is_a_clear_state,
-    a_full_disk_keeps_no_hook_from_being_ended, a_gigabyte_of_output_is_a_megabyte_of_log,
-    bad_hooks_are_clear_states_and_nobody_elses_trouble, directories_without_end_go_with_their_unit,
-    hooks_that_kill_their_machines_agent, removed_in_the_middle_of_a_hook,
-    units_without_a_place_are_a_problem, what_forgets_where_it_came_from_ends_with_its_unit,
-    what_is_mounted_is_not_removed, what_never_holds_still_ends_with_its_unit,
-    where_there_are_no_groups_it_is_said,
-};
-use guards::{
-    a_hook_gets_at_nothing_of_another_environment, a_hook_gets_at_nothing_of_another_machine,
-    a_hook_gets_at_nothing_that_is_not_its_own, secrets_are_in_their_files_and_nowhere_else,
+use isolation::{
+    hook_cannot_access_another_environment, hook_cannot_access_another_machine,
+    hook_cannot_access_other_units, secrets_appear_only_in_their_files,
 };
 use life::{
-    a_unit_that_cannot_stop_waits_for_a_decision, agents_that_are_killed_do_everything_once,
-    an_environment_made_anew_leaves_anothers_units_alone, charms_do_what_they_say, errors_are_resolved,
-    last_words_are_heard, units_are_handed_over_for_their_last_hook,
-    units_are_handed_over_to_users_of_their_own,
+    failed_stop_hook_waits_for_the_operator, files_of_root_units_are_given_to_their_new_users,
+    fixture_charms_work, killed_agents_run_each_hook_once, operator_resolves_failed_hooks,
+    output_after_a_stop_request_is_logged, recreated_environment_leaves_old_units_alone,
+    stop_hook_runs_as_the_new_hook_user,
+};
+use misbehaving::{
+    deeply_nested_directories_are_removed_with_their_unit, failing_hooks_affect_only_their_unit,
+    full_disk_does_not_prevent_the_end_of_a_hook, full_disk_puts_a_unit_into_an_error_state,
+    hook_log_is_limited_to_a_megabyte, hook_that_kills_its_agent_is_given_up, log_reader_program_is_optional,
+    missing_control_groups_are_logged, mounts_in_a_unit_directory_are_not_removed,
+    process_with_cleared_environment_ends_with_its_unit, processes_that_keep_forking_end_with_their_unit,
+    unit_removed_during_a_hook, unusable_units_directory_is_a_machine_problem,
 };
 
 const LIFE: &[Scenario] = scenarios![
-    charms_do_what_they_say,
-    errors_are_resolved,
-    a_unit_that_cannot_stop_waits_for_a_decision,
-    agents_that_are_killed_do_everything_once,
-    last_words_are_heard,
-    units_are_handed_over_to_users_of_their_own,
-    units_are_handed_over_for_their_last_hook,
-    an_environment_made_anew_leaves_anothers_units_alone,
+    fixture_charms_work,
+    operator_resolves_failed_hooks,
+    failed_stop_hook_waits_for_the_operator,
+    killed_agents_run_each_hook_once,
+    output_after_a_stop_request_is_logged,
+    files_of_root_units_are_given_to_their_new_users,
+    stop_hook_runs_as_the_new_hook_user,
+    recreated_environment_leaves_old_units_alone,
 ];
 
-const GUARDS: &[Scenario] = scenarios![
-    a_hook_gets_at_nothing_that_is_not_its_own,
-    a_hook_gets_at_nothing_of_another_machine,
-    a_hook_gets_at_nothing_of_another_environment,
-    secrets_are_in_their_files_and_nowhere_else,
+const ISOLATION: &[Scenario] = scenarios![
+    hook_cannot_access_other_units,
+    hook_cannot_access_another_machine,
+    hook_cannot_access_another_environment,
+    secrets_appear_only_in_their_files,
 ];
 
-const BAD: &[Scenario] = scenarios![
-    bad_hooks_are_clear_states_and_nobody_elses_trouble,
-    hooks_that_kill_their_machines_agent,
-    directories_without_end_go_with_their_unit,
-    what_is_mounted_is_not_removed,
-    removed_in_the_middle_of_a_hook,
-    a_gigabyte_of_output_is_a_megabyte_of_log,
-    a_full_disk_is_a_clear_state,
-    a_full_disk_keeps_no_hook_from_being_ended,
-    a_daemon_that_is_alone_keeps_logs_itself,
-    what_forgets_where_it_came_from_ends_with_its_unit,
-    what_never_holds_still_ends_with_its_unit,
-    where_there_are_no_groups_it_is_said,
-    units_without_a_place_are_a_problem,
+const MISBEHAVING: &[Scenario] = scenarios![
+    failing_hooks_affect_only_their_unit,
+    hook_that_kills_its_agent_is_given_up,
+    deeply_nested_directories_are_removed_with_their_unit,
+    mounts_in_a_unit_directory_are_not_removed,
+    unit_removed_during_a_hook,
+    hook_log_is_limited_to_a_megabyte,
+    full_disk_puts_a_unit_into_an_error_state,
+    full_disk_does_not_prevent_the_end_of_a_hook,
+    log_reader_program_is_optional,
+    process_with_cleared_environment_ends_with_its_unit,
+    processes_that_keep_forking_end_with_their_unit,
+    missing_control_groups_are_logged,
+    unusable_units_directory_is_a_machine_problem,
 ];
 
 #[test]
@@ -92,21 +91,21 @@ fn on_the_keeper() {
 }
 
 #[test]
-fn guards_on_zookeeper() {
-    run(&Store::zookeeper(), GUARDS);
+fn isolation_on_zookeeper() {
+    run(&Store::zookeeper(), ISOLATION);
 }
 
 #[test]
-fn guards_on_the_keeper() {
-    run(&Store::keeper(), GUARDS);
+fn isolation_on_the_keeper() {
+    run(&Store::keeper(), ISOLATION);
 }
 
 #[test]
-fn bad_hooks_on_zookeeper() {
-    run(&Store::zookeeper(), BAD);
+fn misbehaving_hooks_on_zookeeper() {
+    run(&Store::zookeeper(), MISBEHAVING);
 }
 
 #[test]
-fn bad_hooks_on_the_keeper() {
-    run(&Store::keeper(), BAD);
+fn misbehaving_hooks_on_the_keeper() {
+    run(&Store::keeper(), MISBEHAVING);
 }

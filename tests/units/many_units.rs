@@ -1,5 +1,5 @@
-//! Many units, and large charms, on the embedded keeper: memory, hooks after a restart, and requests at rest. Times and
-//! CPU shares are measured by `cargo bench-units`.
+//! Many units, and large charms, on the embedded keeper: memory, hooks after a restart, and
+//! requests at rest. `cargo bench-units` measures times and CPU shares.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,7 +12,7 @@ use crate::world::{DEADLINE, World};
 const UNITS: usize = 200;
 const MAX_AGENT_KB: u64 = 100 * 1024;
 
-/// A charm so large that a copy of it shows in a process's memory.
+/// The size of a charm: large enough for a copy of it to be visible in a process's memory.
 const LARGE_KB: u64 = 12 * 1024;
 
 fn on_a_keeper(test: impl FnOnce(&World)) {
@@ -21,7 +21,7 @@ fn on_a_keeper(test: impl FnOnce(&World)) {
     test(&World::new(&site));
 }
 
-/// A charm with these hooks and no others.
+/// Creates a charm with these hooks and no others.
 fn charm(world: &World, name: &str, hooks: &[(&str, &str)]) -> String {
     let charm = world.operator.charm(name, &format!("name: {name}\nsummary: s\ndescription: d\n"));
     fs::create_dir_all(Path::new(&charm).join("hooks")).unwrap();
@@ -34,7 +34,7 @@ fn charm(world: &World, name: &str, hooks: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn two_hundred_units_are_small_and_a_restart_runs_no_hook() {
+fn restart_with_two_hundred_units_runs_no_hook() {
     on_a_keeper(|world| {
         let started = world.operator.home().join("started");
         fs::write(&started, "").unwrap();
@@ -71,9 +71,9 @@ fn two_hundred_units_are_small_and_a_restart_runs_no_hook() {
     });
 }
 
-/// However many units are made of it at once, a charm is in memory once or twice.
+/// A charm is in memory once or twice, however many units are created from it at once.
 #[test]
-fn a_large_charm_for_many_units_takes_no_more_than_for_one() {
+fn memory_for_a_large_charm_does_not_grow_with_units() {
     on_a_keeper(|world| {
         let charm = charm(world, "large", &[("start", "exit 0")]);
         fs::write(Path::new(&charm).join("blob"), vec![7; LARGE_KB as usize * 1024]).unwrap();
@@ -99,7 +99,8 @@ fn all_are_started(world: &World) {
     });
 }
 
-/// Between two resyncs the session's pings and the machine's lease are all that an agent asks the store for.
+/// Between two resyncs an agent sends only the session's pings and the renewals of the machine's
+/// lease to the store.
 #[test]
 fn units_at_rest_are_not_read_again() {
     on_a_keeper(|world| {
@@ -109,7 +110,7 @@ fn units_at_rest_are_not_read_again() {
         for unit in 0..5 {
             world.becomes(&format!("quiet/{unit}"), "started");
         }
-        // A unit that is read again and again never leaves three pings in a row without a read.
+        // If units were read repeatedly, there would never be three pings in a row without a read.
         wait_for("three pings without a read of a unit", DEADLINE, || {
             let said = agent.said();
             let since = said.rsplit("MultiRead").next()?;

@@ -1,5 +1,5 @@
-//! A store that is restored from an older backup while a machine's agent runs: a unit that was deployed after the backup keeps
-//! its processes and files until an operator accepts the store.
+//! A store is restored from an older backup while a machine's agent runs: a unit that was deployed
+//! after the backup keeps its processes and files until an operator accepts the store.
 
 use std::fs;
 use std::path::Path;
@@ -10,12 +10,12 @@ use crate::harness::{Store, wait_for};
 use crate::world::{DEADLINE, World, is_alive};
 
 #[test]
-fn a_restored_keeper_removes_no_unit_until_it_is_accepted() {
+fn restored_keeper_removes_no_unit_until_accepted() {
     no_unit_is_removed_until_the_store_is_accepted(Store::keeper());
 }
 
 #[test]
-fn a_restored_zookeeper_removes_no_unit_until_it_is_accepted() {
+fn restored_zookeeper_removes_no_unit_until_accepted() {
     no_unit_is_removed_until_the_store_is_accepted(Store::zookeeper());
 }
 
@@ -67,7 +67,7 @@ fn no_unit_is_removed_until_the_store_is_accepted(mut store: Store) {
     let held = || Some(problem(&world)).filter(|problem| problem.contains("units are not removed"));
     let why = wait_for("a machine that is held", DEADLINE, held);
     assert!(why.contains("the store went back") && why.contains("`juju accept-store`"), "{why}");
-    // Also for an agent that starts after the restore.
+    // An agent that starts after the restore is held as well.
     agent.ends();
     let agent = world.agent(&[]);
     // The store assigns the number of the lost unit to another one, which waits.

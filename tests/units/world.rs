@@ -1,4 +1,4 @@
-//! An environment with one machine, an operator, and the machine's agent, which comes and goes.
+//! An environment with an operator, one machine, and its agent, which tests start and stop.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -14,20 +14,20 @@ use crate::harness::scenario::Site;
 use crate::harness::{binary, groups, wait_for};
 use crate::operator::Operator;
 
-/// Longer than the session of a killed predecessor lasts, on a busy machine.
+/// Longer than the session of a killed agent lasts on a busy machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Said of an agent that looks at everything as seldom as it usually does.
+/// Arguments for an agent with a long resync interval, as in normal operation.
 const AT_REST: &[&str] = &["--resync", "60"];
 
 pub(crate) struct World {
     pub(crate) operator: Operator,
     units: PathBuf,
-    /// Who was given to units on the agents' host, if that is not this operator's own.
+    /// The file of assigned unit users on the agents' host, if it is not this operator's own.
     users: Option<PathBuf>,
 }
 
-/// A running agent, killed if the test ends before it does.
+/// A running agent; dropping it kills the process.
 pub(crate) struct Agent {
     child: Child,
     pub(crate) log: PathBuf,
@@ -35,7 +35,7 @@ pub(crate) struct Agent {
 
 impl World {
     pub(crate) fn new(site: &Site) -> Self {
-        // Built with the programs, and found beside them by the agent.
+        // Built with the programs; the agent looks for it in its own directory.
         binary("open-port");
         let operator = Operator::bootstrapped(site);
         operator.does(&["add-machine", "--instance-id", "metal"]);
@@ -43,13 +43,13 @@ impl World {
         Self { operator, units, users: None }
     }
 
-    /// The same, with the files of units elsewhere.
+    /// Sets another directory for the files of units.
     pub(crate) fn with_units_in(mut self, directory: PathBuf) -> Self {
         self.units = directory;
         self
     }
 
-    /// The same on the host of another environment, whose data is elsewhere.
+    /// Places the agents on the host of another environment, whose data is in another directory.
     pub(crate) fn on_the_host_of(mut self, other: &Self) -> Self {
         self.users = Some(other.operator.users());
         self
@@ -59,19 +59,19 @@ impl World {
         self.units.clone()
     }
 
-    /// The agent of the machine. Its number is in a file, for hooks that want to know.
+    /// Starts the agent of the machine and writes its process number to a file for hooks.
     pub(crate) fn agent(&self, more: &[&str]) -> Agent {
         let agent = self.agent_of("0", &self.units, more);
         fs::write(self.agent_number(), agent.child.id().to_string()).unwrap();
         agent
     }
 
-    /// The same as people have it, who do not have everything looked at every other second.
+    /// Starts the agent with a resync interval as in normal operation, not every two seconds.
     pub(crate) fn agent_at_rest(&self) -> Agent {
         self.agent(AT_REST)
     }
 
-    /// The same where no control groups can be had: what is mounted over them is nothing.
+    /// Starts the agent without control groups: an empty file system is mounted over them.
     pub(crate) fn agent_without_groups(&self) -> Agent {
         let agent = self.spawn("0", &self.units, &[], |command| {
             let mut alone = Command::new("unshare");
@@ -83,7 +83,7 @@ impl World {
         agent
     }
 
-    /// The same with the daemon alone in its directory: no other program of ours is beside it.
+    /// Starts the agent from a directory without the other programs of this project.
     pub(crate) fn agent_alone(&self) -> Agent {
         let alone = self.operator.home().join("alone");
         fs::create_dir(&alone).unwrap();
@@ -95,7 +95,7 @@ impl World {
         self.operator.home().join("agent.number")
     }
 
-    /// The agent of one machine of several, whose units' files are in a directory of their own.
+    /// Starts the agent of one of several machines, with a units directory of its own.
     pub(crate) fn agent_of(&self, machine: &str, units: &Path, more: &[&str]) -> Agent {
         self.spawn(machine, units, more, |command| command)
     }
@@ -120,7 +120,7 @@ impl World {
         command
     }
 
-    /// The agent of the machine, started by another program that is given its command line.
+    /// Starts the agent of the machine through another program, which gets its command line.
     pub(crate) fn agent_under(&self, mut other: Command) -> Child {
         let command = self.command("0", &self.units, &[]);
         other.arg(command.get_program());
@@ -137,7 +137,7 @@ impl World {
         self.operator.home().join("agent-0.log")
     }
 
-    /// A charm whose hooks write down that they ran, and then do what is given.
+    /// Creates a charm whose hooks append their name to a journal and then run the given code.
     pub(crate) fn charm(&self, name: &str, hooks: &[(&str, &str)]) -> String {
         let metadata = format!("name: {name}\nsummary: A charm\ndescription: For a test.\n");
         let charm = self.operator.charm(name, &metadata);
@@ -162,12 +162,12 @@ impl World {
         path
     }
 
-    /// Lets hooks write to a file, whoever runs them.
+    /// Makes a file writable for the hooks of all users.
     pub(crate) fn share(&self, path: &Path) {
         fs::set_permissions(path, fs::Permissions::from_mode(0o666)).unwrap();
     }
 
-    /// The hooks of a charm that ran, in order.
+    /// Returns the hooks of a charm that ran, in order.
     pub(crate) fn ran(&self, charm: &str) -> Vec<String> {
         fs::read_to_string(self.journal(charm)).unwrap().lines().map(str::to_owned).collect()
     }
@@ -196,12 +196,12 @@ impl World {
         })
     }
 
-    /// Where a unit's charm is.
+    /// Returns the directory of a unit's charm.
     pub(crate) fn charm_dir(&self, unit: &str) -> PathBuf {
         self.units_dir().join("units").join(self.key_of(unit).expect("a unit")).join("charm")
     }
 
-    /// Whether anything of a unit is on the machine.
+    /// Returns whether the machine has files of a unit.
     pub(crate) fn is_here(&self, unit: &str) -> bool {
         self.key_of(unit).is_some()
     }
@@ -221,7 +221,7 @@ impl World {
     }
 }
 
-/// With the same arguments, after those it has, and the same environment.
+/// Appends the arguments of `command` to `other` and gives it the same environment.
 pub(crate) fn like(command: &Command, mut other: Command) -> Command {
     other.args(command.get_args());
     other.env_clear().envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
@@ -230,7 +230,7 @@ pub(crate) fn like(command: &Command, mut other: Command) -> Command {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // They may be elsewhere than at home.
+        // The units directory may be outside the home directory.
         groups::end_below(&self.units);
     }
 }
@@ -241,7 +241,7 @@ impl Agent {
         self.child.wait().expect("gone");
     }
 
-    /// Waits for it to be killed by somebody else.
+    /// Waits until another process has killed the agent.
     #[track_caller]
     pub(crate) fn is_killed(&mut self) {
         let ended = wait_for("an agent that is killed", DEADLINE, || self.child.try_wait().expect("wait"));
@@ -252,7 +252,7 @@ impl Agent {
         self.child.try_wait().expect("wait").is_none()
     }
 
-    /// The most memory that it ever had.
+    /// Returns the peak memory of the process.
     pub(crate) fn most_kb(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("a process");
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
@@ -277,12 +277,12 @@ impl Drop for Agent {
         if std::thread::panicking() {
             eprintln!("the agent said:\n{}", fs::read_to_string(&self.log).unwrap_or_default());
         }
-        // Ended already in every test that passes.
+        // In every test that passes the agent has ended already.
         let _ = (self.child.kill(), self.child.wait());
     }
 }
 
-/// For a hook: directories within each other, deeper than any path and any stack.
+/// Hook code that creates nested directories, deeper than any path or stack allows.
 pub(crate) const DIG: &str = r#"python3 -c '
 import os
 for _ in range(5000):
@@ -290,7 +290,7 @@ for _ in range(5000):
     os.chdir("deep")
 '"#;
 
-/// The program that reads what a unit's services print into `log`.
+/// Returns the program that writes the output of a unit's services to `log`.
 pub(crate) fn reader_of(log: &Path) -> Option<PathBuf> {
     let ending = format!("\0keep-log\0{}\0", log.display());
     let mut processes = fs::read_dir("/proc").expect("processes").filter_map(Result::ok);
@@ -300,7 +300,7 @@ pub(crate) fn reader_of(log: &Path) -> Option<PathBuf> {
     fs::read_link(processes.find(reads)?.path().join("exe")).ok()
 }
 
-/// Whether a process is there and not just waiting to be noticed dead.
+/// Returns whether a process exists and is not a zombie.
 pub(crate) fn is_alive(pid: &str) -> bool {
     fs::read_to_string(format!("/proc/{}/stat", pid.trim())).is_ok_and(|stat| !stat.contains(") Z "))
 }

@@ -7,16 +7,16 @@ use crate::harness::wire::{Client, Create, Lost, Put, Reply, Take, closed, op};
 use crate::harness::{Kind, Options, Store};
 
 pub(crate) const ALL: &[Scenario] = scenarios![
-    an_answer_beyond_the_frame_limit_is_refused,
-    a_multi_whose_results_do_not_fit_is_refused_and_nothing_is_written,
+    reply_beyond_the_frame_limit_is_refused,
+    multi_with_too_large_results_is_refused_without_writes,
     identities_of_one_connection_are_limited,
-    a_long_credential_is_refused,
-    watch_paths_must_be_paths,
+    long_credential_is_refused,
+    invalid_watch_paths_are_refused,
     watch_path_bytes_are_limited,
     watches_are_limited,
     events_go_only_to_clients_that_may_read_the_node,
-    a_watch_takes_the_right_to_read,
-    missed_events_reach_only_those_who_may_read_the_node,
+    watches_require_the_right_to_read,
+    missed_events_go_only_to_clients_that_may_read_the_node,
 ];
 
 const MARSHALLING: i32 = -5;
@@ -57,7 +57,7 @@ fn create_secret(client: &mut Client, path: &str) {
     assert_eq!(client.call(op::CREATE, &body).err, 0, "create {path}");
 }
 
-fn an_answer_beyond_the_frame_limit_is_refused(site: &Site) {
+fn reply_beyond_the_frame_limit_is_refused(site: &Site) {
     let path = site.path("/large");
     let mut client = Client::connect(site.addr);
     client.create(&path, &vec![b'x'; 1_000_000], Create::Persistent);
@@ -77,7 +77,7 @@ fn an_answer_beyond_the_frame_limit_is_refused(site: &Site) {
     }
 }
 
-fn a_multi_whose_results_do_not_fit_is_refused_and_nothing_is_written(site: &Site) {
+fn multi_with_too_large_results_is_refused_without_writes(site: &Site) {
     // Short, so that the request fits into a frame.
     let path = "/m";
     let mut client = Client::connect(site.addr);
@@ -97,13 +97,13 @@ fn identities_of_one_connection_are_limited(site: &Site) {
         let answered = authenticate(&mut client, &format!("u{number}:pw"));
         assert_eq!(answered.expect("an answer").err, 0, "identity {number}");
     }
-    // An identity that is already proved takes no more memory.
+    // An identity that is already authenticated takes no more memory.
     assert_eq!(authenticate(&mut client, "u0:pw").expect("an answer").err, 0);
     assert_eq!(authenticate(&mut client, "one:more").expect("an answer").err, AUTH_FAILED);
     assert!(closed(&mut client.stream));
 }
 
-fn a_long_credential_is_refused(site: &Site) {
+fn long_credential_is_refused(site: &Site) {
     let mut client = Client::connect(site.addr);
     assert_eq!(authenticate(&mut client, &format!("{}:pw", "u".repeat(1_000))).expect("an answer").err, 0);
     let long = format!("{}:pw", "u".repeat(1_000_000));
@@ -115,7 +115,7 @@ fn add_watch(client: &mut Client, path: &str, mode: i32) -> i32 {
     client.call(op::ADD_WATCH, &Put::new().bytes(path).int(mode)).err
 }
 
-fn watch_paths_must_be_paths(site: &Site) {
+fn invalid_watch_paths_are_refused(site: &Site) {
     let mut client = Client::connect(site.addr);
     for bad in ["", "text", "/a//b", "/a/", "/\u{1}"] {
         assert_eq!(add_watch(&mut client, bad, PERSISTENT), BAD_ARGUMENTS, "{bad:?}");
@@ -149,7 +149,7 @@ fn watches_are_limited(site: &Site) {
     let (mut client, mut healthy) = (Client::connect(site.addr), Client::connect(site.addr));
     assert_eq!(set_watches(&mut client, 0, 60_000).err, 0);
     assert_eq!(set_watches(&mut client, 60_000, 40_001).err, QUOTA_EXCEEDED);
-    assert!(closed(&mut client.stream), "a client that does not look at the answer must notice");
+    assert!(closed(&mut client.stream), "a client that ignores the reply must notice");
     // Its watches are removed with it: other connections can set as many.
     assert_eq!(set_watches(&mut healthy, 0, 60_000).err, 0);
     assert_eq!(set_watches(&mut healthy, 60_000, 40_000).err, 0);
@@ -178,7 +178,7 @@ fn delete(client: &mut Client, path: &str) {
 fn events_go_only_to_clients_that_may_read_the_node(site: &Site) {
     let (mut stranger, mut owner, mut ann) = (Client::connect(site.addr), ann(site), ann(site));
     for watcher in [&mut stranger, &mut owner] {
-        assert_eq!(add_watch(watcher, &site.chroot, RECURSIVE), 0, "everybody may read the chroot");
+        assert_eq!(add_watch(watcher, &site.chroot, RECURSIVE), 0, "every client may read the chroot");
     }
     let (secret, public) = (site.path("/secret"), site.path("/public"));
     create_secret(&mut ann, &secret);
@@ -197,7 +197,7 @@ fn events_go_only_to_clients_that_may_read_the_node(site: &Site) {
     assert_eq!(events(&mut stranger), [(CREATED, public.clone()), (DELETED, public)]);
 }
 
-fn a_watch_takes_the_right_to_read(site: &Site) {
+fn watches_require_the_right_to_read(site: &Site) {
     let (mut stranger, mut owner, mut ann) = (Client::connect(site.addr), ann(site), ann(site));
     let secret = site.path("/secret");
     create_secret(&mut ann, &secret);
@@ -211,7 +211,7 @@ fn a_watch_takes_the_right_to_read(site: &Site) {
     assert_eq!(events(&mut stranger), []);
 }
 
-fn missed_events_reach_only_those_who_may_read_the_node(site: &Site) {
+fn missed_events_go_only_to_clients_that_may_read_the_node(site: &Site) {
     let (mut stranger, mut ann) = (Client::connect(site.addr), ann(site));
     let secret = site.path("/secret");
     create_secret(&mut ann, &secret);
@@ -239,7 +239,7 @@ pub(crate) fn refusals_are_logged_once_with_identity_and_path() {
     let mut ann = ann(&site);
     create_secret(&mut ann, "/secret");
     ann.get("/secret").expect("the owner reads it");
-    assert!(!store.log().contains("refused"), "nothing was refused: {}", store.log());
+    assert!(!store.log().contains("refused"), "no request was refused: {}", store.log());
 
     let mut eve = Client::connect(store.addr());
     assert_eq!(authenticate(&mut eve, "eve:guess").expect("an answer").err, 0);
@@ -255,7 +255,7 @@ pub(crate) fn refusals_are_logged_once_with_identity_and_path() {
     let log = store.log();
     // At most one line in ten seconds: on a busy machine the loops above may take that long.
     for (text, parts, most) in [
-        ("no right", &["digest:eve", "127.0.0.1", "/secret"][..], 10),
+        ("not authorized", &["digest:eve", "127.0.0.1", "/secret"][..], 10),
         ("frame length out of bounds", &["127.0.0.1", "2147483647"][..], 10),
     ] {
         let lines: Vec<&str> = log.lines().filter(|line| line.contains(text)).collect();

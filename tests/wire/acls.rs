@@ -1,18 +1,18 @@
-//! Who may do what: schemes, rights, and the super user.
+//! Access control: schemes, rights, and the super user.
 
 use crate::harness::scenario::{Scenario, Site, scenarios};
 use crate::harness::wire::{Client, Create, Put, Reply, Take, closed, create_body, op, set_body};
 
 pub(crate) const ALL: &[Scenario] = scenarios![
-    an_unknown_scheme_is_told_and_closed,
-    digest_lets_the_owner_in_and_nobody_else,
-    each_right_stands_for_itself,
-    the_right_to_delete_lies_on_the_parent,
+    unknown_scheme_is_refused_and_the_connection_closed,
+    digest_grants_access_to_the_owner_only,
+    each_right_allows_only_its_own_operations,
+    deletion_requires_a_right_on_the_parent,
     rights_are_not_inherited,
-    auth_stands_for_who_i_am,
+    auth_is_replaced_by_the_callers_identities,
     addresses_match_by_prefix,
-    the_super_user_may_do_everything,
-    who_am_i_tells_names_without_passwords,
+    super_user_bypasses_access_lists,
+    who_am_i_returns_names_without_passwords,
 ];
 
 const READ: i32 = 1;
@@ -65,14 +65,14 @@ fn delete(client: &mut Client, path: &str) -> i32 {
     client.call(op::DELETE, &Put::new().bytes(path).int(-1)).err
 }
 
-fn an_unknown_scheme_is_told_and_closed(site: &Site) {
+fn unknown_scheme_is_refused_and_the_connection_closed(site: &Site) {
     let mut client = Client::connect(site.addr);
     let reply = authenticate(&mut client, "nobody", "knows");
     assert_eq!((reply.xid, reply.err), (-4, -115));
     assert!(closed(&mut client.stream));
 }
 
-fn digest_lets_the_owner_in_and_nobody_else(site: &Site) {
+fn digest_grants_access_to_the_owner_only(site: &Site) {
     let path = site.path("/x");
     let (mut ann, mut other) = (ann(site), Client::connect(site.addr));
     assert_eq!(create_with(&mut ann, &path, &[(ALL_RIGHTS, "digest", ANN)]), 0);
@@ -82,10 +82,10 @@ fn digest_lets_the_owner_in_and_nobody_else(site: &Site) {
     assert_eq!(authenticate(&mut other, "digest", "ann:wrong").err, 0);
     assert_eq!(other.get(&path), Err(NO_AUTH));
     assert_eq!(authenticate(&mut other, "digest", "ann:pw").err, 0);
-    assert!(other.get(&path).is_ok(), "a session may be several people");
+    assert!(other.get(&path).is_ok(), "a session may have several identities");
 }
 
-fn each_right_stands_for_itself(site: &Site) {
+fn each_right_allows_only_its_own_operations(site: &Site) {
     let mut client = Client::connect(site.addr);
     for right in [READ, WRITE, MAKE, DELETE, ADMIN] {
         let path = site.path(&format!("/r{right}"));
@@ -114,7 +114,7 @@ fn each_right_stands_for_itself(site: &Site) {
     }
 }
 
-fn the_right_to_delete_lies_on_the_parent(site: &Site) {
+fn deletion_requires_a_right_on_the_parent(site: &Site) {
     let mut client = Client::connect(site.addr);
     let (open, shut) = (site.path("/open"), site.path("/shut"));
     assert_eq!(create_with(&mut client, &open, &[(MAKE | DELETE, "world", "anyone")]), 0);
@@ -135,7 +135,7 @@ fn rights_are_not_inherited(site: &Site) {
     assert!(other.get(&below).is_ok());
 }
 
-fn auth_stands_for_who_i_am(site: &Site) {
+fn auth_is_replaced_by_the_callers_identities(site: &Site) {
     let mut ann = ann(site);
     let path = site.path("/x");
     assert_eq!(create_with(&mut ann, &path, &[(ALL_RIGHTS, "auth", "")]), 0);
@@ -161,7 +161,7 @@ fn addresses_match_by_prefix(site: &Site) {
     }
 }
 
-fn the_super_user_may_do_everything(site: &Site) {
+fn super_user_bypasses_access_lists(site: &Site) {
     let (mut ann, mut boss) = (ann(site), Client::connect(site.addr));
     let path = site.path("/x");
     assert_eq!(create_with(&mut ann, &path, &[(READ, "digest", ANN)]), 0);
@@ -178,7 +178,7 @@ fn the_super_user_may_do_everything(site: &Site) {
     assert!(Client::connect(site.addr).get(&path).is_ok());
 }
 
-fn who_am_i_tells_names_without_passwords(site: &Site) {
+fn who_am_i_returns_names_without_passwords(site: &Site) {
     let mut ann = ann(site);
     let reply = ann.call(107, &Put::new());
     let mut take = Take(&reply.body);

@@ -1,5 +1,5 @@
-//! A keeper that may not have as many files open as it has clients: it serves those it can, refuses or keeps waiting the
-//! others, and does not end.
+//! A keeper whose limit of open files is lower than its number of clients: it serves as many as it
+//! can, refuses or delays the others, and keeps running.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,10 +8,10 @@ use std::time::Duration;
 use crate::harness::wire::{Client, Create, Hello, dial, read_session, send};
 use crate::harness::{Kind, Options, Store, wait_for};
 
-/// Chores come once a second; a busy machine is slow.
+/// Housekeeping runs once a second; a busy machine is slow.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A keeper below `wrapper`, a shell line that ends in `"$@"` and what is to be added.
+/// Starts a keeper through `wrapper`, a shell line that contains `"$@"` and additional arguments.
 fn keeper(wrapper: &str) -> Store {
     let wrapper = ["sh", "-c", wrapper, "sh"].map(str::to_owned).to_vec();
     Store::start(Kind::Keeper, Options { wrapper, ..Options::default() })
@@ -23,7 +23,7 @@ fn set_open_files(store: &Store, limit: usize) {
     assert!(done.success(), "prlimit: {done}");
 }
 
-/// The numbers of the files that the keeper has open.
+/// Returns the descriptors of the keeper's open files.
 fn open_files(store: &Store) -> Vec<usize> {
     let dir = format!("/proc/{}/fd", store.pid());
     let numbers = std::fs::read_dir(dir).expect("a process").map(|entry| {
@@ -41,7 +41,7 @@ fn has_snapshot(dir: &Path) -> bool {
     })
 }
 
-pub(crate) fn the_limit_of_open_files_bounds_the_connections() {
+pub(crate) fn limit_of_open_files_bounds_the_connections() {
     let allowed = |wrapper: &str| {
         let conf = keeper(wrapper).four_letters("conf").expect("an answer");
         let line = conf.lines().find_map(|line| line.strip_prefix("maxCnxns=").map(str::to_owned));
@@ -52,7 +52,7 @@ pub(crate) fn the_limit_of_open_files_bounds_the_connections() {
     assert_eq!(allowed("ulimit -Sn 40 && ulimit -Hn 4096 && exec \"$@\""), "4032");
 }
 
-pub(crate) fn a_keeper_without_a_free_file_serves_on() {
+pub(crate) fn keeper_without_a_free_descriptor_keeps_serving() {
     let store = keeper("exec \"$@\" --snapshot-every-bytes 20000");
     let mut first = Client::connect(store.addr());
     let leaves = Client::connect(store.addr());
@@ -61,17 +61,19 @@ pub(crate) fn a_keeper_without_a_free_file_serves_on() {
     set_open_files(&store, limit);
     let _fill_the_gaps: Vec<Client> = (open.len()..limit).map(|_| Client::connect(store.addr())).collect();
 
-    // Nobody else can be taken in, and a due snapshot finds no file for its segment.
+    // No other connection can be accepted, and a due snapshot cannot create its segment.
     let mut late = dial(store.addr()).expect("the system accepts");
     send(&mut late, &Hello::default().frame()).expect("sent");
     for number in 0..5 {
         first.create(&format!("/big{number}"), &[7; 10_000], Create::Persistent);
     }
-    wait_for("word of the snapshot", PATIENCE, || store.log().contains("snapshot put off").then_some(()));
+    wait_for("log line about the snapshot", PATIENCE, || {
+        store.log().contains("snapshot postponed").then_some(())
+    });
     assert!(!has_snapshot(&store.data_dir()));
     assert_eq!(first.get("/big4").expect("served on").0.len(), 10_000);
 
-    // A place is free: who waited gets it, without another connection coming in.
+    // A descriptor is free: the waiting connection is accepted without another connection attempt.
     drop(leaves);
     assert!(read_session(&mut late).expect("taken in").id > 0);
 

@@ -1,27 +1,27 @@
-//! Frames that no well-behaved client sends, and how large a well-behaved one may get.
+//! Malformed frames, and the largest frame that is accepted.
 
 use crate::harness::scenario::{Scenario, Site, scenarios};
 use crate::harness::wire::{Client, Create, Put, closed, dial, op, send, set_body};
 
 pub(crate) const ALL: &[Scenario] = scenarios![
-    a_frame_beyond_the_limit_closes_the_connection,
-    a_negative_frame_closes_the_connection,
-    the_largest_frame_is_served,
+    frame_beyond_the_limit_closes_the_connection,
+    negative_frame_length_closes_the_connection,
+    largest_frame_is_accepted,
     bad_first_frames_close_the_connection,
-    an_unknown_operation_is_refused,
-    a_cut_body_is_refused_and_the_connection_stays,
-    garbage_hurts_nobody_else,
+    unknown_operation_is_refused,
+    truncated_request_is_refused_and_the_connection_stays_open,
+    garbage_does_not_affect_other_clients,
 ];
 
 const LIMIT: usize = 1_048_575;
 
-fn a_frame_beyond_the_limit_closes_the_connection(site: &Site) {
+fn frame_beyond_the_limit_closes_the_connection(site: &Site) {
     let mut client = Client::connect(site.addr);
     send(&mut client.stream, &1_048_576_i32.to_be_bytes()).expect("sent");
     assert!(closed(&mut client.stream));
 }
 
-fn a_negative_frame_closes_the_connection(site: &Site) {
+fn negative_frame_length_closes_the_connection(site: &Site) {
     for length in [-1_i32, i32::MIN] {
         let mut client = Client::connect(site.addr);
         send(&mut client.stream, &length.to_be_bytes()).expect("sent");
@@ -29,7 +29,7 @@ fn a_negative_frame_closes_the_connection(site: &Site) {
     }
 }
 
-fn the_largest_frame_is_served(site: &Site) {
+fn largest_frame_is_accepted(site: &Site) {
     let path = site.path("/large");
     let mut client = Client::connect(site.addr);
     client.create(&path, b"", Create::Persistent);
@@ -50,9 +50,9 @@ fn bad_first_frames_close_the_connection(site: &Site) {
     }
 }
 
-/// ZooKeeper closes the connection after this answer. That is not asked for here: a client that probes for a newer
-/// operation is better off when it stays.
-fn an_unknown_operation_is_refused(site: &Site) {
+/// ZooKeeper closes the connection after this reply. The test does not require it: keeping the
+/// connection is better for a client that probes for a newer operation.
+fn unknown_operation_is_refused(site: &Site) {
     for unknown in [42, 9_999, -7] {
         let mut client = Client::connect(site.addr);
         let reply = client.call(unknown, &Put::new());
@@ -60,7 +60,7 @@ fn an_unknown_operation_is_refused(site: &Site) {
     }
 }
 
-fn a_cut_body_is_refused_and_the_connection_stays(site: &Site) {
+fn truncated_request_is_refused_and_the_connection_stays_open(site: &Site) {
     let mut client = Client::connect(site.addr);
     for (code, body) in [
         (op::GET_DATA, Put::new()),
@@ -73,7 +73,7 @@ fn a_cut_body_is_refused_and_the_connection_stays(site: &Site) {
     assert!(client.get(&site.chroot).is_ok());
 }
 
-fn garbage_hurts_nobody_else(site: &Site) {
+fn garbage_does_not_affect_other_clients(site: &Site) {
     let mut healthy = Client::connect(site.addr);
     let mut state: u64 = 0x9e37_79b9_7f4a_7c15;
     for round in 0..200_usize {
@@ -82,7 +82,8 @@ fn garbage_hurts_nobody_else(site: &Site) {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             noise.push(state.to_be_bytes()[0]);
         }
-        // Half of it as a frame of a connected client, half raw on a fresh connection. The server may hang up first.
+        // Half of it as a frame of a connected client, half raw on a new connection. The server may
+        // close the connection first.
         if round % 2 == 0 {
             let mut client = Client::connect(site.addr);
             drop(send(&mut client.stream, &Put::new().bytes(&noise).0));

@@ -1,4 +1,5 @@
-//! The keeper's limits, each from a client's side: what is refused, how, and that everybody else is served on.
+//! The keeper's limits from the side of a client: which requests are refused and how, and that
+//! other clients are still served.
 
 use std::io::Read as _;
 use std::net::TcpStream;
@@ -14,11 +15,11 @@ fn keeper(limits: Limits) -> (Keeper, tempfile::TempDir) {
     (Keeper::start(config).expect("a keeper"), dir)
 }
 
-fn word(keeper: &Keeper, word: &str) -> String {
+fn command(keeper: &Keeper, command: &str) -> String {
     use std::io::Write as _;
     let mut stream = TcpStream::connect(keeper.local_addr()).expect("connected");
     stream.set_read_timeout(Some(REPLY_DEADLINE)).expect("a deadline");
-    stream.write_all(word.as_bytes()).expect("asked");
+    stream.write_all(command.as_bytes()).expect("asked");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
     answer
@@ -30,19 +31,19 @@ pub(crate) fn connections_beyond_the_limit_are_closed_and_counted() {
     let second = Client::connect(keeper.local_addr());
     let mut third = TcpStream::connect(keeper.local_addr()).expect("the system accepts");
     third.set_read_timeout(Some(REPLY_DEADLINE)).expect("a deadline");
-    // Closed or reset, without a byte.
+    // Closed or reset, without a reply.
     assert_eq!(third.read(&mut [0; 1]).unwrap_or(0), 0);
     assert_eq!(first.call(op::PING, &Put::new()).err, 0);
     drop(second);
-    let counted = crate::harness::wait_for("a free place", REPLY_DEADLINE, || {
-        Some(word(&keeper, "mntr")).filter(|answer| !answer.is_empty())
+    let counted = crate::harness::wait_for("a free connection", REPLY_DEADLINE, || {
+        Some(command(&keeper, "mntr")).filter(|answer| !answer.is_empty())
     });
     let refused =
         counted.lines().find_map(|line| line.strip_prefix("zk_connection_rejected\t")).expect("a count");
     assert!(refused.parse::<u32>().expect("a number") >= 1, "{counted}");
 }
 
-pub(crate) fn a_client_that_does_not_read_waits_and_holds_up_nobody() {
+pub(crate) fn client_that_does_not_read_delays_only_itself() {
     const ASKED: usize = 2_000;
     let (keeper, _dir) = keeper(Limits { max_outstanding_bytes: 64 << 10, ..Limits::default() });
     let (mut greedy, mut healthy) =
@@ -54,12 +55,12 @@ pub(crate) fn a_client_that_does_not_read_waits_and_holds_up_nobody() {
         assert_eq!(Take(&healthy.call(op::GET_DATA, &body).body).bytes().len(), 10_000);
     }
     for xid in xids {
-        let reply = greedy.receive().expect("every answer, once it reads");
+        let reply = greedy.receive().expect("every reply after it reads again");
         assert_eq!((reply.xid, Take(&reply.body).bytes().len()), (xid, 10_000));
     }
 }
 
-pub(crate) fn a_full_tree_refuses_growth_and_goes_on() {
+pub(crate) fn full_tree_refuses_growth_and_serves_other_requests() {
     const QUOTA_EXCEEDED: i32 = -125;
     let tree = TreeLimits { max_nodes: 6, ..TreeLimits::default() };
     let (keeper, _dir) = keeper(Limits { tree, ..Limits::default() });
@@ -73,13 +74,13 @@ pub(crate) fn a_full_tree_refuses_growth_and_goes_on() {
     assert_eq!(client.call(op::CREATE, &create("/c")).err, 0);
 }
 
-fn figure(keeper: &Keeper, name: &str) -> u64 {
-    let text = word(keeper, "mntr");
+fn statistic(keeper: &Keeper, name: &str) -> u64 {
+    let text = command(keeper, "mntr");
     let value = text.lines().find_map(|line| line.strip_prefix(&format!("zk_{name}\t")));
     value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().expect("a number")
 }
 
-pub(crate) fn unread_answers_of_all_clients_are_bounded() {
+pub(crate) fn unread_replies_of_all_clients_are_bounded() {
     const LIMIT: u64 = 8 << 20;
     let (keeper, _dir) = keeper(Limits { max_buffer_bytes: LIMIT as usize, ..Limits::default() });
     let mut healthy = Client::connect(keeper.local_addr());
@@ -87,7 +88,7 @@ pub(crate) fn unread_answers_of_all_clients_are_bounded() {
     let body = Put::new().bytes("/big").bool(false);
     let mut greedy: Vec<Client> = (0..12).map(|_| Client::connect(keeper.local_addr())).collect();
     for client in &mut greedy {
-        // The kernel buffers some megabytes for each connection; the keeper has to hold the rest.
+        // The kernel buffers some megabytes for each connection; the keeper buffers the rest.
         for _ in 0..20 {
             if client.send(op::GET_DATA, &body).is_err() {
                 break;
@@ -95,12 +96,12 @@ pub(crate) fn unread_answers_of_all_clients_are_bounded() {
         }
         assert_eq!(Take(&healthy.call(op::GET_DATA, &body).body).bytes().len(), 1_000_000);
     }
-    assert!(figure(&keeper, "buffers_closed") >= 1, "none was closed");
-    assert!(figure(&keeper, "buffer_bytes") <= LIMIT, "too much is held");
-    assert_eq!(figure(&keeper, "connection_rejected"), 0);
+    assert!(statistic(&keeper, "buffers_closed") >= 1, "no connection was closed");
+    assert!(statistic(&keeper, "buffer_bytes") <= LIMIT, "the buffers exceed their limit");
+    assert_eq!(statistic(&keeper, "connection_rejected"), 0);
 }
 
-/// Closes the root of the tree to all but `ann:pw`, who is connected afterwards.
+/// Restricts the root of the tree to `ann:pw` and returns a client with that identity.
 fn close_root(keeper: &Keeper) -> Client {
     let mut ann = Client::connect(keeper.local_addr());
     authenticate(&mut ann);
@@ -114,25 +115,28 @@ fn authenticate(client: &mut Client) {
     assert_eq!(client.receive().expect("an answer").err, 0);
 }
 
-pub(crate) fn an_authenticated_client_takes_the_place_of_one_that_is_not() {
+pub(crate) fn new_client_evicts_the_oldest_unauthenticated_one() {
     let (keeper, _dir) = keeper(Limits { max_connections: 4, ..Limits::default() });
     let addr = keeper.local_addr();
     let mut ann = close_root(&keeper);
-    let mut strangers: Vec<Client> = (0..3).map(|_| Client::connect(addr)).collect();
+    let mut unauthenticated: Vec<Client> = (0..3).map(|_| Client::connect(addr)).collect();
     let mut second = Client::connect(addr);
     authenticate(&mut second);
     assert_eq!(second.get("/").map(|_| ()), Ok(()));
-    assert!(crate::harness::wire::closed(&mut strangers[0].stream), "the oldest stranger made room");
-    assert_eq!(strangers[1].call(op::PING, &Put::new()).err, 0);
-    // Once all of them have authenticated, one more is refused.
-    strangers[1..].iter_mut().for_each(authenticate);
+    assert!(
+        crate::harness::wire::closed(&mut unauthenticated[0].stream),
+        "the oldest unauthenticated client is still connected"
+    );
+    assert_eq!(unauthenticated[1].call(op::PING, &Put::new()).err, 0);
+    // After all clients have authenticated, one more is refused.
+    unauthenticated[1..].iter_mut().for_each(authenticate);
     let mut late = TcpStream::connect(addr).expect("the system accepts");
     late.set_read_timeout(Some(REPLY_DEADLINE)).expect("a deadline");
     assert_eq!(late.read(&mut [0; 1]).unwrap_or(0), 0);
     assert_eq!(ann.call(op::PING, &Put::new()).err, 0);
 }
 
-pub(crate) fn a_client_without_credentials_is_closed_in_time() {
+pub(crate) fn unauthenticated_client_is_closed_after_the_timeout() {
     let (keeper, _dir) = keeper(Limits { unauthenticated_ms: 1, ..Limits::default() });
     let addr = keeper.local_addr();
     let mut anonymous = Client::connect(addr);
@@ -143,5 +147,5 @@ pub(crate) fn a_client_without_credentials_is_closed_in_time() {
     let _answer = guessing.receive();
     assert!(crate::harness::wire::closed(&mut guessing.stream), "an identity that no access list names");
     assert_eq!(ann.get("/").map(|_| ()), Ok(()), "closed although it has authenticated");
-    assert!(figure(&keeper, "unauthenticated_closed") >= 2);
+    assert!(statistic(&keeper, "unauthenticated_closed") >= 2);
 }

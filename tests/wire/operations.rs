@@ -4,21 +4,21 @@ use crate::harness::scenario::{Scenario, Site, scenarios};
 use crate::harness::wire::{Client, Create, Put, Reply, Take, create_body, op, set_body};
 
 pub(crate) const ALL: &[Scenario] = scenarios![
-    a_failed_write_consumes_a_zxid,
-    a_missing_node_is_answered_with_the_last_zxid,
-    sequence_numbers_count_creations_and_never_return,
-    versions_guard_writes,
-    bad_paths_and_bad_acls,
-    a_failed_multi_changes_nothing_and_says_where,
-    a_multi_applies_in_order_under_one_zxid,
-    in_a_multi_the_kind_of_node_decides_the_answer,
-    multi_reads_fail_one_by_one,
+    failed_write_consumes_a_zxid,
+    missing_node_is_reported_with_the_last_zxid,
+    sequence_numbers_count_creations_and_are_never_reused,
+    writes_with_a_wrong_version_are_refused,
+    invalid_paths_and_acls_are_refused,
+    failed_multi_changes_nothing_and_names_the_failed_operation,
+    multi_applies_in_order_under_one_zxid,
+    kind_of_node_decides_the_reply_inside_a_multi,
+    reads_of_a_multi_read_fail_independently,
     pipelined_reads_see_earlier_writes,
-    children_come_with_and_without_the_parents_stat,
-    stats_tell_the_history,
+    children_are_listed_with_and_without_the_stat,
+    stats_report_versions_and_zxids,
     ephemerals_have_an_owner_and_no_children,
-    counting_and_listing,
-    the_reserved_tree_is_there,
+    ephemerals_and_descendants_are_listed_and_counted,
+    reserved_nodes_exist,
     reconfiguration_and_sasl_are_refused,
 ];
 
@@ -26,7 +26,7 @@ fn absent(client: &mut Client, path: &str) -> Reply {
     client.call(op::EXISTS, &Put::new().bytes(path).bool(false))
 }
 
-fn a_failed_write_consumes_a_zxid(site: &Site) {
+fn failed_write_consumes_a_zxid(site: &Site) {
     let mut client = Client::connect(site.addr);
     let before = absent(&mut client, "/nothing").zxid;
     let failed = client.call(op::SET_DATA, &set_body("/nothing", b"", -1));
@@ -37,7 +37,7 @@ fn a_failed_write_consumes_a_zxid(site: &Site) {
     assert_eq!(client.get(&site.path("/x")).expect("the node").1.czxid, before + 3);
 }
 
-fn a_missing_node_is_answered_with_the_last_zxid(site: &Site) {
+fn missing_node_is_reported_with_the_last_zxid(site: &Site) {
     let mut client = Client::connect(site.addr);
     client.create(&site.path("/x"), b"", Create::Persistent);
     let last = client.get(&site.path("/x")).expect("the node").1.czxid;
@@ -45,7 +45,7 @@ fn a_missing_node_is_answered_with_the_last_zxid(site: &Site) {
     assert_eq!((reply.err, reply.zxid, reply.body.len()), (-101, last, 0));
 }
 
-fn sequence_numbers_count_creations_and_never_return(site: &Site) {
+fn sequence_numbers_count_creations_and_are_never_reused(site: &Site) {
     let mut client = Client::connect(site.addr);
     let prefix = site.path("/n-");
     assert_eq!(client.create(&prefix, b"", Create::Sequential), format!("{prefix}0000000000"));
@@ -60,7 +60,7 @@ fn sequence_numbers_count_creations_and_never_return(site: &Site) {
     assert_eq!(client.create(&bare, b"", Create::Sequential), format!("{bare}0000000004"));
 }
 
-fn versions_guard_writes(site: &Site) {
+fn writes_with_a_wrong_version_are_refused(site: &Site) {
     let mut client = Client::connect(site.addr);
     let path = site.path("/v");
     client.create(&path, b"0", Create::Persistent);
@@ -76,7 +76,7 @@ fn versions_guard_writes(site: &Site) {
     assert_eq!(client.get(&path), Err(-101));
 }
 
-fn bad_paths_and_bad_acls(site: &Site) {
+fn invalid_paths_and_acls_are_refused(site: &Site) {
     let mut client = Client::connect(site.addr);
     let good = site.path("/x");
     let below =
@@ -133,7 +133,7 @@ fn results(reply: &Reply) -> Vec<(i32, i32)> {
     }
 }
 
-fn a_failed_multi_changes_nothing_and_says_where(site: &Site) {
+fn failed_multi_changes_nothing_and_names_the_failed_operation(site: &Site) {
     let mut client = Client::connect(site.addr);
     let (a, b) = (site.path("/a"), site.path("/b"));
     let before = absent(&mut client, &a).zxid;
@@ -153,7 +153,7 @@ fn a_failed_multi_changes_nothing_and_says_where(site: &Site) {
     assert_eq!(absent(&mut client, &a).zxid, before + 1);
 }
 
-fn a_multi_applies_in_order_under_one_zxid(site: &Site) {
+fn multi_applies_in_order_under_one_zxid(site: &Site) {
     let mut client = Client::connect(site.addr);
     let (a, b) = (site.path("/a"), site.path("/a/b"));
     let before = absent(&mut client, &a).zxid;
@@ -182,8 +182,9 @@ fn a_multi_applies_in_order_under_one_zxid(site: &Site) {
     assert_eq!(results(&client.call(op::MULTI, &multi(&[]))), []);
 }
 
-/// `create2` is answered like `create`, with the path alone; containers and TTL nodes come with a stat.
-fn in_a_multi_the_kind_of_node_decides_the_answer(site: &Site) {
+/// Inside a multi, `create2` is answered like `create`, with the path alone; containers and TTL
+/// nodes are answered with a stat.
+fn kind_of_node_decides_the_reply_inside_a_multi(site: &Site) {
     let (container, ttl) = (19, 21);
     let node = |name: &str, flags: i32| Put::new().bytes(site.path(name)).bytes("").open_acl().int(flags);
     let mut client = Client::connect(site.addr);
@@ -201,13 +202,13 @@ fn in_a_multi_the_kind_of_node_decides_the_answer(site: &Site) {
     let length = i32::try_from(site.path("/a").len()).expect("short");
     let (plain, with_stat) = ((op::CREATE, length), (op::CREATE2, length));
     assert_eq!(results(&reply), [plain, plain, plain, with_stat, with_stat, with_stat]);
-    // Alone, create2 is answered with a stat.
+    // Outside of a multi, create2 is answered with a stat.
     let alone = client.call(op::CREATE2, &node("/g", 0));
     let mut take = Take(&alone.body);
     assert_eq!((take.string(), take.stat().version, take.0.len()), (site.path("/g"), 0, 0));
 }
 
-fn multi_reads_fail_one_by_one(site: &Site) {
+fn reads_of_a_multi_read_fail_independently(site: &Site) {
     let mut client = Client::connect(site.addr);
     client.create(&site.path("/a"), b"data", Create::Persistent);
     let get = |path: &str| part(op::GET_DATA, &Put::new().bytes(path).bool(false));
@@ -243,7 +244,7 @@ fn pipelined_reads_see_earlier_writes(site: &Site) {
     }
 }
 
-fn children_come_with_and_without_the_parents_stat(site: &Site) {
+fn children_are_listed_with_and_without_the_stat(site: &Site) {
     let mut client = Client::connect(site.addr);
     for name in ["/b", "/a"] {
         client.create(&site.path(name), b"", Create::Persistent);
@@ -260,7 +261,7 @@ fn children_come_with_and_without_the_parents_stat(site: &Site) {
     }
 }
 
-fn stats_tell_the_history(site: &Site) {
+fn stats_report_versions_and_zxids(site: &Site) {
     let mut client = Client::connect(site.addr);
     let path = site.path("/s");
     let reply = client.call(op::CREATE2, &create_body(&path, b"12345", Create::Persistent));
@@ -294,7 +295,7 @@ fn ephemerals_have_an_owner_and_no_children(site: &Site) {
     assert_eq!(other.call(op::DELETE, &Put::new().bytes(&path).int(-1)).err, 0);
 }
 
-fn counting_and_listing(site: &Site) {
+fn ephemerals_and_descendants_are_listed_and_counted(site: &Site) {
     let mut client = Client::connect(site.addr);
     client.create(&site.path("/a"), b"", Create::Persistent);
     client.create(&site.path("/a/b"), b"", Create::Persistent);
@@ -315,7 +316,7 @@ fn counting_and_listing(site: &Site) {
     );
 }
 
-fn the_reserved_tree_is_there(site: &Site) {
+fn reserved_nodes_exist(site: &Site) {
     let mut client = Client::connect(site.addr);
     assert!(client.get("/").is_ok());
     assert!(client.get("/zookeeper").is_ok());

@@ -1,11 +1,11 @@
-//! What outlives the server: sessions, their passwords, their ephemerals, counters.
+//! State that survives a restart: sessions, their passwords, their ephemerals, counters.
 
 use std::time::Duration;
 
 use crate::harness::wire::{Client, Create, Hello, Lost, Put, op};
 use crate::harness::{Store, wait_for};
 
-pub(crate) fn sessions_outlive_the_server(mut store: Store) {
+pub(crate) fn sessions_survive_a_restart(mut store: Store) {
     let mut client =
         Client::try_connect(store.addr(), &Hello { timeout_ms: 4_000, ..Hello::default() }).expect("one");
     client.create("/e", b"", Create::Ephemeral);
@@ -31,7 +31,7 @@ pub(crate) fn sessions_outlive_the_server(mut store: Store) {
     let future = Hello { last_zxid: zxid + 1_000_000, ..Hello::again(&client.session) };
     assert!(matches!(Client::try_connect(store.addr(), &future), Err(Lost::Closed)));
 
-    // Sessions whose connections are gone expire after the restart, too.
+    // Sessions without a connection also expire after the restart.
     drop(silent);
     let mut watcher = Client::connect(store.addr());
     drop(client);

@@ -1,4 +1,4 @@
-//! Connecting, coming back, being refused, and what the end of a session takes with it.
+//! Sessions: opening, re-attaching, refusal, expiry, and the removal of ephemerals.
 
 use std::time::Duration;
 
@@ -9,31 +9,31 @@ use crate::harness::wire::{
 };
 
 pub(crate) const ALL: &[Scenario] = scenarios![
-    the_answer_has_a_read_only_byte_if_the_request_had,
+    connect_reply_has_a_read_only_byte_if_the_request_had_one,
     timeouts_are_clamped_to_2_and_20_ticks,
-    coming_back_keeps_the_session_and_closes_the_old_connection,
-    a_wrong_password_is_refused,
-    an_unknown_session_is_refused,
-    a_client_from_the_future_is_closed_without_answer,
-    requests_may_follow_before_the_answer,
-    close_takes_all_ephemerals_in_one_transaction,
-    a_closed_session_cannot_come_back,
-    pings_are_answered_with_their_own_number,
+    reattaching_keeps_the_session_and_closes_the_old_connection,
+    wrong_password_is_refused,
+    unknown_session_is_refused,
+    client_with_a_newer_zxid_is_closed_without_a_reply,
+    requests_may_be_sent_before_the_connect_reply,
+    closing_deletes_all_ephemerals_in_one_transaction,
+    closed_session_cannot_be_reattached,
+    pings_are_answered_with_their_own_xid,
 ];
 
-/// These wait for something to expire, which takes seconds.
+/// These tests wait for an expiry, which takes seconds.
 pub(crate) const SLOW: &[Scenario] = scenarios![
-    ephemerals_live_exactly_as_long_as_their_session,
-    a_ping_keeps_the_session,
-    containers_go_when_empty_and_used,
-    nodes_with_a_life_go_when_old_and_childless,
+    ephemerals_are_deleted_with_their_session,
+    pings_keep_the_session_alive,
+    used_empty_containers_are_deleted,
+    expired_childless_ttl_nodes_are_deleted,
 ];
 
 fn hello(timeout_ms: i32) -> Hello {
     Hello { timeout_ms, ..Hello::default() }
 }
 
-fn the_answer_has_a_read_only_byte_if_the_request_had(site: &Site) {
+fn connect_reply_has_a_read_only_byte_if_the_request_had_one(site: &Site) {
     for (read_only_byte, length) in [(true, 37), (false, 36)] {
         let hello = Hello { read_only_byte, ..Hello::default() };
         let client = Client::try_connect(site.addr, &hello).expect("a session");
@@ -50,7 +50,7 @@ fn timeouts_are_clamped_to_2_and_20_ticks(site: &Site) {
     }
 }
 
-fn coming_back_keeps_the_session_and_closes_the_old_connection(site: &Site) {
+fn reattaching_keeps_the_session_and_closes_the_old_connection(site: &Site) {
     let mut first = Client::connect(site.addr);
     first.create(&site.path("/e"), b"", Create::Ephemeral);
     let mut second = Client::try_connect(site.addr, &Hello::again(&first.session)).expect("the same session");
@@ -70,21 +70,22 @@ fn refused(site: &Site, hello: &Hello) {
     assert!(closed(&mut stream), "the connection is still open");
 }
 
-fn a_wrong_password_is_refused(site: &Site) {
+fn wrong_password_is_refused(site: &Site) {
     let owner = Client::connect(site.addr);
     let password = vec![7; 16];
     refused(site, &Hello { password, ..Hello::again(&owner.session) });
     refused(site, &Hello { password: Vec::new(), ..Hello::again(&owner.session) });
-    // ZooKeeper hangs up on the owner here. Whether a server does is open; the session must live.
+    // ZooKeeper closes the owner's connection here. The test does not require it, but the session
+    // must survive.
     let owner = Client::try_connect(site.addr, &Hello::again(&owner.session)).expect("the session");
-    assert_ne!(owner.session.id, 0, "the owner's session is gone");
+    assert_ne!(owner.session.id, 0, "the owner's session has ended");
 }
 
-fn an_unknown_session_is_refused(site: &Site) {
+fn unknown_session_is_refused(site: &Site) {
     refused(site, &Hello { session: 0x1234_5678, ..Hello::default() });
 }
 
-fn a_client_from_the_future_is_closed_without_answer(site: &Site) {
+fn client_with_a_newer_zxid_is_closed_without_a_reply(site: &Site) {
     let future = Hello { last_zxid: i64::MAX, ..Hello::default() };
     match Client::try_connect(site.addr, &future) {
         Err(Lost::Closed) => {}
@@ -92,7 +93,7 @@ fn a_client_from_the_future_is_closed_without_answer(site: &Site) {
     }
 }
 
-fn requests_may_follow_before_the_answer(site: &Site) {
+fn requests_may_be_sent_before_the_connect_reply(site: &Site) {
     let watched = site.path("/watched");
     let mut other = Client::connect(site.addr);
     other.create(&watched, b"", Create::Persistent);
@@ -117,7 +118,7 @@ fn requests_may_follow_before_the_answer(site: &Site) {
     assert_eq!((watches.xid, watches.err), (-8, 0));
 }
 
-fn close_takes_all_ephemerals_in_one_transaction(site: &Site) {
+fn closing_deletes_all_ephemerals_in_one_transaction(site: &Site) {
     let mut owner = Client::connect(site.addr);
     for name in ["/a", "/b", "/c"] {
         owner.create(&site.path(name), b"", Create::Ephemeral);
@@ -131,14 +132,14 @@ fn close_takes_all_ephemerals_in_one_transaction(site: &Site) {
     assert_eq!((stat.num_children, stat.pzxid, stat.cversion), (0, last + 1, 6));
 }
 
-fn a_closed_session_cannot_come_back(site: &Site) {
+fn closed_session_cannot_be_reattached(site: &Site) {
     let client = Client::connect(site.addr);
     let session = client.session.clone();
     client.close();
     refused(site, &Hello::again(&session));
 }
 
-fn pings_are_answered_with_their_own_number(site: &Site) {
+fn pings_are_answered_with_their_own_xid(site: &Site) {
     let mut client = Client::connect(site.addr);
     client.send_as(-2, op::PING, &Put::new()).expect("sent");
     let reply = client.receive().expect("a pong");
@@ -146,7 +147,7 @@ fn pings_are_answered_with_their_own_number(site: &Site) {
     assert_eq!(reply.zxid, client.call(op::EXISTS, &Put::new().bytes("/nothing").bool(false)).zxid);
 }
 
-fn ephemerals_live_exactly_as_long_as_their_session(site: &Site) {
+fn ephemerals_are_deleted_with_their_session(site: &Site) {
     let path = site.path("/e");
     let mut owner = Client::try_connect(site.addr, &hello(4_000)).expect("a session");
     owner.create(&path, b"", Create::Ephemeral);
@@ -165,13 +166,13 @@ fn ephemerals_live_exactly_as_long_as_their_session(site: &Site) {
     refused(site, &Hello::again(&session));
 }
 
-fn a_ping_keeps_the_session(site: &Site) {
+fn pings_keep_the_session_alive(site: &Site) {
     let mut idle = Client::try_connect(site.addr, &hello(4_000)).expect("a session");
     idle.create(&site.path("/idle"), b"", Create::Ephemeral);
     let mut live = Client::try_connect(site.addr, &hello(4_000)).expect("a session");
     live.create(&site.path("/live"), b"", Create::Ephemeral);
-    // The idle session keeps its connection and says nothing: that does not save it.
-    wait_for("expiry of the silent session", Duration::from_secs(15), || {
+    // The idle session has a connection but sends no request, so it expires.
+    wait_for("expiry of the idle session", Duration::from_secs(15), || {
         live.send_as(-2, op::PING, &Put::new()).expect("sent");
         assert_eq!(live.receive().expect("a pong").xid, -2);
         (live.get(&site.path("/idle")) == Err(-101)).then_some(())
@@ -186,7 +187,7 @@ fn a_ping_keeps_the_session(site: &Site) {
 const CREATE_CONTAINER: i32 = 19;
 const CREATE_TTL: i32 = 21;
 
-fn containers_go_when_empty_and_used(site: &Site) {
+fn used_empty_containers_are_deleted(site: &Site) {
     let mut client = Client::connect(site.addr);
     let (used, fresh, full) = (site.path("/used"), site.path("/fresh"), site.path("/full"));
     for path in [&used, &fresh, &full] {
@@ -201,11 +202,11 @@ fn containers_go_when_empty_and_used(site: &Site) {
     wait_for("end of the container", Duration::from_secs(15), || {
         (client.get(&used) == Err(-101)).then_some(())
     });
-    assert!(client.get(&fresh).is_ok(), "a container that never held anything is gone");
-    assert!(client.get(&full).is_ok(), "a container that holds something is gone");
+    assert!(client.get(&fresh).is_ok(), "a container that never had a child was deleted");
+    assert!(client.get(&full).is_ok(), "a container with a child was deleted");
 }
 
-fn nodes_with_a_life_go_when_old_and_childless(site: &Site) {
+fn expired_childless_ttl_nodes_are_deleted(site: &Site) {
     let mut client = Client::connect(site.addr);
     let ttl_body = |path: &str, flags: i32, ttl_ms: i64| {
         Put::new().bytes(path).bytes("x").open_acl().int(flags).long(ttl_ms)
@@ -222,12 +223,12 @@ fn nodes_with_a_life_go_when_old_and_childless(site: &Site) {
         assert_eq!(
             client.call(CREATE_TTL, &ttl_body(&site.path("/bad"), 5, bad)).err,
             -8,
-            "a life of {bad} ms"
+            "a TTL of {bad} ms"
         );
     }
-    wait_for("end of the short life", Duration::from_secs(15), || {
+    wait_for("expiry of the short TTL", Duration::from_secs(15), || {
         (client.get(&short) == Err(-101)).then_some(())
     });
     assert!(client.get(&long).is_ok());
-    assert!(client.get(&parent).is_ok(), "a parent is gone");
+    assert!(client.get(&parent).is_ok(), "a TTL node with a child was deleted");
 }

@@ -1,12 +1,15 @@
-//! The keeper's TLS door: the protocol is the one of the plain door, whatever comes in whichever pieces, and who should
-//! not come in does not.
+//! The keeper's TLS listener: it serves the same protocol as the plain one, however the bytes are
+//! split, and refuses untrusted clients.
 
+use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::sync::Arc;
 
-use portcullis::keeper::tls::{self, Clients, Tls};
-use portcullis::keeper::{Config, Keeper, Limits};
+use portcullis::keeper::{Config, Keeper, Limits, TlsListen};
+use portcullis::net::tls::{ClientAuth, IdentityFiles, ServerFiles, ServerTls};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
@@ -15,7 +18,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use crate::harness::wire::{Client, Create, Put, REPLY_DEADLINE, Take, op};
 
-/// An authority of the test's own.
+/// A certificate authority for one test.
 struct Authority {
     certificate: String,
     issuer: Issuer<'static, KeyPair>,
@@ -30,7 +33,7 @@ impl Authority {
         Authority { certificate, issuer: Issuer::new(params, key) }
     }
 
-    /// Certificate and key, both PEM.
+    /// Returns a certificate and its key, both PEM.
     fn issue(&self, name: &str) -> (String, String) {
         let key = KeyPair::generate().expect("a key");
         let params = CertificateParams::new([name.to_owned()]).expect("a name");
@@ -38,22 +41,45 @@ impl Authority {
         (certificate.pem(), key.serialize_pem())
     }
 
+    /// Writes a certificate for `localhost` and its key, or replaces both.
+    fn write_identity(&self, dir: &Path) -> IdentityFiles {
+        let (certificate, key) = self.issue("localhost");
+        let files = IdentityFiles { certificates: dir.join("cert.pem"), key: dir.join("key.pem") };
+        replace(&files.certificates, &certificate);
+        replace(&files.key, &key);
+        files
+    }
+
     fn keeper(&self, clients: Option<&Authority>, limits: Limits) -> (Keeper, tempfile::TempDir) {
         let dir = tempfile::tempdir().expect("a directory");
-        let (certificate, key) = self.issue("localhost");
-        let clients = clients.map(|authority| authority.certificate.as_bytes());
-        let config = tls::server_config(certificate.as_bytes(), key.as_bytes(), clients, Clients::MustShow)
-            .expect("fits");
+        let data = dir.path().join("data");
+        fs::create_dir(&data).expect("a data directory");
+        let identity = self.write_identity(dir.path());
+        let client_ca = clients.map(|authority| {
+            let path = dir.path().join("clients.pem");
+            replace(&path, &authority.certificate);
+            (path, ClientAuth::Required)
+        });
+        let config = ServerTls::load(ServerFiles { identity, client_ca }).expect("usable files");
         let anywhere = ([127, 0, 0, 1], 0).into();
-        let tls = Some(Tls { listen: anywhere, config });
-        let config = Config { limits, tls, ..Config::new(dir.path(), anywhere) };
+        let tls = Some(TlsListen { listen: anywhere, config });
+        let config = Config { limits, tls, ..Config::new(data, anywhere) };
         (Keeper::start(config).expect("a keeper"), dir)
     }
 }
 
+/// Writes a file beside `path` and renames it.
+fn replace(path: &Path, contents: &str) {
+    let new = path.with_extension("new");
+    fs::write(&new, contents).expect("written");
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).expect("private");
+    fs::rename(&new, path).expect("renamed");
+}
+
 type Connection = StreamOwned<ClientConnection, TcpStream>;
 
-/// A connection that trusts `authority`, and shows a certificate if it has one. Nothing is sent yet.
+/// Opens a connection that trusts `authority` and presents the certificate `own`. The handshake
+/// happens with the first use.
 fn dial(keeper: &Keeper, authority: &Authority, own: Option<(String, String)>) -> Connection {
     let mut roots = RootCertStore::empty();
     let root = CertificateDer::from_pem_slice(authority.certificate.as_bytes()).expect("PEM");
@@ -70,7 +96,7 @@ fn dial(keeper: &Keeper, authority: &Authority, own: Option<(String, String)>) -
             builder.with_client_auth_cert(vec![certificate], key).expect("fits")
         }
     };
-    let socket = TcpStream::connect(keeper.tls_addr().expect("a TLS door")).expect("connected");
+    let socket = TcpStream::connect(keeper.tls_addr().expect("a TLS listener")).expect("connected");
     socket.set_read_timeout(Some(REPLY_DEADLINE)).expect("a deadline");
     let name = ServerName::try_from("localhost").expect("a name");
     StreamOwned::new(ClientConnection::new(Arc::new(config), name).expect("a session"), socket)
@@ -84,8 +110,8 @@ fn receive(connection: &mut Connection) -> io::Result<Vec<u8>> {
     Ok(body)
 }
 
-/// Opens a session that outlasts `REPLY_DEADLINE`, so that its end closes nothing that a test waits for; the answer's
-/// length says that it was one.
+/// Opens a session that outlasts `REPLY_DEADLINE`, so that its expiry does not close the connection
+/// during a test. Returns the length of the reply.
 fn connect(connection: &mut Connection) -> io::Result<usize> {
     let hello = Put::new().int(0).long(0).int(40_000).long(0).bytes([0; 16]).bool(false);
     connection.write_all(&hello.framed())?;
@@ -96,7 +122,7 @@ fn get(xid: i32, path: &str) -> Vec<u8> {
     Put::new().int(xid).int(op::GET_DATA).bytes(path).bool(false).framed()
 }
 
-pub(crate) fn the_protocol_is_the_same_inside() {
+pub(crate) fn protocol_is_the_same_over_tls() {
     const ASKED: i32 = 300;
     let authority = Authority::new();
     let limits = Limits { max_outstanding_bytes: 64 << 10, ..Limits::default() };
@@ -106,7 +132,7 @@ pub(crate) fn the_protocol_is_the_same_inside() {
 
     let mut connection = dial(&keeper, &authority, None);
     assert_eq!(connect(&mut connection).expect("served"), 37);
-    // More than the keeper holds for a client, before the first answer is read: 30 MB in all.
+    // 30 MB of replies, more than the keeper buffers for a client, before the first one is read.
     for xid in 1..=ASKED {
         connection.write_all(&get(xid, "/big")).expect("sent");
     }
@@ -119,30 +145,30 @@ pub(crate) fn the_protocol_is_the_same_inside() {
     let large = Put::new().int(1).int(op::CREATE).bytes("/large").bytes(vec![8; 1_000_000]);
     connection.write_all(&large.open_acl().int(0).framed()).expect("sent");
     assert_eq!(Take(&receive(&mut connection).expect("made")[12..]).int(), 0);
-    assert_eq!(plain.get("/large").expect("seen on the plain door").0.len(), 1_000_000);
+    assert_eq!(plain.get("/large").expect("visible on the plain listener").0.len(), 1_000_000);
 
-    let mut words = dial(&keeper, &authority, None);
-    words.write_all(b"conf").expect("sent");
+    let mut command = dial(&keeper, &authority, None);
+    command.write_all(b"conf").expect("sent");
     let mut answer = String::new();
-    words.read_to_string(&mut answer).expect("an answer, and a farewell");
-    let port = keeper.tls_addr().expect("a TLS door").port();
+    command.read_to_string(&mut answer).expect("a reply and a close_notify");
+    let port = keeper.tls_addr().expect("a TLS listener").port();
     assert!(answer.contains(&format!("secureClientPort={port}\n")), "{answer}");
 }
 
-pub(crate) fn who_shows_no_certificate_of_the_authority_stays_out() {
+pub(crate) fn clients_without_a_trusted_certificate_are_refused() {
     let (servers, clients) = (Authority::new(), Authority::new());
     let (keeper, _dir) = servers.keeper(Some(&clients), Limits::default());
     let tried = |own| connect(&mut dial(&keeper, &servers, own));
     assert_eq!(tried(Some(clients.issue("machine-1"))).expect("served"), 37);
     for own in [None, Some(servers.issue("machine-1"))] {
         let refused = tried(own).expect_err("stays out");
-        // The alert, or the end of the connection if that overtakes it.
+        // The alert, or the end of the connection if it arrives first.
         let said = refused.to_string().starts_with("received fatal alert: ");
         assert!(said || refused.kind() == io::ErrorKind::ConnectionReset, "{refused}");
     }
 }
 
-pub(crate) fn a_keeper_of_another_authority_is_found_out() {
+pub(crate) fn client_refuses_a_keeper_of_another_authority() {
     let authority = Authority::new();
     let (keeper, _dir) = authority.keeper(None, Limits::default());
     let refused = connect(&mut dial(&keeper, &Authority::new(), None)).expect_err("not trusted").to_string();
@@ -150,21 +176,21 @@ pub(crate) fn a_keeper_of_another_authority_is_found_out() {
     assert_eq!(connect(&mut dial(&keeper, &authority, None)).expect("others are served"), 37);
 }
 
-pub(crate) fn what_is_no_tls_is_closed() {
+pub(crate) fn plain_bytes_on_the_tls_listener_close_the_connection() {
     let authority = Authority::new();
     let (keeper, _dir) = authority.keeper(None, Limits::default());
-    let mut socket = TcpStream::connect(keeper.tls_addr().expect("a TLS door")).expect("connected");
+    let mut socket = TcpStream::connect(keeper.tls_addr().expect("a TLS listener")).expect("connected");
     socket.set_read_timeout(Some(REPLY_DEADLINE)).expect("a deadline");
     socket.write_all(b"ruok").expect("sent");
     socket.write_all(&[0; 1000]).expect("sent");
     let mut answer = Vec::new();
-    // Closed, or reset with bytes of ours unread: an alert at most, and never an answer.
+    // Closed, or reset because of unread bytes: at most an alert, and never a reply.
     socket.read_to_end(&mut answer).ok();
     assert!(answer.len() < 16 && !answer.starts_with(b"imok"), "{answer:?}");
     assert_eq!(connect(&mut dial(&keeper, &authority, None)).expect("others are served"), 37);
 }
 
-/// What the session has for the socket, in one piece.
+/// Returns the pending TLS records in one piece.
 fn flight(connection: &mut Connection) -> Vec<u8> {
     let mut bytes = Vec::new();
     while connection.conn.wants_write() {
@@ -173,21 +199,21 @@ fn flight(connection: &mut Connection) -> Vec<u8> {
     bytes
 }
 
-pub(crate) fn a_farewell_right_behind_a_request_is_seen_after_its_answer() {
+pub(crate) fn close_notify_behind_a_request_is_handled_after_its_reply() {
     let authority = Authority::new();
     let (keeper, _dir) = authority.keeper(None, Limits::default());
     let mut connection = dial(&keeper, &authority, None);
     assert_eq!(connect(&mut connection).expect("served"), 37);
     connection.conn.writer().write_all(&get(7, "/")).expect("taken");
     connection.conn.send_close_notify();
-    // The socket stays open: only what is inside says that this is the end.
+    // The socket stays open: only the close_notify marks the end.
     let bytes = flight(&mut connection);
     connection.sock.write_all(&bytes).expect("sent");
     assert_eq!(Take(&receive(&mut connection).expect("an answer")).int(), 7);
-    assert_eq!(connection.read(&mut [0; 1]).expect("a farewell in return"), 0);
+    assert_eq!(connection.read(&mut [0; 1]).expect("a close_notify in return"), 0);
 }
 
-pub(crate) fn a_request_before_garbage_is_handled() {
+pub(crate) fn request_before_garbage_is_handled() {
     let authority = Authority::new();
     let (keeper, _dir) = authority.keeper(None, Limits::default());
     let mut connection = dial(&keeper, &authority, None);
@@ -197,16 +223,34 @@ pub(crate) fn a_request_before_garbage_is_handled() {
     let mut bytes = flight(&mut connection);
     bytes.extend_from_slice(&[0xff; 64]);
     connection.sock.write_all(&bytes).expect("sent");
-    // The alert may overtake the answer, and ends what the client can read.
+    // The alert may arrive before the reply; the client cannot read beyond it.
     connection.sock.read_to_end(&mut Vec::new()).expect("closed");
     assert!(Client::connect(keeper.local_addr()).get("/before").is_ok());
 }
 
-pub(crate) fn a_keeper_that_stops_says_farewell() {
+pub(crate) fn stopping_keeper_sends_close_notify() {
     let authority = Authority::new();
     let (keeper, _dir) = authority.keeper(None, Limits::default());
     let mut connection = dial(&keeper, &authority, None);
     assert_eq!(connect(&mut connection).expect("served"), 37);
     drop(keeper);
-    assert_eq!(connection.read(&mut [0; 1]).expect("a farewell, and no mere end"), 0);
+    assert_eq!(connection.read(&mut [0; 1]).expect("a close_notify before the end of the stream"), 0);
+}
+
+pub(crate) fn replaced_certificates_are_used_without_a_restart() {
+    let (old, new) = (Authority::new(), Authority::new());
+    let (keeper, dir) = old.keeper(Some(&old), Limits::default());
+    let served = |server: &Authority, client: &Authority| {
+        connect(&mut dial(&keeper, server, Some(client.issue("client")))).is_ok()
+    };
+    let mut open = dial(&keeper, &old, Some(old.issue("client")));
+    assert_eq!(connect(&mut open).expect("served"), 37);
+    new.write_identity(dir.path());
+    assert!(!served(&old, &old) && served(&new, &old), "the certificate is new");
+    replace(&dir.path().join("clients.pem"), &new.certificate);
+    assert!(!served(&new, &old) && served(&new, &new), "the CA of clients is new");
+    replace(&dir.path().join("key.pem"), "broken");
+    assert!(served(&new, &new), "the last usable key stays");
+    open.write_all(&get(1, "/")).expect("sent");
+    assert!(!receive(&mut open).expect("an answer").is_empty(), "open connections stay");
 }

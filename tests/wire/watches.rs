@@ -1,21 +1,21 @@
-//! Watches: what fires, in which order, how often, and what a client that was away is told.
+//! Watches: which events are sent, in which order, how often, and after a reconnect.
 
 use crate::harness::scenario::{Scenario, Site, scenarios};
 use crate::harness::wire::{Client, Create, Hello, Put, Reply, Take, op, set_body};
 
 pub(crate) const ALL: &[Scenario] = scenarios![
-    own_write_event_comes_before_the_reply,
-    anothers_write_is_told_before_it_can_be_read,
+    event_of_an_own_write_precedes_the_reply,
+    event_of_another_clients_write_precedes_the_new_value,
     one_shot_watches_fire_once,
-    a_delete_fires_once_per_session,
-    persistent_watches_stay,
-    recursive_watches_cover_the_subtree_and_never_tell_of_children,
-    set_watches_tells_what_was_missed_first,
-    set_watches2_sets_lasting_watches,
-    removed_watches_are_silent,
-    watches_belong_to_the_connection,
-    events_come_in_the_order_of_writes,
-    a_multi_fires_for_each_of_its_writes,
+    deletion_is_reported_once_per_session,
+    persistent_watches_remain,
+    recursive_watches_cover_the_subtree_without_children_changed,
+    set_watches_sends_missed_events_first,
+    set_watches2_restores_persistent_watches,
+    removed_watches_send_no_events,
+    watches_are_removed_with_the_connection,
+    events_follow_the_order_of_writes,
+    multi_sends_an_event_for_each_write,
 ];
 
 const CREATED: i32 = 1;
@@ -34,7 +34,7 @@ fn event(reply: &Reply) -> (i32, String) {
     (kind, path)
 }
 
-/// All events that the server has sent so far: those before the answer to a request made now.
+/// Returns all events that the server sends before the reply to a request made now.
 fn events(client: &mut Client) -> Vec<(i32, String)> {
     let xid = client.send(op::SYNC, &Put::new().bytes("/")).expect("sent");
     let mut events = Vec::new();
@@ -59,7 +59,7 @@ fn delete(client: &mut Client, path: &str) {
     assert_eq!(client.call(op::DELETE, &Put::new().bytes(path).int(-1)).err, 0);
 }
 
-fn own_write_event_comes_before_the_reply(site: &Site) {
+fn event_of_an_own_write_precedes_the_reply(site: &Site) {
     let mut client = Client::connect(site.addr);
     let path = site.path("/x");
     client.create(&path, b"", Create::Persistent);
@@ -69,7 +69,7 @@ fn own_write_event_comes_before_the_reply(site: &Site) {
     assert_eq!(client.receive().expect("the reply").xid, xid);
 }
 
-fn anothers_write_is_told_before_it_can_be_read(site: &Site) {
+fn event_of_another_clients_write_precedes_the_new_value(site: &Site) {
     let (mut watcher, mut writer) = (Client::connect(site.addr), Client::connect(site.addr));
     let path = site.path("/x");
     writer.create(&path, b"0", Create::Persistent);
@@ -77,21 +77,21 @@ fn anothers_write_is_told_before_it_can_be_read(site: &Site) {
         let new = round.to_string();
         watch(&mut watcher, op::GET_DATA, &path);
         writer.send(op::SET_DATA, &set_body(&path, new.as_bytes(), -1)).expect("sent");
-        let mut told = false;
-        // Asks until the new value is there; the event must not come after it.
+        let mut notified = false;
+        // Reads until the new value appears; the event must not come after it.
         loop {
             let xid = watcher.send(op::GET_DATA, &Put::new().bytes(&path).bool(false)).expect("sent");
             let mut reply = watcher.receive().expect("an event or the answer");
             if reply.xid != xid {
                 assert_eq!(event(&reply), (CHANGED, path.clone()));
-                told = true;
+                notified = true;
                 reply = watcher.receive().expect("the answer");
             }
             if Take(&reply.body).bytes() == new.as_bytes() {
                 break;
             }
         }
-        assert!(told, "round {round}: the value was there before the event");
+        assert!(notified, "round {round}: the value was there before the event");
         assert_eq!(writer.receive().expect("the reply").err, 0);
     }
 }
@@ -110,13 +110,13 @@ fn one_shot_watches_fire_once(site: &Site) {
     writer.set_if_version(&path, b"seen", -1).expect("written");
     writer.set_if_version(&path, b"unseen", -1).expect("written");
     assert_eq!(events(&mut watcher), [(CHANGED, path.clone())]);
-    // A read that fails leaves no watch behind, unlike exists.
+    // Unlike exists, a failed read sets no watch.
     assert_eq!(watch(&mut watcher, op::GET_DATA, &site.path("/none")), -101);
     writer.create(&site.path("/none"), b"", Create::Persistent);
     assert_eq!(events(&mut watcher), []);
 }
 
-fn a_delete_fires_once_per_session(site: &Site) {
+fn deletion_is_reported_once_per_session(site: &Site) {
     let (mut watcher, mut writer) = (Client::connect(site.addr), Client::connect(site.addr));
     let path = site.path("/x");
     writer.create(&path, b"", Create::Persistent);
@@ -129,7 +129,7 @@ fn a_delete_fires_once_per_session(site: &Site) {
     assert_eq!(events(&mut watcher), [(DELETED, path), (CHILDREN, site.chroot.clone())]);
 }
 
-fn persistent_watches_stay(site: &Site) {
+fn persistent_watches_remain(site: &Site) {
     let (mut watcher, mut writer) = (Client::connect(site.addr), Client::connect(site.addr));
     let (path, child) = (site.path("/x"), site.path("/x/y"));
     add_watch(&mut watcher, &path, PERSISTENT);
@@ -145,7 +145,7 @@ fn persistent_watches_stay(site: &Site) {
     assert_eq!(kinds, [CREATED, CHANGED, CHANGED, CHILDREN, CHILDREN, DELETED, CREATED]);
 }
 
-fn recursive_watches_cover_the_subtree_and_never_tell_of_children(site: &Site) {
+fn recursive_watches_cover_the_subtree_without_children_changed(site: &Site) {
     let (mut watcher, mut writer) = (Client::connect(site.addr), Client::connect(site.addr));
     let (top, below) = (site.path("/top"), site.path("/top/below"));
     add_watch(&mut watcher, &top, RECURSIVE);
@@ -168,7 +168,7 @@ fn recursive_watches_cover_the_subtree_and_never_tell_of_children(site: &Site) {
     assert_eq!(watcher.call(op::ADD_WATCH, &Put::new().bytes("/x").int(7)).err, -5);
 }
 
-fn set_watches_tells_what_was_missed_first(site: &Site) {
+fn set_watches_sends_missed_events_first(site: &Site) {
     let mut writer = Client::connect(site.addr);
     let path = |name: &str| site.path(name);
     for name in ["/data", "/gone", "/kids", "/quiet", "/lost-kids"] {
@@ -209,7 +209,7 @@ fn set_watches_tells_what_was_missed_first(site: &Site) {
     assert_eq!(events(&mut client), [(CHANGED, path("/quiet")), (CREATED, path("/later"))]);
 }
 
-fn set_watches2_sets_lasting_watches(site: &Site) {
+fn set_watches2_restores_persistent_watches(site: &Site) {
     let (mut watcher, mut writer) = (Client::connect(site.addr), Client::connect(site.addr));
     let (lasting, deep) = (site.path("/lasting"), site.path("/deep"));
     let seen = writer.call(op::SYNC, &Put::new().bytes("/")).zxid;
@@ -229,7 +229,7 @@ fn set_watches2_sets_lasting_watches(site: &Site) {
     assert_eq!(events(&mut watcher), expected);
 }
 
-fn removed_watches_are_silent(site: &Site) {
+fn removed_watches_send_no_events(site: &Site) {
     const CHECK_WATCHES: i32 = 17;
     const REMOVE_WATCHES: i32 = 18;
     let (children, data, any) = (1, 2, 3);
@@ -253,7 +253,7 @@ fn removed_watches_are_silent(site: &Site) {
     assert_eq!(events(&mut watcher), []);
 }
 
-fn watches_belong_to_the_connection(site: &Site) {
+fn watches_are_removed_with_the_connection(site: &Site) {
     let (mut first, mut writer) = (Client::connect(site.addr), Client::connect(site.addr));
     let path = site.path("/x");
     writer.create(&path, b"", Create::Persistent);
@@ -263,13 +263,13 @@ fn watches_belong_to_the_connection(site: &Site) {
     assert_eq!(events(&mut second), []);
 }
 
-fn events_come_in_the_order_of_writes(site: &Site) {
+fn events_follow_the_order_of_writes(site: &Site) {
     let (mut watcher, mut writer) = (Client::connect(site.addr), Client::connect(site.addr));
     add_watch(&mut watcher, &site.chroot, RECURSIVE);
     let paths: Vec<String> = (0..100).map(|number| site.path(&format!("/n{number}"))).collect();
     for path in &paths {
         writer.create(path, b"", Create::Persistent);
-        // An event is there before the new value can be read.
+        // An event arrives before the new value can be read.
         assert!(watcher.send(op::EXISTS, &Put::new().bytes(path).bool(false)).is_ok());
     }
     let mut created = Vec::new();
@@ -287,7 +287,7 @@ fn events_come_in_the_order_of_writes(site: &Site) {
     assert_eq!(created, paths);
 }
 
-fn a_multi_fires_for_each_of_its_writes(site: &Site) {
+fn multi_sends_an_event_for_each_write(site: &Site) {
     let (mut watcher, mut writer) = (Client::connect(site.addr), Client::connect(site.addr));
     let (a, b) = (site.path("/a"), site.path("/b"));
     add_watch(&mut watcher, &site.chroot, RECURSIVE);

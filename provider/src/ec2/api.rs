@@ -1,9 +1,10 @@
-//! The calls to EC2 that we make, one function each: filtered and paged, within the budget, with errors in our words.
-//! No decisions here: what to call is for `groups`, `rules` and `machines`, what a refusal means is in `refusal`.
+//! The calls to EC2, one function each: filtered, paged, rate-limited, and with classified errors.
+//! Decisions belong in `groups`, `rules` and `machines`; the meaning of errors belongs in
+//! `error_codes`.
 
-use super::Patience;
-use super::meter::Meter;
-use super::refusal::{Effect, Failure, Refusal, refusal};
+use super::Timeouts;
+use super::error_codes::{CallError, Effect, Failure, classify};
+use super::rate_limit::RateLimiter;
 use crate::error::{Error, Subject};
 use crate::provider::{GroupId, InstanceId};
 use aws_credential_types::provider::error::CredentialsError;
@@ -19,37 +20,37 @@ use std::error::Error as StdError;
 use std::future::Future;
 use tokio::time::Instant;
 
-/// The most that EC2 gives on one page.
+/// EC2's largest page.
 const PAGE: i32 = 1000;
-/// More pages than any account has groups or instances for: an answer without end is an error.
+/// Limit of pages, far above the groups or instances of any account.
 const PAGES_MAX: usize = 200;
 
 #[derive(Debug)]
 pub(super) struct Api {
     client: Client,
-    /// The same for reads, which may take longer.
+    /// A client with longer timeouts, for reads.
     reader: Client,
-    pub(super) meter: Meter,
-    patience: Patience,
-    /// Where calls go, for the texts of errors.
+    pub(super) rate_limiter: RateLimiter,
+    timeouts: Timeouts,
+    /// The endpoint, for error messages.
     pub(super) place: String,
 }
 
-type Called<T> = Result<T, Refusal>;
+type Called<T> = Result<T, CallError>;
 
 impl Api {
     pub(super) fn new(
         client: Client,
         reader: Client,
-        meter: Meter,
-        patience: Patience,
+        rate_limiter: RateLimiter,
+        timeouts: Timeouts,
         place: String,
     ) -> Self {
-        Self { client, reader, meter, patience, place }
+        Self { client, reader, rate_limiter, timeouts, place }
     }
 
-    /// A read is tried again, a little later and within the budget: one page of many that was refused is no reason to ask
-    /// for all of them again. When to try a change again is for the caller to decide.
+    /// Reads with retries, so that one refused page does not fail a read of many pages. Changes are
+    /// not retried here; the caller decides that.
     async fn read<T, E, S>(
         &self,
         action: &'static str,
@@ -60,24 +61,24 @@ impl Api {
         E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
         S: Future<Output = Result<T, SdkError<E>>> + Send,
     {
-        let mut pause = self.patience.first_pause;
-        // One that was refused is asked again; one that hung has used up the time that others wait for it.
-        let patient_until = Instant::now() + self.patience.request / 2;
-        for _ in 1..self.patience.reads {
-            self.meter.admit(action, what, None).await.map_err(Refusal::Error)?;
+        let mut pause = self.timeouts.first_pause;
+        // A refused read is retried; a read that hung has used up its time.
+        let patient_until = Instant::now() + self.timeouts.request / 2;
+        for _ in 1..self.timeouts.reads {
+            self.rate_limiter.admit(action, what, None).await.map_err(CallError::Error)?;
             match self.answer(action, Effect::Reads, what, send()).await {
-                Err(Refusal::Error(Error::Throttled { .. } | Error::Unavailable { .. }))
+                Err(CallError::Error(Error::Throttled { .. } | Error::Unavailable { .. }))
                     if Instant::now() < patient_until => {}
                 answer => return answer,
             }
-            tokio::time::sleep(self.meter.spread(pause)).await;
+            tokio::time::sleep(self.rate_limiter.spread(pause)).await;
             pause *= 2;
         }
-        self.meter.admit(action, what, None).await.map_err(Refusal::Error)?;
+        self.rate_limiter.admit(action, what, None).await.map_err(CallError::Error)?;
         self.answer(action, Effect::Reads, what, send()).await
     }
 
-    /// One request, and not begun at or after `until`.
+    /// Sends one request, unless `until` has passed.
     async fn change<T, E>(
         &self,
         action: &'static str,
@@ -88,7 +89,7 @@ impl Api {
     where
         E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
     {
-        self.meter.admit(action, what, until).await.map_err(Refusal::Error)?;
+        self.rate_limiter.admit(action, what, until).await.map_err(CallError::Error)?;
         self.answer(action, Effect::Writes, what, sent).await
     }
 
@@ -104,19 +105,19 @@ impl Api {
     {
         let error = match sent.await {
             Ok(answer) => {
-                self.meter.succeeded(action);
+                self.rate_limiter.succeeded(action);
                 return Ok(answer);
             }
             Err(error) => error,
         };
         let failure = self.failure(&error);
         let busy = matches!(failure, Failure::Answer { status: 429 | 503, .. });
-        let refusal = refusal(failure, effect, what.clone());
-        if busy || matches!(refusal, Refusal::Error(Error::Throttled { .. })) {
-            self.meter.throttled(action);
+        let error = classify(failure, effect, what.clone());
+        if busy || matches!(error, CallError::Error(Error::Throttled { .. })) {
+            self.rate_limiter.throttled(action);
         }
-        tracing::debug!(action, ?refusal, "EC2 refused");
-        Err(refusal)
+        tracing::debug!(action, ?error, "EC2 refused");
+        Err(error)
     }
 
     fn failure<E>(&self, error: &SdkError<E>) -> Failure
@@ -240,7 +241,7 @@ impl Api {
         self.change("DeleteSecurityGroup", &group.into(), None, request.send()).await.map(drop)
     }
 
-    /// The request is filled in by `fill`, since a launch says more than fits into arguments.
+    /// Launches an instance. `fill` completes the request, which has too many fields for arguments.
     pub(super) async fn run(
         &self,
         what: &Subject,
@@ -287,7 +288,7 @@ impl Api {
     }
 }
 
-/// Sends nothing from that moment on, however long it took to get credentials and to sign.
+/// Refuses to transmit after the deadline, however long loading credentials and signing took.
 #[derive(Debug)]
 struct NotAfter(Option<Instant>);
 
@@ -311,7 +312,7 @@ impl Intercept for NotAfter {
     }
 }
 
-/// Goes from page to page, and not round in circles.
+/// Iterates over pages, with a limit.
 struct Pages<'a> {
     what: &'a Subject,
     next: Option<Option<String>>,
@@ -323,7 +324,7 @@ impl<'a> Pages<'a> {
         Self { what, next: Some(None), read: 0 }
     }
 
-    /// The token to send for the next page; `None` if there is none.
+    /// Returns the token of the next page; `None` after the last one.
     fn next(&mut self) -> Called<Option<Option<String>>> {
         self.read += 1;
         if self.read > PAGES_MAX && self.next.is_some() {
@@ -345,8 +346,8 @@ fn tagged(resource: ResourceType, tags: Vec<Tag>) -> TagSpecification {
     TagSpecification::builder().resource_type(resource).set_tags(Some(tags)).build()
 }
 
-fn incomplete(what: &Subject, reason: &str) -> Refusal {
-    Refusal::Error(Error::Ambiguous { what: what.clone(), reason: format!("EC2 answered with {reason}") })
+fn incomplete(what: &Subject, reason: &str) -> CallError {
+    CallError::Error(Error::Ambiguous { what: what.clone(), reason: format!("EC2 answered with {reason}") })
 }
 
 fn chain<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
@@ -357,12 +358,12 @@ fn find<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Optio
     chain(error).find_map(|error| error.downcast_ref())
 }
 
-/// What it comes down to.
+/// Returns the root cause.
 fn root<'a>(error: &'a (dyn StdError + 'static)) -> &'a (dyn StdError + 'static) {
     chain(error).last().unwrap_or(error)
 }
 
-/// Then nothing was sent, and nothing can have been done.
+/// Returns whether no connection was made, so that the call had no effect.
 fn never_connected(error: &(dyn StdError + 'static)) -> bool {
     find::<hyper_util::client::legacy::Error>(error)
         .is_some_and(hyper_util::client::legacy::Error::is_connect)
@@ -373,7 +374,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_end() {
+    fn pages_end_at_an_empty_token_or_at_the_limit() {
         let mut pages = Pages::new(&Subject::Provider);
         assert_eq!(pages.next(), Ok(Some(None)));
         pages.seen(Some("a".to_owned()));

@@ -1,11 +1,12 @@
-//! Finding, making and deleting our groups. A group is ours by its tags; one that only has our name is left alone.
+//! Finds, creates and deletes our groups. Tags decide about ownership; a group that only has our
+//! name is never changed.
 
 use super::Ec2;
 use super::api::filter;
+use super::error_codes::CallError;
 use super::machines::is_live;
 use super::naming::{GroupOwner, MACHINE, MARK, is_marked};
 use super::permission::{Decoded, decode, environment_permissions};
-use super::refusal::Refusal;
 use crate::error::{Error, Subject};
 use crate::provider::{GroupId, MachineNumber, OtherGroup};
 use crate::rule::Rule;
@@ -14,9 +15,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// EC2 takes 200 values in the filters of one request; three name the mark, the environment and the store.
+/// EC2 accepts 200 filter values per request; three are the mark, the environment and the store.
 pub(super) const MACHINES_PER_READ: usize = 197;
-/// How long it is taken for granted that a VPC has IPv6 or not.
+/// How long the IPv6 support of a VPC is cached.
 const IPV6_KNOWN_FOR: Duration = Duration::from_secs(600);
 
 /// A group of ours, as EC2 shows it.
@@ -28,8 +29,8 @@ pub(super) struct OurGroup {
     pub(super) rules: Decoded,
 }
 
-impl Refusal {
-    /// For calls where the special cases cannot be, or do not matter.
+impl CallError {
+    /// Converts the error for calls where the special cases cannot occur or do not matter.
     pub(super) fn into_error(self, what: &Subject) -> Error {
         match self {
             Self::Error(error) => error,
@@ -39,12 +40,12 @@ impl Refusal {
 }
 
 impl Ec2 {
-    /// Says which groups of ours are meant, beside the filters of [`Self::ours`].
+    /// Returns a filter for machines, in addition to those of [`Self::ours`].
     pub(super) fn of_machines<'a>(machines: impl IntoIterator<Item = &'a MachineNumber>) -> Filter {
         filter(format!("tag:{MACHINE}"), machines.into_iter().map(ToString::to_string))
     }
 
-    /// What is marked as this environment's.
+    /// Returns filters for objects with this environment's mark.
     pub(super) fn ours(&self, marks: &[&str]) -> Vec<Filter> {
         let mut filters = vec![filter(format!("tag:{MARK}"), marks.iter().map(|&mark| mark.to_owned()))];
         let whose = self.environment().whose();
@@ -52,13 +53,14 @@ impl Ec2 {
         filters
     }
 
-    /// Our groups among those that `filters` lets through. EC2's filters only narrow down; what is ours is decided here.
+    /// Returns our groups among those that match `filters`. The filters only narrow the read;
+    /// ownership is checked here.
     pub(super) async fn our_groups(
         &self,
         what: &Subject,
         filters: Vec<Filter>,
     ) -> Result<Vec<OurGroup>, Error> {
-        let groups = self.api.groups(what, filters).await.map_err(|refusal| refusal.into_error(what))?;
+        let groups = self.api.groups(what, filters).await.map_err(|error| error.into_error(what))?;
         Ok(groups.iter().filter_map(|group| self.our_group(group)).collect())
     }
 
@@ -72,7 +74,8 @@ impl Ec2 {
         })
     }
 
-    /// The group of a machine in a VPC, or that of the environment, made if it is missing.
+    /// Returns the group of a machine or of the environment in a VPC, and creates it if it is
+    /// missing.
     pub(super) async fn ensure_group_in(
         &self,
         vpc: &str,
@@ -87,12 +90,12 @@ impl Ec2 {
         let made = self.api.create_group(&what, name, description, vpc, environment.group_tags(machine));
         let id = match made.await {
             Ok(id) => id,
-            Err(Refusal::NameTaken) => return self.group_by_name(&what, vpc, machine).await,
-            Err(refusal) => return Err(refusal.into_error(&what)),
+            Err(CallError::NameTaken) => return self.group_by_name(&what, vpc, machine).await,
+            Err(error) => return Err(error.into_error(&what)),
         };
-        tracing::info!(group = %id, name = %environment.group_name(machine), "group made");
+        tracing::info!(group = %id, name = %environment.group_name(machine), "group created");
         if let Some(machine) = machine {
-            self.memory().recent.made(machine, &id, vpc, Instant::now().into_std());
+            self.memory().recent_writes.made(machine, &id, vpc, Instant::now().into_std());
         }
         let owner = machine.map_or(GroupOwner::Environment, GroupOwner::Machine);
         Ok(OurGroup { id, owner, vpc: vpc.to_owned(), rules: Decoded::default() })
@@ -117,7 +120,7 @@ impl Ec2 {
         }
         let memory = self.memory();
         let now = Instant::now().into_std();
-        let made = machine.and_then(|machine| memory.recent.made_for(machine, now));
+        let made = machine.and_then(|machine| memory.recent_writes.made_for(machine, now));
         Ok(made.filter(|made| made.vpc == vpc).map(|made| OurGroup {
             id: made.group.clone(),
             owner: machine.map_or(GroupOwner::Environment, GroupOwner::Machine),
@@ -126,7 +129,7 @@ impl Ec2 {
         }))
     }
 
-    /// Who has the name that we wanted.
+    /// Returns the group that has the name of a machine's group, if it is ours.
     async fn group_by_name(
         &self,
         what: &Subject,
@@ -135,9 +138,9 @@ impl Ec2 {
     ) -> Result<OurGroup, Error> {
         let name = self.environment().group_name(machine);
         let filters = vec![filter("group-name", [name.clone()]), filter("vpc-id", [vpc.to_owned()])];
-        let groups = self.api.groups(what, filters).await.map_err(|refusal| refusal.into_error(what))?;
+        let groups = self.api.groups(what, filters).await.map_err(|error| error.into_error(what))?;
         let Some(group) = groups.iter().find(|group| group.group_name() == Some(&name)) else {
-            // Taken, says EC2, and does not show by whom: its readers are late.
+            // The name is in use, but the describe does not show the group yet.
             return Err(Error::NotFound { what: what.clone() });
         };
         match self.our_group(group).filter(|ours| ours.owner.machine() == machine) {
@@ -153,18 +156,19 @@ impl Ec2 {
         }
     }
 
-    /// Our rules in a group as a describe that was sent at `sent` shows it, with our own last writes.
+    /// Returns our rules in a group as a describe sent at `sent` shows them, with our recent
+    /// writes.
     pub(super) fn owned_now(&self, group: &OurGroup, sent: Instant) -> BTreeSet<Rule> {
         let mut owned = group.rules.owned.clone();
-        self.memory().recent.overlay(&group.id, &mut owned, sent.into_std());
+        self.memory().recent_writes.overlay(&group.id, &mut owned, sent.into_std());
         owned
     }
 
-    /// A group of ours; `None` if there is none with this id, and refused if it is somebody else's.
+    /// Returns a group of ours; `None` if the id does not exist. A foreign group is an error.
     pub(super) async fn group_by_id(&self, group: &GroupId) -> Result<Option<OurGroup>, Error> {
         let what = Subject::from(group);
         let filters = vec![filter("group-id", [group.as_str().to_owned()])];
-        let found = self.api.groups(&what, filters).await.map_err(|refusal| refusal.into_error(&what))?;
+        let found = self.api.groups(&what, filters).await.map_err(|error| error.into_error(&what))?;
         let Some(found) = found.iter().find(|found| found.group_id() == Some(group.as_str())) else {
             return Ok(None);
         };
@@ -172,16 +176,16 @@ impl Ec2 {
         self.our_group(found).ok_or_else(lacking).map(Some)
     }
 
-    /// The environment's group, with its two rules if it has none at all. If it has some, somebody may have taken away
-    /// what they did not want, and that stays so.
+    /// Returns the environment's group, and adds its two rules if it has no rules at all. If it has
+    /// some, the operator may have removed others on purpose.
     pub(super) async fn ensure_environment_group(&self, vpc: &str) -> Result<OurGroup, Error> {
         let group = self.ensure_group_in(vpc, None).await?;
         if group.rules.owned.is_empty() && group.rules.foreign.is_empty() {
             let ipv6 = self.ipv6_of([vpc].into()).await?.contains(vpc);
             let rules = environment_permissions(group.id.as_str(), ipv6);
             match self.api.authorize(&group.id, rules, None).await {
-                Ok(()) | Err(Refusal::RulesAlreadySo) => {}
-                Err(refusal) => return Err(refusal.into_error(&Subject::from(&group.id))),
+                Ok(()) | Err(CallError::RulesAlreadySo) => {}
+                Err(error) => return Err(error.into_error(&Subject::from(&group.id))),
             }
         }
         Ok(group)
@@ -190,11 +194,11 @@ impl Ec2 {
     /// Deletes a group of ours whose tags were read before.
     pub(super) async fn drop_group(&self, group: &GroupId) -> Result<(), Error> {
         match self.api.delete_group(group).await {
-            Ok(()) | Err(Refusal::Error(Error::NotFound { .. })) => {}
-            Err(refusal) => return Err(refusal.into_error(&group.into())),
+            Ok(()) | Err(CallError::Error(Error::NotFound { .. })) => {}
+            Err(error) => return Err(error.into_error(&group.into())),
         }
         let mut memory = self.memory();
-        memory.recent.forget(group);
+        memory.recent_writes.forget(group);
         memory.groups.retain(|_, known| known != group);
         Ok(())
     }
@@ -205,7 +209,7 @@ impl Ec2 {
         let of_our_name = self.environment().of_our_name();
         let filters = of_our_name.map(|(key, value)| filter(format!("tag:{key}"), [value.to_owned()]));
         let found = self.api.groups(&what, filters.to_vec()).await;
-        let found = found.map_err(|refusal| refusal.into_error(&what))?;
+        let found = found.map_err(|error| error.into_error(&what))?;
         let mut all = Vec::new();
         for group in &found {
             let (Some((owner, store)), Some(id)) =
@@ -215,13 +219,13 @@ impl Ec2 {
             };
             let id = GroupId::new(id);
             let used_by = match owner {
-                // All machines are in it, and new ones cannot do without it.
+                // All machines use it, and new ones need it.
                 GroupOwner::Environment => None,
                 GroupOwner::Machine(_) => self.instance_in(&id).await?,
             };
             if used_by.is_none() {
                 let tagged = self.api.tag_group(&id, self.environment().store_tag()).await;
-                tagged.map_err(|refusal| refusal.into_error(&Subject::from(&id)))?;
+                tagged.map_err(|error| error.into_error(&Subject::from(&id)))?;
                 tracing::info!(group = %id, %store, "group of another store adopted");
             }
             all.push(OtherGroup {
@@ -234,17 +238,17 @@ impl Ec2 {
         Ok(all)
     }
 
-    /// An instance that uses the group, whoever made it.
+    /// Returns an instance that uses the group, ours or foreign.
     async fn instance_in(&self, group: &GroupId) -> Result<Option<String>, Error> {
         let filters = vec![filter("instance.group-id", [group.as_str().to_owned()])];
         let what = Subject::from(group);
         let shown = self.api.instances(&what, filters).await;
-        let shown = shown.map_err(|refusal| refusal.into_error(&what))?;
+        let shown = shown.map_err(|error| error.into_error(&what))?;
         let mut using = shown.iter().filter(|shown| is_live(shown));
         Ok(using.find_map(|shown| shown.instance_id().map(str::to_owned)))
     }
 
-    /// Those of `vpcs` that IPv6 can reach.
+    /// Returns those of `vpcs` that have IPv6.
     pub(super) async fn ipv6_of(&self, vpcs: BTreeSet<&str>) -> Result<BTreeSet<String>, Error> {
         let now = Instant::now();
         let unknown: Vec<String> = {
@@ -254,7 +258,7 @@ impl Ec2 {
         };
         if !unknown.is_empty() {
             let read = self.api.vpcs(vec![filter("vpc-id", unknown)]).await;
-            let read = read.map_err(|refusal| refusal.into_error(&Subject::Provider))?;
+            let read = read.map_err(|error| error.into_error(&Subject::Provider))?;
             let known = &mut self.memory().ipv6;
             known.retain(|_, (_, at)| now < *at + IPV6_KNOWN_FOR);
             for vpc in &read {
@@ -267,7 +271,7 @@ impl Ec2 {
             }
         }
         let known = &self.memory().ipv6;
-        // Taken for one without IPv6, all that its machines have open to it would be closed.
+        // Treating an unknown VPC as one without IPv6 would close the IPv6 rules of its machines.
         if let Some(vpc) = vpcs.iter().find(|vpc| !known.contains_key(**vpc)) {
             let reason = format!("EC2 does not show the VPC {vpc}");
             return Err(Error::Unavailable { what: Subject::Provider, reason });

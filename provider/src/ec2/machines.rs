@@ -1,5 +1,6 @@
-//! Instances and their groups. Each function can be called again after it stopped anywhere: it looks first, and what is
-//! made is tagged in the same call, so nothing of ours is ever without our mark.
+//! Instances and their groups. Each function can be repeated after a crash at any point: it reads
+//! first, and new objects are tagged in the call that creates them, so that none is ever without
+//! our mark.
 
 use super::api::filter;
 use super::groups::OurGroup;
@@ -19,9 +20,9 @@ use base64::engine::general_purpose::STANDARD;
 use std::collections::BTreeSet;
 use tokio::time::Instant;
 
-/// What EC2 takes, before it is encoded.
+/// EC2's limit of user data before encoding.
 const USER_DATA_MAX: usize = 16 * 1024;
-/// A launch that is answered with an instance that has ended already is said anew this often.
+/// Attempts of a launch whose idempotency token returns a terminated instance.
 const LAUNCHES_MAX: usize = 5;
 
 impl Machines for Ec2 {
@@ -67,13 +68,13 @@ impl Machines for Ec2 {
             None => {
                 let tags = self.environment().instance_tags(machine, Origin::Adopted);
                 let tagged = self.api.create_tags(id, tags).await;
-                tagged.map_err(|refusal| refusal.into_error(&id.into()))?;
+                tagged.map_err(|error| error.into_error(&id.into()))?;
             }
         }
         let group = self.attach(machine, id, &shown).await?;
         let origin = owner.map_or(Origin::Adopted, |(_, origin)| origin);
         let mut adopted = instance(id.clone(), machine, origin, &shown);
-        // As it is now, and not as it was shown before.
+        // The describe was sent before the group was attached.
         adopted.groups.insert(group);
         Ok(adopted)
     }
@@ -90,11 +91,11 @@ impl Machines for Ec2 {
             Some(_) => return Err(not_this_machines(machine, id)),
             None => return Ok(()),
         }
-        // The mark goes last: until then a release that was cut short is seen to be unfinished.
+        // The mark is removed last, so that an interrupted release is visible as unfinished.
         self.detach(machine, id, &shown).await?;
         let untagged =
             self.api.delete_tags(id, self.environment().instance_tags(machine, Origin::Adopted)).await;
-        untagged.map_err(|refusal| refusal.into_error(&id.into()))
+        untagged.map_err(|error| error.into_error(&id.into()))
     }
 
     async fn terminate(&self, machine: MachineNumber, id: &InstanceId) -> Result<(), Error> {
@@ -102,13 +103,13 @@ impl Machines for Ec2 {
         if self.environment().instance_owner(shown.tags()) != Some((machine, Origin::Launched)) {
             return Err(not_this_machines(machine, id));
         }
-        match self.api.terminate(id).await.map_err(|refusal| refusal.into_error(&id.into())) {
+        match self.api.terminate(id).await.map_err(|error| error.into_error(&id.into())) {
             Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    async fn shut(&self, machine: MachineNumber, group: &GroupId) -> Result<(), Error> {
+    async fn revoke_all(&self, machine: MachineNumber, group: &GroupId) -> Result<(), Error> {
         let sent = Instant::now();
         let Some(found) = self.group_by_id(group).await? else { return Ok(()) };
         if found.owner != GroupOwner::Machine(machine) {
@@ -135,7 +136,7 @@ impl Machines for Ec2 {
 
 impl Ec2 {
     async fn shown(&self, what: &Subject, filters: Vec<Filter>) -> Result<Vec<Shown>, Error> {
-        self.api.instances(what, filters).await.map_err(|refusal| refusal.into_error(what))
+        self.api.instances(what, filters).await.map_err(|error| error.into_error(what))
     }
 
     async fn shown_of(&self, machine: MachineNumber) -> Result<Vec<Shown>, Error> {
@@ -144,7 +145,7 @@ impl Ec2 {
         self.shown(&Subject::Machine(machine), filters).await
     }
 
-    /// With those that have ended, as long as EC2 shows them.
+    /// Returns the machine's instances, including terminated ones that EC2 still shows.
     async fn instances_of(&self, machine: MachineNumber) -> Result<Vec<Instance>, Error> {
         let shown = self.shown_of(machine).await?;
         let ours = shown.iter().filter_map(|shown| self.our_instance(shown));
@@ -158,7 +159,7 @@ impl Ec2 {
         Ok(interfaces.flat_map(|interface| ids(interface.groups())).map(GroupId::new).collect())
     }
 
-    /// An instance by its id, whoever made it; `None` once it has ended.
+    /// Returns an instance by its id, ours or foreign; `None` after it was terminated.
     async fn live(&self, id: &InstanceId) -> Result<Option<Shown>, Error> {
         let filters = vec![filter("instance-id", [id.as_str().to_owned()])];
         let shown = self.shown(&id.into(), filters).await?;
@@ -171,7 +172,7 @@ impl Ec2 {
         Some(instance(InstanceId::new(shown.instance_id()?), machine, origin, shown))
     }
 
-    /// The VPC that new instances go to.
+    /// Returns the VPC of new instances.
     async fn home(&self, settings: &LaunchSettings) -> Result<String, Error> {
         let known = self.memory().home.clone();
         if let Some(known) = known {
@@ -180,13 +181,13 @@ impl Ec2 {
         let home = match &settings.subnet {
             Some(subnet) => {
                 let read = self.api.subnets(vec![filter("subnet-id", [subnet.clone()])]).await;
-                let read = read.map_err(|refusal| refusal.into_error(&Subject::Provider))?;
+                let read = read.map_err(|error| error.into_error(&Subject::Provider))?;
                 let vpc = read.first().and_then(|subnet| subnet.vpc_id()).map(str::to_owned);
                 vpc.ok_or_else(|| unusable(&format!("there is no subnet {subnet}")))?
             }
             None => {
                 let read = self.api.vpcs(vec![filter("is-default", ["true".to_owned()])]).await;
-                let read = read.map_err(|refusal| refusal.into_error(&Subject::Provider))?;
+                let read = read.map_err(|error| error.into_error(&Subject::Provider))?;
                 let vpc = read.first().and_then(|vpc| vpc.vpc_id()).map(str::to_owned);
                 vpc.ok_or_else(|| unusable("there is no default VPC, and no subnet was named"))?
             }
@@ -195,8 +196,8 @@ impl Ec2 {
         Ok(home)
     }
 
-    /// A group that was left over from before must not open anything on a new instance. Our rules are taken out; one that
-    /// holds rules of others is replaced, unless something else uses it.
+    /// Empties an old group, which must not open ports on a new instance. Our rules are removed; a
+    /// group with rules of others is replaced, unless it is in use.
     async fn emptied(&self, machine: MachineNumber, group: OurGroup) -> Result<GroupId, Error> {
         if !group.rules.foreign.is_empty() {
             match self.drop_group(&group.id).await {
@@ -222,7 +223,7 @@ impl Ec2 {
         tags.push(Tag::builder().key("Name").value(self.environment().group_name(Some(machine))).build());
         for attempt in ended..ended + LAUNCHES_MAX {
             let token = launch_token(groups[1].as_str(), attempt);
-            // User data can hold credentials, so it is only given to those who hold a token of the instance.
+            // User data can hold credentials, so reading it requires a session token (IMDSv2).
             let tokens = InstanceMetadataOptionsRequest::builder().http_tokens(HttpTokensState::Required);
             let run = self.api.run(&what, tags.clone(), |request| {
                 request
@@ -235,7 +236,7 @@ impl Ec2 {
                     .metadata_options(tokens.build())
                     .client_token(token)
             });
-            let shown = run.await.map_err(|refusal| refusal.into_error(&what))?;
+            let shown = run.await.map_err(|error| error.into_error(&what))?;
             let id = shown.instance_id().ok_or_else(|| Error::Ambiguous {
                 what: what.clone(),
                 reason: "EC2 answered with an instance without an id".to_owned(),
@@ -249,7 +250,7 @@ impl Ec2 {
         Err(Error::Conflict { what })
     }
 
-    /// Adds the machine's group to the instance, beside those that are there.
+    /// Adds the machine's group to the instance's groups.
     async fn attach(&self, machine: MachineNumber, id: &InstanceId, shown: &Shown) -> Result<GroupId, Error> {
         let vpc = shown.vpc_id().ok_or_else(|| Error::NotFound { what: id.into() })?;
         let group = self.ensure_group_in(vpc, Some(machine)).await?.id;
@@ -289,16 +290,16 @@ impl Ec2 {
     ) -> Result<(), Error> {
         let name = interface.network_interface_id().ok_or_else(|| Error::NotFound { what: id.into() })?;
         let set = self.api.set_groups(id, name, groups).await;
-        set.map_err(|refusal| refusal.into_error(&id.into()))
+        set.map_err(|error| error.into_error(&id.into()))
     }
 }
 
-/// Whether an instance may still run.
+/// Returns whether an instance may still run.
 pub(super) fn is_live(shown: &Shown) -> bool {
     state(shown) != InstanceState::Terminated
 }
 
-/// The one that public traffic comes in by.
+/// Returns the interface that receives public traffic.
 fn first_interface<'a>(id: &InstanceId, shown: &'a Shown) -> Result<&'a InstanceNetworkInterface, Error> {
     let place =
         |one: &&InstanceNetworkInterface| one.attachment().and_then(|attachment| attachment.device_index());
@@ -356,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_will_never_run_again_has_ended() {
+    fn ec2_states_are_mapped() {
         use InstanceStateName as Name;
         for (name, expected) in [
             (Some(Name::Pending), InstanceState::Pending),
@@ -373,14 +374,14 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_name_is_no_address() {
+    fn empty_dns_name_is_not_an_address() {
         let one = instance(InstanceId::new("i-1"), MachineNumber::new(1), Origin::Launched, &shown(None));
         assert_eq!(one.public_address.as_deref(), Some("192.0.2.1"));
         assert_eq!(one.private_address, None);
     }
 
     #[test]
-    fn user_data_has_a_limit_and_is_not_shown() {
+    fn user_data_is_limited_and_not_printed() {
         let machine = MachineNumber::new(1);
         assert_eq!(encoded(machine, &UserData::new("hi")), Ok("aGk=".to_owned()));
         let error = encoded(machine, &UserData::new("secret".repeat(4000))).unwrap_err();

@@ -1,30 +1,30 @@
-//! What our groups, tags, rules and launches are called in EC2, and how they are told from those of others. Pure.
+//! Names and tags of our groups, rules and launches in EC2, and the check of ownership. Pure.
 //!
-//! Names are for people and for finding out that one is taken: machine 2 of `prod` and the environment `prod-2` share
-//! one. What is ours is decided by tags alone, and those are compared whole.
+//! Names are for people, and are not unique: machine 2 of `prod` and the environment `prod-2` share
+//! one. Ownership is decided by complete tags alone.
 
 use crate::provider::{MachineNumber, Origin};
 use aws_sdk_ec2::types::Tag;
 use std::fmt;
 
-/// On everything that we made or adopted; its value says which.
+/// Tag of all our objects; its value says whether they were created or adopted.
 pub(super) const MARK: &str = "portcullis";
 pub(super) const ENVIRONMENT: &str = "portcullis:environment";
 pub(super) const MACHINE: &str = "portcullis:machine";
-/// Two stores may call their environments the same, and neither may end what the other has launched.
+/// Tag with the id of the store. Two stores may have environments of the same name, and neither may
+/// terminate the other's instances.
 pub(super) const STORE: &str = "portcullis:store";
-/// The description of every rule that we made in a machine's group.
+/// The description of our rules in a machine's group.
 pub(super) const RULE_MARK: &str = "opened by portcullis";
 
 const GROUP: &str = "group";
 const LAUNCHED: &str = "launched";
 const ADOPTED: &str = "adopted";
 
-/// Longest name: leaves room for `juju-ENV-N` in the 255 characters of a group's name.
+/// Longest name, so that `juju-ENV-N` fits into the 255 characters of a group's name.
 const NAME_MAX: usize = 200;
 
-/// An environment: what it is called, and the store that it is in. Both are free of what EC2's filters would take for a
-/// wildcard.
+/// The name of an environment and the id of its store. Both contain no wildcards of EC2's filters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Environment {
     name: String,
@@ -39,10 +39,10 @@ pub struct InvalidEnvironment {
 }
 
 impl Environment {
-    /// `store` is what tells this store from all others, for as long as it lives.
+    /// `store` is the unique and permanent id of the store.
     ///
     /// # Errors
-    /// If one of them has other characters, none, or too many.
+    /// If one of them is empty, too long, or has other characters.
     pub fn new(name: &str, store: &str) -> Result<Self, InvalidEnvironment> {
         let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
         for (what, given) in [("name for an environment", name), ("id of a store", store)] {
@@ -53,7 +53,7 @@ impl Environment {
         Ok(Self { name: name.to_owned(), store: store.to_owned() })
     }
 
-    /// What everything of this environment is tagged with, beside the mark.
+    /// Returns the tags of all objects of this environment, without the mark.
     pub(super) fn whose(&self) -> [(&'static str, &str); 2] {
         [(ENVIRONMENT, &self.name), (STORE, &self.store)]
     }
@@ -92,7 +92,7 @@ impl Environment {
         self.tags(mark, Some(machine))
     }
 
-    /// Whose group this is, by its tags: `None` if it is not ours.
+    /// Returns the owner of a group by its tags; `None` if it is not ours.
     pub(super) fn group_owner(&self, tags: &[Tag]) -> Option<GroupOwner> {
         if value(tags, MARK) != Some(GROUP) || !self.is_ours(tags) {
             return None;
@@ -103,25 +103,25 @@ impl Environment {
         }
     }
 
-    /// The owner of a group and the id of its store, for a group of an environment of our name in another store.
+    /// Returns the owner and the store of a group of an environment of our name in another store.
     pub(super) fn other_stores_group<'a>(&self, tags: &'a [Tag]) -> Option<(GroupOwner, &'a str)> {
         let store = value(tags, STORE).filter(|store| *store != self.store)?;
-        // With the store that it names it would be ours.
+        // The group would be ours if we had that store.
         let theirs = Self { name: self.name.clone(), store: store.to_owned() };
         theirs.group_owner(tags).map(|owner| (owner, store))
     }
 
-    /// The filters that find such groups, whatever their store.
+    /// Returns filters for groups of our environment's name in any store.
     pub(super) fn of_our_name(&self) -> [(&'static str, &str); 2] {
         [(MARK, GROUP), (ENVIRONMENT, &self.name)]
     }
 
-    /// The tag that marks a group of another store as ours.
+    /// Returns the tag that adopts a group of another store.
     pub(super) fn store_tag(&self) -> Tag {
         tag(STORE, &self.store)
     }
 
-    /// Which machine an instance is, and how it came to be: `None` if it is not ours.
+    /// Returns the machine and the origin of an instance; `None` if it is not ours.
     pub(super) fn instance_owner(&self, tags: &[Tag]) -> Option<(MachineNumber, Origin)> {
         let origin = match value(tags, MARK)? {
             LAUNCHED => Origin::Launched,
@@ -156,13 +156,13 @@ impl GroupOwner {
     }
 }
 
-/// Says the same launch twice to EC2, which then does it once. It hangs on the id of the machine's group, which is
-/// never used again, and on how many instances of the machine have ended before.
+/// Returns the idempotency token of a launch. It depends on the id of the machine's group, which is
+/// never reused, and on the number of terminated instances of the machine.
 pub(super) fn launch_token(group: &str, ended: usize) -> String {
     format!("portcullis-{group}-{ended}")
 }
 
-/// Whether anything at all of ours is said by these tags, in whatever environment of whatever store.
+/// Returns whether the tags carry our mark, in any environment and any store.
 pub(super) fn is_marked(tags: &[Tag]) -> bool {
     value(tags, MARK).is_some()
 }
@@ -175,7 +175,7 @@ fn value<'a>(tags: &'a [Tag], key: &str) -> Option<&'a str> {
     tags.iter().find(|tag| tag.key() == Some(key)).and_then(Tag::value)
 }
 
-/// Only as we write it: `02` and `+2` are not our spelling of 2.
+/// Parses the canonical form only: `02` and `+2` are refused.
 fn machine_number(text: &str) -> Option<MachineNumber> {
     let number: u32 = text.parse().ok()?;
     (number.to_string() == text).then_some(MachineNumber::new(number))
@@ -196,7 +196,7 @@ mod tests {
     const TWO: MachineNumber = MachineNumber::new(2);
 
     #[test]
-    fn names_as_the_first_juju_gave_them() {
+    fn group_names_match_the_first_juju() {
         assert_eq!(named("prod").group_name(None), "juju-prod");
         assert_eq!(named("prod").group_name(Some(TWO)), "juju-prod-2");
         assert_eq!(named("prod").group_description(None), "juju group for prod");
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn one_name_and_two_owners() {
+    fn groups_with_equal_names_have_different_owners() {
         assert_eq!(named("prod").group_name(Some(TWO)), named("prod-2").group_name(None));
         let machine = named("prod").group_tags(Some(TWO));
         let environment = named("prod-2").group_tags(None);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn only_whole_tags_count() {
+    fn partial_tags_are_not_ours() {
         let good = named("prod").group_tags(Some(TWO));
         for (key, other) in [
             (MARK, "launched"),
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn another_store_may_have_an_environment_of_the_same_name() {
+    fn objects_of_another_store_are_not_ours() {
         let (ours, theirs) = (named("prod"), of_store("prod", "77aa"));
         assert_eq!(ours.group_name(Some(TWO)), theirs.group_name(Some(TWO)));
         assert_eq!(ours.group_owner(&theirs.group_tags(Some(TWO))), None);
@@ -249,11 +249,11 @@ mod tests {
         assert_eq!(theirs.instance_owner(&launched), Some((TWO, Origin::Launched)));
         let unsaid: Vec<Tag> =
             ours.group_tags(Some(TWO)).into_iter().filter(|tag| tag.key() != Some(STORE)).collect();
-        assert_eq!(ours.group_owner(&unsaid), None, "nobody's is not ours");
+        assert_eq!(ours.group_owner(&unsaid), None, "a group without a store is not ours");
     }
 
     #[test]
-    fn groups_of_a_lost_store_are_found_by_whole_tags() {
+    fn groups_of_a_lost_store_are_found_by_complete_tags() {
         let (ours, lost) = (named("prod"), of_store("prod", "77aa"));
         let other =
             |tags: &[Tag]| ours.other_stores_group(tags).map(|(owner, store)| (owner, store.to_owned()));
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn instances_say_how_they_came() {
+    fn instance_tags_carry_the_origin() {
         for origin in [Origin::Launched, Origin::Adopted] {
             let tags = named("prod").instance_tags(TWO, origin);
             assert_eq!(named("prod").instance_owner(&tags), Some((TWO, origin)));
@@ -283,18 +283,18 @@ mod tests {
     }
 
     #[test]
-    fn tokens_fit_and_differ() {
+    fn launch_tokens_fit_and_differ() {
         let token = launch_token("sg-0123456789abcdef0", 1);
         assert!(token.len() <= 64, "EC2 takes 64 characters");
         assert_ne!(token, launch_token("sg-0123456789abcdef0", 2));
     }
 
     #[test]
-    fn refuses_wildcards_and_floods() {
+    fn wildcards_and_long_names_are_refused() {
         for bad in ["", "a*", "a?b", "a b", "é", "a/b", &"x".repeat(201)] {
             for (name, store, part) in [(bad, "6f1c", "no name for an"), ("prod", bad, "no id of a store")] {
-                let refusal = Environment::new(name, store).unwrap_err().to_string();
-                assert!(refusal.len() < 400 && refusal.starts_with(part), "{refusal}");
+                let error = Environment::new(name, store).unwrap_err().to_string();
+                assert!(error.len() < 400 && error.starts_with(part), "{error}");
             }
         }
         assert_eq!(named(&"x".repeat(200)).group_name(Some(MachineNumber::new(u32::MAX))).len(), 216);

@@ -1,7 +1,8 @@
-//! Our rules as EC2 writes them, and EC2's permissions as our rules. Pure.
+//! Converts our rules to EC2's permissions and back. Pure.
 //!
-//! EC2 puts one range of ports with all its sources into one permission, each source with a description of its own. A
-//! rule is ours exactly if that description is our mark and we could have written its ports and source.
+//! EC2 combines a range of ports with all its sources into one permission; each source has its own
+//! description. A rule is ours if that description is our mark and our rules can express its ports
+//! and source.
 
 use super::naming::RULE_MARK;
 use crate::provider::Foreign;
@@ -10,7 +11,7 @@ use aws_sdk_ec2::types::{IpPermission, IpRange, Ipv6Range, UserIdGroupPair};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-/// What a group lets in, sorted by whose it is.
+/// The rules of a group, by owner.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Decoded {
     pub(super) owned: BTreeSet<Rule>,
@@ -18,13 +19,13 @@ pub(super) struct Decoded {
 }
 
 impl Decoded {
-    /// Every rule that EC2 would refuse to add as a duplicate, whoever made it.
+    /// Returns whether EC2 would refuse to add `rule` as a duplicate.
     pub(super) fn has(&self, rule: &Rule) -> bool {
         self.owned.contains(rule) || self.foreign.iter().any(|foreign| foreign.exact == Some(*rule))
     }
 }
 
-/// The fewest permissions that say `rules`, each source marked as ours.
+/// Returns the smallest set of permissions for `rules`, with our mark on each source.
 pub(super) fn encode(rules: &BTreeSet<Rule>) -> Vec<IpPermission> {
     let mut by_ports: BTreeMap<PortRange, Vec<Cidr>> = BTreeMap::new();
     for rule in rules {
@@ -50,7 +51,7 @@ fn permission(ports: PortRange, sources: &[Cidr]) -> IpPermission {
     permission.build()
 }
 
-/// Like people write it, but for IPv6 that ends in dotted IPv4, which not everybody reads.
+/// Formats a source. IPv6 is never written with dotted IPv4, which some readers do not accept.
 fn source_text(source: Cidr) -> String {
     match source.network() {
         IpAddr::V6(v6) if v6.to_string().contains('.') => {
@@ -61,7 +62,8 @@ fn source_text(source: Cidr) -> String {
     }
 }
 
-/// What the group of an environment lets in: ssh from anywhere, and everything from its own members.
+/// Returns the permissions of an environment's group: ssh from anywhere, and all traffic between
+/// its members.
 pub(super) fn environment_permissions(group: &str, ipv6: bool) -> Vec<IpPermission> {
     let mut ssh = IpPermission::builder()
         .ip_protocol("tcp")
@@ -113,7 +115,7 @@ impl Decoded {
         }
     }
 
-    /// A source that is no block of addresses, so nothing that can be said in our words.
+    /// Adds a source that is not a block of addresses, which our rules cannot express.
     fn add_other(&mut self, ports: WirePorts<'_>, source: Option<&str>) {
         let port = |end: Option<i32>| end.map_or_else(|| "all".to_owned(), |port| port.to_string());
         let source = source.unwrap_or("unknown");
@@ -139,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn one_permission_for_all_sources_of_a_range() {
+    fn sources_of_a_range_share_one_permission() {
         let rules = BTreeSet::from([
             rule(80, 80, Protocol::Tcp, "0.0.0.0/0"),
             rule(80, 80, Protocol::Tcp, "::/0"),
@@ -155,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_are_spelled_for_all_readers() {
+    fn sources_are_written_without_dotted_ipv6() {
         for (source, text) in [
             ("10.1.2.3/8", "10.0.0.0/8"),
             ("2001:db8::/32", "2001:db8::/32"),
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_spelling_ec2_answers_with() {
+    fn all_spellings_of_ec2_are_decoded() {
         let ours = Some(RULE_MARK);
         let cases = [
             (wire("tcp", 80, 80, "0.0.0.0/0", ours), Some(rule(80, 80, Protocol::Tcp, "0.0.0.0/0"))),
@@ -189,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_that_are_no_addresses_are_shown() {
+    fn sources_that_are_not_addresses_are_kept_as_foreign() {
         let pair = UserIdGroupPair::builder().group_id("sg-1").description(RULE_MARK).build();
         let list = PrefixListId::builder().prefix_list_id("pl-1").build();
         let all = IpPermission::builder().ip_protocol("-1").user_id_group_pairs(pair).prefix_list_ids(list);
@@ -200,14 +202,14 @@ mod tests {
     }
 
     #[test]
-    fn somebody_elses_rule_counts_as_there() {
+    fn foreign_rule_counts_as_existing() {
         let decoded = decode(&[wire("tcp", 80, 80, "0.0.0.0/0", None)]);
         assert!(decoded.has(&rule(80, 80, Protocol::Tcp, "0.0.0.0/0")));
         assert!(!decoded.has(&rule(80, 81, Protocol::Tcp, "0.0.0.0/0")));
     }
 
     #[test]
-    fn the_environment_lets_in_ssh_and_itself() {
+    fn environment_group_allows_ssh_and_its_members() {
         for (ipv6, sources) in [(false, 0), (true, 1)] {
             let permissions = environment_permissions("sg-1", ipv6);
             assert_eq!(permissions.len(), 2);
@@ -227,7 +229,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_what_is_read(rules in any_rules()) {
+        fn encoding_round_trips(rules in any_rules()) {
             let decoded = decode(&encode(&rules));
             prop_assert_eq!(decoded.owned, rules);
             prop_assert!(decoded.foreign.is_empty());

@@ -1,12 +1,12 @@
-//! The rules of machines: reading them in batches, and one request to close and one to open. What a rule looks like to
-//! EC2 is in `permission`.
+//! Reads the rules of machines in batches, and changes them with one request to close and one to
+//! open. EC2's form of a rule belongs in `permission`.
 
 use super::Ec2;
 use super::api::filter;
+use super::error_codes::CallError;
 use super::groups::{MACHINES_PER_READ, OurGroup};
 use super::naming::GroupOwner;
 use super::permission::{Decoded, decode, encode};
-use super::refusal::Refusal;
 use crate::error::{Error, Subject};
 use crate::provider::{Applied, Firewall, GroupId, MachineNumber, MachineRules, Seen};
 use crate::rule::{Change, Rule};
@@ -14,7 +14,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use tokio::time::Instant;
 
-/// Which way a rule goes.
+/// The direction of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Open,
@@ -22,7 +22,7 @@ enum Way {
 }
 
 impl Way {
-    /// What is left to do of `rules` in a group that is like this.
+    /// Returns those of `rules` that still have to be changed in a group with the rules `there`.
     fn rest(self, rules: &BTreeSet<Rule>, there: &Decoded) -> BTreeSet<Rule> {
         let needed = |rule: &&Rule| match self {
             Self::Open => !there.has(rule),
@@ -41,7 +41,8 @@ impl Firewall for Ec2 {
             return Ok(BTreeMap::new());
         }
         let mut filters = self.ours(&["group"]);
-        // Few are asked for by number. Many are quicker read with all others, at 1,000 a page.
+        // A few machines are filtered by number. Many are read faster with all others, 1,000 per
+        // page.
         if machines.len() <= MACHINES_PER_READ {
             filters.push(Self::of_machines(machines));
         }
@@ -89,7 +90,8 @@ impl Firewall for Ec2 {
 }
 
 impl Ec2 {
-    /// A machine that was moved may have a group in each of two VPCs: the one that its instance is in counts.
+    /// Selects the group of a machine. A machine that was moved may have a group in each of two
+    /// VPCs; the one of its instance counts.
     async fn choose(
         &self,
         machine: MachineNumber,
@@ -103,7 +105,7 @@ impl Ec2 {
         Ok(groups.into_iter().next())
     }
 
-    /// Adds what we made a moment ago and EC2 does not show yet. Returns the VPCs of all that were added.
+    /// Adds new groups that EC2 does not show yet. Returns their VPCs.
     fn just_made(
         &self,
         machines: &BTreeSet<MachineNumber>,
@@ -114,10 +116,10 @@ impl Ec2 {
         let mut vpcs = Vec::new();
         for &machine in machines {
             let Entry::Vacant(place) = chosen.entry(machine) else {
-                memory.recent.is_shown(machine);
+                memory.recent_writes.is_shown(machine);
                 continue;
             };
-            if let Some(made) = memory.recent.made_for(machine, now) {
+            if let Some(made) = memory.recent_writes.made_for(machine, now) {
                 let (id, vpc) = (made.group.clone(), made.vpc.clone());
                 vpcs.push(vpc.clone());
                 let owner = GroupOwner::Machine(machine);
@@ -127,7 +129,7 @@ impl Ec2 {
         vpcs
     }
 
-    /// Returns the machine's rules as a describe that was sent at `sent` shows them, with our own last writes.
+    /// Returns the machine's rules as a describe sent at `sent` shows them, with our recent writes.
     fn seen(
         &self,
         machine: MachineNumber,
@@ -142,11 +144,11 @@ impl Ec2 {
         };
         memory.groups.insert(machine, group.id.clone());
         let Decoded { mut owned, foreign } = group.rules;
-        memory.recent.overlay(&group.id, &mut owned, sent.into_std());
-        // One that somebody made just so is theirs, whatever we remember.
+        memory.recent_writes.overlay(&group.id, &mut owned, sent.into_std());
+        // An identical foreign rule is foreign, even if we opened it recently.
         owned.retain(|rule| !foreign.iter().any(|foreign| foreign.exact == Some(*rule)));
         let ipv6 = ipv6.contains(&group.vpc);
-        Seen::Present(MachineRules { group: group.id, owned, foreign, ipv6, amiss: Vec::new() })
+        Seen::Present(MachineRules { group: group.id, owned, foreign, ipv6, drift: Vec::new() })
     }
 
     async fn group_of(&self, machine: MachineNumber) -> Result<GroupId, Error> {
@@ -160,8 +162,8 @@ impl Ec2 {
         }
     }
 
-    /// One request. If some of the rules were so already, EC2 may have refused them all: then what is there is read
-    /// again, and the rest sent, once.
+    /// Sends one request. If EC2 refuses it because some of the rules are in the wanted state
+    /// already, the group is read again and the rest is sent once.
     async fn send(
         &self,
         way: Way,
@@ -174,23 +176,25 @@ impl Ec2 {
             return Ok(());
         }
         let mut sent = self.send_once(way, group, rules, until).await;
-        if sent == Err(Refusal::RulesAlreadySo) {
-            self.memory().recent.doubt(group);
+        if sent == Err(CallError::RulesAlreadySo) {
+            self.memory().recent_writes.doubt(group);
             let read = self.read_rules(group).await;
             let named = |error: Error| error.with_group_name(&self.environment().group_name(Some(machine)));
             let rest = way.rest(rules, &read.map_err(named)?);
             sent = if rest.is_empty() { Ok(()) } else { self.send_once(way, group, &rest, until).await };
         }
         let name = self.environment().group_name(Some(machine));
-        let result = sent.map_err(|refusal| refusal.into_error(&group.into()).with_group_name(&name));
+        let result = sent.map_err(|error| error.into_error(&group.into()).with_group_name(&name));
         let none = BTreeSet::new();
         let mut memory = self.memory();
         match (&result, way) {
-            (Ok(()), Way::Open) => memory.recent.wrote(group, rules, &none, Instant::now().into_std()),
-            (Ok(()), Way::Close) => memory.recent.wrote(group, &none, rules, Instant::now().into_std()),
+            (Ok(()), Way::Open) => memory.recent_writes.wrote(group, rules, &none, Instant::now().into_std()),
+            (Ok(()), Way::Close) => {
+                memory.recent_writes.wrote(group, &none, rules, Instant::now().into_std());
+            }
             (Err(Error::NotBegun { .. }), _) => {}
             (Err(error), _) => {
-                memory.recent.doubt(group);
+                memory.recent_writes.doubt(group);
                 if matches!(error, Error::NotFound { .. }) {
                     memory.groups.remove(&machine);
                 }
@@ -215,18 +219,18 @@ impl Ec2 {
         group: &GroupId,
         rules: &BTreeSet<Rule>,
         until: Option<Instant>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), CallError> {
         match way {
             Way::Open => self.api.authorize(group, encode(rules), until).await,
             Way::Close => self.api.revoke(group, encode(rules), until).await,
         }
     }
 
-    /// As EC2 shows them, without our memory of what should be there.
+    /// Reads the rules as EC2 shows them, without our recent writes.
     async fn read_rules(&self, group: &GroupId) -> Result<Decoded, Error> {
         let what = Subject::from(group);
         let filters = vec![filter("group-id", [group.as_str().to_owned()])];
-        let groups = self.api.groups(&what, filters).await.map_err(|refusal| refusal.into_error(&what))?;
+        let groups = self.api.groups(&what, filters).await.map_err(|error| error.into_error(&what))?;
         let found = groups.iter().find(|found| found.group_id() == Some(group.as_str()));
         found.map(|found| decode(found.ip_permissions())).ok_or(Error::NotFound { what })
     }
@@ -239,7 +243,7 @@ mod tests {
     use crate::rule::{Cidr, PortRange, Protocol, WirePorts};
 
     #[test]
-    fn the_rest_is_what_is_not_so_already() {
+    fn rest_omits_rules_in_the_wanted_state() {
         let rules = |ports: &[u16]| -> BTreeSet<Rule> {
             let rule = |&port| Rule::new(PortRange::single(port, Protocol::Tcp).unwrap(), Cidr::WORLD_V4);
             ports.iter().map(rule).collect()

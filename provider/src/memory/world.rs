@@ -1,6 +1,7 @@
-//! What the requests to the provider in memory do: a pure state machine over groups and instances. No locks, no faults.
+//! The state machine of the in-memory provider: groups and instances. Locks and faults belong in
+//! `memory`. Pure.
 
-use super::lagging::Lagging;
+use super::stale_reads::Versioned;
 use crate::error::{Error, Subject};
 use crate::provider::{
     Foreign, Group, GroupId, Instance, InstanceId, InstanceState, Inventory, MachineNumber, MachineRules,
@@ -10,23 +11,23 @@ use crate::rule::{Cidr, Family, PortRange, Rule, WirePorts};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-/// How the provider behaves when nothing is wrong with it.
+/// The behaviour of the provider without faults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Readers learn of a write this many calls late.
+    /// Reads lag behind writes by this many calls.
     pub lag_calls: u64,
     pub rewrite: Rewrite,
-    /// What one group can hold, counted with the rules of others.
+    /// Limit of rules of a group, ours and others'.
     pub rules_per_family: usize,
     /// A group counts as in use for this many calls after its instance was terminated.
     pub busy_calls: u64,
     pub ipv6: bool,
-    /// A launch knows nothing of those before it, so one whose answer was lost is made again.
+    /// Whether launches are not idempotent, so that a launch whose reply was lost is repeated.
     pub forgets_launches: bool,
 }
 
 impl Default for Settings {
-    /// EC2's limit, and otherwise no surprises.
+    /// EC2's limit, without lag or rewriting.
     fn default() -> Self {
         Self {
             lag_calls: 0,
@@ -39,13 +40,13 @@ impl Default for Settings {
     }
 }
 
-/// What the provider makes of the rules it is given.
+/// How the provider rewrites rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rewrite {
     Nothing,
-    /// Shows them with protocol numbers and the longest spelling of their sources.
+    /// Returns protocol numbers and the longest spelling of sources.
     Spelling,
-    /// Keeps a range as two, which cover the same.
+    /// Stores a range as two halves.
     Halves,
 }
 
@@ -53,23 +54,23 @@ pub enum Rewrite {
 pub(super) struct World {
     pub(super) settings: Settings,
     pub(super) calls: u64,
-    groups: BTreeMap<MachineNumber, Lagging<Option<MachineRules>>>,
-    instances: BTreeMap<InstanceId, Lagging<Held>>,
-    /// Groups of others that have the name of a machine's, and not our mark: nobody is shown them.
+    groups: BTreeMap<MachineNumber, Versioned<Option<MachineRules>>>,
+    instances: BTreeMap<InstanceId, Versioned<InstanceRecord>>,
+    /// Foreign groups with the names of machines' groups. They are never listed.
     squatters: BTreeMap<MachineNumber, GroupId>,
-    /// The group that all machines share, if somebody made it.
+    /// The group that all machines share, if it exists.
     pub(super) environment: Option<GroupId>,
-    /// The same with the id of a store that is lost.
+    /// The group that all machines share, with the id of a lost store.
     pub(super) lost: Option<(GroupId, String)>,
     made: u64,
 }
 
-/// An instance, ours or not.
+/// An instance, ours or foreign.
 #[derive(Debug, Clone)]
-struct Held {
+struct InstanceRecord {
     running: bool,
     owner: Option<(MachineNumber, Origin)>,
-    /// Whose group it is in, and until which call that lasts if it has ended.
+    /// The machine whose group it uses; after `ended_at` only for `busy_calls` more calls.
     group_of: Option<MachineNumber>,
     ended_at: u64,
 }
@@ -95,12 +96,12 @@ impl World {
     fn set_rules(&mut self, machine: MachineNumber, rules: Option<MachineRules>) {
         let (at, horizon) = (self.calls, self.next_horizon());
         match self.groups.get_mut(&machine) {
-            Some(lagging) => lagging.set(at, rules, horizon),
-            None => _ = self.groups.insert(machine, Lagging::new(at, rules)),
+            Some(versions) => versions.set(at, rules, horizon),
+            None => _ = self.groups.insert(machine, Versioned::new(at, rules)),
         }
     }
 
-    /// The last call whose effects the present one is shown.
+    /// Returns the last call whose effects the current one sees.
     fn horizon(&self) -> u64 {
         self.calls.saturating_sub(1 + self.settings.lag_calls)
     }
@@ -110,7 +111,7 @@ impl World {
     }
 
     pub(super) fn observe(&self, machine: MachineNumber) -> Result<Seen, Error> {
-        let rules = self.groups.get(&machine).and_then(|lagging| lagging.as_of(self.horizon())?.as_ref());
+        let rules = self.groups.get(&machine).and_then(|versions| versions.as_of(self.horizon())?.as_ref());
         let Some(rules) = rules else { return Ok(Seen::Absent) };
         let mut shown = rules.clone();
         if self.settings.rewrite == Rewrite::Spelling {
@@ -133,7 +134,7 @@ impl World {
                 return Err(Error::QuotaExceeded { what: Subject::Group(rules.group), limit });
             }
         }
-        rules.amiss.clear();
+        rules.drift.clear();
         self.set_rules(machine, Some(rules));
         Ok(())
     }
@@ -141,12 +142,12 @@ impl World {
     pub(super) fn close(&mut self, machine: MachineNumber, close: &BTreeSet<Rule>) -> Result<(), Error> {
         let mut rules = self.existing(machine)?;
         rules.owned.retain(|rule| !close.contains(rule));
-        rules.amiss.clear();
+        rules.drift.clear();
         self.set_rules(machine, Some(rules));
         Ok(())
     }
 
-    pub(super) fn mend(&mut self, machine: MachineNumber) -> Result<(), Error> {
+    pub(super) fn repair(&mut self, machine: MachineNumber) -> Result<(), Error> {
         self.close(machine, &BTreeSet::new())
     }
 
@@ -176,7 +177,7 @@ impl World {
         self.squatters.clear();
     }
 
-    /// The machine's group, unless somebody else has one of its name.
+    /// Creates the machine's group, unless a foreign group has its name.
     fn make_group(&mut self, machine: MachineNumber) -> Result<GroupId, Error> {
         match self.squatters.get(&machine).filter(|_| self.rules(machine).is_none()) {
             Some(theirs) => {
@@ -205,32 +206,32 @@ impl World {
         self.made
     }
 
-    fn held(&self, instance: &InstanceId) -> Result<&Held, Error> {
-        let held = self.instances.get(instance).and_then(Lagging::latest).filter(|held| held.running);
-        held.ok_or_else(|| Error::NotFound { what: Subject::from(instance) })
+    fn record(&self, instance: &InstanceId) -> Result<&InstanceRecord, Error> {
+        let record = self.instances.get(instance).and_then(Versioned::latest).filter(|record| record.running);
+        record.ok_or_else(|| Error::NotFound { what: Subject::from(instance) })
     }
 
-    fn hold(&mut self, instance: &InstanceId, held: Held) {
+    fn set_record(&mut self, instance: &InstanceId, record: InstanceRecord) {
         let (at, horizon) = (self.calls, self.next_horizon());
         match self.instances.get_mut(instance) {
-            Some(lagging) => lagging.set(at, held, horizon),
-            None => _ = self.instances.insert(instance.clone(), Lagging::new(at, held)),
+            Some(versions) => versions.set(at, record, horizon),
+            None => _ = self.instances.insert(instance.clone(), Versioned::new(at, record)),
         }
     }
 
     pub(super) fn add_instance(&mut self, instance: &InstanceId) {
-        self.hold(instance, Held { running: true, owner: None, group_of: None, ended_at: 0 });
+        self.set_record(instance, InstanceRecord { running: true, owner: None, group_of: None, ended_at: 0 });
     }
 
     pub(super) fn lose_instance(&mut self, instance: &InstanceId) {
-        if let Ok(held) = self.held(instance) {
-            let lost = Held { running: false, ended_at: self.calls, ..held.clone() };
-            self.hold(instance, lost);
+        if let Ok(record) = self.record(instance) {
+            let lost = InstanceRecord { running: false, ended_at: self.calls, ..record.clone() };
+            self.set_record(instance, lost);
         }
     }
 
     pub(super) fn is_running(&self, instance: &InstanceId) -> bool {
-        self.held(instance).is_ok()
+        self.record(instance).is_ok()
     }
 
     pub(super) fn inventory(&self) -> Inventory {
@@ -239,9 +240,9 @@ impl World {
 
     pub(super) fn inventory_as_of(&self, horizon: u64) -> Inventory {
         let instances =
-            self.instances.iter().filter_map(|(id, lagging)| self.shown(id, lagging.as_of(horizon)?));
-        let groups = self.groups.iter().filter_map(|(&machine, lagging)| {
-            let rules = lagging.as_of(horizon)?.as_ref()?;
+            self.instances.iter().filter_map(|(id, versions)| self.shown(id, versions.as_of(horizon)?));
+        let groups = self.groups.iter().filter_map(|(&machine, versions)| {
+            let rules = versions.as_of(horizon)?.as_ref()?;
             let open = !rules.owned.is_empty();
             Some(Group { id: rules.group.clone(), machine: Some(machine), open })
         });
@@ -251,9 +252,9 @@ impl World {
     }
 
     pub(super) fn launch(&mut self, machine: MachineNumber) -> Result<Instance, Error> {
-        let running = self.instances.iter().find_map(|(id, lagging)| {
-            let held = lagging.latest().filter(|held| held.running)?;
-            self.shown(id, held).filter(|instance| instance.machine == machine)
+        let running = self.instances.iter().find_map(|(id, versions)| {
+            let record = versions.latest().filter(|record| record.running)?;
+            self.shown(id, record).filter(|instance| instance.machine == machine)
         });
         if let Some(instance) = running.filter(|_| !self.settings.forgets_launches) {
             return Ok(instance);
@@ -267,34 +268,37 @@ impl World {
         self.tamper(machine, |rules| rules.owned.clear());
         let id = InstanceId::new(format!("i-{}", self.next_number()));
         let owner = (machine, Origin::Launched);
-        self.hold(&id, Held { running: true, owner: Some(owner), group_of: Some(machine), ended_at: 0 });
+        self.set_record(
+            &id,
+            InstanceRecord { running: true, owner: Some(owner), group_of: Some(machine), ended_at: 0 },
+        );
         Ok(self.instance(&id, owner, InstanceState::Running))
     }
 
     pub(super) fn adopt(&mut self, machine: MachineNumber, id: &InstanceId) -> Result<Instance, Error> {
-        let mut held = self.held(id)?.clone();
-        let owner = *held.owner.get_or_insert((machine, Origin::Adopted));
+        let mut record = self.record(id)?.clone();
+        let owner = *record.owner.get_or_insert((machine, Origin::Adopted));
         if owner.0 != machine {
             let reason = format!("it is machine {}", owner.0);
             return Err(Error::Foreign { what: Subject::from(id), reason });
         }
-        self.hold(id, held);
+        self.set_record(id, record);
         self.ensure_group(machine, id)?;
         Ok(self.instance(id, owner, InstanceState::Running))
     }
 
     pub(super) fn ensure_group(&mut self, machine: MachineNumber, id: &InstanceId) -> Result<GroupId, Error> {
-        let held = self.held(id)?.clone();
+        let record = self.record(id)?.clone();
         let group = self.make_group(machine)?;
-        self.hold(id, Held { group_of: Some(machine), ..held });
+        self.set_record(id, InstanceRecord { group_of: Some(machine), ..record });
         Ok(group)
     }
 
     pub(super) fn release(&mut self, machine: MachineNumber, id: &InstanceId) -> Result<(), Error> {
-        let Ok(held) = self.held(id).cloned() else { return Ok(()) };
-        match held.owner {
+        let Ok(record) = self.record(id).cloned() else { return Ok(()) };
+        match record.owner {
             Some((owner, Origin::Adopted)) if owner == machine => {
-                self.hold(id, Held { owner: None, group_of: None, ..held });
+                self.set_record(id, InstanceRecord { owner: None, group_of: None, ..record });
                 Ok(())
             }
             Some(_) => Err(not_this_machines(machine, id)),
@@ -303,15 +307,15 @@ impl World {
     }
 
     pub(super) fn terminate(&mut self, machine: MachineNumber, id: &InstanceId) -> Result<(), Error> {
-        let Ok(held) = self.held(id) else { return Ok(()) };
-        if held.owner != Some((machine, Origin::Launched)) {
+        let Ok(record) = self.record(id) else { return Ok(()) };
+        if record.owner != Some((machine, Origin::Launched)) {
             return Err(not_this_machines(machine, id));
         }
         self.lose_instance(id);
         Ok(())
     }
 
-    pub(super) fn shut(&mut self, machine: MachineNumber, group: &GroupId) -> Result<(), Error> {
+    pub(super) fn revoke_all(&mut self, machine: MachineNumber, group: &GroupId) -> Result<(), Error> {
         match self.rules(machine) {
             Some(rules) if rules.group == *group => {
                 self.tamper(machine, |rules| rules.owned.clear());
@@ -320,7 +324,7 @@ impl World {
             _ if self
                 .groups
                 .values()
-                .filter_map(Lagging::latest)
+                .filter_map(Versioned::latest)
                 .flatten()
                 .all(|rules| rules.group != *group) =>
             {
@@ -334,17 +338,17 @@ impl World {
     }
 
     pub(super) fn delete_group(&mut self, group: &GroupId) -> Result<(), Error> {
-        // Nobody is asked whose they are: it is for the caller to leave them alone.
+        // Ownership of foreign rules is not checked here.
         self.squatters.retain(|_, theirs| theirs != group);
         self.environment = self.environment.take().filter(|shared| shared != group);
         let mut groups = self.groups.iter();
-        let owner = groups.find_map(|(&machine, lagging)| {
-            lagging.latest()?.as_ref().filter(|rules| rules.group == *group).map(|_| machine)
+        let owner = groups.find_map(|(&machine, versions)| {
+            versions.latest()?.as_ref().filter(|rules| rules.group == *group).map(|_| machine)
         });
         let Some(machine) = owner else { return Ok(()) };
-        let in_use = self.instances.values().filter_map(Lagging::latest).any(|held| {
-            let holds_on = held.running || self.calls <= held.ended_at + self.settings.busy_calls;
-            held.group_of == Some(machine) && holds_on
+        let in_use = self.instances.values().filter_map(Versioned::latest).any(|record| {
+            let holds_on = record.running || self.calls <= record.ended_at + self.settings.busy_calls;
+            record.group_of == Some(machine) && holds_on
         });
         if in_use {
             return Err(Error::StillInUse { what: Subject::from(group) });
@@ -360,10 +364,10 @@ impl World {
         lost.map(adopted).into_iter().collect()
     }
 
-    /// Only instances with our mark are shown.
-    fn shown(&self, id: &InstanceId, held: &Held) -> Option<Instance> {
-        let state = if held.running { InstanceState::Running } else { InstanceState::Terminated };
-        held.owner.map(|owner| self.instance(id, owner, state))
+    /// Returns the listed form of an instance; `None` without our mark.
+    fn shown(&self, id: &InstanceId, record: &InstanceRecord) -> Option<Instance> {
+        let state = if record.running { InstanceState::Running } else { InstanceState::Terminated };
+        record.owner.map(|owner| self.instance(id, owner, state))
     }
 
     fn instance(
@@ -374,15 +378,15 @@ impl World {
     ) -> Instance {
         let address = |kind: &str| Some(format!("{id}.{kind}.example.com"));
         let (public_address, private_address) = (address("public"), address("private"));
-        let held = self.instances.get(id).and_then(Lagging::latest);
-        let group = held.and_then(|held| self.rules(held.group_of?)).map(|rules| rules.group.clone());
+        let record = self.instances.get(id).and_then(Versioned::latest);
+        let group = record.and_then(|record| self.rules(record.group_of?)).map(|rules| rules.group.clone());
         let groups = group.into_iter().collect();
         Instance { id: id.clone(), machine, origin, state, public_address, private_address, groups }
     }
 }
 
 fn empty(group: GroupId, ipv6: bool) -> MachineRules {
-    MachineRules { group, owned: BTreeSet::new(), foreign: Vec::new(), ipv6, amiss: Vec::new() }
+    MachineRules { group, owned: BTreeSet::new(), foreign: Vec::new(), ipv6, drift: Vec::new() }
 }
 
 fn not_this_machines(machine: MachineNumber, id: &InstanceId) -> Error {
@@ -412,7 +416,7 @@ impl Rewrite {
     }
 }
 
-/// Through the spelling of a provider that has its own ideas, and back the way a driver would read it.
+/// Converts a rule to another spelling and reads it back as a driver would.
 fn respell(rule: &Rule) -> Result<Rule, Error> {
     let number = match rule.ports.proto() {
         crate::rule::Protocol::Tcp => "6",

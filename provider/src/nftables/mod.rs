@@ -1,11 +1,12 @@
-//! The firewall of this very machine, in the Linux kernel. Portcullis has one table of its own, and all that is in it is
-//! replaced in one transaction, so there is no moment with half of the rules; connections that are established go on.
-//! Other tables are neither read nor touched, and the table stays when the program stops.
+//! The nftables driver: the firewall of this machine, in the Linux kernel. Portcullis has its own
+//! table, whose content is replaced in one transaction, so that rules are never applied in part and
+//! established connections continue. Other tables are neither read nor changed, and the table
+//! remains when the program stops.
 //!
-//! An accept in this table does not overrule another table that drops, and no other table's accept opens what this
-//! one rejects: a packet has to pass every table.
+//! A packet has to pass every table: an accept in this table does not override a drop in another
+//! one, and an accept in another table does not override a reject here.
 //!
-//! This file only joins the parts: `render` and `parse` are pure, `run` starts the `nft` program.
+//! This file combines the parts: `render` and `parse` are pure, `run` starts the `nft` program.
 
 mod parse;
 mod render;
@@ -22,7 +23,7 @@ use std::time::Duration;
 pub use table::{InvalidTableName, Mode, Settings, TableName};
 use tokio::time::Instant;
 
-/// Longer than the largest table takes on a busy machine.
+/// Time limit of `nft`, longer than the largest table takes on a busy machine.
 pub const DEFAULT_TIME_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -38,8 +39,8 @@ impl Nftables {
         Self { machine, settings, nft }
     }
 
-    /// Runs `command`, with nft's arguments after its own, in place of `nft`: to reach another network namespace, say.
-    /// Whatever takes longer than `time_limit` is ended.
+    /// Runs `command` instead of `nft`, for example to enter another network namespace. nft's
+    /// arguments are appended. The program is killed after `time_limit`.
     #[must_use]
     pub fn with_command(mut self, command: Vec<String>, time_limit: Duration) -> Self {
         self.nft = Nft::new(command, time_limit, Subject::Machine(self.machine));
@@ -65,7 +66,7 @@ impl Nftables {
         let found = self.read().await?;
         let closed: RuleSet = change.close.iter().collect();
         let next = found.rules.minus(&closed).union(&change.open.iter().collect());
-        if next == found.rules && found.amiss.is_empty() {
+        if next == found.rules && found.drift.is_empty() {
             return Ok(());
         }
         if Instant::now() >= until {
@@ -92,7 +93,7 @@ impl Firewall for Nftables {
                 owned: found.rules.rules().collect(),
                 foreign: Vec::new(),
                 ipv6: true,
-                amiss: found.amiss,
+                drift: found.drift,
             });
         }
         Ok(all)
@@ -102,7 +103,7 @@ impl Firewall for Nftables {
         Applied::as_one(self.replace(machine, change, until).await)
     }
 
-    fn at_once(&self) -> bool {
+    fn is_atomic(&self) -> bool {
         true
     }
 

@@ -1,5 +1,5 @@
-//! What `nft -j list table` says about our table: pure, text in and rules out. Whatever cannot be read is an error, so
-//! that it is never mistaken for a port that is shut.
+//! Parses the output of `nft -j list table` for our table. Unreadable output is an error, so that
+//! it is never mistaken for closed ports. Pure.
 
 use super::render::{Start, lanes, protected};
 use super::table::{self, CHAIN, Lane, Purpose, Settings};
@@ -10,23 +10,23 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) rules: RuleSet,
-    /// What is not as we would write it, in words.
-    pub(super) amiss: Vec<String>,
-    /// There are rules, and neither our mark nor the chains that we always make.
+    /// Descriptions of deviations from the table that we would write.
+    pub(super) drift: Vec<String>,
+    /// Whether the table has rules, but neither our mark nor the chains that we always create.
     pub(super) foreign: bool,
-    /// All that there are, ours or not, but for the input chain.
+    /// All chains except the input chain, ours or foreign.
     chains: BTreeSet<String>,
-    /// Whether there are things in the way that emptying the table would not put right.
+    /// Whether flushing the table is not enough to repair it.
     rebuild: bool,
 }
 
 impl Found {
     pub(super) fn no_table() -> Self {
-        let amiss = vec!["its table is missing".to_owned()];
-        Self { rules: RuleSet::new(), amiss, foreign: false, chains: BTreeSet::new(), rebuild: false }
+        let drift = vec!["its table is missing".to_owned()];
+        Self { rules: RuleSet::new(), drift, foreign: false, chains: BTreeSet::new(), rebuild: false }
     }
 
-    /// Where a transaction that leads to `next` has to start.
+    /// Returns the start of a transaction that leads to `next`.
     pub(super) fn start_for(&self, next: &RuleSet) -> Start {
         if self.rebuild {
             return Start::Anew;
@@ -49,27 +49,27 @@ pub(super) enum ParseError {
     Ports(InvalidPortRange),
 }
 
-/// How much of an unreadable rule is shown.
+/// Size limit of a quoted rule.
 const SHOWN_CHARS: usize = 120;
 
-/// The listing sorted by what it lists.
+/// The listing, by kind of object.
 #[derive(Debug, Default)]
 struct Listing {
     chains: BTreeMap<String, Chain>,
-    /// Kinds of objects that we do not make.
+    /// Kinds of objects that we do not create.
     strange: BTreeSet<String>,
 }
 
 #[derive(Debug, Default)]
 struct Chain {
-    /// Type, hook, priority and policy, if packets enter here from outside the table.
+    /// Type, hook, priority and policy of a base chain.
     hook: Option<[String; 4]>,
     rules: Vec<ChainRule>,
 }
 
 #[derive(Debug)]
 struct ChainRule {
-    /// `None` if it has no mark of ours.
+    /// `None` without our mark.
     purpose: Option<Purpose>,
     expressions: Value,
 }
@@ -90,13 +90,13 @@ pub(super) fn parse(text: &str, settings: &Settings) -> Result<Found, ParseError
             Lane::Protected(_) => _ = shielded.insert(lane, ports),
         }
     }
-    let mut amiss = Vec::new();
+    let mut drift = Vec::new();
     if shielded != protected(settings) {
-        amiss.push("its protected ports are not those of the settings".to_owned());
+        drift.push("its protected ports are not those of the settings".to_owned());
     }
     let open = entered.iter().copied().filter(|lane| !Lane::PROTECTED.contains(lane));
     if !purposes.iter().copied().eq(table::purposes(settings.mode, open).into_iter().map(Some)) {
-        amiss.push("its rules are not as we made them".to_owned());
+        drift.push("its rules are not as we made them".to_owned());
     }
     let hooked = input
         .hook
@@ -104,13 +104,13 @@ pub(super) fn parse(text: &str, settings: &Settings) -> Result<Found, ParseError
         .is_none_or(|[kind, hook, priority, _]| [kind.as_str(), hook, priority] == ["filter", "input", "0"]);
     let wanted_policy = table::policy(settings.mode);
     if !input.hook.as_ref().is_some_and(|[_, _, _, policy]| hooked && policy == wanted_policy) {
-        amiss.push(format!("its policy is not to {wanted_policy} what comes in"));
+        drift.push(format!("its policy is not to {wanted_policy} what comes in"));
     }
     let names: BTreeSet<String> = entered.iter().map(|lane| lane.chain_name()).collect();
     if chains.iter().any(|(name, chain)| chain.hook.is_some() || !names.contains(name)) {
-        amiss.push("it has chains that we did not make".to_owned());
+        drift.push("it has chains that we did not make".to_owned());
     }
-    amiss.extend(strange.iter().map(|kind| format!("it has a {kind}, which we do not make")));
+    drift.extend(strange.iter().map(|kind| format!("it has a {kind}, which we do not make")));
 
     let any_rule = !input.rules.is_empty() || chains.values().any(|chain| !chain.rules.is_empty());
     let made_by_us = Lane::PROTECTED.iter().any(|lane| chains.contains_key(&lane.chain_name()));
@@ -118,7 +118,7 @@ pub(super) fn parse(text: &str, settings: &Settings) -> Result<Found, ParseError
     let hijacked = chains.iter().any(|(name, chain)| chain.hook.is_some() && names.contains(name));
     let rebuild = !strange.is_empty() || !hooked || hijacked;
     let chains = chains.into_keys().collect();
-    Ok(Found { rules: rules.into_iter().collect(), amiss, foreign, chains, rebuild })
+    Ok(Found { rules: rules.into_iter().collect(), drift, foreign, chains, rebuild })
 }
 
 impl Purpose {
@@ -156,7 +156,7 @@ fn sort(text: &str) -> Result<Listing, ParseError> {
     Ok(listing)
 }
 
-/// A text or a number, as a word; empty if there is none.
+/// Returns a string or a number as text; empty if there is none.
 fn word(object: &Value, key: &str) -> String {
     match object.get(key) {
         None | Some(Value::Null) => String::new(),
@@ -184,7 +184,8 @@ fn ports(name: &str, lane: Lane, chain: &Chain) -> Result<Vec<PortRange>, ParseE
     Ok(ranges)
 }
 
-/// The destination ports of a rule that tests nothing else and accepts: one, a range, or a set of such.
+/// Returns the destination ports of an accept rule without other matches: a port, a range, or a set
+/// of them.
 fn spans(expressions: &Value) -> Option<Vec<(u16, u16)>> {
     let [test, verdict] = expressions.as_array()?.as_slice() else { return None };
     let test = test.get("match").filter(|test| test.get("op").and_then(Value::as_str) == Some("=="))?;
@@ -199,7 +200,7 @@ fn spans(expressions: &Value) -> Option<Vec<(u16, u16)>> {
     }
 }
 
-/// `80` or `{"range": [8000, 8080]}`.
+/// Parses `80` or `{"range": [8000, 8080]}`.
 fn span(value: &Value) -> Option<(u16, u16)> {
     let port = |value: &Value| u16::try_from(value.as_u64()?).ok();
     match value.get("range") {
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_nft_lists() {
+    fn listing_of_nft_is_parsed() {
         let found = parse(LISTING, &settings()).unwrap();
         let expected = [
             "80/tcp from 0.0.0.0/0",
@@ -243,15 +244,15 @@ mod tests {
             "5432/tcp from 2001:db8::/32",
         ];
         assert_eq!(shown(&found), expected);
-        assert_eq!((found.amiss, found.foreign), (vec![], false));
+        assert_eq!((found.drift, found.foreign), (vec![], false));
     }
 
     #[test]
-    fn says_what_is_amiss() {
+    fn drift_is_described() {
         let other = |change: fn(&mut Settings)| {
             let mut settings = settings();
             change(&mut settings);
-            parse(LISTING, &settings).unwrap().amiss
+            parse(LISTING, &settings).unwrap().drift
         };
         assert_eq!(
             other(|settings| settings.mode = Mode::AcceptOnly),
@@ -261,7 +262,7 @@ mod tests {
             other(|settings| settings.protected.clear()),
             ["its protected ports are not those of the settings"]
         );
-        for (from, to, amiss) in [
+        for (from, to, drift) in [
             ("portcullis: loopback", "mine", "its rules are not as we made them"),
             ("portcullis: reset tcp", "portcullis: tcp from ::/0", "its rules are not as we made them"),
             (r#""hook": "input""#, r#""hook": "output""#, "its policy is not to drop what comes in"),
@@ -277,24 +278,24 @@ mod tests {
             let text = LISTING.replacen(from, to, 1);
             assert_ne!(text, LISTING, "{from}");
             let found = parse(&text, &settings()).unwrap();
-            assert!(found.amiss.iter().any(|words| words == amiss), "{from}: {:?}", found.amiss);
+            assert!(found.drift.iter().any(|words| words == drift), "{from}: {:?}", found.drift);
             assert!(!found.foreign);
         }
     }
 
     #[test]
-    fn a_table_without_our_mark_is_foreign() {
+    fn table_without_our_mark_is_foreign() {
         assert!(
             parse(&LISTING.replace("portcullis: ", "").replace("protected_", ""), &settings())
                 .unwrap()
                 .foreign
         );
         let empty = parse(r#"{"nftables": [{"table": {}}]}"#, &settings()).unwrap();
-        assert!(!empty.foreign && !empty.amiss.is_empty());
+        assert!(!empty.foreign && !empty.drift.is_empty());
     }
 
     #[test]
-    fn what_cannot_be_read_is_an_error() {
+    fn unreadable_listing_is_an_error() {
         for (from, to, refusal) in [
             (
                 r#"{"set": [80, "#,
@@ -321,7 +322,7 @@ mod tests {
         }
     }
 
-    /// nft lists what it was told, less the commands around it.
+    /// Converts a transaction to the listing that nft would print.
     fn listed(transaction: &str) -> String {
         let json: Value = serde_json::from_str(transaction).unwrap();
         let commands = json["nftables"].as_array().unwrap();
@@ -333,7 +334,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn what_is_written_is_read(
+        fn rendered_tables_round_trip(
             ports in prop::collection::vec((1u16..200, 0u16..9, any::<bool>(), any::<u128>(), 0u8..=128), 0..12)
         ) {
             let rules: RuleSet = ports.into_iter().map(|(from, more, tcp, bits, len)| {
@@ -350,13 +351,13 @@ mod tests {
                 let text = render(&settings, &rules, &Start::Anew);
                 let found = parse(&listed(&text), &settings).unwrap();
                 prop_assert_eq!(&found.rules, &rules);
-                prop_assert_eq!((&found.amiss, found.foreign), (&vec![], false));
+                prop_assert_eq!((&found.drift, found.foreign), (&vec![], false));
                 prop_assert_eq!(found.start_for(&rules), Start::Over { stale: vec![] });
             }
         }
 
         #[test]
-        fn no_text_makes_it_panic(at in 0..LISTING.len(), byte in any::<u8>()) {
+        fn parser_never_panics(at in 0..LISTING.len(), byte in any::<u8>()) {
             let mut bytes = LISTING.as_bytes().to_vec();
             bytes[at] = byte;
             let text = String::from_utf8_lossy(&bytes);

@@ -1,21 +1,22 @@
-//! The whole table as one transaction in nft's JSON: pure, rules in and text out.
+//! Renders the whole table as one transaction in nft's JSON. Pure.
 
 use super::table::{self, CHAIN, Lane, Purpose, Settings};
 use crate::rule::{Cidr, Family, PortRange, Rule, RuleSet};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// What the transaction starts from.
+/// The start of the transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Start {
-    /// Our table, or none. It is emptied, so that its input chain is never taken from the kernel and hung in again; in
-    /// between packets would be dropped. `stale` are chains that are no longer needed.
+    /// Flushes our table, if it exists. Deleting its input chain would drop packets until it is
+    /// created again. `stale` holds chains that are no longer needed.
     Over { stale: Vec<String> },
-    /// Something in the way that emptying does not remove.
+    /// Deletes the table, because flushing it is not enough.
     Anew,
 }
 
-/// One command a line, for people. Adding the table first makes the next command succeed also where there was none.
+/// Renders one command per line. Adding the table first makes the next command succeed even if
+/// there was no table.
 pub(super) fn render(settings: &Settings, rules: &RuleSet, start: &Start) -> String {
     let table = json!({"family": "inet", "name": settings.table.as_str()});
     let mut commands = vec![json!({"add": {"table": table}})];
@@ -80,12 +81,13 @@ fn rule(settings: &Settings, chain: &str, comment: Option<String>, expressions: 
     json!({"add": {"rule": rule}})
 }
 
-/// For a chain that only packets of the right protocol enter: all single ports in one set, and each range by itself.
+/// Returns the rules of a chain for one protocol: all single ports in one set, and a rule for each
+/// range.
 fn accepts(ports: &[PortRange]) -> Vec<[Value; 2]> {
     let (single, ranges): (Vec<PortRange>, Vec<PortRange>) =
         ports.iter().partition(|ports| ports.is_single());
     let single: Vec<u16> = single.into_iter().map(PortRange::from).collect();
-    // nft makes the same of a set of one, so that is how it lists it.
+    // nft lists a set of one element as that element.
     let set = match single.as_slice() {
         [] => None,
         [port] => Some(json!(port)),
@@ -119,8 +121,9 @@ fn expressions(purpose: Purpose) -> Vec<Value> {
             let flags = json!({"&": [{"payload": {"protocol": "tcp", "field": "flags"}}, ["syn", "ack"]]});
             vec![matches("!=", &flags, &json!("syn")), accept]
         }
-        // Before the input hook the kernel assigns a datagram to a socket if that is connected to the sender, and the
-        // packet has the socket's owner then. It does so for multicast without such a peer, too, hence "host".
+        // Before the input hook the kernel assigns a datagram to a socket that is connected to the
+        // sender, and the packet then has the socket's owner. It also does so for multicast without
+        // a connected peer, hence "host".
         Purpose::ConnectedUdp => {
             let owner = json!({"range": [0, u32::MAX - 1]});
             let owned = matches("==", &json!({"meta": {"key": "skuid"}}), &owner);
@@ -135,7 +138,7 @@ fn matches(op: &str, left: &Value, right: &Value) -> Value {
     json!({"match": {"op": op, "left": left, "right": right}})
 }
 
-/// All of a family is named by the family; a prefix of no bits is not one to nft.
+/// Matches a source. A whole family is matched by its name, because nft has no prefix of length 0.
 fn comes_from(source: Cidr) -> Value {
     let (protocol, nfproto) = match source.family() {
         Family::V4 => ("ip", "ipv4"),
@@ -180,14 +183,14 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_table_is_one_transaction() {
+    fn table_is_rendered_as_one_transaction() {
         let start = Start::Over { stale: vec!["tcp_from_192.0.2.0/24".to_owned()] };
         let text = render(&settings(Mode::Enforce), &rules(), &start);
         assert_eq!(text, include_str!("../../fixtures/nftables/enforce.json"));
     }
 
     #[test]
-    fn accepting_only_rejects_nothing() {
+    fn accept_only_mode_rejects_nothing() {
         let text = render(&settings(Mode::AcceptOnly), &RuleSet::new(), &Start::Anew);
         assert_eq!(text, include_str!("../../fixtures/nftables/accept_only.json"));
     }

@@ -1,4 +1,5 @@
-//! Starts the `nft` program and says how it ended. It knows no rules: text in, text out, within a time and a size.
+//! Runs the `nft` program with limits on time and output. Rules do not belong here: it passes text
+//! in and out.
 
 use super::table::TableName;
 use crate::error::{Error, Subject};
@@ -11,9 +12,9 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
-/// A table of all ports of both protocols, one by one, from one source is listed in a fifth of this.
+/// Size limit of a listing: five times the listing of all single ports of both protocols.
 const MAX_LISTING_BYTES: usize = 32 * 1024 * 1024;
-/// Enough for nft's message and the place that it points at.
+/// Size limit of nft's error message.
 const MAX_COMPLAINT_BYTES: usize = 4096;
 const SHOWN_COMPLAINT_CHARS: usize = 300;
 
@@ -44,14 +45,14 @@ impl Nft {
         Self { command, time_limit, what, listed: AtomicU64::new(0), loaded: AtomicU64::new(0) }
     }
 
-    /// How often the program was started, and for what.
+    /// Returns the number of runs by purpose.
     pub(super) fn started(&self) -> BTreeMap<String, u64> {
         let counts = [("list", &self.listed), ("load", &self.loaded)];
         counts.map(|(name, count)| (name.to_owned(), count.load(Ordering::Relaxed))).into()
     }
 
-    /// The listing of a table; `None` if there is no such table. That is asked for by listing all names, so that it
-    /// does not hang on the words of a message.
+    /// Returns the listing of a table; `None` if it does not exist. Existence is checked by listing
+    /// all names, so that it does not depend on an error message.
     pub(super) async fn list(&self, table: &TableName) -> Result<Option<String>, Error> {
         let ended = self.read(&["-j", "list", "table", "inet", table.as_str()]).await?;
         if ended.status.success() {
@@ -76,7 +77,7 @@ impl Nft {
         Ok(None)
     }
 
-    /// One transaction: all of it is done, or nothing.
+    /// Loads a ruleset as one transaction.
     pub(super) async fn load(&self, ruleset: &str) -> Result<(), Error> {
         self.loaded.fetch_add(1, Ordering::Relaxed);
         let ended = self.run(&["-j", "-f", "-"], ruleset.as_bytes()).await;
@@ -116,8 +117,8 @@ impl Nft {
         kind(self.what.clone(), format!("nft took longer than {:?} and was ended", self.time_limit))
     }
 
-    /// Who lacks the right to change tables is told so; anything else is what `otherwise` makes of it. Both are for an
-    /// operator or for nobody, so the words decide only what is shown.
+    /// Converts a failed run. A missing right is reported as denied, any other failure by
+    /// `otherwise`. Neither is retried, so the message of nft only decides which text is printed.
     fn refused(&self, ended: &Ended, otherwise: fn(Subject, String) -> Error) -> Error {
         let lines = ended.complaint.split_whitespace().collect::<Vec<_>>().join(" ");
         let words: String = lines.chars().take(SHOWN_COMPLAINT_CHARS).collect();
@@ -163,7 +164,7 @@ async fn talk(child: &mut Child, input: &[u8]) -> Result<Ended, Broken> {
     let write = async {
         let Some(mut stdin) = stdin else { return Ok(()) };
         match stdin.write_all(input).await {
-            // It ended without reading all; how it ended says more.
+            // The program ended without reading its input; its exit status is more useful.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             other => other,
         }
@@ -179,7 +180,7 @@ async fn talk(child: &mut Child, input: &[u8]) -> Result<Ended, Broken> {
     Ok(Ended { status, listing, complaint })
 }
 
-/// At most one byte more than `limit`.
+/// Reads at most one byte more than `limit`.
 async fn read(from: Option<impl AsyncRead + Unpin>, limit: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if let Some(from) = from {

@@ -1,28 +1,29 @@
-//! How our table is named and divided: what the one who writes it and the one who reads it must agree on.
+//! Names and structure of our table, shared by `render` and `parse`. Pure.
 
 use crate::rule::{Cidr, PortRange, Protocol};
 use std::fmt;
 use std::net::IpAddr;
 
-/// What the table is to be like, besides the rules that come and go.
+/// The properties of the table beside its rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     pub table: TableName,
     pub mode: Mode,
-    /// Open to everyone, whatever the rules say: ssh, the store, the agents' own. No change can shut them.
+    /// Ports that are always open to every source: ssh, the store, the agents' own ports. No change
+    /// can close them.
     pub protected: Vec<PortRange>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// What is not let in by a rule is rejected.
+    /// Rejects all traffic that no rule accepts.
     Enforce,
-    /// Accepts what the rules name and leaves the rest to other tables: for a look before enforcing, since that cuts off
-    /// whatever nobody told us of.
+    /// Accepts the traffic of the rules and leaves the rest to other tables: for a trial before
+    /// enforcing, which cuts off all unlisted traffic.
     AcceptOnly,
 }
 
-/// Names that begin so are ours; the rest tells environments on one machine apart.
+/// Prefix of our tables; the rest of the name distinguishes environments on one machine.
 const PREFIX: &str = "portcullis-";
 const MAX_INSTANCE_CHARS: usize = 64;
 
@@ -35,7 +36,7 @@ pub struct InvalidTableName;
 
 impl TableName {
     /// # Errors
-    /// If `instance` has other characters than letters, digits, `-` and `_`, or none, or too many.
+    /// If `instance` is empty, too long, or has characters other than letters, digits, `-` and `_`.
     pub fn for_instance(instance: &str) -> Result<Self, InvalidTableName> {
         let fits = (1..=MAX_INSTANCE_CHARS).contains(&instance.len());
         let plain = instance.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
@@ -58,12 +59,13 @@ impl fmt::Display for TableName {
 
 pub(super) const CHAIN: &str = "input";
 
-/// Ports of one protocol that are open to the same addresses. Each lane is a chain of its own, and packets of other
-/// protocols and sources do not enter it: one rule with a set of all single ports, then a plain rule for each range.
+/// Ports of one protocol that are open to the same source. Each lane is a separate chain that only
+/// packets of that protocol and source enter: one rule with a set of all single ports, then a rule
+/// for each range.
 ///
-/// The set has no name and is replaced with its rule, never changed: a packet that is halfway through the old rules
-/// would look for its port in what is already the new set. Nor does it hold ranges: the kernel searches such sets in
-/// another way, which loses packets in the instant of a replacement.
+/// The set is anonymous and is replaced with its rule, never changed: otherwise a packet in the
+/// middle of the old rules would be looked up in the new set. It contains no ranges, because the
+/// kernel searches such sets in a way that loses packets during a replacement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Lane {
     Protected(Protocol),
@@ -79,7 +81,8 @@ impl Lane {
         }
     }
 
-    /// Addresses are written out in full, since nft's names have no colons.
+    /// Returns the name of the chain. IPv6 addresses are written in full, because nft's names have
+    /// no colons.
     pub(super) fn chain_name(self) -> String {
         let (source, proto) = match self {
             Self::Protected(proto) => return format!("protected_{proto}"),
@@ -111,8 +114,8 @@ impl Lane {
     }
 }
 
-/// What one rule of the chain is for. It is written into the rule's comment, so people see it in `nft list` and we
-/// know our own.
+/// The purpose of a rule of the chain. It is written into the rule's comment, which identifies our
+/// rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     Established,
@@ -163,7 +166,7 @@ impl Purpose {
     }
 }
 
-/// The chain from top to bottom, if there are ports open in `lanes` besides those that are protected.
+/// Returns the rules of the chain in order; `lanes` holds the open ports beside the protected ones.
 pub(super) fn purposes(mode: Mode, lanes: impl Iterator<Item = Lane>) -> Vec<Purpose> {
     let mut all = vec![Purpose::Established, Purpose::Loopback, Purpose::Icmp, Purpose::Icmpv6];
     all.extend(Lane::PROTECTED.into_iter().chain(lanes).map(Purpose::Enter));
@@ -185,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_plain() {
+    fn invalid_table_names_are_refused() {
         assert_eq!(TableName::for_instance("prod-2").unwrap().to_string(), "portcullis-prod-2");
         for bad in ["", "a b", "a;flush ruleset", "ä", &"x".repeat(65)] {
             assert_eq!(TableName::for_instance(bad), Err(InvalidTableName), "{bad}");
@@ -193,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn purposes_go_round_through_comments() {
+    fn purposes_round_trip_through_comments() {
         let sources = ["0.0.0.0/0", "::/0", "10.0.0.0/8", "2001:db8::/32", "::ffff:192.0.2.1/128"];
         let lanes = sources.iter().map(|text| Lane::From(text.parse().unwrap(), Protocol::Udp));
         let all = purposes(Mode::Enforce, lanes);
@@ -209,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_sources_share_a_chain() {
+    fn chain_names_are_unique_per_source() {
         let name = |text: &str, proto| Lane::From(text.parse().unwrap(), proto).chain_name();
         assert_eq!(name("::ffff:1.2.3.4/128", Protocol::Tcp), "tcp_from6_0.0.0.0.0.ffff.102.304/128");
         assert_eq!(name("0:0:0:ffff:1:2:3:4", Protocol::Tcp), "tcp_from6_0.0.0.ffff.1.2.3.4/128");

@@ -1,12 +1,13 @@
-//! What to do to a machine's rules to get from one state to another. Rules to close are named as the firewall spells
-//! them, since that is the only name under which it gives them up.
+//! Changes of a machine's rules. Rules to close are in the firewall's spelling, because it removes
+//! them only in that spelling. Pure.
 
 use super::{Rule, RuleSet};
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-/// Afterwards a machine has what it had, less `close`, and with `open`. Drivers close before they open, or do both at once:
-/// who plans a change sees to it that what is covered before and after stays open in between.
+/// Removes the rules of `close` and adds those of `open`. Drivers close before they open, or do
+/// both atomically; a plan must ensure that ports that are open before and after stay open in
+/// between.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Change {
     pub open: BTreeSet<Rule>,
@@ -18,10 +19,10 @@ impl Change {
         self.open.is_empty() && self.close.is_empty()
     }
 
-    /// With the fewest rules touched: what is there and wanted stays as it is spelled, so opening one more port is one
-    /// new rule and nothing taken away.
+    /// Returns the change that touches the fewest rules: existing wanted rules keep their spelling,
+    /// so that opening one more port only adds one rule.
     pub fn between(owned: &BTreeSet<Rule>, wanted: &RuleSet) -> Self {
-        // So with nearly every machine, nearly always.
+        // Fast path: nothing to change.
         if owned.iter().copied().eq(wanted.rules()) {
             return Self::default();
         }
@@ -35,9 +36,10 @@ impl Change {
         Self { open, close }
     }
 
-    /// Opens missing ports as the whole of the `spelled` rule that holds them, and closes rules that another one covers: an
-    /// adjacent port widens a rule in place of adding one. Where nothing is missing, rules stay as they are spelled. The
-    /// spelled rules are part of what is `wanted`, and none covers another.
+    /// Opens missing ports as the whole `spelled` rule that contains them, and closes rules that
+    /// another one covers: an adjacent port widens a rule instead of adding one. Without missing
+    /// ports the rules keep their spelling. The spelled rules are part of `wanted`, and none covers
+    /// another.
     pub fn joining(owned: &BTreeSet<Rule>, wanted: &RuleSet, spelled: impl Iterator<Item = Rule>) -> Self {
         // Fast path: nothing to change.
         if owned.iter().copied().eq(wanted.rules()) {
@@ -51,20 +53,20 @@ impl Change {
         Self { open, close }
     }
 
-    /// With the fewest rules left at the end: for when they would not all fit otherwise.
+    /// Returns the change that leaves the fewest rules, for groups that would exceed their limit.
     pub fn compacting(owned: &BTreeSet<Rule>, spelled: impl Iterator<Item = Rule>) -> Self {
         let spelled: BTreeSet<Rule> = spelled.collect();
         Self { open: &spelled - owned, close: owned - &spelled }
     }
 
-    /// The rules of a machine that had `owned`, once this is done.
+    /// Returns the rules after applying this change to `owned`.
     #[must_use]
     pub fn applied_to(&self, owned: &BTreeSet<Rule>) -> BTreeSet<Rule> {
         &(owned - &self.close) | &self.open
     }
 }
 
-/// The rules that a single other one covers.
+/// Returns the rules that another single rule covers.
 fn redundant<'a>(rules: impl Iterator<Item = &'a Rule>) -> Vec<Rule> {
     let mut rules: Vec<Rule> = rules.copied().collect();
     let lane = |rule: &Rule| (rule.source, rule.ports.proto());
@@ -92,11 +94,12 @@ mod tests {
         ranges.iter().map(rule).collect()
     }
 
-    /// owned, wanted, opened and closed with the fewest touched, opened and closed with the fewest left
+    /// owned, wanted, opened and closed with the fewest touched, opened and closed with the fewest
+    /// left
     type Case<'a> = [&'a [(u16, u16)]; 6];
 
     #[test]
-    fn touches_little_or_leaves_little() {
+    fn changes_touch_or_leave_the_fewest_rules() {
         let cases: &[Case<'_>] = &[
             [&[], &[(80, 80)], &[(80, 80)], &[], &[(80, 80)], &[]],
             [&[(80, 80)], &[], &[], &[(80, 80)], &[], &[(80, 80)]],
@@ -115,13 +118,13 @@ mod tests {
     }
 
     #[test]
-    fn an_adjacent_port_widens_a_rule() {
+    fn adjacent_port_widens_a_rule() {
         for (owned, wanted, open, close) in [
             (&[][..], &[(80, 81)][..], &[(80, 81)][..], &[][..]),
             (&[(80, 80)], &[(80, 81)], &[(80, 81)], &[(80, 80)]),
             (&[(80, 80), (80, 81)], &[(80, 81)], &[], &[(80, 80)]),
             (&[(80, 80), (82, 82), (90, 90)], &[(80, 82), (90, 90)], &[(80, 82)], &[(80, 80), (82, 82)]),
-            // Covered, if only by two: it stays as it is spelled.
+            // Covered only by two rules together: it keeps its spelling.
             (&[(80, 80), (81, 81)], &[(80, 81)], &[], &[]),
             (&[(80, 82), (81, 83), (82, 84)], &[(80, 84)], &[], &[]),
             (&[(80, 81)], &[(80, 80)], &[(80, 80)], &[(80, 81)]),
@@ -135,7 +138,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn both_ways_end_in_what_is_wanted(owned in any_rules(), wanted in any_rules()) {
+        fn all_changes_lead_to_the_wanted_rules(owned in any_rules(), wanted in any_rules()) {
             let owned: BTreeSet<Rule> = owned.into_iter().collect();
             let target: RuleSet = wanted.iter().collect();
             let joined = Change::joining(&owned, &target, target.rules());
@@ -155,7 +158,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_to_do_is_nothing(owned in any_rules()) {
+        fn wanted_state_needs_no_change(owned in any_rules()) {
             let owned: BTreeSet<Rule> = owned.into_iter().collect();
             let target: RuleSet = owned.iter().collect();
             prop_assert!(Change::between(&owned, &target).is_empty());

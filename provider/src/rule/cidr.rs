@@ -1,11 +1,11 @@
-//! A block of addresses that traffic may come from, always in canonical form: bits outside the prefix are zero, so two
-//! spellings of one block are equal.
+//! A block of source addresses, always in canonical form: bits outside the prefix are zero, so that
+//! different spellings of one block are equal. Pure.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-/// Limits are counted, and packets are matched, per address family.
+/// An address family. Rule limits and packet matches are per family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     V4,
@@ -24,7 +24,7 @@ pub struct InvalidCidr {
     text: String,
 }
 
-/// How much of a refused text is shown again: more than the longest block, less than a flood.
+/// Size limit of a quoted text, above the length of the longest block.
 const SHOWN_CHARS: usize = 64;
 
 impl Cidr {
@@ -33,7 +33,8 @@ impl Cidr {
     /// All of IPv6.
     pub const WORLD_V6: Self = Self { network: IpAddr::V6(Ipv6Addr::UNSPECIFIED), len: 0 };
 
-    /// The block of `len` leading bits that holds `address`; `None` if the family has fewer bits.
+    /// Returns the block of `len` leading bits that contains `address`; `None` if the family has
+    /// fewer bits.
     pub fn new(address: IpAddr, len: u8) -> Option<Self> {
         let network = match address {
             IpAddr::V4(v4) if len <= 32 => IpAddr::V4(Ipv4Addr::from_bits(v4.to_bits() & mask_v4(len))),
@@ -43,8 +44,8 @@ impl Cidr {
         Some(Self { network, len })
     }
 
-    /// Whether `text` is an address and a prefix length, and has bits set outside the prefix: one address was meant, or
-    /// another block. It is read as the block that holds the address.
+    /// Returns whether `text` has bits outside the prefix, so that another block or a single
+    /// address may have been meant. It is parsed as the block that contains the address.
     pub fn has_host_bits(self, text: &str) -> bool {
         let address = text.split_once('/').and_then(|(address, _)| address.parse::<IpAddr>().ok());
         address.is_some_and(|address| address != self.network)
@@ -73,7 +74,7 @@ impl Cidr {
         Self::new(address, self.len) == Some(self)
     }
 
-    /// Whether every address of `inner` is in this block.
+    /// Returns whether this block contains every address of `inner`.
     pub fn encloses(self, inner: Self) -> bool {
         self.len <= inner.len && self.contains(inner.network)
     }
@@ -118,7 +119,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn reads_and_makes_canonical() {
+    fn blocks_are_canonicalised() {
         for (text, canonical) in [
             ("10.0.0.1/8", "10.0.0.0/8"),
             ("0.0.0.0/0", "0.0.0.0/0"),
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn host_bits_are_found() {
+    fn host_bits_are_detected() {
         for (text, expected) in [
             ("10.0.0.1/8", true),
             ("10.0.0.0/8", false),
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_block() {
+    fn invalid_blocks_are_refused() {
         for text in [
             "",
             "/",
@@ -185,7 +186,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn text_goes_round(address in any_address(), len in 0u8..=128) {
+        fn printed_blocks_round_trip(address in any_address(), len in 0u8..=128) {
             if let Some(cidr) = Cidr::new(address, len) {
                 prop_assert_eq!(cidr.to_string().parse(), Ok(cidr));
                 prop_assert!(cidr.contains(address));
@@ -196,7 +197,7 @@ mod tests {
         }
 
         #[test]
-        fn a_longer_prefix_is_inside_a_shorter_one(address in any_address(), a in 0u8..=32, b in 0u8..=32) {
+        fn longer_prefix_is_inside_a_shorter_one(address in any_address(), a in 0u8..=32, b in 0u8..=32) {
             let outer = Cidr::new(address, a.min(b)).unwrap();
             let inner = Cidr::new(address, a.max(b)).unwrap();
             prop_assert!(outer.encloses(inner));
@@ -204,7 +205,7 @@ mod tests {
         }
 
         #[test]
-        fn families_never_hold_each_other(v4 in any::<u32>(), v6 in any::<u128>()) {
+        fn families_never_contain_each_other(v4 in any::<u32>(), v6 in any::<u128>()) {
             prop_assert!(!Cidr::WORLD_V4.contains(IpAddr::V6(Ipv6Addr::from_bits(v6))));
             prop_assert!(!Cidr::WORLD_V6.contains(IpAddr::V4(Ipv4Addr::from_bits(v4))));
         }

@@ -1,14 +1,14 @@
-//! Rules by what they cover rather than by how they are spelled: touching and overlapping ports of one protocol and
-//! source are one range. Sources are kept as they were given; a block inside another one is a source of its own,
-//! so what an operator asked for can always be found again.
+//! Rules by coverage instead of spelling: adjacent and overlapping ports of one protocol and source
+//! are one range. Sources are not merged: a block inside another one is a separate source, so that
+//! the operator's request can be recognised. Pure.
 
 use super::{Cidr, Family, PortRange, Protocol, Rule};
 use std::collections::BTreeMap;
 
-/// Two sets are equal exactly if they let the same ports of the same protocols through from the same sources.
+/// A set of rules. Two sets are equal if they open the same ports to the same sources.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RuleSet {
-    /// Never an empty list; each list in order, with at least one port missing between neighbours.
+    /// Non-empty, sorted lists, with a gap of at least one port between ranges.
     lanes: BTreeMap<(Cidr, Protocol), Vec<Span>>,
 }
 
@@ -27,18 +27,18 @@ impl RuleSet {
         self.lanes.is_empty()
     }
 
-    /// How many rules it takes to say this.
+    /// Returns the smallest number of rules with this coverage.
     pub fn len(&self) -> usize {
         self.lanes.values().map(Vec::len).sum()
     }
 
-    /// The same per address family, which is how limits are counted.
+    /// As `len`, for one address family, because limits are per family.
     pub fn len_of(&self, family: Family) -> usize {
         let of_family = self.lanes.iter().filter(|((source, _), _)| source.family() == family);
         of_family.map(|(_, spans)| spans.len()).sum()
     }
 
-    /// The fewest rules that cover this set, in order.
+    /// Iterates over the fewest rules that cover this set, in order.
     pub fn rules(&self) -> impl Iterator<Item = Rule> {
         self.lanes.iter().flat_map(|(&(source, proto), spans)| {
             spans.iter().filter_map(move |span| {
@@ -47,7 +47,7 @@ impl RuleSet {
         })
     }
 
-    /// The same set, each port by itself.
+    /// Iterates over all ports as single rules.
     pub fn single_ports(&self) -> impl Iterator<Item = Rule> {
         self.rules().flat_map(|rule| {
             (rule.ports.from()..=rule.ports.to()).filter_map(move |port| {
@@ -61,7 +61,7 @@ impl RuleSet {
         self.spans(source, proto).iter().any(|span| span.from <= port && port <= span.to)
     }
 
-    /// Whether every port of `rule` is in this set, under the same source.
+    /// Returns whether this set contains every port of `rule`, with the same source.
     pub fn covers(&self, rule: &Rule) -> bool {
         let wanted = rule.ports;
         self.spans(rule.source, wanted.proto())
@@ -69,7 +69,8 @@ impl RuleSet {
             .any(|span| span.from <= wanted.from() && wanted.to() <= span.to)
     }
 
-    /// Whether `rule` touches or overlaps what is here, so that with it this set takes no more rules to say.
+    /// Returns whether `rule` touches or overlaps a range of this set, so that adding it needs no
+    /// further rule.
     pub fn meets(&self, rule: &Rule) -> bool {
         let (from, to) = (rule.ports.from(), rule.ports.to());
         let spans = self.spans(rule.source, rule.ports.proto());
@@ -87,7 +88,7 @@ impl RuleSet {
         self.rules().chain(other.rules()).collect()
     }
 
-    /// What is in this set and not in `other`.
+    /// Returns the ports that are in this set and not in `other`.
     #[must_use]
     pub fn minus(&self, other: &Self) -> Self {
         let mut lanes = BTreeMap::new();
@@ -136,7 +137,7 @@ fn merge(spans: &mut Vec<Span>) {
     });
 }
 
-/// Both in order and without overlap; so is the result.
+/// Subtracts `holes`. Both lists are sorted and without overlaps, and so is the result.
 fn subtract(spans: &[Span], holes: &[Span]) -> Vec<Span> {
     let mut rest = Vec::new();
     for &Span { mut from, to } in spans {
@@ -167,7 +168,8 @@ pub(super) mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// Few ports, so that runs touch and overlap often, with both ends of the port space among them.
+    /// Few ports, so that runs touch and overlap often, with both ends of the port space among
+    /// them.
     pub(in crate::rule) fn any_rule() -> impl Strategy<Value = Rule> {
         let port = prop_oneof![4 => 1u16..24, 1 => 65_520u16..=u16::MAX];
         let sources = ["0.0.0.0/0", "::/0", "10.0.0.0/8", "10.1.0.0/16"];
@@ -182,7 +184,7 @@ pub(super) mod tests {
         prop::collection::vec(any_rule(), 0..24)
     }
 
-    /// The slow truth that merging is held against.
+    /// The reference implementation for the property tests.
     pub(in crate::rule) fn points<'a>(
         rules: impl IntoIterator<Item = &'a Rule>,
     ) -> BTreeSet<(Cidr, Protocol, u16)> {
@@ -205,7 +207,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn touching_ports_become_one_range() {
+    fn adjacent_ports_become_one_range() {
         let set: RuleSet =
             [world(81, 81), world(80, 80), world(90, 95), world(93, 99), world(101, 101)].iter().collect();
         let expected = ["80-81/tcp from 0.0.0.0/0", "90-99/tcp from 0.0.0.0/0", "101/tcp from 0.0.0.0/0"];
@@ -215,14 +217,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_hole_splits_a_range() {
+    fn hole_splits_a_range() {
         let wide: RuleSet = [world(1, 65535)].iter().collect();
         let holes: RuleSet = [world(1, 1), world(22, 22), world(65535, 65535)].iter().collect();
         assert_eq!(shown(&wide.minus(&holes)), ["2-21/tcp from 0.0.0.0/0", "23-65534/tcp from 0.0.0.0/0"]);
     }
 
     #[test]
-    fn sources_stay_as_they_were_given() {
+    fn sources_are_not_merged() {
         let inner = Rule::new(world(80, 80).ports, "10.0.0.0/8".parse().unwrap());
         let set: RuleSet = [world(80, 80), inner].iter().collect();
         assert_eq!((set.len(), set.len_of(Family::V4), set.len_of(Family::V6)), (2, 2, 0));
@@ -231,7 +233,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn merging_covers_exactly_the_same(rules in any_rules()) {
+        fn merging_keeps_the_coverage(rules in any_rules()) {
             let set: RuleSet = rules.iter().collect();
             prop_assert_eq!(points_of(&set), points(&rules));
             let split: Vec<Rule> = set.single_ports().collect();
@@ -261,7 +263,7 @@ pub(super) mod tests {
         }
 
         #[test]
-        fn sums_and_differences_are_those_of_points(a in any_rules(), b in any_rules()) {
+        fn union_and_difference_match_the_reference(a in any_rules(), b in any_rules()) {
             let (left, right): (RuleSet, RuleSet) = (a.iter().collect(), b.iter().collect());
             let (left_points, right_points) = (points(&a), points(&b));
             prop_assert_eq!(points_of(&left.minus(&right)), &left_points - &right_points);
@@ -273,7 +275,7 @@ pub(super) mod tests {
         }
 
         #[test]
-        fn a_difference_is_in_canonical_form(a in any_rules(), b in any_rules()) {
+        fn difference_is_in_canonical_form(a in any_rules(), b in any_rules()) {
             let rest = a.iter().collect::<RuleSet>().minus(&b.iter().collect());
             prop_assert_eq!(rest.rules().collect::<RuleSet>(), rest);
         }

@@ -1,5 +1,6 @@
-//! A loopback HTTP server before LocalStack that counts requests by action and does what LocalStack does not: throttle,
-//! refuse, lose answers, lag, page, and know a client token again. One request per connection, which is all it takes.
+//! A loopback HTTP proxy before LocalStack. It counts requests by action and adds behaviour that
+//! LocalStack lacks: throttling, errors, lost replies, stale reads, pages and idempotency tokens.
+//! Each connection serves one request.
 
 use super::xml;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -11,21 +12,21 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-/// What happens to one request.
+/// How the proxy handles a request.
 #[derive(Debug, Clone)]
 pub(crate) enum Act {
     Pass,
-    /// An error, and nothing done.
+    /// Replies with an error, without forwarding.
     Refuse(u16, &'static str),
-    /// This answer, and nothing done.
+    /// Replies with this body, without forwarding.
     Answer(String),
-    /// Done, and the answer lost with the connection.
+    /// Forwards the request, and closes the connection without a reply.
     LoseAnswer,
-    /// Done, and no answer ever.
+    /// Forwards the request, and never replies.
     Silence,
-    /// What the same request was answered with the last time.
+    /// Repeats the last reply to the same request.
     Late,
-    /// The same, if there was a last time: for what LocalStack takes long over.
+    /// As `Late`, but forwards the first request: a cache for slow requests of LocalStack.
     Remember,
 }
 
@@ -38,19 +39,19 @@ pub(crate) struct Front {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Since counts were last taken.
+    /// The actions since the counters were last read.
     requests: Vec<String>,
     actions: BTreeSet<String>,
     script: BTreeMap<String, VecDeque<Act>>,
-    /// For every request of an action from now on.
+    /// How all requests of an action are handled.
     always: BTreeMap<String, Act>,
-    /// The last answer to each request, by its whole body.
+    /// The last reply to each request, by its whole body.
     answers: BTreeMap<String, Vec<u8>>,
     page_size: Option<usize>,
     spans: Vec<Span>,
 }
 
-/// When a request came in, and when its answer went out.
+/// The times of a request and its reply.
 #[derive(Debug, Clone)]
 pub(crate) struct Span {
     pub(crate) action: String,
@@ -67,7 +68,7 @@ impl Front {
         Self { address, shared, server }
     }
 
-    /// The next requests of this action go so; those after them pass.
+    /// Sets how the next requests of this action are handled; later ones pass.
     pub(crate) fn script(&self, action: &str, acts: impl IntoIterator<Item = Act>) {
         self.lock().script.entry(action.to_owned()).or_default().extend(acts);
     }
@@ -87,7 +88,7 @@ impl Front {
         self.lock().page_size = Some(size);
     }
 
-    /// Requests by action since the last time this was asked.
+    /// Returns the number of requests by action since the last call.
     pub(crate) fn take_counts(&self) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();
         for action in std::mem::take(&mut self.lock().requests) {
@@ -96,12 +97,13 @@ impl Front {
         counts
     }
 
-    /// The requests since the last time this was asked, in the order in which they were answered.
+    /// Returns the requests since the last call, in the order of their replies.
     pub(crate) fn take_spans(&self) -> Vec<Span> {
         std::mem::take(&mut self.lock().spans)
     }
 
-    /// The requests of an action that were answered since spans were last taken, and when the last of them was.
+    /// Returns the number of requests of an action that were answered since the last call of
+    /// `take_spans`, and the time of the last reply.
     pub(crate) fn answered(&self, action: &str) -> (usize, Option<Instant>) {
         let shared = self.lock();
         let spans = shared.spans.iter().filter(|span| span.action.starts_with(action));
@@ -126,7 +128,7 @@ impl Drop for Front {
 async fn serve(listener: TcpListener, behind: SocketAddr, shared: Arc<Mutex<Shared>>) {
     while let Ok((client, _)) = listener.accept().await {
         let shared = Arc::clone(&shared);
-        // A client that hangs up is nothing to report: what it sees is what is tested.
+        // A client that disconnects is not an error: the tests check the client's side.
         tokio::spawn(async move { drop(handle(client, behind, &shared).await) });
     }
 }
@@ -146,7 +148,7 @@ async fn handle(mut client: TcpStream, behind: SocketAddr, shared: &Mutex<Shared
         }
         Act::Silence => {
             forward(&request, &action, behind, shared).await?;
-            // Until the client gives up.
+            // Waits until the client disconnects.
             client.read_to_end(&mut Vec::new()).await?;
             return Ok(());
         }
@@ -173,7 +175,7 @@ fn next_act(shared: &mut Shared, request: &Request, action: &str) -> Act {
     if let Some(act) = shared.always.get(action) {
         return act.clone();
     }
-    // EC2 knows a launch again by its token, LocalStack does not.
+    // EC2 recognises a repeated launch by its token; LocalStack does not.
     if action == "RunInstances" && shared.answers.contains_key(&request.body) {
         return Act::Late;
     }
@@ -193,7 +195,7 @@ async fn forward(
         "DescribeVpcs" => Some("vpcSet"),
         _ => None,
     });
-    // LocalStack gives all there is, but knows tokens of its own.
+    // LocalStack returns everything in one page, and its tokens differ from the proxy's.
     let body = if paged.is_some() { request.without("NextToken") } else { request.body.clone() };
     let length = format!("ontent-length: {}", body.len());
     let head = request.head.replace(&format!("ontent-length: {}", request.body.len()), &length);
@@ -222,7 +224,7 @@ fn response(status: u16, body: &str) -> Vec<u8> {
 
 #[derive(Debug)]
 struct Request {
-    /// With the empty line at its end.
+    /// Including the empty line at its end.
     head: String,
     body: String,
 }

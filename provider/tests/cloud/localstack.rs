@@ -1,4 +1,4 @@
-//! LocalStack's EC2, started on a free port of the loopback and ended with its owner.
+//! LocalStack's EC2, started on a free loopback port and stopped on drop.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ pub(crate) struct LocalStack {
     child: Child,
     pub(crate) address: SocketAddr,
     pub(crate) started_in: Duration,
-    /// Its state, deleted with it.
+    /// The directory of its state, deleted on drop.
     _dir: tempfile::TempDir,
 }
 
@@ -78,13 +78,13 @@ impl LocalStack {
 
 impl Drop for LocalStack {
     fn drop(&mut self) {
-        // It may have ended by itself, and there is nobody to tell.
+        // The process may have ended already, and drop cannot report errors.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The root of the workspace, for whichever of its packages this was compiled.
+/// Returns the root of the workspace, whichever of its packages includes this file.
 pub(crate) fn project() -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = if package.join("provider").is_dir() { package } else { package.parent().unwrap() };

@@ -1,4 +1,5 @@
-//! A cloud to try the driver on: one LocalStack for all, and for each scenario an account and a front of its own.
+//! The cloud of the tests: one LocalStack for all scenarios, and for each of them its own account
+//! and proxy (`front`).
 
 pub(crate) mod front;
 pub(crate) mod localstack;
@@ -9,30 +10,30 @@ use aws_sdk_ec2::Client;
 use aws_sdk_ec2::config::{Credentials, SharedCredentialsProvider};
 use aws_sdk_ec2::types::{IpPermission, IpRange, ResourceType, SecurityGroup, Tag, TagSpecification};
 use front::Front;
-use portcullis_provider::ec2::{Ec2, Environment, LaunchSettings, Patience, Settings};
+use portcullis_provider::ec2::{Ec2, Environment, LaunchSettings, Settings, Timeouts};
 use portcullis_provider::provider::{Instance, Launch, MachineNumber, Machines, UserData};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 pub(crate) const REGION: &str = "us-east-1";
-/// One that LocalStack has in every account.
+/// An image that LocalStack has in every account.
 pub(crate) const IMAGE: &str = "ami-12c6146b";
 
-/// The id of a store that there is none of.
+/// The id of a store that does not exist.
 pub(crate) const STORE: &str = "0123456789abcdef";
 
 const WARM_UP_MAX: Duration = Duration::from_secs(30);
 
 static ACCOUNTS: AtomicU64 = AtomicU64::new(100_000_000_000);
 
-/// An account that nobody has used.
+/// An unused account.
 #[derive(Debug)]
 pub(crate) struct Account {
     pub(crate) front: Front,
-    /// Somebody else in the same account, not counted and never refused.
+    /// Another client of the same account, which bypasses the proxy: not counted and never refused.
     pub(crate) other: Client,
-    /// Its number, which is what LocalStack takes an access key for.
+    /// The account number, which LocalStack derives from the access key.
     pub(crate) number: String,
     config: SdkConfig,
 }
@@ -64,7 +65,7 @@ impl Account {
                 subnet: None,
                 key: None,
             }),
-            patience: Patience { first_pause: Duration::from_millis(10), ..Patience::default() },
+            timeouts: Timeouts { first_pause: Duration::from_millis(10), ..Timeouts::default() },
             ..Settings::new(Environment::new(environment, store).unwrap())
         }
     }
@@ -77,13 +78,13 @@ impl Account {
         Ec2::with_config(settings, &self.config).unwrap()
     }
 
-    /// With credentials that are had in another way.
+    /// Connects with other credentials.
     pub(crate) fn connect_as(&self, settings: Settings, credentials: SharedCredentialsProvider) -> Ec2 {
         let config = self.config.to_builder().credentials_provider(credentials).build();
         Ec2::with_config(settings, &config).unwrap()
     }
 
-    /// Everybody's groups, as they are.
+    /// Returns all groups, ours and foreign.
     pub(crate) async fn groups(&self) -> Vec<SecurityGroup> {
         self.other.describe_security_groups().send().await.unwrap().security_groups.unwrap_or_default()
     }
@@ -97,13 +98,13 @@ impl Account {
         vpcs.iter().find(|vpc| vpc.is_default() == Some(true)).unwrap().vpc_id().unwrap().to_owned()
     }
 
-    /// Somebody makes a group without our tags.
+    /// Creates a group without our tags.
     pub(crate) async fn make_group(&self, name: &str, vpc: &str) -> String {
         let made = self.other.create_security_group().group_name(name).description("theirs").vpc_id(vpc);
         made.send().await.unwrap().group_id.unwrap()
     }
 
-    /// Somebody opens a port by hand.
+    /// Opens a port as another client.
     pub(crate) async fn open(&self, group: &str, port: i32) {
         let permission = IpPermission::builder().ip_protocol("tcp").from_port(port).to_port(port);
         let permission = permission.ip_ranges(IpRange::builder().cidr_ip("0.0.0.0/0").build()).build();
@@ -119,14 +120,14 @@ impl Account {
         request.send().await.unwrap();
     }
 
-    /// Somebody else's instance, in the default group.
+    /// Launches a foreign instance in the default group.
     pub(crate) async fn make_instance(&self) -> String {
         let request = self.other.run_instances().image_id(IMAGE).min_count(1).max_count(1);
         let run = request.send().await.unwrap();
         run.instances()[0].instance_id().unwrap().to_owned()
     }
 
-    /// A group and an instance with our tags, as a driver would have left them long ago.
+    /// Creates a group and an instance with our tags, as if a driver had created them long ago.
     pub(crate) async fn make_machine(&self, store: &str, vpc: &str, machine: u32) -> String {
         let name = format!("juju-local-{machine}");
         let tags = |kind, mark| tags(kind, mark, ("local", store), machine);
@@ -138,7 +139,7 @@ impl Account {
         run.send().await.unwrap().instances()[0].instance_id().unwrap().to_owned()
     }
 
-    /// Opens ports of a machine in the default VPC, as a driver would have done long ago.
+    /// Opens ports of a machine in the default VPC, as if a driver had opened them long ago.
     pub(crate) async fn open_as_ours(&self, machine: u32, ports: &[i32]) {
         let world = IpRange::builder().cidr_ip("0.0.0.0/0").description("opened by portcullis").build();
         let permission = |&port| {
@@ -150,7 +151,7 @@ impl Account {
         request.set_ip_permissions(Some(ports.iter().map(permission).collect())).send().await.unwrap();
     }
 
-    /// Somebody takes all groups but this one from an instance.
+    /// Removes all groups but this one from an instance, as another client.
     pub(crate) async fn leave_only(&self, group: &str, instance: &str) {
         let shown = self.other.describe_instances().instance_ids(instance).send().await.unwrap();
         let interface = &shown.reservations()[0].instances()[0].network_interfaces()[0];
@@ -159,7 +160,7 @@ impl Account {
         request.network_interface_id(interface.network_interface_id().unwrap()).send().await.unwrap();
     }
 
-    /// Somebody copies a group of ours, tags and all, into another VPC.
+    /// Copies a group of ours with its tags into another VPC, as another client.
     pub(crate) async fn copy_group(&self, name: &str) {
         let original = self.group(name).await.unwrap();
         let vpc = self.other.create_vpc().cidr_block("10.0.0.0/16").send().await.unwrap();
@@ -182,7 +183,7 @@ impl Account {
     }
 }
 
-/// Those that the driver gives to what belongs to a machine.
+/// Returns the tags that the driver gives to the objects of a machine.
 pub(crate) fn tags(
     kind: ResourceType,
     mark: &str,
@@ -199,8 +200,8 @@ pub(crate) fn tags(
         .build()
 }
 
-/// LocalStack says that it runs a moment before it knows its own operations: whoever comes first, and not alone, may be
-/// told that there is no such thing.
+/// Waits until LocalStack serves requests. It reports that it runs before its operations are
+/// loaded, and the first concurrent requests may fail as unknown operations.
 pub(crate) async fn warm_up(localstack: SocketAddr) {
     let account = Account::new(localstack).await;
     let deadline = Instant::now() + WARM_UP_MAX;

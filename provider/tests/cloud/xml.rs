@@ -1,4 +1,4 @@
-//! As much of EC2's XML as the front has to write and cut.
+//! The parts of EC2's XML that the proxy writes and pages.
 
 pub(crate) fn error(code: &str) -> String {
     format!(
@@ -7,7 +7,7 @@ pub(crate) fn error(code: &str) -> String {
     )
 }
 
-/// What EC2 answers in a default VPC when it is told to take away a rule that is not there.
+/// Returns EC2's reply in a default VPC to the revocation of a missing rule.
 pub(crate) fn revoked_nothing() -> String {
     "<?xml version=\"1.0\"?><RevokeSecurityGroupIngressResponse xmlns=\"http://ec2.amazonaws.com/doc/2016-11-15/\">\
      <requestId>1</requestId><return>true</return><unknownIpPermissionSet><item><ipProtocol>tcp</ipProtocol>\
@@ -16,7 +16,7 @@ pub(crate) fn revoked_nothing() -> String {
         .to_owned()
 }
 
-/// What EC2 answers to a token whose instance is no more.
+/// Returns EC2's reply to a launch whose token belongs to a terminated instance.
 pub(crate) fn launched_and_ended() -> String {
     "<?xml version=\"1.0\"?><RunInstancesResponse xmlns=\"http://ec2.amazonaws.com/doc/2016-11-15/\"><instancesSet>\
      <item><instanceId>i-0ended</instanceId><instanceState><code>48</code><name>terminated</name></instanceState>\
@@ -24,7 +24,7 @@ pub(crate) fn launched_and_ended() -> String {
         .to_owned()
 }
 
-/// `size` items of a list, from `start` on, and a token for those that follow.
+/// Returns `size` items of a list from `start` on, and the token of the next page.
 pub(crate) fn page(body: &str, list: &str, start: usize, size: usize) -> String {
     let (open, close) = (format!("<{list}>"), format!("</{list}>"));
     let Some((before, rest)) = body.split_once(&open) else { return body.to_owned() };
@@ -35,7 +35,7 @@ pub(crate) fn page(body: &str, list: &str, start: usize, size: usize) -> String 
     format!("{before}{open}{}{close}{token}{after}", items[start..end].concat())
 }
 
-/// The outermost items.
+/// Returns the outermost items.
 fn items(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let (mut depth, mut start) = (0, 0);

@@ -1,5 +1,6 @@
-//! Two machines in a box: network namespaces joined by a cable, made for one test and removed with it, also when it
-//! panics. Needs root, `ip` and `nft`. Ports and addresses inside are nobody else's.
+//! Two machines as network namespaces joined by a virtual cable. They are created for one test and
+//! removed with it, even if it panics. Needs root, `ip` and `nft`. No other process uses the ports
+//! and addresses inside.
 
 #![allow(clippy::unwrap_used, reason = "only tests call this")]
 
@@ -26,7 +27,7 @@ pub(crate) const CLIENT_V6: &str = "fd77::2";
 pub(crate) const OTHER_CLIENT_V6: &str = "fd77::3";
 pub(crate) const MACHINE: MachineNumber = MachineNumber::new(7);
 
-/// Long enough for a busy machine, short enough to be waited for where silence is expected.
+/// Long enough for a busy machine, short enough for tests that expect no reply.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
@@ -54,7 +55,7 @@ impl Namespace {
         Self(name)
     }
 
-    /// Sockets made inside stay inside, wherever they are used from.
+    /// Runs `work` in the namespace. Sockets created there stay in it, whichever thread uses them.
     pub(crate) fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let name = &self.0;
         std::thread::scope(|scope| {
@@ -84,7 +85,7 @@ impl Drop for Namespace {
     }
 }
 
-/// Removes what tests left that were killed.
+/// Removes namespaces of killed tests.
 pub(crate) fn sweep() {
     let Ok(names) = std::fs::read_dir("/run/netns") else { return };
     for name in names.filter_map(|entry| entry.ok()?.file_name().into_string().ok()) {
@@ -122,7 +123,7 @@ impl Net {
         net
     }
 
-    /// Neighbours take a moment to find each other, and what is sent meanwhile is lost.
+    /// Waits for neighbour discovery; packets that are sent before it are lost.
     fn wait_until_joined(&self) {
         for (server, clients) in [(SERVER, [CLIENT, OTHER_CLIENT]), (SERVER_V6, [CLIENT_V6, OTHER_CLIENT_V6])]
         {
@@ -134,7 +135,7 @@ impl Net {
         }
     }
 
-    /// The command that is `nft` on the server's machine.
+    /// Returns the command that runs `nft` on the server's machine.
     pub(crate) fn nft_command(&self) -> Vec<String> {
         ["ip", "netns", "exec", &self.server.0, "nft"].map(str::to_owned).to_vec()
     }
@@ -146,7 +147,7 @@ impl Net {
         Nftables::new(MACHINE, settings).with_command(self.nft_command(), DEFAULT_TIME_LIMIT)
     }
 
-    /// As somebody at the server's machine would.
+    /// Runs `nft` as an administrator of the server's machine.
     pub(crate) fn nft(&self, arguments: &[&str]) -> String {
         let command = self.nft_command();
         let mut command: Vec<&str> = command.iter().map(String::as_str).collect();
@@ -154,7 +155,7 @@ impl Net {
         run(&command)
     }
 
-    /// On a free port of the server. The kernel completes connections by itself while the listener lives.
+    /// Listens on a free port of the server. The kernel completes connections without an accept.
     pub(crate) fn listen(&self, address: &str) -> TcpListener {
         let address: IpAddr = address.parse().unwrap();
         self.server.enter(|| TcpListener::bind((address, 0)).unwrap())
@@ -166,7 +167,7 @@ impl Net {
         socket
     }
 
-    /// A socket of the client that talks to `to` alone.
+    /// Returns a socket of the client that is connected to `to`.
     pub(crate) fn udp_to(&self, to: SocketAddr) -> UdpSocket {
         let socket = self.client.enter(|| UdpSocket::bind((CLIENT, 0)).unwrap());
         socket.connect(to).unwrap();
@@ -182,7 +183,7 @@ impl Net {
         outcome(self.connect(to).map(drop))
     }
 
-    /// Does `work` on the client's machine.
+    /// Runs `work` in the client's network namespace.
     pub(crate) fn on_client<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.client.enter(work)
     }
@@ -192,7 +193,7 @@ impl Net {
         self.server.enter(work)
     }
 
-    /// The server's own connection to itself.
+    /// Connects from the server to itself.
     pub(crate) fn knock_at_home(&self, to: SocketAddr) -> Knock {
         outcome(self.server.enter(|| TcpStream::connect_timeout(&to, CONNECT_LIMIT)).map(drop))
     }
@@ -205,7 +206,7 @@ impl Net {
             sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(CONNECT_LIMIT))?;
             rustix::net::bind(&socket, &SocketAddr::new(source, 0))?;
             match rustix::net::connect(&socket, &to) {
-                // How a connect ends that hits the limit of its socket.
+                // The error of a connect that exceeds the send timeout of its socket.
                 Err(Errno::INPROGRESS) => Err(io::ErrorKind::TimedOut.into()),
                 other => Ok(other?),
             }
@@ -222,7 +223,7 @@ fn outcome(connected: io::Result<()>) -> Knock {
     }
 }
 
-/// Waits for a fact.
+/// Waits until `fact` returns true.
 pub(crate) fn wait_for(what: &str, mut fact: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !fact() {

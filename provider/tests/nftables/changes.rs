@@ -1,4 +1,5 @@
-//! Nobody notices a change of what does not concern them: not who is connected, nor who connects in that instant.
+//! Changes of rules do not affect other traffic: neither existing connections nor connections that
+//! are made during the change.
 
 use super::netns::{Knock, Net, SERVER, wait_for};
 use super::suite::rule;
@@ -10,7 +11,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Sends a byte and waits for its echo, again and again.
+/// Sends a byte and waits for its echo, until `done` is set.
 fn chat(mut stream: &TcpStream, done: &AtomicBool, rounds: &AtomicU64) {
     while !done.load(Ordering::SeqCst) {
         let sent = [rounds.load(Ordering::SeqCst) as u8];
@@ -22,7 +23,7 @@ fn chat(mut stream: &TcpStream, done: &AtomicBool, rounds: &AtomicU64) {
     }
 }
 
-/// Ends the threads of a test also when it fails.
+/// Ends the threads of a test, even if it fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -101,7 +102,7 @@ fn no_new_connection_is_refused_while_rules_change() {
         });
         for n in 0..60 {
             let before = tries.load(Ordering::SeqCst);
-            // Spelled anew each time around: in a set, as a range, and as a port that only some may come to.
+            // Each turn uses another spelling: in a set, as a range, and for one source only.
             let spellings = [
                 [tcp(to.port()), tcp(1)],
                 [rule(to.port() - 1, to.port(), Protocol::Tcp, WORLD), tcp(2)],
@@ -119,7 +120,7 @@ fn no_new_connection_is_refused_while_rules_change() {
     });
 }
 
-/// Counts packets to a port that come to our table, and those that leave it.
+/// Counts the packets to a port before and after they pass our table.
 fn count(net: &Net, port: u16) {
     net.nft(&["add table inet count; add counter inet count came; add counter inet count passed"]);
     for (counter, priority) in [("came", -10), ("passed", 10)] {
@@ -135,7 +136,8 @@ fn counted(net: &Net, counter: &str) -> u64 {
     packets.split(' ').next().unwrap().parse().unwrap()
 }
 
-/// Every packet is a new connection here, since none is answered, so a moment without the port is seen by many.
+/// Every packet is a new connection, because none is answered. So many packets would be lost if the
+/// port were closed even briefly.
 #[test]
 fn no_packet_is_lost_while_rules_change() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -144,7 +146,7 @@ fn no_packet_is_lost_while_rules_change() {
     let server = net.listen_udp();
     let to = server.local_addr().unwrap();
     let udp = |from, to, source| rule(from, to, Protocol::Udp, source);
-    // In a set, as a range, and from some only; among others that come and go, each time as many.
+    // The port in a set, as a range, and for one source; other rules are replaced at the same time.
     let spellings: [Vec<Rule>; 3] = std::array::from_fn(|turn| {
         let port = to.port();
         let same =
@@ -162,7 +164,8 @@ fn no_packet_is_lost_while_rules_change() {
         let done = &done;
         scope.spawn(move || {
             while !done.load(Ordering::SeqCst) {
-                // What is refused is told to the next who sends; it is counted where it happens.
+                // A send reports the refusal of an earlier packet. The counters are checked
+                // instead.
                 let _ = client.send(b"new");
             }
         });

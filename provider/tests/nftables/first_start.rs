@@ -10,7 +10,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
-/// Only a connection that is cut off takes this long.
+/// Only a broken connection reaches this time limit.
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -31,7 +31,7 @@ fn accepted(net: &Net, listener: &TcpListener) -> [TcpStream; 2] {
     limited([listener.accept().unwrap().0, peer])
 }
 
-/// The same, with a connection that the server's machine opened.
+/// As [`accepted`], with a connection that the server's machine opened.
 fn opened(net: &Net) -> [TcpStream; 2] {
     let listener = net.on_client(|| TcpListener::bind((CLIENT, 0)).unwrap());
     let to = address(&listener);
@@ -118,7 +118,8 @@ async fn multicast_does_not_reach_a_closed_udp_port() {
 
     apply(&net.firewall(Mode::Enforce, &[]), &[], &[]).await;
     client.send_to(b"multicast", to).unwrap();
-    // From the server's own machine, so it is accepted, and after the other in the socket's queue.
+    // The server's own machine sends this one, so it is accepted. It follows the other one in the
+    // socket's queue.
     net.on_server(|| {
         let local = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         local.send_to(b"local", (Ipv4Addr::LOCALHOST, to.port())).unwrap();
@@ -166,8 +167,8 @@ fn knock_from_port(net: &Net, from_port: u16, to: SocketAddr) -> std::io::Result
     })
 }
 
-/// A packet without SYN is accepted, and the kernel answers it with a reset. Connection tracking has
-/// an entry for it by then, which must not let in a SYN with the same addresses and ports.
+/// A packet without SYN is accepted, and the kernel answers it with a reset. Connection tracking
+/// has an entry for it by then, which must not let in a SYN with the same addresses and ports.
 #[tokio::test]
 async fn packets_that_begin_no_connection_open_no_port() {
     let net = Net::new();

@@ -1,4 +1,4 @@
-//! The driver for nftables between two network namespaces: packets decide, not listings.
+//! Tests the nftables driver with packets between two network namespaces, not with listings.
 
 #![allow(clippy::unwrap_used, reason = "only tests call this")]
 

@@ -1,4 +1,4 @@
-//! Who comes in where: ports, ranges, sources, families, protocols.
+//! Tests which packets the rules accept: ports, ranges, sources, families, protocols.
 
 use super::netns::{CLIENT, CLIENT_V6, Knock, Net, OTHER_CLIENT, OTHER_CLIENT_V6, SERVER, SERVER_V6};
 use super::suite::rule;

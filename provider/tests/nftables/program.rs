@@ -1,4 +1,4 @@
-//! Programs that are not quite nft.
+//! Tests with programs that fail in place of nft.
 
 use super::netns::{MACHINE, Net};
 use super::{change, in_time, tcp};
@@ -8,7 +8,7 @@ use portcullis_provider::provider::Firewall;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// What comes of a program that is not quite nft.
+/// Returns the errors of a read and a change that run `command` instead of nft.
 async fn with_program(command: &[&str], time_limit: Duration) -> [Error; 2] {
     let net = Net::new();
     let command = command.iter().map(|&word| word.to_owned()).collect();
@@ -37,7 +37,7 @@ async fn missing_rights_are_told_from_other_trouble() {
     }
 }
 
-/// Lists no tables, and does with a ruleset what the words say.
+/// Returns a script that lists no tables, and runs `words` to load a ruleset.
 fn empty_but(words: &str) -> String {
     format!(
         "case \"$*\" in *'list tables'*) echo '{{\"nftables\": []}}';; *list*) exit 1;; *) {words};; esac"

@@ -1,4 +1,4 @@
-//! The table itself: beside those of others, found again, meddled with, or somebody else's.
+//! Tests of the table itself: beside other tables, after a restart, changed by hand, or foreign.
 
 use super::netns::{Knock, MACHINE, Net, SERVER};
 use super::suite::{in_time, rule, seen};
@@ -42,9 +42,9 @@ async fn accepting_only_shuts_nothing_until_it_is_enforced() {
     let enforcing = net.firewall(Mode::Enforce, &[]);
     let found = seen(&enforcing, MACHINE).await;
     assert_eq!(found.owned, [tcp(open.port())].into());
-    assert_eq!(found.amiss, ["its rules are not as we made them", "its policy is not to drop what comes in"]);
+    assert_eq!(found.drift, ["its rules are not as we made them", "its policy is not to drop what comes in"]);
     apply(&enforcing, &[], &[]).await;
-    assert_eq!(seen(&enforcing, MACHINE).await.amiss, Vec::<String>::new());
+    assert_eq!(seen(&enforcing, MACHINE).await.drift, Vec::<String>::new());
     assert_eq!([net.knock(open), net.knock(shut)], [Knock::Connected, Knock::Refused]);
 }
 
@@ -61,7 +61,7 @@ async fn the_table_outlives_the_driver_and_is_left_alone_when_it_is_right() {
     apply(&net.firewall(Mode::Enforce, &[22]), &rules, &[]).await;
     let second = net.firewall(Mode::Enforce, &[22]);
     let found = seen(&second, MACHINE).await;
-    assert_eq!((found.owned, found.amiss), (BTreeSet::from(rules), vec![]));
+    assert_eq!((found.owned, found.drift), (BTreeSet::from(rules), vec![]));
     assert_eq!(found.group.as_str(), "inet portcullis-test");
 
     // Every replacement gives the rules new handles.
@@ -95,10 +95,10 @@ async fn meddling_with_the_table_is_seen_and_put_right() {
         apply(&firewall, &[wanted], &[]).await;
         assert_eq!(net.knock(to), Knock::Connected);
         let whole = seen(&firewall, MACHINE).await;
-        assert_eq!(whole.amiss, Vec::<String>::new());
+        assert_eq!(whole.drift, Vec::<String>::new());
         net.nft(&[&meddling]);
         let found = seen(&firewall, MACHINE).await;
-        assert_ne!(found.amiss, Vec::<String>::new(), "{meddling}");
+        assert_ne!(found.drift, Vec::<String>::new(), "{meddling}");
         apply(&firewall, &[wanted], &[]).await;
         assert_eq!(seen(&firewall, MACHINE).await, whole, "{meddling}");
         assert_eq!(net.knock(to), Knock::Connected, "{meddling}");

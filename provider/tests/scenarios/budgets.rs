@@ -1,4 +1,4 @@
-//! How many calls things take.
+//! The number of calls that operations need.
 
 use super::{change, counts, tcp};
 use crate::cloud::{Account, STORE, tags};
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Groups with our tags, as ours would be left by a driver that made them long ago.
+/// Creates groups with our tags, as if a driver had created them long ago.
 async fn make_groups(account: &Arc<Account>, numbers: std::ops::Range<u32>) {
     let vpc = account.default_vpc().await;
     let mut making = tokio::task::JoinSet::new();

@@ -1,4 +1,4 @@
-//! Instances and groups: launched, adopted, left over, in the way, deleted.
+//! Instances and groups: launched, adopted, left over, conflicting, deleted.
 
 use super::{ONE, change, counts, seen, tcp};
 use crate::cloud::front::Act;
@@ -71,7 +71,7 @@ pub(crate) async fn a_launch_whose_answer_was_lost_is_done_once(account: Arc<Acc
     for lost in ["the group of all", "its own group", "the launch"] {
         assert_eq!(ec2.launch(&request(1)).await.unwrap_err().kind(), "ambiguous", "{lost}");
     }
-    // A reader that does not know of the instance yet: the token of the launch is what is known again.
+    // The read does not show the instance yet, so EC2 has to recognise the launch by its token.
     account.front.script("DescribeInstances", [Act::Late]);
     let launched = launch(&ec2, 1).await;
     let sent = account.front.take_counts();
@@ -298,17 +298,17 @@ pub(crate) async fn a_group_is_shut_and_theirs_stays(account: Arc<Account>) {
     let shown = |inventory: Inventory| inventory.groups.into_iter().find(|one| one.machine == Some(ONE));
     assert_eq!(shown(ec2.list().await.unwrap()).map(|group| group.open), Some(true));
     let other = MachineNumber::new(2);
-    assert_eq!(ec2.shut(other, &group).await.unwrap_err().kind(), "foreign", "not that machine's");
+    assert_eq!(ec2.revoke_all(other, &group).await.unwrap_err().kind(), "foreign", "not that machine's");
     account.front.take_counts();
-    ec2.shut(ONE, &group).await.unwrap();
+    ec2.revoke_all(ONE, &group).await.unwrap();
     let calls = counts(&[("DescribeSecurityGroups", 1), ("RevokeSecurityGroupIngress", 1)]);
     assert_eq!(account.front.take_counts(), calls);
     assert_eq!(ports(&account.group("juju-prod-1").await.unwrap()), [9000]);
     assert_eq!(shown(ec2.list().await.unwrap()).map(|group| group.open), Some(false));
     account.front.take_counts();
-    ec2.shut(ONE, &group).await.unwrap();
+    ec2.revoke_all(ONE, &group).await.unwrap();
     assert_eq!(account.front.take_counts(), counts(&[("DescribeSecurityGroups", 1)]), "already so");
-    ec2.shut(ONE, &GroupId::new("sg-0123456789abcdef0")).await.unwrap();
+    ec2.revoke_all(ONE, &GroupId::new("sg-0123456789abcdef0")).await.unwrap();
 }
 
 pub(crate) async fn a_group_goes_when_nothing_holds_it(account: Arc<Account>) {

@@ -1,5 +1,5 @@
-//! What is tried, each in an account of its own. A scenario that is not in the list does not run, and the compiler says
-//! so: nothing else calls it.
+//! The scenarios, each with its own account. A scenario that is missing from the list does not run,
+//! and the compiler warns about it as dead code.
 
 mod budgets;
 mod machines;

@@ -1,4 +1,4 @@
-//! What readers are shown: whole, in time, or an error.
+//! Reads are complete and current, or fail.
 
 use super::{ONE, change, counts, seen, tcp};
 use crate::cloud::front::Act;
@@ -36,7 +36,7 @@ pub(crate) async fn pages_are_put_together(account: Arc<Account>) {
     assert_eq!(calls, 4, "one page that was refused is asked for again, and not those before it");
 }
 
-/// Of three VPCs on three pages the last two have IPv6.
+/// There are three VPCs on three pages; the last two have IPv6.
 pub(crate) async fn vpcs_come_in_pages_too(account: Arc<Account>) {
     for machine in 1..=3 {
         let made = account.other.create_vpc().cidr_block(format!("10.{machine}.0.0/16"));

@@ -1,4 +1,4 @@
-//! Each way in which EC2 says no, or says nothing.
+//! EC2's errors and missing replies, one by one.
 
 use super::{ONE, change, counts, seen, tcp};
 use crate::cloud::front::Act;
@@ -7,7 +7,7 @@ use crate::suite::in_time;
 use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, future};
 use aws_sdk_ec2::config::Credentials;
 use portcullis_provider::Error;
-use portcullis_provider::ec2::{Ec2, Patience};
+use portcullis_provider::ec2::{Ec2, Timeouts};
 use portcullis_provider::provider::{Firewall, Machines, Seen};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ const OPEN: &str = "AuthorizeSecurityGroupIngress";
 const CLOSE: &str = "RevokeSecurityGroupIngress";
 const READ: &str = "DescribeSecurityGroups";
 
-/// A machine with ports 80 and 81 open, and nothing counted yet.
+/// Returns a driver with a machine whose ports 80 and 81 are open, and resets the counters.
 async fn ready(account: &Account) -> Ec2 {
     let ec2 = account.ec2("prod");
     launch(&ec2, 1).await;
@@ -93,7 +93,7 @@ pub(crate) async fn a_name_that_is_taken(account: Arc<Account>) {
     let group = account.group("juju-prod-1").await.unwrap().group_id.unwrap();
     let other = account.ec2("prod");
     let instance = ec2.list().await.unwrap().instances.remove(0).id;
-    // The first read is of a reader that does not know of the group; the second, by name, is.
+    // The first read does not show the group yet; the second one, by name, does.
     let nothing = "<DescribeSecurityGroupsResponse xmlns=\"http://ec2.amazonaws.com/doc/2016-11-15/\">\
                    <securityGroupInfo/></DescribeSecurityGroupsResponse>";
     account.front.script(READ, [Act::Answer(nothing.to_owned())]);
@@ -119,7 +119,7 @@ pub(crate) async fn too_many_rules(account: Arc<Account>) {
     assert!(there.len() <= 60 && there.contains(tcp(&[81]).first().unwrap()), "what is there is shown");
 }
 
-/// Credentials that are good for one request, and had no sooner than at a given moment.
+/// Credentials that expire after one request and are available only from a given time on.
 #[derive(Debug, Clone)]
 struct Slow {
     account: String,
@@ -201,7 +201,7 @@ pub(crate) async fn throttled_for_good(account: Arc<Account>) {
     assert_eq!(account.front.take_counts(), counts(&[(READ, 3)]), "looks have an end");
 }
 
-/// Sooner than the budget of a kind that was throttled.
+/// Returns a deadline before an action that was throttled has a token again.
 fn soon() -> tokio::time::Instant {
     tokio::time::Instant::now() + Duration::from_millis(100)
 }
@@ -248,7 +248,7 @@ pub(crate) async fn no_answer_at_all(account: Arc<Account>) {
     let patient = ready(&account).await;
     let mut settings = account.settings("prod");
     let short = Duration::from_secs(2);
-    settings.patience = Patience { request: short, read: short, reads: 1, ..settings.patience };
+    settings.timeouts = Timeouts { request: short, read: short, reads: 1, ..settings.timeouts };
     let ec2 = account.connect(settings);
     let deadline = Instant::now() + Duration::from_secs(60);
     while ec2.observe(&BTreeSet::from([ONE])).await.is_err() {

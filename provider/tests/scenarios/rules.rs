@@ -1,4 +1,4 @@
-//! Opening and closing, when nothing is wrong with EC2.
+//! Opening and closing ports while EC2 works without errors.
 
 use super::{ONE, change, counts, seen, tcp};
 use crate::cloud::{Account, launch};

@@ -1,5 +1,5 @@
-//! What every driver of a firewall must hold to, whatever is behind it. A driver's own tests start the real part, hand
-//! it in as a [`Bench`], and need not say any of this again.
+//! The contract of every firewall driver. A driver's own tests start its backend, pass it in as a
+//! [`Bench`], and do not repeat these checks.
 
 #![allow(clippy::unwrap_used, reason = "only tests call this")]
 
@@ -9,18 +9,18 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A firewall to be tried, with a machine that has no rules of ours.
+/// A firewall to test, with a machine that has no rules of ours.
 #[derive(Debug)]
 pub(crate) struct Bench<F> {
     pub(crate) firewall: F,
     pub(crate) machine: MachineNumber,
-    /// One that it does not have.
+    /// A machine that the firewall does not have.
     pub(crate) absent: MachineNumber,
-    /// Whether what is applied is there afterwards. Not so for a dry run, which must then change nothing at all.
+    /// Whether changes take effect. If not, as in a dry run, nothing at all may change.
     pub(crate) keeps: bool,
 }
 
-/// Runs all of it, in an order that leaves no rules behind.
+/// Runs all checks, in an order that leaves no rules behind.
 pub(crate) async fn holds<F: Firewall>(bench: &Bench<F>) {
     starts_without_rules(bench).await;
     every_machine_is_answered_for(bench).await;
@@ -48,7 +48,7 @@ pub(crate) async fn seen<F: Firewall>(firewall: &F, machine: MachineNumber) -> M
     }
 }
 
-/// Enough time for anything.
+/// Returns a deadline that is never reached.
 pub(crate) fn in_time() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }
@@ -63,7 +63,7 @@ impl<F: Firewall> Bench<F> {
         self.carry_out(&change).await;
     }
 
-    /// It is done, or nobody says so.
+    /// Applies a change, and checks that it reports success only if changes take effect.
     async fn carry_out(&self, change: &Change) {
         let applied = self.firewall.apply(self.machine, change, in_time()).await;
         for (half, rules) in [(applied.opened, &change.open), (applied.closed, &change.close)] {
@@ -72,7 +72,7 @@ impl<F: Firewall> Bench<F> {
         }
     }
 
-    /// The way an agent goes: look, plan, do, and look again.
+    /// Reads, plans, applies and reads again, as an agent does.
     async fn reach(&self, wanted: &[Rule]) {
         let wanted: RuleSet = wanted.iter().collect();
         let before = seen(&self.firewall, self.machine).await;
@@ -81,7 +81,7 @@ impl<F: Firewall> Bench<F> {
         if self.keeps {
             assert_eq!(after.owned.iter().collect::<RuleSet>(), wanted);
             assert!(Change::between(&after.owned, &wanted).is_empty(), "converged, so nothing to do");
-            assert_eq!(after.amiss, Vec::<String>::new());
+            assert_eq!(after.drift, Vec::<String>::new());
         } else {
             assert_eq!(after, before);
         }

@@ -11,7 +11,7 @@ use super::Agent;
 use crate::firewall::plan::MachinePlan;
 use crate::firewall::report::Report;
 use crate::model::MachineId;
-use crate::store::election::Leadership;
+use crate::store::lease::Lease;
 use crate::store::rollback::{Basis, RollbackGuard, Standing};
 use crate::store::tree::{self, Tree};
 
@@ -27,7 +27,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         &mut self,
         plans: &mut BTreeMap<MachineId, MachinePlan>,
         reports: &mut BTreeMap<MachineId, Report>,
-        lead: &Leadership,
+        lead: &Lease,
     ) -> Result<BTreeSet<MachineId>, tree::Error> {
         let (Some(guard), Some(view)) = (&self.guard, &self.view) else { return Ok(BTreeSet::new()) };
         let changes = plans.values().any(|plan| !plan.change.is_empty());

@@ -1,6 +1,8 @@
-//! Whether what a look at the tree takes away is believed. A tree that wrongly shows nothing looks just like an operator who
-//! shut everything, so a view is judged as a whole: by all that it would close on all machines, however few of them answer
-//! at a time. What cannot be judged so is closed only if two looks in a row ask for it. How much is too much is in `plan`.
+//! Decides whether the closes that a read of the tree leads to are sent at once. A tree that
+//! wrongly appears empty is indistinguishable from one in which every service was unexposed. A view
+//! is therefore checked as a whole: against all rules that it would close on all machines, even if
+//! few machines can be read at a time. Otherwise a close is sent only if two consecutive reads ask
+//! for it. The thresholds are in `plan`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,29 +17,30 @@ use crate::firewall::observe::View;
 use crate::firewall::plan::{Confidence, MachinePlan, confidence};
 use crate::firewall::report::Report;
 use crate::model::MachineId;
-use crate::runtime::reconcile::DOUBT;
+use crate::runtime::confirm::CONFIRM_AFTER;
 use crate::store::tree::Tree;
 
-/// How far the present view is trusted with closing what is open.
+/// Whether the present view suffices to close rules, or needs confirmation.
 #[derive(Debug, Default)]
 pub(super) struct Trust {
-    /// Machines whose rules nobody could look at since the view was made: what it takes away as a whole is not known.
+    /// Machines whose rules were not read since the view was made. Until this is empty, the total
+    /// number of closes is unknown.
     unjudged: BTreeSet<MachineId>,
-    /// An earlier view that was not trusted, and when the last read that it was made from had ended.
+    /// An earlier view that needs confirmation, and when the last read that it was made from ended.
     before: Option<(View, Instant)>,
-    /// Closes that two reads of the tree asked for. A confirmation does not expire: it ends when a plan for the machine no
-    /// longer closes the rule. A provider may be so slow that the close is sent only some passes later.
+    /// Closes that two reads of the tree asked for. A confirmation does not expire: it ends when a
+    /// plan for the machine no longer closes the rule. With a slow provider the close may be sent
+    /// only several passes later.
     confirmed: BTreeMap<MachineId, BTreeSet<Rule>>,
-    /// When the read of everything that the present view came from began, and when the last read that it was made from
-    /// had ended.
+    /// When the full read of the present view began, and when the last read that updated the view
+    /// ended.
     read: Option<(Instant, Instant)>,
-    /// The present view would close what is not to be closed on its word alone.
+    /// The present view leads to closes that need confirmation.
     doubted: bool,
 }
 
 impl Trust {
-    /// Starts a new view of everything, whose closes are not confirmed. Reading it began at
-    /// `begun`.
+    /// Starts a new view of everything, whose closes are not confirmed. Its read began at `begun`.
     pub(super) fn begin(&mut self, view: &View, begun: Instant, now: Instant) {
         self.unjudged = view.machines.keys().copied().collect();
         self.confirmed.retain(|machine, _| view.machines.contains_key(machine));
@@ -45,17 +48,18 @@ impl Trust {
         self.doubted = false;
     }
 
-    /// A part of the present view was read again.
+    /// Records that a part of the present view was read again.
     pub(super) fn refreshed(&mut self, now: Instant) {
         self.read = self.read.map(|(begun, _)| (begun, now));
     }
 
-    /// What these machines have is known, or that it cannot be changed.
+    /// Records that the rules of these machines are known, or cannot be changed.
     pub(super) fn judged<'a>(&mut self, machines: impl Iterator<Item = &'a MachineId>) {
         machines.for_each(|machine| _ = self.unjudged.remove(machine));
     }
 
-    /// A view is given up. The next one must agree with it, unless it was found to be good.
+    /// Ends a view. The next view must confirm its closes, unless the rules of all machines were
+    /// known and no close was in doubt.
     pub(super) fn end(&mut self, view: Option<View>) {
         let (Some(view), Some((_, ended))) = (view, self.read) else { return };
         if !self.doubted && self.unjudged.is_empty() {
@@ -70,7 +74,7 @@ impl Trust {
     /// does not matter.
     fn is_second_read(&self) -> bool {
         match (&self.before, self.read) {
-            (Some((_, before)), Some((begun, _))) => begun >= *before + DOUBT,
+            (Some((_, before)), Some((begun, _))) => begun >= *before + CONFIRM_AFTER,
             _ => false,
         }
     }
@@ -105,7 +109,8 @@ impl Trust {
 }
 
 impl<T: Tree, F: Firewall> Agent<T, F> {
-    /// Takes closes out of `plans` that need another look first, and says of which machines. Opens are not held up.
+    /// Removes closes from `plans` that need confirmation by another read, and returns the affected
+    /// machines. Opens are not delayed.
     pub(super) fn hold_if_in_doubt(
         &mut self,
         plans: &mut BTreeMap<MachineId, MachinePlan>,
@@ -141,7 +146,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             }
         }
         if disputed.is_empty() {
-            // If not all of what is taken away is known, even a single rule was looked at twice; that is no news.
+            // Without a complete view every close needs two reads, so their agreement is not worth
+            // a warning.
             if whole && confirmed > 0 {
                 warn!(closing, of, "closing what a second look confirms");
                 self.trust.before = None;
@@ -201,7 +207,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
     }
 
-    /// What the look before would take from the machine as it is now.
+    /// The rules that the previous view would close on the machine as it is now.
     fn lost_before(&self, machine: MachineId) -> BTreeSet<Rule> {
         let before = self.trust.before.as_ref().filter(|_| self.trust.is_second_read());
         match (before, self.seen.get(&machine)) {

@@ -1,5 +1,5 @@
-//! What an agent takes from what became of its changes: what it now knows of a machine, when that is due again, and what is
-//! said of it.
+//! Processes the results of the agent's changes: updates the cached rules of a machine, schedules
+//! its next attempt, and completes its report.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,12 +14,12 @@ use crate::firewall::observe::View;
 use crate::firewall::plan::MachinePlan;
 use crate::firewall::refusals::Request;
 use crate::firewall::report::Report;
-use crate::firewall::retry::Pace;
+use crate::machine::retry::Pace;
 use crate::model::MachineId;
 use crate::store::changes::Dirty;
 use crate::store::tree::Tree;
 
-/// Each half of a change with what became of it.
+/// Each half of a change with its result.
 fn halves<'a>(
     change: &'a Change,
     applied: &'a Applied,
@@ -31,7 +31,7 @@ fn slowest(applied: &Applied) -> Pace {
     applied.errors().map(Pace::after).max().unwrap_or(Pace::ReadAgain)
 }
 
-/// The machines that are concerned, each with the time of the first word of it.
+/// Returns the affected machines, and records when each was first affected.
 pub(super) fn notice(
     view: &View,
     dirty: &Dirty,
@@ -50,7 +50,7 @@ pub(super) fn notice(
 }
 
 impl<T: Tree, F: Firewall> Agent<T, F> {
-    /// Takes in what became of a machine's change.
+    /// Processes the result of a machine's change.
     pub(super) fn learn(
         &mut self,
         machine: MachineId,
@@ -63,6 +63,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             if result.is_ok() && !rules.is_empty() {
                 self.refusals.accepted(machine, request, divided);
             }
+        }
+        if applied.is_ok() {
+            self.refusals.accepted(machine, Request::Repair, false);
         }
         if applied.opened.is_ok() {
             pass.opened += change.open.len();
@@ -81,12 +84,12 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             if let Some(rules) = self.seen.get_mut(&machine).filter(|_| !planted(Bug::ForgetsItsOwnChange)) {
                 rules.owned = done.applied_to(&rules.owned);
                 if applied.is_ok() {
-                    rules.amiss.clear();
+                    rules.drift.clear();
                 }
             }
             return;
         }
-        // What the machine has now is unknown: it is looked at again before anything is planned for it.
+        // The rules of the machine are unknown now: they are read again before the next plan.
         if !planted(Bug::KeepsWhatItSaw) {
             self.seen.remove(&machine);
         }
@@ -99,7 +102,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             problems.push(error.to_string());
         }
         let problem = problems.join("; ");
-        // The same again is no news: the report says it for as long as it lasts.
+        // A repeated problem is not logged again: the report shows it for as long as it lasts.
         if told.as_ref() != Some(&problem) {
             warn!(%machine, problem, "firewall not changed");
         }
@@ -107,18 +110,28 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         self.try_again(machine, change, applied, full);
     }
 
-    /// Decides when the machine is due again. A request that `refusals` holds back is due when its time is over.
+    /// Decides when the machine is due again. A request that `refusals` holds back is due when its
+    /// hold ends.
     fn try_again(&mut self, machine: MachineId, change: &Change, applied: &Applied, full: bool) {
         let mut pace = None;
         let mut at_once = false;
+        if change.is_empty()
+            && let Some(error) = applied.errors().next()
+        {
+            let (now, random) = (Instant::now(), (self.random)());
+            if self.refusals.denied(machine, Request::Repair, error, now, random) {
+                return self.retries.succeeded(machine);
+            }
+        }
         for (request, rules, result) in halves(change, applied) {
             let Err(error) = result else { continue };
             if rules.is_empty() || matches!(error, Error::NotBegun { .. }) {
                 continue;
             }
             let (now, random) = (Instant::now(), (self.random)());
-            // The first time that a machine is full, the next request has what there is room for.
-            let divisible = !(self.firewall.at_once() || full && request == Request::Open);
+            // The first time that a machine is full, the next request contains only the rules that
+            // fit.
+            let divisible = !(self.firewall.is_atomic() || full && request == Request::Open);
             if divisible && self.refusals.divided((machine, request), rules, error, now, random) {
                 at_once = true;
             } else if full && request == Request::Open && applied.closed.is_ok() {
@@ -135,8 +148,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
     }
 
-    /// The pass took longer than we may act for: the next one begins with what is left, and a fresh lease. Where something
-    /// failed, what was not begun comes with the next try.
+    /// Postpones the rest of a change if the lease ended during the pass: the next pass begins with
+    /// it, under a renewed lease. After a failure, the retry includes the requests that were not
+    /// sent.
     pub(super) fn put_off_if_late(
         &mut self,
         machine: MachineId,
@@ -149,7 +163,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
     }
 
-    /// A change counts from when it was noticed, and as made once nothing is left of it, however many tries that took.
+    /// Measures the time from noticing a change until it is complete, including all retries.
     pub(super) fn time(&mut self, machine: MachineId, plan: &MachinePlan) {
         let since = self.noticed.remove(&machine).unwrap_or(self.since);
         if !plan.change.is_empty() {

@@ -1,5 +1,5 @@
-//! The policy file while the agent runs: read again with everything else, and if it cannot be used,
-//! the policy that was read last stays in force and every report shows why.
+//! The policy file while the agent runs. Each full read includes the file; if the file cannot be
+//! used, the last valid policy stays in force and every report shows the reason.
 
 use portcullis_provider::Firewall;
 use tracing::{info, warn};

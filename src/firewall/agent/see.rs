@@ -1,5 +1,5 @@
-//! What the provider has for each machine: asked for where it is not known, and said where it cannot be had. What becomes of
-//! it is decided in `plan`.
+//! Reads the rules of machines from the provider where they are not cached, and reports why where
+//! they cannot be read. `plan` decides about changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,15 +10,16 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::{Agent, Pass, Scope};
-use crate::firewall::apply::number;
 use crate::firewall::refusals::Request;
 use crate::firewall::report::{NOT_PROVISIONED, Report};
-use crate::firewall::retry::Pace;
+use crate::machine::number;
+use crate::machine::retry::Pace;
 use crate::model::MachineId;
 use crate::store::tree::Tree;
 
 impl<T: Tree, F: Firewall> Agent<T, F> {
-    /// Makes sure that all of `machines` that can be seen are seen, and returns those.
+    /// Reads the rules of `machines` that are not cached, and returns the machines whose rules are
+    /// known.
     pub(super) async fn see(
         &mut self,
         machines: &BTreeSet<MachineId>,
@@ -30,9 +31,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         for &machine in machines {
             let Some(view) = &self.view else { break };
             match view.machines.get(&machine) {
-                // Gone from the tree: its group goes with its instance, which is not the firewall's business.
+                // Removed from the tree: provisioning removes its group together with its instance.
                 None => _ = (self.seen.remove(&machine), self.changing.remove(&machine)),
-                // Where it runs and what is in its record does not matter to the machine itself.
+                // An agent for its own machine needs neither the instance nor the record.
                 Some(_) if self.scope != Scope::Environment => drop(wanted.insert(machine)),
                 Some(Err(_)) if planted(Bug::OneSpoilsAll) => return BTreeSet::new(),
                 Some(Err(reason)) => {
@@ -45,7 +46,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
                 }
                 Some(Ok(_)) => drop(wanted.insert(machine)),
             }
-            // Nothing is tried for it that could fail again; its next change is what wakes us.
+            // There is no request that could be retried; the next change of the machine triggers a
+            // pass.
             if !wanted.contains(&machine) && !planted(Bug::NeverLetsGo) {
                 self.retries.succeeded(machine);
                 self.noticed.remove(&machine);
@@ -58,7 +60,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             let Some(reason) = self.refusals.look(id) else { return true };
             reports.insert(id, self.reports.keep(id, reason.to_owned()));
             self.noticed.entry(id).or_insert(self.since);
-            // It is due again when the hold ends, and not before.
+            // The machine is due again when the hold ends, and not before.
             self.retries.succeeded(id);
             wanted.remove(&id);
             failed.insert(id);
@@ -95,7 +97,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             Err(err) => {
                 warn!(error = %err, machines = ids.len(), "provider not readable");
                 *pass.failures.entry(err.kind()).or_default() += 1;
-                // One request was denied for all of them: they are due again together.
+                // A single request was denied for all machines, so they are due again together.
                 let (now, random) = (Instant::now(), (self.random)());
                 for id in ids {
                     wanted.remove(&id);

@@ -1,4 +1,5 @@
-//! What the agent says of a machine: its report, and what was changed for whom. How both look is in `report` and `journal`.
+//! Builds the report of a machine and the journal entries of its changes. Their formats are in
+//! `report` and `journal`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +21,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let mut granted = wanted.granted.clone();
         let last = self.reports.get(machine).map(|report| &report.granted);
         for unit in wanted.frozen.keys() {
-            // With what is kept for it now: if another has the same for a while, it is not forgotten over that.
+            // Includes the rules that are kept now, so that they stay recorded for this unit even
+            // while another unit has the same rules.
             if let Some(had) = last.and_then(|last| last.get(unit)) {
                 granted.insert(*unit, had.union(&plan.kept_for_frozen));
             }
@@ -53,7 +55,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
     }
 
-    /// In a dry run nothing is closed, and the words of each machine are logged once.
+    /// Keeps all rules as granted, because a dry run closes none, and logs each machine's changes
+    /// once.
     pub(super) fn describe_dry_run(
         &self,
         plans: &BTreeMap<MachineId, MachinePlan>,
@@ -69,7 +72,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
     }
 
-    /// What was to be closed and is not: still open, and still somebody's.
+    /// Keeps rules that should have been closed and are still open in the report of the units that
+    /// had them.
     pub(super) fn keep_granted(&self, machine: MachineId, open: &BTreeSet<Rule>, report: &mut Report) {
         let open: RuleSet = open.iter().copied().collect();
         for (unit, had) in self.reports.granted(machine) {
@@ -82,7 +86,8 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
     }
 
-    /// What is told of a change, if any of it was begun: rules are opened for who has them now, and closed for who had them.
+    /// The journal entry of a change, if any part of it was sent. Opened rules are recorded for the
+    /// units that have them now, closed rules for the units that had them.
     pub(super) fn entry(
         &self,
         machine: MachineId,
@@ -95,15 +100,16 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             return None;
         }
         let before = self.reports.granted(machine);
-        let amiss = self.seen.get(&machine).map(|seen| seen.amiss.as_slice()).unwrap_or_default();
-        Some(Entry::new((self.wall_ms)(), change, applied, amiss, |rule| {
+        let drift = self.seen.get(&machine).map(|seen| seen.drift.as_slice()).unwrap_or_default();
+        Some(Entry::new((self.wall_ms)(), change, applied, drift, |rule| {
             let granted = if change.open.contains(rule) { &now.granted } else { &before };
             let has = |(_, rules): &(&UnitId, &RuleSet)| !rules.minus(&rules.minus(&one(*rule))).is_empty();
             granted.iter().filter(has).map(|(id, _)| self.name(machine, *id)).collect()
         }))
     }
 
-    /// The name of a unit; if its record is gone or cannot be read, the one in the machine's last report.
+    /// The name of a unit, or the name in the machine's last report if the record is missing or
+    /// unreadable.
     fn name(&self, machine: MachineId, id: UnitId) -> String {
         let unit = self.view.as_ref().and_then(|view| view.units.get(id));
         if let Some(Ok((name, _, _))) = unit.map(|unit| &unit.record) {

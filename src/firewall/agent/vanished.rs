@@ -1,6 +1,7 @@
-//! Units that are on their machine's list and not in the view. `juju` removes a unit and its entry on the list in one
-//! transaction, so such a unit was not removed by it: either the list of units was wrong, and the unit is read again, or
-//! its record is missing, and the unit keeps the ports that it had until it is back or removed.
+//! Units that are on their machine's list and not in the view. `juju` removes a unit and its entry
+//! on the list in one transaction, so `juju` did not remove such a unit. Either the list of units
+//! was wrong, and the unit is read again, or its record is missing, and the unit keeps its ports
+//! until the record is restored or the unit is removed.
 
 use std::collections::BTreeSet;
 
@@ -36,7 +37,8 @@ pub(super) fn problem(view: &View, machine: MachineId) -> Option<String> {
 }
 
 impl<T: Tree, F: Firewall> Agent<T, F> {
-    /// Completes the view with units that are not in it and that one of the `doubtful` machines lists.
+    /// Adds units to the view that are missing from it and that one of the `doubtful` machines
+    /// lists.
     pub(super) async fn find_vanished(&mut self, doubtful: &BTreeSet<MachineId>) -> Result<(), tree::Error> {
         let Some(view) = self.view.as_mut().filter(|_| self.scope == Scope::Environment) else {
             return Ok(());

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 
 use tokio::task::JoinSet;
 
-use crate::heartbeat::audit::Change;
-use crate::heartbeat::name::Name;
+use crate::heartbeat::core::audit::Change;
+use crate::heartbeat::core::name::Name;
 use crate::heartbeat::notify::LateCall;
 use crate::model::planted::{Bug, planted};
 
@@ -16,7 +16,7 @@ use crate::model::planted::{Bug, planted};
 #[derive(Debug, Default)]
 pub(super) struct LateCalls {
     open: JoinSet<Vec<Name>>,
-    doubts: Doubts,
+    components: LateComponents,
 }
 
 impl LateCalls {
@@ -24,7 +24,7 @@ impl LateCalls {
         if planted(Bug::ForgetsLateCalls) {
             return;
         }
-        self.doubts.begin(&call.names);
+        self.components.begin(&call.names);
         self.open.spawn(async move {
             let LateCall { names, mut call } = call;
             call.ended().await;
@@ -32,10 +32,10 @@ impl LateCalls {
         });
     }
 
-    /// Waits until a late call is over, for ever if there is none. Cancel-safe.
+    /// Waits until a late call is over, forever if there is none. Cancel-safe.
     pub(super) async fn done(&mut self) {
         match self.open.join_next().await {
-            Some(Ok(names)) => self.doubts.end(&names),
+            Some(Ok(names)) => self.components.end(&names),
             // These tasks do not panic; after a panic, their components would stay pending until
             // another judge notifies.
             Some(Err(_)) => {}
@@ -45,30 +45,30 @@ impl LateCalls {
 
     /// A call about this change was answered in time. Returns whether that counts.
     pub(super) fn accepted(&mut self, name: &Name, sequence: u64) -> bool {
-        self.doubts.accepted(name, sequence)
+        self.components.accepted(name, sequence)
     }
 
     /// Whether a change was sent, and is to be sent again when a late call is over.
     pub(super) fn is_waiting(&self, change: &Change) -> bool {
-        self.doubts.is_waiting(&change.name, change.sequence)
+        self.components.is_waiting(&change.name, change.sequence)
     }
 }
 
-/// Which components are in late calls. Pure.
+/// The components in late calls. Pure.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Doubts {
-    of: HashMap<Name, Doubt>,
+struct LateComponents {
+    of: HashMap<Name, LateComponent>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Doubt {
+struct LateComponent {
     /// Late calls that it is in.
     calls: u32,
     /// The number of its newest change that was sent since.
     sent: u64,
 }
 
-impl Doubts {
+impl LateComponents {
     fn begin(&mut self, names: &[Name]) {
         for name in names {
             self.of.entry(*name).or_default().calls += 1;
@@ -77,11 +77,11 @@ impl Doubts {
 
     fn end(&mut self, names: &[Name]) {
         for name in names {
-            if let Some(doubt) = self.of.get_mut(name) {
-                doubt.calls -= 1;
+            if let Some(late) = self.of.get_mut(name) {
+                late.calls -= 1;
                 // The late call may have overwritten all states that were sent before this moment.
-                doubt.sent = 0;
-                if doubt.calls == 0 {
+                late.sent = 0;
+                if late.calls == 0 {
                     self.of.remove(name);
                 }
             }
@@ -90,8 +90,8 @@ impl Doubts {
 
     fn accepted(&mut self, name: &Name, sequence: u64) -> bool {
         match self.of.get_mut(name) {
-            Some(doubt) => {
-                doubt.sent = sequence;
+            Some(late) => {
+                late.sent = sequence;
                 false
             }
             None => true,
@@ -99,7 +99,7 @@ impl Doubts {
     }
 
     fn is_waiting(&self, name: &Name, sequence: u64) -> bool {
-        self.of.get(name).is_some_and(|doubt| doubt.sent == sequence)
+        self.of.get(name).is_some_and(|late| late.sent == sequence)
     }
 }
 
@@ -110,20 +110,20 @@ mod tests {
     #[test]
     fn component_of_a_late_call_is_sent_when_the_call_ends() {
         let [a, b] = ["a", "b"].map(|name| Name::parse(name).unwrap());
-        let mut doubts = Doubts::default();
-        assert!(doubts.accepted(&a, 1));
-        doubts.begin(&[a, b]);
-        assert!(!doubts.is_waiting(&a, 2), "it is sent at once");
-        assert!(!doubts.accepted(&a, 2), "the late call may be applied after this one");
-        assert!(doubts.is_waiting(&a, 2) && !doubts.is_waiting(&b, 2));
-        assert!(!doubts.is_waiting(&a, 3), "a newer change does not wait");
-        doubts.begin(&[a]);
-        doubts.end(&[a, b]);
-        assert!(!doubts.is_waiting(&a, 2), "sent again");
-        assert!(!doubts.accepted(&a, 2), "one late call is left");
-        assert!(doubts.accepted(&b, 1));
-        doubts.end(&[a]);
-        assert!(doubts.accepted(&a, 2));
-        assert_eq!(doubts, Doubts::default());
+        let mut components = LateComponents::default();
+        assert!(components.accepted(&a, 1));
+        components.begin(&[a, b]);
+        assert!(!components.is_waiting(&a, 2), "it is sent at once");
+        assert!(!components.accepted(&a, 2), "the late call may be applied after this one");
+        assert!(components.is_waiting(&a, 2) && !components.is_waiting(&b, 2));
+        assert!(!components.is_waiting(&a, 3), "a newer change does not wait");
+        components.begin(&[a]);
+        components.end(&[a, b]);
+        assert!(!components.is_waiting(&a, 2), "sent again");
+        assert!(!components.accepted(&a, 2), "one late call is left");
+        assert!(components.accepted(&b, 1));
+        components.end(&[a]);
+        assert!(components.accepted(&a, 2));
+        assert_eq!(components, LateComponents::default());
     }
 }

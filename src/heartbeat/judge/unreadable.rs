@@ -6,50 +6,42 @@ use std::collections::{BTreeSet, HashMap};
 
 use tracing::{error, info};
 
-use crate::heartbeat::corner;
-use crate::heartbeat::notify::Post;
-use crate::heartbeat::tracker::Tracker;
+use super::Judge;
+use crate::heartbeat::store;
+use crate::heartbeat::tracker::shared_state::SharedState;
 use crate::store::Error;
 use crate::store::tree::Tree;
 
-impl<T: Tree, P: Post> Tracker<T, P> {
-    /// Reads those of the changed buckets again that could not be read before.
-    pub(in crate::heartbeat) async fn look_at_unreadable(
+impl Judge {
+    /// Reads those of the changed buckets again that were unreadable.
+    pub(in crate::heartbeat) async fn reread_frozen<T: Tree>(
         &mut self,
+        tree: &T,
+        shared: &SharedState,
         changed: &BTreeSet<u16>,
     ) -> Result<(), Error> {
-        let Some(office) = self.office.as_ref() else { return Ok(()) };
-        let numbers: BTreeSet<u16> = changed.intersection(&office.frozen).copied().collect();
+        let numbers: BTreeSet<u16> = changed.intersection(&self.state.frozen).copied().collect();
         if numbers.is_empty() {
             return Ok(());
         }
-        let read = corner::buckets(self.tree(), numbers.iter().copied()).await?;
+        let read = store::buckets(tree, numbers.iter().copied()).await?;
         let mut read: HashMap<u16, _> =
             read.into_iter().map(|(number, records, version)| (number, (records, version))).collect();
-        let Some(office) = self.office.as_mut() else { return Ok(()) };
         for number in numbers {
-            let records = match read.remove(&number) {
-                Some((Ok(records), version)) => {
-                    office.versions.insert(number, version);
-                    records
-                }
+            let (records, version) = match read.remove(&number) {
+                Some((Ok(records), version)) => (records, Some(version)),
                 Some((Err(problem), version)) => {
-                    error!(%problem, "components cannot be read");
-                    office.versions.insert(number, version);
+                    error!(%problem, "bucket unreadable");
+                    self.state.versions.insert(number, version);
                     continue;
                 }
-                None => {
-                    office.versions.remove(&number);
-                    Vec::new()
-                }
+                None => (Vec::new(), None),
             };
-            office.frozen.remove(&number);
-            let mut inner = self.setting.ears.lock();
-            inner.condition.unreadable.remove(&number);
-            let now = self.setting.ears.now(&inner);
-            let changes = inner.audit.thaw(number, &records, now, &mut office.sequence);
-            info!(bucket = number, told_again = changes.len(), "bucket is readable again, or removed");
-            office.unpublished.extend(changes);
+            let mut inner = shared.lock();
+            inner.stats.unreadable.remove(&number);
+            let now = shared.now(&inner);
+            let published_again = self.state.unfreeze(number, &records, version, &mut inner.audit, now);
+            info!(bucket = number, published_again, "bucket readable again, or removed");
         }
         Ok(())
     }

@@ -1,111 +1,174 @@
-//! What a tracker heard, on its way to the store: in batches, each written until it is certain that it was.
+//! Writes the beats that this tracker received to the store, in batches. Each batch is written
+//! until the store has confirmed it.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Tracker;
-use crate::heartbeat::notify::Post;
-use crate::heartbeat::record::Batch;
+use super::Deps;
+use super::shared_state::SharedState;
+use crate::heartbeat::core::record::Batch;
 use crate::store::Error;
-use crate::store::paths::{self, NodePath};
-use crate::store::tree::{self, Tree, Write};
+use crate::store::heartbeat::{Flushed, write_batches};
+use crate::store::tree::Tree;
 
-/// Batches in one write; the largest still leave it below the store's limit.
+/// Batches in one write; the largest batches still fit into the store's limit.
 const BATCHES_A_WRITE: usize = 12;
 
-/// A batch on its way.
+/// A batch that is being written.
 #[derive(Debug)]
-pub(super) struct Unconfirmed {
+struct Unconfirmed {
     number: u64,
     batch: Batch,
-    /// What it says is as of then. By the clock that never stands still: while this process was stopped, others listened.
+    /// When the batch was made. On a clock that does not stop with the process: other replicas ran
+    /// in the meantime.
     since: Instant,
 }
 
 impl Unconfirmed {
-    /// As it is written now: who reads it takes it for as old as it says, however often it had to be tried.
+    /// The batch with its present age, since readers take it for as old as it says.
     fn to_bytes(&self) -> Vec<u8> {
         let waited = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.batch.later(waited).to_bytes()
     }
 }
 
-impl<T: Tree, P: Post> Tracker<T, P> {
-    /// Writes what was heard since the last time: one write, whatever the number of components.
-    pub(super) async fn flush(&mut self, farewell: bool) -> Result<(), Error> {
-        self.write_unconfirmed().await?;
-        let began = self.ears().watched_now();
-        let (mut beats, generation) = self.ears().take_unflushed();
+#[derive(Debug)]
+pub(super) struct BatchWriter {
+    /// The id of this tracker.
+    id: String,
+    /// The number of the next batch.
+    number: u64,
+    /// Batches that are being written, or were written without an answer.
+    unconfirmed: Vec<Unconfirmed>,
+    /// Generation of the newest beats in `unconfirmed`.
+    unconfirmed_generation: u64,
+    /// Batches of this tracker in the store, oldest first, each with when it was written.
+    written: VecDeque<(u64, u64)>,
+    /// How many of those are deleted together with writing `unconfirmed`. It stays the same when
+    /// the write is repeated, since an earlier attempt may have been applied.
+    clearing: Option<usize>,
+    /// The judge's newest flush request, and the newest one that this tracker has answered.
+    request: u64,
+    answered: u64,
+    flush_at: Instant,
+}
+
+impl BatchWriter {
+    pub(super) fn new(id: String) -> Self {
+        Self {
+            id,
+            number: 0,
+            unconfirmed: Vec::new(),
+            unconfirmed_generation: 0,
+            written: VecDeque::new(),
+            clearing: None,
+            request: 0,
+            answered: 0,
+            flush_at: Instant::now(),
+        }
+    }
+
+    /// When the next flush is due.
+    pub(super) fn flush_at(&self) -> Instant {
+        self.flush_at
+    }
+
+    pub(super) fn flush_request(&self) -> u64 {
+        self.request
+    }
+
+    pub(super) fn set_flush_request(&mut self, request: u64) {
+        self.request = request;
+        if self.request < self.answered {
+            // The store has lost newer requests, and the answers to them.
+            self.answered = 0;
+        }
+    }
+
+    pub(super) fn owes_answer(&self) -> bool {
+        self.request > self.answered
+    }
+
+    /// The store has lost the answers of this tracker.
+    pub(super) fn forget_answers(&mut self) {
+        self.answered = 0;
+    }
+
+    /// The store has answered a request that began at `began`. That counts unless a batch waits for
+    /// its confirmation.
+    pub(super) fn store_answered(&self, shared: &SharedState, began: u64) {
+        if self.unconfirmed.is_empty() {
+            shared.store_reached_at(began);
+        }
+    }
+
+    /// Writes the beats since the last flush: one write, whatever the number of components.
+    pub(super) async fn flush<T: Tree, P>(&mut self, deps: &Deps<T, P>, is_final: bool) -> Result<(), Error> {
+        self.write_unconfirmed(deps).await?;
+        let began = deps.shared.awake_now();
+        let (mut beats, generation) = deps.shared.take_unflushed();
         let (now, flush_ms) = {
-            let inner = self.ears().lock();
-            (self.ears().now(&inner), inner.params.flush_ms())
+            let inner = deps.shared.lock();
+            (deps.shared.now(&inner), inner.params.flush_ms())
         };
         self.flush_at = Instant::now() + Duration::from_millis(flush_ms);
-        let answers = self.question;
-        if beats.is_empty() && (farewell || answers > self.answered) {
+        let request = self.request;
+        if beats.is_empty() && (is_final || request > self.answered) {
             beats.push(Vec::new());
         }
         let last = beats.len().saturating_sub(1);
         for (at, beats) in beats.into_iter().enumerate() {
-            // Only the last of several says that all was said.
-            let answers = if at == last { answers } else { 0 };
-            let batch = Batch { answers, farewell: farewell && at == last, at: now.wall, beats };
+            // Only the last batch answers the request, since the others are incomplete.
+            let answers = if at == last { request } else { 0 };
+            let batch = Batch { answers, is_final: is_final && at == last, at: now.wall, beats };
             self.unconfirmed.push(Unconfirmed { number: self.number, batch, since: Instant::now() });
             self.number += 1;
         }
         self.unconfirmed_generation = generation;
         let written = !self.unconfirmed.is_empty();
-        self.write_unconfirmed().await?;
+        self.write_unconfirmed(deps).await?;
         if written {
-            self.store_answered(began);
+            self.store_answered(&deps.shared, began);
         }
-        self.answered = self.answered.max(answers);
+        self.answered = self.answered.max(request);
         Ok(())
     }
 
-    async fn write_unconfirmed(&mut self) -> Result<(), Error> {
+    async fn write_unconfirmed<T: Tree, P>(&mut self, deps: &Deps<T, P>) -> Result<(), Error> {
         while !self.unconfirmed.is_empty() {
             let count = self.unconfirmed.len().min(BATCHES_A_WRITE);
-            let (now, keep) = {
-                let inner = self.ears().lock();
-                let keep = (inner.params.warn_ms + 2 * inner.params.flush_ms()).max(20_000);
-                (self.ears().now(&inner).watched, keep)
-            };
-            let is_old = |(_, at): &&(u64, u64)| at + keep < now;
-            let old = self.written.iter().take(BATCHES_A_WRITE).filter(is_old).count();
-            let old = *self.clearing.get_or_insert(old);
-            let mut writes = vec![Write::Check { path: paths::heartbeat_replica(&self.id), version: 0 }];
-            for batch in &self.unconfirmed[..count] {
-                let path = paths::heartbeat_batch(&self.id, batch.number);
-                writes.push(Write::create(path, batch.to_bytes(), self.setting.roles.controllers()));
-            }
-            for (number, _) in self.written.iter().take(old) {
-                writes.push(Write::Delete { path: paths::heartbeat_batch(&self.id, *number) });
-            }
-            self.ears().lock().condition.store_writes += 1;
-            let first = paths::heartbeat_batch(&self.id, self.unconfirmed[0].number);
-            match self.setting.tree.write(writes).await {
-                Ok(()) => {}
-                // The write before this one was applied, all of it, and its answer lost.
-                Err(tree::Error::NodeExists(path)) if path == first => {}
-                // Ours, and cleared away by a judge that took us for gone.
-                Err(tree::Error::NoNode(path)) if self.was_written(&path) => {
-                    self.written.retain(|(number, _)| paths::heartbeat_batch(&self.id, *number) != path);
+            let (now, old) = self.old_batches(&deps.shared);
+            let new =
+                self.unconfirmed[..count].iter().map(|batch| (batch.number, batch.to_bytes())).collect();
+            let spare: Vec<u64> = self.written.iter().take(old).map(|(number, _)| *number).collect();
+            deps.shared.lock().stats.store_writes += 1;
+            let acl = deps.roles.controllers();
+            match write_batches(&deps.tree, &self.id, new, &spare, &acl).await? {
+                Flushed::Written => {}
+                // The judge considered this tracker gone.
+                Flushed::AlreadyDeleted(gone) => {
+                    self.written.retain(|(number, _)| *number != gone);
                     self.clearing = None;
                     continue;
                 }
-                Err(err) => return Err(err.into()),
             }
             self.clearing = None;
             self.written.drain(..old);
             self.written.extend(self.unconfirmed.drain(..count).map(|batch| (batch.number, now)));
         }
-        self.setting.ears.is_safe(self.unconfirmed_generation);
+        deps.shared.mark_stored(self.unconfirmed_generation);
         Ok(())
     }
 
-    fn was_written(&self, path: &NodePath) -> bool {
-        self.written.iter().any(|(number, _)| paths::heartbeat_batch(&self.id, *number) == *path)
+    /// Now, and how many of the oldest batches are deleted with the next write.
+    fn old_batches(&mut self, shared: &SharedState) -> (u64, usize) {
+        let inner = shared.lock();
+        let keep = (inner.params.warn_ms + 2 * inner.params.flush_ms()).max(20_000);
+        let now = shared.now(&inner).awake;
+        let is_old = |(_, at): &&(u64, u64)| at + keep < now;
+        let old = self.written.iter().take(BATCHES_A_WRITE).filter(is_old).count();
+        (now, *self.clearing.get_or_insert(old))
     }
 }

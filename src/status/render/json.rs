@@ -34,7 +34,7 @@ impl Serialize for Doc {
 }
 
 pub fn render(doc: &Doc) -> String {
-    // Keys are text or integers and values are plain, which is all that serde_json asks for.
+    // serde_json accepts all keys and values of a document.
     let mut text = serde_json::to_string(doc).expect("a document is always JSON");
     text.push('\n');
     text

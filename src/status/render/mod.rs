@@ -1,5 +1,5 @@
-//! How a view looks. YAML and JSON are written from one document, so that they cannot disagree; the table is made
-//! from the view itself. Nothing here decides what is shown, only how.
+//! The output formats of a view. YAML and JSON are written from one document, so that they cannot
+//! differ; the others are made from the view. Nothing here decides what is shown.
 
 pub mod dot;
 pub mod json;
@@ -7,7 +7,7 @@ pub mod svg;
 pub mod tabular;
 pub mod yaml;
 
-/// A key of a map. Machines are numbered, and YAML tells numbers from text.
+/// A key of a map. Machines have numbers, which YAML distinguishes from text.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Key {
     Int(u64),
@@ -20,7 +20,7 @@ impl From<&str> for Key {
     }
 }
 
-/// What YAML and JSON have in common, as far as status needs it. Maps are written in the order given.
+/// A document of YAML or JSON. Maps are written in the given order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Doc {
     Map(Vec<(Key, Self)>),

@@ -1,5 +1,5 @@
-//! A view as a picture: services on the left, their units in the middle with the ports they have open, machines on the
-//! right, and lines between those that belong together. Made here, so that it needs no other program.
+//! A view as a picture: services on the left, their units in the middle with the ports they have
+//! open, machines on the right, and lines between them. Needs no other program.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ const WIDTH: usize = 230;
 const LINE: usize = 16;
 const GAP: usize = 14;
 const MARGIN: usize = 12;
-/// Between the columns, for the lines.
+/// The gap between the columns, for the lines.
 const AISLE: usize = 70;
 
 /// A box with text in it.
@@ -40,7 +40,7 @@ impl Frame {
 struct Picture {
     frames: Vec<Frame>,
     links: Vec<(usize, usize)>,
-    /// How far down each column is filled.
+    /// The height of each column so far.
     filled: [usize; 3],
 }
 
@@ -67,7 +67,7 @@ pub fn render(view: &View) -> String {
             (true, true) => vec![name.clone(), "exposed".to_owned()],
             (true, false) => vec![name.clone(), "exposed to some".to_owned()],
         };
-        // Beside the first of its units.
+        // At the height of its first unit.
         picture.filled[0] = picture.filled[0].max(picture.filled[1]);
         let of = picture.add(0, lines, if service.exposed { "#d9f2d9" } else { "#e4ecf7" });
         for (name, unit) in &service.units {
@@ -83,7 +83,7 @@ pub fn render(view: &View) -> String {
     drawn(&picture)
 }
 
-/// What stands in a unit's box.
+/// The text in a unit's box.
 pub(super) fn unit_lines(name: &str, unit: &Unit) -> Vec<String> {
     let state = unit.agent_state.as_deref().unwrap_or("unreadable");
     let mut lines = vec![name.to_owned(), state.to_owned()];
@@ -133,7 +133,7 @@ fn drawn(picture: &Picture) -> String {
     out
 }
 
-/// Fit for XML, and cut to what fits into a box.
+/// Escapes text for XML and cuts it to the width of a box.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for (at, c) in text.chars().filter(|c| !c.is_control()).enumerate() {

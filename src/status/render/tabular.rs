@@ -1,12 +1,12 @@
-//! A view as three tables for people: machines, services, units. Columns are as wide as what is in them; what there
-//! is not is a dash. Units are in the order of their numbers here, because a person looks for 10 after 9.
+//! A view as three tables: machines, services, units. Columns are as wide as their contents; empty
+//! cells are dashes. Units are sorted by number, so that 10 comes after 9.
 
 use crate::status::view::{Machine, MachineState, Service, Unit, View};
 
 pub fn render(view: &View) -> String {
     let mut out = String::new();
     let mut head = vec!["MACHINE", "STATE", "INSTANCE", "INSTANCE-STATE", "ADDRESS"];
-    if !view.heard.is_empty() {
+    if !view.health.is_empty() {
         head.extend(["HEALTH", "FLAG", "LAST-BEAT"]);
     }
     table(&mut out, &head, &machine_rows(view));
@@ -35,15 +35,15 @@ fn machine_rows(view: &View) -> Vec<Vec<String>> {
             dns_name.clone().unwrap_or_default(),
         ],
     };
-    let heard = |id| match view.heard.get(id) {
-        Some(Ok(heard)) => vec![heard.health.clone(), heard.flag.clone(), heard.last_beat.clone()],
+    let health = |id| match view.health.get(id) {
+        Some(Ok(health)) => vec![health.health.clone(), health.flag.clone(), health.last_beat.clone()],
         Some(Err(_)) => vec!["error".to_owned()],
         None => Vec::new(),
     };
     let whole = |(id, machine)| {
         let mut row = row((id, machine));
         row.resize(5, String::new());
-        row.extend(heard(id));
+        row.extend(health(id));
         row
     };
     view.machines.iter().map(whole).collect()

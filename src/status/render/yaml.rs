@@ -1,5 +1,5 @@
-//! A document as block YAML in the dress that users of the first Juju know: lists not indented, empty maps `{}`,
-//! quotes only where a reader would otherwise see something else than text (YAML 1.1 or 1.2).
+//! A document as block YAML in the format of the first Juju: lists not indented, empty maps `{}`,
+//! quotes only for text that YAML 1.1 or 1.2 would parse as another type.
 
 use std::fmt::Write;
 
@@ -73,7 +73,7 @@ fn list(out: &mut String, items: &[Doc], indent: usize) {
     }
 }
 
-/// Everything that fits behind a key or a dash. Full maps and lists are handled where their place is known.
+/// A value on the line of its key or dash. Non-empty maps and lists are written by the caller.
 fn inline(out: &mut String, doc: &Doc) {
     match doc {
         Doc::Map(_) => out.push_str("{}"),
@@ -106,7 +106,7 @@ fn scalar(out: &mut String, text: &str) {
     }
 }
 
-/// Control characters, and those that some reader takes for a line end or for a mark at the start of a file.
+/// Control characters, line separators and byte order marks.
 fn needs_escape(c: char) -> bool {
     c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')
 }
@@ -130,7 +130,7 @@ fn double_quoted(out: &mut String, text: &str) {
     out.push('"');
 }
 
-/// Text that every reader takes for that very text without quotes. Rather too strict than too lax.
+/// Whether every parser reads the text as itself without quotes. Too strict in doubt.
 fn is_plain(text: &str) -> bool {
     let Some(first) = text.chars().next() else { return false };
     let safe = |c: char| c.is_ascii_alphanumeric() || " _-./:@+=,()~%^$;'<>#".contains(c);
@@ -139,11 +139,11 @@ fn is_plain(text: &str) -> bool {
         && !text.contains(": ")
         && !text.contains(" #")
         && !text.ends_with([':', ' '])
-        && !is_word_with_meaning(text)
+        && !is_reserved_word(text)
         && !is_number_like(text)
 }
 
-fn is_word_with_meaning(text: &str) -> bool {
+fn is_reserved_word(text: &str) -> bool {
     const WORDS: [&str; 15] = [
         "y", "n", "yes", "no", "on", "off", "true", "false", "null", ".inf", ".nan", "inf", "nan",
         "infinity", ".",
@@ -151,7 +151,8 @@ fn is_word_with_meaning(text: &str) -> bool {
     WORDS.iter().any(|word| text.eq_ignore_ascii_case(word))
 }
 
-/// Integers in any base, floats, sexagesimals and dates. An address with two dots or more is none of these.
+/// Integers in any base, floats, sexagesimals and dates. An address with two dots or more is none
+/// of these.
 fn is_number_like(text: &str) -> bool {
     let head = text.as_bytes();
     let numeric = |b: &u8| b.is_ascii_digit() || b"_.:+-eE".contains(b);
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_status_shows_needs_no_quotes() {
+    fn values_of_status_need_no_quotes() {
         for plain in [
             "80/tcp",
             "8000-8080/tcp",
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reads_as_something_else_is_quoted() {
+    fn text_that_yaml_would_read_as_another_type_is_quoted() {
         for (text, shown) in [
             ("", "''"),
             ("yes", "'yes'"),
@@ -251,7 +252,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_reader_sees_what_was_meant(doc in any_doc()) {
+        fn a_yaml_parser_reads_the_same_document(doc in any_doc()) {
             let text = render(&doc);
             let read: Value = serde_saphyr::from_str(&text)
                 .unwrap_or_else(|error| panic!("{text:?}: {error}"));

@@ -1,17 +1,17 @@
-//! What is shown, as a document: keys sorted, and only those that have something to say. What is so is decided in `view`, how it
-//! looks in `render`.
+//! A view as a document with sorted keys; empty entries are left out. `render` formats it.
 
-use super::{Heard, Machine, MachineState, Service, Unit, View};
+use super::{Machine, MachineState, Service, Unit, View};
 use crate::model::MachineId;
 use crate::status::render::{Doc, Key};
+use crate::status::sections::Health;
 
 impl View {
     /// The document that YAML and JSON show, keys sorted.
     pub fn document(&self) -> Doc {
         let machine = |(id, machine): (&MachineId, &Machine)| {
-            let heard = self.heard.get(id).and_then(|heard| heard.as_ref().ok());
+            let health = self.health.get(id).and_then(|health| health.as_ref().ok());
             let errors: Vec<String> = self.machine_errors(*id).cloned().collect();
-            (Key::Int(id.number().into()), machine.document(&errors, heard))
+            (Key::Int(id.number().into()), machine.document(&errors, health))
         };
         let machines = self.machines.iter().map(machine).collect();
         let services = self
@@ -28,7 +28,7 @@ fn optional(text: Option<&String>) -> Doc {
 }
 
 impl Machine {
-    fn document(&self, errors: &[String], heard: Option<&Heard>) -> Doc {
+    fn document(&self, errors: &[String], health: Option<&Health>) -> Doc {
         let mut entries = match &self.state {
             MachineState::Pending => vec![("instance-id".into(), Doc::Text("pending".to_owned()))],
             MachineState::Unreadable(_) => Vec::new(),
@@ -49,8 +49,9 @@ impl Machine {
         if !errors.is_empty() {
             entries.push(("error".into(), Doc::Text(errors.join("; "))));
         }
-        if let Some(heard) = heard {
-            let beats = [("flag", &heard.flag), ("health", &heard.health), ("last-beat", &heard.last_beat)];
+        if let Some(health) = health {
+            let beats =
+                [("flag", &health.flag), ("health", &health.health), ("last-beat", &health.last_beat)];
             entries.extend(beats.map(|(key, text)| (Key::from(key), Doc::Text(text.clone()))));
         }
         entries.sort_by(|(a, _), (b, _)| a.cmp(b));

@@ -61,7 +61,8 @@ impl Standing {
     }
 }
 
-/// Keeps the checkpoint of one agent. Shared by everything in a process that acts for the same agent.
+/// Keeps the checkpoint of one agent. Shared by everything in a process that acts for the same
+/// agent.
 pub struct RollbackGuard {
     node: NodePath,
     accepted: NodePath,

@@ -1,5 +1,5 @@
-//! A hook that runs, watched over: what it prints is taken in, its end is noticed at once, and it is ended with its process
-//! group when its time is over or its unit is removed. What its end means is told in `hook`.
+//! Supervises a running hook: reads its output, notices its end at once, and kills its process
+//! group when its time is over or its unit is removed. `hook` decides what the end means.
 
 use std::io;
 use std::path::Path;
@@ -10,29 +10,30 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{PidfdFlags, Signal, kill_process_group, pidfd_open};
 
-use super::{Order, pid};
-use crate::unit::output::Output;
+use super::{HookSpec, pid};
+use crate::unit::hook_log::Output;
 
-/// A hook that is asked to end has this long before it is made to.
+/// How long a hook has to end after the request, before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// How long the last of what a hook printed is waited for, if something that it left behind goes on printing.
+/// How long the rest of a hook's output is waited for if other processes keep printing.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
-/// How often a running hook's time, and the order to stop it, are looked at. Its end is noticed at once.
+/// Interval at which the time limit and the request to stop are checked. The end of the hook is
+/// noticed at once.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How a hook came to its end.
+/// How a hook ended.
 pub(super) enum Over {
     By(ExitStatus),
     Late,
     Stopped,
 }
 
-/// A hook that runs, and what it prints.
+/// A running hook and its output.
 pub(super) struct Watch<'a> {
     child: &'a mut Child,
-    /// Says at once that it has ended.
+    /// Becomes readable when the hook ends.
     handle: OwnedFd,
     output: &'a mut Output,
 }
@@ -43,7 +44,7 @@ impl<'a> Watch<'a> {
         Ok(Self { child, handle, output })
     }
 
-    pub(super) fn wait(&mut self, order: &Order, stop: &Path) -> io::Result<Over> {
+    pub(super) fn wait(&mut self, order: &HookSpec, stop: &Path) -> io::Result<Over> {
         let limit = Instant::now() + Duration::from_millis(order.limit_ms);
         loop {
             if let Some(status) = self.look(LOOK)? {
@@ -57,7 +58,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Waits for something to happen, takes in what was printed, and says whether the hook has ended.
+    /// Waits for an event, reads available output, and returns whether the hook has ended.
     fn look(&mut self, patience: Duration) -> io::Result<Option<ExitStatus>> {
         let timeout = Timespec::try_from(patience).map_err(io::Error::other)?;
         let mut waited = vec![PollFd::new(&self.handle, PollFlags::IN)];
@@ -70,13 +71,14 @@ impl<'a> Watch<'a> {
         }
         self.output.take()?;
         let Some(status) = self.child.try_wait()? else { return Ok(None) };
-        // All that the hook itself printed is in the pipe by now; what others print meanwhile has no end.
+        // The hook's own output is completely in the pipe by now; other processes may print without
+        // end.
         let patience = Instant::now() + LAST_WORDS;
         while self.output.take()? && Instant::now() < patience {}
         Ok(Some(status))
     }
 
-    /// Asks the hook and everything that it started and that is still in its group to end, and then makes it.
+    /// Asks the hook and the processes in its group to end, and kills them after a while.
     fn end(&mut self) -> io::Result<()> {
         let group = pid(self.child)?;
         let tell = |signal| {

@@ -1,0 +1,186 @@
+//! The environment, store and credentials of a command: from flags, environment variables and saved
+//! files, in this order.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::Args;
+use tracing::warn;
+
+use crate::cli::config::{ConfigDir, Role, SavedEnvironment};
+use crate::cli::error::{Refusal, parse_arg};
+use crate::model::EnvironmentName;
+use crate::runtime::reconcile::STORE_PAUSE;
+use crate::store::{self, Address, Environment, IdempotencyKey, ZkTree, tree};
+
+const DEFAULT_ENVIRONMENT: &str = "local";
+const DEFAULT_ADDRESS: &str = "127.0.0.1:2181";
+
+/// Flags of every command that connects to a store.
+#[derive(Debug, Clone, Default, Args)]
+pub(in crate::cli) struct Globals {
+    /// Environment to work on [default: local]
+    #[arg(short, long, global = true, value_name = "ENV", env = "JUJU_ENV", hide_env_values = true)]
+    environment: Option<String>,
+    /// Store to connect to: HOST[:PORT],...[/CHROOT] [default: the saved address, else
+    /// 127.0.0.1:2181]
+    #[arg(long, global = true, value_name = "HOSTS", env = "JUJU_ZOOKEEPER", hide_env_values = true)]
+    zookeeper: Option<String>,
+    /// Configuration directory to use instead of the user's own.
+    #[arg(skip)]
+    home: Option<ConfigDir>,
+    /// Id of this run's operation, for commands whose repetition must have no effect.
+    #[arg(skip)]
+    operation: Option<IdempotencyKey>,
+}
+
+/// The resolved environment, store address and credentials.
+#[derive(Debug, Clone)]
+pub(in crate::cli) struct Settings {
+    pub(in crate::cli) environment: EnvironmentName,
+    /// Role that the credentials belong to.
+    pub(in crate::cli) role: Role,
+    pub(in crate::cli) config: ConfigDir,
+    pub(in crate::cli) address: Address,
+    /// `None` on a host without credentials for this environment.
+    pub(in crate::cli) saved: Option<SavedEnvironment>,
+}
+
+impl Globals {
+    /// For commands that start the store themselves.
+    pub(in crate::cli) fn of(environment: Option<String>) -> Self {
+        Self { environment, ..Self::default() }
+    }
+
+    /// With another configuration directory.
+    pub(in crate::cli) fn at(mut self, home: ConfigDir) -> Self {
+        self.home = Some(home);
+        self
+    }
+
+    /// For one operation.
+    pub(in crate::cli) fn marked(&self, operation: IdempotencyKey) -> Self {
+        Self { operation: Some(operation), ..self.clone() }
+    }
+
+    pub(in crate::cli) fn config(&self) -> anyhow::Result<ConfigDir> {
+        Ok(self.home.clone().map_or_else(ConfigDir::of_this_user, Ok)?)
+    }
+
+    pub(in crate::cli) fn environment(&self) -> anyhow::Result<EnvironmentName> {
+        Ok(parse_arg(given(self.environment.as_deref()).unwrap_or(DEFAULT_ENVIRONMENT))?)
+    }
+
+    /// The store address of the command line or of the environment variable.
+    pub(in crate::cli) fn address_arg(&self) -> anyhow::Result<Option<Address>> {
+        Ok(given(self.zookeeper.as_deref()).map(parse_arg).transpose()?)
+    }
+
+    /// Resolves the flags with the operator's credentials.
+    pub(in crate::cli) fn settings(&self) -> anyhow::Result<Settings> {
+        self.settings_of(Role::Operator)
+    }
+
+    pub(in crate::cli) fn settings_of(&self, role: Role) -> anyhow::Result<Settings> {
+        let environment = self.environment()?;
+        let config = self.config()?;
+        let saved = config.read(&environment, role)?;
+        let address = match (given(self.zookeeper.as_deref()), &saved) {
+            (Some(hosts), _) => parse_arg(hosts)?,
+            (None, Some(saved)) => {
+                let path = config.path(&environment, role)?;
+                let wrong = || format!("{} contains an invalid store address", path.display());
+                saved.zookeeper.parse().with_context(wrong)?
+            }
+            (None, None) => parse_arg(DEFAULT_ADDRESS)?,
+        };
+        Ok(Settings { environment, role, config, address, saved })
+    }
+
+    /// Opens the environment, runs `work` and closes the session, also after a failure.
+    pub(in crate::cli) async fn in_environment<R>(
+        &self,
+        work: impl AsyncFnOnce(&Settings, &Environment<ZkTree>) -> anyhow::Result<R>,
+    ) -> anyhow::Result<R> {
+        let settings = self.settings()?;
+        let mut environment = settings.open().await?;
+        if let Some(operation) = &self.operation {
+            environment = environment.with_key(operation.clone());
+        }
+        let result = work(&settings, &environment).await;
+        environment.into_tree().close().await;
+        result
+    }
+}
+
+/// An empty variable counts as unset.
+fn given(text: Option<&str>) -> Option<&str> {
+    text.filter(|text| !text.is_empty())
+}
+
+impl Settings {
+    pub(in crate::cli) fn path(&self) -> anyhow::Result<PathBuf> {
+        Ok(self.config.path(&self.environment, self.role)?)
+    }
+
+    /// Opens the environment with the saved credentials.
+    pub(in crate::cli) async fn open(&self) -> anyhow::Result<Environment<ZkTree>> {
+        let credential = self.saved.as_ref().map(|saved| &saved.credential);
+        let tree = ZkTree::connect(&self.address, credential).await?;
+        match Environment::open(tree).await {
+            Ok(opened) => {
+                let cluster_id = self.saved.as_ref().and_then(|it| it.cluster_id.as_deref());
+                opened.verify_identity(&self.environment, cluster_id)?;
+                Ok(opened)
+            }
+            Err(error) if is_refused(&error) => Err(self.why_refused(error)?),
+            Err(store::Error::NotBootstrapped) => Err(Refusal::NotBootstrapped {
+                environment: self.environment.clone(),
+                address: self.address.to_string(),
+            }
+            .into()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Opens the environment once its store can be reached.
+    pub(in crate::cli) async fn wait_and_open(&self) -> anyhow::Result<Environment<ZkTree>> {
+        wait_for_store(|| self.open()).await
+    }
+
+    fn why_refused(&self, error: store::Error) -> anyhow::Result<anyhow::Error> {
+        let path = self.path()?;
+        Ok(match self.saved {
+            None => Refusal::NoCredentials { environment: self.environment.clone(), path }.into(),
+            Some(_) => anyhow::Error::new(error).context(format!(
+                "cannot authenticate to {} with {}",
+                self.address,
+                path.display()
+            )),
+        })
+    }
+}
+
+/// Repeats `open` until the store can be reached. Other failures are returned at once.
+pub(in crate::cli) async fn wait_for_store<T, F>(mut open: impl FnMut() -> F) -> anyhow::Result<T>
+where
+    F: Future<Output = anyhow::Result<T>>,
+{
+    let mut is_logged = false;
+    loop {
+        match open().await {
+            Err(error) if store::is_transient(error.as_ref()) => {
+                if !std::mem::replace(&mut is_logged, true) {
+                    warn!(error = format!("{error:#}"), "store unreachable; retrying");
+                }
+                tokio::time::sleep(STORE_PAUSE).await;
+            }
+            opened => return opened,
+        }
+    }
+}
+
+pub(in crate::cli) fn is_refused(error: &store::Error) -> bool {
+    use store::Error::{Tree, WrongCredentials};
+    matches!(error, WrongCredentials | Tree(tree::Error::NoAuth(_) | tree::Error::AuthFailed { .. }))
+}

@@ -1,0 +1,370 @@
+//! `portcullis machine`: the agent of one machine. It holds the machine's lease, runs its units,
+//! sends its beats and, with `--firewall`, manages its firewall. Decisions are in `firewall` and
+//! `unit`.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+use futures_util::{FutureExt as _, TryFutureExt as _};
+use portcullis_provider::Nftables;
+use portcullis_provider::nftables::{Mode, Settings as TableSettings, TableName};
+use portcullis_provider::rule::Protocol;
+use tokio::sync::watch;
+use tracing::{error, info};
+
+use crate::cli::args::agent::{AgentArgs, jitter};
+use crate::cli::args::environment::{Globals, wait_for_store};
+use crate::cli::args::metrics::{self, MetricsArgs};
+use crate::cli::args::units::UnitArgs;
+use crate::cli::error::{Usage, parse_arg};
+use crate::cli::portcullis::checkpoint_file;
+use crate::cli::portcullis::machine_file;
+use crate::cli::portcullis::up;
+use crate::firewall::agent::{Agent, PolicyReader};
+use crate::firewall::here::Here;
+use crate::firewall::local;
+use crate::firewall::metrics::Metrics;
+use crate::firewall::policy::Policy;
+use crate::firewall::run::Progress;
+use crate::heartbeat::client::BeatClient;
+use crate::heartbeat::core::params::url_of;
+use crate::heartbeat::discovery::follow_trackers;
+use crate::machine::file::MachineFile;
+use crate::machine::number;
+use crate::machine::presence::Claim;
+use crate::model::{EnvironmentName, MachineId, PortRange, ports};
+use crate::net::http::client::Client;
+use crate::net::tls::{ClientFiles, ClientTls};
+use crate::runtime::metrics::Registry;
+use crate::runtime::reconcile::STORE_PAUSE;
+use crate::runtime::service::{OnEnd, Service, stopped, until_stopped};
+use crate::store::lease::Lease;
+use crate::store::rollback::RollbackGuard;
+use crate::store::{Address, ZkTree};
+use crate::unit::host::Site;
+use crate::unit::{machine_problem, supervisor};
+
+const SSH: u16 = 22;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    globals: Globals,
+    /// Number of this machine
+    #[arg(long, value_name = "N")]
+    id: String,
+    /// File with the machine's credentials [default: the saved one]
+    #[arg(long, value_name = "FILE")]
+    credentials: Option<PathBuf>,
+    /// Tracker to send beats to, http://HOST:PORT or https://HOST:PORT; may be repeated, and the
+    /// next one is tried when one does not answer [default: the trackers listed in the store]
+    #[arg(long, value_name = "URL")]
+    beat_to: Vec<String>,
+    /// Additional CA certificates (PEM) to trust for https:// trackers
+    #[arg(long, value_name = "FILE")]
+    ca_file: Option<PathBuf>,
+    #[command(flatten)]
+    firewall: FirewallArgs,
+    #[command(flatten)]
+    units: UnitArgs,
+}
+
+/// Options for the machine's own firewall.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct FirewallArgs {
+    /// Firewall of this machine [default: dry-run for `up`, none for `machine`]
+    #[arg(long, value_enum, value_name = "HOW")]
+    firewall: Option<Kind>,
+    /// Port that always stays open: PORT[-PORT][/PROTOCOL]; may be repeated. ssh, the store's ports
+    /// and those of this process always stay open
+    #[arg(long, value_name = "PORT")]
+    protect: Vec<String>,
+    /// The port of a tracker in the same process.
+    #[arg(skip)]
+    tracker: Option<u16>,
+    #[command(flatten)]
+    agent_args: AgentArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Kind {
+    /// Do not manage the firewall
+    None,
+    /// Report what nftables would open and close, without changing it
+    DryRun,
+    /// Accept requested ports with nftables and reject all others
+    Nftables,
+    /// Accept requested ports with nftables and leave the rest to other rules
+    NftablesAcceptOnly,
+}
+
+pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
+    let mut service = Service::new().context("cannot catch signals")?;
+    let id: MachineId = parse_arg(&args.id)?;
+    let environment = args.globals.environment()?;
+    args.firewall.check()?;
+    let tls = ClientTls::load(ClientFiles { ca: args.ca_file.clone(), identity: None })?;
+    let file = machine_file::ensure(&args.globals, id, args.credentials.as_deref()).await?;
+    let trackers =
+        args.beat_to.iter().map(|url| url_of(url).map_err(|problem| Usage::new(format!("{url}: {problem}"))));
+    let (found, trackers) = watch::channel(trackers.collect::<Result<Vec<_>, _>>()?);
+    let sender = BeatClient::new(id, &file.credential.expose(), trackers);
+    let data = up::data_dir(&environment, None)?;
+    let mut agent = prepare(&environment, id, file, (&args.firewall, &args.units), (Kind::None, &data))?;
+    agent.trackers = args.beat_to.is_empty().then_some(found);
+    let registry = Registry::default();
+    agent.add_metrics(&registry);
+    args.firewall.metrics().start(&mut service, &registry).await?;
+    service.next_stage();
+    service.start("machine", OnEnd::StopOthers, |stop| agent.run(stop));
+    start_beats(&mut service, sender, Client::new(tls));
+    service.run().await
+}
+
+/// Sends heartbeats for the machine, and a last one when it stops.
+pub(super) fn start_beats(service: &mut Service<anyhow::Error>, sender: BeatClient, client: Client) {
+    service.start("beats", OnEnd::Continue, |stop| sender.run(Arc::new(client), stop).map(Ok));
+}
+
+impl FirewallArgs {
+    /// Refuses invalid values before anything is changed.
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        self.protected(&"127.0.0.1".parse()?).map(drop)
+    }
+
+    pub(super) fn metrics(&self) -> &MetricsArgs {
+        &self.agent_args.metrics
+    }
+
+    /// Adds the port of a tracker in the same process.
+    pub(super) fn beside(self, tracker: Option<u16>) -> Self {
+        FirewallArgs { tracker, ..self }
+    }
+
+    /// Returns the ports of the store and of this process.
+    fn ports(&self, store: &Address) -> impl Iterator<Item = u16> {
+        store.ports().chain(self.agent_args.metrics.port()).chain(self.tracker)
+    }
+
+    fn protected(&self, store: &Address) -> anyhow::Result<Vec<PortRange>> {
+        let own = std::iter::once(SSH).chain(self.ports(store));
+        let own = own.map(|port| PortRange::single(port, Protocol::Tcp).map_err(Usage::new));
+        let named = self.protect.iter().map(|text| ports::parse_argument(text).map_err(Usage::new));
+        Ok(own.chain(named).collect::<Result<_, _>>()?)
+    }
+}
+
+/// An agent that is ready to run, with all arguments checked.
+pub(super) struct MachineAgent {
+    id: MachineId,
+    file: MachineFile,
+    policy: Policy,
+    /// Reads the policy file again.
+    reader: Option<PolicyReader>,
+    resync: Duration,
+    /// `None` if the firewall is not managed.
+    firewall: Option<LocalFirewall>,
+    metrics: Metrics,
+    progress: watch::Sender<Progress>,
+    site: Site,
+    guard: Arc<RollbackGuard>,
+    /// Receives the addresses of trackers from the store.
+    trackers: Option<watch::Sender<Vec<String>>>,
+}
+
+/// The settings of the machine's own firewall.
+struct LocalFirewall {
+    table: TableSettings,
+    dry: bool,
+    /// The kind of firewall, for the report.
+    kind: &'static str,
+}
+
+/// Checks all arguments. `usual` is the default of `--firewall`, and `data` the data directory.
+pub(super) fn prepare(
+    environment: &EnvironmentName,
+    id: MachineId,
+    file: MachineFile,
+    (own, units): (&FirewallArgs, &UnitArgs),
+    (usual, data): (Kind, &Path),
+) -> anyhow::Result<MachineAgent> {
+    let base = Policy::for_own_machine(own.ports(&file.address));
+    let policy = own.agent_args.policy(base.clone())?;
+    let reader = own.agent_args.policy_reader(base);
+    let mode = match own.firewall.unwrap_or(usual) {
+        Kind::None => None,
+        Kind::DryRun => Some((Mode::Enforce, true, "a dry run for nftables on the machine itself")),
+        Kind::Nftables => Some((Mode::Enforce, false, "nftables on the machine itself")),
+        Kind::NftablesAcceptOnly => {
+            Some((Mode::AcceptOnly, false, "nftables on the machine itself, accepting only"))
+        }
+    };
+    let firewall = match mode {
+        None => None,
+        Some((mode, dry, kind)) => {
+            let table = TableName::for_instance(environment.as_str()).map_err(Usage::new)?;
+            let table = TableSettings { table, mode, protected: own.protected(&file.address)? };
+            Some(LocalFirewall { table, dry, kind })
+        }
+    };
+    let resync = own.agent_args.resync();
+    let site = units.site(environment, id, &file, data, resync)?;
+    let identity = file.credential.identity();
+    let memory = checkpoint_file::open(environment, &id.key(), identity.as_str());
+    let guard = Arc::new(RollbackGuard::of_machine(id, &file.roles, &identity, memory));
+    Ok(MachineAgent {
+        id,
+        file,
+        policy,
+        reader,
+        resync,
+        firewall,
+        metrics: Metrics::default(),
+        progress: watch::Sender::new(Progress::default()),
+        site,
+        guard,
+        trackers: None,
+    })
+}
+
+impl MachineAgent {
+    pub(super) fn add_metrics(&self, registry: &Registry) {
+        metrics::add_firewall(registry, "machine", &self.metrics, &self.progress.subscribe());
+    }
+
+    /// Keeps the checkpoint in this directory instead of the user's data directory.
+    pub(super) fn with_checkpoint_in(mut self, directory: &Path) -> Self {
+        let identity = self.file.credential.identity();
+        let memory = checkpoint_file::open_in(directory, &self.id.key(), identity.as_str());
+        self.guard = Arc::new(RollbackGuard::of_machine(self.id, &self.file.roles, &identity, memory));
+        self
+    }
+
+    /// Runs until the role is asked to stop, or fails in a way that a retry does not cure. Open
+    /// ports stay open.
+    pub(super) async fn run(self, mut stop: watch::Receiver<bool>) -> anyhow::Result<()> {
+        // The machine may be up before its store is.
+        let connect = || ZkTree::connect(&self.file.address, Some(&self.file.credential)).map_err(Into::into);
+        let tree = tokio::select! {
+            tree = wait_for_store(connect) => tree?,
+            () = stopped(&mut stop) => return Ok(()),
+        };
+        let identity = self.file.credential.identity();
+        let claim = Claim {
+            machine: self.id,
+            acl: self.file.roles.machine_agent(&identity),
+            holder: holder()?,
+            resync: self.resync,
+        };
+        let firewall = match self.firewall {
+            Some(LocalFirewall { table, dry, kind }) => {
+                let nftables = Nftables::new(number(self.id), table);
+                Some((if dry { Here::dry(nftables) } else { Here::Real(nftables) }, kind))
+            }
+            None => None,
+        };
+        let mut agent = firewall.map(|(firewall, kind)| {
+            let acl = self.file.roles.machine_firewall(&identity);
+            Agent::of_machine(tree.clone(), firewall, self.policy, (self.id, acl, kind), jitter)
+                .with_policy_reader(self.reader)
+                .with_metrics(self.metrics)
+                .with_guard(Arc::clone(&self.guard))
+        });
+        let following =
+            self.trackers.map(|found| tokio::spawn(follow_trackers(tree.clone(), self.id, found)));
+        let progress = self.progress;
+        let seen = progress.subscribe();
+        info!(machine = %self.id, "machine ready");
+        let working = async {
+            let holding = async {
+                let ended = local::run(agent.as_mut(), &tree, &claim, &progress, stop.clone()).await;
+                drop(progress);
+                ended
+            };
+            tokio::join!(holding, run_units(&tree, &self.site, &self.guard, seen)).0
+        };
+        let ended = until_stopped(working, stop.clone()).await;
+        drop(agent);
+        if let Some(following) = following {
+            following.abort();
+        }
+        // Ends the session, so that the next agent does not wait for its timeout.
+        tree.close().await;
+        ended
+    }
+}
+
+/// Runs the machine's units while this process holds the machine. A failure of units does not stop
+/// the firewall.
+async fn run_units(tree: &ZkTree, site: &Site, guard: &RollbackGuard, mut held: watch::Receiver<Progress>) {
+    let mut logged = String::new();
+    while held.wait_for(|progress| progress.leading).await.is_ok() {
+        let (stop, stopped) = watch::channel(false);
+        let mut running = std::pin::pin!(supervisor::run(tree, site, guard, stopped));
+        let ended = tokio::select! {
+            ended = &mut running => Some(ended),
+            // Also if the sender is gone.
+            () = async { drop(held.wait_for(|progress| !progress.leading).await) } => None,
+        };
+        let ended = match ended {
+            Some(ended) => ended,
+            None => {
+                stop.send_replace(true);
+                running.await
+            }
+        };
+        if let Err(error) = ended {
+            let problem = format!("units are not managed: {:#}", anyhow::Error::new(error));
+            machine_problem::tell(tree, site, Some(&problem)).await;
+            // Logged once, not at every retry.
+            if problem != logged {
+                error!("{problem}");
+                logged = problem;
+            }
+            tokio::time::sleep(STORE_PAUSE).await;
+        }
+    }
+}
+
+/// Names this process to another one that wants the machine. The name is unique.
+fn holder() -> anyhow::Result<String> {
+    let uname = rustix::system::uname();
+    let host = uname.nodename().to_string_lossy().into_owned();
+    Ok(format!("process {} on {host} ({})", std::process::id(), Lease::token()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own(firewall: Kind, protect: &[&str]) -> FirewallArgs {
+        let agent_args = AgentArgs { resync: 60, policy: None, metrics: MetricsArgs::default() };
+        let protect = protect.iter().map(|&text| text.to_owned()).collect();
+        FirewallArgs { firewall: Some(firewall), protect, tracker: None, agent_args }
+    }
+
+    #[test]
+    fn ssh_the_store_and_protected_ports_stay_open() {
+        let store: Address = "127.0.0.1:4711,zk2:2182/prod".parse().unwrap();
+        let words = |own: &FirewallArgs| -> Vec<String> {
+            own.protected(&store).unwrap().iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(words(&own(Kind::Nftables, &[])), ["22/tcp", "4711/tcp", "2182/tcp"]);
+        let more = words(&own(Kind::Nftables, &["51820/udp", "9100-9110"]));
+        assert_eq!(more[3..], ["51820/udp", "9100-9110/tcp"]);
+        let beside = own(Kind::Nftables, &[]).beside(Some(9400));
+        assert_eq!(words(&beside)[3..], ["9400/tcp"]);
+        let refused = own(Kind::None, &["eighty"]).check().unwrap_err();
+        assert!(refused.is::<Usage>(), "{refused}");
+    }
+
+    #[test]
+    fn names_of_holders_are_unique() {
+        let (one, two) = (holder().unwrap(), holder().unwrap());
+        assert_ne!(one, two);
+        assert!(one.starts_with(&format!("process {} on ", std::process::id())), "{one}");
+    }
+}

@@ -1,0 +1,110 @@
+//! The machine file: address and credentials of a machine's agent, mode 0600. It comes with the
+//! machine's user data, is copied by hand, or is created where the operator's credentials are.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use tracing::warn;
+
+use crate::cli::args::environment::{Globals, Settings};
+use crate::cli::error::Refusal;
+use crate::cli::file::{self, Privacy};
+use crate::machine::file::MachineFile;
+use crate::model::MachineId;
+use crate::runtime::trusted_file;
+use crate::store::{self, Address, Environment, ZkTree};
+
+/// Maximum size of the file; addresses, a secret and two hashes need much less.
+const MAX_BYTES: usize = 16 * 1024;
+
+/// Reads the machine's credential as the operator or the controller.
+pub(in crate::cli) async fn of_machine(
+    environment: &Environment<ZkTree>,
+    address: &Address,
+    machine: MachineId,
+) -> anyhow::Result<MachineFile> {
+    let credential = environment.machine_credential(machine).await?;
+    Ok(MachineFile { address: address.clone(), credential, roles: environment.info().roles.clone() })
+}
+
+/// Returns None if there is no such file. No message quotes its content.
+fn read(path: &Path) -> anyhow::Result<Option<MachineFile>> {
+    let Some(bytes) = trusted_file::read_secret(path, MAX_BYTES)? else { return Ok(None) };
+    let file = MachineFile::parse(&bytes)
+        .map_err(|error| Refusal::GarbledMachineFile { path: path.to_owned(), problem: error.0 })?;
+    Ok(Some(file))
+}
+
+/// Returns the machine file: the named one; or one from the tree, if this user is the operator,
+/// which is also saved for times without a store; or the saved one.
+pub(in crate::cli) async fn ensure(
+    globals: &Globals,
+    machine: MachineId,
+    named: Option<&Path>,
+) -> anyhow::Result<MachineFile> {
+    let settings = globals.settings()?;
+    let path = match named {
+        Some(path) => path.to_owned(),
+        None => settings.config.machine(&settings.environment, machine),
+    };
+    if named.is_none() && settings.saved.is_some() {
+        let work = async |settings: &Settings, environment: &Environment<ZkTree>| {
+            of_machine(environment, &settings.address, machine).await
+        };
+        match globals.in_environment(work).await {
+            Ok(made) => {
+                write(&path, &made)?;
+                return Ok(made);
+            }
+            Err(error) if !store::is_transient(error.as_ref()) => return Err(error),
+            Err(error) => warn!("store unreachable, using the saved machine file: {error:#}"),
+        }
+    }
+    let kept = read(&path)?.ok_or(Refusal::NoMachineFile { machine, path })?;
+    let address = globals.address_arg()?.unwrap_or(kept.address);
+    Ok(MachineFile { address, ..kept })
+}
+
+pub(in crate::cli) fn write(path: &Path, contents: &MachineFile) -> anyhow::Result<()> {
+    let directory = path.parent().unwrap_or(path);
+    file::ensure_private_dir(directory)
+        .and_then(|()| file::replace(path, contents.render().as_bytes(), Privacy::Secret))
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Credential;
+    use crate::store::acl::Roles;
+
+    #[test]
+    fn invalid_machine_files_are_refused_without_quoting_them() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("machines").join("machine.json");
+        assert_eq!(read(&path).unwrap(), None);
+        let identity = |user: &str| Credential::generate(user).unwrap().identity();
+        let file = MachineFile {
+            address: "zk1:2181,zk2:2181/prod".parse().unwrap(),
+            credential: Credential::parse("machine-0000000003:hunter2").unwrap(),
+            roles: Roles { operator: identity("operator"), controller: identity("controller") },
+        };
+        write(&path, &file).unwrap();
+        assert_eq!(read(&path).unwrap(), Some(file.clone()));
+        let whole = file.render();
+        for broken in [
+            whole.replace("machine-0000000003:hunter2", "hunter2"),
+            whole.replace("zk1:2181", "zk 1"),
+            whole.replace("\"operator\":\"operator:", "\"operator\":\"hunter2"),
+            whole.replace("\"controller\"", "\"controler\""),
+            "hunter2".to_owned(),
+        ] {
+            assert_ne!(broken, whole);
+            file::replace(&path, broken.as_bytes(), Privacy::Secret).unwrap();
+            let refusal = format!("{:#}", read(&path).unwrap_err());
+            assert!(refusal.contains("machine.json") && !refusal.contains("hunter2"), "{refusal}");
+        }
+        file::replace(&path, whole.as_bytes(), Privacy::Plain).unwrap();
+        assert!(read(&path).is_err(), "others can read it");
+    }
+}

@@ -1,0 +1,364 @@
+//! The presence of a machine's agent: claims the machine in the store and runs its workload until
+//! the claim is lost or the agent is asked to stop. One process holds a machine; a second one waits
+//! for a session that may be about to expire, then fails and names the holder. The workload is in
+//! the parts.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::convert::Infallible;
+use std::time::Duration;
+
+use futures_util::future::select_all;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout_at};
+use tracing::{debug, info, warn};
+
+use crate::model::MachineId;
+use crate::runtime::reconcile::{Due, Ended, Passed, Reconciler, STORE_PAUSE, Schedule, run_passes};
+use crate::store::acl::Acl;
+use crate::store::changes::Dirty;
+use crate::store::lease::{LEASE, Lease, LeaseKey};
+use crate::store::paths::{self, NodePath};
+use crate::store::presence::mark_machine_started;
+use crate::store::tree::{self, Event, Feed as _, Tree};
+
+/// How long to wait for the session of a killed predecessor; longer than its timeout.
+const PREDECESSOR: Duration = Duration::from_secs(14);
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+
+/// How long events are gathered after the first one, so that a burst causes one pass.
+const GATHER: Duration = Duration::from_millis(5);
+
+/// Errors that end the agent, because retries do not help.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("machine {machine} is looked after by {holder} already")]
+    Held { machine: MachineId, holder: String },
+    #[error("Machine {0} was not found")]
+    NoMachine(MachineId),
+    #[error(transparent)]
+    Store(#[from] crate::store::Error),
+}
+
+impl From<tree::Error> for Error {
+    fn from(error: tree::Error) -> Self {
+        Self::Store(error.into())
+    }
+}
+
+/// The machine to claim, the claimant, and the resync interval.
+#[derive(Debug, Clone)]
+pub struct Claim {
+    pub machine: MachineId,
+    /// The ACL of the claim's node.
+    pub acl: Acl,
+    /// A unique description of this process, shown to other processes that try to claim the
+    /// machine.
+    pub holder: String,
+    pub resync: Duration,
+}
+
+/// The work of an agent while it holds the machine.
+pub trait Workload {
+    /// Called after the machine was claimed. Another process may have changed anything before.
+    fn claimed(&mut self);
+
+    /// Called after the claim has ended.
+    fn released(&mut self);
+
+    fn store_lost(&mut self);
+
+    /// Returns the time at which failed work is due again.
+    fn retry_at(&self) -> Option<Instant>;
+
+    /// Reconciles; returns whether a second read has to confirm the result of the first.
+    fn pass(
+        &mut self,
+        dirty: &Dirty,
+        lead: &Lease,
+    ) -> impl Future<Output = Result<bool, crate::store::Error>> + Send;
+
+    /// Returns the nodes to watch; `None` leaves the watches as they are.
+    fn watched(&self) -> Option<Vec<NodePath>>;
+}
+
+/// Runs until `stop` is set.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn run<T: Tree, W: Workload + Send>(
+    workload: &mut W,
+    tree: &T,
+    claim: &Claim,
+    mut stop: watch::Receiver<bool>,
+) -> Result<(), Error> {
+    loop {
+        let ended = match take(tree, claim, &mut stop).await {
+            Ok(Some(lead)) => {
+                info!(machine = %claim.machine, "holding the machine");
+                workload.claimed();
+                match remember(tree, claim).await {
+                    Ok(()) => hold(workload, tree, lead, claim, &mut stop).await,
+                    Err(err) => Err(err),
+                }
+            }
+            Ok(None) => Ok(Ended::Stopped),
+            Err(err) => Err(err),
+        };
+        workload.released();
+        match ended {
+            Ok(Ended::Stopped) => return Ok(()),
+            Ok(Ended::Replaced) => warn!(machine = %claim.machine, "no longer holding the machine"),
+            Err(Error::Store(err)) if err.is_transient() => {
+                warn!(error = %err, "store lost");
+                workload.store_lost();
+                if paused(STORE_PAUSE, &mut stop).await {
+                    return Ok(());
+                }
+            }
+            Err(err) => return Err(err),
+        }
+    }
+}
+
+/// Claims the machine; returns `None` if `stop` is set first.
+async fn take<T: Tree>(
+    tree: &T,
+    claim: &Claim,
+    stop: &mut watch::Receiver<bool>,
+) -> Result<Option<Lease>, Error> {
+    let key = LeaseKey::machine(claim.machine);
+    let patience = Instant::now() + PREDECESSOR;
+    let mut told = false;
+    loop {
+        if let Some(lease) = Lease::try_acquire(tree, &key, &claim.acl, &claim.holder).await? {
+            return Ok(Some(lease));
+        }
+        let Some(holder) = key.holder(tree).await? else {
+            if !tree.exists(&paths::machine(claim.machine)).await? {
+                return Err(Error::NoMachine(claim.machine));
+            }
+            continue;
+        };
+        let holder: String = String::from_utf8_lossy(&holder).chars().take(200).collect();
+        if Instant::now() >= patience {
+            return Err(Error::Held { machine: claim.machine, holder });
+        }
+        if !told {
+            warn!(machine = %claim.machine, %holder, "waiting for the machine");
+            told = true;
+        }
+        if paused(LOOK_AGAIN, stop).await {
+            return Ok(None);
+        }
+    }
+}
+
+/// Records that the machine had an agent, so that status distinguishes a lost agent from one that
+/// never started.
+async fn remember<T: Tree>(tree: &T, claim: &Claim) -> Result<(), Error> {
+    match mark_machine_started(tree, claim.machine, &claim.acl).await {
+        Ok(()) => Ok(()),
+        Err(tree::Error::NoNode(_)) => Err(Error::NoMachine(claim.machine)),
+        Err(err) => Err(err.into()),
+    }
+}
+
+async fn hold<T: Tree, W: Workload + Send>(
+    workload: &mut W,
+    tree: &T,
+    lead: Lease,
+    claim: &Claim,
+    stop: &mut watch::Receiver<bool>,
+) -> Result<Ended, Error> {
+    let schedule = Schedule::new(Instant::now(), claim.resync, LEASE / 3);
+    let feeds = Feeds::<T>::new(claim.machine);
+    run_passes(&mut Holding { workload, tree, lead, claim, feeds }, schedule, stop).await
+}
+
+/// The state that all passes share.
+struct Holding<'a, T: Tree, W> {
+    workload: &'a mut W,
+    tree: &'a T,
+    lead: Lease,
+    claim: &'a Claim,
+    feeds: Feeds<T>,
+}
+
+impl<T: Tree, W: Workload + Send> Reconciler for Holding<'_, T, W> {
+    type Error = Error;
+
+    async fn changed(&mut self) -> Result<(), Error> {
+        Ok(self.feeds.gather().await?)
+    }
+
+    fn retry_at(&self) -> Option<Instant> {
+        self.workload.retry_at()
+    }
+
+    async fn confirm(&mut self) -> Result<bool, Error> {
+        Ok(self.feeds.during(self.lead.confirm(self.tree)).await?)
+    }
+
+    async fn pass(&mut self, due: Due) -> Result<Passed, Error> {
+        let machine = self.claim.machine;
+        debug!(%machine, ?due, "woken");
+        let now = Instant::now();
+        let since = self.feeds.heard().or((due == Due::Everything).then_some(now));
+        let everything = since.is_some();
+        let mut dirty = Dirty::default();
+        if let Some(since) = since {
+            dirty.add(&Event::Everything, since);
+        }
+        let passed = match self.feeds.during(self.workload.pass(&dirty, &self.lead)).await {
+            Ok(unconfirmed) => Passed::Looked { everything, unconfirmed },
+            Err(crate::store::Error::Tree(tree::Error::NoNode(path))) if path == paths::machine(machine) => {
+                return Err(Error::NoMachine(machine));
+            }
+            // Another process wrote the same node, or the claim has ended: everything is read
+            // again.
+            Err(crate::store::Error::Tree(err)) if err.is_conflict() => {
+                warn!(error = %err, "report changed meanwhile");
+                Passed::Conflict
+            }
+            Err(err) => return Err(err.into()),
+        };
+        if let Some(paths) = self.workload.watched() {
+            self.feeds.watch(self.tree, paths).await?;
+        }
+        Ok(passed)
+    }
+}
+
+/// Waits for `pause`; returns whether `stop` was set meanwhile.
+async fn paused(pause: Duration, stop: &mut watch::Receiver<bool>) -> bool {
+    tokio::select! {
+        () = sleep(pause) => false,
+        _ = stop.wait_for(|stop| *stop) => true,
+    }
+}
+
+/// Watches of the nodes that concern the machine. Watching all nodes would wake every machine at
+/// each change.
+struct Feeds<T: Tree> {
+    machine: MachineId,
+    feeds: BTreeMap<NodePath, T::Feed>,
+    /// The time of the first change that no pass has read yet.
+    changed: Option<Instant>,
+}
+
+impl<T: Tree> Feeds<T> {
+    fn new(machine: MachineId) -> Self {
+        Self { machine, feeds: BTreeMap::new(), changed: None }
+    }
+
+    /// Replaces the watched nodes. The first event of a new watch is that everything may have
+    /// changed.
+    async fn watch(&mut self, tree: &T, paths: Vec<NodePath>) -> Result<(), tree::Error> {
+        self.feeds.retain(|path, _| paths.contains(path));
+        for path in paths {
+            if let Entry::Vacant(place) = self.feeds.entry(path) {
+                match tree.watch(place.key()).await {
+                    Ok(feed) => _ = place.insert(feed),
+                    // The machine gets no events for a flag that it may not read; each pass reads
+                    // the flag anyway.
+                    Err(tree::Error::NoAuth(_)) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the time of the first change that no pass has read yet.
+    fn heard(&mut self) -> Option<Instant> {
+        self.changed.take()
+    }
+
+    /// Waits for a change by another process and gathers the events that follow at once.
+    /// Cancel-safe: [`heard`](Self::heard) still returns a change that a dropped call received.
+    async fn gather(&mut self) -> Result<(), tree::Error> {
+        if self.changed.is_none() {
+            self.event().await?;
+            self.changed = Some(Instant::now());
+        }
+        let end = Instant::now() + GATHER;
+        while let Ok(event) = timeout_at(end, self.event()).await {
+            event?;
+        }
+        Ok(())
+    }
+
+    /// Records events that arrive while `work` runs, with the time of the first one.
+    async fn during<R>(&mut self, work: impl Future<Output = R>) -> R {
+        tokio::select! {
+            biased;
+            done = work => done,
+            never = self.listen() => match never {},
+        }
+    }
+
+    async fn listen(&mut self) -> Infallible {
+        // After an error, the feed returns the same error to the next call of `gather`.
+        while self.event().await.is_ok() {
+            self.changed.get_or_insert_with(Instant::now);
+        }
+        std::future::pending().await
+    }
+
+    async fn event(&mut self) -> Result<(), tree::Error> {
+        let ours = [
+            paths::machine_agent(self.machine),
+            paths::machine_problem(self.machine),
+            paths::machine_checkpoint(self.machine),
+            paths::machine_stopping(self.machine),
+            paths::machine_firewall(self.machine),
+            paths::machine_firewall_log(self.machine),
+        ];
+        loop {
+            if self.feeds.is_empty() {
+                std::future::pending::<()>().await;
+            }
+            let waiting = self.feeds.values_mut().map(|feed| Box::pin(feed.next()));
+            let (event, _, _) = select_all(waiting).await;
+            match event? {
+                Event::Changed(path) if ours.contains(&path) => {}
+                _ => return Ok(()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::acl::Roles;
+    use crate::store::tree::Write;
+    use crate::store::{Credential, MemoryStore, MemoryTree};
+
+    /// If a pass took so long that the claim must be confirmed at once, the wait for changes is
+    /// dropped immediately.
+    #[tokio::test(start_paused = true)]
+    async fn a_change_that_was_heard_of_is_not_forgotten() {
+        let operator = Credential::generate("operator").unwrap();
+        let tree = MemoryStore::default().connect(Some(&operator));
+        let roles = Roles { operator: operator.identity(), controller: operator.identity() };
+        let create = |path| Write::create(path, Vec::new(), roles.operators());
+        tree.write(vec![create(paths::machines())]).await.unwrap();
+        let machine = MachineId::new(0);
+        let mut feeds = Feeds::<MemoryTree>::new(machine);
+        feeds.watch(&tree, vec![paths::machines()]).await.unwrap();
+        feeds.gather().await.unwrap();
+        assert!(feeds.heard().is_some() && feeds.heard().is_none(), "a new watch says everything, once");
+        let patience = Duration::from_secs(3600);
+        assert!(tokio::time::timeout(patience, feeds.gather()).await.is_err(), "nothing has changed");
+        tree.write(vec![create(paths::machine(machine))]).await.unwrap();
+        assert!(tokio::time::timeout(GATHER / 5, feeds.gather()).await.is_err(), "it gathers");
+        tokio::time::timeout(patience, feeds.gather()).await.expect("told").unwrap();
+        assert!(feeds.heard().is_some() && feeds.heard().is_none(), "once");
+        tree.write(vec![create(paths::machine(MachineId::new(1)))]).await.unwrap();
+        assert!(tokio::time::timeout(GATHER / 5, feeds.gather()).await.is_err(), "it gathers");
+        assert!(feeds.heard().is_some(), "who looks anyway is told");
+        assert!(tokio::time::timeout(patience, feeds.gather()).await.is_err(), "and nobody else");
+    }
+}

@@ -1,0 +1,156 @@
+//! The schedule of retries. Pure: the time and the random number for the jitter are arguments.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use portcullis_provider::{Error, Retry};
+
+use crate::model::MachineId;
+use crate::model::planted::{Bug, planted};
+use crate::runtime::backoff::doubling;
+
+const FIRST: Duration = Duration::from_millis(500);
+const LONGEST: Duration = Duration::from_secs(60);
+/// The largest jitter that is added to the longest pause.
+const SPREAD_MS: u64 = 15_000;
+
+/// How soon a failure is retried, from the fastest to the slowest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Pace {
+    /// Once immediately, after reading again; then as [`Self::BackOff`].
+    ReadAgain,
+    BackOff,
+    /// Retries alone cannot help, so each waits for the longest pause.
+    Slow,
+}
+
+impl Pace {
+    pub fn after(error: &Error) -> Self {
+        match error.retry() {
+            // A missing reply usually means that the provider is overloaded.
+            Retry::ReadAgain if error.may_have_been_applied() => Self::BackOff,
+            Retry::ReadAgain => Self::ReadAgain,
+            Retry::AfterBackOff => Self::BackOff,
+            Retry::OperatorMustAct | Retry::Never => Self::Slow,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Try<I> {
+    at: I,
+    failures: u32,
+}
+
+/// Failed tasks (usually machines), each with its own pause. `I` is a point in time.
+#[derive(Debug)]
+pub struct Retries<I, K = MachineId> {
+    tries: BTreeMap<K, Try<I>>,
+}
+
+impl<I, K> Default for Retries<I, K> {
+    fn default() -> Self {
+        Retries { tries: BTreeMap::new() }
+    }
+}
+
+impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>, K: Copy + Ord> Retries<I, K> {
+    pub fn succeeded(&mut self, key: K) {
+        self.tries.remove(&key);
+    }
+
+    pub fn forget_all_but(&mut self, keep: impl Fn(K) -> bool) {
+        self.tries.retain(|key, _| keep(*key));
+    }
+
+    /// Schedules a retry. `random` spreads concurrent retries over the pause.
+    pub fn failed(&mut self, key: K, pace: Pace, now: I, random: u64) {
+        let failures = self.tries.get(&key).map_or(0, |last| last.failures);
+        let pause = match pace {
+            Pace::ReadAgain if failures == 0 => Duration::ZERO,
+            _ if planted(Bug::NoPause) => Duration::ZERO,
+            Pace::Slow if planted(Bug::SulksForAnHour) => 60 * LONGEST,
+            Pace::Slow => LONGEST + Duration::from_millis(random % SPREAD_MS),
+            _ => doubling(FIRST, failures, LONGEST),
+        };
+        // Jitter: between half of the pause and all of it.
+        let spread = pause.as_millis() as u64 / 2;
+        let pause = match pace {
+            Pace::Slow => pause,
+            _ => Duration::from_millis(spread + if spread == 0 { 0 } else { random % (spread + 1) }),
+        };
+        if planted(Bug::GivesUp) {
+            return;
+        }
+        self.tries.insert(key, Try { at: now + pause, failures: failures.saturating_add(1) });
+    }
+
+    pub fn next(&self) -> Option<I> {
+        self.tries.values().map(|retry| retry.at).min()
+    }
+
+    /// Returns the time of the task's retry; `None` if it has not failed.
+    pub fn at(&self, key: K) -> Option<I> {
+        self.tries.get(&key).map(|retry| retry.at)
+    }
+
+    /// Iterates over the tasks whose retry is due.
+    pub fn due(&self, now: I) -> impl Iterator<Item = K> {
+        self.tries.iter().filter(move |(_, retry)| retry.at <= now).map(|(key, _)| *key)
+    }
+
+    pub fn waiting(&self, key: K, now: I) -> bool {
+        self.tries.get(&key).is_some_and(|retry| retry.at > now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    #[test]
+    fn pauses_grow_to_a_limit_and_a_success_ends_them() {
+        let (mut retries, start, machine) = (Retries::default(), Instant::now(), MachineId::new(1));
+        let mut pauses = Vec::new();
+        for _ in 0..10 {
+            retries.failed(machine, Pace::BackOff, start, u64::MAX);
+            pauses.push(retries.next().unwrap() - start);
+        }
+        assert!(pauses[0] <= FIRST && pauses[0] >= FIRST / 2);
+        assert!(pauses.windows(2).all(|two| two[0] <= LONGEST && two[1] >= two[0] / 2));
+        assert!(pauses[9] >= LONGEST / 2);
+        assert!(retries.waiting(machine, start));
+        retries.succeeded(machine);
+        assert_eq!(retries.next(), None);
+    }
+
+    #[test]
+    fn requests_that_only_an_operator_can_help_are_a_minute_apart() {
+        let (mut retries, start, machine) = (Retries::default(), Instant::now(), MachineId::new(1));
+        for random in [0, 7, u64::MAX] {
+            retries.failed(machine, Pace::Slow, start, random);
+            let pause = retries.next().unwrap() - start;
+            assert!((60..=75).contains(&pause.as_secs()), "{pause:?}");
+        }
+    }
+
+    #[test]
+    fn who_does_not_answer_is_given_time() {
+        let what = portcullis_provider::Subject::Provider;
+        let silent = Error::Ambiguous { what: what.clone(), reason: "504".into() };
+        assert_eq!(Pace::after(&silent), Pace::BackOff);
+        assert_eq!(Pace::after(&Error::Conflict { what: what.clone() }), Pace::ReadAgain);
+        assert_eq!(Pace::after(&Error::Denied { what, reason: "no".into() }), Pace::Slow);
+        assert_eq!(Pace::ReadAgain.max(Pace::Slow).max(Pace::BackOff), Pace::Slow);
+    }
+
+    #[test]
+    fn a_stale_view_is_looked_at_again_at_once_but_only_once() {
+        let (mut retries, start, machine) = (Retries::default(), Instant::now(), MachineId::new(1));
+        retries.failed(machine, Pace::ReadAgain, start, 0);
+        assert_eq!(retries.due(start).collect::<Vec<_>>(), [machine]);
+        retries.failed(machine, Pace::ReadAgain, start, 0);
+        assert_eq!(retries.due(start).count(), 0);
+    }
+}

@@ -1,0 +1,174 @@
+//! Calls over real sockets: to the server of this crate, and to servers that close connections
+//! before they answer.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rcgen::{CertifiedKey, generate_simple_self_signed};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use super::*;
+use crate::net::http::{Limits, Reply, Server};
+use crate::net::tls::{ClientFiles, IdentityFiles, ServerFiles, ServerTls};
+
+/// Longer than any call here takes on a busy machine.
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn beat(url: &str, repeatable: bool) -> Call {
+    let body = br#"{"Status":"OK"}"#.to_vec();
+    Call { method: "POST", url: url.to_owned(), headers: Vec::new(), body, limit: LIMIT, repeatable }
+}
+
+/// Forwards connections to `server`, and counts them.
+async fn counting_proxy(server: SocketAddr) -> (u16, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (port, accepted) = (listener.local_addr().unwrap().port(), Arc::new(AtomicUsize::new(0)));
+    let count = Arc::clone(&accepted);
+    tokio::spawn(async move {
+        let mut forwarding = JoinSet::new();
+        loop {
+            let (mut near, _) = listener.accept().await.unwrap();
+            count.fetch_add(1, Ordering::SeqCst);
+            forwarding.spawn(async move {
+                let mut far = TcpStream::connect(server).await.unwrap();
+                tokio::io::copy_bidirectional(&mut near, &mut far).await
+            });
+        }
+    });
+    (port, accepted)
+}
+
+async fn serve(tls: Option<ServerTls>) -> (SocketAddr, watch::Sender<bool>) {
+    let server = Server::bind("127.0.0.1:0".parse().unwrap(), Limits::default()).await.unwrap();
+    let address = server.local_addr().unwrap();
+    let server = match tls {
+        Some(tls) => server.with_tls(tls),
+        None => server,
+    };
+    let (stop, stopped) = watch::channel(false);
+    tokio::spawn(server.serve(|_| async { Reply::empty(200) }, stopped));
+    (address, stop)
+}
+
+#[tokio::test]
+async fn calls_share_one_connection_without_tls() {
+    let (server, _stop) = serve(None).await;
+    let (port, accepted) = counting_proxy(server).await;
+    let client = Client::default();
+    for repeatable in [true, false, true, true, true] {
+        let call = beat(&format!("http://127.0.0.1:{port}/beat"), repeatable);
+        assert_eq!(client.call(call).await.unwrap(), 200);
+    }
+    assert_eq!(accepted.load(Ordering::SeqCst), 1);
+}
+
+fn self_signed(directory: &Path) -> (ServerTls, ClientTls) {
+    use std::os::unix::fs::PermissionsExt as _;
+    let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let (certificates, key) = (directory.join("cert.pem"), directory.join("key.pem"));
+    std::fs::write(&certificates, cert.pem()).unwrap();
+    std::fs::write(&key, signing_key.serialize_pem()).unwrap();
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let ca = Some(certificates.clone());
+    let identity = IdentityFiles { certificates, key };
+    let server = ServerTls::load(ServerFiles { identity, client_ca: None }).unwrap();
+    (server, ClientTls::load(ClientFiles { ca, identity: None }).unwrap())
+}
+
+#[tokio::test]
+async fn calls_share_one_connection_with_tls() {
+    let directory = tempfile::tempdir().unwrap();
+    let (server, trust) = self_signed(directory.path());
+    let (server, _stop) = serve(Some(server)).await;
+    let (port, accepted) = counting_proxy(server).await;
+    let client = Client::new(trust);
+    for _ in 0..5 {
+        let call = beat(&format!("https://localhost:{port}/beat"), true);
+        assert_eq!(client.call(call).await.unwrap(), 200);
+    }
+    assert_eq!(accepted.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn calls_at_the_same_time_have_a_connection_each() {
+    let (server, _stop) = serve(None).await;
+    let (port, accepted) = counting_proxy(server).await;
+    let client = Client::default();
+    let mut calls = JoinSet::new();
+    for _ in 0..2 * MAX_IDLE {
+        let (client, call) = (client.clone(), beat(&format!("http://127.0.0.1:{port}/"), true));
+        calls.spawn(async move { client.call(call).await.unwrap() });
+    }
+    assert_eq!(calls.join_all().await, vec![200; 2 * MAX_IDLE]);
+    assert!(accepted.load(Ordering::SeqCst) <= 2 * MAX_IDLE);
+    assert!(client.idle().0.values().all(|connections| connections.len() <= MAX_IDLE));
+}
+
+/// A server that answers the first request of its first connection, and closes that connection when
+/// the second request has come. Later connections are served. Returns the number of requests.
+async fn closes_once() -> (u16, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (port, requests) = (listener.local_addr().unwrap().port(), Arc::new(AtomicUsize::new(0)));
+    let count = Arc::clone(&requests);
+    tokio::spawn(async move {
+        for served in [1, usize::MAX] {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut bytes = [0; 4096];
+            for at in 0.. {
+                if stream.read(&mut bytes).await.unwrap_or(0) == 0 {
+                    break;
+                }
+                count.fetch_add(1, Ordering::SeqCst);
+                if at == served {
+                    break;
+                }
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+            }
+        }
+    });
+    (port, requests)
+}
+
+#[tokio::test]
+async fn only_repeatable_calls_are_sent_again_after_a_closed_connection() {
+    for (repeatable, expected) in [(true, 3), (false, 2)] {
+        let (port, requests) = closes_once().await;
+        let client = Client::default();
+        let url = format!("http://127.0.0.1:{port}/");
+        assert_eq!(client.call(beat(&url, repeatable)).await.unwrap(), 200);
+        let second = client.call(beat(&url, repeatable)).await;
+        assert_eq!(second.is_ok(), repeatable, "{second:?}");
+        assert_eq!(requests.load(Ordering::SeqCst), expected);
+        assert_eq!(client.call(beat(&url, repeatable)).await.unwrap(), 200);
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_the_server_closed_while_idle_is_replaced() {
+    let client = Client::default();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    for _ in 0..2 {
+        let served = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut bytes = [0; 4096];
+            assert!(stream.read(&mut bytes).await.unwrap() > 0);
+            stream.write_all(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n").await.unwrap();
+        };
+        let (status, ()) = tokio::join!(client.call(beat(&url, false)), served);
+        assert_eq!(status.unwrap(), 204);
+    }
+}
+
+#[tokio::test]
+async fn a_call_without_an_answer_ends_in_time() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let call = Call { limit: Duration::from_millis(50), ..beat(&url, true) };
+    assert!(matches!(Client::default().call(call).await, Err(CallError::TooSlow)));
+    let invalid = Client::default().call(beat("ftp://a", true)).await;
+    assert!(matches!(invalid, Err(CallError::Address(UrlError::Scheme))));
+}

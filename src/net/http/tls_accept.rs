@@ -1,0 +1,45 @@
+//! The TLS handshake of a new connection, within a time limit. The server's TLS configuration
+//! decides which certificates are accepted; the handler decides what their names allow.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tracing::debug;
+
+use crate::net::listener::stopped;
+use crate::net::tls::ServerTls;
+
+/// Returns the connection and the client's certificate in DER form, if it presented one; none if the
+/// handshake fails or the server stops.
+pub(super) async fn accept(
+    tls: &ServerTls,
+    (stream, peer): (TcpStream, SocketAddr),
+    limit: Duration,
+    stop: &mut watch::Receiver<bool>,
+) -> Option<(TlsStream<TcpStream>, Option<Bytes>)> {
+    let accepted = tokio::select! {
+        accepted = timeout(limit, TlsAcceptor::from(tls.config()).accept(stream)) => accepted,
+        () = stopped(stop) => return None,
+    };
+    match accepted {
+        Ok(Ok(stream)) => {
+            let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+            let certificate = certificate.map(|certificate| Bytes::copy_from_slice(certificate));
+            Some((stream, certificate))
+        }
+        Ok(Err(error)) => {
+            debug!(%peer, %error, "TLS handshake failed");
+            None
+        }
+        Err(_) => {
+            debug!(%peer, "TLS handshake timed out");
+            None
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The TLS configuration of a listener: its own certificate and, if clients present certificates,
+//! the CA that signs those. A client's certificate decides only whether the handshake succeeds; the
+//! parts decide what its names allow.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::crypto::ring;
+use rustls::server::WebPkiClientVerifier;
+use rustls::sign::SingleCertAndKey;
+use rustls::{RootCertStore, ServerConfig};
+
+use super::files::{IdentityFiles, Reloaded, TlsError, add_ca_file};
+
+/// Whether clients of a listener with a client CA have to present a certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClientAuth {
+    Required,
+    Optional,
+}
+
+/// The files of a listener.
+#[derive(Debug, Clone)]
+pub struct ServerFiles {
+    pub identity: IdentityFiles,
+    /// The CA of clients' certificates; without it, clients present none.
+    pub client_ca: Option<(PathBuf, ClientAuth)>,
+}
+
+impl ServerFiles {
+    fn paths(&self) -> Vec<&Path> {
+        let IdentityFiles { certificates, key } = &self.identity;
+        let ca = self.client_ca.as_ref().map(|(path, _)| path.as_path());
+        [certificates.as_path(), key.as_path()].into_iter().chain(ca).collect()
+    }
+
+    fn read(&self) -> Result<Arc<ServerConfig>, TlsError> {
+        // Named explicitly: another crate of the process may bring another provider.
+        let provider = Arc::new(ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .expect("ring has the cipher suites of both versions");
+        let builder = match &self.client_ca {
+            None => builder.with_no_client_auth(),
+            Some((path, auth)) => {
+                let mut roots = RootCertStore::empty();
+                add_ca_file(&mut roots, path)?;
+                let verifier =
+                    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+                let verifier = match auth {
+                    ClientAuth::Optional => verifier.allow_unauthenticated(),
+                    ClientAuth::Required => verifier,
+                };
+                let verifier = verifier.build().map_err(|_| TlsError::BadCa(path.clone()))?;
+                builder.with_client_cert_verifier(verifier)
+            }
+        };
+        let identity = self.identity.read(&provider)?;
+        Ok(Arc::new(builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(identity)))))
+    }
+}
+
+/// The current TLS configuration of a listener. Clones share it.
+#[derive(Debug, Clone)]
+pub struct ServerTls(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    files: ServerFiles,
+    config: Reloaded<Arc<ServerConfig>>,
+}
+
+impl ServerTls {
+    /// # Errors
+    /// If the files cannot be used.
+    pub fn load(files: ServerFiles) -> Result<Self, TlsError> {
+        let config = Reloaded::new(&files.paths(), || files.read())?;
+        Ok(Self(Arc::new(Inner { files, config })))
+    }
+
+    /// Returns the configuration for the next handshake: the one of the files as they are now or, if
+    /// they cannot be used, the last one that could.
+    pub fn config(&self) -> Arc<ServerConfig> {
+        let Inner { files, config } = &*self.0;
+        config.get(&files.paths(), || files.read())
+    }
+}

@@ -1,0 +1,413 @@
+//! The provisioning loop of the leader: reads the store's machines and the provider's inventory,
+//! has `plan.rs` plan steps and `apply.rs` carry them out, and schedules retries. Decisions about
+//! instances do not belong here. Its state is only a cache: the provider's tags mark our objects,
+//! and the store holds the wanted machines.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use portcullis_provider::Machines;
+use portcullis_provider::provider::Inventory;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
+use tracing::{debug, warn};
+
+use super::apply::{Failure, Hands, Outcome, Stop, confirm};
+use super::plan::{Doubt, Missing, Plan, Records, Step, named_by_units, provision, without_record};
+use super::user_data::Boot;
+use crate::machine::provisioning::{CountFailure, News, Provisioning, Wake};
+use crate::machine::retry::{Pace, Retries};
+use crate::model::planted::{Bug, planted};
+use crate::model::{MachineId, UnitId};
+use crate::store::lease::Lease;
+use crate::store::paths;
+use crate::store::records;
+use crate::store::rollback::{Basis, RollbackGuard, Standing};
+use crate::store::tree::{self, Read, Tree};
+
+/// Tasks that are retried after a pause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Task {
+    /// Reading the provider's inventory.
+    List,
+    /// Reading again while instances are pending.
+    Settle,
+    /// The steps of one machine; `None` for steps that concern all machines.
+    Steps(Option<MachineId>),
+    /// An operator's request.
+    Request,
+}
+
+pub struct Provisioner<T, M> {
+    tree: T,
+    machines: M,
+    boot: Boot,
+    /// The records as last read or written; `None` before the first read.
+    known: Option<Records>,
+    retries: Retries<Instant, Task>,
+    missing: Missing<Instant>,
+    doubt: Doubt<Instant>,
+    /// The error of the last read of the inventory, if it failed.
+    unlisted: Option<String>,
+    /// Machines whose instance no longer exists, with the reason.
+    gone: BTreeMap<MachineId, String>,
+    /// The errors of failed steps by machine; `None` for steps that concern all machines.
+    failures: BTreeMap<Option<MachineId>, String>,
+    /// The last report to the firewall controller; `None` before the first one under this lease.
+    told: Option<(BTreeMap<MachineId, String>, bool)>,
+    /// Whether the inventory was read under this lease.
+    listed: bool,
+    /// Since when the inventory is empty; only tracked while an operator's request waits for that.
+    clear_since: Option<Instant>,
+    random: Box<dyn FnMut() -> u64 + Send + Sync>,
+    count_failure: CountFailure,
+    /// Detects a store that was restored from an older backup.
+    guard: Option<Arc<RollbackGuard>>,
+    /// Machines that are not in the tree and are kept because the store was restored, with the
+    /// reason.
+    kept: BTreeMap<MachineId, String>,
+    /// Machines without a record that a unit names, with the reason to keep their instances.
+    unrecorded: BTreeMap<MachineId, String>,
+}
+
+impl<T, M> std::fmt::Debug for Provisioner<T, M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Provisioner").field("failures", &self.failures).finish_non_exhaustive()
+    }
+}
+
+impl<T: Tree, M: Machines> Provisioner<T, M> {
+    pub fn new(
+        tree: T,
+        machines: M,
+        boot: Boot,
+        random: impl FnMut() -> u64 + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            tree,
+            machines,
+            boot,
+            known: None,
+            retries: Retries::default(),
+            missing: Missing::default(),
+            doubt: Doubt::default(),
+            unlisted: None,
+            gone: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            told: None,
+            listed: false,
+            clear_since: None,
+            random: Box::new(random),
+            count_failure: Box::new(|_| {}),
+            guard: None,
+            kept: BTreeMap::new(),
+            unrecorded: BTreeMap::new(),
+        }
+    }
+
+    /// Terminates no instance while `guard` reports a restored store.
+    #[must_use]
+    pub fn with_guard(mut self, guard: Arc<RollbackGuard>) -> Self {
+        self.guard = Some(guard);
+        self
+    }
+
+    fn next_look(&self) -> Option<Instant> {
+        // Every other task needs the inventory first.
+        self.retries.at(Task::List).or_else(|| {
+            [self.retries.next(), self.missing.next(), self.doubt.next()].into_iter().flatten().min()
+        })
+    }
+
+    /// Reads, plans and applies once. Returns the machines that were changed at the provider.
+    async fn look(&mut self, wake: Wake, lead: &mut Lease) -> Result<BTreeSet<MachineId>, Stop> {
+        let now = Instant::now();
+        let unit_changed = wake.units && !self.unrecorded.is_empty();
+        let due = wake.everything || unit_changed || self.next_look().is_some_and(|at| at <= now);
+        // While the read of the inventory backs off, a pass is useless; its retry reads everything.
+        let in_vain = self.retries.waiting(Task::List, now);
+        if in_vain || (!due && !self.is_news(&wake.machines).await.map_err(store)?) {
+            return Ok(BTreeSet::new());
+        }
+        confirm(&self.tree, lead).await?;
+        // The inventory is read before the store. A machine is recorded before its instance is
+        // launched, so a machine that was just added is never taken for a removed one.
+        let listed = self.machines.list().await;
+        let (mut records, newest) = self.read_all().await.map_err(store)?;
+        self.known = Some(records.clone());
+        match listed {
+            Ok(inventory) => {
+                self.unlisted = None;
+                self.listed = true;
+                self.retries.succeeded(Task::List);
+                self.unrecorded = self.find_unrecorded(&records, &inventory).await.map_err(store)?;
+                records.extend(self.unrecorded.iter().map(|(id, why)| (*id, Err(why.clone()))));
+                let changed = self.put_right((&records, newest), &inventory, lead).await?;
+                self.answer_requests(&records, &inventory, lead).await?;
+                Ok(changed)
+            }
+            Err(error) => {
+                (self.count_failure)(error.kind());
+                let problem = Some(error.to_string());
+                if self.unlisted != problem {
+                    warn!(%error, "instances not readable");
+                }
+                self.unlisted = problem;
+                self.try_later(Task::List, Pace::after(&error));
+                Ok(BTreeSet::new())
+            }
+        }
+    }
+
+    async fn put_right(
+        &mut self,
+        (records, newest): (&Records, i64),
+        inventory: &Inventory,
+        lead: &mut Lease,
+    ) -> Result<BTreeSet<MachineId>, Stop> {
+        let now = Instant::now();
+        let mut plan = provision(records, inventory, |ends| self.doubt.confirms(ends, now));
+        self.hold_if_behind(&mut plan, newest, lead).await?;
+        self.remember(&plan, now);
+        let mut steps = plan.steps;
+        steps.retain(|step| !self.retries.waiting(Task::Steps(step.machine()), now));
+        let hands = Hands { tree: &self.tree, machines: &self.machines, boot: &self.boot };
+        let outcomes = hands.enact(steps, lead).await?;
+        let changed =
+            outcomes.iter().filter(|(_, outcome)| outcome.acted).filter_map(|(id, _)| *id).collect();
+        for (machine, outcome) in outcomes {
+            self.learn(machine, outcome);
+        }
+        Ok(changed)
+    }
+
+    /// Removes terminations from the plan if the store was restored: a machine that is missing from
+    /// it may have been added after the backup.
+    async fn hold_if_behind(&mut self, plan: &mut Plan, newest: i64, lead: &Lease) -> Result<(), Stop> {
+        self.kept.clear();
+        let Some(guard) = self.guard.as_ref().filter(|_| !plan.steps.is_empty()) else { return Ok(()) };
+        let makes = plan.steps.iter().any(|step| !step.is_farewell());
+        let basis = if makes { Basis::UpTo(newest) } else { Basis::Known };
+        let Standing::Held(why) =
+            guard.review(&self.tree, Some(lead.fence()), basis).await.map_err(refused)?
+        else {
+            return Ok(());
+        };
+        let why = format!("not in the store, and kept: {why}");
+        let ending = plan.steps.iter().filter(|step| step.is_farewell()).filter_map(Step::machine);
+        self.kept = ending.map(|machine| (machine, why.clone())).collect();
+        plan.steps.retain(|step| !step.is_farewell());
+        plan.confirmed.clear();
+        Ok(())
+    }
+
+    fn remember(&mut self, plan: &Plan, now: Instant) {
+        self.gone = self.missing.settled(&plan.vanished, now);
+        if planted(Bug::SilentAboutTheGone) {
+            self.gone.clear();
+        }
+        if !plan.doubted.is_empty() {
+            warn!(ending = plan.doubted.len(), "would end most instances; looking again first");
+        }
+        self.doubt.hold(plan, now);
+        // A machine without planned steps has no failed steps.
+        let planned: BTreeSet<Option<MachineId>> = plan.steps.iter().map(|step| step.machine()).collect();
+        self.failures.retain(|id, _| planned.contains(id));
+        self.retries.forget_all_but(|task| !matches!(task, Task::Steps(id) if !planned.contains(&id)));
+        if plan.unfinished {
+            self.try_later(Task::Settle, Pace::BackOff);
+        } else {
+            self.retries.succeeded(Task::Settle);
+        }
+    }
+
+    /// Records the outcome of a machine's steps.
+    fn learn(&mut self, machine: Option<MachineId>, outcome: Outcome) {
+        if let (Some(known), Some(machine), Some(record)) = (&mut self.known, machine, outcome.recorded) {
+            known.insert(machine, Ok(record));
+        }
+        let task = Task::Steps(machine);
+        match outcome.failure {
+            // More steps may follow, for example deleting a group after its instance. The next pass
+            // plans them.
+            None if outcome.acted => {
+                self.failures.remove(&machine);
+                self.try_later(task, Pace::BackOff);
+            }
+            None => {
+                self.failures.remove(&machine);
+                self.retries.succeeded(task);
+            }
+            Some(Failure::Stale) => self.try_later(task, Pace::ReadAgain),
+            Some(Failure::Provider(error)) => {
+                (self.count_failure)(error.kind());
+                let problem = error.to_string();
+                if self.failures.insert(machine, problem.clone()) != Some(problem) {
+                    let machine = machine.map_or_else(|| "all".to_owned(), |machine| machine.to_string());
+                    warn!(machine, %error, "not provisioned");
+                }
+                self.try_later(task, Pace::after(&error));
+            }
+        }
+    }
+
+    async fn tell(&mut self, changed: BTreeSet<MachineId>, news: &mpsc::Sender<News>) {
+        let (problems, whole) = (self.problems(), self.listed && self.missing.next().is_none());
+        let now = Some((problems.clone(), whole));
+        if now != self.told || !changed.is_empty() {
+            self.told = now;
+            // The receiver is closed only during shutdown.
+            let _ = news.send(News { problems, whole, changed }).await;
+        }
+    }
+
+    /// Returns the problem of each recorded machine, and of removed machines whose objects still
+    /// exist.
+    fn problems(&self) -> BTreeMap<MachineId, String> {
+        let known = self.known.iter().flatten().map(|(id, _)| *id).collect::<BTreeSet<_>>();
+        let left = self.failures.iter().filter_map(|(id, problem)| Some(((*id)?, problem)));
+        let left = left.filter(|(id, _)| !known.contains(id));
+        let left = left.map(|(id, problem)| (id, format!("terminated, and not gone yet: {problem}")));
+        let kept = self.kept.iter().chain(&self.unrecorded).filter(|(id, _)| !known.contains(id));
+        let left = left.chain(kept.map(|(id, why)| (*id, why.clone())));
+        let problem = |(id, record): (&MachineId, &Result<records::Machine, String>)| {
+            let has_none = matches!(record, Ok(records::Machine { instance_id: None, .. }));
+            let unlisted = self.unlisted.as_ref().filter(|_| has_none);
+            let problem = self.failures.get(&Some(*id)).or(unlisted).or(self.gone.get(id))?;
+            Some((*id, problem.clone()))
+        };
+        self.known.iter().flatten().filter_map(problem).chain(left).collect()
+    }
+
+    fn try_later(&mut self, task: Task, pace: Pace) {
+        let random = (self.random)();
+        debug!(?task, ?pace, "again later");
+        self.retries.failed(task, pace, Instant::now(), random);
+    }
+
+    /// Returns whether the record of any of `machines` differs from the known one.
+    async fn is_news(&mut self, machines: &BTreeSet<MachineId>) -> Result<bool, tree::Error> {
+        let Some(known) = &self.known else { return Ok(true) };
+        if machines.is_empty() {
+            return Ok(false);
+        }
+        let (now, _) = read(&self.tree, machines.iter().copied()).await?;
+        Ok(machines.iter().any(|id| now.get(id) != known.get(id)))
+    }
+
+    /// Reads the units if the record of a machine is missing.
+    async fn find_unrecorded(
+        &self,
+        records: &Records,
+        inventory: &Inventory,
+    ) -> Result<BTreeMap<MachineId, String>, tree::Error> {
+        let missing = without_record(records, inventory);
+        if missing.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let names = match self.tree.children(&paths::units()).await {
+            Ok(names) => names,
+            Err(tree::Error::NoNode(path)) => {
+                let why = format!("neither its record nor {path} is in the store: its instance is kept");
+                return Ok(missing.into_iter().map(|machine| (machine, why.clone())).collect());
+            }
+            Err(error) => return Err(error),
+        };
+        let ids: Vec<UnitId> = names.iter().filter_map(|name| UnitId::from_key(name).ok()).collect();
+        let reads = ids.iter().map(|id| Read::Data(paths::unit(*id))).collect();
+        let answers = self.tree.read_many(reads).await?;
+        let units = ids.into_iter().zip(answers).filter_map(|(id, read)| Some((id, read.into_data()?.data)));
+        Ok(named_by_units(&missing, &units.collect::<Vec<_>>()))
+    }
+
+    async fn read_all(&self) -> Result<(Records, i64), tree::Error> {
+        self.tree.sync().await?;
+        let names = self.tree.children(&paths::machines()).await?;
+        read(&self.tree, names.iter().filter_map(|name| MachineId::from_key(name).ok())).await
+    }
+}
+
+impl<T: Tree, M: Machines> Provisioning for Provisioner<T, M> {
+    fn count_failures(&mut self, count: CountFailure) {
+        self.count_failure = count;
+    }
+
+    async fn work(
+        &mut self,
+        mut lead: Lease,
+        wakes: &watch::Sender<Wake>,
+        news: &mpsc::Sender<News>,
+    ) -> Result<(), crate::store::Error> {
+        // Another leader may have changed anything since the last lease.
+        (self.known, self.doubt) = (None, Doubt::default());
+        (self.told, self.listed, self.clear_since) = (None, false, None);
+        let mut woken = wakes.subscribe();
+        // The first wake requests a full read, and may have been sent before this subscription.
+        if !wakes.borrow().is_empty() {
+            woken.mark_changed();
+        }
+        loop {
+            tokio::select! {
+                biased;
+                // The sender is borrowed, so the channel is open.
+                _ = woken.changed() => {}
+                () = due(self.next_look()) => {}
+            }
+            let mut wake = Wake::default();
+            wakes.send_if_modified(|pending| {
+                wake = std::mem::take(pending);
+                false
+            });
+            match self.look(wake, &mut lead).await {
+                Ok(changed) => self.tell(changed, news).await,
+                Err(Stop::Replaced) => return Ok(()),
+                Err(Stop::Store(error)) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Returns the records and the zxid of the newest one.
+async fn read<T: Tree>(
+    tree: &T,
+    ids: impl Iterator<Item = MachineId>,
+) -> Result<(Records, i64), tree::Error> {
+    let ids: Vec<MachineId> = ids.collect();
+    let reads = ids.iter().map(|id| Read::Data(paths::machine(*id))).collect();
+    let (mut machines, mut newest) = (Records::new(), 0);
+    for (id, answer) in ids.into_iter().zip(tree.read_many(reads).await?) {
+        if let Some(node) = answer.into_data() {
+            let record = records::Machine::parse(&paths::machine(id), &node.data);
+            machines.insert(id, record.map_err(|error| error.to_string()));
+            newest = newest.max(node.modified);
+        }
+    }
+    Ok((machines, newest))
+}
+
+fn store(error: tree::Error) -> Stop {
+    Stop::Store(error.into())
+}
+
+/// Maps the failure of a checkpoint.
+fn refused(error: tree::Error) -> Stop {
+    match error {
+        // Another leader or an operator changed the store: acquire the lease and read everything
+        // again.
+        error if error.is_conflict() => Stop::Replaced,
+        error => store(error),
+    }
+}
+
+async fn due(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+mod requests;
+
+#[cfg(test)]
+#[path = "controller_tests.rs"]
+mod tests;

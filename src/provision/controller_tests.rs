@@ -1,0 +1,500 @@
+//! Tests of the provisioning loop with paused time, an in-memory store and an in-memory provider.
+
+use std::time::Duration;
+
+use portcullis_provider::memory::{CallName, Failure as Answer, Fault, Settings};
+use portcullis_provider::provider::{InstanceId, Launch, MachineNumber, UserData};
+use portcullis_provider::{Error, Memory, Subject};
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::firewall::agent::Agent;
+use crate::firewall::metrics::Metrics;
+use crate::firewall::policy::Policy;
+use crate::firewall::report::Report;
+use crate::firewall::run::{Progress, run_provisioning};
+use crate::model::ports::parse_argument;
+use crate::model::{EnvironmentName, UnitName};
+use crate::provision::plan::Step;
+use crate::store::lease::LeaseKey;
+use crate::store::paths::NodePath;
+use crate::store::records::Placement;
+use crate::store::tree::Write;
+use crate::store::{Bootstrap, Credential, Deploy, Environment, MemoryStore, MemoryTree, UnitPorts};
+
+const RESYNC: Duration = Duration::from_secs(60);
+
+/// Longer than several resyncs and the longest pause between retries.
+const LONG: Duration = Duration::from_secs(300);
+
+struct World {
+    store: MemoryStore,
+    operator: Environment<MemoryTree>,
+    controller: Credential,
+    provider: Memory,
+    metrics: Metrics,
+    running: Option<JoinHandle<()>>,
+    /// Kept, because a dropped sender counts as a request to stop.
+    stop: watch::Sender<bool>,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.crash();
+    }
+}
+
+impl World {
+    async fn new(settings: Settings) -> World {
+        let store = MemoryStore::default();
+        let operator = Credential::generate("operator").unwrap();
+        let controller = Credential::generate("controller").unwrap();
+        let wanted = Bootstrap {
+            environment: "test".parse::<EnvironmentName>().unwrap(),
+            placement: Placement::Unassigned,
+            operator: operator.identity(),
+            controller: controller.identity(),
+        };
+        let operator = Environment::bootstrap(store.connect(Some(&operator)), &wanted).await.unwrap();
+        let provider = Memory::new(settings);
+        let stop = watch::Sender::new(false);
+        let metrics = Metrics::default();
+        World { store, operator, controller, provider, metrics, running: None, stop }
+    }
+
+    fn start(&mut self) {
+        let tree = self.store.connect(Some(&self.controller));
+        let roles = self.operator.info().roles.clone();
+        let boot = Boot::new("test".parse().unwrap(), "zk:2181".parse().unwrap(), roles.clone());
+        let mut provisioner = Provisioner::new(tree.clone(), self.provider.clone(), boot, || 0);
+        let policy = Policy::with_own_ports([2181]);
+        let mut agent = Agent::new(tree.clone(), self.provider.clone(), policy, roles.clone(), || 0)
+            .with_metrics(self.metrics.clone());
+        let stopped = self.stop.subscribe();
+        self.running = Some(tokio::spawn(async move {
+            let progress = watch::Sender::new(Progress::default());
+            let some = Some(&mut provisioner);
+            run_provisioning(&mut agent, some, &tree, &roles, RESYNC, &progress, stopped).await.unwrap();
+        }));
+    }
+
+    fn crash(&mut self) {
+        if let Some(running) = self.running.take() {
+            running.abort();
+        }
+    }
+
+    async fn started(settings: Settings) -> World {
+        let mut world = World::new(settings).await;
+        world.start();
+        world
+    }
+
+    async fn record(&self, machine: MachineId) -> records::Machine {
+        self.operator.machine(machine).await.unwrap()
+    }
+
+    async fn instance(&self, machine: MachineId) -> Option<InstanceId> {
+        self.record(machine).await.instance_id.map(|id| InstanceId::new(id.as_str()))
+    }
+
+    async fn report(&self, machine: MachineId) -> Report {
+        let node = self.operator.tree().get(&paths::firewall_report(machine)).await;
+        node.map(|node| Report::parse(&node.data).unwrap()).unwrap_or_default()
+    }
+
+    /// Deletes a node and everything below it, which no command does.
+    async fn lose(&self, root: NodePath) {
+        let tree = self.operator.tree();
+        let (mut lost, mut next) = (vec![root], 0);
+        while let Some(path) = lost.get(next).cloned() {
+            lost.extend(tree.children(&path).await.unwrap().iter().map(|name| path.child(name)));
+            next += 1;
+        }
+        tree.write(lost.into_iter().rev().map(|path| Write::Delete { path }).collect()).await.unwrap();
+    }
+
+    fn ports(&self, machine: MachineId) -> Option<usize> {
+        self.provider.actual(MachineNumber::new(machine.number())).map(|rules| rules.owned.len())
+    }
+
+    /// Deploys an exposed service with an open port on a machine.
+    async fn expose_on(&self, name: &str, machine: MachineId) {
+        let deploy = Deploy {
+            service: name.parse().unwrap(),
+            charm: format!("local:{name}-1").parse().unwrap(),
+            metadata: serde_json::Map::new(),
+            units: 1,
+            to: Some(machine),
+        };
+        self.operator.deploy(&deploy).await.unwrap();
+        let unit = self.operator.unit(&UnitName::new(name.parse().unwrap(), 0)).await.unwrap().0;
+        UnitPorts::new(self.operator.tree(), unit).open(parse_argument("80").unwrap()).await.unwrap();
+        self.operator.expose(&name.parse().unwrap()).await.unwrap();
+    }
+}
+
+fn denied() -> Answer {
+    Answer::Error(Error::Denied { what: Subject::Provider, reason: "no rights".to_owned() })
+}
+
+async fn soon() {
+    tokio::time::sleep(Duration::from_secs(10)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_is_launched_recorded_and_gets_its_rules() {
+    let world = World::started(Settings::default()).await;
+    let machine = world.operator.add_machine(None).await.unwrap();
+    world.expose_on("a", machine).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let record = world.record(machine).await;
+    assert!(world.provider.is_running(&world.instance(machine).await.unwrap()));
+    assert_eq!(record.addresses.len(), 2);
+    assert_eq!(record.rest["instance-state"], "running");
+    assert_eq!(world.ports(machine), Some(2), "one port, in both families");
+    assert_eq!(world.report(machine).await.problem, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn converged_it_only_looks_and_units_are_none_of_its_business() {
+    let world = World::started(Settings::default()).await;
+    let machine = world.operator.add_machine(None).await.unwrap();
+    soon().await;
+    let (writes, lists) = (world.provider.writes(), world.provider.calls_of(CallName::List));
+    world.expose_on("a", machine).await;
+    soon().await;
+    assert_eq!(world.provider.calls_of(CallName::List), lists, "no look for units and ports");
+    assert_eq!(world.provider.writes(), writes + 1, "the rules, in one request");
+    tokio::time::sleep(10 * RESYNC).await;
+    assert_eq!(world.provider.writes(), writes + 1);
+    let looks = world.provider.calls_of(CallName::List) - lists;
+    assert!((9..=11).contains(&looks), "one look a resync, not {looks}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_terminated_machine_loses_its_instance_and_then_its_group() {
+    let world = World::started(Settings { busy_calls: 12, ..Settings::default() }).await;
+    let machine = world.operator.add_machine(None).await.unwrap();
+    soon().await;
+    let instance = world.instance(machine).await.unwrap();
+    world.operator.terminate_machines(&[machine]).await.unwrap();
+    soon().await;
+    assert!(!world.provider.is_running(&instance));
+    assert!(world.ports(machine).is_some(), "in use for as long as the instance ends");
+    tokio::time::sleep(LONG).await;
+    assert_eq!(world.ports(machine), None);
+    assert!(world.provider.calls_of(CallName::DeleteGroup) > 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instance_is_kept_while_a_unit_names_a_machine_whose_record_is_missing() {
+    let world = World::started(Settings::default()).await;
+    let machine = world.operator.add_machine(None).await.unwrap();
+    world.operator.add_machine(None).await.unwrap();
+    world.expose_on("a", machine).await;
+    soon().await;
+    let instance = world.instance(machine).await.unwrap();
+    world.lose(paths::machine(machine)).await;
+    tokio::time::sleep(LONG).await;
+    assert!(world.provider.is_running(&instance));
+    assert_eq!(world.ports(machine), Some(2), "its ports stay open");
+    let note = world.report(machine).await.note.unwrap();
+    assert!(note.starts_with("its record is missing from the store and unit a/0 names it"), "{note}");
+    world.lose(paths::unit(world.operator.unit(&"a/0".parse().unwrap()).await.unwrap().0)).await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert!(!world.provider.is_running(&instance));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_is_shut_though_its_end_is_refused_and_ended_though_it_cannot_be_shut() {
+    for (refused, open, runs) in [(CallName::Terminate, 0, true), (CallName::RevokeAll, 2, false)] {
+        let mut world = World::started(Settings { busy_calls: u64::MAX / 2, ..Settings::default() }).await;
+        let machine = world.operator.add_machine(None).await.unwrap();
+        world.operator.add_machine(None).await.unwrap();
+        world.expose_on("a", machine).await;
+        soon().await;
+        let instance = world.instance(machine).await.unwrap();
+        // No controller runs that could close the ports before the machine is removed.
+        world.crash();
+        world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
+        world.operator.terminate_machines(&[machine]).await.unwrap();
+        world.provider.set_script(move |call| (call.name == refused).then(|| Fault::Before(denied())));
+        world.start();
+        soon().await;
+        assert_eq!(world.ports(machine), Some(open), "{refused:?}");
+        assert_eq!(world.provider.is_running(&instance), runs, "{refused:?}");
+        let told = "terminated, and not gone yet: not allowed for the provider: no rights";
+        assert_eq!(world.report(machine).await.problem.as_deref(), Some(told), "{refused:?}");
+        let writes = world.provider.writes();
+        tokio::time::sleep(2 * RESYNC).await;
+        assert!(world.provider.writes() <= writes + 12, "{refused:?}: tried again, and not all the time");
+        assert_eq!(world.report(machine).await.problem.as_deref(), Some(told), "{refused:?}");
+        world.provider.clear_script();
+        world.provider.configure(|settings| settings.busy_calls = 0);
+        tokio::time::sleep(2 * RESYNC).await;
+        assert_eq!((world.ports(machine), world.report(machine).await.problem), (None, None));
+    }
+}
+
+/// Without machines in the store, the report about the removed machine is all that is left.
+#[tokio::test(start_paused = true)]
+async fn the_last_one_that_leaves_is_told_of_until_it_is_gone() {
+    let world = World::started(Settings { busy_calls: u64::MAX / 2, ..Settings::default() }).await;
+    let machine = world.operator.add_machine(None).await.unwrap();
+    soon().await;
+    world.operator.terminate_machines(&[machine]).await.unwrap();
+    tokio::time::sleep(2 * RESYNC).await;
+    let told = world.report(machine).await.problem.unwrap();
+    assert!(told.starts_with("terminated, and not gone yet: ") && told.ends_with("still in use"), "{told}");
+    let deletes = world.provider.calls_of(CallName::DeleteGroup);
+    let version = world.operator.tree().get(&paths::firewall_report(machine)).await.unwrap().version;
+    tokio::time::sleep(LONG).await;
+    let tries = world.provider.calls_of(CallName::DeleteGroup) - deletes;
+    assert!((4..=15).contains(&tries), "{tries} tries at the slowest pace of a back-off");
+    let node = world.operator.tree().get(&paths::firewall_report(machine)).await.unwrap();
+    assert_eq!(node.version, version, "told once");
+    world.provider.configure(|settings| settings.busy_calls = 0);
+    tokio::time::sleep(LONG).await;
+    assert_eq!(world.ports(machine), None);
+    let report = world.operator.tree().get(&paths::firewall_report(machine)).await;
+    assert!(matches!(report, Err(tree::Error::NoNode(_))), "{report:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn ends_wait_for_no_launch() {
+    let mut world = World::new(Settings::default()).await;
+    for _ in 0..20 {
+        world.operator.add_machine(None).await.unwrap();
+    }
+    let user_data = UserData::new("");
+    let left = world.provider.launch(&Launch { machine: MachineNumber::new(50), user_data }).await.unwrap();
+    world
+        .provider
+        .set_script(|call| (call.name == CallName::Launch).then_some(Fault::Before(Answer::Silence)));
+    world.start();
+    soon().await;
+    assert!(!world.provider.is_running(&left.id));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_without_credentials_is_not_launched_and_that_is_said() {
+    let mut world = World::new(Settings::default()).await;
+    let machine = world.operator.add_machine(None).await.unwrap();
+    let path = paths::machine_credentials(machine);
+    world.operator.tree().write(vec![Write::Delete { path: path.clone() }]).await.unwrap();
+    world.start();
+    soon().await;
+    let problem = format!("machine {machine} cannot be used: {path} is missing");
+    assert_eq!(world.report(machine).await.problem, Some(problem));
+    assert_eq!(world.provider.calls_of(CallName::Launch), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_adopted_instance_is_only_let_go() {
+    let world = World::started(Settings::default()).await;
+    let theirs = InstanceId::new("i-theirs");
+    world.provider.add_instance(&theirs);
+    let machine = world.operator.add_machine(Some("i-theirs".parse().unwrap())).await.unwrap();
+    world.expose_on("a", machine).await;
+    soon().await;
+    assert_eq!(world.ports(machine), Some(2));
+    assert_eq!(world.record(machine).await.addresses[0], "i-theirs.public.example.com");
+    world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
+    world.operator.terminate_machines(&[machine]).await.unwrap();
+    soon().await;
+    assert!(world.provider.is_running(&theirs) && world.ports(machine).is_none());
+    assert_eq!(world.provider.calls_of(CallName::Terminate), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instance_that_vanished_is_told_and_not_replaced() {
+    let world = World::started(Settings::default()).await;
+    let machine = world.operator.add_machine(None).await.unwrap();
+    soon().await;
+    let instance = world.instance(machine).await.unwrap();
+    world.provider.lose_instance(&instance);
+    tokio::time::sleep(2 * RESYNC).await;
+    assert_eq!(world.report(machine).await.problem, Some(format!("instance {instance} has ended")));
+    assert_eq!(world.record(machine).await.rest["instance-state"], "terminated");
+    assert_eq!(world.provider.calls_of(CallName::Launch), 1);
+    let missing = world.operator.add_machine(Some("i-nowhere".parse().unwrap())).await.unwrap();
+    soon().await;
+    assert_eq!(world.report(missing).await.problem.unwrap(), "instance i-nowhere is not there");
+    world.provider.add_instance(&InstanceId::new("i-nowhere"));
+    tokio::time::sleep(LONG).await;
+    assert_eq!(world.report(missing).await.problem, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_launch_that_is_refused_is_told_and_holds_nobody_up() {
+    let world = World::started(Settings::default()).await;
+    let refused = world.operator.add_machine(None).await.unwrap();
+    let number = MachineNumber::new(refused.number());
+    world.provider.set_script(move |call| {
+        (call.name == CallName::Launch && call.machine == Some(number)).then(|| Fault::Before(denied()))
+    });
+    let other = world.operator.add_machine(None).await.unwrap();
+    soon().await;
+    assert!(world.instance(other).await.is_some());
+    assert_eq!(world.report(refused).await.problem.unwrap(), "not allowed for the provider: no rights");
+    let launches = world.provider.calls_of(CallName::Launch);
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(
+        world.provider.calls_of(CallName::Launch),
+        launches,
+        "at the pace of what only people can help"
+    );
+    world.provider.clear_script();
+    tokio::time::sleep(LONG).await;
+    assert!(world.instance(refused).await.is_some());
+    assert_eq!(world.report(refused).await.problem, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_provider_that_cannot_be_read_ends_nothing_and_is_told() {
+    let mut world = World::started(Settings::default()).await;
+    let first = world.operator.add_machine(None).await.unwrap();
+    soon().await;
+    world.crash();
+    world.provider.set_script(|call| (call.name == CallName::List).then(|| Fault::Before(denied())));
+    world.start();
+    let second = world.operator.add_machine(None).await.unwrap();
+    soon().await;
+    assert_eq!(world.report(second).await.problem.unwrap(), "not allowed for the provider: no rights");
+    assert_eq!(world.report(first).await.problem, None, "its rules are as they should be");
+    world.provider.clear_script();
+    tokio::time::sleep(LONG).await;
+    assert!(world.instance(second).await.is_some());
+    assert_eq!(world.provider.calls_of(CallName::Terminate), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_are_counted_by_kind() {
+    let mut world = World::new(Settings::default()).await;
+    let throttled = || Answer::Error(Error::Throttled { what: Subject::Provider });
+    let mut lists = 0;
+    world.provider.set_script(move |call| {
+        lists += u32::from(call.name == CallName::List);
+        match call.name {
+            CallName::List if lists <= 2 => Some(Fault::Before(throttled())),
+            CallName::Launch => Some(Fault::Before(denied())),
+            _ => None,
+        }
+    });
+    world.operator.add_machine(None).await.unwrap();
+    world.start();
+    soon().await;
+    let text = world.metrics.render(&Progress::default());
+    for line in ["{kind=\"throttled\"} 2", "{kind=\"denied\"} 1"] {
+        let line = format!("portcullis_firewall_failures_total{line}");
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_that_somebody_deleted_comes_back_with_its_rules() {
+    let world = World::started(Settings::default()).await;
+    let machine = world.operator.add_machine(None).await.unwrap();
+    world.expose_on("a", machine).await;
+    soon().await;
+    world.provider.remove_group(MachineNumber::new(machine.number()));
+    tokio::time::sleep(RESYNC + Duration::from_secs(5)).await;
+    assert_eq!(world.ports(machine), Some(2));
+    assert_eq!(world.report(machine).await.problem, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_belongs_to_no_machine_is_swept_but_most_of_everything_only_after_a_second_look() {
+    let mut world = World::started(Settings::default()).await;
+    let machines: Vec<_> =
+        futures_util::future::join_all((0..4).map(|_| world.operator.add_machine(None))).await;
+    let machines: Vec<MachineId> = machines.into_iter().map(Result::unwrap).collect();
+    soon().await;
+    world.crash();
+    world.operator.terminate_machines(&machines[..3]).await.unwrap();
+    world.start();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.provider.calls_of(CallName::Terminate), 0, "not on the word of one look");
+    tokio::time::sleep(LONG).await;
+    assert_eq!(world.provider.calls_of(CallName::Terminate), 3);
+    assert_eq!(machines.iter().filter(|id| world.ports(**id).is_some()).count(), 1);
+    assert!(world.provider.is_running(&world.instance(machines[3]).await.unwrap()));
+}
+
+/// Runs one scenario with a crash before or after the effect of each call in turn.
+#[tokio::test(start_paused = true)]
+async fn a_crash_at_any_call_is_harmless() {
+    let mut crashes = 0;
+    for after in [false, true] {
+        for index in 1.. {
+            let mut world = World::new(Settings { busy_calls: 3, lag_calls: 2, ..Settings::default() }).await;
+            let fault = if after { Fault::After(Answer::Silence) } else { Fault::Before(Answer::Silence) };
+            world.provider.fail_at(index, fault);
+            world.provider.add_instance(&InstanceId::new("i-theirs"));
+            world.start();
+            let first = world.operator.add_machine(None).await.unwrap();
+            let adopted = world.operator.add_machine(Some("i-theirs".parse().unwrap())).await.unwrap();
+            world.expose_on("a", first).await;
+            soon().await;
+            world.operator.terminate_machines(&[adopted]).await.unwrap();
+            let second = world.operator.add_machine(None).await.unwrap();
+            soon().await;
+            let reached = world.provider.calls() >= index;
+            world.crash();
+            world.start();
+            tokio::time::sleep(LONG).await;
+            crashes += 1;
+            let mut instances = Vec::new();
+            for machine in [first, second] {
+                let instance = world.instance(machine).await.expect("an instance");
+                assert!(world.provider.is_running(&instance), "call {index}, after: {after}");
+                instances.push(instance);
+            }
+            let running = (1..20).map(|n| InstanceId::new(format!("i-{n}")));
+            let running = running.filter(|id| world.provider.is_running(id)).count();
+            assert_eq!(running, 2, "call {index}, after: {after}: none is left over");
+            assert!(world.provider.is_running(&InstanceId::new("i-theirs")), "call {index}, after: {after}");
+            assert_eq!(
+                [world.ports(first), world.ports(adopted)],
+                [Some(2), None],
+                "call {index}, after: {after}"
+            );
+            if !reached {
+                break;
+            }
+        }
+    }
+    assert!(crashes > 20, "{crashes} calls are too few to have tried anything");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_who_was_replaced_records_nothing() {
+    let world = World::new(Settings::default()).await;
+    let roles = world.operator.info().roles.clone();
+    let (old, new) =
+        (world.store.connect(Some(&world.controller)), world.store.connect(Some(&world.controller)));
+    let stale = Lease::acquire(&old, &LeaseKey::firewall(), &roles.controllers(), "old").await.unwrap();
+    drop(old);
+    let mut lead = Lease::acquire(&new, &LeaseKey::firewall(), &roles.controllers(), "new").await.unwrap();
+    let machine = world.operator.add_machine(None).await.unwrap();
+    let boot = Boot::new("test".parse().unwrap(), "zk:2181".parse().unwrap(), roles.clone());
+    let hands = Hands { tree: &new, machines: &world.provider, boot: &boot };
+    let wake = Wake { everything: true, ..Wake::default() };
+    let (wakes, (tell, _news)) = (watch::Sender::new(wake), mpsc::channel(1));
+    let mut provisioner = Provisioner::new(new.clone(), world.provider.clone(), boot.clone(), || 0);
+    provisioner.work(stale.clone(), &wakes, &tell).await.expect("it ends");
+    assert_eq!(world.provider.calls(), 0, "it did not even look");
+    // Simulates a lease that is lost between a read and a write.
+    let launch = Launch {
+        machine: MachineNumber::new(machine.number()),
+        user_data: boot.user_data(machine, &world.controller),
+    };
+    let launched = world.provider.launch(&launch).await.unwrap();
+    let record = Step::Record(machine, Box::new(launched));
+    let refused = hands.enact(vec![record.clone()], &mut stale.clone()).await;
+    assert!(matches!(refused, Err(Stop::Replaced)), "{refused:?}");
+    assert_eq!(world.instance(machine).await, None);
+    hands.enact(vec![record], &mut lead).await.unwrap();
+    assert!(world.instance(machine).await.is_some());
+}

@@ -1,0 +1,157 @@
+//! Removes a unit. The tree no longer has its state, so the copy on this machine decides whether
+//! `stop` has to run. Then the unit's processes end and its files are removed. If `stop` fails, the
+//! files stay until the operator decides. A full disk delays none of this.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+use super::{Agent, Error, LOOK_AGAIN, disk};
+use crate::model::UnitName;
+use crate::store::paths;
+use crate::store::tree::Tree;
+use crate::unit::hook::Found;
+use crate::unit::host::UnitDir;
+use crate::unit::workflow::{Ended, Failure, Hook, MAX_STATE_BYTES, Phase, Run, State, Step, Wanted};
+
+impl<T: Tree> Agent<'_, T> {
+    /// Removes a unit: runs `stop` if it was started, ends its processes, removes its files.
+    pub(super) async fn retire(&mut self) -> Result<(), Error> {
+        // A removal deletes the unit's znode and its list entry in one transaction. The following
+        // steps cannot be undone, so the list alone is not enough; and a store that does not answer
+        // does not confirm the removal.
+        if self.tree.exists(&paths::unit(self.id)).await? {
+            return Err(Error::Unlisted);
+        }
+        self.clear().await
+    }
+
+    /// Stops the unit that owns the files on this machine, and removes its processes and files.
+    pub(super) async fn clear(&mut self) -> Result<(), Error> {
+        let state = self.at_home(|home| read_state(&home)).await;
+        if let Some(mut state) = state.map_err(disk("cannot read the unit's state"))? {
+            let name = read_name(&self.home())?;
+            loop {
+                match state.next(Wanted { exposed: false, gone: true }) {
+                    Step::Wait if state.failure.is_some() => {
+                        // Saved before it is acted on: the next agent has no other source for it.
+                        state.resolved = Some(self.decided(&name, &state).await?);
+                    }
+                    Step::Wait => break,
+                    Step::Settle(next) | Step::Begin(next) => {
+                        match self.tell_going_on(&name, &state, &next).await? {
+                            Some(resolution) => state.resolved = Some(resolution),
+                            None => state = next,
+                        }
+                    }
+                    Step::Resume(run) => {
+                        let ended = self.last(&name, run).await?;
+                        state = state.ended(run, &ended);
+                        if let Some(failure) = &state.failure {
+                            warn!(unit = %name, hook = %failure.hook, reason = %failure.reason, "hook failed");
+                        }
+                    }
+                }
+                if let Err(error) = self.keep_state(&state).await {
+                    // Only a later agent would need this file.
+                    warn!(unit = %name, %error, "cannot save the unit's state on this machine");
+                }
+            }
+            if state.phase == Phase::Stopped {
+                info!(unit = %name, "unit stopped");
+            }
+        }
+        let ended = self.at_home(|home| home.end_all()).await;
+        ended.map_err(disk("cannot end what the unit left running"))?;
+        // While files remain, a later agent continues the removal.
+        self.untell_stopping().await?;
+        let cleared = self.at_home(|home| home.remove()).await;
+        cleared.map_err(disk("cannot clear the unit away"))?;
+        info!(unit = %self.id, "unit removed");
+        Ok(())
+    }
+
+    /// Handles a run of a removed unit. No hook except `stop` is started any more.
+    async fn last(&mut self, name: &UnitName, run: Run) -> Result<Ended, Error> {
+        let runs = self.home().runs();
+        loop {
+            match runs.find(run.number).map_err(disk("cannot look for the hook"))? {
+                Found::Over(ended) => return Ok(ended),
+                Found::Lost(ended) => {
+                    self.end_run(run).await?;
+                    return Ok(ended);
+                }
+                Found::Running if run.hook == Hook::Stop => sleep(LOOK_AGAIN).await,
+                Found::Running => {
+                    runs.stop(run.number).map_err(disk("cannot stop the hook"))?;
+                    sleep(LOOK_AGAIN).await;
+                }
+                Found::Nothing if run.hook != Hook::Stop => {
+                    // The hook may have started nevertheless, and `stop` runs next.
+                    if runs.was_tried(run.number) {
+                        self.end_run(run).await?;
+                    }
+                    return Ok(Ended::Badly { reason: "was not run".to_owned(), output: String::new() });
+                }
+                Found::Nothing => {
+                    let name = name.clone();
+                    match self.at_home(move |home| stop(&home, &name, run)).await {
+                        Ok(Stop::Ran) => {}
+                        Ok(Stop::Missing) => return Ok(Ended::Well),
+                        Err(error) => {
+                            let reason = format!("cannot be run: {error}");
+                            return Ok(Ended::Badly { reason, output: String::new() });
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+enum Stop {
+    Ran,
+    /// The charm has no such hook.
+    Missing,
+}
+
+/// Runs `stop` to its end as the current hook user, which may differ from the user of earlier
+/// hooks.
+fn stop(home: &UnitDir<'_>, name: &UnitName, run: Run) -> io::Result<Stop> {
+    // A unit runs one hook at a time.
+    if home.runs().was_tried(run.number) {
+        home.end_run(run.number)?;
+    }
+    home.make(name)?;
+    home.hand_over()?;
+    if !home.put_order(name, run)? {
+        return Ok(Stop::Missing);
+    }
+    home.run(run.number).map(|()| Stop::Ran)
+}
+
+/// Returns the saved state, or `None` if there is none and nothing has to be stopped. The operator
+/// decides about an unreadable state, as about a `stop` hook that failed.
+fn read_state(home: &UnitDir<'_>) -> io::Result<Option<State>> {
+    let mut bytes = Vec::new();
+    match File::open(home.state()) {
+        Ok(file) => file.take(MAX_STATE_BYTES as u64 + 1).read_to_end(&mut bytes)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let unknown = |problem: String| -> io::Result<State> {
+        let reason = format!("not started: the unit's state cannot be read: {problem}");
+        let failure = Some(Failure { hook: Hook::Stop, reason, output: String::new() });
+        // The number must differ from those of all earlier runs.
+        Ok(State { phase: Phase::Started, failure, runs: home.runs().last()?, ..State::default() })
+    };
+    State::parse(&bytes).or_else(unknown).map(Some)
+}
+
+/// The part of a state that is recorded before the first state exists.
+fn read_name(home: &UnitDir<'_>) -> Result<UnitName, Error> {
+    let text = std::fs::read_to_string(home.name()).map_err(disk("cannot read the unit's name"))?;
+    text.trim().parse().map_err(|_| Error::Corrupt(format!("{} is not a unit's name", home.name().display())))
+}

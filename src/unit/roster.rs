@@ -1,0 +1,160 @@
+//! Decides from a machine's list of units which units run and which are removed. Pure. A list that
+//! is wrongly empty looks like an operator who removed everything, and a removal cannot be undone:
+//! so the removal of most units needs a second read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Add;
+use std::time::Duration;
+
+use super::agent::Directive;
+use crate::model::UnitId;
+
+/// Decides about units while the store is older than the checkpoint: units with files or an agent
+/// here stay as they are, and only listed units without them are started. `started` collects the
+/// latter.
+pub(super) fn hold(
+    listed: &BTreeSet<UnitId>,
+    residents: impl IntoIterator<Item = UnitId>,
+    directives: &BTreeMap<UnitId, Directive>,
+    started: &mut BTreeSet<UnitId>,
+) -> BTreeMap<UnitId, Directive> {
+    let here: BTreeSet<UnitId> = residents.into_iter().chain(directives.keys().copied()).collect();
+    started.extend(listed.difference(&here));
+    let directive = |id: UnitId| if started.contains(&id) { Directive::Live } else { Directive::Hold };
+    here.union(listed).map(|id| (*id, directive(*id))).collect()
+}
+
+/// When units were first missing from a list that is not trusted yet. `I` is a point in time.
+#[derive(Debug)]
+pub(super) struct Missed<I> {
+    since: BTreeMap<UnitId, I>,
+    /// Longer than the interval between two reads of the same error.
+    doubt: Duration,
+}
+
+impl<I: Copy + Ord + Add<Duration, Output = I>> Missed<I> {
+    pub(super) fn new(doubt: Duration) -> Self {
+        Self { since: BTreeMap::new(), doubt }
+    }
+
+    /// Returns the directives for all units that are listed or have files here, as of a read at
+    /// `now`. Units in doubt are left out, and continue as before.
+    pub(super) fn decide(
+        &mut self,
+        listed: &BTreeSet<UnitId>,
+        residents: impl IntoIterator<Item = UnitId>,
+        directives: &BTreeMap<UnitId, Directive>,
+        now: I,
+    ) -> BTreeMap<UnitId, Directive> {
+        // Units whose removal was confirmed earlier do not count for this read.
+        let retiring = |id: &UnitId| directives.get(id) == Some(&Directive::Retire);
+        let here: BTreeSet<UnitId> =
+            residents.into_iter().chain(directives.keys().copied()).filter(|id| !retiring(id)).collect();
+        let missing: BTreeSet<UnitId> = here.difference(listed).copied().collect();
+        self.since.retain(|id, _| missing.contains(id));
+        let likely = missing.len() <= 1 || missing.len() * 2 < here.len();
+        let mut decided: BTreeMap<UnitId, Directive> =
+            listed.iter().map(|id| (*id, Directive::Live)).collect();
+        for id in missing {
+            let since = *self.since.entry(id).or_insert(now);
+            if likely || since + self.doubt <= now {
+                self.since.remove(&id);
+                decided.insert(id, Directive::Retire);
+            }
+        }
+        decided
+    }
+
+    /// How many units are in doubt, and when to read again.
+    pub(super) fn in_doubt(&self) -> Option<(usize, I)> {
+        self.since.values().min().map(|since| (self.since.len(), *since + self.doubt))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONFIRM_AFTER: Duration = Duration::from_secs(2);
+
+    fn ids(numbers: impl IntoIterator<Item = u32>) -> BTreeSet<UnitId> {
+        numbers.into_iter().map(UnitId::new).collect()
+    }
+
+    /// Returns the units that are removed at each of these reads, by seconds since the first.
+    fn retired(here: u32, looks: &[(u64, &[u32])]) -> Vec<Vec<u32>> {
+        let (mut missed, mut directives) = (Missed::new(CONFIRM_AFTER), BTreeMap::new());
+        let look = |(at, listed): &(u64, &[u32])| {
+            let listed = ids(listed.iter().copied());
+            let decided = missed.decide(&listed, ids(0..here), &directives, Duration::from_secs(*at));
+            let gone = decided.iter().filter(|(id, directive)| {
+                **directive == Directive::Retire && directives.get(id) != Some(&Directive::Retire)
+            });
+            let gone = gone.map(|(id, _)| id.number()).collect();
+            directives.extend(decided);
+            gone
+        };
+        looks.iter().map(look).collect()
+    }
+
+    #[test]
+    fn held_machine_starts_new_units_and_changes_no_others() {
+        let directives =
+            BTreeMap::from([(UnitId::new(1), Directive::Live), (UnitId::new(2), Directive::Retire)]);
+        let mut started = BTreeSet::new();
+        let decided = hold(&ids([1, 7]), ids([0, 1]), &directives, &mut started);
+        let expected =
+            [(0, Directive::Hold), (1, Directive::Hold), (2, Directive::Hold), (7, Directive::Live)];
+        let expected: BTreeMap<_, _> = expected.map(|(id, directive)| (UnitId::new(id), directive)).into();
+        assert_eq!(decided, expected);
+        // At the next pass the new unit has files, and continues.
+        assert_eq!(hold(&ids([1, 7]), ids([0, 1, 7]), &expected, &mut started), expected);
+    }
+
+    #[test]
+    fn one_that_is_missing_is_gone() {
+        assert_eq!(retired(1, &[(0, &[])]), [vec![0]]);
+        assert_eq!(retired(3, &[(0, &[0, 2])]), [vec![1]]);
+        assert_eq!(retired(5, &[(0, &[0, 1, 2])]), [vec![3, 4]], "a few of many");
+    }
+
+    #[test]
+    fn most_of_them_take_a_second_look() {
+        for (here, listed) in [(2, &[][..]), (4, &[0, 1]), (200, &[7])] {
+            let gone: Vec<u32> = (0..here).filter(|id| !listed.contains(id)).collect();
+            let looks = [(0, listed), (1, listed), (2, listed), (3, listed)];
+            assert_eq!(retired(here, &looks), [vec![], vec![], gone, vec![]], "{here}");
+        }
+    }
+
+    #[test]
+    fn a_list_that_was_wrong_costs_nobody() {
+        let all: Vec<u32> = (0..10).collect();
+        let looks = [(0, &[][..]), (1, &all), (3, &[]), (4, &all), (9, &all)];
+        assert!(retired(10, &looks).iter().all(Vec::is_empty));
+    }
+
+    #[test]
+    fn who_is_missed_long_enough_goes_however_much_else_changes() {
+        // Other units come and go at each read.
+        let looks = [(0, &[0, 1, 2, 3][..]), (1, &[0, 1, 2]), (2, &[0, 1]), (3, &[0]), (5, &[0])];
+        let gone = retired(10, &looks);
+        assert_eq!(gone[2], [4, 5, 6, 7, 8, 9]);
+        assert_eq!(gone.concat().len(), 9, "{gone:?}");
+    }
+
+    #[test]
+    fn who_is_being_retired_is_no_reason_to_doubt() {
+        let directives: BTreeMap<UnitId, Directive> =
+            (0..8).map(|id| (UnitId::new(id), Directive::Retire)).collect();
+        let mut missed = Missed::new(CONFIRM_AFTER);
+        let decided = missed.decide(&ids([9]), ids(0..10), &directives, Duration::ZERO);
+        assert_eq!(
+            decided,
+            BTreeMap::from([(UnitId::new(8), Directive::Retire), (UnitId::new(9), Directive::Live)])
+        );
+        assert_eq!(missed.in_doubt(), None);
+        missed.decide(&ids([]), ids(20..30), &BTreeMap::new(), Duration::ZERO);
+        assert_eq!(missed.in_doubt(), Some((10, CONFIRM_AFTER)));
+    }
+}
