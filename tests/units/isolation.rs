@@ -53,7 +53,7 @@ pub(crate) fn hook_cannot_access_other_units(site: &Site) {
     let world = World::new(site);
     let operator = &world.operator;
     // The hooks of each unit run as a user of their own.
-    let agent = world.agent(&["--hook-user", "200000+"]);
+    let agent = world.agent(&[]);
     // A hook can also open its own stdout and stderr.
     let start = "open-port 9000 && echo up >/dev/stderr && echo up >/dev/stdout";
     world.deploy(&world.charm("victim", &[("start", start)]), "victim");
@@ -94,7 +94,7 @@ pub(crate) fn hook_cannot_access_other_units(site: &Site) {
     let credentials = world.units_dir().join("units/unit-0000000000/credentials.json");
     assert!(fs::read_to_string(&credentials).unwrap().contains("victim/0"));
     let held = fs::metadata(&credentials).unwrap();
-    assert_eq!((held.permissions().mode() & 0o777, held.uid()), (0o600, 200_000));
+    assert_eq!((held.permissions().mode() & 0o777, held.uid()), (0o600, world.first_uid));
     // Each unit has the ports that its own hooks opened.
     operator.does(&["expose", "victim"]);
     operator.does(&["expose", "thief"]);
@@ -148,7 +148,7 @@ pub(crate) fn hook_cannot_access_another_machine(site: &Site) {
     let operator = &world.operator;
     operator.does(&["add-machine", "--instance-id", "more-metal"]);
     let elsewhere = operator.home().join("units-1");
-    let other = world.agent_of("1", &elsewhere, &["--hook-user", "200000+"]);
+    let other = world.agent_of("1", &elsewhere, &[]);
     operator.does(&["deploy", &world.charm("victim", &[("start", "echo up")]), "--to", "1"]);
     world.becomes("victim/0", "started");
     let kept: Vec<_> = fs::read_dir(elsewhere.join("charms")).unwrap().map(|kept| kept.unwrap()).collect();
@@ -167,7 +167,7 @@ pub(crate) fn hook_cannot_access_another_machine(site: &Site) {
         world.becomes(&format!("{service}/0"), "started");
         fs::read_to_string(world.charm_dir(&format!("{service}/0")).join("tried")).unwrap()
     };
-    let agent = world.agent(&["--hook-user", "200000+"]);
+    let agent = world.agent(&[]);
     let refused = tried("thief");
     for (what, _) in ELSEWHERE {
         came(&refused, what, false, "Permission denied");
@@ -188,7 +188,7 @@ pub(crate) fn hook_cannot_access_another_machine(site: &Site) {
 pub(crate) fn hook_cannot_access_another_environment(site: &Site) {
     let one = World::new(site);
     let two = World::new(&site.other()).on_the_host_of(&one);
-    let (first, second) = (one.agent(&["--hook-user", "200000+"]), two.agent(&["--hook-user", "200000+"]));
+    let (first, second) = (one.agent(&[]), two.agent(&[]));
     one.deploy(&one.charm("victim", &[("start", "setsid sleep 1000 & echo $! >left")]), "victim");
     one.becomes("victim/0", "started");
     let charm = one.charm_dir("victim/0");
@@ -221,7 +221,7 @@ pub(crate) fn hook_cannot_access_another_environment(site: &Site) {
     two.operator.does(&["destroy-service", "thief"]);
     wait_for("a machine without units", DEADLINE, || two.is_cleared_away().then_some(()));
     second.ends();
-    let second = two.agent(&["--hook-user", "200000+"]);
+    let second = two.agent(&[]);
     came(&tried("successor"), "credentials", false, "Permission denied");
     assert!(![victims, thiefs].contains(&owner(&two, "successor/0")));
     assert_eq!(owner(&one, "victim/0"), victims);

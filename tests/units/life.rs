@@ -198,11 +198,12 @@ pub(crate) fn files_of_root_units_are_given_to_their_new_users(site: &Site) {
     let charm = world.charm_dir("old/0");
     let left = fs::read_to_string(charm.join("left")).unwrap();
     agent.ends();
-    let agent = world.agent(&["--hook-user", "200000+"]);
+    let agent = world.agent(&[]);
     world.operator.does(&["expose", "old"]);
     wait_for("the new user", DEADLINE, || {
         assert_eq!(world.unit("old/0").get("hook-error"), None);
-        (fs::read_to_string(charm.join("deep/who")).unwrap() == "0\n200000\n").then_some(())
+        (fs::read_to_string(charm.join("deep/who")).unwrap() == format!("0\n{}\n", world.first_uid))
+            .then_some(())
     });
     world.runs("old", &["install", "start", "exposed"]);
     wait_for("a port", DEADLINE, || {
@@ -229,12 +230,12 @@ pub(crate) fn stop_hook_runs_as_the_new_hook_user(site: &Site) {
     agent.ends();
     // Removed while no agent runs, so that the next agent sees the unit only as removed.
     world.operator.does(&["destroy-service", "old"]);
-    let agent = world.agent(&["--hook-user", "200000+"]);
+    let agent = world.agent(&[]);
     wait_for("a machine without units", DEADLINE, || {
         assert_eq!(world.unit("old/0").get("hook-error"), None);
         world.is_cleared_away().then_some(())
     });
-    assert_eq!(fs::read_to_string(who).unwrap(), "200000\n");
+    assert_eq!(fs::read_to_string(who).unwrap(), format!("{}\n", world.first_uid));
     agent.ends();
 }
 

@@ -72,7 +72,7 @@ pub(crate) fn hook_that_kills_its_agent_is_given_up(site: &Site) {
     let world = World::new(site);
     let number = world.agent_number();
     let kill = format!("kill -9 $(cat {})", number.display());
-    let mut agent = world.agent(&["--hook-user", "200000+"]);
+    let mut agent = world.agent(&[]);
     world.deploy(&world.charm("barred", &[("start", &kill)]), "barred");
     let barred = world.becomes("barred/0", "start-error");
     assert!(barred["hook-output"].to_string().contains("Operation not permitted"), "{barred}");

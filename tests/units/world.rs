@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -17,6 +18,13 @@ use crate::operator::Operator;
 /// Longer than the session of a killed agent lasts on a busy machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
+/// Returns the first of 32 UIDs that no other world has. The kernel counts the processes of a user over
+/// all tests, ended ones included until init reaps them, and hooks have a limit of processes.
+fn next_first_uid() -> u32 {
+    static WORLDS: AtomicU32 = AtomicU32::new(0);
+    1_000_000_000 + std::process::id() * 512 + WORLDS.fetch_add(1, Ordering::Relaxed) * 32
+}
+
 /// Arguments for an agent with a long resync interval, as in normal operation.
 const AT_REST: &[&str] = &["--resync", "60"];
 
@@ -25,6 +33,8 @@ pub(crate) struct World {
     units: PathBuf,
     /// The file of assigned unit users on the agents' host, if it is not this operator's own.
     users: Option<PathBuf>,
+    /// The UID of the first unit, unless `--hook-user` is given.
+    pub(crate) first_uid: u32,
 }
 
 /// A running agent; dropping it kills the process.
@@ -40,7 +50,7 @@ impl World {
         let operator = Operator::bootstrapped(site);
         operator.does(&["add-machine", "--instance-id", "metal"]);
         let units = operator.home().join("units");
-        Self { operator, units, users: None }
+        Self { operator, units, users: None, first_uid: next_first_uid() }
     }
 
     /// Sets another directory for the files of units.
@@ -116,6 +126,9 @@ impl World {
         let resync = if more == AT_REST { &[][..] } else { &["--resync", "2"] };
         command.args(["--log-level", "debug", "machine", "--id", machine]).args(resync);
         command.arg("--units-dir").arg(units).args(more);
+        if !more.contains(&"--hook-user") {
+            command.args(["--hook-user", &format!("{}+", self.first_uid)]);
+        }
         command.envs(self.users.iter().map(|users| ("PORTCULLIS_UNIT_USERS", users)));
         command
     }
