@@ -32,3 +32,5 @@ pub mod runtime;
 pub mod status;
 pub mod store;
 pub mod unit;
+
+pub use portcullis_provider::{mutant, mutants};

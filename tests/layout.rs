@@ -43,7 +43,15 @@ const HOMES: &[(&str, &[&str])] = &[
     ("tracing_subscriber", &["src/runtime/logging.rs"]),
     (
         "portcullis_provider",
-        &["src/model/", "src/machine/", "src/firewall/", "src/provision/", "src/cli/", "provider/"],
+        &[
+            "src/lib.rs",
+            "src/model/",
+            "src/machine/",
+            "src/firewall/",
+            "src/provision/",
+            "src/cli/",
+            "provider/",
+        ],
     ),
     ("println!", &["src/cli/output.rs", "hooks/"]),
     ("print!", &["src/cli/output.rs", "hooks/"]),

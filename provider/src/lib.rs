@@ -6,8 +6,8 @@ pub mod dry_run;
 pub mod ec2;
 pub mod error;
 pub mod memory;
+pub mod mutants;
 pub mod nftables;
-pub mod planted;
 pub mod provider;
 pub mod rule;
 
@@ -18,3 +18,10 @@ pub use error::{Error, Retry, Subject};
 pub use memory::Memory;
 pub use nftables::Nftables;
 pub use provider::{Applied, Firewall, Machines};
+
+/// The former names of [`mutants`], for callers that still use them.
+pub mod planted {
+    #[cfg(feature = "planted")]
+    pub use crate::mutants::activate as plant;
+    pub use crate::mutants::{Mutant as Bug, is_active as planted};
+}

@@ -21,7 +21,7 @@ use self::replicas::{BatchAge, Replicas};
 use self::shared_state::SharedState;
 use super::judge::{self, Judge, Renewal};
 use super::store;
-use crate::model::planted::{Bug, planted};
+use crate::mutant;
 use crate::net::http::client::HttpClient;
 use crate::store::Error;
 use crate::store::acl::Roles;
@@ -249,7 +249,7 @@ impl<T: Tree, P: HttpClient> Tracker<T, P> {
             let inner = self.shared().lock();
             inner.audit.highest_number().max(inner.feed.last())
         };
-        if !planted(Bug::RepeatsNumbers) {
+        if !mutant!(RepeatsNumbers) {
             // No number has more than 32 bits of epoch.
             lease.raise_above(self.tree(), u32::try_from(known >> 32).unwrap_or(u32::MAX - 1)).await?;
         }

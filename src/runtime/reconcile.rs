@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::confirm::CONFIRM_AFTER;
-use crate::model::planted::{Bug, planted};
+use crate::mutant;
 
 /// The pause after a failure of the store.
 pub const STORE_PAUSE: Duration = Duration::from_secs(1);
@@ -83,7 +83,7 @@ pub async fn run_passes<R: Reconciler>(
         let retry_at = reconciler.retry_at();
         let due = tokio::select! {
             biased;
-            _ = stop.wait_for(|stop| *stop && !planted(Bug::DeafToStop)) => return Ok(Ended::Stopped),
+            _ = stop.wait_for(|stop| *stop && !mutant!(DeafToStop)) => return Ok(Ended::Stopped),
             changed = reconciler.changed() => {
                 changed?;
                 Due::Changes
@@ -102,7 +102,7 @@ pub async fn run_passes<R: Reconciler>(
                 if everything {
                     schedule.resynced();
                 }
-                schedule.confirm_later(unconfirmed && !planted(Bug::DoubtNeverRipens));
+                schedule.confirm_later(unconfirmed && !mutant!(DoubtNeverRipens));
             }
             Passed::Conflict => schedule.conflict(),
             Passed::Replaced => return Ok(Ended::Replaced),

@@ -5,8 +5,8 @@
 use super::paths::NodePath;
 use super::requests;
 use super::tree::{Error, Event, Feed};
-use crate::model::planted::{Bug, planted};
 use crate::model::{MachineId, ServiceId, UnitId};
+use crate::mutant;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::time::Duration;
@@ -183,7 +183,7 @@ impl<F: Feed> Changes<F> {
         }
         let Self { feed, pending } = self;
         gather_burst(feed, GATHER, |event| {
-            if !planted(Bug::OneEventAtATime) {
+            if !mutant!(OneEventAtATime) {
                 pending.add(event, Instant::now());
             }
         })
@@ -202,7 +202,7 @@ impl<F: Feed> Changes<F> {
     async fn listen(&mut self) -> Infallible {
         // The feed returns its failure again to the next caller of `gather`.
         while let Ok(event) = self.feed.next().await {
-            if self.pending.is_empty() || !planted(Bug::OneEventAtATime) {
+            if self.pending.is_empty() || !mutant!(OneEventAtATime) {
                 self.add(&event);
             }
         }

@@ -12,7 +12,7 @@ use super::error::Error;
 use super::paths::{self, NodePath};
 use super::tree::{self, Feed as _, Tree, Write};
 use crate::model::MachineId;
-use crate::model::planted::{Bug, planted};
+use crate::mutant;
 
 /// How long after a confirmation the holder may act. Shorter than the session timeout, which begins
 /// with the last request of the session, so no other process can acquire the lease in this time.
@@ -198,7 +198,7 @@ impl Lease {
     /// The deadline after which no effect outside the store may begin, unless the lease is
     /// confirmed again.
     pub fn may_act_until(&self) -> Instant {
-        if planted(Bug::NoLease) { Instant::now() + LEASE } else { self.confirmed + LEASE }
+        if mutant!(NoLease) { Instant::now() + LEASE } else { self.confirmed + LEASE }
     }
 
     /// A number higher than that of every earlier holder.
@@ -214,7 +214,7 @@ impl Lease {
     /// The first step of every write of the holder: it fails once the holder was replaced.
     pub fn fence(&self) -> Write {
         let (path, version) = self.fence.clone();
-        Write::Check { path, version: if planted(Bug::NoFence) { -1 } else { version } }
+        Write::Check { path, version: if mutant!(NoFence) { -1 } else { version } }
     }
 }
 

@@ -4,7 +4,7 @@
 use std::future::Future;
 use std::pin::Pin;
 
-use portcullis::model::planted::{Bug, plant};
+use portcullis::mutants::{Mutant, activate};
 
 use crate::{cut_off, late, recovery, restored};
 
@@ -12,13 +12,13 @@ type Scenario = fn() -> Pin<Box<dyn Future<Output = ()>>>;
 
 /// Runs a scenario with a bug switched on; it has to fail. It runs on one thread, because the
 /// switch is per thread.
-fn find(bug: Bug, scenario: Scenario) {
-    plant(Some(bug));
+fn find(bug: Mutant, scenario: Scenario) {
+    activate(Some(bug));
     let outcome = std::panic::catch_unwind(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
         runtime.expect("a runtime").block_on(scenario());
     });
-    plant(None);
+    activate(None);
     assert!(outcome.is_err(), "{bug:?} was not found: {}", bug.why());
 }
 
@@ -27,13 +27,13 @@ macro_rules! finds {
         $(
             #[test]
             fn $test() {
-                find(Bug::$bug, || Box::pin($scenario()));
+                find(Mutant::$bug, || Box::pin($scenario()));
             }
         )+
 
         #[test]
         fn every_heartbeat_bug_has_a_scenario() {
-            assert_eq!(Bug::HEARTBEAT, [$(Bug::$bug),+]);
+            assert_eq!(Mutant::HEARTBEAT, [$(Mutant::$bug),+]);
         }
     };
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::heartbeat::core::audit::Change;
 use crate::heartbeat::core::name::Name;
 use crate::heartbeat::core::state::Notification;
-use crate::model::planted::{Bug, planted};
+use crate::mutant;
 use crate::runtime::backoff::doubling;
 
 /// Names in one call.
@@ -202,8 +202,7 @@ impl Round {
 /// most the audit interval passes between two calls, since a server that is back should get its
 /// first call within that time.
 pub fn pause_ms(failures: u32, random: u64, interval_ms: u64) -> u64 {
-    let longest =
-        if planted(Bug::ProbesSeldom) { LONGEST_PAUSE_MS } else { interval_ms.min(LONGEST_PAUSE_MS) };
+    let longest = if mutant!(ProbesSeldom) { LONGEST_PAUSE_MS } else { interval_ms.min(LONGEST_PAUSE_MS) };
     let (first, longest) = (Duration::from_millis(FIRST_PAUSE_MS), Duration::from_millis(longest));
     let pause = doubling(first, failures.saturating_sub(1), longest).as_millis() as u64;
     pause - random % (pause / 4 + 1)

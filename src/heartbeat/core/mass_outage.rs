@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-use crate::model::planted::{Bug, planted};
+use crate::mutant;
 
 /// Fewer silent components than this are never a mass outage.
 const MASS_LEAST: usize = 3;
@@ -144,7 +144,7 @@ impl MassHold {
             return HoldDecision::Hold { raised: false };
         }
         let since = *self.recovering.get_or_insert(now);
-        if now < since + window && !planted(Bug::HoldEndsWithTheShare) {
+        if now < since + window && !mutant!(HoldEndsWithTheShare) {
             return HoldDecision::Hold { raised: false };
         }
         // Later deaths are checked again: if the same components fall silent again, that is another

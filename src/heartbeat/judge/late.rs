@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use crate::heartbeat::core::audit::Change;
 use crate::heartbeat::core::name::Name;
 use crate::heartbeat::notify::LateCall;
-use crate::model::planted::{Bug, planted};
+use crate::mutant;
 
 /// Late calls that are still open.
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ pub(super) struct LateCalls {
 
 impl LateCalls {
     pub(super) fn add(&mut self, call: LateCall) {
-        if planted(Bug::ForgetsLateCalls) {
+        if mutant!(ForgetsLateCalls) {
             return;
         }
         self.components.begin(&call.names);

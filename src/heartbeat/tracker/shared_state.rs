@@ -17,7 +17,7 @@ use crate::heartbeat::core::params::Params;
 use crate::heartbeat::core::record::Beat;
 use crate::heartbeat::core::table::Full;
 use crate::heartbeat::tracker::event_feed::{EventFeed, FeedSignal};
-use crate::model::planted::{Bug, planted};
+use crate::mutant;
 
 /// How often the process records that it runs.
 pub const PULSE: Duration = Duration::from_millis(100);
@@ -50,7 +50,7 @@ impl Readiness {
     /// The standing of a tracker that has not reached the store for so many milliseconds.
     pub fn after(ms: u64) -> Self {
         let since = Duration::from_millis(ms);
-        if since >= ACCEPT_WITHIN && !planted(Bug::TakesBeatsForEver) {
+        if since >= ACCEPT_WITHIN && !mutant!(TakesBeatsForEver) {
             Self::Stranded
         } else if since >= READY_WITHIN {
             Self::NotReady

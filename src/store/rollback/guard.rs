@@ -11,7 +11,7 @@ use tracing::{info, warn};
 
 use super::{Checkpoint, Record, Remembered, Verdict, judge, parse_checkpoint, parse_record, to_bytes};
 use crate::model::MachineId;
-use crate::model::planted::{Bug, planted};
+use crate::mutant;
 use crate::store::acl::{Acl, Roles};
 use crate::store::credentials::{Identity, random_hex};
 use crate::store::paths::{self, NodePath};
@@ -138,7 +138,7 @@ impl RollbackGuard {
         fence: Option<Write>,
         basis: Basis,
     ) -> Result<Standing, Error> {
-        if planted(Bug::TrustsARestoredStore) {
+        if mutant!(TrustsARestoredStore) {
             return Ok(Standing::Good);
         }
         let mut state = self.state.lock().await;

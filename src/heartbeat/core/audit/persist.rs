@@ -10,7 +10,7 @@ use crate::heartbeat::core::name::Name;
 use crate::heartbeat::core::record::{Beat, NotifyStatus, Record, bucket_of, bucket_to_bytes, in_batches};
 use crate::heartbeat::core::state::State;
 use crate::heartbeat::core::table::Component;
-use crate::model::planted::{Bug, planted};
+use crate::mutant;
 
 impl Audit {
     /// Adopts the records of a bucket from a restored store. A component whose change in memory is
@@ -39,7 +39,7 @@ impl Audit {
             component.state != State::New && missing(bucket_of(component.name()))
         };
         let entries: Vec<u32> = self.table.iter().filter(unreachable).map(|(entry, _)| entry).collect();
-        if planted(Bug::TrustsAnEmptyStore) {
+        if mutant!(TrustsAnEmptyStore) {
             return 0;
         }
         for entry in &entries {

@@ -7,7 +7,7 @@ use super::Audit;
 use crate::heartbeat::core::name::Name;
 use crate::heartbeat::core::state::State;
 use crate::heartbeat::core::table::TrackerIndex;
-use crate::model::planted::{Bug, planted};
+use crate::mutant;
 
 impl Audit {
     /// Marks a tracker as unreachable; deaths of components that last beat to it are held until
@@ -38,7 +38,7 @@ impl Audit {
 
     /// Until when the death of a component must not be declared.
     pub(super) fn held_for_tracker_until(&self, entry: u32, now: u64) -> Option<u64> {
-        if self.unreachable.is_empty() || self.hold.is_passing(now) || planted(Bug::ForgetsLostTrackers) {
+        if self.unreachable.is_empty() || self.hold.is_passing(now) || mutant!(ForgetsLostTrackers) {
             return None;
         }
         self.unreachable.get(&self.table.get(entry).via).copied().filter(|until| now < *until)

@@ -1,24 +1,32 @@
 //! Deliberate bugs, one for each mistake that was made once or is likely. They exist only with the
 //! feature `planted`, for the test that checks that the simulator finds each of them. Without the
-//! feature [`planted`] is the constant `false`, and the compiler removes the bugs.
+//! feature [`is_active`] is the constant `false`, and the compiler removes the bugs.
 
-macro_rules! bugs {
+/// Returns whether a deliberate bug is active: `mutant!(NoLease)`.
+#[macro_export]
+macro_rules! mutant {
+    ($name:ident) => {
+        $crate::mutants::is_active($crate::mutants::Mutant::$name)
+    };
+}
+
+macro_rules! mutants {
     ($($(#[doc = $why:literal])+ $name:ident,)+) => {
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum Bug { $($(#[doc = $why])+ $name,)+ }
+        pub enum Mutant { $($(#[doc = $why])+ $name,)+ }
 
-        impl Bug {
-            pub const ALL: &[Bug] = &[$(Bug::$name,)+];
+        impl Mutant {
+            pub const ALL: &[Mutant] = &[$(Mutant::$name,)+];
 
             /// Returns the effect of the bug.
             pub fn why(self) -> &'static str {
-                match self { $(Bug::$name => concat!($($why,)+),)+ }
+                match self { $(Mutant::$name => concat!($($why,)+),)+ }
             }
         }
     };
 }
 
-bugs!(
+mutants!(
     /// A machine is changed again without reading its rules after a failed call: a batch that is
     /// refused as a whole is refused for ever.
     KeepsWhatItSaw,
@@ -149,43 +157,43 @@ bugs!(
     JoinsWhenFull,
 );
 
-impl Bug {
+impl Mutant {
     /// Bugs in the heartbeat tracker, which the heartbeat simulator has to find.
-    pub const HEARTBEAT: &[Bug] = &[
-        Bug::HoldEndsWithTheShare,
-        Bug::ProbesSeldom,
-        Bug::ForgetsLostTrackers,
-        Bug::TakesBeatsForEver,
-        Bug::TrustsAnEmptyStore,
-        Bug::RepeatsNumbers,
-        Bug::ForgetsLateCalls,
+    pub const HEARTBEAT: &[Mutant] = &[
+        Mutant::HoldEndsWithTheShare,
+        Mutant::ProbesSeldom,
+        Mutant::ForgetsLostTrackers,
+        Mutant::TakesBeatsForEver,
+        Mutant::TrustsAnEmptyStore,
+        Mutant::RepeatsNumbers,
+        Mutant::ForgetsLateCalls,
     ];
 }
 
 /// Returns whether the bug is active.
 #[cfg(not(feature = "planted"))]
 #[inline]
-pub const fn planted(_: Bug) -> bool {
+pub const fn is_active(_: Mutant) -> bool {
     false
 }
 
 #[cfg(feature = "planted")]
 mod switch {
-    use super::Bug;
+    use super::Mutant;
     use std::cell::Cell;
 
-    thread_local!(static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) });
+    thread_local!(static ACTIVE: Cell<Option<Mutant>> = const { Cell::new(None) });
 
     /// Returns whether the bug is active in this thread.
-    pub fn planted(bug: Bug) -> bool {
-        PLANTED.get() == Some(bug)
+    pub fn is_active(bug: Mutant) -> bool {
+        ACTIVE.get() == Some(bug)
     }
 
     /// Activates one bug in this thread, or none.
-    pub fn plant(bug: Option<Bug>) {
-        PLANTED.set(bug);
+    pub fn activate(bug: Option<Mutant>) {
+        ACTIVE.set(bug);
     }
 }
 
 #[cfg(feature = "planted")]
-pub use switch::{plant, planted};
+pub use switch::{activate, is_active};
