@@ -1,5 +1,6 @@
-//! Replaces and creates files atomically: after a crash a file has its old contents or its new ones.
-//! The meaning of the contents must not be in here.
+//! Replaces and creates files atomically: after a crash a file has its old contents or its new
+//! ones. The only place that writes a temporary file and renames it, except the keeper, which keeps
+//! its file open across the rename. The meaning of the contents must not be in here.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -24,8 +25,8 @@ impl Privacy {
     }
 }
 
-/// Replaces `path`. A reader sees the old contents or the new, also after a crash. Several processes
-/// may do it at the same time.
+/// Replaces `path`. A reader sees the old contents or the new, also after a crash. Several
+/// processes may do it at the same time.
 ///
 /// # Errors
 /// Those of the file system; `path` is as before then.
@@ -57,12 +58,25 @@ pub fn create_new(path: &Path, contents: &[u8], privacy: Privacy) -> io::Result<
 /// # Errors
 /// Those of the file system.
 pub fn replace_exclusively(path: &Path, contents: &[u8]) -> io::Result<()> {
-    let aside = path.with_extension("new");
-    let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&aside)?;
-    file.write_all(contents)?;
-    file.sync_all()?;
-    fs::rename(&aside, path)?;
+    build_aside(path, |aside| {
+        let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(aside)?;
+        file.write_all(contents)?;
+        file.sync_all()
+    })?;
     File::open(parent(path))?.sync_all()
+}
+
+/// Renames the file that `build` writes at the given path to `path`, for a single writer at a time.
+/// The unfinished file is `path` with the extension `new`. Nothing is synced here.
+///
+/// # Errors
+/// Those of `build` and of the file system; `path` is as before then.
+pub fn build_aside(path: &Path, build: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+    let aside = path.with_extension("new");
+    build(&aside).and_then(|()| fs::rename(&aside, path)).inspect_err(|_| {
+        // The first error is the one to report.
+        let _ = fs::remove_file(&aside);
+    })
 }
 
 fn put_in_place(

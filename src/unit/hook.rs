@@ -24,6 +24,7 @@ use super::cgroup::{self, Enforced};
 use super::hook_log::{self, Log, Output};
 use super::limits::HookLimits;
 use super::workflow::Ended;
+use crate::runtime::atomic_file;
 use crate::runtime::open_files::{limit_open_files, limit_processes};
 use watch::{Over, Watch};
 
@@ -314,14 +315,14 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// Writes a file completely or not at all.
+/// Writes a file completely or not at all. The name is not synced: a lost run is found and repeated.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let aside = path.with_extension("new");
-    let mut file = File::create(&aside)?;
-    file.write_all(bytes)?;
-    // After a power cut the name must not exist without the contents.
-    file.sync_all()?;
-    fs::rename(aside, path)
+    atomic_file::build_aside(path, |aside| {
+        let mut file = File::create(aside)?;
+        file.write_all(bytes)?;
+        // After a power cut the name must not exist without the contents.
+        file.sync_all()
+    })
 }
 
 fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {

@@ -275,17 +275,15 @@ impl UnitDir<'_> {
         {
             return Ok(());
         }
-        let aside = path.with_extension("new");
-        match fs::remove_file(&aside) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
-        file.write_all(text.as_bytes())?;
-        if let Some((user, group)) = owner {
-            chown(&aside, Some(user), Some(group))?;
-        }
-        fs::rename(aside, path)
+        atomic_file::build_aside(&path, |aside| {
+            match fs::remove_file(aside) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(aside)?;
+            file.write_all(text.as_bytes())?;
+            owner.map_or(Ok(()), |(user, group)| chown(aside, Some(user), Some(group)))
+        })
     }
 
     /// Gives the charm to the unit's user, if it belonged to the agent's user so far. Files of any

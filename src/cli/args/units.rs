@@ -16,6 +16,7 @@ use tracing::{info, warn};
 
 use crate::cli::args::hook_user::{self, Powers};
 use crate::cli::error::Usage;
+use crate::cli::file;
 use crate::cli::juju::hook_env;
 use crate::machine::file::MachineFile;
 use crate::model::{EnvironmentName, MachineId};
@@ -192,10 +193,10 @@ fn carry_tools(from: &Path, directory: &Path) -> io::Result<PathBuf> {
     }
     for tool in TOOLS.map(Path::new).into_iter().filter(|tool| from.join(tool).exists()) {
         // Replaced atomically, since a hook may be running the tool.
-        let aside = to.join(tool).with_extension("new");
-        let copied = fs::copy(from.join(tool), &aside);
-        copied.and_then(|_| fs::set_permissions(&aside, fs::Permissions::from_mode(0o755)))?;
-        fs::rename(aside, to.join(tool))?;
+        file::build_aside(&to.join(tool), |aside| {
+            fs::copy(from.join(tool), aside)?;
+            fs::set_permissions(aside, fs::Permissions::from_mode(0o755))
+        })?;
     }
     Ok(to)
 }

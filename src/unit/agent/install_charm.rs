@@ -1,9 +1,12 @@
 //! Prepares a unit for its hooks: the directory, the credentials and the charm.
 
+use std::path::Path;
+
 use tracing::debug;
 
 use super::{Agent, Error, Seen, chain};
 use crate::model::CharmHash;
+use crate::runtime::atomic_file::build_aside;
 use crate::store;
 use crate::store::records::CHARM_HASH;
 use crate::store::tree::Tree;
@@ -53,17 +56,10 @@ impl<T: Tree> Agent<'_, T> {
             return Ok(bytes);
         }
         let bytes = store::charm(self.tree, hash).await?;
-        let aside = kept.with_extension(self.id.key());
-        let keep = || {
-            self.site.ensure_charms()?;
-            std::fs::write(&aside, &bytes)?;
-            std::fs::rename(&aside, &kept)
-        };
+        let write = |aside: &Path| std::fs::write(aside, &bytes);
         // A failed write only means that the next unit fetches the charm again.
-        if let Err(error) = keep() {
+        if let Err(error) = self.site.ensure_charms().and_then(|()| build_aside(&kept, write)) {
             debug!(%error, "cannot cache the charm");
-            // A partial file is useless and takes disk space.
-            let _ = std::fs::remove_file(&aside);
         }
         Ok(bytes)
     }
