@@ -21,7 +21,7 @@ use crate::heartbeat::core::beat::IncomingBeat;
 use crate::heartbeat::core::name::Name;
 use crate::heartbeat::core::params::InvalidParams;
 use crate::heartbeat::core::token::MachineToken;
-use crate::heartbeat::notify::change_body;
+use crate::heartbeat::webhook::change_body;
 use crate::heartbeat::store::{self, ParamsError};
 use crate::heartbeat::tracker::shared_state::{Readiness, SharedState};
 use crate::model::MachineId;

@@ -1,6 +1,7 @@
-//! CallRunner to those who want to know: the state manager and a webhook. A shell: it carries a
-//! round of calls out and says what came of them; what to call whom about, and when to try again,
-//! is decided in `pending` and `tracker`.
+//! Calls to the state manager: at most one round at a time, repeated after a pause if it fails.
+//! `core::rounds` decides what is in a round, and `core::hsm_batches` what is in a call.
+
+mod late;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,28 +11,146 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tracing::warn;
 
+use self::late::LateCalls;
+use super::calls::CallRunner;
+use super::tracker::Deps;
 use crate::heartbeat::core::audit::Change;
 use crate::heartbeat::core::hsm_batches::{Answer, Outcome, Round, body};
 use crate::heartbeat::core::name::Name;
-use crate::heartbeat::core::token;
+use crate::heartbeat::core::record::NotifyStatus;
+use crate::heartbeat::core::rounds::{CallSlot, Rejected};
 use crate::heartbeat::tracker::shared_state::SharedState;
 use crate::net::http::client::{Call, CallError, HttpClient};
 
-/// The numbers of the changes that a call is about. The same number is the same change, in whichever
-/// call and from whichever judge it comes.
+/// The numbers of the changes that a call is about. The same number is the same change, whichever
+/// judge sends it, and in whichever call.
 pub const SEQUENCES: &str = "x-portcullis-sequences";
-
-/// The signature of a webhook's document.
-pub const SIGNATURE: &str = "x-portcullis-signature";
 
 /// A call that is not answered in time is waited for this many times as long, since it may be
 /// applied late.
 const LATE_LIMITS: u32 = 10;
 
+/// The running calls, and their results that are not stored yet.
+#[derive(Debug)]
+pub(super) struct StateManager {
+    runner: CallRunner<(Outcome, Option<LateCall>)>,
+    late: LateCalls,
+    rejected: Rejected,
+    /// Which components the calls of the running round have updated, call by call.
+    receipts: Option<mpsc::Receiver<Receipt>>,
+    /// Notified when the store has the results so far: the round then makes its next call.
+    awaiting_write: Vec<oneshot::Sender<()>>,
+}
+
+impl StateManager {
+    pub(super) fn new(now_ms: u64) -> Self {
+        Self {
+            runner: CallRunner::new(),
+            late: LateCalls::default(),
+            rejected: Rejected::new(now_ms),
+            receipts: None,
+            awaiting_write: Vec::new(),
+        }
+    }
+
+    /// Whether a round is running.
+    pub(super) fn is_busy(&self) -> bool {
+        self.runner.slot() == CallSlot::Busy
+    }
+
+    /// Starts a round, if one is due.
+    pub(super) fn start<T, P: HttpClient>(&mut self, deps: &Deps<T, P>) {
+        let shared = &deps.shared;
+        let mut inner = shared.lock();
+        let params = inner.params.clone();
+        if params.no_state_manager || params.sm_url.is_empty() {
+            return;
+        }
+        if self.rejected.moves_to(&params.sm_url) {
+            inner.audit.retry_refused();
+            self.runner.retry_now();
+        }
+        let now = (shared.now(&inner), shared.monotonic_ms());
+        let is_waiting = |change: &Change| self.late.is_waiting(change);
+        let round = self.rejected.next_round(self.runner.slot(), &inner.audit, now, is_waiting);
+        drop(inner);
+        if let Some(round) = round {
+            let (sender, receipts) = mpsc::channel(1);
+            let (post, shared) = (Arc::clone(&deps.post), Arc::clone(shared));
+            let limit = Duration::from_millis(params.sm_timeout_ms);
+            self.receipts = Some(receipts);
+            self.runner.start(deliver(post, shared, round, params.sm_url, limit, sender));
+        }
+    }
+
+    /// Waits until a call was accepted or a round is over, and applies the result. Cancel-safe.
+    pub(super) async fn call_done<T, P: HttpClient>(&mut self, deps: &Deps<T, P>) {
+        let next_receipt = async {
+            match &mut self.receipts {
+                Some(receipts) => receipts.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            // The receipts of a round come before its end.
+            biased;
+            receipt = next_receipt => match receipt {
+                Some(receipt) => self.record_accepted(&deps.shared, receipt),
+                None => self.receipts = None,
+            },
+            round = self.runner.done() => self.finish_round(deps, round),
+            () = self.late.done() => {}
+        }
+    }
+
+    /// The store has the results of all calls so far.
+    pub(super) fn results_stored(&mut self) {
+        for stored in self.awaiting_write.drain(..) {
+            // The round may have been aborted.
+            let _ = stored.send(());
+        }
+    }
+
+    /// Ends the round after the running call: its result is not reported as stored.
+    pub(super) fn make_no_further_call(&mut self) {
+        self.awaiting_write.clear();
+    }
+
+    /// The result is stored at once: until then, another judge would send the same states again.
+    fn record_accepted(&mut self, shared: &SharedState, (accepted, stored): Receipt) {
+        self.awaiting_write.push(stored);
+        let mut inner = shared.lock();
+        for (name, sequence) in &accepted {
+            if self.late.accepted(name, *sequence) {
+                inner.audit.set_notified(name, *sequence, NotifyStatus::Accepted);
+            }
+        }
+    }
+
+    /// A round that panicked or was aborted counts as failed.
+    fn finish_round<T, P>(&mut self, deps: &Deps<T, P>, round: Option<(Outcome, Option<LateCall>)>) {
+        let (outcome, late) = round.unwrap_or((Outcome { failed: true, ..Outcome::default() }, None));
+        if let Some(call) = late {
+            self.late.add(call);
+        }
+        if self.rejected.ended_retry() {
+            return;
+        }
+        let mut inner = deps.shared.lock();
+        self.runner.record_result(outcome.failed, (deps.random)(), inner.params.interval_ms);
+        self.rejected.ended(outcome.all_unclear, deps.shared.monotonic_ms());
+        inner.stats.manager_failures = self.runner.failures;
+        for (name, sequence) in &outcome.refused {
+            warn!(component = %name, "state manager rejects this component; trying again later");
+            inner.audit.set_notified(name, *sequence, NotifyStatus::Refused);
+        }
+    }
+}
+
 /// A call in a task of its own, so that its end can be awaited after its timeout. Dropping it
 /// aborts the call.
 #[derive(Debug)]
-pub struct Running(JoinHandle<Result<u16, CallError>>);
+struct Running(JoinHandle<Result<u16, CallError>>);
 
 impl Running {
     fn start<P: HttpClient>(post: &Arc<P>, call: Call) -> Self {
@@ -50,7 +169,7 @@ impl Running {
     }
 
     /// Waits until the call succeeds or fails.
-    pub async fn ended(&mut self) {
+    async fn ended(&mut self) {
         // A late answer is ignored.
         let _ = (&mut self.0).await;
     }
@@ -64,19 +183,19 @@ impl Drop for Running {
 
 /// A call that was not answered in time, and may be applied later.
 #[derive(Debug)]
-pub struct LateCall {
-    pub names: Vec<Name>,
-    pub call: Running,
+struct LateCall {
+    names: Vec<Name>,
+    call: Running,
 }
 
-/// Who was told by a call, and how to say that it is written down.
-pub type Receipt = (Vec<(Name, u64)>, oneshot::Sender<()>);
+/// The changes that a call was accepted for; the sender reports that this is stored.
+type Receipt = (Vec<(Name, u64)>, oneshot::Sender<()>);
 
-/// Carries out a round of calls to the state manager at `base`, and says after each who was told by
-/// it. The next is made when that is recorded: for the next judge the result of one call at most is
-/// unknown. A call that is not answered in time ends the round and is returned, since it may still
-/// be applied.
-pub async fn deliver<P: HttpClient>(
+/// Makes the calls of a round to the state manager at `base`, and sends a receipt after each. The
+/// next call is made when the receipt is stored: for the next judge, the result of at most one call
+/// is unknown. A call that is not answered in time ends the round and is returned, since it may
+/// still be applied.
+async fn deliver<P: HttpClient>(
     post: Arc<P>,
     shared: Arc<SharedState>,
     mut delivery: Round,
@@ -87,7 +206,7 @@ pub async fn deliver<P: HttpClient>(
     let url = format!("{base}/State/Components/BulkStateData");
     let mut late = None;
     while let Some(call) = delivery.next_call() {
-        // Who is no longer the judge tells nobody anything.
+        // Only the judge makes calls.
         let result = if shared.may_call() {
             shared.lock().stats.calls += 1;
             let out = Call {
@@ -109,10 +228,7 @@ pub async fn deliver<P: HttpClient>(
         } else {
             Err(CallError::Cancelled)
         };
-        let answer = match result {
-            Ok(status) => Answer::of(status),
-            Err(_) => Answer::Failed,
-        };
+        let answer = result.as_ref().map_or(Answer::Failed, |status| Answer::of(*status));
         if answer != Answer::Accepted {
             let (problem, names) = (problem(&result), call.entries.len());
             warn!(problem, notification = call.notification.as_str(), names, "state manager not told");
@@ -120,7 +236,7 @@ pub async fn deliver<P: HttpClient>(
         delivery.answered(call, answer);
         if answer == Answer::Accepted {
             let (written, is_written) = oneshot::channel();
-            // Nobody is there to write it down if either fails.
+            // Either fails if the judge is gone.
             if receipts.send((delivery.take_accepted(), written)).await.is_err() || is_written.await.is_err()
             {
                 break;
@@ -130,50 +246,6 @@ pub async fn deliver<P: HttpClient>(
     (delivery.finish(), late)
 }
 
-fn problem(result: &Result<u16, CallError>) -> String {
+pub(super) fn problem(result: &Result<u16, CallError>) -> String {
     result.as_ref().map_or_else(ToString::to_string, |status| format!("it answers {status}"))
-}
-
-/// Sends one signed document for a change. Whether it was taken; whatever else is said, the change waits.
-pub async fn hook<P: HttpClient>(
-    post: Arc<P>,
-    shared: Arc<SharedState>,
-    change: Change,
-    url: String,
-    secret: Arc<[u8]>,
-    limit: Duration,
-) -> bool {
-    let body = change_body(&change);
-    let signature = format!("sha256={}", token::signature(&secret, &body));
-    let headers = vec![(SEQUENCES, change.sequence.to_string()), (SIGNATURE, signature)];
-    let result = if shared.may_call() {
-        post.call(Call { method: "POST", url, headers, body, limit, repeatable: false }).await
-    } else {
-        Err(CallError::Cancelled)
-    };
-    let taken = matches!(result, Ok(200..=299));
-    if !taken {
-        warn!(problem = problem(&result), component = %change.name, "webhook not told");
-    }
-    taken
-}
-
-/// A change as a document, for webhooks and readers of events.
-pub fn change_body(change: &Change) -> Vec<u8> {
-    let text =
-        change.notification.map(|notification| (notification.state_and_flag(), notification.message()));
-    let ((state, flag), message) = text.unwrap_or((("", ""), ""));
-    serde_json::json!({
-        "sequence": change.sequence,
-        "component": change.name.as_str(),
-        "health": change.state.as_str(),
-        "state": state,
-        "flag": flag,
-        "message": message,
-        "at": change.at,
-        "flaps": change.flaps,
-        "timestamp": change.stamp.text(),
-    })
-    .to_string()
-    .into_bytes()
 }

@@ -3,9 +3,7 @@
 //! and sends it to the state manager and the webhook. All its writes check the epoch of its lease.
 //! Decisions are in `core::judge_state` and `core::rounds`.
 
-mod delivery;
 mod housekeeping;
-mod late;
 mod unreadable;
 
 use std::collections::{HashMap, VecDeque};
@@ -13,15 +11,16 @@ use std::collections::{HashMap, VecDeque};
 use tokio::time::Instant;
 use tracing::{error, info, warn};
 
-use self::delivery::Delivery;
 use self::housekeeping::CLEAN_UP_EVERY;
 use super::core::journal::PageWrite;
 use super::core::judge_state::{Inherited, JudgeState};
+use super::hsm::StateManager;
 use super::store;
 use super::tracker::Deps;
 use super::tracker::follow::unless_corrupt;
 use super::tracker::replicas::Replicas;
 use super::tracker::shared_state::SharedState;
+use super::webhook::Webhook;
 use crate::net::http::client::HttpClient;
 use crate::store::Error;
 use crate::store::acl::Acl;
@@ -37,7 +36,8 @@ const WRITE_BYTES: usize = 800_000;
 pub(super) struct Judge {
     lease: Lease,
     state: JudgeState,
-    delivery: Delivery,
+    manager: StateManager,
+    webhook: Webhook,
     renew_at: Instant,
     clean_up_at: Instant,
     /// Small differences of a hold are not written before this time.
@@ -104,7 +104,8 @@ impl Judge {
         Self {
             lease,
             state,
-            delivery: Delivery::new(shared.monotonic_ms()),
+            manager: StateManager::new(shared.monotonic_ms()),
+            webhook: Webhook::new(),
             renew_at: now + LEASE / 3,
             clean_up_at: now + CLEAN_UP_EVERY,
             alarm_at: now,
@@ -167,8 +168,36 @@ impl Judge {
         self.write_alarm(deps).await?;
         self.request_flush(deps, replicas).await?;
         self.write_progress(&deps.tree).await?;
-        self.start_calls(deps);
+        self.manager.start(deps);
+        self.webhook.start(deps, &mut self.state.webhook_queue, &self.state.progress.0);
         if Instant::now() >= self.clean_up_at { self.clean_up(deps, replicas).await } else { Ok(()) }
+    }
+
+    /// Waits until a call was accepted or a round is over, and applies the result. Cancel-safe.
+    pub(super) async fn calls_done<T: Tree, P: HttpClient>(&mut self, deps: &Deps<T, P>) {
+        tokio::select! {
+            biased;
+            () = self.manager.call_done(deps) => {}
+            () = self.webhook.call_done(deps, &mut self.state.webhook_queue) => {}
+        }
+    }
+
+    /// Starts no call, but applies and stores the results of running calls.
+    pub(super) async fn finish_calls<T: Tree, P: HttpClient>(
+        &mut self,
+        deps: &Deps<T, P>,
+    ) -> Result<(), Error> {
+        loop {
+            // Both are tried: an earlier write of either may have been applied without an answer.
+            let progress = self.write_progress(&deps.tree).await;
+            self.write_changes(deps).await?;
+            progress?;
+            if !self.manager.is_busy() && !self.webhook.is_busy() {
+                return Ok(());
+            }
+            self.calls_done(deps).await;
+            self.manager.make_no_further_call();
+        }
     }
 
     /// Applies a release of held deaths by an operator, if there is a new one.
@@ -243,7 +272,7 @@ impl Judge {
         deps.shared.publish(&changes);
         self.state.webhook_queue.push(&changes);
         deps.shared.lock().stats.webhook_collapsed += self.state.webhook_queue.take_collapsed();
-        self.delivery.results_stored();
+        self.manager.results_stored();
         Ok(())
     }
 

@@ -7,11 +7,13 @@
 //! [`core::hsm_batches`] for how changes reach the state manager.
 
 pub mod api;
+mod calls;
 pub mod client;
 pub mod core;
 pub mod discovery;
+pub mod hsm;
 mod judge;
-pub mod notify;
 pub mod status_section;
 pub mod store;
 pub mod tracker;
+pub mod webhook;

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use portcullis::heartbeat::notify::{SEQUENCES, SIGNATURE};
+use portcullis::heartbeat::hsm::SEQUENCES;
+use portcullis::heartbeat::webhook::SIGNATURE;
 use portcullis::net::http::client::{Call, CallError, HttpClient};
 use tokio::time::Instant;
 

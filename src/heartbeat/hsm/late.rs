@@ -7,9 +7,9 @@ use std::collections::HashMap;
 
 use tokio::task::JoinSet;
 
+use super::LateCall;
 use crate::heartbeat::core::audit::Change;
 use crate::heartbeat::core::name::Name;
-use crate::heartbeat::notify::LateCall;
 use crate::mutant;
 
 /// Late calls that are still open.

@@ -81,7 +81,7 @@ impl Judge {
         if !writes.is_empty() {
             writes.commit(&deps.tree).await?;
         }
-        self.delivery.progress_dirty = true;
+        self.webhook.progress_dirty = true;
         self.trim_journal(&deps.tree).await
     }
 
@@ -101,7 +101,7 @@ impl Judge {
 
     /// Writes the webhook's progress: after each call, and regularly where there is no webhook.
     pub(super) async fn write_progress<T: Tree>(&mut self, tree: &T) -> Result<(), Error> {
-        if !self.delivery.progress_dirty {
+        if !self.webhook.progress_dirty {
             return Ok(());
         }
         let progress = self.state.webhook_queue.progress().clone();
@@ -111,7 +111,7 @@ impl Judge {
             writes.commit(tree).await?;
             (*stored, *version) = (progress, *version + 1);
         }
-        self.delivery.progress_dirty = false;
+        self.webhook.progress_dirty = false;
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use crate::cli::args::environment::Globals;
 use crate::cli::output;
 use crate::heartbeat::core::audit::Change;
 use crate::heartbeat::core::state::State;
-use crate::heartbeat::notify::change_body;
+use crate::heartbeat::webhook::change_body;
 use crate::heartbeat::store::{self as heartbeat_store, Page};
 use crate::runtime::clock::utc;
 use crate::store::paths;
