@@ -92,13 +92,7 @@ impl Draft {
     pub fn write(dir: &Path, number: u64, salt: u64, before: Option<Tail>) -> Result<Self, StorageError> {
         let temp_path = draft_path(dir);
         let handle = File::open(dir).map_err(io_error("open", dir))?;
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(FILE_MODE)
-            .open(&temp_path)
-            .map_err(io_error("create", &temp_path))?;
+        let file = create_draft(&temp_path)?;
         file.write_all_at(&segment_header(number, salt, before), 0).map_err(io_error("write", &temp_path))?;
         file.sync_all().map_err(io_error("sync", &temp_path))?;
         Ok(Draft { file, temp_path, dir: handle, path: segment_path(dir, number), salt })
@@ -119,6 +113,14 @@ impl Draft {
         segment.start_frame();
         Ok(segment)
     }
+}
+
+/// Creates a file that is renamed when it is complete. The log writes on through the same file, and
+/// a snapshot is synced in another thread, so `runtime::atomic_file` does not fit.
+pub(super) fn create_draft(path: &Path) -> Result<File, StorageError> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(FILE_MODE);
+    options.open(path).map_err(io_error("create", path))
 }
 
 /// The temporary name of a new segment.

@@ -174,29 +174,40 @@ impl Service {
         Some((session, password))
     }
 
-    fn request(&mut self, peer: &mut Peer, session: i64, frame: &[u8], now: Now) -> FrameOutcome {
+    /// Returns the request in a frame; answers a frame that has none.
+    fn decode_frame<'f>(
+        &mut self,
+        peer: &Peer,
+        session: i64,
+        frame: &'f [u8],
+        now: Now,
+    ) -> Result<(i32, Request<'f>), FrameOutcome> {
         let mut reader = Reader::new(frame);
         let (Ok(xid), Ok(opcode)) = (reader.i32(), reader.i32()) else {
             self.note_bad_request(peer, 0, frame.len(), now);
-            return FrameOutcome::Close;
+            return Err(FrameOutcome::Close);
         };
         if self.state.sessions.get(session).is_none() {
             // The session ended on another connection: a node created now would have no owner.
             self.out.error_reply(peer.id, xid, self.state.zxid(), Code::SessionExpired);
-            return FrameOutcome::Close;
+            return Err(FrameOutcome::Close);
         }
         self.state.sessions.touch(session, now.mono_ms);
-        let request = match decode(opcode, &frame[8..]) {
-            Ok(request) => request,
-            Err(code) => {
-                // ZooKeeper replies to an unknown operation without a zxid.
-                let zxid = if code == Code::Unimplemented { -1 } else { self.state.zxid() };
-                if code == Code::Marshalling {
-                    self.note_bad_request(peer, opcode, frame.len(), now);
-                }
-                self.out.error_reply(peer.id, xid, zxid, code);
-                return FrameOutcome::Continue;
+        decode(opcode, &frame[8..]).map(|request| (xid, request)).map_err(|code| {
+            // ZooKeeper replies to an unknown operation without a zxid.
+            let zxid = if code == Code::Unimplemented { -1 } else { self.state.zxid() };
+            if code == Code::Marshalling {
+                self.note_bad_request(peer, opcode, frame.len(), now);
             }
+            self.out.error_reply(peer.id, xid, zxid, code);
+            FrameOutcome::Continue
+        })
+    }
+
+    fn request(&mut self, peer: &mut Peer, session: i64, frame: &[u8], now: Now) -> FrameOutcome {
+        let (xid, request) = match self.decode_frame(peer, session, frame, now) {
+            Ok(decoded) => decoded,
+            Err(outcome) => return outcome,
         };
         let proved = self.identities.get(peer.id);
         let caller = Caller { session, proved: &proved };

@@ -101,7 +101,8 @@ impl Server {
             identities: config.limits.identities,
             watches: config.limits.watches,
         };
-        info!(local_addr = %plain_listener.addr, zxid = state.zxid(), nodes = state.tree.len(), "keeper recovered");
+        let (local_addr, zxid, nodes) = (plain_listener.addr, state.zxid(), state.tree.len());
+        info!(%local_addr, zxid, nodes, "keeper recovered");
         let mut service = Service::new(state, storage, rules);
         service.out.set_memory_limit(config.limits.max_buffer_bytes);
         let server = Server {

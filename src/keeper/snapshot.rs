@@ -2,15 +2,14 @@
 //! segment N. A snapshot is written under a temporary name, synced and renamed, so that a file with
 //! its final name is complete.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::acl::Acl;
 use super::jute::{DecodeError, Put, Reader};
-use super::log::{FILE_MODE, StorageError, io_error, sync_dir};
+use super::log::{StorageError, create_draft, io_error, sync_dir};
 use super::proto::{Stat, decode_acl, encode_acl};
 use super::session::Sessions;
 use super::state::{State, TreeLimits};
@@ -62,13 +61,7 @@ pub struct Unsynced {
 /// `Unsynced::publish`, which can run on another thread.
 pub fn write(dir: &Path, number: u64, state: &State) -> Result<Unsynced, StorageError> {
     let temp_path = draft_path(dir);
-    let file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(FILE_MODE)
-        .open(&temp_path)
-        .map_err(io_error("create", &temp_path))?;
+    let file = create_draft(&temp_path)?;
     let mut out =
         Writer { file, path: &temp_path, chunk: Vec::with_capacity(2 * CHUNK_BYTES), crc: 0, written: 0 };
     out.chunk.put_bytes(MAGIC);

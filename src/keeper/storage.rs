@@ -277,10 +277,6 @@ impl Storage {
         }
     }
 
-    pub fn is_publishing(&self) -> bool {
-        self.publishing.is_some()
-    }
-
     pub fn wait_for_snapshot(&mut self) {
         let Some(publishing) = self.publishing.take() else { return };
         match publishing.join() {
