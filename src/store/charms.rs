@@ -78,9 +78,6 @@ impl<T: Tree> Environment<T> {
 
     /// Removes a charm that no service uses any more. With a concurrent deployment of it, either
     /// this call sees the service, or the deployment fails because the charm is gone.
-    ///
-    /// # Errors
-    /// The failures of the store.
     pub async fn sweep_charm(&self, hash: &CharmHash) -> Result<(), Error> {
         let counter = Counter::read(&self.tree, paths::services()).await?;
         let names = self.tree.children(&paths::services()).await?;
@@ -109,11 +106,8 @@ impl<T: Tree> Environment<T> {
     pub(super) async fn charm_check(&self, hash: Option<&Value>) -> Result<Option<Write>, Error> {
         let Some(hash) = hash.and_then(Value::as_str).and_then(CharmHash::parse) else { return Ok(None) };
         let path = paths::charm(&hash);
-        match self.tree.get(&path).await {
-            Ok(node) => Ok(Some(Write::Check { path, version: node.version })),
-            Err(tree::Error::NoNode(_)) => Err(Error::NoCharm(hash)),
-            Err(e) => Err(e.into()),
-        }
+        let node = self.tree.find(&path).await?.ok_or_else(|| Error::NoCharm(hash))?;
+        Ok(Some(Write::Check { path, version: node.version }))
     }
 }
 
@@ -125,11 +119,7 @@ impl<T: Tree> Environment<T> {
 pub async fn charm<T: Tree>(tree: &T, hash: &CharmHash) -> Result<Vec<u8>, Error> {
     tree.prove(&reader(hash)?).await?;
     let path = paths::charm(hash);
-    let head = match tree.get(&path).await {
-        Ok(node) => node.data,
-        Err(tree::Error::NoNode(_)) => return Err(Error::NoCharm(hash.clone())),
-        Err(e) => return Err(e.into()),
-    };
+    let head = tree.find(&path).await?.ok_or_else(|| Error::NoCharm(hash.clone()))?.data;
     let count = serde_json::from_slice::<Value>(&head)
         .ok()
         .and_then(|head| usize::try_from(head.get("chunks")?.as_u64()?).ok())

@@ -40,9 +40,6 @@ impl FailedStop {
 }
 
 /// All reports of some machines. An unreadable report is returned as such.
-///
-/// # Errors
-/// The failures of the store.
 pub async fn read_all<T: Tree>(
     tree: &T,
     machines: &[MachineId],
@@ -81,29 +78,16 @@ impl<'t, T: Tree> Report<'t, T> {
     }
 
     /// Watches the report.
-    ///
-    /// # Errors
-    /// The failures of the store.
     pub async fn watch(&self) -> Result<T::Feed, tree::Error> {
         self.tree.watch(&self.path).await
     }
 
     /// The report as it is in the store.
-    ///
-    /// # Errors
-    /// The failures of the store.
     pub async fn read(&self) -> Result<Option<Node>, tree::Error> {
-        match self.tree.get(&self.path).await {
-            Ok(node) => Ok(Some(node)),
-            Err(tree::Error::NoNode(_)) => Ok(None),
-            Err(err) => Err(err),
-        }
+        self.tree.find(&self.path).await
     }
 
     /// Replaces the report that was read, unless it changed since.
-    ///
-    /// # Errors
-    /// The failures of the store.
     pub async fn write(
         &self,
         data: Vec<u8>,
@@ -133,9 +117,6 @@ impl<'t, T: Tree> Report<'t, T> {
     }
 
     /// Removes the report.
-    ///
-    /// # Errors
-    /// The failures of the store.
     pub async fn remove(&self) -> Result<(), tree::Error> {
         update::delete(self.tree, &self.path).await
     }
@@ -143,9 +124,6 @@ impl<'t, T: Tree> Report<'t, T> {
 
 impl<T: Tree> Environment<T> {
     /// The report of a unit whose `stop` hook failed, if there is one.
-    ///
-    /// # Errors
-    /// The failures of the store.
     pub async fn failed_stop(&self, name: &UnitName) -> Result<Option<NodePath>, Error> {
         let machines = self.machine_ids().await?;
         let all = read_all(&self.tree, &machines).await?;

@@ -43,9 +43,6 @@ pub struct Update {
 }
 
 /// The machines that the controller has reports of. Those that are not in the tree were terminated.
-///
-/// # Errors
-/// The failures of the store.
 pub async fn reported_on<T: Tree>(tree: &T) -> Result<BTreeSet<MachineId>, Error> {
     let list = Read::Children(paths::firewall_reports());
     let names = tree.read_many(vec![list]).await?.into_iter().find_map(Answer::into_children);
@@ -75,9 +72,6 @@ impl Place {
     }
 
     /// Creates the container of the controller's reports.
-    ///
-    /// # Errors
-    /// The failures of the store.
     pub async fn prepare<T: Tree>(&self, tree: &T) -> Result<(), Error> {
         match self {
             Self::Controller(roles) => ensure(tree, &paths::firewall_reports(), &roles.controllers()).await,
@@ -86,9 +80,6 @@ impl Place {
     }
 
     /// The machines that the controller has reports of.
-    ///
-    /// # Errors
-    /// The failures of the store.
     pub async fn listed<T: Tree>(&self, tree: &T) -> Result<BTreeSet<MachineId>, Error> {
         match self {
             Self::Controller(_) => reported_on(tree).await,
@@ -97,9 +88,6 @@ impl Place {
     }
 
     /// The reports of some machines, in order.
-    ///
-    /// # Errors
-    /// The failures of the store.
     pub async fn reports<T: Tree>(
         &self,
         tree: &T,
@@ -109,9 +97,6 @@ impl Place {
     }
 
     /// The change logs of some machines, in order.
-    ///
-    /// # Errors
-    /// The failures of the store.
     pub async fn logs<T: Tree>(
         &self,
         tree: &T,

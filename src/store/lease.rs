@@ -51,15 +51,8 @@ impl LeaseKey {
     }
 
     /// The token of the holder, if there is one.
-    ///
-    /// # Errors
-    /// The failures of the store.
     pub async fn holder<T: Tree>(&self, tree: &T) -> Result<Option<Vec<u8>>, tree::Error> {
-        match tree.get(&self.lock).await {
-            Ok(node) => Ok(Some(node.data)),
-            Err(tree::Error::NoNode(_)) => Ok(None),
-            Err(err) => Err(err),
-        }
+        Ok(tree.find(&self.lock).await?.map(|node| node.data))
     }
 }
 
@@ -110,9 +103,6 @@ impl Lease {
     ///
     /// A holder without an epoch has no right to delete its lock, so there a lock with `token`
     /// counts as acquired. If it ends with an older session, [`Self::confirm`] reports that.
-    ///
-    /// # Errors
-    /// The failures of the store.
     pub async fn try_acquire<T: Tree>(
         tree: &T,
         key: &LeaseKey,
@@ -160,9 +150,6 @@ impl Lease {
     /// Raises the epoch above `known`. The epoch is too low only after a store was restored or its
     /// records were deleted; the numbers that this holder derives from its epoch must not repeat
     /// those of an earlier holder.
-    ///
-    /// # Errors
-    /// The failures of the store.
     pub async fn raise_above<T: Tree>(&mut self, tree: &T, known: u32) -> Result<(), Error> {
         while self.epoch() <= known {
             let (path, version) = self.fence.clone();

@@ -13,8 +13,9 @@ use super::records::{
 use super::tree::{self, Read, Tree, Write};
 use super::units::Counter;
 use super::update::put;
-use crate::model::{InstanceId, MachineId};
+use crate::model::{InstanceId, MachineId, UnitId};
 use serde_json::{Map, Value};
+use std::collections::BTreeSet;
 
 impl Machine {
     /// A machine that the controller will launch.
@@ -45,9 +46,6 @@ pub(super) fn machine_writes(
 /// Changes the record of a machine while the lease of `fence` is held, and returns the new record.
 /// `change` returns `None` if there is nothing to change; a record that became unreadable is left
 /// as it is.
-///
-/// # Errors
-/// The failures of the store.
 pub async fn record_machine<T: Tree>(
     tree: &T,
     fence: Write,
@@ -61,6 +59,21 @@ pub async fn record_machine<T: Tree>(
     let write = Write::SetIfVersion { path, data: new.to_bytes(), version: node.version };
     tree.write(vec![fence, write]).await?;
     Ok(Some(new))
+}
+
+/// All machines. Children of the list that are no ids are ignored.
+pub async fn list_machines<T: Tree>(tree: &T) -> Result<BTreeSet<MachineId>, tree::Error> {
+    let names = tree.children(&paths::machines()).await?;
+    Ok(names.iter().filter_map(|name| MachineId::from_key(name).ok()).collect())
+}
+
+/// The units on the list of a machine.
+///
+/// # Errors
+/// [`tree::Error::NoNode`] if the machine was removed, and the failures of the store.
+pub async fn list_machine_units<T: Tree>(tree: &T, id: MachineId) -> Result<BTreeSet<UnitId>, tree::Error> {
+    let names = tree.children(&paths::machine_units(id)).await?;
+    Ok(names.iter().filter_map(|name| UnitId::from_key(name).ok()).collect())
 }
 
 /// Reports what keeps a machine's agent from running its units, or with `None` that nothing does.
@@ -82,9 +95,6 @@ pub async fn report_machine_problem<T: Tree>(
 
 impl<T: Tree> Environment<T> {
     /// Adds a machine. With `adopted`, it is an existing instance that is never terminated.
-    ///
-    /// # Errors
-    /// The failures of the store.
     pub async fn add_machine(&self, adopted: Option<InstanceId>) -> Result<MachineId, Error> {
         let mut record = Machine { adopted: adopted.is_some(), instance_id: adopted, ..Machine::wanted() };
         let key = self.key()?;
@@ -133,11 +143,8 @@ impl<T: Tree> Environment<T> {
     /// [`Error::MachineNotFound`], [`Error::Corrupt`] and the failures of the store.
     pub async fn machine(&self, id: MachineId) -> Result<Machine, Error> {
         let path = paths::machine(id);
-        match self.tree.get(&path).await {
-            Ok(node) => Machine::parse(&path, &node.data),
-            Err(tree::Error::NoNode(_)) => Err(Error::MachineNotFound(id)),
-            Err(e) => Err(e.into()),
-        }
+        let node = self.tree.find(&path).await?.ok_or_else(|| Error::MachineNotFound(id))?;
+        Machine::parse(&path, &node.data)
     }
 
     /// All machines, lowest first.
@@ -205,10 +212,7 @@ impl<T: Tree> Environment<T> {
     /// [`Error::MachineNotFound`] and the failures of the store.
     pub async fn machine_credential(&self, id: MachineId) -> Result<Credential, Error> {
         let path = paths::machine_credentials(id);
-        match self.tree.get(&path).await {
-            Ok(node) => parse_credentials(&path, &node.data),
-            Err(tree::Error::NoNode(_)) => Err(Error::MachineNotFound(id)),
-            Err(e) => Err(e.into()),
-        }
+        let node = self.tree.find(&path).await?.ok_or_else(|| Error::MachineNotFound(id))?;
+        parse_credentials(&path, &node.data)
     }
 }

@@ -5,6 +5,9 @@
 //! Start at [`Environment`] for the operations, at [`paths`] for the layout, at [`acl`] for the
 //! rights. Everything goes through [`Tree`], which has one implementation over the wire and one in
 //! memory.
+//!
+//! Every operation can fail because the store is unreachable, refuses the credentials or is full:
+//! [`tree::Error`]. `# Errors` of a function names only what else can happen.
 
 mod accept;
 pub mod acl;
@@ -44,12 +47,12 @@ pub use credentials::{Credential, Identity, InvalidCredential};
 pub use environment::{Bootstrap, Environment};
 pub use error::{Error, is_transient, tree_error_in};
 pub use idempotency::IdempotencyKey;
-pub use machines::{record_machine, report_machine_problem};
+pub use machines::{list_machine_units, list_machines, record_machine, report_machine_problem};
 pub use memory::{MemoryStore, MemoryTree};
 pub use ports::UnitPorts;
-pub use services::{Deploy, Deployed, Exposed, Flag};
+pub use services::{Deploy, Deployed, Exposed, Flag, is_exposed};
 pub use snapshot::Snapshot;
 pub use tree::Tree;
-pub use units::{MAX_UNITS, Placed, write_unit_state};
+pub use units::{MAX_UNITS, Placed, UnitRead, read_unit, unit_exists, write_unit_state};
 pub use update::update;
 pub use zk::{ZkFeed, ZkTree};

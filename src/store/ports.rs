@@ -26,11 +26,8 @@ impl<'t, T: Tree> UnitPorts<'t, T> {
     /// # Errors
     /// [`Error::Corrupt`] and the failures of the store.
     pub async fn read(&self) -> Result<PortsDocument, Error> {
-        match self.tree.get(&self.path).await {
-            Ok(node) => self.parse(&node.data),
-            Err(tree::Error::NoNode(_)) => self.parse(&[]),
-            Err(e) => Err(e.into()),
-        }
+        let node = self.tree.find(&self.path).await?;
+        self.parse(&node.map(|node| node.data).unwrap_or_default())
     }
 
     /// Opens a range. Opening it again changes nothing.

@@ -110,9 +110,6 @@ impl Pending {
 }
 
 /// All unanswered requests.
-///
-/// # Errors
-/// The failures of the store.
 pub async fn pending<T: Tree>(tree: &T) -> Result<Vec<Pending>, tree::Error> {
     let mut all = Vec::new();
     let nodes = tree.data_of_each(ALL.map(Request::path).to_vec()).await?;
@@ -129,9 +126,6 @@ pub async fn pending<T: Tree>(tree: &T) -> Result<Vec<Pending>, tree::Error> {
 
 impl<T: Tree> Environment<T> {
     /// Asks the controller. An earlier answer is removed, since it may be outdated.
-    ///
-    /// # Errors
-    /// The failures of the store.
     pub async fn ask(&self, request: Request) -> Result<(), Error> {
         self.withdraw(request).await?;
         let data = Progress::Waiting(None).to_bytes();
@@ -153,9 +147,6 @@ impl<T: Tree> Environment<T> {
     }
 
     /// Removes a request, answered or not.
-    ///
-    /// # Errors
-    /// The failures of the store.
     pub async fn withdraw(&self, request: Request) -> Result<(), Error> {
         match self.tree.write(vec![Write::Delete { path: request.path() }]).await {
             Ok(()) | Err(tree::Error::NoNode(_)) => Ok(()),
@@ -164,18 +155,12 @@ impl<T: Tree> Environment<T> {
     }
 
     /// Whether a controller leads the environment.
-    ///
-    /// # Errors
-    /// The failures of the store.
     pub async fn has_controller(&self) -> Result<bool, Error> {
         Ok(self.tree.exists(&paths::leader()).await?)
     }
 
     /// Removes the whole environment from the store. `/initialized` is removed last, so that an
     /// interrupted removal can be repeated.
-    ///
-    /// # Errors
-    /// The failures of the store.
     pub async fn remove(&self) -> Result<(), Error> {
         let mut names = self.tree.children(&paths::root()).await?;
         names.retain(|name| name != super::environment::STORES_OWN);

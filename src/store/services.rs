@@ -54,26 +54,25 @@ pub enum Exposed {
     OtherSources { before: Option<Vec<Cidr>> },
 }
 
+/// Whether the service has the flag, whatever sources it is limited to.
+pub async fn is_exposed<T: Tree>(tree: &T, service: ServiceId) -> Result<bool, tree::Error> {
+    tree.exists(&paths::exposed(service)).await
+}
+
 impl<T: Tree> Environment<T> {
     /// # Errors
     /// [`Error::ServiceNotFound`], [`Error::Corrupt`] and the failures of the store.
     pub async fn service(&self, name: &ServiceName) -> Result<(ServiceId, Service), Error> {
         let id = self.service_id(name).await?;
         let path = paths::service(id);
-        match self.tree.get(&path).await {
-            Ok(node) => Ok((id, Service::parse(&path, &node.data)?)),
-            Err(tree::Error::NoNode(_)) => Err(Error::ServiceNotFound(name.clone())),
-            Err(e) => Err(e.into()),
-        }
+        let node = self.tree.find(&path).await?.ok_or_else(|| Error::ServiceNotFound(name.clone()))?;
+        Ok((id, Service::parse(&path, &node.data)?))
     }
 
     pub(super) async fn service_id(&self, name: &ServiceName) -> Result<ServiceId, Error> {
         let path = paths::service_name(name);
-        match self.tree.get(&path).await {
-            Ok(node) => Ok(NamedService::parse(&path, &node.data)?.id),
-            Err(tree::Error::NoNode(_)) => Err(Error::ServiceNotFound(name.clone())),
-            Err(e) => Err(e.into()),
-        }
+        let node = self.tree.find(&path).await?.ok_or_else(|| Error::ServiceNotFound(name.clone()))?;
+        Ok(NamedService::parse(&path, &node.data)?.id)
     }
 
     /// Creates the service, its name, its units and the machines that they need in one write.
@@ -280,11 +279,8 @@ impl<T: Tree> Environment<T> {
     /// The credential that a service's units share. `None` for a service of an older version.
     pub(super) async fn service_credential(&self, id: ServiceId) -> Result<Option<Credential>, Error> {
         let path = paths::service_credentials(id);
-        match self.tree.get(&path).await {
-            Ok(node) => parse_credentials(&path, &node.data).map(Some),
-            Err(tree::Error::NoNode(_)) => Ok(None),
-            Err(e) => Err(e.into()),
-        }
+        let node = self.tree.find(&path).await?;
+        node.map(|node| parse_credentials(&path, &node.data)).transpose()
     }
 
     /// # Errors

@@ -68,9 +68,6 @@ pub enum Presence {
 
 impl Snapshot {
     /// Reads everything.
-    ///
-    /// # Errors
-    /// The failures of the store.
     pub async fn read<T: Tree>(tree: &T) -> Result<Self, Error> {
         // Units first, so that a unit created meanwhile finds its service and machine on the lists
         // read after it.

@@ -145,10 +145,18 @@ pub trait Tree: Send + Sync {
     /// [`Error::NoNode`] and the failures of the store.
     fn get(&self, path: &NodePath) -> impl Future<Output = Result<Node, Error>> + Send;
 
+    /// The znode, `None` if it is absent.
+    fn find(&self, path: &NodePath) -> impl Future<Output = Result<Option<Node>, Error>> + Send {
+        async move {
+            match self.get(path).await {
+                Ok(node) => Ok(Some(node)),
+                Err(Error::NoNode(_)) => Ok(None),
+                Err(err) => Err(err),
+            }
+        }
+    }
+
     /// Whether the znode exists. Needs no right on it.
-    ///
-    /// # Errors
-    /// The failures of the store.
     fn exists(&self, path: &NodePath) -> impl Future<Output = Result<bool, Error>> + Send;
 
     /// The names of the children, sorted.
@@ -161,9 +169,6 @@ pub trait Tree: Send + Sync {
     /// number of reads. Not a snapshot: batches may see different states. An absent znode is no
     /// failure, and an unreadable znode is an [`Error::NoAuth`] of its own, since the creator of a
     /// znode can deny others access to it.
-    ///
-    /// # Errors
-    /// The failures of the store.
     fn read_each(
         &self,
         reads: Vec<Read>,
@@ -178,9 +183,6 @@ pub trait Tree: Send + Sync {
     }
 
     /// The data of each znode, `None` if it is absent; or why it may not be read.
-    ///
-    /// # Errors
-    /// The failures of the store.
     fn data_of_each(
         &self,
         paths: Vec<NodePath>,
@@ -207,25 +209,16 @@ pub trait Tree: Send + Sync {
 
     /// Adds an identity to this session and the sessions that replace it. Proving the same again
     /// does nothing. A tree with a fixed identity refuses.
-    ///
-    /// # Errors
-    /// The failures of the store.
     fn prove(&self, credential: &Credential) -> impl Future<Output = Result<(), Error>> + Send {
         let what = format!("{} cannot be proved here", credential.user());
         async move { Err(Error::Unexpected { hosts: "this tree".to_owned(), what }) }
     }
 
     /// Makes later reads see every write that was finished before this call.
-    ///
-    /// # Errors
-    /// The failures of the store.
     fn sync(&self) -> impl Future<Output = Result<(), Error>> + Send;
 
     /// Watches `path` and everything below it. The watch is set when this returns: no later change
     /// is missed.
-    ///
-    /// # Errors
-    /// The failures of the store.
     fn watch(&self, path: &NodePath) -> impl Future<Output = Result<Self::Feed, Error>> + Send;
 }
 

@@ -11,7 +11,8 @@ use super::paths::{self, NodePath};
 use super::placement::{Assignment, Rule, assign};
 use super::records::{
     CHARM_HASH, Machine, NamedUnit, Placement, Service, Unit, corrupt, counter_to_bytes,
-    credentials_to_bytes, parse_counter, parse_credentials, unit_credentials_to_bytes,
+    credentials_to_bytes, parse_counter, parse_credentials, parse_service_credential,
+    unit_credentials_to_bytes,
 };
 use super::services::first_numbers;
 use super::tree::{self, Read, Tree, Write};
@@ -29,6 +30,48 @@ pub struct Placed {
     pub id: UnitId,
     pub name: UnitName,
     pub machine: MachineId,
+}
+
+/// A unit as its agent reads it.
+#[derive(Debug)]
+pub struct UnitRead {
+    pub record: Unit,
+    pub credential: Credential,
+    /// The credential that the units of its service share, if they have one.
+    pub shared: Option<Credential>,
+    /// The state of its workflow, if it has one yet.
+    pub state: Option<tree::Node>,
+    /// Whether it is marked as run by an agent.
+    pub agent: bool,
+}
+
+/// Reads a unit; `None` if it was removed.
+///
+/// # Errors
+/// [`Error::Corrupt`] and the failures of the store.
+pub async fn read_unit<T: Tree>(tree: &T, id: UnitId) -> Result<Option<UnitRead>, Error> {
+    let secret = paths::unit_credentials(id);
+    let nodes = [paths::unit(id), secret.clone(), paths::unit_state(id), paths::unit_agent(id)];
+    let mut nodes = match tree.read_many(nodes.map(Read::Data).into()).await {
+        Ok(nodes) => nodes.into_iter().map(tree::Answer::into_data),
+        // The unit, and with it the permission to read it, was removed during the read.
+        Err(tree::Error::NoNode(_)) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let mut next = || nodes.next().flatten();
+    let (Some(record), Some(credentials)) = (next(), next()) else { return Ok(None) };
+    Ok(Some(UnitRead {
+        record: Unit::parse(&paths::unit(id), &record.data)?,
+        credential: parse_credentials(&secret, &credentials.data)?,
+        shared: parse_service_credential(&secret, &credentials.data)?,
+        state: next(),
+        agent: next().is_some(),
+    }))
+}
+
+/// Whether the unit was not removed.
+pub async fn unit_exists<T: Tree>(tree: &T, id: UnitId) -> Result<bool, tree::Error> {
+    tree.exists(&paths::unit(id)).await
 }
 
 /// Writes the state of a unit's workflow at the version that was read; `None` creates it. Returns
@@ -323,20 +366,14 @@ impl<T: Tree> Environment<T> {
     pub async fn unit(&self, name: &UnitName) -> Result<(UnitId, Unit), Error> {
         let id = self.unit_id(name).await?;
         let path = paths::unit(id);
-        match self.tree.get(&path).await {
-            Ok(node) => Ok((id, Unit::parse(&path, &node.data)?)),
-            Err(tree::Error::NoNode(_)) => Err(Error::UnitNotFound(name.clone())),
-            Err(e) => Err(e.into()),
-        }
+        let node = self.tree.find(&path).await?.ok_or_else(|| Error::UnitNotFound(name.clone()))?;
+        Ok((id, Unit::parse(&path, &node.data)?))
     }
 
     async fn unit_id(&self, name: &UnitName) -> Result<UnitId, Error> {
         let path = paths::unit_name(name);
-        match self.tree.get(&path).await {
-            Ok(node) => Ok(NamedUnit::parse(&path, &node.data)?.id),
-            Err(tree::Error::NoNode(_)) => Err(Error::UnitNotFound(name.clone())),
-            Err(e) => Err(e.into()),
-        }
+        let node = self.tree.find(&path).await?.ok_or_else(|| Error::UnitNotFound(name.clone()))?;
+        Ok(NamedUnit::parse(&path, &node.data)?.id)
     }
 
     /// # Errors
@@ -402,10 +439,7 @@ impl<T: Tree> Environment<T> {
     /// [`Error::UnitNotFound`] and the failures of the store.
     pub async fn unit_credential(&self, name: &UnitName) -> Result<Credential, Error> {
         let path = paths::unit_credentials(self.unit_id(name).await?);
-        match self.tree.get(&path).await {
-            Ok(node) => parse_credentials(&path, &node.data),
-            Err(tree::Error::NoNode(_)) => Err(Error::UnitNotFound(name.clone())),
-            Err(e) => Err(e.into()),
-        }
+        let node = self.tree.find(&path).await?.ok_or_else(|| Error::UnitNotFound(name.clone()))?;
+        parse_credentials(&path, &node.data)
     }
 }

@@ -90,17 +90,11 @@ pub async fn write_at<T: Tree>(
 }
 
 /// Creates an empty znode unless it exists.
-///
-/// # Errors
-/// The failures of the store.
 pub async fn ensure<T: Tree>(tree: &T, path: &NodePath, acl: &Acl) -> Result<(), tree::Error> {
     ensure_with(tree, path, &[], acl).await
 }
 
 /// Creates a znode with this content unless it exists.
-///
-/// # Errors
-/// The failures of the store.
 pub async fn ensure_with<T: Tree>(
     tree: &T,
     path: &NodePath,
@@ -117,9 +111,6 @@ pub async fn ensure_with<T: Tree>(
 }
 
 /// Deletes a znode, whatever its version. An absent one is fine.
-///
-/// # Errors
-/// The failures of the store.
 pub async fn delete<T: Tree>(tree: &T, path: &NodePath) -> Result<(), tree::Error> {
     match tree.write(vec![Write::Delete { path: path.clone() }]).await {
         Ok(()) | Err(tree::Error::NoNode(_)) => Ok(()),

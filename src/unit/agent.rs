@@ -17,10 +17,9 @@ use super::workflow::{Ended, Run, State, Step, Wanted};
 use crate::model::UnitId;
 use crate::runtime::atomic_file;
 use crate::store::changes::gather_burst;
-use crate::store::records::{self, parse_credentials, parse_service_credential};
 use crate::store::rollback::{Basis, RollbackGuard, Standing};
-use crate::store::tree::{self, Answer, Feed as _, Read, Tree};
-use crate::store::{self, Credential, Identity, paths, presence};
+use crate::store::tree::{self, Feed as _, Tree};
+use crate::store::{self, Credential, Identity, UnitRead, paths, presence, records};
 
 /// Pause after a failure of the store or the disk.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -48,7 +47,8 @@ pub(super) enum Error {
     #[error("the unit is gone")]
     Gone,
     #[error(
-        "the unit is missing from its machine's list, but was not removed: nothing is done with it until the two agree"
+        "the unit is missing from its machine's list, but was not removed: nothing is done with it until \
+         the two agree"
     )]
     Unlisted,
     #[error(transparent)]
@@ -209,7 +209,10 @@ impl<T: Tree> Agent<'_, T> {
             if let Standing::Held(why) = self.guard.review(self.tree, None, Basis::Known).await? {
                 return Err(Error::Restored(why));
             }
-            warn!(unit = %self.id, "files belong to a unit that had this number before the store was restored; removing them");
+            warn!(
+                unit = %self.id,
+                "files belong to a unit that had this number before the store was restored; removing them"
+            );
             self.clearing = true;
             let cleared = self.clear().await;
             self.clearing = false;
@@ -237,22 +240,9 @@ impl<T: Tree> Agent<'_, T> {
 
     async fn observe(&mut self) -> Result<Seen, Error> {
         let id = self.id;
-        let reads =
-            [paths::unit(id), paths::unit_credentials(id), paths::unit_state(id), paths::unit_agent(id)];
-        let answers = self.tree.read_many(reads.map(Read::Data).into()).await;
-        let mut answers = match answers {
-            Ok(answers) => answers.into_iter().map(Answer::into_data),
-            // The unit, and with it the permission to read it, was removed during the read.
-            Err(tree::Error::NoNode(_)) => return Err(Error::Gone),
-            Err(error) => return Err(error.into()),
-        };
-        let mut next = || answers.next().flatten();
-        let (Some(record), Some(secret)) = (next(), next()) else { return Err(Error::Gone) };
-        let (state, agent) = (next(), next());
-        let record = records::Unit::parse(&paths::unit(id), &record.data)?;
-        let path = paths::unit_credentials(id);
-        let credential = parse_credentials(&path, &secret.data)?;
-        if let Some(shared) = parse_service_credential(&path, &secret.data)? {
+        let read = store::read_unit(self.tree, id).await?.ok_or(Error::Gone)?;
+        let UnitRead { record, credential, shared, state, agent } = read;
+        if let Some(shared) = shared {
             self.tree.prove(&shared).await?;
         }
         if self.feeds.is_none() {
@@ -264,7 +254,7 @@ impl<T: Tree> Agent<'_, T> {
             }?;
             self.feeds = Some((self.tree.watch(&paths::unit(id)).await?, flag));
         }
-        if agent.is_none() {
+        if !agent {
             self.show().await?;
         }
         let version = state.as_ref().map(|node| node.version);
@@ -273,7 +263,7 @@ impl<T: Tree> Agent<'_, T> {
             Some(node) => State::parse(&node.data)
                 .map_err(|problem| Error::Corrupt(format!("{}: {problem}", paths::unit_state(id))))?,
         };
-        let exposed = self.tree.exists(&paths::exposed(record.service)).await?;
+        let exposed = store::is_exposed(self.tree, record.service).await?;
         Ok(Seen { record, credential, state, version, exposed })
     }
 
@@ -315,7 +305,8 @@ impl<T: Tree> Agent<'_, T> {
     /// still gets it, and the local write is retried.
     async fn commit(&mut self, seen: &Seen, state: &State) -> Result<(), Error> {
         if let Err(error) = self.keep(seen, state).await {
-            warn!(unit = %seen.record.name, error = %chain(&error), "cannot save the unit's state on this machine");
+            let unit = &seen.record.name;
+            warn!(%unit, error = %chain(&error), "cannot save the unit's state on this machine");
             self.unkept = true;
         }
         self.tell(seen, state).await
@@ -451,8 +442,8 @@ impl<T: Tree> Agent<'_, T> {
             let mut directives = self.directives.clone();
             tokio::select! {
                 ran = &mut running => {
-                    let failed = |error| Ended::Badly { reason: format!("cannot be run: {error}"), output: String::new() };
-                    return Ok(ran.err().map(failed));
+                    let reason = |error| format!("cannot be run: {error}");
+                    return Ok(ran.err().map(|error| Ended::badly(reason(error))));
                 }
                 _ = directives.changed() => {
                     self.directives.borrow_and_update();

@@ -104,9 +104,6 @@ impl Runs {
     }
 
     /// Writes a specification, and removes the files of earlier runs.
-    ///
-    /// # Errors
-    /// Errors of the file system.
     pub fn order(&self, number: u64, order: &HookSpec) -> io::Result<()> {
         fs::DirBuilder::new().recursive(true).create(&self.0)?;
         for entry in fs::read_dir(&self.0)? {
@@ -122,9 +119,6 @@ impl Runs {
     }
 
     /// Returns the highest number of a run that has files; 0 if there is none.
-    ///
-    /// # Errors
-    /// Errors of the file system.
     pub fn last(&self) -> io::Result<u64> {
         let number = |entry: fs::DirEntry| entry.file_name().to_str()?.split_once('.')?.0.parse().ok();
         fs::read_dir(&self.0)?
@@ -137,9 +131,6 @@ impl Runs {
     }
 
     /// Returns the state of a run.
-    ///
-    /// # Errors
-    /// Errors of the file system.
     pub fn find(&self, number: u64) -> io::Result<Found> {
         // Checked first: a run that ends in between is then found to have ended.
         let running = match self.lock().map(|lock| lock.try_lock()) {
@@ -155,7 +146,7 @@ impl Runs {
                 Ok(Wire { reason: Some(reason), not_begun: true, .. }) => Ended::NotBegun { reason },
                 Ok(Wire { reason: Some(reason), output, .. }) => Ended::Badly { reason, output },
                 // Another read would fail in the same way; the operator decides.
-                Err(error) => badly(format!("its result cannot be read: {error}")),
+                Err(error) => Ended::badly(format!("its result cannot be read: {error}")),
             }));
         }
         if running {
@@ -197,9 +188,6 @@ impl Runs {
     }
 
     /// Requests the end of a run.
-    ///
-    /// # Errors
-    /// Errors of the file system.
     pub fn stop(&self, number: u64) -> io::Result<()> {
         self.with_reserve(|| File::create(self.file(number, "stop")).map(drop))
     }
@@ -315,7 +303,7 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// Writes a file completely or not at all. The name is not synced: a lost run is found and repeated.
+/// Writes a file completely or not at all. The name is not synced: a lost run is repeated.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     atomic_file::build_aside(path, |aside| {
         let mut file = File::create(aside)?;
@@ -333,10 +321,6 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
         Err(error) => return Err(error),
     };
     Ok(Some(bytes))
-}
-
-fn badly(reason: impl Into<String>) -> Ended {
-    Ended::Badly { reason: reason.into(), output: String::new() }
 }
 
 fn not_begun(reason: impl Into<String>) -> Ended {

@@ -28,8 +28,6 @@ const MAX_CHUNKS: usize = 16;
 pub(super) struct Log(File);
 
 impl Log {
-    /// # Errors
-    /// Errors of the file system.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         // Append mode, so that a truncation by another process leaves no hole.
         OpenOptions::new().create(true).read(true).append(true).mode(0o600).open(path).map(Self)

@@ -163,7 +163,7 @@ fn a_hook_that_was_ordered_to_stop_does() {
     bench.runs.order(1, &order).unwrap();
     bench.runs.stop(1).unwrap();
     bench.carry_out(1);
-    let stopped = badly("was ended, because its unit was removed");
+    let stopped = Ended::badly("was ended, because its unit was removed");
     assert_eq!(bench.runs.find(1).unwrap(), Found::Over(stopped));
 }
 
@@ -233,7 +233,7 @@ fn a_run_that_is_interrupted_again_and_again_is_given_up() {
         assert_eq!(bench.runs.find(1).unwrap(), Found::Nothing);
         fs::write(bench.runs.file(1, "tries"), tries).unwrap();
     }
-    let given_up = badly("was interrupted 2 times without a result");
+    let given_up = Ended::badly("was interrupted 2 times without a result");
     assert_eq!(bench.runs.find(1).unwrap(), Found::Lost(given_up));
 }
 

@@ -99,9 +99,6 @@ impl Site {
     }
 
     /// Returns the units that have files here, including removed ones.
-    ///
-    /// # Errors
-    /// Errors of the file system.
     pub fn residents(&self) -> io::Result<Vec<UnitId>> {
         let listed = match fs::read_dir(self.directory.join("runs")) {
             Ok(listed) => listed,
@@ -123,9 +120,6 @@ impl Site {
 
     /// Creates the directory of the cache. Only the agent may read it; each unit has a copy of its
     /// own charm.
-    ///
-    /// # Errors
-    /// Errors of the file system.
     pub fn ensure_charms(&self) -> io::Result<()> {
         self.private_dir(&self.charms())?;
         // Also corrects the mode of an existing directory.
@@ -206,9 +200,6 @@ impl UnitDir<'_> {
     }
 
     /// Returns the identity of the unit that the files belong to, if it was saved.
-    ///
-    /// # Errors
-    /// Errors of the file system.
     pub fn identity(&self) -> io::Result<Option<String>> {
         match fs::read_to_string(self.runs_dir().join(IDENTITY)) {
             Ok(text) => Ok(Some(text.trim_end().to_owned())),
@@ -218,9 +209,6 @@ impl UnitDir<'_> {
     }
 
     /// Saves the identity of the unit that the files belong to. It is a hash, and not secret.
-    ///
-    /// # Errors
-    /// Errors of the file system.
     pub fn claim(&self, identity: &Identity) -> io::Result<()> {
         if self.identity()?.as_deref() == Some(identity.as_str()) {
             return Ok(());
@@ -236,8 +224,6 @@ impl UnitDir<'_> {
         self.runs_dir().join("told")
     }
 
-    /// # Errors
-    /// Errors of the file system.
     pub fn make(&self, name: &UnitName) -> io::Result<()> {
         let directory = self.directory();
         self.site.private_dir(&self.runs_dir())?;
@@ -261,9 +247,6 @@ impl UnitDir<'_> {
     }
 
     /// Writes the unit's credentials to a file that only its hooks can read.
-    ///
-    /// # Errors
-    /// Errors of the file system.
     pub fn give(&self, name: &UnitName, credential: &Credential) -> io::Result<()> {
         let text = format!("{}\n", json!({"unit": name.to_string(), "auth": credential.expose()}));
         let path = self.credentials();
@@ -289,9 +272,6 @@ impl UnitDir<'_> {
     /// Gives the charm to the unit's user, if it belonged to the agent's user so far. Files of any
     /// other user stay as they are: that user could replace them meanwhile and make the agent give
     /// away other files.
-    ///
-    /// # Errors
-    /// Errors of the file system.
     pub fn hand_over(&self) -> io::Result<()> {
         let Some((user, group)) = self.user()? else { return Ok(()) };
         let agent = rustix::process::geteuid().as_raw();
@@ -414,9 +394,6 @@ impl UnitDir<'_> {
 
     /// Removes all files of the unit, whose processes have ended. The runs go first, because they
     /// are useless without the rest; the directory goes last, so that a second attempt finds it.
-    ///
-    /// # Errors
-    /// Errors of the file system.
     pub fn remove(&self) -> io::Result<()> {
         match fs::remove_file(self.state()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::agent::Directive;
 use crate::model::UnitId;
+use crate::runtime::confirm::Unconfirmed;
 
 /// Decides about units while the store is older than the checkpoint: units with files or an agent
 /// here stay as they are, and only listed units without them are started. `started` collects the
@@ -24,58 +25,30 @@ pub(super) fn hold(
     here.union(listed).map(|id| (*id, directive(*id))).collect()
 }
 
-/// When units were first missing from a list that is not trusted yet. `I` is a point in time.
-#[derive(Debug)]
-pub(super) struct Missed<I> {
-    since: BTreeMap<UnitId, I>,
-    /// Longer than the interval between two reads of the same error.
-    doubt: Duration,
-}
-
-impl<I: Copy + Ord + Add<Duration, Output = I>> Missed<I> {
-    pub(super) fn new(doubt: Duration) -> Self {
-        Self { since: BTreeMap::new(), doubt }
-    }
-
-    /// Returns the directives for all units that are listed or have files here, as of a read at
-    /// `now`. Units in doubt are left out, and continue as before.
-    pub(super) fn decide(
-        &mut self,
-        listed: &BTreeSet<UnitId>,
-        residents: impl IntoIterator<Item = UnitId>,
-        directives: &BTreeMap<UnitId, Directive>,
-        now: I,
-    ) -> BTreeMap<UnitId, Directive> {
-        // Units whose removal was confirmed earlier do not count for this read.
-        let retiring = |id: &UnitId| directives.get(id) == Some(&Directive::Retire);
-        let here: BTreeSet<UnitId> =
-            residents.into_iter().chain(directives.keys().copied()).filter(|id| !retiring(id)).collect();
-        let missing: BTreeSet<UnitId> = here.difference(listed).copied().collect();
-        self.since.retain(|id, _| missing.contains(id));
-        let likely = missing.len() <= 1 || missing.len() * 2 < here.len();
-        let mut decided: BTreeMap<UnitId, Directive> =
-            listed.iter().map(|id| (*id, Directive::Live)).collect();
-        for id in missing {
-            let since = *self.since.entry(id).or_insert(now);
-            if likely || since + self.doubt <= now {
-                self.since.remove(&id);
-                decided.insert(id, Directive::Retire);
-            }
-        }
-        decided
-    }
-
-    /// How many units are in doubt, and when to read again.
-    pub(super) fn in_doubt(&self) -> Option<(usize, I)> {
-        self.since.values().min().map(|since| (self.since.len(), *since + self.doubt))
-    }
+/// Returns the directives for all units that are listed or have files here, as of a read at `now`.
+/// Units whose removal is unconfirmed are left out, and continue as before.
+pub(super) fn decide<I: Copy + Ord + Add<Duration, Output = I>>(
+    unconfirmed: &mut Unconfirmed<UnitId, I>,
+    listed: &BTreeSet<UnitId>,
+    residents: impl IntoIterator<Item = UnitId>,
+    directives: &BTreeMap<UnitId, Directive>,
+    now: I,
+) -> BTreeMap<UnitId, Directive> {
+    // Units whose removal was confirmed earlier do not count for this read.
+    let retiring = |id: &UnitId| directives.get(id) == Some(&Directive::Retire);
+    let here: BTreeSet<UnitId> =
+        residents.into_iter().chain(directives.keys().copied()).filter(|id| !retiring(id)).collect();
+    let missing: BTreeSet<UnitId> = here.difference(listed).copied().collect();
+    let is_likely = missing.len() <= 1 || missing.len() * 2 < here.len();
+    let retired = unconfirmed.confirm(&missing, is_likely, now).into_iter();
+    let live = listed.iter().map(|id| (*id, Directive::Live));
+    live.chain(retired.map(|id| (id, Directive::Retire))).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const CONFIRM_AFTER: Duration = Duration::from_secs(2);
+    use crate::runtime::confirm::CONFIRM_AFTER;
 
     fn ids(numbers: impl IntoIterator<Item = u32>) -> BTreeSet<UnitId> {
         numbers.into_iter().map(UnitId::new).collect()
@@ -83,10 +56,11 @@ mod tests {
 
     /// Returns the units that are removed at each of these reads, by seconds since the first.
     fn retired(here: u32, looks: &[(u64, &[u32])]) -> Vec<Vec<u32>> {
-        let (mut missed, mut directives) = (Missed::new(CONFIRM_AFTER), BTreeMap::new());
+        let (mut missed, mut directives) = (Unconfirmed::default(), BTreeMap::new());
         let look = |(at, listed): &(u64, &[u32])| {
             let listed = ids(listed.iter().copied());
-            let decided = missed.decide(&listed, ids(0..here), &directives, Duration::from_secs(*at));
+            let now = Duration::from_secs(*at);
+            let decided = decide(&mut missed, &listed, ids(0..here), &directives, now);
             let gone = decided.iter().filter(|(id, directive)| {
                 **directive == Directive::Retire && directives.get(id) != Some(&Directive::Retire)
             });
@@ -147,14 +121,14 @@ mod tests {
     fn who_is_being_retired_is_no_reason_to_doubt() {
         let directives: BTreeMap<UnitId, Directive> =
             (0..8).map(|id| (UnitId::new(id), Directive::Retire)).collect();
-        let mut missed = Missed::new(CONFIRM_AFTER);
-        let decided = missed.decide(&ids([9]), ids(0..10), &directives, Duration::ZERO);
+        let mut missed = Unconfirmed::default();
+        let decided = decide(&mut missed, &ids([9]), ids(0..10), &directives, Duration::ZERO);
         assert_eq!(
             decided,
             BTreeMap::from([(UnitId::new(8), Directive::Retire), (UnitId::new(9), Directive::Live)])
         );
-        assert_eq!(missed.in_doubt(), None);
-        missed.decide(&ids([]), ids(20..30), &BTreeMap::new(), Duration::ZERO);
-        assert_eq!(missed.in_doubt(), Some((10, CONFIRM_AFTER)));
+        assert_eq!(missed.pending(), None);
+        decide(&mut missed, &ids([]), ids(20..30), &BTreeMap::new(), Duration::ZERO);
+        assert_eq!(missed.pending(), Some((10, CONFIRM_AFTER)));
     }
 }

@@ -16,13 +16,13 @@ use super::cgroup;
 use super::dir_lock;
 use super::host::Site;
 use super::machine_problem::{self, HeldUp};
-use super::roster::{self, Missed};
+use super::roster;
 use crate::model::UnitId;
-use crate::runtime::confirm::CONFIRM_AFTER;
+use crate::runtime::confirm::Unconfirmed;
 use crate::runtime::trusted_path;
-use crate::store::paths;
 use crate::store::rollback::{Basis, RollbackGuard, Standing};
 use crate::store::tree::{self, Feed as _, Tree};
+use crate::store::{list_machine_units, paths};
 
 /// Pause after a failure of the store.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -55,52 +55,28 @@ pub async fn run<T: Tree>(
 ) -> Result<(), Error> {
     let Some(ground) = dir_lock::take(site, &mut stop).await? else { return Ok(()) };
     let site = &ground.site;
+    log_missing_controls(site);
     let (held_up, mut trouble) = watch::channel(HeldUp::new());
     // `None` until a problem was written or removed: an earlier agent may have left one.
-    let mut told: Option<Option<String>> = None;
-    // Logged once here, because it applies to every hook.
-    match cgroup::check() {
-        Err(error) => warn!(
-            %error,
-            "no control groups: a process that clears its environment outlives its unit, and memory is not limited"
-        ),
-        Ok(base) => {
-            let unenforced = base.unenforced(site.limits);
-            if !unenforced.is_empty() {
-                let controllers = unenforced.join(", ");
-                info!(%controllers, "control groups here have no such controllers; --hook-limits needs them");
-            }
-        }
-    }
+    let mut reported: Option<Option<String>> = None;
     let mut agents = FuturesUnordered::new();
-    let mut directives: BTreeMap<UnitId, watch::Sender<Directive>> = BTreeMap::new();
+    let mut directives: Directives = BTreeMap::new();
     let mut feeds: Option<(T::Feed, T::Feed)> = None;
-    let mut missed = Missed::new(CONFIRM_AFTER);
-    // Units that were started while the store was older than the checkpoint.
-    let mut started = BTreeSet::new();
-    // How many removals wait for a second read, to log it once.
-    let mut confirming = 0;
+    let mut removals = Removals::default();
     loop {
-        let given: BTreeMap<UnitId, Directive> =
-            directives.iter().map(|(id, told)| (*id, *told.borrow())).collect();
+        let given = directives.iter().map(|(id, given)| (*id, *given.borrow())).collect();
         match look(tree, site, guard, &given, &mut feeds).await {
-            Ok(Look { listed, residents, standing }) => {
-                let behind = standing.held();
-                let words =
-                    machine_problem::words(ground.problem.as_deref(), behind, &trouble.borrow_and_update());
-                if told.as_ref() != Some(&words) && machine_problem::tell(tree, site, words.as_deref()).await
+            Ok(look) => {
+                let (lock, behind) = (ground.problem.as_deref(), look.standing.held());
+                let words = machine_problem::words(lock, behind, &trouble.borrow_and_update());
+                if reported.as_ref() != Some(&words)
+                    && machine_problem::tell(tree, site, words.as_deref()).await
                 {
-                    told = Some(words);
+                    reported = Some(words);
                 }
-                let decided = if behind.is_some() {
-                    roster::hold(&listed, residents, &given, &mut started)
-                } else {
-                    started.clear();
-                    missed.decide(&listed, residents, &given, Instant::now())
-                };
-                for (id, directive) in decided {
-                    if let Some(told) = directives.get(&id) {
-                        told.send_if_modified(|told| std::mem::replace(told, directive) != directive);
+                for (id, directive) in removals.decide(look, &given) {
+                    if let Some(given) = directives.get(&id) {
+                        given.send_if_modified(|given| std::mem::replace(given, directive) != directive);
                     } else {
                         let (sender, receiver) = watch::channel(directive);
                         directives.insert(id, sender);
@@ -114,42 +90,21 @@ pub async fn run<T: Tree>(
             }
             Err(error) => return Err(error.into()),
         }
-        let mut pause = Instant::now() + if feeds.is_some() { site.resync } else { PAUSE };
+        let resync = Instant::now() + if feeds.is_some() { site.resync } else { PAUSE };
         // A failed read does not count as confirmation.
-        if let Some((units, again)) = missed.in_doubt().filter(|_| feeds.is_some()) {
-            // Usual: the operator may have removed several services.
-            if confirming != units {
-                info!(units, "units left the machine's list; reading it again before they are removed");
-            }
-            confirming = units;
-            pause = pause.min(again);
-        } else {
-            confirming = 0;
-        }
+        let pause = removals.read_again(feeds.is_some()).map_or(resync, |again| again.min(resync));
         loop {
-            let woken = tokio::select! {
-                lost = heard(&mut feeds, pause) => Woken::Look { lost },
-                // The sender is in this function, so this cannot fail.
-                _ = trouble.changed() => Woken::Look { lost: false },
-                Some(id) = agents.next() => Woken::Ended(id),
-                // A dropped sender means the same as a request to stop.
-                () = async { drop(stop.wait_for(|stop| *stop).await) } => Woken::Stop,
-            };
-            match woken {
-                Woken::Ended(id) => drop(directives.remove(&id)),
-                Woken::Look { lost: false } => break,
-                Woken::Look { lost: true } => {
-                    feeds = None;
+            tokio::select! {
+                lost = heard(&mut feeds, pause) => {
+                    feeds = feeds.filter(|_| !lost);
                     break;
                 }
-                Woken::Stop => {
-                    for directive in directives.values() {
-                        directive.send_replace(Directive::Leave);
-                    }
-                    let left = async { while agents.next().await.is_some() {} };
-                    if timeout_at(Instant::now() + LEAVING, left).await.is_err() {
-                        info!("unit agents did not end in time");
-                    }
+                // The sender is in this function, so this cannot fail.
+                _ = trouble.changed() => break,
+                Some(id) = agents.next() => drop(directives.remove(&id)),
+                // A dropped sender means the same as a request to stop.
+                () = async { drop(stop.wait_for(|stop| *stop).await) } => {
+                    leave(&directives, &mut agents).await;
                     return Ok(());
                 }
             }
@@ -157,17 +112,73 @@ pub async fn run<T: Tree>(
     }
 }
 
-enum Woken {
-    /// Why the supervisor reads again: a change or the resync, or a lost watch.
-    Look {
-        lost: bool,
-    },
-    Ended(UnitId),
-    Stop,
+type Directives = BTreeMap<UnitId, watch::Sender<Directive>>;
+
+/// Logged once for all hooks.
+fn log_missing_controls(site: &Site) {
+    match cgroup::check() {
+        Err(error) => warn!(
+            %error,
+            "no control groups: a process that clears its environment outlives its unit, and memory is \
+             not limited"
+        ),
+        Ok(base) => {
+            let controllers = base.unenforced(site.limits).join(", ");
+            if !controllers.is_empty() {
+                info!(%controllers, "control groups here have no such controllers; --hook-limits needs them");
+            }
+        }
+    }
 }
 
-/// Waits until `pause` for a change of the list or an operator's acceptance of the store. Returns whether the watch was lost.
-/// Cancel-safe.
+/// Lets the agents end; hooks continue.
+async fn leave(directives: &Directives, agents: &mut FuturesUnordered<impl Future<Output = UnitId>>) {
+    for directive in directives.values() {
+        directive.send_replace(Directive::Leave);
+    }
+    let left = async { while agents.next().await.is_some() {} };
+    if timeout_at(Instant::now() + LEAVING, left).await.is_err() {
+        info!("unit agents did not end in time");
+    }
+}
+
+/// What is remembered from one read to the next.
+#[derive(Debug, Default)]
+struct Removals {
+    unconfirmed: Unconfirmed<UnitId, Instant>,
+    /// Units that were started while the store was older than the checkpoint.
+    started: BTreeSet<UnitId>,
+    /// How many removals wait for a second read, to log it once.
+    logged: usize,
+}
+
+impl Removals {
+    fn decide(
+        &mut self,
+        Look { listed, residents, standing }: Look,
+        given: &BTreeMap<UnitId, Directive>,
+    ) -> BTreeMap<UnitId, Directive> {
+        if standing.held().is_some() {
+            return roster::hold(&listed, residents, given, &mut self.started);
+        }
+        self.started.clear();
+        roster::decide(&mut self.unconfirmed, &listed, residents, given, Instant::now())
+    }
+
+    /// When to read again to confirm removals.
+    fn read_again(&mut self, is_connected: bool) -> Option<Instant> {
+        let pending = self.unconfirmed.pending().filter(|_| is_connected);
+        let units = pending.map_or(0, |(units, _)| units);
+        // Usual: the operator may have removed several services.
+        if std::mem::replace(&mut self.logged, units) != units && units > 0 {
+            info!(units, "units left the machine's list; reading it again before they are removed");
+        }
+        pending.map(|(_, again)| again)
+    }
+}
+
+/// Waits until `pause` for a change of the list or an operator's acceptance of the store. Returns
+/// whether the watch was lost. Cancel-safe.
 async fn heard<F: tree::Feed>(feeds: &mut Option<(F, F)>, pause: Instant) -> bool {
     match feeds {
         Some((list, accepted)) => {
@@ -201,9 +212,9 @@ async fn look<T: Tree>(
     given: &BTreeMap<UnitId, Directive>,
     feeds: &mut Option<(T::Feed, T::Feed)>,
 ) -> Result<Look, tree::Error> {
-    let list = paths::machine_units(site.machine);
     if feeds.is_none() {
-        let (mut fresh, mut accepted) = (tree.watch(&list).await?, tree.watch(guard.acceptance()).await?);
+        let mut fresh = tree.watch(&paths::machine_units(site.machine)).await?;
+        let mut accepted = tree.watch(guard.acceptance()).await?;
         // The first event only says that everything may have changed; the read below covers that.
         fresh.next().await?;
         accepted.next().await?;
@@ -211,8 +222,7 @@ async fn look<T: Tree>(
     }
     // A stale list must not remove a unit that it does not contain yet.
     tree.sync().await?;
-    let names = tree.children(&list).await?;
-    let listed: BTreeSet<UnitId> = names.iter().filter_map(|name| UnitId::from_key(name).ok()).collect();
+    let listed = list_machine_units(tree, site.machine).await?;
     let residents = site.residents().unwrap_or_else(|error| {
         warn!(%error, "cannot look for units that were removed");
         Vec::new()

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::model::MachineId;
+use crate::runtime::confirm::CONFIRM_AFTER;
 use crate::store::acl::Roles;
 use crate::store::rollback::{Memory, Record};
 use crate::store::tree::Write;
@@ -222,7 +223,8 @@ async fn a_hook_that_nobody_can_look_for_is_not_missing() {
     assert!(spec().unwrap().is_some(), "a link that leads nowhere is there");
 }
 
-/// The unit that was deployed after the backup stays, and is removed once an operator accepts the store.
+/// The unit that was deployed after the backup stays, and is removed once an operator accepts the
+/// store.
 #[tokio::test(start_paused = true)]
 async fn a_restored_store_removes_no_unit_until_it_is_accepted() {
     let world = World::new().await;

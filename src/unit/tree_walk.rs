@@ -26,9 +26,6 @@ const DIRECTORY: OFlags =
 
 /// Removes a directory with its contents. Succeeds if it does not exist. The owner also removes
 /// entries whose modes forbid it.
-///
-/// # Errors
-/// Errors of the file system.
 pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
     let not_empty = |error: &io::Error| error.kind() == io::ErrorKind::DirectoryNotEmpty;
     for _ in 1..ATTEMPTS {
@@ -42,9 +39,6 @@ pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
 
 /// Gives a directory and its contents to a user and group. The directory itself is last, so that
 /// after a kill the next agent repeats the walk.
-///
-/// # Errors
-/// Errors of the file system.
 pub(super) fn give_tree(path: &Path, (user, group): (u32, u32)) -> io::Result<()> {
     walk(path, &Give(Uid::from_raw(user), Gid::from_raw(group)))
 }

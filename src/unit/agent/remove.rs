@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use super::{Agent, Error, LOOK_AGAIN, disk};
 use crate::model::UnitName;
-use crate::store::paths;
+use crate::store;
 use crate::store::tree::Tree;
 use crate::unit::hook::Found;
 use crate::unit::host::UnitDir;
@@ -22,7 +22,7 @@ impl<T: Tree> Agent<'_, T> {
         // A removal deletes the unit's znode and its list entry in one transaction. The following
         // steps cannot be undone, so the list alone is not enough; and a store that does not answer
         // does not confirm the removal.
-        if self.tree.exists(&paths::unit(self.id)).await? {
+        if store::unit_exists(self.tree, self.id).await? {
             return Err(Error::Unlisted);
         }
         self.clear().await
@@ -50,7 +50,8 @@ impl<T: Tree> Agent<'_, T> {
                         let ended = self.last(&name, run).await?;
                         state = state.ended(run, &ended);
                         if let Some(failure) = &state.failure {
-                            warn!(unit = %name, hook = %failure.hook, reason = %failure.reason, "hook failed");
+                            let Failure { hook, reason, .. } = failure;
+                            warn!(unit = %name, %hook, %reason, "hook failed");
                         }
                     }
                 }
@@ -93,17 +94,14 @@ impl<T: Tree> Agent<'_, T> {
                     if runs.was_tried(run.number) {
                         self.end_run(run).await?;
                     }
-                    return Ok(Ended::Badly { reason: "was not run".to_owned(), output: String::new() });
+                    return Ok(Ended::badly("was not run"));
                 }
                 Found::Nothing => {
                     let name = name.clone();
                     match self.at_home(move |home| stop(&home, &name, run)).await {
                         Ok(Stop::Ran) => {}
                         Ok(Stop::Missing) => return Ok(Ended::Well),
-                        Err(error) => {
-                            let reason = format!("cannot be run: {error}");
-                            return Ok(Ended::Badly { reason, output: String::new() });
-                        }
+                        Err(error) => return Ok(Ended::badly(format!("cannot be run: {error}"))),
                     }
                 }
             }

@@ -277,7 +277,7 @@ mod tests {
                 }
             }
             let cut = cut % whole.len();
-            prop_assert!(unpack(&whole[..cut]).is_ok_and(|entries| entries.len() < 3) || unpack(&whole[..cut]).is_err());
+            prop_assert!(unpack(&whole[..cut]).map_or(true, |entries| entries.len() < 3));
         }
 
         #[test]

@@ -166,9 +166,6 @@ impl Reading {
 
 /// Writes the directory of a charm, completely or not at all, for the given user and group. An
 /// existing directory is replaced.
-///
-/// # Errors
-/// Errors of the file system.
 pub fn write(
     directory: &Path,
     entries: &BTreeMap<String, Entry>,
