@@ -1,5 +1,6 @@
-//! The tracker's door: requests to the memory and back. What may be said and how it is answered is in `request`; limits of
-//! size, number and time are the door's own, in `net::http`.
+//! The HTTP API of a tracker: passes requests to the memory and answers them. What a request may
+//! contain and how it is answered is in `request`; limits of size, number and time are in
+//! `net::http`.
 
 pub mod beat_json;
 mod credential_cache;
@@ -21,9 +22,9 @@ use crate::heartbeat::core::beat::IncomingBeat;
 use crate::heartbeat::core::name::Name;
 use crate::heartbeat::core::params::InvalidParams;
 use crate::heartbeat::core::token::MachineToken;
-use crate::heartbeat::webhook::change_body;
 use crate::heartbeat::store::{self, ParamsError};
 use crate::heartbeat::tracker::shared_state::{Readiness, SharedState};
+use crate::heartbeat::webhook::change_body;
 use crate::model::MachineId;
 use crate::net::client_limits::{NoSlot, Slot, Slots};
 use crate::net::http::{Handler, Limits, RawPost, Reply, Request};
@@ -283,8 +284,8 @@ impl<T: Tree + Clone + 'static> Api<T> {
         request: &Request,
     ) -> Result<Reply, Problem> {
         if !self.access.params {
-            let detail = "Parameters are set with `juju heartbeat params`; a tracker that runs with --open-params \
-                          also takes them here";
+            let detail = "Parameters are set with `juju heartbeat params`; a tracker that runs with \
+                          --open-params also takes them here";
             return Err(Problem::new(403, detail, request.path()));
         }
         let invalid = |problem: &InvalidParams| Problem::new(400, problem.to_string(), request.path());
@@ -437,20 +438,9 @@ fn event(change: &Change) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heartbeat::core::beat::Stamp;
-    use crate::heartbeat::core::state::{Notification, State};
 
     fn change(sequence: u64) -> Change {
-        let name = Name::parse("a").unwrap();
-        Change {
-            name,
-            state: State::Ok,
-            notification: Some(Notification::Started),
-            sequence,
-            at: 0,
-            flaps: 0,
-            stamp: Stamp::default(),
-        }
+        Change::started("a", sequence)
     }
 
     #[tokio::test(start_paused = true)]

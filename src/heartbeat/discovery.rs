@@ -16,7 +16,8 @@ use crate::heartbeat::tracker::shared_state::SharedState;
 use crate::model::MachineId;
 use crate::store::Error;
 use crate::store::acl::Roles;
-use crate::store::heartbeat::{set_machine_trackers, set_trackers};
+use crate::store::heartbeat::{Single, machine_trackers, set_machine_trackers, set_trackers};
+use crate::store::list_machines;
 use crate::store::paths;
 use crate::store::tree::{self, Feed as _, Tree};
 
@@ -68,7 +69,7 @@ impl Publisher {
         let now = Instant::now();
         if self.list.is_empty() {
             // The previous judge may be restarting. Only judges write this znode.
-            let before = tree.get(&paths::heartbeat_trackers()).await?;
+            let before = Single::Trackers.read(tree).await?;
             self.seen.extend(parse(&before.data).unwrap_or_default().into_iter().map(|url| (url, now)));
         }
         self.seen.extend(store::tracker_urls(tree).await?.into_iter().map(|url| (url, now)));
@@ -83,9 +84,7 @@ impl Publisher {
             self.list = list;
             self.machines.clear();
         }
-        let names = tree.children(&paths::machines()).await?;
-        let there: BTreeSet<MachineId> =
-            names.iter().filter_map(|name| MachineId::from_key(name).ok()).collect();
+        let there = list_machines(tree).await?;
         self.machines.retain(|machine| there.contains(machine));
         self.failing.retain(|machine| there.contains(machine));
         let missing: Vec<MachineId> = there.difference(&self.machines).copied().collect();
@@ -152,14 +151,9 @@ async fn follow_trackers_once<T: Tree>(
     machine: MachineId,
     found: &watch::Sender<Vec<String>>,
 ) -> Result<(), tree::Error> {
-    let path = paths::machine_trackers(machine);
-    let mut feed = tree.watch(&path).await?;
+    let mut feed = tree.watch(&paths::machine_trackers(machine)).await?;
     loop {
-        let trackers = match tree.get(&path).await {
-            Ok(node) => parse(&node.data),
-            Err(tree::Error::NoNode(_)) => None,
-            Err(err) => return Err(err),
-        };
+        let trackers = machine_trackers(tree, machine).await?.and_then(|node| parse(&node.data));
         // A missing or malformed list leaves the previous one in use.
         if let Some(trackers) = trackers.filter(|trackers| *trackers != *found.borrow()) {
             info!(?trackers, "tracker list changed");

@@ -60,7 +60,7 @@ pub(super) async fn read_inherited<T: Tree>(
     newest_request: u64,
 ) -> Result<(Inherited<Error>, Vec<store::Bucket>), Error> {
     let buckets = store::all_buckets(tree).await?;
-    let (request, version) = store::number(tree, &paths::heartbeat_question()).await?;
+    let (request, version) = store::flush_request(tree).await?;
     // The next request must have a higher number than all that were answered, or old answers would
     // count for it. A restored store has a lower number.
     let flush_request = (unless_corrupt(request)?.unwrap_or(0).max(newest_request), version);

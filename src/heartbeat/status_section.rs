@@ -12,9 +12,6 @@ use crate::store::Error;
 use crate::store::tree::Tree;
 
 /// Reads the health of machines, by the rule that the judge applies.
-///
-/// # Errors
-/// The failures of the store.
 pub async fn read<T: Tree>(
     tree: &T,
     machines: impl Iterator<Item = MachineId> + Clone,

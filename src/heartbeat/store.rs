@@ -13,8 +13,10 @@ use crate::heartbeat::core::record::{Batch, Hold, Record, bucket_from_bytes, buc
 use crate::heartbeat::core::webhook_queue::WebhookProgress;
 use crate::store::Error;
 use crate::store::acl::Roles;
+use crate::store::heartbeat::{self, Single, page_numbers};
+pub use crate::store::heartbeat::{batch_names, replicas, tracker_urls};
 use crate::store::paths::{self, NodePath};
-use crate::store::tree::{self, Node, Read, Tree};
+use crate::store::tree::{self, Node, Tree};
 use crate::store::update::{Change, ensure_with, update};
 
 /// Names in maintenance at the same time.
@@ -33,18 +35,12 @@ fn corrupt(path: &NodePath, problem: impl Into<String>) -> Error {
 }
 
 /// Creates missing znodes with default values.
-///
-/// # Errors
-/// The failures of the store.
 pub async fn ensure<T: Tree>(tree: &T, roles: &Roles) -> Result<(), Error> {
     ensure_as(tree, roles, &Params::default(), &HashMap::new()).await
 }
 
 /// Creates missing znodes with these parameters and maintenances: a running tracker passes its own,
 /// in case the store has lost them.
-///
-/// # Errors
-/// The failures of the store.
 pub async fn ensure_as<T: Tree>(
     tree: &T,
     roles: &Roles,
@@ -71,10 +67,6 @@ pub async fn ensure_as<T: Tree>(
     Ok(())
 }
 
-async fn read<T: Tree>(tree: &T, path: &NodePath) -> Result<Node, Error> {
-    Ok(tree.get(path).await?)
-}
-
 fn object(path: &NodePath, node: &Node) -> Result<Map<String, Value>, Error> {
     match serde_json::from_slice(&node.data) {
         Ok(Value::Object(object)) => Ok(object),
@@ -85,7 +77,7 @@ fn object(path: &NodePath, node: &Node) -> Result<Map<String, Value>, Error> {
 /// # Errors
 /// [`Error::Corrupt`] and the failures of the store.
 pub async fn params<T: Tree>(tree: &T) -> Result<(Params, i32), Error> {
-    let node = read(tree, &paths::heartbeat_params()).await?;
+    let node = Single::Params.read(tree).await?;
     Ok((parse_params(&node)?, node.version))
 }
 
@@ -117,7 +109,7 @@ pub async fn set_params<T: Tree>(tree: &T, change: &Map<String, Value>) -> Resul
 /// # Errors
 /// [`Error::Corrupt`] and the failures of the store.
 pub async fn maintenance<T: Tree>(tree: &T) -> Result<(HashMap<Name, u64>, i32), Error> {
-    let node = read(tree, &paths::heartbeat_maintenance()).await?;
+    let node = Single::Maintenance.read(tree).await?;
     Ok((parse_maintenance(&node)?, node.version))
 }
 
@@ -157,20 +149,14 @@ pub async fn set_maintenance<T: Tree>(
 }
 
 /// Releases held deaths: the judge declares them.
-///
-/// # Errors
-/// The failures of the store.
 pub async fn release<T: Tree>(tree: &T) -> Result<(), Error> {
     let next = |node: &Node| Ok(Change::Set((node.version + 1).to_string().into_bytes(), ()));
     update(tree, &paths::heartbeat_release(), next).await
 }
 
 /// How often an operator has released held deaths.
-///
-/// # Errors
-/// The failures of the store.
 pub async fn releases<T: Tree>(tree: &T) -> Result<i32, Error> {
-    Ok(read(tree, &paths::heartbeat_release()).await?.version)
+    Ok(Single::Release.read(tree).await?.version)
 }
 
 /// A value that only the judge writes, or why it is unreadable; and the version, with which it can
@@ -178,54 +164,34 @@ pub async fn releases<T: Tree>(tree: &T) -> Result<i32, Error> {
 pub type Stored<V> = (Result<V, Error>, i32);
 
 /// The mass outage; `None` also where no tracker ever ran.
-///
-/// # Errors
-/// The failures of the store.
 pub async fn alarm<T: Tree>(tree: &T) -> Result<Stored<Option<Hold>>, Error> {
-    let path = paths::heartbeat_alarm();
-    match tree.get(&path).await {
+    match Single::Alarm.read(tree).await {
         Ok(node) => {
-            let alarm = serde_json::from_slice(&node.data).map_err(|_| corrupt(&path, "no alarm"));
-            Ok((alarm, node.version))
+            let alarm = serde_json::from_slice(&node.data);
+            Ok((alarm.map_err(|_| corrupt(&Single::Alarm.path(), "no alarm")), node.version))
         }
         Err(tree::Error::NoNode(_)) => Ok((Ok(None), 0)),
         Err(err) => Err(err.into()),
     }
 }
 
-/// A znode with a number.
-///
-/// # Errors
-/// The failures of the store.
-pub async fn number<T: Tree>(tree: &T, path: &NodePath) -> Result<Stored<u64>, Error> {
-    let node = read(tree, path).await?;
+/// The number of the judge's newest request for beats.
+pub async fn flush_request<T: Tree>(tree: &T) -> Result<Stored<u64>, Error> {
+    let node = Single::Question.read(tree).await?;
     let number = std::str::from_utf8(&node.data).ok().and_then(|text| text.parse().ok());
-    Ok((number.ok_or_else(|| corrupt(path, "no number")), node.version))
+    Ok((number.ok_or_else(|| corrupt(&Single::Question.path(), "no number")), node.version))
 }
 
 /// The progress of the webhook.
-///
-/// # Errors
-/// The failures of the store.
 pub async fn webhook_progress<T: Tree>(tree: &T) -> Result<Stored<WebhookProgress>, Error> {
-    let path = paths::heartbeat_webhook();
-    let node = read(tree, &path).await?;
-    Ok((WebhookProgress::from_bytes(&node.data).ok_or_else(|| corrupt(&path, "no note")), node.version))
+    let node = Single::Webhook.read(tree).await?;
+    let progress = WebhookProgress::from_bytes(&node.data);
+    Ok((progress.ok_or_else(|| corrupt(&Single::Webhook.path(), "no note")), node.version))
 }
 
 /// A page of the journal as read.
 pub type Page = journal::Read<Error>;
 
-/// The numbers of all pages, in order.
-async fn page_numbers<T: Tree>(tree: &T) -> Result<Vec<u64>, Error> {
-    let names = tree.children(&paths::heartbeat_journal()).await?;
-    let mut numbers: Vec<u64> = names.iter().filter_map(|name| name.parse().ok()).collect();
-    numbers.sort_unstable();
-    Ok(numbers)
-}
-
-/// # Errors
-/// The failures of the store.
 pub async fn newest_page<T: Tree>(tree: &T) -> Result<Option<u64>, Error> {
     Ok(page_numbers(tree).await?.pop())
 }
@@ -235,48 +201,19 @@ pub async fn newest_page<T: Tree>(tree: &T) -> Result<Option<u64>, Error> {
 /// # Errors
 /// The failures of the store; a garbled page fails alone.
 pub async fn journal<T: Tree>(tree: &T, from: u64) -> Result<Vec<Page>, Error> {
-    let mut numbers = page_numbers(tree).await?;
-    numbers.retain(|number| *number >= from);
-    let reads = numbers.iter().map(|number| Read::Data(paths::heartbeat_page(*number))).collect();
-    let mut pages = Vec::new();
-    for (number, answer) in numbers.into_iter().zip(tree.read_many(reads).await?) {
-        if let Some(Node { data, version, .. }) = answer.into_data() {
-            let path = paths::heartbeat_page(number);
-            let changes = page_from_bytes(&data).map_err(|problem| corrupt(&path, problem.to_string()));
-            pages.push(Page { number, version, data, changes });
-        }
-    }
-    Ok(pages)
+    let page = |(number, Node { data, version, .. })| {
+        let path = paths::heartbeat_page(number);
+        let changes = page_from_bytes(&data).map_err(|problem| corrupt(&path, problem.to_string()));
+        Page { number, version, data, changes }
+    };
+    Ok(heartbeat::pages(tree, from).await?.into_iter().map(page).collect())
 }
 
 /// The number of the last change in the journal; 0 if there is none, `None` if it cannot be read.
-///
-/// # Errors
-/// The failures of the store.
 pub async fn journal_end<T: Tree>(tree: &T) -> Result<Option<u64>, Error> {
     let Some(newest) = newest_page(tree).await? else { return Ok(Some(0)) };
     let pages = journal(tree, newest).await?;
     Ok(pages.last().and_then(|page| page.changes.as_ref().ok()?.last().map(|change| change.sequence)))
-}
-
-/// The ids of the trackers with a session.
-///
-/// # Errors
-/// The failures of the store.
-pub async fn replicas<T: Tree>(tree: &T) -> Result<BTreeSet<String>, Error> {
-    Ok(tree.children(&paths::heartbeat_replicas()).await?.into_iter().collect())
-}
-
-/// The addresses of the trackers that have one.
-///
-/// # Errors
-/// The failures of the store.
-pub async fn tracker_urls<T: Tree>(tree: &T) -> Result<BTreeSet<String>, Error> {
-    let ids = replicas(tree).await?;
-    let reads = ids.iter().map(|id| Read::Data(paths::heartbeat_replica(id))).collect();
-    let found = tree.read_many(reads).await?.into_iter().filter_map(|answer| answer.into_data());
-    let urls = found.filter_map(|node| String::from_utf8(node.data).ok());
-    Ok(urls.filter(|url| !url.is_empty()).collect())
 }
 
 /// A bucket: its number, its records or why they are unreadable, and its version.
@@ -290,18 +227,13 @@ pub async fn buckets<T: Tree>(
     tree: &T,
     numbers: impl IntoIterator<Item = u16>,
 ) -> Result<Vec<Bucket>, Error> {
-    let numbers: Vec<u16> = numbers.into_iter().collect();
-    let reads = numbers.iter().map(|number| Read::Data(paths::heartbeat_bucket(*number))).collect();
-    let mut found = Vec::new();
-    for (number, answer) in numbers.into_iter().zip(tree.read_many(reads).await?) {
-        if let Some(node) = answer.into_data() {
-            let path = paths::heartbeat_bucket(number);
-            let records =
-                bucket_from_bytes(&node.data).map_err(|problem| corrupt(&path, problem.to_string()));
-            found.push((number, records, node.version));
-        }
-    }
-    Ok(found)
+    let bucket = |(number, node): (u16, Node)| {
+        let path = paths::heartbeat_bucket(number);
+        let records = bucket_from_bytes(&node.data).map_err(|problem| corrupt(&path, problem.to_string()));
+        (number, records, node.version)
+    };
+    let found = heartbeat::buckets(tree, numbers.into_iter().collect()).await?;
+    Ok(found.into_iter().map(bucket).collect())
 }
 
 /// All buckets.
@@ -309,16 +241,7 @@ pub async fn buckets<T: Tree>(
 /// # Errors
 /// As for [`buckets`].
 pub async fn all_buckets<T: Tree>(tree: &T) -> Result<Vec<Bucket>, Error> {
-    let names = tree.children(&paths::heartbeat_buckets()).await?;
-    buckets(tree, names.iter().filter_map(|name| name.parse().ok())).await
-}
-
-/// The names of all batches, sorted.
-///
-/// # Errors
-/// The failures of the store.
-pub async fn batch_names<T: Tree>(tree: &T) -> Result<Vec<String>, Error> {
-    Ok(tree.children(&paths::heartbeat_batches()).await?)
+    buckets(tree, heartbeat::bucket_numbers(tree).await?).await
 }
 
 /// Batches by name; `None` for a deleted one.
@@ -329,17 +252,11 @@ pub async fn batches<T: Tree>(
     tree: &T,
     names: &[String],
 ) -> Result<Vec<Result<Option<Batch>, Error>>, Error> {
-    let path_of = |name: &String| {
-        let (replica, number) = paths::heartbeat_batch_of(name).unwrap_or((name, 0));
-        paths::heartbeat_batch(replica, number)
+    let parse = |(name, node): (&String, Option<Node>)| {
+        let batch = node.map(|node| Batch::from_bytes(&node.data)).transpose();
+        batch.map_err(|problem| corrupt(&heartbeat::batch_path(name), problem.to_string()))
     };
-    let reads = names.iter().map(|name| Read::Data(path_of(name))).collect();
-    let mut found = Vec::new();
-    for (name, answer) in names.iter().zip(tree.read_many(reads).await?) {
-        let batch = answer.into_data().map(|node| Batch::from_bytes(&node.data));
-        found.push(batch.transpose().map_err(|problem| corrupt(&path_of(name), problem.to_string())));
-    }
-    Ok(found)
+    Ok(names.iter().zip(heartbeat::batches(tree, names).await?).map(parse).collect())
 }
 
 /// The components, and what is unreadable of them.
@@ -362,7 +279,7 @@ pub struct Overview {
 /// # Errors
 /// The failures of the store. An environment that no tracker ever ran in has no components.
 pub async fn overview<T: Tree>(tree: &T) -> Result<Overview, Error> {
-    if !tree.exists(&paths::heartbeat_buckets()).await? {
+    if !heartbeat::has_buckets(tree).await? {
         return Ok(Overview::default());
     }
     let buckets = all_buckets(tree).await?;
@@ -374,7 +291,7 @@ pub async fn overview<T: Tree>(tree: &T) -> Result<Overview, Error> {
 /// # Errors
 /// As for [`overview`].
 pub async fn overview_of<T: Tree>(tree: &T, names: &BTreeSet<Name>) -> Result<Overview, Error> {
-    if names.is_empty() || !tree.exists(&paths::heartbeat_buckets()).await? {
+    if names.is_empty() || !heartbeat::has_buckets(tree).await? {
         return Ok(Overview::default());
     }
     let numbers: BTreeSet<u16> = names.iter().map(|name| bucket_of(name.as_str())).collect();

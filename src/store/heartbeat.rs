@@ -1,20 +1,129 @@
 //! The znodes that heartbeat trackers write, as typed operations. Their contents are bytes here:
 //! the records and their meaning belong to `heartbeat`.
 
+use std::collections::BTreeSet;
+
 use super::acl::{Acl, Roles};
 use super::error::Error;
 use super::lease::Lease;
 use super::paths::{self, NodePath};
 use super::records::parse_credentials;
-use super::tree::{self, Tree, Write};
+use super::tree::{self, Answer, Node, Read, Tree, Write};
 use super::update::{Change, put, update};
 use crate::model::MachineId;
 
+/// The znodes that hold one value each. They exist once a tracker or an operator's command has
+/// created them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Single {
+    Params,
+    Maintenance,
+    Release,
+    Alarm,
+    Question,
+    Webhook,
+    Trackers,
+}
+
+impl Single {
+    pub fn path(self) -> NodePath {
+        match self {
+            Self::Params => paths::heartbeat_params(),
+            Self::Maintenance => paths::heartbeat_maintenance(),
+            Self::Release => paths::heartbeat_release(),
+            Self::Alarm => paths::heartbeat_alarm(),
+            Self::Question => paths::heartbeat_question(),
+            Self::Webhook => paths::heartbeat_webhook(),
+            Self::Trackers => paths::heartbeat_trackers(),
+        }
+    }
+
+    /// # Errors
+    /// [`tree::Error::NoNode`] and the failures of the store.
+    pub async fn read<T: Tree>(self, tree: &T) -> Result<Node, tree::Error> {
+        tree.get(&self.path()).await
+    }
+}
+
+/// The znodes of some keys that exist, in one read.
+async fn existing<T: Tree, K>(
+    tree: &T,
+    keys: Vec<K>,
+    path: impl Fn(&K) -> NodePath,
+) -> Result<Vec<(K, Node)>, Error> {
+    let answers = tree.read_many(keys.iter().map(|key| Read::Data(path(key))).collect()).await?;
+    let nodes = keys.into_iter().zip(answers.into_iter().map(Answer::into_data));
+    Ok(nodes.filter_map(|(key, node)| Some((key, node?))).collect())
+}
+
+/// The numbers of all pages of the journal, in order.
+pub async fn page_numbers<T: Tree>(tree: &T) -> Result<Vec<u64>, Error> {
+    let names = tree.children(&paths::heartbeat_journal()).await?;
+    let mut numbers: Vec<u64> = names.iter().filter_map(|name| name.parse().ok()).collect();
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// The pages of the journal from this one on, oldest first.
+pub async fn pages<T: Tree>(tree: &T, from: u64) -> Result<Vec<(u64, Node)>, Error> {
+    let mut numbers = page_numbers(tree).await?;
+    numbers.retain(|number| *number >= from);
+    existing(tree, numbers, |number| paths::heartbeat_page(*number)).await
+}
+
+/// The ids of the trackers with a session.
+pub async fn replicas<T: Tree>(tree: &T) -> Result<BTreeSet<String>, Error> {
+    Ok(tree.children(&paths::heartbeat_replicas()).await?.into_iter().collect())
+}
+
+/// The addresses of the trackers that have one.
+pub async fn tracker_urls<T: Tree>(tree: &T) -> Result<BTreeSet<String>, Error> {
+    let ids = replicas(tree).await?.into_iter().collect();
+    let found = existing(tree, ids, |id: &String| paths::heartbeat_replica(id)).await?.into_iter();
+    let urls = found.filter_map(|(_, node)| String::from_utf8(node.data).ok());
+    Ok(urls.filter(|url| !url.is_empty()).collect())
+}
+
+/// Whether a tracker ever ran in this environment.
+pub async fn has_buckets<T: Tree>(tree: &T) -> Result<bool, Error> {
+    Ok(tree.exists(&paths::heartbeat_buckets()).await?)
+}
+
+/// The numbers of all buckets.
+pub async fn bucket_numbers<T: Tree>(tree: &T) -> Result<Vec<u16>, Error> {
+    let names = tree.children(&paths::heartbeat_buckets()).await?;
+    Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
+}
+
+/// Missing buckets are left out.
+pub async fn buckets<T: Tree>(tree: &T, numbers: Vec<u16>) -> Result<Vec<(u16, Node)>, Error> {
+    existing(tree, numbers, |number| paths::heartbeat_bucket(*number)).await
+}
+
+/// The names of all batches, sorted.
+pub async fn batch_names<T: Tree>(tree: &T) -> Result<Vec<String>, Error> {
+    Ok(tree.children(&paths::heartbeat_batches()).await?)
+}
+
+/// The znode of a batch.
+pub fn batch_path(name: &str) -> NodePath {
+    let (replica, number) = paths::heartbeat_batch_of(name).unwrap_or((name, 0));
+    paths::heartbeat_batch(replica, number)
+}
+
+/// Batches by name; `None` for a deleted one.
+pub async fn batches<T: Tree>(tree: &T, names: &[String]) -> Result<Vec<Option<Node>>, Error> {
+    let reads = names.iter().map(|name| Read::Data(batch_path(name))).collect();
+    Ok(tree.read_many(reads).await?.into_iter().map(Answer::into_data).collect())
+}
+
+/// The list of trackers that a machine sends its beats to, if it has one.
+pub async fn machine_trackers<T: Tree>(tree: &T, machine: MachineId) -> Result<Option<Node>, tree::Error> {
+    tree.find(&paths::machine_trackers(machine)).await
+}
+
 /// Announces a tracker for as long as its session lasts, with its URL. An announcement that is left
 /// of an earlier session, or of a request whose answer was lost, is replaced.
-///
-/// # Errors
-/// The failures of the store.
 pub async fn register<T: Tree>(tree: &T, tracker: &str, url: &str, acl: Acl) -> Result<(), tree::Error> {
     let path = paths::heartbeat_replica(tracker);
     let mut writes = Vec::new();
@@ -26,9 +135,6 @@ pub async fn register<T: Tree>(tree: &T, tracker: &str, url: &str, acl: Acl) -> 
 }
 
 /// Withdraws the announcement of a tracker.
-///
-/// # Errors
-/// The failures of the store.
 pub async fn unregister<T: Tree>(tree: &T, tracker: &str) -> Result<(), tree::Error> {
     let path = paths::heartbeat_replica(tracker);
     tree.write(vec![Write::DeleteIfVersion { path, version: 0 }]).await
@@ -45,9 +151,6 @@ pub enum Flushed {
 
 /// Adds batches of a tracker and deletes its `old` ones, in one step, for as long as the tracker is
 /// registered.
-///
-/// # Errors
-/// The failures of the store.
 pub async fn write_batches<T: Tree>(
     tree: &T,
     tracker: &str,
@@ -136,9 +239,6 @@ impl JudgeWrites {
 }
 
 /// Replaces the list of trackers that the judge keeps for its successor.
-///
-/// # Errors
-/// The failures of the store.
 pub async fn set_trackers<T: Tree>(tree: &T, list: &[u8]) -> Result<(), Error> {
     update(tree, &paths::heartbeat_trackers(), |_| Ok(Change::Set(list.to_vec(), ()))).await
 }

@@ -462,7 +462,7 @@ async fn corrupt_data_in_the_store_stops_no_tracker() {
     world.silence(0);
     check_the_end(&mut world, 7).await;
     assert!(matches!(store::alarm(&tree).await, Ok((Ok(None), _))), "overwritten");
-    let question = store::number(&tree, &paths::heartbeat_question()).await;
+    let question = store::flush_request(&tree).await;
     assert!(matches!(question, Ok((Ok(1..), _))), "{question:?}");
     assert_eq!(tree.exists(&batch).await, Ok(false), "cleared away");
     for id in [2, 3] {

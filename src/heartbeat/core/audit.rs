@@ -375,10 +375,6 @@ impl Audit {
         self.wheel.has_due(until)
     }
 
-    pub fn has_unjudged_beats(&self) -> bool {
-        !self.changed_by_beat.is_empty()
-    }
-
     /// Adds an entry to the counts, or removes it.
     fn count(&mut self, entry: u32, present: bool) {
         let component = self.table.get(entry);

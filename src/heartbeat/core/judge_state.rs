@@ -1,6 +1,6 @@
 //! The judge's decisions between the store and the memory of components: where a new judge
-//! continues, which changes it publishes, when it needs the beats of other replicas. Pure: `judge`
-//! reads and writes the store and makes the calls.
+//! continues, which changes it publishes, when it needs the beats of other replicas. `judge` reads
+//! and writes the store and makes the calls. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -196,44 +196,23 @@ fn phase_of(hold: Option<Hold>) -> HoldPhase {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heartbeat::core::beat::Stamp;
     use crate::heartbeat::core::name::Name;
     use crate::heartbeat::core::params::Params;
     use crate::heartbeat::core::record::NotifyStatus;
-    use crate::heartbeat::core::state::{Notification, State};
+    use crate::heartbeat::core::state::State;
 
     const NOW: u64 = 100_000;
 
     fn change(sequence: u64) -> Change {
-        Change {
-            name: Name::parse(&format!("n{sequence}")).unwrap(),
-            state: State::Ok,
-            notification: Some(Notification::Started),
-            sequence,
-            at: 0,
-            flaps: 0,
-            stamp: Stamp::default(),
-        }
+        Change::started(&format!("n{sequence}"), sequence)
     }
 
     /// A memory with one component for each of these changes.
     fn memory(sequences: &[u64]) -> Audit {
         let mut audit = Audit::new(NOW, &Params::default(), 100);
         for sequence in sequences {
-            let Change { name, state, notification, sequence, .. } = change(*sequence);
-            let record = Record {
-                name,
-                state,
-                notification,
-                sequence,
-                notification_sequence: sequence,
-                notified: NotifyStatus::Pending,
-                changed_at: 0,
-                beat_at: 0,
-                flaps: 0,
-                interval: 0,
-            };
-            audit.adopt(bucket_of(name.as_str()), &[record], NOW);
+            let record = change(*sequence).record(NotifyStatus::Pending);
+            audit.adopt(bucket_of(record.name.as_str()), &[record], NOW);
         }
         audit
     }

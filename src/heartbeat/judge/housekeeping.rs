@@ -1,7 +1,7 @@
 //! What the judge keeps in order besides its decisions: the alarm that operators read, components
 //! of removed machines, batches and pages that are no longer needed, and the webhook's progress.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -17,7 +17,8 @@ use crate::heartbeat::tracker::replicas::Replicas;
 use crate::heartbeat::tracker::shared_state::SharedState;
 use crate::net::http::client::HttpClient;
 use crate::store::Error;
-use crate::store::heartbeat::JudgeWrites;
+use crate::store::heartbeat::{JudgeWrites, bucket_numbers};
+use crate::store::list_machines;
 use crate::store::paths;
 use crate::store::tree::{self, Tree};
 
@@ -89,8 +90,7 @@ impl Judge {
     /// tracker then reads everything again, and the tracker that becomes the judge writes the
     /// missing records.
     async fn check_records<T: Tree>(&self, tree: &T) -> Result<(), Error> {
-        let names = tree.children(&paths::heartbeat_buckets()).await?;
-        let present: HashSet<u16> = names.iter().filter_map(|name| name.parse().ok()).collect();
+        let present: HashSet<u16> = bucket_numbers(tree).await?.into_iter().collect();
         let page = store::newest_page(tree).await?;
         let missing_page =
             self.state.journal.newest().filter(|newest| page != Some(*newest)).map(paths::heartbeat_page);
@@ -133,10 +133,10 @@ async fn forget_machines<T: Tree>(tree: &T, shared: &SharedState) -> Result<(), 
     if machines.is_empty() {
         return Ok(());
     }
-    let present: BTreeSet<String> = tree.children(&paths::machines()).await?.into_iter().collect();
+    let present = list_machines(tree).await?;
     let mut inner = shared.lock();
     for name in machines {
-        if name.machine().is_some_and(|id| !present.contains(&id.key())) {
+        if name.machine().is_some_and(|id| !present.contains(&id)) {
             info!(component = %name, "machine removed; component forgotten");
             inner.audit.forget(&name);
         }

@@ -185,22 +185,10 @@ async fn in_order(mut numbers: Vec<(u64, u32)>) -> Vec<(u64, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heartbeat::core::beat::Stamp;
-    use crate::heartbeat::core::name::Name;
-    use crate::heartbeat::core::record::{NotifyStatus, Record, bucket_of};
-    use crate::heartbeat::core::state::{Notification, State};
+    use crate::heartbeat::core::record::{NotifyStatus, bucket_of};
 
     fn change(sequence: u64) -> Change {
-        let name = Name::parse(&format!("n{sequence}")).unwrap();
-        Change {
-            name,
-            state: State::Ok,
-            notification: Some(Notification::Started),
-            sequence,
-            at: 0,
-            flaps: 0,
-            stamp: Stamp::default(),
-        }
+        Change::started(&format!("n{sequence}"), sequence)
     }
 
     fn numbers(changes: Option<Vec<Change>>) -> Option<Vec<u64>> {
@@ -226,20 +214,8 @@ mod tests {
     /// Adopts components from the store, each with the number of its newest change.
     fn adopt(shared: &SharedState, sequences: &[u64]) {
         for sequence in sequences {
-            let Change { name, state, notification, sequence, .. } = change(*sequence);
-            let record = Record {
-                name,
-                state,
-                notification,
-                sequence,
-                notification_sequence: sequence,
-                notified: NotifyStatus::Accepted,
-                changed_at: 0,
-                beat_at: 0,
-                flaps: 0,
-                interval: 0,
-            };
-            shared.lock().audit.adopt(bucket_of(name.as_str()), &[record], 1000);
+            let record = change(*sequence).record(NotifyStatus::Accepted);
+            shared.lock().audit.adopt(bucket_of(record.name.as_str()), &[record], 1000);
         }
     }
 

@@ -102,7 +102,7 @@ impl<T: Tree, P: HttpClient> Tracker<T, P> {
             inner.audit.set_maintenance(now, until);
         }
         if changed.flush_request {
-            let (request, _) = store::number(self.tree(), &paths::heartbeat_question()).await?;
+            let (request, _) = store::flush_request(self.tree()).await?;
             let request = unless_corrupt(request)?.unwrap_or(self.writer.flush_request());
             self.writer.set_flush_request(request);
         }

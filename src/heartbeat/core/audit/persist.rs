@@ -121,10 +121,6 @@ impl Audit {
         in_batches(beats)
     }
 
-    pub fn has_unflushed(&self) -> bool {
-        !self.unflushed.is_empty()
-    }
-
     /// Buckets that differ from the store.
     pub fn dirty(&self) -> &BTreeSet<u16> {
         &self.dirty
