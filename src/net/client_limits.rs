@@ -1,5 +1,5 @@
-//! Slots for connections and other lasting uses, limited for all clients together and for one client
-//! address, so that one client cannot exclude the others.
+//! Slots for connections and other lasting uses, limited for all clients together and for one
+//! client address, so that one client cannot exclude the others.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -12,7 +12,8 @@ pub(super) fn half_of(all: usize) -> usize {
     all.div_ceil(2)
 }
 
-/// Returns the address that stands for a client. A client with IPv6 has a network of 2^64 addresses.
+/// Returns the address that stands for a client. A client with IPv6 has a network of 2^64
+/// addresses.
 pub(super) fn client_of(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),

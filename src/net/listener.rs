@@ -18,8 +18,8 @@ use super::client_limits::{Slots, half_of};
 /// Pause after a failure to accept, for example when no file descriptor is free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Connections that wait to be accepted: thousands of clients connect at once after a restart, and a
-/// client that finds the queue full tries again only after a second. The system may allow fewer.
+/// Connections that wait to be accepted: thousands of clients connect at once after a restart, and
+/// a client that finds the queue full tries again only after a second. The system may allow fewer.
 const BACKLOG: u32 = 16 * 1024;
 
 /// The time that connections have to finish once `stop` is set.
@@ -33,8 +33,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Binds `address`. At most `max_connections` are open at the same time; more wait to be accepted.
-    /// One client address gets half of them.
+    /// Binds `address`. At most `max_connections` are open at the same time; more wait to be
+    /// accepted. One client address gets half of them.
     ///
     /// # Errors
     /// If the address cannot be bound.
@@ -52,9 +52,9 @@ impl Listener {
         self.socket.local_addr()
     }
 
-    /// Runs `serve` for every connection until `stop` is true or its sender is dropped, then waits a
-    /// bounded time for the open connections. Connections beyond the limit of their client address
-    /// are passed to `refuse` and closed.
+    /// Runs `serve` for every connection until `stop` is true or its sender is dropped, then waits
+    /// a bounded time for the open connections. Connections beyond the limit of their client
+    /// address are passed to `refuse` and closed.
     pub async fn run<F: Future<Output = ()> + Send + 'static>(
         self,
         serve: impl Fn(TcpStream, SocketAddr) -> F,

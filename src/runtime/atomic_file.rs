@@ -37,9 +37,6 @@ pub fn replace(path: &Path, contents: &[u8], privacy: Privacy) -> io::Result<()>
 
 /// Creates `path` and returns true, or returns false if it exists. If two processes do it at the
 /// same time, exactly one succeeds.
-///
-/// # Errors
-/// Those of the file system.
 pub fn create_new(path: &Path, contents: &[u8], privacy: Privacy) -> io::Result<bool> {
     let aside = write_aside(path, contents, privacy)?;
     let linked = put_in_place(&aside, path, |aside, path| {
@@ -54,9 +51,6 @@ pub fn create_new(path: &Path, contents: &[u8], privacy: Privacy) -> io::Result<
 
 /// Replaces `path` for a single writer at a time, readable by this user only. The unfinished file
 /// is `path` with the extension `new`, and the next attempt overwrites it.
-///
-/// # Errors
-/// Those of the file system.
 pub fn replace_exclusively(path: &Path, contents: &[u8]) -> io::Result<()> {
     build_aside(path, |aside| {
         let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(aside)?;

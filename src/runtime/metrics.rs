@@ -92,7 +92,8 @@ impl Registry {
         }
     }
 
-    /// Whether all roles are ready, and a line for each. The line of a single role does not name it.
+    /// Whether all roles are ready, and a line for each. The line of a single role does not name
+    /// it.
     fn readiness(&self) -> (bool, String) {
         let sources = self.sources();
         let (mut is_ready, mut text) = (true, String::new());

@@ -1,6 +1,7 @@
-//! The reconcile loop. The holder of a lease observes, plans and applies after a change, when a failed
-//! step is due again, when a read needs confirmation, and at every resync, because events get lost.
-//! Between passes it renews the lease. What is read and what is done is up to the [`Reconciler`].
+//! The reconcile loop. The holder of a lease observes, plans and applies after a change, when a
+//! failed step is due again, when a read needs confirmation, and at every resync, because events
+//! get lost. Between passes it renews the lease. What is read and what is done is up to the
+//! [`Reconciler`].
 //!
 //! Provisioning is not in the loop. It runs beside the firewall under the same lease, which is
 //! renewed here, and wakes on the same events: with a lease, watches and a resync of its own it

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::cli::args::environment::Globals;
 use crate::cli::error::{Refusal, parse_arg};
+use crate::cli::juju::firewall::Format;
 use crate::cli::output;
 use crate::firewall::journal::{Entry, Journal};
 use crate::model::{MachineId, UnitName};
@@ -24,8 +25,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value_t = 50)]
     limit: usize,
     /// Output format
-    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = crate::cli::juju::firewall::Format::Text)]
-    format: crate::cli::juju::firewall::Format,
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
+    format: Format,
 }
 
 pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
@@ -41,10 +42,8 @@ pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
     entries.sort_by_key(|(machine, entry)| (entry.at, *machine));
     let last = &entries[entries.len().saturating_sub(args.limit)..];
     let text = match args.format {
-        crate::cli::juju::firewall::Format::Text => {
-            last.iter().map(|(id, entry)| entry.to_text(&format!("machine {id}"))).collect()
-        }
-        crate::cli::juju::firewall::Format::Json => {
+        Format::Text => last.iter().map(|(id, entry)| entry.to_text(&format!("machine {id}"))).collect(),
+        Format::Json => {
             let entry = |(machine, entry): &(MachineId, Entry)| {
                 let mut json = entry.to_json();
                 json["machine"] = Value::from(machine.number());

@@ -26,8 +26,8 @@ const MAX_ANSWER: usize = 64 * 1024;
 /// Idle connections to one server.
 const MAX_IDLE: usize = 4;
 
-/// After this time an idle connection is not used again. Servers of this crate close theirs after 30
-/// seconds.
+/// After this time an idle connection is not used again. Servers of this crate close theirs after
+/// 30 seconds.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The same for calls that are not repeated: many other servers close idle connections after a few

@@ -86,7 +86,8 @@ pub(super) enum Left {
     Request(Instant),
 }
 
-/// The result of one read: the bytes read, the buffered bytes that were answered, and the next step.
+/// The result of one read: the bytes read, the buffered bytes that were answered, and the next
+/// step.
 struct Turn {
     got: usize,
     done: usize,
@@ -135,8 +136,8 @@ pub(super) struct FastConnection<'a, H> {
 }
 
 impl<H: Handler> FastConnection<'_, H> {
-    /// Serves the connection for as long as its requests are for the fast path. `read` holds the bytes
-    /// that were received and not yet used, before and after.
+    /// Serves the connection for as long as its requests are for the fast path. `read` holds the
+    /// bytes that were received and not yet used, before and after.
     pub(super) async fn serve(mut self, read: &mut BytesMut) -> io::Result<Left> {
         let mut stop = self.stop.clone();
         let mut stopping = pin!(stopped(&mut stop));
@@ -207,8 +208,8 @@ impl<H: Handler> FastConnection<'_, H> {
         Answering { peer: self.peer, limits: self.limits, handler: self.handler }.all(bytes, answers)
     }
 
-    /// Reads into the buffer of this thread and answers from there. Only the rest is copied and kept
-    /// with the connection.
+    /// Reads into the buffer of this thread and answers from there. Only the rest is copied and
+    /// kept with the connection.
     fn poll_turn(
         &mut self,
         read: &mut BytesMut,

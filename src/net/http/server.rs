@@ -27,8 +27,8 @@ pub(super) const TOO_SLOW: &str = "No answer in time";
 /// The limits of a server and of every request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at the same time; more wait to be accepted. One client address gets half of them;
-    /// beyond that its connections are refused with 503.
+    /// Connections at the same time; more wait to be accepted. One client address gets half of
+    /// them; beyond that its connections are refused with 503.
     pub connections: usize,
     /// A request's line and headers. More is refused with 431.
     pub head_bytes: usize,
@@ -36,8 +36,8 @@ pub struct Limits {
     pub body_bytes: usize,
     /// Paths whose bodies may be larger.
     pub large_bodies: &'static [(&'static str, usize)],
-    /// All bodies above [`Limits::body_bytes`] together; one client address gets half of it. More is
-    /// refused with 503.
+    /// All bodies above [`Limits::body_bytes`] together; one client address gets half of it. More
+    /// is refused with 503.
     pub large_bytes: usize,
     /// Buffers of all other unfinished requests together, beyond one KiB for each connection; one
     /// client address gets half of it. More is refused with 503.
@@ -76,8 +76,8 @@ impl Limits {
         large.map_or(self.body_bytes, |(_, bytes)| *bytes)
     }
 
-    /// Returns the memory of a large body: the bytes as received, and the one piece that is passed to
-    /// the handler.
+    /// Returns the memory of a large body: the bytes as received, and the one piece that is passed
+    /// to the handler.
     pub(super) fn large(&self, body: usize) -> Option<usize> {
         (body > self.body_bytes).then_some(2 * body)
     }
@@ -87,8 +87,8 @@ impl Limits {
 pub trait Handler: Send + Sync + 'static {
     fn answer(&self, request: Request) -> impl Future<Output = Reply> + Send;
 
-    /// Handles a POST request at once, without waiting, if its answer is an empty 200. Returns whether
-    /// it did.
+    /// Handles a POST request at once, without waiting, if its answer is an empty 200. Returns
+    /// whether it did.
     fn handle_fast(&self, _: &RawPost<'_>) -> bool {
         false
     }
@@ -131,8 +131,8 @@ impl Server {
         self.listener.local_addr()
     }
 
-    /// Answers with `handler` until `stop` is true or its sender is dropped. Requests that have begun
-    /// then have a bounded time to finish.
+    /// Answers with `handler` until `stop` is true or its sender is dropped. Requests that have
+    /// begun then have a bounded time to finish.
     pub async fn serve<H: Handler>(self, handler: H, stop: watch::Receiver<bool>) {
         self.serve_with(Arc::new(handler), stop).await;
     }

@@ -15,8 +15,8 @@ use tracing::debug;
 use crate::net::listener::stopped;
 use crate::net::tls::ServerTls;
 
-/// Returns the connection and the client's certificate in DER form, if it presented one; none if the
-/// handshake fails or the server stops.
+/// Returns the connection and the client's certificate in DER form, if it presented one; none if
+/// the handshake fails or the server stops.
 pub(super) async fn accept(
     tls: &ServerTls,
     (stream, peer): (TcpStream, SocketAddr),

@@ -35,7 +35,10 @@ pub enum TlsError {
     NoKey(PathBuf),
     #[error("the type of the private key in {} is not supported", .0.display())]
     UnsupportedKey(PathBuf),
-    #[error("the private key in {} does not match the certificate in {}", key.display(), certificates.display())]
+    #[error(
+        "the private key in {} does not match the certificate in {}",
+        key.display(), certificates.display()
+    )]
     KeyMismatch { key: PathBuf, certificates: PathBuf },
     #[error("no valid CA certificate in {}", .0.display())]
     BadCa(PathBuf),
@@ -121,8 +124,8 @@ impl<T: Clone> Reloaded<T> {
     }
 
     /// Returns the value, and builds it again if a file has changed since the last call. Costs one
-    /// `stat` for each file. If the changed files cannot be used, the old value stays, and a warning
-    /// is logged once for each change.
+    /// `stat` for each file. If the changed files cannot be used, the old value stays, and a
+    /// warning is logged once for each change.
     pub(super) fn get(&self, paths: &[&Path], build: impl FnOnce() -> Result<T, TlsError>) -> T {
         let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (seen, value) = &mut *current;

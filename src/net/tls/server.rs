@@ -78,8 +78,8 @@ impl ServerTls {
         Ok(Self(Arc::new(Inner { files, config })))
     }
 
-    /// Returns the configuration for the next handshake: the one of the files as they are now or, if
-    /// they cannot be used, the last one that could.
+    /// Returns the configuration for the next handshake: the one of the files as they are now or,
+    /// if they cannot be used, the last one that could.
     pub fn config(&self) -> Arc<ServerConfig> {
         let Inner { files, config } = &*self.0;
         config.get(&files.paths(), || files.read())

@@ -11,8 +11,8 @@ use crate::cli::args::environment::Globals;
 use crate::cli::output;
 use crate::heartbeat::core::audit::Change;
 use crate::heartbeat::core::state::State;
-use crate::heartbeat::webhook::change_body;
 use crate::heartbeat::store::{self as heartbeat_store, Page};
+use crate::heartbeat::webhook::change_body;
 use crate::runtime::clock::utc;
 use crate::store::paths;
 use crate::store::tree::{Feed as _, Tree};
@@ -128,16 +128,7 @@ mod tests {
     use crate::store::Error;
 
     fn change(sequence: u64) -> Change {
-        let name = Name::parse("a").unwrap();
-        Change {
-            name,
-            state: State::Ok,
-            notification: Some(Notification::Started),
-            sequence,
-            at: 0,
-            flaps: 0,
-            stamp: Stamp::default(),
-        }
+        Change::started("a", sequence)
     }
 
     fn page(number: u64, sequences: &[u64]) -> Page {

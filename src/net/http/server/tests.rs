@@ -371,7 +371,8 @@ async fn slow_handlers_time_out_on_the_fast_path() {
     assert_eq!(until_end(&mut stream).await, "", "idle for too long");
 }
 
-/// One address may have one large body at a time: it gets half of the limit, and a body counts twice.
+/// One address may have one large body at a time: it gets half of the limit, and a body counts
+/// twice.
 fn one_large_body() -> Limits {
     Limits { large_bodies: &[("/large", 1000)], large_bytes: 4000, ..small() }
 }
