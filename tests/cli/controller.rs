@@ -15,9 +15,11 @@ use serde_json::{Value, json};
 
 use crate::credentials::hook_variable;
 use crate::faults::as_operator;
-use crate::harness::scenario::Site;
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::{golden, wait_for};
 use crate::operator::{Came, Operator, Transcript, came, fixture_charm};
+
+on_both_stores![a_controller_with_invalid_settings_does_not_start, a_standby_controller_takes_over,];
 
 /// Longer than the session timeout of a killed leader.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -118,7 +120,7 @@ fn world(ports: &[&str]) -> Value {
     json!({"0.0.0.0/0": ports, "::/0": ports})
 }
 
-pub(crate) fn a_standby_controller_takes_over(site: &Site) {
+fn a_standby_controller_takes_over(site: &Site) {
     let operator = Operator::bootstrapped(site);
     operator.does(&["add-machine", "--instance-id", "i-0abc"]);
     operator.does(&["deploy", &fixture_charm("wordpress"), "--to", "0"]);
@@ -222,7 +224,7 @@ fn refused(operator: &Operator, args: &[&str]) -> Came {
     came(operator.command("portcullis").args(["controller", "--provider", "memory"]).args(args))
 }
 
-pub(crate) fn a_controller_with_invalid_settings_does_not_start(site: &Site) {
+fn a_controller_with_invalid_settings_does_not_start(site: &Site) {
     let operator = Operator::at(site);
     refused(&operator, &[]).is_refusal(1, "is not bootstrapped in the store at");
     operator.does(&["bootstrap"]);

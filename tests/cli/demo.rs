@@ -191,7 +191,8 @@ fn cargo_builds_the_hook_tools_for_the_demo() {
     shows_all_steps(&shown);
     let arguments = fs::read_to_string(noted).unwrap();
     let expected = format!(
-        "build --package portcullis-hooks --bins --manifest-path {repository}/Cargo.toml --profile bin --target-dir {}\n",
+        "build --package portcullis-hooks --bins --manifest-path {repository}/Cargo.toml --profile \
+         bin --target-dir {}\n",
         newcomer.place.path().display()
     );
     assert_eq!(arguments, expected, "the profile is the directory's name");

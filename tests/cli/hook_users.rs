@@ -30,7 +30,9 @@ fn charm(operator: &Operator, name: &str, start: &str) -> String {
 fn stolen(operator: &Operator) -> Vec<String> {
     let tries = "id -u; id -G
         other=$(dirname \"$(dirname \"$JUJU_CREDENTIALS\")\")/unit-0000000000
-        for file in credentials.json charm/metadata.yaml; do cat $other/$file >/dev/null && echo \"has $file\"; done
+        for file in credentials.json charm/metadata.yaml; do
+            cat $other/$file >/dev/null && echo \"has $file\"
+        done
         touch $other/charm/hooks/stop && echo 'has its hooks'
         kill -0 $(cat $other/charm/left 2>/dev/null || cat \"$LEFT\") && echo 'has its processes'";
     let left = operator.home().join("left");

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::controller::open_port;
 use crate::faults::as_operator;
-use crate::harness::scenario::{Scenario, Site, run, scenarios};
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::{Kind, Store, golden, wait_for};
 use crate::netns::{Knock, Net, SERVER};
 use crate::operator::{Operator, came, fixture_charm};
@@ -18,23 +18,13 @@ use crate::operator::{Operator, came, fixture_charm};
 /// Longer than the session timeout of a killed agent.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-const SCENARIOS: &[Scenario] = scenarios![
+on_both_stores![
     machines_open_the_ports_of_exposed_units,
     closing_one_of_two_adjacent_ports_keeps_the_other,
     a_machine_has_one_agent,
     a_machine_without_valid_credentials_is_refused,
     a_missing_nft_program_is_reported,
 ];
-
-#[test]
-fn on_zookeeper() {
-    run(&Store::zookeeper(), SCENARIOS);
-}
-
-#[test]
-fn on_the_keeper() {
-    run(&Store::keeper(), SCENARIOS);
-}
 
 /// A machine in a network namespace, with an operator.
 struct World<'a> {

@@ -7,9 +7,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::controller::{Controller, open_port};
-use crate::harness::scenario::Site;
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::wait_for;
 use crate::operator::{Operator, fixture_charm};
+
+on_both_stores![status_watch_shows_every_change,];
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -76,7 +78,7 @@ impl Drop for Watcher {
     }
 }
 
-pub(crate) fn status_watch_shows_every_change(site: &Site) {
+fn status_watch_shows_every_change(site: &Site) {
     let operator = Operator::bootstrapped(site);
     operator.does(&["add-machine", "--instance-id", "i-1"]);
     operator.does(&["deploy", &fixture_charm("wordpress"), "--to", "0"]);

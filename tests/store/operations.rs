@@ -400,7 +400,10 @@ pub(super) async fn ports_are_kept_in_order_without_duplicates(place: &impl Plac
     for argument in ["8000-8080", "53/udp", "53", "8000-8080/TCP"] {
         ports.open(port(argument)).await.unwrap();
     }
-    let all = r#"{"open":[{"port":8000,"to":8080,"proto":"tcp"},{"port":53,"proto":"udp"},{"port":53,"proto":"tcp"}]}"#;
+    let all = concat!(
+        r#"{"open":[{"port":8000,"to":8080,"proto":"tcp"},{"port":53,"proto":"udp"},"#,
+        r#"{"port":53,"proto":"tcp"}]}"#
+    );
     assert_eq!(stored(&hook, id).await, all);
     let version = hook.get(&paths::unit_ports(id)).await.unwrap().version;
     ports.open(port("53")).await.unwrap();

@@ -5,13 +5,23 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
-use crate::harness::scenario::Site;
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::wait_for;
 use crate::world::{DEADLINE, World, is_alive};
 
+on_both_stores![
+    hook_cannot_access_other_units,
+    hook_cannot_access_another_machine,
+    hook_cannot_access_another_environment,
+    secrets_appear_only_in_their_files,
+];
+
 /// Shell function that prints one line with the name of an attempt and its result.
 const TRY: &str = r#"
-try() { what=$1; shift; if "$@" >/dev/null 2>said; then echo "$what: yes"; else echo "$what: no: $(tr '\n' ' ' <said)"; fi; }
+try() {
+    what=$1; shift
+    if "$@" >/dev/null 2>errors; then echo "$what: yes"; else echo "$what: no: $(tr '\n' ' ' <errors)"; fi
+}
 "#;
 
 const TRIES: &str = r#"
@@ -49,7 +59,7 @@ try become-root chown 0 "$CHARM_DIR/mine"
 mv tried.new tried
 "#;
 
-pub(crate) fn hook_cannot_access_other_units(site: &Site) {
+fn hook_cannot_access_other_units(site: &Site) {
     let world = World::new(site);
     let operator = &world.operator;
     // The hooks of each unit run as a user of their own.
@@ -143,7 +153,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
 ];
 
 /// Hooks on one machine cannot access the files of another, unless they run as root.
-pub(crate) fn hook_cannot_access_another_machine(site: &Site) {
+fn hook_cannot_access_another_machine(site: &Site) {
     let world = World::new(site);
     let operator = &world.operator;
     operator.does(&["add-machine", "--instance-id", "more-metal"]);
@@ -185,7 +195,7 @@ pub(crate) fn hook_cannot_access_another_machine(site: &Site) {
 
 /// Two environments on one host have units with the same numbers: no two units ever get the same
 /// user, in any order of deployment.
-pub(crate) fn hook_cannot_access_another_environment(site: &Site) {
+fn hook_cannot_access_another_environment(site: &Site) {
     let one = World::new(site);
     let two = World::new(&site.other()).on_the_host_of(&one);
     let (first, second) = (one.agent(&[]), two.agent(&[]));
@@ -236,7 +246,7 @@ pub(crate) fn hook_cannot_access_another_environment(site: &Site) {
     first.ends();
 }
 
-pub(crate) fn secrets_appear_only_in_their_files(site: &Site) {
+fn secrets_appear_only_in_their_files(site: &Site) {
     let world = World::new(site);
     let operator = &world.operator;
     let agent = world.agent(&[]);

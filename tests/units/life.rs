@@ -7,10 +7,21 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::harness::scenario::Site;
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::wait_for;
 use crate::operator::fixture_charm;
 use crate::world::{DEADLINE, DIG, World, is_alive};
+
+on_both_stores![
+    fixture_charms_work,
+    operator_resolves_failed_hooks,
+    failed_stop_hook_waits_for_the_operator,
+    killed_agents_run_each_hook_once,
+    output_after_a_stop_request_is_logged,
+    files_of_root_units_are_given_to_their_new_users,
+    stop_hook_runs_as_the_new_hook_user,
+    recreated_environment_leaves_old_units_alone,
+];
 
 fn port_of(world: &World, unit: &str) -> u16 {
     fs::read_to_string(world.charm_dir(unit).join("port")).unwrap().parse().unwrap()
@@ -27,7 +38,7 @@ fn request(port: u16, head: &str, body: &str) -> Option<String> {
     Some(format!("{} {body}", head.split(' ').nth(1)?))
 }
 
-pub(crate) fn fixture_charms_work(site: &Site) {
+fn fixture_charms_work(site: &Site) {
     let world = World::new(site);
     let operator = &world.operator;
     // Deployed before the machine has an agent.
@@ -95,7 +106,7 @@ fn stop_hooks_end_only_their_own_processes() {
     }
 }
 
-pub(crate) fn operator_resolves_failed_hooks(site: &Site) {
+fn operator_resolves_failed_hooks(site: &Site) {
     let world = World::new(site);
     let operator = &world.operator;
     let agent = world.agent(&[]);
@@ -127,7 +138,7 @@ pub(crate) fn operator_resolves_failed_hooks(site: &Site) {
 }
 
 /// Agents are killed during hooks, between hooks and at rest: each hook runs once.
-pub(crate) fn killed_agents_run_each_hook_once(site: &Site) {
+fn killed_agents_run_each_hook_once(site: &Site) {
     let world = World::new(site);
     let operator = &world.operator;
     let slow = "sleep 1; echo done >>ends; :";
@@ -163,14 +174,15 @@ pub(crate) fn killed_agents_run_each_hook_once(site: &Site) {
 
 /// A service prints a line and cleans up after SIGTERM: the reader of its output runs until the
 /// service has ended.
-pub(crate) fn output_after_a_stop_request_is_logged(site: &Site) {
+fn output_after_a_stop_request_is_logged(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&[]);
     let cleaned = world.operator.home().join("cleaned");
     fs::write(&cleaned, "").unwrap();
     world.share(&cleaned);
     let start = format!(
-        "setsid sh -c 'trap \"echo stopping; echo yes >{}; exit 0\" TERM; : >up; while :; do sleep 0.05; done' &",
+        "setsid sh -c 'trap \"echo stopping; echo yes >{}; exit 0\" TERM; : >up; while :; do sleep \
+         0.05; done' &",
         cleaned.display()
     );
     world.deploy(&world.charm("polite", &[("start", &start)]), "polite");
@@ -185,7 +197,7 @@ pub(crate) fn output_after_a_stop_request_is_logged(site: &Site) {
 
 /// Hooks that ran as root run as the unit's own user after a change of `--hook-user`, with the same
 /// files.
-pub(crate) fn files_of_root_units_are_given_to_their_new_users(site: &Site) {
+fn files_of_root_units_are_given_to_their_new_users(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&["--hook-user", "0:0"]);
     // Files appear and disappear all the time, and some are too deep for any path.
@@ -218,7 +230,7 @@ pub(crate) fn files_of_root_units_are_given_to_their_new_users(site: &Site) {
 }
 
 /// The first hook that runs as the new user may be the last hook of the unit.
-pub(crate) fn stop_hook_runs_as_the_new_hook_user(site: &Site) {
+fn stop_hook_runs_as_the_new_hook_user(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&["--hook-user", "0:0"]);
     let who = world.operator.home().join("who");
@@ -240,7 +252,7 @@ pub(crate) fn stop_hook_runs_as_the_new_hook_user(site: &Site) {
 }
 
 /// A new environment with the same name, machine, unit numbers and directory has units of its own.
-pub(crate) fn recreated_environment_leaves_old_units_alone(site: &Site) {
+fn recreated_environment_leaves_old_units_alone(site: &Site) {
     let old = World::new(site);
     let agent = old.agent(&[]);
     old.deploy(&old.charm("old", &[("start", "setsid sleep 1000 & echo $! >left")]), "web");
@@ -258,7 +270,8 @@ pub(crate) fn recreated_environment_leaves_old_units_alone(site: &Site) {
     assert_eq!(
         problem,
         format!(
-            "{} has files of units of another environment or machine (1); they are left as they are, and so is what they run",
+            "{} has files of units of another environment or machine (1); they are left as they \
+             are, and so is what they run",
             old.units_dir().display()
         )
     );
@@ -287,7 +300,7 @@ pub(crate) fn recreated_environment_leaves_old_units_alone(site: &Site) {
 
 /// A removed unit whose stop hook failed has no ports and no processes, and stays in the status
 /// until the hook succeeds or the operator skips it.
-pub(crate) fn failed_stop_hook_waits_for_the_operator(site: &Site) {
+fn failed_stop_hook_waits_for_the_operator(site: &Site) {
     let world = World::new(site);
     let operator = &world.operator;
     let mut agent = world.agent(&[]);

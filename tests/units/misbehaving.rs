@@ -7,10 +7,26 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::harness::scenario::Site;
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::{binary, wait_for};
 use crate::mounts::Mount;
 use crate::world::{DEADLINE, DIG, World, is_alive, reader_of};
+
+on_both_stores![
+    failing_hooks_affect_only_their_unit,
+    hook_that_kills_its_agent_is_given_up,
+    deeply_nested_directories_are_removed_with_their_unit,
+    mounts_in_a_unit_directory_are_not_removed,
+    unit_removed_during_a_hook,
+    hook_log_is_limited_to_a_megabyte,
+    full_disk_puts_a_unit_into_an_error_state,
+    full_disk_does_not_prevent_the_end_of_a_hook,
+    log_reader_program_is_optional,
+    process_with_cleared_environment_ends_with_its_unit,
+    processes_that_keep_forking_end_with_their_unit,
+    missing_control_groups_are_logged,
+    unusable_units_directory_is_a_machine_problem,
+];
 
 /// Limits of a hook log and of an agent's memory, for any amount of output.
 const MAX_LOG_BYTES: u64 = 1024 * 1024;
@@ -21,9 +37,12 @@ const GIGABYTES_DEADLINE: Duration = Duration::from_secs(180);
 const LAST_WORD: &[u8; 6] = b"\nlate\n";
 
 /// Changes the charm of the first unit only.
-const SELF_CHANGE: &str = r#"[ "$JUJU_UNIT_NAME" != changing/0 ] || { chmod -x hooks/start; echo 'exit 1' >hooks/stop; touch "$CHARM_DIR/new"; }"#;
+const SELF_CHANGE: &str = concat!(
+    r#"[ "$JUJU_UNIT_NAME" != changing/0 ] || "#,
+    r#"{ chmod -x hooks/start; echo 'exit 1' >hooks/stop; touch "$CHARM_DIR/new"; }"#
+);
 
-pub(crate) fn failing_hooks_affect_only_their_unit(site: &Site) {
+fn failing_hooks_affect_only_their_unit(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&["--hook-timeout", "3"]);
     for (name, hooks, state, reason) in [
@@ -68,7 +87,7 @@ pub(crate) fn failing_hooks_affect_only_their_unit(site: &Site) {
 /// A hook kills the machine's agent, not only its own runner. As a user of its own it has no
 /// permission; as root it can, its unit ends in an error state with the reason, and other units are
 /// not affected.
-pub(crate) fn hook_that_kills_its_agent_is_given_up(site: &Site) {
+fn hook_that_kills_its_agent_is_given_up(site: &Site) {
     let world = World::new(site);
     let number = world.agent_number();
     let kill = format!("kill -9 $(cat {})", number.display());
@@ -129,7 +148,7 @@ pub(crate) fn hook_that_kills_its_agent_is_given_up(site: &Site) {
 }
 
 /// Nested directories of any depth, and directories without permissions.
-pub(crate) fn deeply_nested_directories_are_removed_with_their_unit(site: &Site) {
+fn deeply_nested_directories_are_removed_with_their_unit(site: &Site) {
     let world = World::new(site);
     let mut agent = world.agent(&[]);
     let start = format!(
@@ -151,7 +170,7 @@ pub(crate) fn deeply_nested_directories_are_removed_with_their_unit(site: &Site)
 
 /// A hook that runs as root may mount a file system: its files do not belong to the unit and are
 /// kept.
-pub(crate) fn mounts_in_a_unit_directory_are_not_removed(site: &Site) {
+fn mounts_in_a_unit_directory_are_not_removed(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&["--hook-user", "0:0"]);
     let kept = world.operator.home().join("kept");
@@ -180,7 +199,7 @@ pub(crate) fn mounts_in_a_unit_directory_are_not_removed(site: &Site) {
     agent.ends();
 }
 
-pub(crate) fn unit_removed_during_a_hook(site: &Site) {
+fn unit_removed_during_a_hook(site: &Site) {
     let world = World::new(site);
     let mut agent = world.agent(&[]);
     let charm = world.charm("endless", &[("start", "echo $$ >pid; sleep 1000")]);
@@ -210,7 +229,7 @@ pub(crate) fn unit_removed_during_a_hook(site: &Site) {
     agent.ends();
 }
 
-pub(crate) fn hook_log_is_limited_to_a_megabyte(site: &Site) {
+fn hook_log_is_limited_to_a_megabyte(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&[]);
     // The second gigabyte is printed by a process that the hook leaves running.
@@ -242,7 +261,7 @@ pub(crate) fn hook_log_is_limited_to_a_megabyte(site: &Site) {
     agent.ends();
 }
 
-pub(crate) fn full_disk_puts_a_unit_into_an_error_state(site: &Site) {
+fn full_disk_puts_a_unit_into_an_error_state(site: &Site) {
     let small = Mount::tmpfs("3m");
     let world = World::new(site).with_units_in(small.path());
     let operator = &world.operator;
@@ -282,7 +301,7 @@ pub(crate) fn full_disk_puts_a_unit_into_an_error_state(site: &Site) {
 }
 
 /// No file can be created, and the request to end a hook is a file.
-pub(crate) fn full_disk_does_not_prevent_the_end_of_a_hook(site: &Site) {
+fn full_disk_does_not_prevent_the_end_of_a_hook(site: &Site) {
     let small = Mount::tmpfs("3m,nr_inodes=100");
     let world = World::new(site).with_units_in(small.path());
     let agent = world.agent(&[]);
@@ -300,7 +319,7 @@ pub(crate) fn full_disk_does_not_prevent_the_end_of_a_hook(site: &Site) {
 }
 
 /// A process with a cleared environment, a session of its own and an ended parent is found.
-pub(crate) fn process_with_cleared_environment_ends_with_its_unit(site: &Site) {
+fn process_with_cleared_environment_ends_with_its_unit(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&[]);
     let start = "env -i setsid sh -c 'echo $$ >left; exec sleep 1000' &";
@@ -327,9 +346,10 @@ pub(crate) fn process_with_cleared_environment_ends_with_its_unit(site: &Site) {
 
 /// Without control groups the agent logs the limitation once; processes that kept their environment
 /// are still found.
-pub(crate) fn missing_control_groups_are_logged(site: &Site) {
+fn missing_control_groups_are_logged(site: &Site) {
     let world = World::new(site);
-    let warning = "no control groups: a process that clears its environment outlives its unit, and memory is not limited";
+    let warning = "no control groups: a process that clears its environment outlives its unit, and \
+                   memory is not limited";
     let agent = world.agent(&[]);
     let left = |service: &str| {
         world.deploy(&world.charm(service, &[("start", "setsid sleep 1000 & echo $! >left")]), service);
@@ -351,7 +371,7 @@ pub(crate) fn missing_control_groups_are_logged(site: &Site) {
 }
 
 /// Without the separate program for logs, the daemon's own program writes them.
-pub(crate) fn log_reader_program_is_optional(site: &Site) {
+fn log_reader_program_is_optional(site: &Site) {
     let world = World::new(site);
     let agent = world.agent_alone();
     let start =
@@ -372,7 +392,7 @@ pub(crate) fn log_reader_program_is_optional(site: &Site) {
 
 /// A chain of processes that each start the next one and end is killed with its unit, although
 /// every scan finds another process.
-pub(crate) fn processes_that_keep_forking_end_with_their_unit(site: &Site) {
+fn processes_that_keep_forking_end_with_their_unit(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&[]);
     // Only the processes of the chain hold the writing end, so end of file means that none is left.
@@ -402,7 +422,7 @@ pub(crate) fn processes_that_keep_forking_end_with_their_unit(site: &Site) {
 
 /// An error that affects all units of an agent is shown in the machine's status, until it is
 /// corrected.
-pub(crate) fn unusable_units_directory_is_a_machine_problem(site: &Site) {
+fn unusable_units_directory_is_a_machine_problem(site: &Site) {
     let world = World::new(site);
     let operator = &world.operator;
     fs::write(world.units_dir(), "in the way").unwrap();

@@ -12,7 +12,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::world::World;
 
 /// All system calls that can make a change that outlives the process.
-const CALLS: &str = "openat,write,writev,sendto,rename,renameat,renameat2,mkdir,mkdirat,unlink,unlinkat,rmdir,chmod,\
+const CALLS: &str = "openat,write,writev,sendto,rename,renameat,renameat2,mkdir,mkdirat,unlink,\
+unlinkat,rmdir,chmod,\
                      fchmod,fchmodat,chown,fchown,lchown,fchownat,symlink,symlinkat,truncate,ftruncate";
 
 /// Parts of the paths that an agent changes.
