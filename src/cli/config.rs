@@ -39,7 +39,8 @@ pub(super) enum ConfigError {
     #[error("cannot find the configuration directory: neither XDG_CONFIG_HOME nor HOME is an absolute path")]
     NoHome,
     #[error(
-        "invalid environment name '{0}': names that end in '-controller' are reserved for the controller's files"
+        "invalid environment name '{0}': names that end in '-controller' are reserved for the \
+         controller's files"
     )]
     ReservedName(EnvironmentName),
     #[error(transparent)]

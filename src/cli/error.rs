@@ -43,7 +43,10 @@ pub(super) enum Refusal {
     NotBootstrapped { environment: EnvironmentName, address: String },
     #[error("no credentials for environment '{environment}': {} does not exist", path.display())]
     NoCredentials { environment: EnvironmentName, path: PathBuf },
-    #[error("the store at {address} is already bootstrapped, with credentials other than those in {}", path.display())]
+    #[error(
+        "the store at {address} is already bootstrapped, with credentials other than those in {}",
+        path.display()
+    )]
     BootstrappedByOther { address: String, path: PathBuf },
     #[error("only the owner of the store at {address} may create an environment there")]
     NotOurs { address: String },
@@ -135,7 +138,9 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
                 .to_owned(),
         ),
         Refusal::BootstrappedByOther { .. } => Some(
-            "a chroot after the hosts, for example HOST:2181/NAME, allows a second environment in that store".to_owned(),
+            "a chroot after the hosts, for example HOST:2181/NAME, allows a second environment in \
+             that store"
+                .to_owned(),
         ),
         Refusal::OtherStore { path, .. } => {
             Some(format!("choose another name with -e, or remove {} if that store is gone", path.display()))
@@ -146,20 +151,25 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
             path.display()
         )),
         Refusal::NoMachineFile { .. } => Some(
-            "run `portcullis machine` once on the host with the operator's credentials, then copy the file that it creates"
+            "run `portcullis machine` once on the host with the operator's credentials, then copy \
+             the file that it creates"
                 .to_owned(),
         ),
         Refusal::NoHookTools { .. } => {
             Some("`cargo build --no-default-features --workspace` builds them beside this program".to_owned())
         }
         Refusal::EnvironmentInUse { .. } => {
-            Some("remove them with `juju destroy-service` and `juju terminate-machine`, or all of them with --force".to_owned())
+            let hint = "remove them with `juju destroy-service` and `juju terminate-machine`, \
+                        or all of them with --force";
+            Some(hint.to_owned())
         }
         Refusal::NoController { .. } => Some(
             "start `portcullis controller`, then run this again; destroy-environment takes --leave-instances"
                 .to_owned(),
         ),
-        Refusal::NotAnswered { .. } => Some("run the command again, or wait longer with --timeout".to_owned()),
+        Refusal::NotAnswered { .. } => {
+            Some("run the command again, or wait longer with --timeout".to_owned())
+        }
         Refusal::TooSlow { .. } => Some(DOUBT.to_owned()),
         Refusal::HostBits { text, block } => {
             let address = text.split('/').next().unwrap_or_default();

@@ -64,8 +64,9 @@ struct Juju {
 enum Command {
     /// Create an environment in a store, with its credentials
     #[command(after_help = "\
-Credentials are saved in $XDG_CONFIG_HOME/portcullis/ENV.json (default: ~/.config/portcullis/ENV.json) \
-with mode 0600. Running the command again after a failure completes it.
+Credentials are saved in $XDG_CONFIG_HOME/portcullis/ENV.json (default: \
+~/.config/portcullis/ENV.json) with mode 0600. Running the command again after a failure completes \
+it.
 
 Examples:
   juju bootstrap
@@ -99,9 +100,10 @@ Examples:
     DestroyService(destroy_service::Args),
     /// Remove an environment and everything in it
     #[command(after_help = "\
-Refuses while the environment has services or machines, unless --force destroys and terminates them first. \
-The controller removes instances and security groups, so a controller must be running; then the tree is removed. \
-The credential files stay, and `juju bootstrap` uses them for the next environment of that name.
+Refuses while the environment has services or machines, unless --force destroys and terminates \
+them first. The controller removes instances and security groups, so a controller must be running; \
+then the tree is removed. The credential files stay, and `juju bootstrap` uses them for the next \
+environment of that name.
 
 Examples:
   juju -e prod destroy-environment --yes
@@ -109,10 +111,10 @@ Examples:
     DestroyEnvironment(destroy_environment::Args),
     /// Take over security groups after the store was lost
     #[command(after_help = "\
-Security groups are tagged with the id of the store that created them, and a controller does not change groups of \
-another store. If that store is lost and a new store has the same environment name, this command makes the running \
-controller tag the groups juju-ENV and juju-ENV-N with the new id. A machine's group that an instance uses is not \
-changed; the command lists it.
+Security groups are tagged with the id of the store that created them, and a controller does not \
+change groups of another store. If that store is lost and a new store has the same environment \
+name, this command makes the running controller tag the groups juju-ENV and juju-ENV-N with the \
+new id. A machine's group that an instance uses is not changed; the command lists it.
 
 Examples:
   juju -e prod adopt-groups")]
@@ -125,17 +127,17 @@ Examples:
     TerminateMachine(terminate_machine::Args),
     /// Let agents continue with a store that was restored from a backup
     #[command(after_help = "\
-An agent that has acted on changes which the store no longer contains removes nothing: no unit, port or instance. \
-`juju status` shows such agents. This command accepts the store as it is; the agents then remove everything that is \
-not in it.
+An agent that has acted on changes which the store no longer contains removes nothing: no unit, \
+port or instance. `juju status` shows such agents. This command accepts the store as it is; the \
+agents then remove everything that is not in it.
 
 Examples:
   juju accept-store")]
     AcceptStore,
     /// Open the ports of a service to everyone, or to given sources
     #[command(after_help = "\
-Opens the ports that the service's units request with open-port, now and later, on the machines that they run on. \
-Running it again replaces the list of allowed sources.
+Opens the ports that the service's units request with open-port, now and later, on the machines \
+that they run on. Running it again replaces the list of allowed sources.
 
 Examples:
   juju expose wordpress
@@ -171,8 +173,8 @@ Examples:
     HookEnv(hook_env::Args),
     /// Show machines, services and units
     #[command(after_help = "\
-A scope with a slash selects units, any other scope selects services. Machines are shown if selected units run on \
-them.
+A scope with a slash selects units, any other scope selects services. Machines are shown if \
+selected units run on them.
 
 Examples:
   juju status

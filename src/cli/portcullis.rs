@@ -59,7 +59,8 @@ enum Level {
 enum Command {
     /// Run a whole environment on this machine, in one process
     #[command(after_help = "\
-Saves the store's address and credentials where `juju` finds them. Started again, it continues with the same data.
+Saves the store's address and credentials where `juju` finds them. Started again, it continues \
+with the same data.
 
 Examples:
   portcullis up
@@ -75,8 +76,8 @@ Examples:
     Keeper(keeper::Args),
     /// Run the firewall controller of an environment
     #[command(after_help = "\
-Reads $XDG_CONFIG_HOME/portcullis/ENV-controller.json, which `juju bootstrap` and `portcullis up` write. Several \
-controllers may run: one is the leader, and another takes over when it stops.
+Reads $XDG_CONFIG_HOME/portcullis/ENV-controller.json, which `juju bootstrap` and `portcullis up` \
+write. Several controllers may run: one is the leader, and another takes over when it stops.
 
 A policy file is YAML; each key is optional, but the file must not be empty:
   forbidden-ports: [22, 8000-8100/udp]
@@ -94,9 +95,10 @@ Examples:
     Controller(controller::Args),
     /// Run the heartbeat tracker
     #[command(after_help = "\
-Prints `listening on HOST:PORT` when it is ready. Reads $XDG_CONFIG_HOME/portcullis/ENV-controller.json. Several \
-trackers may run: each accepts every beat, and one of them, the judge, decides about states. Clients of hms-hbtd \
-need --open, and --open-params to set parameters; machines authenticate with their token. PORTCULLIS_WEBHOOK_SECRET \
+Prints `listening on HOST:PORT` when it is ready. Reads \
+$XDG_CONFIG_HOME/portcullis/ENV-controller.json. Several trackers may run: each accepts every \
+beat, and one of them, the judge, decides about states. Clients of hms-hbtd need --open, and \
+--open-params to set parameters; machines authenticate with their token. PORTCULLIS_WEBHOOK_SECRET \
 signs webhook requests.
 
 Examples:
@@ -105,12 +107,13 @@ Examples:
     Heartbeat(heartbeat::Args),
     /// Run the agent of this machine
     #[command(after_help = "\
-One agent at a time runs for a machine; when it stops, open ports stay open. The machine's credentials are in \
-$XDG_CONFIG_HOME/portcullis/ENV-machines/machine-NNNNNNNNNN.json. Where the operator's credentials are, the agent \
-creates this file; copy it to other machines.
+One agent at a time runs for a machine; when it stops, open ports stay open. The machine's \
+credentials are in $XDG_CONFIG_HOME/portcullis/ENV-machines/machine-NNNNNNNNNN.json. Where the \
+operator's credentials are, the agent creates this file; copy it to other machines.
 
-With --firewall nftables the agent opens the ports that exposed units request and rejects all other connections, in \
-an nftables table of its own; ssh, the store's ports and those of --protect stay open.
+With --firewall nftables the agent opens the ports that exposed units request and rejects all \
+other connections, in an nftables table of its own; ssh, the store's ports and those of --protect \
+stay open.
 
 Examples:
   portcullis machine --id 0

@@ -72,7 +72,8 @@ mod tests {
     #[test]
     fn an_error_of_the_parser_becomes_one_line() {
         let rendered = "error: the following required arguments were not provided:\n  <SERVICE>\n\n\
-                        Usage: juju expose --zookeeper <HOSTS> <SERVICE>\n\nFor more information, try '--help'.\n";
+                        Usage: juju expose --zookeeper <HOSTS> <SERVICE>\n\nFor more information, \
+                        try '--help'.\n";
         let (problem, hint) = summary(rendered);
         assert_eq!(problem, "the following required arguments were not provided: <SERVICE>");
         assert_eq!(hint.as_deref(), Some("see `juju expose --help`"));
@@ -80,7 +81,8 @@ mod tests {
 
     #[test]
     fn a_tip_takes_precedence_over_the_help() {
-        let rendered = "error: unrecognized subcommand 'expse'\n\n  tip: a similar subcommand exists: 'expose'\n\n\
+        let rendered = "error: unrecognized subcommand 'expse'\n\n  tip: a similar subcommand \
+                        exists: 'expose'\n\n\
                         Usage: juju [OPTIONS] <COMMAND>\n";
         let (problem, hint) = summary(rendered);
         assert_eq!(problem, "unrecognized subcommand 'expse'");

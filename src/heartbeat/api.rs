@@ -1,5 +1,5 @@
-//! The tracker's door: requests to the memory and back. What may be said and how it is answered is in `request`; limits of
-//! size, number and time are the door's own, in `net::http`.
+//! The tracker's HTTP API: applies requests to the tracker's memory. `request` parses requests and
+//! formats responses; limits of size, number and time are in `net::http`.
 
 pub mod beat_json;
 mod credential_cache;
@@ -283,7 +283,8 @@ impl<T: Tree + Clone + 'static> Api<T> {
         request: &Request,
     ) -> Result<Reply, Problem> {
         if !self.access.params {
-            let detail = "Parameters are set with `juju heartbeat params`; a tracker that runs with --open-params \
+            let detail = "Parameters are set with `juju heartbeat params`; a tracker that runs \
+                          with --open-params \
                           also takes them here";
             return Err(Problem::new(403, detail, request.path()));
         }

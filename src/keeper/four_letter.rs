@@ -126,7 +126,8 @@ fn monitor(stats: &Stats) -> String {
 fn configuration(stats: &Stats) -> String {
     let tls = stats.tls_port.map_or_else(String::new, |port| format!("secureClientPort={port}\n"));
     format!(
-        "clientPort={}\n{tls}dataDir={}\ntickTime={}\nmaxClientCnxns={}\nmaxCnxns={}\nminSessionTimeout={}\nmaxSessionTimeout={}\n\
+        "clientPort={}\n{tls}dataDir={}\ntickTime={}\nmaxClientCnxns={}\nmaxCnxns={}\n\
+         minSessionTimeout={}\nmaxSessionTimeout={}\n\
          serverId=0\n",
         stats.port,
         stats.data_dir,

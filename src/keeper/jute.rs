@@ -187,7 +187,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn fields_round_trip(a in any::<i32>(), b in any::<i64>(), c in any::<bool>(), s in ".{0,40}", d in any::<Vec<u8>>()) {
+        fn fields_round_trip(
+            a in any::<i32>(), b in any::<i64>(), c in any::<bool>(), s in ".{0,40}", d in any::<Vec<u8>>()
+        ) {
             let mut out = Vec::new();
             out.put_i32(a);
             out.put_i64(b);

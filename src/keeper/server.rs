@@ -101,7 +101,10 @@ impl Server {
             identities: config.limits.identities,
             watches: config.limits.watches,
         };
-        info!(local_addr = %plain_listener.addr, zxid = state.zxid(), nodes = state.tree.len(), "keeper recovered");
+        info!(
+            local_addr = %plain_listener.addr, zxid = state.zxid(), nodes = state.tree.len(),
+            "keeper recovered"
+        );
         let mut service = Service::new(state, storage, rules);
         service.out.set_memory_limit(config.limits.max_buffer_bytes);
         let server = Server {

@@ -249,7 +249,8 @@ fn any_op() -> impl Strategy<Value = Op<'static>> {
     ]);
     let version = -1..3i32;
     prop_oneof![
-        3 => (path.clone(), mode, any::<bool>()).prop_map(|(path, mode, sequential)| create_as(path, mode, sequential)),
+        3 => (path.clone(), mode, any::<bool>())
+            .prop_map(|(path, mode, sequential)| create_as(path, mode, sequential)),
         2 => (path.clone(), version.clone()).prop_map(|(path, version)| Op::Delete { path, version }),
         2 => (path.clone(), version.clone())
             .prop_map(|(path, version)| Op::SetData { path, data: Some(b"data"), version }),

@@ -54,7 +54,8 @@ impl FromStr for ServiceName {
             return Err(InvalidName::Malformed {
                 kind: "service",
                 given: text.to_owned(),
-                reason: "it takes lower-case letters, digits and single dashes, starts with a letter, and has a letter after each dash",
+                reason: "it takes lower-case letters, digits and single dashes, starts with a \
+                         letter, and has a letter after each dash",
             });
         }
         Ok(Self(text.to_owned()))

@@ -96,7 +96,10 @@ fn unknown_keys_are_kept() {
     document.close(port("82"));
     assert_eq!(
         stored(&document),
-        r#"{"open":[{"port":80,"proto":"tcp","why":"web"},{"port":81,"proto":"tcp"}],"v":{"a":[1,null]},"z":1.5}"#
+        concat!(
+            r#"{"open":[{"port":80,"proto":"tcp","why":"web"},{"port":81,"proto":"tcp"}],"#,
+            r#""v":{"a":[1,null]},"z":1.5}"#
+        )
     );
     document.close(port("80"));
     assert_eq!(stored(&document), r#"{"open":[{"port":81,"proto":"tcp"}],"v":{"a":[1,null]},"z":1.5}"#);
@@ -269,7 +272,10 @@ proptest! {
 
     /// Every truncation of a stored document is refused, except the empty one.
     #[test]
-    fn truncated_document_never_loses_ports(ranges in prop::collection::vec(any_range(), 1..6), cut in any::<prop::sample::Index>()) {
+    fn truncated_document_never_loses_ports(
+        ranges in prop::collection::vec(any_range(), 1..6),
+        cut in any::<prop::sample::Index>()
+    ) {
         let mut document = open("");
         for range in ranges {
             document.open(range).unwrap();

@@ -1,4 +1,4 @@
-//! Pauses between retries that double with every failure. Pure: callers add their own jitter.
+//! Pauses between retries that double with every failure. Callers add their own jitter. Pure.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Confirmation by a second read. A read that would remove much at once may be wrong, so the removal
-//! waits until a second read asks for it, too. Pure: each part compares its own reads.
+//! Confirmation by a second read. A read that would remove much at once may be wrong, so the
+//! removal waits until a second read asks for it, too. Each part compares its own reads. Pure.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Decides whether another user could change or replace the file or directory at a path. Pure:
-//! `trusted_path` reads owners and modes.
+//! Decides whether another user could change or replace the file or directory at a path.
+//! `trusted_path` reads owners and modes. Pure.
 //!
 //! A process that runs as root and reads a file that another user can write gives its rights to
 //! that user. So every directory on the way from the root must be safe, as `sshd` and `sudo`

@@ -150,7 +150,9 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn the_fast_matcher_agrees_with_the_definition(pattern in "[ab*?\\[\\]!-]{0,8}", text in "[ab\\[\\]-]{0,8}") {
+        fn the_fast_matcher_agrees_with_the_definition(
+            pattern in "[ab*?\\[\\]!-]{0,8}", text in "[ab\\[\\]-]{0,8}"
+        ) {
             let glob = Glob::new(&pattern);
             let chars: Vec<char> = text.chars().collect();
             proptest::prop_assert_eq!(glob.matches(&text), by_definition(&glob.parts, &chars));

@@ -1,6 +1,6 @@
-//! The rights on each kind of znode. Pure: a table, applied when a znode is created, because rights
-//! are not inherited and the right to delete a znode belongs to its parent. No znode is readable or
-//! writable by the world.
+//! The rights on each kind of znode. A table, applied when a znode is created, because rights are
+//! not inherited and the right to delete a znode belongs to its parent. No znode is readable or
+//! writable by the world. Pure.
 
 use super::credentials::Identity;
 use std::ops::BitOr;

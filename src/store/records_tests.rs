@@ -67,7 +67,8 @@ fn errors_of_invalid_records_name_znode_and_key() {
         (r#"{"adopted": "yes"}"#, "\"adopted\" is neither true nor false"),
         (
             r#"{"instance-id": "a b"}"#,
-            "\"instance-id\" is wrong: Invalid instance name \"a b\": it takes letters, digits, '-', '_', '.' and ':'",
+            "\"instance-id\" is wrong: Invalid instance name \"a b\": it takes letters, digits, \
+             '-', '_', '.' and ':'",
         ),
     ] {
         assert_eq!(said(Machine::parse(&path, data.as_bytes())), format!("{at}: {problem}"));

@@ -48,7 +48,8 @@ pub(super) enum Error {
     #[error("the unit is gone")]
     Gone,
     #[error(
-        "the unit is missing from its machine's list, but was not removed: nothing is done with it until the two agree"
+        "the unit is missing from its machine's list, but was not removed: nothing is done with it \
+         until the two agree"
     )]
     Unlisted,
     #[error(transparent)]
@@ -209,7 +210,8 @@ impl<T: Tree> Agent<'_, T> {
             if let Standing::Held(why) = self.guard.review(self.tree, None, Basis::Known).await? {
                 return Err(Error::Restored(why));
             }
-            warn!(unit = %self.id, "files belong to a unit that had this number before the store was restored; removing them");
+            warn!(unit = %self.id, "files belong to a unit that had this number before the store \
+                                    was restored; removing them");
             self.clearing = true;
             let cleared = self.clear().await;
             self.clearing = false;
@@ -315,7 +317,10 @@ impl<T: Tree> Agent<'_, T> {
     /// still gets it, and the local write is retried.
     async fn commit(&mut self, seen: &Seen, state: &State) -> Result<(), Error> {
         if let Err(error) = self.keep(seen, state).await {
-            warn!(unit = %seen.record.name, error = %chain(&error), "cannot save the unit's state on this machine");
+            warn!(
+                unit = %seen.record.name, error = %chain(&error),
+                "cannot save the unit's state on this machine"
+            );
             self.unkept = true;
         }
         self.tell(seen, state).await
@@ -451,7 +456,10 @@ impl<T: Tree> Agent<'_, T> {
             let mut directives = self.directives.clone();
             tokio::select! {
                 ran = &mut running => {
-                    let failed = |error| Ended::Badly { reason: format!("cannot be run: {error}"), output: String::new() };
+                    let failed = |error| Ended::Badly {
+                        reason: format!("cannot be run: {error}"),
+                        output: String::new(),
+                    };
                     return Ok(ran.err().map(failed));
                 }
                 _ = directives.changed() => {

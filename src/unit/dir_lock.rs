@@ -137,7 +137,8 @@ fn beside(site: &Site) -> Result<(Site, Option<String>), Error> {
     let units = site.residents().map_err(failed)?.len();
     let problem = (units > 0).then(|| {
         format!(
-            "{} has files of units of another environment or machine ({units}); they are left as they are, and so is \
+            "{} has files of units of another environment or machine ({units}); they are left as \
+             they are, and so is \
              what they run",
             site.directory.display()
         )

@@ -62,7 +62,8 @@ pub async fn run<T: Tree>(
     match cgroup::check() {
         Err(error) => warn!(
             %error,
-            "no control groups: a process that clears its environment outlives its unit, and memory is not limited"
+            "no control groups: a process that clears its environment outlives its unit, and \
+             memory is not limited"
         ),
         Ok(base) => {
             let unenforced = base.unenforced(site.limits);
@@ -166,7 +167,8 @@ enum Woken {
     Stop,
 }
 
-/// Waits until `pause` for a change of the list or an operator's acceptance of the store. Returns whether the watch was lost.
+/// Waits until `pause` for a change of the list or an operator's acceptance of the store. Returns
+/// whether the watch was lost.
 /// Cancel-safe.
 async fn heard<F: tree::Feed>(feeds: &mut Option<(F, F)>, pause: Instant) -> bool {
     match feeds {

@@ -1,7 +1,7 @@
-//! The workflow of a unit: which hook is due, and what its result means. Pure: maps the unit's
-//! state and what is wanted to the next step. The caller writes [`State`] to the tree before a hook
-//! starts and after it has ended, so that the next agent finds every started hook, whenever this
-//! agent dies.
+//! The workflow of a unit: which hook is due, and what its result means. Maps the unit's state and
+//! what is wanted to the next step. The caller writes [`State`] to the tree before a hook starts
+//! and after it has ended, so that the next agent finds every started hook, whenever this agent
+//! dies. Pure.
 //!
 //! `exposed` and `unexposed` depend on the current flag only: if a service is exposed and unexposed
 //! quickly, either both hooks run or neither does.

@@ -323,8 +323,8 @@ proptest! {
         for once in [Hook::Install, Hook::Start, Hook::Stop] {
             prop_assert!(passed.iter().filter(|hook| **hook == once).count() <= 1);
         }
-        let pair: Vec<Hook> =
-            begun.iter().map(|run| run.0).filter(|hook| matches!(hook, Hook::Exposed | Hook::Unexposed)).collect();
+        let is_exposure = |hook: &Hook| matches!(hook, Hook::Exposed | Hook::Unexposed);
+        let pair: Vec<Hook> = begun.iter().map(|run| run.0).filter(is_exposure).collect();
         prop_assert_ne!(pair.first(), Some(&Hook::Unexposed), "unexposed only after exposed");
         let started = begun.iter().position(|run| run.0 == Hook::Exposed);
         let start = begun.iter().position(|run| run.0 == Hook::Start);

@@ -48,7 +48,10 @@ fn clients_of_hms_hbtd_get_the_same_answers() {
     assert_eq!((status, kind.as_deref()), (200, Some("application/json")));
     assert_eq!(
         body,
-        r#"{"HBStates":[{"XName":"nobody","Heartbeating":false},{"XName":"x0c0s0b0n1","Heartbeating":true},{"XName":"x0c0s0b0n0","Heartbeating":true}]}"#
+        concat!(
+            r#"{"HBStates":[{"XName":"nobody","Heartbeating":false},"#,
+            r#"{"XName":"x0c0s0b0n1","Heartbeating":true},{"XName":"x0c0s0b0n0","Heartbeating":true}]}"#
+        )
     );
     let (status, body, ..) = ask("GET", "/hmi/v1/hbstate/nobody", "");
     assert_eq!((status, body.as_str()), (200, r#"{"XName":"nobody","Heartbeating":false}"#));
@@ -122,7 +125,8 @@ fn many_names_of_one_client_do_not_affect_others() {
                 format!("flood-{}", call * IN_A_CALL + number)
             };
             format!(
-                "{{\"Component\":\"{name}\",\"Hostname\":\"h\",\"NID\":\"1\",\"Status\":\"OK\",\"Timestamp\":\"t\"}}"
+                "{{\"Component\":\"{name}\",\"Hostname\":\"h\",\"NID\":\"1\",\"Status\":\"OK\",\
+                 \"Timestamp\":\"t\"}}"
             )
         };
         format!("[{}]", (0..IN_A_CALL).map(beat).collect::<Vec<_>>().join(",")).into_bytes()

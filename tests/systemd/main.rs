@@ -113,7 +113,8 @@ impl Instance {
     fn page(&self, units: &str) -> Option<String> {
         let charm = format!("{units}/units/unit-0000000000/charm");
         let fetch = format!(
-            "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:'+open('{charm}/port').read(), timeout=5).read().decode())"
+            "import urllib.request; url = 'http://127.0.0.1:' + open('{charm}/port').read(); \
+             print(urllib.request.urlopen(url, timeout=5).read().decode())"
         );
         self.says(&["python3", "-c", &fetch])
     }

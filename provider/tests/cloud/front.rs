@@ -216,7 +216,8 @@ async fn forward(
 
 fn response(status: u16, body: &str) -> Vec<u8> {
     let head = format!(
-        "HTTP/1.1 {status} Scripted\r\nContent-Type: text/xml\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        "HTTP/1.1 {status} Scripted\r\nContent-Type: text/xml\r\nContent-Length: {}\r\nConnection: \
+         close\r\n\r\n",
         body.len()
     );
     [head.as_bytes(), body.as_bytes()].concat()

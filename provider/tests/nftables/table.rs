@@ -121,7 +121,8 @@ async fn a_table_of_our_name_that_is_not_ours_is_not_touched() {
     let before = net.nft(&["-a", "list ruleset"]);
     let firewall = net.firewall(Mode::Enforce, &[]);
     let refused = firewall.observe(&BTreeSet::from([MACHINE])).await.unwrap_err();
-    let words = "group inet portcullis-test was not made by us: none of the rules in it has our mark; it is left alone";
+    let words = "group inet portcullis-test was not made by us: none of the rules in it has our \
+                 mark; it is left alone";
     assert_eq!(refused.to_string(), words);
     assert_eq!(
         firewall.apply(MACHINE, &change(&[tcp(80)], &[]), in_time()).await,

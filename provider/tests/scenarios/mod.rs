@@ -20,7 +20,10 @@ pub(crate) type Scenario = fn(Arc<Account>) -> Pin<Box<dyn Future<Output = ()> +
 macro_rules! scenarios {
     ($($file:ident :: $name:ident),* $(,)?) => {
         pub(crate) const ALL: &[(&str, Scenario)] =
-            &[$((concat!(stringify!($file), "::", stringify!($name)), |account| Box::pin($file::$name(account)))),*];
+            &[$((
+                concat!(stringify!($file), "::", stringify!($name)),
+                |account| Box::pin($file::$name(account)),
+            )),*];
     };
 }
 

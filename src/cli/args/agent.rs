@@ -16,7 +16,10 @@ use crate::runtime::trusted_file;
 #[derive(Debug, Clone, Args)]
 pub(in crate::cli) struct AgentArgs {
     /// Seconds between two complete comparisons of wanted and actual rules
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(
+        long, value_name = "SECONDS", default_value_t = 60,
+        value_parser = clap::value_parser!(u64).range(1..=86_400)
+    )]
     pub(in crate::cli) resync: u64,
     /// File with the ports and sources that are never opened, read again at every resync. If a
     /// later version is invalid, the last policy stays in force and status shows the problem

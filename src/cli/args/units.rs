@@ -171,7 +171,8 @@ fn check_way(user: HookUser, place: &Path) -> anyhow::Result<()> {
     match hook_user::closed_to(user, place) {
         None => Ok(()),
         Some(closed) => bail!(
-            "hook users cannot reach their files in {}: they have no search permission in {}; --hook-user root runs hooks as root",
+            "hook users cannot reach their files in {}: they have no search permission in {}; \
+             --hook-user root runs hooks as root",
             place.display(),
             closed.display()
         ),

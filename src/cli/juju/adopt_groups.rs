@@ -17,7 +17,10 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Seconds to wait for the controller
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(
+        long, value_name = "SECONDS", default_value_t = 120,
+        value_parser = clap::value_parser!(u64).range(1..=86_400)
+    )]
     timeout: u64,
 }
 

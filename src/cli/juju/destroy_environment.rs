@@ -29,7 +29,10 @@ pub(super) struct Args {
     #[arg(long)]
     leave_instances: bool,
     /// Seconds to wait for the controller
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(
+        long, value_name = "SECONDS", default_value_t = 600,
+        value_parser = clap::value_parser!(u64).range(1..=86_400)
+    )]
     timeout: u64,
 }
 

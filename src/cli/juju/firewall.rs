@@ -32,8 +32,8 @@ pub(super) struct Args {
 enum Question {
     /// Show pending changes by machine
     #[command(after_help = "\
-Exit code 0: nothing is pending, 2: changes are pending, 1: the state cannot be read. Ports that a dry run would \
-open or close are listed as dry-run and do not count as pending.")]
+Exit code 0: nothing is pending, 2: changes are pending, 1: the state cannot be read. Ports that a \
+dry run would open or close are listed as dry-run and do not count as pending.")]
     Plan {
         /// Output format
         #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]

@@ -24,7 +24,12 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value_t = 50)]
     limit: usize,
     /// Output format
-    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = crate::cli::juju::firewall::Format::Text)]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "FORMAT",
+        default_value_t = crate::cli::juju::firewall::Format::Text
+    )]
     format: crate::cli::juju::firewall::Format,
 }
 

@@ -100,7 +100,8 @@ pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
             }
             if lost_trackers > 0 {
                 output::message(&format!(
-                    "warning: {lost_trackers} tracker(s) unreachable: deaths of components that last beat to them are held"
+                    "warning: {lost_trackers} tracker(s) unreachable: deaths of components that \
+                     last beat to them are held"
                 ));
                 output::hint("`juju heartbeat release` declares them");
             }

@@ -177,17 +177,15 @@ async fn play(
 }
 
 async fn act(story: &juju::Transcript, client: &Arc<Client>) -> anyhow::Result<()> {
-    say(
-        "# The machine runs the charm's hooks: install, then start, which serves a page on a free port and opens it.",
-    )?;
+    say("# The machine runs the charm's hooks: install, then start, which serves a page on a free \
+        port and opens it.")?;
     becomes(story, |unit| unit.agent_state.as_deref() == Some("started")).await?;
     let port = port_of_unit(story).await?;
     story.juju(&["status"]).await?;
     let is_real = matches!(**client, Client::Neighbour(_));
     if is_real {
-        say(
-            "# The unit asked for its port, but the service is not exposed: the firewall refuses the neighbour.",
-        )?;
+        say("# The unit asked for its port, but the service is not exposed: the firewall refuses \
+            the neighbour.")?;
         fetch(client, port, Kind::Refused, "").await?;
         hook_has_run(port).await?;
     }

@@ -229,7 +229,8 @@ mod tests {
         let text =
             |role| unit_file(role, Path::new("/usr/bin/portcullis"), &local, &asked("200000+")).unwrap();
         let machine = text(Role::Machine);
-        let start = "ExecStart=\"/usr/bin/portcullis\" --log-level info machine -e prod --id %i --firewall nftables \
+        let start = "ExecStart=\"/usr/bin/portcullis\" --log-level info machine -e prod --id %i \
+                     --firewall nftables \
                      --hook-user 200000+ --units-dir /var/lib/portcullis-units/prod-%i\n";
         assert!(machine.contains(start) && machine.contains("\nKillMode=process\n"), "{machine}");
         assert!(text(Role::Up).contains("KillMode=process") && !text(Role::Keeper).contains("KillMode"));

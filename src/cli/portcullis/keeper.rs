@@ -48,7 +48,10 @@ pub(super) struct KeeperArgs {
     #[arg(long, value_name = "FILE", requires = "tls_listen")]
     tls_client_ca: Option<PathBuf>,
     /// Milliseconds of a tick; session timeouts are between 2 and 20 ticks
-    #[arg(long, value_name = "MS", default_value_t = 2_000, value_parser = clap::value_parser!(i32).range(1..=60_000))]
+    #[arg(
+        long, value_name = "MS", default_value_t = 2_000,
+        value_parser = clap::value_parser!(i32).range(1..=60_000)
+    )]
     tick_ms: i32,
     /// Maximum number of connections; further ones are closed. The limit of open files applies, too
     #[arg(long, value_name = "N", default_value_t = Limits::default().max_connections)]

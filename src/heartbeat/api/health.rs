@@ -110,7 +110,8 @@ mod tests {
         let good = TrackerStats { store: true, judging: true, ..TrackerStats::default() };
         assert_eq!(
             text(&good, &params),
-            "{\"KvStore\":\"connected\",\"HsmStatus\":\"responsive\",\"Judging\":true,\"Untold\":0,\"Refused\":0,\
+            "{\"KvStore\":\"connected\",\"HsmStatus\":\"responsive\",\"Judging\":true,\
+             \"Untold\":0,\"Refused\":0,\
              \"Alarm\":null}"
         );
         let bad = TrackerStats { manager_failures: 4, alarm: Some((5, 9)), ..TrackerStats::default() };

@@ -62,9 +62,15 @@ impl Problem {
             _ => "Invalid Request",
         };
         let Self { status, detail, instance, .. } = self;
-        json!({"type": "about:blank", "title": title, "detail": detail, "instance": instance, "status": status})
-            .to_string()
-            .into_bytes()
+        json!({
+            "type": "about:blank",
+            "title": title,
+            "detail": detail,
+            "instance": instance,
+            "status": status
+        })
+        .to_string()
+        .into_bytes()
     }
 }
 

@@ -260,12 +260,15 @@ proptest! {
         let body = Value::Object(document).to_string();
         match ask("POST", "/hmi/v1/heartbeat", &body) {
             Ok(call) => {
-                prop_assert_eq!(call, ApiCall::Beats(vec![sent(&values[0], says_going_away(&values[3]), &values[4])]));
+                let beat = sent(&values[0], says_going_away(&values[3]), &values[4]);
+                prop_assert_eq!(call, ApiCall::Beats(vec![beat]));
             }
             Err((status, _)) => {
                 prop_assert_eq!(status, 400);
                 prop_assert!(
-                    values.iter().any(String::is_empty) || Name::parse(&values[0]).is_err() || !is_number(&values[2])
+                    values.iter().any(String::is_empty)
+                        || Name::parse(&values[0]).is_err()
+                        || !is_number(&values[2])
                 );
             }
         }

@@ -1,6 +1,6 @@
 //! The clock that measures silence. It stops while the process is paused, starved of CPU time or
-//! suspended, because beats could not be received then; every window is longer by that time. Pure:
-//! it gets the monotonic time in milliseconds as an argument, and never the wall-clock time.
+//! suspended, because beats could not be received then; every window is longer by that time. The
+//! monotonic time in milliseconds is an argument; the wall-clock time is not used. Pure.
 
 use std::collections::VecDeque;
 
@@ -119,7 +119,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn clock_never_goes_back_and_never_runs_ahead(gaps in proptest::collection::vec((0u64..5000, any::<bool>()), 0..50)) {
+        fn clock_never_goes_back_and_never_runs_ahead(
+            gaps in proptest::collection::vec((0u64..5000, any::<bool>()), 0..50)
+        ) {
             let (mut clock, mut now, mut last) = (AwakeClock::new(0, 100), 0, 0);
             for (gap, pulse) in gaps {
                 now += gap;

@@ -1,5 +1,5 @@
 //! Flapping: components that restart again and again, whose notifications are delayed until they
-//! are stable. Pure; `audit` reports restarts and applies the delay.
+//! are stable. `audit` reports restarts and applies the delay. Pure.
 
 use std::collections::HashMap;
 

@@ -454,7 +454,10 @@ mod tests {
             bad in proptest::collection::btree_set(0u8..40, 0..6),
         ) {
             let changes: Vec<Change> = changes.iter().zip(1..)
-                .map(|((name, notification), number)| change(&format!("n{name}"), number, Notification::ALL[*notification])).collect();
+                .map(|((name, notification), number)| {
+                    change(&format!("n{name}"), number, Notification::ALL[*notification])
+                })
+                .collect();
             let mut newest = BTreeMap::new();
             for change in &changes {
                 newest.insert(change.name, change.sequence);
@@ -464,7 +467,8 @@ mod tests {
             let (_, outcome) = play(&changes, &bad);
             prop_assert!(!outcome.failed);
             let is_bad = |name: &Name| bad.contains(&name.as_str());
-            let (wrong, right): (BTreeMap<_, _>, BTreeMap<_, _>) = newest.into_iter().partition(|(name, _)| is_bad(name));
+            let (wrong, right): (BTreeMap<_, _>, BTreeMap<_, _>) =
+                newest.into_iter().partition(|(name, _)| is_bad(name));
             prop_assert_eq!(outcome.accepted.len(), right.len());
             prop_assert_eq!(outcome.accepted.into_iter().collect::<BTreeMap<_, _>>(), right);
             prop_assert_eq!(outcome.refused.into_iter().collect::<BTreeMap<_, _>>(), wrong);

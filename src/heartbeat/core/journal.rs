@@ -1,6 +1,6 @@
 //! The journal: every change in order, in pages of lines, one line for each change. A change is
-//! published to readers and to the webhook only when it is in the journal. Pure; `judge` writes the
-//! pages and `tracker` reads them.
+//! published to readers and to the webhook only when it is in the journal. `judge` writes the pages
+//! and `tracker` reads them. Pure.
 
 use std::collections::VecDeque;
 

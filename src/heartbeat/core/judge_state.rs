@@ -1,6 +1,6 @@
 //! The judge's decisions between the store and the memory of components: where a new judge
-//! continues, which changes it publishes, when it needs the beats of other replicas. Pure: `judge`
-//! reads and writes the store and makes the calls.
+//! continues, which changes it publishes, when it needs the beats of other replicas. `judge` reads
+//! and writes the store and makes the calls. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

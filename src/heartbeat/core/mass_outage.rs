@@ -1,6 +1,6 @@
 //! Mass outages: when too many components fall silent at once, their deaths are held for a while,
-//! because a failure of the network is more likely than that of many components. Pure; `audit`
-//! passes the numbers and applies the decision.
+//! because a failure of the network is more likely than that of many components. `audit` passes the
+//! numbers and applies the decision. Pure.
 
 use std::collections::VecDeque;
 

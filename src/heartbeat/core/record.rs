@@ -186,7 +186,8 @@ fn push_row(text: &mut String, record: &Record) {
     // Writing to a string does not fail.
     let _ = write!(
         text,
-        r#"["{name}","{state}",{quote}{notification}{quote},{sequence},"{notified}",{changed_at},{beat_at},{flaps}"#
+        "[\"{name}\",\"{state}\",{quote}{notification}{quote},{sequence},\"{notified}\",\
+         {changed_at},{beat_at},{flaps}"
     );
     if notification_sequence != sequence || *interval != 0 {
         let _ = write!(text, ",{notification_sequence}");

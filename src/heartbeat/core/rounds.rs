@@ -1,6 +1,6 @@
 //! When a round of calls to the state manager starts, and which components it is about. Components
-//! that the state manager has rejected are left out and tried again later. Pure: `judge::delivery`
-//! makes the calls, [`hsm_batches`](super::hsm_batches) splits a round into calls.
+//! that the state manager has rejected are left out and tried again later. `judge::delivery` makes
+//! the calls, [`hsm_batches`](super::hsm_batches) splits a round into calls. Pure.
 
 use super::audit::{Audit, Change, Now};
 use super::hsm_batches::Round;

@@ -1,5 +1,5 @@
 //! The changes that the webhook has not got: all of them in order, except that a flapping component
-//! is sent once it is stable. Pure; `judge::delivery` makes the calls, one at a time.
+//! is sent once it is stable. `judge::delivery` makes the calls, one at a time. Pure.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 

@@ -191,7 +191,10 @@ impl Replicas {
             let components = inner.audit.mark_unreachable(followed.index, now + hold_ms);
             if components > 0 {
                 let hold_s = hold_ms / 1000;
-                warn!(replica = %id, components, hold_s, "tracker unreachable; deaths of its components held");
+                warn!(
+                    replica = %id, components, hold_s,
+                    "tracker unreachable; deaths of its components held"
+                );
             }
         }
     }

@@ -1,5 +1,5 @@
 //! Decodes a chunked body, strictly: every line ends with CRLF, sizes are plain hexadecimal
-//! numbers, extensions and trailers are bounded and discarded. Pure: bytes in, data out.
+//! numbers, extensions and trailers are bounded and discarded. Pure.
 
 use super::framing::Invalid;
 

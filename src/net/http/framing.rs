@@ -1,6 +1,6 @@
 //! The strict check of an HTTP/1 request head: the end of the request must be unambiguous. A head
 //! that other software might frame in another way (request smuggling) is refused, even where RFC
-//! 9112 would let a server guess. Pure; used for every request before any handler sees it.
+//! 9112 would let a server guess. Used for every request before any handler sees it. Pure.
 
 use httparse::{Header, Status};
 

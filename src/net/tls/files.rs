@@ -35,7 +35,11 @@ pub enum TlsError {
     NoKey(PathBuf),
     #[error("the type of the private key in {} is not supported", .0.display())]
     UnsupportedKey(PathBuf),
-    #[error("the private key in {} does not match the certificate in {}", key.display(), certificates.display())]
+    #[error(
+        "the private key in {} does not match the certificate in {}",
+        key.display(),
+        certificates.display()
+    )]
     KeyMismatch { key: PathBuf, certificates: PathBuf },
     #[error("no valid CA certificate in {}", .0.display())]
     BadCa(PathBuf),

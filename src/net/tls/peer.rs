@@ -1,5 +1,5 @@
-//! The names in a peer's certificate. Pure; the handshake has verified the certificate before, and
-//! the parts decide what a name allows.
+//! The names in a peer's certificate. The handshake has verified the certificate before, and the
+//! parts decide what a name allows. Pure.
 
 use rustls::pki_types::CertificateDer;
 use webpki::EndEntityCert;

@@ -1,5 +1,5 @@
 //! A view as a graph in the language of Graphviz: services, their units, and the machines that
-//! these are on.
+//! these are on. Pure.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! A document as JSON on one line, so that a stream of them can be cut at the line ends.
+//! A document as JSON on one line, so that a stream of them can be cut at the line ends. Pure.
 
 use serde::Serialize;
 use serde::ser::{SerializeMap, SerializeSeq, Serializer};

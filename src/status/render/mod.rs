@@ -1,5 +1,5 @@
 //! The output formats of a view. YAML and JSON are written from one document, so that they cannot
-//! differ; the others are made from the view. Nothing here decides what is shown.
+//! differ; the others are made from the view. Nothing here decides what is shown. Pure.
 
 pub mod dot;
 pub mod json;

@@ -1,5 +1,5 @@
 //! A view as a picture: services on the left, their units in the middle with the ports they have
-//! open, machines on the right, and lines between them. Needs no other program.
+//! open, machines on the right, and lines between them. Needs no other program. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -1,5 +1,5 @@
 //! A view as three tables: machines, services, units. Columns are as wide as their contents; empty
-//! cells are dashes. Units are sorted by number, so that 10 comes after 9.
+//! cells are dashes. Units are sorted by number, so that 10 comes after 9. Pure.
 
 use crate::status::view::{Machine, MachineState, Service, Unit, View};
 

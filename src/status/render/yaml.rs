@@ -1,5 +1,5 @@
 //! A document as block YAML in the format of the first Juju: lists not indented, empty maps `{}`,
-//! quotes only for text that YAML 1.1 or 1.2 would parse as another type.
+//! quotes only for text that YAML 1.1 or 1.2 would parse as another type. Pure.
 
 use std::fmt::Write;
 

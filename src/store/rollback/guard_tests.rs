@@ -97,7 +97,8 @@ async fn a_restored_store_holds_the_agent_until_it_is_accepted() {
     let backup = world.act_after_backup(&agent, 2).await;
     assert_eq!(world.operator.accept_store().await.unwrap(), [], "no agent is held");
     world.store.restore(&backup);
-    let why = "the store went back: it is at checkpoint 1, and this agent acted on checkpoint 3; nothing is removed \
+    let why = "the store went back: it is at checkpoint 1, and this agent acted on checkpoint 3; \
+               nothing is removed \
                until an operator runs `juju accept-store`";
     // Also after a restart.
     for agent in [&agent, &world.agent(&disk)] {

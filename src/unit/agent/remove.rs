@@ -50,7 +50,10 @@ impl<T: Tree> Agent<'_, T> {
                         let ended = self.last(&name, run).await?;
                         state = state.ended(run, &ended);
                         if let Some(failure) = &state.failure {
-                            warn!(unit = %name, hook = %failure.hook, reason = %failure.reason, "hook failed");
+                            warn!(
+                                unit = %name, hook = %failure.hook, reason = %failure.reason,
+                                "hook failed"
+                            );
                         }
                     }
                 }

@@ -1,5 +1,5 @@
 //! Parses and checks a charm's `metadata.yaml` and its optional `revision` file. All problems are
-//! collected, so that an author can repair a charm in one go. Pure: the caller reads the files.
+//! collected, so that an author can repair a charm in one go. The caller reads the files. Pure.
 
 use std::fmt;
 
@@ -49,7 +49,8 @@ pub enum Problem {
     #[error("metadata.yaml: {key} has {chars} characters, at most {most} are allowed")]
     TooLong { key: &'static str, chars: usize, most: usize },
     #[error(
-        "metadata.yaml: name {0:?} takes lower-case letters, digits and single dashes, starts with a letter, and has a letter after each dash"
+        "metadata.yaml: name {0:?} takes lower-case letters, digits and single dashes, starts with \
+         a letter, and has a letter after each dash"
     )]
     BadName(String),
     #[error("{place}: revision must be an integer from 0 to 4294967295, got {got}")]
@@ -258,7 +259,8 @@ mod tests {
             problems("name: Word Press\nsummary: [a]\nrevision: -1\n", Some("two")),
             [
                 "revision: revision must be an integer from 0 to 4294967295, got \"two\"",
-                "metadata.yaml: name \"Word Press\" takes lower-case letters, digits and single dashes, starts with a \
+                "metadata.yaml: name \"Word Press\" takes lower-case letters, digits and single \
+                 dashes, starts with a \
                  letter, and has a letter after each dash",
                 "metadata.yaml: summary must be text, got a list",
                 "metadata.yaml has no description",

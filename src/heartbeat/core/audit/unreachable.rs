@@ -1,7 +1,7 @@
 //! Unreachable trackers. A tracker that lost its session without a final batch may have crashed, or
 //! it has only lost its connection to the store and still accepts beats. A component whose newest
 //! beat went to such a tracker may still be beating to it: its death is held until the tracker is
-//! back, the hold times out, or an operator releases it. Pure, like the rest of the audit.
+//! back, the hold times out, or an operator releases it. Pure.
 
 use super::Audit;
 use crate::heartbeat::core::name::Name;
