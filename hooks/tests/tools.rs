@@ -112,10 +112,10 @@ impl Hook {
 
     /// Returns exit code, stdout and stderr, and checks that they do not contain the secret.
     fn call(&self, program: &str, args: &[&str]) -> (i32, String, String) {
-        self.said(&self.command(program, args).output().unwrap())
+        self.outcome(&self.command(program, args).output().unwrap())
     }
 
-    fn said(&self, output: &Output) -> (i32, String, String) {
+    fn outcome(&self, output: &Output) -> (i32, String, String) {
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
         let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
         assert!(!format!("{stdout}{stderr}").contains(&self.secret), "the secret is in {stdout}{stderr}");
@@ -250,7 +250,7 @@ fn concurrent_hooks_all_succeed(site: &Site) {
         })
         .collect();
     for child in running {
-        assert_eq!(hook.said(&child.wait_with_output().unwrap()), (0, String::new(), String::new()));
+        assert_eq!(hook.outcome(&child.wait_with_output().unwrap()), (0, String::new(), String::new()));
     }
     let mut listed: Vec<String> = hook.listed(&[]).lines().map(str::to_owned).collect();
     listed.sort_unstable();

@@ -76,24 +76,24 @@ fn bootstrap_at_once(operators: &[&Operator]) -> (Vec<i32>, String) {
             operator.command("juju").arg("bootstrap").stderr(Stdio::piped()).spawn().expect("juju")
         })
         .collect();
-    let mut said = String::new();
+    let mut printed = String::new();
     let codes = children.into_iter().map(|child| {
         let end = child.wait_with_output().expect("an end");
         let code = end.status.code().expect("an exit code");
         if code != 0 {
-            said = String::from_utf8_lossy(&end.stderr).into_owned();
+            printed = String::from_utf8_lossy(&end.stderr).into_owned();
         }
         code
     });
-    (codes.collect(), said)
+    (codes.collect(), printed)
 }
 
 fn of_two_operators_one_creates_the_environment(site: &Site) {
     let (one, two) = (Operator::at(site), Operator::at(site));
-    let (mut codes, said) = bootstrap_at_once(&[&one, &two]);
+    let (mut codes, printed) = bootstrap_at_once(&[&one, &two]);
     codes.sort_unstable();
-    assert_eq!(codes, [0, 1], "{said}");
-    assert!(said.contains("is already bootstrapped, with credentials other than those in"), "{said}");
+    assert_eq!(codes, [0, 1], "{printed}");
+    assert!(printed.contains("is already bootstrapped, with credentials other than those in"), "{printed}");
     let entered: Vec<bool> = [&one, &two].iter().map(|who| who.juju(&["status"]).code == 0).collect();
     assert_eq!(entered.iter().filter(|entered| **entered).count(), 1, "{entered:?}");
     for (who, entered) in [&one, &two].iter().zip(entered) {
@@ -103,8 +103,8 @@ fn of_two_operators_one_creates_the_environment(site: &Site) {
 
 fn concurrent_bootstraps_of_one_operator_succeed(site: &Site) {
     let operator = Operator::at(site);
-    let (codes, said) = bootstrap_at_once(&[&operator, &operator, &operator]);
-    assert_eq!(codes, [0, 0, 0], "{said}");
+    let (codes, printed) = bootstrap_at_once(&[&operator, &operator, &operator]);
+    assert_eq!(codes, [0, 0, 0], "{printed}");
     operator.does(&["status"]);
 }
 

@@ -169,7 +169,7 @@ impl Gate {
 }
 
 /// Whether a znode exists; needs no right on it.
-fn is_there(client: &mut Client, path: &str) -> bool {
+fn exists(client: &mut Client, path: &str) -> bool {
     const NO_NODE: i32 = -101;
     client.get(path) != Err(NO_NODE)
 }
@@ -216,7 +216,7 @@ fn a_write_with_a_lost_answer_is_read_back(kind: Kind) {
         let breaker = std::thread::spawn(move || {
             let mut client = Client::connect(addr);
             crate::harness::wait_for("the flag", HANG, || {
-                is_there(&mut client, &format!("{chroot}/services/service-0000000000/exposed")).then_some(())
+                exists(&mut client, &format!("{chroot}/services/service-0000000000/exposed")).then_some(())
             });
             relay.close();
             relay.open();
@@ -338,7 +338,7 @@ fn a_chroot_is_created_with_the_environment(kind: Kind) {
         assert_eq!(stranger.children(&paths::root()).await, Err(Error::NoAuth(paths::root())));
     });
     let mut client = Client::connect(store.addr());
-    assert!(is_there(&mut client, "/juju/initialized"));
+    assert!(exists(&mut client, "/juju/initialized"));
 }
 
 fn an_environment_can_use_the_whole_store(kind: Kind) {

@@ -107,7 +107,7 @@ fn requests_may_be_sent_before_the_connect_reply(site: &Site) {
     let mut client = Client { stream, session, xid: 0 };
     let auth = client.receive().expect("the answer to auth");
     assert_eq!((auth.xid, auth.err), (-4, 0));
-    let event = client.receive().expect("what was missed");
+    let event = client.receive().expect("the missed event");
     assert_eq!((event.xid, event.zxid, event.err), (-1, -1, 0));
     let mut take = Take(&event.body);
     assert_eq!((take.int(), take.int(), take.string()), (3, 3, watched));

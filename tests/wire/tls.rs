@@ -165,8 +165,8 @@ fn clients_without_a_trusted_certificate_are_refused() {
     for own in [None, Some(servers.issue("machine-1"))] {
         let refused = tried(own).expect_err("stays out");
         // The alert, or the end of the connection if it arrives first.
-        let said = refused.to_string().starts_with("received fatal alert: ");
-        assert!(said || refused.kind() == io::ErrorKind::ConnectionReset, "{refused}");
+        let printed = refused.to_string().starts_with("received fatal alert: ");
+        assert!(printed || refused.kind() == io::ErrorKind::ConnectionReset, "{refused}");
     }
 }
 
