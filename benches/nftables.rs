@@ -70,7 +70,8 @@ fn nft_alone() -> Duration {
     let namespace = Namespace::new("alone");
     let ports: Vec<String> = (0..PORTS).map(|n| format!("tcp . {}", 1_001 + 2 * n)).collect();
     let script = format!(
-        "table inet t {{ set s {{ type inet_proto . inet_service; flags interval; elements = {{ {} }} }} }}\n",
+        "table inet t {{ set s {{ type inet_proto . inet_service; flags interval; elements = {{ {} \
+         }} }} }}\n",
         ports.join(", ")
     );
     let begun = Instant::now();

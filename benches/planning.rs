@@ -25,12 +25,12 @@ fn main() {
             let again = measure(case);
             (all, one) = (all.min(again.all), one.min(again.one));
         }
-        let said = |met: bool| if met { "met" } else { "MISSED" };
+        let verdict = |met: bool| if met { "met" } else { "MISSED" };
         println!("{what}");
-        println!("  time    {all:>10.1?}   goal {GOAL:?}: {}", said(all < GOAL));
+        println!("  time    {all:>10.1?}   goal {GOAL:?}: {}", verdict(all < GOAL));
         if case == Case::Converged {
             let (megabytes, most) = (bytes >> 20, GOAL_BYTES >> 20);
-            println!("  memory  {megabytes:>7} MB   goal {most} MB: {}", said(bytes < GOAL_BYTES));
+            println!("  memory  {megabytes:>7} MB   goal {most} MB: {}", verdict(bytes < GOAL_BYTES));
         }
         println!("  one changed unit {one:.1?}, for {for_one:?} reads and plans");
     }

@@ -33,7 +33,7 @@ impl Pauses {
 }
 
 #[test]
-fn alone_acknowledged_writes_survive_200_kills() {
+fn acknowledged_writes_survive_200_kills() {
     let mut store = Store::keeper();
     let mut setup = Client::connect(store.addr());
     for register in 0..REGISTERS {

@@ -54,7 +54,7 @@ fn kazoo_works_with_the_keeper() {
 /// Runs kazoo's own test suite. The tests that pass on ZooKeeper were recorded with
 /// `own_suite.py zookeeper`.
 #[test]
-fn alone_kazoos_own_suite_passes_on_the_keeper() {
+fn kazoos_own_suite_passes_on_the_keeper() {
     let output = Command::new(python())
         .arg(root().join("tests/kazoo/own_suite.py"))
         .arg("keeper")

@@ -78,7 +78,11 @@ const CODES: [i32; 27] = [
 ];
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 20_000,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn no_body_of_any_operation_panics(code in prop::sample::select(&CODES[..]), body in almost_jute()) {

@@ -1,10 +1,11 @@
-//! Holds the dependency rule of the crate: which part may name which other, where each outside library may be used,
-//! and what pure files must not touch. It reads sources as tokens; comments and texts do not count.
+//! Rules for the sources: which part may use which other, where each library may be used, what pure
+//! files may not use, and how long files and lines may be. Dependencies are found in the tokens of a
+//! source; comments and string literals do not count.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What each part of the library may name of the others; `*` stands for all.
+/// The parts of the library that each part may use; `*` stands for all.
 const PARTS: &[(&str, &[&str])] = &[
     ("model", &[]),
     ("runtime", &["model"]),
@@ -22,9 +23,9 @@ const PARTS: &[(&str, &[&str])] = &[
     ("cli", &["*"]),
 ];
 
-/// Where a name may stand at all. A name that ends in an underscore stands for all that begin with it, and one that
-/// ends in `!` for a macro.
-const HOMES: &[(&str, &[&str])] = &[
+/// The only files and directories that may use a name. A name that ends in an underscore stands for
+/// all names that begin with it, and a name that ends in `!` for a macro.
+const ALLOWED_IN: &[(&str, &[&str])] = &[
     ("zookeeper_client", &["src/store/zk.rs", "src/store/zk/"]),
     ("aws_", &["provider/src/ec2.rs", "provider/src/ec2/"]),
     ("zbus", &["src/fleet/"]),
@@ -71,68 +72,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("unsafe", &[]),
 ];
 
-/// Files and directories whose code decides and does nothing else.
-const PURE: &[&str] = &[
-    "src/model/",
-    "src/keeper/acl.rs",
-    "src/keeper/admission.rs",
-    "src/keeper/events.rs",
-    "src/keeper/identities.rs",
-    "src/keeper/jute.rs",
-    "src/keeper/path.rs",
-    "src/keeper/proto.rs",
-    "src/keeper/refusals.rs",
-    "src/keeper/session.rs",
-    "src/keeper/state.rs",
-    "src/keeper/tree.rs",
-    "src/keeper/txn.rs",
-    "src/keeper/watch.rs",
-    "src/firewall/explain.rs",
-    "src/firewall/plan.rs",
-    "src/firewall/policy.rs",
-    "src/firewall/units.rs",
-    "src/firewall/status_section.rs",
-    "src/firewall/told.rs",
-    "src/firewall/wanted.rs",
-    "src/machine/file.rs",
-    "src/machine/retry.rs",
-    "src/machine/systemd_unit.rs",
-    "src/provision/plan.rs",
-    "src/provision/user_data.rs",
-    "src/heartbeat/api/beat_json.rs",
-    "src/heartbeat/api/health.rs",
-    "src/heartbeat/api/request.rs",
-    "src/heartbeat/core/",
-    "src/net/http/chunked.rs",
-    "src/net/http/framing.rs",
-    "src/net/tls/peer.rs",
-    "src/net/url.rs",
-    "src/runtime/ownership.rs",
-    "src/store/acl.rs",
-    "src/store/address.rs",
-    "src/store/paths.rs",
-    "src/store/records.rs",
-    "src/status/glob.rs",
-    "src/status/render/",
-    "src/status/sections/",
-    "src/status/view.rs",
-    "src/unit/charm/metadata.rs",
-    "src/unit/limits.rs",
-    "src/unit/charm/archive.rs",
-    "src/unit/roster.rs",
-    "src/unit/workflow.rs",
-    "provider/src/ec2/naming.rs",
-    "provider/src/ec2/permission.rs",
-    "provider/src/ec2/error_codes.rs",
-    "provider/src/rule.rs",
-    "provider/src/rule/",
-    "provider/src/memory/",
-    "provider/src/nftables/parse.rs",
-    "provider/src/nftables/render.rs",
-    "provider/src/nftables/table.rs",
-];
-
-/// What pure code has no use for.
+/// Names that a pure file may not use. A file is pure if its first paragraph contains `Pure.`.
 const IMPURE: &[&str] = &[
     "async",
     "await",
@@ -169,7 +109,7 @@ impl Token {
     }
 }
 
-/// The words and marks of a source, without comments, texts, characters and numbers.
+/// Splits a source into words and marks, without comments, strings, characters and numbers.
 fn tokens(source: &str) -> Vec<Token> {
     let mut found = Vec::new();
     let mut rest = source;
@@ -178,7 +118,7 @@ fn tokens(source: &str) -> Vec<Token> {
             rest.find('\n').unwrap_or(rest.len())
         } else if rest.starts_with("/*") {
             rest.find("*/").map_or(rest.len(), |end| end + 2)
-        } else if let Some(length) = text_length(rest) {
+        } else if let Some(length) = literal_length(rest) {
             length
         } else if c == '_' || c.is_alphabetic() {
             let length = rest.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(rest.len());
@@ -200,8 +140,9 @@ fn tokens(source: &str) -> Vec<Token> {
     found
 }
 
-/// The length of the string or character that `rest` begins with, if it does.
-fn text_length(rest: &str) -> Option<usize> {
+/// Returns the length of the string or character literal at the start of `rest`; `None` if there is
+/// none.
+fn literal_length(rest: &str) -> Option<usize> {
     let body =
         rest.strip_prefix(['b', 'c']).filter(|body| body.starts_with(['"', 'r', '\''])).unwrap_or(rest);
     let before = rest.len() - body.len();
@@ -226,8 +167,9 @@ fn text_length(rest: &str) -> Option<usize> {
     None
 }
 
-/// The parts of this crate that the tokens name, through `crate::`, or through `super::` beyond the part's own root.
-fn named_parts(path: &str, tokens: &[Token]) -> Vec<String> {
+/// Returns the parts of this crate that the tokens use, through `crate::`, or through `super::`
+/// beyond the part's own root.
+fn used_parts(path: &str, tokens: &[Token]) -> Vec<String> {
     let inside = path.trim_start_matches("src/").trim_end_matches(".rs").trim_end_matches("/mod");
     let depth = inside.split('/').count();
     let mut named = Vec::new();
@@ -248,7 +190,7 @@ fn named_parts(path: &str, tokens: &[Token]) -> Vec<String> {
     named
 }
 
-/// What a path goes on with: one word, or the first word of each branch of a group.
+/// Returns the first word of a path, or of each branch of a group in braces.
 fn first_words(tokens: &[Token]) -> Vec<String> {
     match tokens.first() {
         Some(Token::Word(word)) => vec![word.clone()],
@@ -272,36 +214,28 @@ fn first_words(tokens: &[Token]) -> Vec<String> {
     }
 }
 
-/// Everything in one source that breaks a rule.
+/// Returns whether the first paragraph of a source contains `Pure.`.
+fn is_pure(source: &str) -> bool {
+    let header = source.lines().map_while(|line| line.strip_prefix("//! "));
+    header.flat_map(str::split_whitespace).any(|word| word == "Pure.")
+}
+
+/// Returns all violations of the dependency rules in one source.
 fn violations(path: &str, source: &str) -> Vec<String> {
     let tokens = tokens(source);
-    let mut found = Vec::new();
-    let part = path.strip_prefix("src/").and_then(|inside| inside.split('/').next()).unwrap_or_default();
-    if let Some((_, allowed)) = PARTS.iter().find(|(name, _)| *name == part) {
-        // Other parts fill sections of status, and name nothing else of it.
-        let filled = source.matches("crate::status::sections").count();
-        let named = named_parts(path, &tokens);
-        let is_section = named.iter().filter(|named| *named == "status").count() == filled;
-        for named in named {
-            let is_allowed = allowed.contains(&named.as_str()) && (named != "status" || is_section);
-            if named != part && !allowed.contains(&"*") && !is_allowed {
-                found.push(format!("{path}: {part} must not name {named}"));
-            }
-        }
-    } else if path.starts_with("src/") && path != "src/lib.rs" && part != "bin" {
-        found.push(format!("{path}: {part} is no part that the table knows"));
-    }
+    let mut found = part_violations(path, source, &tokens);
+    let pure = is_pure(source);
     for (at, token) in tokens.iter().enumerate() {
         let Some(word) = token.word() else { continue };
         let called = tokens.get(at + 1).is_some_and(|next| next.is('!'));
-        for (name, homes) in HOMES {
-            let stands = match (name.strip_suffix('!'), name.ends_with('_')) {
+        for (name, allowed) in ALLOWED_IN {
+            let matches = match (name.strip_suffix('!'), name.ends_with('_')) {
                 (Some(name), _) => called && word == name,
                 (None, true) => word.starts_with(name),
                 (None, false) => word == *name,
             };
-            if stands && !homes.iter().any(|home| path.starts_with(home)) {
-                found.push(format!("{path}: {name} belongs to {homes:?}"));
+            if matches && !allowed.iter().any(|prefix| path.starts_with(prefix)) {
+                found.push(format!("{path}: {name} is allowed only in {allowed:?}"));
             }
         }
         // The variants of `store::tree::Write` and its constructor.
@@ -311,11 +245,56 @@ fn violations(path: &str, source: &str) -> Vec<String> {
         if word == "Write" && step && !path.starts_with("src/store/") {
             found.push(format!("{path}: znodes are written in src/store/ only"));
         }
-        if PURE.iter().any(|pure| path.starts_with(pure)) && IMPURE.contains(&word) {
-            found.push(format!("{path}: {word} has no place in a pure file"));
+        if pure && IMPURE.contains(&word) {
+            found.push(format!("{path}: {word} is not allowed in a pure file"));
         }
     }
     found.dedup();
+    found
+}
+
+/// Returns all uses of parts that the table does not allow.
+fn part_violations(path: &str, source: &str, tokens: &[Token]) -> Vec<String> {
+    let part = path.strip_prefix("src/").and_then(|inside| inside.split('/').next()).unwrap_or_default();
+    let Some((_, allowed)) = PARTS.iter().find(|(name, _)| *name == part) else {
+        let missing = path.starts_with("src/") && path != "src/lib.rs" && part != "bin";
+        return missing.then(|| format!("{path}: {part} is not in the table of parts")).into_iter().collect();
+    };
+    let used = used_parts(path, tokens);
+    // Other parts fill in sections of status, and use nothing else of it.
+    let sections = source.matches("crate::status::sections").count();
+    let only_sections = used.iter().filter(|used| *used == "status").count() == sections;
+    let is_allowed = |used: &str| {
+        used == part
+            || allowed.contains(&"*")
+            || allowed.contains(&used) && (used != "status" || only_sections)
+    };
+    let forbidden = used.iter().filter(|used| !is_allowed(used));
+    forbidden.map(|used| format!("{path}: {part} must not use {used}")).collect()
+}
+
+/// Columns of the longest line, and lines of the longest file.
+const MAX_COLUMNS: usize = 110;
+const MAX_LINES: usize = 500;
+
+/// Directories that still have longer lines. Remove an entry when its lines are wrapped.
+const LONG_LINES_LEFT: &[&str] = &["src/firewall/", "src/provision/", "tests/simulate/"];
+
+/// Returns all violations of the rules for the form of a source.
+fn form_violations(path: &str, source: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    if !source.starts_with("//! ") {
+        found.push(format!("{path}: the first line is not a `//!` paragraph"));
+    }
+    let lines = source.lines().count();
+    if lines > MAX_LINES {
+        found.push(format!("{path}: {lines} lines; at most {MAX_LINES}"));
+    }
+    if !LONG_LINES_LEFT.iter().any(|left| path.starts_with(left)) {
+        let columns = source.lines().map(|line| line.chars().count()).enumerate();
+        let long = columns.filter(|(_, columns)| *columns > MAX_COLUMNS);
+        found.extend(long.map(|(at, columns)| format!("{path}:{}: {columns} columns", at + 1)));
+    }
     found
 }
 
@@ -330,106 +309,135 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Tests may look at anything they like; the rules are for what is shipped.
+/// Removes the unit tests at the end of a source: the dependency rules do not apply to tests.
 fn without_tests(source: &str) -> &str {
     source.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or(source)
 }
 
-#[test]
-fn every_source_keeps_the_rules() {
+/// Returns the paths and texts of all sources below some directories of the repository.
+fn sources_of(directories: &[&str]) -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = Vec::new();
-    for directory in ["src", "hooks/src", "provider/src"] {
-        sources(&root.join(directory), &mut files);
-    }
+    directories.iter().for_each(|directory| sources(&root.join(directory), &mut files));
     assert!(files.len() > 40, "only {} sources found", files.len());
-    let broken: Vec<String> = files
-        .iter()
-        .filter(|file| !file.to_string_lossy().ends_with("tests.rs"))
-        .flat_map(|file| {
-            let path = file.strip_prefix(root).expect("below the root").to_string_lossy().into_owned();
-            violations(&path, without_tests(&fs::read_to_string(file).expect("a source")))
-        })
-        .collect();
+    let relative = |file: &Path| file.strip_prefix(root).expect("below the root").display().to_string();
+    files.iter().map(|file| (relative(file), fs::read_to_string(file).expect("a source"))).collect()
+}
+
+#[test]
+fn dependencies_follow_the_rules() {
+    let sources = sources_of(&["src", "hooks/src", "provider/src"]);
+    let is_test = |path: &str| path.ends_with("tests.rs") || path.contains("/tests/");
+    let pure = sources.iter().filter(|(path, source)| !is_test(path) && is_pure(source)).count();
+    assert!(pure > 80, "only {pure} pure files found");
+    let shipped = sources.iter().filter(|(path, _)| !is_test(path));
+    let broken: Vec<_> = shipped.flat_map(|(path, source)| violations(path, without_tests(source))).collect();
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
 #[test]
-fn every_source_says_what_it_is_for() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut files = Vec::new();
-    for directory in ["src", "hooks/src", "provider/src", "tests"] {
-        sources(&root.join(directory), &mut files);
-    }
-    let silent: Vec<_> = files
-        .iter()
-        .filter(|file| !fs::read_to_string(file).expect("a source").starts_with("//! "))
-        .collect();
-    assert!(silent.is_empty(), "no opening paragraph in {silent:?}");
+fn files_have_a_header_and_limited_length() {
+    let sources = sources_of(&["src", "hooks", "provider", "tests", "benches"]);
+    let broken: Vec<_> = sources.iter().flat_map(|(path, source)| form_violations(path, source)).collect();
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
 #[test]
-fn each_rule_catches_what_breaks_it() {
+fn each_rule_catches_its_violations() {
     for (path, source, expected) in [
-        ("src/model/name.rs", "use crate::store::Tree;", "model must not name store"),
-        ("src/model/mod.rs", "use super::store::Tree;", "model must not name store"),
-        ("src/model/name.rs", "fn f() { super::super::store::g() }", "model must not name store"),
-        ("src/keeper/tree.rs", "use crate::{model::UnitId, cli};", "keeper must not name model"),
-        ("src/keeper/tree.rs", "use crate::{keeper::{a, model}, cli};", "keeper must not name cli"),
-        ("src/runtime/clock.rs", "fn f() -> crate::store::Error {}", "runtime must not name store"),
-        ("src/runtime/clock.rs", "use crate::net::http;", "runtime must not name net"),
-        ("src/net/http/server.rs", "use crate::store::Tree;", "net must not name store"),
-        ("src/firewall/run.rs", "use crate::net::http;", "firewall must not name net"),
-        ("src/store/zk.rs", "use crate::cli::output;", "store must not name cli"),
-        ("src/firewall/plan.rs", "use crate::status::View;", "firewall must not name status"),
-        ("src/firewall/run.rs", "use crate::provision::plan;", "firewall must not name provision"),
-        ("src/provision/apply.rs", "use crate::firewall::plan;", "provision must not name firewall"),
-        ("src/machine/presence.rs", "use crate::firewall::agent;", "machine must not name firewall"),
-        ("src/unit/agent.rs", "use crate::keeper::Server;", "unit must not name keeper"),
-        ("src/heartbeat/api.rs", "use crate::fleet;", "heartbeat must not name fleet"),
-        ("src/fleet/agent.rs", "use crate::unit;", "fleet must not name unit"),
-        ("src/ingress/scaler.rs", "use crate::fleet::Job;", "ingress must not name fleet"),
-        ("src/status/view.rs", "use crate::cli::output;", "status must not name cli"),
-        ("src/firewall/plan.rs", "use crate::{model, status};", "firewall must not name status"),
-        ("src/newpart/mod.rs", "", "newpart is no part"),
-        ("src/store/tree.rs", "use zookeeper_client as zk;", "zookeeper_client belongs to"),
+        ("src/model/name.rs", "use crate::store::Tree;", "model must not use store"),
+        ("src/model/mod.rs", "use super::store::Tree;", "model must not use store"),
+        ("src/model/name.rs", "fn f() { super::super::store::g() }", "model must not use store"),
+        ("src/keeper/tree.rs", "use crate::{model::UnitId, cli};", "keeper must not use model"),
+        ("src/keeper/tree.rs", "use crate::{keeper::{a, model}, cli};", "keeper must not use cli"),
+        ("src/runtime/clock.rs", "fn f() -> crate::store::Error {}", "runtime must not use store"),
+        ("src/runtime/clock.rs", "use crate::net::http;", "runtime must not use net"),
+        ("src/net/http/server.rs", "use crate::store::Tree;", "net must not use store"),
+        ("src/firewall/run.rs", "use crate::net::http;", "firewall must not use net"),
+        ("src/store/zk.rs", "use crate::cli::output;", "store must not use cli"),
+        ("src/firewall/plan.rs", "use crate::status::View;", "firewall must not use status"),
+        ("src/firewall/run.rs", "use crate::provision::plan;", "firewall must not use provision"),
+        ("src/provision/apply.rs", "use crate::firewall::plan;", "provision must not use firewall"),
+        ("src/machine/presence.rs", "use crate::firewall::agent;", "machine must not use firewall"),
+        ("src/unit/agent.rs", "use crate::keeper::Server;", "unit must not use keeper"),
+        ("src/heartbeat/api.rs", "use crate::fleet;", "heartbeat must not use fleet"),
+        ("src/fleet/agent.rs", "use crate::unit;", "fleet must not use unit"),
+        ("src/ingress/scaler.rs", "use crate::fleet::Job;", "ingress must not use fleet"),
+        ("src/status/view.rs", "use crate::cli::output;", "status must not use cli"),
+        ("src/firewall/plan.rs", "use crate::{model, status};", "firewall must not use status"),
+        ("src/newpart/mod.rs", "", "newpart is not in the table"),
+        ("src/store/tree.rs", "use zookeeper_client as zk;", "zookeeper_client is allowed only"),
         (
             "src/cli/up.rs",
             "fn f() { let c = zookeeper_client::Client::connector(); }",
-            "zookeeper_client belongs",
+            "zookeeper_client is allowed only",
         ),
-        ("src/firewall/apply.rs", "use aws_sdk_ec2::Client;", "aws_ belongs to"),
-        ("src/cli/up.rs", "use zbus::Connection;", "zbus belongs to"),
-        ("src/cli/up.rs", "use hyper::Request;", "hyper belongs to"),
-        ("src/heartbeat/api.rs", "use hyper_util::rt::TokioIo;", "hyper_util belongs to"),
-        ("src/heartbeat/api.rs", "use http_body_util::Full;", "http_body_util belongs to"),
-        ("src/store/zk.rs", "use mio::Poll;", "mio belongs to"),
-        ("src/store/zk.rs", "use clap::Parser;", "clap belongs to"),
-        ("hooks/src/lib.rs", "use clap_complete::Shell;", "clap_complete belongs to"),
-        ("hooks/src/lib.rs", "use clap_mangen::Man;", "clap_mangen belongs to"),
-        ("src/store/zk.rs", "fn f() -> anyhow::Result<()> {}", "anyhow belongs to"),
-        ("src/cli/juju.rs", "use tracing_subscriber::fmt;", "tracing_subscriber belongs to"),
-        ("src/store/zk.rs", "use portcullis_provider::rule::PortRange;", "portcullis_provider belongs to"),
-        ("src/cli/status.rs", "fn f() { println!(\"x\"); }", "println! belongs to"),
-        ("src/cli/status.rs", "fn f() { print!(\"x\"); }", "print! belongs to"),
-        ("src/store/zk.rs", "fn f() { eprintln!(\"x\"); }", "eprintln! belongs to"),
-        ("src/store/zk.rs", "fn f() { std::eprint!(\"x\"); }", "eprint! belongs to"),
-        ("src/cli/status.rs", "fn f() { std::io::stdout(); }", "stdout belongs to"),
-        ("src/cli/output.rs", "fn f() { unsafe { g() } }", "unsafe belongs to"),
+        ("src/firewall/apply.rs", "use aws_sdk_ec2::Client;", "aws_ is allowed only"),
+        ("src/cli/up.rs", "use zbus::Connection;", "zbus is allowed only"),
+        ("src/cli/up.rs", "use hyper::Request;", "hyper is allowed only"),
+        ("src/heartbeat/api.rs", "use hyper_util::rt::TokioIo;", "hyper_util is allowed only"),
+        ("src/heartbeat/api.rs", "use http_body_util::Full;", "http_body_util is allowed only"),
+        ("src/store/zk.rs", "use mio::Poll;", "mio is allowed only"),
+        ("src/store/zk.rs", "use clap::Parser;", "clap is allowed only"),
+        ("hooks/src/lib.rs", "use clap_complete::Shell;", "clap_complete is allowed only"),
+        ("hooks/src/lib.rs", "use clap_mangen::Man;", "clap_mangen is allowed only"),
+        ("src/store/zk.rs", "fn f() -> anyhow::Result<()> {}", "anyhow is allowed only"),
+        ("src/cli/juju.rs", "use tracing_subscriber::fmt;", "tracing_subscriber is allowed only"),
+        (
+            "src/store/zk.rs",
+            "use portcullis_provider::rule::PortRange;",
+            "portcullis_provider is allowed only",
+        ),
+        ("src/cli/status.rs", "fn f() { println!(\"x\"); }", "println! is allowed only"),
+        ("src/cli/status.rs", "fn f() { print!(\"x\"); }", "print! is allowed only"),
+        ("src/store/zk.rs", "fn f() { eprintln!(\"x\"); }", "eprintln! is allowed only"),
+        ("src/store/zk.rs", "fn f() { std::eprint!(\"x\"); }", "eprint! is allowed only"),
+        ("src/cli/status.rs", "fn f() { std::io::stdout(); }", "stdout is allowed only"),
+        ("src/cli/output.rs", "fn f() { unsafe { g() } }", "unsafe is allowed only"),
         ("src/unit/agent.rs", "fn f() { Write::create(path, data, acl); }", "znodes are written in"),
-        ("src/status/view.rs", "async fn f() {}", "async has no place"),
-        ("src/unit/charm/metadata.rs", "use std::fs;", "fs has no place"),
-        ("src/keeper/tree.rs", "fn f() { Instant::now(); }", "Instant has no place"),
-        ("src/model/ports.rs", "use tracing::info;", "tracing has no place"),
-        ("src/status/render/yaml.rs", "/* a */ use tokio::sync;", "tokio has no place"),
+        (
+            "src/status/view.rs",
+            "//! A value.\n//! Pure.\nasync fn f() {}",
+            "async is not allowed in a pure file",
+        ),
+        (
+            "src/unit/charm/metadata.rs",
+            "//! A value.\n//! Pure.\nuse std::fs;",
+            "fs is not allowed in a pure file",
+        ),
+        (
+            "src/keeper/tree.rs",
+            "//! A value.\n//! Pure.\nfn f() { Instant::now(); }",
+            "Instant is not allowed in a pure file",
+        ),
+        (
+            "src/model/ports.rs",
+            "//! A value.\n//! Pure.\nuse tracing::info;",
+            "tracing is not allowed in a pure file",
+        ),
+        (
+            "src/status/render/yaml.rs",
+            "//! A value.\n//! Pure.\n/* a */ use tokio::sync;",
+            "tokio is not allowed in a pure file",
+        ),
     ] {
         let found = violations(path, source);
         assert!(found.iter().any(|violation| violation.contains(expected)), "{path} {source}: {found:?}");
     }
+    let (long_line, long_file) = ("x".repeat(MAX_COLUMNS + 1), "\n".repeat(MAX_LINES + 1));
+    for (path, source, expected) in [
+        ("src/store/zk.rs", "use std::fs;\n", "src/store/zk.rs: the first line is not"),
+        ("tests/layout.rs", &format!("//! A\n{long_line}\n"), "tests/layout.rs:2: 111 columns"),
+        ("benches/a.rs", &format!("//! A{long_file}"), "benches/a.rs: 501 lines; at most 500"),
+    ] {
+        let found = form_violations(path, source);
+        assert_eq!(found.len(), 1, "{path}: {found:?}");
+        assert!(found[0].starts_with(expected), "{found:?}");
+    }
 }
 
 #[test]
-fn what_keeps_the_rules_is_left_alone() {
+fn correct_sources_have_no_violations() {
     for (path, source) in [
         ("src/store/zk.rs", "use crate::{model::UnitId, runtime, keeper};\nuse zookeeper_client as zk;"),
         ("src/store/zk.rs", "// crate::cli, anyhow::Result\n/* crate::cli */ fn f() {}"),
@@ -443,37 +451,11 @@ fn what_keeps_the_rules_is_left_alone() {
         ("src/store/mod.rs", "mod cli_like; pub use records::cli;"),
         ("src/cli/output.rs", "fn f() { println!(\"x\"); }"),
         ("hooks/src/lib.rs", "fn f() { eprintln!(\"x\"); }"),
-        ("src/status/view.rs", "fn f() { let b = b\"async\"; }"),
+        ("src/status/view.rs", "//! Pure.\nfn f() { let b = b\"async\"; }"),
+        ("src/status/read.rs", "//! A reader.\n//!\n//! Pure.\nasync fn f() {}"),
     ] {
         assert_eq!(violations(path, source), Vec::<String>::new(), "{path} {source}");
     }
-}
-
-/// The longest line, in columns, and the longest file, in lines.
-const MAX_COLUMNS: usize = 110;
-const MAX_LINES: usize = 500;
-
-/// Lines and files that are still longer. Lower these numbers when fewer are left; never raise them.
-const LONG_LINES_LEFT: usize = 1032;
-const LONG_FILES_LEFT: usize = 1;
-
-#[test]
-fn lines_and_files_are_short() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut files = Vec::new();
-    for directory in ["src", "hooks", "provider", "tests", "benches"] {
-        sources(&root.join(directory), &mut files);
-    }
-    let (mut long_lines, mut long_files) = (Vec::new(), Vec::new());
-    for file in files {
-        let path = file.strip_prefix(root).expect("below the root").display().to_string();
-        let text = fs::read_to_string(&file).expect("a source");
-        let long = text.lines().enumerate().filter(|(_, line)| line.chars().count() > MAX_COLUMNS);
-        long_lines.extend(long.map(|(number, _)| format!("{path}:{}", number + 1)));
-        if text.lines().count() > MAX_LINES {
-            long_files.push(path);
-        }
-    }
-    assert!(long_lines.len() <= LONG_LINES_LEFT, "{} long lines: {long_lines:#?}", long_lines.len());
-    assert!(long_files.len() <= LONG_FILES_LEFT, "{long_files:#?}");
+    let longest = format!("//! A\n{}{}", "x".repeat(MAX_COLUMNS), "\n".repeat(MAX_LINES - 1));
+    assert_eq!(form_violations("src/store/zk.rs", &longest), Vec::<String>::new());
 }

@@ -3,7 +3,7 @@
 
 mod harness;
 
-use harness::scenario::{Site, run, scenarios};
+use harness::scenario::{Site, on_both_stores, run};
 use harness::wire::{Client, Create};
 use harness::{Store, poll_until};
 use std::time::Duration;
@@ -33,34 +33,26 @@ fn zookeeper_keeps_data_over_kill_and_stop() {
     keeps_data_over_kill_and_stop(Store::zookeeper());
 }
 
+on_both_stores![servers_do_not_share_state, chroot_exists];
+
 fn servers_do_not_share_state(site: &Site) {
-    let other = Store::zookeeper();
+    let other = Store::start(site.kind, harness::Options::default());
     assert_ne!(other.addr(), site.addr);
     let mine = site.path("/mine");
     Client::connect(site.addr).create(&mine, b"", Create::Persistent);
     assert_eq!(Client::connect(other.addr()).get(&mine), Err(-101));
 }
 
-fn chroot_is_there(site: &Site) {
-    assert_eq!(site.connect_string(), format!("{}/chroot_is_there", site.addr));
+fn chroot_exists(site: &Site) {
+    assert_eq!(site.connect_string(), format!("{}/chroot_exists", site.addr));
     assert!(Client::connect(site.addr).get(&site.chroot).is_ok());
 }
 
 #[test]
-fn scenarios_share_a_zookeeper() {
-    run(&Store::zookeeper(), scenarios![servers_do_not_share_state, chroot_is_there]);
-}
-
-#[test]
-fn failed_scenario_is_named_and_others_run() {
-    fn broken(_: &Site) {
-        panic!("as planned");
-    }
-    let store = Store::zookeeper();
-    let result = std::panic::catch_unwind(|| run(&store, scenarios![broken, chroot_is_there]));
-    let text = *result.expect_err("a failure").downcast::<String>().expect("a text");
-    assert!(text.contains("failed [\"broken\"]"), "{text}");
-    assert!(Client::connect(store.addr()).get("/chroot_is_there").is_ok());
+#[should_panic(expected = "intended failure")]
+fn failed_scenario_fails_its_test() {
+    let options = harness::Options::default();
+    run(harness::Kind::Keeper, options, "failing", |_| panic!("intended failure"));
 }
 
 #[test]

@@ -49,12 +49,12 @@ pub(crate) fn measure(runtime: &Runtime, behind: SocketAddr) -> Latency {
             let returned = hook("open-port 5432");
             let span = call("AuthorizeSecurityGroupIngress");
             // If the request was sent before the tool ended, the delay is zero.
-            added.push(span.came.saturating_duration_since(returned));
-            calls.push(span.went - span.came);
+            added.push(span.received.saturating_duration_since(returned));
+            calls.push(span.replied - span.received);
             hook("close-port 5432");
             call("RevokeSecurityGroupIngress");
         }
-        controller.ends();
+        controller.stop();
     }
     added.sort_unstable();
     calls.sort_unstable();

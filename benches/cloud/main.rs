@@ -87,7 +87,7 @@ fn main() -> std::io::Result<()> {
 
 fn print(out: &mut impl std::io::Write, rows: &[(&str, Figures)]) -> std::io::Result<()> {
     let ours = rows[0].1;
-    for (what, at) in [("opened", 0), ("nothing to do", 1), ("one port swapped on each", 2)] {
+    for (what, at) in [("opened", 0), ("no change is due", 1), ("one port swapped on each", 2)] {
         writeln!(out, "\n{what}")?;
         for (name, figures) in rows {
             let (own, base) = (figures[at], ours[at]);

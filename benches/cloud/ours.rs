@@ -46,7 +46,7 @@ pub(crate) fn measure(runtime: &Runtime, behind: SocketAddr, groups: u32) -> Fig
 
     // The other tools must run to find that there is nothing to do; for the controller, that is a
     // restart.
-    controller.ends();
+    controller.stop();
     bench.forget();
     let began = Instant::now();
     let controller = bench.controller("second");
@@ -59,7 +59,7 @@ pub(crate) fn measure(runtime: &Runtime, behind: SocketAddr, groups: u32) -> Fig
     let done = bench.answered("Authorize").max(bench.answered("Revoke"));
     let swapped = figure(&bench.account.front, done - began);
     bench.has(&SWAPPED);
-    controller.ends();
+    controller.stop();
     [made, looked, swapped]
 }
 

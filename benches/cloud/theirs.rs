@@ -33,9 +33,9 @@ pub(crate) fn install() {
 
 fn run(command: &mut Command) {
     let output = command.stdin(Stdio::null()).output().unwrap();
-    let said =
+    let printed =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?} failed:\n{said}");
+    assert!(output.status.success(), "{command:?} failed:\n{printed}");
 }
 
 /// The engine of LocalStack without the rest of it: Ansible calls STS, which LocalStack does not

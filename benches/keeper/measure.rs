@@ -78,7 +78,7 @@ fn start_and_size(kind: Kind) -> (Duration, u64, Duration, u64) {
     store.restart();
     let first_answer_full = begin.elapsed();
     let last = Client::connect(store.addr()).get(&format!("/full/{}", ZNODES - 1));
-    assert!(last.is_ok(), "not all is there again");
+    assert!(last.is_ok(), "some data is missing");
     (first_answer, idle_kb, first_answer_full, full_kb)
 }
 

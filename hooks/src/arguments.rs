@@ -124,8 +124,10 @@ Usage: open-port PORT[-PORT][/PROTOCOL]
   PORT       from 1 to 65535
   PROTOCOL   tcp (the default) or udp
 
-The port is opened to the world while the service is exposed (`juju expose SERVICE`), and remembered while it is
-not. It counts at once, whether or not the hook goes on to fail. Opening a port twice is opening it once. 53/tcp
+The port is opened to the world while the service is exposed (`juju expose SERVICE`), and \
+remembered while it is
+not. It counts at once, whether or not the hook goes on to fail. Opening a port twice is opening \
+it once. 53/tcp
 and 53/udp are two ports. Prints nothing when all is well.
 
   open-port 80
@@ -143,7 +145,8 @@ Usage: close-port PORT[-PORT][/PROTOCOL]
   PORT       from 1 to 65535
   PROTOCOL   tcp (the default) or udp
 
-A range is closed as it was opened: after `open-port 8000-8080`, `close-port 8000` changes nothing. Closing what is
+A range is closed as it was opened: after `open-port 8000-8080`, `close-port 8000` changes \
+nothing. Closing what is
 not open is fine. The port stays open on the machine for as long as another unit there wants it.
 
   close-port 80

@@ -40,7 +40,10 @@ pub(crate) enum HookEnvError {
     Address(#[source] tree::Error),
     #[error("cannot read the credentials in {}", path.display())]
     Unreadable { path: PathBuf, source: std::io::Error },
-    #[error("the credentials in {} can be read by others: the mode is {mode:03o}, and must be 600", path.display())]
+    #[error(
+        "the credentials in {} can be read by others: the mode is {mode:03o}, and must be 600",
+        path.display()
+    )]
     Open { path: PathBuf, mode: u32 },
     /// Does not quote the content, which may hold a secret.
     #[error("the credentials in {} are not {{\"unit\": ..., \"auth\": \"unit-...:SECRET\"}}", path.display())]
@@ -169,7 +172,8 @@ mod tests {
             ),
             (
                 Given { environment: "a/b", ..given() },
-                "JUJU_ENV: Invalid environment name \"a/b\": it takes letters, digits, '-', '_' and '.', and starts \
+                "JUJU_ENV: Invalid environment name \"a/b\": it takes letters, digits, '-', '_' \
+                 and '.', and starts \
                  with a letter or a digit",
             ),
             (

@@ -6,8 +6,8 @@
 #[path = "../../tests/harness/mod.rs"]
 mod harness;
 
-use harness::scenario::{Site, run, scenarios};
-use harness::{HANG, Store};
+use harness::HANG;
+use harness::scenario::{Site, on_both_stores};
 use portcullis::model::{ServiceName, UnitId};
 use portcullis::store::records::Placement;
 use portcullis::store::tree::{Tree, Write};
@@ -112,10 +112,10 @@ impl Hook {
 
     /// Returns exit code, stdout and stderr, and checks that they do not contain the secret.
     fn call(&self, program: &str, args: &[&str]) -> (i32, String, String) {
-        self.said(&self.command(program, args).output().unwrap())
+        self.outcome(&self.command(program, args).output().unwrap())
     }
 
-    fn said(&self, output: &Output) -> (i32, String, String) {
+    fn outcome(&self, output: &Output) -> (i32, String, String) {
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
         let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
         assert!(!format!("{stdout}{stderr}").contains(&self.secret), "the secret is in {stdout}{stderr}");
@@ -170,7 +170,10 @@ fn ports_are_opened_listed_and_closed(site: &Site) {
     assert_eq!(hook.listed(&["--format", "yaml"]), "- 8000-8080/tcp\n- 53/udp\n- 80/tcp\n");
     assert_eq!(
         hook.stored(),
-        r#"{"open":[{"port":8000,"to":8080,"proto":"tcp"},{"port":53,"proto":"udp"},{"port":80,"proto":"tcp"}]}"#
+        concat!(
+            r#"{"open":[{"port":8000,"to":8080,"proto":"tcp"},{"port":53,"proto":"udp"},"#,
+            r#"{"port":80,"proto":"tcp"}]}"#
+        )
     );
 }
 
@@ -247,14 +250,14 @@ fn concurrent_hooks_all_succeed(site: &Site) {
         })
         .collect();
     for child in running {
-        assert_eq!(hook.said(&child.wait_with_output().unwrap()), (0, String::new(), String::new()));
+        assert_eq!(hook.outcome(&child.wait_with_output().unwrap()), (0, String::new(), String::new()));
     }
     let mut listed: Vec<String> = hook.listed(&[]).lines().map(str::to_owned).collect();
     listed.sort_unstable();
     assert_eq!(listed, ports.iter().map(|port| format!("{port}/tcp")).collect::<Vec<_>>());
 }
 
-const ALL: &[harness::scenario::Scenario] = scenarios![
+on_both_stores![
     ports_are_opened_listed_and_closed,
     closing_a_port_that_was_never_opened_stores_an_empty_list,
     usage_errors_change_nothing,
@@ -263,16 +266,6 @@ const ALL: &[harness::scenario::Scenario] = scenarios![
     wrong_secret_or_readable_file_is_refused,
     concurrent_hooks_all_succeed,
 ];
-
-#[test]
-fn hook_tools_work_with_zookeeper() {
-    run(&Store::zookeeper(), ALL);
-}
-
-#[test]
-fn hook_tools_work_with_the_keeper() {
-    run(&Store::keeper(), ALL);
-}
 
 #[test]
 fn help_and_version_need_no_store() {

@@ -12,7 +12,7 @@ const MACHINE: MachineNumber = MachineNumber::new(2);
 const ABSENT: MachineNumber = MachineNumber::new(3);
 
 #[tokio::test]
-async fn memory_holds_the_contract() {
+async fn memory_fulfils_the_contract() {
     for rewrite in [Rewrite::Nothing, Rewrite::Spelling, Rewrite::Halves] {
         let firewall = Memory::new(Settings { rewrite, ..Settings::default() });
         firewall.add_group(MACHINE);
@@ -22,7 +22,7 @@ async fn memory_holds_the_contract() {
 }
 
 #[tokio::test]
-async fn a_dry_run_holds_the_contract_and_writes_nothing() {
+async fn dry_run_fulfils_the_contract_and_writes_nothing() {
     let memory = Memory::new(Settings::default());
     memory.add_group(MACHINE);
     let firewall = DryRun::new(memory.clone());

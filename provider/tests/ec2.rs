@@ -27,7 +27,7 @@ use tokio::sync::Semaphore;
 const AT_ONCE: usize = 4;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn alone_all_scenarios_hold() {
+async fn all_scenarios_pass() {
     let localstack = tokio::task::spawn_blocking(LocalStack::start).await.unwrap();
     warm_up(localstack.address).await;
     println!("LocalStack started in {:?}", localstack.started_in);
@@ -104,7 +104,7 @@ mod bad_input {
             .build()
     }
 
-    fn somebody() -> Credentials {
+    fn static_credentials() -> Credentials {
         Credentials::new("100000000000", "hunter2", None, None, "test")
     }
 
@@ -113,12 +113,12 @@ mod bad_input {
     }
 
     #[tokio::test]
-    async fn an_endpoint_that_is_down_is_named() {
+    async fn unreachable_endpoint_is_named() {
         let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let endpoint = format!("http://{nobody}");
         let ec2 = Ec2::with_config(
             Settings { endpoint_url: Some(endpoint.clone()), ..settings() },
-            &config(somebody()),
+            &config(static_credentials()),
         );
         let error = failure(&ec2.unwrap()).await;
         assert_eq!(error.kind(), "unavailable");
@@ -131,10 +131,10 @@ mod bad_input {
     }
 
     #[tokio::test]
-    async fn a_region_that_is_not_there_is_named() {
+    async fn unknown_region_is_named() {
         let ec2 = Ec2::with_config(
             Settings { region: Some("no-where-1".to_owned()), ..settings() },
-            &config(somebody()),
+            &config(static_credentials()),
         );
         let error = failure(&ec2.unwrap()).await;
         assert_eq!(error.kind(), "unavailable");
@@ -142,7 +142,7 @@ mod bad_input {
     }
 
     #[tokio::test]
-    async fn credentials_that_run_out_are_said_to_be_missing() {
+    async fn expired_credentials_are_reported_as_missing() {
         let endpoint_url = Some("http://127.0.0.1".to_owned());
         let ec2 = Ec2::with_config(Settings { endpoint_url, ..settings() }, &config(Nobody)).unwrap();
         let error = failure(&ec2).await;

@@ -53,7 +53,7 @@ fn actual(memory: &Memory) -> BTreeSet<Rule> {
 }
 
 #[tokio::test]
-async fn a_fault_comes_before_or_after_the_effect() {
+async fn faults_happen_before_or_after_the_effect() {
     for (fault, took_effect) in [
         (Fault::Before(Failure::Error(throttled())), false),
         (Fault::After(Failure::Error(throttled())), true),
@@ -69,7 +69,7 @@ async fn a_fault_comes_before_or_after_the_effect() {
 }
 
 #[tokio::test]
-async fn a_failed_open_does_not_keep_from_closing() {
+async fn failed_open_does_not_prevent_a_close() {
     let memory = memory(Settings::default());
     assert!(memory.apply(MACHINE, &opening([80]), in_time()).await.is_ok());
     memory.fail_at(3, Fault::Before(Failure::Error(throttled())));
@@ -80,7 +80,7 @@ async fn a_failed_open_does_not_keep_from_closing() {
 }
 
 #[tokio::test]
-async fn silence_lasts_until_the_caller_is_gone() {
+async fn hanging_call_ends_with_its_caller() {
     for (fault, took_effect) in
         [(Fault::Before(Failure::Silence), false), (Fault::After(Failure::Silence), true)]
     {
@@ -97,7 +97,7 @@ async fn silence_lasts_until_the_caller_is_gone() {
 }
 
 #[tokio::test]
-async fn a_script_sees_every_call() {
+async fn script_receives_every_call() {
     let memory = memory(Settings::default());
     memory.set_script(|call: &Call| {
         let denied = Error::Denied { what: Subject::Provider, reason: "no rights".to_owned() };
@@ -113,7 +113,7 @@ async fn a_script_sees_every_call() {
 }
 
 #[tokio::test]
-async fn readers_lag_behind_writers() {
+async fn reads_are_stale_for_a_while() {
     let memory = memory(Settings { lag_calls: 2, ..Settings::default() });
     assert!(memory.apply(MACHINE, &opening([80]), in_time()).await.is_ok());
     assert_eq!(shown(&memory).await, Some(BTreeSet::new()));
@@ -127,7 +127,7 @@ async fn readers_lag_behind_writers() {
 }
 
 #[tokio::test]
-async fn a_full_group_refuses_the_whole_batch() {
+async fn full_group_refuses_the_whole_batch() {
     let memory = memory(Settings::default());
     let foreign = Foreign::from_wire(WirePorts { proto: "6", from: Some(9), to: Some(9) }, Cidr::WORLD_V4);
     assert!(memory.tamper(MACHINE, |rules| rules.foreign.push(foreign)));
@@ -142,7 +142,7 @@ async fn a_full_group_refuses_the_whole_batch() {
 }
 
 #[tokio::test]
-async fn others_may_edit_and_are_left_alone() {
+async fn foreign_rules_are_unchanged() {
     let memory = memory(Settings::default());
     assert!(memory.apply(MACHINE, &opening([80, 81]), in_time()).await.is_ok());
     let theirs = Foreign::from_wire(WirePorts { proto: "6", from: Some(443), to: Some(443) }, Cidr::WORLD_V4);
@@ -152,7 +152,7 @@ async fn others_may_edit_and_are_left_alone() {
         rules.drift.push("its tag was changed".to_owned());
     });
     assert_eq!(shown(&memory).await, Some([rule(81)].into()));
-    assert!(memory.apply(MACHINE, &opening([443]), in_time()).await.is_ok(), "already so");
+    assert!(memory.apply(MACHINE, &opening([443]), in_time()).await.is_ok(), "already done");
     assert!(memory.apply(MACHINE, &closing([443]), in_time()).await.is_ok());
     let rules = memory.actual(MACHINE).unwrap();
     assert_eq!((rules.owned, rules.foreign, rules.drift), ([rule(81)].into(), vec![theirs], vec![]));
@@ -165,7 +165,7 @@ async fn others_may_edit_and_are_left_alone() {
 }
 
 #[tokio::test]
-async fn what_is_amiss_is_put_right_by_an_empty_change() {
+async fn empty_change_reverts_drift() {
     let memory = memory(Settings::default());
     memory.tamper(MACHINE, |rules| rules.drift.push("its tag was changed".to_owned()));
     assert!(memory.apply(MACHINE, &Change::default(), in_time()).await.is_ok());
@@ -178,7 +178,7 @@ fn launch(machine: MachineNumber) -> Launch {
 }
 
 #[tokio::test]
-async fn a_machine_has_one_instance_and_its_group_outlives_it() {
+async fn machine_has_one_instance_and_keeps_its_group() {
     let memory = Memory::new(Settings { busy_calls: 1, ..Settings::default() });
     let instance = memory.launch(&launch(MACHINE)).await.unwrap();
     assert_eq!((instance.machine, instance.origin), (MACHINE, Origin::Launched));
@@ -209,7 +209,7 @@ async fn a_machine_has_one_instance_and_its_group_outlives_it() {
 }
 
 #[tokio::test]
-async fn a_group_stays_in_use_for_a_while() {
+async fn group_of_a_terminated_instance_stays_in_use() {
     let memory = Memory::new(Settings { busy_calls: 2, ..Settings::default() });
     let instance = memory.launch(&launch(MACHINE)).await.unwrap();
     let group = memory.actual(MACHINE).unwrap().group;
@@ -221,12 +221,12 @@ async fn a_group_stays_in_use_for_a_while() {
 }
 
 #[tokio::test]
-async fn an_adopted_instance_is_never_ended() {
+async fn adopted_instance_is_never_terminated() {
     let memory = Memory::new(Settings::default());
     let theirs = InstanceId::new("i-theirs");
     assert_eq!(memory.adopt(MACHINE, &theirs).await.unwrap_err().kind(), "not-found");
     memory.add_instance(&theirs);
-    assert_eq!(memory.list().await.unwrap().instances, [], "not ours yet");
+    assert_eq!(memory.list().await.unwrap().instances, [], "the instance is not adopted yet");
     assert_eq!(memory.adopt(MACHINE, &theirs).await.unwrap().origin, Origin::Adopted);
     assert_eq!(memory.adopt(MachineNumber::new(9), &theirs).await.unwrap_err().kind(), "foreign");
     assert_eq!(memory.terminate(MACHINE, &theirs).await.unwrap_err().kind(), "foreign");

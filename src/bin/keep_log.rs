@@ -1,5 +1,6 @@
-//! Keeps what one service of a unit prints, as `portcullis keep-log` does. A program of its own, because there is one process
-//! of it for each such service and the daemon is ten times its size. The work is in `portcullis::unit::hook`.
+//! Writes the output of one service of a unit to its log, as `portcullis keep-log` does. It is a
+//! program of its own, because there is one process of it for each such service, and the daemon is
+//! ten times its size. The code is in `portcullis::unit::hook`.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -1,6 +1,6 @@
 //! The journal of a machine: its last changes with time, units and result, stored in the tree
-//! beside the machine's report. Pure: values, their JSON and their text. New entries displace old
-//! ones, and a repeated failure is recorded once.
+//! beside the machine's report. Values, their JSON and their text. New entries displace old ones,
+//! and a repeated failure is recorded once. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 

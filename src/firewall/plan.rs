@@ -1,6 +1,6 @@
-//! Plans the change of each machine. Pure: computes it from the wanted rules, the actual rules, and
-//! the rules that were granted when all units were last readable. All decisions of the firewall are
-//! here and in `wanted`; `apply` only carries them out.
+//! Plans the change of each machine. Computes it from the wanted rules, the actual rules, and the
+//! rules that were granted when all units were last readable. All decisions of the firewall are
+//! here and in `wanted`; `apply` only carries them out. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 

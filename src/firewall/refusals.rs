@@ -1,5 +1,5 @@
-//! Requests that the provider refused, and when they may be sent again. Pure: takes the time as an
-//! argument.
+//! Requests that the provider refused, and when they may be sent again. The time is an argument.
+//! Pure.
 //!
 //! A denied request is not sent again within a minute. If a request may have been refused for a
 //! part of its rules, smaller requests find that part at once: it is left out for a minute, and the

@@ -1,5 +1,5 @@
 //! The agent's report on a machine: one znode per machine, read by `status` and `explain`, and by
-//! the agent itself for the rules that each unit had. Pure: values and their JSON.
+//! the agent itself for the rules that each unit had. Contains values and their JSON. Pure.
 
 use std::collections::BTreeMap;
 

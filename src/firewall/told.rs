@@ -1,6 +1,6 @@
 //! The reports on one machine's firewall: by the controller, by the machine itself, or by both, if
-//! packets pass a cloud's group and the machine's own table. Pure: converts data of the tree to
-//! explanations.
+//! packets pass a cloud's group and the machine's own table. Converts data of the tree to
+//! explanations. Pure.
 
 use super::explain::{Explained, explain};
 use super::observe::{Held, View};

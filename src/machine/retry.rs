@@ -1,4 +1,4 @@
-//! The schedule of retries. Pure: the time and the random number for the jitter are arguments.
+//! The schedule of retries. The time and the random number for the jitter are arguments. Pure.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

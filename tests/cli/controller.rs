@@ -15,9 +15,11 @@ use serde_json::{Value, json};
 
 use crate::credentials::hook_variable;
 use crate::faults::as_operator;
-use crate::harness::scenario::Site;
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::{golden, wait_for};
 use crate::operator::{Came, Operator, Transcript, came, fixture_charm};
+
+on_both_stores![a_controller_with_invalid_settings_does_not_start, a_standby_controller_takes_over,];
 
 /// Longer than the session timeout of a killed leader.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -42,20 +44,20 @@ impl Controller {
         Self { child, log }
     }
 
-    fn has_said(&self, text: &str) -> bool {
+    fn has_logged(&self, text: &str) -> bool {
         fs::read_to_string(&self.log).expect("a log").lines().any(|line| line.ends_with(text))
     }
 
     #[track_caller]
-    fn says(&self, text: &str) {
-        wait_for(text, DEADLINE, || self.has_said(text).then_some(()));
+    fn wait_for_log(&self, text: &str) {
+        wait_for(text, DEADLINE, || self.has_logged(text).then_some(()));
     }
 
     fn ask(&self, path: &str) -> (u16, String) {
         ask_metrics(&self.log, path)
     }
 
-    fn ends(mut self, signal: &str) -> Option<i32> {
+    fn stop(mut self, signal: &str) -> Option<i32> {
         let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status().expect("kill");
         assert!(sent.success());
         wait_for("end of the controller", DEADLINE, || self.child.try_wait().expect("wait")).code()
@@ -72,8 +74,8 @@ impl Drop for Controller {
 /// Returns status and body of a path of the metrics endpoint that the log of a process names.
 pub(crate) fn ask_metrics(log: &Path, path: &str) -> (u16, String) {
     let addr = wait_for("metrics", DEADLINE, || {
-        let said = fs::read_to_string(log).expect("a log");
-        let line = said.lines().find_map(|line| line.strip_prefix("metrics on http://"))?;
+        let printed = fs::read_to_string(log).expect("a log");
+        let line = printed.lines().find_map(|line| line.strip_prefix("metrics on http://"))?;
         line.strip_suffix("/metrics").map(str::to_owned)
     });
     let mut connection = TcpStream::connect(addr).expect("a connection");
@@ -118,7 +120,7 @@ fn world(ports: &[&str]) -> Value {
     json!({"0.0.0.0/0": ports, "::/0": ports})
 }
 
-pub(crate) fn a_standby_controller_takes_over(site: &Site) {
+fn a_standby_controller_takes_over(site: &Site) {
     let operator = Operator::bootstrapped(site);
     operator.does(&["add-machine", "--instance-id", "i-0abc"]);
     operator.does(&["deploy", &fixture_charm("wordpress"), "--to", "0"]);
@@ -138,10 +140,10 @@ pub(crate) fn a_standby_controller_takes_over(site: &Site) {
     let why = "80/tcp opening: asked for and exposed to 0.0.0.0/0, ::/0, not yet seen by a controller";
     assert_eq!(unseen["firewall-info"], json!([why]));
     let mut first = Controller::start(&operator, "first.log");
-    first.says("controller ready");
-    first.says("leading");
+    first.wait_for_log("controller ready");
+    first.wait_for_log("leading");
     is_granted(&operator, site, &world(&["80/tcp"]));
-    assert_eq!(pending(&operator).get("firewall"), None, "nothing to say");
+    assert_eq!(pending(&operator).get("firewall"), None, "no pending changes");
 
     open_port(&operator, site, ("wordpress/0", 0), "22");
     wait_for("report that holds ssh back", DEADLINE, || {
@@ -202,27 +204,27 @@ pub(crate) fn a_standby_controller_takes_over(site: &Site) {
         assert!(counts.lines().any(|found| found == line), "{line} is not in\n{counts}");
     }
     let second = Controller::start(&operator, "second.log");
-    second.says("controller ready");
+    second.wait_for_log("controller ready");
     assert_eq!(second.ask("/readyz"), (200, "standing by\n".to_owned()));
     operator.does(&["expose", "wordpress", "--to", "192.0.2.0/24"]);
     is_granted(&operator, site, &json!({"192.0.2.0/24": ["80/tcp"]}));
-    assert!(!second.has_said("leading"), "two lead at once");
+    assert!(!second.has_logged("leading"), "two lead at once");
 
     first.child.kill().expect("killed");
     first.child.wait().expect("gone");
     operator.does(&["unexpose", "wordpress"]);
-    second.says("leading");
+    second.wait_for_log("leading");
     wait_for("report that grants nothing", DEADLINE, || {
         report(&operator, site).filter(|report| report["granted"] == json!({}))
     });
-    assert_eq!(second.ends("-TERM"), Some(0));
+    assert_eq!(second.stop("-TERM"), Some(0));
 }
 
 fn refused(operator: &Operator, args: &[&str]) -> Came {
     came(operator.command("portcullis").args(["controller", "--provider", "memory"]).args(args))
 }
 
-pub(crate) fn a_controller_with_invalid_settings_does_not_start(site: &Site) {
+fn a_controller_with_invalid_settings_does_not_start(site: &Site) {
     let operator = Operator::at(site);
     refused(&operator, &[]).is_refusal(1, "is not bootstrapped in the store at");
     operator.does(&["bootstrap"]);

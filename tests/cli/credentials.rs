@@ -10,16 +10,24 @@ use portcullis::model::ports::parse_argument;
 use portcullis::store::{Address, Credential, Environment, UnitPorts, ZkTree};
 use serde_json::Value;
 
-use crate::harness::scenario::Site;
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::wire::{Client, Create, Put, create_body, op};
 use crate::harness::{Kind, Store, golden};
 use crate::operator::{Operator, fixture_charm};
+
+on_both_stores![
+    bootstrapping_twice_changes_nothing,
+    bootstrap_uses_saved_credentials_without_a_tree,
+    of_two_operators_one_creates_the_environment,
+    concurrent_bootstraps_of_one_operator_succeed,
+    a_unit_can_open_only_its_own_ports,
+];
 
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).expect("a file").permissions().mode() & 0o777
 }
 
-pub(crate) fn bootstrapping_twice_changes_nothing(site: &Site) {
+fn bootstrapping_twice_changes_nothing(site: &Site) {
     let operator = Operator::bootstrapped(site);
     let file = operator.config("local.json");
     let first = fs::read_to_string(&file).unwrap();
@@ -43,7 +51,7 @@ pub(crate) fn bootstrapping_twice_changes_nothing(site: &Site) {
     golden::refusals("bootstrap");
 }
 
-pub(crate) fn bootstrap_uses_saved_credentials_without_a_tree(site: &Site) {
+fn bootstrap_uses_saved_credentials_without_a_tree(site: &Site) {
     let operator = Operator::at(site);
     fs::create_dir_all(operator.config("")).unwrap();
     let file = operator.config("local.json");
@@ -68,24 +76,24 @@ fn bootstrap_at_once(operators: &[&Operator]) -> (Vec<i32>, String) {
             operator.command("juju").arg("bootstrap").stderr(Stdio::piped()).spawn().expect("juju")
         })
         .collect();
-    let mut said = String::new();
+    let mut printed = String::new();
     let codes = children.into_iter().map(|child| {
         let end = child.wait_with_output().expect("an end");
         let code = end.status.code().expect("an exit code");
         if code != 0 {
-            said = String::from_utf8_lossy(&end.stderr).into_owned();
+            printed = String::from_utf8_lossy(&end.stderr).into_owned();
         }
         code
     });
-    (codes.collect(), said)
+    (codes.collect(), printed)
 }
 
-pub(crate) fn of_two_operators_one_creates_the_environment(site: &Site) {
+fn of_two_operators_one_creates_the_environment(site: &Site) {
     let (one, two) = (Operator::at(site), Operator::at(site));
-    let (mut codes, said) = bootstrap_at_once(&[&one, &two]);
+    let (mut codes, printed) = bootstrap_at_once(&[&one, &two]);
     codes.sort_unstable();
-    assert_eq!(codes, [0, 1], "{said}");
-    assert!(said.contains("is already bootstrapped, with credentials other than those in"), "{said}");
+    assert_eq!(codes, [0, 1], "{printed}");
+    assert!(printed.contains("is already bootstrapped, with credentials other than those in"), "{printed}");
     let entered: Vec<bool> = [&one, &two].iter().map(|who| who.juju(&["status"]).code == 0).collect();
     assert_eq!(entered.iter().filter(|entered| **entered).count(), 1, "{entered:?}");
     for (who, entered) in [&one, &two].iter().zip(entered) {
@@ -93,10 +101,10 @@ pub(crate) fn of_two_operators_one_creates_the_environment(site: &Site) {
     }
 }
 
-pub(crate) fn concurrent_bootstraps_of_one_operator_succeed(site: &Site) {
+fn concurrent_bootstraps_of_one_operator_succeed(site: &Site) {
     let operator = Operator::at(site);
-    let (codes, said) = bootstrap_at_once(&[&operator, &operator, &operator]);
-    assert_eq!(codes, [0, 0, 0], "{said}");
+    let (codes, printed) = bootstrap_at_once(&[&operator, &operator, &operator]);
+    assert_eq!(codes, [0, 0, 0], "{printed}");
     operator.does(&["status"]);
 }
 
@@ -108,7 +116,7 @@ pub(crate) fn hook_variable(operator: &Operator, printed: &str, name: &str) -> S
     String::from_utf8(shell.stdout).expect("UTF-8")
 }
 
-pub(crate) fn a_unit_can_open_only_its_own_ports(site: &Site) {
+fn a_unit_can_open_only_its_own_ports(site: &Site) {
     let operator = Operator::bootstrapped(site);
     operator.does(&["deploy", &fixture_charm("wordpress"), "-n", "2"]);
     operator.does(&["expose", "wordpress"]);
@@ -155,7 +163,17 @@ pub(crate) fn a_unit_can_open_only_its_own_ports(site: &Site) {
 
 /// `bootstrap` closes the root of a keeper above a chroot, and does not change the root of an
 /// ensemble.
-pub(crate) fn bootstrap_closes_the_root_of_a_keeper(store: &Store) {
+#[test]
+fn the_root_of_a_keeper_is_closed() {
+    bootstrap_closes_the_root_of_a_keeper(&Store::keeper());
+}
+
+#[test]
+fn the_root_of_zookeeper_stays_open() {
+    bootstrap_closes_the_root_of_a_keeper(&Store::zookeeper());
+}
+
+fn bootstrap_closes_the_root_of_a_keeper(store: &Store) {
     const NO_AUTH: i32 = -102;
     let site = Site { kind: store.kind(), addr: store.addr(), chroot: "/env".to_owned() };
     let mut stranger = Client::connect(store.addr());

@@ -36,7 +36,7 @@ impl Daemon {
     }
 
     /// Sends a signal and returns the exit code.
-    pub(crate) fn ends(mut self, signal: &str) -> Option<i32> {
+    pub(crate) fn stop(mut self, signal: &str) -> Option<i32> {
         let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status().expect("kill");
         assert!(sent.success());
         wait_for("end of portcullis", DEADLINE, || self.child.try_wait().expect("wait")).code()
@@ -81,8 +81,11 @@ fn up_continues_after_a_restart() {
     assert!(!before.contains("pending") && !before.contains("problem"), "{before}");
     let plan = juju(&operator, &["firewall", "plan"]);
     assert!(plan.code == 0 && plan.stdout.contains("dry-run"), "{plan:?}");
-    let explained = juju(&operator, &["firewall", "explain", "0"]).stdout;
-    assert!(explained.contains("a dry run for nftables on the machine itself"), "{explained}");
+    let wait_for_explanation = juju(&operator, &["firewall", "explain", "0"]).stdout;
+    assert!(
+        wait_for_explanation.contains("a dry run for nftables on the machine itself"),
+        "{wait_for_explanation}"
+    );
     let tables = came(Command::new("nft").args(["list", "tables"]));
     assert!(tables.code == 0 && !tables.stdout.contains("portcullis"), "{tables:?}");
     let mode = fs::metadata(operator.home().join("data/portcullis/local")).unwrap().permissions().mode();
@@ -98,13 +101,13 @@ fn up_continues_after_a_restart() {
         .is_refusal(1, "environment 'local' belongs to the store at");
     assert_eq!(status(), before);
 
-    assert_eq!(first.ends("-TERM"), Some(0));
+    assert_eq!(first.stop("-TERM"), Some(0));
     juju(&operator, &["status"]).is_refusal(1, "cannot reach the store");
     golden::refusals("up");
     let second = Daemon::up(&operator);
     let after = wait_for("the machine's agent", DEADLINE, || Some(status()).filter(running));
     assert_eq!(after, before);
-    assert_eq!(second.ends("-INT"), Some(0));
+    assert_eq!(second.stop("-INT"), Some(0));
 }
 
 #[test]
@@ -124,7 +127,7 @@ fn up_continues_after_a_crash_before_bootstrap() {
     let second = Daemon::up(&operator);
     let status = juju(&operator, &["status"]);
     assert_eq!(status.code, 0, "{status:?}");
-    assert_eq!(second.ends("-TERM"), Some(0));
+    assert_eq!(second.stop("-TERM"), Some(0));
 }
 
 #[test]
@@ -137,7 +140,7 @@ fn up_refuses_a_store_that_lost_its_environment() {
             "127.0.0.1:0",
         ]))
     };
-    assert_eq!(Daemon::up(&operator).ends("-TERM"), Some(0));
+    assert_eq!(Daemon::up(&operator).stop("-TERM"), Some(0));
     let (data, aside) = (operator.home().join("data/portcullis/local"), operator.home().join("aside"));
     fs::rename(&data, &aside).unwrap();
     up().is_refusal(1, "environment 'local' was created in the store at 127.0.0.1:");
@@ -147,7 +150,7 @@ fn up_refuses_a_store_that_lost_its_environment() {
     let again = Daemon::up(&operator);
     let shown = juju(&operator, &["status"]);
     assert_eq!((shown.code, shown.stderr.as_str()), (0, ""), "{shown:?}");
-    assert_eq!(again.ends("-TERM"), Some(0));
+    assert_eq!(again.stop("-TERM"), Some(0));
 }
 
 #[test]
@@ -159,5 +162,5 @@ fn a_charm_path_may_be_invalid_utf8() {
     came(operator.command("juju").env_remove("JUJU_ZOOKEEPER").arg("deploy").arg(name))
         .is_refusal(1, "metadata.yaml is missing");
     golden::refusals("charm_path_not_utf8");
-    assert_eq!(up.ends("-TERM"), Some(0));
+    assert_eq!(up.stop("-TERM"), Some(0));
 }

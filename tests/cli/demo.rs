@@ -191,7 +191,8 @@ fn cargo_builds_the_hook_tools_for_the_demo() {
     shows_all_steps(&shown);
     let arguments = fs::read_to_string(noted).unwrap();
     let expected = format!(
-        "build --package portcullis-hooks --bins --manifest-path {repository}/Cargo.toml --profile bin --target-dir {}\n",
+        "build --package portcullis-hooks --bins --manifest-path {repository}/Cargo.toml --profile \
+         bin --target-dir {}\n",
         newcomer.place.path().display()
     );
     assert_eq!(arguments, expected, "the profile is the directory's name");
@@ -227,8 +228,8 @@ fn says_what_the_tutorial_says(told: &str) {
     for line in screen.map(plain) {
         lines += 1;
         let found = match line.split_once(" ...") {
-            Some((start, _)) => told.any(|said| said.starts_with(start)),
-            None => told.any(|said| said == line),
+            Some((start, _)) => told.any(|printed| printed.starts_with(start)),
+            None => told.any(|printed| printed == line),
         };
         assert!(found, "the demo does not say, or not there: {line}");
     }
@@ -254,13 +255,13 @@ fn an_interrupted_demo_leaves_nothing_behind() {
         told.find(|line| line.starts_with("# The machine runs")).unwrap();
         let sent = Command::new("kill").args([signal, &demo.id().to_string()]).status().unwrap();
         assert!(sent.success());
-        let said: Vec<String> = told.collect();
+        let printed: Vec<String> = told.collect();
         let came = demo.wait_with_output().unwrap();
         let stderr = String::from_utf8(came.stderr).unwrap();
         let end = format!("error: the demo was interrupted by {name}\n");
-        assert!(stderr.ends_with(&end), "{stderr} {said:?}");
+        assert!(stderr.ends_with(&end), "{stderr} {printed:?}");
         assert_eq!(came.status.code(), Some(1));
-        assert!(said.iter().any(|line| line == "$ juju destroy-service hello"), "{said:?}");
+        assert!(printed.iter().any(|line| line == "$ juju destroy-service hello"), "{printed:?}");
         newcomer.left_nothing();
         assert!(TcpStream::connect(store).is_err(), "the store is still there");
         let place = newcomer.tmp().into_os_string().into_encoded_bytes();

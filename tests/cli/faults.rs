@@ -4,11 +4,18 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::harness::scenario::Site;
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::wire::{Client, Put, op};
 use crate::harness::{HANG, golden};
 use crate::operator::{Operator, fixture_charm};
 use crate::proxy::{Proxy, Then};
+
+on_both_stores![
+    a_corrupt_znode_hides_nothing_else,
+    status_reads_in_batches,
+    a_lost_store_is_reported_in_time,
+    repeating_a_command_after_a_lost_response_is_safe,
+];
 
 /// A client with the operator's rights.
 pub(crate) fn as_operator(operator: &Operator, site: &Site) -> Client {
@@ -21,7 +28,7 @@ pub(crate) fn as_operator(operator: &Operator, site: &Site) -> Client {
     client
 }
 
-pub(crate) fn a_corrupt_znode_hides_nothing_else(site: &Site) {
+fn a_corrupt_znode_hides_nothing_else(site: &Site) {
     let operator = Operator::bootstrapped(site);
     operator.does(&["deploy", &fixture_charm("wordpress"), "-n", "3"]);
     operator.does(&["deploy", &fixture_charm("mysql")]);
@@ -46,7 +53,7 @@ pub(crate) fn a_corrupt_znode_hides_nothing_else(site: &Site) {
         assert!(came.stderr.contains(&format!("{path}: ")), "{path} is not in {came:?}");
     }
     let elsewhere = operator.does(&["status", "elsewhere"]);
-    assert_eq!(elsewhere.stderr, "", "what was not asked about is not complained about");
+    assert_eq!(elsewhere.stderr, "", "problems outside the scope are not reported");
     let after: Value = serde_json::from_str(&came.stdout).expect("JSON");
     let unit = |name: &str| after["services"]["wordpress"]["units"][name].clone();
     let names =
@@ -68,7 +75,7 @@ pub(crate) fn a_corrupt_znode_hides_nothing_else(site: &Site) {
 
 /// The proxy delays every chunk, so that requests that are sent together are one chunk: the number
 /// of chunks is the number of round trips.
-pub(crate) fn status_reads_in_batches(site: &Site) {
+fn status_reads_in_batches(site: &Site) {
     const DELAY: Duration = Duration::from_millis(20);
     let operator = Operator::bootstrapped(site);
     let charm = fixture_charm("wordpress");
@@ -117,7 +124,7 @@ fn deploy_twice(operator: &Operator, site: &Site, answers: usize, then: Then) ->
     true
 }
 
-pub(crate) fn a_lost_store_is_reported_in_time(site: &Site) {
+fn a_lost_store_is_reported_in_time(site: &Site) {
     let operator = Operator::bootstrapped(site);
     let operator = &operator;
     let failed = std::thread::scope(|scope| {
@@ -184,7 +191,7 @@ fn every_kind_twice(operator: &Operator, site: &Site, answers: usize) -> usize {
     failed
 }
 
-pub(crate) fn repeating_a_command_after_a_lost_response_is_safe(site: &Site) {
+fn repeating_a_command_after_a_lost_response_is_safe(site: &Site) {
     let operator = Operator::bootstrapped(site);
     let operator = &operator;
     let failed: usize = std::thread::scope(|scope| {

@@ -4,10 +4,12 @@ use std::fs;
 use std::process::Stdio;
 
 use crate::harness::golden;
-use crate::harness::scenario::Site;
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::operator::{Operator, Transcript, came, fixture_charm};
 
-pub(crate) fn everyday_commands_print_the_golden_text(site: &Site) {
+on_both_stores![everyday_commands_print_the_golden_text, status_is_written_to_stdout_or_a_file,];
+
+fn everyday_commands_print_the_golden_text(site: &Site) {
     let operator = Operator::at(site);
     let mut told = Transcript::of(&operator);
     let (wordpress, mysql) = (fixture_charm("wordpress"), fixture_charm("mysql"));
@@ -48,7 +50,7 @@ pub(crate) fn everyday_commands_print_the_golden_text(site: &Site) {
     told.is("happy_path.txt");
 }
 
-pub(crate) fn status_is_written_to_stdout_or_a_file(site: &Site) {
+fn status_is_written_to_stdout_or_a_file(site: &Site) {
     let operator = Operator::bootstrapped(site);
     operator.does(&["deploy", &fixture_charm("wordpress")]);
     let shown = operator.does(&["status"]);

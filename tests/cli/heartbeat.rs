@@ -24,7 +24,7 @@ impl Running {
         Self(command.env_remove("JUJU_ZOOKEEPER").spawn().expect("it starts"))
     }
 
-    fn ends(mut self) -> Option<i32> {
+    fn stop(mut self) -> Option<i32> {
         let sent = Command::new("kill").arg(self.0.id().to_string()).status().expect("kill");
         assert!(sent.success());
         wait_for("its end", DEADLINE, || self.0.try_wait().expect("wait")).code()
@@ -68,10 +68,10 @@ fn machines_find_the_tracker_in_the_store() {
     assert!(seen["agent-state"] == "running" && seen["flag"] == "OK", "{seen}");
     heartbeat_commands_print_the_golden_text(&operator, &up);
     a_new_last_beat_alone_repaints_the_status(&operator);
-    assert_eq!(agent.ends(), Some(0));
+    assert_eq!(agent.stop(), Some(0));
     has_health(&operator, "1", "stopped");
     assert_eq!(machine(&operator, "0")["health"], "ok");
-    assert_eq!(up.ends("-TERM"), Some(0));
+    assert_eq!(up.stop("-TERM"), Some(0));
 }
 
 fn heartbeat_commands_print_the_golden_text(operator: &Operator, up: &Daemon) {
@@ -112,12 +112,12 @@ fn a_new_last_beat_alone_repaints_the_status(operator: &Operator) {
         picture.lines().filter(|line| !is_last_beat(line)).map(str::to_owned).collect()
     };
     wait_for("a picture with nothing new but beats", DEADLINE, || {
-        let text = fs::read_to_string(&seen).expect("what was seen");
+        let text = fs::read_to_string(&seen).expect("the recorded output");
         let pictures: Vec<&str> = text.split("---\n").skip(1).collect();
         let [.., before, last] = pictures[..] else { return None };
         (before != last && without_beats(before) == without_beats(last)).then_some(())
     });
-    assert_eq!(watching.ends(), Some(0));
+    assert_eq!(watching.stop(), Some(0));
 }
 
 /// Revokes the tracker's access to its znodes.
@@ -138,14 +138,14 @@ fn revoke_access(operator: &Operator, up: &Daemon) {
 #[test]
 fn up_continues_after_a_failure_of_its_tracker() {
     let operator = Operator::with_store("");
-    let said = operator.home().join("said");
-    let log = File::create(&said).expect("a file");
+    let printed = operator.home().join("printed");
+    let log = File::create(&printed).expect("a file");
     let up = Daemon::start(operator.command("portcullis").args(UP).stderr(log));
     has_health(&operator, "0", "ok");
     revoke_access(&operator, &up);
     let warning = wait_for("a warning", DEADLINE, || {
-        let said = fs::read_to_string(&said).expect("what was said");
-        said.lines().find(|line| line.contains("the heartbeat tracker failed: ")).map(str::to_owned)
+        let printed = fs::read_to_string(&printed).expect("the output");
+        printed.lines().find(|line| line.contains("the heartbeat tracker failed: ")).map(str::to_owned)
     });
     assert!(
         warning.contains("WARN") && warning.contains(&paths::heartbeat_batches().to_string()),
@@ -154,7 +154,7 @@ fn up_continues_after_a_failure_of_its_tracker() {
     // The other roles continue, and the health of the machine is unknown.
     has_health(&operator, "0", "unknown");
     assert_eq!(machine(&operator, "0")["agent-state"], "running");
-    assert_eq!(up.ends("-TERM"), Some(0));
+    assert_eq!(up.stop("-TERM"), Some(0));
 }
 
 #[test]
@@ -186,5 +186,5 @@ fn up_exposes_the_metrics_of_all_its_roles() {
     ] {
         assert!(metrics.lines().any(|line| line.starts_with(name)), "{name} is not in\n{metrics}");
     }
-    assert_eq!(up.ends("-TERM"), Some(0));
+    assert_eq!(up.stop("-TERM"), Some(0));
 }

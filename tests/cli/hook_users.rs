@@ -30,7 +30,9 @@ fn charm(operator: &Operator, name: &str, start: &str) -> String {
 fn stolen(operator: &Operator) -> Vec<String> {
     let tries = "id -u; id -G
         other=$(dirname \"$(dirname \"$JUJU_CREDENTIALS\")\")/unit-0000000000
-        for file in credentials.json charm/metadata.yaml; do cat $other/$file >/dev/null && echo \"has $file\"; done
+        for file in credentials.json charm/metadata.yaml; do
+            cat $other/$file >/dev/null && echo \"has $file\"
+        done
         touch $other/charm/hooks/stop && echo 'has its hooks'
         kill -0 $(cat $other/charm/left 2>/dev/null || cat \"$LEFT\") && echo 'has its processes'";
     let left = operator.home().join("left");
@@ -64,29 +66,29 @@ fn cleared(operator: &Operator, daemon: Daemon) {
     wait_for("an end of the victim's process", DEADLINE, || {
         (!Path::new("/proc").join(left.trim()).exists()).then_some(())
     });
-    assert_eq!(daemon.ends("-TERM"), Some(0));
+    assert_eq!(daemon.stop("-TERM"), Some(0));
 }
 
 #[test]
 fn units_of_root_have_separate_users_by_default() {
     let operator = Operator::with_store("");
     let daemon = Daemon::start(operator.command("portcullis").args(["up", "--listen", "127.0.0.1:0"]));
-    let said = stolen(&operator);
-    let user: u32 = said[0].parse().unwrap();
-    assert!(user > 1_879_048_192 && said[1] == said[0], "a user and a group of its own: {said:?}");
-    assert!(!said.iter().any(|line| line.starts_with("has ")), "{said:?}");
-    let refused = |why: &str| said.iter().filter(|line| line.contains(why)).count();
-    assert_eq!((refused("Permission denied"), refused("not permitted")), (3, 1), "{said:?}");
+    let printed = stolen(&operator);
+    let user: u32 = printed[0].parse().unwrap();
+    assert!(user > 1_879_048_192 && printed[1] == printed[0], "a user and a group of its own: {printed:?}");
+    assert!(!printed.iter().any(|line| line.starts_with("has ")), "{printed:?}");
+    let refused = |why: &str| printed.iter().filter(|line| line.contains(why)).count();
+    assert_eq!((refused("Permission denied"), refused("not permitted")), (3, 1), "{printed:?}");
     cleared(&operator, daemon);
 
     // The positive control: with --hook-user root, hooks can access everything.
     let operator = Operator::with_store("");
     let root = ["up", "--listen", "127.0.0.1:0", "--hook-user", "root"];
     let daemon = Daemon::start(operator.command("portcullis").args(root));
-    let said = stolen(&operator);
+    let printed = stolen(&operator);
     let all =
         ["0", "0", "has credentials.json", "has charm/metadata.yaml", "has its hooks", "has its processes"];
-    assert_eq!(said, all);
+    assert_eq!(printed, all);
     cleared(&operator, daemon);
 }
 
@@ -120,7 +122,7 @@ fn an_agent_without_root_warns_that_units_share_a_user() {
         command.env_remove("JUJU_ZOOKEEPER").current_dir(operator.home());
         command
     };
-    let log = operator.home().join("said");
+    let log = operator.home().join("printed");
     let mut up = as_nobody("portcullis");
     up.args(["up", "--listen", "127.0.0.1:0"]).stderr(File::create(&log).unwrap());
     let daemon = Daemon::start(&mut up);
@@ -134,9 +136,9 @@ fn an_agent_without_root_warns_that_units_share_a_user() {
         (unit["agent-state"] == "start-error").then(|| unit["hook-output"].clone())
     };
     assert_eq!(wait_for("a hook", DEADLINE, shown), serde_json::json!(["65534"]));
-    let said = fs::read_to_string(&log).unwrap();
-    assert!(said.contains("can access each other's files: only root can"), "{said}");
-    assert_eq!(daemon.ends("-TERM"), Some(0));
+    let printed = fs::read_to_string(&log).unwrap();
+    assert!(printed.contains("can access each other's files: only root can"), "{printed}");
+    assert_eq!(daemon.stop("-TERM"), Some(0));
 }
 
 #[test]
@@ -163,7 +165,7 @@ fn an_unreachable_units_directory_is_refused_at_start() {
     golden::refusals("up_closed_units_dir");
     // The positive control: root can search every directory.
     let daemon = Daemon::start(&mut up(&["--hook-user", "root"]));
-    assert_eq!(daemon.ends("-TERM"), Some(0));
+    assert_eq!(daemon.stop("-TERM"), Some(0));
 }
 
 /// The programs are in a directory that only root can search, for example root's home.
@@ -181,10 +183,10 @@ fn unreachable_hook_tools_are_copied() {
     let hook = format!("cat {0}/open-port; open-port 80/tcp && opened-ports", shut.display());
     let deployed = juju(&operator, &["deploy", &charm(&operator, "opening", &hook)]);
     assert_eq!(deployed.code, 0, "{deployed:?}");
-    let said = wait_for("a hook", DEADLINE, || failed(&operator, "opening"));
-    assert!(said[0].contains("Permission denied"), "the control: {said:?}");
-    assert_eq!(said[1..], ["80/tcp"]);
-    assert_eq!(daemon.ends("-TERM"), Some(0));
+    let printed = wait_for("a hook", DEADLINE, || failed(&operator, "opening"));
+    assert!(printed[0].contains("Permission denied"), "the control: {printed:?}");
+    assert_eq!(printed[1..], ["80/tcp"]);
+    assert_eq!(daemon.stop("-TERM"), Some(0));
 }
 
 #[test]
@@ -201,7 +203,7 @@ fn hooks_keep_the_original_open_file_limit_of_the_agent() {
     let deployed = juju(&operator, &["deploy", &charm(&operator, "asking", "ulimit -Sn")]);
     assert_eq!(deployed.code, 0, "{deployed:?}");
     assert_eq!(wait_for("a hook", DEADLINE, || failed(&operator, "asking")), ["300"]);
-    assert_eq!(daemon.ends("-TERM"), Some(0));
+    assert_eq!(daemon.stop("-TERM"), Some(0));
 }
 
 /// Files of units that ran as root are in a directory that other users cannot reach; the agent logs
@@ -209,7 +211,7 @@ fn hooks_keep_the_original_open_file_limit_of_the_agent() {
 #[test]
 fn units_that_ran_as_root_are_reported_after_a_change_of_user() {
     let operator = Operator::with_store("");
-    let log = operator.home().join("said");
+    let log = operator.home().join("printed");
     let up = |more: &[&str]| {
         let mut up = operator.command("portcullis");
         up.args(["up", "--listen", "127.0.0.1:0"]).args(more).stderr(File::create(&log).unwrap());
@@ -217,12 +219,12 @@ fn units_that_ran_as_root_are_reported_after_a_change_of_user() {
     };
     let place = operator.home().join("data/portcullis/local/machine-0000000000");
     let warnings = || {
-        let said = fs::read_to_string(&log).unwrap();
+        let printed = fs::read_to_string(&log).unwrap();
         let warned = |line: &&str| line.contains("--hook-user root continues with them");
-        let lines: Vec<_> = said.lines().filter(warned).map(str::to_owned).collect();
+        let lines: Vec<_> = printed.lines().filter(warned).map(str::to_owned).collect();
         assert!(
             lines.iter().all(|line| line.contains(&format!("directory={} units=1", place.display()))),
-            "{said}"
+            "{printed}"
         );
         lines.len()
     };
@@ -230,11 +232,11 @@ fn units_that_ran_as_root_are_reported_after_a_change_of_user() {
     let deployed = juju(&operator, &["deploy", &charm(&operator, "old", "id -u")]);
     assert_eq!(deployed.code, 0, "{deployed:?}");
     assert_eq!(wait_for("a hook", DEADLINE, || failed(&operator, "old")), ["0"]);
-    assert_eq!(warnings(), 0, "there is nobody else");
-    assert_eq!(daemon.ends("-TERM"), Some(0));
+    assert_eq!(warnings(), 0, "there is no other user");
+    assert_eq!(daemon.stop("-TERM"), Some(0));
     for (more, count) in [(&["--hook-user", "root"][..], 0), (&[], 1)] {
         let daemon = up(more);
         assert_eq!(warnings(), count, "{more:?}");
-        assert_eq!(daemon.ends("-TERM"), Some(0));
+        assert_eq!(daemon.stop("-TERM"), Some(0));
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::controller::open_port;
 use crate::faults::as_operator;
-use crate::harness::scenario::{Scenario, Site, run, scenarios};
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::{Kind, Store, golden, wait_for};
 use crate::netns::{Knock, Net, SERVER};
 use crate::operator::{Operator, came, fixture_charm};
@@ -18,23 +18,13 @@ use crate::operator::{Operator, came, fixture_charm};
 /// Longer than the session timeout of a killed agent.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-const SCENARIOS: &[Scenario] = scenarios![
+on_both_stores![
     machines_open_the_ports_of_exposed_units,
     closing_one_of_two_adjacent_ports_keeps_the_other,
     a_machine_has_one_agent,
     a_machine_without_valid_credentials_is_refused,
     a_missing_nft_program_is_reported,
 ];
-
-#[test]
-fn on_zookeeper() {
-    run(&Store::zookeeper(), SCENARIOS);
-}
-
-#[test]
-fn on_the_keeper() {
-    run(&Store::keeper(), SCENARIOS);
-}
 
 /// A machine in a network namespace, with an operator.
 struct World<'a> {
@@ -90,16 +80,17 @@ impl<'a> World<'a> {
     }
 
     #[track_caller]
-    fn becomes(&self, to: SocketAddr, wanted: Knock) {
+    fn wait_for_connect(&self, to: SocketAddr, wanted: Knock) {
         wait_for(&format!("{wanted:?} at {to}"), DEADLINE, || (self.net.knock(to) == wanted).then_some(()));
     }
 
     /// Waits until `firewall explain` contains the text, and returns it. Rules change before the
     /// report.
     #[track_caller]
-    fn explained(&self, text: &str) -> String {
+    fn wait_for_explanation(&self, text: &str) -> String {
         wait_for(text, DEADLINE, || {
-            Some(self.operator.does(&["firewall", "explain", "0"]).stdout).filter(|said| said.contains(text))
+            Some(self.operator.does(&["firewall", "explain", "0"]).stdout)
+                .filter(|printed| printed.contains(text))
         })
     }
 
@@ -123,21 +114,21 @@ fn nft_of(operator: &Operator, net: &Net) -> String {
 }
 
 impl Agent {
-    fn said(&self) -> String {
+    fn log(&self) -> String {
         fs::read_to_string(&self.log).expect("a log")
     }
 
     /// Adds its error to the golden file of this test.
     fn record(&self, code: Option<i32>) {
-        let said = self.said();
+        let printed = self.log();
         let is_error = |line: &&str| line.starts_with("error: ") || line.starts_with("hint: ");
-        let error: String = said.lines().filter(is_error).map(|line| format!("{line}\n")).collect();
+        let error: String = printed.lines().filter(is_error).map(|line| format!("{line}\n")).collect();
         golden::record("portcullis machine --id 0", "", &error, code.expect("an exit code"));
     }
 
     #[track_caller]
-    fn says(&self, text: &str) {
-        wait_for(text, DEADLINE, || self.said().contains(text).then_some(()));
+    fn wait_for_log(&self, text: &str) {
+        wait_for(text, DEADLINE, || self.log().contains(text).then_some(()));
     }
 
     fn kill9(&mut self) {
@@ -145,7 +136,7 @@ impl Agent {
         self.child.wait().expect("gone");
     }
 
-    fn ends(mut self, signal: &str) -> Option<i32> {
+    fn stop(mut self, signal: &str) -> Option<i32> {
         let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status().expect("kill");
         assert!(sent.success());
         self.end()
@@ -159,7 +150,7 @@ impl Agent {
 impl Drop for Agent {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the agent said:\n{}", fs::read_to_string(&self.log).unwrap_or_default());
+            eprintln!("log of the agent:\n{}", fs::read_to_string(&self.log).unwrap_or_default());
         }
         // The process has ended already, unless the test failed.
         let _ = (self.child.kill(), self.child.wait());
@@ -177,28 +168,31 @@ fn machines_open_the_ports_of_exposed_units(site: &Site) {
     let (_way_in, way_in) = world.listen();
     let protect = ["--protect", &way_in.port().to_string()];
     let mut agent = world.machine("first.log", &protect);
-    agent.says("holding the machine");
-    world.becomes(web, Knock::Refused);
+    agent.wait_for_log("holding the machine");
+    world.wait_for_connect(web, Knock::Refused);
     assert_eq!(net.knock(way_in), Knock::Connected, "the way in stays open");
 
     // A port opens only if it is requested and its service is exposed.
     world.open(("wordpress/0", 0), web);
     operator.does(&["expose", "mysql"]);
     world.open(("mysql/0", 1), sql);
-    world.becomes(sql, Knock::Connected);
+    world.wait_for_connect(sql, Knock::Connected);
     assert_eq!(net.knock(web), Knock::Refused, "asked for, and not exposed");
     operator.does(&["expose", "wordpress"]);
-    world.becomes(web, Knock::Connected);
-    let explained = world.explained(&format!("{}/tcp  open  wordpress/0", web.port()));
-    assert!(explained.starts_with("firewall: nftables on the machine itself\n"), "{explained}");
+    world.wait_for_connect(web, Knock::Connected);
+    let wait_for_explanation = world.wait_for_explanation(&format!("{}/tcp  open  wordpress/0", web.port()));
+    assert!(
+        wait_for_explanation.starts_with("firewall: nftables on the machine itself\n"),
+        "{wait_for_explanation}"
+    );
     assert_eq!(operator.juju(&["firewall", "plan"]).code, 0);
     assert_eq!(operator.status()["machines"]["0"]["agent-state"], "running");
 
     // Other sources are rejected.
     operator.does(&["expose", "wordpress", "--to", "192.0.2.0/24"]);
-    world.becomes(web, Knock::Refused);
+    world.wait_for_connect(web, Knock::Refused);
     operator.does(&["expose", "wordpress"]);
-    world.becomes(web, Knock::Connected);
+    world.wait_for_connect(web, Knock::Connected);
 
     // Unreadable ports of a unit stay open; those of other units change.
     let ports = site.path("/units/unit-0000000000/ports");
@@ -206,10 +200,10 @@ fn machines_open_the_ports_of_exposed_units(site: &Site) {
     let (whole, _) = client.get(&ports).expect("ports");
     client.set_if_version(&ports, b"{garbage", -1).expect("written");
     operator.does(&["unexpose", "mysql"]);
-    world.becomes(sql, Knock::Refused);
+    world.wait_for_connect(sql, Knock::Refused);
     assert_eq!(net.knock(web), Knock::Connected, "frozen as it was");
-    let explained = world.explained("frozen");
-    assert!(explained.contains("unit-0000000000/ports: "), "{explained}");
+    let wait_for_explanation = world.wait_for_explanation("frozen");
+    assert!(wait_for_explanation.contains("unit-0000000000/ports: "), "{wait_for_explanation}");
     let frozen = operator.juju(&["status", "--format", "json"]);
     assert_eq!(frozen.code, 1, "{frozen:?}");
     let frozen: serde_json::Value = serde_json::from_str(&frozen.stdout).expect("JSON");
@@ -228,16 +222,16 @@ fn machines_open_the_ports_of_exposed_units(site: &Site) {
     operator.does(&["expose", "mysql"]);
     operator.does(&["unexpose", "wordpress"]);
     net.nft(&["delete table inet portcullis-local"]);
-    assert_eq!(net.knock(spare), Knock::Connected, "nothing holds the machine");
+    assert_eq!(net.knock(spare), Knock::Connected, "no agent holds the machine");
     let agent = world.machine("second.log", &protect);
-    world.becomes(spare, Knock::Refused);
+    world.wait_for_connect(spare, Knock::Refused);
     assert_eq!((net.knock(web), net.knock(sql)), (Knock::Refused, Knock::Connected));
     assert_eq!(net.knock(way_in), Knock::Connected);
 
     // After a graceful stop, open ports stay open, and the tree reports that the agent is down.
-    assert_eq!(agent.ends("-TERM"), Some(0));
+    assert_eq!(agent.stop("-TERM"), Some(0));
     assert_eq!((net.knock(web), net.knock(sql)), (Knock::Refused, Knock::Connected));
-    world.explained("problem: the machine's agent is down");
+    world.wait_for_explanation("problem: the machine's agent is down");
 }
 
 /// The kernel lists adjacent ports as one range. Closing one of them keeps the other open, although
@@ -254,19 +248,19 @@ fn closing_one_of_two_adjacent_ports_keeps_the_other(site: &Site) {
     world.operator.does(&["expose", "wordpress"]);
     world.operator.does(&["expose", "mysql"]);
     let agent = world.machine("agent.log", &[]);
-    world.becomes(web, Knock::Connected);
-    world.explained(&format!("{}/tcp  open  mysql/0", neighbour.port()));
+    world.wait_for_connect(web, Knock::Connected);
+    world.wait_for_explanation(&format!("{}/tcp  open  mysql/0", neighbour.port()));
 
     let ports = site.path("/units/unit-0000000000/ports");
     as_operator(&world.operator, site).set_if_version(&ports, b"{garbage", -1).expect("written");
-    world.explained("frozen");
+    world.wait_for_explanation("frozen");
     world.operator.does(&["unexpose", "mysql"]);
     wait_for("a close", DEADLINE, || {
         let log = world.operator.does(&["firewall", "log"]).stdout;
         log.lines().any(|line| line.contains("close ") && line.ends_with(": done")).then_some(())
     });
     assert_eq!(world.net.knock(web), Knock::Connected, "frozen as it was");
-    assert_eq!(agent.ends("-TERM"), Some(0));
+    assert_eq!(agent.stop("-TERM"), Some(0));
 }
 
 /// Without `nft`, the agent reports the problem, continues, and applies the rules once `nft`
@@ -283,7 +277,7 @@ fn a_missing_nft_program_is_reported(site: &Site) {
     let whole = std::mem::replace(&mut world.path, world.operator.home().join("bin").display().to_string());
     let agent = world.machine("agent.log", &[]);
     let problem = "machine 0 cannot be used: the program 'nft' was not found; is nftables installed?";
-    world.explained(&format!("problem: {problem}"));
+    world.wait_for_explanation(&format!("problem: {problem}"));
     let status = world.operator.status();
     assert_eq!(status["machines"]["0"]["problem"], problem);
     assert_eq!(status["machines"]["0"]["agent-state"], "running", "it goes on");
@@ -300,37 +294,37 @@ fn a_missing_nft_program_is_reported(site: &Site) {
     );
     fs::write(&nft, script).unwrap();
     fs::set_permissions(&nft, fs::Permissions::from_mode(0o755)).unwrap();
-    world.becomes(spare, Knock::Refused);
+    world.wait_for_connect(spare, Knock::Refused);
     assert_eq!(world.net.knock(web), Knock::Connected);
     wait_for("an end of the problem", DEADLINE, || {
         world.operator.status()["machines"]["0"].get("problem").is_none().then_some(())
     });
-    assert_eq!(agent.ends("-TERM"), Some(0));
+    assert_eq!(agent.stop("-TERM"), Some(0));
 }
 
 fn a_machine_has_one_agent(site: &Site) {
     let world = World::new(site);
     let first = world.machine("first.log", &[]);
-    first.says("holding the machine");
+    first.wait_for_log("holding the machine");
     let mut second = world.machine("second.log", &[]);
-    second.says("waiting for the machine");
+    second.wait_for_log("waiting for the machine");
     assert_eq!(second.end(), Some(1));
     let process = format!("machine 0 is looked after by process {} on ", first.child.id());
-    assert!(second.said().contains(&process), "{}", second.said());
+    assert!(second.log().contains(&process), "{}", second.log());
     // The host name and a random token follow.
-    let said = second.said();
+    let printed = second.log();
     let holder =
-        said.split_once("looked after by ").and_then(|(_, rest)| rest.split_once(')')).expect("a holder");
+        printed.split_once("looked after by ").and_then(|(_, rest)| rest.split_once(')')).expect("a holder");
     golden::placeholder(holder.0, "process PID on HOST (TOKEN");
     second.record(Some(1));
-    assert_eq!(first.ends("-TERM"), Some(0));
+    assert_eq!(first.stop("-TERM"), Some(0));
     let third = world.machine("third.log", &[]);
-    third.says("holding the machine");
+    third.wait_for_log("holding the machine");
     // The agent of a terminated machine stops.
     world.operator.does(&["terminate-machine", "0"]);
     let mut third = third;
     assert_eq!(third.end(), Some(1));
-    assert!(third.said().contains("error: Machine 0 was not found"), "{}", third.said());
+    assert!(third.log().contains("error: Machine 0 was not found"), "{}", third.log());
     third.record(Some(1));
     golden::refusals("machine_ends");
 }
@@ -372,16 +366,16 @@ fn an_unreachable_store_closes_no_ports(kind: Kind) {
     world.operator.does(&["expose", "wordpress"]);
     let (_spare, spare) = world.listen();
     let agent = world.machine("agent.log", &[]);
-    world.becomes(spare, Knock::Refused);
-    world.becomes(web, Knock::Connected);
+    world.wait_for_connect(spare, Knock::Refused);
+    world.wait_for_connect(web, Knock::Connected);
     store.kill9();
-    agent.says("store lost");
+    agent.wait_for_log("store lost");
     assert_eq!((world.net.knock(web), world.net.knock(spare)), (Knock::Connected, Knock::Refused));
     store.restart();
     world.operator.does(&["unexpose", "wordpress"]);
-    world.becomes(web, Knock::Refused);
+    world.wait_for_connect(web, Knock::Refused);
     store.kill9();
-    assert_eq!(agent.ends("-TERM"), Some(0), "a store that is away keeps nobody from ending");
+    assert_eq!(agent.stop("-TERM"), Some(0), "an unreachable store does not prevent a clean exit");
 }
 
 #[test]
@@ -407,14 +401,14 @@ fn a_hanging_last_pass_releases_the_machine() {
     fs::write(&nft, quick.replacen("exec ", &slow, 1)).unwrap();
     let first = world.machine("first.log", &[]);
     wait_for("a pass", DEADLINE, || begun.exists().then_some(()));
-    assert_eq!(first.ends("-TERM"), Some(1));
-    let said = fs::read_to_string(world.operator.home().join("first.log")).unwrap();
-    assert!(said.contains("error: the last pass does not end"), "{said}");
+    assert_eq!(first.stop("-TERM"), Some(1));
+    let printed = fs::read_to_string(world.operator.home().join("first.log")).unwrap();
+    assert!(printed.contains("error: the last pass does not end"), "{printed}");
     fs::write(&nft, quick).unwrap();
     let second = world.machine("second.log", &[]);
-    second.says("holding the machine");
-    assert!(!second.said().contains("waiting for the machine"), "{}", second.said());
-    assert_eq!(second.ends("-TERM"), Some(0));
+    second.wait_for_log("holding the machine");
+    assert!(!second.log().contains("waiting for the machine"), "{}", second.log());
+    assert_eq!(second.stop("-TERM"), Some(0));
 }
 
 /// A charm whose hooks all fail; the start hook requests a port first.
@@ -447,16 +441,16 @@ fn a_failed_hook_does_not_change_the_firewall() {
     };
     operator.does(&["deploy", &failing_charm(operator, web.port()), "--to", "0"]);
     state("start-error");
-    world.becomes(web, Knock::Refused);
+    world.wait_for_connect(web, Knock::Refused);
     operator.does(&["expose", "frail"]);
-    world.becomes(web, Knock::Connected);
+    world.wait_for_connect(web, Knock::Connected);
     operator.does(&["resolved", "frail/0"]);
     state("exposed-error");
     // After a complete pass of the agent.
-    world.becomes(web, Knock::Connected);
-    world.explained(&format!("{}/tcp  open  frail/0", web.port()));
+    world.wait_for_connect(web, Knock::Connected);
+    world.wait_for_explanation(&format!("{}/tcp  open  frail/0", web.port()));
     operator.does(&["unexpose", "frail"]);
-    world.becomes(web, Knock::Refused);
+    world.wait_for_connect(web, Knock::Refused);
     state("exposed-error");
-    assert_eq!(agent.ends("-TERM"), Some(0));
+    assert_eq!(agent.stop("-TERM"), Some(0));
 }

@@ -43,7 +43,7 @@ impl Operator {
         // Hooks of other users have to reach their files.
         for place in [home.path(), &home.path().join("data")] {
             fs::create_dir_all(place).expect("a directory");
-            fs::set_permissions(place, fs::Permissions::from_mode(0o755)).expect("an open door");
+            fs::set_permissions(place, fs::Permissions::from_mode(0o755)).expect("permissions");
         }
         golden::placeholder(home.path().to_str().expect("UTF-8"), "HOME");
         golden::placeholder(store, "STORE");

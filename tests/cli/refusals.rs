@@ -3,11 +3,13 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use crate::harness::scenario::Site;
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::{golden, ports};
 use crate::operator::{Operator, Transcript, fixture_charm};
 
-pub(crate) fn refused_commands_print_the_golden_text(site: &Site) {
+on_both_stores![refused_commands_print_the_golden_text, refused_commands_change_nothing,];
+
+fn refused_commands_print_the_golden_text(site: &Site) {
     let operator = Operator::at(site);
     let wordpress = fixture_charm("wordpress");
     let mut told = Transcript::of(&operator);
@@ -54,7 +56,7 @@ pub(crate) fn refused_commands_print_the_golden_text(site: &Site) {
     told.is("refusals/operator.txt");
 }
 
-pub(crate) fn refused_commands_change_nothing(site: &Site) {
+fn refused_commands_change_nothing(site: &Site) {
     let operator = Operator::bootstrapped(site);
     let wordpress = fixture_charm("wordpress");
     operator.does(&["deploy", &wordpress, "-n", "2"]);

@@ -7,9 +7,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::controller::{Controller, open_port};
-use crate::harness::scenario::Site;
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::wait_for;
 use crate::operator::{Operator, fixture_charm};
+
+on_both_stores![status_watch_shows_every_change,];
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -55,7 +57,7 @@ impl Watcher {
     }
 
     #[track_caller]
-    fn sees(&self, text: &str, there: bool) -> usize {
+    fn wait_for_text(&self, text: &str, there: bool) -> usize {
         wait_for(&format!("{text} in {:?}", self.picture()), DEADLINE, || {
             let (count, picture) = self.picture();
             (count > 0 && picture.contains(text) == there).then_some(count)
@@ -76,30 +78,30 @@ impl Drop for Watcher {
     }
 }
 
-pub(crate) fn status_watch_shows_every_change(site: &Site) {
+fn status_watch_shows_every_change(site: &Site) {
     let operator = Operator::bootstrapped(site);
     operator.does(&["add-machine", "--instance-id", "i-1"]);
     operator.does(&["deploy", &fixture_charm("wordpress"), "--to", "0"]);
     open_port(&operator, site, ("wordpress/0", 0), "80");
     let plain = Watcher::without_terminal(&operator);
     let mut terminal = Watcher::with_terminal(&operator);
-    plain.sees("wordpress/0", true);
-    terminal.sees("wordpress/0", true);
-    let before = plain.sees("exposed: true", false);
+    plain.wait_for_text("wordpress/0", true);
+    terminal.wait_for_text("wordpress/0", true);
+    let before = plain.wait_for_text("exposed: true", false);
     operator.does(&["expose", "wordpress"]);
-    let after = plain.sees("firewall: pending", true);
+    let after = plain.wait_for_text("firewall: pending", true);
     assert!(after > before && after <= before + 2, "{before} pictures, then {after}");
-    terminal.sees("80/tcp", true);
+    terminal.wait_for_text("80/tcp", true);
     // A controller's report is a change, too.
     let controller = Controller::start(&operator, "controller");
-    plain.sees("firewall: pending", false);
+    plain.wait_for_text("firewall: pending", false);
     // Without a change, no screen is printed.
     let (calm, _) = plain.picture();
     assert_eq!(operator.status()["services"]["wordpress"]["exposed"], true);
     assert_eq!(plain.picture().0, calm);
     operator.does(&["unexpose", "wordpress"]);
-    plain.sees("exposed: true", false);
-    terminal.sees("80/tcp", false);
+    plain.wait_for_text("exposed: true", false);
+    terminal.wait_for_text("80/tcp", false);
     drop(controller);
     // Ctrl-C from the terminal, and SIGINT from another process.
     terminal.child.stdin.as_mut().unwrap().write_all(b"\x03").unwrap();

@@ -126,7 +126,7 @@ fn writable_units_directory_gives_no_user_root() {
     deploy(&operator, &charm(&operator, "who", "id -u"));
     let user = wait_for("a hook", DEADLINE, || printed(&operator, "who"));
     assert!(user[0].parse::<u32>().unwrap() >= 1_879_048_192, "{user:?}");
-    assert_eq!(daemon.ends("-TERM"), Some(0));
+    assert_eq!(daemon.stop("-TERM"), Some(0));
     // A file that belongs to root and names root is refused, too.
     let own = fs::read(planted.join("user")).unwrap();
     fs::write(planted.join("user"), "0").unwrap();
@@ -138,9 +138,11 @@ fn writable_units_directory_gives_no_user_root() {
     });
     fs::write(planted.join("user"), own).unwrap();
     assert_eq!(juju(&operator, &["resolved", "--retry", "who/0"]).code, 0);
-    wait_for("the control: a hook", DEADLINE, || printed(&operator, "who").filter(|said| *said == user));
+    wait_for("the control: a hook", DEADLINE, || {
+        printed(&operator, "who").filter(|printed| *printed == user)
+    });
     destroy(&operator, &["who"], &units);
-    assert_eq!(daemon.ends("-TERM"), Some(0));
+    assert_eq!(daemon.stop("-TERM"), Some(0));
 }
 
 #[test]
@@ -149,7 +151,7 @@ fn a_data_directory_that_others_can_write_is_refused() {
     let data = operator.home().join("keeper");
     let keeper = ["keeper", "--listen", "127.0.0.1:0", "--data-dir", data.to_str().unwrap()];
     let start = || Daemon::start(&mut portcullis(&operator, &keeper));
-    assert_eq!(start().ends("-TERM"), Some(0), "the control: it makes its own");
+    assert_eq!(start().stop("-TERM"), Some(0), "the control: it makes its own");
     let file = fs::read_dir(&data).unwrap().next().unwrap().unwrap().path();
     for (place, safe, open) in [(&data, 0o700, 0o777), (&file, 0o600, 0o666)] {
         mode(place, open);
@@ -163,7 +165,7 @@ fn a_data_directory_that_others_can_write_is_refused() {
         chown(place, Some(0), None).unwrap();
     }
     golden::refusals("trust_data_dir");
-    assert_eq!(start().ends("-TERM"), Some(0), "the control: it is repaired");
+    assert_eq!(start().stop("-TERM"), Some(0), "the control: it is repaired");
 }
 
 #[test]
@@ -185,7 +187,7 @@ fn config_files_that_others_can_replace_are_refused() {
     chown(&file, Some(0), Some(0)).unwrap();
     golden::refusals("trust_config");
     assert_eq!(juju(&operator, &["status"]).code, 0, "the control: it is repaired");
-    assert_eq!(daemon.ends("-TERM"), Some(0));
+    assert_eq!(daemon.stop("-TERM"), Some(0));
 }
 
 #[test]
@@ -235,7 +237,7 @@ fn a_policy_that_becomes_empty_leaves_the_last_one_in_force() {
         (listed && !problem().contains("policy") && !is_held()).then_some(())
     });
     assert_eq!(juju(&operator, &["destroy-service", "wordpress"]).code, 0);
-    assert_eq!(daemon.ends("-TERM"), Some(0));
+    assert_eq!(daemon.stop("-TERM"), Some(0));
 }
 
 #[test]
@@ -251,11 +253,11 @@ fn hooks_gain_no_privileges() {
     let daemon = Daemon::start(&mut portcullis(&operator, &["up", "--listen", "127.0.0.1:0"]));
     let start = format!("id -u; {} -u; grep NoNewPrivs /proc/self/status", id.display());
     deploy(&operator, &charm(&operator, "climber", &start));
-    let said = wait_for("a hook", DEADLINE, || printed(&operator, "climber"));
-    assert!(said[0] != "0" && said[0] == said[1], "{said:?}");
-    assert!(said[2].starts_with("NoNewPrivs:") && said[2].ends_with('1'), "{said:?}");
+    let printed = wait_for("a hook", DEADLINE, || printed(&operator, "climber"));
+    assert!(printed[0] != "0" && printed[0] == printed[1], "{printed:?}");
+    assert!(printed[2].starts_with("NoNewPrivs:") && printed[2].ends_with('1'), "{printed:?}");
     assert_eq!(juju(&operator, &["destroy-service", "climber"]).code, 0);
-    assert_eq!(daemon.ends("-TERM"), Some(0));
+    assert_eq!(daemon.stop("-TERM"), Some(0));
 }
 
 #[test]
@@ -267,10 +269,10 @@ fn a_unit_has_no_more_processes_than_its_limit() {
         let up = ["up", "--listen", "127.0.0.1:0", "--units-dir", units.to_str().unwrap()];
         let daemon = Daemon::start(portcullis(&operator, &up).args(["--hook-limits", limits]));
         deploy(&operator, &charm(&operator, name, start));
-        let said = wait_for("a hook", DEADLINE, || printed(&operator, name));
-        assert_eq!(said.iter().any(|line| line == "all"), expected, "{limits}: {said:?}");
+        let printed = wait_for("a hook", DEADLINE, || printed(&operator, name));
+        assert_eq!(printed.iter().any(|line| line == "all"), expected, "{limits}: {printed:?}");
         destroy(&operator, &[name], &units);
-        assert_eq!(daemon.ends("-TERM"), Some(0));
+        assert_eq!(daemon.stop("-TERM"), Some(0));
     }
     let nonsense = portcullis(&operator, &["up", "--hook-limits", "cpu=1"]);
     let refused = ended(&operator, nonsense);
@@ -308,10 +310,10 @@ fn clean_starts_and_clean_removals_log_no_warning() {
         wait_for("a hook", DEADLINE, || printed(&operator, name));
     }
     destroy(&operator, &["one", "two", "three"], &units);
-    assert_eq!(first.ends("-TERM"), Some(0));
+    assert_eq!(first.stop("-TERM"), Some(0));
     let second = start();
     wait_for("a machine that is well again", DEADLINE, is_well);
-    assert_eq!(second.ends("-TERM"), Some(0));
+    assert_eq!(second.stop("-TERM"), Some(0));
     let log = fs::read_to_string(&log).unwrap();
     for untrue in ["no tracker takes our beats", "no tracker accepts beats", "most units are gone"] {
         assert!(!log.contains(untrue), "{log}");

@@ -44,7 +44,7 @@ fn up_with_nftables_opens_and_closes_a_port() {
     let to = SocketAddr::new(SERVER.parse().unwrap(), port);
     let becomes = |wanted: Knock| {
         wait_for(&format!("{wanted:?}"), DEADLINE, || (net.knock(to) == wanted).then_some(()));
-        assert_eq!(net.knock_at_home(to), Knock::Connected, "the control: somebody listens");
+        assert_eq!(net.knock_from_server(to), Knock::Connected, "the control: the port has a listener");
     };
     becomes(Knock::Refused);
     juju(&["expose", "hello"]);
@@ -68,5 +68,5 @@ fn up_with_nftables_opens_and_closes_a_port() {
     wait_for("a machine without units", DEADLINE, || {
         fs::read_dir(operator.home().join("units/runs")).ok()?.next().is_none().then_some(())
     });
-    assert_eq!(daemon.ends("-TERM"), Some(0));
+    assert_eq!(daemon.stop("-TERM"), Some(0));
 }

@@ -60,7 +60,7 @@ impl Controller {
     }
 
     #[track_caller]
-    pub(crate) fn says(&self, text: &str) {
+    pub(crate) fn wait_for_log(&self, text: &str) {
         wait_for(text, DEADLINE, || self.log().contains(text).then_some(()));
     }
 
@@ -69,7 +69,7 @@ impl Controller {
         self.child.wait().unwrap();
     }
 
-    pub(crate) fn ends(mut self) {
+    pub(crate) fn stop(mut self) {
         let sent = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().expect("kill");
         assert!(sent.success());
         let status = wait_for("end of the controller", DEADLINE, || self.child.try_wait().expect("wait"));
@@ -80,7 +80,7 @@ impl Controller {
 impl Drop for Controller {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            println!("the controller said:\n{}", self.log());
+            println!("log of the controller:\n{}", self.log());
         }
         // In a test that passes, the process has already ended.
         let _ = (self.child.kill(), self.child.wait());

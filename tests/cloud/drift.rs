@@ -4,14 +4,14 @@ use crate::controller::DEADLINE;
 use crate::harness::wait_for;
 use crate::world::World;
 
-pub(crate) fn what_was_done_by_hand_is_put_right_or_left_alone(world: &World) {
+pub(crate) fn changes_by_hand_are_reverted_unless_foreign(world: &World) {
     let (controller, instance) = world.exposed("log", 1);
     let group = world.group(0).unwrap().group_id.unwrap();
 
     world.wait(world.account.open(&group, 5432));
     world.wait(world.account.close(&group, 80));
     world.has_ports(0, &[80, 5432]);
-    world.explains(0, "5432/tcp");
+    world.wait_for_explanation(0, "5432/tcp");
 
     world.wait(world.account.other.delete_security_group().group_id(&group).send()).unwrap();
     world.has_ports(0, &[80]);
@@ -34,10 +34,10 @@ pub(crate) fn what_was_done_by_hand_is_put_right_or_left_alone(world: &World) {
     world.wait(world.account.leave_only("default", &theirs));
     wait_for("adopted instance in its group again", DEADLINE, in_both);
     wait_for("no problem", DEADLINE, || world.problem(0).is_none().then_some(()));
-    controller.ends();
+    controller.stop();
 }
 
-pub(crate) fn an_instance_that_vanished_is_shown(world: &World) {
+pub(crate) fn lost_instance_is_reported(world: &World) {
     let controller = world.controller("log", 1);
     world.operator.does(&["add-machine"]);
     world.operator.does(&["add-machine"]);
@@ -46,13 +46,13 @@ pub(crate) fn an_instance_that_vanished_is_shown(world: &World) {
     world.has_problem(0, &format!("instance {lost} has ended"));
     assert_eq!(world.machine(0)["instance-state"], "terminated");
     assert_eq!((world.problem(1), world.instance_state(&healthy).as_str()), (None, "running"));
-    world.explains(0, "has ended");
+    world.wait_for_explanation(0, "has ended");
     world.operator.does(&["add-machine", "--instance-id", "i-0123456789abcdef0"]);
     world.has_problem(2, "instance i-0123456789abcdef0 is not there");
-    controller.ends();
+    controller.stop();
 }
 
-pub(crate) fn a_group_that_others_filled_is_shown_and_holds_up_nobody(world: &World) {
+pub(crate) fn full_group_is_reported_and_affects_no_other(world: &World) {
     let controller = world.controller("log", 1);
     for (machine, service) in [(0, "wordpress"), (1, "blog")] {
         world.operator.does(&["add-machine"]);
@@ -71,11 +71,11 @@ pub(crate) fn a_group_that_others_filled_is_shown_and_holds_up_nobody(world: &Wo
     }
     world.has_ports(1, &[80]);
     world.has_problem(0, "is full: ");
-    world.explains(0, "is full: ");
+    world.wait_for_explanation(0, "is full: ");
     assert_eq!(world.problem(1), None);
     world.wait(world.account.close(&full, 1001));
     wait_for("room, and the port in it", DEADLINE, || world.ports(0)?.contains(&80).then_some(()));
     wait_for("no problem", DEADLINE, || world.problem(0).is_none().then_some(()));
     assert_eq!(world.ports(0).unwrap().len(), 60, "the others are left alone");
-    controller.ends();
+    controller.stop();
 }

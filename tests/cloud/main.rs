@@ -12,14 +12,14 @@
 mod cloud;
 mod controller;
 mod drift;
+mod everyday;
+mod failures;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod many;
 #[path = "../cli/operator.rs"]
 #[allow(dead_code, reason = "the tests of the command line use the rest")]
 mod operator;
-mod story;
-mod trouble;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -38,19 +38,19 @@ macro_rules! scenarios {
 }
 
 const SCENARIOS: &[Scenario] = scenarios![
-    story::a_machine_is_launched_opened_shut_and_ended,
-    story::an_adopted_instance_is_only_let_go,
-    story::an_environment_can_be_made_anew_under_its_old_name,
-    story::groups_of_a_lost_store_are_adopted_on_request,
-    story::a_vpc_with_ipv6_is_opened_to_both_worlds,
-    story::another_controller_takes_over_and_sweeps_what_is_left,
-    drift::what_was_done_by_hand_is_put_right_or_left_alone,
-    drift::an_instance_that_vanished_is_shown,
-    drift::a_group_that_others_filled_is_shown_and_holds_up_nobody,
-    trouble::what_keeps_ec2_away_is_shown_closes_nothing_and_is_waited_for,
-    trouble::a_launch_that_is_refused_is_shown,
-    trouble::an_end_that_is_refused_is_shown_and_leaves_nothing_open,
-    trouble::a_dry_run_changes_nothing_and_says_so,
+    everyday::machine_is_launched_opened_closed_and_terminated,
+    everyday::adopted_instance_is_released_and_not_terminated,
+    everyday::destroyed_environment_can_be_created_again,
+    everyday::groups_of_a_lost_store_are_adopted_on_request,
+    everyday::vpc_with_ipv6_is_opened_for_both_families,
+    everyday::next_controller_removes_leftover_groups,
+    drift::changes_by_hand_are_reverted_unless_foreign,
+    drift::lost_instance_is_reported,
+    drift::full_group_is_reported_and_affects_no_other,
+    failures::ec2_failures_are_reported_and_close_nothing,
+    failures::refused_launch_is_reported,
+    failures::refused_termination_is_reported_with_ports_closed,
+    failures::dry_run_changes_nothing_and_is_reported,
 ];
 
 fn run(scenarios: &[Scenario]) {
@@ -77,11 +77,11 @@ fn run(scenarios: &[Scenario]) {
 }
 
 #[test]
-fn alone_all_scenarios_hold() {
+fn all_scenarios_pass() {
     run(SCENARIOS);
 }
 
 #[test]
-fn alone_a_thousand_machines_cost_a_converged_controller_nothing() {
-    run(scenarios![many::a_thousand_machines_cost_a_converged_controller_nothing]);
+fn a_thousand_machines_need_no_writes_when_converged() {
+    run(scenarios![many::a_thousand_machines_need_no_writes_when_converged]);
 }

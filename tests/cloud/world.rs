@@ -57,7 +57,7 @@ impl World {
 
     pub(crate) fn controller(&self, name: &str, resync: u32) -> Controller {
         let controller = Controller::start(self.launching_command(resync), &self.operator, name);
-        controller.says("controller ready");
+        controller.wait_for_log("controller ready");
         controller
     }
 
@@ -77,7 +77,7 @@ impl World {
     pub(crate) fn controller_in(&self, subnet: &str, name: &str) -> Controller {
         let command = self.command_with(3600, &format!("subnet: {subnet}"));
         let controller = Controller::start(command, &self.operator, name);
-        controller.says("controller ready");
+        controller.wait_for_log("controller ready");
         controller
     }
 
@@ -144,7 +144,7 @@ impl World {
 
     /// Waits until the output of `juju firewall explain` contains `text`.
     #[track_caller]
-    pub(crate) fn explains(&self, machine: u32, text: &str) -> Came {
+    pub(crate) fn wait_for_explanation(&self, machine: u32, text: &str) -> Came {
         wait_for(&format!("explanation with {text:?}"), DEADLINE, || {
             let came = self.operator.juju(&["firewall", "explain", &machine.to_string()]);
             (came.stdout.contains(text) || came.stderr.contains(text)).then_some(came)
@@ -153,7 +153,7 @@ impl World {
 
     /// Waits until the machine's problem in `juju status` contains `text`.
     #[track_caller]
-    pub(crate) fn shows(&self, machine: u32, text: &str) {
+    pub(crate) fn wait_for_problem(&self, machine: u32, text: &str) {
         wait_for(&format!("status of machine {machine} with {text:?}"), DEADLINE, || {
             let found = self.machine(machine);
             found["problem"].as_str().is_some_and(|problem| problem.contains(text)).then_some(())

@@ -28,8 +28,8 @@ fn check_that_it_stops_without_loss(call: &str, error: &str, reason: &str) {
         assert!(acknowledged < 1_000, "{call} number {when} failed unnoticed");
         let status = store.wait_exit(Duration::from_secs(10));
         assert!(status.code().is_some_and(|code| code != 0), "{call} number {when}: {status}");
-        let said = store.log();
-        assert!(said.contains(reason) && said.contains("log."), "no reason given: {said}");
+        let printed = store.log();
+        assert!(printed.contains(reason) && printed.contains("log."), "no reason given: {printed}");
 
         store.set_options(Options::default());
         store.restart();

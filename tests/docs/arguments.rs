@@ -90,14 +90,14 @@ fn check(place: &str, line: &str) -> usize {
         // The parser reports unknown arguments before it prints its help.
         let mut process = Process::new(binary(program));
         let output = process.args(arguments).arg("--help").env_clear().output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{place}: {line}\n{said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{place}: {line}\n{printed}");
         checked += 1;
     }
     checked
 }
 
-/// What can stand before a program: another that runs it, and variables.
+/// Words that may precede a program: another program that runs it, and variables.
 fn is_prefix(word: &str) -> bool {
     let variable = word.split_once('=').is_some_and(|(name, _)| !name.starts_with('-'));
     ["sudo", "ssh", "eval"].contains(&word) || word.contains('@') || variable

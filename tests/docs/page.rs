@@ -158,7 +158,8 @@ impl Command {
 
 #[test]
 fn commands_are_found_with_what_is_expected_of_them() {
-    let text = "<!-- why -->\n```sh\n# only a comment\na b \\\n  c   # exit 2\ncat <<'EOF'\nx # exit 1\nEOF\n\nd &  # \
+    let text = "<!-- why -->\n```sh\n# only a comment\na b \\\n  c   # exit 2\ncat <<'EOF'\nx # \
+                exit 1\nEOF\n\nd &  # \
                 until is up\n```\n";
     let page = Page::parse("page.md", text.to_owned());
     assert_eq!(page.blocks[0].comment.as_deref(), Some("why"));

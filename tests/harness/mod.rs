@@ -60,6 +60,20 @@ pub(crate) fn poll_until<T>(what: &str, deadline: Duration, mut fact: impl FnMut
     }
 }
 
+/// Polls `count` until it is `total`. Gives up when it has not changed for [`HANG`]: work in many
+/// steps may take any time on a busy machine.
+///
+/// # Panics
+/// When the count stays the same for too long; the message contains `what`.
+#[track_caller]
+pub(crate) fn wait_for_count(what: &str, total: usize, mut count: impl FnMut() -> usize) {
+    let mut reached = count();
+    while reached != total {
+        let what = format!("{what}: {reached} of {total}, and no more");
+        reached = wait_for(&what, HANG, || Some(count()).filter(|now| *now != reached));
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     ZooKeeper,
@@ -220,7 +234,7 @@ impl Store {
             }
             Kind::Keeper => {
                 let line = format!("listening on {}", self.addr());
-                self.log().lines().any(|said| said == line)
+                self.log().lines().any(|printed| printed == line)
                     && self.ask("ruok", patience).as_deref() == Some("imok")
             }
         }

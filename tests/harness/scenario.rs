@@ -1,21 +1,21 @@
-//! Runs several scenarios on one server, each below its own chroot: a JVM takes most of a second to
-//! start, which a test binary with twenty scenarios then needs only once. The checks of scenarios
-//! do not belong here.
+//! Generates one test per scenario and store, so that a failed test names both, and so that nextest
+//! runs scenarios at the same time. Each test starts its own server: a ZooKeeper takes a quarter of
+//! a second of CPU time to start, and most scenarios wait much longer than that. The checks of
+//! scenarios do not belong here.
 
 use std::net::SocketAddr;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::wire::{Client, Create};
-use super::{Kind, Store};
+use super::{Kind, Options, Store};
 
 const OTHER: &str = "-other";
 
-/// A server, and a node on it that belongs to one scenario alone.
+/// A server, and an empty node on it for one environment.
 #[derive(Clone, Debug)]
 pub(crate) struct Site {
     pub(crate) kind: Kind,
     pub(crate) addr: SocketAddr,
-    /// An existing, empty node such as `/ports_are_kept`.
+    /// An existing, empty node such as `/ports_are_kept`, or nothing for the server's root.
     pub(crate) chroot: String,
 }
 
@@ -36,33 +36,69 @@ impl Site {
     }
 }
 
-pub(crate) type Scenario = (&'static str, fn(&Site));
+/// Starts a server, runs a scenario on it, and prints the server's log if the scenario panics.
+pub(crate) fn run(kind: Kind, options: Options, name: &str, scenario: fn(&Site)) {
+    let server = Server(Store::start(kind, options));
+    let addr = server.0.addr();
+    let chroot = format!("/{name}");
+    let mut client = Client::connect(addr);
+    // Both nodes are created first: a scenario may restrict the server's root.
+    client.create(&chroot, b"", Create::Persistent);
+    client.create(&format!("{chroot}{OTHER}"), b"", Create::Persistent);
+    client.close();
+    scenario(&Site { kind, addr, chroot });
+}
 
-/// Runs all scenarios on one server, even after one has failed, and then fails with the names of
-/// the failed ones. `SCENARIO=name` runs that one alone. `scenarios![a, b]` creates the list from
-/// functions.
-pub(crate) fn run(store: &Store, scenarios: &[Scenario]) {
-    let mut failed = Vec::new();
-    let only = std::env::var("SCENARIO").ok();
-    let wanted: Vec<&Scenario> =
-        scenarios.iter().filter(|(name, _)| only.as_ref().is_none_or(|only| only == name)).collect();
-    // The nodes of all scenarios are created first: a scenario may restrict the server's root.
-    for (name, _) in &wanted {
-        let mut client = Client::connect(store.addr());
-        client.create(&format!("/{name}"), b"", Create::Persistent);
-        client.create(&format!("/{name}{OTHER}"), b"", Create::Persistent);
-    }
-    for (name, scenario) in wanted {
-        let site = Site { kind: store.kind(), addr: store.addr(), chroot: format!("/{name}") };
-        if catch_unwind(AssertUnwindSafe(|| scenario(&site))).is_err() {
-            failed.push(*name);
+/// The server of one scenario.
+struct Server(Store);
+
+impl Drop for Server {
+    #[allow(clippy::print_stderr)]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("log of {:?}:\n{}", self.0.kind(), self.0.log());
         }
     }
-    assert!(failed.is_empty(), "{:?} failed {failed:?}; it said:\n{}", store.kind(), store.log());
 }
 
-/// Creates a list of functions of a [`Site`] with their names.
-macro_rules! scenarios {
-    ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as fn(&$crate::harness::scenario::Site))),*] };
+/// Turns functions of a [`Site`] into tests: `zookeeper::NAME` and `keeper::NAME` for each. A path
+/// before a semicolon is the function that returns the [`Options`] of the servers.
+macro_rules! on_both_stores {
+    ($options:path; $($name:ident),+ $(,)?) => {
+        $crate::harness::scenario::on_store![zookeeper, ZooKeeper, $options; $($name),+];
+        $crate::harness::scenario::on_store![keeper, Keeper, $options; $($name),+];
+    };
+    ($($name:ident),+ $(,)?) => {
+        $crate::harness::scenario::on_both_stores![$crate::harness::Options::default; $($name),+];
+    };
 }
-pub(crate) use scenarios;
+
+/// Turns functions of a [`Site`] into tests on one kind of store, in a module.
+macro_rules! on_store {
+    ($module:ident, $kind:ident, $options:path; $($name:ident),+ $(,)?) => {
+        mod $module {
+            $(
+                #[test]
+                fn $name() {
+                    let kind = $crate::harness::Kind::$kind;
+                    $crate::harness::scenario::run(kind, $options(), stringify!($name), super::$name);
+                }
+            )+
+        }
+    };
+}
+
+/// Turns functions of a [`Kind`], which start their servers themselves, into tests:
+/// `zookeeper::NAME` and `keeper::NAME` for each.
+macro_rules! for_both_kinds {
+    ($($name:ident),+ $(,)?) => {
+        mod zookeeper {
+            $(#[test] fn $name() { super::$name($crate::harness::Kind::ZooKeeper); })+
+        }
+        mod keeper {
+            $(#[test] fn $name() { super::$name($crate::harness::Kind::Keeper); })+
+        }
+    };
+}
+
+pub(crate) use {for_both_kinds, on_both_stores, on_store};

@@ -48,7 +48,10 @@ fn clients_of_hms_hbtd_get_the_same_answers() {
     assert_eq!((status, kind.as_deref()), (200, Some("application/json")));
     assert_eq!(
         body,
-        r#"{"HBStates":[{"XName":"nobody","Heartbeating":false},{"XName":"x0c0s0b0n1","Heartbeating":true},{"XName":"x0c0s0b0n0","Heartbeating":true}]}"#
+        concat!(
+            r#"{"HBStates":[{"XName":"nobody","Heartbeating":false},"#,
+            r#"{"XName":"x0c0s0b0n1","Heartbeating":true},{"XName":"x0c0s0b0n0","Heartbeating":true}]}"#
+        )
     );
     let (status, body, ..) = ask("GET", "/hmi/v1/hbstate/nobody", "");
     assert_eq!((status, body.as_str()), (200, r#"{"XName":"nobody","Heartbeating":false}"#));
@@ -88,7 +91,7 @@ fn requests_beyond_the_limits_are_refused_and_others_served() {
     let statuses: Vec<u16> = (0..200).map(|number| flood.beat(&format!("n{number}")).unwrap()).collect();
     assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 100);
     assert!(statuses[100..].iter().all(|status| *status == 503));
-    assert_eq!(flood.beat("n7").unwrap(), 200, "who is known stays welcome");
+    assert_eq!(flood.beat("n7").unwrap(), 200, "known components are still accepted");
 
     for body in ["[]", "\u{0}", "{\"Component\":{}}", "nul", &"[".repeat(60_000)] {
         let mut client = Client::connect(tracker.addr).unwrap();
@@ -122,7 +125,8 @@ fn many_names_of_one_client_do_not_affect_others() {
                 format!("flood-{}", call * IN_A_CALL + number)
             };
             format!(
-                "{{\"Component\":\"{name}\",\"Hostname\":\"h\",\"NID\":\"1\",\"Status\":\"OK\",\"Timestamp\":\"t\"}}"
+                "{{\"Component\":\"{name}\",\"Hostname\":\"h\",\"NID\":\"1\",\"Status\":\"OK\",\
+                 \"Timestamp\":\"t\"}}"
             )
         };
         format!("[{}]", (0..IN_A_CALL).map(beat).collect::<Vec<_>>().join(",")).into_bytes()
@@ -176,9 +180,9 @@ fn memory_for_large_bodies_is_limited() {
         assert_eq!(healthy.beat("healthy").unwrap(), 200);
         most = most.max(rss_bytes(tracker.pid()));
     }
-    let said: Vec<String> = senders.into_iter().map(|sender| sender.join().unwrap()).collect();
-    let count = |status: &str| said.iter().filter(|said| *said == status).count();
-    assert!(count("503") > SENDERS / 2 && count("408") > 0, "{said:?}");
+    let printed: Vec<String> = senders.into_iter().map(|sender| sender.join().unwrap()).collect();
+    let count = |status: &str| printed.iter().filter(|printed| *printed == status).count();
+    assert!(count("503") > SENDERS / 2 && count("408") > 0, "{printed:?}");
     // Half of 64 MiB for one address, and the buffers of each connection.
     let more = most.saturating_sub(memory);
     assert!(more < 100 << 20, "{more} bytes for {SENDERS} large bodies");
@@ -239,7 +243,7 @@ fn machine_can_send_beats_only_for_itself() {
     let open = site.tracker(&["--open"]);
     let mut client = Client::connect(open.addr).unwrap();
     assert_eq!(client.beat("x0c0").unwrap(), 200);
-    assert_eq!(client.beat("machine-1").unwrap(), 401, "not even there");
+    assert_eq!(client.beat("machine-1").unwrap(), 401, "refused on this tracker, too");
     open.end();
 }
 
@@ -357,7 +361,7 @@ fn beats_are_accepted_while_store_and_state_manager_are_down() {
         // The components continue to send beats.
         let beats = [client.beat("a"), client.beat("b")];
         assert!(beats.iter().all(|beat| matches!(beat, Ok(200 | 503))), "{beats:?}");
-        (manager.book().believes().len() == 2).then_some(())
+        (manager.book().newest_states().len() == 2).then_some(())
     });
     wait_for("a tracker that is ready again", DEADLINE, || {
         (tracker.get("/hmi/v1/readiness").0 == 204).then_some(())

@@ -93,7 +93,7 @@ async fn release_without_a_judge_is_applied_by_the_next() {
     world.kill(id);
     store::release(&world.tree()).await.expect("a write");
     world.pass(seconds(1)).await;
-    assert_eq!(dead(&world), 0, "nobody judges");
+    assert_eq!(dead(&world), 0, "no tracker is the judge");
     // A whole window again, because the beats of the crashed judge are not known.
     all_dead(&mut world, SESSION + ERR + seconds(5)).await;
 }

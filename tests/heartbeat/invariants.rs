@@ -45,7 +45,7 @@ pub(crate) async fn check_the_end(world: &mut World, seed: u64) {
     }
     world.pass(seconds(200)).await;
     check_no_false_alarms(world, seed);
-    let believed = world.manager.book().believes();
+    let believed = world.manager.book().newest_states();
     let records = store::overview(&world.tree()).await.expect("records").records;
     for (at, component) in world.components.iter().enumerate() {
         let name = component.name.as_str();

@@ -44,7 +44,7 @@ pub(crate) async fn call_applied_late() {
         world.manager.book().mood = Mood::Fine;
         (0..2).for_each(|component| world.revive(component));
         world.pass(seconds(late + 20)).await;
-        let believed = world.manager.book().believes();
+        let believed = world.manager.book().newest_states();
         for component in 0..2 {
             let name = world.components[component].name.as_str();
             let (state, flag) = &believed[name];

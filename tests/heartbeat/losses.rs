@@ -144,7 +144,7 @@ async fn journal_is_kept_as_long_as_it_is_needed() {
     world.manager.book().hook_mood = Mood::Down;
     world.start();
     world.pass(seconds(60)).await;
-    assert_eq!(pages(&world).await[..written.len() - 1], written[..written.len() - 1], "not heard of yet");
+    assert_eq!(pages(&world).await[..written.len() - 1], written[..written.len() - 1], "not published yet");
     world.manager.book().hook_mood = Mood::Fine;
     let wanted = CHANGES as usize + 3;
     for _ in 0..60 {

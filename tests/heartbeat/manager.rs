@@ -70,7 +70,7 @@ pub(crate) struct Hooked {
 
 impl Book {
     /// The newest state of each component.
-    pub(crate) fn believes(&self) -> BTreeMap<String, (String, String)> {
+    pub(crate) fn newest_states(&self) -> BTreeMap<String, (String, String)> {
         self.updates
             .iter()
             .map(|update| (update.name.clone(), (update.state.clone(), update.flag.clone())))
@@ -153,12 +153,12 @@ pub(crate) struct Manager(pub(crate) Arc<Mutex<Book>>);
 
 impl Manager {
     pub(crate) fn book(&self) -> std::sync::MutexGuard<'_, Book> {
-        self.0.lock().expect("nobody panics while writing")
+        self.0.lock().expect("no panic while locked")
     }
 }
 
 impl Manager {
-    /// Whoever calls may be gone before there is an answer.
+    /// Handles a call. The caller may disconnect before the reply.
     async fn receive(&self, call: Call) -> Result<u16, CallError> {
         assert!(call.header(SIGNATURE).is_some());
         let mood = self.book().hook_mood;

@@ -150,8 +150,8 @@ fn watch_misses_no_change() {
 #[test]
 fn mass_outage_is_shown_and_can_be_released() {
     let (site, tracker, mut client) = begin(&["Warntime=2", "Errtime=3", "Mass_hold=3600"]);
-    let (code, out, said) = site.came(&["heartbeat", "release"]);
-    assert_eq!((code, out.as_str(), said.as_str()), (Some(0), "", "No deaths are held.\n"));
+    let (code, out, printed) = site.came(&["heartbeat", "release"]);
+    assert_eq!((code, out.as_str(), printed.as_str()), (Some(0), "", "No deaths are held.\n"));
     // All at once: each first beat waits for the store, and the components should fall silent
     // together.
     let beats = json!(["a", "b", "c", "d"].map(beat)).to_string();
@@ -167,9 +167,9 @@ fn mass_outage_is_shown_and_can_be_released() {
         assert_eq!(client.beat("d").unwrap(), 200);
         (site.came(&["heartbeat", "list"]).2 == held.replace("4 of 4", "3 of 4")).then_some(())
     });
-    let (code, out, said) = site.came(&["heartbeat", "release"]);
+    let (code, out, printed) = site.came(&["heartbeat", "release"]);
     assert_eq!((code, out.as_str()), (Some(0), ""));
-    assert_eq!(said, "The held deaths will be declared.\n");
+    assert_eq!(printed, "The held deaths will be declared.\n");
     wait_for("the deaths", DEADLINE, || {
         assert_eq!(client.beat("d").unwrap(), 200);
         ["a", "b", "c"].iter().all(|name| health(&site, name) == "dead").then_some(())
@@ -193,8 +193,8 @@ fn release_without_a_judge_is_for_the_next_one() {
     let (judge, other) = if first.is_judging() { (first, second) } else { (second, first) };
     judge.kill9();
     assert!(is_held() && !other.is_judging());
-    let (code, _, said) = site.came(&["heartbeat", "release"]);
-    assert_eq!((code, said.as_str()), (Some(0), "The held deaths will be declared.\n"));
+    let (code, _, printed) = site.came(&["heartbeat", "release"]);
+    assert_eq!((code, printed.as_str()), (Some(0), "The held deaths will be declared.\n"));
     wait_for("the deaths", DEADLINE, || {
         ["a", "b", "c", "d"].iter().all(|name| health(&site, name) == "dead").then_some(())
     });
@@ -205,9 +205,9 @@ fn release_without_a_judge_is_for_the_next_one() {
 fn component_in_maintenance_causes_no_warning() {
     let (site, tracker, mut client) = begin(&["Warntime=2", "Errtime=3600", "Mass_share=0"]);
     site.juju(&["add-machine", "--instance-id", "i-0"]);
-    let (code, out, said) = site.came(&["machine", "maintenance", "quiet", "--for", "1h"]);
+    let (code, out, printed) = site.came(&["machine", "maintenance", "quiet", "--for", "1h"]);
     assert_eq!((code, out.as_str()), (Some(0), ""));
-    assert!(said.starts_with("quiet is in maintenance until 2") && said.ends_with("Z.\n"), "{said}");
+    assert!(printed.starts_with("quiet is in maintenance until 2") && printed.ends_with("Z.\n"), "{printed}");
     for name in ["quiet", "other"] {
         assert_eq!(client.beat(name).unwrap(), 200);
     }
@@ -216,12 +216,12 @@ fn component_in_maintenance_causes_no_warning() {
     assert_eq!(health(&site, "quiet"), "ok");
     assert!(site.juju(&["heartbeat", "show", "quiet"]).contains("maintenance-until: 2"));
     assert!(!site.juju(&["heartbeat", "show", "other"]).contains("maintenance-until"));
-    let (code, _, said) = site.came(&["machine", "maintenance", "quiet", "--end"]);
-    assert_eq!((code, said.as_str()), (Some(0), "quiet is no longer in maintenance.\n"));
+    let (code, _, printed) = site.came(&["machine", "maintenance", "quiet", "--end"]);
+    assert_eq!((code, printed.as_str()), (Some(0), "quiet is no longer in maintenance.\n"));
     wait_for("a warning after the end", DEADLINE, || (health(&site, "quiet") == "warned").then_some(()));
 
-    let (code, _, said) = site.came(&["machine", "maintenance", "0"]);
-    assert!(code == Some(0) && said.starts_with("machine-0 is in maintenance until 2"), "{said}");
+    let (code, _, printed) = site.came(&["machine", "maintenance", "0"]);
+    assert!(code == Some(0) && printed.starts_with("machine-0 is in maintenance until 2"), "{printed}");
     for (args, code, problem) in [
         (&["machine", "maintenance", "7"][..], 1, "error: Machine 7 was not found\n"),
         (&["machine", "maintenance", "a/b"], 2, "error: Invalid component name 'a/b'\n"),
@@ -242,9 +242,9 @@ fn component_in_maintenance_causes_no_warning() {
             "error: Invalid Warntime: not a number of seconds from 1 to 86400\n",
         ),
     ] {
-        let (came, out, said) = site.came(args);
-        assert_eq!((came, out.as_str()), (Some(code), ""), "{args:?}: {said}");
-        assert!(said.starts_with(problem), "{args:?}: {said}");
+        let (came, out, printed) = site.came(args);
+        assert_eq!((came, out.as_str()), (Some(code), ""), "{args:?}: {printed}");
+        assert!(printed.starts_with(problem), "{args:?}: {printed}");
     }
     tracker.end();
 }
@@ -274,16 +274,16 @@ fn unreadable_bucket_hides_only_its_own_components() {
     let bucket = paths::heartbeat_bucket(bucket_of("a"));
     assert_ne!(bucket, paths::heartbeat_bucket(bucket_of("b")));
     overwrite(&site, &bucket, b"garbage");
-    let (code, out, said) = site.came(&["heartbeat", "list"]);
+    let (code, out, printed) = site.came(&["heartbeat", "list"]);
     assert!(
         code == Some(1) && out.contains("\nb  ") && out.contains("\na          unreadable  -"),
-        "{out}{said}"
+        "{out}{printed}"
     );
-    assert_eq!(said, format!("error: some components cannot be shown: {bucket}: no JSON\n"));
+    assert_eq!(printed, format!("error: some components cannot be shown: {bucket}: no JSON\n"));
     let (code, out, _) = site.came(&["heartbeat", "show", "b"]);
     assert!(code == Some(0) && out.starts_with("component: b\n"), "{out}");
-    let (code, _, said) = site.came(&["heartbeat", "show", "a"]);
-    assert_eq!((code, said), (Some(1), format!("error: {bucket}: no JSON\n")));
+    let (code, _, printed) = site.came(&["heartbeat", "show", "a"]);
+    assert_eq!((code, printed), (Some(1), format!("error: {bucket}: no JSON\n")));
 }
 
 /// As for any other unreadable record.
@@ -299,15 +299,15 @@ fn unreadable_bucket_is_an_error_of_its_machine() {
     assert_eq!(client.beat(&neighbour).unwrap(), 200);
     wait_for("a component in the store", DEADLINE, || (health(&site, &neighbour) == "ok").then_some(()));
     tracker.end();
-    let (code, _, said) = site.came(&["status"]);
-    assert_eq!((code, said.as_str()), (Some(0), ""));
+    let (code, _, printed) = site.came(&["status"]);
+    assert_eq!((code, printed.as_str()), (Some(0), ""));
     let bucket = paths::heartbeat_bucket(number);
     overwrite(&site, &bucket, b"garbage");
-    let (code, out, said) = site.came(&["status", "--format", "json"]);
-    assert_eq!((code, said), (Some(1), format!("error: {bucket}: no JSON\n")));
+    let (code, out, printed) = site.came(&["status", "--format", "json"]);
+    assert_eq!((code, printed), (Some(1), format!("error: {bucket}: no JSON\n")));
     let machines = serde_json::from_str::<Value>(&out).unwrap()["machines"].clone();
     assert_eq!(machines["0"]["error"], format!("{bucket}: no JSON"));
-    assert_eq!(machines["0"]["instance-id"], "i-0", "what can be read is shown");
+    assert_eq!(machines["0"]["instance-id"], "i-0", "readable machines are listed");
     assert_eq!((&machines["1"]["error"], &machines["1"]["instance-id"]), (&json!(null), &json!("i-1")));
 }
 
@@ -317,7 +317,7 @@ fn unreadable_alarm_hides_no_component() {
     assert_eq!(client.beat("a").unwrap(), 200);
     tracker.end();
     overwrite(&site, &paths::heartbeat_alarm(), b"garbage");
-    let (code, out, said) = site.came(&["heartbeat", "list"]);
-    assert!(code == Some(0) && out.contains("a  "), "{out}{said}");
-    assert_eq!(said, "warning: /controller/heartbeat/alarm: no alarm: are deaths held?\n");
+    let (code, out, printed) = site.came(&["heartbeat", "list"]);
+    assert!(code == Some(0) && out.contains("a  "), "{out}{printed}");
+    assert_eq!(printed, "warning: /controller/heartbeat/alarm: no alarm: are deaths held?\n");
 }

@@ -1,4 +1,4 @@
-//! What the simulation knows besides beats: planned stops, maintenances, and the events that
+//! Facts of the simulation besides beats: planned stops, maintenances, and the events that
 //! readers got. Numbers are checked at once, the rest in `invariants`.
 
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub(crate) struct Farewell {
 }
 
 impl Farewell {
-    pub(crate) fn said(self, now: Instant) -> Self {
+    pub(crate) fn sent(self, now: Instant) -> Self {
         Self { left: self.left.saturating_sub(1), at: self.at.or(Some(now)) }
     }
 }

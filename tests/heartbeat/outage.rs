@@ -42,7 +42,7 @@ fn failing_state_manager_delays_no_beat() {
     manager.book().mood = Mood::Slow;
     beat("refused");
     beat("slow");
-    wait_for("everybody told", DEADLINE, || (manager.book().believes().len() == 5).then_some(()));
+    wait_for("everybody told", DEADLINE, || (manager.book().newest_states().len() == 5).then_some(()));
     wait_for("one that is set aside", DEADLINE, || {
         let (_, health) = tracker.get("/hmi/v1/health");
         let well = health.contains("\"HsmStatus\":\"responsive\"") && health.contains("\"Untold\":0");
@@ -50,7 +50,7 @@ fn failing_state_manager_delays_no_beat() {
     });
     manager.book().mood = Mood::Fine;
     beat("fine");
-    wait_for("one more told", DEADLINE, || (manager.book().believes().len() == 6).then_some(()));
+    wait_for("one more told", DEADLINE, || (manager.book().newest_states().len() == 6).then_some(()));
     let names = ["failing", "down", "absent", "hanging", "slow", "fine"];
     // The components of the call that hung are sent again when it has ended, with the same numbers.
     let update: Vec<String> = manager.book().changes().into_keys().map(|(name, _)| name).collect();

@@ -48,7 +48,8 @@ fn error_responses_are_exact() {
     check(&refused, 401, "Unauthorized", "Not this machine's token", beat);
     let params = "/hmi/v1/params";
     let refused = ask(&tracker, "PATCH", params, &[], br#"{"Warntime":"12"}"#);
-    let detail = "Parameters are set with `juju heartbeat params`; a tracker that runs with --open-params also takes \
+    let detail = "Parameters are set with `juju heartbeat params`; a tracker that runs with \
+                  --open-params also takes \
                   them here";
     check(&refused, 403, "Forbidden", detail, params);
     assert!(ask(&tracker, "GET", params, &[], b"").body.contains("\"Warntime\":\"10\""));

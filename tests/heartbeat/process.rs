@@ -222,7 +222,8 @@ impl<S: Read + Write> Client<S> {
 
     pub(crate) fn beat(&mut self, name: &str) -> std::io::Result<u16> {
         let body = format!(
-            "{{\"Component\":\"{name}\",\"Hostname\":\"h\",\"NID\":\"1\",\"Status\":\"OK\",\"Timestamp\":\"t\"}}"
+            "{{\"Component\":\"{name}\",\"Hostname\":\"h\",\"NID\":\"1\",\"Status\":\"OK\",\
+             \"Timestamp\":\"t\"}}"
         );
         Ok(self.ask("POST", "/hmi/v1/heartbeat", &[], body.as_bytes())?.status)
     }

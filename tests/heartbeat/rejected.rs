@@ -49,7 +49,7 @@ fn accept_all(world: &World) {
 async fn rejected_name_is_tried_again_later() {
     for unknown in [false, true] {
         let mut world = with_a_bad_name(4, unknown).await;
-        assert_eq!(world.manager.book().believes().len(), 39);
+        assert_eq!(world.manager.book().newest_states().len(), 39);
         assert_eq!(rejected(&world).await, [BAD]);
         let (calls, failures) = (world.manager.book().calls, world.replicas[&0].shared.lock().stats.clone());
         assert_eq!(failures.manager_failures, 0, "one name is no outage");
@@ -82,7 +82,7 @@ async fn another_address_gets_rejected_components_again() {
     store::set_params(&world.tree(), params.as_object().expect("a map")).await.expect("params");
     world.pass(seconds(5)).await;
     assert!(rejected(&world).await.is_empty());
-    assert_eq!(world.manager.book().believes().len(), 40);
+    assert_eq!(world.manager.book().newest_states().len(), 40);
 }
 
 /// An unknown name alone in a round cannot be told from a wrong address; other components do not
@@ -102,12 +102,12 @@ async fn unknown_name_does_not_delay_others() {
     assert!(shared.lock().stats.manager_failures > 3);
     beat("friend").await;
     world.pass(Duration::from_millis(2_000)).await;
-    assert!(world.manager.book().believes().contains_key("friend"));
+    assert!(world.manager.book().newest_states().contains_key("friend"));
     assert_eq!(rejected(&world).await, ["stranger"]);
     assert_eq!(shared.lock().stats.manager_failures, 0);
 }
 
-/// Whatever a webhook answers, it gets each change in order once it accepts them.
+/// A webhook gets each change in order once it accepts them, whatever it replied before.
 #[tokio::test(start_paused = true)]
 async fn webhook_that_refuses_loses_no_change() {
     for status in [301, 400, 401, 404, 410, 413, 422, 429, 500] {

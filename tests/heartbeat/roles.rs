@@ -42,10 +42,10 @@ fn controller(site: &Site) -> (Running, SocketAddr, Receiver<String>) {
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let running = Running(child);
     let found = lines.find_map(|line| line.unwrap().strip_prefix("heartbeats on http://").map(str::to_owned));
-    let (sender, said) = mpsc::channel();
+    let (sender, printed) = mpsc::channel();
     // Its output must be read to the end, so that it does not block.
     std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
-    (running, found.expect("an address").parse().unwrap(), said)
+    (running, found.expect("an address").parse().unwrap(), printed)
 }
 
 fn machine(site: &Site) -> Value {
@@ -84,19 +84,19 @@ fn controller_accepts_beats_of_machines() {
         "its session says so"
     );
     assert_eq!(agent.ends(), Some(0));
-    wait_for("nobody who vouches", DEADLINE, || (machine(&site)["agent-state"] == "down").then_some(()));
+    wait_for("no agent of the machine", DEADLINE, || (machine(&site)["agent-state"] == "down").then_some(()));
 }
 
 #[test]
 fn controller_with_a_tracker_waits_for_the_store() {
     let mut site = Site::new(Store::keeper());
     site.store.kill9();
-    let (first, addr, said) = controller(&site);
+    let (first, addr, printed) = controller(&site);
     let health = || Client::connect(addr).unwrap().ask("GET", "/hmi/v1/health", &[], b"").unwrap().body;
     assert!(health().contains("\"KvStore\":\"away\""), "{}", health());
     // Each role has tried once to reach the store, until its timeout.
     for _ in 0..2 {
-        let warned = wait_for("a look in vain", DEADLINE, || said.recv_timeout(DEADLINE).ok());
+        let warned = wait_for("a look in vain", DEADLINE, || printed.recv_timeout(DEADLINE).ok());
         assert!(warned.contains("store unreachable; retrying"), "{warned}");
     }
     assert!(health().contains("\"KvStore\":\"away\""), "beats are taken meanwhile");

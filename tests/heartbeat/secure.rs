@@ -115,7 +115,7 @@ fn invalid_ca_files_are_refused_at_the_start() {
         let mut command = site.command("portcullis");
         command.args(["heartbeat", "--listen", "127.0.0.1:0", "--ca-file"]).arg(&path);
         let done = command.output().unwrap();
-        let said = String::from_utf8(done.stderr).unwrap();
-        assert!(done.status.code() == Some(1) && said.contains(problem), "{said}");
+        let printed = String::from_utf8(done.stderr).unwrap();
+        assert!(done.status.code() == Some(1) && printed.contains(problem), "{printed}");
     }
 }

@@ -86,11 +86,11 @@ fn certificate_allows_beats_for_its_names() {
     site.juju(&["add-machine", "--instance-id", "i-0"]);
     let (server, clients, strangers) = (authority(), authority(), authority());
     let tracker = tracker(&site, &server, &clients, &[]);
-    let door = tracker.secure.unwrap();
+    let listener = tracker.secure.unwrap();
     let refused = |name: &str| (403, format!("This certificate is not for {name}"));
     let good = (200, String::new());
 
-    let mut node = client(door, &server, Some((&clients, &["x1c0", "X2c0"])));
+    let mut node = client(listener, &server, Some((&clients, &["x1c0", "X2c0"])));
     assert_eq!(beat(&mut node, "x1c0", None), good);
     assert_eq!(beat(&mut node, "x2c0", None), good);
     assert_eq!(beat(&mut node, "x3c0", None), refused("x3c0"));
@@ -100,24 +100,24 @@ fn certificate_allows_beats_for_its_names() {
     let both = json!([one("x1c0"), one("x4c0")]).to_string();
     let answer = node.ask("POST", "/hmi/v1/heartbeats", &[], both.as_bytes()).unwrap();
     assert_eq!((answer.status, answer.json_detail()), refused("x4c0"));
-    let mut many = client(door, &server, Some((&clients, &["*.rack", "localhost"])));
-    assert_eq!(beat(&mut many, "n1.rack", None), refused("n1.rack"), "a pattern names nobody");
+    let mut many = client(listener, &server, Some((&clients, &["*.rack", "localhost"])));
+    assert_eq!(beat(&mut many, "n1.rack", None), refused("n1.rack"), "a wildcard name is not accepted");
 
-    let mut machine = client(door, &server, Some((&clients, &["machine-0", "machine-7"])));
+    let mut machine = client(listener, &server, Some((&clients, &["machine-0", "machine-7"])));
     assert_eq!(beat(&mut machine, "machine-0", None), good);
     assert_eq!(beat(&mut machine, "machine-7", None), refused("machine-7"), "there is none");
 
     // Without a certificate, a token is needed, as at the plain listener.
-    let mut bare = client(door, &server, None);
+    let mut bare = client(listener, &server, None);
     assert_eq!(beat(&mut bare, "x1c0", None), (401, "No token".to_owned()));
     let mine = token::authorization(MachineId::new(0), &machine_credential(&site, 0));
     assert_eq!(beat(&mut bare, "machine-0", Some(&mine)), good);
     assert_eq!(beat(&mut bare, "machine-1", Some(&mine)).0, 403);
 
     // A client with an untrusted certificate gets no answer, nor does one without TLS.
-    let mut stranger = client(door, &server, Some((&strangers, &["x1c0"])));
+    let mut stranger = client(listener, &server, Some((&strangers, &["x1c0"])));
     assert!(stranger.ask("GET", "/hmi/v1/liveness", &[], b"").is_err());
-    let mut plain = TcpStream::connect(door).unwrap();
+    let mut plain = TcpStream::connect(listener).unwrap();
     plain.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     plain.write_all(b"GET /hmi/v1/liveness HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
     let mut answer = Vec::new();
@@ -134,11 +134,11 @@ fn open_access_limits_a_certificate_to_its_names() {
     let site = Site::new(Store::keeper());
     let (server, clients) = (authority(), authority());
     let tracker = tracker(&site, &server, &clients, &["--open"]);
-    let door = tracker.secure.unwrap();
-    let mut node = client(door, &server, Some((&clients, &["x1c0"])));
+    let listener = tracker.secure.unwrap();
+    let mut node = client(listener, &server, Some((&clients, &["x1c0"])));
     assert_eq!(beat(&mut node, "x1c0", None).0, 200);
     assert_eq!(beat(&mut node, "x2c0", None), (403, "This certificate is not for x2c0".to_owned()));
-    assert_eq!(beat(&mut client(door, &server, None), "x2c0", None).0, 200);
+    assert_eq!(beat(&mut client(listener, &server, None), "x2c0", None).0, 200);
     tracker.end();
 }
 

@@ -455,7 +455,7 @@ impl World {
             {
                 component.longest_gap = component.longest_gap.max(now - last);
             }
-            component.farewell = component.farewell.map(|farewell| farewell.said(now));
+            component.farewell = component.farewell.map(|farewell| farewell.sent(now));
             component.next = now + Duration::from_secs(1);
             return;
         }

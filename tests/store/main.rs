@@ -4,7 +4,6 @@
 // A test panics when something is wrong; that is its job.
 #![allow(clippy::unwrap_used)]
 
-// Its macro for scenarios is for those that need no runtime.
 #[path = "../harness/mod.rs"]
 mod harness;
 
@@ -16,11 +15,9 @@ mod races;
 mod rights;
 mod wire;
 
-use harness::{Kind, Store};
+use harness::Store;
 use portcullis::store::{Address, Credential, MemoryStore, MemoryTree, Tree, ZkTree};
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
 
 /// A store that a scenario can connect to with any identity.
 trait Place {
@@ -56,74 +53,75 @@ impl Place for Address {
     }
 }
 
-type Scenario<P> = (&'static str, for<'a> fn(&'a P) -> Pin<Box<dyn Future<Output = ()> + 'a>>);
-
-/// Scenarios with their names.
-macro_rules! list {
-    ($place:ty: $($module:ident::$name:ident),* $(,)?) => {
-        vec![$((stringify!($name), (|place| Box::pin($module::$name(place))) as for<'a> fn(&'a $place) -> Pin<Box<dyn Future<Output = ()> + 'a>>)),*]
+/// Generates one test per scenario and tree: `memory::NAME`, `zookeeper::NAME` and `keeper::NAME`.
+macro_rules! on_every_tree {
+    ($($module:ident::$name:ident),+ $(,)?) => {
+        mod memory {
+            $(#[test] fn $name() { super::block_on(super::$module::$name(&super::MemoryStore::default())); })+
+        }
+        mod zookeeper {
+            $(#[test] fn $name() { super::on_server!(ZooKeeper, $module::$name); })+
+        }
+        mod keeper {
+            $(#[test] fn $name() { super::on_server!(Keeper, $module::$name); })+
+        }
     };
 }
 
-fn scenarios<P: Place>() -> Vec<Scenario<P>> {
-    list![P:
-        contract::absent_znodes_are_reported,
-        contract::versions_guard_every_change,
-        contract::a_multi_is_all_or_nothing,
-        contract::rights_are_enforced,
-        contract::rights_are_replaced_only_with_permission,
-        contract::many_reads_are_answered_in_order,
-        contract::ephemerals_end_with_their_session,
-        contract::a_feed_reports_its_subtree_only,
-        contract::oversized_writes_are_refused_before_sending,
-        operations::bootstrap_creates_a_complete_environment_once,
-        operations::bootstrap_refuses_a_root_with_foreign_znodes,
-        operations::opening_needs_bootstrap_and_the_right_credentials,
-        operations::deploy_creates_service_units_and_machines,
-        operations::a_service_name_is_unique,
-        operations::placement_takes_the_lowest_empty_machine,
-        operations::units_are_added_and_removed,
-        operations::numbers_are_never_reused,
-        operations::flags_change_once,
-        operations::machines_in_use_are_not_terminated,
-        operations::unknown_names_are_refused_and_nothing_is_created,
-        operations::corrupt_znodes_are_named_and_never_read_as_empty,
-        operations::concurrent_deployments_do_not_collide,
-        operations::destroying_a_large_service_takes_several_steps,
-        operations::ports_are_kept_in_order_without_duplicates,
-        operations::concurrent_port_changes_are_both_kept,
-        charms::a_charm_is_stored_once_and_found_by_its_hash,
-        charms::an_incomplete_charm_is_completed,
-        charms::a_modified_charm_is_refused,
-        charms::the_hash_of_a_charm_grants_reading_it,
-        charms::a_charm_is_removed_with_its_last_service,
-        rights::a_unit_writes_its_own_ports_and_nothing_else,
-        rights::a_machine_reads_its_own_units_only,
-        rights::a_machine_reads_the_flags_of_its_units_services,
-        rights::a_machine_reports_on_itself,
-        rights::a_machine_writes_the_state_of_its_units,
-        rights::the_controller_reads_all_and_writes_machine_records,
-        rights::other_identities_have_no_rights,
-        rights::znodes_that_a_machine_hides_do_not_hide_others,
-        rights::hidden_znodes_are_removed_with_their_machine,
-        operations::a_removed_unit_has_no_open_ports,
-    ]
+/// Runs a scenario in an empty chroot of a new server.
+macro_rules! on_server {
+    ($kind:ident, $module:ident::$name:ident) => {
+        let server = $crate::harness::Store::start($crate::harness::Kind::$kind, Default::default());
+        $crate::block_on($crate::$module::$name(&$crate::site(&server, stringify!($name))));
+    };
 }
+use on_server;
+
+on_every_tree![
+    contract::absent_znodes_are_reported,
+    contract::versions_guard_every_change,
+    contract::a_multi_is_all_or_nothing,
+    contract::rights_are_enforced,
+    contract::rights_are_replaced_only_with_permission,
+    contract::many_reads_are_answered_in_order,
+    contract::ephemerals_end_with_their_session,
+    contract::a_feed_reports_its_subtree_only,
+    contract::oversized_writes_are_refused_before_sending,
+    operations::bootstrap_creates_a_complete_environment_once,
+    operations::bootstrap_refuses_a_root_with_foreign_znodes,
+    operations::opening_needs_bootstrap_and_the_right_credentials,
+    operations::deploy_creates_service_units_and_machines,
+    operations::a_service_name_is_unique,
+    operations::placement_takes_the_lowest_empty_machine,
+    operations::units_are_added_and_removed,
+    operations::numbers_are_never_reused,
+    operations::flags_change_once,
+    operations::machines_in_use_are_not_terminated,
+    operations::unknown_names_are_refused_and_nothing_is_created,
+    operations::corrupt_znodes_are_named_and_never_read_as_empty,
+    operations::concurrent_deployments_do_not_collide,
+    operations::destroying_a_large_service_takes_several_steps,
+    operations::ports_are_kept_in_order_without_duplicates,
+    operations::concurrent_port_changes_are_both_kept,
+    charms::a_charm_is_stored_once_and_found_by_its_hash,
+    charms::an_incomplete_charm_is_completed,
+    charms::a_modified_charm_is_refused,
+    charms::the_hash_of_a_charm_grants_reading_it,
+    charms::a_charm_is_removed_with_its_last_service,
+    rights::a_unit_writes_its_own_ports_and_nothing_else,
+    rights::a_machine_reads_its_own_units_only,
+    rights::a_machine_reads_the_flags_of_its_units_services,
+    rights::a_machine_reports_on_itself,
+    rights::a_machine_writes_the_state_of_its_units,
+    rights::the_controller_reads_all_and_writes_machine_records,
+    rights::other_identities_have_no_rights,
+    rights::znodes_that_a_machine_hides_do_not_hide_others,
+    rights::hidden_znodes_are_removed_with_their_machine,
+    operations::a_removed_unit_has_no_open_ports,
+];
 
 fn block_on<F: Future>(future: F) -> F::Output {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
-}
-
-/// Runs every scenario in a store of its own, also after one has failed.
-fn run_all<P: Place>(mut place: impl FnMut(&'static str) -> P) {
-    let mut failed = Vec::new();
-    for (name, scenario) in scenarios::<P>() {
-        let place = place(name);
-        if catch_unwind(AssertUnwindSafe(|| block_on(scenario(&place)))).is_err() {
-            failed.push(name);
-        }
-    }
-    assert!(failed.is_empty(), "failed: {failed:?}");
 }
 
 /// A chroot on a server.
@@ -136,21 +134,4 @@ fn site(store: &Store, name: &str) -> Address {
     let chroot = format!("/{name}");
     harness::wire::Client::connect(store.addr()).create(&chroot, b"", harness::wire::Create::Persistent);
     address_of(store, name)
-}
-
-#[test]
-fn memory() {
-    run_all(|_| MemoryStore::default());
-}
-
-#[test]
-fn zookeeper() {
-    let store = Store::start(Kind::ZooKeeper, harness::Options::default());
-    run_all(|name| site(&store, name));
-}
-
-#[test]
-fn keeper() {
-    let store = Store::start(Kind::Keeper, harness::Options::default());
-    run_all(|name| site(&store, name));
 }

@@ -48,7 +48,7 @@ pub(super) fn unit(name: &str) -> UnitName {
     name.parse().unwrap()
 }
 
-fn said<V: Debug>(result: Result<V, Error>) -> String {
+fn error_text<V: Debug>(result: Result<V, Error>) -> String {
     result.unwrap_err().to_string()
 }
 
@@ -76,24 +76,24 @@ pub(super) async fn bootstrap_creates_a_complete_environment_once(place: &impl P
     other.environment = "other".parse().unwrap();
     let tree = place.connect(Some(&operator())).await;
     assert_eq!(
-        said(Environment::bootstrap(tree, &other).await.map(|_| ())),
+        error_text(Environment::bootstrap(tree, &other).await.map(|_| ())),
         "the environment is bootstrapped already, as 'prod'"
     );
     let thief = Credential::parse("operator:guess").unwrap();
     let tree = place.connect(Some(&thief)).await;
     let theirs = Bootstrap { operator: thief.identity(), ..wanted(Placement::Local) };
     assert_eq!(
-        said(Environment::bootstrap(tree, &theirs).await.map(|_| ())),
+        error_text(Environment::bootstrap(tree, &theirs).await.map(|_| ())),
         "the store refuses these credentials"
     );
 
     environment.verify_identity(&"prod".parse().unwrap(), Some(&cluster_id)).unwrap();
     assert_eq!(
-        said(environment.verify_identity(&"test".parse().unwrap(), None)),
+        error_text(environment.verify_identity(&"test".parse().unwrap(), None)),
         "the store holds environment 'prod', not 'test'"
     );
     assert!(
-        said(environment.verify_identity(&"prod".parse().unwrap(), Some("0")))
+        error_text(environment.verify_identity(&"prod".parse().unwrap(), Some("0")))
             .starts_with("the store is not the one")
     );
 }
@@ -106,17 +106,20 @@ pub(super) async fn bootstrap_refuses_a_root_with_foreign_znodes(place: &impl Pl
     };
     // Any znode that bootstrap does not create is a foreign one.
     tree.write(vec![Write::create(paths::services(), *b"kafka", acl.operators())]).await.unwrap();
-    let refusal = said(Environment::bootstrap(tree, &wanted(Placement::Local)).await.map(|_| ()));
+    let refusal = error_text(Environment::bootstrap(tree, &wanted(Placement::Local)).await.map(|_| ()));
     assert!(refusal.starts_with("the store's root holds 'services', which is not ours"), "{refusal}");
 }
 
 pub(super) async fn opening_needs_bootstrap_and_the_right_credentials(place: &impl Place) {
     let tree = place.connect(Some(&operator())).await;
-    assert_eq!(said(Environment::open(tree).await.map(|_| ())), "the environment is not bootstrapped");
+    assert_eq!(error_text(Environment::open(tree).await.map(|_| ())), "the environment is not bootstrapped");
     fresh(place, Placement::Unassigned).await;
     for wrong in [None, Some(Credential::parse("operator:guess").unwrap())] {
         let tree = place.connect(wrong.as_ref()).await;
-        assert_eq!(said(Environment::open(tree).await.map(|_| ())), "the store refuses these credentials");
+        assert_eq!(
+            error_text(Environment::open(tree).await.map(|_| ())),
+            "the store refuses these credentials"
+        );
     }
     let opened = Environment::open(place.connect(Some(&controller())).await).await.unwrap();
     assert_eq!(opened.info().placement, Placement::Unassigned);
@@ -144,7 +147,7 @@ pub(super) async fn deploy_creates_service_units_and_machines(place: &impl Place
     let empty = environment.deploy(&deploy("empty", 0)).await.unwrap();
     assert_eq!(empty.units, []);
     assert_eq!(
-        said(environment.deploy(&deploy("huge", 100_000)).await),
+        error_text(environment.deploy(&deploy("huge", 100_000)).await),
         "100000 units are more than the 200 that can be made at once"
     );
     environment.deploy(&deploy("large", 200)).await.unwrap();
@@ -154,7 +157,10 @@ pub(super) async fn a_service_name_is_unique(place: &impl Place) {
     let environment = fresh(place, Placement::Local).await;
     environment.deploy(&deploy("wordpress", 1)).await.unwrap();
     let before = all_paths(environment.tree()).await;
-    assert_eq!(said(environment.deploy(&deploy("wordpress", 3)).await), "Service 'wordpress' already exists");
+    assert_eq!(
+        error_text(environment.deploy(&deploy("wordpress", 3)).await),
+        "Service 'wordpress' already exists"
+    );
     assert_eq!(all_paths(environment.tree()).await, before);
 }
 
@@ -174,12 +180,12 @@ pub(super) async fn placement_takes_the_lowest_empty_machine(place: &impl Place)
     environment.remove_unit(&unit("a/1")).await.unwrap();
     assert_eq!(environment.add_units(&service("a"), 1, None).await.unwrap()[0].machine, first);
     let nowhere = Some(MachineId::new(9));
-    assert_eq!(said(environment.add_units(&service("a"), 1, nowhere).await), "Machine 9 was not found");
+    assert_eq!(error_text(environment.add_units(&service("a"), 1, nowhere).await), "Machine 9 was not found");
     assert_eq!(
-        said(environment.deploy(&Deploy { to: nowhere, ..deploy("b", 1) }).await),
+        error_text(environment.deploy(&Deploy { to: nowhere, ..deploy("b", 1) }).await),
         "Machine 9 was not found"
     );
-    assert_eq!(said(environment.service(&service("b")).await), "Service 'b' was not found");
+    assert_eq!(error_text(environment.service(&service("b")).await), "Service 'b' was not found");
 }
 
 pub(super) async fn units_are_added_and_removed(place: &impl Place) {
@@ -189,7 +195,7 @@ pub(super) async fn units_are_added_and_removed(place: &impl Place) {
     assert_eq!(more.iter().map(|u| u.name.to_string()).collect::<Vec<_>>(), ["mysql/1", "mysql/2"]);
     let (id, _) = environment.unit(&unit("mysql/1")).await.unwrap();
     environment.remove_unit(&unit("mysql/1")).await.unwrap();
-    assert_eq!(said(environment.unit(&unit("mysql/1")).await), "Unit 'mysql/1' was not found");
+    assert_eq!(error_text(environment.unit(&unit("mysql/1")).await), "Unit 'mysql/1' was not found");
     assert_eq!(environment.tree().exists(&paths::unit(id)).await, Ok(false));
     let left = environment.tree().children(&paths::machine_units(MachineId::new(0))).await.unwrap();
     assert_eq!(left, [UnitId::new(0).key(), UnitId::new(2).key()]);
@@ -245,10 +251,10 @@ pub(super) async fn machines_in_use_are_not_terminated(place: &impl Place) {
     environment.remove_unit(&unit("a/0")).await.unwrap();
     let ids = |numbers: &[u32]| numbers.iter().map(|&n| MachineId::new(n)).collect::<Vec<_>>();
     assert_eq!(
-        said(environment.terminate_machines(&ids(&[0, 1])).await),
+        error_text(environment.terminate_machines(&ids(&[0, 1])).await),
         "Resources are currently assigned to machine 1"
     );
-    assert_eq!(said(environment.terminate_machines(&ids(&[0, 7])).await), "Machine 7 was not found");
+    assert_eq!(error_text(environment.terminate_machines(&ids(&[0, 7])).await), "Machine 7 was not found");
     assert_eq!(environment.machine_ids().await.unwrap(), ids(&[0, 1]));
     environment.terminate_machines(&ids(&[0, 0])).await.unwrap();
     assert_eq!(environment.machine_ids().await.unwrap(), ids(&[1]));
@@ -259,15 +265,18 @@ pub(super) async fn unknown_names_are_refused_and_nothing_is_created(place: &imp
     let before = all_paths(environment.tree()).await;
     let (name, one) = (service("foobar"), unit("foobar/0"));
     let missing = "Service 'foobar' was not found";
-    assert_eq!(said(environment.expose(&name).await), missing);
-    assert_eq!(said(environment.unexpose(&name).await), missing);
-    assert_eq!(said(environment.destroy_service(&name).await), missing);
-    assert_eq!(said(environment.add_units(&name, 1, None).await), missing);
-    assert_eq!(said(environment.remove_unit(&one).await), "Unit 'foobar/0' was not found");
-    assert_eq!(said(environment.unit_credential(&one).await), "Unit 'foobar/0' was not found");
-    assert_eq!(said(environment.machine_credential(MachineId::new(5)).await), "Machine 5 was not found");
+    assert_eq!(error_text(environment.expose(&name).await), missing);
+    assert_eq!(error_text(environment.unexpose(&name).await), missing);
+    assert_eq!(error_text(environment.destroy_service(&name).await), missing);
+    assert_eq!(error_text(environment.add_units(&name, 1, None).await), missing);
+    assert_eq!(error_text(environment.remove_unit(&one).await), "Unit 'foobar/0' was not found");
+    assert_eq!(error_text(environment.unit_credential(&one).await), "Unit 'foobar/0' was not found");
     assert_eq!(
-        said(environment.terminate_machines(&[MachineId::new(0)]).await),
+        error_text(environment.machine_credential(MachineId::new(5)).await),
+        "Machine 5 was not found"
+    );
+    assert_eq!(
+        error_text(environment.terminate_machines(&[MachineId::new(0)]).await),
         "Machine 0 is the one that this environment runs on"
     );
     assert_eq!(all_paths(environment.tree()).await, before);
@@ -287,35 +296,44 @@ pub(super) async fn corrupt_znodes_are_named_and_never_read_as_empty(place: &imp
     overwrite(tree, paths::unit_ports(id), b"{\"open\": [80").await;
     let ports = UnitPorts::new(tree, id);
     let open = ports.open(portcullis::model::ports::parse_argument("80").unwrap()).await;
-    for refusal in [said(ports.read().await), said(open)] {
+    for refusal in [error_text(ports.read().await), error_text(open)] {
         assert!(refusal.starts_with("/units/unit-0000000000/ports: neither JSON nor YAML"), "{refusal}");
     }
     assert_eq!(tree.get(&paths::unit_ports(id)).await.unwrap().data, b"{\"open\": [80");
 
     overwrite(tree, paths::unit(id), b"[]").await;
-    assert_eq!(said(environment.unit(&unit("web/0")).await), "/units/unit-0000000000: not a JSON object");
+    assert_eq!(
+        error_text(environment.unit(&unit("web/0")).await),
+        "/units/unit-0000000000: not a JSON object"
+    );
     overwrite(tree, paths::unit(id), br#"{"name": "web/0", "service": "web"}"#).await;
     assert_eq!(
-        said(environment.unit(&unit("web/0")).await),
+        error_text(environment.unit(&unit("web/0")).await),
         "/units/unit-0000000000: \"service\" is wrong: 'web' is not a service id"
     );
     overwrite(tree, paths::units(), b"{}").await;
-    assert_eq!(said(environment.add_units(&service("web"), 1, None).await), "/units: \"next\" is missing");
+    assert_eq!(
+        error_text(environment.add_units(&service("web"), 1, None).await),
+        "/units: \"next\" is missing"
+    );
     overwrite(tree, paths::service(made.service), b"\xff\xfe").await;
     assert!(
-        said(environment.service(&service("web")).await)
+        error_text(environment.service(&service("web")).await)
             .starts_with("/services/service-0000000000: not JSON")
     );
     overwrite(tree, paths::machine(MachineId::new(0)), br#"{"addresses": "x"}"#).await;
     assert_eq!(
-        said(environment.machine(MachineId::new(0)).await),
+        error_text(environment.machine(MachineId::new(0)).await),
         "/machines/machine-0000000000: \"addresses\" is not a list"
     );
     overwrite(tree, paths::service_name(&service("web")), b"null").await;
-    assert_eq!(said(environment.expose(&service("web")).await), "/names/services/web: not a JSON object");
+    assert_eq!(
+        error_text(environment.expose(&service("web")).await),
+        "/names/services/web: not a JSON object"
+    );
     overwrite(tree, paths::initialized(), br#"{"format": 2}"#).await;
     assert_eq!(
-        said(Environment::open(place.connect(Some(&operator())).await).await.map(|_| ())),
+        error_text(Environment::open(place.connect(Some(&operator())).await).await.map(|_| ())),
         "/initialized: \"format\" is 2; this version knows 1"
     );
 }
@@ -400,7 +418,10 @@ pub(super) async fn ports_are_kept_in_order_without_duplicates(place: &impl Plac
     for argument in ["8000-8080", "53/udp", "53", "8000-8080/TCP"] {
         ports.open(port(argument)).await.unwrap();
     }
-    let all = r#"{"open":[{"port":8000,"to":8080,"proto":"tcp"},{"port":53,"proto":"udp"},{"port":53,"proto":"tcp"}]}"#;
+    let all = concat!(
+        r#"{"open":[{"port":8000,"to":8080,"proto":"tcp"},{"port":53,"proto":"udp"},"#,
+        r#"{"port":53,"proto":"tcp"}]}"#
+    );
     assert_eq!(stored(&hook, id).await, all);
     let version = hook.get(&paths::unit_ports(id)).await.unwrap().version;
     ports.open(port("53")).await.unwrap();
@@ -424,7 +445,7 @@ pub(super) async fn ports_are_kept_in_order_without_duplicates(place: &impl Plac
     // A unit without its znode has no open ports, and can open none.
     environment.remove_unit(&unit("web/0")).await.unwrap();
     assert_eq!(ports.read().await.unwrap().ranges().count(), 0);
-    assert_eq!(said(ports.open(port("80")).await), "/units/unit-0000000000/ports: no such znode");
+    assert_eq!(error_text(ports.open(port("80")).await), "/units/unit-0000000000/ports: no such znode");
 }
 
 pub(super) async fn concurrent_port_changes_are_both_kept(place: &impl Place) {
@@ -460,5 +481,5 @@ pub(super) async fn a_removed_unit_has_no_open_ports(place: &impl Place) {
     environment.destroy_service(&service("blog")).await.unwrap();
     // The stop hook runs after the unit was removed, and closes the ports that start opened.
     ports.close(web).await.unwrap();
-    assert!(matches!(ports.open(web).await, Err(Error::Tree(tree::Error::NoNode(_)))), "nothing is opened");
+    assert!(matches!(ports.open(web).await, Err(Error::Tree(tree::Error::NoNode(_)))), "no port is opened");
 }

@@ -94,7 +94,7 @@ fn race(
     main: impl AsyncFnOnce(&Environment<Interrupted>),
     interlude: impl AsyncFnOnce(&Environment<MemoryTree>),
 ) {
-    assert!(race_at(Moment::BeforeTheFirstWrite, main, interlude), "nothing was written");
+    assert!(race_at(Moment::BeforeTheFirstWrite, main, interlude), "no write was interrupted");
 }
 
 /// The same at another time. Returns whether that time came.

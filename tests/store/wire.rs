@@ -2,6 +2,7 @@
 
 use super::operations::{deploy, fresh, operator, service};
 use super::{block_on, site};
+use crate::harness::scenario::for_both_kinds;
 use crate::harness::wire::{Client, Create};
 use crate::harness::{HANG, Kind, Options, Store, ports};
 use portcullis::store::records::Placement;
@@ -13,14 +14,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Runs a test against each kind of store, side by side: most of these wait for timeouts.
-fn on_both(test: fn(Kind)) {
-    std::thread::scope(|scope| {
-        for running in [Kind::ZooKeeper, Kind::Keeper].map(|kind| scope.spawn(move || test(kind))) {
-            running.join().unwrap();
-        }
-    });
-}
+for_both_kinds![
+    reads_survive_a_cut_connection,
+    a_write_with_a_lost_answer_is_read_back,
+    a_command_ends_when_the_store_is_lost,
+    a_command_ends_when_the_store_stops_answering,
+    a_feed_reports_everything_after_every_reconnect,
+    an_expired_session_is_replaced,
+    a_chroot_is_created_with_the_environment,
+    an_environment_can_use_the_whole_store,
+];
 
 fn address(text: &str) -> Address {
     text.parse().unwrap()
@@ -166,7 +169,7 @@ impl Gate {
 }
 
 /// Whether a znode exists; needs no right on it.
-fn is_there(client: &mut Client, path: &str) -> bool {
+fn exists(client: &mut Client, path: &str) -> bool {
     const NO_NODE: i32 = -101;
     client.get(path) != Err(NO_NODE)
 }
@@ -190,87 +193,74 @@ async fn open(address: &Address) -> Environment<ZkTree> {
     Environment::open(tree).await.unwrap()
 }
 
-#[test]
-fn reads_survive_a_cut_connection() {
-    on_both(|kind| {
-        let (_store, relay, address) = behind_a_relay(kind, "cut");
-        block_on(async {
-            let environment = open(&address).await;
-            for _ in 0..5 {
-                relay.cut();
-                environment.service(&service("web")).await.unwrap();
-            }
-        });
+fn reads_survive_a_cut_connection(kind: Kind) {
+    let (_store, relay, address) = behind_a_relay(kind, "cut");
+    block_on(async {
+        let environment = open(&address).await;
+        for _ in 0..5 {
+            relay.cut();
+            environment.service(&service("web")).await.unwrap();
+        }
     });
 }
 
-#[test]
-fn a_write_with_a_lost_answer_is_read_back() {
-    on_both(|kind| {
-        let (store, relay, address) = behind_a_relay(kind, "muted");
-        block_on(async {
-            let environment = open(&address).await;
-            let before = environment.tree().get(&paths::machines()).await.unwrap().version;
-            relay.mute_next_write();
-            let chroot = address.chroot().to_owned();
-            let addr = store.addr();
-            // Once the write has reached the store, its answer is lost with the connection.
-            let breaker = std::thread::spawn(move || {
-                let mut client = Client::connect(addr);
-                crate::harness::wait_for("the flag", HANG, || {
-                    is_there(&mut client, &format!("{chroot}/services/service-0000000000/exposed"))
-                        .then_some(())
-                });
-                relay.close();
-                relay.open();
-                relay
+fn a_write_with_a_lost_answer_is_read_back(kind: Kind) {
+    let (store, relay, address) = behind_a_relay(kind, "muted");
+    block_on(async {
+        let environment = open(&address).await;
+        let before = environment.tree().get(&paths::machines()).await.unwrap().version;
+        relay.mute_next_write();
+        let chroot = address.chroot().to_owned();
+        let addr = store.addr();
+        // Once the write has reached the store, its answer is lost with the connection.
+        let breaker = std::thread::spawn(move || {
+            let mut client = Client::connect(addr);
+            crate::harness::wait_for("the flag", HANG, || {
+                exists(&mut client, &format!("{chroot}/services/service-0000000000/exposed")).then_some(())
             });
-            assert_eq!(environment.expose(&service("web")).await.unwrap(), Flag::Changed);
-            let _relay = breaker.join().unwrap();
-            assert_eq!(environment.expose(&service("web")).await.unwrap(), Flag::AlreadySo);
-            assert_eq!(environment.tree().get(&paths::machines()).await.unwrap().version, before);
-        });
-    });
-}
-
-#[test]
-fn a_command_ends_when_the_store_is_lost() {
-    on_both(|kind| {
-        let (mut store, _relay, _) = behind_a_relay(kind, "dies");
-        let address = address(&format!("{}/dies", store.addr()));
-        block_on(async {
-            let deadline = tokio::time::Instant::now() + Duration::from_secs(9);
-            let tree = ZkTree::connect(&address, Some(&operator())).await.unwrap().until(deadline);
-            let environment = Environment::open(tree).await.unwrap();
-            store.kill9();
-            let start = Instant::now();
-            let refusal = environment.expose(&service("web")).await.unwrap_err();
-            assert_eq!(refusal.to_string(), format!("cannot reach the store at {}", address.hosts()));
-            assert!(start.elapsed() < HANG, "took {:?}", start.elapsed());
-        });
-        store.restart();
-        block_on(async {
-            let environment = open(&address).await;
-            assert_eq!(environment.expose(&service("web")).await.unwrap(), Flag::Changed);
-        });
-    });
-}
-
-#[test]
-fn a_command_ends_when_the_store_stops_answering() {
-    on_both(|kind| {
-        let (_store, relay, address) = behind_a_relay(kind, "stops");
-        block_on(async {
-            let environment = open(&address).await;
-            relay.mute();
-            let start = Instant::now();
-            let refusal = environment.deploy(&deploy("new", 1)).await.unwrap_err();
-            assert!(start.elapsed() < HANG, "took {:?}", start.elapsed());
-            assert!(refusal.to_string().contains(&address.hosts()), "{refusal}");
             relay.close();
             relay.open();
-            environment.deploy(&deploy("new", 1)).await.unwrap();
+            relay
         });
+        assert_eq!(environment.expose(&service("web")).await.unwrap(), Flag::Changed);
+        let _relay = breaker.join().unwrap();
+        assert_eq!(environment.expose(&service("web")).await.unwrap(), Flag::AlreadySo);
+        assert_eq!(environment.tree().get(&paths::machines()).await.unwrap().version, before);
+    });
+}
+
+fn a_command_ends_when_the_store_is_lost(kind: Kind) {
+    let (mut store, _relay, _) = behind_a_relay(kind, "dies");
+    let address = address(&format!("{}/dies", store.addr()));
+    block_on(async {
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(9);
+        let tree = ZkTree::connect(&address, Some(&operator())).await.unwrap().until(deadline);
+        let environment = Environment::open(tree).await.unwrap();
+        store.kill9();
+        let start = Instant::now();
+        let refusal = environment.expose(&service("web")).await.unwrap_err();
+        assert_eq!(refusal.to_string(), format!("cannot reach the store at {}", address.hosts()));
+        assert!(start.elapsed() < HANG, "took {:?}", start.elapsed());
+    });
+    store.restart();
+    block_on(async {
+        let environment = open(&address).await;
+        assert_eq!(environment.expose(&service("web")).await.unwrap(), Flag::Changed);
+    });
+}
+
+fn a_command_ends_when_the_store_stops_answering(kind: Kind) {
+    let (_store, relay, address) = behind_a_relay(kind, "stops");
+    block_on(async {
+        let environment = open(&address).await;
+        relay.mute();
+        let start = Instant::now();
+        let refusal = environment.deploy(&deploy("new", 1)).await.unwrap_err();
+        assert!(start.elapsed() < HANG, "took {:?}", start.elapsed());
+        assert!(refusal.to_string().contains(&address.hosts()), "{refusal}");
+        relay.close();
+        relay.open();
+        environment.deploy(&deploy("new", 1)).await.unwrap();
     });
 }
 
@@ -281,107 +271,95 @@ async fn wait_for(feed: &mut impl Feed, wanted: &Event) {
         .expect("no such event");
 }
 
-#[test]
-fn a_feed_reports_everything_after_every_reconnect() {
-    on_both(|kind| {
-        let (store, relay, address) = behind_a_relay(kind, "feed");
-        let direct = super::address_of(&store, "feed");
-        block_on(async {
-            let environment = open(&address).await;
-            let writer = open(&direct).await;
-            let mut feed = environment.tree().watch(&paths::root()).await.unwrap();
-            assert_eq!(feed.next().await, Ok(Event::Everything));
-            let (id, _) = writer.service(&service("web")).await.unwrap();
-            for _ in 0..3 {
-                relay.cut();
-                wait_for(&mut feed, &Event::Everything).await;
-                // The watch is set again: later changes are reported.
-                writer.expose(&service("web")).await.unwrap();
-                wait_for(&mut feed, &Event::Changed(paths::exposed(id))).await;
-                writer.unexpose(&service("web")).await.unwrap();
-                wait_for(&mut feed, &Event::Changed(paths::exposed(id))).await;
-            }
-        });
-    });
-}
-
-#[test]
-fn an_expired_session_is_replaced() {
-    on_both(|kind| {
-        let (store, relay, address) = behind_a_relay(kind, "expired");
-        let direct = super::address_of(&store, "expired");
-        block_on(async {
-            let environment = open(&address).await;
-            let mut feed = environment.tree().watch(&paths::root()).await.unwrap();
-            assert_eq!(feed.next().await, Ok(Event::Everything));
-            let agent = paths::machine_agent(portcullis::model::MachineId::new(0));
-            let acl = environment.info().roles.operators();
-            let write = Write::Create { path: agent.clone(), data: Vec::new(), acl, ephemeral: true };
-            environment.tree().write(vec![write]).await.unwrap();
-            relay.close();
-            // Another client observes the end of the session.
-            let other = open(&direct).await;
-            let gone = async {
-                while other.tree().exists(&agent).await.unwrap() {
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                }
-            };
-            tokio::time::timeout(Duration::from_secs(40), gone).await.expect("the session does not expire");
-            relay.open();
+fn a_feed_reports_everything_after_every_reconnect(kind: Kind) {
+    let (store, relay, address) = behind_a_relay(kind, "feed");
+    let direct = super::address_of(&store, "feed");
+    block_on(async {
+        let environment = open(&address).await;
+        let writer = open(&direct).await;
+        let mut feed = environment.tree().watch(&paths::root()).await.unwrap();
+        assert_eq!(feed.next().await, Ok(Event::Everything));
+        let (id, _) = writer.service(&service("web")).await.unwrap();
+        for _ in 0..3 {
+            relay.cut();
             wait_for(&mut feed, &Event::Everything).await;
-            assert_eq!(environment.service(&service("web")).await.unwrap().0.number(), 0);
-            other.expose(&service("web")).await.unwrap();
-            let (id, _) = other.service(&service("web")).await.unwrap();
+            // The watch is set again: later changes are reported.
+            writer.expose(&service("web")).await.unwrap();
             wait_for(&mut feed, &Event::Changed(paths::exposed(id))).await;
-        });
+            writer.unexpose(&service("web")).await.unwrap();
+            wait_for(&mut feed, &Event::Changed(paths::exposed(id))).await;
+        }
     });
 }
 
-#[test]
-fn a_chroot_is_created_with_the_environment() {
-    on_both(|kind| {
-        let store = Store::start(kind, Options::default());
-        let nested = address(&format!("{}/juju/prod", store.addr()));
-        block_on(async {
-            let tree = ZkTree::connect(&nested, Some(&operator())).await.unwrap();
-            let refusal = Environment::open(tree.clone()).await.map(|_| ()).unwrap_err().to_string();
-            assert_eq!(refusal, "the environment is not bootstrapped");
-            let wanted = super::operations::wanted(Placement::Local);
-            let refusal = Environment::bootstrap(tree, &wanted).await.map(|_| ()).unwrap_err().to_string();
-            assert_eq!(refusal, "the parent of the address's chroot does not exist");
-            let environment = fresh(&address(&format!("{}/juju", store.addr())), Placement::Local).await;
-            environment.deploy(&deploy("web", 1)).await.unwrap();
-            // Its root is closed to others, so another environment cannot use it.
-            let stranger = ZkTree::connect(&address(&format!("{}/juju", store.addr())), None).await.unwrap();
-            assert_eq!(stranger.children(&paths::root()).await, Err(Error::NoAuth(paths::root())));
-        });
-        let mut client = Client::connect(store.addr());
-        assert!(is_there(&mut client, "/juju/initialized"));
+fn an_expired_session_is_replaced(kind: Kind) {
+    let (store, relay, address) = behind_a_relay(kind, "expired");
+    let direct = super::address_of(&store, "expired");
+    block_on(async {
+        let environment = open(&address).await;
+        let mut feed = environment.tree().watch(&paths::root()).await.unwrap();
+        assert_eq!(feed.next().await, Ok(Event::Everything));
+        let agent = paths::machine_agent(portcullis::model::MachineId::new(0));
+        let acl = environment.info().roles.operators();
+        let write = Write::Create { path: agent.clone(), data: Vec::new(), acl, ephemeral: true };
+        environment.tree().write(vec![write]).await.unwrap();
+        relay.close();
+        // Another client observes the end of the session.
+        let other = open(&direct).await;
+        let gone = async {
+            while other.tree().exists(&agent).await.unwrap() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(40), gone).await.expect("the session does not expire");
+        relay.open();
+        wait_for(&mut feed, &Event::Everything).await;
+        assert_eq!(environment.service(&service("web")).await.unwrap().0.number(), 0);
+        other.expose(&service("web")).await.unwrap();
+        let (id, _) = other.service(&service("web")).await.unwrap();
+        wait_for(&mut feed, &Event::Changed(paths::exposed(id))).await;
     });
 }
 
-#[test]
-fn an_environment_can_use_the_whole_store() {
-    on_both(|kind| {
-        let store = Store::start(kind, Options::default());
-        let root = address(&store.addr().to_string());
-        block_on(async {
-            fresh(&root, Placement::Local).await;
-            let stranger = ZkTree::connect(&root, None).await.unwrap();
-            assert_eq!(stranger.children(&paths::root()).await, Err(Error::NoAuth(paths::root())));
-        });
-        let other = Store::start(kind, Options::default());
-        Client::connect(other.addr()).create("/kafka", b"", Create::Persistent);
-        let root = address(&other.addr().to_string());
-        block_on(async {
-            let tree = ZkTree::connect(&root, Some(&operator())).await.unwrap();
-            let wanted = super::operations::wanted(Placement::Local);
-            let refusal = Environment::bootstrap(tree, &wanted).await.map(|_| ()).unwrap_err().to_string();
-            assert_eq!(
-                refusal,
-                "the store's root holds 'kafka', which is not ours; add a chroot to the address, HOST:PORT/NAME"
-            );
-        });
-        Client::connect(other.addr()).create("/kafka/still-open", b"", Create::Persistent);
+fn a_chroot_is_created_with_the_environment(kind: Kind) {
+    let store = Store::start(kind, Options::default());
+    let nested = address(&format!("{}/juju/prod", store.addr()));
+    block_on(async {
+        let tree = ZkTree::connect(&nested, Some(&operator())).await.unwrap();
+        let refusal = Environment::open(tree.clone()).await.map(|_| ()).unwrap_err().to_string();
+        assert_eq!(refusal, "the environment is not bootstrapped");
+        let wanted = super::operations::wanted(Placement::Local);
+        let refusal = Environment::bootstrap(tree, &wanted).await.map(|_| ()).unwrap_err().to_string();
+        assert_eq!(refusal, "the parent of the address's chroot does not exist");
+        let environment = fresh(&address(&format!("{}/juju", store.addr())), Placement::Local).await;
+        environment.deploy(&deploy("web", 1)).await.unwrap();
+        // Its root is closed to others, so another environment cannot use it.
+        let stranger = ZkTree::connect(&address(&format!("{}/juju", store.addr())), None).await.unwrap();
+        assert_eq!(stranger.children(&paths::root()).await, Err(Error::NoAuth(paths::root())));
     });
+    let mut client = Client::connect(store.addr());
+    assert!(exists(&mut client, "/juju/initialized"));
+}
+
+fn an_environment_can_use_the_whole_store(kind: Kind) {
+    let store = Store::start(kind, Options::default());
+    let root = address(&store.addr().to_string());
+    block_on(async {
+        fresh(&root, Placement::Local).await;
+        let stranger = ZkTree::connect(&root, None).await.unwrap();
+        assert_eq!(stranger.children(&paths::root()).await, Err(Error::NoAuth(paths::root())));
+    });
+    let other = Store::start(kind, Options::default());
+    Client::connect(other.addr()).create("/kafka", b"", Create::Persistent);
+    let root = address(&other.addr().to_string());
+    block_on(async {
+        let tree = ZkTree::connect(&root, Some(&operator())).await.unwrap();
+        let wanted = super::operations::wanted(Placement::Local);
+        let refusal = Environment::bootstrap(tree, &wanted).await.map(|_| ()).unwrap_err().to_string();
+        assert_eq!(
+            refusal,
+            "the store's root holds 'kafka', which is not ours; add a chroot to the address, HOST:PORT/NAME"
+        );
+    });
+    Client::connect(other.addr()).create("/kafka/still-open", b"", Create::Persistent);
 }

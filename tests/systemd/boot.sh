@@ -4,7 +4,7 @@
 set -eu
 no() { echo "boot.sh: $1; it is for tests/systemd alone, and would mount over this machine's own directories" >&2; exit 1; }
 [ $$ = 1 ] || no "not the first process of a machine"
-[ "${PORTCULLIS_BOOT-}" = test ] || no "nobody has made a machine for it"
+[ "${PORTCULLIS_BOOT-}" = test ] || no "not inside a test machine"
 
 mount --make-rprivate /
 mount -t tmpfs tmpfs /run

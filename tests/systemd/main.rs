@@ -60,7 +60,7 @@ impl Instance {
             (fs::read_to_string(format!("/proc/{child}/comm")).ok()? == "systemd\n").then_some(child)
         });
         wait_for("a systemd that answers", DEADLINE, || {
-            instance.says(&["systemctl", "is-active", "multi-user.target"]).map(drop)
+            instance.output_of(&["systemctl", "is-active", "multi-user.target"]).map(drop)
         });
         instance
     }
@@ -75,17 +75,17 @@ impl Instance {
     }
 
     /// Runs a command inside and returns its output, if it succeeds.
-    fn says(&self, line: &[&str]) -> Option<String> {
+    fn output_of(&self, line: &[&str]) -> Option<String> {
         let output = self.command(line).output().unwrap();
         output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
     }
 
     #[track_caller]
-    fn does(&self, line: &[&str]) -> String {
+    fn run(&self, line: &[&str]) -> String {
         let output = self.command(line).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{line:?}: {said}");
-        format!("{}{said}", String::from_utf8_lossy(&output.stdout))
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{line:?}: {printed}");
+        format!("{}{printed}", String::from_utf8_lossy(&output.stdout))
     }
 
     fn property(&self, name: &str) -> String {
@@ -93,29 +93,30 @@ impl Instance {
     }
 
     fn property_of(&self, service: &str, name: &str) -> String {
-        self.does(&["systemctl", "show", service, "--value", "--property", name]).trim().to_owned()
+        self.run(&["systemctl", "show", service, "--value", "--property", name]).trim().to_owned()
     }
 
     /// Kills a service's process and waits until systemd has started a new one.
     fn comes_back(&self, service: &str) {
         let first = self.property_of(service, "MainPID");
-        self.does(&["kill", "-KILL", &first]);
+        self.run(&["kill", "-KILL", &first]);
         wait_for("another process", DEADLINE, || {
             Some(self.property_of(service, "MainPID")).filter(|pid| *pid != first && pid != "0")
         });
     }
 
     fn status(&self) -> Option<serde_json::Value> {
-        serde_json::from_str(&self.says(&["juju", "status", "--format", "json"])?).ok()
+        serde_json::from_str(&self.output_of(&["juju", "status", "--format", "json"])?).ok()
     }
 
     /// Returns the page of the first unit whose files are in `units`, if its server responds.
     fn page(&self, units: &str) -> Option<String> {
         let charm = format!("{units}/units/unit-0000000000/charm");
         let fetch = format!(
-            "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:'+open('{charm}/port').read(), timeout=5).read().decode())"
+            "import urllib.request; url = 'http://127.0.0.1:' + open('{charm}/port').read(); \
+             print(urllib.request.urlopen(url, timeout=5).read().decode())"
         );
-        self.says(&["python3", "-c", &fetch])
+        self.output_of(&["python3", "-c", &fetch])
     }
 }
 
@@ -126,7 +127,7 @@ fn script() -> PathBuf {
 impl Drop for Instance {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("it said:\n{}", fs::read_to_string(self.dir.path().join("output")).unwrap_or_default());
+            eprintln!("log:\n{}", fs::read_to_string(self.dir.path().join("output")).unwrap_or_default());
         }
         let _ = (self.unshare.kill(), self.unshare.wait());
     }
@@ -185,18 +186,18 @@ fn groups_of(process: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn nobody_boots_this_machine_by_mistake() {
+fn systemd_does_not_boot_outside_a_container() {
     // If the script does not refuse, it has no directory to mount, and it affects only its own
     // mount namespace.
     for (spaces, known, why) in [
         (&["--mount"][..], Some("test"), "not the first process"),
-        (&["--mount", "--pid", "--fork", "--kill-child=KILL"], None, "nobody has made a machine"),
+        (&["--mount", "--pid", "--fork", "--kill-child=KILL"], None, "not inside a test machine"),
     ] {
         let mut command = Command::new("unshare");
         command.args(spaces).arg(script()).args(["/nowhere", "/nowhere"]).env_remove("PORTCULLIS_BOOT");
         let told = command.envs(known.map(|known| ("PORTCULLIS_BOOT", known))).output().unwrap();
-        let said = String::from_utf8_lossy(&told.stderr);
-        assert!(told.status.code() == Some(1) && said.contains(why), "{told:?}");
+        let printed = String::from_utf8_lossy(&told.stderr);
+        assert!(told.status.code() == Some(1) && printed.contains(why), "{told:?}");
     }
 }
 
@@ -211,21 +212,21 @@ fn the_service_comes_back_and_what_hooks_started_stays() {
         .iter()
         .chain(["portcullis-machine@3.service".to_owned()].iter())
     {
-        let said = systemd.does(&["systemd-analyze", "verify", file]);
+        let printed = systemd.run(&["systemd-analyze", "verify", file]);
         // Versions before 254 ignore this key.
-        let mut said = said.lines().filter(|line| !line.contains("Unknown key 'DelegateSubgroup'"));
-        assert_eq!(said.next(), None, "{file}");
+        let mut printed = printed.lines().filter(|line| !line.contains("Unknown key 'DelegateSubgroup'"));
+        assert_eq!(printed.next(), None, "{file}");
     }
-    systemd.does(&["systemctl", "start", "portcullis.service"]);
+    systemd.run(&["systemctl", "start", "portcullis.service"]);
     let running = |status: &serde_json::Value| status["machines"]["0"]["agent-state"] == "running";
     wait_for("a machine", DEADLINE, || systemd.status().filter(running));
-    systemd.does(&["juju", "deploy", "/run/repo/fixtures/charms/hello"]);
-    systemd.does(&["juju", "expose", "hello"]);
+    systemd.run(&["juju", "deploy", "/run/repo/fixtures/charms/hello"]);
+    systemd.run(&["juju", "expose", "hello"]);
     let hello = "Hello world, from hello/0.\n\n";
     wait_for("a page", DEADLINE, || systemd.page(UNITS).filter(|page| page == hello));
     // The unit has a user of its own, which is not root.
-    let server = systemd.does(&["cat", &format!("{UNITS}/units/unit-0000000000/charm/pid")]);
-    let user = systemd.does(&["stat", "--format", "%u", &format!("/proc/{}", server.trim())]);
+    let server = systemd.run(&["cat", &format!("{UNITS}/units/unit-0000000000/charm/pid")]);
+    let user = systemd.run(&["stat", "--format", "%u", &format!("/proc/{}", server.trim())]);
     assert!(user.trim().parse::<u32>().unwrap() >= 1_879_048_192, "{user}");
 
     systemd.comes_back("portcullis.service");
@@ -238,13 +239,13 @@ fn the_service_comes_back_and_what_hooks_started_stays() {
     });
     // A stop of the service is clean and leaves the server running; the removal of the unit ends
     // it.
-    systemd.does(&["systemctl", "stop", "portcullis.service"]);
+    systemd.run(&["systemctl", "stop", "portcullis.service"]);
     assert_eq!(systemd.property("Result"), "success");
     assert_eq!(systemd.page(UNITS).as_deref(), Some(hello));
-    systemd.does(&["systemctl", "start", "portcullis.service"]);
-    wait_for("a store", DEADLINE, || systemd.says(&["juju", "destroy-service", "hello"]));
+    systemd.run(&["systemctl", "start", "portcullis.service"]);
+    wait_for("a store", DEADLINE, || systemd.output_of(&["juju", "destroy-service", "hello"]));
     wait_for("an end of the server", DEADLINE, || {
-        systemd.says(&["test", "!", "-e", &format!("/proc/{}", server.trim())])
+        systemd.output_of(&["test", "!", "-e", &format!("/proc/{}", server.trim())])
     });
     let groups = systemd.groups.0.clone();
     drop(systemd);
@@ -259,22 +260,22 @@ fn the_roles_work_together_and_come_back_one_by_one() {
     let systemd = Instance::boot();
     let (keeper, machine, controller) =
         ("portcullis-keeper.service", "portcullis-machine@0.service", "portcullis-controller.service");
-    systemd.does(&["systemctl", "start", keeper]);
+    systemd.run(&["systemctl", "start", keeper]);
     let store = ["juju", "--zookeeper", "127.0.0.1:2181", "bootstrap"];
-    wait_for("a store", DEADLINE, || systemd.says(&store));
-    systemd.does(&["juju", "add-machine", "--instance-id", "metal"]);
-    systemd.does(&["systemctl", "start", machine, controller]);
-    systemd.does(&["juju", "deploy", "/run/repo/fixtures/charms/hello", "--to", "0"]);
-    systemd.does(&["juju", "expose", "hello"]);
+    wait_for("a store", DEADLINE, || systemd.output_of(&store));
+    systemd.run(&["juju", "add-machine", "--instance-id", "metal"]);
+    systemd.run(&["systemctl", "start", machine, controller]);
+    systemd.run(&["juju", "deploy", "/run/repo/fixtures/charms/hello", "--to", "0"]);
+    systemd.run(&["juju", "expose", "hello"]);
     let (units, hello) = ("/var/lib/portcullis-units/local-0", "Hello world, from hello/0.\n\n");
     wait_for("a page", DEADLINE, || systemd.page(units).filter(|page| page == hello));
-    let server = systemd.does(&["cat", &format!("{units}/units/unit-0000000000/charm/pid")]);
-    let user = systemd.does(&["stat", "--format", "%u", &format!("/proc/{}", server.trim())]);
+    let server = systemd.run(&["cat", &format!("{units}/units/unit-0000000000/charm/pid")]);
+    let user = systemd.run(&["stat", "--format", "%u", &format!("/proc/{}", server.trim())]);
     assert!(user.trim().parse::<u32>().unwrap() >= 1_879_048_192, "{user}");
     // The port is really open: nftables has a rule for it.
-    let port = systemd.does(&["cat", &format!("{units}/units/unit-0000000000/charm/port")]);
+    let port = systemd.run(&["cat", &format!("{units}/units/unit-0000000000/charm/port")]);
     wait_for("an open port", DEADLINE, || {
-        systemd.says(&["nft", "list", "ruleset"]).filter(|rules| rules.contains(port.trim()))
+        systemd.output_of(&["nft", "list", "ruleset"]).filter(|rules| rules.contains(port.trim()))
     });
     for service in [machine, keeper, controller] {
         systemd.comes_back(service);
@@ -287,15 +288,15 @@ fn the_roles_work_together_and_come_back_one_by_one() {
         });
     }
     // The removal of the unit ends its server and closes its port.
-    systemd.does(&["juju", "destroy-service", "hello"]);
+    systemd.run(&["juju", "destroy-service", "hello"]);
     wait_for("an end of the server", DEADLINE, || {
-        systemd.says(&["test", "!", "-e", &format!("/proc/{}", server.trim())])
+        systemd.output_of(&["test", "!", "-e", &format!("/proc/{}", server.trim())])
     });
     wait_for("a shut port", DEADLINE, || {
-        systemd.says(&["nft", "list", "ruleset"]).filter(|rules| !rules.contains(port.trim()))
+        systemd.output_of(&["nft", "list", "ruleset"]).filter(|rules| !rules.contains(port.trim()))
     });
     for service in [machine, controller, keeper] {
-        systemd.does(&["systemctl", "stop", service]);
+        systemd.run(&["systemctl", "stop", service]);
         assert_eq!(systemd.property_of(service, "Result"), "success", "{service}");
     }
 }
@@ -306,18 +307,18 @@ fn the_roles_work_together_and_come_back_one_by_one() {
 fn the_machine_of_user_data_runs_units_and_its_restart_leaves_their_processes_alone() {
     let systemd = Instance::boot();
     let (keeper, installed) = ("portcullis-keeper.service", "portcullis-machine@0.service");
-    systemd.does(&["systemctl", "set-environment", "PATH=/run/bin:/usr/sbin:/usr/bin:/sbin:/bin"]);
-    systemd.does(&["systemctl", "start", keeper]);
+    systemd.run(&["systemctl", "set-environment", "PATH=/run/bin:/usr/sbin:/usr/bin:/sbin:/bin"]);
+    systemd.run(&["systemctl", "start", keeper]);
     let store = ["juju", "--zookeeper", "127.0.0.1:2181", "bootstrap"];
-    wait_for("a store", DEADLINE, || systemd.says(&store));
-    systemd.does(&["juju", "add-machine", "--instance-id", "metal"]);
+    wait_for("a store", DEADLINE, || systemd.output_of(&store));
+    systemd.run(&["juju", "add-machine", "--instance-id", "metal"]);
     // With access to the operator's credentials, the agent writes the machine's file.
-    systemd.does(&["systemctl", "start", installed]);
+    systemd.run(&["systemctl", "start", installed]);
     let file = wait_for("a machine file", DEADLINE, || {
-        let text = systemd.says(&["cat", "/etc/portcullis/local-machines/machine-0000000000.json"])?;
+        let text = systemd.output_of(&["cat", "/etc/portcullis/local-machines/machine-0000000000.json"])?;
         serde_json::from_str::<serde_json::Value>(&text).ok()
     });
-    systemd.does(&["systemctl", "stop", installed]);
+    systemd.run(&["systemctl", "stop", installed]);
 
     let text = |key: &str| file[key].as_str().unwrap().to_owned();
     let identity = |key: &str| Identity::parse(&text(key)).unwrap();
@@ -325,13 +326,13 @@ fn the_machine_of_user_data_runs_units_and_its_restart_leaves_their_processes_al
     let boot = Boot::new("local".parse().unwrap(), text("zookeeper").parse().unwrap(), roles);
     let credential = Credential::parse(&text("auth")).unwrap();
     let user_data = boot.user_data(MachineId::new(0), &credential);
-    systemd.does(&["sh", "-c", user_data.reveal()]);
+    systemd.run(&["sh", "-c", user_data.reveal()]);
 
     let service = "portcullis-machine.service";
-    let enabled = systemd.does(&["systemctl", "is-enabled", service]);
+    let enabled = systemd.run(&["systemctl", "is-enabled", service]);
     assert!(enabled.starts_with("enabled"), "{enabled}");
-    systemd.does(&["juju", "deploy", "/run/repo/fixtures/charms/hello", "--to", "0"]);
-    systemd.does(&["juju", "expose", "hello"]);
+    systemd.run(&["juju", "deploy", "/run/repo/fixtures/charms/hello", "--to", "0"]);
+    systemd.run(&["juju", "expose", "hello"]);
     let (units, hello) = ("/var/lib/portcullis-units/local-0", "Hello world, from hello/0.\n\n");
     wait_for("a page", DEADLINE, || systemd.page(units).filter(|page| page == hello));
     systemd.comes_back(service);
@@ -357,7 +358,7 @@ fn is_in_groups_of_its_own(systemd: &Instance) {
             assert!(ours.contains(&(tree.clone(), group.clone())), "{tree}: {group}");
         }
     }
-    let mounts = systemd.does(&["cat", "/proc/1/mountinfo"]);
+    let mounts = systemd.run(&["cat", "/proc/1/mountinfo"]);
     let kinds = mounts.lines().filter_map(|line| line.split_once(" - ")?.1.split(' ').next());
     assert_eq!(kinds.filter(|kind| kind.starts_with("cgroup")).count(), 1, "{mounts}");
 }

@@ -5,13 +5,23 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
-use crate::harness::scenario::Site;
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::wait_for;
 use crate::world::{DEADLINE, World, is_alive};
 
+on_both_stores![
+    hook_cannot_access_other_units,
+    hook_cannot_access_another_machine,
+    hook_cannot_access_another_environment,
+    secrets_appear_only_in_their_files,
+];
+
 /// Shell function that prints one line with the name of an attempt and its result.
 const TRY: &str = r#"
-try() { what=$1; shift; if "$@" >/dev/null 2>said; then echo "$what: yes"; else echo "$what: no: $(tr '\n' ' ' <said)"; fi; }
+try() {
+    what=$1; shift
+    if "$@" >/dev/null 2>errors; then echo "$what: yes"; else echo "$what: no: $(tr '\n' ' ' <errors)"; fi
+}
 "#;
 
 const TRIES: &str = r#"
@@ -49,7 +59,7 @@ try become-root chown 0 "$CHARM_DIR/mine"
 mv tried.new tried
 "#;
 
-pub(crate) fn hook_cannot_access_other_units(site: &Site) {
+fn hook_cannot_access_other_units(site: &Site) {
     let world = World::new(site);
     let operator = &world.operator;
     // The hooks of each unit run as a user of their own.
@@ -57,12 +67,12 @@ pub(crate) fn hook_cannot_access_other_units(site: &Site) {
     // A hook can also open its own stdout and stderr.
     let start = "open-port 9000 && echo up >/dev/stderr && echo up >/dev/stdout";
     world.deploy(&world.charm("victim", &[("start", start)]), "victim");
-    world.becomes("victim/0", "started");
+    world.wait_for_state("victim/0", "started");
     let config = operator.config("");
     let tries = TRIES.replace("$CONFIG", config.to_str().unwrap().trim_end_matches('/'));
     let tries = format!("{TRY}{tries}");
     world.deploy(&world.charm("thief", &[("start", &tries)]), "thief");
-    world.becomes("thief/0", "started");
+    world.wait_for_state("thief/0", "started");
     let tried = fs::read_to_string(world.charm_dir("thief/0").join("tried")).unwrap();
     for (what, worked, why) in [
         ("own-port", true, ""),
@@ -113,7 +123,7 @@ pub(crate) fn hook_cannot_access_other_units(site: &Site) {
     operator.does(&["destroy-service", "thief"]);
     let refused = open(&kept);
     assert!(refused.code == 1 && refused.stderr.contains("no such znode"), "{refused:?}");
-    agent.ends();
+    agent.stop();
 }
 
 #[track_caller]
@@ -143,14 +153,14 @@ const ELSEWHERE: &[(&str, &str)] = &[
 ];
 
 /// Hooks on one machine cannot access the files of another, unless they run as root.
-pub(crate) fn hook_cannot_access_another_machine(site: &Site) {
+fn hook_cannot_access_another_machine(site: &Site) {
     let world = World::new(site);
     let operator = &world.operator;
     operator.does(&["add-machine", "--instance-id", "more-metal"]);
     let elsewhere = operator.home().join("units-1");
     let other = world.agent_of("1", &elsewhere, &[]);
     operator.does(&["deploy", &world.charm("victim", &[("start", "echo up")]), "--to", "1"]);
-    world.becomes("victim/0", "started");
+    world.wait_for_state("victim/0", "started");
     let kept: Vec<_> = fs::read_dir(elsewhere.join("charms")).unwrap().map(|kept| kept.unwrap()).collect();
     assert_eq!(kept.len(), 1, "the charm, as it came");
     let hash = kept[0].file_name().into_string().unwrap();
@@ -164,7 +174,7 @@ pub(crate) fn hook_cannot_access_another_machine(site: &Site) {
             .replace("$OWN", world.units_dir().to_str().unwrap())
             .replace("$HASH", &hash);
         world.deploy(&world.charm(service, &[("start", &script)]), service);
-        world.becomes(&format!("{service}/0"), "started");
+        world.wait_for_state(&format!("{service}/0"), "started");
         fs::read_to_string(world.charm_dir(&format!("{service}/0")).join("tried")).unwrap()
     };
     let agent = world.agent(&[]);
@@ -172,25 +182,25 @@ pub(crate) fn hook_cannot_access_another_machine(site: &Site) {
     for (what, _) in ELSEWHERE {
         came(&refused, what, false, "Permission denied");
     }
-    agent.ends();
+    agent.stop();
     // Control: the same attempts by hooks that run as root.
     let agent = world.agent(&["--hook-user", "0:0"]);
     let worked = tried("robber");
     for (what, _) in ELSEWHERE {
         came(&worked, what, true, "");
     }
-    agent.ends();
-    other.ends();
+    agent.stop();
+    other.stop();
 }
 
 /// Two environments on one host have units with the same numbers: no two units ever get the same
 /// user, in any order of deployment.
-pub(crate) fn hook_cannot_access_another_environment(site: &Site) {
+fn hook_cannot_access_another_environment(site: &Site) {
     let one = World::new(site);
     let two = World::new(&site.other()).on_the_host_of(&one);
     let (first, second) = (one.agent(&[]), two.agent(&[]));
     one.deploy(&one.charm("victim", &[("start", "setsid sleep 1000 & echo $! >left")]), "victim");
-    one.becomes("victim/0", "started");
+    one.wait_for_state("victim/0", "started");
     let charm = one.charm_dir("victim/0");
     let left = fs::read_to_string(charm.join("left")).unwrap();
     let tries = format!(
@@ -200,7 +210,7 @@ pub(crate) fn hook_cannot_access_another_environment(site: &Site) {
     );
     let tried = |service: &str| {
         two.deploy(&two.charm(service, &[("start", &tries)]), service);
-        two.becomes(&format!("{service}/0"), "started");
+        two.wait_for_state(&format!("{service}/0"), "started");
         fs::read_to_string(two.charm_dir(&format!("{service}/0")).join("tried")).unwrap()
     };
     let refused = tried("thief");
@@ -220,23 +230,23 @@ pub(crate) fn hook_cannot_access_another_environment(site: &Site) {
     // A later unit does not get the user of a removed one, and each unit keeps its user.
     two.operator.does(&["destroy-service", "thief"]);
     wait_for("a machine without units", DEADLINE, || two.is_cleared_away().then_some(()));
-    second.ends();
+    second.stop();
     let second = two.agent(&[]);
     came(&tried("successor"), "credentials", false, "Permission denied");
     assert!(![victims, thiefs].contains(&owner(&two, "successor/0")));
     assert_eq!(owner(&one, "victim/0"), victims);
-    second.ends();
+    second.stop();
     // Control: the same attempts by hooks that run as the user of the other unit.
     let second = two.agent(&["--hook-user", &format!("{victims}:{victims}")]);
     let worked = tried("robber");
     for what in ["credentials", "charm", "process"] {
         came(&worked, what, true, "");
     }
-    second.ends();
-    first.ends();
+    second.stop();
+    first.stop();
 }
 
-pub(crate) fn secrets_appear_only_in_their_files(site: &Site) {
+fn secrets_appear_only_in_their_files(site: &Site) {
     let world = World::new(site);
     let operator = &world.operator;
     let agent = world.agent(&[]);
@@ -265,9 +275,9 @@ pub(crate) fn secrets_appear_only_in_their_files(site: &Site) {
             assert!(!leaked, "a secret in {}", process.path().join(file).display());
         }
     }
-    assert!(looked_at > 4, "nothing was looked at");
+    assert!(looked_at > 4, "no file was checked");
     fs::write(world.units_dir().join("units/unit-0000000000/charm/go"), "").unwrap();
-    world.becomes("loud/0", "start-error");
+    world.wait_for_state("loud/0", "start-error");
     let shown = operator.does(&["status"]).stdout;
     let log = fs::read_to_string(world.units_dir().join("runs/unit-0000000000/log")).unwrap();
     assert!(shown.contains("hook-output"), "{shown}");
@@ -285,13 +295,13 @@ pub(crate) fn secrets_appear_only_in_their_files(site: &Site) {
         assert!(log.contains(&format!("{name}={value}\n")), "{name} is not {value}: {log}");
     }
     for secret in &secrets {
-        for text in [&shown, &log, &agent.said()] {
+        for text in [&shown, &log, &agent.log()] {
             assert!(!text.contains(secret.as_str()), "a secret is told: {text}");
         }
     }
     // Control: the file contains the secret, and the search finds it there.
     assert!(fs::read_to_string(credentials).unwrap().contains(&secrets[0]));
-    agent.ends();
+    agent.stop();
 }
 
 fn machine_file(home: &Path) -> std::path::PathBuf {

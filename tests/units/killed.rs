@@ -74,7 +74,7 @@ impl Deaths {
             deaths.again.clear();
             let life = Life { world: &world, first, units };
             deaths.go_through(&site, &life);
-            life.has_left_nothing(&deaths);
+            life.assert_nothing_left(&deaths);
             if deaths.done.len() == before {
                 return deaths;
             }
@@ -89,7 +89,7 @@ impl Deaths {
             scope.spawn(|| {
                 // Also on failure: otherwise the agent would never end.
                 let _end = End { over: &over, agent: &agent };
-                life.goes_by();
+                life.run_commands();
             });
             while !over.load(Ordering::SeqCst) {
                 let mut stepping = Stepping::start(life.world, self.victim != Victim::Agent);
@@ -167,7 +167,7 @@ impl Life<'_> {
     }
 
     /// Runs the operator's commands for the whole life and checks their effects.
-    fn goes_by(&self) {
+    fn run_commands(&self) {
         let (world, service) = (self.world, self.service());
         let (diary, left) = (world.operator.home().join("diary"), world.operator.home().join("left"));
         for path in [&diary, &left] {
@@ -188,7 +188,7 @@ impl Life<'_> {
         world.operator.does(&["unexpose", &service]);
         self.all_ran("unexposed");
         for number in 0..self.units {
-            let unit = world.becomes(&self.unit(number), "started");
+            let unit = world.wait_for_state(&self.unit(number), "started");
             assert_eq!(unit.get("hook-error"), None, "{unit}");
             let alive = self.left(number).iter().filter(|pid| is_alive(pid)).count();
             assert_eq!(alive, 1, "one service of {}", self.unit(number));
@@ -222,7 +222,7 @@ impl Life<'_> {
         wait_for(hook, DEADLINE, || (0..self.units).all(settled).then_some(()));
     }
 
-    fn has_left_nothing(&self, deaths: &Deaths) {
+    fn assert_nothing_left(&self, deaths: &Deaths) {
         let units = self.world.units_dir();
         for unit in 0..self.units {
             let key = self.runs(unit).display().to_string();

@@ -7,10 +7,21 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::harness::scenario::Site;
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::wait_for;
 use crate::operator::fixture_charm;
 use crate::world::{DEADLINE, DIG, World, is_alive};
+
+on_both_stores![
+    fixture_charms_work,
+    operator_resolves_failed_hooks,
+    failed_stop_hook_waits_for_the_operator,
+    killed_agents_run_each_hook_once,
+    output_after_a_stop_request_is_logged,
+    files_of_root_units_are_given_to_their_new_users,
+    stop_hook_runs_as_the_new_hook_user,
+    recreated_environment_leaves_old_units_alone,
+];
 
 fn port_of(world: &World, unit: &str) -> u16 {
     fs::read_to_string(world.charm_dir(unit).join("port")).unwrap().parse().unwrap()
@@ -27,7 +38,7 @@ fn request(port: u16, head: &str, body: &str) -> Option<String> {
     Some(format!("{} {body}", head.split(' ').nth(1)?))
 }
 
-pub(crate) fn fixture_charms_work(site: &Site) {
+fn fixture_charms_work(site: &Site) {
     let world = World::new(site);
     let operator = &world.operator;
     // Deployed before the machine has an agent.
@@ -40,14 +51,14 @@ pub(crate) fn fixture_charms_work(site: &Site) {
         }
         operator.does(&["expose", charm]);
         let unit = format!("{charm}/0");
-        world.becomes(&unit, "started");
+        world.wait_for_state(&unit, "started");
         let port = port_of(&world, &unit);
         assert_eq!(world.unit(&unit)["open-ports"][0], format!("{port}/{protocol}"));
     }
     let (hello, clock, book) =
         (port_of(&world, "hello/0"), port_of(&world, "clock/0"), port_of(&world, "guestbook/0"));
     let says = |port, head: &str, wanted: &str| {
-        wait_for(wanted, DEADLINE, || request(port, head, "a guest").filter(|said| said == wanted));
+        wait_for(wanted, DEADLINE, || request(port, head, "a guest").filter(|printed| printed == wanted));
     };
     says(hello, "GET /", "200 Hello world, from hello/0.\n");
     says(book, "POST /", "201 Thank you.\n");
@@ -74,7 +85,7 @@ pub(crate) fn fixture_charms_work(site: &Site) {
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
     assert!(!is_alive(&pid));
     assert_eq!(request(hello, "GET /", ""), None);
-    agent.ends();
+    agent.stop();
 }
 
 #[test]
@@ -95,39 +106,39 @@ fn stop_hooks_end_only_their_own_processes() {
     }
 }
 
-pub(crate) fn operator_resolves_failed_hooks(site: &Site) {
+fn operator_resolves_failed_hooks(site: &Site) {
     let world = World::new(site);
     let operator = &world.operator;
     let agent = world.agent(&[]);
     let start = "echo looking for it; [ -e found ] || { echo 'not found' >&2; exit 4; }";
     let charm = world.charm("picky", &[("start", start), ("exposed", "kill -SEGV $$")]);
     world.deploy(&charm, "picky");
-    let unit = world.becomes("picky/0", "start-error");
+    let unit = world.wait_for_state("picky/0", "start-error");
     assert_eq!(unit["hook-error"], "start hook: exit code 4");
     assert_eq!(unit["hook-output"], serde_json::json!(["looking for it", "not found"]));
     operator.does(&["expose", "picky"]);
     operator.is_refused(&["resolved", "nobody/0"], 1, "Unit 'nobody/0' was not found");
 
-    let said = operator.does(&["resolved", "--retry", "picky/0"]);
-    assert_eq!(said.stderr, "Unit 'picky/0' runs its start hook again.\n");
+    let printed = operator.does(&["resolved", "--retry", "picky/0"]);
+    assert_eq!(printed.stderr, "Unit 'picky/0' runs its start hook again.\n");
     world.runs("picky", &["install", "start", "start"]);
-    world.becomes("picky/0", "start-error");
+    world.wait_for_state("picky/0", "start-error");
     fs::write(world.charm_dir("picky/0").join("found"), "").unwrap();
     operator.does(&["resolved", "--retry", "picky/0"]);
-    let unit = world.becomes("picky/0", "exposed-error");
+    let unit = world.wait_for_state("picky/0", "exposed-error");
     assert_eq!(unit["hook-error"], "exposed hook: signal 11 (SIGSEGV)");
     // A failed `exposed` hook counts as run, so `unexposed` follows it.
     operator.does(&["unexpose", "picky"]);
-    let said = operator.does(&["resolved", "picky/0"]);
-    assert_eq!(said.stderr, "Unit 'picky/0' continues without its exposed hook.\n");
+    let printed = operator.does(&["resolved", "picky/0"]);
+    assert_eq!(printed.stderr, "Unit 'picky/0' continues without its exposed hook.\n");
     world.runs("picky", &["install", "start", "start", "start", "exposed", "unexposed"]);
-    world.becomes("picky/0", "started");
+    world.wait_for_state("picky/0", "started");
     operator.is_refused(&["resolved", "picky/0"], 1, "the unit has no hook that failed: it is started");
-    agent.ends();
+    agent.stop();
 }
 
 /// Agents are killed during hooks, between hooks and at rest: each hook runs once.
-pub(crate) fn killed_agents_run_each_hook_once(site: &Site) {
+fn killed_agents_run_each_hook_once(site: &Site) {
     let world = World::new(site);
     let operator = &world.operator;
     let slow = "sleep 1; echo done >>ends; :";
@@ -141,51 +152,53 @@ pub(crate) fn killed_agents_run_each_hook_once(site: &Site) {
         agent.kill9();
         agent = world.agent(&[]);
     }
-    world.becomes("slow/0", "started");
+    world.wait_for_state("slow/0", "started");
     let ends = world.charm_dir("slow/0").join("ends");
     wait_for("three ends", DEADLINE, || {
         (fs::read_to_string(&ends).unwrap().lines().count() == 3).then_some(())
     });
     // At rest: the next agent runs no hook.
     agent.kill9();
-    let before = agent.said();
+    let before = agent.log();
     let agent = world.agent(&[]);
-    let shown = |said: &str| said.matches("no such hook").count() + said.matches("running hook").count();
+    let shown =
+        |printed: &str| printed.matches("no such hook").count() + printed.matches("running hook").count();
     wait_for("an agent that holds the machine", DEADLINE, || {
-        (agent.said()[before.len()..].contains("holding the machine")).then_some(())
+        (agent.log()[before.len()..].contains("holding the machine")).then_some(())
     });
     operator.does(&["unexpose", "slow"]);
     world.runs("slow", &["install", "start", "exposed", "unexposed"]);
-    assert_eq!(shown(&agent.said()[before.len()..]), 1, "{}", agent.said());
-    agent.ends();
+    assert_eq!(shown(&agent.log()[before.len()..]), 1, "{}", agent.log());
+    agent.stop();
     assert_eq!(world.unit("slow/0")["agent-state"], "down");
 }
 
 /// A service prints a line and cleans up after SIGTERM: the reader of its output runs until the
 /// service has ended.
-pub(crate) fn output_after_a_stop_request_is_logged(site: &Site) {
+fn output_after_a_stop_request_is_logged(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&[]);
     let cleaned = world.operator.home().join("cleaned");
     fs::write(&cleaned, "").unwrap();
     world.share(&cleaned);
     let start = format!(
-        "setsid sh -c 'trap \"echo stopping; echo yes >{}; exit 0\" TERM; : >up; while :; do sleep 0.05; done' &",
+        "setsid sh -c 'trap \"echo stopping; echo yes >{}; exit 0\" TERM; : >up; while :; do sleep \
+         0.05; done' &",
         cleaned.display()
     );
     world.deploy(&world.charm("polite", &[("start", &start)]), "polite");
-    world.becomes("polite/0", "started");
+    world.wait_for_state("polite/0", "started");
     let up = world.charm_dir("polite/0").join("up");
     wait_for("a service", DEADLINE, || up.exists().then_some(()));
     world.operator.does(&["destroy-service", "polite"]);
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
     assert_eq!(fs::read_to_string(cleaned).unwrap(), "yes\n", "it was cut short");
-    agent.ends();
+    agent.stop();
 }
 
 /// Hooks that ran as root run as the unit's own user after a change of `--hook-user`, with the same
 /// files.
-pub(crate) fn files_of_root_units_are_given_to_their_new_users(site: &Site) {
+fn files_of_root_units_are_given_to_their_new_users(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&["--hook-user", "0:0"]);
     // Files appear and disappear all the time, and some are too deep for any path.
@@ -194,10 +207,10 @@ pub(crate) fn files_of_root_units_are_given_to_their_new_users(site: &Site) {
     let start = format!("{restless}\n{DIG}\necho $(id -u) >deep/who; ln -s deep/who link");
     let exposed = "open-port 8080 && echo $(id -u) >>deep/who && touch hooks/more";
     world.deploy(&world.charm("old", &[("start", &start), ("exposed", exposed)]), "old");
-    world.becomes("old/0", "started");
+    world.wait_for_state("old/0", "started");
     let charm = world.charm_dir("old/0");
     let left = fs::read_to_string(charm.join("left")).unwrap();
-    agent.ends();
+    agent.stop();
     let agent = world.agent(&[]);
     world.operator.does(&["expose", "old"]);
     wait_for("the new user", DEADLINE, || {
@@ -214,11 +227,11 @@ pub(crate) fn files_of_root_units_are_given_to_their_new_users(site: &Site) {
     world.operator.does(&["destroy-service", "old"]);
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
     assert!(!is_alive(&left));
-    agent.ends();
+    agent.stop();
 }
 
 /// The first hook that runs as the new user may be the last hook of the unit.
-pub(crate) fn stop_hook_runs_as_the_new_hook_user(site: &Site) {
+fn stop_hook_runs_as_the_new_hook_user(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&["--hook-user", "0:0"]);
     let who = world.operator.home().join("who");
@@ -226,8 +239,8 @@ pub(crate) fn stop_hook_runs_as_the_new_hook_user(site: &Site) {
     world.share(&who);
     let stop = format!("touch last && echo $(id -u) >>{}", who.display());
     world.deploy(&world.charm("old", &[("stop", &stop)]), "old");
-    world.becomes("old/0", "started");
-    agent.ends();
+    world.wait_for_state("old/0", "started");
+    agent.stop();
     // Removed while no agent runs, so that the next agent sees the unit only as removed.
     world.operator.does(&["destroy-service", "old"]);
     let agent = world.agent(&[]);
@@ -236,35 +249,36 @@ pub(crate) fn stop_hook_runs_as_the_new_hook_user(site: &Site) {
         world.is_cleared_away().then_some(())
     });
     assert_eq!(fs::read_to_string(who).unwrap(), format!("{}\n", world.first_uid));
-    agent.ends();
+    agent.stop();
 }
 
 /// A new environment with the same name, machine, unit numbers and directory has units of its own.
-pub(crate) fn recreated_environment_leaves_old_units_alone(site: &Site) {
+fn recreated_environment_leaves_old_units_alone(site: &Site) {
     let old = World::new(site);
     let agent = old.agent(&[]);
     old.deploy(&old.charm("old", &[("start", "setsid sleep 1000 & echo $! >left")]), "web");
-    old.becomes("web/0", "started");
+    old.wait_for_state("web/0", "started");
     let left = fs::read_to_string(old.charm_dir("web/0").join("left")).unwrap();
-    agent.ends();
+    agent.stop();
 
     let new = World::new(&site.other()).on_the_host_of(&old).with_units_in(old.units_dir());
     new.deploy(&new.charm("new", &[]), "web");
     let agent = new.agent(&[]);
     // The new unit starts from the beginning, with its own charm.
-    new.becomes("web/0", "started");
+    new.wait_for_state("web/0", "started");
     new.runs("new", &["install", "start"]);
     let problem = new.operator.status()["machines"]["0"]["problem"].as_str().unwrap().to_owned();
     assert_eq!(
         problem,
         format!(
-            "{} has files of units of another environment or machine (1); they are left as they are, and so is what they run",
+            "{} has files of units of another environment or machine (1); they are left as they \
+             are, and so is what they run",
             old.units_dir().display()
         )
     );
     // The agent of the old environment runs at the same time and finds its unit unchanged.
     let olds = old.agent(&[]);
-    old.becomes("web/0", "started");
+    old.wait_for_state("web/0", "started");
     assert_eq!(old.operator.status()["machines"]["0"].get("problem"), None);
     new.operator.does(&["destroy-service", "web"]);
     new.runs("new", &["install", "start", "stop"]);
@@ -274,7 +288,7 @@ pub(crate) fn recreated_environment_leaves_old_units_alone(site: &Site) {
     wait_for("an end of the new one", DEADLINE, || {
         fs::read_dir(own.join("runs")).unwrap().next().is_none().then_some(())
     });
-    agent.ends();
+    agent.stop();
     assert!(is_alive(&left) && old.is_here("web/0"));
     assert_eq!(old.ran("old"), ["install", "start"]);
     // The old environment can still stop its unit.
@@ -282,12 +296,12 @@ pub(crate) fn recreated_environment_leaves_old_units_alone(site: &Site) {
     old.runs("old", &["install", "start", "stop"]);
     wait_for("a machine without units", DEADLINE, || old.is_cleared_away().then_some(()));
     assert!(!is_alive(&left));
-    olds.ends();
+    olds.stop();
 }
 
 /// A removed unit whose stop hook failed has no ports and no processes, and stays in the status
 /// until the hook succeeds or the operator skips it.
-pub(crate) fn failed_stop_hook_waits_for_the_operator(site: &Site) {
+fn failed_stop_hook_waits_for_the_operator(site: &Site) {
     let world = World::new(site);
     let operator = &world.operator;
     let mut agent = world.agent(&[]);
@@ -297,13 +311,13 @@ pub(crate) fn failed_stop_hook_waits_for_the_operator(site: &Site) {
     operator.does(&["deploy", &charm, "web", "-n", "3", "--to", "0"]);
     operator.does(&["expose", "web"]);
     for unit in ["web/0", "web/1", "web/2"] {
-        world.becomes(unit, "started");
+        world.wait_for_state(unit, "started");
     }
     let left = fs::read_to_string(world.charm_dir("web/0").join("left")).unwrap();
     let stops = || world.ran("clinging").iter().filter(|hook| *hook == "stop").count();
-    let said = operator.does(&["remove-unit", "web/0"]);
-    assert_eq!(said.stderr, "Unit 'web/0' removed from service 'web'\n");
-    let unit = world.becomes("web/0", "stop-error");
+    let printed = operator.does(&["remove-unit", "web/0"]);
+    assert_eq!(printed.stderr, "Unit 'web/0' removed from service 'web'\n");
+    let unit = world.wait_for_state("web/0", "stop-error");
     assert_eq!(unit["hook-error"], "stop hook: exit code 3");
     assert_eq!(unit["hook-output"], serde_json::json!(["so not"]));
     assert_eq!((&unit["machine"], &unit["open-ports"]), (&serde_json::json!(0), &serde_json::json!([])));
@@ -314,20 +328,20 @@ pub(crate) fn failed_stop_hook_waits_for_the_operator(site: &Site) {
     // The next agent reads the state as well and does not run the hook again.
     agent.kill9();
     let mut agent = world.agent(&[]);
-    world.becomes("web/1", "started");
-    world.becomes("web/0", "stop-error");
+    world.wait_for_state("web/1", "started");
+    world.wait_for_state("web/0", "stop-error");
     assert_eq!(stops(), 1);
     let in_charm = |file: &str| world.charm_dir("web/0").join(file);
     fs::write(in_charm("hold"), "").unwrap();
-    let said = operator.does(&["resolved", "--retry", "web/0"]);
-    assert_eq!(said.stderr, "Unit 'web/0' runs its stop hook again.\n");
+    let printed = operator.does(&["resolved", "--retry", "web/0"]);
+    assert_eq!(printed.stderr, "Unit 'web/0' runs its stop hook again.\n");
     wait_for("another try", DEADLINE, || (stops() == 2).then_some(()));
     // While the hook runs there is no failure to resolve, and the command is refused.
     assert_eq!(world.unit("web/0")["agent-state"], "stopping");
     let nothing = "the unit has no hook that failed: it is stopping";
     operator.is_refused(&["resolved", "web/0"], 1, nothing);
     fs::remove_file(in_charm("hold")).unwrap();
-    world.becomes("web/0", "stop-error");
+    world.wait_for_state("web/0", "stop-error");
     fs::write(in_charm("let-go"), "").unwrap();
     operator.does(&["resolved", "--retry", "web/0"]);
     wait_for("an end of it", DEADLINE, || {
@@ -338,17 +352,17 @@ pub(crate) fn failed_stop_hook_waits_for_the_operator(site: &Site) {
 
     // Also after the service is destroyed, and with a decision that is made while no agent runs.
     operator.does(&["destroy-service", "web"]);
-    world.becomes("web/1", "stop-error");
-    world.becomes("web/2", "stop-error");
+    world.wait_for_state("web/1", "stop-error");
+    world.wait_for_state("web/2", "stop-error");
     agent.kill9();
-    let said = operator.does(&["resolved", "web/1"]);
-    assert_eq!(said.stderr, "Unit 'web/1' continues without its stop hook.\n");
+    let printed = operator.does(&["resolved", "web/1"]);
+    assert_eq!(printed.stderr, "Unit 'web/1' continues without its stop hook.\n");
     assert!(world.is_here("web/1"));
     let mut agent = world.agent(&[]);
     wait_for("an end of it", DEADLINE, || (!world.is_here("web/1")).then_some(()));
     let shown = operator.status();
     assert_eq!(shown["services"]["web"]["units"].as_object().unwrap().len(), 1, "{shown}");
-    world.becomes("web/2", "stop-error");
+    world.wait_for_state("web/2", "stop-error");
     assert_eq!(stops(), before + 2);
     // The removal of a machine removes its units.
     agent.kill9();

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use crate::harness::scenario::Site;
-use crate::harness::{Kind, Store, wait_for};
+use crate::harness::{Kind, Store, wait_for, wait_for_count};
 use crate::world::{DEADLINE, World};
 
 const UNITS: usize = 200;
@@ -43,14 +43,14 @@ fn restart_with_two_hundred_units_runs_no_hook() {
         let charm = charm(world, "many", &[("start", &format!("echo up >>{}", started.display()))]);
         let mut agent = world.agent_at_rest();
         world.operator.does(&["deploy", &charm, "-n", &UNITS.to_string(), "--to", "0"]);
-        wait_for("two hundred units", DEADLINE, || (count() == UNITS).then_some(()));
+        wait_for_count("start hooks", UNITS, count);
         all_are_started(world);
         assert!(agent.most_kb() < MAX_AGENT_KB, "{} KB", agent.most_kb());
 
-        let said = agent.said().len();
+        let printed = agent.log().len();
         agent.kill9();
         let agent = world.agent_at_rest();
-        let since = || agent.said()[said..].to_owned();
+        let since = || agent.log()[printed..].to_owned();
         // By then the session of the previous agent has ended, and none of its units is shown as
         // running.
         wait_for("the next agent", DEADLINE, || since().contains("holding the machine").then_some(()));
@@ -60,14 +60,14 @@ fn restart_with_two_hundred_units_runs_no_hook() {
         // it.
         world.operator.does(&["expose", "many"]);
         let hooks = || -> Vec<String> {
-            let said = since();
+            let printed = since();
             let about =
-                said.lines().filter(|line| line.contains("running hook") || line.contains("no such hook"));
+                printed.lines().filter(|line| line.contains("running hook") || line.contains("no such hook"));
             about.filter_map(|line| Some(line.split_once("hook=")?.1.to_owned())).collect()
         };
-        wait_for("a hook of each", DEADLINE, || (hooks().len() >= UNITS).then_some(()));
+        wait_for_count("hooks after the restart", UNITS, || hooks().len());
         assert_eq!((count(), hooks()), (UNITS, vec!["exposed".to_owned(); UNITS]), "a hook ran again");
-        agent.ends();
+        agent.stop();
     });
 }
 
@@ -81,21 +81,21 @@ fn memory_for_a_large_charm_does_not_grow_with_units() {
         let small = agent.most_kb();
         world.operator.does(&["deploy", &charm, "-n", "8", "--to", "0"]);
         for unit in 0..8 {
-            world.becomes(&format!("large/{unit}"), "started");
+            world.wait_for_state(&format!("large/{unit}"), "started");
         }
         // The archive and its unpacked form, each with its read buffers.
         let more = agent.most_kb().saturating_sub(small);
         assert!((LARGE_KB..7 * LARGE_KB).contains(&more), "{more} KB for a charm of {LARGE_KB}");
-        agent.ends();
+        agent.stop();
     });
 }
 
 fn all_are_started(world: &World) {
-    wait_for("units that are started", DEADLINE, || {
+    wait_for_count("started units", UNITS, || {
         let status = world.operator.status();
-        let units = status["services"]["many"]["units"].as_object()?;
-        let all = units.len() == UNITS && units.values().all(|unit| unit["agent-state"] == "started");
-        all.then_some(())
+        let units = status["services"]["many"]["units"].as_object();
+        let is_started = |unit: &&serde_json::Value| unit["agent-state"] == "started";
+        units.map_or(0, |units| units.values().filter(is_started).count())
     });
 }
 
@@ -108,14 +108,14 @@ fn units_at_rest_are_not_read_again() {
         let agent = world.agent_at_rest();
         world.operator.does(&["deploy", &charm, "-n", "5", "--to", "0"]);
         for unit in 0..5 {
-            world.becomes(&format!("quiet/{unit}"), "started");
+            world.wait_for_state(&format!("quiet/{unit}"), "started");
         }
         // If units were read repeatedly, there would never be three pings in a row without a read.
         wait_for("three pings without a read of a unit", DEADLINE, || {
-            let said = agent.said();
-            let since = said.rsplit("MultiRead").next()?;
+            let printed = agent.log();
+            let since = printed.rsplit("MultiRead").next()?;
             (since.matches("got ping response").count() >= 3).then_some(())
         });
-        agent.ends();
+        agent.stop();
     });
 }

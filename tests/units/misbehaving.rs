@@ -7,10 +7,26 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::harness::scenario::Site;
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::{binary, wait_for};
 use crate::mounts::Mount;
 use crate::world::{DEADLINE, DIG, World, is_alive, reader_of};
+
+on_both_stores![
+    failing_hooks_affect_only_their_unit,
+    hook_that_kills_its_agent_is_given_up,
+    deeply_nested_directories_are_removed_with_their_unit,
+    mounts_in_a_unit_directory_are_not_removed,
+    unit_removed_during_a_hook,
+    hook_log_is_limited_to_a_megabyte,
+    full_disk_puts_a_unit_into_an_error_state,
+    full_disk_does_not_prevent_the_end_of_a_hook,
+    log_reader_program_is_optional,
+    process_with_cleared_environment_ends_with_its_unit,
+    processes_that_keep_forking_end_with_their_unit,
+    missing_control_groups_are_logged,
+    unusable_units_directory_is_a_machine_problem,
+];
 
 /// Limits of a hook log and of an agent's memory, for any amount of output.
 const MAX_LOG_BYTES: u64 = 1024 * 1024;
@@ -21,9 +37,12 @@ const GIGABYTES_DEADLINE: Duration = Duration::from_secs(180);
 const LAST_WORD: &[u8; 6] = b"\nlate\n";
 
 /// Changes the charm of the first unit only.
-const SELF_CHANGE: &str = r#"[ "$JUJU_UNIT_NAME" != changing/0 ] || { chmod -x hooks/start; echo 'exit 1' >hooks/stop; touch "$CHARM_DIR/new"; }"#;
+const SELF_CHANGE: &str = concat!(
+    r#"[ "$JUJU_UNIT_NAME" != changing/0 ] || "#,
+    r#"{ chmod -x hooks/start; echo 'exit 1' >hooks/stop; touch "$CHARM_DIR/new"; }"#
+);
 
-pub(crate) fn failing_hooks_affect_only_their_unit(site: &Site) {
+fn failing_hooks_affect_only_their_unit(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&["--hook-timeout", "3"]);
     for (name, hooks, state, reason) in [
@@ -43,16 +62,16 @@ pub(crate) fn failing_hooks_affect_only_their_unit(site: &Site) {
         // A unit with correct hooks, at the same time.
         let good = format!("good-{name}");
         world.deploy(&world.charm(&good, &[]), &good);
-        world.becomes(&format!("{good}/0"), "started");
-        let unit = world.becomes(&format!("{name}/0"), state);
-        let said = unit["hook-error"].as_str().unwrap_or_default();
-        assert!(said.contains(reason), "{name}: {unit}");
+        world.wait_for_state(&format!("{good}/0"), "started");
+        let unit = world.wait_for_state(&format!("{name}/0"), state);
+        let printed = unit["hook-error"].as_str().unwrap_or_default();
+        assert!(printed.contains(reason), "{name}: {unit}");
         world.operator.does(&["destroy-service", &good]);
     }
     // A unit changes only its own copy: the next unit gets the charm as it was deployed.
     world.operator.does(&["add-unit", "changing", "--to", "0"]);
-    world.becomes("changing/1", "started");
-    world.becomes("changing/0", "start-error");
+    world.wait_for_state("changing/1", "started");
+    world.wait_for_state("changing/0", "start-error");
     let left = fs::read_to_string(world.charm_dir("forking/0").join("left")).unwrap();
     assert!(is_alive(&left), "a hook may leave a process behind");
     let log = fs::metadata(world.units_dir().join("runs")).unwrap();
@@ -62,27 +81,27 @@ pub(crate) fn failing_hooks_affect_only_their_unit(site: &Site) {
     }
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
     assert!(!is_alive(&left), "but not when its unit is removed");
-    agent.ends();
+    agent.stop();
 }
 
 /// A hook kills the machine's agent, not only its own runner. As a user of its own it has no
 /// permission; as root it can, its unit ends in an error state with the reason, and other units are
 /// not affected.
-pub(crate) fn hook_that_kills_its_agent_is_given_up(site: &Site) {
+fn hook_that_kills_its_agent_is_given_up(site: &Site) {
     let world = World::new(site);
     let number = world.agent_number();
     let kill = format!("kill -9 $(cat {})", number.display());
     let mut agent = world.agent(&[]);
     world.deploy(&world.charm("barred", &[("start", &kill)]), "barred");
-    let barred = world.becomes("barred/0", "start-error");
+    let barred = world.wait_for_state("barred/0", "start-error");
     assert!(barred["hook-output"].to_string().contains("Operation not permitted"), "{barred}");
-    assert!(agent.is_there(), "{}", agent.said());
-    agent.ends();
+    assert!(agent.is_running(), "{}", agent.log());
+    agent.stop();
 
     // Control, and the consequences: these hooks run as root and can kill the agent.
     let mut agent = world.agent(&["--hook-user", "0:0"]);
     world.deploy(&world.charm("good", &[("start", "setsid sleep 1000 & echo $! >left")]), "good");
-    world.becomes("good/0", "started");
+    world.wait_for_state("good/0", "started");
     let left = fs::read_to_string(world.charm_dir("good/0").join("left")).unwrap();
     world.deploy(
         &world.charm("once", &[("install", &format!("{kill}; sleep 0.2; echo done >ended"))]),
@@ -90,7 +109,7 @@ pub(crate) fn hook_that_kills_its_agent_is_given_up(site: &Site) {
     );
     agent.is_killed();
     agent = world.agent(&["--hook-user", "0:0"]);
-    world.becomes("once/0", "started");
+    world.wait_for_state("once/0", "started");
     // The hook outlived the agent that started it: its result is recorded, and it does not run
     // again.
     world.runs("once", &["install", "start"]);
@@ -98,7 +117,7 @@ pub(crate) fn hook_that_kills_its_agent_is_given_up(site: &Site) {
 
     // Kills only the runner of the hook.
     world.deploy(&world.charm("alone", &[("install", "echo $$ >pid; kill -9 $PPID; sleep 1000")]), "alone");
-    let alone = world.becomes("alone/0", "install-error");
+    let alone = world.wait_for_state("alone/0", "install-error");
     assert_eq!(alone["hook-error"], "install hook: was interrupted 2 times without a result");
     let last = fs::read_to_string(world.charm_dir("alone/0").join("pid")).unwrap();
     assert!(!is_alive(&last), "given up, and still running");
@@ -109,11 +128,11 @@ pub(crate) fn hook_that_kills_its_agent_is_given_up(site: &Site) {
         agent.is_killed();
         agent = world.agent(&["--hook-user", "0:0"]);
     }
-    let both = world.becomes("both/0", "install-error");
+    let both = world.wait_for_state("both/0", "install-error");
     assert_eq!(both["hook-error"], "install hook: was interrupted 2 times without a result");
     world.runs("both", &["install", "install"]);
-    assert!(agent.is_there(), "{}", agent.said());
-    world.becomes("good/0", "started");
+    assert!(agent.is_running(), "{}", agent.log());
+    world.wait_for_state("good/0", "started");
     assert!(is_alive(&left), "another unit's process");
     for (service, hooks) in [("good", &["install", "start"][..]), ("once", &["install", "start"])] {
         assert_eq!(world.ran(service), hooks, "another unit's hooks");
@@ -125,11 +144,11 @@ pub(crate) fn hook_that_kills_its_agent_is_given_up(site: &Site) {
     }
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
     assert!(!is_alive(&left));
-    agent.ends();
+    agent.stop();
 }
 
 /// Nested directories of any depth, and directories without permissions.
-pub(crate) fn deeply_nested_directories_are_removed_with_their_unit(site: &Site) {
+fn deeply_nested_directories_are_removed_with_their_unit(site: &Site) {
     let world = World::new(site);
     let mut agent = world.agent(&[]);
     let start = format!(
@@ -137,21 +156,21 @@ pub(crate) fn deeply_nested_directories_are_removed_with_their_unit(site: &Site)
     );
     world.deploy(&world.charm("digging", &[("start", &start)]), "digging");
     world.deploy(&world.charm("good", &[]), "good");
-    world.becomes("digging/0", "started");
-    world.becomes("good/0", "started");
+    world.wait_for_state("digging/0", "started");
+    world.wait_for_state("good/0", "started");
     assert!(world.charm_dir("digging/0").join("deep/deep/deep").exists());
     world.operator.does(&["remove-unit", "digging/0"]);
     wait_for("an end of the digging", DEADLINE, || (!world.is_here("digging/0")).then_some(()));
-    assert!(agent.is_there(), "{}", agent.said());
+    assert!(agent.is_running(), "{}", agent.log());
     assert_eq!(world.unit("good/0")["agent-state"], "started");
     world.operator.does(&["destroy-service", "good"]);
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
-    agent.ends();
+    agent.stop();
 }
 
 /// A hook that runs as root may mount a file system: its files do not belong to the unit and are
 /// kept.
-pub(crate) fn mounts_in_a_unit_directory_are_not_removed(site: &Site) {
+fn mounts_in_a_unit_directory_are_not_removed(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&["--hook-user", "0:0"]);
     let kept = world.operator.home().join("kept");
@@ -160,11 +179,11 @@ pub(crate) fn mounts_in_a_unit_directory_are_not_removed(site: &Site) {
     // In the shared mount namespace, as on most hosts.
     let start = format!("mkdir here && mount --bind {} here", kept.display());
     world.deploy(&world.charm("mounting", &[("start", &start)]), "mounting");
-    world.becomes("mounting/0", "started");
+    world.wait_for_state("mounting/0", "started");
     let here = world.charm_dir("mounting/0").join("here");
     assert!(here.join("file").exists(), "the control: it is mounted");
     world.operator.does(&["destroy-service", "mounting"]);
-    wait_for("a reason", DEADLINE, || agent.said().contains("here is a mount point").then_some(()));
+    wait_for("a reason", DEADLINE, || agent.log().contains("here is a mount point").then_some(()));
     let problem = || world.operator.status()["machines"]["0"]["problem"].as_str().map(str::to_owned);
     let told = wait_for("a problem", DEADLINE, problem);
     assert!(
@@ -175,12 +194,12 @@ pub(crate) fn mounts_in_a_unit_directory_are_not_removed(site: &Site) {
     assert_eq!(fs::read_to_string(kept.join("file")).unwrap(), "kept");
     assert!(Command::new("umount").arg(&here).status().unwrap().success());
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
-    wait_for("nothing more to say", DEADLINE, || problem().is_none().then_some(()));
+    wait_for("no problem", DEADLINE, || problem().is_none().then_some(()));
     assert_eq!(fs::read_to_string(kept.join("file")).unwrap(), "kept");
-    agent.ends();
+    agent.stop();
 }
 
-pub(crate) fn unit_removed_during_a_hook(site: &Site) {
+fn unit_removed_during_a_hook(site: &Site) {
     let world = World::new(site);
     let mut agent = world.agent(&[]);
     let charm = world.charm("endless", &[("start", "echo $$ >pid; sleep 1000")]);
@@ -207,10 +226,10 @@ pub(crate) fn unit_removed_during_a_hook(site: &Site) {
     }
     // Neither unit was started, so no stop hook runs.
     world.runs("endless", &["install", "start", "install", "start"]);
-    agent.ends();
+    agent.stop();
 }
 
-pub(crate) fn hook_log_is_limited_to_a_megabyte(site: &Site) {
+fn hook_log_is_limited_to_a_megabyte(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&[]);
     // The second gigabyte is printed by a process that the hook leaves running.
@@ -218,7 +237,7 @@ pub(crate) fn hook_log_is_limited_to_a_megabyte(site: &Site) {
     let install = "head -c 1000000000 /dev/zero; echo; echo early";
     world.deploy(&world.charm("loud", &[("install", install), ("start", start)]), "loud");
     world.deploy(&world.charm("quiet", &[]), "quiet");
-    world.becomes("quiet/0", "started");
+    world.wait_for_state("quiet/0", "started");
     let log = world.units_dir().join("runs/unit-0000000000/log");
     let (mut most, mut kept) = (0, 0);
     wait_for("the last word", GIGABYTES_DEADLINE, || {
@@ -234,24 +253,24 @@ pub(crate) fn hook_log_is_limited_to_a_megabyte(site: &Site) {
     assert!(most <= MAX_LOG_BYTES && kept >= MAX_LOG_BYTES / 2, "{most} and {kept} bytes");
     assert!(agent.most_kb() < MAX_AGENT_KB, "{} KB", agent.most_kb());
     assert_eq!(reader_of(&log), Some(binary("portcullis-keep-log")), "the small one");
-    world.becomes("loud/0", "started");
+    world.wait_for_state("loud/0", "started");
     assert_eq!(world.unit("quiet/0")["agent-state"], "started");
     world.operator.does(&["destroy-service", "loud"]);
     world.operator.does(&["destroy-service", "quiet"]);
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
-    agent.ends();
+    agent.stop();
 }
 
-pub(crate) fn full_disk_puts_a_unit_into_an_error_state(site: &Site) {
+fn full_disk_puts_a_unit_into_an_error_state(site: &Site) {
     let small = Mount::tmpfs("3m");
     let world = World::new(site).with_units_in(small.path());
     let operator = &world.operator;
     let agent = world.agent(&[]);
     world.deploy(&world.charm("good", &[]), "good");
-    world.becomes("good/0", "started");
+    world.wait_for_state("good/0", "started");
     let fill = "cat /dev/zero >fill; echo full; exit 7";
     world.deploy(&world.charm("hog", &[("install", fill)]), "hog");
-    let hog = world.becomes("hog/0", "install-error");
+    let hog = world.wait_for_state("hog/0", "install-error");
     assert_eq!(hog["hook-error"], "install hook: exit code 7");
     assert!(hog["hook-output"].to_string().contains("No space left on device"), "{hog}");
     // Fills the space that was left for the result of that hook as well.
@@ -259,9 +278,12 @@ pub(crate) fn full_disk_puts_a_unit_into_an_error_state(site: &Site) {
     while rest.write_all(&[1; 512]).is_ok() {}
     // A unit that is deployed now has no space for any file.
     world.deploy(&world.charm("late", &[]), "late");
-    let late = world.becomes("late/0", "install-error");
-    let said = late["hook-error"].as_str().unwrap();
-    assert!(said.starts_with("install hook: ") && said.contains("No space left on device"), "{said}");
+    let late = world.wait_for_state("late/0", "install-error");
+    let printed = late["hook-error"].as_str().unwrap();
+    assert!(
+        printed.starts_with("install hook: ") && printed.contains("No space left on device"),
+        "{printed}"
+    );
     // An earlier unit has reserved some space and continues to work.
     operator.does(&["expose", "good"]);
     world.runs("good", &["install", "start", "exposed"]);
@@ -270,7 +292,7 @@ pub(crate) fn full_disk_puts_a_unit_into_an_error_state(site: &Site) {
     operator.does(&["destroy-service", "hog"]);
     wait_for("an end of the hog", DEADLINE, || (!world.is_here("hog/0")).then_some(()));
     operator.does(&["resolved", "--retry", "late/0"]);
-    world.becomes("late/0", "started");
+    world.wait_for_state("late/0", "started");
     operator.does(&["unexpose", "good"]);
     world.runs("good", &["install", "start", "exposed", "unexposed"]);
     for service in ["good", "late"] {
@@ -278,11 +300,11 @@ pub(crate) fn full_disk_puts_a_unit_into_an_error_state(site: &Site) {
     }
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
     world.runs("good", &["install", "start", "exposed", "unexposed", "stop"]);
-    agent.ends();
+    agent.stop();
 }
 
 /// No file can be created, and the request to end a hook is a file.
-pub(crate) fn full_disk_does_not_prevent_the_end_of_a_hook(site: &Site) {
+fn full_disk_does_not_prevent_the_end_of_a_hook(site: &Site) {
     let small = Mount::tmpfs("3m,nr_inodes=100");
     let world = World::new(site).with_units_in(small.path());
     let agent = world.agent(&[]);
@@ -296,18 +318,18 @@ pub(crate) fn full_disk_does_not_prevent_the_end_of_a_hook(site: &Site) {
     world.operator.does(&["destroy-service", "endless"]);
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
     assert!(!is_alive(&pid));
-    agent.ends();
+    agent.stop();
 }
 
 /// A process with a cleared environment, a session of its own and an ended parent is found.
-pub(crate) fn process_with_cleared_environment_ends_with_its_unit(site: &Site) {
+fn process_with_cleared_environment_ends_with_its_unit(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&[]);
     let start = "env -i setsid sh -c 'echo $$ >left; exec sleep 1000' &";
     let charm = world.charm("forgetful", &[("start", start)]);
     let pid = |service: &str| {
         world.deploy(&charm, service);
-        world.becomes(&format!("{service}/0"), "started");
+        world.wait_for_state(&format!("{service}/0"), "started");
         let left = world.charm_dir(&format!("{service}/0")).join("left");
         let pid = wait_for("a number", DEADLINE, || {
             fs::read_to_string(&left).ok().filter(|pid| pid.ends_with('\n'))
@@ -318,46 +340,47 @@ pub(crate) fn process_with_cleared_environment_ends_with_its_unit(site: &Site) {
     let (first, second) = (pid("first"), pid("second"));
     world.operator.does(&["destroy-service", "first"]);
     wait_for("an end of the first", DEADLINE, || (!world.is_here("first/0")).then_some(()));
-    assert!(!is_alive(&first) && is_alive(&second), "its own, and nobody else's");
+    assert!(!is_alive(&first) && is_alive(&second), "only the processes of the removed unit end");
     world.operator.does(&["destroy-service", "second"]);
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
     assert!(!is_alive(&second));
-    agent.ends();
+    agent.stop();
 }
 
 /// Without control groups the agent logs the limitation once; processes that kept their environment
 /// are still found.
-pub(crate) fn missing_control_groups_are_logged(site: &Site) {
+fn missing_control_groups_are_logged(site: &Site) {
     let world = World::new(site);
-    let warning = "no control groups: a process that clears its environment outlives its unit, and memory is not limited";
+    let warning = "no control groups: a process that clears its environment outlives its unit, and \
+                   memory is not limited";
     let agent = world.agent(&[]);
     let left = |service: &str| {
         world.deploy(&world.charm(service, &[("start", "setsid sleep 1000 & echo $! >left")]), service);
-        world.becomes(&format!("{service}/0"), "started");
+        world.wait_for_state(&format!("{service}/0"), "started");
         fs::read_to_string(world.charm_dir(&format!("{service}/0")).join("left")).unwrap()
     };
     let with = left("with");
-    assert!(!agent.said().contains(warning), "the control: {}", agent.said());
-    agent.ends();
+    assert!(!agent.log().contains(warning), "the control: {}", agent.log());
+    agent.stop();
     let agent = world.agent_without_groups();
     let without = left("without");
-    assert_eq!(agent.said().matches(warning).count(), 1, "{}", agent.said());
+    assert_eq!(agent.log().matches(warning).count(), 1, "{}", agent.log());
     for service in ["with", "without"] {
         world.operator.does(&["destroy-service", service]);
     }
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
     assert!(!is_alive(&with) && !is_alive(&without));
-    agent.ends();
+    agent.stop();
 }
 
 /// Without the separate program for logs, the daemon's own program writes them.
-pub(crate) fn log_reader_program_is_optional(site: &Site) {
+fn log_reader_program_is_optional(site: &Site) {
     let world = World::new(site);
     let agent = world.agent_alone();
     let start =
         "setsid sh -c 'while [ ! -e go ]; do sleep 0.05; done; echo late; exec sleep 1000' & echo early";
     world.deploy(&world.charm("late", &[("start", start)]), "late");
-    world.becomes("late/0", "started");
+    world.wait_for_state("late/0", "started");
     let log = world.units_dir().join("runs/unit-0000000000/log");
     assert_eq!(fs::read_to_string(&log).unwrap(), "early\n");
     fs::write(world.charm_dir("late/0").join("go"), "").unwrap();
@@ -367,12 +390,12 @@ pub(crate) fn log_reader_program_is_optional(site: &Site) {
     assert_eq!(reader_of(&log), Some(world.operator.home().join("alone/portcullis")));
     world.operator.does(&["destroy-service", "late"]);
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
-    agent.ends();
+    agent.stop();
 }
 
 /// A chain of processes that each start the next one and end is killed with its unit, although
 /// every scan finds another process.
-pub(crate) fn processes_that_keep_forking_end_with_their_unit(site: &Site) {
+fn processes_that_keep_forking_end_with_their_unit(site: &Site) {
     let world = World::new(site);
     let agent = world.agent(&[]);
     // Only the processes of the chain hold the writing end, so end of file means that none is left.
@@ -389,36 +412,40 @@ pub(crate) fn processes_that_keep_forking_end_with_their_unit(site: &Site) {
         held.display()
     );
     world.deploy(&world.charm("hopping", &[("start", &start)]), "hopping");
-    world.becomes("hopping/0", "started");
-    let mut said = [0; 3];
-    wait_for("the first hop", DEADLINE, || held_by.read(&mut said).ok().filter(|read| *read == 3));
-    let hops = held_by.read(&mut said).map_err(|error| error.kind());
+    world.wait_for_state("hopping/0", "started");
+    let mut printed = [0; 3];
+    wait_for("the first hop", DEADLINE, || held_by.read(&mut printed).ok().filter(|read| *read == 3));
+    let hops = held_by.read(&mut printed).map_err(|error| error.kind());
     assert_eq!(hops, Err(ErrorKind::WouldBlock), "it goes on");
     world.operator.does(&["destroy-service", "hopping"]);
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
-    assert_eq!(held_by.read(&mut said).map_err(|error| error.kind()), Ok(0), "nobody is left to hold it");
-    agent.ends();
+    assert_eq!(
+        held_by.read(&mut printed).map_err(|error| error.kind()),
+        Ok(0),
+        "no process has the pipe open"
+    );
+    agent.stop();
 }
 
 /// An error that affects all units of an agent is shown in the machine's status, until it is
 /// corrected.
-pub(crate) fn unusable_units_directory_is_a_machine_problem(site: &Site) {
+fn unusable_units_directory_is_a_machine_problem(site: &Site) {
     let world = World::new(site);
     let operator = &world.operator;
     fs::write(world.units_dir(), "in the way").unwrap();
     let agent = world.agent(&[]);
     world.deploy(&world.charm("patient", &[]), "patient");
     let problem = || operator.status()["machines"]["0"]["problem"].as_str().map(str::to_owned);
-    let said = wait_for("a problem", DEADLINE, problem);
+    let printed = wait_for("a problem", DEADLINE, problem);
     let place = world.units_dir().display().to_string();
     assert_eq!(
-        said,
+        printed,
         format!("units are not managed: cannot use {place} for units: File exists (os error 17)")
     );
     assert_eq!(world.unit("patient/0")["agent-state"], "pending");
     fs::remove_file(world.units_dir()).unwrap();
-    world.becomes("patient/0", "started");
+    world.wait_for_state("patient/0", "started");
     wait_for("no problem", DEADLINE, || problem().is_none().then_some(()));
-    assert_eq!(agent.said().matches("units are not managed").count(), 1, "{}", agent.said());
-    agent.ends();
+    assert_eq!(agent.log().matches("units are not managed").count(), 1, "{}", agent.log());
+    agent.stop();
 }

@@ -52,11 +52,11 @@ fn no_unit_is_removed_until_the_store_is_accepted(mut store: Store) {
     let charm = |name: &str| world.charm(name, &[("start", daemon)]);
     let (early, late, newer) = (charm("early"), charm("late"), charm("newer"));
     world.deploy(&early, "early");
-    world.becomes("early/0", "started");
+    world.wait_for_state("early/0", "started");
     let backup = world.operator.home().join("backup");
     offline(&mut store, |data| copy(data, &backup));
     world.deploy(&late, "late");
-    world.becomes("late/0", "started");
+    world.wait_for_state("late/0", "started");
     let files = world.charm_dir("late/0");
     let pid = fs::read_to_string(files.join("pid")).unwrap();
 
@@ -68,23 +68,23 @@ fn no_unit_is_removed_until_the_store_is_accepted(mut store: Store) {
     let why = wait_for("a machine that is held", DEADLINE, held);
     assert!(why.contains("the store went back") && why.contains("`juju accept-store`"), "{why}");
     // An agent that starts after the restore is held as well.
-    agent.ends();
+    agent.stop();
     let agent = world.agent(&[]);
     // The store assigns the number of the lost unit to another one, which waits.
     world.deploy(&newer, "newer");
     wait_for("an agent that is held", DEADLINE, || {
-        let log = agent.said();
+        let log = agent.log();
         (log.matches("store went back").count() >= 2).then_some(())
     });
     assert_eq!(world.unit("newer/0")["agent-state"], "pending");
-    assert!(is_alive(&pid) && files.join("pid").exists(), "{}", agent.said());
+    assert!(is_alive(&pid) && files.join("pid").exists(), "{}", agent.log());
     assert_eq!(world.ran("late"), ["install", "start"]);
 
     let accepted = world.operator.does(&["accept-store"]);
     assert_eq!(accepted.stderr, "Machine 0 continues with the store as it is.\n");
     wait_for("the end of the lost unit", DEADLINE, || (!is_alive(&pid)).then_some(()));
     world.runs("late", &["install", "start", "stop"]);
-    world.becomes("newer/0", "started");
+    world.wait_for_state("newer/0", "started");
     assert_eq!(world.ran("newer"), ["install", "start"]);
     assert_eq!(world.ran("early"), ["install", "start"], "untouched");
     wait_for("a machine that is not held", DEADLINE, || problem(&world).is_empty().then_some(()));
@@ -94,5 +94,5 @@ fn no_unit_is_removed_until_the_store_is_accepted(mut store: Store) {
         world.operator.does(&["destroy-service", service]);
     }
     wait_for("a machine without units", DEADLINE, || world.is_cleared_away().then_some(()));
-    agent.ends();
+    agent.stop();
 }

@@ -12,7 +12,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::world::World;
 
 /// All system calls that can make a change that outlives the process.
-const CALLS: &str = "openat,write,writev,sendto,rename,renameat,renameat2,mkdir,mkdirat,unlink,unlinkat,rmdir,chmod,\
+const CALLS: &str = "openat,write,writev,sendto,rename,renameat,renameat2,mkdir,mkdirat,unlink,\
+unlinkat,rmdir,chmod,\
                      fchmod,fchmodat,chown,fchown,lchown,fchownat,symlink,symlinkat,truncate,ftruncate";
 
 /// Parts of the paths that an agent changes.
@@ -75,15 +76,15 @@ impl Stepping {
     pub(crate) fn next(&mut self) -> Option<Step> {
         loop {
             let line = self.lines.next()?.expect("text");
-            let Some((thread, said)) = split(&line) else { continue };
-            if thread == self.agent && said.starts_with("+++ ") {
+            let Some((thread, printed)) = split(&line) else { continue };
+            if thread == self.agent && printed.starts_with("+++ ") {
                 return None;
             }
-            if !said.starts_with("--- ") {
-                self.note(thread, said);
+            if !printed.starts_with("--- ") {
+                self.note(thread, printed);
                 continue;
             }
-            if !said.starts_with("--- SIGSTOP ") {
+            if !printed.starts_with("--- SIGSTOP ") {
                 continue;
             }
             let what = self
@@ -117,11 +118,11 @@ impl Stepping {
         Some(Step { what, run: Some((directory.to_owned(), number.parse().ok()?)), process, made })
     }
 
-    fn note(&mut self, thread: i32, said: &str) {
-        let resumed = said.strip_prefix("<... ").and_then(|rest| rest.split_once(" resumed>"));
+    fn note(&mut self, thread: i32, printed: &str) {
+        let resumed = printed.strip_prefix("<... ").and_then(|rest| rest.split_once(" resumed>"));
         let call = match resumed {
             Some((_, rest)) => self.calls.remove(&thread).unwrap_or_default() + rest,
-            None => said.trim_end_matches(" <unfinished ...>").to_owned(),
+            None => printed.trim_end_matches(" <unfinished ...>").to_owned(),
         };
         if let Some((_, written)) = call.split_once("/state.new>, ")
             && call.starts_with("write(")
@@ -170,8 +171,8 @@ fn strace(with_runners: bool) -> Command {
 }
 
 fn split(line: &str) -> Option<(i32, &str)> {
-    let (number, said) = line.split_once(' ')?;
-    Some((number.parse().ok()?, said.trim_start()))
+    let (number, printed) = line.split_once(' ')?;
+    Some((number.parse().ok()?, printed.trim_start()))
 }
 
 /// Sends a signal; a process that has ended is not an error.

@@ -203,7 +203,7 @@ impl World {
     }
 
     #[track_caller]
-    pub(crate) fn becomes(&self, unit: &str, state: &str) -> Value {
+    pub(crate) fn wait_for_state(&self, unit: &str, state: &str) -> Value {
         wait_for(&format!("{state} of {unit}"), DEADLINE, || {
             Some(self.unit(unit)).filter(|seen| seen["agent-state"] == state)
         })
@@ -258,10 +258,10 @@ impl Agent {
     #[track_caller]
     pub(crate) fn is_killed(&mut self) {
         let ended = wait_for("an agent that is killed", DEADLINE, || self.child.try_wait().expect("wait"));
-        assert_eq!(ended.signal(), Some(9), "{ended}: {}", self.said());
+        assert_eq!(ended.signal(), Some(9), "{ended}: {}", self.log());
     }
 
-    pub(crate) fn is_there(&mut self) -> bool {
+    pub(crate) fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("wait").is_none()
     }
 
@@ -272,23 +272,23 @@ impl Agent {
         line.trim().trim_end_matches(" kB").parse().expect("a number")
     }
 
-    pub(crate) fn said(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).expect("a log")
     }
 
     #[track_caller]
-    pub(crate) fn ends(mut self) {
+    pub(crate) fn stop(mut self) {
         let sent = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().expect("kill");
         assert!(sent.success());
         let ended = wait_for("end of the agent", DEADLINE, || self.child.try_wait().expect("wait"));
-        assert_eq!(ended.code(), Some(0), "{}", self.said());
+        assert_eq!(ended.code(), Some(0), "{}", self.log());
     }
 }
 
 impl Drop for Agent {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the agent said:\n{}", fs::read_to_string(&self.log).unwrap_or_default());
+            eprintln!("log of the agent:\n{}", fs::read_to_string(&self.log).unwrap_or_default());
         }
         // In every test that passes the agent has ended already.
         let _ = (self.child.kill(), self.child.wait());

@@ -2,11 +2,12 @@
 //! request within its limits, or from an authorised client. ZooKeeper 3.8.0 is not tested, because
 //! it has these vulnerabilities.
 
-use crate::harness::scenario::{Scenario, Site, scenarios};
+use crate::harness::scenario::{Site, on_store};
 use crate::harness::wire::{Client, Create, Lost, Put, Reply, Take, closed, op};
 use crate::harness::{Kind, Options, Store};
 
-pub(crate) const ALL: &[Scenario] = scenarios![
+on_store![
+    keeper, Keeper, crate::with_super_user;
     reply_beyond_the_frame_limit_is_refused,
     multi_with_too_large_results_is_refused_without_writes,
     identities_of_one_connection_are_limited,
@@ -233,7 +234,8 @@ fn missed_events_go_only_to_clients_that_may_read_the_node(site: &Site) {
     }
 }
 
-pub(crate) fn refusals_are_logged_once_with_identity_and_path() {
+#[test]
+fn refusals_are_logged_once_with_identity_and_path() {
     let store = Store::start(Kind::Keeper, Options::default());
     let site = Site { kind: Kind::Keeper, addr: store.addr(), chroot: String::new() };
     let mut ann = ann(&site);

@@ -1,9 +1,10 @@
 //! Access control: schemes, rights, and the super user.
 
-use crate::harness::scenario::{Scenario, Site, scenarios};
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::wire::{Client, Create, Put, Reply, Take, closed, create_body, op, set_body};
 
-pub(crate) const ALL: &[Scenario] = scenarios![
+on_both_stores![
+    crate::with_super_user;
     unknown_scheme_is_refused_and_the_connection_closed,
     digest_grants_access_to_the_owner_only,
     each_right_allows_only_its_own_operations,

@@ -41,7 +41,8 @@ fn has_snapshot(dir: &Path) -> bool {
     })
 }
 
-pub(crate) fn limit_of_open_files_bounds_the_connections() {
+#[test]
+fn limit_of_open_files_bounds_the_connections() {
     let allowed = |wrapper: &str| {
         let conf = keeper(wrapper).four_letters("conf").expect("an answer");
         let line = conf.lines().find_map(|line| line.strip_prefix("maxCnxns=").map(str::to_owned));
@@ -52,7 +53,8 @@ pub(crate) fn limit_of_open_files_bounds_the_connections() {
     assert_eq!(allowed("ulimit -Sn 40 && ulimit -Hn 4096 && exec \"$@\""), "4032");
 }
 
-pub(crate) fn keeper_without_a_free_descriptor_keeps_serving() {
+#[test]
+fn keeper_without_a_free_descriptor_keeps_serving() {
     let store = keeper("exec \"$@\" --snapshot-every-bytes 20000");
     let mut first = Client::connect(store.addr());
     let leaves = Client::connect(store.addr());

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::io::Read;
 
-use crate::harness::scenario::{Scenario, Site, scenarios};
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::wire::{Client, Create, dial, send};
 
-pub(crate) const ALL: &[Scenario] = scenarios![
+on_both_stores![
+    crate::with_super_user;
     ruok_and_isro_are_answered,
     srvr_and_stat_report_the_server,
     mntr_reports_counts,

@@ -1,9 +1,10 @@
 //! Malformed frames, and the largest frame that is accepted.
 
-use crate::harness::scenario::{Scenario, Site, scenarios};
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::wire::{Client, Create, Put, closed, dial, op, send, set_body};
 
-pub(crate) const ALL: &[Scenario] = scenarios![
+on_both_stores![
+    crate::with_super_user;
     frame_beyond_the_limit_closes_the_connection,
     negative_frame_length_closes_the_connection,
     largest_frame_is_accepted,

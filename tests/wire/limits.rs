@@ -25,7 +25,8 @@ fn command(keeper: &Keeper, command: &str) -> String {
     answer
 }
 
-pub(crate) fn connections_beyond_the_limit_are_closed_and_counted() {
+#[test]
+fn connections_beyond_the_limit_are_closed_and_counted() {
     let (keeper, _dir) = keeper(Limits { max_connections: 2, ..Limits::default() });
     let mut first = Client::connect(keeper.local_addr());
     let second = Client::connect(keeper.local_addr());
@@ -43,7 +44,8 @@ pub(crate) fn connections_beyond_the_limit_are_closed_and_counted() {
     assert!(refused.parse::<u32>().expect("a number") >= 1, "{counted}");
 }
 
-pub(crate) fn client_that_does_not_read_delays_only_itself() {
+#[test]
+fn client_that_does_not_read_delays_only_itself() {
     const ASKED: usize = 2_000;
     let (keeper, _dir) = keeper(Limits { max_outstanding_bytes: 64 << 10, ..Limits::default() });
     let (mut greedy, mut healthy) =
@@ -60,7 +62,8 @@ pub(crate) fn client_that_does_not_read_delays_only_itself() {
     }
 }
 
-pub(crate) fn full_tree_refuses_growth_and_serves_other_requests() {
+#[test]
+fn full_tree_refuses_growth_and_serves_other_requests() {
     const QUOTA_EXCEEDED: i32 = -125;
     let tree = TreeLimits { max_nodes: 6, ..TreeLimits::default() };
     let (keeper, _dir) = keeper(Limits { tree, ..Limits::default() });
@@ -80,7 +83,8 @@ fn statistic(keeper: &Keeper, name: &str) -> u64 {
     value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().expect("a number")
 }
 
-pub(crate) fn unread_replies_of_all_clients_are_bounded() {
+#[test]
+fn unread_replies_of_all_clients_are_bounded() {
     const LIMIT: u64 = 8 << 20;
     let (keeper, _dir) = keeper(Limits { max_buffer_bytes: LIMIT as usize, ..Limits::default() });
     let mut healthy = Client::connect(keeper.local_addr());
@@ -115,7 +119,8 @@ fn authenticate(client: &mut Client) {
     assert_eq!(client.receive().expect("an answer").err, 0);
 }
 
-pub(crate) fn new_client_evicts_the_oldest_unauthenticated_one() {
+#[test]
+fn new_client_evicts_the_oldest_unauthenticated_one() {
     let (keeper, _dir) = keeper(Limits { max_connections: 4, ..Limits::default() });
     let addr = keeper.local_addr();
     let mut ann = close_root(&keeper);
@@ -136,7 +141,8 @@ pub(crate) fn new_client_evicts_the_oldest_unauthenticated_one() {
     assert_eq!(ann.call(op::PING, &Put::new()).err, 0);
 }
 
-pub(crate) fn unauthenticated_client_is_closed_after_the_timeout() {
+#[test]
+fn unauthenticated_client_is_closed_after_the_timeout() {
     let (keeper, _dir) = keeper(Limits { unauthenticated_ms: 1, ..Limits::default() });
     let addr = keeper.local_addr();
     let mut anonymous = Client::connect(addr);

@@ -1,9 +1,10 @@
 //! Reads and writes: results, versions, zxids, sequences, transactions.
 
-use crate::harness::scenario::{Scenario, Site, scenarios};
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::wire::{Client, Create, Put, Reply, Take, create_body, op, set_body};
 
-pub(crate) const ALL: &[Scenario] = scenarios![
+on_both_stores![
+    crate::with_super_user;
     failed_write_consumes_a_zxid,
     missing_node_is_reported_with_the_last_zxid,
     sequence_numbers_count_creations_and_are_never_reused,

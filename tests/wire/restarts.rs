@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
+use crate::harness::scenario::for_both_kinds;
 use crate::harness::wire::{Client, Create, Hello, Lost, Put, op};
-use crate::harness::{Store, wait_for};
+use crate::harness::{Kind, Options, Store, wait_for};
 
-pub(crate) fn sessions_survive_a_restart(mut store: Store) {
+for_both_kinds![sessions_survive_a_restart];
+
+fn sessions_survive_a_restart(kind: Kind) {
+    let mut store = Store::start(kind, Options::default());
     let mut client =
         Client::try_connect(store.addr(), &Hello { timeout_ms: 4_000, ..Hello::default() }).expect("one");
     client.create("/e", b"", Create::Ephemeral);

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use crate::harness::scenario::{Scenario, Site, scenarios};
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::wait_for;
 use crate::harness::wire::{
     Client, Create, Hello, Lost, Put, Take, closed, create_body, dial, op, read_session, send,
 };
 
-pub(crate) const ALL: &[Scenario] = scenarios![
+on_both_stores![
+    crate::with_super_user;
     connect_reply_has_a_read_only_byte_if_the_request_had_one,
     timeouts_are_clamped_to_2_and_20_ticks,
     reattaching_keeps_the_session_and_closes_the_old_connection,
@@ -19,10 +20,6 @@ pub(crate) const ALL: &[Scenario] = scenarios![
     closing_deletes_all_ephemerals_in_one_transaction,
     closed_session_cannot_be_reattached,
     pings_are_answered_with_their_own_xid,
-];
-
-/// These tests wait for an expiry, which takes seconds.
-pub(crate) const SLOW: &[Scenario] = scenarios![
     ephemerals_are_deleted_with_their_session,
     pings_keep_the_session_alive,
     used_empty_containers_are_deleted,
@@ -110,7 +107,7 @@ fn requests_may_be_sent_before_the_connect_reply(site: &Site) {
     let mut client = Client { stream, session, xid: 0 };
     let auth = client.receive().expect("the answer to auth");
     assert_eq!((auth.xid, auth.err), (-4, 0));
-    let event = client.receive().expect("what was missed");
+    let event = client.receive().expect("the missed event");
     assert_eq!((event.xid, event.zxid, event.err), (-1, -1, 0));
     let mut take = Take(&event.body);
     assert_eq!((take.int(), take.int(), take.string()), (3, 3, watched));

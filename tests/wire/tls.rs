@@ -122,7 +122,8 @@ fn get(xid: i32, path: &str) -> Vec<u8> {
     Put::new().int(xid).int(op::GET_DATA).bytes(path).bool(false).framed()
 }
 
-pub(crate) fn protocol_is_the_same_over_tls() {
+#[test]
+fn protocol_is_the_same_over_tls() {
     const ASKED: i32 = 300;
     let authority = Authority::new();
     let limits = Limits { max_outstanding_bytes: 64 << 10, ..Limits::default() };
@@ -155,7 +156,8 @@ pub(crate) fn protocol_is_the_same_over_tls() {
     assert!(answer.contains(&format!("secureClientPort={port}\n")), "{answer}");
 }
 
-pub(crate) fn clients_without_a_trusted_certificate_are_refused() {
+#[test]
+fn clients_without_a_trusted_certificate_are_refused() {
     let (servers, clients) = (Authority::new(), Authority::new());
     let (keeper, _dir) = servers.keeper(Some(&clients), Limits::default());
     let tried = |own| connect(&mut dial(&keeper, &servers, own));
@@ -163,12 +165,13 @@ pub(crate) fn clients_without_a_trusted_certificate_are_refused() {
     for own in [None, Some(servers.issue("machine-1"))] {
         let refused = tried(own).expect_err("stays out");
         // The alert, or the end of the connection if it arrives first.
-        let said = refused.to_string().starts_with("received fatal alert: ");
-        assert!(said || refused.kind() == io::ErrorKind::ConnectionReset, "{refused}");
+        let printed = refused.to_string().starts_with("received fatal alert: ");
+        assert!(printed || refused.kind() == io::ErrorKind::ConnectionReset, "{refused}");
     }
 }
 
-pub(crate) fn client_refuses_a_keeper_of_another_authority() {
+#[test]
+fn client_refuses_a_keeper_of_another_authority() {
     let authority = Authority::new();
     let (keeper, _dir) = authority.keeper(None, Limits::default());
     let refused = connect(&mut dial(&keeper, &Authority::new(), None)).expect_err("not trusted").to_string();
@@ -176,7 +179,8 @@ pub(crate) fn client_refuses_a_keeper_of_another_authority() {
     assert_eq!(connect(&mut dial(&keeper, &authority, None)).expect("others are served"), 37);
 }
 
-pub(crate) fn plain_bytes_on_the_tls_listener_close_the_connection() {
+#[test]
+fn plain_bytes_on_the_tls_listener_close_the_connection() {
     let authority = Authority::new();
     let (keeper, _dir) = authority.keeper(None, Limits::default());
     let mut socket = TcpStream::connect(keeper.tls_addr().expect("a TLS listener")).expect("connected");
@@ -199,7 +203,8 @@ fn flight(connection: &mut Connection) -> Vec<u8> {
     bytes
 }
 
-pub(crate) fn close_notify_behind_a_request_is_handled_after_its_reply() {
+#[test]
+fn close_notify_behind_a_request_is_handled_after_its_reply() {
     let authority = Authority::new();
     let (keeper, _dir) = authority.keeper(None, Limits::default());
     let mut connection = dial(&keeper, &authority, None);
@@ -213,7 +218,8 @@ pub(crate) fn close_notify_behind_a_request_is_handled_after_its_reply() {
     assert_eq!(connection.read(&mut [0; 1]).expect("a close_notify in return"), 0);
 }
 
-pub(crate) fn request_before_garbage_is_handled() {
+#[test]
+fn request_before_garbage_is_handled() {
     let authority = Authority::new();
     let (keeper, _dir) = authority.keeper(None, Limits::default());
     let mut connection = dial(&keeper, &authority, None);
@@ -228,7 +234,8 @@ pub(crate) fn request_before_garbage_is_handled() {
     assert!(Client::connect(keeper.local_addr()).get("/before").is_ok());
 }
 
-pub(crate) fn stopping_keeper_sends_close_notify() {
+#[test]
+fn stopping_keeper_sends_close_notify() {
     let authority = Authority::new();
     let (keeper, _dir) = authority.keeper(None, Limits::default());
     let mut connection = dial(&keeper, &authority, None);
@@ -237,7 +244,8 @@ pub(crate) fn stopping_keeper_sends_close_notify() {
     assert_eq!(connection.read(&mut [0; 1]).expect("a close_notify before the end of the stream"), 0);
 }
 
-pub(crate) fn replaced_certificates_are_used_without_a_restart() {
+#[test]
+fn replaced_certificates_are_used_without_a_restart() {
     let (old, new) = (Authority::new(), Authority::new());
     let (keeper, dir) = old.keeper(Some(&old), Limits::default());
     let served = |server: &Authority, client: &Authority| {

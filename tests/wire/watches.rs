@@ -1,9 +1,10 @@
 //! Watches: which events are sent, in which order, how often, and after a reconnect.
 
-use crate::harness::scenario::{Scenario, Site, scenarios};
+use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::wire::{Client, Create, Hello, Put, Reply, Take, op, set_body};
 
-pub(crate) const ALL: &[Scenario] = scenarios![
+on_both_stores![
+    crate::with_super_user;
     event_of_an_own_write_precedes_the_reply,
     event_of_another_clients_write_precedes_the_new_value,
     one_shot_watches_fire_once,

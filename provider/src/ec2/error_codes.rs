@@ -61,7 +61,8 @@ pub(super) enum CallError {
 const RULES_PER_GROUP: u32 = 60;
 const GROUPS_PER_INTERFACE: u32 = 5;
 
-const NO_CREDENTIALS: &str = "no credentials for EC2: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the instance a role";
+const NO_CREDENTIALS: &str = "no credentials for EC2: set AWS_ACCESS_KEY_ID and \
+AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the instance a role";
 
 /// Size limit of quoted texts.
 const SHOWN_CHARS: usize = 300;

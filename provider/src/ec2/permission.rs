@@ -238,7 +238,8 @@ mod tests {
         #[test]
         fn no_permission_appears_twice(rules in any_rules()) {
             let encoded = encode(&rules);
-            let keys: BTreeSet<_> = encoded.iter().map(|p| (p.ip_protocol().map(str::to_owned), p.from_port(), p.to_port())).collect();
+            let key = |p: &IpPermission| (p.ip_protocol().map(str::to_owned), p.from_port(), p.to_port());
+            let keys: BTreeSet<_> = encoded.iter().map(key).collect();
             prop_assert_eq!(keys.len(), encoded.len());
         }
     }

@@ -335,7 +335,9 @@ mod tests {
 
         #[test]
         fn rendered_tables_round_trip(
-            ports in prop::collection::vec((1u16..200, 0u16..9, any::<bool>(), any::<u128>(), 0u8..=128), 0..12)
+            ports in prop::collection::vec(
+                (1u16..200, 0u16..9, any::<bool>(), any::<u128>(), 0u8..=128), 0..12
+            )
         ) {
             let rules: RuleSet = ports.into_iter().map(|(from, more, tcp, bits, len)| {
                 let address = if len <= 32 {

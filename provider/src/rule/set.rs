@@ -245,7 +245,9 @@ pub(super) mod tests {
         fn merging_is_minimal(rules in any_rules()) {
             let set: RuleSet = rules.iter().collect();
             let covered = points(&rules);
-            let starts = covered.iter().filter(|(source, proto, port)| !covered.contains(&(*source, *proto, port - 1)));
+            let is_start =
+                |(source, proto, port): &&(_, _, u16)| !covered.contains(&(*source, *proto, port - 1));
+            let starts = covered.iter().filter(is_start);
             prop_assert_eq!(set.len(), starts.count());
             prop_assert_eq!(set.len(), set.rules().count());
             prop_assert_eq!(set.len(), set.len_of(Family::V4) + set.len_of(Family::V6));

@@ -55,8 +55,8 @@ struct Shared {
 #[derive(Debug, Clone)]
 pub(crate) struct Span {
     pub(crate) action: String,
-    pub(crate) came: Instant,
-    pub(crate) went: Instant,
+    pub(crate) received: Instant,
+    pub(crate) replied: Instant,
 }
 
 impl Front {
@@ -77,7 +77,7 @@ impl Front {
         self.lock().always.insert(action.to_owned(), act);
     }
 
-    pub(crate) fn behave(&self) {
+    pub(crate) fn reset(&self) {
         let mut shared = self.lock();
         shared.script.clear();
         shared.always.clear();
@@ -107,7 +107,7 @@ impl Front {
     pub(crate) fn answered(&self, action: &str) -> (usize, Option<Instant>) {
         let shared = self.lock();
         let spans = shared.spans.iter().filter(|span| span.action.starts_with(action));
-        (spans.clone().count(), spans.map(|span| span.went).max())
+        (spans.clone().count(), spans.map(|span| span.replied).max())
     }
 
     pub(crate) fn all_actions(&self) -> BTreeSet<String> {
@@ -135,7 +135,7 @@ async fn serve(listener: TcpListener, behind: SocketAddr, shared: Arc<Mutex<Shar
 
 async fn handle(mut client: TcpStream, behind: SocketAddr, shared: &Mutex<Shared>) -> io::Result<()> {
     let request = Request::read(&mut client).await?;
-    let came = Instant::now();
+    let received = Instant::now();
     let action = request.parameter("Action").unwrap_or_else(|| "unknown".to_owned());
     let act = next_act(&mut shared.lock().unwrap(), &request, &action);
     let answer = match act {
@@ -162,7 +162,7 @@ async fn handle(mut client: TcpStream, behind: SocketAddr, shared: &Mutex<Shared
         Act::Late => shared.lock().unwrap().answers.get(&request.body).cloned().expect("a first answer"),
     };
     client.write_all(&answer).await?;
-    shared.lock().unwrap().spans.push(Span { action, came, went: Instant::now() });
+    shared.lock().unwrap().spans.push(Span { action, received, replied: Instant::now() });
     client.shutdown().await
 }
 
@@ -216,7 +216,8 @@ async fn forward(
 
 fn response(status: u16, body: &str) -> Vec<u8> {
     let head = format!(
-        "HTTP/1.1 {status} Scripted\r\nContent-Type: text/xml\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        "HTTP/1.1 {status} Scripted\r\nContent-Type: text/xml\r\nContent-Length: {}\r\nConnection: \
+         close\r\n\r\n",
         body.len()
     );
     [head.as_bytes(), body.as_bytes()].concat()

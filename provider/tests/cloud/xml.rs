@@ -2,24 +2,29 @@
 
 pub(crate) fn error(code: &str) -> String {
     format!(
-        "<?xml version=\"1.0\"?><Response><Errors><Error><Code>{code}</Code><Message>as scripted</Message></Error>\
+        "<?xml version=\"1.0\"?><Response><Errors><Error><Code>{code}</Code><Message>as \
+         scripted</Message></Error>\
          </Errors><RequestID>1</RequestID></Response>"
     )
 }
 
 /// Returns EC2's reply in a default VPC to the revocation of a missing rule.
 pub(crate) fn revoked_nothing() -> String {
-    "<?xml version=\"1.0\"?><RevokeSecurityGroupIngressResponse xmlns=\"http://ec2.amazonaws.com/doc/2016-11-15/\">\
+    "<?xml version=\"1.0\"?><RevokeSecurityGroupIngressResponse \
+     xmlns=\"http://ec2.amazonaws.com/doc/2016-11-15/\">\
      <requestId>1</requestId><return>true</return><unknownIpPermissionSet><item><ipProtocol>tcp</ipProtocol>\
-     <fromPort>80</fromPort><toPort>80</toPort><ipRanges><item><cidrIp>0.0.0.0/0</cidrIp></item></ipRanges></item>\
+     <fromPort>80</fromPort><toPort>80</toPort><ipRanges><item><cidrIp>0.0.0.0/0</cidrIp></item>\
+     </ipRanges></item>\
      </unknownIpPermissionSet></RevokeSecurityGroupIngressResponse>"
         .to_owned()
 }
 
 /// Returns EC2's reply to a launch whose token belongs to a terminated instance.
 pub(crate) fn launched_and_ended() -> String {
-    "<?xml version=\"1.0\"?><RunInstancesResponse xmlns=\"http://ec2.amazonaws.com/doc/2016-11-15/\"><instancesSet>\
-     <item><instanceId>i-0ended</instanceId><instanceState><code>48</code><name>terminated</name></instanceState>\
+    "<?xml version=\"1.0\"?><RunInstancesResponse \
+     xmlns=\"http://ec2.amazonaws.com/doc/2016-11-15/\"><instancesSet>\
+     <item><instanceId>i-0ended</instanceId><instanceState><code>48</code><name>terminated</name>\
+     </instanceState>\
      </item></instancesSet></RunInstancesResponse>"
         .to_owned()
 }

@@ -194,7 +194,7 @@ impl Net {
     }
 
     /// Connects from the server to itself.
-    pub(crate) fn knock_at_home(&self, to: SocketAddr) -> Knock {
+    pub(crate) fn knock_from_server(&self, to: SocketAddr) -> Knock {
         outcome(self.server.enter(|| TcpStream::connect_timeout(&to, CONNECT_LIMIT)).map(drop))
     }
 
@@ -219,15 +219,18 @@ fn outcome(connected: io::Result<()>) -> Knock {
         Ok(()) => Knock::Connected,
         Err(io::ErrorKind::ConnectionRefused) => Knock::Refused,
         Err(io::ErrorKind::TimedOut) => Knock::Silence,
-        Err(other) => panic!("the connection failed in a way of its own: {other}"),
+        Err(other) => panic!("unexpected error of connect: {other}"),
     }
 }
 
+/// Time limit of a wait; only a hang reaches it.
+const LIMIT: Duration = Duration::from_secs(120);
+
 /// Waits until `fact` returns true.
 pub(crate) fn wait_for(what: &str, mut fact: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + LIMIT;
     while !fact() {
-        assert!(Instant::now() < deadline, "waited in vain: {what}");
+        assert!(Instant::now() < deadline, "no {what} within {LIMIT:?}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }

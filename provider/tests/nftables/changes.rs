@@ -42,7 +42,7 @@ fn echo(listener: &TcpListener) {
 }
 
 #[test]
-fn established_connections_go_on_while_rules_change() {
+fn established_connections_continue_while_rules_change() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let net = Net::new();
     let firewall = net.firewall(Mode::Enforce, &[]);
@@ -70,7 +70,7 @@ fn established_connections_go_on_while_rules_change() {
             });
         }
         runtime.block_on(apply(&firewall, &[], &[tcp(to.port())]));
-        assert_eq!(net.knock(to), Knock::Refused, "nobody else comes in");
+        assert_eq!(net.knock(to), Knock::Refused, "new connections are refused");
         let before = rounds.load(Ordering::SeqCst);
         wait_for("bytes after the close", || {
             rounds.load(Ordering::SeqCst) > before + 10 || chatting.is_finished()

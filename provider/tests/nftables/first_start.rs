@@ -47,7 +47,7 @@ fn limited(ends: [TcpStream; 2]) -> [TcpStream; 2] {
 }
 
 #[tokio::test]
-async fn connections_survive_the_first_start_whichever_side_sends_first() {
+async fn connections_survive_the_first_start() {
     let net = Net::new();
     let (v4, v6) = (net.listen(SERVER), net.listen(SERVER_V6));
     let mut connections = Vec::new();
@@ -170,7 +170,7 @@ fn knock_from_port(net: &Net, from_port: u16, to: SocketAddr) -> std::io::Result
 /// A packet without SYN is accepted, and the kernel answers it with a reset. Connection tracking
 /// has an entry for it by then, which must not let in a SYN with the same addresses and ports.
 #[tokio::test]
-async fn packets_that_begin_no_connection_open_no_port() {
+async fn packets_without_syn_open_no_port() {
     let net = Net::new();
     apply(&net.firewall(Mode::Enforce, &[]), &[], &[]).await;
     let listener = net.listen(SERVER);

@@ -39,14 +39,14 @@ fn address(listener: &TcpListener) -> SocketAddr {
 }
 
 #[tokio::test]
-async fn holds_the_contract() {
+async fn nftables_fulfils_the_contract() {
     let net = Net::new();
     let firewall = net.firewall(Mode::Enforce, &[22]);
     holds(&Bench { firewall, machine: MACHINE, absent: MachineNumber::new(8), keeps: true }).await;
 }
 
 #[tokio::test]
-async fn a_thousand_ports_open_and_close_in_one_change() {
+async fn thousand_ports_open_and_close_in_one_change() {
     let net = Net::new();
     let firewall = net.firewall(Mode::Enforce, &[22]);
     let rules: Vec<Rule> = (0..1000).map(|n| tcp(1001 + 2 * n)).collect();

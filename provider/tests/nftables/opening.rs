@@ -9,7 +9,7 @@ use std::io::ErrorKind;
 use std::net::TcpListener;
 
 #[tokio::test]
-async fn opens_what_is_asked_for_and_nothing_else() {
+async fn only_requested_ports_are_open() {
     let net = Net::new();
     let [open, shut, protected] = [SERVER; 3].map(|address| net.listen(address));
     let all = [&open, &shut, &protected].map(address);
@@ -18,7 +18,10 @@ async fn opens_what_is_asked_for_and_nothing_else() {
     let firewall = net.firewall(Mode::Enforce, &[all[2].port()]);
     apply(&firewall, &[tcp(all[0].port())], &[]).await;
     assert_eq!(all.map(|to| net.knock(to)), [Knock::Connected, Knock::Refused, Knock::Connected]);
-    assert_eq!(all.map(|to| net.knock_at_home(to)), [Knock::Connected, Knock::Connected, Knock::Connected]);
+    assert_eq!(
+        all.map(|to| net.knock_from_server(to)),
+        [Knock::Connected, Knock::Connected, Knock::Connected]
+    );
 
     let [first, second, third] = all.map(|to| tcp(to.port()));
     apply(&firewall, &[second], &[first, third]).await;
@@ -28,7 +31,7 @@ async fn opens_what_is_asked_for_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_range_ends_where_it_ends() {
+async fn range_opens_exactly_its_ports() {
     let net = Net::new();
     let firewall = net.firewall(Mode::Enforce, &[]);
     let mut listeners: Vec<TcpListener> = (0..3).map(|_| net.listen(SERVER)).collect();
@@ -42,7 +45,7 @@ async fn a_range_ends_where_it_ends() {
 }
 
 #[tokio::test]
-async fn a_source_may_be_all_that_comes_in() {
+async fn rule_for_one_source_refuses_other_sources() {
     let net = Net::new();
     let firewall = net.firewall(Mode::Enforce, &[]);
     let (v4, v6) = (net.listen(SERVER), net.listen(SERVER_V6));
@@ -68,7 +71,7 @@ async fn a_source_may_be_all_that_comes_in() {
 }
 
 #[tokio::test]
-async fn the_two_families_are_opened_apart() {
+async fn ipv4_and_ipv6_are_opened_separately() {
     let net = Net::new();
     let firewall = net.firewall(Mode::Enforce, &[]);
     let (v4, v6) = (net.listen(SERVER), net.listen(SERVER_V6));
@@ -88,7 +91,7 @@ async fn the_two_families_are_opened_apart() {
 }
 
 #[tokio::test]
-async fn udp_is_opened_by_itself() {
+async fn udp_is_opened_separately() {
     let net = Net::new();
     let firewall = net.firewall(Mode::Enforce, &[]);
     let server = net.listen_udp();
@@ -105,6 +108,6 @@ async fn udp_is_opened_by_itself() {
     assert_eq!(
         (&message[..length], from),
         (&b"open"[..], client.local_addr().unwrap()),
-        "and 'shut' never came"
+        "the datagram 'shut' was dropped"
     );
 }

@@ -20,7 +20,7 @@ async fn with_program(command: &[&str], time_limit: Duration) -> [Error; 2] {
 }
 
 #[tokio::test]
-async fn a_program_that_is_not_there_is_named() {
+async fn missing_program_is_named() {
     for error in with_program(&["no-such-nft"], Duration::from_secs(5)).await {
         let words =
             "machine 7 cannot be used: the program 'no-such-nft' was not found; is nftables installed?";
@@ -29,7 +29,7 @@ async fn a_program_that_is_not_there_is_named() {
 }
 
 #[tokio::test]
-async fn missing_rights_are_told_from_other_trouble() {
+async fn missing_privileges_are_reported_as_denied() {
     let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "nft"];
     for error in with_program(&nobody, Duration::from_secs(5)).await {
         assert_eq!(error.kind(), "denied");
@@ -45,7 +45,7 @@ fn empty_but(words: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_refused_ruleset_is_our_mistake() {
+async fn refused_ruleset_is_an_invalid_request() {
     let script = empty_but("echo 'Error: syntax error' >&2; exit 1");
     let firewall = Net::new().firewall(Mode::Enforce, &[]);
     let command = ["sh", "-c", &script, "nft"].map(str::to_owned).to_vec();
@@ -56,9 +56,9 @@ async fn a_refused_ruleset_is_our_mistake() {
 }
 
 #[tokio::test]
-async fn a_program_that_hangs_is_ended() {
+async fn hanging_program_is_killed() {
     let [read, applied] = with_program(&["sh", "-c", "exec sleep 60"], Duration::from_millis(50)).await;
-    assert_eq!((read.kind(), applied.kind()), ("unavailable", "unavailable"), "nothing was sent yet");
+    assert_eq!((read.kind(), applied.kind()), ("unavailable", "unavailable"), "no ruleset was sent");
 
     let script = empty_but("exec sleep 60");
     let command = ["sh", "-c", &script, "nft"].map(str::to_owned).to_vec();
@@ -68,7 +68,7 @@ async fn a_program_that_hangs_is_ended() {
 }
 
 #[tokio::test]
-async fn output_that_makes_no_sense_shuts_nothing() {
+async fn invalid_output_is_an_error() {
     for (script, words) in [
         ("echo hello", "nft's listing is not JSON"),
         ("exec yes", "nft says more than"),

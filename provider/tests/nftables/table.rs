@@ -9,7 +9,7 @@ use portcullis_provider::rule::Protocol;
 use std::collections::BTreeSet;
 
 #[tokio::test]
-async fn other_tables_are_left_alone_and_have_their_say() {
+async fn other_tables_are_unchanged_and_effective() {
     let net = Net::new();
     let [ours, dropped, elsewhere] = [SERVER; 3].map(|address| net.listen(address));
     let [ours, dropped, elsewhere] = [&ours, &dropped, &elsewhere].map(address);
@@ -31,7 +31,7 @@ async fn other_tables_are_left_alone_and_have_their_say() {
 }
 
 #[tokio::test]
-async fn accepting_only_shuts_nothing_until_it_is_enforced() {
+async fn accept_mode_closes_nothing() {
     let net = Net::new();
     let [open, shut] = [SERVER; 2].map(|address| net.listen(address));
     let [open, shut] = [&open, &shut].map(address);
@@ -49,7 +49,7 @@ async fn accepting_only_shuts_nothing_until_it_is_enforced() {
 }
 
 #[tokio::test]
-async fn the_table_outlives_the_driver_and_is_left_alone_when_it_is_right() {
+async fn correct_table_is_not_rewritten_after_a_restart() {
     let net = Net::new();
     let rules = [
         rule(80, 80, Protocol::Tcp, WORLD),
@@ -74,14 +74,14 @@ async fn the_table_outlives_the_driver_and_is_left_alone_when_it_is_right() {
 }
 
 #[tokio::test]
-async fn meddling_with_the_table_is_seen_and_put_right() {
+async fn changes_by_hand_are_reported_and_reverted() {
     let net = Net::new();
     let listener = net.listen(SERVER);
     let to = address(&listener);
     let firewall = net.firewall(Mode::Enforce, &[22]);
     let table = "inet portcullis-test";
     let wanted = tcp(to.port());
-    for meddling in [
+    for edit in [
         format!("delete table {table}"),
         format!("flush chain {table} input"),
         format!("insert rule {table} input drop"),
@@ -96,24 +96,24 @@ async fn meddling_with_the_table_is_seen_and_put_right() {
         assert_eq!(net.knock(to), Knock::Connected);
         let whole = seen(&firewall, MACHINE).await;
         assert_eq!(whole.drift, Vec::<String>::new());
-        net.nft(&[&meddling]);
+        net.nft(&[&edit]);
         let found = seen(&firewall, MACHINE).await;
-        assert_ne!(found.drift, Vec::<String>::new(), "{meddling}");
+        assert_ne!(found.drift, Vec::<String>::new(), "{edit}");
         apply(&firewall, &[wanted], &[]).await;
-        assert_eq!(seen(&firewall, MACHINE).await, whole, "{meddling}");
-        assert_eq!(net.knock(to), Knock::Connected, "{meddling}");
+        assert_eq!(seen(&firewall, MACHINE).await, whole, "{edit}");
+        assert_eq!(net.knock(to), Knock::Connected, "{edit}");
     }
     net.nft(&[&format!("flush chain {table} tcp_from_0.0.0.0/0")]);
     assert_eq!(
         seen(&firewall, MACHINE).await.owned,
         BTreeSet::new(),
-        "a port that somebody shut is not taken for open"
+        "a port that static_credentials shut is not taken for open"
     );
     assert_eq!(net.knock(to), Knock::Refused);
 }
 
 #[tokio::test]
-async fn a_table_of_our_name_that_is_not_ours_is_not_touched() {
+async fn foreign_table_with_our_name_is_unchanged() {
     let net = Net::new();
     net.nft(&["add table inet portcullis-test"]);
     net.nft(&["add chain inet portcullis-test mine { type filter hook input priority 0; }"]);
@@ -121,7 +121,8 @@ async fn a_table_of_our_name_that_is_not_ours_is_not_touched() {
     let before = net.nft(&["-a", "list ruleset"]);
     let firewall = net.firewall(Mode::Enforce, &[]);
     let refused = firewall.observe(&BTreeSet::from([MACHINE])).await.unwrap_err();
-    let words = "group inet portcullis-test was not made by us: none of the rules in it has our mark; it is left alone";
+    let words = "group inet portcullis-test was not made by us: none of the rules in it has our \
+                 mark; it is left alone";
     assert_eq!(refused.to_string(), words);
     assert_eq!(
         firewall.apply(MACHINE, &change(&[tcp(80)], &[]), in_time()).await,

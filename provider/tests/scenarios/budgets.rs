@@ -49,7 +49,7 @@ async fn apply_all(ec2: &Arc<Ec2>, machines: &BTreeSet<MachineNumber>, change: &
     }
 }
 
-pub(crate) async fn fifty_groups_cost_what_a_good_script_does(account: Arc<Account>) {
+pub(crate) async fn fifty_groups_need_one_call_per_change(account: Arc<Account>) {
     make_groups(&account, 0..50).await;
     let machines: BTreeSet<MachineNumber> = (0..50).map(MachineNumber::new).collect();
     let ec2 = Arc::new(account.ec2("prod"));
@@ -76,7 +76,7 @@ pub(crate) async fn fifty_groups_cost_what_a_good_script_does(account: Arc<Accou
     apply_all(&ec2, &machines, &change(&[8081], &[8080])).await;
     println!("50 groups, one port swapped on each, after a restart: {:?}", began.elapsed());
     assert_eq!(account.front.take_counts(), counts(&[describe, vpcs, open, close]));
-    assert_eq!(ec2.requests().values().sum::<u64>(), 102, "our own count agrees");
+    assert_eq!(ec2.requests().values().sum::<u64>(), 102, "the driver counts the same number");
 }
 
 pub(crate) async fn many_machines_are_read_with_few_calls(account: Arc<Account>) {

@@ -20,7 +20,7 @@ fn ports(group: &SecurityGroup) -> Vec<i32> {
     group.ip_permissions().iter().filter_map(|permission| permission.from_port()).collect()
 }
 
-pub(crate) async fn a_launch_makes_both_groups_and_is_done_once(account: Arc<Account>) {
+pub(crate) async fn launch_creates_both_groups_and_is_idempotent(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     let launched = launch(&ec2, 2).await;
     let calls = [
@@ -61,10 +61,10 @@ pub(crate) async fn a_launch_makes_both_groups_and_is_done_once(account: Arc<Acc
         ("DescribeSecurityGroups", 2),
         ("RunInstances", 1),
     ];
-    assert_eq!(account.front.take_counts(), counts(&calls), "the second costs less");
+    assert_eq!(account.front.take_counts(), counts(&calls), "the second launch needs fewer calls");
 }
 
-pub(crate) async fn a_launch_whose_answer_was_lost_is_done_once(account: Arc<Account>) {
+pub(crate) async fn launch_after_a_lost_reply_is_idempotent(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     account.front.script("CreateSecurityGroup", [Act::LoseAnswer, Act::LoseAnswer]);
     account.front.script("RunInstances", [Act::LoseAnswer]);
@@ -82,18 +82,18 @@ pub(crate) async fn a_launch_whose_answer_was_lost_is_done_once(account: Arc<Acc
     assert_eq!(inventory.groups.len(), 2);
 }
 
-pub(crate) async fn a_launch_that_has_ended_is_said_anew(account: Arc<Account>) {
+pub(crate) async fn terminated_launch_is_repeated_with_a_new_token(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     account.front.script("RunInstances", [Act::Answer(xml::launched_and_ended())]);
     let launched = launch(&ec2, 1).await;
     assert_ne!(launched.id.as_str(), "i-0ended");
     assert_eq!(account.front.take_counts()["RunInstances"], 2);
     account.front.always("RunInstances", Act::Answer(xml::launched_and_ended()));
-    assert_eq!(ec2.launch(&request(2)).await.unwrap_err().kind(), "conflict", "and not for ever");
+    assert_eq!(ec2.launch(&request(2)).await.unwrap_err().kind(), "conflict", "retries are limited");
     assert_eq!(account.front.take_counts()["RunInstances"], 5);
 }
 
-pub(crate) async fn a_launch_needs_a_place(account: Arc<Account>) {
+pub(crate) async fn launch_without_a_usable_subnet_is_refused(account: Arc<Account>) {
     let mut settings = account.settings("prod");
     settings.launch = None;
     let error = account.connect(settings.clone()).launch(&request(1)).await.unwrap_err();
@@ -110,12 +110,12 @@ pub(crate) async fn a_launch_needs_a_place(account: Arc<Account>) {
     assert_eq!(full.launch(&request(1)).await.unwrap_err().kind(), "quota-exceeded");
     account.front.always("RunInstances", Act::Refuse(400, "InvalidAMIID.NotFound"));
     assert_eq!(full.launch(&request(1)).await.unwrap_err().kind(), "unusable");
-    account.front.behave();
+    account.front.reset();
     launch(&full, 1).await;
-    assert_eq!(full.list().await.unwrap().groups.len(), 2, "nothing was left behind by those that failed");
+    assert_eq!(full.list().await.unwrap().groups.len(), 2, "failed launches leave no groups");
 }
 
-pub(crate) async fn a_group_left_over_opens_nothing(account: Arc<Account>) {
+pub(crate) async fn leftover_group_is_emptied_or_replaced(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     for (foreign, replaced) in [(false, false), (true, true)] {
         let first = launch(&ec2, 1).await;
@@ -126,7 +126,7 @@ pub(crate) async fn a_group_left_over_opens_nothing(account: Arc<Account>) {
         }
         ec2.terminate(ONE, &first.id).await.unwrap();
         let second = account.ec2("prod").launch(&request(1)).await.unwrap();
-        assert_ne!(second.id, first.id, "that one has ended");
+        assert_ne!(second.id, first.id, "the first instance is terminated");
         let rules = seen(&account.ec2("prod"), ONE).await;
         assert!(rules.owned.is_empty() && rules.foreign.is_empty(), "{rules:?}");
         assert_eq!(rules.group != left, replaced);
@@ -141,10 +141,14 @@ pub(crate) async fn a_group_left_over_opens_nothing(account: Arc<Account>) {
     account.front.script("DeleteSecurityGroup", [Act::Refuse(400, "DependencyViolation")]);
     launch(&ec2, 2).await;
     let group = account.group("juju-prod-2").await.unwrap();
-    assert_eq!((group.group_id(), ports(&group)), (Some(used.as_str()), vec![9000]), "in use: theirs stays");
+    assert_eq!(
+        (group.group_id(), ports(&group)),
+        (Some(used.as_str()), vec![9000]),
+        "a group in use keeps foreign rules"
+    );
 }
 
-pub(crate) async fn a_group_of_others_is_in_the_way(account: Arc<Account>) {
+pub(crate) async fn foreign_group_with_our_name_is_reported(account: Arc<Account>) {
     let vpc = account.default_vpc().await;
     let theirs = account.make_group("juju-prod-1", &vpc).await;
     account.open(&theirs, 9000).await;
@@ -156,11 +160,11 @@ pub(crate) async fn a_group_of_others_is_in_the_way(account: Arc<Account>) {
     );
     assert_eq!(ec2.observe(&BTreeSet::from([ONE])).await.unwrap()[&ONE], Seen::Absent);
     assert_eq!(ec2.delete_group(&GroupId::new(theirs)).await.unwrap_err().kind(), "foreign");
-    assert_eq!(ports(&account.group("juju-prod-1").await.unwrap()), [9000], "left alone");
+    assert_eq!(ports(&account.group("juju-prod-1").await.unwrap()), [9000], "unchanged");
     assert!(ec2.list().await.unwrap().instances.is_empty());
 }
 
-pub(crate) async fn environments_with_one_name_stay_apart(account: Arc<Account>) {
+pub(crate) async fn environments_with_similar_names_are_separate(account: Arc<Account>) {
     let (prod, prod_2) = (account.ec2("prod"), account.ec2("prod-2"));
     launch(&prod_2, 7).await;
     let error = prod.launch(&request(2)).await.unwrap_err();
@@ -169,7 +173,7 @@ pub(crate) async fn environments_with_one_name_stay_apart(account: Arc<Account>)
     let seven = MachineNumber::new(7);
     assert!(prod.apply(seven, &change(&[80], &[]), in_time()).await.is_ok());
     assert_eq!(seen(&prod, seven).await.owned, tcp(&[80]));
-    assert!(seen(&prod_2, seven).await.owned.is_empty(), "another machine 7");
+    assert!(seen(&prod_2, seven).await.owned.is_empty(), "machine 7 of another environment");
     let (ours, theirs) = (prod.list().await.unwrap(), prod_2.list().await.unwrap());
     assert_eq!((ours.instances.len(), theirs.instances.len()), (1, 1));
     let error = prod.delete_group(&theirs.groups[0].id).await.unwrap_err();
@@ -178,12 +182,12 @@ pub(crate) async fn environments_with_one_name_stay_apart(account: Arc<Account>)
     assert_eq!(prod.adopt(seven, &theirs.instances[0].id).await.unwrap_err().kind(), "foreign");
 }
 
-pub(crate) async fn stores_with_one_environment_name_stay_apart(account: Arc<Account>) {
+pub(crate) async fn stores_with_one_environment_name_are_separate(account: Arc<Account>) {
     let (ours, theirs) =
         (account.ec2("prod"), account.connect(account.settings_of("prod", "fedcba9876543210")));
     let launched = launch(&theirs, 1).await;
     assert!(theirs.apply(ONE, &change(&[80], &[]), in_time()).await.is_ok());
-    assert_eq!(ours.list().await.unwrap(), Inventory::default(), "nothing of theirs is swept");
+    assert_eq!(ours.list().await.unwrap(), Inventory::default(), "objects of the other store are not listed");
     assert_eq!(ours.observe(&BTreeSet::from([ONE])).await.unwrap()[&ONE], Seen::Absent);
     assert_eq!(ours.terminate(ONE, &launched.id).await.unwrap_err().kind(), "foreign");
     let error = ours.launch(&request(2)).await.unwrap_err();
@@ -215,13 +219,17 @@ pub(crate) async fn groups_of_a_lost_store_are_adopted(account: Arc<Account>) {
     assert_eq!(ours.launch(&request(1)).await.unwrap_err().kind(), "foreign", "its group is in use");
     lost.terminate(ONE, &running.id).await.unwrap();
     let again: Vec<String> = ours.adopt_groups().await.unwrap().into_iter().map(|group| group.name).collect();
-    assert_eq!(again, ["juju-prod-1"], "what is ours already is not named");
+    assert_eq!(again, ["juju-prod-1"], "groups of this store are not listed");
     launch(&ours, 1).await;
     assert_eq!(ours.adopt_groups().await.unwrap(), []);
-    assert_eq!(elsewhere.list().await.unwrap().groups.len(), 2, "another environment's are not touched");
+    assert_eq!(
+        elsewhere.list().await.unwrap().groups.len(),
+        2,
+        "groups of another environment are unchanged"
+    );
 }
 
-pub(crate) async fn adopted_instances_are_only_let_go(account: Arc<Account>) {
+pub(crate) async fn adopted_instance_is_released_and_not_terminated(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     let instance = InstanceId::new(account.make_instance().await);
     let before = account.groups_of(instance.as_str()).await;
@@ -241,15 +249,15 @@ pub(crate) async fn adopted_instances_are_only_let_go(account: Arc<Account>) {
     assert_eq!(account.front.take_counts(), counts(&calls));
     let mut groups = before.clone();
     groups.push("juju-prod-1".to_owned());
-    assert_eq!(account.groups_of(instance.as_str()).await, groups, "beside those that are there");
+    assert_eq!(account.groups_of(instance.as_str()).await, groups, "added to the existing groups");
 
-    assert_eq!(ec2.adopt(ONE, &instance).await.unwrap(), adopted, "again is nothing");
+    assert_eq!(ec2.adopt(ONE, &instance).await.unwrap(), adopted, "adopting again changes nothing");
     assert_eq!(
         account.front.take_counts(),
         counts(&[("DescribeInstances", 1), ("DescribeSecurityGroups", 1)])
     );
     assert_eq!(ec2.adopt(MachineNumber::new(2), &instance).await.unwrap_err().kind(), "foreign");
-    assert_eq!(ec2.launch(&request(1)).await.unwrap().id, instance, "the machine has one");
+    assert_eq!(ec2.launch(&request(1)).await.unwrap().id, instance, "the machine has an instance");
     assert_eq!(ec2.terminate(ONE, &instance).await.unwrap_err().kind(), "foreign");
     assert_eq!(ec2.release(MachineNumber::new(2), &instance).await.unwrap_err().kind(), "foreign");
     assert!(ec2.apply(ONE, &change(&[80], &[]), in_time()).await.is_ok());
@@ -269,7 +277,7 @@ pub(crate) async fn adopted_instances_are_only_let_go(account: Arc<Account>) {
     assert_eq!((ec2.release(ONE, &gone).await, ec2.terminate(ONE, &gone).await), (Ok(()), Ok(())));
 }
 
-pub(crate) async fn a_group_that_somebody_deleted_is_made_again(account: Arc<Account>) {
+pub(crate) async fn deleted_group_is_created_again(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     let launched = launch(&ec2, 1).await;
     let group = seen(&ec2, ONE).await.group;
@@ -289,7 +297,7 @@ pub(crate) async fn a_group_that_somebody_deleted_is_made_again(account: Arc<Acc
     assert_eq!(error.to_string(), format!("instance {theirs} is full: its limit of 5 is reached"));
 }
 
-pub(crate) async fn a_group_is_shut_and_theirs_stays(account: Arc<Account>) {
+pub(crate) async fn revoke_all_keeps_foreign_rules(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     launch(&ec2, 1).await;
     assert!(ec2.apply(ONE, &change(&[80, 443], &[]), in_time()).await.is_ok());
@@ -298,7 +306,11 @@ pub(crate) async fn a_group_is_shut_and_theirs_stays(account: Arc<Account>) {
     let shown = |inventory: Inventory| inventory.groups.into_iter().find(|one| one.machine == Some(ONE));
     assert_eq!(shown(ec2.list().await.unwrap()).map(|group| group.open), Some(true));
     let other = MachineNumber::new(2);
-    assert_eq!(ec2.revoke_all(other, &group).await.unwrap_err().kind(), "foreign", "not that machine's");
+    assert_eq!(
+        ec2.revoke_all(other, &group).await.unwrap_err().kind(),
+        "foreign",
+        "the group of another machine"
+    );
     account.front.take_counts();
     ec2.revoke_all(ONE, &group).await.unwrap();
     let calls = counts(&[("DescribeSecurityGroups", 1), ("RevokeSecurityGroupIngress", 1)]);
@@ -307,11 +319,11 @@ pub(crate) async fn a_group_is_shut_and_theirs_stays(account: Arc<Account>) {
     assert_eq!(shown(ec2.list().await.unwrap()).map(|group| group.open), Some(false));
     account.front.take_counts();
     ec2.revoke_all(ONE, &group).await.unwrap();
-    assert_eq!(account.front.take_counts(), counts(&[("DescribeSecurityGroups", 1)]), "already so");
+    assert_eq!(account.front.take_counts(), counts(&[("DescribeSecurityGroups", 1)]), "already done");
     ec2.revoke_all(ONE, &GroupId::new("sg-0123456789abcdef0")).await.unwrap();
 }
 
-pub(crate) async fn a_group_goes_when_nothing_holds_it(account: Arc<Account>) {
+pub(crate) async fn unused_group_is_deleted(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     let launched = launch(&ec2, 1).await;
     let group = seen(&ec2, ONE).await.group;
@@ -335,7 +347,7 @@ pub(crate) async fn a_group_goes_when_nothing_holds_it(account: Arc<Account>) {
     ec2.delete_group(&group).await.unwrap();
 }
 
-pub(crate) async fn the_list_has_all_of_ours_and_nothing_else(account: Arc<Account>) {
+pub(crate) async fn list_contains_exactly_our_objects(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     let (one, two) = (launch(&ec2, 1).await, launch(&ec2, 2).await);
     account.make_instance().await;

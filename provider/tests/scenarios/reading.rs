@@ -10,7 +10,7 @@ use portcullis_provider::rule::{Change, RuleSet};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-pub(crate) async fn pages_are_put_together(account: Arc<Account>) {
+pub(crate) async fn all_pages_are_read(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     for machine in 1..=5 {
         launch(&ec2, machine).await;
@@ -25,7 +25,7 @@ pub(crate) async fn pages_are_put_together(account: Arc<Account>) {
     assert!(seen.values().all(open), "{seen:?}");
     assert_eq!(account.front.take_counts()["DescribeSecurityGroups"], 3);
     let listed = ec2.list().await.unwrap();
-    assert_eq!((listed.groups.len(), listed.instances.len()), (6, 5), "with the group of the environment");
+    assert_eq!((listed.groups.len(), listed.instances.len()), (6, 5), "including the environment's group");
     assert_eq!(
         account.front.take_counts(),
         counts(&[("DescribeSecurityGroups", 3), ("DescribeInstances", 3)])
@@ -33,11 +33,11 @@ pub(crate) async fn pages_are_put_together(account: Arc<Account>) {
     account.front.script("DescribeSecurityGroups", [Act::Pass, Act::Refuse(503, "RequestLimitExceeded")]);
     assert_eq!(ec2.observe(&all).await.unwrap(), seen);
     let calls = account.front.take_counts()["DescribeSecurityGroups"];
-    assert_eq!(calls, 4, "one page that was refused is asked for again, and not those before it");
+    assert_eq!(calls, 4, "only the refused page is requested again");
 }
 
 /// There are three VPCs on three pages; the last two have IPv6.
-pub(crate) async fn vpcs_come_in_pages_too(account: Arc<Account>) {
+pub(crate) async fn all_pages_of_vpcs_are_read(account: Arc<Account>) {
     for machine in 1..=3 {
         let made = account.other.create_vpc().cidr_block(format!("10.{machine}.0.0/16"));
         let made = made.amazon_provided_ipv6_cidr_block(machine > 1).send().await.unwrap();
@@ -61,7 +61,7 @@ pub(crate) async fn vpcs_come_in_pages_too(account: Arc<Account>) {
     assert_eq!(account.front.take_counts()["DescribeVpcs"], 3);
 }
 
-pub(crate) async fn late_readers_do_not_undo_our_writes(account: Arc<Account>) {
+pub(crate) async fn stale_reads_do_not_undo_our_writes(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     launch(&ec2, 1).await;
     assert!(ec2.apply(ONE, &change(&[80], &[]), in_time()).await.is_ok());
@@ -73,15 +73,15 @@ pub(crate) async fn late_readers_do_not_undo_our_writes(account: Arc<Account>) {
     for _ in 0..2 {
         let late = seen(&ec2, ONE).await;
         assert_eq!(late.owned, tcp(&[443]));
-        assert!(Change::between(&late.owned, &wanted).is_empty(), "nothing to do");
+        assert!(Change::between(&late.owned, &wanted).is_empty(), "no change is due");
     }
     assert_eq!(seen(&ec2, ONE).await.owned, tcp(&[443]));
     assert_eq!(account.front.take_counts(), counts(&[("DescribeSecurityGroups", 3)]));
     account.front.script("DescribeSecurityGroups", [Act::Pass]);
-    assert_eq!(seen(&account.ec2("prod"), ONE).await.owned, tcp(&[443]), "and so it is");
+    assert_eq!(seen(&account.ec2("prod"), ONE).await.owned, tcp(&[443]), "EC2 has the same rules");
 }
 
-pub(crate) async fn a_group_just_made_is_known(account: Arc<Account>) {
+pub(crate) async fn new_group_is_used_before_reads_show_it(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     let instance = InstanceId::new(account.make_instance().await);
     assert_eq!(ec2.observe(&BTreeSet::from([ONE])).await.unwrap()[&ONE], Seen::Absent);
@@ -94,7 +94,7 @@ pub(crate) async fn a_group_just_made_is_known(account: Arc<Account>) {
     assert_eq!(account.front.take_counts(), counts(&[("AuthorizeSecurityGroupIngress", 1)]));
 }
 
-pub(crate) async fn of_two_groups_the_one_in_use_counts(account: Arc<Account>) {
+pub(crate) async fn of_several_groups_the_one_in_use_is_read(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     launch(&ec2, 1).await;
     let group = seen(&ec2, ONE).await.group;
@@ -105,10 +105,10 @@ pub(crate) async fn of_two_groups_the_one_in_use_counts(account: Arc<Account>) {
     assert_eq!(seen(&ec2, ONE).await.group, group);
     let calls = account.front.take_counts();
     assert_eq!((calls["DescribeSecurityGroups"], calls["DescribeInstances"]), (1, 1));
-    assert_eq!(ec2.list().await.unwrap().groups.len(), 7, "the list has the others");
+    assert_eq!(ec2.list().await.unwrap().groups.len(), 7, "the list includes unused groups");
 }
 
-pub(crate) async fn failures_are_not_emptiness(account: Arc<Account>) {
+pub(crate) async fn failed_reads_are_errors_and_not_empty_results(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     launch(&ec2, 1).await;
     for (act, kind) in [
@@ -125,11 +125,11 @@ pub(crate) async fn failures_are_not_emptiness(account: Arc<Account>) {
         assert_eq!(error.kind(), kind, "{act:?}: {error}");
         assert_eq!(ec2.list().await.unwrap_err().kind(), kind, "{act:?}");
     }
-    account.front.behave();
+    account.front.reset();
     assert!(seen(&ec2, ONE).await.owned.is_empty());
 }
 
-pub(crate) async fn ipv6_is_said_where_the_vpc_has_it(account: Arc<Account>) {
+pub(crate) async fn ipv6_of_a_vpc_is_reported(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     launch(&ec2, 1).await;
     assert!(!seen(&ec2, ONE).await.ipv6);
@@ -143,11 +143,11 @@ pub(crate) async fn ipv6_is_said_where_the_vpc_has_it(account: Arc<Account>) {
     assert!(seen(&six, ONE).await.ipv6);
     let shared = account.group("juju-six").await.unwrap();
     let ssh = shared.ip_permissions().iter().find(|permission| permission.from_port() == Some(22)).unwrap();
-    assert_eq!(ssh.ipv6_ranges().len(), 1, "ssh from anywhere is from anywhere");
+    assert_eq!(ssh.ipv6_ranges().len(), 1, "ssh is open for IPv6, too");
     assert_eq!(shared.vpc_id(), Some(vpc.as_str()));
 }
 
-pub(crate) async fn somebody_elses_rules_are_shown(account: Arc<Account>) {
+pub(crate) async fn foreign_rules_are_reported(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     launch(&ec2, 1).await;
     let group = seen(&ec2, ONE).await.group;

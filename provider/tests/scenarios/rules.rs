@@ -7,13 +7,13 @@ use portcullis_provider::provider::{Applied, Firewall, MachineNumber};
 use portcullis_provider::rule::{Change, RuleSet};
 use std::sync::Arc;
 
-pub(crate) async fn the_contract_holds(account: Arc<Account>) {
+pub(crate) async fn ec2_fulfils_the_contract(account: Arc<Account>) {
     let firewall = account.ec2("prod");
     launch(&firewall, 1).await;
     holds(&Bench { firewall, machine: ONE, absent: MachineNumber::new(2), keeps: true }).await;
 }
 
-pub(crate) async fn a_change_is_one_request_each_way(account: Arc<Account>) {
+pub(crate) async fn change_is_one_request_to_open_and_one_to_close(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     launch(&ec2, 1).await;
     seen(&ec2, ONE).await;
@@ -30,7 +30,7 @@ pub(crate) async fn a_change_is_one_request_each_way(account: Arc<Account>) {
     assert_eq!(seen(&after_restart, ONE).await.owned, tcp(&[80, 81, 82]));
 }
 
-pub(crate) async fn rules_of_others_stay(account: Arc<Account>) {
+pub(crate) async fn foreign_rules_stay(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     launch(&ec2, 1).await;
     let group = seen(&ec2, ONE).await.group;
@@ -38,7 +38,7 @@ pub(crate) async fn rules_of_others_stay(account: Arc<Account>) {
     account.open(group.as_str(), 9000).await;
     assert!(
         ec2.apply(ONE, &change(&[80, 81], &[]), in_time()).await.is_ok(),
-        "a port that is open already is open"
+        "opening an open port succeeds"
     );
     let rules = seen(&ec2, ONE).await;
     assert_eq!(rules.owned, tcp(&[81]));
@@ -47,14 +47,14 @@ pub(crate) async fn rules_of_others_stay(account: Arc<Account>) {
     assert!(ec2.apply(ONE, &shut, in_time()).await.is_ok());
     let rules = seen(&ec2, ONE).await;
     assert!(rules.owned.is_empty());
-    assert_eq!(rules.foreign.len(), 2, "still there");
+    assert_eq!(rules.foreign.len(), 2, "unchanged");
 }
 
-pub(crate) async fn tampering_is_seen(account: Arc<Account>) {
+pub(crate) async fn removed_rule_is_reported(account: Arc<Account>) {
     let ec2 = account.ec2("prod");
     launch(&ec2, 1).await;
     assert!(ec2.apply(ONE, &change(&[80, 81], &[]), in_time()).await.is_ok());
     let rules = seen(&ec2, ONE).await;
     account.close(rules.group.as_str(), 80).await;
-    assert_eq!(seen(&ec2, ONE).await.owned, tcp(&[81]), "what was shown once is not remembered");
+    assert_eq!(seen(&ec2, ONE).await.owned, tcp(&[81]), "earlier reads are not cached");
 }

@@ -23,13 +23,13 @@ pub(crate) struct Bench<F> {
 /// Runs all checks, in an order that leaves no rules behind.
 pub(crate) async fn holds<F: Firewall>(bench: &Bench<F>) {
     starts_without_rules(bench).await;
-    every_machine_is_answered_for(bench).await;
+    observe_returns_every_requested_machine(bench).await;
     opens_and_closes(bench).await;
-    nothing_is_begun_too_late(bench).await;
-    already_so_is_success(bench).await;
+    no_change_begins_after_its_deadline(bench).await;
+    repeated_changes_succeed(bench).await;
     ranges_shrink_and_grow(bench).await;
-    sources_and_protocols_are_told_apart(bench).await;
-    what_is_read_is_what_was_written(bench).await;
+    sources_and_protocols_are_separate(bench).await;
+    written_rules_are_read_back(bench).await;
 }
 
 pub(crate) fn rule(from: u16, to: u16, proto: Protocol, source: &str) -> Rule {
@@ -99,7 +99,7 @@ async fn starts_without_rules<F: Firewall>(bench: &Bench<F>) {
     assert!(bench.owned().await.is_empty());
 }
 
-async fn every_machine_is_answered_for<F: Firewall>(bench: &Bench<F>) {
+async fn observe_returns_every_requested_machine<F: Firewall>(bench: &Bench<F>) {
     let all = bench.firewall.observe(&BTreeSet::from([bench.machine, bench.absent])).await.unwrap();
     assert_eq!(all.len(), 2);
     assert!(matches!(all[&bench.machine], Seen::Present(_)));
@@ -111,7 +111,7 @@ async fn every_machine_is_answered_for<F: Firewall>(bench: &Bench<F>) {
         for half in [applied.opened, applied.closed] {
             assert_eq!(half.unwrap_err().kind(), "not-found");
         }
-        assert!(bench.owned().await.is_empty(), "nor anywhere else");
+        assert!(bench.owned().await.is_empty(), "no other machine has these rules");
     }
 }
 
@@ -124,7 +124,7 @@ async fn opens_and_closes<F: Firewall>(bench: &Bench<F>) {
     bench.assert_owned(&[]).await;
 }
 
-async fn nothing_is_begun_too_late<F: Firewall>(bench: &Bench<F>) {
+async fn no_change_begins_after_its_deadline<F: Firewall>(bench: &Bench<F>) {
     bench.apply(&[tcp(80)], &[]).await;
     if bench.keeps {
         let change = Change { open: [tcp(81)].into(), close: [tcp(80)].into() };
@@ -138,7 +138,7 @@ async fn nothing_is_begun_too_late<F: Firewall>(bench: &Bench<F>) {
     bench.assert_owned(&[]).await;
 }
 
-async fn already_so_is_success<F: Firewall>(bench: &Bench<F>) {
+async fn repeated_changes_succeed<F: Firewall>(bench: &Bench<F>) {
     bench.apply(&[], &[tcp(80)]).await;
     bench.assert_owned(&[]).await;
     for _ in 0..2 {
@@ -168,7 +168,7 @@ async fn ranges_shrink_and_grow<F: Firewall>(bench: &Bench<F>) {
     }
 }
 
-async fn sources_and_protocols_are_told_apart<F: Firewall>(bench: &Bench<F>) {
+async fn sources_and_protocols_are_separate<F: Firewall>(bench: &Bench<F>) {
     use Protocol::{Tcp, Udp};
     let everything = [
         rule(53, 53, Tcp, "0.0.0.0/0"),
@@ -190,7 +190,7 @@ async fn sources_and_protocols_are_told_apart<F: Firewall>(bench: &Bench<F>) {
     bench.reach(&[]).await;
 }
 
-async fn what_is_read_is_what_was_written<F: Firewall>(bench: &Bench<F>) {
+async fn written_rules_are_read_back<F: Firewall>(bench: &Bench<F>) {
     let odd_ports: Vec<Rule> = (0..25).map(|n| tcp(1001 + 2 * n)).collect();
     bench.reach(&odd_ports).await;
     let worlds = [Cidr::WORLD_V4, Cidr::WORLD_V6];

@@ -167,7 +167,9 @@ mod tests {
         /// In any period there are at most burst + refill * time calls, even if the clock goes
         /// back.
         #[test]
-        fn calls_never_exceed_the_published_rate(steps in prop::collection::vec((0u64..2000, any::<bool>()), 1..200)) {
+        fn calls_never_exceed_the_published_rate(
+            steps in prop::collection::vec((0u64..2000, any::<bool>()), 1..200)
+        ) {
             let (mut buckets, start) = (TokenBuckets::new(), Instant::now() + Duration::from_secs(10_000));
             let (mut now, mut taken) = (start, 0.0);
             for (ms, back) in steps {

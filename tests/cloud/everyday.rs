@@ -6,7 +6,7 @@ use crate::controller::DEADLINE;
 use crate::harness::wait_for;
 use crate::world::World;
 
-pub(crate) fn a_machine_is_launched_opened_shut_and_ended(world: &World) {
+pub(crate) fn machine_is_launched_opened_closed_and_terminated(world: &World) {
     let controller = world.controller("log", 3600);
     world.operator.does(&["add-machine"]);
     let instance = world.instance(0);
@@ -33,10 +33,10 @@ pub(crate) fn a_machine_is_launched_opened_shut_and_ended(world: &World) {
     wait_for("end of the group", DEADLINE, || world.group(0).is_none().then_some(()));
     assert_eq!(world.instance_state(&instance), "terminated");
     assert!(!controller.log().contains("hunter2"), "the log has a secret");
-    controller.ends();
+    controller.stop();
 }
 
-pub(crate) fn an_adopted_instance_is_only_let_go(world: &World) {
+pub(crate) fn adopted_instance_is_released_and_not_terminated(world: &World) {
     let controller = world.controller("log", 3600);
     let theirs = world.wait(world.account.make_instance());
     world.operator.does(&["add-machine", "--instance-id", &theirs]);
@@ -52,11 +52,11 @@ pub(crate) fn an_adopted_instance_is_only_let_go(world: &World) {
     wait_for("end of the group", DEADLINE, || world.group(0).is_none().then_some(()));
     assert_eq!(world.instance_state(&theirs), "running");
     assert_eq!(world.wait(world.account.groups_of(&theirs)), ["default"]);
-    controller.ends();
+    controller.stop();
 }
 
 /// The old environment leaves no group that would prevent the new one from launching.
-pub(crate) fn an_environment_can_be_made_anew_under_its_old_name(world: &World) {
+pub(crate) fn destroyed_environment_can_be_created_again(world: &World) {
     let controller = world.controller("log", 3600);
     world.operator.does(&["add-machine"]);
     let instance = world.instance(0);
@@ -80,7 +80,7 @@ pub(crate) fn an_environment_can_be_made_anew_under_its_old_name(world: &World) 
     // The shared group is also deleted after the last machine is terminated.
     world.operator.does(&["terminate-machine", "0"]);
     wait_for("end of the shared group", DEADLINE, || world.shared_group().is_none().then_some(()));
-    controller.ends();
+    controller.stop();
 }
 
 /// The store is lost with a machine in it, and a new store has the same environment name.
@@ -105,12 +105,12 @@ pub(crate) fn groups_of_a_lost_store_are_adopted_on_request(world: &World) {
     world.instance(1);
     let none = world.operator.does(&["adopt-groups"]);
     assert!(none.stdout.contains("juju-local-0") && !none.stdout.contains("adopted from"), "{none:?}");
-    assert_eq!(world.instance_state(&left), "running", "nothing of the lost store is ended");
-    controller.ends();
+    assert_eq!(world.instance_state(&left), "running", "instances of the lost store keep running");
+    controller.stop();
 }
 
 /// If a machine has IPv6, a port is opened and closed for IPv4 and IPv6.
-pub(crate) fn a_vpc_with_ipv6_is_opened_to_both_worlds(world: &World) {
+pub(crate) fn vpc_with_ipv6_is_opened_for_both_families(world: &World) {
     let other = &world.account.other;
     let subnet = world.wait(async {
         let vpc = other.create_vpc().cidr_block("10.6.0.0/16").amazon_provided_ipv6_cidr_block(true);
@@ -137,16 +137,16 @@ pub(crate) fn a_vpc_with_ipv6_is_opened_to_both_worlds(world: &World) {
     };
     wait_for("both worlds", DEADLINE, || (worlds()? == ["0.0.0.0/0", "::/0"]).then_some(()));
     assert_eq!(world.requests(), (1, 0), "in one request");
-    world.explains(0, "::/0");
+    world.wait_for_explanation(0, "::/0");
     world.operator.does(&["unexpose", "wordpress"]);
     wait_for("neither world", DEADLINE, || worlds()?.is_empty().then_some(()));
-    assert_eq!(world.requests(), (1, 0), "and in one");
-    controller.ends();
+    assert_eq!(world.requests(), (1, 0), "in one request");
+    controller.stop();
 }
 
-pub(crate) fn another_controller_takes_over_and_sweeps_what_is_left(world: &World) {
+pub(crate) fn next_controller_removes_leftover_groups(world: &World) {
     let first = world.controller("first", 3600);
-    first.says("leading");
+    first.wait_for_log("leading");
     world.operator.does(&["add-machine"]);
     world.operator.does(&["add-machine"]);
     let (kept, ended) = (world.instance(0), world.instance(1));
@@ -159,11 +159,11 @@ pub(crate) fn another_controller_takes_over_and_sweeps_what_is_left(world: &Worl
     world.hook("wordpress/0", "close-port 80");
     world.hook("wordpress/0", "open-port 81");
     world.operator.does(&["terminate-machine", "1"]);
-    second.says("leading");
+    second.wait_for_log("leading");
     world.has_ports(0, &[81]);
     wait_for("end of the group", DEADLINE, || world.group(1).is_none().then_some(()));
     assert_eq!(world.instance_state(&ended), "terminated");
     assert_eq!(world.instance_state(&kept), "running");
     assert_eq!(world.instance(0), kept);
-    second.ends();
+    second.stop();
 }

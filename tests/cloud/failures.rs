@@ -20,9 +20,9 @@ fn without(world: &World, missing: &str) -> Command {
     command
 }
 
-pub(crate) fn what_keeps_ec2_away_is_shown_closes_nothing_and_is_waited_for(world: &World) {
+pub(crate) fn ec2_failures_are_reported_and_close_nothing(world: &World) {
     let (controller, _) = world.exposed("before", 3600);
-    controller.ends();
+    controller.stop();
     world.requests();
 
     came(&mut without(world, "AWS_REGION")).is_refusal(1, "no region for EC2");
@@ -30,16 +30,16 @@ pub(crate) fn what_keeps_ec2_away_is_shown_closes_nothing_and_is_waited_for(worl
         .is_refusal(1, "no region of EC2 is called \"no where\"");
 
     let nobody = Controller::start(without(world, "AWS_ACCESS_KEY_ID"), &world.operator, "nobody");
-    world.shows(0, "no credentials for EC2");
-    world.explains(0, "no credentials for EC2");
-    nobody.ends();
+    world.wait_for_problem(0, "no credentials for EC2");
+    world.wait_for_explanation(0, "no credentials for EC2");
+    nobody.stop();
 
     let mut command = without(world, "AWS_ENDPOINT_URL");
     command.env("AWS_REGION", "no-where-1");
     let lost = Controller::start(command, &world.operator, "lost");
-    world.shows(0, "cannot reach EC2 in region 'no-where-1' (is that the right one?)");
-    world.explains(0, "cannot reach EC2 in region 'no-where-1'");
-    lost.ends();
+    world.wait_for_problem(0, "cannot reach EC2 in region 'no-where-1' (is that the right one?)");
+    world.wait_for_explanation(0, "cannot reach EC2 in region 'no-where-1'");
+    lost.stop();
 
     // The port is reserved, and has no listener yet.
     let down = TcpSocket::new_v4().unwrap();
@@ -52,14 +52,14 @@ pub(crate) fn what_keeps_ec2_away_is_shown_closes_nothing_and_is_waited_for(worl
     world.operator.does(&["add-machine"]);
     let problem = format!("cannot reach EC2 at {endpoint}");
     for machine in [0, 1] {
-        world.shows(machine, &problem);
-        world.explains(machine, &problem);
+        world.wait_for_problem(machine, &problem);
+        world.wait_for_explanation(machine, &problem);
     }
     let unit = &world.operator.status()["services"]["wordpress"]["units"]["wordpress/0"];
     assert_eq!(unit["firewall"], "pending", "{unit}");
     let why = unit["firewall-info"].to_string();
     assert!(why.contains("443/tcp opening") && why.contains(&problem), "{unit}");
-    assert_eq!((world.requests(), world.ports(0).unwrap().len()), ((0, 0), 1), "what is open stays so");
+    assert_eq!((world.requests(), world.ports(0).unwrap().len()), ((0, 0), 1), "open ports stay open");
 
     world.wait(async {
         tokio::spawn(relay(down.listen(64).unwrap(), world.account.front.address));
@@ -69,7 +69,7 @@ pub(crate) fn what_keeps_ec2_away_is_shown_closes_nothing_and_is_waited_for(worl
     for machine in [0, 1] {
         wait_for("no problem", DEADLINE, || world.machine(machine).get("problem").is_none().then_some(()));
     }
-    patient.ends();
+    patient.stop();
 }
 
 async fn relay(listener: TcpListener, to: SocketAddr) {
@@ -81,7 +81,7 @@ async fn relay(listener: TcpListener, to: SocketAddr) {
     }
 }
 
-pub(crate) fn a_launch_that_is_refused_is_shown(world: &World) {
+pub(crate) fn refused_launch_is_reported(world: &World) {
     world.account.front.always("RunInstances", Act::Refuse(403, "UnauthorizedOperation"));
     let controller = world.controller("log", 3600);
     let theirs = world.wait(world.account.make_instance());
@@ -93,50 +93,50 @@ pub(crate) fn a_launch_that_is_refused_is_shown(world: &World) {
     world.has_ports(1, &[80]);
     world.has_problem(0, "not allowed for machine 0");
     assert_eq!(world.machine(0)["instance-id"], "pending");
-    assert_eq!(world.problem(1), None, "nobody else is held up");
-    controller.ends();
+    assert_eq!(world.problem(1), None, "other machines are not affected");
+    controller.stop();
 }
 
-pub(crate) fn an_end_that_is_refused_is_shown_and_leaves_nothing_open(world: &World) {
+pub(crate) fn refused_termination_is_reported_with_ports_closed(world: &World) {
     let (first, instance) = world.exposed("first", 3600);
     // No controller runs that could close ports before the machine is removed.
-    first.ends();
+    first.stop();
     world.operator.does(&["destroy-service", "wordpress"]);
     world.operator.does(&["add-machine"]);
     world.operator.does(&["terminate-machine", "0"]);
     world.account.front.always("TerminateInstances", Act::Refuse(400, "OperationNotPermitted"));
     let second = world.controller("second", 3600);
     world.has_ports(0, &[]);
-    let explained = world.explains(0, "terminated, and not gone yet: not allowed for instance");
+    let explained = world.wait_for_explanation(0, "terminated, and not gone yet: not allowed for instance");
     assert_eq!(explained.code, 0, "{explained:?}");
     let plan = world.operator.juju(&["firewall", "plan"]);
     assert_eq!(plan.code, 2, "{plan:?}");
     assert!(plan.stdout.contains("machine 0\n  problem: terminated, and not gone yet"), "{plan:?}");
     assert_eq!(world.instance_state(&instance), "running");
-    world.account.front.behave();
-    second.ends();
+    world.account.front.reset();
+    second.stop();
     let third = world.controller("third", 3600);
     wait_for("the end of the instance", DEADLINE, || {
         (world.instance_state(&instance) == "terminated" && world.group(0).is_none()).then_some(())
     });
-    wait_for("nothing to be said of it", DEADLINE, || {
+    wait_for("no problem in the status", DEADLINE, || {
         (world.operator.juju(&["firewall", "explain", "0"]).code == 1).then_some(())
     });
-    third.ends();
+    third.stop();
 }
 
-pub(crate) fn a_dry_run_changes_nothing_and_says_so(world: &World) {
+pub(crate) fn dry_run_changes_nothing_and_is_reported(world: &World) {
     let real = world.controller("real", 3600);
     world.operator.does(&["add-machine"]);
     world.instance(0);
     world.deploy("wordpress", 0);
     world.hook("wordpress/0", "open-port 80");
-    real.ends();
+    real.stop();
     world.requests();
     world.operator.does(&["expose", "wordpress"]);
     let command = world.controller_command("dry-run", &["--resync", "1"]);
     let dry = Controller::start(command, &world.operator, "dry");
-    wait_for("what the dry run would do", DEADLINE, || {
+    wait_for("the steps of the dry run", DEADLINE, || {
         let found = world.machine(0);
         let words = found["firewall-info"].as_str().unwrap_or_default().to_owned();
         (found["firewall"] == "dry-run" && words.contains("would open 80/tcp from 0.0.0.0/0")).then_some(())
@@ -156,5 +156,5 @@ pub(crate) fn a_dry_run_changes_nothing_and_says_so(world: &World) {
     });
     assert_eq!(dry.log().matches("firewall left unchanged").count(), 1, "{}", dry.log());
     assert_eq!(world.ports(0).unwrap().len(), 0);
-    dry.ends();
+    dry.stop();
 }
