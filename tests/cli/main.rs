@@ -23,6 +23,7 @@ mod operator;
 mod proxy;
 mod refusals;
 mod status_watch;
+mod tls_store;
 mod trust;
 mod up_nftables;
 
