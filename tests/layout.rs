@@ -11,7 +11,7 @@ const PARTS: &[(&str, &[&str])] = &[
     ("runtime", &["model"]),
     ("net", &["model", "runtime"]),
     ("keeper", &["net"]),
-    ("store", &["model", "runtime", "keeper"]),
+    ("store", &["model", "runtime", "net", "keeper"]),
     ("machine", &["model", "runtime", "store"]),
     ("firewall", &["model", "runtime", "store", "machine", "status"]),
     ("provision", &["model", "runtime", "store", "machine"]),

@@ -19,7 +19,7 @@ const ENVIRONMENT: &str = "JUJU_ENV";
 const CREDENTIALS: &str = "JUJU_CREDENTIALS";
 
 /// Size limit of the credentials file, far above the size of a valid one.
-const MAX_FILE: u64 = 4096;
+const MAX_FILE: u64 = 64 * 1024;
 
 #[derive(Debug)]
 pub(crate) struct HookEnv {
@@ -67,12 +67,16 @@ impl HookEnv {
         text(ENVIRONMENT)?
             .parse::<EnvironmentName>()
             .map_err(|source| HookEnvError::Name { name: ENVIRONMENT, source })?;
-        let (id, credential) = read_credentials(Path::new(&raw(CREDENTIALS)?), &unit)?;
-        Ok(Self { unit: id, address, credential })
+        let (id, credential, ca) = read_credentials(Path::new(&raw(CREDENTIALS)?), &unit)?;
+        Ok(Self { unit: id, address: Address::with_ca(address, ca.as_deref()), credential })
     }
 }
 
-fn read_credentials(path: &Path, unit: &UnitName) -> Result<(UnitId, Credential), HookEnvError> {
+/// Returns the unit's id, its credential, and the CA of the store's servers if the file has one.
+fn read_credentials(
+    path: &Path,
+    unit: &UnitName,
+) -> Result<(UnitId, Credential, Option<String>), HookEnvError> {
     let unreadable = |source| HookEnvError::Unreadable { path: path.to_owned(), source };
     let malformed = || HookEnvError::Malformed { path: path.to_owned() };
     // Opening a pipe, for example, could block forever.
@@ -98,7 +102,7 @@ fn read_credentials(path: &Path, unit: &UnitName) -> Result<(UnitId, Credential)
     if found != *unit {
         return Err(HookEnvError::OtherUnit { path: path.to_owned(), found, wanted: unit.clone() });
     }
-    Ok((id, credential))
+    Ok((id, credential, value.get("ca").and_then(Value::as_str).map(str::to_owned)))
 }
 
 #[cfg(test)]

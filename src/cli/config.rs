@@ -12,8 +12,8 @@ use crate::model::{EnvironmentName, MachineId};
 use crate::runtime::trusted_file::{self, ReadError};
 use crate::store::Credential;
 
-/// Maximum size of a file; addresses and a secret need much less.
-const MAX_BYTES: usize = 16 * 1024;
+/// Maximum size of a file; addresses, a secret and a certificate need much less.
+const MAX_BYTES: usize = 64 * 1024;
 
 /// Role that the credentials in a file belong to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +32,8 @@ pub(super) struct SavedEnvironment {
     /// Id of the tree that the environment was created in; `None` before that. A tree with another
     /// id is another environment.
     pub(super) cluster_id: Option<String>,
+    /// The CA certificate (PEM) of the store's servers, for a `tls://` address.
+    pub(super) ca: Option<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +60,8 @@ struct Wire {
     auth: String,
     #[serde(rename = "cluster-id", default, skip_serializing_if = "Option::is_none")]
     cluster_id: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ca: Option<String>,
 }
 
 /// The directory with the files of all environments.
@@ -173,6 +177,7 @@ fn render(saved: &SavedEnvironment) -> String {
         zookeeper: saved.zookeeper.clone(),
         auth: saved.credential.expose(),
         cluster_id: saved.cluster_id.clone(),
+        ca: saved.ca.clone(),
     };
     // A struct of strings always serializes.
     let mut text = serde_json::to_string(&wire).expect("strings");
@@ -188,7 +193,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<SavedEnvironment, ConfigError> {
         garbage(problem, error.line())
     })?;
     let credential = Credential::parse(&wire.auth).map_err(|_| garbage("\"auth\" is not USER:SECRET", 1))?;
-    Ok(SavedEnvironment { zookeeper: wire.zookeeper, credential, cluster_id: wire.cluster_id })
+    Ok(SavedEnvironment { zookeeper: wire.zookeeper, credential, cluster_id: wire.cluster_id, ca: wire.ca })
 }
 
 #[cfg(test)]
@@ -207,6 +212,7 @@ mod tests {
             zookeeper: "127.0.0.1:2181".into(),
             credential: Credential::parse(&format!("operator:{secret}")).unwrap(),
             cluster_id: None,
+            ca: None,
         }
     }
 

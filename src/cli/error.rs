@@ -246,6 +246,10 @@ fn tree_hint(refusal: &tree::Error) -> Option<String> {
             "`portcullis up` runs a store on this machine; select another with --zookeeper or JUJU_ZOOKEEPER"
                 .to_owned(),
         ),
+        tree::Error::NoCa { .. } => Some("name its CA certificate with --ca or JUJU_CA".to_owned()),
+        tree::Error::TlsRequired { host } => {
+            Some(format!("--zookeeper tls://{host}, and --ca with its CA certificate"))
+        }
         tree::Error::Ambiguous { .. } => Some(DOUBT.to_owned()),
         _ => None,
     }

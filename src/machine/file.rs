@@ -26,6 +26,9 @@ struct Wire {
     auth: String,
     operator: String,
     controller: String,
+    /// The CA certificate (PEM) of the store's servers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ca: Option<String>,
 }
 
 impl MachineFile {
@@ -35,9 +38,10 @@ impl MachineFile {
             auth: self.credential.expose(),
             operator: self.roles.operator.as_str().to_owned(),
             controller: self.roles.controller.as_str().to_owned(),
+            ca: self.address.ca().map(str::to_owned),
         };
-        // Four strings are always JSON.
-        let mut text = serde_json::to_string(&wire).expect("four strings");
+        // Strings are always JSON.
+        let mut text = serde_json::to_string(&wire).expect("strings");
         text.push('\n');
         text
     }
@@ -50,9 +54,11 @@ impl MachineFile {
         let identity = |text: &str, problem| Identity::parse(text).map_err(|_| InvalidMachineFile(problem));
         let operator = identity(&wire.operator, "\"operator\" is no identity")?;
         let controller = identity(&wire.controller, "\"controller\" is no identity")?;
-        let address = wire.zookeeper.parse();
+        let address: Result<Address, _> = wire.zookeeper.parse();
         Ok(Self {
-            address: address.map_err(|_| InvalidMachineFile("\"zookeeper\" is no address"))?,
+            address: address
+                .map_err(|_| InvalidMachineFile("\"zookeeper\" is no address"))?
+                .with_ca(wire.ca.as_deref()),
             credential: Credential::parse(&wire.auth)
                 .map_err(|_| InvalidMachineFile("\"auth\" is no credential"))?,
             roles: Roles { operator, controller },

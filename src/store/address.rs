@@ -1,9 +1,13 @@
-//! The address of a store as people write it: `HOST[:PORT][,HOST[:PORT]...][/CHROOT]`. Pure.
+//! The address of a store as people write it: `[tls://]HOST[:PORT][,HOST[:PORT]...][/CHROOT]`, and
+//! the CA certificate that its servers are verified with. Pure.
 
 use super::tree::Error;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
+/// Before a host: connections to the store use TLS.
+const TLS: &str = "tls://";
 const DEFAULT_PORT: u16 = 2181;
 const MAX_HOSTS: usize = 32;
 const MAX_LENGTH: usize = 4096;
@@ -15,12 +19,31 @@ pub struct Address {
     hosts: Vec<String>,
     /// `/a/b`, or empty.
     chroot: String,
+    is_tls: bool,
+    /// The CA of the servers' certificates in PEM form. It is not part of the written address.
+    ca: Option<Arc<str>>,
 }
 
 impl Address {
     /// `HOST:PORT,HOST:PORT`, without the chroot.
     pub fn hosts(&self) -> String {
         self.hosts.join(",")
+    }
+
+    /// Whether connections use TLS.
+    pub fn is_tls(&self) -> bool {
+        self.is_tls
+    }
+
+    /// The CA of the servers' certificates in PEM form.
+    pub fn ca(&self) -> Option<&str> {
+        self.ca.as_deref()
+    }
+
+    /// The same address with the CA (PEM) of its servers' certificates.
+    #[must_use]
+    pub fn with_ca(self, ca: Option<&str>) -> Self {
+        Self { ca: ca.map(Arc::from), ..self }
     }
 
     /// The ports that the store is served on.
@@ -45,7 +68,7 @@ impl Address {
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.hosts(), self.chroot)
+        write!(f, "{}{}{}", if self.is_tls { TLS } else { "" }, self.hosts(), self.chroot)
     }
 }
 
@@ -60,15 +83,18 @@ impl FromStr for Address {
         if text.chars().any(|c| c.is_control() || c.is_whitespace()) {
             return Err(bad("it has blanks or control characters"));
         }
-        let (hosts, chroot) = match text.find('/') {
-            Some(slash) => text.split_at(slash),
-            None => (text, ""),
-        };
+        // ZooKeeper's clients repeat the scheme before every host; once is enough here.
+        let is_tls = text.starts_with(TLS);
+        let bare = if is_tls { text[TLS.len()..].replace(",tls://", ",") } else { text.to_owned() };
+        if bare.contains("://") {
+            return Err(bad("the scheme is not tls://, or only some hosts have it"));
+        }
+        let (hosts, chroot) = bare.split_at(bare.find('/').unwrap_or(bare.len()));
         let hosts: Vec<String> = hosts.split(',').map(parse_host).collect::<Result<_, _>>().map_err(bad)?;
         if hosts.len() > MAX_HOSTS {
             return Err(bad("it has too many hosts"));
         }
-        Ok(Self { hosts, chroot: parse_chroot(chroot).map_err(bad)?.to_owned() })
+        Ok(Self { hosts, chroot: parse_chroot(chroot).map_err(bad)?.to_owned(), is_tls, ca: None })
     }
 }
 
@@ -131,8 +157,23 @@ mod tests {
         ] {
             let address: Address = text.parse().unwrap();
             assert_eq!((address.hosts().as_str(), address.chroot()), (hosts, chroot), "{text}");
-            assert_eq!(address.to_string().parse::<Address>(), Ok(address));
+            assert_eq!(address.to_string().parse::<Address>(), Ok(address.clone()));
+            assert!(!address.is_tls());
         }
+    }
+
+    #[test]
+    fn scheme_before_the_first_host_holds_for_all() {
+        for text in ["tls://a:1,b:2/juju", "tls://a:1,tls://b:2/juju"] {
+            let address: Address = text.parse().unwrap();
+            assert!(address.is_tls());
+            assert_eq!((address.hosts().as_str(), address.chroot()), ("a:1,b:2", "/juju"));
+            assert_eq!(address.to_string(), "tls://a:1,b:2/juju");
+        }
+        let address: Address = "tls://[::1]".parse().unwrap();
+        assert_eq!(address.to_string(), "tls://[::1]:2181");
+        assert_eq!(address.ca(), None);
+        assert_eq!(address.with_ca(Some("PEM")).ca(), Some("PEM"));
     }
 
     #[test]
@@ -148,6 +189,9 @@ mod tests {
     fn invalid_addresses_are_refused_with_a_reason() {
         for (text, reason) in [
             ("", "a host is missing"),
+            ("tls://", "a host is missing"),
+            ("https://a", "the scheme is not tls://, or only some hosts have it"),
+            ("a:1,tls://b:2", "the scheme is not tls://, or only some hosts have it"),
             ("a,,b", "a host is missing"),
             ("/x", "a host is missing"),
             (":2181", "a host is missing"),

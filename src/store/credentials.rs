@@ -1,10 +1,12 @@
 //! Digest identities and their secrets. A secret is never shown: `Debug` hides it, no error
 //! contains it, and an ACL holds only its hash.
 
+use super::address::Address;
 use super::error::Error;
-use crate::model::hex;
+use crate::model::{UnitName, hex};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use serde_json::json;
 use sha1::{Digest as _, Sha1};
 use std::fmt;
 
@@ -82,6 +84,16 @@ impl Identity {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
+
+/// The file from which hook tools read the credentials of their unit and the CA of the store's
+/// servers.
+pub fn unit_credentials_file(unit: &UnitName, credential: &Credential, address: &Address) -> String {
+    let mut file = json!({"unit": unit.to_string(), "auth": credential.expose()});
+    if let Some(ca) = address.ca() {
+        file["ca"] = ca.into();
+    }
+    format!("{file}\n")
 }
 
 /// Random bytes as hexadecimal digits.

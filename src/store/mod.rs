@@ -43,7 +43,7 @@ mod zk;
 pub use accept::Acceptance;
 pub use address::Address;
 pub use charms::{MAX_CHARM_BYTES, charm};
-pub use credentials::{Credential, Identity, InvalidCredential};
+pub use credentials::{Credential, Identity, InvalidCredential, unit_credentials_file};
 pub use environment::{Bootstrap, Environment};
 pub use error::{Error, is_transient, tree_error_in};
 pub use idempotency::IdempotencyKey;

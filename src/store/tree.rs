@@ -237,6 +237,14 @@ pub enum Error {
     NoAuth(NodePath),
     #[error("cannot reach the store at {hosts}")]
     Unreachable { hosts: String },
+    #[error("no CA certificate to verify the store at {hosts} with")]
+    NoCa { hosts: String },
+    #[error("the CA certificate for the store at {hosts} is not a certificate in PEM form")]
+    BadCa { hosts: String },
+    #[error("TLS handshake with the store at {host} failed: {why}")]
+    Tls { host: String, why: String },
+    #[error("the store at {host} requires TLS")]
+    TlsRequired { host: String },
     #[error("the store at {hosts} did not answer in {seconds} s")]
     Timeout { hosts: String, seconds: u64 },
     #[error("the store at {hosts} went away before it confirmed a change")]
@@ -274,6 +282,9 @@ impl Error {
             self,
             Self::Unreachable { .. }
                 | Self::Timeout { .. }
+                // The server's certificate or listener may be replaced.
+                | Self::Tls { .. }
+                | Self::TlsRequired { .. }
                 | Self::Ambiguous { .. }
                 | Self::Expired { .. }
                 | Self::Full { .. }

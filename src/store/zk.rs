@@ -6,6 +6,7 @@
 
 mod batch;
 mod keeper_root;
+mod tls;
 
 use batch::ask_all;
 
@@ -51,6 +52,7 @@ pub struct ZkTree {
 struct Link {
     address: Address,
     hosts: String,
+    tls: Option<tls::Options>,
     /// All proved identities, for later sessions. Never locked across an await.
     credentials: Mutex<Vec<Credential>>,
     /// Replaced when its session has ended. Never locked across an await.
@@ -63,9 +65,11 @@ impl ZkTree {
     /// # Errors
     /// [`Error::Unreachable`] if nothing answers.
     pub async fn connect(address: &Address, credential: Option<&Credential>) -> Result<Self, Error> {
+        let tls = address.is_tls().then(|| tls::Options::of(address)).transpose()?;
         let link = Link {
             address: address.clone(),
             hosts: address.hosts(),
+            tls,
             credentials: Mutex::new(credential.cloned().into_iter().collect()),
             client: Mutex::new(None),
         };
@@ -158,6 +162,10 @@ impl Link {
             .with_session_timeout(SESSION_TIMEOUT)
             .with_connection_timeout(SILENCE)
             .with_fail_eagerly();
+        let connector = match &self.tls {
+            Some(tls) => connector.with_tls(tls.of_client()),
+            None => connector,
+        };
         self.identities().iter().fold(connector, |connector, credential| {
             connector.with_auth("digest", credential.expose().as_bytes())
         })
@@ -165,8 +173,9 @@ impl Link {
 
     /// Opens a new session, unless another task did meanwhile.
     async fn reconnect(&self, deadline: Instant) -> Result<zk::Client, Error> {
+        let servers = self.servers();
         loop {
-            match timeout_at(deadline, self.connector().connect(&self.hosts)).await {
+            match timeout_at(deadline, self.connector().connect(&servers)).await {
                 Ok(Ok(client)) => {
                     let mut slot = self.slot();
                     return match slot.as_ref() {
@@ -178,7 +187,8 @@ impl Link {
                     return Err(Error::AuthFailed { hosts: self.hosts.clone() });
                 }
                 Ok(Err(_)) if Instant::now() + CONNECT_PAUSE < deadline => sleep(CONNECT_PAUSE).await,
-                Ok(Err(_)) | Err(_) => return Err(self.unreachable()),
+                // The client library reports every failed connection alike.
+                Ok(Err(_)) | Err(_) => return Err(self.why_unreachable().await),
             }
         }
     }
@@ -202,6 +212,21 @@ impl Link {
                 _ => return Ok(client),
             }
         }
+    }
+
+    /// The connect string of the client library.
+    fn servers(&self) -> String {
+        let scheme = if self.tls.is_some() { "tcp+tls://" } else { "" };
+        let hosts: Vec<String> = self.hosts.split(',').map(|host| format!("{scheme}{host}")).collect();
+        hosts.join(",")
+    }
+
+    async fn why_unreachable(&self) -> Error {
+        let reason = match &self.tls {
+            Some(tls) => tls.failure(&self.hosts).await,
+            None => tls::plain_failure(&self.hosts).await,
+        };
+        reason.unwrap_or_else(|| self.unreachable())
     }
 
     fn unreachable(&self) -> Error {

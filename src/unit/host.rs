@@ -12,7 +12,6 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::json;
 use tokio::sync::Mutex;
 use tracing::warn;
 
@@ -27,7 +26,7 @@ use crate::model::{EnvironmentName, MachineId, UnitId, UnitName};
 use crate::runtime::open_files::open_files_at_start;
 use crate::runtime::{atomic_file, trusted_path};
 use crate::store::acl::Roles;
-use crate::store::{Address, Credential, Identity};
+use crate::store::{Address, Credential, Identity, unit_credentials_file};
 
 /// The default time limit of a hook.
 pub const DEFAULT_LIMIT: Duration = Duration::from_secs(600);
@@ -248,7 +247,7 @@ impl UnitDir<'_> {
 
     /// Writes the unit's credentials to a file that only its hooks can read.
     pub fn give(&self, name: &UnitName, credential: &Credential) -> io::Result<()> {
-        let text = format!("{}\n", json!({"unit": name.to_string(), "auth": credential.expose()}));
+        let text = unit_credentials_file(name, credential, &self.site.address);
         let path = self.credentials();
         // Also corrects the owner of an existing file.
         let owner = self.user()?;

@@ -23,5 +23,6 @@ mod operator;
 mod proxy;
 mod refusals;
 mod status_watch;
+mod tls_store;
 mod trust;
 mod up_nftables;

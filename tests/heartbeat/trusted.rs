@@ -52,10 +52,11 @@ fn tracker(site: &Site, server: &Issuer, clients: &Issuer, more: &[&str]) -> Tra
 fn client(addr: SocketAddr, server: &Issuer, own: Option<(&Issuer, &[&str])>) -> Secure {
     let mut roots = RootCertStore::empty();
     roots.add(server.der().clone()).unwrap();
-    let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots);
+    let builder =
+        ClientConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots);
     let config = match own {
         None => builder.with_no_client_auth(),
         Some((issuer, names)) => {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use portcullis::keeper::{Config, Keeper, Limits, TlsListen};
 use portcullis::net::tls::{ClientAuth, IdentityFiles, ServerFiles, ServerTls};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-use rustls::crypto::ring;
+use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
@@ -84,7 +84,7 @@ fn dial(keeper: &Keeper, authority: &Authority, own: Option<(String, String)>) -
     let mut roots = RootCertStore::empty();
     let root = CertificateDer::from_pem_slice(authority.certificate.as_bytes()).expect("PEM");
     roots.add(root).expect("an authority");
-    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .expect("versions")
         .with_root_certificates(roots);

@@ -8,13 +8,17 @@ use clap::Args;
 use tracing::warn;
 
 use crate::cli::config::{ConfigDir, Role, SavedEnvironment};
-use crate::cli::error::{Refusal, parse_arg};
+use crate::cli::error::{Refusal, Usage, parse_arg};
 use crate::model::EnvironmentName;
 use crate::runtime::reconcile::STORE_PAUSE;
+use crate::runtime::trusted_file;
 use crate::store::{self, Address, Environment, IdempotencyKey, ZkTree, tree};
 
 const DEFAULT_ENVIRONMENT: &str = "local";
 const DEFAULT_ADDRESS: &str = "127.0.0.1:2181";
+
+/// Maximum size of the file with the store's CA certificate.
+const MAX_CA_BYTES: usize = 32 * 1024;
 
 /// Flags of every command that connects to a store.
 #[derive(Debug, Clone, Default, Args)]
@@ -22,10 +26,13 @@ pub(in crate::cli) struct Globals {
     /// Environment to work on [default: local]
     #[arg(short, long, global = true, value_name = "ENV", env = "JUJU_ENV", hide_env_values = true)]
     environment: Option<String>,
-    /// Store to connect to: HOST[:PORT],...[/CHROOT] [default: the saved address, else
+    /// Store to connect to: [tls://]HOST[:PORT],...[/CHROOT] [default: the saved address, else
     /// 127.0.0.1:2181]
     #[arg(long, global = true, value_name = "HOSTS", env = "JUJU_ZOOKEEPER", hide_env_values = true)]
     zookeeper: Option<String>,
+    /// CA certificate (PEM) to verify a store at tls:// with [default: the saved one]
+    #[arg(long, global = true, value_name = "FILE", env = "JUJU_CA", hide_env_values = true)]
+    ca: Option<PathBuf>,
     /// Configuration directory to use instead of the user's own.
     #[arg(skip)]
     home: Option<ConfigDir>,
@@ -73,7 +80,20 @@ impl Globals {
 
     /// The store address of the command line or of the environment variable.
     pub(in crate::cli) fn address_arg(&self) -> anyhow::Result<Option<Address>> {
-        Ok(given(self.zookeeper.as_deref()).map(parse_arg).transpose()?)
+        let address = given(self.zookeeper.as_deref()).map(parse_arg::<Address>).transpose()?;
+        let ca = self.ca()?;
+        Ok(address.map(|address| address.with_ca(ca.as_deref())))
+    }
+
+    /// The CA certificate of the command line or of the environment variable.
+    fn ca(&self) -> anyhow::Result<Option<String>> {
+        let Some(path) = self.ca.as_deref().filter(|path| !path.as_os_str().is_empty()) else {
+            return Ok(None);
+        };
+        let missing = || Usage::new(format!("{} does not exist", path.display()));
+        let bytes = trusted_file::read_trusted(path, MAX_CA_BYTES)?.ok_or_else(missing)?;
+        let text = String::from_utf8(bytes);
+        Ok(Some(text.map_err(|_| Usage::new(format!("{} is not a PEM file", path.display())))?))
     }
 
     /// Resolves the flags with the operator's credentials.
@@ -85,7 +105,7 @@ impl Globals {
         let environment = self.environment()?;
         let config = self.config()?;
         let saved = config.read(&environment, role)?;
-        let address = match (given(self.zookeeper.as_deref()), &saved) {
+        let address: Address = match (given(self.zookeeper.as_deref()), &saved) {
             (Some(hosts), _) => parse_arg(hosts)?,
             (None, Some(saved)) => {
                 let path = config.path(&environment, role)?;
@@ -94,7 +114,8 @@ impl Globals {
             }
             (None, None) => parse_arg(DEFAULT_ADDRESS)?,
         };
-        Ok(Settings { environment, role, config, address, saved })
+        let ca = self.ca()?.or_else(|| saved.as_ref()?.ca.clone());
+        Ok(Settings { environment, role, config, address: address.with_ca(ca.as_deref()), saved })
     }
 
     /// Opens the environment, runs `work` and closes the session, also after a failure.

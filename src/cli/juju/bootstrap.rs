@@ -51,7 +51,8 @@ pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
 /// first.
 fn refuse_other_store(settings: &Settings) -> anyhow::Result<()> {
     let Some(saved) = &settings.saved else { return Ok(()) };
-    if saved.zookeeper.parse::<Address>().ok().as_ref() == Some(&settings.address) {
+    let address = saved.zookeeper.parse::<Address>().ok();
+    if address.is_some_and(|address| address.to_string() == settings.address.to_string()) {
         return Ok(());
     }
     Err(Refusal::OtherStore {
@@ -222,6 +223,7 @@ impl Place<'_> {
             zookeeper: self.address.to_string(),
             credential: Credential::generate(user)?,
             cluster_id: None,
+            ca: self.address.ca().map(str::to_owned),
         };
         Ok(self.config.ensure(self.environment, role, &made)?)
     }

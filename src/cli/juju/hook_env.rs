@@ -4,14 +4,14 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::cli::args::environment::{Globals, Settings};
 use crate::cli::error::parse_arg;
 use crate::cli::file::{self, Privacy};
 use crate::cli::output;
 use crate::model::UnitName;
-use crate::store::{Environment, ZkTree};
+use crate::store::{Environment, ZkTree, unit_credentials_file};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -37,7 +37,7 @@ pub(super) async fn prepare(
     let credential = environment.unit_credential(unit).await?;
     let directory = settings.config.units(&settings.environment);
     let path = directory.join(format!("{}.json", id.key()));
-    let text = format!("{}\n", json!({"unit": unit.to_string(), "auth": credential.expose()}));
+    let text = unit_credentials_file(unit, &credential, &settings.address);
     file::ensure_private_dir(&directory)
         .and_then(|()| file::replace(&path, text.as_bytes(), Privacy::Secret))
         .with_context(|| format!("cannot write {}", path.display()))?;

@@ -14,8 +14,8 @@ use crate::model::MachineId;
 use crate::runtime::trusted_file;
 use crate::store::{self, Address, Environment, ZkTree};
 
-/// Maximum size of the file; addresses, a secret and two hashes need much less.
-const MAX_BYTES: usize = 16 * 1024;
+/// Maximum size of the file; addresses, a secret, hashes and a certificate need much less.
+const MAX_BYTES: usize = 64 * 1024;
 
 /// Reads the machine's credential as the operator or the controller.
 pub(in crate::cli) async fn of_machine(
@@ -61,7 +61,12 @@ pub(in crate::cli) async fn ensure(
         }
     }
     let kept = read(&path)?.ok_or(Refusal::NoMachineFile { machine, path })?;
-    let address = globals.address_arg()?.unwrap_or(kept.address);
+    let ca = kept.address.ca().map(str::to_owned);
+    let address = globals.address_arg()?.map(|given| match given.ca() {
+        None => given.with_ca(ca.as_deref()),
+        Some(_) => given,
+    });
+    let address = address.unwrap_or(kept.address);
     Ok(MachineFile { address, ..kept })
 }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::crypto::ring;
+use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::sign::SingleCertAndKey;
 use rustls::{ClientConfig, RootCertStore};
@@ -32,7 +32,7 @@ impl ClientFiles {
     }
 
     fn read(&self, system: &[CertificateDer<'static>]) -> Result<Arc<ClientConfig>, TlsError> {
-        let provider = Arc::new(ring::default_provider());
+        let provider = Arc::new(aws_lc_rs::default_provider());
         let mut roots = RootCertStore::empty();
         // Invalid certificates among those of the system are ignored.
         roots.add_parsable_certificates(system.iter().cloned());
@@ -41,7 +41,7 @@ impl ClientFiles {
         }
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
-            .expect("ring has the cipher suites of both versions")
+            .expect("the provider has the cipher suites of both versions")
             .with_root_certificates(roots);
         Ok(Arc::new(match &self.identity {
             None => builder.with_no_client_auth(),

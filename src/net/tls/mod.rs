@@ -5,6 +5,7 @@
 pub mod client;
 mod files;
 pub mod peer;
+pub mod probe;
 pub mod server;
 
 pub use self::client::{ClientFiles, ClientTls};

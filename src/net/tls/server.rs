@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::crypto::ring;
+use rustls::crypto::aws_lc_rs;
 use rustls::server::WebPkiClientVerifier;
 use rustls::sign::SingleCertAndKey;
 use rustls::{RootCertStore, ServerConfig};
@@ -36,10 +36,10 @@ impl ServerFiles {
 
     fn read(&self) -> Result<Arc<ServerConfig>, TlsError> {
         // Named explicitly: another crate of the process may bring another provider.
-        let provider = Arc::new(ring::default_provider());
+        let provider = Arc::new(aws_lc_rs::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
-            .expect("ring has the cipher suites of both versions");
+            .expect("the provider has the cipher suites of both versions");
         let builder = match &self.client_ca {
             None => builder.with_no_client_auth(),
             Some((path, auth)) => {

@@ -1,0 +1,181 @@
+//! A handshake that finds out why TLS connections to a server fail, for clients whose library does
+//! not report it.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::ServerName;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::{CertificateError, ClientConfig, Error, RootCertStore};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+/// Why a handshake failed, as far as the server's certificate or protocol is the reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HandshakeFailure {
+    OtherCa,
+    Expired,
+    NotYetValid,
+    OtherName(String),
+    /// The server closed the connection, or sent other bytes than those of TLS.
+    NotTls,
+    Other(String),
+}
+
+impl fmt::Display for HandshakeFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OtherCa => f.write_str("the server's certificate was issued by another CA"),
+            Self::Expired => {
+                f.write_str("the server's certificate has expired, or the clock of this machine is wrong")
+            }
+            Self::NotYetValid => f.write_str(
+                "the server's certificate is not valid yet, or the clock of this machine is wrong",
+            ),
+            Self::OtherName(name) => write!(f, "the server's certificate is not valid for '{name}'"),
+            Self::NotTls => f.write_str("the server does not use TLS on this port"),
+            Self::Other(reason) => f.write_str(reason),
+        }
+    }
+}
+
+/// The CA whose servers are tried.
+#[derive(Debug, Clone)]
+pub struct Probe(Arc<ClientConfig>);
+
+/// Returns whether a server answers with TLS, whatever its certificate.
+pub async fn speaks_tls(host: &str, stream: TcpStream) -> bool {
+    match Probe::trusting(RootCertStore::empty()).handshake(host, stream).await {
+        Ok(()) => true,
+        Err(failure) => !matches!(failure, None | Some(HandshakeFailure::NotTls)),
+    }
+}
+
+impl Probe {
+    /// Returns `None` if `ca` has no CA certificate in PEM form.
+    pub fn new(ca: &str) -> Option<Self> {
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(ca.as_bytes()) {
+            roots.add(certificate.ok()?).ok()?;
+        }
+        (!roots.is_empty()).then(|| Self::trusting(roots))
+    }
+
+    fn trusting(roots: RootCertStore) -> Self {
+        let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("the provider has the cipher suites of both versions");
+        Self(Arc::new(builder.with_root_certificates(roots).with_no_client_auth()))
+    }
+
+    /// Tries a handshake with a server whose certificate has to be valid for `host`.
+    ///
+    /// # Errors
+    /// The reason; `None` if it is neither the certificate nor the protocol.
+    pub async fn handshake(&self, host: &str, stream: TcpStream) -> Result<(), Option<HandshakeFailure>> {
+        let other = |error: &dyn fmt::Display| HandshakeFailure::Other(error.to_string());
+        let name = ServerName::try_from(host.to_owned()).map_err(|error| Some(other(&error)))?;
+        let connected = TlsConnector::from(Arc::clone(&self.0)).connect(name, stream).await;
+        connected.map(drop).map_err(|error| failure(&error, host))
+    }
+}
+
+fn failure(error: &io::Error, host: &str) -> Option<HandshakeFailure> {
+    let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) else {
+        let closed = matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset);
+        return closed.then_some(HandshakeFailure::NotTls);
+    };
+    Some(match tls {
+        Error::InvalidCertificate(problem) => match problem {
+            CertificateError::UnknownIssuer | CertificateError::BadSignature => HandshakeFailure::OtherCa,
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => HandshakeFailure::Expired,
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                HandshakeFailure::NotYetValid
+            }
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+                HandshakeFailure::OtherName(host.to_owned())
+            }
+            other => HandshakeFailure::Other(format!("invalid certificate: {other}")),
+        },
+        Error::InvalidMessage(_) => HandshakeFailure::NotTls,
+        other => HandshakeFailure::Other(other.to_string()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
+    use rustls::ServerConfig;
+    use tokio::io::AsyncWriteExt as _;
+    use tokio::net::TcpListener;
+    use tokio_rustls::TlsAcceptor;
+
+    type Ca = CertifiedIssuer<'static, KeyPair>;
+
+    fn new_ca() -> Ca {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+    }
+
+    fn server(ca: &Ca, name: &str, years: (i32, i32)) -> ServerConfig {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        (params.not_before, params.not_after) = (date_time_ymd(years.0, 1, 1), date_time_ymd(years.1, 1, 1));
+        let certificate = params.signed_by(&key, ca).unwrap();
+        let key = rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+        ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate.der().clone()], key)
+            .unwrap()
+    }
+
+    async fn probe(ca: &Ca, served: Option<ServerConfig>) -> Result<(), Option<HandshakeFailure>> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            match served {
+                // The client refuses most of these handshakes.
+                Some(config) => drop(TlsAcceptor::from(Arc::new(config)).accept(stream).await),
+                None => stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap(),
+            }
+        };
+        let stream = TcpStream::connect(address).await.unwrap();
+        let trusting = Probe::new(&ca.pem()).unwrap();
+        let (probed, ()) = tokio::join!(trusting.handshake("localhost", stream), serving);
+        probed
+    }
+
+    #[tokio::test]
+    async fn each_failure_has_its_reason() {
+        let (ca, other) = (new_ca(), new_ca());
+        let valid = (2000, 2100);
+        for (served, expected) in [
+            (Some(server(&ca, "localhost", valid)), Ok(())),
+            (Some(server(&other, "localhost", valid)), Err(Some(HandshakeFailure::OtherCa))),
+            (Some(server(&ca, "localhost", (2000, 2001))), Err(Some(HandshakeFailure::Expired))),
+            (Some(server(&ca, "localhost", (2090, 2100))), Err(Some(HandshakeFailure::NotYetValid))),
+            (
+                Some(server(&ca, "elsewhere", valid)),
+                Err(Some(HandshakeFailure::OtherName("localhost".to_owned()))),
+            ),
+            (None, Err(Some(HandshakeFailure::NotTls))),
+        ] {
+            assert_eq!(probe(&ca, served).await, expected);
+        }
+    }
+
+    #[test]
+    fn text_without_a_certificate_is_refused() {
+        for text in ["", "PEM", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
+            assert!(Probe::new(text).is_none(), "{text}");
+        }
+    }
+}
