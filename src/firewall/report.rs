@@ -7,7 +7,7 @@ use portcullis_provider::rule::{Cidr, PortRange, Rule, RuleSet};
 use serde_json::{Map, Value, json};
 
 use super::plan::LastGranted;
-use super::wanted::HeldBack;
+use super::wanted::DeniedPort;
 use crate::model::UnitId;
 use crate::model::ports::parse_argument;
 
@@ -61,7 +61,7 @@ impl Report {
         self.problem.is_some() || (!self.pending.is_empty() && self.dry_run.is_none())
     }
 
-    pub fn held_from(held: &[HeldBack]) -> Vec<(UnitId, PortRange, String)> {
+    pub fn held_from(held: &[DeniedPort]) -> Vec<(UnitId, PortRange, String)> {
         held.iter().map(|held| (held.unit, held.ports, held.reason.to_string())).collect()
     }
 

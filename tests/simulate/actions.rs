@@ -10,9 +10,9 @@ use portcullis::store::{Error, UnitPorts, paths};
 
 use crate::agents::RESYNC;
 use crate::faults::Mishap;
-use crate::ledger::Armed;
 use crate::oracle::{Exposed, Machine, Service, Unit};
-use crate::points::{ARGUMENTS, named};
+use crate::port_bits::{ARGUMENTS, named};
+use crate::record::Armed;
 use crate::world::{SERVICES, World, deployment, number, service_name, unit_name};
 
 /// An action. Its indices are taken modulo the length of the list they refer to, so that every
@@ -78,7 +78,7 @@ impl Eq for Armed {}
 impl World {
     pub(crate) async fn perform(&mut self, action: Action) {
         self.say(format_args!("-- {action:?}"));
-        self.seam.lock().coverage.events += 1;
+        self.interceptor.lock().coverage.events += 1;
         match action {
             Action::Open(unit, port) => self.port(unit, port, true).await,
             Action::Close(unit, port) => self.port(unit, port, false).await,
@@ -110,19 +110,19 @@ impl World {
             Action::LoseInstance(machine) => self.lose_instance(self.machine(machine)).await,
             Action::Provider(what, amount) => self.provider(what, amount),
             Action::Storm(share) => {
-                let mut shared = self.seam.lock();
+                let mut shared = self.interceptor.lock();
                 shared.storm = Some(share);
                 shared.shallow();
             }
             Action::Sluggish(ms) => {
                 self.happened(Mishap::Sluggish);
-                let mut shared = self.seam.lock();
+                let mut shared = self.interceptor.lock();
                 shared.sluggish = Some(Duration::from_millis(ms));
                 shared.slow();
             }
             Action::Scarce(ms) => {
                 self.happened(Mishap::Scarce);
-                let mut shared = self.seam.lock();
+                let mut shared = self.interceptor.lock();
                 shared.scarce = Some(Duration::from_millis(ms));
                 shared.slow();
             }
@@ -132,13 +132,13 @@ impl World {
     }
 
     fn unit(&self, index: usize) -> Option<(UnitId, Unit)> {
-        let shared = self.seam.lock();
+        let shared = self.interceptor.lock();
         let units = &shared.oracle.units;
         units.iter().nth(index % units.len().max(1)).map(|(id, unit)| (*id, unit.clone()))
     }
 
     pub(crate) fn machine(&self, index: usize) -> MachineId {
-        let shared = self.seam.lock();
+        let shared = self.interceptor.lock();
         let machines = &shared.oracle.machines;
         *machines.keys().nth(index % machines.len()).expect("a machine")
     }
@@ -162,7 +162,7 @@ impl World {
         let range = parse_argument(ARGUMENTS[argument]).expect("a port");
         let ports = UnitPorts::new(self.operator.tree(), id);
         if open { ports.open(range).await } else { ports.close(range).await }.expect("stored");
-        let mut shared = self.seam.lock();
+        let mut shared = self.interceptor.lock();
         let unit = shared.oracle.units.get_mut(&id).expect("a unit");
         unit.ports.retain(|other| *other != argument);
         if open {
@@ -185,7 +185,7 @@ impl World {
             }
         };
         done.expect("exposed");
-        let mut shared = self.seam.lock();
+        let mut shared = self.interceptor.lock();
         let known = shared.oracle.services.get_mut(&service).expect("a service");
         // The previous value of the flag, valid or corrupt, is overwritten.
         (known.exposed, known.corrupt) = (to, false);
@@ -197,13 +197,13 @@ impl World {
 
     async fn add_unit(&mut self, service: usize, machine: usize) {
         let (service, machine) = (service % SERVICES, self.machine(machine));
-        let full = self.seam.lock().oracle.units.len() >= 9;
+        let full = self.interceptor.lock().oracle.units.len() >= 9;
         if full || !self.is_whole(service) {
             return;
         }
         let added = self.operator.add_units(&service_name(service), 1, Some(machine)).await;
         let Some(added) = self.refused(added) else { return };
-        let mut shared = self.seam.lock();
+        let mut shared = self.interceptor.lock();
         for placed in added {
             shared.oracle.units.insert(placed.id, Unit::new(service, placed.name.number(), machine));
         }
@@ -215,7 +215,7 @@ impl World {
         let removed = self.operator.remove_unit(&unit_name(&unit)).await;
         if self.refused(removed).is_some() {
             self.happened(Mishap::UnitRemoved);
-            let mut shared = self.seam.lock();
+            let mut shared = self.interceptor.lock();
             shared.oracle.units.remove(&id);
             shared.changed();
         }
@@ -223,13 +223,13 @@ impl World {
 
     async fn destroy(&mut self, service: usize) {
         let service = service % SERVICES;
-        if !self.seam.lock().oracle.services.contains_key(&service) {
+        if !self.interceptor.lock().oracle.services.contains_key(&service) {
             return;
         }
         let destroyed = self.operator.destroy_service(&service_name(service)).await;
         if self.refused(destroyed).is_some() {
             self.happened(Mishap::ServiceDestroyed);
-            let mut shared = self.seam.lock();
+            let mut shared = self.interceptor.lock();
             shared.oracle.services.remove(&service);
             shared.oracle.units.retain(|_, unit| unit.service != service);
             shared.changed();
@@ -238,13 +238,13 @@ impl World {
 
     async fn deploy(&mut self, service: usize, machine: usize) {
         let (service, machine) = (service % SERVICES, self.machine(machine));
-        if self.seam.lock().oracle.services.contains_key(&service) {
+        if self.interceptor.lock().oracle.services.contains_key(&service) {
             return;
         }
         let deployed = self.operator.deploy(&deployment(service, machine)).await;
         let Some(deployed) = self.refused(deployed) else { return };
         self.happened(Mishap::NameUsedAgain);
-        let mut shared = self.seam.lock();
+        let mut shared = self.interceptor.lock();
         let known = Service { id: deployed.service, exposed: Exposed::No, corrupt: false };
         shared.oracle.services.insert(service, known);
         for placed in deployed.units {
@@ -254,7 +254,7 @@ impl World {
     }
 
     async fn add_machine(&mut self, launched: bool) {
-        if self.seam.lock().oracle.machines.len() >= 5 {
+        if self.interceptor.lock().oracle.machines.len() >= 5 {
             return;
         }
         let name = format!("i-{}", self.random.next());
@@ -266,16 +266,16 @@ impl World {
         // After a restore the number may be a reused one, whose group still exists with its old
         // rules.
         if !self.provisions {
-            self.seam.provider.add_group(number(machine));
+            self.interceptor.provider.add_group(number(machine));
         }
-        let mut shared = self.seam.lock();
+        let mut shared = self.interceptor.lock();
         shared.oracle.machines.insert(machine, Machine::default());
         shared.changed();
     }
 
     async fn terminate(&mut self, machine: usize) {
         let machine = if self.provisions { self.idle_machine(machine) } else { self.machine(machine) };
-        if self.seam.lock().oracle.machines.len() < 2 {
+        if self.interceptor.lock().oracle.machines.len() < 2 {
             return;
         }
         let gone = self.operator.terminate_machines(&[machine]).await;
@@ -283,9 +283,9 @@ impl World {
             self.happened(Mishap::MachineGone);
             self.foreign.remove(&machine);
             if !self.provisions {
-                self.seam.provider.remove_group(number(machine));
+                self.interceptor.provider.remove_group(number(machine));
             }
-            let mut shared = self.seam.lock();
+            let mut shared = self.interceptor.lock();
             shared.oracle.machines.remove(&machine);
             // A pass in progress may refer to the group, which no longer exists.
             shared.shallow();

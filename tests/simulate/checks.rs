@@ -1,5 +1,5 @@
 //! Invariants of the world as a whole, checked after every event and at the end. The invariants of
-//! single calls are checked in `seam`.
+//! single calls are checked in `interceptor`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,9 +13,9 @@ use tokio::time::Instant;
 
 use crate::actions::{Action, DEEP, SHALLOW};
 use crate::agents::RESYNC;
-use crate::ledger::Writes;
-use crate::points::Points;
-use crate::seam::FOREIGN;
+use crate::interceptor::FOREIGN;
+use crate::port_bits::PortBits;
+use crate::record::Writes;
 use crate::world::{World, number};
 
 /// The time limit for a change in a world without faults: it includes batching a burst and reading
@@ -28,7 +28,7 @@ pub(crate) struct Calm(Option<Before>);
 
 struct Before {
     writes: BTreeMap<MachineId, Writes>,
-    wanted: BTreeMap<MachineId, Points>,
+    wanted: BTreeMap<MachineId, PortBits>,
     faults: [Option<Instant>; 2],
 }
 
@@ -38,7 +38,7 @@ impl World {
         if self.ailing() {
             return None;
         }
-        let shared = self.seam.lock();
+        let shared = self.interceptor.lock();
         let shallow = shared.shallow_at.map(|at| at + SHALLOW);
         let deep = shared.deep_at.map(|at| at + DEEP);
         Some(shallow.max(deep).unwrap_or(self.began))
@@ -46,7 +46,7 @@ impl World {
 
     fn provider_is_usual(&self) -> bool {
         let mut usual = false;
-        self.seam.provider.configure(|settings| usual = *settings == self.usual);
+        self.interceptor.provider.configure(|settings| usual = *settings == self.usual);
         usual
     }
 
@@ -61,7 +61,7 @@ impl World {
             return false;
         }
         let Some(rest) = self.at_rest() else { return false };
-        let changed = self.seam.lock().changed_at;
+        let changed = self.interceptor.lock().changed_at;
         let patience = if changed >= rest { FAST } else { SHALLOW };
         self.is_calm() && Instant::now() >= changed + patience
     }
@@ -80,45 +80,45 @@ impl World {
             if self.provisions {
                 self.expect_provisioned().await;
             }
-            let mut shared = self.seam.lock();
+            let mut shared = self.interceptor.lock();
             shared.coverage.judged += 1;
             shared.oracle.share(true);
         }
     }
 
     fn expect_no_violation(&self) {
-        let violations = std::mem::take(&mut self.seam.lock().violations);
+        let violations = std::mem::take(&mut self.interceptor.lock().violations);
         if let Some(first) = violations.first() {
             self.fail(first);
         }
     }
 
     pub(crate) fn fail(&self, what: &str) -> ! {
-        panic!("{what}\n{}", self.seam.take_log());
+        panic!("{what}\n{}", self.interceptor.take_log());
     }
 
     /// S3: foreign rules, groups and machines are unchanged.
     fn expect_foreign_untouched(&self) {
         for &machine in self.foreign.keys() {
-            let there = self.seam.provider.actual(number(machine)).map(|rules| rules.foreign);
+            let there = self.interceptor.provider.actual(number(machine)).map(|rules| rules.foreign);
             if there != Some(self.foreign_on(machine)) {
                 self.fail(&format!("S3: rules of others on {machine} were touched: {there:?}"));
             }
         }
-        if self.seam.provider.squatted() != self.squatted {
+        if self.interceptor.provider.squatted() != self.squatted {
             self.fail("S3: a group that has only the name of one of ours was touched");
         }
         if self.provisions {
             // The shared group is deleted with the last machine, and the next launch creates it
             // again.
-            let truth = self.seam.provider.truth();
+            let truth = self.interceptor.provider.truth();
             let is_used = truth.instances.iter().any(|one| one.state != InstanceState::Terminated);
             if is_used && !truth.groups.iter().any(|group| group.machine.is_none()) {
                 self.fail("S3: the group that all machines share was deleted");
             }
             return;
         }
-        let theirs = self.seam.provider.actual(MachineNumber::new(FOREIGN));
+        let theirs = self.interceptor.provider.actual(MachineNumber::new(FOREIGN));
         if theirs.is_none_or(|rules| !rules.owned.is_empty()) {
             self.fail("S3: a group of somebody else was touched");
         }
@@ -126,11 +126,11 @@ impl World {
 
     /// S1, L1: once convergence is due, the open ports are the wanted ports, and the reports agree.
     async fn expect_right(&self) {
-        let machines: Vec<MachineId> = self.seam.lock().oracle.machines.keys().copied().collect();
+        let machines: Vec<MachineId> = self.interceptor.lock().oracle.machines.keys().copied().collect();
         for machine in machines {
-            let Some(open) = self.seam.open_on(machine) else { continue };
+            let Some(open) = self.interceptor.open_on(machine) else { continue };
             let (wanted, kept, frozen, corrupt) = {
-                let shared = self.seam.lock();
+                let shared = self.interceptor.lock();
                 let oracle = &shared.oracle;
                 (
                     oracle.wanted(machine),
@@ -142,7 +142,7 @@ impl World {
             if corrupt {
                 continue;
             }
-            let missing = wanted.or(kept).minus(self.seam.reachable(machine));
+            let missing = wanted.or(kept).minus(self.interceptor.reachable(machine));
             if !missing.is_empty() {
                 self.fail(&format!("L1: {machine} lacks{missing}"));
             }
@@ -158,7 +158,7 @@ impl World {
     /// Removed machines have no reports.
     async fn expect_no_ghosts(&self) {
         let told = self.operator.tree().children(&paths::firewall_reports()).await.unwrap_or_default();
-        let shared = self.seam.lock();
+        let shared = self.interceptor.lock();
         let known = |name: &String| {
             MachineId::from_key(name).is_ok_and(|id| shared.oracle.machines.contains_key(&id))
         };
@@ -174,7 +174,7 @@ impl World {
         let report = self.report(machine).await;
         // A lost instance is correctly reported as a problem.
         let whole = !self.provisions || self.has_instance(machine).await;
-        let shared = self.seam.lock();
+        let shared = self.interceptor.lock();
         let frozen = shared.oracle.on(machine).filter(|(_, unit)| shared.oracle.frozen(unit));
         let frozen: Vec<UnitId> = frozen.map(|(id, _)| id).collect();
         let untold: Vec<UnitId> =
@@ -191,7 +191,7 @@ impl World {
             self.fail(&format!("L1: {machine} is as it should be and reported as {:?}", report.problem));
         }
         let granted = report.granted.values().flat_map(|rules| rules.rules().collect::<Vec<_>>());
-        let granted = granted.filter_map(|rule| Points::of_rule(&rule)).fold(Points::NONE, Points::or);
+        let granted = granted.filter_map(|rule| PortBits::of_rule(&rule)).fold(PortBits::NONE, PortBits::or);
         let untold = wanted.minus(granted);
         if !untold.is_empty() {
             self.fail(&format!("S2: the report of {machine} forgets{untold}"));
@@ -211,34 +211,34 @@ impl World {
 
     /// Machines on which a wanted port is closed.
     pub(crate) fn lacking(&self) -> Vec<MachineId> {
-        let machines: Vec<MachineId> = self.seam.lock().oracle.machines.keys().copied().collect();
+        let machines: Vec<MachineId> = self.interceptor.lock().oracle.machines.keys().copied().collect();
         let lacks = |machine: &MachineId| {
-            let wanted = self.seam.lock().oracle.wanted(*machine);
-            !wanted.minus(self.seam.reachable(*machine)).is_empty()
+            let wanted = self.interceptor.lock().oracle.wanted(*machine);
+            !wanted.minus(self.interceptor.reachable(*machine)).is_empty()
         };
         machines.into_iter().filter(lacks).collect()
     }
 
     /// Machines on which an unwanted port is open.
     pub(crate) fn surplus(&self) -> Vec<MachineId> {
-        let machines: Vec<MachineId> = self.seam.lock().oracle.machines.keys().copied().collect();
+        let machines: Vec<MachineId> = self.interceptor.lock().oracle.machines.keys().copied().collect();
         let has = |machine: &MachineId| {
-            let wanted = self.seam.lock().oracle.wanted(*machine);
-            !self.seam.open_on(*machine).unwrap_or_default().minus(wanted).is_empty()
+            let wanted = self.interceptor.lock().oracle.wanted(*machine);
+            !self.interceptor.open_on(*machine).unwrap_or_default().minus(wanted).is_empty()
         };
         machines.into_iter().filter(has).collect()
     }
 
     /// Clears the record of past faults: no later failure is excused by them.
     pub(crate) fn forgive(&mut self) {
-        let mut shared = self.seam.lock();
+        let mut shared = self.interceptor.lock();
         (shared.shallow_at, shared.deep_at) = (None, None);
     }
 
     /// Called before an action: if the world has no faults, the requests that follow are counted.
     pub(crate) fn begin(&mut self) {
         let before = self.is_due().then(|| {
-            let shared = self.seam.lock();
+            let shared = self.interceptor.lock();
             let machines = shared.oracle.machines.iter();
             let readable =
                 machines.filter(|(id, machine)| !machine.corrupt && !shared.oracle.has_frozen(**id));
@@ -253,7 +253,7 @@ impl World {
     /// no request for any other machine.
     pub(crate) fn end(&mut self) {
         let Some(before) = self.calm.0.take().filter(|_| self.is_calm()) else { return };
-        let shared = self.seam.lock();
+        let shared = self.interceptor.lock();
         if before.faults != [shared.shallow_at, shared.deep_at] {
             return;
         }
@@ -309,16 +309,16 @@ impl World {
     async fn expect_few_calls(&mut self) {
         let (wrong, machines) = self.wrong();
         let so_far = |world: &World| {
-            let shared = world.seam.lock();
+            let shared = world.interceptor.lock();
             (shared.provider_changes, shared.provider_reads)
         };
         let before = so_far(self);
         // An agent that missed an event reads the rules of a removed machine until its next resync.
-        let blind = self.seam.lock().is_blind();
+        let blind = self.interceptor.lock().is_blind();
         // A request in progress may end in a fault later than the last one recorded.
         loop {
             let rest = self.at_rest().expect("cured");
-            let changed = self.seam.lock().changed_at;
+            let changed = self.interceptor.lock().changed_at;
             let until = rest.max(changed + SHALLOW) + Duration::from_secs(1);
             if Instant::now() >= until {
                 break;
@@ -343,11 +343,11 @@ impl World {
 
     /// Returns the number of ports in the wrong state, and the number of machines.
     fn wrong(&self) -> (u32, u64) {
-        let machines: Vec<MachineId> = self.seam.lock().oracle.machines.keys().copied().collect();
+        let machines: Vec<MachineId> = self.interceptor.lock().oracle.machines.keys().copied().collect();
         let mut wrong = 0;
         for &machine in &machines {
-            let open = self.seam.open_on(machine).unwrap_or_default();
-            let wanted = self.seam.lock().oracle.wanted(machine);
+            let open = self.interceptor.open_on(machine).unwrap_or_default();
+            let wanted = self.interceptor.lock().oracle.wanted(machine);
             wrong += open.minus(wanted).or(wanted.minus(open)).len();
         }
         (wrong, machines.len() as u64)
@@ -358,12 +358,12 @@ impl World {
         // A lost instance that was adopted is looked up repeatedly.
         let settled = self.all_have_instances().await;
         let so_far = |world: &World| {
-            let shared = world.seam.lock();
+            let shared = world.interceptor.lock();
             let provisioned = if settled { shared.provisioned } else { 0 };
             (shared.writes.clone(), shared.report_writes, provisioned, shared.checkpoints)
         };
         let before = so_far(self);
-        self.seam.controls[0].crash();
+        self.interceptor.controls[0].crash();
         self.pause(RESYNC + Duration::from_secs(20)).await;
         self.expect_no_violation();
         let after = so_far(self);

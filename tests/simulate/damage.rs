@@ -8,7 +8,7 @@ use portcullis::store::tree::{self, Tree as _, Write};
 
 use crate::faults::Mishap;
 use crate::oracle::Exposed;
-use crate::points::{ARGUMENTS, Points};
+use crate::port_bits::{ARGUMENTS, PortBits};
 use crate::world::World;
 
 /// Data that is invalid as a record, a list of ports, a flag and a report.
@@ -67,7 +67,7 @@ impl World {
     /// Overwrites a znode of the kind that `what` selects with invalid data.
     pub(crate) async fn corrupt(&mut self, what: Mishap, index: usize, how: usize) {
         let path = {
-            let shared = self.seam.lock();
+            let shared = self.interceptor.lock();
             let oracle = &shared.oracle;
             let unit = oracle.units.iter().nth(index % oracle.units.len().max(1));
             let service = oracle.services.values().nth(index % oracle.services.len().max(1));
@@ -91,7 +91,7 @@ impl World {
         self.freeze_units(what, index);
         self.damaged.entry(path.clone()).or_insert(node.data);
         self.overwrite(path, data).await;
-        let mut shared = self.seam.lock();
+        let mut shared = self.interceptor.lock();
         if what == Mishap::CorruptReport {
             // Agents detect this only at a resync, or when they write the report.
             shared.deep();
@@ -101,7 +101,8 @@ impl World {
 
     /// Whether the service exists and its znodes were not deleted.
     pub(crate) fn is_whole(&self, service: usize) -> bool {
-        let path = self.seam.lock().oracle.services.get(&service).map(|service| paths::service(service.id));
+        let path =
+            self.interceptor.lock().oracle.services.get(&service).map(|service| paths::service(service.id));
         path.is_some_and(|path| self.vanished.iter().all(|(vanished, _)| *vanished != path))
     }
 
@@ -113,7 +114,7 @@ impl World {
     /// Deletes the znodes of a unit or a service without removing it.
     pub(crate) async fn vanish(&mut self, what: Mishap, index: usize) {
         let top = {
-            let shared = self.seam.lock();
+            let shared = self.interceptor.lock();
             let oracle = &shared.oracle;
             match what {
                 Mishap::UnitVanished => {
@@ -139,7 +140,7 @@ impl World {
         for path in found.into_iter().rev() {
             tree.write(vec![Write::Delete { path }]).await.expect("deleted");
         }
-        self.seam.lock().changed();
+        self.interceptor.lock().changed();
     }
 
     /// Restores the deleted znodes of units and services that were not removed, parents first.
@@ -147,7 +148,7 @@ impl World {
         let acl = self.operator.info().roles.operators();
         for (path, data) in std::mem::take(&mut self.vanished) {
             let there = {
-                let shared = self.seam.lock();
+                let shared = self.interceptor.lock();
                 let oracle = &shared.oracle;
                 let below = |top: NodePath| path.as_str().starts_with(top.as_str());
                 oracle.units.keys().any(|id| below(paths::unit(*id)))
@@ -163,8 +164,8 @@ impl World {
     /// Marks the units as unreadable in the oracle: the ports that are open for them alone must
     /// stay open.
     fn freeze_units(&mut self, what: Mishap, index: usize) {
-        let seam = self.seam.clone();
-        let mut shared = seam.lock();
+        let interceptor = self.interceptor.clone();
+        let mut shared = interceptor.lock();
         let oracle = &mut shared.oracle;
         let ids: Vec<UnitId> = match what {
             Mishap::CorruptPorts | Mishap::CorruptUnit | Mishap::UnitVanished => {
@@ -184,9 +185,9 @@ impl World {
         };
         drop(shared);
         for id in ids {
-            let machine = seam.lock().oracle.units[&id].machine;
-            let open = seam.open_on(machine).unwrap_or(Points::NONE);
-            let mut shared = seam.lock();
+            let machine = interceptor.lock().oracle.units[&id].machine;
+            let open = interceptor.open_on(machine).unwrap_or(PortBits::NONE);
+            let mut shared = interceptor.lock();
             let already = shared.oracle.units[&id].corrupt_ports || shared.oracle.units[&id].corrupt_record;
             let kept = if already { shared.oracle.units[&id].kept } else { shared.oracle.alone(id, open) };
             let unit = shared.oracle.units.get_mut(&id).expect("a unit");
@@ -206,7 +207,7 @@ impl World {
             }
         }
         let ports: Vec<(UnitId, Vec<usize>)> = {
-            let shared = self.seam.lock();
+            let shared = self.interceptor.lock();
             let damaged = shared.oracle.units.iter().filter(|(_, unit)| unit.corrupt_ports);
             damaged.map(|(id, unit)| (*id, unit.ports.clone())).collect()
         };
@@ -217,7 +218,7 @@ impl World {
                 UnitPorts::new(self.operator.tree(), id).open(range).await.expect("stored");
             }
         }
-        let mut shared = self.seam.lock();
+        let mut shared = self.interceptor.lock();
         shared.oracle.units.values_mut().for_each(|unit| {
             unit.corrupt_ports = false;
             unit.corrupt_record = false;
@@ -230,7 +231,7 @@ impl World {
     /// Rewrites records with the same content in the format of another version.
     pub(crate) async fn other_version(&mut self, index: usize, older: bool) {
         let found = {
-            let shared = self.seam.lock();
+            let shared = self.interceptor.lock();
             let units = &shared.oracle.units;
             units.iter().nth(index % units.len().max(1)).map(|(id, unit)| (*id, unit.clone()))
         };
@@ -243,7 +244,7 @@ impl World {
             return;
         }
         let (service, machine) = {
-            let shared = self.seam.lock();
+            let shared = self.interceptor.lock();
             (shared.oracle.services[&unit.service].clone(), shared.oracle.machines[&unit.machine])
         };
         let mut records = vec![paths::unit(id), paths::service(service.id)];

@@ -14,7 +14,7 @@ use crate::actions::Action;
 use crate::agents::RESYNC;
 use crate::faults::{Fault, Mishap};
 use crate::oracle::GRACE;
-use crate::points::Points;
+use crate::port_bits::PortBits;
 use crate::world::{World, number};
 
 const OUTAGE: Duration = Duration::from_millis(400);
@@ -25,51 +25,51 @@ impl World {
         match action {
             Action::Interrupt => {
                 self.happened(Mishap::Interrupted);
-                let mut shared = self.seam.lock();
+                let mut shared = self.interceptor.lock();
                 shared.shallow();
                 // No agent receives events during the outage; afterwards all agents get an event to
                 // read everything again.
                 shared.outage = true;
                 drop(shared);
-                let seam = self.seam.clone();
+                let interceptor = self.interceptor.clone();
                 tokio::spawn(async move {
                     tokio::time::sleep(OUTAGE).await;
-                    let mut shared = seam.lock();
+                    let mut shared = interceptor.lock();
                     shared.outage = false;
                     shared.shallow();
                     shared.blind(Instant::now() - OUTAGE, GRACE);
                     drop(shared);
-                    seam.store.interrupt();
+                    interceptor.store.interrupt();
                 });
             }
             Action::Expire(agent) => {
                 self.happened(Mishap::SessionExpired);
                 // Two agents may act for the length of a lease, and only a resync is sure to detect
                 // the result.
-                self.seam.lock().deep();
-                self.seam.controls[agent % agents].expire(&self.seam.store);
+                self.interceptor.lock().deep();
+                self.interceptor.controls[agent % agents].expire(&self.interceptor.store);
             }
             Action::Crash(agent) => {
                 self.happened(Mishap::Crashed);
-                self.seam.lock().shallow();
-                self.seam.controls[agent % agents].crash();
+                self.interceptor.lock().shallow();
+                self.interceptor.controls[agent % agents].crash();
             }
             Action::Stop(agent) => {
                 self.happened(Mishap::Stopped);
-                self.seam.lock().shallow();
-                self.seam.controls[agent % agents].stop();
+                self.interceptor.lock().shallow();
+                self.interceptor.controls[agent % agents].stop();
             }
             Action::Freeze(agent, ms) => {
                 self.happened(Mishap::FrozenProcess);
-                self.seam.lock().deep();
-                self.seam.freeze(agent % agents, Duration::from_millis(ms));
+                self.interceptor.lock().deep();
+                self.interceptor.freeze(agent % agents, Duration::from_millis(ms));
             }
             Action::Jump(ms) => {
                 self.happened(Mishap::ClockJumped);
-                self.seam.lock().deep();
+                self.interceptor.lock().deep();
                 let before = Instant::now();
                 tokio::time::advance(Duration::from_millis(ms)).await;
-                let mut shared = self.seam.lock();
+                let mut shared = self.interceptor.lock();
                 shared.deep();
                 // No agent ran during the jump, so none has processed the events from before it.
                 shared.blind(before, Duration::from_secs(1));
@@ -77,14 +77,14 @@ impl World {
             // The agents must not depend on the time of day, so this does not count as a fault.
             Action::SetTimeOfDay(hours) => {
                 self.happened(Mishap::TimeOfDaySet);
-                self.seam.lock().set_time_of_day(hours);
+                self.interceptor.lock().set_time_of_day(hours);
             }
             Action::Events(mishap, count) => {
-                self.seam.lock().events.extend(std::iter::repeat_n(mishap, count));
+                self.interceptor.lock().events.extend(std::iter::repeat_n(mishap, count));
             }
             Action::Arm(armed) => {
-                let past = (armed.fault == Fault::Stale).then(|| self.seam.store.backup());
-                self.seam.lock().arm(armed, past);
+                let past = (armed.fault == Fault::Stale).then(|| self.interceptor.store.backup());
+                self.interceptor.lock().arm(armed, past);
                 if let Some(kind) = armed.kind.filter(|kind| kind.is_provisioning()) {
                     self.provoke(kind).await;
                 }
@@ -101,19 +101,19 @@ impl World {
 
     pub(crate) fn meddle(&mut self, what: Mishap, machine: usize) {
         let id = self.machine(machine);
-        if self.seam.open_on(id).is_none() {
+        if self.interceptor.open_on(id).is_none() {
             return;
         }
         self.happened(what);
-        self.seam.lock().deep();
+        self.interceptor.lock().deep();
         let rule = |text: &str| Rule::new(parse_argument(text).expect("a port"), Cidr::WORLD_V4);
         let foreign = |port: i32, source: &str| {
             let wire = WirePorts { proto: "tcp", from: Some(port), to: Some(port) };
             Foreign::from_wire(wire, source.parse().expect("a block"))
         };
-        let before = self.seam.open_on(id).unwrap_or_default();
+        let before = self.interceptor.open_on(id).unwrap_or_default();
         let (mut added, mut removed) = (None, None);
-        self.seam.provider.tamper(number(id), |rules| match what {
+        self.interceptor.provider.tamper(number(id), |rules| match what {
             Mishap::RuleRemoved => removed = rules.owned.pop_first(),
             Mishap::RuleAdded => _ = rules.owned.insert(rule("82")),
             Mishap::ForeignAdded => added = Some(foreign(5432, "10.0.0.0/8")),
@@ -125,22 +125,22 @@ impl World {
         });
         if what == Mishap::NameTaken {
             self.squatted.insert(number(id));
-            self.seam.provider.squat(number(id));
+            self.interceptor.provider.squat(number(id));
         }
         if matches!(what, Mishap::GroupDeleted | Mishap::NameTaken) {
             self.foreign.remove(&id);
-            self.seam.provider.remove_group(number(id));
+            self.interceptor.provider.remove_group(number(id));
         }
         if let Some(added) = added.filter(|added| !self.foreign_on(id).contains(added)) {
             self.foreign.entry(id).or_default().push(added.clone());
-            self.seam.provider.tamper(number(id), |rules| rules.foreign.push(added));
+            self.interceptor.provider.tamper(number(id), |rules| rules.foreign.push(added));
         }
-        let open = self.seam.open_on(id).unwrap_or_default();
+        let open = self.interceptor.open_on(id).unwrap_or_default();
         let lost = before.minus(open);
-        let mut shared = self.seam.lock();
+        let mut shared = self.interceptor.lock();
         // Another rule covers the same ports and may be about to be closed, because the removed
         // rule replaced it.
-        if !removed.and_then(|rule| Points::of_rule(&rule)).unwrap_or_default().and(open).is_empty() {
+        if !removed.and_then(|rule| PortBits::of_rule(&rule)).unwrap_or_default().and(open).is_empty() {
             shared.crowded_until = shared.crowded_until.max(Instant::now() + RESYNC + GRACE);
             shared.meddled_until = shared.meddled_until.max(Instant::now() + RESYNC + GRACE);
         }
@@ -157,11 +157,11 @@ impl World {
 
     pub(crate) fn provider(&mut self, what: Mishap, amount: usize) {
         self.happened(what);
-        self.seam.lock().deep();
-        self.seam.lock().unusual = true;
-        self.seam.lock().strict |= what == Mishap::Strict;
-        self.seam.lock().oracle.lagging |= what == Mishap::DescribeLags;
-        self.seam.provider.configure(|settings| match what {
+        self.interceptor.lock().deep();
+        self.interceptor.lock().unusual = true;
+        self.interceptor.lock().strict |= what == Mishap::Strict;
+        self.interceptor.lock().oracle.lagging |= what == Mishap::DescribeLags;
+        self.interceptor.provider.configure(|settings| match what {
             Mishap::DescribeLags => settings.lag_calls = 1 + amount as u64 % 4,
             Mishap::Respelled => settings.rewrite = Rewrite::Spelling,
             Mishap::Halved => settings.rewrite = Rewrite::Halves,
@@ -173,27 +173,27 @@ impl World {
 
     /// Ends all faults of the provider. Their effects may persist for a while.
     pub(crate) fn cure(&mut self) {
-        self.seam.provider.configure(|settings| {
+        self.interceptor.provider.configure(|settings| {
             if *settings != self.usual {
-                self.seam.lock().deep();
+                self.interceptor.lock().deep();
             }
             settings.clone_from(&self.usual);
         });
-        let machines: Vec<MachineId> = self.seam.lock().oracle.machines.keys().copied().collect();
+        let machines: Vec<MachineId> = self.interceptor.lock().oracle.machines.keys().copied().collect();
         for machine in machines {
-            if self.seam.open_on(machine).is_none() {
-                self.seam.lock().deep();
+            if self.interceptor.open_on(machine).is_none() {
+                self.interceptor.lock().deep();
                 if self.provisions {
                     continue;
                 }
-                self.seam.provider.add_group(number(machine));
+                self.interceptor.provider.add_group(number(machine));
             }
         }
         if !std::mem::take(&mut self.squatted).is_empty() {
-            self.seam.provider.end_squatting();
-            self.seam.lock().deep();
+            self.interceptor.provider.end_squatting();
+            self.interceptor.lock().deep();
         }
-        let mut shared = self.seam.lock();
+        let mut shared = self.interceptor.lock();
         if shared.storm.take().is_some() {
             shared.shallow();
         }
@@ -206,7 +206,7 @@ impl World {
 
     /// Removes all faults that are still pending.
     pub(crate) fn disarm(&mut self) {
-        let mut shared = self.seam.lock();
+        let mut shared = self.interceptor.lock();
         shared.armed.clear();
         shared.events.clear();
         shared.past = None;
@@ -214,7 +214,7 @@ impl World {
 
     /// Whether a fault persists or is pending.
     pub(crate) fn ailing(&self) -> bool {
-        let shared = self.seam.lock();
+        let shared = self.interceptor.lock();
         let busy = shared.sluggish.is_some() || shared.scarce.is_some() || shared.hanging.is_some();
         let provider_ails = shared.storm.is_some() || busy || !self.squatted.is_empty();
         provider_ails || !shared.armed.is_empty() || !shared.events.is_empty()

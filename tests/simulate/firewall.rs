@@ -1,4 +1,4 @@
-//! The provider's rules as an agent sees them: every request passes through `seam`.
+//! The provider's rules as an agent sees them: every request passes through `interceptor`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,13 +10,13 @@ use portcullis_provider::{Applied, Error, Firewall, Subject};
 use tokio::time::Instant;
 
 use crate::faults::{Fault, Kind};
+use crate::interceptor::{HANG, Interceptor};
 use crate::oracle::GRACE;
-use crate::points::Points;
-use crate::seam::{HANG, Seam};
+use crate::port_bits::PortBits;
 
 #[derive(Clone)]
 pub(crate) struct SimFirewall {
-    pub seam: Seam,
+    pub interceptor: Interceptor,
     pub who: usize,
 }
 
@@ -34,15 +34,15 @@ impl SimFirewall {
         (begun, until): (Instant, Instant),
     ) -> Result<(), Error> {
         // Like a driver: waits for the rate limit, then checks the deadline.
-        self.seam.turn(kind, until).await;
+        self.interceptor.turn(kind, until).await;
         if Instant::now() >= until {
             return Err(Error::NotBegun { what: machine.into() });
         }
-        self.seam.changing(self.who, kind, id(machine));
-        let fault = self.seam.before(self.who, kind, Some(id(machine))).await;
+        self.interceptor.changing(self.who, kind, id(machine));
+        let fault = self.interceptor.before(self.who, kind, Some(id(machine))).await;
         let error = fault.and_then(|fault| fault.provider_error(Some(machine)));
-        self.seam.lock().asked(self.who, kind, id(machine), fault == Some(Fault::Denied));
-        let open = || self.seam.reachable(id(machine));
+        self.interceptor.lock().asked(self.who, kind, id(machine), fault == Some(Fault::Denied));
+        let open = || self.interceptor.reachable(id(machine));
         let before = open();
         let result = match error {
             Some(error) if fault != Some(Fault::LostAfter) => Err(error),
@@ -53,28 +53,31 @@ impl SimFirewall {
                 } else if self.refuses(machine, &change) {
                     Err(Error::Conflict { what: Subject::Machine(machine) })
                 } else {
-                    let applied = self.seam.provider.apply(machine, &change, Instant::now() + HANG).await;
+                    let applied =
+                        self.interceptor.provider.apply(machine, &change, Instant::now() + HANG).await;
                     applied.opened.and(applied.closed)
                 };
                 error.map_or(done, Err)
             }
         };
-        self.seam.wrote(self.who, kind, id(machine), (before, open()), begun, result.is_ok());
+        self.interceptor.wrote(self.who, kind, id(machine), (before, open()), begun, result.is_ok());
         let closed =
-            change.close.iter().filter_map(Points::of_rule).filter(|rule| rule.minus(before).is_empty());
-        self.seam.lock().judge_closes(self.who, id(machine), (closed, open()), begun);
-        self.seam.after(self.who, fault).await;
+            change.close.iter().filter_map(PortBits::of_rule).filter(|rule| rule.minus(before).is_empty());
+        self.interceptor.lock().judge_closes(self.who, id(machine), (closed, open()), begun);
+        self.interceptor.after(self.who, fault).await;
         result
     }
 
     fn has_refused_port(&self, change: &Change) -> bool {
-        let refused = self.seam.lock().refused;
-        change.open.iter().filter_map(Points::of_rule).any(|rule| !rule.and(refused).is_empty())
+        let refused = self.interceptor.lock().refused;
+        change.open.iter().filter_map(PortBits::of_rule).any(|rule| !rule.and(refused).is_empty())
     }
 
     /// Like EC2: refuses a whole batch if any part of it is already in effect.
     fn refuses(&self, machine: MachineNumber, change: &Change) -> bool {
-        let Some(rules) = self.seam.provider.actual(machine).filter(|_| self.seam.lock().strict) else {
+        let Some(rules) =
+            self.interceptor.provider.actual(machine).filter(|_| self.interceptor.lock().strict)
+        else {
             return false;
         };
         !change.open.is_disjoint(&rules.owned) || !change.close.is_subset(&rules.owned)
@@ -86,17 +89,17 @@ impl Firewall for SimFirewall {
         &self,
         machines: &BTreeSet<MachineNumber>,
     ) -> Result<BTreeMap<MachineNumber, Seen>, Error> {
-        let fault = self.seam.before(self.who, Kind::Observe, None).await;
+        let fault = self.interceptor.before(self.who, Kind::Observe, None).await;
         for machine in machines.iter().copied().map(id) {
-            self.seam.lock().asked(self.who, Kind::Observe, machine, fault == Some(Fault::Denied));
+            self.interceptor.lock().asked(self.who, Kind::Observe, machine, fault == Some(Fault::Denied));
         }
         if let Some(error) = fault.and_then(|fault| fault.provider_error(None)) {
             return Err(error);
         }
-        let seen = self.seam.provider.observe(machines).await;
-        self.seam.after(self.who, fault).await;
+        let seen = self.interceptor.provider.observe(machines).await;
+        self.interceptor.after(self.who, fault).await;
         if let Ok(seen) = &seen {
-            self.seam.saw(self.who, seen.keys().copied().map(id));
+            self.interceptor.saw(self.who, seen.keys().copied().map(id));
         }
         seen
     }
@@ -119,9 +122,9 @@ impl Firewall for SimFirewall {
     }
 
     fn rules_per_family(&self) -> Option<usize> {
-        let most = self.seam.provider.rules_per_family();
+        let most = self.interceptor.provider.rules_per_family();
         if most < Settings::default().rules_per_family.into() {
-            self.seam.lock().crowded_until = Instant::now() + GRACE;
+            self.interceptor.lock().crowded_until = Instant::now() + GRACE;
         }
         most
     }

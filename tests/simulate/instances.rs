@@ -1,5 +1,5 @@
 //! Worlds in which the agents also provision: instances are launched, adopted, lost and terminated.
-//! Every call passes through `seam`, and the invariants of instances are checked here.
+//! Every call passes through `interceptor`, and the invariants of instances are checked here.
 
 use std::future::Future;
 
@@ -18,14 +18,14 @@ use crate::actions::{Action, DEEP, SHALLOW};
 use crate::checks::FAST;
 use crate::faults::{Fault, Kind, Mishap};
 use crate::firewall::id;
-use crate::ledger::Armed;
+use crate::interceptor::Interceptor;
 use crate::oracle::GRACE;
-use crate::seam::Seam;
+use crate::record::Armed;
 use crate::world::{Shape, World, number};
 
 #[derive(Clone)]
 pub(crate) struct SimMachines {
-    pub seam: Seam,
+    pub interceptor: Interceptor,
     pub who: usize,
 }
 
@@ -42,99 +42,104 @@ impl SimMachines {
         effect: impl Future<Output = Result<V, Error>> + Send,
     ) -> Result<V, Error> {
         if kind != Kind::List {
-            self.seam.provisioning(self.who);
+            self.interceptor.provisioning(self.who);
         }
-        let fault = self.seam.before(self.who, kind, machine.map(id)).await;
+        let fault = self.interceptor.before(self.who, kind, machine.map(id)).await;
         let error = fault.and_then(|fault| fault.provider_error(machine));
         let result = match error {
             Some(error) if fault != Some(Fault::LostAfter) => Err(error),
             error => {
-                let before = self.seam.rules_now();
+                let before = self.interceptor.rules_now();
                 let done = effect.await;
-                self.seam.changed_by_request(&before);
+                self.interceptor.changed_by_request(&before);
                 error.map_or(done, Err)
             }
         };
-        self.seam.after(self.who, fault).await;
+        self.interceptor.after(self.who, fault).await;
         result
     }
 }
 
 impl Machines for SimMachines {
     async fn list(&self) -> Result<Inventory, Error> {
-        let listed = self.request(Kind::List, None, self.seam.provider.list()).await?;
+        let listed = self.request(Kind::List, None, self.interceptor.provider.list()).await?;
         let live = listed.instances.iter().filter(is_live).map(|instance| instance.machine).collect();
-        self.seam.lock().listed[self.who] = live;
+        self.interceptor.lock().listed[self.who] = live;
         Ok(listed)
     }
 
     async fn launch(&self, launch: &Launch) -> Result<Instance, Error> {
         let machine = launch.machine;
-        let has_one = self.seam.lock().listed[self.who].contains(&machine);
+        let has_one = self.interceptor.lock().listed[self.who].contains(&machine);
         if has_one {
-            self.seam.lock().violated(format!("P1: a second instance is launched for machine {machine}"));
+            self.interceptor
+                .lock()
+                .violated(format!("P1: a second instance is launched for machine {machine}"));
         }
-        self.request(Kind::Launch, Some(machine), self.seam.provider.launch(launch)).await
+        self.request(Kind::Launch, Some(machine), self.interceptor.provider.launch(launch)).await
     }
 
     async fn adopt(&self, machine: MachineNumber, instance: &InstanceId) -> Result<Instance, Error> {
-        self.request(Kind::Adopt, Some(machine), self.seam.provider.adopt(machine, instance)).await
+        self.request(Kind::Adopt, Some(machine), self.interceptor.provider.adopt(machine, instance)).await
     }
 
     async fn ensure_group(&self, machine: MachineNumber, instance: &InstanceId) -> Result<GroupId, Error> {
-        let ensured = self.seam.provider.ensure_group(machine, instance);
+        let ensured = self.interceptor.provider.ensure_group(machine, instance);
         self.request(Kind::EnsureGroup, Some(machine), ensured).await
     }
 
     async fn release(&self, machine: MachineNumber, instance: &InstanceId) -> Result<(), Error> {
-        self.seam.takes_away(machine, instance);
-        self.seam.lock().judge_end(id(machine));
-        self.request(Kind::Release, Some(machine), self.seam.provider.release(machine, instance)).await
+        self.interceptor.takes_away(machine, instance);
+        self.interceptor.lock().judge_end(id(machine));
+        self.request(Kind::Release, Some(machine), self.interceptor.provider.release(machine, instance)).await
     }
 
     async fn terminate(&self, machine: MachineNumber, instance: &InstanceId) -> Result<(), Error> {
-        let all = self.seam.provider.truth().instances;
+        let all = self.interceptor.provider.truth().instances;
         // S3: foreign instances are never terminated.
         if !all.iter().any(|ours| ours.id == *instance && ours.origin == Origin::Launched) {
-            self.seam.lock().violated(format!("S3: {instance} was not launched by us, and is ended"));
+            self.interceptor.lock().violated(format!("S3: {instance} was not launched by us, and is ended"));
         }
-        self.seam.takes_away(machine, instance);
-        self.seam.lock().judge_end(id(machine));
-        self.request(Kind::Terminate, Some(machine), self.seam.provider.terminate(machine, instance)).await
+        self.interceptor.takes_away(machine, instance);
+        self.interceptor.lock().judge_end(id(machine));
+        self.request(Kind::Terminate, Some(machine), self.interceptor.provider.terminate(machine, instance))
+            .await
     }
 
     async fn revoke_all(&self, machine: MachineNumber, group: &GroupId) -> Result<(), Error> {
-        if self.seam.is_there_all_along(machine) {
-            self.seam.lock().violated(format!("S5: machine {machine} is shut as if it were gone"));
+        if self.interceptor.is_there_all_along(machine) {
+            self.interceptor.lock().violated(format!("S5: machine {machine} is shut as if it were gone"));
         }
-        self.seam.lock().judge_end(id(machine));
-        self.request(Kind::RevokeAll, Some(machine), self.seam.provider.revoke_all(machine, group)).await
+        self.interceptor.lock().judge_end(id(machine));
+        self.request(Kind::RevokeAll, Some(machine), self.interceptor.provider.revoke_all(machine, group))
+            .await
     }
 
     async fn delete_group(&self, group: &GroupId) -> Result<(), Error> {
-        let groups = self.seam.provider.truth().groups;
+        let groups = self.interceptor.provider.truth().groups;
         if let Some(machine) = groups.iter().find(|there| there.id == *group).and_then(|found| found.machine)
-            && self.seam.is_there_all_along(machine)
+            && self.interceptor.is_there_all_along(machine)
         {
-            self.seam.lock().violated(format!("S5: the group of machine {machine} is deleted"));
+            self.interceptor.lock().violated(format!("S5: the group of machine {machine} is deleted"));
         }
         if let Some(machine) = groups.iter().find(|there| there.id == *group).and_then(|found| found.machine)
         {
-            self.seam.lock().judge_end(id(machine));
+            self.interceptor.lock().judge_end(id(machine));
         }
-        let deleted = self.request(Kind::DeleteGroup, None, self.seam.provider.delete_group(group)).await;
+        let deleted =
+            self.request(Kind::DeleteGroup, None, self.interceptor.provider.delete_group(group)).await;
         if matches!(deleted, Err(Error::StillInUse { .. })) {
-            self.seam.lock().coverage.happened(Mishap::GroupInUse);
+            self.interceptor.lock().coverage.happened(Mishap::GroupInUse);
         }
         deleted
     }
 
     async fn adopt_groups(&self) -> Result<Vec<OtherGroup>, Error> {
-        self.request(Kind::EnsureGroup, None, self.seam.provider.adopt_groups()).await
+        self.request(Kind::EnsureGroup, None, self.interceptor.provider.adopt_groups()).await
     }
 }
 
-impl Seam {
+impl Interceptor {
     /// S6: a replaced leader begins no request after its lease has ended.
     fn provisioning(&self, who: usize) {
         let mut shared = self.lock();
@@ -166,13 +171,13 @@ impl Seam {
         }
     }
 
-    fn rules_now(&self) -> Vec<(MachineId, crate::points::Points)> {
+    fn rules_now(&self) -> Vec<(MachineId, crate::port_bits::PortBits)> {
         let machines: Vec<MachineId> = self.lock().oracle.machines.keys().copied().collect();
         machines.into_iter().map(|machine| (machine, self.open_on(machine).unwrap_or_default())).collect()
     }
 
     /// Ports that were closed together with a group no longer have to stay open.
-    fn changed_by_request(&self, before: &[(MachineId, crate::points::Points)]) {
+    fn changed_by_request(&self, before: &[(MachineId, crate::port_bits::PortBits)]) {
         for (machine, open) in before {
             let lost = open.minus(self.open_on(*machine).unwrap_or_default());
             if !lost.is_empty() {
@@ -188,7 +193,7 @@ impl World {
     /// Adds a foreign instance.
     pub(crate) fn stranger(&mut self, name: &str) {
         let stranger = InstanceId::new(name);
-        self.seam.provider.add_instance(&stranger);
+        self.interceptor.provider.add_instance(&stranger);
         self.strangers.insert(stranger);
     }
 
@@ -201,7 +206,7 @@ impl World {
                 // A removed machine has open ports only if a third party added an owned rule just
                 // before.
                 let idle = self.idle_machine(0);
-                let place = self.seam.lock().oracle.machines.keys().position(|id| *id == idle);
+                let place = self.interceptor.lock().oracle.machines.keys().position(|id| *id == idle);
                 vec![Action::Meddle(Mishap::RuleAdded, place.unwrap_or(0)), Action::Terminate(0)]
             }
             Kind::EnsureGroup => vec![Action::Meddle(Mishap::GroupDeleted, 0), Action::Interrupt],
@@ -214,7 +219,7 @@ impl World {
 
     /// Returns a machine without units, or any machine if all have units.
     pub(crate) fn idle_machine(&self, index: usize) -> MachineId {
-        let shared = self.seam.lock();
+        let shared = self.interceptor.lock();
         let busy = |machine: &MachineId| shared.oracle.units.values().any(|unit| unit.machine == *machine);
         let idle: Vec<MachineId> = shared.oracle.machines.keys().copied().filter(|id| !busy(id)).collect();
         drop(shared);
@@ -227,13 +232,15 @@ impl World {
         let Some(instance) = record.instance_id.map(|id| InstanceId::new(id.as_str())) else { return };
         self.happened(Mishap::InstanceLost);
         self.strangers.remove(&instance);
-        self.seam.provider.lose_instance(&instance);
-        self.seam.lock().deep();
+        self.interceptor.provider.lose_instance(&instance);
+        self.interceptor.lock().deep();
     }
 
     /// S3: foreign instances keep running, even if they were adopted for a while.
     pub(crate) fn expect_strangers_untouched(&self) {
-        if let Some(ended) = self.strangers.iter().find(|stranger| !self.seam.provider.is_running(stranger)) {
+        if let Some(ended) =
+            self.strangers.iter().find(|stranger| !self.interceptor.provider.is_running(stranger))
+        {
             self.fail(&format!("S3: {ended} was ended, and was not ours"));
         }
     }
@@ -243,11 +250,11 @@ impl World {
         let record = self.operator.machine(machine).await;
         let instance =
             record.ok().and_then(|record| record.instance_id).map(|id| InstanceId::new(id.as_str()));
-        instance.is_some_and(|instance| self.seam.provider.is_running(&instance))
+        instance.is_some_and(|instance| self.interceptor.provider.is_running(&instance))
     }
 
     pub(crate) async fn all_have_instances(&self) -> bool {
-        let machines: Vec<MachineId> = self.seam.lock().oracle.machines.keys().copied().collect();
+        let machines: Vec<MachineId> = self.interceptor.lock().oracle.machines.keys().copied().collect();
         for machine in machines {
             if !self.has_instance(machine).await {
                 return false;
@@ -259,9 +266,9 @@ impl World {
     /// Once convergence is due, every machine has exactly one instance or a report of the problem,
     /// and there are no other instances.
     pub(crate) async fn expect_provisioned(&self) {
-        let truth = self.seam.provider.truth();
+        let truth = self.interceptor.provider.truth();
         let machines: Vec<(MachineId, bool)> = {
-            let shared = self.seam.lock();
+            let shared = self.interceptor.lock();
             shared.oracle.machines.iter().map(|(id, machine)| (*id, machine.corrupt)).collect()
         };
         let known = |machine: MachineNumber| machines.iter().any(|(id, _)| number(*id) == machine);
@@ -321,5 +328,5 @@ pub(crate) async fn list_of_machines_is_empty() {
     world.perform(Action::Interrupt).await;
     world.pause(DEEP).await;
     world.check().await;
-    assert!(world.seam.lock().armed.is_empty(), "a read was to be empty");
+    assert!(world.interceptor.lock().armed.is_empty(), "a read was to be empty");
 }

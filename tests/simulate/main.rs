@@ -23,24 +23,24 @@
 mod actions;
 mod agents;
 mod checks;
-mod choice;
 mod damage;
 mod disturb;
 mod faults;
 mod firewall;
+mod generator;
 mod instances;
-mod kept;
-mod ledger;
+mod interceptor;
 mod liveness;
 mod oracle;
 mod planning;
 #[cfg(feature = "planted")]
 mod planted;
-mod points;
+mod port_bits;
 mod random;
+mod record;
+mod regressions;
 mod restored;
 mod scenarios;
-mod seam;
 mod tree;
 mod world;
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use portcullis::model::planted::{Bug, plant};
 
-use crate::kept::STORIES;
+use crate::regressions::STORIES;
 use crate::{first_line, in_a_world, simulate};
 
 /// The number of worlds within which a bug must be found.

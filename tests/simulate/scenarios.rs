@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::actions::{Action, SHALLOW};
 use crate::faults::{Fault, Mishap};
-use crate::ledger::Armed;
+use crate::record::Armed;
 use crate::world::{Shape, World};
 use crate::{first_line, in_a_world};
 
@@ -200,7 +200,7 @@ fn tell(story: &Story, fault: Fault, skip: u64) -> bool {
         world.perform(Heal).await;
         world.perform(Cure).await;
         // Triggers a read of everything, for changes that only a resync would detect.
-        world.seam.store.interrupt();
+        world.interceptor.store.interrupt();
         world.pause(2 * SHALLOW).await;
         world.forgive();
         world.check().await;

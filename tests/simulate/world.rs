@@ -20,10 +20,10 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::agents::{Start, supervise};
 use crate::faults::{Coverage, Mishap};
+use crate::interceptor::{FOREIGN, Interceptor};
 use crate::oracle::{Machine, Oracle, Service, Unit};
 use crate::random::Random;
 use crate::restored::Saved;
-use crate::seam::{FOREIGN, Seam};
 
 pub(crate) const SERVICES: usize = 3;
 
@@ -60,7 +60,7 @@ const TEMPLATES: u64 = 8;
 
 pub(crate) struct World {
     pub random: Random,
-    pub seam: Seam,
+    pub interceptor: Interceptor,
     pub operator: Environment<MemoryTree>,
     /// Foreign rules that were added, and must not change.
     pub foreign: BTreeMap<MachineId, Vec<Foreign>>,
@@ -194,9 +194,9 @@ impl World {
             template.oracle.machines.keys().for_each(|machine| _ = provider.add_group(number(*machine)));
             provider.add_group(MachineNumber::new(FOREIGN));
         }
-        let seam = Seam::new(random.fork(), agents, store, provider, log);
+        let interceptor = Interceptor::new(random.fork(), agents, store, provider, log);
         {
-            let mut shared = seam.lock();
+            let mut shared = interceptor.lock();
             shared.oracle = Oracle { no_ipv6: !ipv6, ..template.oracle.clone() };
             shared.changed();
         }
@@ -208,10 +208,11 @@ impl World {
             provisions,
             checkpoint: Arc::default(),
         };
-        let agents = (0..agents).map(|who| tokio::spawn(supervise(seam.clone(), start(who)))).collect();
+        let agents =
+            (0..agents).map(|who| tokio::spawn(supervise(interceptor.clone(), start(who)))).collect();
         let mut world = World {
             random,
-            seam,
+            interceptor,
             operator,
             foreign: BTreeMap::new(),
             squatted: BTreeSet::new(),
@@ -242,32 +243,32 @@ impl World {
     }
 
     pub(crate) fn happened(&self, mishap: Mishap) {
-        self.seam.lock().coverage.happened(mishap);
+        self.interceptor.lock().coverage.happened(mishap);
     }
 
     pub(crate) fn say(&self, what: std::fmt::Arguments<'_>) {
-        self.seam.lock().log(what);
+        self.interceptor.lock().log(what);
     }
 
     /// Lets time pass. Performs an action for each call that waits for one (`Fault::Midst`).
     pub(crate) async fn pause(&mut self, long: Duration) {
         let until = Instant::now() + long;
         loop {
-            let seam = self.seam.clone();
+            let interceptor = self.interceptor.clone();
             tokio::select! {
                 () = sleep_until(until) => return,
-                () = seam.midst() => {
+                () = interceptor.midst() => {
                     let action = self.an_operation();
                     self.perform(action).await;
-                    self.seam.go_on();
+                    self.interceptor.go_on();
                 }
             }
         }
     }
 
     pub(crate) fn finish(self) -> (Coverage, String) {
-        let mut coverage = std::mem::take(&mut self.seam.lock().coverage);
+        let mut coverage = std::mem::take(&mut self.interceptor.lock().coverage);
         coverage.simulated_ms = (Instant::now() - self.began).as_millis() as u64;
-        (coverage, self.seam.take_log())
+        (coverage, self.interceptor.take_log())
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use futures_util::future::try_join_all;
 
-use super::observe::{Exposure, Held, UnitFacts, View, exposure, held, unit_facts};
+use super::observe::{Exposure, Readable, UnitFacts, View, exposure, readable, unit_facts};
 use crate::model::{MachineId, ServiceId, UnitId};
 use crate::store::paths::{self, NodePath};
 use crate::store::records;
@@ -26,7 +26,7 @@ pub async fn observe<T: Tree>(tree: &T, machine: MachineId) -> Result<View, Erro
         answers.next().and_then(Answer::into_children).ok_or_else(gone(paths::machine_units(machine)))?;
     let mut view = View::default();
     view.include(Some(&record));
-    let record = held(records::Machine::parse(&paths::machine(machine), &record.data));
+    let record = readable(records::Machine::parse(&paths::machine(machine), &record.data));
     view.machines.insert(machine, record);
     let ids: Vec<UnitId> = names.iter().filter_map(|name| UnitId::from_key(name).ok()).collect();
     let secrets = look_at_units(tree, machine, &ids, &mut view).await?;
@@ -49,7 +49,7 @@ async fn look_at_units<T: Tree>(
     machine: MachineId,
     ids: &[UnitId],
     view: &mut View,
-) -> Result<BTreeMap<UnitId, Held<Node>>, Error> {
+) -> Result<BTreeMap<UnitId, Readable<Node>>, Error> {
     let paths =
         ids.iter().flat_map(|&id| [paths::unit(id), paths::unit_ports(id), paths::unit_credentials(id)]);
     let mut answers = tree.data_of_each(paths.collect()).await?.into_iter();
@@ -112,7 +112,7 @@ async fn add_missing_units<T: Tree>(
 /// unknown sources.
 async fn look_at_flags<T: Tree>(
     tree: &T,
-    secrets: &BTreeMap<UnitId, Held<Node>>,
+    secrets: &BTreeMap<UnitId, Readable<Node>>,
     view: &mut View,
 ) -> Result<(), Error> {
     let services: BTreeMap<ServiceId, UnitId> =
@@ -121,7 +121,7 @@ async fn look_at_flags<T: Tree>(
     for (service, unit) in &services {
         let path = paths::unit_credentials(*unit);
         let secret = match secrets.get(unit) {
-            Some(Ok(node)) => held(records::parse_service_credential(&path, &node.data)),
+            Some(Ok(node)) => readable(records::parse_service_credential(&path, &node.data)),
             Some(Err(reason)) => Err(reason.clone()),
             None => Ok(None),
         };
@@ -154,5 +154,5 @@ async fn look_at_flags<T: Tree>(
 }
 
 #[cfg(test)]
-#[path = "own_tests.rs"]
+#[path = "observe_local_tests.rs"]
 mod tests;

@@ -15,7 +15,7 @@ use crate::agents::RESYNC;
 use crate::faults::{Coverage, Fault, Kind, Mishap};
 use crate::liveness::Owed;
 use crate::oracle::{GRACE, History, Oracle};
-use crate::points::Points;
+use crate::port_bits::PortBits;
 use crate::random::Random;
 use crate::restored::Protected;
 
@@ -66,7 +66,7 @@ pub(crate) struct Shared {
     /// The provider refuses a whole change if any part of it is already in effect.
     pub strict: bool,
     /// The provider refuses every request that would open one of these ports.
-    pub refused: Points,
+    pub refused: PortBits,
     /// Requests that were denied since the agent started, and when.
     denied: BTreeMap<(usize, Kind, MachineId), Instant>,
     /// Until then a third party may have removed a rule that replaced another one.
@@ -147,7 +147,7 @@ impl Shared {
             turns: BTreeMap::new(),
             hanging: None,
             strict: false,
-            refused: Points::NONE,
+            refused: PortBits::NONE,
             denied: BTreeMap::new(),
             meddled_until: now,
             removed_until: now,
@@ -254,7 +254,7 @@ impl Shared {
     }
 
     /// Records that the leader ended a pass and left this `surplus` open.
-    pub(crate) fn passed(&mut self, surplus: &BTreeMap<MachineId, Points>) {
+    pub(crate) fn passed(&mut self, surplus: &BTreeMap<MachineId, PortBits>) {
         if self.excuses_closes() {
             self.owed.clear();
         } else if let Some(overdue) = self.owed.passed(surplus) {
@@ -388,7 +388,7 @@ impl Shared {
         &mut self,
         who: usize,
         machine: MachineId,
-        (before, after): (Points, Points),
+        (before, after): (PortBits, PortBits),
         begun: Instant,
     ) {
         if before == after {
@@ -397,7 +397,7 @@ impl Shared {
         let (opened, closed) = (after.minus(before), before.minus(after));
         self.judge_restored(machine, opened, closed);
         // S4: no content of the store opens a port that policy denies.
-        let denied = opened.and(Points::forbidden());
+        let denied = opened.and(PortBits::forbidden());
         if !denied.is_empty() {
             self.violated(format!("S4: {machine} opened{denied}, which policy denies"));
         }
@@ -446,7 +446,7 @@ impl Shared {
         &mut self,
         who: usize,
         machine: MachineId,
-        (closed, after): (impl Iterator<Item = Points>, Points),
+        (closed, after): (impl Iterator<Item = PortBits>, PortBits),
         begun: Instant,
     ) {
         let known = if self.is_blind() { begun.min(self.blind.0) } else { begun };

@@ -12,7 +12,7 @@ use portcullis_provider::rule::Rule;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use super::Agent;
+use super::FirewallController;
 use crate::firewall::observe::View;
 use crate::firewall::plan::{Confidence, MachinePlan, confidence};
 use crate::firewall::report::Report;
@@ -108,7 +108,7 @@ impl Trust {
     }
 }
 
-impl<T: Tree, F: Firewall> Agent<T, F> {
+impl<T: Tree, F: Firewall> FirewallController<T, F> {
     /// Removes closes from `plans` that need confirmation by another read, and returns the affected
     /// machines. Opens are not delayed.
     pub(super) fn hold_if_in_doubt(

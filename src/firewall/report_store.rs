@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tracing::warn;
 
-use super::journal::{Entry, Journal};
+use super::change_log::{ChangeLog, Entry};
 use super::plan::LastGranted;
 use super::report::Report;
 use crate::model::MachineId;
@@ -15,12 +15,12 @@ use crate::store::firewall_reports::{Content, Place, Update};
 use crate::store::lease::Lease;
 use crate::store::tree::{self, Tree};
 
-/// The maximum number of journal entries per machine that wait to be written.
+/// The maximum number of change log entries per machine that wait to be written.
 const MAX_UNTOLD: usize = 20;
 
 /// All reports in the tree, with their versions.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reports {
+pub struct ReportStore {
     place: Place,
     known: BTreeMap<MachineId, (Report, i32)>,
     /// Machines that were removed while there was no leader: the next write removes their reports.
@@ -32,7 +32,7 @@ pub struct Reports {
     untold: BTreeMap<MachineId, VecDeque<Entry>>,
 }
 
-impl Reports {
+impl ReportStore {
     /// For the controller's agent.
     pub fn new(roles: Roles) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl Reports {
     }
 
     /// For a machine that manages its own firewall.
-    pub fn of_machine(acl: Acl) -> Self {
+    pub fn for_machine(acl: Acl) -> Self {
         Self {
             place: Place::Machine(acl),
             known: BTreeMap::new(),
@@ -122,7 +122,7 @@ impl Reports {
         Ok(())
     }
 
-    /// Writes changed `reports` and new journal entries, both in one transaction per machine, and
+    /// Writes changed `reports` and new change log entries, both in one transaction per machine, and
     /// removes the reports of machines that are `gone`.
     ///
     /// # Errors
@@ -183,7 +183,7 @@ impl Reports {
         Ok(())
     }
 
-    /// Appends new entries to each machine's journal, and removes the journals of removed machines.
+    /// Appends new entries to each machine's change log, and removes the change logs of removed machines.
     async fn log_updates<T: Tree>(
         &self,
         tree: &T,
@@ -199,25 +199,25 @@ impl Reports {
                 }
                 continue;
             };
-            let mut journal = match node.as_ref().map(|node| Journal::parse(&node.data)) {
-                None => Journal::default(),
-                Some(Ok(journal)) => journal,
+            let mut change_log = match node.as_ref().map(|node| ChangeLog::parse(&node.data)) {
+                None => ChangeLog::default(),
+                Some(Ok(change_log)) => change_log,
                 Some(Err(err)) => {
-                    warn!(path = %self.place.log_path(id), %err, "journal begun anew");
-                    Journal::default()
+                    warn!(path = %self.place.log_path(id), %err, "change log begun anew");
+                    ChangeLog::default()
                 }
             };
             let mut news = false;
-            entries.iter().for_each(|entry| news |= journal.push(entry.clone()));
+            entries.iter().for_each(|entry| news |= change_log.push(entry.clone()));
             if news {
                 let version = node.map(|node| node.version);
-                updates.insert(id, Content::Put(journal.to_bytes(), version));
+                updates.insert(id, Content::Put(change_log.to_bytes(), version));
             }
         }
         Ok(updates)
     }
 
-    /// Drops unwritten journal entries: after a change of leader they would be out of order.
+    /// Drops unwritten change log entries: after a change of leader they would be out of order.
     pub fn forget_untold(&mut self) {
         self.untold.clear();
     }

@@ -1,7 +1,7 @@
-//! Tests of the agent's metrics, journal and logs.
+//! Tests of the agent's metrics, change log and logs.
 
 use super::*;
-use crate::firewall::run::tests::took;
+use crate::firewall::leader_loop::tests::took;
 
 #[tokio::test(start_paused = true)]
 async fn a_change_that_never_came_about_is_forgotten_with_its_machine() {
@@ -84,15 +84,15 @@ async fn what_was_done_counts_and_is_told_though_the_store_refused_the_report() 
     let refused = world.agent.pass(&dirty, &world.lead).await;
     assert!(refused.is_err(), "{refused:?}");
     assert_eq!(world.rules(0), ["80/tcp"], "open all the same");
-    let counted = world.agent.metrics().render(&crate::firewall::run::Progress::default());
+    let counted = world.agent.metrics().render(&crate::firewall::leader_loop::Progress::default());
     assert!(counted.contains("changes_total{what=\"open\"} 2"), "{counted}");
     world.pass().await;
     let log = world.operator.tree().get(&paths::firewall_log(MachineId::new(0))).await.unwrap();
-    let journal = Journal::parse(&log.data).unwrap();
-    assert_eq!(journal.entries().len(), 1, "told once: {journal:?}");
+    let change_log = ChangeLog::parse(&log.data).unwrap();
+    assert_eq!(change_log.entries().len(), 1, "told once: {change_log:?}");
     world.pass().await;
     let log = world.operator.tree().get(&paths::firewall_log(MachineId::new(0))).await.unwrap();
-    assert_eq!(Journal::parse(&log.data).unwrap(), journal);
+    assert_eq!(ChangeLog::parse(&log.data).unwrap(), change_log);
 }
 
 /// Captures all further log output of this thread.
@@ -157,8 +157,8 @@ async fn closes_for_a_removed_unit_are_logged_with_its_name() {
         world.pass_for(Key::Unit(unit)).await;
         assert_eq!(world.rules(0), Vec::<String>::new());
         let log = world.operator.tree().get(&paths::firewall_log(MachineId::new(0))).await.unwrap();
-        let journal = Journal::parse(&log.data).unwrap();
-        let last = journal.entries().last().unwrap();
+        let change_log = ChangeLog::parse(&log.data).unwrap();
+        let last = change_log.entries().last().unwrap();
         assert_eq!(last.items[0].units, ["a/0"], "{last:?}");
     }
 }
@@ -173,7 +173,7 @@ async fn a_dry_run_is_neither_a_problem_nor_pending() {
     let dry = portcullis_provider::DryRun::new(world.provider.clone());
     let policy = Policy::with_own_ports([2181]);
     let roles = world.operator.info().roles.clone();
-    let mut agent = Agent::new(world.agent.tree.clone(), dry, policy, roles, || 0);
+    let mut agent = FirewallController::new(world.agent.tree.clone(), dry, policy, roles, || 0);
     for _ in 0..2 {
         let pass = agent.pass(&everything(), &world.lead).await.unwrap();
         assert_eq!((pass.pending, pass.failures), (0, BTreeMap::new()));

@@ -10,12 +10,12 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::*;
-use crate::firewall::agent::Agent;
-use crate::firewall::local::run;
+use crate::firewall::controller::FirewallController;
+use crate::firewall::leader_loop::Progress;
+use crate::firewall::leader_loop::tests::{CHANGE, Slow, took};
+use crate::firewall::local_loop::run;
 use crate::firewall::policy::Policy;
-use crate::firewall::run::Progress;
-use crate::firewall::run::tests::{CHANGE, Slow, took};
-use crate::machine::presence::{Claim, Error as MachineError};
+use crate::machine::presence::{Error as MachineError, MachineClaim};
 use crate::model::ports::parse_argument;
 use crate::store::lease::{Lease, LeaseKey};
 use crate::store::records::Placement;
@@ -73,19 +73,19 @@ impl World {
         self.operator.expose(&name.parse().unwrap()).await.unwrap();
     }
 
-    fn agent(&self) -> Agent<MemoryTree, Memory> {
+    fn agent(&self) -> FirewallController<MemoryTree, Memory> {
         self.agent_over(self.provider.clone())
     }
 
-    fn agent_over<F: Firewall>(&self, firewall: F) -> Agent<MemoryTree, F> {
+    fn agent_over<F: Firewall>(&self, firewall: F) -> FirewallController<MemoryTree, F> {
         let acl = self.operator.info().roles.machine_firewall(&self.identity);
         let policy = Policy::for_own_machine([]);
-        Agent::of_machine(self.machine.clone(), firewall, policy, (HERE, acl, "a table"), || 0)
+        FirewallController::for_machine(self.machine.clone(), firewall, policy, (HERE, acl, "a table"), || 0)
     }
 
-    fn claim(&self, holder: &str) -> Claim {
+    fn claim(&self, holder: &str) -> MachineClaim {
         let acl = self.operator.info().roles.machine_agent(&self.identity);
-        Claim { machine: HERE, acl, holder: holder.to_owned(), resync: Duration::from_secs(60) }
+        MachineClaim { machine: HERE, acl, holder: holder.to_owned(), resync: Duration::from_secs(60) }
     }
 
     fn rules(&self) -> Vec<String> {
@@ -194,15 +194,17 @@ async fn missing_record_does_not_count_as_removed() {
     };
     delete(paths::service(ServiceId::new(0))).await;
     let view = observe(&world.machine, HERE).await.unwrap();
-    let claims = view.claims_on(HERE);
-    let missing = |unit: u32, part: &str, claims: &BTreeMap<UnitId, crate::firewall::wanted::Claim>| {
-        let claim = &claims[&UnitId::new(unit)];
-        let crate::firewall::wanted::Claim::Frozen { reason } = claim else { panic!("{claim:?}") };
+    let requests = view.requests_on(HERE);
+    let missing = |unit: u32,
+                   part: &str,
+                   requests: &BTreeMap<UnitId, crate::firewall::wanted::PortRequest>| {
+        let request = &requests[&UnitId::new(unit)];
+        let crate::firewall::wanted::PortRequest::Frozen { reason } = request else { panic!("{request:?}") };
         assert!(reason.contains(part) && reason.contains("is missing from the store"), "{reason}");
     };
-    missing(0, "/services/service-0000000000", &claims);
+    missing(0, "/services/service-0000000000", &requests);
     delete(paths::unit(UnitId::new(1))).await;
-    missing(1, "/units/unit-0000000001", &observe(&world.machine, HERE).await.unwrap().claims_on(HERE));
+    missing(1, "/units/unit-0000000001", &observe(&world.machine, HERE).await.unwrap().requests_on(HERE));
     world.operator.remove_unit(&"sql/0".parse().unwrap()).await.unwrap();
     let view = observe(&world.machine, HERE).await.unwrap();
     assert_eq!(view.units.get(UnitId::new(1)), None, "removed by its operator");
@@ -252,7 +254,8 @@ async fn a_controller_leaves_a_machine_alone_that_it_has_no_place_for_and_that_l
     let lead = Lease::acquire(&world.controller, &LeaseKey::firewall(), &acl, "c").await.unwrap();
     let cloud = Memory::new(Settings::default());
     let policy = Policy::with_own_ports([]);
-    let mut controller = Agent::new(world.controller.clone(), cloud.clone(), policy, roles.clone(), || 0);
+    let mut controller =
+        FirewallController::new(world.controller.clone(), cloud.clone(), policy, roles.clone(), || 0);
     controller.prepare().await.unwrap();
     let mut everything = crate::store::changes::Dirty::default();
     everything.add(&Event::Everything, Instant::now());

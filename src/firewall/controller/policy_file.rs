@@ -4,11 +4,11 @@
 use portcullis_provider::Firewall;
 use tracing::{info, warn};
 
-use super::{Agent, PolicyReader};
+use super::{FirewallController, PolicyReader};
 use crate::firewall::report::Report;
 use crate::store::tree::Tree;
 
-impl<T: Tree, F: Firewall> Agent<T, F> {
+impl<T: Tree, F: Firewall> FirewallController<T, F> {
     /// Sets a policy that is read again at every full comparison.
     #[must_use]
     pub fn with_policy_reader(mut self, reader: Option<PolicyReader>) -> Self {

@@ -1,5 +1,5 @@
-//! Builds the report of a machine and the journal entries of its changes. Their formats are in
-//! `report` and `journal`.
+//! Builds the report of a machine and the change log entries of its changes. Their formats are in
+//! `report` and `change_log`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,15 +8,15 @@ use portcullis_provider::{Applied, Firewall};
 
 use tracing::info;
 
-use super::{Agent, Scope, vanished};
-use crate::firewall::journal::Entry;
+use super::{FirewallController, Scope, missing_units};
+use crate::firewall::change_log::Entry;
 use crate::firewall::plan::MachinePlan;
 use crate::firewall::report::Report;
 use crate::firewall::wanted::Wanted;
 use crate::model::{MachineId, UnitId};
 use crate::store::tree::Tree;
 
-impl<T: Tree, F: Firewall> Agent<T, F> {
+impl<T: Tree, F: Firewall> FirewallController<T, F> {
     pub(super) fn describe(&self, machine: MachineId, wanted: &Wanted, plan: &MachinePlan) -> Report {
         let mut granted = wanted.granted.clone();
         let last = self.reports.get(machine).map(|report| &report.granted);
@@ -31,7 +31,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         if !plan.over.is_empty() {
             problems.push(format!("its firewall is full: {} rules do not fit", plan.over.len()));
         }
-        let vanished = self.view.as_ref().and_then(|view| vanished::problem(view, machine));
+        let vanished = self.view.as_ref().and_then(|view| missing_units::problem(view, machine));
         problems.extend(vanished.filter(|_| plan.over.is_empty()));
         let seen = self.seen.get(&machine);
         let foreign = seen.map(|seen| seen.foreign.iter().map(|f| f.text.clone()).collect());
@@ -86,7 +86,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
     }
 
-    /// The journal entry of a change, if any part of it was sent. Opened rules are recorded for the
+    /// The change log entry of a change, if any part of it was sent. Opened rules are recorded for the
     /// units that have them now, closed rules for the units that had them.
     pub(super) fn entry(
         &self,

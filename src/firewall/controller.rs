@@ -11,16 +11,16 @@ use portcullis_provider::rule::{Change, Family};
 use tokio::time::Instant;
 
 use super::apply::apply;
+use super::capacity::Capacity;
 use super::metrics::Metrics;
 use super::observe::{self, View};
-use super::own;
+use super::observe_local;
 use super::plan::{MachinePlan, plan_machine_within};
 use super::policy::Policy;
 use super::refusals::{Refusals, Request};
 use super::report::Report;
-use super::reports::Reports;
-use super::room::Room;
-use super::wanted::{Claim, Wanted, wanted};
+use super::report_store::ReportStore;
+use super::wanted::{PortRequest, Wanted, wanted};
 use crate::machine::retry::{Pace, Retries};
 use crate::model::MachineId;
 use crate::runtime::clock;
@@ -29,10 +29,10 @@ use crate::store::changes::Dirty;
 use crate::store::lease::Lease;
 use crate::store::rollback::{RollbackGuard, Standing};
 use crate::store::tree::{self, Tree};
-use doubt::Trust;
+use confirm::Trust;
 
 /// How long a firewall counts as full. The next full read after that sends the whole request again.
-const CROWDED: Duration = Duration::from_secs(30);
+const FULL_FOR: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pass {
@@ -57,7 +57,7 @@ enum Scope {
 /// Reads the policy again, or returns why it cannot be used.
 pub type PolicyReader = Box<dyn FnMut() -> Result<Policy, String> + Send + Sync>;
 
-pub struct Agent<T, F> {
+pub struct FirewallController<T, F> {
     tree: T,
     firewall: F,
     /// The last policy that was read successfully.
@@ -70,16 +70,16 @@ pub struct Agent<T, F> {
     view: Option<View>,
     /// Cached rules of each machine, updated by own changes; outdated entries are removed.
     seen: BTreeMap<MachineId, MachineRules>,
-    reports: Reports,
+    reports: ReportStore,
     retries: Retries<Instant>,
     /// Recent refusals of the provider. A full read or the loss of the lease does not clear them.
     refusals: Refusals<Instant>,
     /// Machines whose change needs a second step, or was not sent because the lease would have
     /// expired, and since when. The next pass begins with them, the oldest first.
-    put_off: BTreeMap<MachineId, Instant>,
+    postponed: BTreeMap<MachineId, Instant>,
     trust: Trust,
     /// Machines whose last open exceeded the provider's limit of rules, and when.
-    crowded: BTreeMap<MachineId, Instant>,
+    full_since: BTreeMap<MachineId, Instant>,
     /// Problems of the machines themselves, from provisioning; part of the reports.
     notes: BTreeMap<MachineId, String>,
     /// Machines whose note changed since their last report.
@@ -102,13 +102,16 @@ pub struct Agent<T, F> {
     reviewed: bool,
 }
 
-impl<T, F> std::fmt::Debug for Agent<T, F> {
+impl<T, F> std::fmt::Debug for FirewallController<T, F> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Agent").field("seen", &self.seen.len()).field("reports", &self.reports.len()).finish()
+        f.debug_struct("FirewallController")
+            .field("seen", &self.seen.len())
+            .field("reports", &self.reports.len())
+            .finish()
     }
 }
 
-impl<T: Tree, F: Firewall> Agent<T, F> {
+impl<T: Tree, F: Firewall> FirewallController<T, F> {
     pub fn new(
         tree: T,
         firewall: F,
@@ -116,11 +119,11 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         roles: Roles,
         random: impl FnMut() -> u64 + Send + Sync + 'static,
     ) -> Self {
-        Self::with(tree, firewall, policy, Scope::Environment, Reports::new(roles), random)
+        Self::with(tree, firewall, policy, Scope::Environment, ReportStore::new(roles), random)
     }
 
     /// Manages one machine only: `acl` is for its report, and `by` describes its firewall.
-    pub fn of_machine(
+    pub fn for_machine(
         tree: T,
         firewall: F,
         policy: Policy,
@@ -128,7 +131,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         random: impl FnMut() -> u64 + Send + Sync + 'static,
     ) -> Self {
         let scope = Scope::Machine { id, by: by.to_owned() };
-        Self::with(tree, firewall, policy, scope, Reports::of_machine(acl), random)
+        Self::with(tree, firewall, policy, scope, ReportStore::for_machine(acl), random)
     }
 
     fn with(
@@ -136,10 +139,10 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         firewall: F,
         policy: Policy,
         scope: Scope,
-        reports: Reports,
+        reports: ReportStore,
         random: impl FnMut() -> u64 + Send + Sync + 'static,
     ) -> Self {
-        Agent {
+        FirewallController {
             tree,
             firewall,
             policy,
@@ -151,9 +154,9 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             reports,
             retries: Retries::default(),
             refusals: Refusals::default(),
-            put_off: BTreeMap::new(),
+            postponed: BTreeMap::new(),
             trust: Trust::default(),
-            crowded: BTreeMap::new(),
+            full_since: BTreeMap::new(),
             notes: BTreeMap::new(),
             noted_anew: BTreeSet::new(),
             recalls_notes: false,
@@ -189,7 +192,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
         self.view = None;
         self.seen.clear();
-        self.put_off.clear();
+        self.postponed.clear();
         self.reports.forget_untold();
         self.trust = Trust::default();
     }
@@ -207,7 +210,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
 
     /// When the next failed or postponed machine is due.
     pub fn next_retry(&self) -> Option<Instant> {
-        if self.put_off.is_empty() {
+        if self.postponed.is_empty() {
             self.retries.next().into_iter().chain(self.refusals.next()).min()
         } else {
             Some(Instant::now())
@@ -281,12 +284,12 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         let now = Instant::now();
         machines.extend(self.retries.due(now));
         machines.extend(self.refusals.expire(now));
-        let late = std::mem::take(&mut self.put_off);
+        let late = std::mem::take(&mut self.postponed);
         machines.extend(late.keys());
         pass.machines = machines.len();
         let more = self.round(machines, &late, lead, pass).await?;
         // A pass sends a machine at most one open and one close, so replacing a rule takes two.
-        self.put_off.extend(more.into_iter().map(|machine| (machine, now)));
+        self.postponed.extend(more.into_iter().map(|machine| (machine, now)));
         Ok(())
     }
 
@@ -306,7 +309,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             self.tree.sync().await?;
             let view = match self.scope {
                 Scope::Environment => observe::observe(&self.tree).await?,
-                Scope::Machine { id, .. } => own::observe(&self.tree, id).await?,
+                Scope::Machine { id, .. } => observe_local::observe(&self.tree, id).await?,
             };
             self.reports.read(&self.tree, view.machines.keys().copied()).await?;
             if std::mem::take(&mut self.recalls_notes) {
@@ -315,7 +318,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             }
             self.seen.clear();
             let now = Instant::now();
-            self.crowded.retain(|_, refused| now < *refused + CROWDED);
+            self.full_since.retain(|_, refused| now < *refused + FULL_FOR);
             self.reviewed = false;
             let mut machines: BTreeSet<MachineId> = view.machines.keys().copied().collect();
             let doubtful = machines.clone();
@@ -331,13 +334,13 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             machines.append(&mut self.noted_anew);
             return Ok((machines, doubtful));
         };
-        let mut machines = learn::notice(view, dirty, &mut self.noticed);
+        let mut machines = outcome::notice(view, dirty, &mut self.noticed);
         machines.append(&mut self.noted_anew);
         let keys = view.around(dirty.keys());
         let before = view.placed_among(&keys);
         observe::refresh(&self.tree, view, &keys).await?;
         self.trust.refreshed(Instant::now());
-        machines.append(&mut learn::notice(view, dirty, &mut self.noticed));
+        machines.append(&mut outcome::notice(view, dirty, &mut self.noticed));
         let gone = before.into_iter().filter(|(unit, _)| view.units.get(*unit).is_none());
         Ok((machines, gone.map(|(_, machine)| machine).collect()))
     }
@@ -391,16 +394,16 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             }
             let divided = plans.get(machine).is_some_and(|plan| plan.divided);
             self.learn(*machine, (change, divided), applied, report, pass);
-            self.put_off_if_late(*machine, applied, late);
+            self.postpone_unsent(*machine, applied, late);
         }
         for (machine, plan) in &plans {
-            let put_off = self.put_off.contains_key(machine);
+            let postponed = self.postponed.contains_key(machine);
             if let Some(report) =
-                reports.get_mut(machine).filter(|report| put_off || report.problem.is_some())
+                reports.get_mut(machine).filter(|report| postponed || report.problem.is_some())
             {
                 self.keep_granted(*machine, &plan.deferred, report);
             }
-            if put_off || doubted.contains(machine) {
+            if postponed || doubted.contains(machine) {
                 continue;
             }
             let failed = outcomes.get(machine).is_some_and(|applied| applied.errors().next().is_some());
@@ -454,26 +457,27 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
 
     fn plan(&self, view: &View, machine: MachineId, rules: &MachineRules) -> (Wanted, MachinePlan) {
         let last = self.reports.granted(machine);
-        let mut claims = view.claims_on(machine);
+        let mut requests = view.requests_on(machine);
         // Units that had rules on this machine and whose machine can no longer be read.
         for unit in last.keys() {
             if let Some(reason) = view.lost(*unit) {
-                claims.entry(*unit).or_insert(Claim::Frozen { reason });
+                requests.entry(*unit).or_insert(PortRequest::Frozen { reason });
             }
         }
-        for (unit, claim) in &mut claims {
+        for (unit, request) in &mut requests {
             if let (Some(facts), Some(had)) = (view.units.get(*unit), last.get(unit)) {
-                *claim = view.claim_after(*unit, facts, had);
+                *request = view.request_after(*unit, facts, had);
             }
         }
         let families: &[Family] = if rules.ipv6 { &[Family::V4, Family::V6] } else { &[Family::V4] };
-        let wanted = wanted(&claims, families, &self.policy);
-        let room = Room::new(self.firewall.rules_per_family(), &rules.foreign, self.firewall.is_atomic());
+        let wanted = wanted(&requests, families, &self.policy);
+        let capacity =
+            Capacity::new(self.firewall.rules_per_family(), &rules.foreign, self.firewall.is_atomic());
         let theirs = rules.foreign.iter().filter_map(|foreign| foreign.exact).collect();
-        let limits = (room, &self.refusals.holds(machine));
+        let limits = (capacity, &self.refusals.holds(machine));
         let mut plan = plan_machine_within(&wanted, &rules.owned, &theirs, &last, &self.policy, limits);
-        if self.crowded.contains_key(&machine) {
-            plan.trim(&rules.owned, room);
+        if self.full_since.contains_key(&machine) {
+            plan.trim(&rules.owned, capacity);
         }
         (wanted, plan)
     }
@@ -487,14 +491,14 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
     }
 }
 
-mod behind;
-mod doubt;
-mod learn;
-mod read_policy;
-mod see;
-mod tell;
-mod vanished;
+mod build_report;
+mod confirm;
+mod missing_units;
+mod outcome;
+mod policy_file;
+mod read_provider;
+mod rollback;
 
 #[cfg(test)]
-#[path = "agent_tests.rs"]
+#[path = "controller_tests.rs"]
 mod tests;

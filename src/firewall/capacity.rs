@@ -11,14 +11,14 @@ use super::plan::intersection;
 
 /// The number of own rules that a machine's firewall can hold, and how it is changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
+pub struct Capacity {
     v4: usize,
     v6: usize,
     /// A change is one transaction, so that replacing a rule needs no second step.
     pub(super) is_atomic: bool,
 }
 
-impl Room {
+impl Capacity {
     /// Subtracts the foreign rules from `limit` per family. A foreign rule without a family counts
     /// in both.
     pub fn new(limit: Option<usize>, foreign: &[Foreign], is_atomic: bool) -> Self {
@@ -130,12 +130,12 @@ mod tests {
         let (old, new) = (tcp(80, 82), tcp(81, 81));
         let owned = BTreeSet::from([Rule::new(old, Cidr::WORLD_V4)]);
         for (v6, moved) in [(1, true), (0, false)] {
-            let room = Room { v4: 1, v6, is_atomic: false };
+            let capacity = Capacity { v4: 1, v6, is_atomic: false };
             let open = [Cidr::WORLD_V4, Cidr::WORLD_V6].map(|source| Rule::new(new, source));
             let mut change = Change { open: open.into(), close: BTreeSet::new() };
             let mut deferred = owned.clone();
             let target: RuleSet = change.open.iter().collect();
-            room.make(&owned, (&target, &RuleSet::new()), &mut change, &mut deferred);
+            capacity.make(&owned, (&target, &RuleSet::new()), &mut change, &mut deferred);
             assert_eq!((change.close == owned, deferred.is_empty()), (moved, moved), "{v6}");
         }
     }
@@ -153,9 +153,9 @@ mod tests {
             (3, vec![rule(80, v4), rule(81, v4), rule(80, v6), rule(81, v6)]),
             (9, open.iter().copied().collect()),
         ] {
-            let room = Room { v4: limit, v6: limit, is_atomic: false };
+            let capacity = Capacity { v4: limit, v6: limit, is_atomic: false };
             let mut change = Change { open: open.clone(), close: [rule(2, v4)].into() };
-            let over = room.trim(&owned, &mut change);
+            let over = capacity.trim(&owned, &mut change);
             assert_eq!(change.open, fits.into_iter().collect(), "{limit}");
             assert_eq!(&change.open | &over, open);
         }
@@ -167,9 +167,9 @@ mod tests {
         let v6 = Foreign::from_wire(everything, Cidr::WORLD_V6);
         let of_a_group = Foreign { text: "sg-1".to_owned(), exact: None, covers: Vec::new() };
         assert_eq!(
-            Room::new(Some(60), &[v6.clone(), v6, of_a_group], false),
-            Room { v4: 59, v6: 57, is_atomic: false }
+            Capacity::new(Some(60), &[v6.clone(), v6, of_a_group], false),
+            Capacity { v4: 59, v6: 57, is_atomic: false }
         );
-        assert_eq!(Room::new(None, &[], false).v4, usize::MAX);
+        assert_eq!(Capacity::new(None, &[], false).v4, usize::MAX);
     }
 }

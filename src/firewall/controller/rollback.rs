@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use portcullis_provider::Firewall;
 use tracing::info;
 
-use super::Agent;
+use super::FirewallController;
 use crate::firewall::plan::MachinePlan;
 use crate::firewall::report::Report;
 use crate::model::MachineId;
@@ -20,7 +20,7 @@ fn basis<'p>(mut plans: impl Iterator<Item = &'p MachinePlan>, newest: i64) -> B
     if plans.any(|plan| !plan.change.open.is_empty()) { Basis::UpTo(newest) } else { Basis::Known }
 }
 
-impl<T: Tree, F: Firewall> Agent<T, F> {
+impl<T: Tree, F: Firewall> FirewallController<T, F> {
     /// Removes closes from `plans` if the store was restored from an older backup, and returns the
     /// affected machines. Ports are still opened. The reports give the reason.
     pub(super) async fn hold_if_behind(

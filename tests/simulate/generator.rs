@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::LATENCIES_MS;
 use crate::actions::Action;
 use crate::faults::{Fault, Kind, Mishap};
-use crate::ledger::Armed;
-use crate::points::ARGUMENTS;
+use crate::port_bits::ARGUMENTS;
+use crate::record::Armed;
 use crate::world::World;
 
 impl World {

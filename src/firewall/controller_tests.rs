@@ -8,7 +8,7 @@ use portcullis_provider::rule::{Cidr, Rule};
 use portcullis_provider::{Error as ProviderError, Memory, Subject};
 
 use super::*;
-use crate::firewall::journal::{Entry, Journal};
+use crate::firewall::change_log::{ChangeLog, Entry};
 use crate::machine::number;
 use crate::model::ports::parse_argument;
 use crate::model::{EnvironmentName, ServiceId, ServiceName, UnitId, UnitName};
@@ -23,7 +23,7 @@ use crate::store::{Bootstrap, Credential, Deploy, Environment, MemoryStore, Memo
 struct World {
     operator: Environment<MemoryTree>,
     provider: Memory,
-    agent: Agent<MemoryTree, Memory>,
+    agent: FirewallController<MemoryTree, Memory>,
     lead: Lease,
 }
 
@@ -50,7 +50,7 @@ impl World {
         let tree = store.connect(Some(&controller));
         let lead = Lease::acquire(&tree, &LeaseKey::firewall(), &roles.controllers(), "agent").await.unwrap();
         let policy = Policy::with_own_ports([2181]);
-        let agent = Agent::new(tree, provider.clone(), policy, roles, || 0);
+        let agent = FirewallController::new(tree, provider.clone(), policy, roles, || 0);
         agent.prepare().await.unwrap();
         World { operator: environment, provider, agent, lead }
     }
@@ -144,11 +144,11 @@ async fn exposed_ports_open_and_unexposed_ones_close() {
     assert_eq!(world.rules(0), Vec::<String>::new());
 }
 
-async fn journal(world: &World) -> Vec<(u64, Vec<String>)> {
+async fn change_log(world: &World) -> Vec<(u64, Vec<String>)> {
     let node = world.operator.tree().get(&paths::firewall_log(MachineId::new(0))).await.unwrap();
-    let journal = Journal::parse(&node.data).unwrap();
+    let change_log = ChangeLog::parse(&node.data).unwrap();
     let items = |entry: &Entry| entry.items.iter().map(|i| format!("{} {:?}", i.what, i.units)).collect();
-    journal.entries().iter().map(|entry| (entry.at, items(entry))).collect()
+    change_log.entries().iter().map(|entry| (entry.at, items(entry))).collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -166,7 +166,7 @@ async fn what_was_done_is_told_and_nothing_else() {
     }
     world.close(unit, "80").await;
     world.pass().await;
-    let told = journal(&world).await;
+    let told = change_log(&world).await;
     let expected = [
         (1_000, vec!["open 80/tcp to 0.0.0.0/0, ::/0 [\"wordpress/0\"]".to_owned()]),
         (2_000, vec!["close 80/tcp from 0.0.0.0/0, ::/0 [\"wordpress/0\"]".to_owned()]),
@@ -433,19 +433,19 @@ async fn reports_go_with_their_machines() {
     assert!(!world.operator.tree().exists(&path).await.unwrap());
 }
 
-#[path = "agent_accounts_tests.rs"]
-mod accounts;
-#[path = "agent_crowded_tests.rs"]
-mod crowded;
-#[path = "agent_doubt_tests.rs"]
-mod doubt;
-#[path = "agent_joining_tests.rs"]
-mod joining;
-#[path = "agent_merging_tests.rs"]
-mod merging;
-#[path = "agent_policy_tests.rs"]
+#[path = "controller_atomic_tests.rs"]
+mod atomic;
+#[path = "controller_capacity_tests.rs"]
+mod capacity;
+#[path = "controller_confirm_tests.rs"]
+mod confirm;
+#[path = "controller_join_tests.rs"]
+mod join;
+#[path = "controller_metrics_tests.rs"]
+mod metrics_and_logs;
+#[path = "controller_order_tests.rs"]
+mod order;
+#[path = "controller_policy_tests.rs"]
 mod policy_file;
-#[path = "agent_refusal_tests.rs"]
+#[path = "controller_refusal_tests.rs"]
 mod refusal;
-#[path = "agent_turns_tests.rs"]
-mod turns;

@@ -9,7 +9,7 @@ use portcullis_provider::provider::Seen;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::{Agent, Pass, Scope};
+use super::{FirewallController, Pass, Scope};
 use crate::firewall::refusals::Request;
 use crate::firewall::report::{NOT_PROVISIONED, Report};
 use crate::machine::number;
@@ -17,7 +17,7 @@ use crate::machine::retry::Pace;
 use crate::model::MachineId;
 use crate::store::tree::Tree;
 
-impl<T: Tree, F: Firewall> Agent<T, F> {
+impl<T: Tree, F: Firewall> FirewallController<T, F> {
     /// Reads the rules of `machines` that are not cached, and returns the machines whose rules are
     /// known.
     pub(super) async fn see(

@@ -9,7 +9,7 @@ use portcullis_provider::Firewall;
 use portcullis_provider::planted::{Bug, planted};
 use tokio::time::Instant;
 
-use super::{Agent, Scope};
+use super::{FirewallController, Scope};
 use crate::firewall::observe::{self, UnitFacts, View};
 use crate::model::{MachineId, UnitId};
 use crate::store::changes::Key;
@@ -36,7 +36,7 @@ pub(super) fn problem(view: &View, machine: MachineId) -> Option<String> {
     Some(view.closes_nothing().unwrap_or_else(|| format!("{}; {way_out}", missing())))
 }
 
-impl<T: Tree, F: Firewall> Agent<T, F> {
+impl<T: Tree, F: Firewall> FirewallController<T, F> {
     /// Adds units to the view that are missing from it and that one of the `doubtful` machines
     /// lists.
     pub(super) async fn find_vanished(&mut self, doubtful: &BTreeSet<MachineId>) -> Result<(), tree::Error> {

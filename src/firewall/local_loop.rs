@@ -1,4 +1,4 @@
-//! The firewall of the machine that this process runs on: connects the firewall agent to the
+//! The firewall of the machine that this process runs on: connects the firewall controller to the
 //! presence of the machine. Rules are decided in `wanted` and `plan`.
 
 use portcullis_provider::Firewall;
@@ -6,41 +6,41 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::debug;
 
-use super::agent::Agent;
-use super::own;
-use super::run::Progress;
-use crate::machine::presence::{self, Claim, Workload};
+use super::controller::FirewallController;
+use super::leader_loop::Progress;
+use super::observe_local;
+use crate::machine::presence::{self, MachineClaim, Workload};
 use crate::store::changes::Dirty;
 use crate::store::lease::Lease;
 use crate::store::paths::NodePath;
 use crate::store::tree::Tree;
 
 /// Keeps the presence of the machine and reconciles its firewall until `stop` is set. Without an
-/// agent it only keeps the presence.
+/// controller it only keeps the presence.
 ///
 /// # Errors
 /// See [`presence::Error`].
 pub async fn run<T: Tree, F: Firewall>(
-    agent: Option<&mut Agent<T, F>>,
+    controller: Option<&mut FirewallController<T, F>>,
     tree: &T,
-    claim: &Claim,
+    claim: &MachineClaim,
     progress: &watch::Sender<Progress>,
     stop: watch::Receiver<bool>,
 ) -> Result<(), presence::Error> {
-    presence::run(&mut LocalFirewall { agent, claim, progress }, tree, claim, stop).await
+    presence::run(&mut LocalFirewall { controller, claim, progress }, tree, claim, stop).await
 }
 
 struct LocalFirewall<'a, T, F> {
-    agent: Option<&'a mut Agent<T, F>>,
-    claim: &'a Claim,
+    controller: Option<&'a mut FirewallController<T, F>>,
+    claim: &'a MachineClaim,
     progress: &'a watch::Sender<Progress>,
 }
 
 impl<T: Tree, F: Firewall> Workload for LocalFirewall<'_, T, F> {
     fn claimed(&mut self) {
         self.progress.send_modify(Progress::leads);
-        if let Some(agent) = self.agent.as_deref_mut() {
-            agent.forget();
+        if let Some(controller) = self.controller.as_deref_mut() {
+            controller.forget();
         }
     }
 
@@ -53,22 +53,22 @@ impl<T: Tree, F: Firewall> Workload for LocalFirewall<'_, T, F> {
     }
 
     fn retry_at(&self) -> Option<Instant> {
-        self.agent.as_ref().and_then(|agent| agent.next_retry())
+        self.controller.as_ref().and_then(|controller| controller.next_retry())
     }
 
     async fn pass(&mut self, dirty: &Dirty, lead: &Lease) -> Result<bool, crate::store::Error> {
-        let Some(agent) = self.agent.as_deref_mut() else { return Ok(false) };
-        let pass = agent.pass(dirty, lead).await?;
+        let Some(controller) = self.controller.as_deref_mut() else { return Ok(false) };
+        let pass = controller.pass(dirty, lead).await?;
         debug!(machine = %self.claim.machine, ?pass, "looked");
         self.progress.send_modify(|progress| {
             progress.passes += 1;
             progress.last = pass;
         });
-        Ok(agent.in_doubt())
+        Ok(controller.in_doubt())
     }
 
     fn watched(&self) -> Option<Vec<NodePath>> {
-        let view = self.agent.as_ref()?.view()?;
-        Some(own::watched(view, self.claim.machine))
+        let view = self.controller.as_ref()?.view()?;
+        Some(observe_local::watched(view, self.claim.machine))
     }
 }

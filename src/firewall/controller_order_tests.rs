@@ -2,7 +2,7 @@
 //! that were postponed.
 
 use super::*;
-use crate::firewall::run::tests::{CHANGE, Slow};
+use crate::firewall::leader_loop::tests::{CHANGE, Slow};
 
 impl World {
     /// Creates machines with groups, and one exposed unit on each that has these ports open.
@@ -23,13 +23,13 @@ impl World {
     }
 
     /// Creates another agent for the same tree and provider, whose every request takes [`CHANGE`].
-    fn slow_agent(&self) -> Agent<MemoryTree, Slow> {
+    fn slow_agent(&self) -> FirewallController<MemoryTree, Slow> {
         let (tree, roles) = (self.agent.tree.clone(), self.operator.info().roles.clone());
         let policy = Policy::with_own_ports([2181]);
-        Agent::new(tree, Slow(self.provider.clone()), policy, roles, || 0)
+        FirewallController::new(tree, Slow(self.provider.clone()), policy, roles, || 0)
     }
 
-    async fn slow_pass(&mut self, agent: &mut Agent<MemoryTree, Slow>, dirty: &Dirty) -> Pass {
+    async fn slow_pass(&mut self, agent: &mut FirewallController<MemoryTree, Slow>, dirty: &Dirty) -> Pass {
         self.lead.confirm(self.operator.tree()).await.unwrap();
         agent.pass(dirty, &self.lead).await.unwrap()
     }
@@ -81,7 +81,7 @@ async fn of_a_change_whose_lease_ended_halfway_the_rest_comes_next() {
     assert_eq!(agent.next_retry(), Some(Instant::now()), "the rest is due at once");
     let report = agent.reports.get(MachineId::new(0)).unwrap();
     assert!(!report.pending.is_empty() && report.problem.is_none(), "{report:?}");
-    let told = journal(&world).await.pop().unwrap().1;
+    let told = change_log(&world).await.pop().unwrap().1;
     assert_eq!(told, ["close 80/tcp from 0.0.0.0/0, ::/0 [\"s0/0\"]"], "and nothing of what was not begun");
 
     let pass = world.slow_pass(&mut agent, &Dirty::default()).await;

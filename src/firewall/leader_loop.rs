@@ -1,4 +1,4 @@
-//! The main loop of the agent: acquires the lease, then runs passes until the lease is lost or the
+//! The main loop of the controller: acquires the lease, then runs passes until the lease is lost or the
 //! process is asked to stop. A pass follows a change, runs when a failed machine is due again, and
 //! at every resync, because events may be lost. An event only names what to read again.
 
@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::agent::{Agent, Pass};
+use super::controller::{FirewallController, Pass};
 use crate::machine::provisioning::{News, Provisioning, Wake};
 use crate::model::planted::{Bug, planted};
 use crate::runtime::reconcile::{Due, Ended, Passed, Reconciler, STORE_PAUSE, Schedule, run_passes};
@@ -21,10 +21,10 @@ use crate::store::lease::{LEASE, Lease, LeaseKey};
 use crate::store::paths;
 use crate::store::tree::{Event, Tree};
 
-/// The progress of the agent, for monitoring.
+/// The progress of the controller, for monitoring.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Whether the agent holds the lease.
+    /// Whether the controller holds the lease.
     pub leading: bool,
     /// Passes since the lease was acquired.
     pub passes: u64,
@@ -50,7 +50,7 @@ impl Progress {
 /// # Errors
 /// Permanent errors: wrong credentials, or a missing environment.
 pub async fn run<T: Tree, F: Firewall>(
-    agent: &mut Agent<T, F>,
+    controller: &mut FirewallController<T, F>,
     tree: &T,
     roles: &Roles,
     resync: Duration,
@@ -58,7 +58,7 @@ pub async fn run<T: Tree, F: Firewall>(
     stop: watch::Receiver<bool>,
 ) -> Result<(), Error> {
     let nobody: Option<&mut Infallible> = None;
-    run_provisioning(agent, nobody, tree, roles, resync, progress, stop).await
+    run_provisioning(controller, nobody, tree, roles, resync, progress, stop).await
 }
 
 /// Like [`run`], and also provisions instances for the machines that need one.
@@ -66,7 +66,7 @@ pub async fn run<T: Tree, F: Firewall>(
 /// # Errors
 /// As for [`run`].
 pub async fn run_provisioning<T: Tree, F: Firewall, P: Provisioning>(
-    agent: &mut Agent<T, F>,
+    controller: &mut FirewallController<T, F>,
     mut provisioner: Option<&mut P>,
     tree: &T,
     roles: &Roles,
@@ -75,7 +75,7 @@ pub async fn run_provisioning<T: Tree, F: Firewall, P: Provisioning>(
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), Error> {
     if let Some(provisioner) = provisioner.as_deref_mut() {
-        let metrics = agent.metrics();
+        let metrics = controller.metrics();
         provisioner.count_failures(Box::new(move |kind| metrics.not_provisioned(kind)));
     }
     let token = Lease::token()?;
@@ -91,7 +91,7 @@ pub async fn run_provisioning<T: Tree, F: Firewall, P: Provisioning>(
             // Failures of the store are ignored here, because `Lease::acquire` reports them.
             never = async {
                 loop {
-                    let error = agent.stand_by(tree).await;
+                    let error = controller.stand_by(tree).await;
                     debug!(%error, "cannot follow the checkpoints of the leader");
                     tokio::time::sleep(STORE_PAUSE).await;
                 }
@@ -102,7 +102,7 @@ pub async fn run_provisioning<T: Tree, F: Firewall, P: Provisioning>(
                 info!("leading");
                 progress.send_modify(Progress::leads);
                 let provisioner = provisioner.as_deref_mut();
-                lead_on(agent, provisioner, tree, lead, resync, progress, &mut stop).await
+                lead_on(controller, provisioner, tree, lead, resync, progress, &mut stop).await
             }
             Err(err) => Err(err),
         };
@@ -123,7 +123,7 @@ pub async fn run_provisioning<T: Tree, F: Firewall, P: Provisioning>(
 /// Runs firewall and provisioning concurrently: neither waits for the other's calls, and both end
 /// with the lease.
 async fn lead_on<T: Tree, F: Firewall, P: Provisioning>(
-    agent: &mut Agent<T, F>,
+    controller: &mut FirewallController<T, F>,
     provisioner: Option<&mut P>,
     tree: &T,
     lead: Lease,
@@ -132,7 +132,7 @@ async fn lead_on<T: Tree, F: Firewall, P: Provisioning>(
     stop: &mut watch::Receiver<bool>,
 ) -> Result<Ended, Error> {
     if provisioner.is_some() {
-        agent.recall_notes();
+        controller.recall_notes();
     }
     let wakes = watch::Sender::new(Wake::default());
     let (tell, news) = mpsc::channel(1);
@@ -145,7 +145,7 @@ async fn lead_on<T: Tree, F: Firewall, P: Provisioning>(
             }
         }
     };
-    let firewall = firewall_rounds(agent, tree, lead, resync, progress, (&wakes, news), stop);
+    let firewall = firewall_rounds(controller, tree, lead, resync, progress, (&wakes, news), stop);
     // Boxed: with a cloud provider the futures are large and exceed the compiler's nesting limit.
     tokio::select! {
         biased;
@@ -155,7 +155,7 @@ async fn lead_on<T: Tree, F: Firewall, P: Provisioning>(
 }
 
 async fn firewall_rounds<T: Tree, F: Firewall>(
-    agent: &mut Agent<T, F>,
+    controller: &mut FirewallController<T, F>,
     tree: &T,
     lead: Lease,
     resync: Duration,
@@ -163,18 +163,18 @@ async fn firewall_rounds<T: Tree, F: Firewall>(
     (wakes, news): (&watch::Sender<Wake>, mpsc::Receiver<News>),
     stop: &mut watch::Receiver<bool>,
 ) -> Result<Ended, Error> {
-    agent.forget();
-    agent.prepare().await?;
+    controller.forget();
+    controller.prepare().await?;
     let changes = Changes::new(tree.watch(&paths::root()).await?);
     let resync = if planted(Bug::NoResync) { 1000 * resync } else { resync };
     let schedule = Schedule::new(Instant::now() + resync, resync, LEASE / 3);
-    let mut passes = Passes { agent, tree, lead, progress, changes, wakes, news };
+    let mut passes = Passes { controller, tree, lead, progress, changes, wakes, news };
     run_passes(&mut passes, schedule, stop).await
 }
 
 /// The state of the loop of passes.
 struct Passes<'a, T: Tree, F> {
-    agent: &'a mut Agent<T, F>,
+    controller: &'a mut FirewallController<T, F>,
     tree: &'a T,
     lead: Lease,
     progress: &'a watch::Sender<Progress>,
@@ -194,14 +194,14 @@ impl<T: Tree, F: Firewall> Reconciler for Passes<'_, T, F> {
             gathered = self.changes.gather() => return Ok(gathered?),
             Some(news) = self.news.recv() => news,
         };
-        for machine in self.agent.note(news.problems, news.whole).into_iter().chain(news.changed) {
+        for machine in self.controller.note(news.problems, news.whole).into_iter().chain(news.changed) {
             self.changes.add(&Event::Changed(paths::machine(machine)));
         }
         Ok(())
     }
 
     fn retry_at(&self) -> Option<Instant> {
-        self.agent.next_retry()
+        self.controller.next_retry()
     }
 
     async fn confirm(&mut self) -> Result<bool, Error> {
@@ -211,7 +211,7 @@ impl<T: Tree, F: Firewall> Reconciler for Passes<'_, T, F> {
     async fn pass(&mut self, due: Due) -> Result<Passed, Error> {
         let late = due == Due::Retries && planted(Bug::DeafWhileLate);
         let mut dirty = if late { Dirty::default() } else { self.changes.gathered() };
-        if planted(Bug::IgnoresReconnects) && dirty.everything() && self.agent.view().is_some() {
+        if planted(Bug::IgnoresReconnects) && dirty.everything() && self.controller.view().is_some() {
             dirty = Dirty::default();
         }
         if due == Due::Everything {
@@ -221,14 +221,14 @@ impl<T: Tree, F: Firewall> Reconciler for Passes<'_, T, F> {
             wake.add(&dirty);
             !wake.is_empty()
         });
-        let pass = match self.changes.during(self.agent.pass(&dirty, &self.lead)).await {
+        let pass = match self.changes.during(self.controller.pass(&dirty, &self.lead)).await {
             Ok(pass) => pass,
             Err(Error::Tree(err)) if self.lead.was_replaced(&err) => return Ok(Passed::Replaced),
             // Another process wrote the same znodes: everything is read again.
             Err(Error::Tree(err)) if err.is_conflict() => {
                 warn!(error = %err, "reports changed meanwhile");
                 // If the container of the reports was deleted, every later write would fail.
-                self.agent.prepare().await?;
+                self.controller.prepare().await?;
                 return Ok(Passed::Conflict);
             }
             Err(err) if err.is_transient() && planted(Bug::KeepsItsView) => {
@@ -240,10 +240,10 @@ impl<T: Tree, F: Firewall> Reconciler for Passes<'_, T, F> {
             progress.passes += 1;
             progress.last = pass;
         });
-        Ok(Passed::Looked { everything: dirty.everything(), unconfirmed: self.agent.in_doubt() })
+        Ok(Passed::Looked { everything: dirty.everything(), unconfirmed: self.controller.in_doubt() })
     }
 }
 
 #[cfg(test)]
-#[path = "run_tests.rs"]
+#[path = "leader_loop_tests.rs"]
 pub(super) mod tests;

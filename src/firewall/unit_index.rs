@@ -6,13 +6,13 @@ use super::observe::UnitFacts;
 use crate::model::{MachineId, ServiceId, UnitId};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Units {
+pub struct UnitIndex {
     facts: BTreeMap<UnitId, UnitFacts>,
     on: BTreeMap<MachineId, BTreeSet<UnitId>>,
     of: BTreeMap<ServiceId, BTreeSet<UnitId>>,
 }
 
-impl Units {
+impl UnitIndex {
     pub fn get(&self, id: UnitId) -> Option<&UnitFacts> {
         self.facts.get(&id)
     }
@@ -51,7 +51,7 @@ impl Units {
     }
 
     /// Inserts all units of `newer`.
-    pub fn absorb(&mut self, newer: Units) {
+    pub fn absorb(&mut self, newer: UnitIndex) {
         newer.facts.into_iter().for_each(|(id, facts)| self.insert(id, facts));
     }
 
@@ -75,7 +75,7 @@ fn forget<K: Ord + Copy>(index: &mut BTreeMap<K, BTreeSet<UnitId>>, key: K, id: 
     }
 }
 
-impl FromIterator<(UnitId, UnitFacts)> for Units {
+impl FromIterator<(UnitId, UnitFacts)> for UnitIndex {
     fn from_iter<I: IntoIterator<Item = (UnitId, UnitFacts)>>(facts: I) -> Self {
         let mut units = Self::default();
         facts.into_iter().for_each(|(id, facts)| units.insert(id, facts));
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn units_are_found_where_they_are_and_nowhere_else() {
-        let mut units: Units =
+        let mut units: UnitIndex =
             [(UnitId::new(0), unit(0, Some(1))), (UnitId::new(1), unit(0, None))].into_iter().collect();
         assert_eq!(ids(units.on(MachineId::new(1))), [0]);
         assert_eq!(ids(units.of(ServiceId::new(0))), [0, 1]);
@@ -114,6 +114,6 @@ mod tests {
         assert_eq!((ids(units.on(MachineId::new(4))), ids(units.of(ServiceId::new(2)))), (vec![0], vec![]));
         units.remove(UnitId::new(0));
         units.remove(UnitId::new(1));
-        assert_eq!(units, Units::default());
+        assert_eq!(units, UnitIndex::default());
     }
 }

@@ -16,10 +16,10 @@ use tokio::time::{Instant, sleep};
 
 use crate::agents::Control;
 use crate::faults::{Fault, Kind};
-use crate::ledger::Shared;
 use crate::oracle::Machine;
-use crate::points::Points;
+use crate::port_bits::PortBits;
 use crate::random::Random;
+use crate::record::Shared;
 
 /// The session timeout of the store.
 pub(crate) const SESSION: Duration = Duration::from_secs(10);
@@ -31,7 +31,7 @@ pub(crate) const HANG: Duration = Duration::from_secs(10);
 const HALVES: [Kind; 3] = [Kind::Open, Kind::Close, Kind::Repair];
 
 #[derive(Clone)]
-pub(crate) struct Seam {
+pub(crate) struct Interceptor {
     shared: Arc<Mutex<Shared>>,
     pub controls: Arc<Vec<Control>>,
     pub store: MemoryStore,
@@ -39,7 +39,7 @@ pub(crate) struct Seam {
     midst: Arc<[Notify; 2]>,
 }
 
-impl Seam {
+impl Interceptor {
     pub(crate) fn new(
         random: Random,
         agents: usize,
@@ -47,7 +47,7 @@ impl Seam {
         provider: Memory,
         log: bool,
     ) -> Self {
-        Seam {
+        Interceptor {
             shared: Arc::new(Mutex::new(Shared::new(random, agents, log))),
             controls: Arc::new((0..agents).map(|_| Control::default()).collect()),
             store,
@@ -61,11 +61,11 @@ impl Seam {
     }
 
     /// The ports that owned rules open on a machine; `None` if it has no group.
-    pub(crate) fn open_on(&self, machine: MachineId) -> Option<Points> {
+    pub(crate) fn open_on(&self, machine: MachineId) -> Option<PortBits> {
         let rules = self.provider.actual(MachineNumber::new(machine.number()))?;
-        let mut open = Points::NONE;
+        let mut open = PortBits::NONE;
         for rule in &rules.owned {
-            match Points::of_rule(rule) {
+            match PortBits::of_rule(rule) {
                 Some(points) => open = open.or(points),
                 None => self.lock().violated(format!("S1: {machine} has {rule}, which nobody ever spoke of")),
             }
@@ -74,10 +74,10 @@ impl Seam {
     }
 
     /// The ports that owned and foreign rules open on a machine.
-    pub(crate) fn reachable(&self, machine: MachineId) -> Points {
+    pub(crate) fn reachable(&self, machine: MachineId) -> PortBits {
         let rules = self.provider.actual(MachineNumber::new(machine.number()));
         let exact = rules.into_iter().flat_map(|rules| rules.foreign).filter_map(|foreign| foreign.exact);
-        let theirs = exact.filter_map(|rule| Points::of_rule(&rule)).fold(Points::NONE, Points::or);
+        let theirs = exact.filter_map(|rule| PortBits::of_rule(&rule)).fold(PortBits::NONE, PortBits::or);
         self.open_on(machine).unwrap_or_default().or(theirs)
     }
 
@@ -190,15 +190,15 @@ impl Seam {
     /// Freezes the process for a while. Its session expires if that exceeds the session timeout.
     pub(crate) fn freeze(&self, who: usize, long: Duration) {
         self.controls[who].freeze(true);
-        let seam = self.clone();
+        let interceptor = self.clone();
         tokio::spawn(async move {
             sleep(long.min(SESSION)).await;
             if long > SESSION {
-                seam.controls[who].expire(&seam.store);
+                interceptor.controls[who].expire(&interceptor.store);
                 sleep(long - SESSION).await;
             }
-            seam.controls[who].freeze(false);
-            let mut shared = seam.lock();
+            interceptor.controls[who].freeze(false);
+            let mut shared = interceptor.lock();
             shared.log(format_args!("agent {who} goes on"));
             shared.deep();
         });
@@ -298,7 +298,7 @@ impl Seam {
         who: usize,
         kind: Kind,
         machine: MachineId,
-        change: (Points, Points),
+        change: (PortBits, PortBits),
         begun: Instant,
         ok: bool,
     ) {

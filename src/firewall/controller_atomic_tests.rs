@@ -47,7 +47,7 @@ async fn of_two_ports_that_touch_one_is_closed() {
         world.expose("b").await;
         let (tree, roles) = (world.agent.tree.clone(), world.operator.info().roles.clone());
         let policy = Policy::with_own_ports([2181]);
-        let mut agent = Agent::new(tree, Merging(world.provider.clone()), policy, roles, || 0);
+        let mut agent = FirewallController::new(tree, Merging(world.provider.clone()), policy, roles, || 0);
         agent.pass(&everything(), &world.lead).await.unwrap();
         assert_eq!(world.rules(0), ["8080-8081/tcp"]);
         if frozen {

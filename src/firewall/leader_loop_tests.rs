@@ -78,7 +78,7 @@ async fn a_change_counts_from_when_it_was_noticed_though_a_pass_was_under_way() 
     }
     let (tree, roles) = (store.connect(Some(&controller)), operator.info().roles.clone());
     let policy = Policy::with_own_ports([]);
-    let mut agent = Agent::new(tree.clone(), Slow(provider), policy, roles.clone(), || 0);
+    let mut agent = FirewallController::new(tree.clone(), Slow(provider), policy, roles.clone(), || 0);
     let metrics = agent.metrics();
     let (stop, stopped) = watch::channel(false);
     let progress = watch::Sender::new(Progress::default());
@@ -163,7 +163,8 @@ async fn passes_until_closed(latency: Duration, resync: Duration) -> u64 {
     operator.expose(&deploy.service).await.unwrap();
     let (tree, roles) = (store.connect(Some(&controller)), operator.info().roles.clone());
     let slow = Latent { inner: provider.clone(), latency };
-    let mut agent = Agent::new(tree.clone(), slow, Policy::with_own_ports([]), roles.clone(), || 0);
+    let mut agent =
+        FirewallController::new(tree.clone(), slow, Policy::with_own_ports([]), roles.clone(), || 0);
     let (stop, stopped) = watch::channel(false);
     let progress = watch::Sender::new(Progress::default());
     let running = run(&mut agent, &tree, &roles, resync, &progress, stopped);

@@ -9,7 +9,7 @@ use portcullis_provider::{Applied, Error, Firewall};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::{Agent, Pass};
+use super::{FirewallController, Pass};
 use crate::firewall::observe::View;
 use crate::firewall::plan::MachinePlan;
 use crate::firewall::refusals::Request;
@@ -49,7 +49,7 @@ pub(super) fn notice(
     machines
 }
 
-impl<T: Tree, F: Firewall> Agent<T, F> {
+impl<T: Tree, F: Firewall> FirewallController<T, F> {
     /// Processes the result of a machine's change.
     pub(super) fn learn(
         &mut self,
@@ -94,7 +94,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
             self.seen.remove(&machine);
         }
         let full = matches!(applied.opened, Err(Error::QuotaExceeded { .. }))
-            && self.crowded.insert(machine, Instant::now()).is_none();
+            && self.full_since.insert(machine, Instant::now()).is_none();
         let told = self.reports.get(machine).and_then(|report| report.problem.clone());
         let mut problems = Vec::new();
         for error in applied.errors() {
@@ -142,7 +142,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
         }
         match pace {
             Some(pace) => self.try_later(machine, pace),
-            None if at_once => drop(self.put_off.insert(machine, Instant::now())),
+            None if at_once => drop(self.postponed.insert(machine, Instant::now())),
             None if change.is_empty() => self.try_later(machine, slowest(applied)),
             None => self.retries.succeeded(machine),
         }
@@ -151,7 +151,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
     /// Postpones the rest of a change if the lease ended during the pass: the next pass begins with
     /// it, under a renewed lease. After a failure, the retry includes the requests that were not
     /// sent.
-    pub(super) fn put_off_if_late(
+    pub(super) fn postpone_unsent(
         &mut self,
         machine: MachineId,
         applied: &Applied,
@@ -159,7 +159,7 @@ impl<T: Tree, F: Firewall> Agent<T, F> {
     ) {
         if applied.is_cut_short() && applied.errors().next().is_none() && !planted(Bug::CallsItDone) {
             let since = late.get(&machine).copied().unwrap_or_else(Instant::now);
-            self.put_off.insert(machine, since);
+            self.postponed.insert(machine, since);
         }
     }
 

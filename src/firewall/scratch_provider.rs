@@ -11,15 +11,15 @@ use portcullis_provider::{Applied, Error, Firewall};
 use tokio::time::Instant;
 
 #[derive(Debug)]
-pub struct Trial(Memory);
+pub struct ScratchProvider(Memory);
 
-impl Trial {
+impl ScratchProvider {
     pub fn new(memory: Memory) -> Self {
         Self(memory)
     }
 }
 
-impl Firewall for Trial {
+impl Firewall for ScratchProvider {
     async fn observe(
         &self,
         machines: &BTreeSet<MachineNumber>,

@@ -10,22 +10,22 @@ use portcullis_provider::rule::Change;
 use portcullis_provider::{Applied, DryRun, Error, Firewall, Nftables};
 use tokio::time::Instant;
 
-use super::trial::Trial;
+use super::scratch_provider::ScratchProvider;
 
 #[derive(Debug)]
-pub enum Here {
+pub enum LocalProvider {
     Real(Nftables),
-    Dry(DryRun<Glimpse<Nftables>>),
+    Dry(DryRun<ReadIfPermitted<Nftables>>),
 }
 
-impl Here {
+impl LocalProvider {
     /// A dry run for `nftables`.
     pub fn dry(nftables: Nftables) -> Self {
-        Self::Dry(DryRun::new(Glimpse::new(nftables)))
+        Self::Dry(DryRun::new(ReadIfPermitted::new(nftables)))
     }
 }
 
-impl Firewall for Here {
+impl Firewall for LocalProvider {
     async fn observe(
         &self,
         machines: &BTreeSet<MachineNumber>,
@@ -75,18 +75,18 @@ impl Firewall for Here {
 /// Shows no rules if reading them is not permitted. Every read is attempted again, because
 /// permissions may change; a read that fails for another reason is an error.
 #[derive(Debug)]
-pub struct Glimpse<F> {
+pub struct ReadIfPermitted<F> {
     inner: F,
-    nothing: Trial,
+    nothing: ScratchProvider,
 }
 
-impl<F> Glimpse<F> {
+impl<F> ReadIfPermitted<F> {
     fn new(inner: F) -> Self {
-        Self { inner, nothing: Trial::new(Memory::new(Settings::default())) }
+        Self { inner, nothing: ScratchProvider::new(Memory::new(Settings::default())) }
     }
 }
 
-impl<F: Firewall> Firewall for Glimpse<F> {
+impl<F: Firewall> Firewall for ReadIfPermitted<F> {
     async fn observe(
         &self,
         machines: &BTreeSet<MachineNumber>,
@@ -135,7 +135,7 @@ mod tests {
         let denied = Error::Denied { what, reason };
         memory.fail_at(1, Fault::Before(Failure::Error(busy.clone())));
         memory.fail_at(2, Fault::Before(Failure::Error(denied)));
-        let dry = DryRun::new(Glimpse::new(memory));
+        let dry = DryRun::new(ReadIfPermitted::new(memory));
         let look = async || -> Result<BTreeSet<Rule>, Error> {
             let seen = dry.observe(&BTreeSet::from([machine])).await?;
             let Seen::Present(rules) = &seen[&machine] else { panic!("{seen:?}") };

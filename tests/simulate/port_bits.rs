@@ -36,7 +36,7 @@ const PORTS: usize = 32;
 const SSH: u16 = 22;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Points(u128);
+pub(crate) struct PortBits(u128);
 
 /// Returns the port of a bit.
 fn port(bit: usize) -> (u16, Protocol) {
@@ -60,49 +60,49 @@ pub(crate) fn named() -> impl Iterator<Item = Cidr> {
     SOURCES.iter().map(|text| text.parse().expect("a block"))
 }
 
-impl Points {
-    pub(crate) const NONE: Points = Points(0);
-    pub(crate) const ALL: Points = Points(u128::MAX);
+impl PortBits {
+    pub(crate) const NONE: PortBits = PortBits(0);
+    pub(crate) const ALL: PortBits = PortBits(u128::MAX);
 
     /// The ports of `range` from `sources` (0 and 1 are the world in IPv4 and IPv6). `None` if some
     /// of the ports have no bit.
-    pub(crate) fn of(range: PortRange, sources: &[usize]) -> Option<Points> {
+    pub(crate) fn of(range: PortRange, sources: &[usize]) -> Option<PortBits> {
         let inside = |bit: &usize| {
             let (port, proto) = port(*bit);
             proto == range.proto() && range.from() <= port && port <= range.to()
         };
         let bits: u128 = (0..PORTS).filter(inside).map(|bit| 1 << bit).sum();
         let whole = bits.count_ones() == u32::from(range.to() - range.from()) + 1;
-        whole.then(|| Points(sources.iter().map(|source| bits << (source * PORTS)).sum()))
+        whole.then(|| PortBits(sources.iter().map(|source| bits << (source * PORTS)).sum()))
     }
 
     /// The ports that a rule opens.
-    pub(crate) fn of_rule(rule: &Rule) -> Option<Points> {
-        Points::of(rule.ports, &[source(rule.source)?])
+    pub(crate) fn of_rule(rule: &Rule) -> Option<PortBits> {
+        PortBits::of(rule.ports, &[source(rule.source)?])
     }
 
-    pub(crate) fn forbidden() -> Points {
+    pub(crate) fn forbidden() -> PortBits {
         let ssh = PortRange::single(SSH, Protocol::Tcp).expect("a port");
-        Points::of(ssh, &[0, 1, 2, 3]).expect("a known port")
+        PortBits::of(ssh, &[0, 1, 2, 3]).expect("a known port")
     }
 
-    pub(crate) fn and(self, other: Points) -> Points {
-        Points(self.0 & other.0)
+    pub(crate) fn and(self, other: PortBits) -> PortBits {
+        PortBits(self.0 & other.0)
     }
 
-    pub(crate) fn or(self, other: Points) -> Points {
-        Points(self.0 | other.0)
+    pub(crate) fn or(self, other: PortBits) -> PortBits {
+        PortBits(self.0 | other.0)
     }
 
-    pub(crate) fn minus(self, other: Points) -> Points {
-        Points(self.0 & !other.0)
+    pub(crate) fn minus(self, other: PortBits) -> PortBits {
+        PortBits(self.0 & !other.0)
     }
 
     /// Every port of the set combined with every source of the set.
-    pub(crate) fn mixed(self) -> Points {
+    pub(crate) fn mixed(self) -> PortBits {
         let block = |source: usize| self.0 >> (source * PORTS) & u128::from(u32::MAX);
         let ports = (0..4).map(block).fold(0, |all, ports| all | ports);
-        Points((0..4).filter(|source| block(*source) != 0).map(|source| ports << (source * PORTS)).sum())
+        PortBits((0..4).filter(|source| block(*source) != 0).map(|source| ports << (source * PORTS)).sum())
     }
 
     pub(crate) fn is_empty(self) -> bool {
@@ -114,7 +114,7 @@ impl Points {
     }
 }
 
-impl std::fmt::Display for Points {
+impl std::fmt::Display for PortBits {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for n in (0..PORTS * 4).filter(|n| self.0 >> n & 1 == 1) {
             let (port, proto) = port(n % PORTS);

@@ -17,11 +17,11 @@ use crate::checks::FAST;
 use crate::faults::{Fault, Kind, Mishap};
 use crate::in_a_world;
 use crate::instances;
-use crate::ledger::Armed;
+use crate::interceptor::HANG;
 use crate::oracle::GRACE;
-use crate::points::Points;
+use crate::port_bits::PortBits;
+use crate::record::Armed;
 use crate::restored;
-use crate::seam::HANG;
 use crate::world::{Shape, World, number};
 
 type Telling = Pin<Box<dyn Future<Output = ()>>>;
@@ -71,7 +71,8 @@ fn armed(fault: Fault, kind: Kind) -> Action {
 async fn machines_come_back_one_by_one() {
     let mut world = World::new(0, Shape::small(1, false), false).await;
     // Opens six rules on every machine that has a unit.
-    let placed: Vec<MachineId> = world.seam.lock().oracle.units.values().map(|unit| unit.machine).collect();
+    let placed: Vec<MachineId> =
+        world.interceptor.lock().oracle.units.values().map(|unit| unit.machine).collect();
     let mut served = BTreeSet::new();
     for (unit, machine) in placed.into_iter().enumerate() {
         if served.insert(machine) {
@@ -86,7 +87,7 @@ async fn machines_come_back_one_by_one() {
     world.pause(FAST).await;
     world.check().await;
     let rules = |world: &World| -> Vec<usize> {
-        let actual = served.iter().filter_map(|machine| world.seam.provider.actual(number(*machine)));
+        let actual = served.iter().filter_map(|machine| world.interceptor.provider.actual(number(*machine)));
         actual.map(|rules| rules.owned.len()).collect()
     };
     let before = rules(&world);
@@ -96,7 +97,7 @@ async fn machines_come_back_one_by_one() {
     world.perform(Action::Storm(1)).await;
     world.perform(Action::Expire(0)).await;
     world.pause(Duration::from_secs(5)).await;
-    assert!(world.seam.lock().armed.is_empty(), "the tree was to show nothing");
+    assert!(world.interceptor.lock().armed.is_empty(), "the tree was to show nothing");
     world.perform(Action::Cure).await;
     world.pause(SHALLOW).await;
     world.check().await;
@@ -112,16 +113,16 @@ async fn the_last_machine_goes() {
         world.perform(Action::Destroy(service)).await;
     }
     // `Action::Terminate` never removes the last machine.
-    let machines: Vec<MachineId> = world.seam.lock().oracle.machines.keys().copied().collect();
+    let machines: Vec<MachineId> = world.interceptor.lock().oracle.machines.keys().copied().collect();
     world.operator.terminate_machines(&machines).await.expect("machines without units");
     {
-        let mut shared = world.seam.lock();
+        let mut shared = world.interceptor.lock();
         shared.oracle.machines.clear();
         shared.changed();
     }
     world.pause(DEEP + SHALLOW).await;
     world.check().await;
-    assert!(world.seam.provider.truth().groups.is_empty(), "{:?}", world.seam.provider.truth());
+    assert!(world.interceptor.provider.truth().groups.is_empty(), "{:?}", world.interceptor.provider.truth());
     world.operator.ask(Request::Clear).await.expect("a request");
     world.pause(SHALLOW).await;
     let answer = world.operator.progress(Request::Clear).await.expect("a node");
@@ -138,7 +139,7 @@ async fn a_store_is_lost() {
     let mut world = World::new(0, Shape::small(1, true), false).await;
     world.pause(DEEP).await;
     world.check().await;
-    world.seam.provider.lose_store("lost");
+    world.interceptor.provider.lose_store("lost");
     world.perform(Action::Launch).await;
     world.pause(DEEP).await;
     assert!(!world.all_have_instances().await, "the group is another store's");
@@ -161,7 +162,7 @@ async fn a_look_fails() {
     world.perform(Action::Open(0, 0)).await;
     // Shorter than a resync, which would detect the change.
     world.pause(2 * SHALLOW).await;
-    assert!(world.seam.lock().armed.is_empty(), "a read was to fail");
+    assert!(world.interceptor.lock().armed.is_empty(), "a read was to fail");
     world.check().await;
 }
 
@@ -169,7 +170,7 @@ async fn a_look_fails() {
 async fn somebody_makes_the_rule() {
     let mut world = World::new(0, Shape::small(1, false), false).await;
     let (service, machine) = {
-        let shared = world.seam.lock();
+        let shared = world.interceptor.lock();
         let unit = shared.oracle.units.values().next().expect("a unit");
         let machine = shared.oracle.machines.keys().position(|id| *id == unit.machine);
         (unit.service, machine.expect("a machine"))
@@ -200,7 +201,7 @@ async fn a_launch_is_forgotten() {
     // Arming this fault also adds a machine to launch.
     world.perform(armed(Fault::LostAfter, Kind::Launch)).await;
     world.pause(Duration::from_millis(900)).await;
-    let launched = world.seam.provider.truth().instances.len();
+    let launched = world.interceptor.provider.truth().instances.len();
     assert_eq!(launched, 3 + 2, "one too many");
     world.perform(Action::Cure).await;
     world.pause(DEEP + SHALLOW).await;
@@ -215,15 +216,15 @@ async fn an_end_takes_its_time() {
     world.pause(FAST).await;
     world.check().await;
     let leaves = number(world.idle_machine(0));
-    let instances = world.seam.provider.truth().instances;
+    let instances = world.interceptor.provider.truth().instances;
     let instance = instances.iter().find(|instance| instance.machine == leaves).expect("an instance");
     let end = if instance.origin == Origin::Launched { Kind::Terminate } else { Kind::Release };
-    world.seam.lock().hanging = Some(end);
+    world.interceptor.lock().hanging = Some(end);
     world.provoke(Kind::RevokeAll).await;
-    assert!(world.seam.lock().oracle.machines.keys().all(|id| number(*id) != leaves), "it has left");
+    assert!(world.interceptor.lock().oracle.machines.keys().all(|id| number(*id) != leaves), "it has left");
     world.pause(Duration::from_secs(1)).await;
-    let rules = world.seam.provider.actual(leaves).expect("a group");
-    assert!(rules.owned.is_empty() && world.seam.provider.is_running(&instance.id), "{rules:?}");
+    let rules = world.interceptor.provider.actual(leaves).expect("a group");
+    assert!(rules.owned.is_empty() && world.interceptor.provider.is_running(&instance.id), "{rules:?}");
     world.perform(Action::Cure).await;
     world.pause(DEEP + SHALLOW).await;
     world.check().await;
@@ -232,7 +233,7 @@ async fn an_end_takes_its_time() {
 /// A world in which every unit has a port, and a slow provider has to open those of one service.
 async fn exposed_to_a_slow_provider(shape: Shape) -> World {
     let mut world = World::new(0, shape, false).await;
-    let units = world.seam.lock().oracle.units.len();
+    let units = world.interceptor.lock().oracle.units.len();
     for unit in 0..units {
         world.perform(Action::Open(unit, 0)).await;
     }
@@ -265,7 +266,7 @@ async fn a_lease_is_too_short() {
 async fn a_slow_provider_closes_most_rules() {
     for latency_ms in std::iter::once(0).chain(LATENCIES_MS) {
         let mut world = World::new(0, Shape::large(1, false), false).await;
-        let units = world.seam.lock().oracle.units.len();
+        let units = world.interceptor.lock().oracle.units.len();
         for unit in 0..units {
             world.perform(Action::Open(unit, 0)).await;
         }
@@ -292,7 +293,8 @@ async fn a_slow_provider_closes_most_rules() {
 /// The znodes of a unit are deleted, then those of its service; then the unit is removed properly.
 async fn records_are_missing() {
     let mut world = World::new(0, Shape::small(1, false), false).await;
-    let services: Vec<usize> = world.seam.lock().oracle.units.values().map(|unit| unit.service).collect();
+    let services: Vec<usize> =
+        world.interceptor.lock().oracle.units.values().map(|unit| unit.service).collect();
     world.perform(Action::Open(0, 0)).await;
     world.perform(Action::Open(0, 9)).await;
     world.perform(Action::Expose(services[0])).await;
@@ -328,7 +330,7 @@ async fn a_change_comes_while_others_wait() {
 async fn opens_hang() {
     let mut world = World::new(0, Shape::large(1, false), false).await;
     let on_own_machines = |world: &World| -> Vec<usize> {
-        let shared = world.seam.lock();
+        let shared = world.interceptor.lock();
         let mut machines = BTreeSet::new();
         let of_first = shared.oracle.units.values().enumerate().filter(|(_, unit)| unit.service == 0);
         of_first.filter(|(_, unit)| machines.insert(unit.machine)).map(|(index, _)| index).collect()
@@ -343,7 +345,7 @@ async fn opens_hang() {
     world.pause(FAST).await;
     world.check().await;
 
-    world.seam.lock().hanging = Some(Kind::Open);
+    world.interceptor.lock().hanging = Some(Kind::Open);
     let (opening, closing) = units.split_at(units.len() - 3);
     for unit in opening {
         world.perform(Action::Open(*unit, 9)).await;
@@ -364,7 +366,7 @@ async fn opens_hang() {
 /// Another agent becomes the leader while changes of the previous leader wait for the rate limit.
 async fn leave_is_scarce() {
     let mut world = World::new(0, Shape::large(2, false), false).await;
-    let units = world.seam.lock().oracle.units.len();
+    let units = world.interceptor.lock().oracle.units.len();
     for unit in 0..units {
         world.perform(Action::Open(unit, 0)).await;
     }
@@ -373,7 +375,7 @@ async fn leave_is_scarce() {
     world.perform(Action::Scarce(1_100)).await;
     world.perform(Action::Expose(0)).await;
     world.pause(Duration::from_millis(500)).await;
-    let leader = world.seam.lock().lead.expect("a leader").0;
+    let leader = world.interceptor.lock().lead.expect("a leader").0;
     world.perform(Action::Expire(leader)).await;
     world.pause(Duration::from_secs(30)).await;
     assert_eq!(world.lacking(), [], "all have their turn");
@@ -398,7 +400,7 @@ async fn a_request_is_denied() {
             world.pause(Duration::from_secs(2)).await;
             world.check().await;
         }
-        assert!(world.seam.lock().armed.is_empty(), "a request was to be denied");
+        assert!(world.interceptor.lock().armed.is_empty(), "a request was to be denied");
         world.pause(SHALLOW).await;
         world.check().await;
         assert_eq!(world.lacking(), []);
@@ -410,7 +412,7 @@ async fn a_port_is_refused() {
     for (arguments, refused) in [([0, 3, 9], "443"), ([0, 1, 2], "81"), ([6, 3, 0], "8003")] {
         let mut world = World::new(0, Shape::small(1, false), false).await;
         let (service, machine) = {
-            let shared = world.seam.lock();
+            let shared = world.interceptor.lock();
             let unit = shared.oracle.units.values().next().expect("a unit");
             (unit.service, unit.machine)
         };
@@ -418,13 +420,14 @@ async fn a_port_is_refused() {
             world.perform(Action::Open(0, argument)).await;
         }
         let range = portcullis::model::ports::parse_argument(refused).expect("a port");
-        let refused = Points::of(range, &[0, 1, 2, 3]).expect("a known port");
-        world.seam.lock().refused = refused;
+        let refused = PortBits::of(range, &[0, 1, 2, 3]).expect("a known port");
+        world.interceptor.lock().refused = refused;
         world.perform(Action::Expose(service)).await;
         world.pause(FAST).await;
-        let missing = world.seam.lock().oracle.wanted(machine).minus(world.seam.reachable(machine));
+        let missing =
+            world.interceptor.lock().oracle.wanted(machine).minus(world.interceptor.reachable(machine));
         assert!(!missing.is_empty() && missing.minus(refused).is_empty(), "other ports are shut:{missing}");
-        world.seam.lock().refused = Points::NONE;
+        world.interceptor.lock().refused = PortBits::NONE;
         world.pause(SHALLOW).await;
         world.check().await;
         assert_eq!(world.lacking(), []);
@@ -435,11 +438,11 @@ async fn a_port_is_refused() {
 async fn adjacent_ports_in_a_small_group() {
     let mut world = World::new(0, Shape::small(1, false), false).await;
     let (service, machine) = {
-        let shared = world.seam.lock();
+        let shared = world.interceptor.lock();
         let unit = shared.oracle.units.values().next().expect("a unit");
         (unit.service, unit.machine)
     };
-    world.seam.provider.configure(|settings| settings.rules_per_family = 4);
+    world.interceptor.provider.configure(|settings| settings.rules_per_family = 4);
     for argument in [9, 10] {
         world.perform(Action::Open(0, argument)).await;
     }
@@ -450,7 +453,7 @@ async fn adjacent_ports_in_a_small_group() {
         world.pause(GRACE + FAST).await;
         world.check().await;
     }
-    let rules = world.seam.provider.actual(number(machine)).expect("a group").owned;
+    let rules = world.interceptor.provider.actual(number(machine)).expect("a group").owned;
     let of_v4 = rules.iter().filter(|rule| rule.source.family() == Family::V4);
     assert_eq!(of_v4.count(), 3, "{rules:?}");
     world.perform(Action::Cure).await;
@@ -462,8 +465,8 @@ async fn adjacent_ports_in_a_small_group() {
 /// replaced rule and must not be closed.
 async fn adjacent_ports_are_split() {
     let mut world = World::new(0, Shape::small(1, false), false).await;
-    let service = world.seam.lock().oracle.units.values().next().expect("a unit").service;
-    world.seam.provider.configure(|settings| settings.rewrite = Rewrite::Halves);
+    let service = world.interceptor.lock().oracle.units.values().next().expect("a unit").service;
+    world.interceptor.provider.configure(|settings| settings.rewrite = Rewrite::Halves);
     world.perform(Action::Expose(service)).await;
     for argument in [0, 1, 2] {
         world.perform(Action::Open(0, argument)).await;
@@ -489,7 +492,7 @@ async fn a_repair_is_denied() {
         world.pause(Duration::from_secs(2)).await;
         world.check().await;
     }
-    assert!(world.seam.lock().armed.is_empty(), "a repair was to be denied");
+    assert!(world.interceptor.lock().armed.is_empty(), "a repair was to be denied");
     world.pause(SHALLOW).await;
     world.check().await;
 }

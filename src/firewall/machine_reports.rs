@@ -3,29 +3,29 @@
 //! explanations.
 
 use super::explain::{Explained, explain};
-use super::observe::{Held, View};
+use super::observe::{Readable, View};
 use super::report::Report;
 use crate::model::{MachineId, UnitId};
 use crate::store::paths::{self, NodePath};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
+pub struct MachineReports {
     machine: MachineId,
-    controller: Option<Held<Report>>,
-    own: Option<Held<Report>>,
+    controller: Option<Readable<Report>>,
+    own: Option<Readable<Report>>,
     /// Whether the machine's agent is running.
     looked_after: bool,
 }
 
-impl Told {
-    /// The paths of the data, in the order of [`Told::read`].
+impl MachineReports {
+    /// The paths of the data, in the order of [`MachineReports::read`].
     pub fn places(machine: MachineId) -> [NodePath; 3] {
         [paths::firewall_report(machine), paths::machine_firewall(machine), paths::machine_agent(machine)]
     }
 
-    /// Parses the data of [`Told::places`]; an `Err` is the reason why data may not be read.
-    pub fn read(machine: MachineId, [controller, own, agent]: [Held<Option<Vec<u8>>>; 3]) -> Self {
-        let parse = |path: NodePath, data: Held<Option<Vec<u8>>>| -> Option<Held<Report>> {
+    /// Parses the data of [`MachineReports::places`]; an `Err` is the reason why data may not be read.
+    pub fn read(machine: MachineId, [controller, own, agent]: [Readable<Option<Vec<u8>>>; 3]) -> Self {
+        let parse = |path: NodePath, data: Readable<Option<Vec<u8>>>| -> Option<Readable<Report>> {
             let parsed = |data: Vec<u8>| Report::parse(&data).map_err(|err| format!("{path}: {err}"));
             data.map_or_else(|refused| Some(Err(refused)), |data| data.map(parsed))
         };
@@ -63,7 +63,7 @@ mod tests {
     const M: MachineId = MachineId::new(0);
 
     fn said(nodes: [Option<&str>; 3]) -> Vec<(Option<String>, Option<String>)> {
-        let told = Told::read(M, nodes.map(|node| Ok(node.map(|text| text.as_bytes().to_vec()))));
+        let told = MachineReports::read(M, nodes.map(|node| Ok(node.map(|text| text.as_bytes().to_vec()))));
         told.explain(&View::default(), &[]).into_iter().map(|said| (said.by, said.problem)).collect()
     }
 
@@ -87,7 +87,8 @@ mod tests {
         assert_eq!(garbled[0].0.as_deref(), Some("the machine's own"));
         let problem = garbled[0].1.as_deref().unwrap();
         assert!(problem.starts_with("/machines/machine-0000000000/firewall: "), "{problem}");
-        let refused = Told::read(M, [Ok(None), Err("kept from others".to_owned()), Ok(Some(Vec::new()))]);
+        let refused =
+            MachineReports::read(M, [Ok(None), Err("kept from others".to_owned()), Ok(Some(Vec::new()))]);
         let problem = refused.explain(&View::default(), &[]).remove(0).problem;
         assert_eq!(problem.as_deref(), Some("kept from others"));
     }

@@ -1,4 +1,4 @@
-//! The journal of a machine: its last changes with time, units and result, stored in the tree
+//! The change log of a machine: its last changes with time, units and result, stored in the tree
 //! beside the machine's report. Pure: values, their JSON and their text. New entries displace old
 //! ones, and a repeated failure is recorded once.
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::explain::shown;
 use crate::runtime::clock;
 
-/// The maximum size of one machine's journal in bytes and in entries.
+/// The maximum size of one machine's change log in bytes and in entries.
 pub const MAX_BYTES: usize = 48 * 1024;
 const MAX_ENTRIES: usize = 100;
 /// The maximum number of items of one change; further items are only counted.
@@ -149,20 +149,20 @@ fn by_ports(
 
 /// The last entries of one machine, the oldest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Journal(Vec<Entry>);
+pub struct ChangeLog(Vec<Entry>);
 
-/// Data that is not a valid journal.
+/// Data that is not a valid change log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not a journal of a firewall")]
-pub struct InvalidJournal;
+#[error("not a change log of a firewall")]
+pub struct InvalidChangeLog;
 
-impl Journal {
+impl ChangeLog {
     /// # Errors
-    /// If the data is not a valid journal.
-    pub fn parse(data: &[u8]) -> Result<Self, InvalidJournal> {
-        let value: Value = serde_json::from_slice(data).map_err(|_| InvalidJournal)?;
-        let entries = value.as_array().ok_or(InvalidJournal)?;
-        entries.iter().map(Entry::parse).collect::<Option<_>>().map(Self).ok_or(InvalidJournal)
+    /// If the data is not a valid change log.
+    pub fn parse(data: &[u8]) -> Result<Self, InvalidChangeLog> {
+        let value: Value = serde_json::from_slice(data).map_err(|_| InvalidChangeLog)?;
+        let entries = value.as_array().ok_or(InvalidChangeLog)?;
+        entries.iter().map(Entry::parse).collect::<Option<_>>().map(Self).ok_or(InvalidChangeLog)
     }
 
     pub fn entries(&self) -> &[Entry] {
@@ -246,40 +246,40 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_survives_the_tree_and_garbage_is_none() {
-        let mut journal = Journal::default();
-        assert!(journal.push(entry(1, &[80], &[], &Applied::as_one(Ok(())))));
-        assert!(journal.push(entry(2, &[81], &[80], &throttled())));
-        assert_eq!(Journal::parse(&journal.to_bytes()), Ok(journal));
+    fn a_change_log_survives_the_tree_and_garbage_is_none() {
+        let mut change_log = ChangeLog::default();
+        assert!(change_log.push(entry(1, &[80], &[], &Applied::as_one(Ok(())))));
+        assert!(change_log.push(entry(2, &[81], &[80], &throttled())));
+        assert_eq!(ChangeLog::parse(&change_log.to_bytes()), Ok(change_log));
         for text in ["", "{}", "[{}]", r#"[{"at": 1, "items": [{}]}]"#, r#"[{"at": -1, "items": []}]"#] {
-            assert_eq!(Journal::parse(text.as_bytes()), Err(InvalidJournal), "{text}");
+            assert_eq!(ChangeLog::parse(text.as_bytes()), Err(InvalidChangeLog), "{text}");
         }
     }
 
     #[test]
     fn the_same_failure_again_is_told_once_and_the_same_success_twice() {
-        let mut journal = Journal::default();
-        assert!(journal.push(entry(1, &[80], &[], &throttled())));
-        assert!(!journal.push(entry(2, &[80], &[], &throttled())));
+        let mut change_log = ChangeLog::default();
+        assert!(change_log.push(entry(1, &[80], &[], &throttled())));
+        assert!(!change_log.push(entry(2, &[80], &[], &throttled())));
         for at in 3..5 {
-            assert!(journal.push(entry(at, &[80], &[], &Applied::as_one(Ok(())))));
+            assert!(change_log.push(entry(at, &[80], &[], &Applied::as_one(Ok(())))));
         }
-        assert!(!journal.push(entry(5, &[], &[], &Applied::as_one(Ok(())))), "nothing was done");
-        assert_eq!(journal.entries().len(), 3);
+        assert!(!change_log.push(entry(5, &[], &[], &Applied::as_one(Ok(())))), "nothing was done");
+        assert_eq!(change_log.entries().len(), 3);
     }
 
     #[test]
     fn it_never_outgrows_its_room() {
-        let mut journal = Journal::default();
+        let mut change_log = ChangeLog::default();
         let many: Vec<u16> = (1..2000).collect();
         for at in 0..150 {
-            journal.push(entry(at, &many, &[], &Applied::as_one(Ok(()))));
+            change_log.push(entry(at, &many, &[], &Applied::as_one(Ok(()))));
         }
-        assert_eq!(journal.entries().len(), MAX_ENTRIES);
-        assert_eq!(journal.entries()[0].more, 1999 - MAX_ITEMS);
-        let bytes = journal.to_bytes();
+        assert_eq!(change_log.entries().len(), MAX_ENTRIES);
+        assert_eq!(change_log.entries()[0].more, 1999 - MAX_ITEMS);
+        let bytes = change_log.to_bytes();
         assert!(bytes.len() <= MAX_BYTES && bytes.len() > MAX_BYTES / 2, "{}", bytes.len());
-        let kept = Journal::parse(&bytes).unwrap();
-        assert_eq!(kept.entries().last(), journal.entries().last());
+        let kept = ChangeLog::parse(&bytes).unwrap();
+        assert_eq!(kept.entries().last(), change_log.entries().last());
     }
 }
