@@ -1,39 +1,54 @@
-//! The firewall agent: in each pass reads the tree and the provider, plans, applies and reports.
-//! Cached data is dropped when it may be outdated, and each resync reads everything again.
+//! The firewall controller: in each pass reads the tree and the provider, plans, applies and
+//! reports. `plan` and `wanted` decide about rules, `outcome` about retries. Cached data is dropped
+//! when it may be outdated, and each resync reads everything again.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::sync::Arc;
 
 use portcullis_provider::Firewall;
 use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::provider::MachineRules;
 use portcullis_provider::rule::{Change, Family};
 use tokio::time::Instant;
+use tracing::{info, warn};
 
-use super::apply::apply;
+use super::apply::{Outcomes, apply};
 use super::capacity::Capacity;
+use super::change_log::Entry;
 use super::metrics::Metrics;
 use super::observe::{self, View};
 use super::observe_local;
 use super::plan::{MachinePlan, plan_machine_within};
 use super::policy::Policy;
-use super::refusals::{Refusals, Request};
+use super::refusals::{Holds, Request};
 use super::report::Report;
 use super::report_store::ReportStore;
 use super::wanted::{PortRequest, Wanted, wanted};
-use crate::machine::retry::{Pace, Retries};
 use crate::model::MachineId;
 use crate::runtime::clock;
 use crate::store::acl::{Acl, Roles};
 use crate::store::changes::Dirty;
 use crate::store::lease::Lease;
-use crate::store::rollback::{RollbackGuard, Standing};
+use crate::store::rollback::RollbackGuard;
 use crate::store::tree::{self, Tree};
-use confirm::Trust;
+use confirm::Confirmation;
+use outcome::{Attempt, Hold, settle};
+use policy_file::PolicyFile;
+use rollback::RollbackCheck;
+use state::MachineStates;
 
-/// How long a firewall counts as full. The next full read after that sends the whole request again.
-const FULL_FOR: Duration = Duration::from_secs(30);
+mod build_report;
+mod confirm;
+mod missing_units;
+mod outcome;
+mod policy_file;
+mod read_provider;
+mod rollback;
+mod state;
 
+pub use policy_file::PolicyReader;
+
+/// The result of one pass.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pass {
     pub machines: usize,
@@ -45,69 +60,47 @@ pub struct Pass {
     pub pending: usize,
 }
 
-/// The machines that an agent manages.
+/// The machines that a controller manages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Scope {
     /// Every machine that the provider has.
     Environment,
-    /// The machine that the agent runs on, with that machine's rights; `by` describes its firewall.
+    /// The machine that the process runs on, with that machine's rights; `by` describes its
+    /// firewall.
     Machine { id: MachineId, by: String },
 }
 
-/// Reads the policy again, or returns why it cannot be used.
-pub type PolicyReader = Box<dyn FnMut() -> Result<Policy, String> + Send + Sync>;
+/// The plans of a pass, and the reports about them.
+#[derive(Debug, Default)]
+struct Planned {
+    plans: BTreeMap<MachineId, MachinePlan>,
+    /// Also contains machines whose rules cannot be read or changed.
+    reports: BTreeMap<MachineId, Report>,
+}
 
 pub struct FirewallController<T, F> {
     tree: T,
     firewall: F,
-    /// The last policy that was read successfully.
-    policy: Policy,
-    policy_reader: Option<PolicyReader>,
-    /// Why the policy could not be read again. Shown in the reports of all machines.
-    policy_problem: Option<String>,
+    policy: PolicyFile,
     scope: Scope,
     /// `None` until the first read, and again after a failed read.
     view: Option<View>,
-    /// Cached rules of each machine, updated by own changes; outdated entries are removed.
-    seen: BTreeMap<MachineId, MachineRules>,
+    machines: MachineStates<Instant>,
     reports: ReportStore,
-    retries: Retries<Instant>,
-    /// Recent refusals of the provider. A full read or the loss of the lease does not clear them.
-    refusals: Refusals<Instant>,
-    /// Machines whose change needs a second step, or was not sent because the lease would have
-    /// expired, and since when. The next pass begins with them, the oldest first.
-    postponed: BTreeMap<MachineId, Instant>,
-    trust: Trust,
-    /// Machines whose last open exceeded the provider's limit of rules, and when.
-    full_since: BTreeMap<MachineId, Instant>,
-    /// Problems of the machines themselves, from provisioning; part of the reports.
-    notes: BTreeMap<MachineId, String>,
-    /// Machines whose note changed since their last report.
-    noted_anew: BTreeSet<MachineId>,
+    confirmation: Confirmation,
     /// Provisioning has sent no notes yet: the notes of the last reports remain valid.
     recalls_notes: bool,
     random: Box<dyn FnMut() -> u64 + Send + Sync>,
     metrics: Metrics,
     /// When the first change of this pass was noticed.
-    since: Instant,
-    /// When changes of machines that were not planned since were noticed.
-    noticed: BTreeMap<MachineId, Instant>,
-    /// Machines with unfinished changes, and since when.
-    changing: BTreeMap<MachineId, Instant>,
+    pass_since: Instant,
     wall_ms: Box<dyn Fn() -> u64 + Send + Sync>,
-    guard: Option<std::sync::Arc<RollbackGuard>>,
-    /// Whether the store is older than this agent's checkpoint, as of the last review.
-    standing: Standing,
-    /// The store was reviewed since the last full read.
-    reviewed: bool,
+    rollback: RollbackCheck,
 }
 
 impl<T, F> std::fmt::Debug for FirewallController<T, F> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("FirewallController")
-            .field("seen", &self.seen.len())
-            .field("reports", &self.reports.len())
-            .finish()
+        f.debug_struct("FirewallController").field("reports", &self.reports.len()).finish_non_exhaustive()
     }
 }
 
@@ -142,33 +135,21 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         reports: ReportStore,
         random: impl FnMut() -> u64 + Send + Sync + 'static,
     ) -> Self {
-        FirewallController {
+        Self {
             tree,
             firewall,
-            policy,
-            policy_reader: None,
-            policy_problem: None,
+            policy: PolicyFile::new(policy),
             scope,
             view: None,
-            seen: BTreeMap::new(),
+            machines: MachineStates::default(),
             reports,
-            retries: Retries::default(),
-            refusals: Refusals::default(),
-            postponed: BTreeMap::new(),
-            trust: Trust::default(),
-            full_since: BTreeMap::new(),
-            notes: BTreeMap::new(),
-            noted_anew: BTreeSet::new(),
+            confirmation: Confirmation::default(),
             recalls_notes: false,
             random: Box::new(random),
             metrics: Metrics::default(),
-            since: Instant::now(),
-            noticed: BTreeMap::new(),
-            changing: BTreeMap::new(),
+            pass_since: Instant::now(),
             wall_ms: Box::new(clock::wall_ms),
-            guard: None,
-            standing: Standing::Good,
-            reviewed: false,
+            rollback: RollbackCheck::default(),
         }
     }
 
@@ -180,21 +161,16 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
 
     /// Closes no port while `guard` reports a store that was restored from an older backup.
     #[must_use]
-    pub fn with_guard(mut self, guard: std::sync::Arc<RollbackGuard>) -> Self {
-        self.guard = Some(guard);
+    pub fn with_guard(mut self, guard: Arc<RollbackGuard>) -> Self {
+        self.rollback = RollbackCheck::new(guard);
         self
     }
 
-    /// Drops all cached data, because another leader may have changed the rules.
-    pub fn forget(&mut self) {
-        if planted(Bug::RemembersItsLastReign) {
-            return;
-        }
-        self.view = None;
-        self.seen.clear();
-        self.postponed.clear();
-        self.reports.forget_untold();
-        self.trust = Trust::default();
+    /// Sets a policy that is read again at every full comparison.
+    #[must_use]
+    pub fn with_policy_reader(mut self, reader: Option<PolicyReader>) -> Self {
+        self.policy.set_reader(reader);
+        self
     }
 
     /// Uses counters that are shared with other parts of the process.
@@ -208,35 +184,34 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         self.metrics.clone()
     }
 
-    /// When the next failed or postponed machine is due.
-    pub fn next_retry(&self) -> Option<Instant> {
-        if self.postponed.is_empty() {
-            self.retries.next().into_iter().chain(self.refusals.next()).min()
-        } else {
-            Some(Instant::now())
+    /// Drops all cached data, because another leader may have changed the rules.
+    pub fn drop_caches(&mut self) {
+        if planted(Bug::RemembersItsLastReign) {
+            return;
         }
+        self.view = None;
+        self.machines.end_lease();
+        self.reports.drop_unwritten();
+        self.confirmation = Confirmation::default();
     }
 
-    /// Keeps the notes of the last reports until provisioning sends the first [`note`](Self::note),
-    /// so that a restart does not remove problems that still exist.
+    /// When the next failed or postponed machine is due.
+    pub fn next_retry(&self) -> Option<Instant> {
+        self.machines.next_due(Instant::now())
+    }
+
+    /// Keeps the notes of the last reports until provisioning sends the first notes, so that a
+    /// restart does not remove problems that still exist.
     pub fn recall_notes(&mut self) {
-        self.notes.clear();
+        self.machines.clear_notes();
         self.recalls_notes = true;
     }
 
-    /// Adds notes, or replaces all if they are the `whole`; returns machines whose note changed.
-    pub fn note(&mut self, mut notes: BTreeMap<MachineId, String>, whole: bool) -> BTreeSet<MachineId> {
-        if whole {
-            self.recalls_notes = false;
-        } else {
-            self.notes.iter().for_each(|(id, note)| _ = notes.entry(*id).or_insert_with(|| note.clone()));
-        }
-        let ids: BTreeSet<MachineId> = notes.keys().chain(self.notes.keys()).copied().collect();
-        let changed: BTreeSet<MachineId> =
-            ids.into_iter().filter(|id| notes.get(id) != self.notes.get(id)).collect();
-        self.notes = notes;
-        self.noted_anew.extend(&changed);
-        changed
+    /// Adds notes of provisioning, or replaces all if they are the `whole`; returns machines whose
+    /// note changed.
+    pub fn set_notes(&mut self, notes: &BTreeMap<MachineId, String>, whole: bool) -> BTreeSet<MachineId> {
+        self.recalls_notes &= !whole;
+        self.machines.set_notes(notes, whole)
     }
 
     /// The view of the last full read, unless it may be outdated.
@@ -245,8 +220,16 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
     }
 
     /// Whether a close waits for confirmation by a second read.
-    pub fn in_doubt(&self) -> bool {
-        self.trust.in_doubt()
+    pub fn awaits_confirmation(&self) -> bool {
+        self.confirmation.is_awaited()
+    }
+
+    /// Creates the container of the reports if it is missing.
+    ///
+    /// # Errors
+    /// Failures of the store.
+    pub async fn prepare(&self) -> Result<(), tree::Error> {
+        self.reports.prepare(&self.tree).await
     }
 
     /// Runs one pass over changed, due and postponed machines.
@@ -254,7 +237,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
     /// # Errors
     /// Failures of the store. The view is then dropped, and the next pass reads everything.
     pub async fn pass(&mut self, dirty: &Dirty, lead: &Lease) -> Result<Pass, crate::store::Error> {
-        self.since = dirty.since().unwrap_or_else(Instant::now);
+        self.pass_since = dirty.since().unwrap_or_else(Instant::now);
         let mut pass = Pass::default();
         let result = self.try_pass(dirty, lead, &mut pass).await;
         let requests = self.firewall.requests();
@@ -265,7 +248,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
             }
             Err(_) => {
                 if !planted(Bug::KeepsItsView) {
-                    self.give_up_view();
+                    self.drop_view();
                 }
                 self.metrics.failed(&pass, requests);
             }
@@ -279,180 +262,135 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         lead: &Lease,
         pass: &mut Pass,
     ) -> Result<(), crate::store::Error> {
-        let (mut machines, doubtful) = self.look(dirty).await?;
-        self.find_vanished(&doubtful).await?;
+        let is_current = self.view.as_ref().is_some_and(|view| view.missing.is_empty());
+        let (mut machines, may_miss_units) = if is_current && !dirty.everything() {
+            self.read_changes(dirty).await?
+        } else {
+            self.read_everything().await?
+        };
+        self.find_missing_units(&may_miss_units).await?;
         let now = Instant::now();
-        machines.extend(self.retries.due(now));
-        machines.extend(self.refusals.expire(now));
-        let late = std::mem::take(&mut self.postponed);
-        machines.extend(late.keys());
+        machines.extend(self.machines.take_due(now));
+        let postponed = self.machines.take_postponed();
+        machines.extend(postponed.keys());
         pass.machines = machines.len();
-        let more = self.round(machines, &late, lead, pass).await?;
+        let continued = self.reconcile(&machines, &postponed, lead, pass).await?;
         // A pass sends a machine at most one open and one close, so replacing a rule takes two.
-        self.postponed.extend(more.into_iter().map(|machine| (machine, now)));
+        continued.into_iter().for_each(|machine| self.machines.entry(machine).postponed_since = Some(now));
         Ok(())
     }
 
-    fn give_up_view(&mut self) {
-        self.trust.end(self.view.take());
+    fn drop_view(&mut self) {
+        let all_read = !self.machines.any_unread();
+        self.confirmation.end_view(self.view.take(), all_read);
+    }
+
+    /// Makes a new view. Returns all machines, and those that may list units not in the view.
+    async fn read_everything(
+        &mut self,
+    ) -> Result<(BTreeSet<MachineId>, BTreeSet<MachineId>), crate::store::Error> {
+        let begun = Instant::now();
+        self.policy.reread();
+        self.tree.sync().await?;
+        let view = match self.scope {
+            Scope::Environment => observe::observe(&self.tree).await?,
+            Scope::Machine { id, .. } => observe_local::observe(&self.tree, id).await?,
+        };
+        self.reports.read(&self.tree, view.machines.keys().copied()).await?;
+        if std::mem::take(&mut self.recalls_notes) {
+            self.machines.add_missing_notes(self.reports.notes());
+        }
+        self.drop_view();
+        let now = Instant::now();
+        let machines: BTreeSet<MachineId> = view.machines.keys().copied().collect();
+        self.machines.start_view(&machines, now);
+        self.rollback.must_review();
+        self.confirmation.start_view(begun, now);
+        self.view = Some(view);
+        // Including machines that were removed from the tree.
+        let noted = &self.machines.noted() | &self.machines.take_changed_notes();
+        Ok((&machines | &noted, machines))
     }
 
     /// Updates the view. Returns the affected machines, and those that may list units not in it.
-    async fn look(
+    async fn read_changes(
         &mut self,
         dirty: &Dirty,
     ) -> Result<(BTreeSet<MachineId>, BTreeSet<MachineId>), crate::store::Error> {
-        let Some(view) = self.view.as_mut().filter(|view| !dirty.everything() && view.missing.is_empty())
-        else {
-            let begun = Instant::now();
-            self.read_policy_again();
-            self.tree.sync().await?;
-            let view = match self.scope {
-                Scope::Environment => observe::observe(&self.tree).await?,
-                Scope::Machine { id, .. } => observe_local::observe(&self.tree, id).await?,
-            };
-            self.reports.read(&self.tree, view.machines.keys().copied()).await?;
-            if std::mem::take(&mut self.recalls_notes) {
-                let said = std::mem::replace(&mut self.notes, self.reports.notes());
-                self.notes.extend(said);
-            }
-            self.seen.clear();
-            let now = Instant::now();
-            self.full_since.retain(|_, refused| now < *refused + FULL_FOR);
-            self.reviewed = false;
-            let mut machines: BTreeSet<MachineId> = view.machines.keys().copied().collect();
-            let doubtful = machines.clone();
-            self.retries.forget_all_but(|machine| machines.contains(&machine));
-            self.refusals.forget_all_but(|machine| machines.contains(&machine));
-            self.changing.retain(|machine, _| machines.contains(machine));
-            self.noticed.retain(|machine, _| machines.contains(machine));
-            self.give_up_view();
-            self.trust.begin(&view, begun, now);
-            self.view = Some(view);
-            // Including machines that were removed from the tree.
-            machines.extend(self.notes.keys());
-            machines.append(&mut self.noted_anew);
-            return Ok((machines, doubtful));
-        };
-        let mut machines = outcome::notice(view, dirty, &mut self.noticed);
-        machines.append(&mut self.noted_anew);
+        let mut machines = self.notice_changes(dirty);
+        machines.append(&mut self.machines.take_changed_notes());
+        let Some(view) = &mut self.view else { return Ok((machines, BTreeSet::new())) };
         let keys = view.around(dirty.keys());
         let before = view.placed_among(&keys);
         observe::refresh(&self.tree, view, &keys).await?;
-        self.trust.refreshed(Instant::now());
-        machines.append(&mut outcome::notice(view, dirty, &mut self.noticed));
         let gone = before.into_iter().filter(|(unit, _)| view.units.get(*unit).is_none());
-        Ok((machines, gone.map(|(_, machine)| machine).collect()))
+        let may_miss_units = gone.map(|(_, machine)| machine).collect();
+        self.confirmation.view_updated(Instant::now());
+        machines.append(&mut self.notice_changes(dirty));
+        Ok((machines, may_miss_units))
+    }
+
+    /// Returns the machines that changes affect, and records when each was first affected.
+    fn notice_changes(&mut self, dirty: &Dirty) -> BTreeSet<MachineId> {
+        let mut machines = BTreeSet::new();
+        let Some(view) = &self.view else { return machines };
+        for (key, at) in dirty.noticed() {
+            let affected = view.concerned(std::iter::once(key));
+            affected.iter().for_each(|machine| self.machines.entry(*machine).notice(at));
+            machines.extend(affected);
+        }
+        machines
     }
 
     /// Observes, plans, applies and reports for `machines`; returns those to continue with at once.
-    async fn round(
+    async fn reconcile(
         &mut self,
-        machines: BTreeSet<MachineId>,
-        late: &BTreeMap<MachineId, Instant>,
+        machines: &BTreeSet<MachineId>,
+        postponed: &BTreeMap<MachineId, Instant>,
         lead: &Lease,
         pass: &mut Pass,
     ) -> Result<BTreeSet<MachineId>, crate::store::Error> {
-        let mut reports: BTreeMap<MachineId, Report> = BTreeMap::new();
-        let present = self.see(&machines, &mut reports, pass).await;
-        let mut plans = BTreeMap::new();
-        for machine in present {
-            let Some(rules) = self.seen.get(&machine) else { continue };
-            let Some(view) = &self.view else { break };
+        let mut planned = Planned::default();
+        let readable = self.read_rules(machines, &mut planned.reports, pass).await;
+        self.plan_machines(readable, &mut planned);
+        let mut kept_open = self.hold_if_rolled_back(&mut planned, lead).await?;
+        let unconfirmed = self.hold_unconfirmed(&mut planned);
+        if self.firewall.is_dry_run() {
+            self.describe_dry_run(&mut planned);
+            kept_open = planned.plans.keys().copied().collect();
+        }
+        let changes = self.changes_to_send(&planned.plans);
+        let mut first: Vec<MachineId> = postponed.keys().copied().collect();
+        first.sort_by_key(|machine| postponed.get(machine));
+        let outcomes = apply(&self.firewall, &changes, &first, lead).await;
+        let hold = |machine: MachineId| match () {
+            () if unconfirmed.contains(&machine) => Hold::Unconfirmed,
+            () if kept_open.contains(&machine) => Hold::KeptOpen,
+            () => Hold::None,
+        };
+        let (entries, mut continued) = self.settle_all(&mut planned, &outcomes, hold, postponed, pass);
+        let mut reports = planned.reports;
+        self.complete_reports(machines, &mut reports);
+        let mut gone = self.without_report(machines, &reports);
+        if !unconfirmed.is_empty() {
+            self.drop_view();
+            gone.clear();
+            continued.clear();
+        }
+        self.reports.write(&self.tree, reports, entries, &gone, lead).await?;
+        Ok(continued)
+    }
+
+    fn plan_machines(&self, readable: BTreeSet<MachineId>, planned: &mut Planned) {
+        let Some(view) = &self.view else { return };
+        for machine in readable {
+            let Some(rules) = self.machines.rules(machine) else { continue };
             let (wanted, plan) = self.plan(view, machine, rules);
             let mut report = self.describe(machine, &wanted, &plan);
             self.keep_granted(machine, &plan.withheld_closes, &mut report);
-            reports.insert(machine, report);
-            plans.insert(machine, plan);
+            planned.reports.insert(machine, report);
+            planned.plans.insert(machine, plan);
         }
-        let kept = self.hold_if_behind(&mut plans, &mut reports, lead).await?;
-        let doubted = self.hold_if_in_doubt(&mut plans, &mut reports);
-        let dry_run = self.firewall.is_dry_run();
-        if dry_run {
-            self.describe_dry_run(&plans, &mut reports);
-        }
-        let changes: BTreeMap<MachineId, Change> = plans
-            .iter()
-            .filter(|(id, plan)| {
-                let drift = self.seen.get(id).is_some_and(|seen| !seen.drift.is_empty());
-                let repairs = drift && !self.refusals.is_held(**id, Request::Repair);
-                !dry_run && (repairs || !plan.change.is_empty())
-            })
-            .map(|(id, plan)| (*id, plan.change.clone()))
-            .collect();
-        let mut first: Vec<MachineId> = late.keys().copied().collect();
-        first.sort_by_key(|machine| late.get(machine));
-        let outcomes = apply(&self.firewall, &changes, &first, lead).await;
-        let mut again = BTreeSet::new();
-        let mut done = BTreeMap::new();
-        for (machine, applied) in &outcomes {
-            let (Some(change), report) = (changes.get(machine), reports.entry(*machine).or_default()) else {
-                continue;
-            };
-            if let Some(entry) = self.entry(*machine, change, applied, report) {
-                done.insert(*machine, entry);
-            }
-            let divided = plans.get(machine).is_some_and(|plan| plan.divided);
-            self.learn(*machine, (change, divided), applied, report, pass);
-            self.postpone_unsent(*machine, applied, late);
-        }
-        for (machine, plan) in &plans {
-            let postponed = self.postponed.contains_key(machine);
-            if let Some(report) =
-                reports.get_mut(machine).filter(|report| postponed || report.problem.is_some())
-            {
-                self.keep_granted(*machine, &plan.deferred, report);
-            }
-            if postponed || doubted.contains(machine) {
-                continue;
-            }
-            let failed = outcomes.get(machine).is_some_and(|applied| applied.errors().next().is_some());
-            if dry_run || kept.contains(machine) {
-                if !failed {
-                    self.retries.succeeded(*machine);
-                }
-                continue;
-            }
-            self.time(*machine, plan);
-            if !failed {
-                // Replaced rules are closed only after a read shows the new ones: the provider may
-                // have merged an old rule into them. Lagging reads are retried with growing pauses.
-                if !plan.deferred.is_empty() && !plan.change.is_empty() {
-                    self.seen.remove(machine);
-                    self.try_later(*machine, Pace::ReadAgain);
-                    continue;
-                }
-                self.retries.succeeded(*machine);
-                // If nothing was sent, an immediate second pass would plan the same.
-                if plan.divided && !plan.change.is_empty() {
-                    again.insert(*machine);
-                }
-            }
-        }
-        let left = |view: &View, id: &MachineId| !view.machines.contains_key(id);
-        if let Some(view) = &self.view {
-            // The report of a removed machine only contains why its instance still exists.
-            let noted = machines.iter().filter(|id| left(view, id) && self.notes.contains_key(id));
-            noted.for_each(|id| _ = reports.insert(*id, Report::default()));
-        }
-        for (machine, report) in &mut reports {
-            report.note = self.notes.get(machine).cloned();
-            if let Some(note) = &report.note {
-                report.problem.get_or_insert_with(|| note.clone());
-            }
-            self.add_policy_problem(report);
-        }
-        let gone = |id: &MachineId| {
-            let view = self.view.as_ref().filter(|_| doubted.is_empty());
-            view.is_some_and(|v| !reports.contains_key(id) && (left(v, id) || v.own.contains(id)))
-        };
-        let gone = machines.iter().copied().filter(gone).collect();
-        if !doubted.is_empty() {
-            self.give_up_view();
-            again.clear();
-        }
-        self.reports.write(&self.tree, reports, done, &gone, lead).await?;
-        Ok(again)
     }
 
     fn plan(&self, view: &View, machine: MachineId, rules: &MachineRules) -> (Wanted, MachinePlan) {
@@ -470,34 +408,84 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
             }
         }
         let families: &[Family] = if rules.ipv6 { &[Family::V4, Family::V6] } else { &[Family::V4] };
-        let wanted = wanted(&requests, families, &self.policy);
+        let policy = self.policy.current();
+        let wanted = wanted(&requests, families, policy);
         let capacity =
             Capacity::new(self.firewall.rules_per_family(), &rules.foreign, self.firewall.is_atomic());
-        let theirs = rules.foreign.iter().filter_map(|foreign| foreign.exact).collect();
-        let limits = (capacity, &self.refusals.holds(machine));
-        let mut plan = plan_machine_within(&wanted, &rules.owned, &theirs, &last, &self.policy, limits);
-        if self.full_since.contains_key(&machine) {
+        let foreign = rules.foreign.iter().filter_map(|foreign| foreign.exact).collect();
+        let state = self.machines.get(machine);
+        let holds = state.map_or_else(Holds::default, |state| state.refusals.holds());
+        let limits = (capacity, &holds);
+        let mut plan = plan_machine_within(&wanted, &rules.owned, &foreign, &last, policy, limits);
+        if state.is_some_and(|state| state.full_since.is_some()) {
             plan.trim(&rules.owned, capacity);
         }
         (wanted, plan)
     }
 
-    /// Creates the container of the reports if it is missing.
-    ///
-    /// # Errors
-    /// Failures of the store.
-    pub async fn prepare(&self) -> Result<(), tree::Error> {
-        self.reports.prepare(&self.tree).await
+    /// The changes of machines that need one, including repairs without rules.
+    fn changes_to_send(&self, plans: &BTreeMap<MachineId, MachinePlan>) -> BTreeMap<MachineId, Change> {
+        if self.firewall.is_dry_run() {
+            return BTreeMap::new();
+        }
+        let needs_repair = |machine: MachineId| {
+            let state = self.machines.get(machine);
+            let drifted =
+                state.and_then(|state| state.rules.as_ref()).is_some_and(|rules| !rules.drift.is_empty());
+            drifted && state.is_some_and(|state| state.refusals.denial(Request::Repair).is_none())
+        };
+        let needed = plans.iter().filter(|(id, plan)| !plan.change.is_empty() || needs_repair(**id));
+        needed.map(|(id, plan)| (*id, plan.change.clone())).collect()
+    }
+
+    /// Settles the plans of all machines. Returns the entries of their change logs, and the machines
+    /// to continue with at once.
+    fn settle_all(
+        &mut self,
+        planned: &mut Planned,
+        outcomes: &Outcomes,
+        hold: impl Fn(MachineId) -> Hold,
+        postponed: &BTreeMap<MachineId, Instant>,
+        pass: &mut Pass,
+    ) -> (BTreeMap<MachineId, Entry>, BTreeSet<MachineId>) {
+        let (mut entries, mut continued) = (BTreeMap::new(), BTreeSet::new());
+        let now = Instant::now();
+        for (&machine, plan) in &planned.plans {
+            let (applied, report) = (outcomes.get(&machine), planned.reports.entry(machine).or_default());
+            if let Some(applied) = applied {
+                entries
+                    .extend(self.entry(machine, &plan.change, applied, report).map(|entry| (machine, entry)));
+            }
+            let attempt = Attempt {
+                plan,
+                applied,
+                hold: hold(machine),
+                is_atomic: self.firewall.is_atomic(),
+                last_problem: self.reports.get(machine).and_then(|report| report.problem.as_deref()),
+                postponed_since: postponed.get(&machine).copied(),
+                pass_since: self.pass_since,
+            };
+            let settled = settle(self.machines.entry(machine), report, &attempt, now, &mut *self.random);
+            self.keep_granted(machine, &settled.still_open, report);
+            pass.opened += settled.opened;
+            pass.closed += settled.closed;
+            settled.failures.iter().for_each(|kind| *pass.failures.entry(kind).or_default() += 1);
+            if let Some((opened, closed)) = settled.logged_change {
+                info!(%machine, opened, closed, "firewall changed");
+            }
+            if let Some(problem) = settled.new_problem {
+                warn!(%machine, problem, "firewall not changed");
+            }
+            if let Some(since) = settled.completed_since {
+                self.metrics.changed(since.elapsed());
+            }
+            if settled.continues {
+                continued.insert(machine);
+            }
+        }
+        (entries, continued)
     }
 }
-
-mod build_report;
-mod confirm;
-mod missing_units;
-mod outcome;
-mod policy_file;
-mod read_provider;
-mod rollback;
 
 #[cfg(test)]
 #[path = "controller_tests.rs"]

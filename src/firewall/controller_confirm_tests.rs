@@ -16,12 +16,12 @@ async fn closing_most_of_everything_takes_two_looks() {
     world.operator.unexpose(&"a".parse().unwrap()).await.unwrap();
     world.pass().await;
     assert_eq!(world.rules(0).len(), 12, "not on the word of one look");
-    assert!(world.agent.in_doubt() && world.problem(0).unwrap().contains("second look"));
+    assert!(world.agent.awaits_confirmation() && world.problem(0).unwrap().contains("second look"));
     world.pass().await;
     assert_eq!(world.rules(0).len(), 12, "nor on that of two in the same moment");
     tokio::time::advance(CONFIRM_AFTER).await;
     world.pass().await;
-    assert_eq!((world.rules(0).len(), world.agent.in_doubt(), world.problem(0)), (0, false, None));
+    assert_eq!((world.rules(0).len(), world.agent.awaits_confirmation(), world.problem(0)), (0, false, None));
 }
 
 /// Even a single close needs confirmation if the tree appears empty.
@@ -35,10 +35,10 @@ async fn a_look_that_shows_no_unit_is_not_believed_alone() {
     world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
     world.pass().await;
     assert_eq!(world.rules(0), ["80/tcp"]);
-    assert!(world.agent.in_doubt() && world.problem(0).unwrap().contains("second look"));
+    assert!(world.agent.awaits_confirmation() && world.problem(0).unwrap().contains("second look"));
     tokio::time::advance(CONFIRM_AFTER).await;
     world.pass().await;
-    assert_eq!((world.rules(0).len(), world.agent.in_doubt(), world.problem(0)), (0, false, None));
+    assert_eq!((world.rules(0).len(), world.agent.awaits_confirmation(), world.problem(0)), (0, false, None));
 }
 
 /// Whether units are removed one by one or all together, the ports of the last one are closed after
@@ -57,10 +57,17 @@ async fn removing_the_last_unit_takes_a_second_look() {
         assert_eq!(world.rules(0), ["80/tcp"]);
         world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
         world.pass_for(Key::Unit(unit)).await;
-        assert_eq!((world.rules(0).len(), world.agent.in_doubt()), (1, true), "an event is one read");
+        assert_eq!(
+            (world.rules(0).len(), world.agent.awaits_confirmation()),
+            (1, true),
+            "an event is one read"
+        );
         tokio::time::advance(CONFIRM_AFTER).await;
         world.pass().await;
-        assert_eq!((world.rules(0).len(), world.agent.in_doubt(), world.problem(0)), (0, false, None));
+        assert_eq!(
+            (world.rules(0).len(), world.agent.awaits_confirmation(), world.problem(0)),
+            (0, false, None)
+        );
     }
 }
 
@@ -112,7 +119,7 @@ async fn a_deleted_subtree_closes_nothing() {
         assert!(reason.contains(" is missing from the store"), "{deleted}: {reason}");
         assert!(reason.contains(deleted.as_str()) || deleted == paths::services(), "{deleted}: {reason}");
         // A controller that starts at this point has no earlier view.
-        world.agent.forget();
+        world.agent.drop_caches();
         world.look_often(unit).await;
         assert_eq!(world.rules(0), ["80/tcp"], "{deleted}");
     }
@@ -129,7 +136,7 @@ async fn a_deleted_container_closes_nothing_without_reports() {
         world.pass().await;
         world.delete_all(paths::firewall_report(MachineId::new(0))).await;
         world.delete_all(deleted.clone()).await;
-        world.agent.forget();
+        world.agent.drop_caches();
         for _ in 0..4 {
             tokio::time::advance(CONFIRM_AFTER).await;
             world.pass().await;

@@ -5,8 +5,8 @@ use super::*;
 use portcullis_provider::rule::RuleSet;
 
 /// Collects the ports that were open and that a request closes; for tests that only open ports.
-fn watch_for_shut_ports(provider: &Memory) -> std::sync::Arc<std::sync::Mutex<Vec<String>>> {
-    let shut = std::sync::Arc::<std::sync::Mutex<Vec<String>>>::default();
+fn watch_for_shut_ports(provider: &Memory) -> Arc<std::sync::Mutex<Vec<String>>> {
+    let shut = Arc::<std::sync::Mutex<Vec<String>>>::default();
     let (seen, mut owned) = (shut.clone(), BTreeSet::<Rule>::new());
     provider.set_script(move |call| {
         let before: RuleSet = owned.iter().collect();

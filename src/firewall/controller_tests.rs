@@ -386,15 +386,15 @@ async fn what_is_wrong_with_a_machine_is_in_its_report_and_goes_again() {
     world.expose("a").await;
     let ids = BTreeSet::from([waiting, MachineId::new(1)]);
     let notes: BTreeMap<_, _> = ids.iter().map(|id| (*id, "its instance is gone".to_owned())).collect();
-    assert_eq!(world.agent.note(notes.clone(), true), ids);
-    assert_eq!(world.agent.note(notes, true), BTreeSet::new(), "said before");
+    assert_eq!(world.agent.set_notes(&notes, true), ids);
+    assert_eq!(world.agent.set_notes(&notes, true), BTreeSet::new(), "said before");
     world.pass().await;
     assert_eq!(
         [world.problem(0), world.problem(1)],
         [const { "its instance is gone" }; 2].map(|t| Some(t.to_owned()))
     );
     assert_eq!(world.rules(1), ["80/tcp"], "its rules are looked after all the same");
-    assert_eq!(world.agent.note(BTreeMap::new(), true), ids);
+    assert_eq!(world.agent.set_notes(&BTreeMap::new(), true), ids);
     world.pass().await;
     assert_eq!((world.problem(0).as_deref(), world.problem(1)), (Some("not provisioned yet"), None));
 }

@@ -9,7 +9,7 @@ use portcullis_provider::rule::{Cidr, Family, PortRange, Rule, RuleSet};
 use serde_json::{Value, json};
 
 use super::observe::{Readable, UnitFacts, View};
-use super::report::{NOBODY, Report};
+use super::report::{NO_REPORT, Report};
 use super::wanted::PortRequest;
 use crate::model::{MachineId, UnitId};
 
@@ -171,7 +171,7 @@ pub fn explain(
     let nothing = Report::default();
     let report = match report {
         None => {
-            explained.problem = Some(NOBODY.to_owned());
+            explained.problem = Some(NO_REPORT.to_owned());
             &nothing
         }
         Some(Err(problem)) => {

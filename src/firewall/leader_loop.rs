@@ -91,7 +91,7 @@ pub async fn run_provisioning<T: Tree, F: Firewall, P: Provisioning>(
             // Failures of the store are ignored here, because `Lease::acquire` reports them.
             never = async {
                 loop {
-                    let error = controller.stand_by(tree).await;
+                    let error = controller.follow_checkpoints(tree).await;
                     debug!(%error, "cannot follow the checkpoints of the leader");
                     tokio::time::sleep(STORE_PAUSE).await;
                 }
@@ -163,7 +163,7 @@ async fn firewall_rounds<T: Tree, F: Firewall>(
     (wakes, news): (&watch::Sender<Wake>, mpsc::Receiver<News>),
     stop: &mut watch::Receiver<bool>,
 ) -> Result<Ended, Error> {
-    controller.forget();
+    controller.drop_caches();
     controller.prepare().await?;
     let changes = Changes::new(tree.watch(&paths::root()).await?);
     let resync = if planted(Bug::NoResync) { 1000 * resync } else { resync };
@@ -194,7 +194,7 @@ impl<T: Tree, F: Firewall> Reconciler for Passes<'_, T, F> {
             gathered = self.changes.gather() => return Ok(gathered?),
             Some(news) = self.news.recv() => news,
         };
-        for machine in self.controller.note(news.problems, news.whole).into_iter().chain(news.changed) {
+        for machine in self.controller.set_notes(&news.problems, news.whole).into_iter().chain(news.changed) {
             self.changes.add(&Event::Changed(paths::machine(machine)));
         }
         Ok(())
@@ -240,7 +240,10 @@ impl<T: Tree, F: Firewall> Reconciler for Passes<'_, T, F> {
             progress.passes += 1;
             progress.last = pass;
         });
-        Ok(Passed::Looked { everything: dirty.everything(), unconfirmed: self.controller.in_doubt() })
+        Ok(Passed::Looked {
+            everything: dirty.everything(),
+            unconfirmed: self.controller.awaits_confirmation(),
+        })
     }
 }
 

@@ -40,7 +40,7 @@ impl<T: Tree, F: Firewall> Workload for LocalFirewall<'_, T, F> {
     fn claimed(&mut self) {
         self.progress.send_modify(Progress::leads);
         if let Some(controller) = self.controller.as_deref_mut() {
-            controller.forget();
+            controller.drop_caches();
         }
     }
 
@@ -64,7 +64,7 @@ impl<T: Tree, F: Firewall> Workload for LocalFirewall<'_, T, F> {
             progress.passes += 1;
             progress.last = pass;
         });
-        Ok(controller.in_doubt())
+        Ok(controller.awaits_confirmation())
     }
 
     fn watched(&self) -> Option<Vec<NodePath>> {

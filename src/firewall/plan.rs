@@ -139,7 +139,7 @@ fn respell(owned: &BTreeSet<Rule>, target: &RuleSet, capacity: Capacity, holds: 
         if holds.open.rules.is_empty() {
             Box::new(target.rules())
         } else {
-            Box::new(holds.open.spell(target).into_iter())
+            Box::new(holds.open.permitted_rules(target).into_iter())
         }
     };
     let joined = Change::joining(owned, target, spelled());
@@ -206,9 +206,9 @@ impl MachinePlan {
 /// Whether a pass may be applied at once, or needs confirmation by a second read of the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Confidence {
-    Sure,
+    Sufficient,
     /// The pass would close `closing` of `of` rules.
-    LookAgain {
+    ReadAgain {
         closing: usize,
         of: usize,
     },
@@ -220,7 +220,11 @@ pub enum Confidence {
 pub fn confidence<'a>(plans: impl Iterator<Item = &'a MachinePlan>, of: usize, whole: bool) -> Confidence {
     let closing = plans.map(|plan| plan.lost().len()).sum();
     let most = closing >= MASS_CLOSE_MIN && closing * MASS_CLOSE_SHARE > of;
-    if most || (!whole && closing > 0) { Confidence::LookAgain { closing, of } } else { Confidence::Sure }
+    if most || (!whole && closing > 0) {
+        Confidence::ReadAgain { closing, of }
+    } else {
+        Confidence::Sufficient
+    }
 }
 
 pub(super) fn intersection(a: &RuleSet, b: &RuleSet) -> RuleSet {

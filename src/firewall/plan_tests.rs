@@ -237,19 +237,19 @@ fn closing_most_of_everything_asks_for_a_second_look() {
         ..MachinePlan::default()
     };
     for (there, closing, expected) in [
-        (9, 9, Confidence::Sure),
-        (10, 10, Confidence::LookAgain { closing: 10, of: 10 }),
-        (20, 10, Confidence::Sure),
-        (20, 11, Confidence::LookAgain { closing: 11, of: 20 }),
+        (9, 9, Confidence::Sufficient),
+        (10, 10, Confidence::ReadAgain { closing: 10, of: 10 }),
+        (20, 10, Confidence::Sufficient),
+        (20, 11, Confidence::ReadAgain { closing: 11, of: 20 }),
     ] {
         let owned = owned(there);
         let plan = shut(&owned, closing);
         assert_eq!(confidence([&plan].into_iter(), owned.len(), true), expected, "{closing} of {there}");
     }
     let (some, none) = (shut(&owned(20), 1), shut(&owned(20), 0));
-    let doubt = Confidence::LookAgain { closing: 1, of: 20 };
+    let doubt = Confidence::ReadAgain { closing: 1, of: 20 };
     assert_eq!(confidence([&some].into_iter(), 20, false), doubt, "there may be more to come");
-    assert_eq!(confidence([&none].into_iter(), 20, false), Confidence::Sure);
+    assert_eq!(confidence([&none].into_iter(), 20, false), Confidence::Sufficient);
 }
 
 fn any_ranges() -> impl Strategy<Value = Vec<(u16, u16)>> {

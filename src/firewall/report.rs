@@ -20,8 +20,11 @@ const SURELY_FEW: usize = 100;
 /// The problem of a machine that has no instance yet. Status does not print it.
 pub const NOT_PROVISIONED: &str = "not provisioned yet";
 
+/// The problem of a machine whose group the provider does not have.
+pub const NO_GROUP: &str = "the provider has nothing to hold its rules";
+
 /// The problem of a machine without a report.
-pub const NOBODY: &str = "no controller has reported on this machine yet";
+pub const NO_REPORT: &str = "no controller has reported on this machine yet";
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {

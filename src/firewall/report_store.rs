@@ -16,7 +16,7 @@ use crate::store::lease::Lease;
 use crate::store::tree::{self, Tree};
 
 /// The maximum number of change log entries per machine that wait to be written.
-const MAX_UNTOLD: usize = 20;
+const MAX_UNWRITTEN: usize = 20;
 
 /// All reports in the tree, with their versions.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub struct ReportStore {
     /// unchanged.
     unreadable: BTreeSet<MachineId>,
     /// Journal entries that could not be written yet, the oldest first.
-    untold: BTreeMap<MachineId, VecDeque<Entry>>,
+    unwritten: BTreeMap<MachineId, VecDeque<Entry>>,
 }
 
 impl ReportStore {
@@ -40,7 +40,7 @@ impl ReportStore {
             known: BTreeMap::new(),
             orphans: BTreeSet::new(),
             unreadable: BTreeSet::new(),
-            untold: BTreeMap::new(),
+            unwritten: BTreeMap::new(),
         }
     }
 
@@ -51,7 +51,7 @@ impl ReportStore {
             known: BTreeMap::new(),
             orphans: BTreeSet::new(),
             unreadable: BTreeSet::new(),
-            untold: BTreeMap::new(),
+            unwritten: BTreeMap::new(),
         }
     }
 
@@ -142,11 +142,11 @@ impl ReportStore {
         let mut gone = gone | &std::mem::take(&mut self.orphans);
         gone.retain(|machine| !reports.contains_key(machine));
         for (machine, entry) in done {
-            let untold = self.untold.entry(machine).or_default();
-            untold.push_back(entry);
-            untold.drain(..untold.len().saturating_sub(MAX_UNTOLD));
+            let unwritten = self.unwritten.entry(machine).or_default();
+            unwritten.push_back(entry);
+            unwritten.drain(..unwritten.len().saturating_sub(MAX_UNWRITTEN));
         }
-        self.untold.retain(|machine, _| !gone.contains(machine));
+        self.unwritten.retain(|machine, _| !gone.contains(machine));
         let mut logs = self.log_updates(tree, &gone).await?;
         let mut updates = Vec::new();
         for (machine, report) in reports {
@@ -179,7 +179,7 @@ impl ReportStore {
         let alone = |(machine, log)| Update { machine, report: Content::Unchanged, log };
         updates.extend(logs.into_iter().map(alone));
         self.place.write(tree, lead, updates).await?;
-        self.untold.clear();
+        self.unwritten.clear();
         Ok(())
     }
 
@@ -190,10 +190,10 @@ impl ReportStore {
         gone: &BTreeSet<MachineId>,
     ) -> Result<BTreeMap<MachineId, Content>, tree::Error> {
         let known_gone = gone.iter().filter(|id| self.known.contains_key(id));
-        let ids: BTreeSet<MachineId> = self.untold.keys().chain(known_gone).copied().collect();
+        let ids: BTreeSet<MachineId> = self.unwritten.keys().chain(known_gone).copied().collect();
         let mut updates = BTreeMap::new();
         for (id, node) in self.place.logs(tree, ids).await? {
-            let Some(entries) = self.untold.get(&id) else {
+            let Some(entries) = self.unwritten.get(&id) else {
                 if let Some(node) = node {
                     updates.insert(id, Content::Delete(node.version));
                 }
@@ -218,8 +218,8 @@ impl ReportStore {
     }
 
     /// Drops unwritten change log entries: after a change of leader they would be out of order.
-    pub fn forget_untold(&mut self) {
-        self.untold.clear();
+    pub fn drop_unwritten(&mut self) {
+        self.unwritten.clear();
     }
 
     /// Creates the container of the reports if it is missing.

@@ -3,7 +3,7 @@
 use super::explain::{Explained, State};
 use super::machine_reports::MachineReports;
 use super::observe::{self, Exposure, UnitFacts};
-use super::report::{NOBODY, NOT_PROVISIONED};
+use super::report::{NO_REPORT, NOT_PROVISIONED};
 use crate::model::{Cidr, MachineId};
 use crate::status::sections::Firewall;
 use crate::store::Snapshot;
@@ -29,7 +29,7 @@ pub fn of(snapshot: &Snapshot) -> Firewall {
 }
 
 fn add(section: &mut Firewall, machine: MachineId, explained: Explained) {
-    let problem = explained.problem.filter(|problem| problem != NOBODY && problem != NOT_PROVISIONED);
+    let problem = explained.problem.filter(|problem| problem != NO_REPORT && problem != NOT_PROVISIONED);
     if let Some(problem) = &problem {
         section.machines.entry(machine).or_insert_with(|| problem.clone());
     }

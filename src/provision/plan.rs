@@ -4,7 +4,6 @@
 //! between.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Add;
 use std::time::Duration;
 
 use portcullis_provider::provider::{Group, GroupId, Instance, InstanceId, InstanceState, Inventory, Origin};
@@ -12,7 +11,8 @@ use serde_json::Value;
 
 use crate::model::planted::{Bug, planted};
 use crate::model::{self, MachineId, UnitId};
-use crate::runtime::confirm::CONFIRM_AFTER;
+use crate::runtime::clock::Moment;
+use crate::runtime::confirm::FirstRead;
 use crate::store::paths;
 use crate::store::records::{self, LOCAL_INSTANCE};
 
@@ -84,7 +84,7 @@ pub struct Plan {
     /// Machines whose instance no longer exists. Only the operator can decide about them.
     pub vanished: BTreeMap<MachineId, String>,
     /// Steps that a second read has to confirm; they are not in `steps`.
-    pub doubted: Vec<Step>,
+    pub unconfirmed: Vec<Step>,
     /// Such steps that a second read has confirmed; they are in `steps`.
     pub confirmed: Vec<Step>,
     /// Whether an instance is pending, so that another read is needed.
@@ -155,7 +155,7 @@ pub fn provision(machines: &Records, inventory: &Inventory, is_confirmed: impl F
         plan.confirmed = doubtful;
         plan.steps.extend(ends);
     } else {
-        plan.doubted = doubtful;
+        plan.unconfirmed = doubtful;
     }
     plan
 }
@@ -345,7 +345,7 @@ impl<I> Default for Missing<I> {
     }
 }
 
-impl<I: Copy + Ord + Add<Duration, Output = I>> Missing<I> {
+impl<I: Moment> Missing<I> {
     /// Adds the result of a read, and returns the instances that have been missing for long enough.
     pub fn settled(&mut self, vanished: &BTreeMap<MachineId, String>, now: I) -> BTreeMap<MachineId, String> {
         self.since.retain(|machine, _| vanished.contains_key(machine));
@@ -368,39 +368,40 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Missing<I> {
 
 /// Removals that a second read has to confirm. `I` is a point in time.
 #[derive(Debug)]
-pub struct Doubt<I> {
-    held: Option<(Vec<Step>, I)>,
+pub struct Confirmation<I> {
+    first: Option<FirstRead<Vec<Step>, I>>,
     /// Planned by at least two reads in a row. If they fail they are retried without another
     /// confirmation.
     confirmed: Vec<Step>,
 }
 
-impl<I> Default for Doubt<I> {
+impl<I> Default for Confirmation<I> {
     fn default() -> Self {
-        Self { held: None, confirmed: Vec::new() }
+        Self { first: None, confirmed: Vec::new() }
     }
 }
 
-impl<I: Copy + Ord + Add<Duration, Output = I>> Doubt<I> {
+impl<I: Moment> Confirmation<I> {
     /// Returns whether an earlier read planned the same removals, long enough before `now`.
-    pub fn confirms(&self, ends: &[Step], now: I) -> bool {
-        let again = matches!(&self.held, Some((held, at)) if *at <= now && held == ends);
-        again || (!ends.is_empty() && ends.iter().all(|step| self.confirmed.contains(step)))
+    pub fn confirms(&self, removals: &[Step], now: I) -> bool {
+        let first = self.first.as_ref().and_then(|first| first.before(now));
+        let again = first.is_some_and(|first| first == removals);
+        again || (!removals.is_empty() && removals.iter().all(|step| self.confirmed.contains(step)))
     }
 
     /// Adds the result of a read.
-    pub fn hold(&mut self, plan: &Plan, now: I) {
+    pub fn add(&mut self, plan: &Plan, now: I) {
         self.confirmed.clone_from(&plan.confirmed);
-        match &self.held {
-            _ if plan.doubted.is_empty() => self.held = None,
-            Some((held, _)) if *held == plan.doubted => {}
-            _ => self.held = Some((plan.doubted.clone(), now + CONFIRM_AFTER)),
+        match &self.first {
+            _ if plan.unconfirmed.is_empty() => self.first = None,
+            Some(first) if *first.value() == plan.unconfirmed => {}
+            _ => self.first = Some(FirstRead::new(plan.unconfirmed.clone(), now)),
         }
     }
 
     /// Returns the time of the confirming read.
     pub fn next(&self) -> Option<I> {
-        self.held.as_ref().map(|(_, at)| *at)
+        self.first.as_ref().map(FirstRead::confirm_at)
     }
 }
 

@@ -8,7 +8,7 @@ use portcullis_provider::{Applied, Firewall};
 
 use tracing::info;
 
-use super::{FirewallController, Scope, missing_units};
+use super::{FirewallController, Planned, Scope, missing_units};
 use crate::firewall::change_log::Entry;
 use crate::firewall::plan::MachinePlan;
 use crate::firewall::report::Report;
@@ -27,14 +27,15 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
                 granted.insert(*unit, had.union(&plan.kept_for_frozen));
             }
         }
-        let mut problems = self.refusals.problems(machine);
+        let mut problems =
+            self.machines.get(machine).map(|state| state.refusals.problems()).unwrap_or_default();
         if !plan.over.is_empty() {
             problems.push(format!("its firewall is full: {} rules do not fit", plan.over.len()));
         }
         let vanished = self.view.as_ref().and_then(|view| missing_units::problem(view, machine));
         problems.extend(vanished.filter(|_| plan.over.is_empty()));
-        let seen = self.seen.get(&machine);
-        let foreign = seen.map(|seen| seen.foreign.iter().map(|f| f.text.clone()).collect());
+        let rules = self.machines.rules(machine);
+        let foreign = rules.map(|rules| rules.foreign.iter().map(|f| f.text.clone()).collect());
         let names = granted.keys().map(|unit| (*unit, self.name(machine, *unit))).collect();
         Report {
             dry_run: self.firewall.is_dry_run().then(|| plan.would()),
@@ -51,25 +52,56 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
             problem: (!problems.is_empty()).then(|| problems.join("; ")),
             note: None,
             foreign: foreign.unwrap_or_default(),
-            no_ipv6: seen.is_some_and(|seen| !seen.ipv6),
+            no_ipv6: rules.is_some_and(|rules| !rules.ipv6),
         }
     }
 
     /// Keeps all rules as granted, because a dry run closes none, and logs each machine's changes
     /// once.
-    pub(super) fn describe_dry_run(
-        &self,
-        plans: &BTreeMap<MachineId, MachinePlan>,
-        reports: &mut BTreeMap<MachineId, Report>,
-    ) {
-        for (machine, plan) in plans {
-            let Some(report) = reports.get_mut(machine) else { continue };
+    pub(super) fn describe_dry_run(&self, planned: &mut Planned) {
+        for (machine, plan) in &planned.plans {
+            let Some(report) = planned.reports.get_mut(machine) else { continue };
             self.keep_granted(*machine, &(&plan.change.close | &plan.deferred), report);
             let last = self.reports.get(*machine).and_then(|report| report.dry_run.as_ref());
-            if let Some(words) = report.dry_run.as_ref().filter(|words| last != Some(words)) {
-                info!(%machine, words, "dry run: firewall left unchanged");
+            if let Some(changes) = report.dry_run.as_ref().filter(|changes| last != Some(changes)) {
+                info!(%machine, changes, "dry run: firewall left unchanged");
             }
         }
+    }
+
+    /// Adds notes and the problem of the policy file to the reports, and reports about removed
+    /// machines that have a note.
+    pub(super) fn complete_reports(
+        &self,
+        machines: &BTreeSet<MachineId>,
+        reports: &mut BTreeMap<MachineId, Report>,
+    ) {
+        if let Some(view) = &self.view {
+            // The report of a removed machine only contains why its instance still exists.
+            let removed = machines.iter().filter(|id| !view.machines.contains_key(id));
+            let noted = removed.filter(|id| self.machines.note(**id).is_some());
+            noted.for_each(|id| _ = reports.insert(*id, Report::default()));
+        }
+        for (machine, report) in reports {
+            report.note = self.machines.note(*machine).cloned();
+            if let Some(note) = &report.note {
+                report.problem.get_or_insert_with(|| note.clone());
+            }
+            self.policy.add_problem(report);
+        }
+    }
+
+    /// Returns the machines whose reports are to be removed: they left the tree, or manage their own
+    /// firewall and have no group.
+    pub(super) fn without_report(
+        &self,
+        machines: &BTreeSet<MachineId>,
+        reports: &BTreeMap<MachineId, Report>,
+    ) -> BTreeSet<MachineId> {
+        let Some(view) = &self.view else { return BTreeSet::new() };
+        let is_gone = |id: &&MachineId| !view.machines.contains_key(id) || view.own.contains(id);
+        let unreported = machines.iter().filter(|id| !reports.contains_key(id));
+        unreported.filter(is_gone).copied().collect()
     }
 
     /// Keeps rules that should have been closed and are still open in the report of the units that
@@ -100,7 +132,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
             return None;
         }
         let before = self.reports.granted(machine);
-        let drift = self.seen.get(&machine).map(|seen| seen.drift.as_slice()).unwrap_or_default();
+        let drift = self.machines.rules(machine).map(|rules| rules.drift.as_slice()).unwrap_or_default();
         Some(Entry::new((self.wall_ms)(), change, applied, drift, |rule| {
             let granted = if change.open.contains(rule) { &now.granted } else { &before };
             let has = |(_, rules): &(&UnitId, &RuleSet)| !rules.minus(&rules.minus(&one(*rule))).is_empty();

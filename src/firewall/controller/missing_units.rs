@@ -37,23 +37,26 @@ pub(super) fn problem(view: &View, machine: MachineId) -> Option<String> {
 }
 
 impl<T: Tree, F: Firewall> FirewallController<T, F> {
-    /// Adds units to the view that are missing from it and that one of the `doubtful` machines
+    /// Adds units to the view that are missing from it and that one of `machines`
     /// lists.
-    pub(super) async fn find_vanished(&mut self, doubtful: &BTreeSet<MachineId>) -> Result<(), tree::Error> {
+    pub(super) async fn find_missing_units(
+        &mut self,
+        machines: &BTreeSet<MachineId>,
+    ) -> Result<(), tree::Error> {
         let Some(view) = self.view.as_mut().filter(|_| self.scope == Scope::Environment) else {
             return Ok(());
         };
         if planted(Bug::MissingIsRemoved) {
             return Ok(());
         }
-        let doubtful: Vec<MachineId> =
-            doubtful.iter().filter(|id| view.machines.contains_key(id)).copied().collect();
-        if doubtful.is_empty() {
+        let machines: Vec<MachineId> =
+            machines.iter().filter(|id| view.machines.contains_key(id)).copied().collect();
+        if machines.is_empty() {
             return Ok(());
         }
-        let lists = doubtful.iter().map(|id| Read::Children(paths::machine_units(*id))).collect();
+        let lists = machines.iter().map(|id| Read::Children(paths::machine_units(*id))).collect();
         let mut listed: Vec<(UnitId, MachineId)> = Vec::new();
-        for (machine, answer) in doubtful.iter().zip(self.tree.read_many(lists).await?) {
+        for (machine, answer) in machines.iter().zip(self.tree.read_many(lists).await?) {
             let names = answer.into_children().unwrap_or_default();
             let ids = names.iter().filter_map(|name| UnitId::from_key(name).ok());
             listed.extend(ids.filter(|id| view.units.get(*id).is_none()).map(|id| (id, *machine)));
@@ -73,7 +76,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
                 view.vanished.insert(id);
             }
         }
-        self.trust.refreshed(Instant::now());
+        self.confirmation.view_updated(Instant::now());
         Ok(())
     }
 }

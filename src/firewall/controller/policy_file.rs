@@ -1,45 +1,62 @@
-//! The policy file while the agent runs. Each full read includes the file; if the file cannot be
-//! used, the last valid policy stays in force and every report shows the reason.
+//! The policy while the controller runs. Each full read includes the policy file; if the file cannot
+//! be used, the last valid policy stays in force and every report shows the reason.
 
-use portcullis_provider::Firewall;
 use tracing::{info, warn};
 
-use super::{FirewallController, PolicyReader};
+use crate::firewall::policy::Policy;
 use crate::firewall::report::Report;
-use crate::store::tree::Tree;
 
-impl<T: Tree, F: Firewall> FirewallController<T, F> {
-    /// Sets a policy that is read again at every full comparison.
-    #[must_use]
-    pub fn with_policy_reader(mut self, reader: Option<PolicyReader>) -> Self {
-        self.policy_reader = reader;
-        self
+/// Reads the policy again, or returns why it cannot be used.
+pub type PolicyReader = Box<dyn FnMut() -> Result<Policy, String> + Send + Sync>;
+
+pub(super) struct PolicyFile {
+    /// The last policy that was read successfully.
+    current: Policy,
+    /// `None` if there is no file.
+    reader: Option<PolicyReader>,
+    /// Why the policy could not be read again. Shown in the reports of all machines.
+    problem: Option<String>,
+}
+
+impl PolicyFile {
+    pub(super) fn new(current: Policy) -> Self {
+        Self { current, reader: None, problem: None }
     }
 
-    pub(super) fn read_policy_again(&mut self) {
-        let Some(read) = &mut self.policy_reader else { return };
+    pub(super) fn set_reader(&mut self, reader: Option<PolicyReader>) {
+        self.reader = reader;
+    }
+
+    pub(super) fn current(&self) -> &Policy {
+        &self.current
+    }
+
+    /// Reads the file again, if there is one.
+    pub(super) fn reread(&mut self) {
+        let Some(read) = &mut self.reader else { return };
         match read() {
             Ok(policy) => {
-                if policy != self.policy {
+                if policy != self.current {
                     info!("policy changed");
-                    self.policy = policy;
+                    self.current = policy;
                 }
-                if self.policy_problem.take().is_some() {
+                if self.problem.take().is_some() {
                     info!("policy file can be used again");
                 }
             }
             Err(problem) => {
                 let problem = format!("the policy that was read last stays in force: {problem}");
-                if self.policy_problem.as_ref() != Some(&problem) {
-                    warn!("{problem}");
-                    self.policy_problem = Some(problem);
+                if self.problem.as_ref() != Some(&problem) {
+                    warn!(problem, "policy file cannot be used");
+                    self.problem = Some(problem);
                 }
             }
         }
     }
 
-    pub(super) fn add_policy_problem(&self, report: &mut Report) {
-        if let Some(problem) = &self.policy_problem {
+    /// Adds the problem of the file to a report, before its other problem.
+    pub(super) fn add_problem(&self, report: &mut Report) {
+        if let Some(problem) = &self.problem {
             let other = report.problem.take().map_or_else(String::new, |other| format!("; {other}"));
             report.problem = Some(format!("{problem}{other}"));
         }

@@ -3,116 +3,151 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use portcullis_provider::Firewall;
 use portcullis_provider::planted::{Bug, planted};
-use portcullis_provider::provider::Seen;
+use portcullis_provider::provider::{MachineNumber, Seen};
+use portcullis_provider::{Error, Firewall};
 use tokio::time::Instant;
 use tracing::warn;
 
 use super::{FirewallController, Pass, Scope};
 use crate::firewall::refusals::Request;
-use crate::firewall::report::{NOT_PROVISIONED, Report};
+use crate::firewall::report::{NO_GROUP, NOT_PROVISIONED, Report};
 use crate::machine::number;
 use crate::machine::retry::Pace;
 use crate::model::MachineId;
 use crate::store::tree::Tree;
 
+type Reports = BTreeMap<MachineId, Report>;
+
 impl<T: Tree, F: Firewall> FirewallController<T, F> {
     /// Reads the rules of `machines` that are not cached, and returns the machines whose rules are
     /// known.
-    pub(super) async fn see(
+    pub(super) async fn read_rules(
         &mut self,
         machines: &BTreeSet<MachineId>,
-        reports: &mut BTreeMap<MachineId, Report>,
+        reports: &mut Reports,
         pass: &mut Pass,
     ) -> BTreeSet<MachineId> {
-        let mut wanted = BTreeSet::new();
-        let mut failed = BTreeSet::new();
+        let Some(mut known) = self.machines_with_rules(machines, reports) else { return BTreeSet::new() };
+        let mut failed = self.denied_reads(&known, reports);
+        known.retain(|id| !failed.contains(id));
+        let uncached: BTreeSet<MachineId> =
+            known.iter().filter(|id| self.machines.rules(**id).is_none()).copied().collect();
+        if !uncached.is_empty() {
+            let numbers = uncached.iter().map(|id| number(*id)).collect();
+            // Boxed, for the reason given in `apply`.
+            match Box::pin(self.firewall.observe(&numbers)).await {
+                Ok(found) => {
+                    let absent = self.record_rules(&uncached, found, reports);
+                    known.retain(|id| !absent.contains(id));
+                }
+                Err(error) => {
+                    warn!(%error, machines = uncached.len(), "provider not readable");
+                    *pass.failures.entry(error.kind()).or_default() += 1;
+                    self.record_failed_read(&uncached, &error, reports);
+                    known.retain(|id| !uncached.contains(id));
+                    failed.extend(uncached);
+                }
+            }
+        }
+        self.machines.mark_read(machines.difference(&failed));
+        known
+    }
+
+    /// Returns the machines that have rules according to the view.
+    fn machines_with_rules(
+        &mut self,
+        machines: &BTreeSet<MachineId>,
+        reports: &mut Reports,
+    ) -> Option<BTreeSet<MachineId>> {
+        let mut with_rules = BTreeSet::new();
+        let Some(view) = &self.view else { return Some(with_rules) };
         for &machine in machines {
-            let Some(view) = &self.view else { break };
             match view.machines.get(&machine) {
                 // Removed from the tree: provisioning removes its group together with its instance.
-                None => _ = (self.seen.remove(&machine), self.changing.remove(&machine)),
-                // An agent for its own machine needs neither the instance nor the record.
-                Some(_) if self.scope != Scope::Environment => drop(wanted.insert(machine)),
-                Some(Err(_)) if planted(Bug::OneSpoilsAll) => return BTreeSet::new(),
+                None => {
+                    let state = self.machines.entry(machine);
+                    (state.rules, state.changing_since) = (None, None);
+                }
+                // A controller for its own machine needs neither the instance nor the record.
+                Some(_) if self.scope != Scope::Environment => drop(with_rules.insert(machine)),
+                Some(Err(_)) if planted(Bug::OneSpoilsAll) => return None,
                 Some(Err(reason)) => {
                     reports.insert(machine, self.reports.keep(machine, reason.clone()));
                 }
-                Some(Ok(record)) if record.instance_id.is_none() && view.own.contains(&machine) => {}
-                Some(Ok(record)) if record.instance_id.is_none() => {
-                    let note = self.notes.get(&machine).map_or(NOT_PROVISIONED, String::as_str);
+                Some(Ok(record)) if record.instance_id.is_some() => drop(with_rules.insert(machine)),
+                Some(Ok(_)) if view.own.contains(&machine) => {}
+                Some(Ok(_)) => {
+                    let note = self.machines.note(machine).map_or(NOT_PROVISIONED, String::as_str);
                     reports.insert(machine, self.reports.keep(machine, note.to_owned()));
                 }
-                Some(Ok(_)) => drop(wanted.insert(machine)),
             }
             // There is no request that could be retried; the next change of the machine triggers a
             // pass.
-            if !wanted.contains(&machine) && !planted(Bug::NeverLetsGo) {
-                self.retries.succeeded(machine);
-                self.noticed.remove(&machine);
+            if !with_rules.contains(&machine) && !planted(Bug::NeverLetsGo) {
+                let state = self.machines.entry(machine);
+                (state.retry, state.noticed_at) = (None, None);
             }
         }
-        let mut unseen: BTreeSet<_> =
-            wanted.iter().filter(|id| !self.seen.contains_key(id)).map(|id| number(*id)).collect();
-        unseen.retain(|&number| {
-            let id = MachineId::new(number.get());
-            let Some(reason) = self.refusals.look(id) else { return true };
+        Some(with_rules)
+    }
+
+    /// Returns those of `machines` whose rules are not cached and must not be read for now, because
+    /// the last read was denied.
+    fn denied_reads(&mut self, machines: &BTreeSet<MachineId>, reports: &mut Reports) -> BTreeSet<MachineId> {
+        let mut denied = BTreeSet::new();
+        for &id in machines {
+            let state = self.machines.entry(id);
+            let Some(reason) = state.refusals.denial(Request::Read).filter(|_| state.rules.is_none()) else {
+                continue;
+            };
             reports.insert(id, self.reports.keep(id, reason.to_owned()));
-            self.noticed.entry(id).or_insert(self.since);
+            state.noticed_at.get_or_insert(self.pass_since);
             // The machine is due again when the hold ends, and not before.
-            self.retries.succeeded(id);
-            wanted.remove(&id);
-            failed.insert(id);
-            false
-        });
-        if unseen.is_empty() {
-            self.trust.judged(machines.difference(&failed));
-            return wanted;
+            state.retry = None;
+            denied.insert(id);
         }
-        // Boxed, for the reason given in `apply`.
-        let found = Box::pin(self.firewall.observe(&unseen)).await;
-        let ids: Vec<MachineId> = unseen.iter().map(|number| MachineId::new(number.get())).collect();
-        match found {
-            Ok(mut found) => {
-                for id in ids {
-                    self.refusals.accepted(id, Request::Look, false);
-                    match found.remove(&number(id)) {
-                        Some(Seen::Present(rules)) => drop(self.seen.insert(id, rules)),
-                        Some(Seen::Absent) | None => {
-                            wanted.remove(&id);
-                            if self.view.as_ref().is_some_and(|view| view.own.contains(&id)) {
-                                self.retries.succeeded(id);
-                                continue;
-                            }
-                            let note = self.notes.get(&id).map(String::as_str);
-                            let problem =
-                                note.unwrap_or("the provider has nothing to hold its rules").to_owned();
-                            reports.insert(id, self.reports.keep(id, problem));
-                            self.try_later(id, Pace::BackOff);
-                        }
-                    }
-                }
+        denied
+    }
+
+    /// Caches the rules that the provider returned. Returns the machines for which it has none.
+    fn record_rules(
+        &mut self,
+        uncached: &BTreeSet<MachineId>,
+        mut found: BTreeMap<MachineNumber, Seen>,
+        reports: &mut Reports,
+    ) -> BTreeSet<MachineId> {
+        let (mut absent, now) = (BTreeSet::new(), Instant::now());
+        for &id in uncached {
+            let state = self.machines.entry(id);
+            state.refusals.accepted(Request::Read, false);
+            if let Some(Seen::Present(rules)) = found.remove(&number(id)) {
+                state.rules = Some(rules);
+                continue;
             }
-            Err(err) => {
-                warn!(error = %err, machines = ids.len(), "provider not readable");
-                *pass.failures.entry(err.kind()).or_default() += 1;
-                // A single request was denied for all machines, so they are due again together.
-                let (now, random) = (Instant::now(), (self.random)());
-                for id in ids {
-                    wanted.remove(&id);
-                    failed.insert(id);
-                    self.noticed.entry(id).or_insert(self.since);
-                    reports.insert(id, self.reports.keep(id, err.to_string()));
-                    if self.refusals.denied(id, Request::Look, &err, now, random) {
-                        self.retries.succeeded(id);
-                    } else {
-                        self.try_later(id, Pace::after(&err));
-                    }
-                }
+            absent.insert(id);
+            if self.view.as_ref().is_some_and(|view| view.own.contains(&id)) {
+                state.retry = None;
+                continue;
+            }
+            let problem = state.note.clone().unwrap_or_else(|| NO_GROUP.to_owned());
+            reports.insert(id, self.reports.keep(id, problem));
+            state.retry_after(Pace::BackOff, now, (self.random)());
+        }
+        absent
+    }
+
+    /// Records that the rules of these machines could not be read. A single request was sent for all
+    /// machines, so after a denial they are due again together.
+    fn record_failed_read(&mut self, uncached: &BTreeSet<MachineId>, error: &Error, reports: &mut Reports) {
+        let (now, random) = (Instant::now(), (self.random)());
+        for &id in uncached {
+            reports.insert(id, self.reports.keep(id, error.to_string()));
+            let state = self.machines.entry(id);
+            state.noticed_at.get_or_insert(self.pass_since);
+            if !state.deny(Request::Read, error, now, random) {
+                state.retry_after(Pace::after(error), now, (self.random)());
             }
         }
-        self.trust.judged(machines.difference(&failed));
-        wanted
     }
 }
