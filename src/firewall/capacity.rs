@@ -96,7 +96,7 @@ impl Capacity {
             let is_free = |rule: &&Rule| {
                 let one: RuleSet = [**rule].into_iter().collect();
                 let replaced = intersection(&one, target).minus(&opened).is_empty();
-                let is_join = target.covers(rule) && !planted(Bug::JoinsWhenFull);
+                let is_join = target.covers(rule) && !planted(Bug::PortsJoinedOnlyWhenFull);
                 let risked = !intersection(&one, kept).is_empty();
                 rule.source.family() == family && replaced && !is_join && !risked
             };

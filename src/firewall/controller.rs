@@ -186,7 +186,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
 
     /// Drops all cached data, because another leader may have changed the rules.
     pub fn drop_caches(&mut self) {
-        if planted(Bug::RemembersItsLastReign) {
+        if planted(Bug::CachesKeptAcrossLeases) {
             return;
         }
         self.view = None;
@@ -247,7 +247,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
                 self.metrics.passed(&pass, self.reports.len(), requests);
             }
             Err(_) => {
-                if !planted(Bug::KeepsItsView) {
+                if !planted(Bug::ViewKeptAfterStoreFailure) {
                     self.drop_view();
                 }
                 self.metrics.failed(&pass, requests);

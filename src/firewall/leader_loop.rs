@@ -110,7 +110,7 @@ pub async fn run_provisioning<T: Tree, F: Firewall, P: Provisioning>(
         match ended {
             Ok(Ended::Stopped) => return Ok(()),
             Ok(Ended::Replaced) => warn!("no longer leading"),
-            Err(err) if err.is_transient() && !planted(Bug::DiesWithTheStore) => {
+            Err(err) if err.is_transient() && !planted(Bug::ExitsOnStoreOutage) => {
                 warn!(error = %err, "store lost");
                 progress.send_modify(Progress::loses_the_store);
                 tokio::time::sleep(STORE_PAUSE).await;
@@ -209,9 +209,9 @@ impl<T: Tree, F: Firewall> Reconciler for Passes<'_, T, F> {
     }
 
     async fn pass(&mut self, due: Due) -> Result<Passed, Error> {
-        let late = due == Due::Retries && planted(Bug::DeafWhileLate);
+        let late = due == Due::Retries && planted(Bug::EventsIgnoredDuringRetries);
         let mut dirty = if late { Dirty::default() } else { self.changes.gathered() };
-        if planted(Bug::IgnoresReconnects) && dirty.everything() && self.controller.view().is_some() {
+        if planted(Bug::ReconnectsIgnored) && dirty.everything() && self.controller.view().is_some() {
             dirty = Dirty::default();
         }
         if due == Due::Everything {
@@ -231,7 +231,7 @@ impl<T: Tree, F: Firewall> Reconciler for Passes<'_, T, F> {
                 self.controller.prepare().await?;
                 return Ok(Passed::Conflict);
             }
-            Err(err) if err.is_transient() && planted(Bug::KeepsItsView) => {
+            Err(err) if err.is_transient() && planted(Bug::ViewKeptAfterStoreFailure) => {
                 return Ok(Passed::Looked { everything: dirty.everything(), unconfirmed: false });
             }
             Err(err) => return Err(err),

@@ -150,7 +150,7 @@ impl Policy {
             return (RuleSet::new(), vec![(ports, Denial::ForbiddenSource(forbidden))]);
         }
         let asked: RuleSet = [Rule::new(ports, source)].into_iter().collect();
-        let allowed = if planted(Bug::NoPolicy) { asked.clone() } else { self.permitted(&asked) };
+        let allowed = if planted(Bug::PolicyNotApplied) { asked.clone() } else { self.permitted(&asked) };
         let held = asked.minus(&allowed).rules().map(|rule| (rule.ports, Denial::ForbiddenPort)).collect();
         (allowed, held)
     }

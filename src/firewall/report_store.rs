@@ -136,7 +136,7 @@ impl ReportStore {
         gone: &BTreeSet<MachineId>,
         lead: &Lease,
     ) -> Result<(), tree::Error> {
-        if planted(Bug::SaysNothing) {
+        if planted(Bug::ReportsNotWritten) {
             return Ok(());
         }
         let mut gone = gone | &std::mem::take(&mut self.orphans);
@@ -151,9 +151,9 @@ impl ReportStore {
         let mut updates = Vec::new();
         for (machine, report) in reports {
             let report = report.bounded();
-            let unreadable = self.unreadable.remove(&machine) && !planted(Bug::KeepsGarbage);
+            let unreadable = self.unreadable.remove(&machine) && !planted(Bug::InvalidReportNotReplaced);
             let content = match self.known.get(&machine) {
-                Some((old, _)) if *old == report && !unreadable && !planted(Bug::RepeatsItself) => {
+                Some((old, _)) if *old == report && !unreadable && !planted(Bug::UnchangedReportsWritten) => {
                     Content::Unchanged
                 }
                 Some((_, version)) => {
@@ -170,7 +170,8 @@ impl ReportStore {
             updates.push(Update { machine, report: content, log });
         }
         for machine in &gone {
-            if let Some((_, version)) = self.known.remove(machine).filter(|_| !planted(Bug::ReportsOnTheGone))
+            if let Some((_, version)) =
+                self.known.remove(machine).filter(|_| !planted(Bug::ReportsOfRemovedMachinesKept))
             {
                 let log = logs.remove(machine).unwrap_or(Content::Unchanged);
                 updates.push(Update { machine: *machine, report: Content::Delete(version), log });

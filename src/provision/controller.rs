@@ -203,7 +203,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
 
     fn remember(&mut self, plan: &Plan, now: Instant) {
         self.gone = self.missing.settled(&plan.vanished, now);
-        if planted(Bug::SilentAboutTheGone) {
+        if planted(Bug::MissingInstanceNotReported) {
             self.gone.clear();
         }
         if !plan.unconfirmed.is_empty() {

@@ -83,7 +83,7 @@ pub async fn run_passes<R: Reconciler>(
         let retry_at = reconciler.retry_at();
         let due = tokio::select! {
             biased;
-            _ = stop.wait_for(|stop| *stop && !planted(Bug::DeafToStop)) => return Ok(Ended::Stopped),
+            _ = stop.wait_for(|stop| *stop && !planted(Bug::StopRequestIgnored)) => return Ok(Ended::Stopped),
             changed = reconciler.changed() => {
                 changed?;
                 Due::Changes
@@ -102,7 +102,7 @@ pub async fn run_passes<R: Reconciler>(
                 if everything {
                     schedule.resynced();
                 }
-                schedule.confirm_later(unconfirmed && !planted(Bug::DoubtNeverRipens));
+                schedule.confirm_later(unconfirmed && !planted(Bug::NoConfirmingRead));
             }
             Passed::Conflict => schedule.conflict(),
             Passed::Replaced => return Ok(Ended::Replaced),

@@ -36,21 +36,21 @@ pub(crate) enum Action {
     Flood(usize),
     Corrupt(Mishap, usize, usize),
     /// Deletes znodes; the mishap selects the kind.
-    Vanish(Mishap, usize),
+    DeleteNodes(Mishap, usize),
     OlderRecord(usize),
     NewerRecord(usize),
-    Heal,
-    Meddle(Mishap, usize),
+    RepairStore,
+    EditRules(Mishap, usize),
     LoseInstance(usize),
     /// Gives the provider a fault of the given severity.
     Provider(Mishap, usize),
     /// Lets one provider call in this many fail.
-    Storm(usize),
+    FailCalls(usize),
     /// Delays every provider request by this many milliseconds.
-    Sluggish(u64),
+    Latency(u64),
     /// Allows one request of each kind per this many milliseconds.
-    Scarce(u64),
-    Cure,
+    RateLimit(u64),
+    EndProviderFaults,
     Interrupt,
     Expire(usize),
     Crash(usize),
@@ -77,7 +77,7 @@ impl Eq for Armed {}
 
 impl World {
     pub(crate) async fn perform(&mut self, action: Action) {
-        self.say(format_args!("-- {action:?}"));
+        self.log(format_args!("-- {action:?}"));
         self.interceptor.lock().coverage.events += 1;
         match action {
             Action::Open(unit, port) => self.port(unit, port, true).await,
@@ -96,38 +96,38 @@ impl World {
             Action::Launch => self.add_machine(true).await,
             Action::Terminate(machine) => self.terminate(machine).await,
             Action::Flood(count) => {
-                self.happened(Mishap::Flood);
+                self.count_mishap(Mishap::Flood);
                 for n in 0..count {
                     self.port(n, n / 3, n % 2 == 0).await;
                 }
             }
             Action::Corrupt(what, index, how) => self.corrupt(what, index, how).await,
-            Action::Vanish(what, index) => self.vanish(what, index).await,
+            Action::DeleteNodes(what, index) => self.delete_nodes(what, index).await,
             Action::OlderRecord(unit) => self.other_version(unit, true).await,
             Action::NewerRecord(unit) => self.other_version(unit, false).await,
-            Action::Heal => self.heal().await,
-            Action::Meddle(what, machine) => self.meddle(what, machine),
+            Action::RepairStore => self.repair_store().await,
+            Action::EditRules(what, machine) => self.edit_rules(what, machine),
             Action::LoseInstance(machine) => self.lose_instance(self.machine(machine)).await,
             Action::Provider(what, amount) => self.provider(what, amount),
-            Action::Storm(share) => {
+            Action::FailCalls(share) => {
                 let mut shared = self.interceptor.lock();
-                shared.storm = Some(share);
-                shared.shallow();
+                shared.failing_share = Some(share);
+                shared.record_retry_fault();
             }
-            Action::Sluggish(ms) => {
-                self.happened(Mishap::Sluggish);
+            Action::Latency(ms) => {
+                self.count_mishap(Mishap::Latency);
                 let mut shared = self.interceptor.lock();
-                shared.sluggish = Some(Duration::from_millis(ms));
-                shared.slow();
+                shared.latency = Some(Duration::from_millis(ms));
+                shared.record_slow_call();
             }
-            Action::Scarce(ms) => {
-                self.happened(Mishap::Scarce);
+            Action::RateLimit(ms) => {
+                self.count_mishap(Mishap::RateLimit);
                 let mut shared = self.interceptor.lock();
-                shared.scarce = Some(Duration::from_millis(ms));
-                shared.slow();
+                shared.rate_limit = Some(Duration::from_millis(ms));
+                shared.record_slow_call();
             }
-            Action::Cure => self.cure(),
-            _ => self.disturb(action).await,
+            Action::EndProviderFaults => self.end_provider_faults(),
+            _ => self.perform_disturbance(action).await,
         }
     }
 
@@ -214,7 +214,7 @@ impl World {
         let Some((id, unit)) = self.unit(unit) else { return };
         let removed = self.operator.remove_unit(&unit_name(&unit)).await;
         if self.refused(removed).is_some() {
-            self.happened(Mishap::UnitRemoved);
+            self.count_mishap(Mishap::UnitRemoved);
             let mut shared = self.interceptor.lock();
             shared.oracle.units.remove(&id);
             shared.changed();
@@ -228,7 +228,7 @@ impl World {
         }
         let destroyed = self.operator.destroy_service(&service_name(service)).await;
         if self.refused(destroyed).is_some() {
-            self.happened(Mishap::ServiceDestroyed);
+            self.count_mishap(Mishap::ServiceDestroyed);
             let mut shared = self.interceptor.lock();
             shared.oracle.services.remove(&service);
             shared.oracle.units.retain(|_, unit| unit.service != service);
@@ -243,7 +243,7 @@ impl World {
         }
         let deployed = self.operator.deploy(&deployment(service, machine)).await;
         let Some(deployed) = self.refused(deployed) else { return };
-        self.happened(Mishap::NameUsedAgain);
+        self.count_mishap(Mishap::NameUsedAgain);
         let mut shared = self.interceptor.lock();
         let known = Service { id: deployed.service, exposed: Exposed::No, corrupt: false };
         shared.oracle.services.insert(service, known);
@@ -259,7 +259,7 @@ impl World {
         }
         let name = format!("i-{}", self.random.next());
         if !launched {
-            self.stranger(&name);
+            self.add_foreign_instance(&name);
         }
         let instance = (!launched).then(|| name.parse().expect("an id"));
         let machine = self.operator.add_machine(instance).await.expect("a machine");
@@ -280,7 +280,7 @@ impl World {
         }
         let gone = self.operator.terminate_machines(&[machine]).await;
         if self.refused(gone).is_some() {
-            self.happened(Mishap::MachineGone);
+            self.count_mishap(Mishap::MachineGone);
             self.foreign.remove(&machine);
             if !self.provisions {
                 self.interceptor.provider.remove_group(number(machine));
@@ -288,15 +288,15 @@ impl World {
             let mut shared = self.interceptor.lock();
             shared.oracle.machines.remove(&machine);
             // A pass in progress may refer to the group, which no longer exists.
-            shared.shallow();
+            shared.record_retry_fault();
             shared.changed();
         }
     }
 }
 
 /// Exceeds the resync interval plus an agent's longest pause and the work that follows it.
-pub(crate) const DEEP: Duration = Duration::from_secs(RESYNC.as_secs() + SHALLOW.as_secs());
+pub(crate) const RESYNC_RECOVERY: Duration = Duration::from_secs(RESYNC.as_secs() + RETRY_RECOVERY.as_secs());
 
 /// Exceeds an agent's longest pause plus the time that a crashed agent holds the lock and the work
 /// that follows.
-pub(crate) const SHALLOW: Duration = Duration::from_secs(100);
+pub(crate) const RETRY_RECOVERY: Duration = Duration::from_secs(100);

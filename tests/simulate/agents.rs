@@ -103,7 +103,7 @@ impl<F: Future> Future for Freezable<'_, F> {
 /// Start parameters of a process.
 #[derive(Clone)]
 pub(crate) struct Start {
-    pub who: usize,
+    pub agent: usize,
     pub credential: Credential,
     pub roles: Roles,
     /// The agent launches and terminates instances.
@@ -113,14 +113,14 @@ pub(crate) struct Start {
 
 /// Runs a process and restarts it whenever it ends.
 pub(crate) async fn supervise(interceptor: Interceptor, start: Start) {
-    let control = &interceptor.controls[start.who];
+    let control = &interceptor.controls[start.agent];
     loop {
         let tree = interceptor.store.connect(Some(&start.credential));
         let (stop, stopped) = watch::channel(false);
         let jitter = {
             let mut shared = interceptor.lock();
-            shared.born(start.who);
-            shared.log(format_args!("agent {} starts", start.who));
+            shared.started(start.agent);
+            shared.log(format_args!("agent {} starts", start.agent));
             // A new session may connect to a server that lags, until the session writes or syncs.
             if let Some(past) = shared.past.take() {
                 fall_behind(&tree, &past);
@@ -128,16 +128,17 @@ pub(crate) async fn supervise(interceptor: Interceptor, start: Start) {
             shared.random.fork()
         };
         *control.lock() = Inner { stop: Some(stop), tree: Some(tree.clone()), ..Inner::default() };
-        let tree = SimTree { inner: tree, interceptor: interceptor.clone(), who: start.who };
+        let tree = SimTree { inner: tree, interceptor: interceptor.clone(), agent: start.agent };
+        let process = Box::pin(run_process(tree.clone(), &interceptor, &start, jitter, stopped));
         let crashed = tokio::select! {
             biased;
             () = control.crash.notified() => true,
-            orderly = Freezable { control, work: Box::pin(live(tree.clone(), &interceptor, &start, jitter, stopped)) } => !orderly,
+            orderly = Freezable { control, work: process } => !orderly,
         };
         control.lock().tree = None;
         if crashed {
             // A crash does not close the session; the store waits for the session timeout.
-            interceptor.lock().shallow();
+            interceptor.lock().record_retry_fault();
             tokio::spawn(async move {
                 sleep(SESSION).await;
                 drop(tree);
@@ -150,60 +151,60 @@ pub(crate) async fn supervise(interceptor: Interceptor, start: Start) {
 }
 
 /// Runs a process once. Returns false if it did not stop in time after a stop request.
-async fn live(
+async fn run_process(
     tree: SimTree,
     interceptor: &Interceptor,
     start: &Start,
     mut jitter: crate::random::Random,
     mut stopped: watch::Receiver<bool>,
 ) -> bool {
-    let firewall = SimFirewall { interceptor: interceptor.clone(), who: start.who };
-    let mut fate = jitter.fork();
+    let firewall = SimFirewall { interceptor: interceptor.clone(), agent: start.agent };
+    let mut provisioner_jitter = jitter.fork();
     let policy = Policy::with_own_ports([]);
     let clock = {
         let interceptor = interceptor.clone();
         move || interceptor.lock().time_of_day_ms()
     };
     let guard = Arc::new(RollbackGuard::of_controller(&start.roles, start.checkpoint.clone()));
-    let mut agent =
+    let mut controller =
         FirewallController::new(tree.clone(), firewall, policy, start.roles.clone(), move || jitter.next())
             .with_clock(clock)
             .with_guard(Arc::clone(&guard));
     let (progress, mut passed) = watch::channel(Progress::default());
-    let asked = stopped.clone();
+    let stop = stopped.clone();
     let mut provisioner = start.provisions.then(|| {
         let boot = Boot::new(
             "simulated".parse().expect("a name"),
             "zk:2181".parse().expect("an address"),
             start.roles.clone(),
         );
-        let machines = SimMachines { interceptor: interceptor.clone(), who: start.who };
-        Provisioner::new(tree.clone(), machines, boot, move || fate.next()).with_guard(guard)
+        let machines = SimMachines { interceptor: interceptor.clone(), agent: start.agent };
+        Provisioner::new(tree.clone(), machines, boot, move || provisioner_jitter.next()).with_guard(guard)
     });
     let provisioner = provisioner.as_mut();
     let mut running = std::pin::pin!(run_provisioning(
-        &mut agent,
+        &mut controller,
         provisioner,
         &tree,
         &start.roles,
         RESYNC,
         &progress,
-        asked
+        stop
     ));
-    let asked = async { drop(stopped.wait_for(|stop| *stop).await) };
+    let stop_requested = async { drop(stopped.wait_for(|stop| *stop).await) };
     let counting = async {
         let mut passes = 0;
         while passed.changed().await.is_ok() {
             let so_far = passed.borrow_and_update().passes;
             if so_far > std::mem::replace(&mut passes, so_far) {
-                interceptor.passed(start.who);
+                interceptor.passed(start.agent);
             }
         }
         std::future::pending::<()>().await;
     };
     let early = tokio::select! {
         ended = &mut running => Some(ended),
-        () = asked => None,
+        () = stop_requested => None,
         () = counting => None,
     };
     let ended = match early {
@@ -212,16 +213,16 @@ async fn live(
             Ok(ended) => ended,
             // L2: an agent stops when requested, unless one of its calls takes too long.
             Err(_) if !interceptor.lock().slow_lately() => {
-                interceptor.lock().violated(format!("L2: agent {} does not stop", start.who));
+                interceptor.lock().violated(format!("L2: agent {} does not stop", start.agent));
                 return false;
             }
             Err(_) => return false,
         },
     };
     // L2: an agent ends only after a stop request.
-    let asked = *stopped.borrow();
-    if ended.is_err() || !asked {
-        interceptor.lock().violated(format!("L2: agent {} ended: {ended:?}", start.who));
+    let stop_requested = *stopped.borrow();
+    if ended.is_err() || !stop_requested {
+        interceptor.lock().violated(format!("L2: agent {} ended: {ended:?}", start.agent));
     }
     true
 }

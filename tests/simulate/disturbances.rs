@@ -13,20 +13,20 @@ use tokio::time::Instant;
 use crate::actions::Action;
 use crate::agents::RESYNC;
 use crate::faults::{Fault, Mishap};
-use crate::oracle::GRACE;
+use crate::oracle::MAX_AGE;
 use crate::port_bits::PortBits;
 use crate::world::{World, number};
 
 const OUTAGE: Duration = Duration::from_millis(400);
 
 impl World {
-    pub(crate) async fn disturb(&mut self, action: Action) {
+    pub(crate) async fn perform_disturbance(&mut self, action: Action) {
         let agents = self.agents();
         match action {
             Action::Interrupt => {
-                self.happened(Mishap::Interrupted);
+                self.count_mishap(Mishap::Interrupted);
                 let mut shared = self.interceptor.lock();
-                shared.shallow();
+                shared.record_retry_fault();
                 // No agent receives events during the outage; afterwards all agents get an event to
                 // read everything again.
                 shared.outage = true;
@@ -36,47 +36,47 @@ impl World {
                     tokio::time::sleep(OUTAGE).await;
                     let mut shared = interceptor.lock();
                     shared.outage = false;
-                    shared.shallow();
-                    shared.blind(Instant::now() - OUTAGE, GRACE);
+                    shared.record_retry_fault();
+                    shared.allow_outdated_data(Instant::now() - OUTAGE, MAX_AGE);
                     drop(shared);
                     interceptor.store.interrupt();
                 });
             }
             Action::Expire(agent) => {
-                self.happened(Mishap::SessionExpired);
+                self.count_mishap(Mishap::SessionExpired);
                 // Two agents may act for the length of a lease, and only a resync is sure to detect
                 // the result.
-                self.interceptor.lock().deep();
+                self.interceptor.lock().record_resync_fault();
                 self.interceptor.controls[agent % agents].expire(&self.interceptor.store);
             }
             Action::Crash(agent) => {
-                self.happened(Mishap::Crashed);
-                self.interceptor.lock().shallow();
+                self.count_mishap(Mishap::Crashed);
+                self.interceptor.lock().record_retry_fault();
                 self.interceptor.controls[agent % agents].crash();
             }
             Action::Stop(agent) => {
-                self.happened(Mishap::Stopped);
-                self.interceptor.lock().shallow();
+                self.count_mishap(Mishap::Stopped);
+                self.interceptor.lock().record_retry_fault();
                 self.interceptor.controls[agent % agents].stop();
             }
             Action::Freeze(agent, ms) => {
-                self.happened(Mishap::FrozenProcess);
-                self.interceptor.lock().deep();
+                self.count_mishap(Mishap::FrozenProcess);
+                self.interceptor.lock().record_resync_fault();
                 self.interceptor.freeze(agent % agents, Duration::from_millis(ms));
             }
             Action::Jump(ms) => {
-                self.happened(Mishap::ClockJumped);
-                self.interceptor.lock().deep();
+                self.count_mishap(Mishap::ClockJumped);
+                self.interceptor.lock().record_resync_fault();
                 let before = Instant::now();
                 tokio::time::advance(Duration::from_millis(ms)).await;
                 let mut shared = self.interceptor.lock();
-                shared.deep();
+                shared.record_resync_fault();
                 // No agent ran during the jump, so none has processed the events from before it.
-                shared.blind(before, Duration::from_secs(1));
+                shared.allow_outdated_data(before, Duration::from_secs(1));
             }
             // The agents must not depend on the time of day, so this does not count as a fault.
             Action::SetTimeOfDay(hours) => {
-                self.happened(Mishap::TimeOfDaySet);
+                self.count_mishap(Mishap::TimeOfDaySet);
                 self.interceptor.lock().set_time_of_day(hours);
             }
             Action::Events(mishap, count) => {
@@ -86,12 +86,12 @@ impl World {
                 let past = (armed.fault == Fault::Stale).then(|| self.interceptor.store.backup());
                 self.interceptor.lock().arm(armed, past);
                 if let Some(kind) = armed.kind.filter(|kind| kind.is_provisioning()) {
-                    self.provoke(kind).await;
+                    self.cause_call(kind).await;
                 }
             }
             // Missing znodes could not be put back after a restore, so no backup is made while
             // there are any.
-            Action::Backup if !self.vanished.is_empty() => {}
+            Action::Backup if !self.deleted_nodes.is_empty() => {}
             Action::Backup => self.back_up(),
             Action::Restore => self.restore(),
             Action::Accept => self.accept().await,
@@ -99,13 +99,13 @@ impl World {
         }
     }
 
-    pub(crate) fn meddle(&mut self, what: Mishap, machine: usize) {
+    pub(crate) fn edit_rules(&mut self, what: Mishap, machine: usize) {
         let id = self.machine(machine);
         if self.interceptor.open_on(id).is_none() {
             return;
         }
-        self.happened(what);
-        self.interceptor.lock().deep();
+        self.count_mishap(what);
+        self.interceptor.lock().record_resync_fault();
         let rule = |text: &str| Rule::new(parse_argument(text).expect("a port"), Cidr::WORLD_V4);
         let foreign = |port: i32, source: &str| {
             let wire = WirePorts { proto: "tcp", from: Some(port), to: Some(port) };
@@ -124,7 +124,7 @@ impl World {
             _ => {}
         });
         if what == Mishap::NameTaken {
-            self.squatted.insert(number(id));
+            self.taken_group_names.insert(number(id));
             self.interceptor.provider.squat(number(id));
         }
         if matches!(what, Mishap::GroupDeleted | Mishap::NameTaken) {
@@ -141,11 +141,12 @@ impl World {
         // Another rule covers the same ports and may be about to be closed, because the removed
         // rule replaced it.
         if !removed.and_then(|rule| PortBits::of_rule(&rule)).unwrap_or_default().and(open).is_empty() {
-            shared.crowded_until = shared.crowded_until.max(Instant::now() + RESYNC + GRACE);
-            shared.meddled_until = shared.meddled_until.max(Instant::now() + RESYNC + GRACE);
+            shared.full_until = shared.full_until.max(Instant::now() + RESYNC + MAX_AGE);
+            shared.replacement_removed_until =
+                shared.replacement_removed_until.max(Instant::now() + RESYNC + MAX_AGE);
         }
         if removed.is_some() {
-            shared.removed_until = Instant::now() + RESYNC + GRACE;
+            shared.removed_until = Instant::now() + RESYNC + MAX_AGE;
         }
         shared.oracle.lost(id, lost);
         shared.changed();
@@ -156,52 +157,54 @@ impl World {
     }
 
     pub(crate) fn provider(&mut self, what: Mishap, amount: usize) {
-        self.happened(what);
-        self.interceptor.lock().deep();
-        self.interceptor.lock().unusual = true;
-        self.interceptor.lock().strict |= what == Mishap::Strict;
+        self.count_mishap(what);
+        self.interceptor.lock().record_resync_fault();
+        self.interceptor.lock().provider_has_fault = true;
+        self.interceptor.lock().refuses_duplicates |= what == Mishap::RefusesDuplicates;
         self.interceptor.lock().oracle.lagging |= what == Mishap::DescribeLags;
         self.interceptor.provider.configure(|settings| match what {
             Mishap::DescribeLags => settings.lag_calls = 1 + amount as u64 % 4,
-            Mishap::Respelled => settings.rewrite = Rewrite::Spelling,
-            Mishap::Halved => settings.rewrite = Rewrite::Halves,
+            Mishap::RewritesRanges => settings.rewrite = Rewrite::Spelling,
+            Mishap::SplitsRanges => settings.rewrite = Rewrite::Halves,
             Mishap::Quota => settings.rules_per_family = 2 + amount % 6,
-            Mishap::Forgetful => settings.forgets_launches = true,
+            Mishap::NoLaunchDeduplication => settings.forgets_launches = true,
             _ => {}
         });
     }
 
     /// Ends all faults of the provider. Their effects may persist for a while.
-    pub(crate) fn cure(&mut self) {
+    pub(crate) fn end_provider_faults(&mut self) {
         self.interceptor.provider.configure(|settings| {
-            if *settings != self.usual {
-                self.interceptor.lock().deep();
+            if *settings != self.normal_settings {
+                self.interceptor.lock().record_resync_fault();
             }
-            settings.clone_from(&self.usual);
+            settings.clone_from(&self.normal_settings);
         });
         let machines: Vec<MachineId> = self.interceptor.lock().oracle.machines.keys().copied().collect();
         for machine in machines {
             if self.interceptor.open_on(machine).is_none() {
-                self.interceptor.lock().deep();
+                self.interceptor.lock().record_resync_fault();
                 if self.provisions {
                     continue;
                 }
                 self.interceptor.provider.add_group(number(machine));
             }
         }
-        if !std::mem::take(&mut self.squatted).is_empty() {
+        if !std::mem::take(&mut self.taken_group_names).is_empty() {
             self.interceptor.provider.end_squatting();
-            self.interceptor.lock().deep();
+            self.interceptor.lock().record_resync_fault();
         }
         let mut shared = self.interceptor.lock();
-        if shared.storm.take().is_some() {
-            shared.shallow();
+        if shared.failing_share.take().is_some() {
+            shared.record_retry_fault();
         }
-        if shared.sluggish.take().is_some() | shared.scarce.take().is_some() | shared.hanging.take().is_some()
+        if shared.latency.take().is_some()
+            | shared.rate_limit.take().is_some()
+            | shared.hanging.take().is_some()
         {
-            shared.slow();
+            shared.record_slow_call();
         }
-        (shared.strict, shared.unusual) = (false, false);
+        (shared.refuses_duplicates, shared.provider_has_fault) = (false, false);
     }
 
     /// Removes all faults that are still pending.
@@ -213,10 +216,11 @@ impl World {
     }
 
     /// Whether a fault persists or is pending.
-    pub(crate) fn ailing(&self) -> bool {
+    pub(crate) fn has_faults(&self) -> bool {
         let shared = self.interceptor.lock();
-        let busy = shared.sluggish.is_some() || shared.scarce.is_some() || shared.hanging.is_some();
-        let provider_ails = shared.storm.is_some() || busy || !self.squatted.is_empty();
-        provider_ails || !shared.armed.is_empty() || !shared.events.is_empty()
+        let busy = shared.latency.is_some() || shared.rate_limit.is_some() || shared.hanging.is_some();
+        let provider_has_faults =
+            shared.failing_share.is_some() || busy || !self.taken_group_names.is_empty();
+        provider_has_faults || !shared.armed.is_empty() || !shared.events.is_empty()
     }
 }

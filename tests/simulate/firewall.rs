@@ -1,4 +1,4 @@
-//! The provider's rules as an agent sees them: every request passes through `interceptor`.
+//! The firewall provider of an agent: every request passes through `interceptor`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,13 +11,13 @@ use tokio::time::Instant;
 
 use crate::faults::{Fault, Kind};
 use crate::interceptor::{HANG, Interceptor};
-use crate::oracle::GRACE;
+use crate::oracle::MAX_AGE;
 use crate::port_bits::PortBits;
 
 #[derive(Clone)]
 pub(crate) struct SimFirewall {
     pub interceptor: Interceptor,
-    pub who: usize,
+    pub agent: usize,
 }
 
 pub(crate) fn id(machine: MachineNumber) -> MachineId {
@@ -26,7 +26,7 @@ pub(crate) fn id(machine: MachineNumber) -> MachineId {
 
 impl SimFirewall {
     /// Sends one request that changes the rules of one machine.
-    async fn half(
+    async fn send_request(
         &self,
         kind: Kind,
         machine: MachineNumber,
@@ -34,14 +34,14 @@ impl SimFirewall {
         (begun, until): (Instant, Instant),
     ) -> Result<(), Error> {
         // Like a driver: waits for the rate limit, then checks the deadline.
-        self.interceptor.turn(kind, until).await;
+        self.interceptor.wait_for_rate_limit(kind, until).await;
         if Instant::now() >= until {
             return Err(Error::NotBegun { what: machine.into() });
         }
-        self.interceptor.changing(self.who, kind, id(machine));
-        let fault = self.interceptor.before(self.who, kind, Some(id(machine))).await;
+        self.interceptor.check_before_change(self.agent, kind, id(machine));
+        let fault = self.interceptor.before(self.agent, kind, Some(id(machine))).await;
         let error = fault.and_then(|fault| fault.provider_error(Some(machine)));
-        self.interceptor.lock().asked(self.who, kind, id(machine), fault == Some(Fault::Denied));
+        self.interceptor.lock().record_request(self.agent, kind, id(machine), fault == Some(Fault::Denied));
         let open = || self.interceptor.reachable(id(machine));
         let before = open();
         let result = match error {
@@ -60,11 +60,18 @@ impl SimFirewall {
                 error.map_or(done, Err)
             }
         };
-        self.interceptor.wrote(self.who, kind, id(machine), (before, open()), begun, result.is_ok());
+        self.interceptor.record_change(
+            self.agent,
+            kind,
+            id(machine),
+            (before, open()),
+            begun,
+            result.is_ok(),
+        );
         let closed =
             change.close.iter().filter_map(PortBits::of_rule).filter(|rule| rule.minus(before).is_empty());
-        self.interceptor.lock().judge_closes(self.who, id(machine), (closed, open()), begun);
-        self.interceptor.after(self.who, fault).await;
+        self.interceptor.lock().check_closes(self.agent, id(machine), (closed, open()), begun);
+        self.interceptor.after(self.agent, fault).await;
         result
     }
 
@@ -76,7 +83,7 @@ impl SimFirewall {
     /// Like EC2: refuses a whole batch if any part of it is already in effect.
     fn refuses(&self, machine: MachineNumber, change: &Change) -> bool {
         let Some(rules) =
-            self.interceptor.provider.actual(machine).filter(|_| self.interceptor.lock().strict)
+            self.interceptor.provider.actual(machine).filter(|_| self.interceptor.lock().refuses_duplicates)
         else {
             return false;
         };
@@ -89,17 +96,22 @@ impl Firewall for SimFirewall {
         &self,
         machines: &BTreeSet<MachineNumber>,
     ) -> Result<BTreeMap<MachineNumber, Seen>, Error> {
-        let fault = self.interceptor.before(self.who, Kind::Observe, None).await;
+        let fault = self.interceptor.before(self.agent, Kind::Observe, None).await;
         for machine in machines.iter().copied().map(id) {
-            self.interceptor.lock().asked(self.who, Kind::Observe, machine, fault == Some(Fault::Denied));
+            self.interceptor.lock().record_request(
+                self.agent,
+                Kind::Observe,
+                machine,
+                fault == Some(Fault::Denied),
+            );
         }
         if let Some(error) = fault.and_then(|fault| fault.provider_error(None)) {
             return Err(error);
         }
         let seen = self.interceptor.provider.observe(machines).await;
-        self.interceptor.after(self.who, fault).await;
+        self.interceptor.after(self.agent, fault).await;
         if let Ok(seen) = &seen {
-            self.interceptor.saw(self.who, seen.keys().copied().map(id));
+            self.interceptor.record_read(self.agent, seen.keys().copied().map(id));
         }
         seen
     }
@@ -107,16 +119,16 @@ impl Firewall for SimFirewall {
     async fn apply(&self, machine: MachineNumber, change: &Change, until: Instant) -> Applied {
         let time = (Instant::now(), until);
         if change.is_empty() {
-            return Applied::as_one(self.half(Kind::Repair, machine, Change::default(), time).await);
+            return Applied::as_one(self.send_request(Kind::Repair, machine, Change::default(), time).await);
         }
         let mut applied = Applied::as_one(Ok(()));
         if !change.close.is_empty() {
             let close = Change { open: BTreeSet::new(), close: change.close.clone() };
-            applied.closed = self.half(Kind::Close, machine, close, time).await;
+            applied.closed = self.send_request(Kind::Close, machine, close, time).await;
         }
         if !change.open.is_empty() {
             let open = Change { open: change.open.clone(), close: BTreeSet::new() };
-            applied.opened = self.half(Kind::Open, machine, open, time).await;
+            applied.opened = self.send_request(Kind::Open, machine, open, time).await;
         }
         applied
     }
@@ -124,7 +136,7 @@ impl Firewall for SimFirewall {
     fn rules_per_family(&self) -> Option<usize> {
         let most = self.interceptor.provider.rules_per_family();
         if most < Settings::default().rules_per_family.into() {
-            self.interceptor.lock().crowded_until = Instant::now() + GRACE;
+            self.interceptor.lock().full_until = Instant::now() + MAX_AGE;
         }
         most
     }

@@ -11,7 +11,7 @@ use crate::world::World;
 
 impl World {
     /// An action of an operator or a hook.
-    pub(crate) fn an_operation(&mut self) -> Action {
+    pub(crate) fn choose_operation(&mut self) -> Action {
         let provisions = self.provisions;
         let random = &mut self.random;
         let (any, other) = (random.below(60), random.below(60));
@@ -39,7 +39,7 @@ impl World {
         }
     }
 
-    fn a_disturbance(&mut self) -> Action {
+    fn choose_disturbance(&mut self) -> Action {
         let (agents, provisions) = (self.agents(), self.provisions);
         let random = &mut self.random;
         let (any, other, agent) = (random.below(60), random.below(60), random.below(agents));
@@ -47,15 +47,16 @@ impl World {
             0..=2 => Action::Corrupt(Mishap::CorruptPorts, any, other),
             3 => Action::Corrupt(Mishap::CorruptUnit, any, other),
             4 => Action::Corrupt(Mishap::CorruptFlag, any, other),
-            5 if other % 2 == 0 => {
-                Action::Vanish(random.pick(&[Mishap::UnitVanished, Mishap::ServiceVanished]), any)
-            }
+            5 if other % 2 == 0 => Action::DeleteNodes(
+                random.pick(&[Mishap::UnitNodesDeleted, Mishap::ServiceNodesDeleted]),
+                any,
+            ),
             5 => Action::Corrupt(Mishap::CorruptMachine, any, other),
             6 => Action::Corrupt(Mishap::CorruptReport, any, other),
             7 => Action::OlderRecord(any),
             8 => Action::NewerRecord(any),
-            9..=10 => Action::Heal,
-            11 if provisions && other % 3 == 0 => Action::Meddle(Mishap::NameTaken, any),
+            9..=10 => Action::RepairStore,
+            11 if provisions && other % 3 == 0 => Action::EditRules(Mishap::NameTaken, any),
             11..=13 => {
                 let what = [
                     Mishap::RuleRemoved,
@@ -65,16 +66,21 @@ impl World {
                     Mishap::GroupDrift,
                     Mishap::GroupDeleted,
                 ];
-                Action::Meddle(random.pick(&what), any)
+                Action::EditRules(random.pick(&what), any)
             }
-            14 if provisions && other % 2 == 0 => Action::Provider(Mishap::Forgetful, any),
+            14 if provisions && other % 2 == 0 => Action::Provider(Mishap::NoLaunchDeduplication, any),
             14..=15 => {
-                let what =
-                    [Mishap::DescribeLags, Mishap::Respelled, Mishap::Halved, Mishap::Strict, Mishap::Quota];
+                let what = [
+                    Mishap::DescribeLags,
+                    Mishap::RewritesRanges,
+                    Mishap::SplitsRanges,
+                    Mishap::RefusesDuplicates,
+                    Mishap::Quota,
+                ];
                 Action::Provider(random.pick(&what), any)
             }
-            16 => Action::Storm(2 + any % 4),
-            17..=20 => Action::Cure,
+            16 => Action::FailCalls(2 + any % 4),
+            17..=20 => Action::EndProviderFaults,
             21 => Action::Interrupt,
             22 => Action::Expire(agent),
             23 => Action::Crash(agent),
@@ -88,14 +94,14 @@ impl World {
             29 => Action::Backup,
             30 => Action::Restore,
             31 if provisions => Action::LoseInstance(any),
-            32 => Action::Sluggish(random.pick(&LATENCIES_MS)),
+            32 => Action::Latency(random.pick(&LATENCIES_MS)),
             33 => Action::SetTimeOfDay(random.pick(&[-30, -1, 1, 24 * 365])),
-            34 => Action::Scarce(random.pick(&[300, 1_100, 3_500])),
-            _ => self.an_armed_fault(),
+            34 => Action::RateLimit(random.pick(&[300, 1_100, 3_500])),
+            _ => self.choose_armed_fault(),
         }
     }
 
-    fn an_armed_fault(&mut self) -> Action {
+    fn choose_armed_fault(&mut self) -> Action {
         // Calls that only provisioning agents make are rare, so half of the faults are for them.
         let provisioning = self.provisions && self.random.one_in(2);
         loop {
@@ -107,19 +113,19 @@ impl World {
         }
     }
 
-    pub(crate) fn a_gentle_event(&mut self) -> (Action, Duration) {
+    pub(crate) fn choose_event_without_faults(&mut self) -> (Action, Duration) {
         let pause = self.random.pick(&[0, 2, 9, 300, 5_100, 5_100]);
-        (self.an_operation(), Duration::from_millis(pause))
+        (self.choose_operation(), Duration::from_millis(pause))
     }
 
-    pub(crate) fn an_event(&mut self) -> (Action, Duration) {
+    pub(crate) fn choose_event(&mut self) -> (Action, Duration) {
         let accepts = self.unaccepted && self.random.one_in(4);
         let action = if accepts {
             Action::Accept
         } else if self.random.one_in(2) {
-            self.an_operation()
+            self.choose_operation()
         } else {
-            self.a_disturbance()
+            self.choose_disturbance()
         };
         let pause = match self.random.below(40) {
             0 => 350_000,

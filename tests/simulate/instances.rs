@@ -14,19 +14,19 @@ use portcullis_provider::provider::{
 use portcullis_provider::{Error, Machines};
 use tokio::time::Instant;
 
-use crate::actions::{Action, DEEP, SHALLOW};
-use crate::checks::FAST;
+use crate::actions::{Action, RESYNC_RECOVERY, RETRY_RECOVERY};
+use crate::checks::CHANGE_LIMIT;
 use crate::faults::{Fault, Kind, Mishap};
 use crate::firewall::id;
 use crate::interceptor::Interceptor;
-use crate::oracle::GRACE;
+use crate::oracle::MAX_AGE;
 use crate::record::Armed;
 use crate::world::{Shape, World, number};
 
 #[derive(Clone)]
 pub(crate) struct SimMachines {
     pub interceptor: Interceptor,
-    pub who: usize,
+    pub agent: usize,
 }
 
 fn is_live(instance: &&Instance) -> bool {
@@ -42,9 +42,9 @@ impl SimMachines {
         effect: impl Future<Output = Result<V, Error>> + Send,
     ) -> Result<V, Error> {
         if kind != Kind::List {
-            self.interceptor.provisioning(self.who);
+            self.interceptor.check_provisioning_lease(self.agent);
         }
-        let fault = self.interceptor.before(self.who, kind, machine.map(id)).await;
+        let fault = self.interceptor.before(self.agent, kind, machine.map(id)).await;
         let error = fault.and_then(|fault| fault.provider_error(machine));
         let result = match error {
             Some(error) if fault != Some(Fault::LostAfter) => Err(error),
@@ -55,7 +55,7 @@ impl SimMachines {
                 error.map_or(done, Err)
             }
         };
-        self.interceptor.after(self.who, fault).await;
+        self.interceptor.after(self.agent, fault).await;
         result
     }
 }
@@ -64,13 +64,13 @@ impl Machines for SimMachines {
     async fn list(&self) -> Result<Inventory, Error> {
         let listed = self.request(Kind::List, None, self.interceptor.provider.list()).await?;
         let live = listed.instances.iter().filter(is_live).map(|instance| instance.machine).collect();
-        self.interceptor.lock().listed[self.who] = live;
+        self.interceptor.lock().listed[self.agent] = live;
         Ok(listed)
     }
 
     async fn launch(&self, launch: &Launch) -> Result<Instance, Error> {
         let machine = launch.machine;
-        let has_one = self.interceptor.lock().listed[self.who].contains(&machine);
+        let has_one = self.interceptor.lock().listed[self.agent].contains(&machine);
         if has_one {
             self.interceptor
                 .lock()
@@ -89,8 +89,8 @@ impl Machines for SimMachines {
     }
 
     async fn release(&self, machine: MachineNumber, instance: &InstanceId) -> Result<(), Error> {
-        self.interceptor.takes_away(machine, instance);
-        self.interceptor.lock().judge_end(id(machine));
+        self.interceptor.check_removal(machine, instance);
+        self.interceptor.lock().check_termination(id(machine));
         self.request(Kind::Release, Some(machine), self.interceptor.provider.release(machine, instance)).await
     }
 
@@ -98,19 +98,21 @@ impl Machines for SimMachines {
         let all = self.interceptor.provider.truth().instances;
         // S3: foreign instances are never terminated.
         if !all.iter().any(|ours| ours.id == *instance && ours.origin == Origin::Launched) {
-            self.interceptor.lock().violated(format!("S3: {instance} was not launched by us, and is ended"));
+            self.interceptor.lock().violated(format!("S3: {instance} is foreign, and is terminated"));
         }
-        self.interceptor.takes_away(machine, instance);
-        self.interceptor.lock().judge_end(id(machine));
+        self.interceptor.check_removal(machine, instance);
+        self.interceptor.lock().check_termination(id(machine));
         self.request(Kind::Terminate, Some(machine), self.interceptor.provider.terminate(machine, instance))
             .await
     }
 
     async fn revoke_all(&self, machine: MachineNumber, group: &GroupId) -> Result<(), Error> {
-        if self.interceptor.is_there_all_along(machine) {
-            self.interceptor.lock().violated(format!("S5: machine {machine} is shut as if it were gone"));
+        if self.interceptor.was_present_throughout(machine) {
+            self.interceptor
+                .lock()
+                .violated(format!("S5: machine {machine} is closed like a removed machine"));
         }
-        self.interceptor.lock().judge_end(id(machine));
+        self.interceptor.lock().check_termination(id(machine));
         self.request(Kind::RevokeAll, Some(machine), self.interceptor.provider.revoke_all(machine, group))
             .await
     }
@@ -118,18 +120,18 @@ impl Machines for SimMachines {
     async fn delete_group(&self, group: &GroupId) -> Result<(), Error> {
         let groups = self.interceptor.provider.truth().groups;
         if let Some(machine) = groups.iter().find(|there| there.id == *group).and_then(|found| found.machine)
-            && self.interceptor.is_there_all_along(machine)
+            && self.interceptor.was_present_throughout(machine)
         {
             self.interceptor.lock().violated(format!("S5: the group of machine {machine} is deleted"));
         }
         if let Some(machine) = groups.iter().find(|there| there.id == *group).and_then(|found| found.machine)
         {
-            self.interceptor.lock().judge_end(id(machine));
+            self.interceptor.lock().check_termination(id(machine));
         }
         let deleted =
             self.request(Kind::DeleteGroup, None, self.interceptor.provider.delete_group(group)).await;
         if matches!(deleted, Err(Error::StillInUse { .. })) {
-            self.interceptor.lock().coverage.happened(Mishap::GroupInUse);
+            self.interceptor.lock().coverage.count_mishap(Mishap::GroupInUse);
         }
         deleted
     }
@@ -141,32 +143,32 @@ impl Machines for SimMachines {
 
 impl Interceptor {
     /// S6: a replaced leader begins no request after its lease has ended.
-    fn provisioning(&self, who: usize) {
+    fn check_provisioning_lease(&self, agent: usize) {
         let mut shared = self.lock();
         shared.provisioned += 1;
         if let Some((leader, since)) = shared.lead
-            && leader != who
+            && leader != agent
             && Instant::now() >= since + LEASE
         {
-            shared.violated(format!("S6: agent {who} provisions though {leader} leads"));
+            shared.violated(format!("S6: agent {agent} provisions though {leader} leads"));
         }
     }
 
     /// Whether the machine has been in the tree for long enough that every agent has read it.
-    fn is_there_all_along(&self, machine: MachineNumber) -> bool {
+    fn was_present_throughout(&self, machine: MachineNumber) -> bool {
         let (shared, now) = (self.lock(), Instant::now());
-        let since = now.checked_sub(GRACE).unwrap_or(now);
-        !shared.is_blind()
+        let since = now.checked_sub(MAX_AGE).unwrap_or(now);
+        !shared.may_be_outdated()
             && shared.history.knows(id(machine), since)
             && shared.oracle.machines.contains_key(&id(machine))
     }
 
     /// P2: a machine in the tree keeps its instance; only a duplicate may be removed.
-    fn takes_away(&self, machine: MachineNumber, instance: &InstanceId) {
+    fn check_removal(&self, machine: MachineNumber, instance: &InstanceId) {
         let all = self.provider.truth().instances;
         let others =
             all.iter().filter(is_live).filter(|other| other.machine == machine && other.id != *instance);
-        if others.count() == 0 && self.is_there_all_along(machine) {
+        if others.count() == 0 && self.was_present_throughout(machine) {
             self.lock().violated(format!("P2: machine {machine} loses {instance}"));
         }
     }
@@ -191,14 +193,14 @@ impl Interceptor {
 
 impl World {
     /// Adds a foreign instance.
-    pub(crate) fn stranger(&mut self, name: &str) {
-        let stranger = InstanceId::new(name);
-        self.interceptor.provider.add_instance(&stranger);
-        self.strangers.insert(stranger);
+    pub(crate) fn add_foreign_instance(&mut self, name: &str) {
+        let foreign_instance = InstanceId::new(name);
+        self.interceptor.provider.add_instance(&foreign_instance);
+        self.foreign_instances.insert(foreign_instance);
     }
 
     /// Performs actions that lead to a call of this kind, because such calls are rare.
-    pub(crate) async fn provoke(&mut self, kind: Kind) {
+    pub(crate) async fn cause_call(&mut self, kind: Kind) {
         let actions = match kind {
             Kind::Launch => vec![Action::Launch],
             Kind::Release | Kind::Terminate | Kind::DeleteGroup => vec![Action::Terminate(0)],
@@ -207,9 +209,9 @@ impl World {
                 // before.
                 let idle = self.idle_machine(0);
                 let place = self.interceptor.lock().oracle.machines.keys().position(|id| *id == idle);
-                vec![Action::Meddle(Mishap::RuleAdded, place.unwrap_or(0)), Action::Terminate(0)]
+                vec![Action::EditRules(Mishap::RuleAdded, place.unwrap_or(0)), Action::Terminate(0)]
             }
-            Kind::EnsureGroup => vec![Action::Meddle(Mishap::GroupDeleted, 0), Action::Interrupt],
+            Kind::EnsureGroup => vec![Action::EditRules(Mishap::GroupDeleted, 0), Action::Interrupt],
             _ => vec![Action::AddMachine],
         };
         for action in actions {
@@ -230,18 +232,20 @@ impl World {
     pub(crate) async fn lose_instance(&mut self, machine: MachineId) {
         let Ok(record) = self.operator.machine(machine).await else { return };
         let Some(instance) = record.instance_id.map(|id| InstanceId::new(id.as_str())) else { return };
-        self.happened(Mishap::InstanceLost);
-        self.strangers.remove(&instance);
+        self.count_mishap(Mishap::InstanceLost);
+        self.foreign_instances.remove(&instance);
         self.interceptor.provider.lose_instance(&instance);
-        self.interceptor.lock().deep();
+        self.interceptor.lock().record_resync_fault();
     }
 
     /// S3: foreign instances keep running, even if they were adopted for a while.
-    pub(crate) fn expect_strangers_untouched(&self) {
-        if let Some(ended) =
-            self.strangers.iter().find(|stranger| !self.interceptor.provider.is_running(stranger))
+    pub(crate) fn expect_foreign_instances_untouched(&self) {
+        if let Some(ended) = self
+            .foreign_instances
+            .iter()
+            .find(|foreign_instance| !self.interceptor.provider.is_running(foreign_instance))
         {
-            self.fail(&format!("S3: {ended} was ended, and was not ours"));
+            self.fail(&format!("S3: {ended} was terminated, and is foreign"));
         }
     }
 
@@ -310,7 +314,7 @@ impl World {
                 let node = self.operator.tree().get(&paths::firewall_report(machine)).await;
                 let report = node.ok().and_then(|node| Report::parse(&node.data).ok());
                 if report.is_none_or(|report| report.problem.is_none()) {
-                    self.fail(&format!("P1: nobody is told that {machine} has lost {recorded}"));
+                    self.fail(&format!("P1: no report says that {machine} has lost {recorded}"));
                 }
             }
         }
@@ -321,12 +325,12 @@ impl World {
 pub(crate) async fn list_of_machines_is_empty() {
     let mut world = World::new(0, Shape::small(1, true), false).await;
     world.perform(Action::AddMachine).await;
-    world.pause(FAST + SHALLOW).await;
+    world.pause(CHANGE_LIMIT + RETRY_RECOVERY).await;
     world.check().await;
     let empty = Armed { fault: Fault::Empty, kind: Some(Kind::ReadMachines), skip: 0 };
     world.perform(Action::Arm(empty)).await;
     world.perform(Action::Interrupt).await;
-    world.pause(DEEP).await;
+    world.pause(RESYNC_RECOVERY).await;
     world.check().await;
-    assert!(world.interceptor.lock().armed.is_empty(), "a read was to be empty");
+    assert!(world.interceptor.lock().armed.is_empty(), "the fault must have occurred");
 }

@@ -36,7 +36,7 @@ pub(crate) struct Interceptor {
     pub controls: Arc<Vec<Control>>,
     pub store: MemoryStore,
     pub provider: Memory,
-    midst: Arc<[Notify; 2]>,
+    action_during_call: Arc<[Notify; 2]>,
 }
 
 impl Interceptor {
@@ -52,7 +52,7 @@ impl Interceptor {
             controls: Arc::new((0..agents).map(|_| Control::default()).collect()),
             store,
             provider,
-            midst: Arc::default(),
+            action_during_call: Arc::default(),
         }
     }
 
@@ -67,7 +67,9 @@ impl Interceptor {
         for rule in &rules.owned {
             match PortBits::of_rule(rule) {
                 Some(points) => open = open.or(points),
-                None => self.lock().violated(format!("S1: {machine} has {rule}, which nobody ever spoke of")),
+                None => {
+                    self.lock().violated(format!("S1: {machine} has {rule}, which no unit ever requested"))
+                }
             }
         }
         Some(open)
@@ -83,79 +85,79 @@ impl Interceptor {
 
     /// Called at the start of every call: chooses its fault and carries out the part before the
     /// call's effect.
-    pub(crate) async fn before(&self, who: usize, kind: Kind, machine: Option<MachineId>) -> Option<Fault> {
+    pub(crate) async fn before(&self, agent: usize, kind: Kind, machine: Option<MachineId>) -> Option<Fault> {
         let fault = {
             let mut shared = self.lock();
-            shared.called(who, kind, machine);
+            shared.called(agent, kind, machine);
             let fault = shared.choose(kind);
             if let Some(fault) = fault {
-                shared.coverage.struck(fault, kind);
+                shared.coverage.count_fault(fault, kind);
                 shared.log(format_args!("    {fault:?}"));
                 match fault {
-                    Fault::Slow if !kind.is_store() => shared.slow(),
+                    Fault::Slow if !kind.is_store() => shared.record_slow_call(),
                     // Empty: an agent that had no rules to close accepts the empty lists until its
                     // next resync.
                     Fault::Empty
                     | Fault::Slow
                     | Fault::Paused
-                    | Fault::Midst
+                    | Fault::ActionDuringCall
                     | Fault::Stale
                     | Fault::Expired => {
-                        shared.deep();
+                        shared.record_resync_fault();
                     }
-                    _ => shared.shallow(),
+                    _ => shared.record_retry_fault(),
                 }
             }
             fault
         };
         match fault {
-            Some(Fault::CrashBefore) => self.die(who).await,
-            Some(Fault::Stop) => self.controls[who].stop(),
+            Some(Fault::CrashBefore) => self.crash_and_wait(agent).await,
+            Some(Fault::Stop) => self.controls[agent].stop(),
             Some(Fault::Slow) => {
                 let long = self.lock().random.pick(&[900, 2_500, 6_000]);
                 sleep(Duration::from_millis(long)).await;
                 if kind.is_store() {
-                    self.lock().deep();
+                    self.lock().record_resync_fault();
                 } else {
-                    self.lock().slow();
+                    self.lock().record_slow_call();
                 }
             }
             Some(Fault::Paused) => {
                 let long = self.lock().random.pick(&[1_000, 4_000, 25_000]);
-                self.freeze(who, Duration::from_millis(long));
+                self.freeze(agent, Duration::from_millis(long));
                 tokio::task::yield_now().await;
             }
-            Some(Fault::Midst) => {
-                self.midst[0].notify_one();
-                self.midst[1].notified().await;
+            Some(Fault::ActionDuringCall) => {
+                self.action_during_call[0].notify_one();
+                self.action_during_call[1].notified().await;
             }
             _ => {}
         }
         if self.lock().hanging == Some(kind) {
-            self.lock().slow();
+            self.lock().record_slow_call();
             sleep(HANG).await;
-            self.lock().slow();
+            self.lock().record_slow_call();
             return Some(Fault::LostBefore);
         }
-        let sluggish = self.lock().sluggish.filter(|_| !kind.is_store());
-        if let Some(long) = sluggish {
-            self.lock().slow();
+        let latency = self.lock().latency.filter(|_| !kind.is_store());
+        if let Some(long) = latency {
+            self.lock().record_slow_call();
             sleep(long).await;
-            self.lock().slow();
+            self.lock().record_slow_call();
         }
         fault
     }
 
     /// Waits for the rate limit of requests that change rules, if there is one, but no longer than
     /// `until`.
-    pub(crate) async fn turn(&self, kind: Kind, until: Instant) {
+    pub(crate) async fn wait_for_rate_limit(&self, kind: Kind, until: Instant) {
         loop {
             let now = Instant::now();
             let ready = {
                 let mut shared = self.lock();
-                let Some(every) = shared.scarce.filter(|_| now < until) else { return };
-                shared.slow();
-                let next = shared.turns.entry(kind).or_insert(now);
+                let Some(every) = shared.rate_limit.filter(|_| now < until) else { return };
+                shared.record_slow_call();
+                let next = shared.next_request_at.entry(kind).or_insert(now);
                 if *next <= now {
                     *next = now + every;
                     return;
@@ -167,112 +169,112 @@ impl Interceptor {
     }
 
     /// Called at the end of every call that took effect.
-    pub(crate) async fn after(&self, who: usize, fault: Option<Fault>) {
+    pub(crate) async fn after(&self, agent: usize, fault: Option<Fault>) {
         if fault == Some(Fault::CrashAfter) {
-            self.die(who).await;
+            self.crash_and_wait(agent).await;
         }
     }
 
-    async fn die(&self, who: usize) {
-        self.controls[who].crash();
+    async fn crash_and_wait(&self, agent: usize) {
+        self.controls[agent].crash();
         std::future::pending::<()>().await;
     }
 
     /// Waits until a call has reached the point at which another action is to be performed.
-    pub(crate) async fn midst(&self) {
-        self.midst[0].notified().await;
+    pub(crate) async fn action_during_call(&self) {
+        self.action_during_call[0].notified().await;
     }
 
-    pub(crate) fn go_on(&self) {
-        self.midst[1].notify_one();
+    pub(crate) fn resume_call(&self) {
+        self.action_during_call[1].notify_one();
     }
 
     /// Freezes the process for a while. Its session expires if that exceeds the session timeout.
-    pub(crate) fn freeze(&self, who: usize, long: Duration) {
-        self.controls[who].freeze(true);
+    pub(crate) fn freeze(&self, agent: usize, long: Duration) {
+        self.controls[agent].freeze(true);
         let interceptor = self.clone();
         tokio::spawn(async move {
             sleep(long.min(SESSION)).await;
             if long > SESSION {
-                interceptor.controls[who].expire(&interceptor.store);
+                interceptor.controls[agent].expire(&interceptor.store);
                 sleep(long - SESSION).await;
             }
-            interceptor.controls[who].freeze(false);
+            interceptor.controls[agent].freeze(false);
             let mut shared = interceptor.lock();
-            shared.log(format_args!("agent {who} goes on"));
-            shared.deep();
+            shared.log(format_args!("agent {agent} goes on"));
+            shared.record_resync_fault();
         });
     }
 
     /// S6: a replaced leader writes nothing.
-    pub(crate) fn reported(&self, who: usize) {
+    pub(crate) fn reported(&self, agent: usize) {
         let mut shared = self.lock();
         shared.report_writes += 1;
         if let Some((leader, _)) = shared.lead
-            && leader != who
+            && leader != agent
         {
-            shared.violated(format!("S6: agent {who} reports though {leader} leads"));
+            shared.violated(format!("S6: agent {agent} reports though {leader} leads"));
         }
     }
 
-    pub(crate) fn took_lock(&self, who: usize) {
+    pub(crate) fn took_lock(&self, agent: usize) {
         let mut shared = self.lock();
-        shared.log(format_args!("    agent {who} leads"));
-        shared.lead = Some((who, Instant::now()));
-        shared.confirmed[who] = Some(Instant::now());
+        shared.log(format_args!("    agent {agent} leads"));
+        shared.lead = Some((agent, Instant::now()));
+        shared.confirmed[agent] = Some(Instant::now());
     }
 
     /// The leader has read the lock, which extends its lease from the start of the sync before the
     /// read.
-    pub(crate) fn confirmed(&self, who: usize) {
+    pub(crate) fn confirmed(&self, agent: usize) {
         let mut shared = self.lock();
-        if shared.lead.is_some_and(|(leader, _)| leader == who) {
-            shared.confirmed[who] = shared.confirmed[who].max(shared.synced[who]);
+        if shared.lead.is_some_and(|(leader, _)| leader == agent) {
+            shared.confirmed[agent] = shared.confirmed[agent].max(shared.synced[agent]);
         }
     }
 
-    pub(crate) fn syncs(&self, who: usize) {
-        self.lock().synced[who] = Some(Instant::now());
+    pub(crate) fn syncs(&self, agent: usize) {
+        self.lock().synced[agent] = Some(Instant::now());
     }
 
     /// Called before a change is sent.
-    pub(crate) fn changing(&self, who: usize, kind: Kind, machine: MachineId) {
+    pub(crate) fn check_before_change(&self, agent: usize, kind: Kind, machine: MachineId) {
         let mut shared = self.lock();
         if kind == Kind::Close {
-            shared.owed.sent(machine);
+            shared.unsent_closes.sent(machine);
         }
         // S6: a replaced leader begins no request after its lease has ended.
         if let Some((leader, since)) = shared.lead
-            && leader != who
+            && leader != agent
             && Instant::now() >= since + LEASE
         {
             let since = shared.millis(since);
-            shared.violated(format!("S6: agent {who} acts though {leader} leads since {since}"));
+            shared.violated(format!("S6: agent {agent} acts though {leader} leads since {since}"));
         }
         // An agent that holds the lock must not act on an expired lease either: it may have been
         // replaced.
-        if shared.confirmed[who].is_none_or(|at| Instant::now() >= at + LEASE) {
-            shared.violated(format!("S6: agent {who} changes {machine} after its lease"));
+        if shared.confirmed[agent].is_none_or(|at| Instant::now() >= at + LEASE) {
+            shared.violated(format!("S6: agent {agent} changes {machine} after its lease"));
         }
         // S3: only machines of the tree are changed, including those that were removed recently.
         if machine.number() >= FOREIGN {
-            shared.violated(format!("S3: {machine} is none of ours"));
+            shared.violated(format!("S3: {machine} is foreign"));
         }
         // After a failure the rules of a machine are unknown. The next change has to be planned
         // from a later read; otherwise a provider that refuses whole batches would refuse it every
         // time.
-        if !shared.trusted[who].contains(&(machine, kind)) {
-            shared.violated(format!("S2: agent {who} changes {machine} without having looked"));
+        if !shared.rules_read[agent].contains(&(machine, kind)) {
+            shared.violated(format!("S2: agent {agent} changes {machine} without reading its rules"));
         }
     }
 
     /// Called after each pass. L3: open and unwanted rules are closed within a bounded number of
     /// passes.
-    pub(crate) fn passed(&self, who: usize) {
+    pub(crate) fn passed(&self, agent: usize) {
         let mut surplus = BTreeMap::new();
         {
             let shared = self.lock();
-            if shared.lead.is_none_or(|(leader, _)| leader != who) {
+            if shared.lead.is_none_or(|(leader, _)| leader != agent) {
                 return;
             }
             let readable =
@@ -287,15 +289,15 @@ impl Interceptor {
         self.lock().passed(&surplus);
     }
 
-    pub(crate) fn saw(&self, who: usize, machines: impl Iterator<Item = MachineId>) {
+    pub(crate) fn record_read(&self, agent: usize, machines: impl Iterator<Item = MachineId>) {
         let each = machines.flat_map(|machine| HALVES.map(|half| (machine, half)));
-        self.lock().trusted[who].extend(each);
+        self.lock().rules_read[agent].extend(each);
     }
 
     /// Records the result of one request of a change.
-    pub(crate) fn wrote(
+    pub(crate) fn record_change(
         &self,
-        who: usize,
+        agent: usize,
         kind: Kind,
         machine: MachineId,
         change: (PortBits, PortBits),
@@ -307,13 +309,13 @@ impl Interceptor {
         match kind {
             Kind::Open => writes.opens += 1,
             Kind::Close => writes.closes += 1,
-            _ => writes.mends += 1,
+            _ => writes.repairs += 1,
         }
         // The requests of one change are independent: if one has failed, the other may still be
         // sent once.
-        let trusted = &mut shared.trusted[who];
-        if !ok || !HALVES.iter().all(|half| trusted.contains(&(machine, *half))) {
-            trusted.remove(&(machine, kind));
+        let rules_read = &mut shared.rules_read[agent];
+        if !ok || !HALVES.iter().all(|half| rules_read.contains(&(machine, *half))) {
+            rules_read.remove(&(machine, kind));
         }
         shared.log(format_args!(
             "    {} -> {} points, {}",
@@ -321,7 +323,7 @@ impl Interceptor {
             change.1.len(),
             if ok { "ok" } else { "failed" }
         ));
-        shared.judge(who, machine, change, begun);
+        shared.check_effect(agent, machine, change, begun);
     }
 
     pub(crate) fn take_log(&self) -> String {

@@ -15,9 +15,9 @@ const PASSES: u32 = 12;
 /// Open and unwanted rules by machine, with the number of passes that have ended since without a
 /// request to close them.
 #[derive(Debug, Default)]
-pub(crate) struct Owed(BTreeMap<MachineId, (PortBits, u32)>);
+pub(crate) struct UnsentCloses(BTreeMap<MachineId, (PortBits, u32)>);
 
-impl Owed {
+impl UnsentCloses {
     pub(crate) fn clear(&mut self) {
         self.0.clear();
     }
@@ -43,13 +43,18 @@ impl Owed {
 }
 
 #[test]
-fn unsent_close_becomes_overdue() {
-    let (machine, mut owed) = (MachineId::new(1), Owed::default());
+fn an_unsent_close_becomes_overdue() {
+    let (machine, mut unsent_closes) = (MachineId::new(1), UnsentCloses::default());
     let surplus = BTreeMap::from([(machine, PortBits::ALL)]);
-    let overdue = |owed: &mut Owed| (0..=PASSES).find_map(|_| owed.passed(&surplus));
-    assert!(overdue(&mut owed).is_some_and(|why| why.contains("13 passes")));
-    owed.sent(machine);
-    assert_eq!((0..PASSES).find_map(|_| owed.passed(&surplus)), None, "a request starts the count again");
-    assert_eq!(owed.passed(&BTreeMap::new()), None);
-    assert_eq!((0..PASSES).find_map(|_| owed.passed(&surplus)), None, "and so does a wanted state");
+    let overdue =
+        |unsent_closes: &mut UnsentCloses| (0..=PASSES).find_map(|_| unsent_closes.passed(&surplus));
+    assert!(overdue(&mut unsent_closes).is_some_and(|why| why.contains("13 passes")));
+    unsent_closes.sent(machine);
+    assert_eq!(
+        (0..PASSES).find_map(|_| unsent_closes.passed(&surplus)),
+        None,
+        "a request starts the count again"
+    );
+    assert_eq!(unsent_closes.passed(&BTreeMap::new()), None);
+    assert_eq!((0..PASSES).find_map(|_| unsent_closes.passed(&surplus)), None, "and so does a wanted state");
 }

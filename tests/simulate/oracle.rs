@@ -1,6 +1,6 @@
 //! The oracle: computes which ports should be open from the actions alone, without any code of the
 //! agent, and keeps the history of that state. An agent may act on a recent state, and on none
-//! older than `GRACE`.
+//! older than `MAX_AGE`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::port_bits::{ARGUMENTS, PortBits};
 
 /// The maximum age of the data that an agent acts on, if it missed no event: its lease, a read and
 /// a plan, and the calls in between.
-pub(crate) const GRACE: Duration = Duration::from_secs(10);
+pub(crate) const MAX_AGE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Exposed {
@@ -75,7 +75,7 @@ struct Moment {
     wanted: PortBits,
     kept: PortBits,
     /// The ports that all units of the machine request, readable or not.
-    asked: PortBits,
+    requested: PortBits,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -94,7 +94,7 @@ pub(crate) struct History {
 }
 
 impl Oracle {
-    fn asked(&self, unit: &Unit) -> PortBits {
+    fn requested(&self, unit: &Unit) -> PortBits {
         let sources: &[usize] = match self.services.get(&unit.service).map_or(Exposed::No, |s| s.exposed) {
             Exposed::No => &[],
             Exposed::World if self.no_ipv6 => &[0],
@@ -127,11 +127,11 @@ impl Oracle {
 
     pub(crate) fn wanted(&self, machine: MachineId) -> PortBits {
         let readable = self.on(machine).filter(|(_, unit)| !self.frozen(unit));
-        readable.map(|(_, unit)| self.asked(unit)).fold(PortBits::NONE, PortBits::or)
+        readable.map(|(_, unit)| self.requested(unit)).fold(PortBits::NONE, PortBits::or)
     }
 
-    fn asked_on(&self, machine: MachineId) -> PortBits {
-        self.on(machine).map(|(_, unit)| self.asked(unit)).fold(PortBits::NONE, PortBits::or)
+    fn requested_on(&self, machine: MachineId) -> PortBits {
+        self.on(machine).map(|(_, unit)| self.requested(unit)).fold(PortBits::NONE, PortBits::or)
     }
 
     pub(crate) fn kept(&self, machine: MachineId) -> PortBits {
@@ -142,18 +142,21 @@ impl Oracle {
     /// The part of `open` that is open because of this unit alone.
     pub(crate) fn alone(&self, id: UnitId, open: PortBits) -> PortBits {
         let unit = &self.units[&id];
-        self.asked(unit).and(open).minus(unit.shared)
+        self.requested(unit).and(open).minus(unit.shared)
     }
 
-    /// Updates `shared` of all units; `afresh` discards the old value, because the world has
+    /// Updates `shared` of all units; `reset` discards the old value, because the world has
     /// converged.
-    pub(crate) fn share(&mut self, afresh: bool) {
-        let asked: Vec<(UnitId, MachineId, PortBits)> =
-            self.units.iter().map(|(id, unit)| (*id, unit.machine, self.asked(unit).or(unit.kept))).collect();
+    pub(crate) fn update_shared(&mut self, reset: bool) {
+        let requested: Vec<(UnitId, MachineId, PortBits)> = self
+            .units
+            .iter()
+            .map(|(id, unit)| (*id, unit.machine, self.requested(unit).or(unit.kept)))
+            .collect();
         for (id, unit) in &mut self.units {
-            let others = asked.iter().filter(|(other, on, _)| other != id && *on == unit.machine);
+            let others = requested.iter().filter(|(other, on, _)| other != id && *on == unit.machine);
             let others = others.map(|(_, _, points)| *points).fold(PortBits::NONE, PortBits::or);
-            unit.shared = if afresh { others } else { unit.shared.or(others) };
+            unit.shared = if reset { others } else { unit.shared.or(others) };
             if self.lagging {
                 unit.kept = unit.kept.minus(others);
             }
@@ -161,7 +164,7 @@ impl Oracle {
     }
 
     /// Keeps no ports for a unit that is readable or not exposed.
-    pub(crate) fn let_go(&mut self) {
+    pub(crate) fn drop_kept_of_readable(&mut self) {
         let free: Vec<UnitId> =
             self.units.iter().filter(|(_, unit)| !self.frozen(unit)).map(|(id, _)| *id).collect();
         for id in free {
@@ -187,7 +190,7 @@ impl History {
                 at: now,
                 wanted: oracle.wanted(machine),
                 kept: oracle.kept(machine),
-                asked: oracle.asked_on(machine),
+                requested: oracle.requested_on(machine),
             };
             let moments = self.machines.entry(machine).or_default();
             if moments.back().is_some_and(|last| Moment { at: now, ..*last } == moment) {
@@ -219,8 +222,8 @@ impl History {
     }
 
     /// The ports that units requested at some time since then, even if unreadable at the time.
-    pub(crate) fn ever_asked(&self, machine: MachineId, since: Instant) -> PortBits {
-        self.since(machine, since).fold(PortBits::NONE, |all, moment| all.or(moment.asked))
+    pub(crate) fn ever_requested(&self, machine: MachineId, since: Instant) -> PortBits {
+        self.since(machine, since).fold(PortBits::NONE, |all, moment| all.or(moment.requested))
     }
 
     /// The ports that were wanted, or had to be kept, the whole time since then.

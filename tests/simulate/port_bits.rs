@@ -99,7 +99,7 @@ impl PortBits {
     }
 
     /// Every port of the set combined with every source of the set.
-    pub(crate) fn mixed(self) -> PortBits {
+    pub(crate) fn every_combination(self) -> PortBits {
         let block = |source: usize| self.0 >> (source * PORTS) & u128::from(u32::MAX);
         let ports = (0..4).map(block).fold(0, |all, ports| all | ports);
         PortBits((0..4).filter(|source| block(*source) != 0).map(|source| ports << (source * PORTS)).sum())

@@ -10,11 +10,11 @@ use portcullis::store::memory::Backup;
 use portcullis_provider::provider::MachineNumber;
 use tokio::time::Instant;
 
-use crate::actions::{DEEP, SHALLOW};
+use crate::actions::{RESYNC_RECOVERY, RETRY_RECOVERY};
 use crate::agents::RESYNC;
 use crate::faults::{Coverage, Fault, Kind, Mishap};
-use crate::liveness::Owed;
-use crate::oracle::{GRACE, History, Oracle};
+use crate::liveness::UnsentCloses;
+use crate::oracle::{History, MAX_AGE, Oracle};
 use crate::port_bits::PortBits;
 use crate::random::Random;
 use crate::restored::Protected;
@@ -39,7 +39,7 @@ pub(crate) struct Armed {
 pub(crate) struct Writes {
     pub opens: u64,
     pub closes: u64,
-    pub mends: u64,
+    pub repairs: u64,
 }
 
 #[derive(Debug)]
@@ -54,46 +54,46 @@ pub(crate) struct Shared {
     /// All connections are lost, and events with them.
     pub outage: bool,
     /// One provider call in this many fails.
-    pub storm: Option<usize>,
+    pub failing_share: Option<usize>,
     /// How long every request to the provider takes.
-    pub sluggish: Option<Duration>,
+    pub latency: Option<Duration>,
     /// The minimum interval between requests that change rules, for each kind separately.
-    pub scarce: Option<Duration>,
+    pub rate_limit: Option<Duration>,
     /// When the next request of each kind may be sent.
-    pub turns: BTreeMap<Kind, Instant>,
+    pub next_request_at: BTreeMap<Kind, Instant>,
     /// Requests of this kind are not answered.
     pub hanging: Option<Kind>,
     /// The provider refuses a whole change if any part of it is already in effect.
-    pub strict: bool,
+    pub refuses_duplicates: bool,
     /// The provider refuses every request that would open one of these ports.
     pub refused: PortBits,
     /// Requests that were denied since the agent started, and when.
     denied: BTreeMap<(usize, Kind, MachineId), Instant>,
     /// Until then a third party may have removed a rule that replaced another one.
-    pub meddled_until: Instant,
+    pub replacement_removed_until: Instant,
     /// Until then an agent may not have detected that a third party removed a rule.
     pub removed_until: Instant,
     /// The last read of all lists returned them empty. An agent may act on two such reads in a row.
-    pub emptied: bool,
+    pub lists_were_empty: bool,
     /// When the list of machines alone was last returned empty.
-    bare_at: Option<Instant>,
+    machines_empty_at: Option<Instant>,
     /// The last fault that retries recover from, and the last that may need a resync.
-    pub shallow_at: Option<Instant>,
-    pub deep_at: Option<Instant>,
+    pub retry_fault_at: Option<Instant>,
+    pub resync_fault_at: Option<Instant>,
     /// The last slow call.
     slow_at: Option<Instant>,
     /// The last fault that retries recover from, except slow calls.
     fault_at: Option<Instant>,
     /// The provider has a fault.
-    pub unusual: bool,
+    pub provider_has_fault: bool,
     /// The store was restored: an agent that detects this later closes no port until an operator
     /// accepts the store again.
-    pub went_back: bool,
+    pub was_restored: bool,
     /// Closes that are wanted and not sent yet.
-    pub owed: Owed,
+    pub unsent_closes: UnsentCloses,
     pub changed_at: Instant,
     /// The period, with start and end, in which an agent may act on outdated data.
-    blind: (Instant, Instant),
+    outdated_period: (Instant, Instant),
     pub writes: BTreeMap<MachineId, Writes>,
     pub report_writes: u64,
     pub provider_reads: u64,
@@ -106,10 +106,10 @@ pub(crate) struct Shared {
     pub past: Option<Backup>,
     /// By agent: the machines it has read since it started, with the kinds of request that have not
     /// failed since.
-    pub trusted: Vec<BTreeSet<(MachineId, Kind)>>,
+    pub rules_read: Vec<BTreeSet<(MachineId, Kind)>>,
     /// Until then a group may be too small to open a replacement before the replaced rule is
     /// closed, or a third party may have removed a replacement.
-    pub crowded_until: Instant,
+    pub full_until: Instant,
     /// By agent: when it took the lock, or began the sync before it last read that it holds the
     /// lock.
     pub confirmed: Vec<Option<Instant>>,
@@ -124,9 +124,9 @@ pub(crate) struct Shared {
     pub protected: Protected,
     /// Checkpoints that agents wrote.
     pub checkpoints: u64,
-    began: Instant,
-    /// The time of day at `began`, by the clock as it is set now.
-    began_at_ms: u64,
+    started_at: Instant,
+    /// The time of day at `started_at`, by the clock as it is set now.
+    started_at_ms: u64,
     log: Option<String>,
 }
 
@@ -141,27 +141,27 @@ impl Shared {
             armed: Vec::new(),
             events: VecDeque::new(),
             outage: false,
-            storm: None,
-            sluggish: None,
-            scarce: None,
-            turns: BTreeMap::new(),
+            failing_share: None,
+            latency: None,
+            rate_limit: None,
+            next_request_at: BTreeMap::new(),
             hanging: None,
-            strict: false,
+            refuses_duplicates: false,
             refused: PortBits::NONE,
             denied: BTreeMap::new(),
-            meddled_until: now,
+            replacement_removed_until: now,
             removed_until: now,
-            emptied: false,
-            bare_at: None,
-            shallow_at: None,
-            deep_at: None,
+            lists_were_empty: false,
+            machines_empty_at: None,
+            retry_fault_at: None,
+            resync_fault_at: None,
             slow_at: None,
             fault_at: None,
-            unusual: false,
-            went_back: false,
-            owed: Owed::default(),
+            provider_has_fault: false,
+            was_restored: false,
+            unsent_closes: UnsentCloses::default(),
             changed_at: now,
-            blind: (now, now),
+            outdated_period: (now, now),
             writes: BTreeMap::new(),
             report_writes: 0,
             provider_reads: 0,
@@ -169,8 +169,8 @@ impl Shared {
             provisioned: 0,
             listed: vec![BTreeSet::new(); agents],
             past: None,
-            trusted: vec![BTreeSet::new(); agents],
-            crowded_until: now,
+            rules_read: vec![BTreeSet::new(); agents],
+            full_until: now,
             confirmed: vec![None; agents],
             synced: vec![None; agents],
             lead: None,
@@ -179,24 +179,24 @@ impl Shared {
             violations: Vec::new(),
             protected: Protected::default(),
             checkpoints: 0,
-            began: now,
-            began_at_ms: 1_700_000_000_000,
+            started_at: now,
+            started_at_ms: 1_700_000_000_000,
             log: log.then(String::new),
         }
     }
 
     /// Milliseconds of simulated time since the world began.
     pub(crate) fn millis(&self, at: Instant) -> u128 {
-        (at - self.began).as_millis()
+        (at - self.started_at).as_millis()
     }
 
     /// The time of day on an agent's clock.
     pub(crate) fn time_of_day_ms(&self) -> u64 {
-        self.began_at_ms + u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+        self.started_at_ms + u64::try_from(self.started_at.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
     pub(crate) fn set_time_of_day(&mut self, hours: i64) {
-        self.began_at_ms = self.began_at_ms.saturating_add_signed(hours * 3_600_000);
+        self.started_at_ms = self.started_at_ms.saturating_add_signed(hours * 3_600_000);
     }
 
     pub(crate) fn log(&mut self, line: std::fmt::Arguments<'_>) {
@@ -217,47 +217,50 @@ impl Shared {
     }
 
     /// Records a fault that retries recover from.
-    pub(crate) fn shallow(&mut self) {
+    pub(crate) fn record_retry_fault(&mut self) {
         self.fault_at = Some(Instant::now());
-        self.shallow_at = self.fault_at;
+        self.retry_fault_at = self.fault_at;
     }
 
     /// Records a fault that may need a resync to recover from.
-    pub(crate) fn deep(&mut self) {
-        self.deep_at = Some(Instant::now());
+    pub(crate) fn record_resync_fault(&mut self) {
+        self.resync_fault_at = Some(Instant::now());
     }
 
     /// Records a slow provider request. Latency excuses delays, but no missing change.
-    pub(crate) fn slow(&mut self) {
+    pub(crate) fn record_slow_call(&mut self) {
         self.slow_at = Some(Instant::now());
-        self.shallow_at = self.slow_at;
+        self.retry_fault_at = self.slow_at;
     }
 
     /// Lets agents act on the state at `since` for this long from now.
-    pub(crate) fn blind(&mut self, since: Instant, long: Duration) {
-        let since = if self.is_blind() { since.min(self.blind.0) } else { since };
-        self.blind = (since, self.blind.1.max(Instant::now() + long));
+    pub(crate) fn allow_outdated_data(&mut self, since: Instant, long: Duration) {
+        let since = if self.may_be_outdated() { since.min(self.outdated_period.0) } else { since };
+        self.outdated_period = (since, self.outdated_period.1.max(Instant::now() + long));
     }
 
-    pub(crate) fn is_blind(&self) -> bool {
-        Instant::now() < self.blind.1
+    pub(crate) fn may_be_outdated(&self) -> bool {
+        Instant::now() < self.outdated_period.1
     }
 
     /// Whether a cause other than latency may prevent a close from being sent.
     fn excuses_closes(&self) -> bool {
         let lately = |at: Option<Instant>, long| at.is_some_and(|at| Instant::now() < at + long);
-        let disturbed = self.storm.is_some() || self.scarce.is_some() || self.hanging.is_some();
-        let waiting = !self.armed.is_empty() || !self.events.is_empty() || self.outage || self.is_blind();
-        let faulty =
-            self.unusual || self.went_back || lately(self.fault_at, SHALLOW) || lately(self.deep_at, DEEP);
+        let disturbed = self.failing_share.is_some() || self.rate_limit.is_some() || self.hanging.is_some();
+        let waiting =
+            !self.armed.is_empty() || !self.events.is_empty() || self.outage || self.may_be_outdated();
+        let faulty = self.provider_has_fault
+            || self.was_restored
+            || lately(self.fault_at, RETRY_RECOVERY)
+            || lately(self.resync_fault_at, RESYNC_RECOVERY);
         disturbed || waiting || faulty
     }
 
     /// Records that the leader ended a pass and left this `surplus` open.
     pub(crate) fn passed(&mut self, surplus: &BTreeMap<MachineId, PortBits>) {
         if self.excuses_closes() {
-            self.owed.clear();
-        } else if let Some(overdue) = self.owed.passed(surplus) {
+            self.unsent_closes.clear();
+        } else if let Some(overdue) = self.unsent_closes.passed(surplus) {
             self.violated(overdue);
         }
     }
@@ -265,8 +268,8 @@ impl Shared {
     /// Called after every change of the oracle.
     pub(crate) fn changed(&mut self) {
         let now = Instant::now();
-        self.oracle.let_go();
-        self.oracle.share(false);
+        self.oracle.drop_kept_of_readable();
+        self.oracle.update_shared(false);
         self.history.remember(&self.oracle, now);
         self.changed_at = now;
         self.credit += 40;
@@ -274,30 +277,30 @@ impl Shared {
 
     /// Whether a slow call may still be in progress.
     pub(crate) fn slow_lately(&self) -> bool {
-        self.deep_at.max(self.slow_at).is_some_and(|at| Instant::now() < at + Duration::from_secs(90))
+        self.resync_fault_at.max(self.slow_at).is_some_and(|at| Instant::now() < at + Duration::from_secs(90))
     }
 
     pub(crate) fn take_log(&mut self) -> String {
         self.log.take().unwrap_or_default()
     }
 
-    pub(crate) fn born(&mut self, who: usize) {
-        self.trusted[who].clear();
-        (self.confirmed[who], self.synced[who]) = (None, None);
-        self.listed[who].clear();
-        self.denied.retain(|(agent, _, _), _| *agent != who);
+    pub(crate) fn started(&mut self, agent: usize) {
+        self.rules_read[agent].clear();
+        (self.confirmed[agent], self.synced[agent]) = (None, None);
+        self.listed[agent].clear();
+        self.denied.retain(|(other, _, _), _| *other != agent);
     }
 
     /// M3: a denied request is repeated at most once a minute, regardless of other events.
-    pub(crate) fn asked(&mut self, who: usize, kind: Kind, machine: MachineId, denied: bool) {
+    pub(crate) fn record_request(&mut self, agent: usize, kind: Kind, machine: MachineId, denied: bool) {
         let now = Instant::now();
-        if self.denied.get(&(who, kind, machine)).is_some_and(|at| now < *at + A_MINUTE) {
-            self.violated(format!("M3: agent {who} repeats {kind:?} of {machine}, which was denied"));
+        if self.denied.get(&(agent, kind, machine)).is_some_and(|at| now < *at + A_MINUTE) {
+            self.violated(format!("M3: agent {agent} repeats {kind:?} of {machine}, which was denied"));
         }
         if denied {
-            self.denied.insert((who, kind, machine), now);
+            self.denied.insert((agent, kind, machine), now);
         } else {
-            self.denied.remove(&(who, kind, machine));
+            self.denied.remove(&(agent, kind, machine));
         }
     }
 
@@ -308,19 +311,19 @@ impl Shared {
         }
         let mishap = self.events.pop_front()?;
         self.log(format_args!("    {mishap:?}"));
-        self.coverage.happened(mishap);
+        self.coverage.count_mishap(mishap);
         if mishap == Mishap::EventMissed {
-            self.deep();
-            self.blind(Instant::now(), RESYNC + GRACE);
+            self.record_resync_fault();
+            self.allow_outdated_data(Instant::now(), RESYNC + MAX_AGE);
         }
         Some(mishap)
     }
 
-    pub(crate) fn called(&mut self, who: usize, kind: Kind, machine: Option<MachineId>) {
+    pub(crate) fn called(&mut self, agent: usize, kind: Kind, machine: Option<MachineId>) {
         let now = Instant::now();
         self.coverage.calls += 1;
         let at = self.millis(now);
-        self.log(format_args!("{at:>9} agent {who} {kind:?} {machine:?}"));
+        self.log(format_args!("{at:>9} agent {agent} {kind:?} {machine:?}"));
         // M3: an agent never calls faster than its pauses allow, regardless of failures.
         let passed = (now - self.credited_at).as_secs();
         self.credited_at += Duration::from_secs(passed);
@@ -329,8 +332,8 @@ impl Shared {
             Some(left) => self.credit = left,
             // If an agent never waits, the paused clock never advances.
             None => {
-                self.violated(format!("M3: agent {who} calls without pausing"));
-                panic!("an agent that would go on like this for ever");
+                self.violated(format!("M3: agent {agent} calls without pausing"));
+                panic!("an agent that never pauses");
             }
         }
         match kind {
@@ -344,10 +347,10 @@ impl Shared {
         let at = self.armed.iter().position(|armed| {
             armed.kind.is_none_or(|wanted| wanted == kind)
                 && armed.fault.possible_at(kind)
-                && (armed.fault != Fault::Empty || self.doubtful(kind))
+                && (armed.fault != Fault::Empty || self.needs_confirmation(kind))
         });
         if kind == Kind::ReadLists {
-            self.emptied = false;
+            self.lists_were_empty = false;
         }
         if let Some(at) = at {
             if self.armed[at].skip > 0 {
@@ -355,14 +358,17 @@ impl Shared {
             } else {
                 let fault = self.armed.remove(at).fault;
                 if fault == Fault::Empty {
-                    self.emptied |= kind == Kind::ReadLists;
-                    self.bare_at =
-                        if kind == Kind::ReadMachines { Some(Instant::now()) } else { self.bare_at };
+                    self.lists_were_empty |= kind == Kind::ReadLists;
+                    self.machines_empty_at = if kind == Kind::ReadMachines {
+                        Some(Instant::now())
+                    } else {
+                        self.machines_empty_at
+                    };
                 }
                 return Some(fault);
             }
         }
-        let share = self.storm.filter(|_| !kind.is_store())?;
+        let share = self.failing_share.filter(|_| !kind.is_store())?;
         if !self.random.one_in(share) {
             return None;
         }
@@ -375,18 +381,18 @@ impl Shared {
     }
 
     /// Whether the agent has to confirm an empty read, because the previous read was not empty.
-    fn doubtful(&self, kind: Kind) -> bool {
+    fn needs_confirmation(&self, kind: Kind) -> bool {
         if kind == Kind::ReadMachines {
-            return self.bare_at.is_none_or(|at| Instant::now() > at + 2 * RESYNC);
+            return self.machines_empty_at.is_none_or(|at| Instant::now() > at + 2 * RESYNC);
         }
-        !self.emptied
+        !self.lists_were_empty
     }
 
     /// Checks that the effect of a call on a machine was right at some time since the call began or
     /// shortly before.
-    pub(crate) fn judge(
+    pub(crate) fn check_effect(
         &mut self,
-        who: usize,
+        agent: usize,
         machine: MachineId,
         (before, after): (PortBits, PortBits),
         begun: Instant,
@@ -395,38 +401,38 @@ impl Shared {
             return;
         }
         let (opened, closed) = (after.minus(before), before.minus(after));
-        self.judge_restored(machine, opened, closed);
+        self.check_against_restore(machine, opened, closed);
         // S4: no content of the store opens a port that policy denies.
         let denied = opened.and(PortBits::forbidden());
         if !denied.is_empty() {
             self.violated(format!("S4: {machine} opened{denied}, which policy denies"));
         }
-        let known = if self.is_blind() { begun.min(self.blind.0) } else { begun };
-        let since = known.checked_sub(GRACE).unwrap_or(known);
+        let known = if self.may_be_outdated() { begun.min(self.outdated_period.0) } else { begun };
+        let since = known.checked_sub(MAX_AGE).unwrap_or(known);
         // S1, S2: only recently requested ports are opened; unreadable data requests none.
-        let mut asked = self.history.ever(machine, since);
+        let mut requested = self.history.ever(machine, since);
         // An agent that missed a change of the flag combines its old value with a unit's current
         // ports.
-        if self.is_blind() && !self.oracle.has_frozen(machine) {
-            asked = asked.or(self.history.ever_asked(machine, since).mixed());
+        if self.may_be_outdated() && !self.oracle.has_frozen(machine) {
+            requested = requested.or(self.history.ever_requested(machine, since).every_combination());
         }
-        let unasked = opened.minus(asked);
+        let unrequested = opened.minus(requested);
         // A rule that is joined with others may hold a port that is kept for an unreadable unit. If
         // a third party removed that rule since the last read, the join opens the port again.
-        let rejoined = Instant::now() < self.removed_until && self.oracle.has_frozen(machine);
-        if !unasked.is_empty() && !rejoined {
-            self.violated(format!("S1: {machine} opened{unasked}, which nobody asks for"));
+        let may_rejoin = Instant::now() < self.removed_until && self.oracle.has_frozen(machine);
+        if !unrequested.is_empty() && !may_rejoin {
+            self.violated(format!("S1: {machine} opened{unrequested}, which no unit requests"));
         }
         // S2, S5: only ports that are no longer requested are closed; never ports that were wanted
         // the whole time, nor the ports of an unreadable unit.
-        let robbed = closed.and(self.history.always(machine, since));
+        let closed_wanted = closed.and(self.history.always(machine, since));
         // A lagging read may show a wider rule that no longer exists, so that the narrower one
         // seems redundant. The EC2 driver adds its own writes to its reads; the in-memory provider
         // does not.
-        let unseen = Instant::now() < self.crowded_until || self.oracle.lagging;
-        let excused = unseen || self.is_overtaken(who, begun);
-        if !robbed.is_empty() && !excused {
-            self.violated(format!("S2: {machine} closed{robbed}, which is wanted"));
+        let unseen = Instant::now() < self.full_until || self.oracle.lagging;
+        let excused = unseen || self.was_replaced_during(agent, begun);
+        if !closed_wanted.is_empty() && !excused {
+            self.violated(format!("S2: {machine} closed{closed_wanted}, which is wanted"));
         }
         self.oracle.lost(machine, closed);
         let now = Instant::now();
@@ -436,28 +442,31 @@ impl Shared {
     /// Whether another agent became the leader after this one began its request. No provider can
     /// refuse a request that was sent in time and arrives late; S6 requires only that its effect
     /// does not last.
-    fn is_overtaken(&self, who: usize, begun: Instant) -> bool {
-        self.lead.is_some_and(|(leader, since)| leader != who && since >= begun)
+    fn was_replaced_during(&self, agent: usize, begun: Instant) -> bool {
+        self.lead.is_some_and(|(leader, since)| leader != agent && since >= begun)
     }
 
     /// S2: a fully wanted rule is closed only if another rule opens the same ports. A full group is
     /// no excuse, because adjacent ports can be joined in time.
-    pub(crate) fn judge_closes(
+    pub(crate) fn check_closes(
         &mut self,
-        who: usize,
+        agent: usize,
         machine: MachineId,
         (closed, after): (impl Iterator<Item = PortBits>, PortBits),
         begun: Instant,
     ) {
-        let known = if self.is_blind() { begun.min(self.blind.0) } else { begun };
-        let always = self.history.always(machine, known.checked_sub(GRACE).unwrap_or(known));
-        if Instant::now() < self.meddled_until || self.oracle.lagging || self.is_overtaken(who, begun) {
+        let known = if self.may_be_outdated() { begun.min(self.outdated_period.0) } else { begun };
+        let always = self.history.always(machine, known.checked_sub(MAX_AGE).unwrap_or(known));
+        if Instant::now() < self.replacement_removed_until
+            || self.oracle.lagging
+            || self.was_replaced_during(agent, begun)
+        {
             return;
         }
         for rule in closed.filter(|rule| rule.minus(always).is_empty()) {
-            let shut = rule.minus(after);
-            if !shut.is_empty() {
-                self.violated(format!("S2: {machine} closed{shut}, to open it in a wider rule"));
+            let closed = rule.minus(after);
+            if !closed.is_empty() {
+                self.violated(format!("S2: {machine} closed{closed}, to open it in a wider rule"));
             }
         }
     }

@@ -12,39 +12,39 @@ use portcullis_provider::provider::Origin;
 use portcullis_provider::rule::Family;
 
 use crate::LATENCIES_MS;
-use crate::actions::{Action, DEEP, SHALLOW};
-use crate::checks::FAST;
+use crate::actions::{Action, RESYNC_RECOVERY, RETRY_RECOVERY};
+use crate::checks::CHANGE_LIMIT;
 use crate::faults::{Fault, Kind, Mishap};
-use crate::in_a_world;
 use crate::instances;
 use crate::interceptor::HANG;
-use crate::oracle::GRACE;
+use crate::oracle::MAX_AGE;
 use crate::port_bits::PortBits;
 use crate::record::Armed;
 use crate::restored;
+use crate::run_in_world;
 use crate::world::{Shape, World, number};
 
-type Telling = Pin<Box<dyn Future<Output = ()>>>;
-type Story = (&'static str, fn() -> Telling);
+type Run = Pin<Box<dyn Future<Output = ()>>>;
+type Scenario = (&'static str, fn() -> Run);
 
 /// Scenarios by name; each panics on failure.
-pub(crate) const STORIES: &[Story] = &[
-    ("seed 8303", || Box::pin(machines_come_back_one_by_one())),
-    ("a look that failed", || Box::pin(a_look_fails())),
-    ("a rule made by hand", || Box::pin(somebody_makes_the_rule())),
-    ("a launch that was forgotten", || Box::pin(a_launch_is_forgotten())),
-    ("an end that takes its time", || Box::pin(an_end_takes_its_time())),
-    ("the last machine goes", || Box::pin(the_last_machine_goes())),
+pub(crate) const SCENARIOS: &[Scenario] = &[
+    ("machines that become readable one by one", || Box::pin(machines_become_readable_one_by_one())),
+    ("a read that fails", || Box::pin(a_read_fails())),
+    ("a rule made by hand", || Box::pin(a_third_party_adds_the_rule())),
+    ("a launch whose response is lost", || Box::pin(the_response_to_a_launch_is_lost())),
+    ("a termination that hangs", || Box::pin(a_termination_hangs())),
+    ("the last machine is removed", || Box::pin(the_last_machine_is_removed())),
     ("a store that is lost", || Box::pin(a_store_is_lost())),
-    ("a lease too short for all", || Box::pin(a_lease_is_too_short())),
-    ("seed 4763", || Box::pin(a_change_comes_while_others_wait())),
+    ("a lease too short for all changes", || Box::pin(a_lease_is_too_short())),
+    ("a change during a backlog", || Box::pin(a_change_arrives_during_a_backlog())),
     ("opens that hang", || Box::pin(opens_hang())),
     ("ports after a restore", || Box::pin(restored::ports_stay_open())),
     ("another leader after a restore", || Box::pin(restored::another_controller_leads())),
     ("instances after a restore", || Box::pin(restored::instances_stay())),
     ("a mass close at a slow provider", || Box::pin(a_slow_provider_closes_most_rules())),
     ("records that are missing", || Box::pin(records_are_missing())),
-    ("leave to act that ends while another is waited for", || Box::pin(leave_is_scarce())),
+    ("a rate limit that outlasts the lease", || Box::pin(the_rate_limit_outlasts_the_lease())),
     ("a denied request", || Box::pin(a_request_is_denied())),
     ("a refused port", || Box::pin(a_port_is_refused())),
     ("adjacent ports in a small group", || Box::pin(adjacent_ports_in_a_small_group())),
@@ -54,10 +54,10 @@ pub(crate) const STORIES: &[Story] = &[
 ];
 
 #[test]
-fn seed_8303_and_the_other_kept_stories_end_well() {
-    for (name, story) in STORIES {
+fn all_regression_scenarios_pass() {
+    for (name, scenario) in SCENARIOS {
         println!("{name}");
-        in_a_world(story());
+        run_in_world(scenario());
     }
 }
 
@@ -68,7 +68,7 @@ fn armed(fault: Fault, kind: Kind) -> Action {
 /// A read of the tree returned empty lists, the provider failed in the same pass, and the machines
 /// recovered one by one: each closed fewer rules than the limit for a mass close, until all were
 /// closed.
-async fn machines_come_back_one_by_one() {
+async fn machines_become_readable_one_by_one() {
     let mut world = World::new(0, Shape::small(1, false), false).await;
     // Opens six rules on every machine that has a unit.
     let placed: Vec<MachineId> =
@@ -84,7 +84,7 @@ async fn machines_come_back_one_by_one() {
     for service in 0..3 {
         world.perform(Action::Expose(service)).await;
     }
-    world.pause(FAST).await;
+    world.pause(CHANGE_LIMIT).await;
     world.check().await;
     let rules = |world: &World| -> Vec<usize> {
         let actual = served.iter().filter_map(|machine| world.interceptor.provider.actual(number(*machine)));
@@ -94,20 +94,20 @@ async fn machines_come_back_one_by_one() {
     assert!(before.iter().all(|rules| *rules == 6) && before.len() > 1, "{before:?}");
 
     world.perform(armed(Fault::Empty, Kind::ReadLists)).await;
-    world.perform(Action::Storm(1)).await;
+    world.perform(Action::FailCalls(1)).await;
     world.perform(Action::Expire(0)).await;
     world.pause(Duration::from_secs(5)).await;
-    assert!(world.interceptor.lock().armed.is_empty(), "the tree was to show nothing");
-    world.perform(Action::Cure).await;
-    world.pause(SHALLOW).await;
+    assert!(world.interceptor.lock().armed.is_empty(), "the fault must have occurred");
+    world.perform(Action::EndProviderFaults).await;
+    world.pause(RETRY_RECOVERY).await;
     world.check().await;
     assert_eq!(rules(&world), before);
 }
 
 /// The shared group is deleted with the last machine and created again for the next one.
-async fn the_last_machine_goes() {
+async fn the_last_machine_is_removed() {
     let mut world = World::new(0, Shape::small(1, true), false).await;
-    world.pause(DEEP).await;
+    world.pause(RESYNC_RECOVERY).await;
     world.check().await;
     for service in 0..3 {
         world.perform(Action::Destroy(service)).await;
@@ -120,16 +120,16 @@ async fn the_last_machine_goes() {
         shared.oracle.machines.clear();
         shared.changed();
     }
-    world.pause(DEEP + SHALLOW).await;
+    world.pause(RESYNC_RECOVERY + RETRY_RECOVERY).await;
     world.check().await;
     assert!(world.interceptor.provider.truth().groups.is_empty(), "{:?}", world.interceptor.provider.truth());
     world.operator.ask(Request::Clear).await.expect("a request");
-    world.pause(SHALLOW).await;
+    world.pause(RETRY_RECOVERY).await;
     let answer = world.operator.progress(Request::Clear).await.expect("a node");
     assert_eq!(answer, Progress::Done(Vec::new()));
     world.operator.withdraw(Request::Clear).await.expect("no request");
     world.perform(Action::Launch).await;
-    world.pause(DEEP + SHALLOW).await;
+    world.pause(RESYNC_RECOVERY + RETRY_RECOVERY).await;
     world.check().await;
     assert!(world.all_have_instances().await);
 }
@@ -137,37 +137,37 @@ async fn the_last_machine_goes() {
 /// A new store replaces a lost one; launches succeed after its groups are adopted.
 async fn a_store_is_lost() {
     let mut world = World::new(0, Shape::small(1, true), false).await;
-    world.pause(DEEP).await;
+    world.pause(RESYNC_RECOVERY).await;
     world.check().await;
     world.interceptor.provider.lose_store("lost");
     world.perform(Action::Launch).await;
-    world.pause(DEEP).await;
+    world.pause(RESYNC_RECOVERY).await;
     assert!(!world.all_have_instances().await, "the group is another store's");
     world.operator.ask(Request::AdoptGroups).await.expect("a request");
-    world.pause(SHALLOW).await;
+    world.pause(RETRY_RECOVERY).await;
     let answer = world.operator.progress(Request::AdoptGroups).await.expect("a node");
     assert!(matches!(&answer, Progress::Done(lines) if lines.len() == 1), "{answer:?}");
     world.operator.withdraw(Request::AdoptGroups).await.expect("no request");
-    world.pause(DEEP + SHALLOW).await;
+    world.pause(RESYNC_RECOVERY + RETRY_RECOVERY).await;
     assert!(world.all_have_instances().await);
 }
 
 /// The read that follows an event fails, and the event is not repeated.
-async fn a_look_fails() {
+async fn a_read_fails() {
     let mut world = World::new(0, Shape::small(1, false), false).await;
     world.perform(Action::Expose(0)).await;
-    world.pause(FAST).await;
+    world.pause(CHANGE_LIMIT).await;
     world.check().await;
     world.perform(armed(Fault::LostBefore, Kind::ReadMany)).await;
     world.perform(Action::Open(0, 0)).await;
     // Shorter than a resync, which would detect the change.
-    world.pause(2 * SHALLOW).await;
-    assert!(world.interceptor.lock().armed.is_empty(), "a read was to fail");
+    world.pause(2 * RETRY_RECOVERY).await;
+    assert!(world.interceptor.lock().armed.is_empty(), "the fault must have occurred");
     world.check().await;
 }
 
 /// Only the middle one of three ports in a rule stays wanted, and a foreign rule already opens it.
-async fn somebody_makes_the_rule() {
+async fn a_third_party_adds_the_rule() {
     let mut world = World::new(0, Shape::small(1, false), false).await;
     let (service, machine) = {
         let shared = world.interceptor.lock();
@@ -179,54 +179,57 @@ async fn somebody_makes_the_rule() {
         world.perform(Action::Open(0, port)).await;
     }
     world.perform(Action::Expose(service)).await;
-    world.pause(FAST).await;
-    world.perform(Action::Meddle(Mishap::ForeignEqual, machine)).await;
+    world.pause(CHANGE_LIMIT).await;
+    world.perform(Action::EditRules(Mishap::ForeignEqual, machine)).await;
     world.perform(Action::Interrupt).await;
-    world.pause(DEEP + SHALLOW).await;
+    world.pause(RESYNC_RECOVERY + RETRY_RECOVERY).await;
     world.check().await;
     world.perform(Action::Close(0, 0)).await;
     world.perform(Action::Close(0, 2)).await;
-    world.pause(FAST + Duration::from_secs(1)).await;
+    world.pause(CHANGE_LIMIT + Duration::from_secs(1)).await;
     world.check().await;
 }
 
 /// The response to a launch is lost; the provider lists the instance late and does not deduplicate
 /// the launch.
-async fn a_launch_is_forgotten() {
+async fn the_response_to_a_launch_is_lost() {
     let mut world = World::new(0, Shape::small(1, true), false).await;
-    world.pause(FAST).await;
+    world.pause(CHANGE_LIMIT).await;
     world.check().await;
-    world.perform(Action::Provider(Mishap::Forgetful, 0)).await;
+    world.perform(Action::Provider(Mishap::NoLaunchDeduplication, 0)).await;
     world.perform(Action::Provider(Mishap::DescribeLags, 3)).await;
     // Arming this fault also adds a machine to launch.
     world.perform(armed(Fault::LostAfter, Kind::Launch)).await;
     world.pause(Duration::from_millis(900)).await;
     let launched = world.interceptor.provider.truth().instances.len();
-    assert_eq!(launched, 3 + 2, "one too many");
-    world.perform(Action::Cure).await;
-    world.pause(DEEP + SHALLOW).await;
+    assert_eq!(launched, 3 + 2, "one duplicate");
+    world.perform(Action::EndProviderFaults).await;
+    world.pause(RESYNC_RECOVERY + RETRY_RECOVERY).await;
     world.check().await;
 }
 
 /// A machine is removed with a port open, and the request to terminate or release its instance
 /// hangs.
-async fn an_end_takes_its_time() {
+async fn a_termination_hangs() {
     let mut world = World::new(0, Shape::small(1, true), false).await;
     world.perform(Action::Launch).await;
-    world.pause(FAST).await;
+    world.pause(CHANGE_LIMIT).await;
     world.check().await;
     let leaves = number(world.idle_machine(0));
     let instances = world.interceptor.provider.truth().instances;
     let instance = instances.iter().find(|instance| instance.machine == leaves).expect("an instance");
     let end = if instance.origin == Origin::Launched { Kind::Terminate } else { Kind::Release };
     world.interceptor.lock().hanging = Some(end);
-    world.provoke(Kind::RevokeAll).await;
-    assert!(world.interceptor.lock().oracle.machines.keys().all(|id| number(*id) != leaves), "it has left");
+    world.cause_call(Kind::RevokeAll).await;
+    assert!(
+        world.interceptor.lock().oracle.machines.keys().all(|id| number(*id) != leaves),
+        "the machine was removed"
+    );
     world.pause(Duration::from_secs(1)).await;
     let rules = world.interceptor.provider.actual(leaves).expect("a group");
     assert!(rules.owned.is_empty() && world.interceptor.provider.is_running(&instance.id), "{rules:?}");
-    world.perform(Action::Cure).await;
-    world.pause(DEEP + SHALLOW).await;
+    world.perform(Action::EndProviderFaults).await;
+    world.pause(RESYNC_RECOVERY + RETRY_RECOVERY).await;
     world.check().await;
 }
 
@@ -237,9 +240,9 @@ async fn exposed_to_a_slow_provider(shape: Shape) -> World {
     for unit in 0..units {
         world.perform(Action::Open(unit, 0)).await;
     }
-    world.pause(FAST).await;
+    world.pause(CHANGE_LIMIT).await;
     world.check().await;
-    world.perform(Action::Sluggish(3_500)).await;
+    world.perform(Action::Latency(3_500)).await;
     world.perform(Action::Expose(0)).await;
     world
 }
@@ -248,17 +251,17 @@ async fn exposed_to_a_slow_provider(shape: Shape) -> World {
 /// triggers a pass for the others, and the resync is far away.
 async fn a_lease_is_too_short() {
     let mut world = exposed_to_a_slow_provider(Shape::large(1, false)).await;
-    world.pause(FAST).await;
+    world.pause(CHANGE_LIMIT).await;
     let late = world.lacking();
-    assert!(!late.is_empty(), "there was to be no time for some");
+    assert!(!late.is_empty(), "some changes must not fit into the lease");
     for machine in late {
         let report = world.report(machine).await;
-        assert!(report.is_pending(), "machine {machine} is said to be as it should: {report:?}");
+        assert!(report.is_pending(), "machine {machine} has no pending report: {report:?}");
     }
     world.pause(Duration::from_secs(23)).await;
-    assert_eq!(world.lacking(), [], "a slow provider is no reason to wait for a resync");
-    world.perform(Action::Cure).await;
-    world.pause(SHALLOW + FAST).await;
+    assert_eq!(world.lacking(), [], "postponed changes waited for a resync");
+    world.perform(Action::EndProviderFaults).await;
+    world.pause(RETRY_RECOVERY + CHANGE_LIMIT).await;
     world.check().await;
 }
 
@@ -273,9 +276,9 @@ async fn a_slow_provider_closes_most_rules() {
         for service in 0..3 {
             world.perform(Action::Expose(service)).await;
         }
-        world.pause(FAST).await;
+        world.pause(CHANGE_LIMIT).await;
         world.check().await;
-        world.perform(Action::Sluggish(latency_ms)).await;
+        world.perform(Action::Latency(latency_ms)).await;
         for service in 0..3 {
             world.perform(Action::Unexpose(service)).await;
         }
@@ -284,8 +287,8 @@ async fn a_slow_provider_closes_most_rules() {
             world.check().await;
         }
         assert_eq!(world.surplus(), [], "{latency_ms} ms");
-        world.perform(Action::Cure).await;
-        world.pause(SHALLOW + FAST).await;
+        world.perform(Action::EndProviderFaults).await;
+        world.pause(RETRY_RECOVERY + CHANGE_LIMIT).await;
         world.check().await;
     }
 }
@@ -298,26 +301,26 @@ async fn records_are_missing() {
     world.perform(Action::Open(0, 0)).await;
     world.perform(Action::Open(0, 9)).await;
     world.perform(Action::Expose(services[0])).await;
-    world.pause(FAST).await;
+    world.pause(CHANGE_LIMIT).await;
     world.check().await;
-    for what in [Mishap::UnitVanished, Mishap::ServiceVanished] {
-        let index = if what == Mishap::UnitVanished { 0 } else { services[0] };
-        world.perform(Action::Vanish(what, index)).await;
-        world.pause(DEEP).await;
+    for what in [Mishap::UnitNodesDeleted, Mishap::ServiceNodesDeleted] {
+        let index = if what == Mishap::UnitNodesDeleted { 0 } else { services[0] };
+        world.perform(Action::DeleteNodes(what, index)).await;
+        world.pause(RESYNC_RECOVERY).await;
         world.check().await;
-        world.perform(Action::Heal).await;
-        world.pause(FAST).await;
+        world.perform(Action::RepairStore).await;
+        world.pause(CHANGE_LIMIT).await;
         world.check().await;
     }
-    world.perform(Action::Vanish(Mishap::UnitVanished, 0)).await;
-    world.pause(FAST).await;
+    world.perform(Action::DeleteNodes(Mishap::UnitNodesDeleted, 0)).await;
+    world.pause(CHANGE_LIMIT).await;
     world.perform(Action::RemoveUnit(0)).await;
-    world.pause(FAST + Duration::from_secs(1)).await;
+    world.pause(CHANGE_LIMIT + Duration::from_secs(1)).await;
     world.check().await;
 }
 
 /// A backlog of deferred changes keeps every pass busy; a new change is still processed.
-async fn a_change_comes_while_others_wait() {
+async fn a_change_arrives_during_a_backlog() {
     let mut world = exposed_to_a_slow_provider(Shape { machines: 40, ..Shape::large(1, false) }).await;
     world.pause(Duration::from_secs(1)).await;
     world.perform(Action::Unexpose(0)).await;
@@ -342,7 +345,7 @@ async fn opens_hang() {
         world.perform(Action::Open(*unit, 3)).await;
     }
     world.perform(Action::Expose(0)).await;
-    world.pause(FAST).await;
+    world.pause(CHANGE_LIMIT).await;
     world.check().await;
 
     world.interceptor.lock().hanging = Some(Kind::Open);
@@ -354,33 +357,33 @@ async fn opens_hang() {
         world.perform(Action::Close(*unit, 0)).await;
     }
     world.pause(Duration::from_secs(1)).await;
-    assert_eq!(world.surplus(), [], "closes wait for opens");
+    assert_eq!(world.surplus(), [], "closes waited for opens");
     world.perform(Action::Close(closing[2], 0)).await;
-    world.pause(HANG + FAST).await;
-    assert_eq!(world.surplus(), [], "and for those of the pass before");
-    world.perform(Action::Cure).await;
-    world.pause(SHALLOW + FAST).await;
+    world.pause(HANG + CHANGE_LIMIT).await;
+    assert_eq!(world.surplus(), [], "closes waited for opens of an earlier pass");
+    world.perform(Action::EndProviderFaults).await;
+    world.pause(RETRY_RECOVERY + CHANGE_LIMIT).await;
     world.check().await;
 }
 
 /// Another agent becomes the leader while changes of the previous leader wait for the rate limit.
-async fn leave_is_scarce() {
+async fn the_rate_limit_outlasts_the_lease() {
     let mut world = World::new(0, Shape::large(2, false), false).await;
     let units = world.interceptor.lock().oracle.units.len();
     for unit in 0..units {
         world.perform(Action::Open(unit, 0)).await;
     }
-    world.pause(FAST).await;
+    world.pause(CHANGE_LIMIT).await;
     world.check().await;
-    world.perform(Action::Scarce(1_100)).await;
+    world.perform(Action::RateLimit(1_100)).await;
     world.perform(Action::Expose(0)).await;
     world.pause(Duration::from_millis(500)).await;
     let leader = world.interceptor.lock().lead.expect("a leader").0;
     world.perform(Action::Expire(leader)).await;
     world.pause(Duration::from_secs(30)).await;
-    assert_eq!(world.lacking(), [], "all have their turn");
-    world.perform(Action::Cure).await;
-    world.pause(DEEP + SHALLOW).await;
+    assert_eq!(world.lacking(), [], "all changes are sent");
+    world.perform(Action::EndProviderFaults).await;
+    world.pause(RESYNC_RECOVERY + RETRY_RECOVERY).await;
     world.check().await;
 }
 
@@ -389,7 +392,7 @@ async fn a_request_is_denied() {
     for kind in [Kind::Open, Kind::Observe] {
         let mut world = World::new(0, Shape::small(1, false), false).await;
         world.perform(Action::Open(0, 0)).await;
-        world.pause(FAST).await;
+        world.pause(CHANGE_LIMIT).await;
         world.check().await;
         world.perform(armed(Fault::Denied, kind)).await;
         for service in 0..3 {
@@ -400,8 +403,8 @@ async fn a_request_is_denied() {
             world.pause(Duration::from_secs(2)).await;
             world.check().await;
         }
-        assert!(world.interceptor.lock().armed.is_empty(), "a request was to be denied");
-        world.pause(SHALLOW).await;
+        assert!(world.interceptor.lock().armed.is_empty(), "the fault must have occurred");
+        world.pause(RETRY_RECOVERY).await;
         world.check().await;
         assert_eq!(world.lacking(), []);
     }
@@ -423,12 +426,12 @@ async fn a_port_is_refused() {
         let refused = PortBits::of(range, &[0, 1, 2, 3]).expect("a known port");
         world.interceptor.lock().refused = refused;
         world.perform(Action::Expose(service)).await;
-        world.pause(FAST).await;
+        world.pause(CHANGE_LIMIT).await;
         let missing =
             world.interceptor.lock().oracle.wanted(machine).minus(world.interceptor.reachable(machine));
-        assert!(!missing.is_empty() && missing.minus(refused).is_empty(), "other ports are shut:{missing}");
+        assert!(!missing.is_empty() && missing.minus(refused).is_empty(), "other ports are closed:{missing}");
         world.interceptor.lock().refused = PortBits::NONE;
-        world.pause(SHALLOW).await;
+        world.pause(RETRY_RECOVERY).await;
         world.check().await;
         assert_eq!(world.lacking(), []);
     }
@@ -450,14 +453,14 @@ async fn adjacent_ports_in_a_small_group() {
     for argument in [0, 1, 2] {
         world.perform(Action::Open(0, argument)).await;
         // Longer than an agent may act on old data.
-        world.pause(GRACE + FAST).await;
+        world.pause(MAX_AGE + CHANGE_LIMIT).await;
         world.check().await;
     }
     let rules = world.interceptor.provider.actual(number(machine)).expect("a group").owned;
     let of_v4 = rules.iter().filter(|rule| rule.source.family() == Family::V4);
     assert_eq!(of_v4.count(), 3, "{rules:?}");
-    world.perform(Action::Cure).await;
-    world.pause(DEEP + SHALLOW).await;
+    world.perform(Action::EndProviderFaults).await;
+    world.pause(RESYNC_RECOVERY + RETRY_RECOVERY).await;
     world.check().await;
 }
 
@@ -471,7 +474,7 @@ async fn adjacent_ports_are_split() {
     for argument in [0, 1, 2] {
         world.perform(Action::Open(0, argument)).await;
         // Longer than an agent may act on old data.
-        world.pause(GRACE + FAST).await;
+        world.pause(MAX_AGE + CHANGE_LIMIT).await;
         world.check().await;
         assert_eq!(world.lacking(), []);
     }
@@ -481,18 +484,18 @@ async fn adjacent_ports_are_split() {
 /// minute, although changes and lost connections cause passes meanwhile.
 async fn a_repair_is_denied() {
     let mut world = World::new(0, Shape::small(1, false), false).await;
-    world.pause(FAST).await;
+    world.pause(CHANGE_LIMIT).await;
     world.check().await;
     world.perform(armed(Fault::Denied, Kind::Repair)).await;
     for machine in 0..3 {
-        world.perform(Action::Meddle(Mishap::GroupDrift, machine)).await;
+        world.perform(Action::EditRules(Mishap::GroupDrift, machine)).await;
     }
     for _ in 0..25 {
         world.perform(Action::Interrupt).await;
         world.pause(Duration::from_secs(2)).await;
         world.check().await;
     }
-    assert!(world.interceptor.lock().armed.is_empty(), "a repair was to be denied");
-    world.pause(SHALLOW).await;
+    assert!(world.interceptor.lock().armed.is_empty(), "the fault must have occurred");
+    world.pause(RETRY_RECOVERY).await;
     world.check().await;
 }

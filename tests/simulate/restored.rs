@@ -15,10 +15,10 @@ use portcullis::store::paths::NodePath;
 use portcullis::store::rollback::Memory;
 use tokio::time::Instant;
 
-use crate::actions::{Action, DEEP, SHALLOW};
-use crate::checks::FAST;
+use crate::actions::{Action, RESYNC_RECOVERY, RETRY_RECOVERY};
+use crate::checks::CHANGE_LIMIT;
 use crate::faults::Mishap;
-use crate::oracle::{GRACE, Oracle};
+use crate::oracle::{MAX_AGE, Oracle};
 use crate::port_bits::PortBits;
 use crate::record::Shared;
 use crate::world::{Shape, World, number};
@@ -47,7 +47,7 @@ pub(crate) struct Saved {
     leader: Option<usize>,
     /// The world had converged: every port that is opened later is opened because of a later
     /// change.
-    at_rest: bool,
+    recovered_at: bool,
 }
 
 /// Rules and machines that were made after a backup and may not be removed.
@@ -63,7 +63,7 @@ pub(crate) struct Protected {
 
 impl Shared {
     /// Records the effect of an agent's call, and checks it against S7.
-    pub(crate) fn judge_restored(&mut self, machine: MachineId, opened: PortBits, closed: PortBits) {
+    pub(crate) fn check_against_restore(&mut self, machine: MachineId, opened: PortBits, closed: PortBits) {
         let since = self.protected.opened.entry(machine).or_default();
         *since = since.or(opened).minus(closed);
         let kept = self.protected.points.get(&machine).copied().unwrap_or_default();
@@ -74,7 +74,7 @@ impl Shared {
     }
 
     /// Checks S7 before an agent ends the instance of a machine or deletes its resources.
-    pub(crate) fn judge_end(&mut self, machine: MachineId) {
+    pub(crate) fn check_termination(&mut self, machine: MachineId) {
         if self.protected.machines.contains(&machine) {
             self.violated(format!("S7: {machine} is ended, added after the backup that was restored"));
         }
@@ -83,22 +83,22 @@ impl Shared {
 
 impl World {
     pub(crate) fn back_up(&mut self) {
-        let at_rest = self.is_due();
+        let recovered_at = self.is_due();
         let mut shared = self.interceptor.lock();
         shared.protected.opened.clear();
-        let (oracle, leader) = (shared.oracle.clone(), shared.lead.map(|(who, _)| who));
+        let (oracle, leader) = (shared.oracle.clone(), shared.lead.map(|(agent, _)| agent));
         drop(shared);
         let (store, damaged) = (self.interceptor.store.backup(), self.damaged.clone());
-        self.backup = Some(Saved { store, oracle, damaged, leader, at_rest });
+        self.backup = Some(Saved { store, oracle, damaged, leader, recovered_at });
     }
 
     /// Restores the store to the backup; the provider and the agents keep their state.
     pub(crate) fn restore(&mut self) {
         let Some(saved) = self.backup.take() else { return };
         self.damaged = saved.damaged;
-        self.vanished.clear();
-        self.interceptor.lock().went_back = true;
-        self.happened(Mishap::Restored);
+        self.deleted_nodes.clear();
+        self.interceptor.lock().was_restored = true;
+        self.count_mishap(Mishap::Restored);
         self.interceptor.store.restore(&saved.store);
         self.restored = true;
         self.unaccepted = true;
@@ -112,10 +112,10 @@ impl World {
             .collect();
         let mut shared = self.interceptor.lock();
         // The restored lock belongs to the agent that held it when the backup was made.
-        shared.lead = saved.leader.map(|who| (who, Instant::now()));
+        shared.lead = saved.leader.map(|agent| (agent, Instant::now()));
         let before = std::mem::replace(&mut shared.oracle, saved.oracle);
         // The next leader and its saved checkpoint depend on the events that each agent received.
-        if saved.at_rest && self.agents() == 1 {
+        if saved.recovered_at && self.agents() == 1 {
             let added = before.machines.keys().filter(|id| !shared.oracle.machines.contains_key(id));
             let added = added.filter(|id| live.contains(&id.number())).copied().collect();
             let kept = |(id, opened): (&MachineId, &PortBits)| {
@@ -134,8 +134,8 @@ impl World {
         }
         shared.past = None;
         shared.changed();
-        shared.deep();
-        shared.blind(Instant::now(), GRACE);
+        shared.record_resync_fault();
+        shared.allow_outdated_data(Instant::now(), MAX_AGE);
     }
 
     /// The operator accepts the store, from now on for every agent that detects the restore.
@@ -146,8 +146,8 @@ impl World {
         if !accepted.is_empty() {
             let mut shared = self.interceptor.lock();
             shared.changed();
-            shared.deep();
-            shared.blind(Instant::now(), GRACE);
+            shared.record_resync_fault();
+            shared.allow_outdated_data(Instant::now(), MAX_AGE);
         }
     }
 
@@ -158,15 +158,15 @@ impl World {
         }
         for agent in 0..self.agents() {
             self.accept().await;
-            self.pause(DEEP).await;
+            self.pause(RESYNC_RECOVERY).await;
             self.accept().await;
             if self.agents() > 1 {
                 self.perform(Action::Crash(agent)).await;
             }
         }
-        self.pause(SHALLOW).await;
+        self.pause(RETRY_RECOVERY).await;
         self.accept().await;
-        self.pause(SHALLOW).await;
+        self.pause(RETRY_RECOVERY).await;
     }
 }
 
@@ -181,11 +181,11 @@ async fn restored(agents: usize) -> (World, MachineId, PortBits) {
     };
     world.perform(Action::Open(0, 0)).await;
     world.perform(Action::Expose(service)).await;
-    world.pause(FAST).await;
+    world.pause(CHANGE_LIMIT).await;
     world.check().await;
     world.perform(Action::Backup).await;
     world.perform(Action::Open(0, 3)).await;
-    world.pause(FAST).await;
+    world.pause(CHANGE_LIMIT).await;
     world.check().await;
     let open = world.interceptor.open_on(machine).expect("a group");
     world.perform(Action::Restore).await;
@@ -197,18 +197,18 @@ async fn restored(agents: usize) -> (World, MachineId, PortBits) {
 pub(crate) async fn ports_stay_open() {
     let (mut world, machine, open) = restored(1).await;
     for agent in [0, 0] {
-        world.pause(DEEP).await;
+        world.pause(RESYNC_RECOVERY).await;
         world.check().await;
         assert_eq!(world.interceptor.open_on(machine), Some(open));
         world.perform(Action::Crash(agent)).await;
     }
-    world.pause(SHALLOW).await;
+    world.pause(RETRY_RECOVERY).await;
     let problem = world.report(machine).await.problem.unwrap_or_default();
     assert!(problem.contains("ports are not closed: the store went back"), "{problem}");
     world.perform(Action::Accept).await;
-    world.pause(FAST + Duration::from_secs(5)).await;
+    world.pause(CHANGE_LIMIT + Duration::from_secs(5)).await;
     assert_ne!(world.interceptor.open_on(machine), Some(open), "closed at once");
-    world.pause(DEEP).await;
+    world.pause(RESYNC_RECOVERY).await;
     world.check().await;
     assert_eq!(world.report(machine).await.problem, None);
 }
@@ -219,7 +219,7 @@ pub(crate) async fn another_controller_leads() {
     let (mut world, machine, open) = restored(2).await;
     for agent in [0, 1] {
         world.perform(Action::Crash(agent)).await;
-        world.pause(DEEP).await;
+        world.pause(RESYNC_RECOVERY).await;
         assert_eq!(world.interceptor.open_on(machine), Some(open));
     }
     world.accept_for_all().await;
@@ -231,16 +231,16 @@ pub(crate) async fn another_controller_leads() {
 /// restored store.
 pub(crate) async fn instances_stay() {
     let mut world = World::new(0, Shape::small(1, true), false).await;
-    world.pause(SHALLOW).await;
+    world.pause(RETRY_RECOVERY).await;
     world.check().await;
     world.perform(Action::Backup).await;
     world.perform(Action::Launch).await;
-    world.pause(SHALLOW).await;
+    world.pause(RETRY_RECOVERY).await;
     world.check().await;
     let machine = *world.interceptor.lock().oracle.machines.keys().last().expect("a machine");
     assert!(world.has_instance(machine).await);
     world.perform(Action::Restore).await;
-    world.pause(DEEP).await;
+    world.pause(RESYNC_RECOVERY).await;
     world.check().await;
     let ours = |world: &World| {
         let truth = world.interceptor.provider.truth();
@@ -248,7 +248,7 @@ pub(crate) async fn instances_stay() {
     };
     assert!(ours(&world), "the machine's group stays");
     world.perform(Action::Accept).await;
-    world.pause(DEEP).await;
+    world.pause(RESYNC_RECOVERY).await;
     world.check().await;
     assert!(!ours(&world), "the machine is gone");
 }

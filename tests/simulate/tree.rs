@@ -1,4 +1,4 @@
-//! The store as an agent sees it: every call passes through `interceptor`, and events are lost, duplicated
+//! The store of an agent: every call passes through `interceptor`, and events are lost, duplicated
 //! and delayed.
 
 use std::future::Future;
@@ -31,7 +31,7 @@ pub(crate) fn fall_behind(tree: &MemoryTree, past: &Backup) {
 pub(crate) struct SimTree {
     pub inner: MemoryTree,
     pub interceptor: Interceptor,
-    pub who: usize,
+    pub agent: usize,
 }
 
 impl SimTree {
@@ -49,7 +49,7 @@ impl SimTree {
         effect: impl Future<Output = Result<V, TreeError>> + Send,
     ) -> (Option<Fault>, Result<V, TreeError>) {
         let lost = || TreeError::Ambiguous { hosts: "simulated".to_owned() };
-        let fault = self.interceptor.before(self.who, kind, None).await;
+        let fault = self.interceptor.before(self.agent, kind, None).await;
         match fault {
             Some(Fault::LostBefore) if kind.is_write() => return (fault, Err(lost())),
             Some(Fault::LostBefore) => {
@@ -66,14 +66,14 @@ impl SimTree {
         }
         let result = effect.await;
         match &result {
-            Ok(_) if kind == Kind::WriteLock => self.interceptor.took_lock(self.who),
+            Ok(_) if kind == Kind::WriteLock => self.interceptor.took_lock(self.agent),
             Ok(_) if matches!(kind, Kind::WriteReports | Kind::WriteRecord) => {
-                self.interceptor.reported(self.who)
+                self.interceptor.reported(self.agent)
             }
             Ok(_) => {}
             Err(err) => self.interceptor.lock().log(format_args!("    refused: {err}")),
         }
-        self.interceptor.after(self.who, fault).await;
+        self.interceptor.after(self.agent, fault).await;
         (fault, if fault == Some(Fault::LostAfter) { Err(lost()) } else { result })
     }
 }
@@ -84,7 +84,7 @@ impl Tree for SimTree {
     async fn get(&self, path: &NodePath) -> Result<Node, TreeError> {
         let found = self.call(Kind::Get, self.inner.get(path)).await;
         if found.is_ok() && *path == paths::leader() {
-            self.interceptor.confirmed(self.who);
+            self.interceptor.confirmed(self.agent);
         }
         found
     }
@@ -107,7 +107,7 @@ impl Tree for SimTree {
         let (fault, answers) = self.faulty(kind, self.inner.read_each(reads)).await;
         let mut answers = answers?;
         // A read that returns no units returns empty machine lists, too.
-        if on_machines && !lists && self.interceptor.lock().emptied {
+        if on_machines && !lists && self.interceptor.lock().lists_were_empty {
             for answer in &mut answers {
                 if let Ok(Answer::Children(Some(names))) = answer {
                     names.clear();
@@ -134,11 +134,11 @@ impl Tree for SimTree {
     }
 
     async fn set_acl(&self, path: &NodePath, acl: Acl) -> Result<(), TreeError> {
-        self.call(Kind::WriteCorner, self.inner.set_acl(path, acl)).await
+        self.call(Kind::WriteOwnNodes, self.inner.set_acl(path, acl)).await
     }
 
     async fn sync(&self) -> Result<(), TreeError> {
-        self.interceptor.syncs(self.who);
+        self.interceptor.syncs(self.agent);
         self.call(Kind::Sync, self.inner.sync()).await
     }
 

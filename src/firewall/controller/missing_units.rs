@@ -46,7 +46,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         let Some(view) = self.view.as_mut().filter(|_| self.scope == Scope::Environment) else {
             return Ok(());
         };
-        if planted(Bug::MissingIsRemoved) {
+        if planted(Bug::MissingRecordCountsAsRemoved) {
             return Ok(());
         }
         let machines: Vec<MachineId> =
