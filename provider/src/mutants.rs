@@ -29,109 +29,109 @@ macro_rules! mutants {
 mutants!(
     /// A machine is changed again without reading its rules after a failed call: a batch that is
     /// refused as a whole is refused for ever.
-    KeepsWhatItSaw,
+    StaleRulesUsedAfterFailure,
     /// Every renewal of the lease postpones the read that confirms a mass close.
-    DoubtNeverRipens,
+    NoConfirmingRead,
     /// Rules that are missing in a single read of the store are closed at once.
-    NoSecondLook,
+    MassCloseNotConfirmed,
     /// A confirmed close that was not begun in the same pass must be confirmed again: with a slow
     /// provider it is never sent.
-    ForgetsConfirmations,
+    ConfirmationsNotKept,
     /// The share of closes is computed for each pass alone: machines that become readable one by
     /// one are closed one by one.
-    JudgesByPass,
+    MassCloseCheckedPerPass,
     /// A read without any units is not confirmed if there is little to close.
-    BelievesNothing,
+    EmptyReadNotConfirmed,
     /// A missing record that other records still refer to counts as removed, and its ports are
     /// closed.
-    MissingIsRemoved,
+    MissingRecordCountsAsRemoved,
     /// After a failure of the store the agent uses its old view, as if it had missed no events.
-    KeepsItsView,
+    ViewKeptAfterStoreFailure,
     /// A leader that is elected again uses the state of its last lease.
-    RemembersItsLastReign,
+    CachesKeptAcrossLeases,
     /// Ports that cannot be parsed count as none, and the unit's open ports are closed.
-    GarbageIsNothing,
+    InvalidPortsCountAsNone,
     /// A removed machine is retried without a pause, for ever.
-    NeverLetsGo,
+    RemovedMachineRetried,
     /// An applied change is not recorded, and is made again with the next one.
-    ForgetsItsOwnChange,
+    AppliedChangeNotCached,
     /// A range with a new spelling is closed although the new spelling could not be opened.
-    ClosesBeforeItOpens,
+    ReplacedRuleClosedFirst,
     /// If a unit cannot be read and its last rules are unknown, all its rules are closed.
-    NoMemoryIsNoPorts,
+    UnknownLastRulesCountAsNone,
     /// Rules that were opened just before a crash are closed if their unit cannot be read
     /// afterwards.
-    ForgetsTheLastOpen,
+    UnreportedOpenClosed,
     /// A rule that was added by hand keeps a wider rule of ours open for ever.
-    WaitsForOthers,
+    ForeignRuleBlocksClose,
     /// The policy is not applied.
-    NoPolicy,
+    PolicyNotApplied,
     /// Ports of services that are not exposed are opened.
-    ExposesAll,
+    UnexposedPortsOpened,
     /// A service that is exposed to some sources is open to the world.
-    ExposesToAll,
+    ExposedSourcesIgnored,
     /// A change of an exposed flag takes effect only at the next resync.
-    DeafToFlags,
+    ExposedFlagEventsIgnored,
     /// No reports are written.
-    SaysNothing,
+    ReportsNotWritten,
     /// A report that cannot be parsed is not replaced.
-    KeepsGarbage,
+    InvalidReportNotReplaced,
     /// Every pass writes every report.
-    RepeatsItself,
+    UnchangedReportsWritten,
     /// Reports of removed machines are not deleted.
-    ReportsOnTheGone,
+    ReportsOfRemovedMachinesKept,
     /// Failures are retried without a pause.
-    NoPause,
+    RetriesWithoutPause,
     /// Failures are not retried.
-    GivesUp,
+    FailuresNotRetried,
     /// After an operator has fixed a problem, the retry comes an hour later.
-    SulksForAnHour,
+    RetryPauseOfAnHour,
     /// Lost events and manual changes are never detected.
     NoResync,
     /// A short outage of the store ends the agent.
-    DiesWithTheStore,
+    ExitsOnStoreOutage,
     /// SIGTERM is ignored.
-    DeafToStop,
+    StopRequestIgnored,
     /// A leader that was paused acts although another one has been elected.
-    NoLease,
+    LeaseNotChecked,
     /// The lease is checked before waiting for the provider's rate limit, and not after it.
-    AsksOnce,
+    LeaseNotCheckedAfterRateLimit,
     /// Closes wait in the same queue as opens, behind them.
-    ClosesQueueUp,
+    ClosesQueuedBehindOpens,
     /// A leader that was replaced continues to write.
-    NoFence,
+    WritesWithoutFence,
     /// Only the first of several simultaneous events is processed.
-    OneEventAtATime,
+    SimultaneousEventsDropped,
     /// After a reconnect, changes that were missed meanwhile are not read.
-    IgnoresReconnects,
+    ReconnectsIgnored,
     /// A machine whose launch was interrupted gets a second instance.
-    LaunchesBlindly,
+    InterruptedLaunchRepeated,
     /// If a machine has two instances, both are kept.
-    KeepsTheSurplus,
+    DuplicateInstanceKept,
     /// An adopted instance is terminated with its machine.
-    EndsWhatItAdopted,
+    AdoptedInstanceTerminated,
     /// A read without any machines terminates all instances at once.
-    EndsAtOnce,
+    MassTerminationNotConfirmed,
     /// Groups of removed machines are not deleted.
-    LeavesGroups,
+    GroupsNotDeleted,
     /// The ports of a removed machine stay open until its instance has ended.
-    LeavesPortsOpen,
+    PortsOfRemovedMachineLeftOpen,
     /// Missing instances are never reported.
-    SilentAboutTheGone,
+    MissingInstanceNotReported,
     /// If one machine's record cannot be parsed, no machine is processed.
-    OneSpoilsAll,
+    InvalidRecordBlocksAllMachines,
     /// The shared group is deleted together with the groups of removed machines.
-    SweepsTheShared,
+    SharedGroupDeletedTooEarly,
     /// The shared group is not deleted after the last machine, and blocks the next environment of
     /// that name.
-    LeavesTheShared,
+    SharedGroupNotDeleted,
     /// Passes for retries do not process events.
-    DeafWhileLate,
+    EventsIgnoredDuringRetries,
     /// Agents trust a store that was restored from an older backup, and remove everything made
     /// after the backup.
-    TrustsARestoredStore,
+    RestoredStoreTrusted,
     /// Changes that were not begun before the lease ended count as applied.
-    CallsItDone,
+    UnsentChangeCountsAsApplied,
     /// Heartbeats: the hold of a mass outage ends once enough components are back, and the rest are
     /// declared dead.
     HoldEndsWithTheShare,
@@ -150,11 +150,11 @@ mutants!(
     /// manager.
     ForgetsLateCalls,
     /// A denied request is sent again at every resync.
-    RepeatsTheDenied,
+    DeniedRequestRepeated,
     /// A port that the provider refuses keeps the other ports of the same request closed.
-    OneRefusalForAll,
+    RefusedPortBlocksOthers,
     /// Adjacent ports are merged only after a group is full, which closes a wanted port meanwhile.
-    JoinsWhenFull,
+    PortsJoinedOnlyWhenFull,
 );
 
 impl Mutant {

@@ -99,7 +99,7 @@ impl Lanes {
                 lanes.after.insert(*machine, open);
             }
         }
-        if planted(Bug::ClosesQueueUp) {
+        if planted(Bug::ClosesQueuedBehindOpens) {
             lanes.opening.append(&mut lanes.closing);
         }
         lanes
@@ -116,7 +116,8 @@ async fn carry_out<F: Firewall>(
         let what = number(machine).into();
         return (machine, change, Applied::as_one(Err(Error::NotBegun { what })));
     }
-    let until = if planted(Bug::AsksOnce) { until + Duration::from_secs(3600) } else { until };
+    let until =
+        if planted(Bug::LeaseNotCheckedAfterRateLimit) { until + Duration::from_secs(3600) } else { until };
     // Boxed: a cloud's futures exceed the compiler's nesting limit, above all in a clean build.
     let applied = Box::pin(firewall.apply(number(machine), &change, until)).await;
     (machine, change, applied)

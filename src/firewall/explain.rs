@@ -8,9 +8,9 @@ use std::fmt;
 use portcullis_provider::rule::{Cidr, Family, PortRange, Rule, RuleSet};
 use serde_json::{Value, json};
 
-use super::observe::{Held, UnitFacts, View};
-use super::report::{NOBODY, Report};
-use super::wanted::Claim;
+use super::observe::{Readable, UnitFacts, View};
+use super::report::{NO_REPORT, Report};
+use super::wanted::PortRequest;
 use crate::model::{MachineId, UnitId};
 
 /// The state of one port.
@@ -161,12 +161,17 @@ pub(super) fn shown(text: &str) -> String {
 }
 
 /// `on` are the units on this machine; `report` is the agent's report on it, if there is one.
-pub fn explain(view: &View, machine: MachineId, on: &[UnitId], report: Option<&Held<Report>>) -> Explained {
+pub fn explain(
+    view: &View,
+    machine: MachineId,
+    on: &[UnitId],
+    report: Option<&Readable<Report>>,
+) -> Explained {
     let mut explained = Explained::default();
     let nothing = Report::default();
     let report = match report {
         None => {
-            explained.problem = Some(NOBODY.to_owned());
+            explained.problem = Some(NO_REPORT.to_owned());
             &nothing
         }
         Some(Err(problem)) => {
@@ -187,16 +192,16 @@ pub fn explain(view: &View, machine: MachineId, on: &[UnitId], report: Option<&H
         let mut say = |ports: Option<PortRange>, state, why: String| {
             explained.lines.push(Line { ports, id: Some(id), unit: Some(name.clone()), state, why });
         };
-        let claim = match (view.claim(unit), report.frozen.get(&id)) {
+        let request = match (view.request(unit), report.frozen.get(&id)) {
             // Only the agent reads whether the ports node is missing: in this view the unit merely
             // requests no ports.
-            (Claim::Asks { ports, .. }, Some(reason)) if ports.is_empty() && !had.is_empty() => {
-                Claim::Frozen { reason: reason.clone() }
+            (PortRequest::Exposed { ports, .. }, Some(reason)) if ports.is_empty() && !had.is_empty() => {
+                PortRequest::Frozen { reason: reason.clone() }
             }
-            (claim, _) => claim,
+            (request, _) => request,
         };
-        match claim {
-            Claim::Asks { ports, sources } => {
+        match request {
+            PortRequest::Exposed { ports, sources } => {
                 for &range in &ports {
                     asked(id, &from_each(&[range], &sources), &had, report, &mut say);
                 }
@@ -204,7 +209,7 @@ pub fn explain(view: &View, machine: MachineId, on: &[UnitId], report: Option<&H
                     say(Some(range), State::Closing, format!("no longer wanted from {sources}"));
                 }
             }
-            Claim::Frozen { reason } => {
+            PortRequest::Frozen { reason } => {
                 for (range, sources) in by_ports(&had) {
                     say(Some(range), State::Frozen, format!("kept open to {sources}: {reason}"));
                 }
@@ -212,7 +217,7 @@ pub fn explain(view: &View, machine: MachineId, on: &[UnitId], report: Option<&H
                     say(None, State::Frozen, reason.clone());
                 }
             }
-            Claim::NotExposed => {
+            PortRequest::NotExposed => {
                 for (range, _) in by_ports(&had) {
                     say(Some(range), State::Closing, not_exposed(unit));
                 }
@@ -414,7 +419,7 @@ mod tests {
         }
     }
 
-    fn explained(view: &View, report: Option<&Held<Report>>) -> Explained {
+    fn explained(view: &View, report: Option<&Readable<Report>>) -> Explained {
         explain(view, M, &view.placed()[&M], report)
     }
 

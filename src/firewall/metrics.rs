@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::agent::Pass;
-use super::run::Progress;
+use super::controller::Pass;
+use super::leader_loop::Progress;
 use crate::runtime::metrics::{Exposition, Readiness, escaped};
 
 /// Upper bounds of the histogram's buckets in seconds: a change in the kernel, a call to a cloud, a

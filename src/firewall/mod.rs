@@ -2,24 +2,24 @@
 //! `policy` determine what should be open, `plan` what to change, `room` which rules fit, and
 //! `refusals` what the provider refused. These modules are pure and contain every decision.
 
-pub mod agent;
 pub mod apply;
+pub mod capacity;
+pub mod change_log;
+pub mod controller;
 pub mod explain;
-pub mod here;
-pub mod journal;
-pub mod local;
+pub mod leader_loop;
+pub mod local_loop;
+pub mod local_provider;
+pub mod machine_reports;
 pub mod metrics;
 pub mod observe;
-pub mod own;
+pub mod observe_local;
 pub mod plan;
 pub mod policy;
 pub mod refusals;
 pub mod report;
-pub mod reports;
-pub mod room;
-pub mod run;
+pub mod report_store;
+pub mod scratch_provider;
 pub mod status_section;
-pub mod told;
-pub mod trial;
-pub mod units;
+pub mod unit_index;
 pub mod wanted;

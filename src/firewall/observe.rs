@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use portcullis_provider::rule::RuleSet;
 
-use super::units::Units;
-use crate::firewall::wanted::Claim;
+use super::unit_index::UnitIndex;
+use crate::firewall::wanted::PortRequest;
 use crate::model::planted::{Bug, planted};
 use crate::model::ports::PortsDocument;
 use crate::model::{Cidr, MachineId, PortRange, ServiceId, UnitId, UnitName};
@@ -17,19 +17,19 @@ use crate::store::records;
 use crate::store::tree::{Answer, Error, Node, Read, Tree};
 
 /// A value, or why it cannot be read.
-pub type Held<T> = Result<T, String>;
+pub use crate::store::snapshot::Readable;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Exposure {
     No,
     /// Exposed to these sources; to the world if the list is empty.
-    To(Held<Vec<Cidr>>),
+    To(Readable<Vec<Cidr>>),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitFacts {
-    pub record: Held<(UnitName, ServiceId, Option<MachineId>)>,
-    pub ports: Held<Vec<PortRange>>,
+    pub record: Readable<(UnitName, ServiceId, Option<MachineId>)>,
+    pub ports: Readable<Vec<PortRange>>,
     /// From the machine's own list of units, for a unit whose record is unreadable.
     pub listed_on: Option<MachineId>,
 }
@@ -52,8 +52,8 @@ impl UnitFacts {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct View {
     pub services: BTreeMap<ServiceId, Exposure>,
-    pub units: Units,
-    pub machines: BTreeMap<MachineId, Held<records::Machine>>,
+    pub units: UnitIndex,
+    pub machines: BTreeMap<MachineId, Readable<records::Machine>>,
     /// Machines that manage their own firewall.
     pub own: BTreeSet<MachineId>,
     /// The zxid of the newest data in this view.
@@ -71,7 +71,7 @@ pub struct View {
 impl View {
     /// Why this view does not allow any close, if that is so.
     pub fn closes_nothing(&self) -> Option<String> {
-        if self.missing.is_empty() || planted(Bug::MissingIsRemoved) {
+        if self.missing.is_empty() || planted(Bug::MissingRecordCountsAsRemoved) {
             return None;
         }
         let missing: Vec<&str> = self.missing.iter().map(NodePath::as_str).collect();
@@ -99,8 +99,8 @@ impl View {
     }
 
     /// The claim of each unit of a machine.
-    pub fn claims_on(&self, machine: MachineId) -> BTreeMap<UnitId, Claim> {
-        self.units.on(machine).map(|(id, unit)| (id, self.claim(unit))).collect()
+    pub fn requests_on(&self, machine: MachineId) -> BTreeMap<UnitId, PortRequest> {
+        self.units.on(machine).map(|(id, unit)| (id, self.request(unit))).collect()
     }
 
     /// The machines that a change of `keys` can affect, according to this view.
@@ -110,7 +110,7 @@ impl View {
             match key {
                 Key::Machine(id) => drop(machines.insert(id)),
                 Key::Unit(id) => machines.extend(self.units.get(id).and_then(|unit| unit.machine())),
-                Key::Service(_) if planted(Bug::DeafToFlags) => {}
+                Key::Service(_) if planted(Bug::ExposedFlagEventsIgnored) => {}
                 Key::Service(id) => {
                     machines.extend(self.units.of(id).filter_map(|(_, unit)| unit.machine()));
                 }
@@ -148,44 +148,46 @@ impl View {
     }
 
     /// Returns the claim of a unit that `had` these rules when it was last readable.
-    pub fn claim_after(&self, id: UnitId, unit: &UnitFacts, had: &RuleSet) -> Claim {
-        match self.claim(unit) {
-            Claim::Asks { ports, .. }
+    pub fn request_after(&self, id: UnitId, unit: &UnitFacts, had: &RuleSet) -> PortRequest {
+        match self.request(unit) {
+            PortRequest::Exposed { ports, .. }
                 if ports.is_empty()
                     && !had.is_empty()
                     && self.without_ports.contains(&id)
-                    && !planted(Bug::MissingIsRemoved) =>
+                    && !planted(Bug::MissingRecordCountsAsRemoved) =>
             {
-                Claim::Frozen { reason: format!("{} is missing from the store", paths::unit_ports(id)) }
+                PortRequest::Frozen { reason: format!("{} is missing from the store", paths::unit_ports(id)) }
             }
-            claim => claim,
+            request => request,
         }
     }
 
-    pub fn claim(&self, unit: &UnitFacts) -> Claim {
+    pub fn request(&self, unit: &UnitFacts) -> PortRequest {
         let service = match &unit.record {
             Ok((_, service, _)) => service,
-            Err(reason) => return Claim::Frozen { reason: reason.clone() },
+            Err(reason) => return PortRequest::Frozen { reason: reason.clone() },
         };
         let sources = match self.services.get(service) {
             // `juju` removes a service together with its units or after them, so `juju` did not
             // remove this service.
-            None if !planted(Bug::MissingIsRemoved) => {
+            None if !planted(Bug::MissingRecordCountsAsRemoved) => {
                 let path = paths::service(*service);
-                return Claim::Frozen { reason: format!("{path} is missing from the store") };
+                return PortRequest::Frozen { reason: format!("{path} is missing from the store") };
             }
-            None | Some(Exposure::No) if !planted(Bug::ExposesAll) => return Claim::NotExposed,
+            None | Some(Exposure::No) if !planted(Bug::UnexposedPortsOpened) => {
+                return PortRequest::NotExposed;
+            }
             None | Some(Exposure::No) => vec![Cidr::WORLD_V4, Cidr::WORLD_V6],
-            Some(Exposure::To(Err(reason))) => return Claim::Frozen { reason: reason.clone() },
-            Some(Exposure::To(Ok(sources))) if sources.is_empty() || planted(Bug::ExposesToAll) => {
+            Some(Exposure::To(Err(reason))) => return PortRequest::Frozen { reason: reason.clone() },
+            Some(Exposure::To(Ok(sources))) if sources.is_empty() || planted(Bug::ExposedSourcesIgnored) => {
                 vec![Cidr::WORLD_V4, Cidr::WORLD_V6]
             }
             Some(Exposure::To(Ok(sources))) => sources.clone(),
         };
         match &unit.ports {
-            Err(_) if planted(Bug::GarbageIsNothing) => Claim::NotExposed,
-            Ok(ports) => Claim::Asks { ports: ports.clone(), sources },
-            Err(reason) => Claim::Frozen { reason: reason.clone() },
+            Err(_) if planted(Bug::InvalidPortsCountAsNone) => PortRequest::NotExposed,
+            Ok(ports) => PortRequest::Exposed { ports: ports.clone(), sources },
+            Err(reason) => PortRequest::Frozen { reason: reason.clone() },
         }
     }
 }
@@ -257,7 +259,8 @@ pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result
                 if !matches!(beside, Ok(None)) {
                     next.own.insert(id);
                 }
-                next.machines.insert(id, held(records::Machine::parse(&paths::machine(id), &record.data)));
+                next.machines
+                    .insert(id, readable(records::Machine::parse(&paths::machine(id), &record.data)));
             }
         }
     }
@@ -286,16 +289,16 @@ pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result
 }
 
 pub(super) fn exposure(path: &NodePath, flag: Option<&Node>) -> Exposure {
-    flag.map_or(Exposure::No, |flag| Exposure::To(held(records::parse_exposed(path, &flag.data))))
+    flag.map_or(Exposure::No, |flag| Exposure::To(readable(records::parse_exposed(path, &flag.data))))
 }
 
 pub(super) fn unit_facts(id: UnitId, record: &Node, ports: Option<&Node>) -> UnitFacts {
-    let record = held(records::Unit::parse(&paths::unit(id), &record.data));
+    let record = readable(records::Unit::parse(&paths::unit(id), &record.data));
     let record = record.map(|unit| (unit.name, unit.service, unit.machine));
     UnitFacts { record, ports: open_ports(id, ports), listed_on: None }
 }
 
-fn open_ports(id: UnitId, node: Option<&Node>) -> Held<Vec<PortRange>> {
+fn open_ports(id: UnitId, node: Option<&Node>) -> Readable<Vec<PortRange>> {
     let Some(node) = node else { return Ok(Vec::new()) };
     let parsed = PortsDocument::parse(&node.data).map(|document| document.ranges().collect());
     parsed.map_err(|err| format!("{}: {err}", paths::unit_ports(id)))
@@ -324,6 +327,6 @@ async fn find_lost_units<T: Tree>(tree: &T, view: &View, next: &mut View) -> Res
     Ok(())
 }
 
-pub(super) fn held<R>(parsed: Result<R, crate::store::Error>) -> Held<R> {
+pub(super) fn readable<R>(parsed: Result<R, crate::store::Error>) -> Readable<R> {
     parsed.map_err(|err| err.to_string())
 }

@@ -8,9 +8,9 @@ use portcullis_provider::dry_run::would;
 use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::rule::{Change, Rule, RuleSet};
 
+use super::capacity::Capacity;
 use super::policy::Policy;
 use super::refusals::{Hold, Holds};
-use super::room::Room;
 use super::wanted::Wanted;
 use crate::model::UnitId;
 
@@ -69,9 +69,9 @@ pub fn target(
     let nobodys = there.minus(&remembered);
     for unit in wanted.frozen.keys() {
         let theirs = match last.get(unit) {
-            Some(granted) if planted(Bug::ForgetsTheLastOpen) => intersection(granted, &there),
+            Some(granted) if planted(Bug::UnreportedOpenClosed) => intersection(granted, &there),
             Some(granted) => intersection(granted, &there).union(&nobodys),
-            None if planted(Bug::NoMemoryIsNoPorts) => RuleSet::new(),
+            None if planted(Bug::UnknownLastRulesCountAsNone) => RuleSet::new(),
             None => there.clone(),
         };
         kept = kept.union(&theirs);
@@ -80,7 +80,7 @@ pub fn target(
     (rules.union(&kept), kept)
 }
 
-/// Plans the change from `owned` to the wanted rules, with as few changed rules as `room` allows. A
+/// Plans the change from `owned` to the wanted rules, with as few changed rules as `capacity` allows. A
 /// rule that exists identically outside the agent's control (`theirs`) is not created again,
 /// because providers store no duplicates.
 pub fn plan_machine(
@@ -89,9 +89,9 @@ pub fn plan_machine(
     theirs: &BTreeSet<Rule>,
     last: &LastGranted,
     policy: &Policy,
-    room: Room,
+    capacity: Capacity,
 ) -> MachinePlan {
-    plan_machine_within(wanted, owned, theirs, last, policy, (room, &Holds::default()))
+    plan_machine_within(wanted, owned, theirs, last, policy, (capacity, &Holds::default()))
 }
 
 /// Like [`plan_machine`], without the requests that `holds` forbids for now.
@@ -101,22 +101,22 @@ pub fn plan_machine_within(
     theirs: &BTreeSet<Rule>,
     last: &LastGranted,
     policy: &Policy,
-    (room, holds): (Room, &Holds),
+    (capacity, holds): (Capacity, &Holds),
 ) -> MachinePlan {
     let (target, kept_for_frozen) = target(wanted, owned, last, policy);
-    let Change { open, close } = respell(owned, &target, room, holds);
+    let Change { open, close } = respell(owned, &target, capacity, holds);
     let open = if theirs.is_empty() { open } else { &open - theirs };
     let mut plan = MachinePlan { change: Change { open, close }, kept_for_frozen, ..MachinePlan::default() };
-    if !plan.change.close.is_empty() && !room.is_atomic {
+    if !plan.change.close.is_empty() && !capacity.is_atomic {
         let staying = owned - &plan.change.close;
-        let theirs = theirs.iter().filter(|_| !planted(Bug::WaitsForOthers));
+        let theirs = theirs.iter().filter(|_| !planted(Bug::ForeignRuleBlocksClose));
         plan.defer(&staying.iter().chain(theirs).collect(), &target);
     }
     if !holds.is_empty() {
-        plan.withhold(owned, theirs, &target, (room, holds));
+        plan.withhold(owned, theirs, &target, (capacity, holds));
     }
     if !plan.deferred.is_empty() {
-        room.make(owned, (&target, &plan.kept_for_frozen), &mut plan.change, &mut plan.deferred);
+        capacity.make(owned, (&target, &plan.kept_for_frozen), &mut plan.change, &mut plan.deferred);
     }
     plan.target = target;
     plan
@@ -126,24 +126,24 @@ pub fn plan_machine_within(
 /// Otherwise a new port is joined with its adjacent ports, and all adjacent ports are joined once
 /// half of the limit is used: the wider rule must fit beside the narrower ones until those are
 /// closed.
-fn respell(owned: &BTreeSet<Rule>, target: &RuleSet, room: Room, holds: &Holds) -> Change {
-    if room.is_atomic {
+fn respell(owned: &BTreeSet<Rule>, target: &RuleSet, capacity: Capacity, holds: &Holds) -> Change {
+    if capacity.is_atomic {
         return Change::between(owned, target);
     }
-    if planted(Bug::JoinsWhenFull) {
+    if planted(Bug::PortsJoinedOnlyWhenFull) {
         let gentle = Change::between(owned, target);
-        let fits = gentle.open.is_empty() || room.holds(owned, &gentle.open);
+        let fits = gentle.open.is_empty() || capacity.holds(owned, &gentle.open);
         return if fits { gentle } else { Change::compacting(owned, target.rules()) };
     }
     let spelled = || -> Box<dyn Iterator<Item = Rule>> {
         if holds.open.rules.is_empty() {
             Box::new(target.rules())
         } else {
-            Box::new(holds.open.spell(target).into_iter())
+            Box::new(holds.open.permitted_rules(target).into_iter())
         }
     };
     let joined = Change::joining(owned, target, spelled());
-    if joined.open.is_empty() || room.half().holds(owned, &joined.open) {
+    if joined.open.is_empty() || capacity.half().holds(owned, &joined.open) {
         return joined;
     }
     Change::compacting(owned, spelled())
@@ -155,7 +155,7 @@ impl MachinePlan {
         let close = std::mem::take(&mut self.change.close);
         (self.change.close, self.deferred) = close.into_iter().partition(|rule| {
             let wanted = intersection(&[*rule].into_iter().collect(), target);
-            wanted.minus(staying).is_empty() || planted(Bug::ClosesBeforeItOpens)
+            wanted.minus(staying).is_empty() || planted(Bug::ReplacedRuleClosedFirst)
         });
     }
 
@@ -166,12 +166,12 @@ impl MachinePlan {
         owned: &BTreeSet<Rule>,
         theirs: &BTreeSet<Rule>,
         target: &RuleSet,
-        (room, holds): (Room, &Holds),
+        (capacity, holds): (Capacity, &Holds),
     ) {
         let Holds { open, close } = holds;
         // An atomic change is carried out completely or not at all.
         let (no_open, no_close) =
-            if room.is_atomic { [open.all || close.all; 2].into() } else { (open.all, close.all) };
+            if capacity.is_atomic { [open.all || close.all; 2].into() } else { (open.all, close.all) };
         let sent = |rules: &BTreeSet<Rule>, none: bool, hold: &Hold| -> (BTreeSet<Rule>, bool) {
             let free = || rules.iter().filter(|rule| !none && !hold.rules.contains(rule));
             let most = hold.at_most.unwrap_or(usize::MAX);
@@ -187,8 +187,8 @@ impl MachinePlan {
     }
 
     /// Leaves out the rules that do not fit.
-    pub fn trim(&mut self, owned: &BTreeSet<Rule>, room: Room) {
-        self.over = room.trim(owned, &mut self.change);
+    pub fn trim(&mut self, owned: &BTreeSet<Rule>, capacity: Capacity) {
+        self.over = capacity.trim(owned, &mut self.change);
     }
 
     /// The changes as text, for a dry run; empty if there are none.
@@ -206,9 +206,9 @@ impl MachinePlan {
 /// Whether a pass may be applied at once, or needs confirmation by a second read of the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Confidence {
-    Sure,
+    Sufficient,
     /// The pass would close `closing` of `of` rules.
-    LookAgain {
+    ReadAgain {
         closing: usize,
         of: usize,
     },
@@ -220,7 +220,11 @@ pub enum Confidence {
 pub fn confidence<'a>(plans: impl Iterator<Item = &'a MachinePlan>, of: usize, whole: bool) -> Confidence {
     let closing = plans.map(|plan| plan.lost().len()).sum();
     let most = closing >= MASS_CLOSE_MIN && closing * MASS_CLOSE_SHARE > of;
-    if most || (!whole && closing > 0) { Confidence::LookAgain { closing, of } } else { Confidence::Sure }
+    if most || (!whole && closing > 0) {
+        Confidence::ReadAgain { closing, of }
+    } else {
+        Confidence::Sufficient
+    }
 }
 
 pub(super) fn intersection(a: &RuleSet, b: &RuleSet) -> RuleSet {

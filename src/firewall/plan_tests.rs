@@ -1,7 +1,7 @@
 //! Tests of plans, with tables and with properties.
 
 use super::*;
-use crate::firewall::wanted::{Claim, wanted};
+use crate::firewall::wanted::{PortRequest, wanted};
 use portcullis_provider::rule::{Cidr, Family, PortRange, Protocol};
 use proptest::prelude::*;
 
@@ -17,8 +17,8 @@ fn set(ranges: &[(u16, u16)]) -> RuleSet {
     rules(ranges).iter().collect()
 }
 
-fn room(rules: usize) -> Room {
-    Room::new(Some(rules), &[], false)
+fn capacity(rules: usize) -> Capacity {
+    Capacity::new(Some(rules), &[], false)
 }
 
 fn usual() -> Policy {
@@ -31,11 +31,12 @@ fn unit(n: u32) -> UnitId {
 
 fn asking(ports: &[(u16, u16)], frozen: bool) -> Wanted {
     let ports = ports.iter().map(|&(from, to)| rule(from, to).ports).collect();
-    let mut claims = BTreeMap::from([(unit(0), Claim::Asks { ports, sources: vec![Cidr::WORLD_V4] })]);
+    let mut requests =
+        BTreeMap::from([(unit(0), PortRequest::Exposed { ports, sources: vec![Cidr::WORLD_V4] })]);
     if frozen {
-        claims.insert(unit(1), Claim::Frozen { reason: "garbage".into() });
+        requests.insert(unit(1), PortRequest::Frozen { reason: "garbage".into() });
     }
-    wanted(&claims, &[Family::V4], &usual())
+    wanted(&requests, &[Family::V4], &usual())
 }
 
 #[test]
@@ -43,7 +44,8 @@ fn a_frozen_unit_keeps_what_it_had_and_gets_nothing_new() {
     let last =
         LastGranted::from([(unit(0), set(&[(80, 80), (81, 81)])), (unit(1), set(&[(443, 443), (444, 444)]))]);
     let owned = rules(&[(80, 80), (81, 81), (443, 443)]);
-    let plan = plan_machine(&asking(&[(80, 80)], true), &owned, &BTreeSet::new(), &last, &usual(), room(50));
+    let plan =
+        plan_machine(&asking(&[(80, 80)], true), &owned, &BTreeSet::new(), &last, &usual(), capacity(50));
     // The readable unit closes 81; 443 stays; 444 is not opened for the unreadable unit.
     assert_eq!(plan.change, Change { open: BTreeSet::new(), close: rules(&[(81, 81)]) });
     assert_eq!(plan.kept_for_frozen, set(&[(443, 443)]));
@@ -53,7 +55,7 @@ fn a_frozen_unit_keeps_what_it_had_and_gets_nothing_new() {
 fn what_was_opened_just_before_the_memory_of_it_was_lost_stays() {
     let last = LastGranted::from([(unit(0), set(&[(80, 80)])), (unit(1), set(&[(443, 443)]))]);
     let owned = rules(&[(80, 80), (443, 443), (444, 444)]);
-    let plan = plan_machine(&asking(&[], true), &owned, &BTreeSet::new(), &last, &usual(), room(50));
+    let plan = plan_machine(&asking(&[], true), &owned, &BTreeSet::new(), &last, &usual(), capacity(50));
     assert_eq!(plan.change, Change { open: BTreeSet::new(), close: rules(&[(80, 80)]) });
 }
 
@@ -66,7 +68,7 @@ fn without_a_memory_of_a_frozen_unit_nothing_is_closed() {
         &BTreeSet::new(),
         &LastGranted::new(),
         &usual(),
-        room(50),
+        capacity(50),
     );
     assert_eq!(plan.change, Change { open: rules(&[(8080, 8080)]), close: BTreeSet::new() });
 }
@@ -80,7 +82,7 @@ fn what_policy_forbids_is_closed_whoever_cannot_be_read() {
     owned.insert(inside);
     let known = LastGranted::from([(unit(1), owned.iter().collect())]);
     for last in [known, LastGranted::new()] {
-        let plan = plan_machine(&asking(&[], true), &owned, &BTreeSet::new(), &last, &strict, room(50));
+        let plan = plan_machine(&asking(&[], true), &owned, &BTreeSet::new(), &last, &strict, capacity(50));
         assert_eq!(plan.kept_for_frozen, set(&[(444, 445), (9000, 9000)]));
         assert_eq!(plan.change, Change { open: rules(&[(444, 445)]), close: BTreeSet::from([inside]) });
         assert_eq!(plan.deferred, rules(&[(443, 445)]), "the rest of it is kept, and spelled anew first");
@@ -91,18 +93,18 @@ fn what_policy_forbids_is_closed_whoever_cannot_be_read() {
 fn adjacent_ports_are_joined_first_and_what_they_replace_is_closed_next() {
     let plan = |owned: &BTreeSet<Rule>, rules: usize| {
         let wanted = asking(&[(80, 80), (81, 81), (82, 82)], false);
-        plan_machine(&wanted, owned, &BTreeSet::new(), &LastGranted::new(), &usual(), room(rules))
+        plan_machine(&wanted, owned, &BTreeSet::new(), &LastGranted::new(), &usual(), capacity(rules))
     };
     let owned = rules(&[(80, 80), (82, 82)]);
     // No wanted port is closed for a join, even if few rules are free.
-    for room in [60, 3, 2] {
-        let joined = plan(&owned, room);
+    for capacity in [60, 3, 2] {
+        let joined = plan(&owned, capacity);
         assert_eq!(joined.change, Change { open: rules(&[(80, 82)]), close: BTreeSet::new() });
         assert_eq!(joined.deferred, owned);
         let after = joined.change.applied_to(&owned);
-        let then = plan(&after, room);
+        let then = plan(&after, capacity);
         assert_eq!(then.change, Change { open: BTreeSet::new(), close: owned.clone() });
-        assert!(plan(&then.change.applied_to(&after), room).change.is_empty());
+        assert!(plan(&then.change.applied_to(&after), capacity).change.is_empty());
     }
 }
 
@@ -113,7 +115,7 @@ fn half_of_the_room_is_joined_before_it_is_full() {
     let asked = [(10, 11), (20, 21), (30, 30), (40, 40)];
     let plan = |rules: usize| {
         let wanted = asking(&asked, false);
-        plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), room(rules))
+        plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), capacity(rules))
     };
     assert_eq!(plan(60).change, Change { open: rules(&[(40, 40)]), close: BTreeSet::new() });
     assert_eq!(plan(10).change.open, rules(&[(10, 11), (20, 21), (40, 40)]));
@@ -124,7 +126,7 @@ fn refused_rules_are_left_out_and_the_rest_is_sent() {
     let (owned, last) = (rules(&[(1, 1), (3, 3)]), LastGranted::new());
     let plan = |holds: &Holds| {
         let wanted = asking(&[(80, 82), (90, 90), (95, 95)], false);
-        plan_machine_within(&wanted, &owned, &BTreeSet::new(), &last, &usual(), (room(50), holds))
+        plan_machine_within(&wanted, &owned, &BTreeSet::new(), &last, &usual(), (capacity(50), holds))
     };
     let hold = |all, refused: &[(u16, u16)], at_most| Hold { all, rules: rules(refused), at_most };
     let whole = plan(&Holds::default()).change;
@@ -151,7 +153,7 @@ fn nothing_makes_room_for_what_is_withheld() {
     let wanted = asking(&[(11, 11), (80, 80)], false);
     let holds = Holds { open: Hold { all: true, ..Hold::default() }, close: Hold::default() };
     let last = LastGranted::new();
-    let plan = plan_machine_within(&wanted, &full, &BTreeSet::new(), &last, &usual(), (room(2), &holds));
+    let plan = plan_machine_within(&wanted, &full, &BTreeSet::new(), &last, &usual(), (capacity(2), &holds));
     assert_eq!((plan.change, plan.deferred), (Change::default(), rules(&[(10, 12)])));
 }
 
@@ -159,11 +161,11 @@ fn nothing_makes_room_for_what_is_withheld() {
 fn a_close_that_only_respells_waits_for_its_open() {
     let wanted = asking(&[(80, 80)], false);
     let owned = rules(&[(80, 81), (443, 443)]);
-    let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), room(50));
+    let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), capacity(50));
     assert_eq!(plan.change, Change { open: rules(&[(80, 80)]), close: rules(&[(443, 443)]) });
     assert_eq!(plan.deferred, rules(&[(80, 81)]));
     let after = plan.change.applied_to(&owned);
-    let then = plan_machine(&wanted, &after, &BTreeSet::new(), &LastGranted::new(), &usual(), room(50));
+    let then = plan_machine(&wanted, &after, &BTreeSet::new(), &LastGranted::new(), &usual(), capacity(50));
     assert_eq!(then.change, Change { open: BTreeSet::new(), close: rules(&[(80, 81)]) });
 }
 
@@ -172,7 +174,7 @@ fn a_close_that_only_respells_waits_for_its_open() {
 #[test]
 fn what_is_changed_at_once_is_not_spelled_anew_in_two_steps() {
     let (wanted, owned) = (asking(&[(80, 80)], false), rules(&[(80, 81)]));
-    let at_once = Room::new(None, &[], true);
+    let at_once = Capacity::new(None, &[], true);
     let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), at_once);
     assert_eq!(plan.change, Change { open: rules(&[(80, 80)]), close: owned });
     assert!(plan.deferred.is_empty());
@@ -182,7 +184,7 @@ fn what_is_changed_at_once_is_not_spelled_anew_in_two_steps() {
 fn in_a_full_group_the_narrowest_makes_room() {
     let plan = |asked: &[(u16, u16)], owned: &BTreeSet<Rule>| {
         let last = LastGranted::new();
-        plan_machine(&asking(asked, false), owned, &BTreeSet::new(), &last, &usual(), room(4))
+        plan_machine(&asking(asked, false), owned, &BTreeSet::new(), &last, &usual(), capacity(4))
     };
     // As one rule the ports would fit, but no wanted port is closed for a join.
     let singles = rules(&[(80, 80), (81, 81), (82, 82), (83, 83)]);
@@ -197,7 +199,7 @@ fn in_a_full_group_the_narrowest_makes_room() {
     // A rule with ports that are kept for an unreadable unit is not closed to free a slot.
     let last = LastGranted::from([(unit(1), set(&[(11, 11)]))]);
     let wanted = asking(&[(80, 80), (90, 90), (100, 100)], true);
-    let frozen = plan_machine(&wanted, &full, &BTreeSet::new(), &last, &usual(), room(4));
+    let frozen = plan_machine(&wanted, &full, &BTreeSet::new(), &last, &usual(), capacity(4));
     assert_eq!((frozen.change.close.len(), frozen.kept_for_frozen), (0, set(&[(10, 12)])));
     // If closing rules would not free enough slots, no rule with wanted ports is closed.
     let hopeless = plan(&[(10, 10), (12, 12), (80, 80), (90, 90), (100, 100)], &full);
@@ -209,7 +211,7 @@ fn in_a_full_group_the_narrowest_makes_room() {
 fn who_has_what_it_should_changes_nothing_however_little_room_is_left() {
     let owned = rules(&[(80, 80), (81, 81), (82, 82)]);
     let wanted = asking(&[(80, 82)], false);
-    let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), room(2));
+    let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), capacity(2));
     assert!(plan.change.is_empty() && plan.deferred.is_empty(), "{plan:?}");
 }
 
@@ -222,7 +224,7 @@ fn what_somebody_else_keeps_open_need_not_be_respelled_first() {
         &rules(&[(81, 81)]),
         &LastGranted::new(),
         &usual(),
-        room(50),
+        capacity(50),
     );
     assert_eq!(plan.change, Change { open: BTreeSet::new(), close: owned });
 }
@@ -235,19 +237,19 @@ fn closing_most_of_everything_asks_for_a_second_look() {
         ..MachinePlan::default()
     };
     for (there, closing, expected) in [
-        (9, 9, Confidence::Sure),
-        (10, 10, Confidence::LookAgain { closing: 10, of: 10 }),
-        (20, 10, Confidence::Sure),
-        (20, 11, Confidence::LookAgain { closing: 11, of: 20 }),
+        (9, 9, Confidence::Sufficient),
+        (10, 10, Confidence::ReadAgain { closing: 10, of: 10 }),
+        (20, 10, Confidence::Sufficient),
+        (20, 11, Confidence::ReadAgain { closing: 11, of: 20 }),
     ] {
         let owned = owned(there);
         let plan = shut(&owned, closing);
         assert_eq!(confidence([&plan].into_iter(), owned.len(), true), expected, "{closing} of {there}");
     }
     let (some, none) = (shut(&owned(20), 1), shut(&owned(20), 0));
-    let doubt = Confidence::LookAgain { closing: 1, of: 20 };
+    let doubt = Confidence::ReadAgain { closing: 1, of: 20 };
     assert_eq!(confidence([&some].into_iter(), 20, false), doubt, "there may be more to come");
-    assert_eq!(confidence([&none].into_iter(), 20, false), Confidence::Sure);
+    assert_eq!(confidence([&none].into_iter(), 20, false), Confidence::Sufficient);
 }
 
 fn any_ranges() -> impl Strategy<Value = Vec<(u16, u16)>> {
@@ -266,9 +268,9 @@ proptest! {
         let wanted = asking(&asked, frozen);
         let mut owned = rules(&there);
         let last = LastGranted::from([(unit(1), set(&had))]);
-        let first = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, &usual(), room(max));
+        let first = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, &usual(), capacity(max));
         for _ in 0..3 {
-            let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, &usual(), room(max));
+            let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, &usual(), capacity(max));
             prop_assert!(plan.change.close.is_subset(&owned) && plan.deferred.is_subset(&owned));
             let opened: RuleSet = plan.change.open.iter().collect();
             prop_assert!(opened.minus(&wanted.rules().union(&plan.kept_for_frozen)).is_empty());
@@ -285,7 +287,7 @@ proptest! {
             owned = plan.change.applied_to(&owned);
         }
         prop_assert_eq!(owned.iter().collect::<RuleSet>(), first.target);
-        let silent = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, &usual(), room(max));
+        let silent = plan_machine(&wanted, &owned, &BTreeSet::new(), &last, &usual(), capacity(max));
         prop_assert!(silent.change.is_empty() && silent.deferred.is_empty(), "{:?}", silent);
     }
 }

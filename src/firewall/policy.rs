@@ -54,20 +54,20 @@ struct File {
 
 /// Why a requested port stays closed.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Held {
+pub enum Denial {
     ForbiddenPort,
     ForbiddenSource(Cidr),
     RangeTooLong { max: u32 },
     TooManyRules { max: usize },
 }
 
-impl std::fmt::Display for Held {
+impl std::fmt::Display for Denial {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Held::ForbiddenPort => f.write_str("policy forbids the port"),
-            Held::ForbiddenSource(source) => write!(f, "policy forbids the source {source}"),
-            Held::RangeTooLong { max } => write!(f, "policy allows at most {max} ports in one range"),
-            Held::TooManyRules { max } => write!(f, "policy allows at most {max} rules on a machine"),
+            Denial::ForbiddenPort => f.write_str("policy forbids the port"),
+            Denial::ForbiddenSource(source) => write!(f, "policy forbids the source {source}"),
+            Denial::RangeTooLong { max } => write!(f, "policy allows at most {max} ports in one range"),
+            Denial::TooManyRules { max } => write!(f, "policy allows at most {max} rules on a machine"),
         }
     }
 }
@@ -142,16 +142,16 @@ impl Policy {
 
     /// The part of a wanted range that may be opened to `source`, and the parts that are held back
     /// and why.
-    pub fn judge(&self, ports: PortRange, source: Cidr) -> (RuleSet, Vec<(PortRange, Held)>) {
+    pub fn judge(&self, ports: PortRange, source: Cidr) -> (RuleSet, Vec<(PortRange, Denial)>) {
         if u32::from(ports.to() - ports.from()) >= self.max_ports_in_range {
-            return (RuleSet::new(), vec![(ports, Held::RangeTooLong { max: self.max_ports_in_range })]);
+            return (RuleSet::new(), vec![(ports, Denial::RangeTooLong { max: self.max_ports_in_range })]);
         }
         if let Some(forbidden) = self.forbids_source(source) {
-            return (RuleSet::new(), vec![(ports, Held::ForbiddenSource(forbidden))]);
+            return (RuleSet::new(), vec![(ports, Denial::ForbiddenSource(forbidden))]);
         }
         let asked: RuleSet = [Rule::new(ports, source)].into_iter().collect();
-        let allowed = if planted(Bug::NoPolicy) { asked.clone() } else { self.permitted(&asked) };
-        let held = asked.minus(&allowed).rules().map(|rule| (rule.ports, Held::ForbiddenPort)).collect();
+        let allowed = if planted(Bug::PolicyNotApplied) { asked.clone() } else { self.permitted(&asked) };
+        let held = asked.minus(&allowed).rules().map(|rule| (rule.ports, Denial::ForbiddenPort)).collect();
         (allowed, held)
     }
 

@@ -1,5 +1,5 @@
-//! Requests that the provider refused, and when they may be sent again. The time is an argument.
-//! Pure.
+//! Requests for one machine that the provider refused, and when they may be sent again. Pure. The
+//! time is an argument.
 //!
 //! A denied request is not sent again within a minute. If a request may have been refused for a
 //! part of its rules, smaller requests find that part at once: it is left out for a minute, and the
@@ -12,7 +12,7 @@ use portcullis_provider::Error;
 use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::rule::{PortRange, Rule, RuleSet};
 
-use crate::model::MachineId;
+use crate::runtime::clock::Moment;
 
 /// The minimum time between a refused request and the next one of its kind.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -29,7 +29,7 @@ const NAMED_MAX: usize = 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Request {
-    Look,
+    Read,
     Open,
     Close,
     /// Restores the group or table itself; no rule is opened or closed.
@@ -65,22 +65,23 @@ impl Hold {
     /// The widest rules that represent `wanted` and cover none of the refused ones. A refused port
     /// is left out; a refused range is split in the middle. A port that was refused for one source
     /// is likely to be refused for others, so it becomes a separate rule for them.
-    pub fn spell(&self, wanted: &RuleSet) -> Vec<Rule> {
-        let mut spelled = Vec::new();
+    pub fn permitted_rules(&self, wanted: &RuleSet) -> Vec<Rule> {
+        let mut permitted = Vec::new();
         for rule in wanted.rules() {
-            self.cut(rule, &mut spelled);
+            self.cut(rule, &mut permitted);
         }
-        spelled
+        permitted
     }
 
-    fn cut(&self, rule: Rule, spelled: &mut Vec<Rule>) {
+    /// Adds the parts of `rule` that cover no refused rule.
+    fn cut(&self, rule: Rule, permitted: &mut Vec<Rule>) {
         let cuts = |refused: &&Rule| {
             covers(rule, Rule::new(refused.ports, rule.source))
                 && (refused.source == rule.source || is_one_port(refused) && !is_one_port(&rule))
         };
         let width = |rule: &&Rule| rule.ports.to() - rule.ports.from();
         let Some(refused) = self.rules.iter().filter(cuts).min_by_key(width) else {
-            spelled.push(rule);
+            permitted.push(rule);
             return;
         };
         let (from, to) = (refused.ports.from(), refused.ports.to());
@@ -91,7 +92,7 @@ impl Hold {
         let first = part(from, middle).filter(|_| from < to || refused.source != rule.source);
         let (left, second) = (part(rule.ports.from(), from - 1), after(middle, to));
         for ports in [left, first, second, after(to, rule.ports.to())].into_iter().flatten() {
-            self.cut(Rule::new(ports, rule.source), spelled);
+            self.cut(Rule::new(ports, rule.source), permitted);
         }
     }
 }
@@ -101,56 +102,61 @@ fn covers(outer: Rule, inner: Rule) -> bool {
     same && outer.ports.from() <= inner.ports.from() && inner.ports.to() <= outer.ports.to()
 }
 
-#[derive(Debug, Clone)]
+/// When a refused request may be sent again, and the provider's reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Refused<I> {
     until: I,
     reason: String,
 }
 
-#[derive(Debug, Clone)]
-struct Kept<I> {
+/// The refusals of one kind of request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct KindRefusals<I> {
     all: Option<Refused<I>>,
     rules: BTreeMap<Rule, Refused<I>>,
     /// The maximum number of rules in one request, and until when. Without an end, the limit would
     /// still divide later requests when the refused rules are no longer wanted.
     at_most: Option<(usize, I)>,
     /// The number of refusals since the last time without a hold.
-    refusals: u32,
+    count: u32,
 }
 
-impl<I> Kept<I> {
+impl<I> Default for KindRefusals<I> {
+    fn default() -> Self {
+        Self { all: None, rules: BTreeMap::new(), at_most: None, count: 0 }
+    }
+}
+
+impl<I> KindRefusals<I> {
     fn is_idle(&self) -> bool {
         self.all.is_none() && self.rules.is_empty() && self.at_most.is_none()
     }
 }
 
-/// Holds by machine and kind of request. `I` is a point in time.
-#[derive(Debug)]
+/// The refusals of one machine. `I` is a point in time.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusals<I> {
-    kept: BTreeMap<(MachineId, Request), Kept<I>>,
+    kinds: BTreeMap<Request, KindRefusals<I>>,
 }
 
 impl<I> Default for Refusals<I> {
     fn default() -> Self {
-        Self { kept: BTreeMap::new() }
+        Self { kinds: BTreeMap::new() }
     }
 }
 
-impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>> Refusals<I> {
+impl<I: Moment> Refusals<I> {
+    pub fn is_empty(&self) -> bool {
+        self.kinds.is_empty()
+    }
+
     /// Records a denied request: no request of its kind is sent before the pause ends. Returns
     /// false for other errors, which have their own retry schedule.
-    pub fn denied(
-        &mut self,
-        machine: MachineId,
-        request: Request,
-        error: &Error,
-        now: I,
-        random: u64,
-    ) -> bool {
-        if !matches!(error, Error::Denied { .. }) || planted(Bug::RepeatsTheDenied) {
+    pub fn denied(&mut self, request: Request, error: &Error, now: I, random: u64) -> bool {
+        if !matches!(error, Error::Denied { .. }) || planted(Bug::DeniedRequestRepeated) {
             return false;
         }
-        self.entry(machine, request).all = Some(refused(error, now, random));
+        self.kinds.entry(request).or_default().all = Some(refused(error, now, random));
         true
     }
 
@@ -159,118 +165,104 @@ impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>> Refusals<I> {
     /// refused one.
     pub fn divided(
         &mut self,
-        (machine, request): (MachineId, Request),
+        request: Request,
         rules: &BTreeSet<Rule>,
         error: &Error,
         now: I,
         random: u64,
     ) -> bool {
         let full = matches!(error, Error::QuotaExceeded { .. });
-        if !(error.may_concern_a_part() || full && rules.len() > 1) || planted(Bug::OneRefusalForAll) {
+        if !(error.may_concern_a_part() || full && rules.len() > 1) || planted(Bug::RefusedPortBlocksOthers) {
             return false;
         }
-        let kept = self.entry(machine, request);
-        kept.refusals += 1;
-        if kept.refusals > MAX_REFUSALS {
-            (kept.all, kept.at_most) = (Some(refused(error, now, random)), None);
+        let kind = self.kinds.entry(request).or_default();
+        kind.count += 1;
+        if kind.count > MAX_REFUSALS {
+            (kind.all, kind.at_most) = (Some(refused(error, now, random)), None);
             return false;
         }
         match rules.first().filter(|_| rules.len() == 1) {
             Some(rule) => {
-                kept.rules.retain(|other, _| !covers(*other, *rule));
-                kept.rules.insert(*rule, refused(error, now, random));
+                kind.rules.retain(|other, _| !covers(*other, *rule));
+                kind.rules.insert(*rule, refused(error, now, random));
                 // The halves of a range are sent one by one; once the port is found, the rest is
                 // sent at once.
-                kept.at_most = (!is_one_port(rule)).then_some((1, now + PAUSE));
+                kind.at_most = (!is_one_port(rule)).then_some((1, now + PAUSE));
             }
-            None => kept.at_most = Some((rules.len().div_ceil(2), now + PAUSE)),
+            None => kind.at_most = Some((rules.len().div_ceil(2), now + PAUSE)),
         }
         true
     }
 
-    fn entry(&mut self, machine: MachineId, request: Request) -> &mut Kept<I> {
-        let idle = Kept { all: None, rules: BTreeMap::new(), at_most: None, refusals: 0 };
-        self.kept.entry((machine, request)).or_insert(idle)
-    }
-
     /// Records a successful request; `more` if it contained only a part of the rules.
-    pub fn accepted(&mut self, machine: MachineId, request: Request, more: bool) {
-        if let Some(kept) = self.kept.get_mut(&(machine, request)) {
-            kept.all = None;
-            kept.at_most = kept.at_most.filter(|_| more);
-            if kept.is_idle() {
-                self.kept.remove(&(machine, request));
+    pub fn accepted(&mut self, request: Request, more: bool) {
+        if let Some(kind) = self.kinds.get_mut(&request) {
+            kind.all = None;
+            kind.at_most = kind.at_most.filter(|_| more);
+            if kind.is_idle() {
+                self.kinds.remove(&request);
             }
         }
     }
 
-    /// Drops the data of other machines, except holds that have not expired: a machine may be
-    /// missing from the view only temporarily.
-    pub fn forget_all_but(&mut self, keep: impl Fn(MachineId) -> bool) {
-        self.kept.retain(|(machine, _), kept| keep(*machine) || kept.all.is_some() || !kept.rules.is_empty());
+    /// Keeps only refusals, and no limits on the size of requests. Used for a machine that is
+    /// missing from the view, possibly only temporarily.
+    pub fn drop_limits(&mut self) {
+        self.kinds.retain(|_, kind| kind.all.is_some() || !kind.rules.is_empty());
     }
 
-    /// Removes expired holds and returns their machines.
-    pub fn expire(&mut self, now: I) -> BTreeSet<MachineId> {
-        let mut machines = BTreeSet::new();
-        for ((machine, _), kept) in &mut self.kept {
-            let before = (kept.all.is_some(), kept.rules.len());
-            kept.all = kept.all.take().filter(|refused| now < refused.until);
-            kept.rules.retain(|_, refused| now < refused.until);
-            kept.at_most = kept.at_most.filter(|(_, until)| now < *until);
-            if before != (kept.all.is_some(), kept.rules.len()) {
-                machines.insert(*machine);
-                kept.refusals = 0;
+    /// Removes expired holds, and returns whether there were any.
+    pub fn expire(&mut self, now: I) -> bool {
+        let mut expired = false;
+        for kind in self.kinds.values_mut() {
+            let before = (kind.all.is_some(), kind.rules.len());
+            kind.all = kind.all.take().filter(|refused| now < refused.until);
+            kind.rules.retain(|_, refused| now < refused.until);
+            kind.at_most = kind.at_most.filter(|(_, until)| now < *until);
+            if before != (kind.all.is_some(), kind.rules.len()) {
+                expired = true;
+                kind.count = 0;
             }
         }
-        self.kept.retain(|_, kept| !kept.is_idle());
-        machines
+        self.kinds.retain(|_, kind| !kind.is_idle());
+        expired
     }
 
     /// When the next hold expires.
     pub fn next(&self) -> Option<I> {
-        let untils = |kept: &Kept<I>| -> Option<I> {
-            kept.all.iter().chain(kept.rules.values()).map(|refused| refused.until).min()
+        let untils = |kind: &KindRefusals<I>| -> Option<I> {
+            kind.all.iter().chain(kind.rules.values()).map(|refused| refused.until).min()
         };
-        self.kept.values().filter_map(untils).min()
+        self.kinds.values().filter_map(untils).min()
     }
 
-    /// Whether no request of this kind may be sent to the machine for now.
-    pub fn is_held(&self, machine: MachineId, request: Request) -> bool {
-        self.kept.get(&(machine, request)).is_some_and(|kept| kept.all.is_some())
+    /// Why no request of this kind may be sent for now.
+    pub fn denial(&self, request: Request) -> Option<&str> {
+        self.kinds.get(&request)?.all.as_ref().map(|refused| refused.reason.as_str())
     }
 
-    /// Why the machine's rules must not be read for now.
-    pub fn look(&self, machine: MachineId) -> Option<&str> {
-        let kept = self.kept.get(&(machine, Request::Look))?;
-        kept.all.as_ref().map(|refused| refused.reason.as_str())
-    }
-
-    pub fn holds(&self, machine: MachineId) -> Holds {
+    pub fn holds(&self) -> Holds {
         let hold = |request| {
-            self.kept.get(&(machine, request)).map_or_else(Hold::default, |kept| Hold {
-                all: kept.all.is_some(),
-                rules: kept.rules.keys().copied().collect(),
-                at_most: kept.at_most.map(|(most, _)| most),
+            self.kinds.get(&request).map_or_else(Hold::default, |kind| Hold {
+                all: kind.all.is_some(),
+                rules: kind.rules.keys().copied().collect(),
+                at_most: kind.at_most.map(|(most, _)| most),
             })
         };
-        if self.kept.is_empty() {
-            return Holds::default();
-        }
         Holds { open: hold(Request::Open), close: hold(Request::Close) }
     }
 
     /// Why changes of the machine are held, one text per reason, with the affected rules.
-    pub fn problems(&self, machine: MachineId) -> Vec<String> {
+    pub fn problems(&self) -> Vec<String> {
         let mut reasons: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for request in [Request::Open, Request::Close, Request::Repair] {
-            let Some(kept) = self.kept.get(&(machine, request)) else { continue };
-            if let Some(refused) = &kept.all {
+            let Some(kind) = self.kinds.get(&request) else { continue };
+            if let Some(refused) = &kind.all {
                 reasons.entry(&refused.reason).or_default();
             }
             // A range is only an intermediate result in the search for the refused port.
             let final_ones =
-                kept.rules.iter().filter(|(rule, _)| request == Request::Close || is_one_port(rule));
+                kind.rules.iter().filter(|(rule, _)| request == Request::Close || is_one_port(rule));
             for (rule, refused) in final_ones {
                 reasons.entry(&refused.reason).or_default().push(rule.to_string());
             }
@@ -279,8 +271,8 @@ impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>> Refusals<I> {
     }
 }
 
-fn refused<I: Copy + std::ops::Add<Duration, Output = I>>(error: &Error, now: I, random: u64) -> Refused<I> {
-    let pause = if planted(Bug::SulksForAnHour) { 60 * PAUSE } else { PAUSE };
+fn refused<I: Moment>(error: &Error, now: I, random: u64) -> Refused<I> {
+    let pause = if planted(Bug::RetryPauseOfAnHour) { 60 * PAUSE } else { PAUSE };
     let until = now + pause + Duration::from_millis(random % SPREAD_MS);
     Refused { until, reason: error.to_string() }
 }
@@ -306,8 +298,6 @@ mod tests {
     use portcullis_provider::rule::{Cidr, Protocol};
     use std::time::Instant;
 
-    const M: MachineId = MachineId::new(0);
-
     fn rule(from: u16, to: u16) -> Rule {
         Rule::new(PortRange::new(from, to, Protocol::Tcp).unwrap(), Cidr::WORLD_V4)
     }
@@ -326,7 +316,7 @@ mod tests {
 
     #[test]
     fn rules_are_cut_around_refused_ports_and_in_the_middle_of_refused_ranges() {
-        for (refused, wanted, spelled) in [
+        for (refused, wanted, permitted) in [
             (&[][..], &[(80, 90)][..], &[(80, 90)][..]),
             (&[(85, 85)], &[(80, 90)], &[(80, 84), (86, 90)]),
             (&[(80, 80), (90, 90)], &[(80, 90)], &[(81, 89)]),
@@ -338,17 +328,17 @@ mod tests {
         ] {
             let hold = Hold { rules: rules(refused), ..Hold::default() };
             let wanted: RuleSet = rules(wanted).iter().collect();
-            let expected: Vec<Rule> = spelled.iter().map(|&(from, to)| rule(from, to)).collect();
-            assert_eq!(hold.spell(&wanted), expected, "{refused:?}");
+            let expected: Vec<Rule> = permitted.iter().map(|&(from, to)| rule(from, to)).collect();
+            assert_eq!(hold.permitted_rules(&wanted), expected, "{refused:?}");
         }
     }
 
     #[test]
-    fn a_port_that_was_refused_to_one_source_is_a_rule_of_its_own_for_others() {
+    fn a_port_that_was_refused_for_one_source_is_a_separate_rule_for_others() {
         let of_v6 = |from, to| Rule::new(rule(from, to).ports, Cidr::WORLD_V6);
         let hold = Hold { rules: rules(&[(85, 85), (90, 95)]), ..Hold::default() };
         let wanted: RuleSet = [of_v6(80, 99)].iter().collect();
-        assert_eq!(hold.spell(&wanted), [of_v6(80, 84), of_v6(85, 85), of_v6(86, 99)]);
+        assert_eq!(hold.permitted_rules(&wanted), [of_v6(80, 84), of_v6(85, 85), of_v6(86, 99)]);
     }
 
     /// Sends requests as a machine's plan would until none is left, to a provider that refuses some
@@ -358,9 +348,9 @@ mod tests {
         let wanted: RuleSet = rules(wanted).iter().collect();
         let (mut open, mut sent) = (RuleSet::new(), 0);
         loop {
-            let hold = refusals.holds(M).open;
+            let hold = refusals.holds().open;
             let missing: Vec<Rule> =
-                hold.spell(&wanted).into_iter().filter(|rule| !open.covers(rule)).collect();
+                hold.permitted_rules(&wanted).into_iter().filter(|rule| !open.covers(rule)).collect();
             let request: BTreeSet<Rule> =
                 missing.iter().take(hold.at_most.unwrap_or(usize::MAX)).copied().collect();
             if request.is_empty() || hold.all {
@@ -368,16 +358,16 @@ mod tests {
             }
             sent += 1;
             if request.iter().any(|rule| (rule.ports.from()..=rule.ports.to()).any(&refuses)) {
-                refusals.divided((M, Request::Open), &request, &invalid(), now, 0);
+                refusals.divided(Request::Open, &request, &invalid(), now, 0);
             } else {
-                refusals.accepted(M, Request::Open, request.len() < missing.len());
+                refusals.accepted(Request::Open, request.len() < missing.len());
                 request.iter().for_each(|rule| open.insert(rule));
             }
         }
     }
 
     #[test]
-    fn everything_but_the_refused_ports_opens_with_few_requests() {
+    fn all_ports_but_the_refused_ones_open_with_few_requests() {
         let singles: Vec<(u16, u16)> = (0..50).map(|n| (1000 + 2 * n, 1000 + 2 * n)).collect();
         for (wanted, refused, most) in [
             (&singles[..], &[1000][..], 12),
@@ -395,34 +385,33 @@ mod tests {
     }
 
     #[test]
-    fn a_provider_that_refuses_everything_is_not_asked_about_every_port() {
+    fn a_provider_that_refuses_everything_gets_a_bounded_number_of_requests() {
         let (sent, open) = requests_until_done(&[(1, 65_535)], |_| true);
         assert_eq!((sent, open.is_empty()), (MAX_REFUSALS as usize + 1, true));
     }
 
     #[test]
-    fn limit_on_the_size_of_requests_ends_after_a_minute() {
+    fn a_limit_on_the_size_of_requests_ends_after_a_minute() {
         let (mut refusals, now) = (Refusals::default(), Instant::now());
-        assert!(refusals.divided((M, Request::Open), &rules(&[(80, 80), (90, 90)]), &invalid(), now, 0));
-        assert_eq!(refusals.holds(M).open.at_most, Some(1));
+        assert!(refusals.divided(Request::Open, &rules(&[(80, 80), (90, 90)]), &invalid(), now, 0));
+        assert_eq!(refusals.holds().open.at_most, Some(1));
         refusals.expire(now + PAUSE - Duration::from_millis(1));
-        assert_eq!(refusals.holds(M).open.at_most, Some(1));
+        assert_eq!(refusals.holds().open.at_most, Some(1));
         refusals.expire(now + PAUSE);
-        assert_eq!(refusals.holds(M), Holds::default());
+        assert_eq!(refusals.holds(), Holds::default());
     }
 
     #[test]
-    fn what_was_denied_waits_for_a_minute_and_other_requests_do_not() {
+    fn a_denied_request_waits_for_a_minute_and_other_requests_do_not() {
         let (mut refusals, now) = (Refusals::default(), Instant::now());
-        assert!(refusals.denied(M, Request::Open, &denied(), now, 0));
-        assert!(!refusals.denied(M, Request::Close, &invalid(), now, 0));
-        let holds = refusals.holds(M);
-        assert_eq!((holds.open.all, holds.close.all, refusals.look(M)), (true, false, None));
-        assert_eq!(refusals.holds(MachineId::new(1)), Holds::default());
-        assert_eq!(refusals.problems(M), [denied().to_string()]);
+        assert!(refusals.denied(Request::Open, &denied(), now, 0));
+        assert!(!refusals.denied(Request::Close, &invalid(), now, 0));
+        let holds = refusals.holds();
+        assert_eq!((holds.open.all, holds.close.all, refusals.denial(Request::Read)), (true, false, None));
+        assert_eq!(refusals.problems(), [denied().to_string()]);
         assert_eq!(refusals.next(), Some(now + PAUSE));
-        assert!(refusals.expire(now + PAUSE - Duration::from_millis(1)).is_empty());
-        assert_eq!(refusals.expire(now + PAUSE), BTreeSet::from([M]));
-        assert_eq!((refusals.holds(M), refusals.next()), (Holds::default(), None));
+        assert!(!refusals.expire(now + PAUSE - Duration::from_millis(1)));
+        assert!(refusals.expire(now + PAUSE));
+        assert_eq!((refusals.holds(), refusals.next()), (Holds::default(), None));
     }
 }

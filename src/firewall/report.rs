@@ -7,7 +7,7 @@ use portcullis_provider::rule::{Cidr, PortRange, Rule, RuleSet};
 use serde_json::{Map, Value, json};
 
 use super::plan::LastGranted;
-use super::wanted::HeldBack;
+use super::wanted::DeniedPort;
 use crate::model::UnitId;
 use crate::model::ports::parse_argument;
 
@@ -20,8 +20,11 @@ const SURELY_FEW: usize = 100;
 /// The problem of a machine that has no instance yet. Status does not print it.
 pub const NOT_PROVISIONED: &str = "not provisioned yet";
 
+/// The problem of a machine whose group the provider does not have.
+pub const NO_GROUP: &str = "the provider has nothing to hold its rules";
+
 /// The problem of a machine without a report.
-pub const NOBODY: &str = "no controller has reported on this machine yet";
+pub const NO_REPORT: &str = "no controller has reported on this machine yet";
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
@@ -61,7 +64,7 @@ impl Report {
         self.problem.is_some() || (!self.pending.is_empty() && self.dry_run.is_none())
     }
 
-    pub fn held_from(held: &[HeldBack]) -> Vec<(UnitId, PortRange, String)> {
+    pub fn held_from(held: &[DeniedPort]) -> Vec<(UnitId, PortRange, String)> {
         held.iter().map(|held| (held.unit, held.ports, held.reason.to_string())).collect()
     }
 

@@ -1,9 +1,9 @@
 //! The firewall's section of `juju status`, from the reports in a snapshot. Pure.
 
 use super::explain::{Explained, State};
+use super::machine_reports::MachineReports;
 use super::observe::{self, Exposure, UnitFacts};
-use super::report::{NOBODY, NOT_PROVISIONED};
-use super::told::Told;
+use super::report::{NO_REPORT, NOT_PROVISIONED};
 use crate::model::{Cidr, MachineId};
 use crate::status::sections::Firewall;
 use crate::store::Snapshot;
@@ -18,7 +18,7 @@ pub fn of(snapshot: &Snapshot) -> Firewall {
         let [controller, own] = machine.firewall_reports.clone();
         let agent = Ok((machine.agent == Presence::Here).then(Vec::new));
         let on = placed.get(&id).map_or(&[][..], Vec::as_slice);
-        for explained in Told::read(id, [controller, own, agent]).explain(&view, on) {
+        for explained in MachineReports::read(id, [controller, own, agent]).explain(&view, on) {
             add(&mut section, id, explained);
         }
         for path in &snapshot.missing {
@@ -29,7 +29,7 @@ pub fn of(snapshot: &Snapshot) -> Firewall {
 }
 
 fn add(section: &mut Firewall, machine: MachineId, explained: Explained) {
-    let problem = explained.problem.filter(|problem| problem != NOBODY && problem != NOT_PROVISIONED);
+    let problem = explained.problem.filter(|problem| problem != NO_REPORT && problem != NOT_PROVISIONED);
     if let Some(problem) = &problem {
         section.machines.entry(machine).or_insert_with(|| problem.clone());
     }

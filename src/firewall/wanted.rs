@@ -6,14 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use portcullis_provider::rule::{Cidr, Family, PortRange, Rule, RuleSet};
 
-use super::policy::{Held, Policy};
+use super::policy::{Denial, Policy};
 use crate::model::UnitId;
 
 /// The request of one unit on the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Claim {
+pub enum PortRequest {
     /// The service is exposed to these sources.
-    Asks { ports: Vec<PortRange>, sources: Vec<Cidr> },
+    Exposed { ports: Vec<PortRange>, sources: Vec<Cidr> },
     /// The service is not exposed: the unit's ports stay closed.
     NotExposed,
     /// A znode of the unit is unreadable: the unit keeps its rules and gets no new ones.
@@ -25,16 +25,16 @@ pub enum Claim {
 pub struct Wanted {
     /// The rules that each unit may have open.
     pub granted: BTreeMap<UnitId, RuleSet>,
-    pub held: Vec<HeldBack>,
+    pub held: Vec<DeniedPort>,
     pub frozen: BTreeMap<UnitId, String>,
 }
 
 /// A requested port that stays closed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HeldBack {
+pub struct DeniedPort {
     pub unit: UnitId,
     pub ports: PortRange,
-    pub reason: Held,
+    pub reason: Denial,
 }
 
 impl Wanted {
@@ -49,15 +49,15 @@ impl Wanted {
 
 /// Applies the policy to the claims of one machine's units. `families` are the address families
 /// that the machine can have rules for.
-pub fn wanted(claims: &BTreeMap<UnitId, Claim>, families: &[Family], policy: &Policy) -> Wanted {
+pub fn wanted(requests: &BTreeMap<UnitId, PortRequest>, families: &[Family], policy: &Policy) -> Wanted {
     let mut wanted = Wanted::default();
-    for (&unit, claim) in claims {
-        match claim {
-            Claim::NotExposed => {}
-            Claim::Frozen { reason } => {
+    for (&unit, request) in requests {
+        match request {
+            PortRequest::NotExposed => {}
+            PortRequest::Frozen { reason } => {
                 wanted.frozen.insert(unit, reason.clone());
             }
-            Claim::Asks { ports, sources } => {
+            PortRequest::Exposed { ports, sources } => {
                 let mut granted: Vec<Rule> = Vec::new();
                 for &ports in ports {
                     for &source in sources.iter().filter(|source| families.contains(&source.family())) {
@@ -68,7 +68,7 @@ pub fn wanted(claims: &BTreeMap<UnitId, Claim>, families: &[Family], policy: &Po
                         let (allowed, held) = policy.judge(ports, source);
                         granted.extend(allowed.rules());
                         for (ports, reason) in held {
-                            let back = HeldBack { unit, ports, reason };
+                            let back = DeniedPort { unit, ports, reason };
                             if !wanted.held.contains(&back) {
                                 wanted.held.push(back);
                             }
@@ -106,8 +106,8 @@ fn limit_rules(wanted: &mut Wanted, max: usize) {
             }
         }
         *granted = kept.into_iter().collect();
-        let reason = Held::TooManyRules { max };
-        wanted.held.extend(held.into_iter().map(|ports| HeldBack { unit, ports, reason: reason.clone() }));
+        let reason = Denial::TooManyRules { max };
+        wanted.held.extend(held.into_iter().map(|ports| DeniedPort { unit, ports, reason: reason.clone() }));
     }
 }
 
@@ -122,15 +122,15 @@ mod tests {
         PortRange::single(port, Protocol::Tcp).unwrap()
     }
 
-    fn asks(ports: &[u16]) -> Claim {
-        Claim::Asks {
+    fn asks(ports: &[u16]) -> PortRequest {
+        PortRequest::Exposed {
             ports: ports.iter().map(|port| tcp(*port)).collect(),
             sources: vec![Cidr::WORLD_V4, Cidr::WORLD_V6],
         }
     }
 
-    fn claims(claims: Vec<Claim>) -> BTreeMap<UnitId, Claim> {
-        claims.into_iter().enumerate().map(|(n, claim)| (UnitId::new(n as u32), claim)).collect()
+    fn requests(requests: Vec<PortRequest>) -> BTreeMap<UnitId, PortRequest> {
+        requests.into_iter().enumerate().map(|(n, request)| (UnitId::new(n as u32), request)).collect()
     }
 
     fn texts(rules: &RuleSet) -> Vec<String> {
@@ -140,8 +140,8 @@ mod tests {
     #[test]
     fn only_exposed_units_have_ports_and_two_may_share_one() {
         let policy = Policy::with_own_ports([]);
-        let claims = claims(vec![asks(&[80, 443]), asks(&[80]), Claim::NotExposed]);
-        let wanted = wanted(&claims, V4, &policy);
+        let requests = requests(vec![asks(&[80, 443]), asks(&[80]), PortRequest::NotExposed]);
+        let wanted = wanted(&requests, V4, &policy);
         assert_eq!(texts(&wanted.rules()), ["80/tcp from 0.0.0.0/0", "443/tcp from 0.0.0.0/0"]);
         assert_eq!(wanted.granted.len(), 2);
     }
@@ -149,25 +149,25 @@ mod tests {
     #[test]
     fn families_are_those_of_the_machine() {
         let policy = Policy::with_own_ports([]);
-        let both = wanted(&claims(vec![asks(&[80])]), &[Family::V4, Family::V6], &policy);
+        let both = wanted(&requests(vec![asks(&[80])]), &[Family::V4, Family::V6], &policy);
         assert_eq!(texts(&both.rules()), ["80/tcp from 0.0.0.0/0", "80/tcp from ::/0"]);
     }
 
     #[test]
     fn what_policy_forbids_is_held_back_once_and_the_rest_opens() {
         let policy = Policy::with_own_ports([]);
-        let wanted = wanted(&claims(vec![asks(&[22, 80])]), &[Family::V4, Family::V6], &policy);
+        let wanted = wanted(&requests(vec![asks(&[22, 80])]), &[Family::V4, Family::V6], &policy);
         assert_eq!(
             wanted.held,
-            [HeldBack { unit: UnitId::new(0), ports: tcp(22), reason: Held::ForbiddenPort }]
+            [DeniedPort { unit: UnitId::new(0), ports: tcp(22), reason: Denial::ForbiddenPort }]
         );
         assert!(wanted.rules().contains(80, Protocol::Tcp, Cidr::WORLD_V4));
     }
 
     #[test]
     fn unreadable_units_ask_for_nothing() {
-        let frozen = Claim::Frozen { reason: "garbage".into() };
-        let wanted = wanted(&claims(vec![frozen, asks(&[80])]), V4, &Policy::with_own_ports([]));
+        let frozen = PortRequest::Frozen { reason: "garbage".into() };
+        let wanted = wanted(&requests(vec![frozen, asks(&[80])]), V4, &Policy::with_own_ports([]));
         assert_eq!(wanted.frozen.get(&UnitId::new(0)).map(String::as_str), Some("garbage"));
         assert_eq!(texts(&wanted.rules()), ["80/tcp from 0.0.0.0/0"]);
     }
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn too_many_rules_hold_back_the_last_ones() {
         let policy = Policy::parse("max-rules: 2", []).unwrap();
-        let wanted = wanted(&claims(vec![asks(&[10, 11, 20]), asks(&[11, 30])]), V4, &policy);
+        let wanted = wanted(&requests(vec![asks(&[10, 11, 20]), asks(&[11, 30])]), V4, &policy);
         assert_eq!(texts(&wanted.rules()), ["10-11/tcp from 0.0.0.0/0", "20/tcp from 0.0.0.0/0"]);
         let held: Vec<_> = wanted.held.iter().map(|held| (held.unit, held.ports)).collect();
         assert_eq!(held, [(UnitId::new(1), tcp(30))]);
@@ -186,8 +186,8 @@ mod tests {
         let policy = Policy::with_own_ports([]);
         let sources = (0..50_u32).map(|n| format!("10.{n}.0.0/16").parse().unwrap()).collect();
         let ports = (0..1_000).map(|n| tcp(20_001 + 2 * n)).collect();
-        let asks = Claim::Asks { ports, sources };
-        let wanted = wanted(&claims(vec![asks.clone(), asks]), V4, &policy);
+        let asks = PortRequest::Exposed { ports, sources };
+        let wanted = wanted(&requests(vec![asks.clone(), asks]), V4, &policy);
         assert_eq!(wanted.rules().len_of(Family::V4), policy.max_rules());
         let told: BTreeSet<_> = wanted.held.iter().map(|h| (h.unit, h.ports)).collect();
         assert_eq!((told.len(), wanted.held.len() <= 2_000), (wanted.held.len(), true));

@@ -48,7 +48,7 @@ impl From<tree::Error> for Error {
 
 /// The machine to claim, the claimant, and the resync interval.
 #[derive(Debug, Clone)]
-pub struct Claim {
+pub struct MachineClaim {
     pub machine: MachineId,
     /// The ACL of the claim's node.
     pub acl: Acl,
@@ -89,7 +89,7 @@ pub trait Workload {
 pub async fn run<T: Tree, W: Workload + Send>(
     workload: &mut W,
     tree: &T,
-    claim: &Claim,
+    claim: &MachineClaim,
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), Error> {
     loop {
@@ -124,7 +124,7 @@ pub async fn run<T: Tree, W: Workload + Send>(
 /// Claims the machine; returns `None` if `stop` is set first.
 async fn take<T: Tree>(
     tree: &T,
-    claim: &Claim,
+    claim: &MachineClaim,
     stop: &mut watch::Receiver<bool>,
 ) -> Result<Option<Lease>, Error> {
     let key = LeaseKey::machine(claim.machine);
@@ -156,7 +156,7 @@ async fn take<T: Tree>(
 
 /// Records that the machine had an agent, so that status distinguishes a lost agent from one that
 /// never started.
-async fn remember<T: Tree>(tree: &T, claim: &Claim) -> Result<(), Error> {
+async fn remember<T: Tree>(tree: &T, claim: &MachineClaim) -> Result<(), Error> {
     match mark_machine_started(tree, claim.machine, &claim.acl).await {
         Ok(()) => Ok(()),
         Err(tree::Error::NoNode(_)) => Err(Error::NoMachine(claim.machine)),
@@ -168,7 +168,7 @@ async fn hold<T: Tree, W: Workload + Send>(
     workload: &mut W,
     tree: &T,
     lead: Lease,
-    claim: &Claim,
+    claim: &MachineClaim,
     stop: &mut watch::Receiver<bool>,
 ) -> Result<Ended, Error> {
     let schedule = Schedule::new(Instant::now(), claim.resync, LEASE / 3);
@@ -181,7 +181,7 @@ struct Holding<'a, T: Tree, W> {
     workload: &'a mut W,
     tree: &'a T,
     lead: Lease,
-    claim: &'a Claim,
+    claim: &'a MachineClaim,
     feeds: Feeds<T>,
 }
 

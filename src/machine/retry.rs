@@ -1,13 +1,13 @@
-//! The schedule of retries. The time and the random number for the jitter are arguments. Pure.
+//! The schedule of retries. Pure. The time and the random number for the jitter are arguments.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use portcullis_provider::{Error, Retry};
+use portcullis_provider::{Error, Retry as RetryClass};
 
-use crate::model::MachineId;
 use crate::model::planted::{Bug, planted};
 use crate::runtime::backoff::doubling;
+use crate::runtime::clock::Moment;
 
 const FIRST: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(60);
@@ -28,24 +28,55 @@ impl Pace {
     pub fn after(error: &Error) -> Self {
         match error.retry() {
             // A missing reply usually means that the provider is overloaded.
-            Retry::ReadAgain if error.may_have_been_applied() => Self::BackOff,
-            Retry::ReadAgain => Self::ReadAgain,
-            Retry::AfterBackOff => Self::BackOff,
-            Retry::OperatorMustAct | Retry::Never => Self::Slow,
+            RetryClass::ReadAgain if error.may_have_been_applied() => Self::BackOff,
+            RetryClass::ReadAgain => Self::ReadAgain,
+            RetryClass::AfterBackOff => Self::BackOff,
+            RetryClass::OperatorMustAct | RetryClass::Never => Self::Slow,
         }
     }
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Try<I> {
+/// The next attempt of a failed task. `I` is a point in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retry<I> {
     at: I,
     failures: u32,
 }
 
-/// Failed tasks (usually machines), each with its own pause. `I` is a point in time.
+impl<I: Moment> Retry<I> {
+    /// Returns the retry after another failure; `previous` is the retry that failed. `random`
+    /// spreads concurrent retries over the pause.
+    pub fn after(previous: Option<Self>, pace: Pace, now: I, random: u64) -> Option<Self> {
+        let failures = previous.map_or(0, |previous| previous.failures);
+        let pause = match pace {
+            Pace::ReadAgain if failures == 0 => Duration::ZERO,
+            _ if planted(Bug::RetriesWithoutPause) => Duration::ZERO,
+            Pace::Slow if planted(Bug::RetryPauseOfAnHour) => 60 * LONGEST,
+            Pace::Slow => LONGEST + Duration::from_millis(random % SPREAD_MS),
+            _ => doubling(FIRST, failures, LONGEST),
+        };
+        // Jitter: between half of the pause and all of it.
+        let spread = pause.as_millis() as u64 / 2;
+        let pause = match pace {
+            Pace::Slow => pause,
+            _ => Duration::from_millis(spread + if spread == 0 { 0 } else { random % (spread + 1) }),
+        };
+        if planted(Bug::FailuresNotRetried) {
+            return previous;
+        }
+        Some(Self { at: now + pause, failures: failures.saturating_add(1) })
+    }
+
+    /// Returns the time of the attempt.
+    pub fn at(&self) -> I {
+        self.at
+    }
+}
+
+/// Failed tasks, each with its own pause. `I` is a point in time.
 #[derive(Debug)]
-pub struct Retries<I, K = MachineId> {
-    tries: BTreeMap<K, Try<I>>,
+pub struct Retries<I, K> {
+    tries: BTreeMap<K, Retry<I>>,
 }
 
 impl<I, K> Default for Retries<I, K> {
@@ -54,7 +85,7 @@ impl<I, K> Default for Retries<I, K> {
     }
 }
 
-impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>, K: Copy + Ord> Retries<I, K> {
+impl<I: Moment, K: Copy + Ord> Retries<I, K> {
     pub fn succeeded(&mut self, key: K) {
         self.tries.remove(&key);
     }
@@ -65,24 +96,9 @@ impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>, K: Copy + Ord> Retries
 
     /// Schedules a retry. `random` spreads concurrent retries over the pause.
     pub fn failed(&mut self, key: K, pace: Pace, now: I, random: u64) {
-        let failures = self.tries.get(&key).map_or(0, |last| last.failures);
-        let pause = match pace {
-            Pace::ReadAgain if failures == 0 => Duration::ZERO,
-            _ if planted(Bug::NoPause) => Duration::ZERO,
-            Pace::Slow if planted(Bug::SulksForAnHour) => 60 * LONGEST,
-            Pace::Slow => LONGEST + Duration::from_millis(random % SPREAD_MS),
-            _ => doubling(FIRST, failures, LONGEST),
-        };
-        // Jitter: between half of the pause and all of it.
-        let spread = pause.as_millis() as u64 / 2;
-        let pause = match pace {
-            Pace::Slow => pause,
-            _ => Duration::from_millis(spread + if spread == 0 { 0 } else { random % (spread + 1) }),
-        };
-        if planted(Bug::GivesUp) {
-            return;
+        if let Some(retry) = Retry::after(self.tries.get(&key).copied(), pace, now, random) {
+            self.tries.insert(key, retry);
         }
-        self.tries.insert(key, Try { at: now + pause, failures: failures.saturating_add(1) });
     }
 
     pub fn next(&self) -> Option<I> {
@@ -92,11 +108,6 @@ impl<I: Copy + Ord + std::ops::Add<Duration, Output = I>, K: Copy + Ord> Retries
     /// Returns the time of the task's retry; `None` if it has not failed.
     pub fn at(&self, key: K) -> Option<I> {
         self.tries.get(&key).map(|retry| retry.at)
-    }
-
-    /// Iterates over the tasks whose retry is due.
-    pub fn due(&self, now: I) -> impl Iterator<Item = K> {
-        self.tries.iter().filter(move |(_, retry)| retry.at <= now).map(|(key, _)| *key)
     }
 
     pub fn waiting(&self, key: K, now: I) -> bool {
@@ -109,34 +120,36 @@ mod tests {
     use super::*;
     use std::time::Instant;
 
+    const TASK: u32 = 1;
+
     #[test]
     fn pauses_grow_to_a_limit_and_a_success_ends_them() {
-        let (mut retries, start, machine) = (Retries::default(), Instant::now(), MachineId::new(1));
+        let (mut retries, start) = (Retries::default(), Instant::now());
         let mut pauses = Vec::new();
         for _ in 0..10 {
-            retries.failed(machine, Pace::BackOff, start, u64::MAX);
+            retries.failed(TASK, Pace::BackOff, start, u64::MAX);
             pauses.push(retries.next().unwrap() - start);
         }
         assert!(pauses[0] <= FIRST && pauses[0] >= FIRST / 2);
         assert!(pauses.windows(2).all(|two| two[0] <= LONGEST && two[1] >= two[0] / 2));
         assert!(pauses[9] >= LONGEST / 2);
-        assert!(retries.waiting(machine, start));
-        retries.succeeded(machine);
+        assert!(retries.waiting(TASK, start));
+        retries.succeeded(TASK);
         assert_eq!(retries.next(), None);
     }
 
     #[test]
-    fn requests_that_only_an_operator_can_help_are_a_minute_apart() {
-        let (mut retries, start, machine) = (Retries::default(), Instant::now(), MachineId::new(1));
+    fn retries_that_need_an_operator_are_a_minute_apart() {
+        let (mut retry, start) = (None, Instant::now());
         for random in [0, 7, u64::MAX] {
-            retries.failed(machine, Pace::Slow, start, random);
-            let pause = retries.next().unwrap() - start;
+            retry = Retry::after(retry, Pace::Slow, start, random);
+            let pause = retry.unwrap().at() - start;
             assert!((60..=75).contains(&pause.as_secs()), "{pause:?}");
         }
     }
 
     #[test]
-    fn who_does_not_answer_is_given_time() {
+    fn a_provider_that_does_not_reply_is_retried_after_a_pause() {
         let what = portcullis_provider::Subject::Provider;
         let silent = Error::Ambiguous { what: what.clone(), reason: "504".into() };
         assert_eq!(Pace::after(&silent), Pace::BackOff);
@@ -146,11 +159,11 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_view_is_looked_at_again_at_once_but_only_once() {
-        let (mut retries, start, machine) = (Retries::default(), Instant::now(), MachineId::new(1));
-        retries.failed(machine, Pace::ReadAgain, start, 0);
-        assert_eq!(retries.due(start).collect::<Vec<_>>(), [machine]);
-        retries.failed(machine, Pace::ReadAgain, start, 0);
-        assert_eq!(retries.due(start).count(), 0);
+    fn an_outdated_read_is_repeated_at_once_but_only_once() {
+        let start = Instant::now();
+        let first = Retry::after(None, Pace::ReadAgain, start, 0);
+        assert_eq!(first.unwrap().at(), start);
+        let second = Retry::after(first, Pace::ReadAgain, start, 0);
+        assert!(second.unwrap().at() > start);
     }
 }

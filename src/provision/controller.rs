@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
 use super::apply::{Failure, Hands, Outcome, Stop, confirm};
-use super::plan::{Doubt, Missing, Plan, Records, Step, named_by_units, provision, without_record};
+use super::plan::{Confirmation, Missing, Plan, Records, Step, named_by_units, provision, without_record};
 use super::user_data::Boot;
 use crate::machine::provisioning::{CountFailure, News, Provisioning, Wake};
 use crate::machine::retry::{Pace, Retries};
@@ -46,7 +46,7 @@ pub struct Provisioner<T, M> {
     known: Option<Records>,
     retries: Retries<Instant, Task>,
     missing: Missing<Instant>,
-    doubt: Doubt<Instant>,
+    confirmation: Confirmation<Instant>,
     /// The error of the last read of the inventory, if it failed.
     unlisted: Option<String>,
     /// Machines whose instance no longer exists, with the reason.
@@ -90,7 +90,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
             known: None,
             retries: Retries::default(),
             missing: Missing::default(),
-            doubt: Doubt::default(),
+            confirmation: Confirmation::default(),
             unlisted: None,
             gone: BTreeMap::new(),
             failures: BTreeMap::new(),
@@ -115,7 +115,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
     fn next_look(&self) -> Option<Instant> {
         // Every other task needs the inventory first.
         self.retries.at(Task::List).or_else(|| {
-            [self.retries.next(), self.missing.next(), self.doubt.next()].into_iter().flatten().min()
+            [self.retries.next(), self.missing.next(), self.confirmation.next()].into_iter().flatten().min()
         })
     }
 
@@ -166,7 +166,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         lead: &mut Lease,
     ) -> Result<BTreeSet<MachineId>, Stop> {
         let now = Instant::now();
-        let mut plan = provision(records, inventory, |ends| self.doubt.confirms(ends, now));
+        let mut plan = provision(records, inventory, |ends| self.confirmation.confirms(ends, now));
         self.hold_if_behind(&mut plan, newest, lead).await?;
         self.remember(&plan, now);
         let mut steps = plan.steps;
@@ -203,13 +203,13 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
 
     fn remember(&mut self, plan: &Plan, now: Instant) {
         self.gone = self.missing.settled(&plan.vanished, now);
-        if planted(Bug::SilentAboutTheGone) {
+        if planted(Bug::MissingInstanceNotReported) {
             self.gone.clear();
         }
-        if !plan.doubted.is_empty() {
-            warn!(ending = plan.doubted.len(), "would end most instances; looking again first");
+        if !plan.unconfirmed.is_empty() {
+            warn!(ending = plan.unconfirmed.len(), "would end most instances; looking again first");
         }
-        self.doubt.hold(plan, now);
+        self.confirmation.add(plan, now);
         // A machine without planned steps has no failed steps.
         let planned: BTreeSet<Option<MachineId>> = plan.steps.iter().map(|step| step.machine()).collect();
         self.failures.retain(|id, _| planned.contains(id));
@@ -339,7 +339,7 @@ impl<T: Tree, M: Machines> Provisioning for Provisioner<T, M> {
         news: &mpsc::Sender<News>,
     ) -> Result<(), crate::store::Error> {
         // Another leader may have changed anything since the last lease.
-        (self.known, self.doubt) = (None, Doubt::default());
+        (self.known, self.confirmation) = (None, Confirmation::default());
         (self.told, self.listed, self.clear_since) = (None, false, None);
         let mut woken = wakes.subscribe();
         // The first wake requests a full read, and may have been sent before this subscription.

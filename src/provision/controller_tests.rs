@@ -8,11 +8,11 @@ use portcullis_provider::{Error, Memory, Subject};
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::firewall::agent::Agent;
+use crate::firewall::controller::FirewallController;
+use crate::firewall::leader_loop::{Progress, run_provisioning};
 use crate::firewall::metrics::Metrics;
 use crate::firewall::policy::Policy;
 use crate::firewall::report::Report;
-use crate::firewall::run::{Progress, run_provisioning};
 use crate::model::ports::parse_argument;
 use crate::model::{EnvironmentName, UnitName};
 use crate::provision::plan::Step;
@@ -68,8 +68,9 @@ impl World {
         let boot = Boot::new("test".parse().unwrap(), "zk:2181".parse().unwrap(), roles.clone());
         let mut provisioner = Provisioner::new(tree.clone(), self.provider.clone(), boot, || 0);
         let policy = Policy::with_own_ports([2181]);
-        let mut agent = Agent::new(tree.clone(), self.provider.clone(), policy, roles.clone(), || 0)
-            .with_metrics(self.metrics.clone());
+        let mut agent =
+            FirewallController::new(tree.clone(), self.provider.clone(), policy, roles.clone(), || 0)
+                .with_metrics(self.metrics.clone());
         let stopped = self.stop.subscribe();
         self.running = Some(tokio::spawn(async move {
             let progress = watch::Sender::new(Progress::default());

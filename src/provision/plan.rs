@@ -4,7 +4,6 @@
 //! Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Add;
 use std::time::Duration;
 
 use portcullis_provider::provider::{Group, GroupId, Instance, InstanceId, InstanceState, Inventory, Origin};
@@ -12,7 +11,8 @@ use serde_json::Value;
 
 use crate::model::planted::{Bug, planted};
 use crate::model::{self, MachineId, UnitId};
-use crate::runtime::confirm::CONFIRM_AFTER;
+use crate::runtime::clock::Moment;
+use crate::runtime::confirm::FirstRead;
 use crate::store::paths;
 use crate::store::records::{self, LOCAL_INSTANCE};
 
@@ -84,7 +84,7 @@ pub struct Plan {
     /// Machines whose instance no longer exists. Only the operator can decide about them.
     pub vanished: BTreeMap<MachineId, String>,
     /// Steps that a second read has to confirm; they are not in `steps`.
-    pub doubted: Vec<Step>,
+    pub unconfirmed: Vec<Step>,
     /// Such steps that a second read has confirmed; they are in `steps`.
     pub confirmed: Vec<Step>,
     /// Whether an instance is pending, so that another read is needed.
@@ -149,13 +149,13 @@ pub fn provision(machines: &Records, inventory: &Inventory, is_confirmed: impl F
     let bare = machines.values().all(Result::is_err);
     let lasting = || ends.iter().filter(|step| !step.stands_alone()).cloned().collect();
     let doubtful = if bare { lasting() } else { ending };
-    if !most && !bare || planted(Bug::EndsAtOnce) {
+    if !most && !bare || planted(Bug::MassTerminationNotConfirmed) {
         plan.steps.extend(ends);
     } else if is_confirmed(&doubtful) {
         plan.confirmed = doubtful;
         plan.steps.extend(ends);
     } else {
-        plan.doubted = doubtful;
+        plan.unconfirmed = doubtful;
     }
     plan
 }
@@ -201,7 +201,7 @@ fn for_machine(plan: &mut Plan, machine: MachineId, record: &records::Machine, b
         // The local machine belongs to no provider.
         Some(LOCAL_INSTANCE) => return,
         Some(id) => own.find(|instance| instance.id.as_str() == id),
-        None if planted(Bug::LaunchesBlindly) => None,
+        None if planted(Bug::InterruptedLaunchRepeated) => None,
         None => own.filter(|instance| is_live(instance)).min_by(|a, b| a.id.cmp(&b.id)),
     };
     match (known, found) {
@@ -251,7 +251,9 @@ fn ends(machines: &Records, inventory: &Inventory, belongings: &Belongings<'_>) 
     groups.sort_unstable_by_key(|group| &group.id);
     let left = |group: &&&Group| group.machine.is_some_and(|number| !known.contains(&number.get()));
     let mut steps: Vec<Step> = Vec::new();
-    for group in groups.iter().filter(left).filter(|group| group.open && !planted(Bug::LeavesPortsOpen)) {
+    for group in
+        groups.iter().filter(left).filter(|group| group.open && !planted(Bug::PortsOfRemovedMachineLeftOpen))
+    {
         let machine = group.machine.map(|number| MachineId::new(number.get()));
         steps.extend(machine.map(|machine| Step::Shut(machine, group.id.clone())));
     }
@@ -267,7 +269,7 @@ fn ends(machines: &Records, inventory: &Inventory, belongings: &Belongings<'_>) 
             continue;
         }
         steps.push(match instance.origin {
-            Origin::Adopted if planted(Bug::EndsWhatItAdopted) => {
+            Origin::Adopted if planted(Bug::AdoptedInstanceTerminated) => {
                 Step::Terminate(machine, instance.id.clone())
             }
             Origin::Launched => {
@@ -278,18 +280,18 @@ fn ends(machines: &Records, inventory: &Inventory, belongings: &Belongings<'_>) 
         });
     }
     for group in groups {
-        if group.machine.is_none() && planted(Bug::SweepsTheShared) {
+        if group.machine.is_none() && planted(Bug::SharedGroupDeletedTooEarly) {
             steps.push(Step::DeleteSharedGroup(group.id.clone()));
         }
         // A group cannot be deleted before its instance has ended.
         if let Some(number) =
             group.machine.filter(|number| !known.contains(&number.get()) && !ending.contains(number))
-            && !planted(Bug::LeavesGroups)
+            && !planted(Bug::GroupsNotDeleted)
         {
             steps.push(Step::DeleteGroup(MachineId::new(number.get()), group.id.clone()));
         }
     }
-    if is_unused(machines, inventory) && !planted(Bug::LeavesTheShared) {
+    if is_unused(machines, inventory) && !planted(Bug::SharedGroupNotDeleted) {
         let shared = inventory.groups.iter().filter(|group| group.machine.is_none());
         let mut shared: Vec<&GroupId> = shared.map(|group| &group.id).collect();
         shared.sort_unstable();
@@ -323,7 +325,7 @@ fn is_surplus(
     belongings: &Belongings<'_>,
 ) -> bool {
     let Some(Ok(records::Machine { instance_id: Some(known), .. })) = record else { return false };
-    if planted(Bug::KeepsTheSurplus) {
+    if planted(Bug::DuplicateInstanceKept) {
         return false;
     }
     let has_its_own = belongings
@@ -345,7 +347,7 @@ impl<I> Default for Missing<I> {
     }
 }
 
-impl<I: Copy + Ord + Add<Duration, Output = I>> Missing<I> {
+impl<I: Moment> Missing<I> {
     /// Adds the result of a read, and returns the instances that have been missing for long enough.
     pub fn settled(&mut self, vanished: &BTreeMap<MachineId, String>, now: I) -> BTreeMap<MachineId, String> {
         self.since.retain(|machine, _| vanished.contains_key(machine));
@@ -368,39 +370,40 @@ impl<I: Copy + Ord + Add<Duration, Output = I>> Missing<I> {
 
 /// Removals that a second read has to confirm. `I` is a point in time.
 #[derive(Debug)]
-pub struct Doubt<I> {
-    held: Option<(Vec<Step>, I)>,
+pub struct Confirmation<I> {
+    first: Option<FirstRead<Vec<Step>, I>>,
     /// Planned by at least two reads in a row. If they fail they are retried without another
     /// confirmation.
     confirmed: Vec<Step>,
 }
 
-impl<I> Default for Doubt<I> {
+impl<I> Default for Confirmation<I> {
     fn default() -> Self {
-        Self { held: None, confirmed: Vec::new() }
+        Self { first: None, confirmed: Vec::new() }
     }
 }
 
-impl<I: Copy + Ord + Add<Duration, Output = I>> Doubt<I> {
+impl<I: Moment> Confirmation<I> {
     /// Returns whether an earlier read planned the same removals, long enough before `now`.
-    pub fn confirms(&self, ends: &[Step], now: I) -> bool {
-        let again = matches!(&self.held, Some((held, at)) if *at <= now && held == ends);
-        again || (!ends.is_empty() && ends.iter().all(|step| self.confirmed.contains(step)))
+    pub fn confirms(&self, removals: &[Step], now: I) -> bool {
+        let first = self.first.as_ref().and_then(|first| first.before(now));
+        let again = first.is_some_and(|first| first == removals);
+        again || (!removals.is_empty() && removals.iter().all(|step| self.confirmed.contains(step)))
     }
 
     /// Adds the result of a read.
-    pub fn hold(&mut self, plan: &Plan, now: I) {
+    pub fn add(&mut self, plan: &Plan, now: I) {
         self.confirmed.clone_from(&plan.confirmed);
-        match &self.held {
-            _ if plan.doubted.is_empty() => self.held = None,
-            Some((held, _)) if *held == plan.doubted => {}
-            _ => self.held = Some((plan.doubted.clone(), now + CONFIRM_AFTER)),
+        match &self.first {
+            _ if plan.unconfirmed.is_empty() => self.first = None,
+            Some(first) if *first.value() == plan.unconfirmed => {}
+            _ => self.first = Some(FirstRead::new(plan.unconfirmed.clone(), now)),
         }
     }
 
     /// Returns the time of the confirming read.
     pub fn next(&self) -> Option<I> {
-        self.held.as_ref().map(|(_, at)| *at)
+        self.first.as_ref().map(FirstRead::confirm_at)
     }
 }
 

@@ -6,6 +6,7 @@ use portcullis_provider::provider::{Group, MachineNumber};
 use proptest::prelude::*;
 
 use super::*;
+use crate::runtime::confirm::CONFIRM_AFTER;
 
 fn record(instance: Option<&str>, adopted: bool) -> Result<records::Machine, String> {
     let mut rest = serde_json::Map::new();
@@ -125,7 +126,7 @@ fn who_leaves_is_shut_before_its_end_and_whatever_becomes_of_that() {
     // A read without any machines needs confirmation for this step, too.
     let nothing = plan(vec![], &inventory);
     assert_eq!(nothing.steps, []);
-    let confirmed = provision(&Records::new(), &inventory, |ends| ends == nothing.doubted);
+    let confirmed = provision(&Records::new(), &inventory, |ends| ends == nothing.unconfirmed);
     assert!(confirmed.steps.contains(&shut) && !confirmed.confirmed.contains(&shut), "nor told as an end");
 }
 
@@ -182,12 +183,12 @@ fn ending_most_of_everything_takes_a_second_look() {
     let instances = (0..4).map(|n| running(&format!("i-{n}"), n)).collect();
     let inventory = Inventory { instances, groups: vec![] };
     let first = plan(vec![], &inventory);
-    assert_eq!((first.steps.len(), first.doubted.len()), (0, 4));
-    let second = provision(&Records::new(), &inventory, |ends| ends == first.doubted);
-    assert_eq!((second.steps, second.doubted.len()), (first.doubted.clone(), 0));
+    assert_eq!((first.steps.len(), first.unconfirmed.len()), (0, 4));
+    let second = provision(&Records::new(), &inventory, |ends| ends == first.unconfirmed);
+    assert_eq!((second.steps, second.unconfirmed.len()), (first.unconfirmed.clone(), 0));
     let one = tree(vec![record(Some("i-0"), false)]);
-    let other = provision(&one, &inventory, |ends| ends == first.doubted);
-    assert_eq!(other.doubted.len(), 3, "another answer is no confirmation");
+    let other = provision(&one, &inventory, |ends| ends == first.unconfirmed);
+    assert_eq!(other.unconfirmed.len(), 3, "another answer is no confirmation");
     let few: Vec<_> = (0..3).map(|n| record(Some(&format!("i-{n}")), false)).collect();
     let ends = plan(few, &inventory).steps.into_iter().filter(Step::is_end);
     assert_eq!(ends.count(), 1, "one of four is no mass");
@@ -199,21 +200,21 @@ fn the_same_things_in_another_order_are_the_same() {
     let groups = (4..7).map(|n| group(&format!("sg-{n}"), Some(n))).collect();
     let mut inventory = Inventory { instances, groups };
     let first = plan(vec![], &inventory);
-    assert_eq!((first.steps.len(), first.doubted.len()), (0, 7));
+    assert_eq!((first.steps.len(), first.unconfirmed.len()), (0, 7));
     inventory.instances.reverse();
     inventory.groups.reverse();
-    let second = provision(&Records::new(), &inventory, |ends| ends == first.doubted);
-    assert_eq!((second.steps, second.doubted.len()), (first.doubted, 0));
+    let second = provision(&Records::new(), &inventory, |ends| ends == first.unconfirmed);
+    assert_eq!((second.steps, second.unconfirmed.len()), (first.unconfirmed, 0));
 }
 
 #[test]
 fn a_tree_without_machines_is_looked_at_twice() {
     let inventory = Inventory { instances: vec![], groups: vec![group("sg-7", Some(7))] };
     let first = plan(vec![], &inventory);
-    assert_eq!(first.doubted, [Step::DeleteGroup(MachineId::new(7), GroupId::new("sg-7"))]);
+    assert_eq!(first.unconfirmed, [Step::DeleteGroup(MachineId::new(7), GroupId::new("sg-7"))]);
     assert_eq!(first.steps, []);
-    let second = provision(&Records::new(), &inventory, |ends| ends == first.doubted);
-    assert_eq!((&second.steps, &second.confirmed), (&first.doubted, &first.doubted));
+    let second = provision(&Records::new(), &inventory, |ends| ends == first.unconfirmed);
+    assert_eq!((&second.steps, &second.confirmed), (&first.unconfirmed, &first.unconfirmed));
 }
 
 #[test]
@@ -228,8 +229,8 @@ fn the_shared_group_goes_after_the_last_machine() {
         "only the host itself is left"
     );
     let first = plan(vec![], &empty);
-    assert_eq!((first.steps.len(), first.doubted.as_slice()), (0, std::slice::from_ref(&delete)));
-    let second = provision(&Records::new(), &empty, |ends| ends == first.doubted);
+    assert_eq!((first.steps.len(), first.unconfirmed.as_slice()), (0, std::slice::from_ref(&delete)));
+    let second = provision(&Records::new(), &empty, |ends| ends == first.unconfirmed);
     assert_eq!(second.steps, std::slice::from_ref(&delete), "as with all else, on a second look");
     let launching = plan(vec![record(None, false)], &empty);
     assert_eq!(launching.steps, [Step::Launch(M0)]);
@@ -262,29 +263,32 @@ fn what_is_not_shown_yet_is_not_said_to_be_gone() {
 }
 
 #[test]
-fn a_doubt_ripens_and_another_one_begins_anew() {
-    let (mut doubt, start) = (Doubt::default(), Instant::now());
+fn a_second_read_confirms_removals_and_other_removals_need_their_own() {
+    let (mut confirmation, start) = (Confirmation::default(), Instant::now());
     let ends = |n: u32| -> Vec<Step> {
         (0..n).map(|n| Step::Terminate(M0, InstanceId::new(format!("i-{n}")))).collect()
     };
-    let doubting = |n| Plan { doubted: ends(n), ..Plan::default() };
+    let unconfirmed = |n| Plan { unconfirmed: ends(n), ..Plan::default() };
     let confirming = |n| Plan { confirmed: ends(n), ..Plan::default() };
-    doubt.hold(&doubting(3), start);
-    assert!(!doubt.confirms(&ends(3), start));
-    assert_eq!(doubt.next(), Some(start + CONFIRM_AFTER));
-    doubt.hold(&doubting(3), start + CONFIRM_AFTER / 2);
-    let ripe = start + CONFIRM_AFTER;
+    confirmation.add(&unconfirmed(3), start);
+    assert!(!confirmation.confirms(&ends(3), start));
+    assert_eq!(confirmation.next(), Some(start + CONFIRM_AFTER));
+    confirmation.add(&unconfirmed(3), start + CONFIRM_AFTER / 2);
+    let later = start + CONFIRM_AFTER;
     assert!(
-        doubt.confirms(&ends(3), ripe) && !doubt.confirms(&ends(2), ripe),
+        confirmation.confirms(&ends(3), later) && !confirmation.confirms(&ends(2), later),
         "another answer confirms nothing"
     );
-    doubt.hold(&confirming(3), ripe);
-    assert_eq!(doubt.next(), None);
-    assert!(doubt.confirms(&ends(2), ripe) && !doubt.confirms(&ends(4), ripe), "what is left of it stays so");
-    doubt.hold(&doubting(4), ripe);
-    assert!(!doubt.confirms(&ends(4), ripe) && !doubt.confirms(&ends(2), ripe));
-    doubt.hold(&Plan::default(), ripe);
-    assert_eq!(doubt.next(), None);
+    confirmation.add(&confirming(3), later);
+    assert_eq!(confirmation.next(), None);
+    assert!(
+        confirmation.confirms(&ends(2), later) && !confirmation.confirms(&ends(4), later),
+        "what is left of it stays so"
+    );
+    confirmation.add(&unconfirmed(4), later);
+    assert!(!confirmation.confirms(&ends(4), later) && !confirmation.confirms(&ends(2), later));
+    confirmation.add(&Plan::default(), later);
+    assert_eq!(confirmation.next(), None);
 }
 
 /// Small environments and inventories, with machines 0 to 3.
@@ -320,7 +324,7 @@ proptest! {
     #[test]
     fn nothing_that_is_wanted_or_anothers_is_ended((machines, inventory) in worlds()) {
         let plan = provision(&machines, &inventory, |_| false);
-        for step in plan.steps.iter().chain(&plan.doubted) {
+        for step in plan.steps.iter().chain(&plan.unconfirmed) {
             let shown = |id: &InstanceId| inventory.instances.iter().find(|i| i.id == *id).unwrap();
             let record = step.machine().and_then(|machine| machines.get(&machine));
             let recorded = match record { Some(Ok(r)) => r.instance_id.as_ref().map(|id| id.as_str()), _ => None };

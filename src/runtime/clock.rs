@@ -1,7 +1,13 @@
 //! The time of day, for logs, files and status. Decisions take their time as an argument, and most
 //! of them use monotonic time.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::ops::Add;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// A point in time. Pure code is generic over it, because only callers read a clock.
+pub trait Moment: Copy + Ord + Add<Duration, Output = Self> {}
+
+impl<I: Copy + Ord + Add<Duration, Output = I>> Moment for I {}
 
 /// Returns milliseconds since 1970, or 0 if the clock is wrong and shows an earlier time.
 pub fn wall_ms() -> u64 {

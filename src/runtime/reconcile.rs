@@ -84,7 +84,7 @@ pub async fn run_passes<R: Reconciler>(
         let retry_at = reconciler.retry_at();
         let due = tokio::select! {
             biased;
-            _ = stop.wait_for(|stop| *stop && !mutant!(DeafToStop)) => return Ok(Ended::Stopped),
+            _ = stop.wait_for(|stop| *stop && !mutant!(StopRequestIgnored)) => return Ok(Ended::Stopped),
             changed = reconciler.changed() => {
                 changed?;
                 Due::Changes
@@ -103,7 +103,7 @@ pub async fn run_passes<R: Reconciler>(
                 if everything {
                     schedule.resynced();
                 }
-                schedule.confirm_later(unconfirmed && !mutant!(DoubtNeverRipens));
+                schedule.confirm_later(unconfirmed && !mutant!(NoConfirmingRead));
             }
             Passed::Conflict => schedule.conflict(),
             Passed::Replaced => return Ok(Ended::Replaced),

@@ -183,7 +183,7 @@ impl<F: Feed> Changes<F> {
         }
         let Self { feed, pending } = self;
         gather_burst(feed, GATHER, |event| {
-            if !mutant!(OneEventAtATime) {
+            if !mutant!(SimultaneousEventsDropped) {
                 pending.add(event, Instant::now());
             }
         })
@@ -202,7 +202,7 @@ impl<F: Feed> Changes<F> {
     async fn listen(&mut self) -> Infallible {
         // The feed returns its failure again to the next caller of `gather`.
         while let Ok(event) = self.feed.next().await {
-            if self.pending.is_empty() || !mutant!(OneEventAtATime) {
+            if self.pending.is_empty() || !mutant!(SimultaneousEventsDropped) {
                 self.add(&event);
             }
         }

@@ -185,7 +185,7 @@ impl Lease {
     /// The deadline after which no effect outside the store may begin, unless the lease is
     /// confirmed again.
     pub fn may_act_until(&self) -> Instant {
-        if mutant!(NoLease) { Instant::now() + LEASE } else { self.confirmed + LEASE }
+        if mutant!(LeaseNotChecked) { Instant::now() + LEASE } else { self.confirmed + LEASE }
     }
 
     /// A number higher than that of every earlier holder.
@@ -201,7 +201,7 @@ impl Lease {
     /// The first step of every write of the holder: it fails once the holder was replaced.
     pub fn fence(&self) -> Write {
         let (path, version) = self.fence.clone();
-        Write::Check { path, version: if mutant!(NoFence) { -1 } else { version } }
+        Write::Check { path, version: if mutant!(WritesWithoutFence) { -1 } else { version } }
     }
 }
 

@@ -10,9 +10,9 @@ use portcullis::store::{Error, UnitPorts, paths};
 
 use crate::agents::RESYNC;
 use crate::faults::Mishap;
-use crate::ledger::Armed;
 use crate::oracle::{Exposed, Machine, Service, Unit};
-use crate::points::{ARGUMENTS, named};
+use crate::port_bits::{ARGUMENTS, named};
+use crate::record::Armed;
 use crate::world::{SERVICES, World, deployment, number, service_name, unit_name};
 
 /// An action. Its indices are taken modulo the length of the list they refer to, so that every
@@ -36,21 +36,21 @@ pub(crate) enum Action {
     Flood(usize),
     Corrupt(Mishap, usize, usize),
     /// Deletes znodes; the mishap selects the kind.
-    Vanish(Mishap, usize),
+    DeleteNodes(Mishap, usize),
     OlderRecord(usize),
     NewerRecord(usize),
-    Heal,
-    Meddle(Mishap, usize),
+    RepairStore,
+    EditRules(Mishap, usize),
     LoseInstance(usize),
     /// Gives the provider a fault of the given severity.
     Provider(Mishap, usize),
     /// Lets one provider call in this many fail.
-    Storm(usize),
+    FailCalls(usize),
     /// Delays every provider request by this many milliseconds.
-    Sluggish(u64),
+    Latency(u64),
     /// Allows one request of each kind per this many milliseconds.
-    Scarce(u64),
-    Cure,
+    RateLimit(u64),
+    EndProviderFaults,
     Interrupt,
     Expire(usize),
     Crash(usize),
@@ -77,8 +77,8 @@ impl Eq for Armed {}
 
 impl World {
     pub(crate) async fn perform(&mut self, action: Action) {
-        self.say(format_args!("-- {action:?}"));
-        self.seam.lock().coverage.events += 1;
+        self.log(format_args!("-- {action:?}"));
+        self.interceptor.lock().coverage.events += 1;
         match action {
             Action::Open(unit, port) => self.port(unit, port, true).await,
             Action::Close(unit, port) => self.port(unit, port, false).await,
@@ -96,49 +96,49 @@ impl World {
             Action::Launch => self.add_machine(true).await,
             Action::Terminate(machine) => self.terminate(machine).await,
             Action::Flood(count) => {
-                self.happened(Mishap::Flood);
+                self.count_mishap(Mishap::Flood);
                 for n in 0..count {
                     self.port(n, n / 3, n % 2 == 0).await;
                 }
             }
             Action::Corrupt(what, index, how) => self.corrupt(what, index, how).await,
-            Action::Vanish(what, index) => self.vanish(what, index).await,
+            Action::DeleteNodes(what, index) => self.delete_nodes(what, index).await,
             Action::OlderRecord(unit) => self.other_version(unit, true).await,
             Action::NewerRecord(unit) => self.other_version(unit, false).await,
-            Action::Heal => self.heal().await,
-            Action::Meddle(what, machine) => self.meddle(what, machine),
+            Action::RepairStore => self.repair_store().await,
+            Action::EditRules(what, machine) => self.edit_rules(what, machine),
             Action::LoseInstance(machine) => self.lose_instance(self.machine(machine)).await,
             Action::Provider(what, amount) => self.provider(what, amount),
-            Action::Storm(share) => {
-                let mut shared = self.seam.lock();
-                shared.storm = Some(share);
-                shared.shallow();
+            Action::FailCalls(share) => {
+                let mut shared = self.interceptor.lock();
+                shared.failing_share = Some(share);
+                shared.record_retry_fault();
             }
-            Action::Sluggish(ms) => {
-                self.happened(Mishap::Sluggish);
-                let mut shared = self.seam.lock();
-                shared.sluggish = Some(Duration::from_millis(ms));
-                shared.slow();
+            Action::Latency(ms) => {
+                self.count_mishap(Mishap::Latency);
+                let mut shared = self.interceptor.lock();
+                shared.latency = Some(Duration::from_millis(ms));
+                shared.record_slow_call();
             }
-            Action::Scarce(ms) => {
-                self.happened(Mishap::Scarce);
-                let mut shared = self.seam.lock();
-                shared.scarce = Some(Duration::from_millis(ms));
-                shared.slow();
+            Action::RateLimit(ms) => {
+                self.count_mishap(Mishap::RateLimit);
+                let mut shared = self.interceptor.lock();
+                shared.rate_limit = Some(Duration::from_millis(ms));
+                shared.record_slow_call();
             }
-            Action::Cure => self.cure(),
-            _ => self.disturb(action).await,
+            Action::EndProviderFaults => self.end_provider_faults(),
+            _ => self.perform_disturbance(action).await,
         }
     }
 
     fn unit(&self, index: usize) -> Option<(UnitId, Unit)> {
-        let shared = self.seam.lock();
+        let shared = self.interceptor.lock();
         let units = &shared.oracle.units;
         units.iter().nth(index % units.len().max(1)).map(|(id, unit)| (*id, unit.clone()))
     }
 
     pub(crate) fn machine(&self, index: usize) -> MachineId {
-        let shared = self.seam.lock();
+        let shared = self.interceptor.lock();
         let machines = &shared.oracle.machines;
         *machines.keys().nth(index % machines.len()).expect("a machine")
     }
@@ -162,7 +162,7 @@ impl World {
         let range = parse_argument(ARGUMENTS[argument]).expect("a port");
         let ports = UnitPorts::new(self.operator.tree(), id);
         if open { ports.open(range).await } else { ports.close(range).await }.expect("stored");
-        let mut shared = self.seam.lock();
+        let mut shared = self.interceptor.lock();
         let unit = shared.oracle.units.get_mut(&id).expect("a unit");
         unit.ports.retain(|other| *other != argument);
         if open {
@@ -185,7 +185,7 @@ impl World {
             }
         };
         done.expect("exposed");
-        let mut shared = self.seam.lock();
+        let mut shared = self.interceptor.lock();
         let known = shared.oracle.services.get_mut(&service).expect("a service");
         // The previous value of the flag, valid or corrupt, is overwritten.
         (known.exposed, known.corrupt) = (to, false);
@@ -197,13 +197,13 @@ impl World {
 
     async fn add_unit(&mut self, service: usize, machine: usize) {
         let (service, machine) = (service % SERVICES, self.machine(machine));
-        let full = self.seam.lock().oracle.units.len() >= 9;
+        let full = self.interceptor.lock().oracle.units.len() >= 9;
         if full || !self.is_whole(service) {
             return;
         }
         let added = self.operator.add_units(&service_name(service), 1, Some(machine)).await;
         let Some(added) = self.refused(added) else { return };
-        let mut shared = self.seam.lock();
+        let mut shared = self.interceptor.lock();
         for placed in added {
             shared.oracle.units.insert(placed.id, Unit::new(service, placed.name.number(), machine));
         }
@@ -214,8 +214,8 @@ impl World {
         let Some((id, unit)) = self.unit(unit) else { return };
         let removed = self.operator.remove_unit(&unit_name(&unit)).await;
         if self.refused(removed).is_some() {
-            self.happened(Mishap::UnitRemoved);
-            let mut shared = self.seam.lock();
+            self.count_mishap(Mishap::UnitRemoved);
+            let mut shared = self.interceptor.lock();
             shared.oracle.units.remove(&id);
             shared.changed();
         }
@@ -223,13 +223,13 @@ impl World {
 
     async fn destroy(&mut self, service: usize) {
         let service = service % SERVICES;
-        if !self.seam.lock().oracle.services.contains_key(&service) {
+        if !self.interceptor.lock().oracle.services.contains_key(&service) {
             return;
         }
         let destroyed = self.operator.destroy_service(&service_name(service)).await;
         if self.refused(destroyed).is_some() {
-            self.happened(Mishap::ServiceDestroyed);
-            let mut shared = self.seam.lock();
+            self.count_mishap(Mishap::ServiceDestroyed);
+            let mut shared = self.interceptor.lock();
             shared.oracle.services.remove(&service);
             shared.oracle.units.retain(|_, unit| unit.service != service);
             shared.changed();
@@ -238,13 +238,13 @@ impl World {
 
     async fn deploy(&mut self, service: usize, machine: usize) {
         let (service, machine) = (service % SERVICES, self.machine(machine));
-        if self.seam.lock().oracle.services.contains_key(&service) {
+        if self.interceptor.lock().oracle.services.contains_key(&service) {
             return;
         }
         let deployed = self.operator.deploy(&deployment(service, machine)).await;
         let Some(deployed) = self.refused(deployed) else { return };
-        self.happened(Mishap::NameUsedAgain);
-        let mut shared = self.seam.lock();
+        self.count_mishap(Mishap::NameUsedAgain);
+        let mut shared = self.interceptor.lock();
         let known = Service { id: deployed.service, exposed: Exposed::No, corrupt: false };
         shared.oracle.services.insert(service, known);
         for placed in deployed.units {
@@ -254,49 +254,49 @@ impl World {
     }
 
     async fn add_machine(&mut self, launched: bool) {
-        if self.seam.lock().oracle.machines.len() >= 5 {
+        if self.interceptor.lock().oracle.machines.len() >= 5 {
             return;
         }
         let name = format!("i-{}", self.random.next());
         if !launched {
-            self.stranger(&name);
+            self.add_foreign_instance(&name);
         }
         let instance = (!launched).then(|| name.parse().expect("an id"));
         let machine = self.operator.add_machine(instance).await.expect("a machine");
         // After a restore the number may be a reused one, whose group still exists with its old
         // rules.
         if !self.provisions {
-            self.seam.provider.add_group(number(machine));
+            self.interceptor.provider.add_group(number(machine));
         }
-        let mut shared = self.seam.lock();
+        let mut shared = self.interceptor.lock();
         shared.oracle.machines.insert(machine, Machine::default());
         shared.changed();
     }
 
     async fn terminate(&mut self, machine: usize) {
         let machine = if self.provisions { self.idle_machine(machine) } else { self.machine(machine) };
-        if self.seam.lock().oracle.machines.len() < 2 {
+        if self.interceptor.lock().oracle.machines.len() < 2 {
             return;
         }
         let gone = self.operator.terminate_machines(&[machine]).await;
         if self.refused(gone).is_some() {
-            self.happened(Mishap::MachineGone);
+            self.count_mishap(Mishap::MachineGone);
             self.foreign.remove(&machine);
             if !self.provisions {
-                self.seam.provider.remove_group(number(machine));
+                self.interceptor.provider.remove_group(number(machine));
             }
-            let mut shared = self.seam.lock();
+            let mut shared = self.interceptor.lock();
             shared.oracle.machines.remove(&machine);
             // A pass in progress may refer to the group, which no longer exists.
-            shared.shallow();
+            shared.record_retry_fault();
             shared.changed();
         }
     }
 }
 
 /// Exceeds the resync interval plus an agent's longest pause and the work that follows it.
-pub(crate) const DEEP: Duration = Duration::from_secs(RESYNC.as_secs() + SHALLOW.as_secs());
+pub(crate) const RESYNC_RECOVERY: Duration = Duration::from_secs(RESYNC.as_secs() + RETRY_RECOVERY.as_secs());
 
 /// Exceeds an agent's longest pause plus the time that a crashed agent holds the lock and the work
 /// that follows.
-pub(crate) const SHALLOW: Duration = Duration::from_secs(100);
+pub(crate) const RETRY_RECOVERY: Duration = Duration::from_secs(100);

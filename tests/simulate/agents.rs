@@ -1,5 +1,5 @@
 //! The agents as processes, which are started, killed, stopped, frozen and restarted. Every call to
-//! their tree and their provider passes through `seam`.
+//! their tree and their provider passes through `interceptor`.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use portcullis::firewall::agent::Agent;
+use portcullis::firewall::controller::FirewallController;
+use portcullis::firewall::leader_loop::{Progress, run_provisioning};
 use portcullis::firewall::policy::Policy;
-use portcullis::firewall::run::{Progress, run_provisioning};
 use portcullis::provision::controller::Provisioner;
 use portcullis::provision::user_data::Boot;
 use portcullis::store::acl::Roles;
@@ -20,8 +20,8 @@ use tokio::time::{sleep, timeout};
 
 use crate::firewall::SimFirewall;
 use crate::instances::SimMachines;
+use crate::interceptor::{Interceptor, SESSION};
 use crate::restored::CheckpointFile;
-use crate::seam::{SESSION, Seam};
 use crate::tree::{SimTree, fall_behind};
 
 /// Long, so that a world without deep faults has to converge by events and retries alone.
@@ -103,7 +103,7 @@ impl<F: Future> Future for Freezable<'_, F> {
 /// Start parameters of a process.
 #[derive(Clone)]
 pub(crate) struct Start {
-    pub who: usize,
+    pub agent: usize,
     pub credential: Credential,
     pub roles: Roles,
     /// The agent launches and terminates instances.
@@ -112,15 +112,15 @@ pub(crate) struct Start {
 }
 
 /// Runs a process and restarts it whenever it ends.
-pub(crate) async fn supervise(seam: Seam, start: Start) {
-    let control = &seam.controls[start.who];
+pub(crate) async fn supervise(interceptor: Interceptor, start: Start) {
+    let control = &interceptor.controls[start.agent];
     loop {
-        let tree = seam.store.connect(Some(&start.credential));
+        let tree = interceptor.store.connect(Some(&start.credential));
         let (stop, stopped) = watch::channel(false);
         let jitter = {
-            let mut shared = seam.lock();
-            shared.born(start.who);
-            shared.log(format_args!("agent {} starts", start.who));
+            let mut shared = interceptor.lock();
+            shared.started(start.agent);
+            shared.log(format_args!("agent {} starts", start.agent));
             // A new session may connect to a server that lags, until the session writes or syncs.
             if let Some(past) = shared.past.take() {
                 fall_behind(&tree, &past);
@@ -128,16 +128,17 @@ pub(crate) async fn supervise(seam: Seam, start: Start) {
             shared.random.fork()
         };
         *control.lock() = Inner { stop: Some(stop), tree: Some(tree.clone()), ..Inner::default() };
-        let tree = SimTree { inner: tree, seam: seam.clone(), who: start.who };
+        let tree = SimTree { inner: tree, interceptor: interceptor.clone(), agent: start.agent };
+        let process = Box::pin(run_process(tree.clone(), &interceptor, &start, jitter, stopped));
         let crashed = tokio::select! {
             biased;
             () = control.crash.notified() => true,
-            orderly = Freezable { control, work: Box::pin(live(tree.clone(), &seam, &start, jitter, stopped)) } => !orderly,
+            orderly = Freezable { control, work: process } => !orderly,
         };
         control.lock().tree = None;
         if crashed {
             // A crash does not close the session; the store waits for the session timeout.
-            seam.lock().shallow();
+            interceptor.lock().record_retry_fault();
             tokio::spawn(async move {
                 sleep(SESSION).await;
                 drop(tree);
@@ -150,59 +151,60 @@ pub(crate) async fn supervise(seam: Seam, start: Start) {
 }
 
 /// Runs a process once. Returns false if it did not stop in time after a stop request.
-async fn live(
+async fn run_process(
     tree: SimTree,
-    seam: &Seam,
+    interceptor: &Interceptor,
     start: &Start,
     mut jitter: crate::random::Random,
     mut stopped: watch::Receiver<bool>,
 ) -> bool {
-    let firewall = SimFirewall { seam: seam.clone(), who: start.who };
-    let mut fate = jitter.fork();
+    let firewall = SimFirewall { interceptor: interceptor.clone(), agent: start.agent };
+    let mut provisioner_jitter = jitter.fork();
     let policy = Policy::with_own_ports([]);
     let clock = {
-        let seam = seam.clone();
-        move || seam.lock().time_of_day_ms()
+        let interceptor = interceptor.clone();
+        move || interceptor.lock().time_of_day_ms()
     };
     let guard = Arc::new(RollbackGuard::of_controller(&start.roles, start.checkpoint.clone()));
-    let mut agent = Agent::new(tree.clone(), firewall, policy, start.roles.clone(), move || jitter.next())
-        .with_clock(clock)
-        .with_guard(Arc::clone(&guard));
+    let mut controller =
+        FirewallController::new(tree.clone(), firewall, policy, start.roles.clone(), move || jitter.next())
+            .with_clock(clock)
+            .with_guard(Arc::clone(&guard));
     let (progress, mut passed) = watch::channel(Progress::default());
-    let asked = stopped.clone();
+    let stop = stopped.clone();
     let mut provisioner = start.provisions.then(|| {
         let boot = Boot::new(
             "simulated".parse().expect("a name"),
             "zk:2181".parse().expect("an address"),
             start.roles.clone(),
         );
-        let machines = SimMachines { seam: seam.clone(), who: start.who };
-        Provisioner::new(tree.clone(), machines, boot, move || fate.next()).with_guard(guard)
+        let machines = SimMachines { interceptor: interceptor.clone(), agent: start.agent };
+        Provisioner::new(tree.clone(), machines, boot, move || provisioner_jitter.next()).with_guard(guard)
     });
     let provisioner = provisioner.as_mut();
     let mut running = std::pin::pin!(run_provisioning(
-        &mut agent,
+        &mut controller,
         provisioner,
         &tree,
         &start.roles,
         RESYNC,
         &progress,
-        asked
+        stop
     ));
-    let asked = async { drop(stopped.wait_for(|stop| *stop).await) };
+    let stop_requested = async { drop(stopped.wait_for(|stop| *stop).await) };
     let counting = async {
         let mut passes = 0;
         while passed.changed().await.is_ok() {
             let so_far = passed.borrow_and_update().passes;
             if so_far > std::mem::replace(&mut passes, so_far) {
-                seam.passed(start.who);
+                interceptor.passed(start.agent);
             }
         }
         std::future::pending::<()>().await;
     };
     let early = tokio::select! {
         ended = &mut running => Some(ended),
-        () = asked => None,
+        () = stop_requested => None,
         () = counting => None,
     };
     let ended = match early {
@@ -210,17 +212,17 @@ async fn live(
         None => match timeout(LAST_PASS, running).await {
             Ok(ended) => ended,
             // L2: an agent stops when requested, unless one of its calls takes too long.
-            Err(_) if !seam.lock().slow_lately() => {
-                seam.lock().violated(format!("L2: agent {} does not stop", start.who));
+            Err(_) if !interceptor.lock().slow_lately() => {
+                interceptor.lock().violated(format!("L2: agent {} does not stop", start.agent));
                 return false;
             }
             Err(_) => return false,
         },
     };
     // L2: an agent ends only after a stop request.
-    let asked = *stopped.borrow();
-    if ended.is_err() || !asked {
-        seam.lock().violated(format!("L2: agent {} ended: {ended:?}", start.who));
+    let stop_requested = *stopped.borrow();
+    if ended.is_err() || !stop_requested {
+        interceptor.lock().violated(format!("L2: agent {} ended: {ended:?}", start.agent));
     }
     true
 }

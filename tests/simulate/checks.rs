@@ -1,5 +1,5 @@
 //! Invariants of the world as a whole, checked after every event and at the end. The invariants of
-//! single calls are checked in `seam`.
+//! single calls are checked in `interceptor`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,47 +11,47 @@ use portcullis::store::tree::Tree as _;
 use portcullis_provider::provider::{InstanceState, MachineNumber};
 use tokio::time::Instant;
 
-use crate::actions::{Action, DEEP, SHALLOW};
+use crate::actions::{Action, RESYNC_RECOVERY, RETRY_RECOVERY};
 use crate::agents::RESYNC;
-use crate::ledger::Writes;
-use crate::points::Points;
-use crate::seam::FOREIGN;
+use crate::interceptor::FOREIGN;
+use crate::port_bits::PortBits;
+use crate::record::Writes;
 use crate::world::{World, number};
 
 /// The time limit for a change in a world without faults: it includes batching a burst and reading
 /// twice before a mass close.
-pub(crate) const FAST: Duration = Duration::from_secs(5);
+pub(crate) const CHANGE_LIMIT: Duration = Duration::from_secs(5);
 
 /// The state before an action, if the world had no faults then.
 #[derive(Default)]
-pub(crate) struct Calm(Option<Before>);
+pub(crate) struct BeforeAction(Option<Before>);
 
 struct Before {
     writes: BTreeMap<MachineId, Writes>,
-    wanted: BTreeMap<MachineId, Points>,
+    wanted: BTreeMap<MachineId, PortBits>,
     faults: [Option<Instant>; 2],
 }
 
 impl World {
     /// Returns when the effects of the last fault have to be gone; `None` while a fault persists.
-    fn at_rest(&self) -> Option<Instant> {
-        if self.ailing() {
+    fn recovered_at(&self) -> Option<Instant> {
+        if self.has_faults() {
             return None;
         }
-        let shared = self.seam.lock();
-        let shallow = shared.shallow_at.map(|at| at + SHALLOW);
-        let deep = shared.deep_at.map(|at| at + DEEP);
-        Some(shallow.max(deep).unwrap_or(self.began))
+        let shared = self.interceptor.lock();
+        let retry_fault = shared.retry_fault_at.map(|at| at + RETRY_RECOVERY);
+        let resync_fault = shared.resync_fault_at.map(|at| at + RESYNC_RECOVERY);
+        Some(retry_fault.max(resync_fault).unwrap_or(self.started_at))
     }
 
-    fn provider_is_usual(&self) -> bool {
-        let mut usual = false;
-        self.seam.provider.configure(|settings| usual = *settings == self.usual);
-        usual
+    fn provider_is_normal(&self) -> bool {
+        let mut normal_settings = false;
+        self.interceptor.provider.configure(|settings| normal_settings = *settings == self.normal_settings);
+        normal_settings
     }
 
-    fn is_calm(&self) -> bool {
-        self.at_rest().is_some_and(|rest| Instant::now() >= rest) && self.provider_is_usual()
+    fn is_without_faults(&self) -> bool {
+        self.recovered_at().is_some_and(|rest| Instant::now() >= rest) && self.provider_is_normal()
     }
 
     /// Whether the agents must have converged by now.
@@ -60,77 +60,77 @@ impl World {
         if self.unaccepted {
             return false;
         }
-        let Some(rest) = self.at_rest() else { return false };
-        let changed = self.seam.lock().changed_at;
-        let patience = if changed >= rest { FAST } else { SHALLOW };
-        self.is_calm() && Instant::now() >= changed + patience
+        let Some(rest) = self.recovered_at() else { return false };
+        let changed = self.interceptor.lock().changed_at;
+        let patience = if changed >= rest { CHANGE_LIMIT } else { RETRY_RECOVERY };
+        self.is_without_faults() && Instant::now() >= changed + patience
     }
 
     /// Checks the invariants that always hold, and convergence if it is due.
     pub(crate) async fn check(&mut self) {
         self.expect_no_violation();
-        self.expect_foreign_untouched();
-        self.expect_strangers_untouched();
+        self.expect_foreign_rules_untouched();
+        self.expect_foreign_instances_untouched();
         if self.restored && !self.unaccepted {
             self.accept().await;
         }
         if self.is_due() {
-            self.expect_right().await;
-            self.expect_no_ghosts().await;
+            self.expect_converged().await;
+            self.expect_no_reports_of_removed_machines().await;
             if self.provisions {
                 self.expect_provisioned().await;
             }
-            let mut shared = self.seam.lock();
-            shared.coverage.judged += 1;
-            shared.oracle.share(true);
+            let mut shared = self.interceptor.lock();
+            shared.coverage.convergence_checks += 1;
+            shared.oracle.update_shared(true);
         }
     }
 
     fn expect_no_violation(&self) {
-        let violations = std::mem::take(&mut self.seam.lock().violations);
+        let violations = std::mem::take(&mut self.interceptor.lock().violations);
         if let Some(first) = violations.first() {
             self.fail(first);
         }
     }
 
     pub(crate) fn fail(&self, what: &str) -> ! {
-        panic!("{what}\n{}", self.seam.take_log());
+        panic!("{what}\n{}", self.interceptor.take_log());
     }
 
     /// S3: foreign rules, groups and machines are unchanged.
-    fn expect_foreign_untouched(&self) {
+    fn expect_foreign_rules_untouched(&self) {
         for &machine in self.foreign.keys() {
-            let there = self.seam.provider.actual(number(machine)).map(|rules| rules.foreign);
+            let there = self.interceptor.provider.actual(number(machine)).map(|rules| rules.foreign);
             if there != Some(self.foreign_on(machine)) {
                 self.fail(&format!("S3: rules of others on {machine} were touched: {there:?}"));
             }
         }
-        if self.seam.provider.squatted() != self.squatted {
+        if self.interceptor.provider.squatted() != self.taken_group_names {
             self.fail("S3: a group that has only the name of one of ours was touched");
         }
         if self.provisions {
             // The shared group is deleted with the last machine, and the next launch creates it
             // again.
-            let truth = self.seam.provider.truth();
+            let truth = self.interceptor.provider.truth();
             let is_used = truth.instances.iter().any(|one| one.state != InstanceState::Terminated);
             if is_used && !truth.groups.iter().any(|group| group.machine.is_none()) {
                 self.fail("S3: the group that all machines share was deleted");
             }
             return;
         }
-        let theirs = self.seam.provider.actual(MachineNumber::new(FOREIGN));
+        let theirs = self.interceptor.provider.actual(MachineNumber::new(FOREIGN));
         if theirs.is_none_or(|rules| !rules.owned.is_empty()) {
-            self.fail("S3: a group of somebody else was touched");
+            self.fail("S3: a foreign group was touched");
         }
     }
 
     /// S1, L1: once convergence is due, the open ports are the wanted ports, and the reports agree.
-    async fn expect_right(&self) {
-        let machines: Vec<MachineId> = self.seam.lock().oracle.machines.keys().copied().collect();
+    async fn expect_converged(&self) {
+        let machines: Vec<MachineId> = self.interceptor.lock().oracle.machines.keys().copied().collect();
         for machine in machines {
-            let Some(open) = self.seam.open_on(machine) else { continue };
+            let Some(open) = self.interceptor.open_on(machine) else { continue };
             let (wanted, kept, frozen, corrupt) = {
-                let shared = self.seam.lock();
+                let shared = self.interceptor.lock();
                 let oracle = &shared.oracle;
                 (
                     oracle.wanted(machine),
@@ -142,59 +142,59 @@ impl World {
             if corrupt {
                 continue;
             }
-            let missing = wanted.or(kept).minus(self.seam.reachable(machine));
+            let missing = wanted.or(kept).minus(self.interceptor.reachable(machine));
             if !missing.is_empty() {
-                self.fail(&format!("L1: {machine} lacks{missing}"));
+                self.fail(&format!("L1: {machine} has not opened{missing}"));
             }
             // The ports of an unreadable unit are not always known, so closes are not required.
             let extra = open.minus(wanted);
             if !extra.is_empty() && !frozen {
-                self.fail(&format!("S1: {machine} still has{extra}"));
+                self.fail(&format!("S1: {machine} has not closed{extra}"));
             }
-            self.expect_told(machine).await;
+            self.expect_report(machine).await;
         }
     }
 
     /// Removed machines have no reports.
-    async fn expect_no_ghosts(&self) {
-        let told = self.operator.tree().children(&paths::firewall_reports()).await.unwrap_or_default();
-        let shared = self.seam.lock();
+    async fn expect_no_reports_of_removed_machines(&self) {
+        let reported = self.operator.tree().children(&paths::firewall_reports()).await.unwrap_or_default();
+        let shared = self.interceptor.lock();
         let known = |name: &String| {
             MachineId::from_key(name).is_ok_and(|id| shared.oracle.machines.contains_key(&id))
         };
-        let ghosts: Vec<String> = told.into_iter().filter(|name| !known(name)).collect();
+        let removed: Vec<String> = reported.into_iter().filter(|name| !known(name)).collect();
         drop(shared);
-        if !ghosts.is_empty() {
-            self.fail(&format!("M1: reports of {ghosts:?} outlive them"));
+        if !removed.is_empty() {
+            self.fail(&format!("M1: reports of removed machines: {removed:?}"));
         }
     }
 
     /// S2: the report names unreadable units and lists every open port.
-    async fn expect_told(&self, machine: MachineId) {
+    async fn expect_report(&self, machine: MachineId) {
         let report = self.report(machine).await;
         // A lost instance is correctly reported as a problem.
         let whole = !self.provisions || self.has_instance(machine).await;
-        let shared = self.seam.lock();
+        let shared = self.interceptor.lock();
         let frozen = shared.oracle.on(machine).filter(|(_, unit)| shared.oracle.frozen(unit));
         let frozen: Vec<UnitId> = frozen.map(|(id, _)| id).collect();
-        let untold: Vec<UnitId> =
+        let unreported: Vec<UnitId> =
             frozen.iter().copied().filter(|id| !report.frozen.contains_key(id)).collect();
         let wanted = shared.oracle.wanted(machine);
         drop(shared);
-        if !untold.is_empty() {
-            self.fail(&format!("S2: nobody is told that {untold:?} cannot be read"));
+        if !unreported.is_empty() {
+            self.fail(&format!("S2: no report says that {unreported:?} cannot be read"));
         }
         // A unit with deleted znodes is a problem of its machine until the unit is restored or
         // removed.
-        let vanished = frozen.iter().any(|id| self.has_vanished(*id));
-        if report.is_pending() && whole && !vanished {
-            self.fail(&format!("L1: {machine} is as it should be and reported as {:?}", report.problem));
+        let deleted = frozen.iter().any(|id| self.has_deleted_nodes(*id));
+        if report.is_pending() && whole && !deleted {
+            self.fail(&format!("L1: {machine} has converged and reports {:?}", report.problem));
         }
         let granted = report.granted.values().flat_map(|rules| rules.rules().collect::<Vec<_>>());
-        let granted = granted.filter_map(|rule| Points::of_rule(&rule)).fold(Points::NONE, Points::or);
-        let untold = wanted.minus(granted);
-        if !untold.is_empty() {
-            self.fail(&format!("S2: the report of {machine} forgets{untold}"));
+        let granted = granted.filter_map(|rule| PortBits::of_rule(&rule)).fold(PortBits::NONE, PortBits::or);
+        let unreported = wanted.minus(granted);
+        if !unreported.is_empty() {
+            self.fail(&format!("S2: the report of {machine} omits{unreported}"));
         }
     }
 
@@ -211,50 +211,54 @@ impl World {
 
     /// Machines on which a wanted port is closed.
     pub(crate) fn lacking(&self) -> Vec<MachineId> {
-        let machines: Vec<MachineId> = self.seam.lock().oracle.machines.keys().copied().collect();
+        let machines: Vec<MachineId> = self.interceptor.lock().oracle.machines.keys().copied().collect();
         let lacks = |machine: &MachineId| {
-            let wanted = self.seam.lock().oracle.wanted(*machine);
-            !wanted.minus(self.seam.reachable(*machine)).is_empty()
+            let wanted = self.interceptor.lock().oracle.wanted(*machine);
+            !wanted.minus(self.interceptor.reachable(*machine)).is_empty()
         };
         machines.into_iter().filter(lacks).collect()
     }
 
     /// Machines on which an unwanted port is open.
     pub(crate) fn surplus(&self) -> Vec<MachineId> {
-        let machines: Vec<MachineId> = self.seam.lock().oracle.machines.keys().copied().collect();
+        let machines: Vec<MachineId> = self.interceptor.lock().oracle.machines.keys().copied().collect();
         let has = |machine: &MachineId| {
-            let wanted = self.seam.lock().oracle.wanted(*machine);
-            !self.seam.open_on(*machine).unwrap_or_default().minus(wanted).is_empty()
+            let wanted = self.interceptor.lock().oracle.wanted(*machine);
+            !self.interceptor.open_on(*machine).unwrap_or_default().minus(wanted).is_empty()
         };
         machines.into_iter().filter(has).collect()
     }
 
     /// Clears the record of past faults: no later failure is excused by them.
-    pub(crate) fn forgive(&mut self) {
-        let mut shared = self.seam.lock();
-        (shared.shallow_at, shared.deep_at) = (None, None);
+    pub(crate) fn forget_faults(&mut self) {
+        let mut shared = self.interceptor.lock();
+        (shared.retry_fault_at, shared.resync_fault_at) = (None, None);
     }
 
     /// Called before an action: if the world has no faults, the requests that follow are counted.
     pub(crate) fn begin(&mut self) {
         let before = self.is_due().then(|| {
-            let shared = self.seam.lock();
+            let shared = self.interceptor.lock();
             let machines = shared.oracle.machines.iter();
             let readable =
                 machines.filter(|(id, machine)| !machine.corrupt && !shared.oracle.has_frozen(**id));
             let wanted = readable.map(|(id, _)| (*id, shared.oracle.wanted(*id))).collect();
-            Before { writes: shared.writes.clone(), wanted, faults: [shared.shallow_at, shared.deep_at] }
+            Before {
+                writes: shared.writes.clone(),
+                wanted,
+                faults: [shared.retry_fault_at, shared.resync_fault_at],
+            }
         });
-        self.calm = Calm(before);
+        self.before_action = BeforeAction(before);
     }
 
     /// M1, M2: without a fault, a change costs at most one open request and two close requests per
     /// affected machine (the second close removes rules that were replaced by equivalent ones), and
     /// no request for any other machine.
     pub(crate) fn end(&mut self) {
-        let Some(before) = self.calm.0.take().filter(|_| self.is_calm()) else { return };
-        let shared = self.seam.lock();
-        if before.faults != [shared.shallow_at, shared.deep_at] {
+        let Some(before) = self.before_action.0.take().filter(|_| self.is_without_faults()) else { return };
+        let shared = self.interceptor.lock();
+        if before.faults != [shared.retry_fault_at, shared.resync_fault_at] {
             return;
         }
         let mut wrong = None;
@@ -267,7 +271,9 @@ impl World {
             let concerned =
                 shared.oracle.machines.contains_key(&machine) && shared.oracle.wanted(machine) != wanted;
             let (opens, closes) = if concerned { (1, 2) } else { (0, 0) };
-            if now.opens - then.opens > opens || now.closes - then.closes > closes || now.mends != then.mends
+            if now.opens - then.opens > opens
+                || now.closes - then.closes > closes
+                || now.repairs != then.repairs
             {
                 wrong = Some(format!("M2: {machine} had {then:?} and has {now:?}; concerned: {concerned}"));
             }
@@ -281,10 +287,10 @@ impl World {
     /// Ends all faults, then checks that the agents converge and send no further requests.
     pub(crate) async fn settle(&mut self) {
         self.disarm();
-        self.perform(Action::Heal).await;
+        self.perform(Action::RepairStore).await;
         self.accept_for_all().await;
         // The last change happens while provider calls fail, and no later event triggers a pass.
-        self.perform(Action::Storm(2)).await;
+        self.perform(Action::FailCalls(2)).await;
         let last = if self.random.one_in(2) {
             Action::Expose(self.random.below(3))
         } else {
@@ -292,14 +298,14 @@ impl World {
         };
         self.perform(last).await;
         self.pause(Duration::from_millis(100)).await;
-        self.perform(Action::Cure).await;
+        self.perform(Action::EndProviderFaults).await;
         self.expect_few_calls().await;
-        self.expect_silence().await;
+        self.expect_no_writes().await;
         for _ in 0..3 {
-            let action = self.an_operation();
+            let action = self.choose_operation();
             self.begin();
             self.perform(action).await;
-            self.pause(FAST + Duration::from_millis(1)).await;
+            self.pause(CHANGE_LIMIT + Duration::from_millis(1)).await;
             self.end();
             self.check().await;
         }
@@ -309,17 +315,17 @@ impl World {
     async fn expect_few_calls(&mut self) {
         let (wrong, machines) = self.wrong();
         let so_far = |world: &World| {
-            let shared = world.seam.lock();
+            let shared = world.interceptor.lock();
             (shared.provider_changes, shared.provider_reads)
         };
         let before = so_far(self);
         // An agent that missed an event reads the rules of a removed machine until its next resync.
-        let blind = self.seam.lock().is_blind();
+        let may_be_outdated = self.interceptor.lock().may_be_outdated();
         // A request in progress may end in a fault later than the last one recorded.
         loop {
-            let rest = self.at_rest().expect("cured");
-            let changed = self.seam.lock().changed_at;
-            let until = rest.max(changed + SHALLOW) + Duration::from_secs(1);
+            let rest = self.recovered_at().expect("no faults");
+            let changed = self.interceptor.lock().changed_at;
+            let until = rest.max(changed + RETRY_RECOVERY) + Duration::from_secs(1);
             if Instant::now() >= until {
                 break;
             }
@@ -330,47 +336,47 @@ impl World {
         // A machine with the right ports may still need one change, to replace a rule or to repair
         // its group.
         if changes > u64::from(2 * wrong) + machines {
-            self.fail(&format!("L1: {changes} changes to put {wrong} points right on {machines} machines"));
+            self.fail(&format!("L1: {changes} changes to correct {wrong} ports on {machines} machines"));
         }
         // Each machine may be handled separately, with a read before and after its change. Agents
         // that provision read at each step.
         let most = if self.provisions { 8 * machines + 6 } else { 2 * machines + 4 };
         // A lost instance that was adopted is looked up repeatedly.
-        if reads > most && !blind && self.all_have_instances().await {
-            self.fail(&format!("L1: {reads} looks to put {wrong} points right on {machines} machines"));
+        if reads > most && !may_be_outdated && self.all_have_instances().await {
+            self.fail(&format!("L1: {reads} reads to correct {wrong} ports on {machines} machines"));
         }
     }
 
     /// Returns the number of ports in the wrong state, and the number of machines.
     fn wrong(&self) -> (u32, u64) {
-        let machines: Vec<MachineId> = self.seam.lock().oracle.machines.keys().copied().collect();
+        let machines: Vec<MachineId> = self.interceptor.lock().oracle.machines.keys().copied().collect();
         let mut wrong = 0;
         for &machine in &machines {
-            let open = self.seam.open_on(machine).unwrap_or_default();
-            let wanted = self.seam.lock().oracle.wanted(machine);
+            let open = self.interceptor.open_on(machine).unwrap_or_default();
+            let wanted = self.interceptor.lock().oracle.wanted(machine);
             wrong += open.minus(wanted).or(wanted.minus(open)).len();
         }
         (wrong, machines.len() as u64)
     }
 
     /// M1: a converged world causes no writes, even when an agent restarts.
-    async fn expect_silence(&mut self) {
+    async fn expect_no_writes(&mut self) {
         // A lost instance that was adopted is looked up repeatedly.
         let settled = self.all_have_instances().await;
         let so_far = |world: &World| {
-            let shared = world.seam.lock();
+            let shared = world.interceptor.lock();
             let provisioned = if settled { shared.provisioned } else { 0 };
             (shared.writes.clone(), shared.report_writes, provisioned, shared.checkpoints)
         };
         let before = so_far(self);
-        self.seam.controls[0].crash();
+        self.interceptor.controls[0].crash();
         self.pause(RESYNC + Duration::from_secs(20)).await;
         self.expect_no_violation();
         let after = so_far(self);
         if before != after {
-            self.fail(&format!("M1: converged and not silent: {before:?}, then {after:?}"));
+            self.fail(&format!("M1: writes after convergence: {before:?}, then {after:?}"));
         }
         // Recovery from the restart above needs no extra time.
-        self.forgive();
+        self.forget_faults();
     }
 }

@@ -8,7 +8,7 @@ use portcullis::store::tree::{self, Tree as _, Write};
 
 use crate::faults::Mishap;
 use crate::oracle::Exposed;
-use crate::points::{ARGUMENTS, Points};
+use crate::port_bits::{ARGUMENTS, PortBits};
 use crate::world::World;
 
 /// Data that is invalid as a record, a list of ports, a flag and a report.
@@ -24,12 +24,13 @@ fn garbage(how: usize, original: &[u8]) -> (Vec<u8>, Option<Mishap>) {
             let entries = vec!["{\"port\":80,\"proto\":\"tcp\"}"; 1001].join(",");
             (
                 format!("{{\"to\": 7, \"name\": 7, \"instance-id\": 7, \"open\":[{entries}]}}").into_bytes(),
-                Some(Mishap::Huge),
+                Some(Mishap::TooLarge),
             )
         }
-        _ => {
-            (format!("{{\"open\":{}{}}}", "[".repeat(200), "]".repeat(200)).into_bytes(), Some(Mishap::Deep))
-        }
+        _ => (
+            format!("{{\"open\":{}{}}}", "[".repeat(200), "]".repeat(200)).into_bytes(),
+            Some(Mishap::DeeplyNested),
+        ),
     }
 }
 
@@ -67,7 +68,7 @@ impl World {
     /// Overwrites a znode of the kind that `what` selects with invalid data.
     pub(crate) async fn corrupt(&mut self, what: Mishap, index: usize, how: usize) {
         let path = {
-            let shared = self.seam.lock();
+            let shared = self.interceptor.lock();
             let oracle = &shared.oracle;
             let unit = oracle.units.iter().nth(index % oracle.units.len().max(1));
             let service = oracle.services.values().nth(index % oracle.services.len().max(1));
@@ -86,37 +87,38 @@ impl World {
         let Some(path) = path else { return };
         let Ok(node) = self.operator.tree().get(&path).await else { return };
         let (data, special) = garbage(how, &node.data);
-        self.happened(what);
-        special.into_iter().for_each(|special| self.happened(special));
+        self.count_mishap(what);
+        special.into_iter().for_each(|special| self.count_mishap(special));
         self.freeze_units(what, index);
         self.damaged.entry(path.clone()).or_insert(node.data);
         self.overwrite(path, data).await;
-        let mut shared = self.seam.lock();
+        let mut shared = self.interceptor.lock();
         if what == Mishap::CorruptReport {
             // Agents detect this only at a resync, or when they write the report.
-            shared.deep();
+            shared.record_resync_fault();
         }
         shared.changed();
     }
 
     /// Whether the service exists and its znodes were not deleted.
     pub(crate) fn is_whole(&self, service: usize) -> bool {
-        let path = self.seam.lock().oracle.services.get(&service).map(|service| paths::service(service.id));
-        path.is_some_and(|path| self.vanished.iter().all(|(vanished, _)| *vanished != path))
+        let path =
+            self.interceptor.lock().oracle.services.get(&service).map(|service| paths::service(service.id));
+        path.is_some_and(|path| self.deleted_nodes.iter().all(|(deleted, _)| *deleted != path))
     }
 
     /// Whether the unit's znodes were deleted.
-    pub(crate) fn has_vanished(&self, unit: UnitId) -> bool {
-        self.vanished.iter().any(|(path, _)| *path == paths::unit(unit))
+    pub(crate) fn has_deleted_nodes(&self, unit: UnitId) -> bool {
+        self.deleted_nodes.iter().any(|(path, _)| *path == paths::unit(unit))
     }
 
     /// Deletes the znodes of a unit or a service without removing it.
-    pub(crate) async fn vanish(&mut self, what: Mishap, index: usize) {
+    pub(crate) async fn delete_nodes(&mut self, what: Mishap, index: usize) {
         let top = {
-            let shared = self.seam.lock();
+            let shared = self.interceptor.lock();
             let oracle = &shared.oracle;
             match what {
-                Mishap::UnitVanished => {
+                Mishap::UnitNodesDeleted => {
                     oracle.units.keys().nth(index % oracle.units.len().max(1)).map(|id| paths::unit(*id))
                 }
                 _ => {
@@ -125,8 +127,10 @@ impl World {
                 }
             }
         };
-        let Some(top) = top.filter(|top| self.vanished.iter().all(|(path, _)| path != top)) else { return };
-        self.happened(what);
+        let Some(top) = top.filter(|top| self.deleted_nodes.iter().all(|(path, _)| path != top)) else {
+            return;
+        };
+        self.count_mishap(what);
         self.freeze_units(what, index);
         let tree = self.operator.tree();
         let mut found = vec![top.clone()];
@@ -134,20 +138,20 @@ impl World {
             found.push(top.child(&name));
         }
         for path in &found {
-            self.vanished.push((path.clone(), tree.get(path).await.expect("a node").data));
+            self.deleted_nodes.push((path.clone(), tree.get(path).await.expect("a node").data));
         }
         for path in found.into_iter().rev() {
             tree.write(vec![Write::Delete { path }]).await.expect("deleted");
         }
-        self.seam.lock().changed();
+        self.interceptor.lock().changed();
     }
 
     /// Restores the deleted znodes of units and services that were not removed, parents first.
-    async fn put_back(&mut self) {
+    async fn restore_missing(&mut self) {
         let acl = self.operator.info().roles.operators();
-        for (path, data) in std::mem::take(&mut self.vanished) {
+        for (path, data) in std::mem::take(&mut self.deleted_nodes) {
             let there = {
-                let shared = self.seam.lock();
+                let shared = self.interceptor.lock();
                 let oracle = &shared.oracle;
                 let below = |top: NodePath| path.as_str().starts_with(top.as_str());
                 oracle.units.keys().any(|id| below(paths::unit(*id)))
@@ -163,14 +167,14 @@ impl World {
     /// Marks the units as unreadable in the oracle: the ports that are open for them alone must
     /// stay open.
     fn freeze_units(&mut self, what: Mishap, index: usize) {
-        let seam = self.seam.clone();
-        let mut shared = seam.lock();
+        let interceptor = self.interceptor.clone();
+        let mut shared = interceptor.lock();
         let oracle = &mut shared.oracle;
         let ids: Vec<UnitId> = match what {
-            Mishap::CorruptPorts | Mishap::CorruptUnit | Mishap::UnitVanished => {
+            Mishap::CorruptPorts | Mishap::CorruptUnit | Mishap::UnitNodesDeleted => {
                 oracle.units.keys().nth(index % oracle.units.len()).into_iter().copied().collect()
             }
-            Mishap::CorruptFlag | Mishap::ServiceVanished => {
+            Mishap::CorruptFlag | Mishap::ServiceNodesDeleted => {
                 let service = *oracle.services.keys().nth(index % oracle.services.len()).expect("a service");
                 oracle.services.get_mut(&service).expect("a service").corrupt = true;
                 oracle.units.iter().filter(|(_, unit)| unit.service == service).map(|(id, _)| *id).collect()
@@ -184,29 +188,29 @@ impl World {
         };
         drop(shared);
         for id in ids {
-            let machine = seam.lock().oracle.units[&id].machine;
-            let open = seam.open_on(machine).unwrap_or(Points::NONE);
-            let mut shared = seam.lock();
+            let machine = interceptor.lock().oracle.units[&id].machine;
+            let open = interceptor.open_on(machine).unwrap_or(PortBits::NONE);
+            let mut shared = interceptor.lock();
             let already = shared.oracle.units[&id].corrupt_ports || shared.oracle.units[&id].corrupt_record;
             let kept = if already { shared.oracle.units[&id].kept } else { shared.oracle.alone(id, open) };
             let unit = shared.oracle.units.get_mut(&id).expect("a unit");
             unit.kept = kept;
-            let vanished = what == Mishap::UnitVanished;
-            unit.corrupt_ports |= what == Mishap::CorruptPorts || vanished;
-            unit.corrupt_record |= what == Mishap::CorruptUnit || vanished;
+            let deleted = what == Mishap::UnitNodesDeleted;
+            unit.corrupt_ports |= what == Mishap::CorruptPorts || deleted;
+            unit.corrupt_record |= what == Mishap::CorruptUnit || deleted;
         }
     }
 
     /// Restores all damaged znodes.
-    pub(crate) async fn heal(&mut self) {
-        self.put_back().await;
+    pub(crate) async fn repair_store(&mut self) {
+        self.restore_missing().await;
         for (path, data) in std::mem::take(&mut self.damaged) {
             if !path.as_str().ends_with("/ports") && !path.as_str().starts_with("/controller") {
                 self.overwrite(path, data).await;
             }
         }
         let ports: Vec<(UnitId, Vec<usize>)> = {
-            let shared = self.seam.lock();
+            let shared = self.interceptor.lock();
             let damaged = shared.oracle.units.iter().filter(|(_, unit)| unit.corrupt_ports);
             damaged.map(|(id, unit)| (*id, unit.ports.clone())).collect()
         };
@@ -217,7 +221,7 @@ impl World {
                 UnitPorts::new(self.operator.tree(), id).open(range).await.expect("stored");
             }
         }
-        let mut shared = self.seam.lock();
+        let mut shared = self.interceptor.lock();
         shared.oracle.units.values_mut().for_each(|unit| {
             unit.corrupt_ports = false;
             unit.corrupt_record = false;
@@ -230,12 +234,12 @@ impl World {
     /// Rewrites records with the same content in the format of another version.
     pub(crate) async fn other_version(&mut self, index: usize, older: bool) {
         let found = {
-            let shared = self.seam.lock();
+            let shared = self.interceptor.lock();
             let units = &shared.oracle.units;
             units.iter().nth(index % units.len().max(1)).map(|(id, unit)| (*id, unit.clone()))
         };
         let Some((id, unit)) = found.filter(|(_, unit)| !unit.corrupt_ports) else { return };
-        self.happened(if older { Mishap::OlderRecord } else { Mishap::NewerRecord });
+        self.count_mishap(if older { Mishap::OlderRecord } else { Mishap::NewerRecord });
         let ranges: Vec<PortRange> =
             unit.ports.iter().map(|n| parse_argument(ARGUMENTS[*n]).expect("a port")).collect();
         self.overwrite(paths::unit_ports(id), other_ports(&ranges, older)).await;
@@ -243,7 +247,7 @@ impl World {
             return;
         }
         let (service, machine) = {
-            let shared = self.seam.lock();
+            let shared = self.interceptor.lock();
             (shared.oracle.services[&unit.service].clone(), shared.oracle.machines[&unit.machine])
         };
         let mut records = vec![paths::unit(id), paths::service(service.id)];

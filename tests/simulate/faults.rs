@@ -32,7 +32,7 @@ listed!(
         /// Acquires the lock.
         WriteLock,
         /// Creates the agent's own znodes, once.
-        WriteCorner,
+        WriteOwnNodes,
         WriteReports,
         /// Records the instance of a machine.
         WriteRecord,
@@ -75,7 +75,7 @@ listed!(Fault {
     /// The process is frozen during the call, and its session may expire.
     Paused,
     /// Another action is performed during the call.
-    Midst,
+    ActionDuringCall,
 });
 
 impl Kind {
@@ -89,7 +89,7 @@ impl Kind {
         } else if writes.iter().any(|w| w.path().as_str().contains("/machine-")) {
             Kind::WriteReports
         } else {
-            Kind::WriteCorner
+            Kind::WriteOwnNodes
         }
     }
 
@@ -122,7 +122,7 @@ impl Fault {
         let (store, write) = (kind.is_store(), kind.is_write());
         match self {
             Fault::CrashBefore | Fault::CrashAfter | Fault::Stop | Fault::LostBefore => true,
-            Fault::Slow | Fault::Paused | Fault::Midst => true,
+            Fault::Slow | Fault::Paused | Fault::ActionDuringCall => true,
             Fault::LostAfter => write,
             Fault::Expired => store,
             Fault::Stale => store && !write && kind != Kind::Sync,
@@ -164,14 +164,14 @@ listed!(
         ClockJumped,
         TimeOfDaySet,
         DescribeLags,
-        Respelled,
-        Halved,
-        Strict,
+        RewritesRanges,
+        SplitsRanges,
+        RefusesDuplicates,
         Quota,
         /// The provider does not deduplicate launches.
-        Forgetful,
-        Sluggish,
-        Scarce,
+        NoLaunchDeduplication,
+        Latency,
+        RateLimit,
         InstanceLost,
         RuleRemoved,
         RuleAdded,
@@ -190,12 +190,12 @@ listed!(
         CorruptMachine,
         CorruptReport,
         /// Only the znodes of one unit are deleted.
-        UnitVanished,
+        UnitNodesDeleted,
         /// Only the znodes of one exposed service are deleted.
-        ServiceVanished,
+        ServiceNodesDeleted,
         Truncated,
-        Huge,
-        Deep,
+        TooLarge,
+        DeeplyNested,
         OlderRecord,
         NewerRecord,
         UnitRemoved,
@@ -215,7 +215,7 @@ pub(crate) struct Coverage {
     pub calls: u64,
     pub events: u64,
     /// How often convergence was due and checked.
-    pub judged: u64,
+    pub convergence_checks: u64,
     pub simulated_ms: u64,
 }
 
@@ -226,18 +226,18 @@ impl Default for Coverage {
             mishaps: vec![0; Mishap::ALL.len()],
             calls: 0,
             events: 0,
-            judged: 0,
+            convergence_checks: 0,
             simulated_ms: 0,
         }
     }
 }
 
 impl Coverage {
-    pub(crate) fn struck(&mut self, fault: Fault, kind: Kind) {
+    pub(crate) fn count_fault(&mut self, fault: Fault, kind: Kind) {
         self.cells[fault as usize * Kind::ALL.len() + kind as usize] += 1;
     }
 
-    pub(crate) fn happened(&mut self, mishap: Mishap) {
+    pub(crate) fn count_mishap(&mut self, mishap: Mishap) {
         self.mishaps[mishap as usize] += 1;
     }
 
@@ -246,7 +246,7 @@ impl Coverage {
         self.mishaps.iter_mut().zip(&other.mishaps).for_each(|(mine, more)| *mine += more);
         self.calls += other.calls;
         self.events += other.events;
-        self.judged += other.judged;
+        self.convergence_checks += other.convergence_checks;
         self.simulated_ms += other.simulated_ms;
     }
 
@@ -281,18 +281,18 @@ impl Coverage {
 }
 
 #[test]
-fn what_never_happened_is_named() {
+fn faults_that_never_occurred_are_listed() {
     let mut coverage = Coverage::default();
     for &fault in Fault::ALL {
         Kind::ALL
             .iter()
             .filter(|kind| fault.possible_at(**kind))
-            .for_each(|kind| coverage.struck(fault, *kind));
+            .for_each(|kind| coverage.count_fault(fault, *kind));
     }
-    Mishap::ALL.iter().filter(|what| **what != Mishap::Flood).for_each(|what| coverage.happened(*what));
+    Mishap::ALL.iter().filter(|what| **what != Mishap::Flood).for_each(|what| coverage.count_mishap(*what));
     assert_eq!(coverage.missing(), ["Flood"]);
     let mut other = Coverage::default();
-    other.happened(Mishap::Flood);
+    other.count_mishap(Mishap::Flood);
     assert!(other.missing().contains(&"CrashBefore at Get".to_owned()));
     coverage.add(&other);
     assert_eq!(coverage.missing(), Vec::<String>::new());

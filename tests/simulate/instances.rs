@@ -1,5 +1,5 @@
 //! Worlds in which the agents also provision: instances are launched, adopted, lost and terminated.
-//! Every call passes through `seam`, and the invariants of instances are checked here.
+//! Every call passes through `interceptor`, and the invariants of instances are checked here.
 
 use std::future::Future;
 
@@ -14,19 +14,19 @@ use portcullis_provider::provider::{
 use portcullis_provider::{Error, Machines};
 use tokio::time::Instant;
 
-use crate::actions::{Action, DEEP, SHALLOW};
-use crate::checks::FAST;
+use crate::actions::{Action, RESYNC_RECOVERY, RETRY_RECOVERY};
+use crate::checks::CHANGE_LIMIT;
 use crate::faults::{Fault, Kind, Mishap};
 use crate::firewall::id;
-use crate::ledger::Armed;
-use crate::oracle::GRACE;
-use crate::seam::Seam;
+use crate::interceptor::Interceptor;
+use crate::oracle::MAX_AGE;
+use crate::record::Armed;
 use crate::world::{Shape, World, number};
 
 #[derive(Clone)]
 pub(crate) struct SimMachines {
-    pub seam: Seam,
-    pub who: usize,
+    pub interceptor: Interceptor,
+    pub agent: usize,
 }
 
 fn is_live(instance: &&Instance) -> bool {
@@ -42,137 +42,144 @@ impl SimMachines {
         effect: impl Future<Output = Result<V, Error>> + Send,
     ) -> Result<V, Error> {
         if kind != Kind::List {
-            self.seam.provisioning(self.who);
+            self.interceptor.check_provisioning_lease(self.agent);
         }
-        let fault = self.seam.before(self.who, kind, machine.map(id)).await;
+        let fault = self.interceptor.before(self.agent, kind, machine.map(id)).await;
         let error = fault.and_then(|fault| fault.provider_error(machine));
         let result = match error {
             Some(error) if fault != Some(Fault::LostAfter) => Err(error),
             error => {
-                let before = self.seam.rules_now();
+                let before = self.interceptor.rules_now();
                 let done = effect.await;
-                self.seam.changed_by_request(&before);
+                self.interceptor.changed_by_request(&before);
                 error.map_or(done, Err)
             }
         };
-        self.seam.after(self.who, fault).await;
+        self.interceptor.after(self.agent, fault).await;
         result
     }
 }
 
 impl Machines for SimMachines {
     async fn list(&self) -> Result<Inventory, Error> {
-        let listed = self.request(Kind::List, None, self.seam.provider.list()).await?;
+        let listed = self.request(Kind::List, None, self.interceptor.provider.list()).await?;
         let live = listed.instances.iter().filter(is_live).map(|instance| instance.machine).collect();
-        self.seam.lock().listed[self.who] = live;
+        self.interceptor.lock().listed[self.agent] = live;
         Ok(listed)
     }
 
     async fn launch(&self, launch: &Launch) -> Result<Instance, Error> {
         let machine = launch.machine;
-        let has_one = self.seam.lock().listed[self.who].contains(&machine);
+        let has_one = self.interceptor.lock().listed[self.agent].contains(&machine);
         if has_one {
-            self.seam.lock().violated(format!("P1: a second instance is launched for machine {machine}"));
+            self.interceptor
+                .lock()
+                .violated(format!("P1: a second instance is launched for machine {machine}"));
         }
-        self.request(Kind::Launch, Some(machine), self.seam.provider.launch(launch)).await
+        self.request(Kind::Launch, Some(machine), self.interceptor.provider.launch(launch)).await
     }
 
     async fn adopt(&self, machine: MachineNumber, instance: &InstanceId) -> Result<Instance, Error> {
-        self.request(Kind::Adopt, Some(machine), self.seam.provider.adopt(machine, instance)).await
+        self.request(Kind::Adopt, Some(machine), self.interceptor.provider.adopt(machine, instance)).await
     }
 
     async fn ensure_group(&self, machine: MachineNumber, instance: &InstanceId) -> Result<GroupId, Error> {
-        let ensured = self.seam.provider.ensure_group(machine, instance);
+        let ensured = self.interceptor.provider.ensure_group(machine, instance);
         self.request(Kind::EnsureGroup, Some(machine), ensured).await
     }
 
     async fn release(&self, machine: MachineNumber, instance: &InstanceId) -> Result<(), Error> {
-        self.seam.takes_away(machine, instance);
-        self.seam.lock().judge_end(id(machine));
-        self.request(Kind::Release, Some(machine), self.seam.provider.release(machine, instance)).await
+        self.interceptor.check_removal(machine, instance);
+        self.interceptor.lock().check_termination(id(machine));
+        self.request(Kind::Release, Some(machine), self.interceptor.provider.release(machine, instance)).await
     }
 
     async fn terminate(&self, machine: MachineNumber, instance: &InstanceId) -> Result<(), Error> {
-        let all = self.seam.provider.truth().instances;
+        let all = self.interceptor.provider.truth().instances;
         // S3: foreign instances are never terminated.
         if !all.iter().any(|ours| ours.id == *instance && ours.origin == Origin::Launched) {
-            self.seam.lock().violated(format!("S3: {instance} was not launched by us, and is ended"));
+            self.interceptor.lock().violated(format!("S3: {instance} is foreign, and is terminated"));
         }
-        self.seam.takes_away(machine, instance);
-        self.seam.lock().judge_end(id(machine));
-        self.request(Kind::Terminate, Some(machine), self.seam.provider.terminate(machine, instance)).await
+        self.interceptor.check_removal(machine, instance);
+        self.interceptor.lock().check_termination(id(machine));
+        self.request(Kind::Terminate, Some(machine), self.interceptor.provider.terminate(machine, instance))
+            .await
     }
 
     async fn revoke_all(&self, machine: MachineNumber, group: &GroupId) -> Result<(), Error> {
-        if self.seam.is_there_all_along(machine) {
-            self.seam.lock().violated(format!("S5: machine {machine} is shut as if it were gone"));
+        if self.interceptor.was_present_throughout(machine) {
+            self.interceptor
+                .lock()
+                .violated(format!("S5: machine {machine} is closed like a removed machine"));
         }
-        self.seam.lock().judge_end(id(machine));
-        self.request(Kind::RevokeAll, Some(machine), self.seam.provider.revoke_all(machine, group)).await
+        self.interceptor.lock().check_termination(id(machine));
+        self.request(Kind::RevokeAll, Some(machine), self.interceptor.provider.revoke_all(machine, group))
+            .await
     }
 
     async fn delete_group(&self, group: &GroupId) -> Result<(), Error> {
-        let groups = self.seam.provider.truth().groups;
+        let groups = self.interceptor.provider.truth().groups;
         if let Some(machine) = groups.iter().find(|there| there.id == *group).and_then(|found| found.machine)
-            && self.seam.is_there_all_along(machine)
+            && self.interceptor.was_present_throughout(machine)
         {
-            self.seam.lock().violated(format!("S5: the group of machine {machine} is deleted"));
+            self.interceptor.lock().violated(format!("S5: the group of machine {machine} is deleted"));
         }
         if let Some(machine) = groups.iter().find(|there| there.id == *group).and_then(|found| found.machine)
         {
-            self.seam.lock().judge_end(id(machine));
+            self.interceptor.lock().check_termination(id(machine));
         }
-        let deleted = self.request(Kind::DeleteGroup, None, self.seam.provider.delete_group(group)).await;
+        let deleted =
+            self.request(Kind::DeleteGroup, None, self.interceptor.provider.delete_group(group)).await;
         if matches!(deleted, Err(Error::StillInUse { .. })) {
-            self.seam.lock().coverage.happened(Mishap::GroupInUse);
+            self.interceptor.lock().coverage.count_mishap(Mishap::GroupInUse);
         }
         deleted
     }
 
     async fn adopt_groups(&self) -> Result<Vec<OtherGroup>, Error> {
-        self.request(Kind::EnsureGroup, None, self.seam.provider.adopt_groups()).await
+        self.request(Kind::EnsureGroup, None, self.interceptor.provider.adopt_groups()).await
     }
 }
 
-impl Seam {
+impl Interceptor {
     /// S6: a replaced leader begins no request after its lease has ended.
-    fn provisioning(&self, who: usize) {
+    fn check_provisioning_lease(&self, agent: usize) {
         let mut shared = self.lock();
         shared.provisioned += 1;
         if let Some((leader, since)) = shared.lead
-            && leader != who
+            && leader != agent
             && Instant::now() >= since + LEASE
         {
-            shared.violated(format!("S6: agent {who} provisions though {leader} leads"));
+            shared.violated(format!("S6: agent {agent} provisions though {leader} leads"));
         }
     }
 
     /// Whether the machine has been in the tree for long enough that every agent has read it.
-    fn is_there_all_along(&self, machine: MachineNumber) -> bool {
+    fn was_present_throughout(&self, machine: MachineNumber) -> bool {
         let (shared, now) = (self.lock(), Instant::now());
-        let since = now.checked_sub(GRACE).unwrap_or(now);
-        !shared.is_blind()
+        let since = now.checked_sub(MAX_AGE).unwrap_or(now);
+        !shared.may_be_outdated()
             && shared.history.knows(id(machine), since)
             && shared.oracle.machines.contains_key(&id(machine))
     }
 
     /// P2: a machine in the tree keeps its instance; only a duplicate may be removed.
-    fn takes_away(&self, machine: MachineNumber, instance: &InstanceId) {
+    fn check_removal(&self, machine: MachineNumber, instance: &InstanceId) {
         let all = self.provider.truth().instances;
         let others =
             all.iter().filter(is_live).filter(|other| other.machine == machine && other.id != *instance);
-        if others.count() == 0 && self.is_there_all_along(machine) {
+        if others.count() == 0 && self.was_present_throughout(machine) {
             self.lock().violated(format!("P2: machine {machine} loses {instance}"));
         }
     }
 
-    fn rules_now(&self) -> Vec<(MachineId, crate::points::Points)> {
+    fn rules_now(&self) -> Vec<(MachineId, crate::port_bits::PortBits)> {
         let machines: Vec<MachineId> = self.lock().oracle.machines.keys().copied().collect();
         machines.into_iter().map(|machine| (machine, self.open_on(machine).unwrap_or_default())).collect()
     }
 
     /// Ports that were closed together with a group no longer have to stay open.
-    fn changed_by_request(&self, before: &[(MachineId, crate::points::Points)]) {
+    fn changed_by_request(&self, before: &[(MachineId, crate::port_bits::PortBits)]) {
         for (machine, open) in before {
             let lost = open.minus(self.open_on(*machine).unwrap_or_default());
             if !lost.is_empty() {
@@ -186,14 +193,14 @@ impl Seam {
 
 impl World {
     /// Adds a foreign instance.
-    pub(crate) fn stranger(&mut self, name: &str) {
-        let stranger = InstanceId::new(name);
-        self.seam.provider.add_instance(&stranger);
-        self.strangers.insert(stranger);
+    pub(crate) fn add_foreign_instance(&mut self, name: &str) {
+        let foreign_instance = InstanceId::new(name);
+        self.interceptor.provider.add_instance(&foreign_instance);
+        self.foreign_instances.insert(foreign_instance);
     }
 
     /// Performs actions that lead to a call of this kind, because such calls are rare.
-    pub(crate) async fn provoke(&mut self, kind: Kind) {
+    pub(crate) async fn cause_call(&mut self, kind: Kind) {
         let actions = match kind {
             Kind::Launch => vec![Action::Launch],
             Kind::Release | Kind::Terminate | Kind::DeleteGroup => vec![Action::Terminate(0)],
@@ -201,10 +208,10 @@ impl World {
                 // A removed machine has open ports only if a third party added an owned rule just
                 // before.
                 let idle = self.idle_machine(0);
-                let place = self.seam.lock().oracle.machines.keys().position(|id| *id == idle);
-                vec![Action::Meddle(Mishap::RuleAdded, place.unwrap_or(0)), Action::Terminate(0)]
+                let place = self.interceptor.lock().oracle.machines.keys().position(|id| *id == idle);
+                vec![Action::EditRules(Mishap::RuleAdded, place.unwrap_or(0)), Action::Terminate(0)]
             }
-            Kind::EnsureGroup => vec![Action::Meddle(Mishap::GroupDeleted, 0), Action::Interrupt],
+            Kind::EnsureGroup => vec![Action::EditRules(Mishap::GroupDeleted, 0), Action::Interrupt],
             _ => vec![Action::AddMachine],
         };
         for action in actions {
@@ -214,7 +221,7 @@ impl World {
 
     /// Returns a machine without units, or any machine if all have units.
     pub(crate) fn idle_machine(&self, index: usize) -> MachineId {
-        let shared = self.seam.lock();
+        let shared = self.interceptor.lock();
         let busy = |machine: &MachineId| shared.oracle.units.values().any(|unit| unit.machine == *machine);
         let idle: Vec<MachineId> = shared.oracle.machines.keys().copied().filter(|id| !busy(id)).collect();
         drop(shared);
@@ -225,16 +232,20 @@ impl World {
     pub(crate) async fn lose_instance(&mut self, machine: MachineId) {
         let Ok(record) = self.operator.machine(machine).await else { return };
         let Some(instance) = record.instance_id.map(|id| InstanceId::new(id.as_str())) else { return };
-        self.happened(Mishap::InstanceLost);
-        self.strangers.remove(&instance);
-        self.seam.provider.lose_instance(&instance);
-        self.seam.lock().deep();
+        self.count_mishap(Mishap::InstanceLost);
+        self.foreign_instances.remove(&instance);
+        self.interceptor.provider.lose_instance(&instance);
+        self.interceptor.lock().record_resync_fault();
     }
 
     /// S3: foreign instances keep running, even if they were adopted for a while.
-    pub(crate) fn expect_strangers_untouched(&self) {
-        if let Some(ended) = self.strangers.iter().find(|stranger| !self.seam.provider.is_running(stranger)) {
-            self.fail(&format!("S3: {ended} was ended, and was not ours"));
+    pub(crate) fn expect_foreign_instances_untouched(&self) {
+        if let Some(ended) = self
+            .foreign_instances
+            .iter()
+            .find(|foreign_instance| !self.interceptor.provider.is_running(foreign_instance))
+        {
+            self.fail(&format!("S3: {ended} was terminated, and is foreign"));
         }
     }
 
@@ -243,11 +254,11 @@ impl World {
         let record = self.operator.machine(machine).await;
         let instance =
             record.ok().and_then(|record| record.instance_id).map(|id| InstanceId::new(id.as_str()));
-        instance.is_some_and(|instance| self.seam.provider.is_running(&instance))
+        instance.is_some_and(|instance| self.interceptor.provider.is_running(&instance))
     }
 
     pub(crate) async fn all_have_instances(&self) -> bool {
-        let machines: Vec<MachineId> = self.seam.lock().oracle.machines.keys().copied().collect();
+        let machines: Vec<MachineId> = self.interceptor.lock().oracle.machines.keys().copied().collect();
         for machine in machines {
             if !self.has_instance(machine).await {
                 return false;
@@ -259,9 +270,9 @@ impl World {
     /// Once convergence is due, every machine has exactly one instance or a report of the problem,
     /// and there are no other instances.
     pub(crate) async fn expect_provisioned(&self) {
-        let truth = self.seam.provider.truth();
+        let truth = self.interceptor.provider.truth();
         let machines: Vec<(MachineId, bool)> = {
-            let shared = self.seam.lock();
+            let shared = self.interceptor.lock();
             shared.oracle.machines.iter().map(|(id, machine)| (*id, machine.corrupt)).collect()
         };
         let known = |machine: MachineNumber| machines.iter().any(|(id, _)| number(*id) == machine);
@@ -303,7 +314,7 @@ impl World {
                 let node = self.operator.tree().get(&paths::firewall_report(machine)).await;
                 let report = node.ok().and_then(|node| Report::parse(&node.data).ok());
                 if report.is_none_or(|report| report.problem.is_none()) {
-                    self.fail(&format!("P1: nobody is told that {machine} has lost {recorded}"));
+                    self.fail(&format!("P1: no report says that {machine} has lost {recorded}"));
                 }
             }
         }
@@ -314,12 +325,12 @@ impl World {
 pub(crate) async fn list_of_machines_is_empty() {
     let mut world = World::new(0, Shape::small(1, true), false).await;
     world.perform(Action::AddMachine).await;
-    world.pause(FAST + SHALLOW).await;
+    world.pause(CHANGE_LIMIT + RETRY_RECOVERY).await;
     world.check().await;
     let empty = Armed { fault: Fault::Empty, kind: Some(Kind::ReadMachines), skip: 0 };
     world.perform(Action::Arm(empty)).await;
     world.perform(Action::Interrupt).await;
-    world.pause(DEEP).await;
+    world.pause(RESYNC_RECOVERY).await;
     world.check().await;
-    assert!(world.seam.lock().armed.is_empty(), "a read was to be empty");
+    assert!(world.interceptor.lock().armed.is_empty(), "the fault must have occurred");
 }

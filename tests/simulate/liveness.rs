@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use portcullis::model::MachineId;
 
-use crate::points::Points;
+use crate::port_bits::PortBits;
 
 /// The number of the leader's passes within which a close is sent: a first read, a second read, a
 /// pass whose lease ends before the provider has returned its rules, and one pass for every eight
@@ -15,9 +15,9 @@ const PASSES: u32 = 12;
 /// Open and unwanted rules by machine, with the number of passes that have ended since without a
 /// request to close them.
 #[derive(Debug, Default)]
-pub(crate) struct Owed(BTreeMap<MachineId, (Points, u32)>);
+pub(crate) struct UnsentCloses(BTreeMap<MachineId, (PortBits, u32)>);
 
-impl Owed {
+impl UnsentCloses {
     pub(crate) fn clear(&mut self) {
         self.0.clear();
     }
@@ -28,7 +28,7 @@ impl Owed {
     }
 
     /// Counts a pass that left this `surplus` open. Returns the overdue closes.
-    pub(crate) fn passed(&mut self, surplus: &BTreeMap<MachineId, Points>) -> Option<String> {
+    pub(crate) fn passed(&mut self, surplus: &BTreeMap<MachineId, PortBits>) -> Option<String> {
         self.0.retain(|machine, _| surplus.contains_key(machine));
         for (machine, points) in surplus {
             let (known, passes) = self.0.entry(*machine).or_insert((*points, 0));
@@ -43,13 +43,18 @@ impl Owed {
 }
 
 #[test]
-fn unsent_close_becomes_overdue() {
-    let (machine, mut owed) = (MachineId::new(1), Owed::default());
-    let surplus = BTreeMap::from([(machine, Points::ALL)]);
-    let overdue = |owed: &mut Owed| (0..=PASSES).find_map(|_| owed.passed(&surplus));
-    assert!(overdue(&mut owed).is_some_and(|why| why.contains("13 passes")));
-    owed.sent(machine);
-    assert_eq!((0..PASSES).find_map(|_| owed.passed(&surplus)), None, "a request starts the count again");
-    assert_eq!(owed.passed(&BTreeMap::new()), None);
-    assert_eq!((0..PASSES).find_map(|_| owed.passed(&surplus)), None, "and so does a wanted state");
+fn an_unsent_close_becomes_overdue() {
+    let (machine, mut unsent_closes) = (MachineId::new(1), UnsentCloses::default());
+    let surplus = BTreeMap::from([(machine, PortBits::ALL)]);
+    let overdue =
+        |unsent_closes: &mut UnsentCloses| (0..=PASSES).find_map(|_| unsent_closes.passed(&surplus));
+    assert!(overdue(&mut unsent_closes).is_some_and(|why| why.contains("13 passes")));
+    unsent_closes.sent(machine);
+    assert_eq!(
+        (0..PASSES).find_map(|_| unsent_closes.passed(&surplus)),
+        None,
+        "a request starts the count again"
+    );
+    assert_eq!(unsent_closes.passed(&BTreeMap::new()), None);
+    assert_eq!((0..PASSES).find_map(|_| unsent_closes.passed(&surplus)), None, "and so does a wanted state");
 }

@@ -1,6 +1,6 @@
 //! The oracle: computes which ports should be open from the actions alone, without any code of the
 //! agent, and keeps the history of that state. An agent may act on a recent state, and on none
-//! older than `GRACE`.
+//! older than `MAX_AGE`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -9,11 +9,11 @@ use portcullis::model::ports::parse_argument;
 use portcullis::model::{MachineId, ServiceId, UnitId};
 use tokio::time::Instant;
 
-use crate::points::{ARGUMENTS, Points};
+use crate::port_bits::{ARGUMENTS, PortBits};
 
 /// The maximum age of the data that an agent acts on, if it missed no event: its lease, a read and
 /// a plan, and the calls in between.
-pub(crate) const GRACE: Duration = Duration::from_secs(10);
+pub(crate) const MAX_AGE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Exposed {
@@ -42,10 +42,10 @@ pub(crate) struct Unit {
     pub corrupt_record: bool,
     /// Ports that were open for this unit alone when it became unreadable. They must stay open
     /// until the unit is readable or not exposed.
-    pub kept: Points,
+    pub kept: PortBits,
     /// Ports that other units on the machine requested since the world last converged: an agent may
     /// have opened them for those units.
-    shared: Points,
+    shared: PortBits,
 }
 
 impl Unit {
@@ -57,8 +57,8 @@ impl Unit {
             ports: Vec::new(),
             corrupt_ports: false,
             corrupt_record: false,
-            kept: Points::NONE,
-            shared: Points::NONE,
+            kept: PortBits::NONE,
+            shared: PortBits::NONE,
         }
     }
 }
@@ -72,10 +72,10 @@ pub(crate) struct Machine {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Moment {
     at: Instant,
-    wanted: Points,
-    kept: Points,
+    wanted: PortBits,
+    kept: PortBits,
     /// The ports that all units of the machine request, readable or not.
-    asked: Points,
+    requested: PortBits,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -94,7 +94,7 @@ pub(crate) struct History {
 }
 
 impl Oracle {
-    fn asked(&self, unit: &Unit) -> Points {
+    fn requested(&self, unit: &Unit) -> PortBits {
         let sources: &[usize] = match self.services.get(&unit.service).map_or(Exposed::No, |s| s.exposed) {
             Exposed::No => &[],
             Exposed::World if self.no_ipv6 => &[0],
@@ -103,8 +103,8 @@ impl Oracle {
             Exposed::To(_) => &[3],
         };
         let ranges = unit.ports.iter().map(|n| parse_argument(ARGUMENTS[*n]).expect("a port"));
-        let points = ranges.map(|range| Points::of(range, sources).expect("known ports"));
-        points.fold(Points::NONE, Points::or).minus(Points::forbidden())
+        let points = ranges.map(|range| PortBits::of(range, sources).expect("known ports"));
+        points.fold(PortBits::NONE, PortBits::or).minus(PortBits::forbidden())
     }
 
     fn service_corrupt(&self, unit: &Unit) -> bool {
@@ -125,35 +125,38 @@ impl Oracle {
         self.on(machine).any(|(_, unit)| self.frozen(unit))
     }
 
-    pub(crate) fn wanted(&self, machine: MachineId) -> Points {
+    pub(crate) fn wanted(&self, machine: MachineId) -> PortBits {
         let readable = self.on(machine).filter(|(_, unit)| !self.frozen(unit));
-        readable.map(|(_, unit)| self.asked(unit)).fold(Points::NONE, Points::or)
+        readable.map(|(_, unit)| self.requested(unit)).fold(PortBits::NONE, PortBits::or)
     }
 
-    fn asked_on(&self, machine: MachineId) -> Points {
-        self.on(machine).map(|(_, unit)| self.asked(unit)).fold(Points::NONE, Points::or)
+    fn requested_on(&self, machine: MachineId) -> PortBits {
+        self.on(machine).map(|(_, unit)| self.requested(unit)).fold(PortBits::NONE, PortBits::or)
     }
 
-    pub(crate) fn kept(&self, machine: MachineId) -> Points {
+    pub(crate) fn kept(&self, machine: MachineId) -> PortBits {
         let frozen = self.on(machine).filter(|(_, unit)| self.frozen(unit));
-        frozen.map(|(_, unit)| unit.kept).fold(Points::NONE, Points::or)
+        frozen.map(|(_, unit)| unit.kept).fold(PortBits::NONE, PortBits::or)
     }
 
     /// The part of `open` that is open because of this unit alone.
-    pub(crate) fn alone(&self, id: UnitId, open: Points) -> Points {
+    pub(crate) fn alone(&self, id: UnitId, open: PortBits) -> PortBits {
         let unit = &self.units[&id];
-        self.asked(unit).and(open).minus(unit.shared)
+        self.requested(unit).and(open).minus(unit.shared)
     }
 
-    /// Updates `shared` of all units; `afresh` discards the old value, because the world has
+    /// Updates `shared` of all units; `reset` discards the old value, because the world has
     /// converged.
-    pub(crate) fn share(&mut self, afresh: bool) {
-        let asked: Vec<(UnitId, MachineId, Points)> =
-            self.units.iter().map(|(id, unit)| (*id, unit.machine, self.asked(unit).or(unit.kept))).collect();
+    pub(crate) fn update_shared(&mut self, reset: bool) {
+        let requested: Vec<(UnitId, MachineId, PortBits)> = self
+            .units
+            .iter()
+            .map(|(id, unit)| (*id, unit.machine, self.requested(unit).or(unit.kept)))
+            .collect();
         for (id, unit) in &mut self.units {
-            let others = asked.iter().filter(|(other, on, _)| other != id && *on == unit.machine);
-            let others = others.map(|(_, _, points)| *points).fold(Points::NONE, Points::or);
-            unit.shared = if afresh { others } else { unit.shared.or(others) };
+            let others = requested.iter().filter(|(other, on, _)| other != id && *on == unit.machine);
+            let others = others.map(|(_, _, points)| *points).fold(PortBits::NONE, PortBits::or);
+            unit.shared = if reset { others } else { unit.shared.or(others) };
             if self.lagging {
                 unit.kept = unit.kept.minus(others);
             }
@@ -161,18 +164,18 @@ impl Oracle {
     }
 
     /// Keeps no ports for a unit that is readable or not exposed.
-    pub(crate) fn let_go(&mut self) {
+    pub(crate) fn drop_kept_of_readable(&mut self) {
         let free: Vec<UnitId> =
             self.units.iter().filter(|(_, unit)| !self.frozen(unit)).map(|(id, _)| *id).collect();
         for id in free {
             if let Some(unit) = self.units.get_mut(&id) {
-                unit.kept = Points::NONE;
+                unit.kept = PortBits::NONE;
             }
         }
     }
 
     /// Stops keeping these ports: a third party closed them, or a close was in progress.
-    pub(crate) fn lost(&mut self, machine: MachineId, points: Points) {
+    pub(crate) fn lost(&mut self, machine: MachineId, points: PortBits) {
         for unit in self.units.values_mut().filter(|unit| unit.machine == machine) {
             unit.kept = unit.kept.minus(points);
         }
@@ -187,7 +190,7 @@ impl History {
                 at: now,
                 wanted: oracle.wanted(machine),
                 kept: oracle.kept(machine),
-                asked: oracle.asked_on(machine),
+                requested: oracle.requested_on(machine),
             };
             let moments = self.machines.entry(machine).or_default();
             if moments.back().is_some_and(|last| Moment { at: now, ..*last } == moment) {
@@ -214,20 +217,20 @@ impl History {
     }
 
     /// The ports that were wanted, or had to be kept, at some time since then.
-    pub(crate) fn ever(&self, machine: MachineId, since: Instant) -> Points {
-        self.since(machine, since).fold(Points::NONE, |all, moment| all.or(moment.wanted).or(moment.kept))
+    pub(crate) fn ever(&self, machine: MachineId, since: Instant) -> PortBits {
+        self.since(machine, since).fold(PortBits::NONE, |all, moment| all.or(moment.wanted).or(moment.kept))
     }
 
     /// The ports that units requested at some time since then, even if unreadable at the time.
-    pub(crate) fn ever_asked(&self, machine: MachineId, since: Instant) -> Points {
-        self.since(machine, since).fold(Points::NONE, |all, moment| all.or(moment.asked))
+    pub(crate) fn ever_requested(&self, machine: MachineId, since: Instant) -> PortBits {
+        self.since(machine, since).fold(PortBits::NONE, |all, moment| all.or(moment.requested))
     }
 
     /// The ports that were wanted, or had to be kept, the whole time since then.
-    pub(crate) fn always(&self, machine: MachineId, since: Instant) -> Points {
+    pub(crate) fn always(&self, machine: MachineId, since: Instant) -> PortBits {
         if self.since(machine, since).next().is_none_or(|first| first.at > since) {
-            return Points::NONE;
+            return PortBits::NONE;
         }
-        self.since(machine, since).fold(Points::ALL, |all, moment| all.and(moment.wanted.or(moment.kept)))
+        self.since(machine, since).fold(PortBits::ALL, |all, moment| all.and(moment.wanted.or(moment.kept)))
     }
 }

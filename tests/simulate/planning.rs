@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use portcullis::firewall::capacity::Capacity;
 use portcullis::firewall::observe::{Exposure, UnitFacts, View};
 use portcullis::firewall::plan::{LastGranted, MachinePlan, plan_machine};
 use portcullis::firewall::policy::Policy;
-use portcullis::firewall::room::Room;
 use portcullis::firewall::wanted::wanted;
 use portcullis::model::ports::parse_argument;
 use portcullis::model::{MachineId, ServiceId, UnitId, UnitName};
@@ -47,7 +47,7 @@ pub(crate) enum Case {
 }
 
 fn owned(view: &View, policy: &Policy, case: Case) -> Owned {
-    let rules = |machine| wanted(&view.claims_on(machine), &BOTH, policy).rules();
+    let rules = |machine| wanted(&view.requests_on(machine), &BOTH, policy).rules();
     let machines = view.machines.keys().copied();
     match case {
         Case::NothingOpen => machines.map(|machine| (machine, BTreeSet::new())).collect(),
@@ -58,14 +58,14 @@ fn owned(view: &View, policy: &Policy, case: Case) -> Owned {
 const BOTH: [Family; 2] = [Family::V4, Family::V6];
 
 fn plan(view: &View, policy: &Policy, machine: MachineId, owned: &Owned) -> MachinePlan {
-    let wanted = wanted(&view.claims_on(machine), &BOTH, policy);
+    let wanted = wanted(&view.requests_on(machine), &BOTH, policy);
     plan_machine(
         &wanted,
         &owned[&machine],
         &BTreeSet::new(),
         &LastGranted::new(),
         policy,
-        Room::new(Some(60), &[], false),
+        Capacity::new(Some(60), &[], false),
     )
 }
 

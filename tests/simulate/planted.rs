@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use portcullis::model::planted::{Bug, plant};
 
-use crate::kept::STORIES;
-use crate::{first_line, in_a_world, simulate};
+use crate::regressions::SCENARIOS;
+use crate::{first_line, run_in_world, simulate};
 
 /// The number of worlds within which a bug must be found.
 const WORLDS: u64 = 3000;
@@ -15,11 +15,11 @@ const WORLDS: u64 = 3000;
 /// Returns the first scenario or world that fails because of the bug, and its message.
 fn found(bug: Bug) -> Option<(String, String)> {
     plant(Some(bug));
-    let kept = STORIES.iter().find_map(|(name, story)| {
-        let outcome = std::panic::catch_unwind(|| in_a_world(story()));
+    let in_scenarios = SCENARIOS.iter().find_map(|(name, scenario)| {
+        let outcome = std::panic::catch_unwind(|| run_in_world(scenario()));
         outcome.err().map(|panic| ((*name).to_owned(), first_line(&*panic)))
     });
-    let found = kept.or_else(|| {
+    let found = in_scenarios.or_else(|| {
         (0..WORLDS).find_map(|seed| {
             let outcome = std::panic::catch_unwind(|| simulate(seed, false));
             outcome.err().map(|panic| (format!("seed {seed}"), first_line(&*panic)))
@@ -57,6 +57,6 @@ fn alone_every_planted_bug_is_found() {
         }
     }
     let missed: Vec<Bug> = results.iter().filter(|(_, found)| found.is_none()).map(|(bug, _)| *bug).collect();
-    assert_eq!(missed, Vec::<Bug>::new(), "nobody would notice");
+    assert_eq!(missed, Vec::<Bug>::new(), "not found by any test");
     assert!(bugs.len() >= 20);
 }

@@ -5,42 +5,43 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::actions::{Action, SHALLOW};
+use crate::actions::{Action, RETRY_RECOVERY};
 use crate::faults::{Fault, Mishap};
-use crate::ledger::Armed;
+use crate::record::Armed;
 use crate::world::{Shape, World};
-use crate::{first_line, in_a_world};
+use crate::{first_line, run_in_world};
 
 use Action::{
-    AddMachine, AddUnit, Close, Corrupt, Crash, Cure, Deploy, Destroy, Expire, Expose, ExposeTo, Flood, Heal,
-    Interrupt, LoseInstance, Meddle, Open, RemoveUnit, Stop, Storm, Terminate, Unexpose,
+    AddMachine, AddUnit, Close, Corrupt, Crash, Deploy, Destroy, EditRules, EndProviderFaults, Expire,
+    Expose, ExposeTo, FailCalls, Flood, Interrupt, LoseInstance, Open, RemoveUnit, RepairStore, Stop,
+    Terminate, Unexpose,
 };
 
 /// Long enough for the agents to process an action if there is no fault.
 const STEP: Duration = Duration::from_millis(30);
 
-struct Story {
+struct Scenario {
     name: &'static str,
     agents: usize,
     provisions: bool,
     actions: &'static [Action],
 }
 
-const STORIES: &[Story] = &[
-    Story {
-        name: "ports come and go",
+const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "ports are opened and closed",
         agents: 1,
         provisions: false,
         actions: &[Expose(0), Open(0, 0), Open(1, 3), Open(0, 5), Close(0, 0), Unexpose(0)],
     },
-    Story {
-        name: "two want the same",
+    Scenario {
+        name: "two units share a port",
         agents: 1,
         provisions: false,
         actions: &[Expose(0), Expose(1), Open(0, 0), Open(2, 0), Open(1, 0), Close(0, 0), Close(2, 0)],
     },
-    Story {
-        name: "ranges are spelled anew",
+    Scenario {
+        name: "ranges are replaced",
         agents: 1,
         provisions: false,
         actions: &[
@@ -54,13 +55,13 @@ const STORIES: &[Story] = &[
             Close(0, 1),
         ],
     },
-    Story {
-        name: "all is shut",
+    Scenario {
+        name: "all services are unexposed",
         agents: 1,
         provisions: false,
         actions: &[Expose(0), Expose(1), Expose(2), Flood(30), Unexpose(0), Unexpose(1), Unexpose(2)],
     },
-    Story {
+    Scenario {
         name: "a unit cannot be read",
         agents: 1,
         provisions: false,
@@ -71,11 +72,11 @@ const STORIES: &[Story] = &[
             Corrupt(Mishap::CorruptPorts, 0, 0),
             Open(1, 1),
             Close(1, 3),
-            Heal,
+            RepairStore,
             Close(0, 0),
         ],
     },
-    Story {
+    Scenario {
         name: "a record cannot be read",
         agents: 1,
         provisions: false,
@@ -85,10 +86,10 @@ const STORIES: &[Story] = &[
             Corrupt(Mishap::CorruptUnit, 0, 1),
             Open(1, 0),
             Corrupt(Mishap::CorruptFlag, 0, 0),
-            Heal,
+            RepairStore,
         ],
     },
-    Story {
+    Scenario {
         name: "a name is used again",
         agents: 1,
         provisions: false,
@@ -103,42 +104,50 @@ const STORIES: &[Story] = &[
             RemoveUnit(4),
         ],
     },
-    Story {
-        name: "machines come and go",
+    Scenario {
+        name: "machines are added and removed",
         agents: 1,
         provisions: false,
         actions: &[AddMachine, AddUnit(0, 3), Expose(0), Open(6, 0), RemoveUnit(6), Terminate(3)],
     },
-    Story {
-        name: "exposed to some",
+    Scenario {
+        name: "exposed to some sources",
         agents: 1,
         provisions: false,
         actions: &[ExposeTo(0, 0), Open(0, 0), Open(1, 5), ExposeTo(0, 1), Expose(0), Unexpose(0)],
     },
-    Story {
-        name: "somebody else at the rules",
+    Scenario {
+        name: "a third party edits the rules",
         agents: 1,
         provisions: false,
         actions: &[
             Expose(0),
             Open(0, 0),
-            Meddle(Mishap::RuleRemoved, 0),
-            Meddle(Mishap::RuleAdded, 1),
-            Meddle(Mishap::GroupDrift, 2),
+            EditRules(Mishap::RuleRemoved, 0),
+            EditRules(Mishap::RuleAdded, 1),
+            EditRules(Mishap::GroupDrift, 2),
             Interrupt,
-            Meddle(Mishap::ForeignEqual, 0),
+            EditRules(Mishap::ForeignEqual, 0),
             Open(0, 1),
             Interrupt,
         ],
     },
-    Story {
-        name: "the provider has a bad day",
+    Scenario {
+        name: "provider calls fail",
         agents: 1,
         provisions: false,
-        actions: &[Expose(0), Storm(2), Open(0, 0), Open(1, 3), Close(0, 0), Cure, Open(0, 2)],
+        actions: &[
+            Expose(0),
+            FailCalls(2),
+            Open(0, 0),
+            Open(1, 3),
+            Close(0, 0),
+            EndProviderFaults,
+            Open(0, 2),
+        ],
     },
-    Story {
-        name: "one takes over from the other",
+    Scenario {
+        name: "one agent replaces the other",
         agents: 2,
         provisions: false,
         actions: &[
@@ -153,8 +162,8 @@ const STORIES: &[Story] = &[
             Open(0, 3),
         ],
     },
-    Story {
-        name: "instances come and go",
+    Scenario {
+        name: "instances are launched and terminated",
         agents: 1,
         provisions: true,
         actions: &[
@@ -168,14 +177,14 @@ const STORIES: &[Story] = &[
             Terminate(4),
         ],
     },
-    Story {
+    Scenario {
         name: "a group and an instance are lost",
         agents: 2,
         provisions: true,
         actions: &[
             Expose(0),
             Open(0, 0),
-            Meddle(Mishap::GroupDeleted, 0),
+            EditRules(Mishap::GroupDeleted, 0),
             LoseInstance(1),
             Interrupt,
             Crash(0),
@@ -186,48 +195,48 @@ const STORIES: &[Story] = &[
 ];
 
 /// Runs a scenario with one fault. Returns false if there was no call left for the fault.
-fn tell(story: &Story, fault: Fault, skip: u64) -> bool {
-    in_a_world(async {
-        let mut world = World::new(3, Shape::small(story.agents, story.provisions), false).await;
+fn run_scenario(scenario: &Scenario, fault: Fault, skip: u64) -> bool {
+    run_in_world(async {
+        let mut world = World::new(3, Shape::small(scenario.agents, scenario.provisions), false).await;
         world.perform(Action::Arm(Armed { fault, kind: None, skip })).await;
-        for &action in story.actions {
+        for &action in scenario.actions {
             world.perform(action).await;
             world.pause(STEP).await;
             world.check().await;
         }
-        let struck = !world.ailing();
+        let occurred = !world.has_faults();
         world.disarm();
-        world.perform(Heal).await;
-        world.perform(Cure).await;
+        world.perform(RepairStore).await;
+        world.perform(EndProviderFaults).await;
         // Triggers a read of everything, for changes that only a resync would detect.
-        world.seam.store.interrupt();
-        world.pause(2 * SHALLOW).await;
-        world.forgive();
+        world.interceptor.store.interrupt();
+        world.pause(2 * RETRY_RECOVERY).await;
+        world.forget_faults();
         world.check().await;
-        struck
+        occurred
     })
 }
 
 #[test]
-fn alone_every_call_of_every_story_is_cut_off() {
+fn alone_scenarios_converge_when_any_call_is_cut_off() {
     let faults = [Fault::CrashBefore, Fault::CrashAfter, Fault::Stop];
-    let tasks: Vec<(&Story, Fault)> =
-        STORIES.iter().flat_map(|story| faults.map(|fault| (story, fault))).collect();
-    let (next, told) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let tasks: Vec<(&Scenario, Fault)> =
+        SCENARIOS.iter().flat_map(|scenario| faults.map(|fault| (scenario, fault))).collect();
+    let (next, runs) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let begun = std::time::Instant::now();
     std::panic::set_hook(Box::new(|_| {}));
     let work = || -> Vec<String> {
         let mut failed = Vec::new();
-        while let Some((story, fault)) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
+        while let Some((scenario, fault)) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
             for skip in 0.. {
-                told.fetch_add(1, Ordering::Relaxed);
-                match std::panic::catch_unwind(|| tell(story, *fault, skip)) {
+                runs.fetch_add(1, Ordering::Relaxed);
+                match std::panic::catch_unwind(|| run_scenario(scenario, *fault, skip)) {
                     Ok(true) => {}
                     Ok(false) => break,
                     Err(panic) => {
                         failed.push(format!(
                             "{}: {fault:?} at call {skip}: {}",
-                            story.name,
+                            scenario.name,
                             first_line(&*panic)
                         ));
                         break;
@@ -243,6 +252,6 @@ fn alone_every_call_of_every_story_is_cut_off() {
         workers.into_iter().flat_map(|worker| worker.join().expect("no panic of its own")).collect()
     });
     drop(std::panic::take_hook());
-    println!("{} tellings in {:.1?}", told.load(Ordering::Relaxed), begun.elapsed());
+    println!("{} runs in {:.1?}", runs.load(Ordering::Relaxed), begun.elapsed());
     assert_eq!(failed, Vec::<String>::new());
 }

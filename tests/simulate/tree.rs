@@ -1,4 +1,4 @@
-//! The store as an agent sees it: every call passes through `seam`, and events are lost, duplicated
+//! The store of an agent: every call passes through `interceptor`, and events are lost, duplicated
 //! and delayed.
 
 use std::future::Future;
@@ -12,7 +12,7 @@ use portcullis::store::tree::{Answer, Error as TreeError, Event, Feed, Node, Rea
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::faults::{Fault, Kind, Mishap};
-use crate::seam::Seam;
+use crate::interceptor::Interceptor;
 
 /// How long a server may lag before its ensemble removes it.
 const BEHIND: Duration = Duration::from_secs(3);
@@ -30,8 +30,8 @@ pub(crate) fn fall_behind(tree: &MemoryTree, past: &Backup) {
 #[derive(Clone)]
 pub(crate) struct SimTree {
     pub inner: MemoryTree,
-    pub seam: Seam,
-    pub who: usize,
+    pub interceptor: Interceptor,
+    pub agent: usize,
 }
 
 impl SimTree {
@@ -49,29 +49,31 @@ impl SimTree {
         effect: impl Future<Output = Result<V, TreeError>> + Send,
     ) -> (Option<Fault>, Result<V, TreeError>) {
         let lost = || TreeError::Ambiguous { hosts: "simulated".to_owned() };
-        let fault = self.seam.before(self.who, kind, None).await;
+        let fault = self.interceptor.before(self.agent, kind, None).await;
         match fault {
             Some(Fault::LostBefore) if kind.is_write() => return (fault, Err(lost())),
             Some(Fault::LostBefore) => {
                 return (fault, Err(TreeError::Unreachable { hosts: "simulated".to_owned() }));
             }
             Some(Fault::Expired) => {
-                self.seam.store.expire(&self.inner);
+                self.interceptor.store.expire(&self.inner);
                 if kind.is_write() {
                     return (fault, Err(lost()));
                 }
             }
-            Some(Fault::Stale) => fall_behind(&self.inner, &self.seam.store.backup()),
+            Some(Fault::Stale) => fall_behind(&self.inner, &self.interceptor.store.backup()),
             _ => {}
         }
         let result = effect.await;
         match &result {
-            Ok(_) if kind == Kind::WriteLock => self.seam.took_lock(self.who),
-            Ok(_) if matches!(kind, Kind::WriteReports | Kind::WriteRecord) => self.seam.reported(self.who),
+            Ok(_) if kind == Kind::WriteLock => self.interceptor.took_lock(self.agent),
+            Ok(_) if matches!(kind, Kind::WriteReports | Kind::WriteRecord) => {
+                self.interceptor.reported(self.agent)
+            }
             Ok(_) => {}
-            Err(err) => self.seam.lock().log(format_args!("    refused: {err}")),
+            Err(err) => self.interceptor.lock().log(format_args!("    refused: {err}")),
         }
-        self.seam.after(self.who, fault).await;
+        self.interceptor.after(self.agent, fault).await;
         (fault, if fault == Some(Fault::LostAfter) { Err(lost()) } else { result })
     }
 }
@@ -82,7 +84,7 @@ impl Tree for SimTree {
     async fn get(&self, path: &NodePath) -> Result<Node, TreeError> {
         let found = self.call(Kind::Get, self.inner.get(path)).await;
         if found.is_ok() && *path == paths::leader() {
-            self.seam.confirmed(self.who);
+            self.interceptor.confirmed(self.agent);
         }
         found
     }
@@ -105,7 +107,7 @@ impl Tree for SimTree {
         let (fault, answers) = self.faulty(kind, self.inner.read_each(reads)).await;
         let mut answers = answers?;
         // A read that returns no units returns empty machine lists, too.
-        if on_machines && !lists && self.seam.lock().emptied {
+        if on_machines && !lists && self.interceptor.lock().lists_were_empty {
             for answer in &mut answers {
                 if let Ok(Answer::Children(Some(names))) = answer {
                     names.clear();
@@ -126,30 +128,30 @@ impl Tree for SimTree {
 
     async fn write(&self, writes: Vec<Write>) -> Result<(), TreeError> {
         if writes.iter().any(|write| *write.path() == paths::controller_checkpoint()) {
-            self.seam.lock().checkpoints += 1;
+            self.interceptor.lock().checkpoints += 1;
         }
         self.call(Kind::of_write(&writes), self.inner.write(writes)).await
     }
 
     async fn set_acl(&self, path: &NodePath, acl: Acl) -> Result<(), TreeError> {
-        self.call(Kind::WriteCorner, self.inner.set_acl(path, acl)).await
+        self.call(Kind::WriteOwnNodes, self.inner.set_acl(path, acl)).await
     }
 
     async fn sync(&self) -> Result<(), TreeError> {
-        self.seam.syncs(self.who);
+        self.interceptor.syncs(self.agent);
         self.call(Kind::Sync, self.inner.sync()).await
     }
 
     async fn watch(&self, path: &NodePath) -> Result<SimFeed, TreeError> {
         let inner = self.call(Kind::Watch, self.inner.watch(path)).await?;
-        Ok(SimFeed { inner, seam: self.seam.clone(), again: None, late: None })
+        Ok(SimFeed { inner, interceptor: self.interceptor.clone(), again: None, late: None })
     }
 }
 
-/// A feed that loses, duplicates and reorders events as the ledger demands.
+/// A feed that loses, duplicates and reorders events as the record demands.
 pub(crate) struct SimFeed {
     inner: MemoryFeed,
-    pub seam: Seam,
+    pub interceptor: Interceptor,
     again: Option<Event>,
     late: Option<(Event, Instant)>,
 }
@@ -173,7 +175,7 @@ impl Feed for SimFeed {
             if event == Event::Everything {
                 return Ok(event);
             }
-            match self.seam.lock().next_event() {
+            match self.interceptor.lock().next_event() {
                 None => return Ok(event),
                 Some(Mishap::EventDoubled) => {
                     self.again = Some(event.clone());

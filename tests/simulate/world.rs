@@ -20,10 +20,10 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::agents::{Start, supervise};
 use crate::faults::{Coverage, Mishap};
+use crate::interceptor::{FOREIGN, Interceptor};
 use crate::oracle::{Machine, Oracle, Service, Unit};
 use crate::random::Random;
 use crate::restored::Saved;
-use crate::seam::{FOREIGN, Seam};
 
 pub(crate) const SERVICES: usize = 3;
 
@@ -60,12 +60,12 @@ const TEMPLATES: u64 = 8;
 
 pub(crate) struct World {
     pub random: Random,
-    pub seam: Seam,
+    pub interceptor: Interceptor,
     pub operator: Environment<MemoryTree>,
     /// Foreign rules that were added, and must not change.
     pub foreign: BTreeMap<MachineId, Vec<Foreign>>,
     /// Machines whose group name is taken by a foreign group.
-    pub squatted: BTreeSet<MachineNumber>,
+    pub taken_group_names: BTreeSet<MachineNumber>,
     pub backup: Option<Saved>,
     /// The store was restored at some time.
     pub restored: bool,
@@ -74,16 +74,16 @@ pub(crate) struct World {
     /// The data of znodes before they were damaged.
     pub damaged: BTreeMap<NodePath, Vec<u8>>,
     /// Deleted znodes with their data; parents before their children.
-    pub vanished: Vec<(NodePath, Vec<u8>)>,
+    pub deleted_nodes: Vec<(NodePath, Vec<u8>)>,
     /// Whether the agents provision.
     pub provisions: bool,
     /// The provider's settings without faults.
-    pub usual: Settings,
+    pub normal_settings: Settings,
     /// Foreign instances.
-    pub strangers: BTreeSet<InstanceId>,
-    pub calm: crate::checks::Calm,
+    pub foreign_instances: BTreeSet<InstanceId>,
+    pub before_action: crate::checks::BeforeAction,
     agents: Vec<JoinHandle<()>>,
-    pub began: Instant,
+    pub started_at: Instant,
 }
 
 impl Drop for World {
@@ -182,8 +182,8 @@ impl World {
         let template = template(seed % TEMPLATES, shape).await;
         let mut random = Random::new(seed);
         let store = MemoryStore::from_backup(&template.backup);
-        let usual = Settings { ipv6, busy_calls, ..Settings::default() };
-        let provider = Memory::new(usual.clone());
+        let normal_settings = Settings { ipv6, busy_calls, ..Settings::default() };
+        let provider = Memory::new(normal_settings.clone());
         let operator =
             Environment::open(store.connect(Some(&template.operator))).await.expect("an environment");
         // Agents that provision create the groups, and delete groups of machines that are not in
@@ -194,45 +194,46 @@ impl World {
             template.oracle.machines.keys().for_each(|machine| _ = provider.add_group(number(*machine)));
             provider.add_group(MachineNumber::new(FOREIGN));
         }
-        let seam = Seam::new(random.fork(), agents, store, provider, log);
+        let interceptor = Interceptor::new(random.fork(), agents, store, provider, log);
         {
-            let mut shared = seam.lock();
+            let mut shared = interceptor.lock();
             shared.oracle = Oracle { no_ipv6: !ipv6, ..template.oracle.clone() };
             shared.changed();
         }
         let roles = operator.info().roles.clone();
-        let start = |who| Start {
-            who,
+        let start = |agent| Start {
+            agent,
             credential: template.controller.clone(),
             roles: roles.clone(),
             provisions,
             checkpoint: Arc::default(),
         };
-        let agents = (0..agents).map(|who| tokio::spawn(supervise(seam.clone(), start(who)))).collect();
+        let agents =
+            (0..agents).map(|agent| tokio::spawn(supervise(interceptor.clone(), start(agent)))).collect();
         let mut world = World {
             random,
-            seam,
+            interceptor,
             operator,
             foreign: BTreeMap::new(),
-            squatted: BTreeSet::new(),
+            taken_group_names: BTreeSet::new(),
             backup: None,
             restored: false,
             unaccepted: false,
             damaged: BTreeMap::new(),
-            vanished: Vec::new(),
+            deleted_nodes: Vec::new(),
             provisions,
-            usual,
-            strangers: BTreeSet::new(),
-            calm: crate::checks::Calm::default(),
+            normal_settings,
+            foreign_instances: BTreeSet::new(),
+            before_action: crate::checks::BeforeAction::default(),
             agents,
-            began: Instant::now(),
+            started_at: Instant::now(),
         };
         for n in 0..machines {
-            world.stranger(&format!("i-{n}"));
+            world.add_foreign_instance(&format!("i-{n}"));
         }
-        world.stranger("i-theirs");
+        world.add_foreign_instance("i-theirs");
         if !ipv6 {
-            world.happened(Mishap::NoIpv6);
+            world.count_mishap(Mishap::NoIpv6);
         }
         world
     }
@@ -241,33 +242,33 @@ impl World {
         self.agents.len()
     }
 
-    pub(crate) fn happened(&self, mishap: Mishap) {
-        self.seam.lock().coverage.happened(mishap);
+    pub(crate) fn count_mishap(&self, mishap: Mishap) {
+        self.interceptor.lock().coverage.count_mishap(mishap);
     }
 
-    pub(crate) fn say(&self, what: std::fmt::Arguments<'_>) {
-        self.seam.lock().log(what);
+    pub(crate) fn log(&self, what: std::fmt::Arguments<'_>) {
+        self.interceptor.lock().log(what);
     }
 
-    /// Lets time pass. Performs an action for each call that waits for one (`Fault::Midst`).
+    /// Lets time pass. Performs an action for each call that waits for one (`Fault::ActionDuringCall`).
     pub(crate) async fn pause(&mut self, long: Duration) {
         let until = Instant::now() + long;
         loop {
-            let seam = self.seam.clone();
+            let interceptor = self.interceptor.clone();
             tokio::select! {
                 () = sleep_until(until) => return,
-                () = seam.midst() => {
-                    let action = self.an_operation();
+                () = interceptor.action_during_call() => {
+                    let action = self.choose_operation();
                     self.perform(action).await;
-                    self.seam.go_on();
+                    self.interceptor.resume_call();
                 }
             }
         }
     }
 
     pub(crate) fn finish(self) -> (Coverage, String) {
-        let mut coverage = std::mem::take(&mut self.seam.lock().coverage);
-        coverage.simulated_ms = (Instant::now() - self.began).as_millis() as u64;
-        (coverage, self.seam.take_log())
+        let mut coverage = std::mem::take(&mut self.interceptor.lock().coverage);
+        coverage.simulated_ms = (Instant::now() - self.started_at).as_millis() as u64;
+        (coverage, self.interceptor.take_log())
     }
 }

@@ -9,7 +9,7 @@ use clap::Args;
 
 use crate::cli::args::metrics::MetricsArgs;
 use crate::cli::error::{self, Refusal};
-use crate::firewall::agent::PolicyReader;
+use crate::firewall::controller::PolicyReader;
 use crate::firewall::policy::{self, Policy};
 use crate::runtime::trusted_file;
 

@@ -8,8 +8,8 @@ use clap::Args;
 use tokio::sync::watch;
 
 use crate::cli::output;
+use crate::firewall::leader_loop::Progress;
 use crate::firewall::metrics::{Metrics, ready};
-use crate::firewall::run::Progress;
 use crate::net::http::{Limits, Reply, Request, Server};
 use crate::runtime::metrics::Registry;
 use crate::runtime::service::{OnEnd, Service};

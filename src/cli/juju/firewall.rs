@@ -12,8 +12,8 @@ use crate::cli::error::parse_arg;
 use crate::cli::juju::firewall_log;
 use crate::cli::output;
 use crate::firewall::explain::Explained;
+use crate::firewall::machine_reports::MachineReports;
 use crate::firewall::observe::{self, View};
-use crate::firewall::told::Told;
 use crate::model::{MachineId, PortRange, ports};
 use crate::store;
 use crate::store::firewall_reports::reported_on;
@@ -139,17 +139,18 @@ async fn explained<T: Tree>(
     ids: Vec<MachineId>,
 ) -> anyhow::Result<Vec<(MachineId, Explained)>> {
     let mut answers =
-        tree.data_of_each(ids.iter().flat_map(|id| Told::places(*id)).collect()).await?.into_iter();
+        tree.data_of_each(ids.iter().flat_map(|id| MachineReports::places(*id)).collect()).await?.into_iter();
     let placed = view.placed();
     let mut all = Vec::with_capacity(ids.len());
     for id in ids {
-        let nodes = Told::places(id).map(|_| answers.next().unwrap_or(Ok(None)));
+        let nodes = MachineReports::places(id).map(|_| answers.next().unwrap_or(Ok(None)));
         // Removed between the two reads.
         if !view.machines.contains_key(&id) && nodes.iter().all(|node| matches!(node, Ok(None))) {
             continue;
         }
-        let explained = Told::read(id, nodes.map(|node| node.map(|node| node.map(|node| node.data))))
-            .explain(view, placed.get(&id).map_or(&[], Vec::as_slice));
+        let explained =
+            MachineReports::read(id, nodes.map(|node| node.map(|node| node.map(|node| node.data))))
+                .explain(view, placed.get(&id).map_or(&[], Vec::as_slice));
         all.extend(explained.into_iter().map(|explained| (id, explained)));
     }
     Ok(all)

@@ -8,7 +8,7 @@ use crate::cli::args::environment::Globals;
 use crate::cli::error::{Refusal, parse_arg};
 use crate::cli::juju::firewall::Format;
 use crate::cli::output;
-use crate::firewall::journal::{Entry, Journal};
+use crate::firewall::change_log::{ChangeLog, Entry};
 use crate::model::{MachineId, UnitName};
 use crate::store::tree::Tree;
 use crate::store::{self, Environment, paths};
@@ -76,11 +76,11 @@ async fn read<T: Tree>(
         environment.tree().data_of_each(places.iter().map(|(_, path)| path.clone()).collect()).await?;
     let (mut entries, mut problems) = (Vec::new(), Vec::new());
     for ((id, path), node) in places.into_iter().zip(answers) {
-        match node.map(|node| node.map(|node| Journal::parse(&node.data))) {
+        match node.map(|node| node.map(|node| ChangeLog::parse(&node.data))) {
             Err(refused) => problems.push(refused),
             Ok(None) => {}
-            Ok(Some(Ok(journal))) => {
-                entries.extend(journal.entries().iter().cloned().map(|entry| (id, entry)));
+            Ok(Some(Ok(change_log))) => {
+                entries.extend(change_log.entries().iter().cloned().map(|entry| (id, entry)));
             }
             Ok(Some(Err(problem))) => problems.push(format!("{path}: {problem}")),
         }

@@ -25,11 +25,11 @@ use crate::cli::args::metrics;
 use crate::cli::config::Role;
 use crate::cli::portcullis::checkpoint_file;
 use crate::cli::portcullis::heartbeat::{HeartbeatArgs, Reach};
-use crate::firewall::agent::{Agent, PolicyReader};
+use crate::firewall::controller::{FirewallController, PolicyReader};
+use crate::firewall::leader_loop::{Progress, run_provisioning};
 use crate::firewall::metrics::Metrics;
 use crate::firewall::policy::Policy;
-use crate::firewall::run::{Progress, run_provisioning};
-use crate::firewall::trial::Trial;
+use crate::firewall::scratch_provider::ScratchProvider;
 use crate::provision::controller::Provisioner;
 #[cfg(feature = "ec2")]
 use crate::provision::user_data::Boot;
@@ -127,7 +127,7 @@ impl FirewallRole {
         match self.provider {
             Provider::Memory => {
                 self.ec2.refuse_all()?;
-                let firewall = Trial::new(Memory::new(MemorySettings::default()));
+                let firewall = ScratchProvider::new(Memory::new(MemorySettings::default()));
                 let Some(environment) = self.open_store(&mut stop).await? else { return Ok(()) };
                 self.work(environment, firewall, NO_PROVISIONER, stop).await
             }
@@ -190,7 +190,7 @@ impl FirewallRole {
         let checkpoint = checkpoint_file::open(&info.environment, "controller", &info.cluster_id);
         let guard = Arc::new(RollbackGuard::of_controller(&roles, checkpoint));
         let tree = environment.into_tree();
-        let mut agent = Agent::new(tree.clone(), firewall, policy, roles.clone(), jitter)
+        let mut agent = FirewallController::new(tree.clone(), firewall, policy, roles.clone(), jitter)
             .with_policy_reader(policy_reader)
             .with_metrics(counts)
             .with_guard(Arc::clone(&guard));

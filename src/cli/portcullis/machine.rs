@@ -23,18 +23,18 @@ use crate::cli::error::{Usage, parse_arg};
 use crate::cli::portcullis::checkpoint_file;
 use crate::cli::portcullis::machine_file;
 use crate::cli::portcullis::up;
-use crate::firewall::agent::{Agent, PolicyReader};
-use crate::firewall::here::Here;
-use crate::firewall::local;
+use crate::firewall::controller::{FirewallController, PolicyReader};
+use crate::firewall::leader_loop::Progress;
+use crate::firewall::local_loop;
+use crate::firewall::local_provider::LocalProvider;
 use crate::firewall::metrics::Metrics;
 use crate::firewall::policy::Policy;
-use crate::firewall::run::Progress;
 use crate::heartbeat::client::BeatClient;
 use crate::heartbeat::core::params::url_of;
 use crate::heartbeat::discovery::follow_trackers;
 use crate::machine::file::MachineFile;
 use crate::machine::number;
-use crate::machine::presence::Claim;
+use crate::machine::presence::MachineClaim;
 use crate::model::{EnvironmentName, MachineId, PortRange, ports};
 use crate::net::http::client::Client;
 use crate::net::tls::{ClientFiles, ClientTls};
@@ -253,7 +253,7 @@ impl MachineAgent {
             () = stopped(&mut stop) => return Ok(()),
         };
         let identity = self.file.credential.identity();
-        let claim = Claim {
+        let claim = MachineClaim {
             machine: self.id,
             acl: self.file.roles.machine_agent(&identity),
             holder: holder()?,
@@ -262,13 +262,13 @@ impl MachineAgent {
         let firewall = match self.firewall {
             Some(LocalFirewall { table, dry, kind }) => {
                 let nftables = Nftables::new(number(self.id), table);
-                Some((if dry { Here::dry(nftables) } else { Here::Real(nftables) }, kind))
+                Some((if dry { LocalProvider::dry(nftables) } else { LocalProvider::Real(nftables) }, kind))
             }
             None => None,
         };
         let mut agent = firewall.map(|(firewall, kind)| {
             let acl = self.file.roles.machine_firewall(&identity);
-            Agent::of_machine(tree.clone(), firewall, self.policy, (self.id, acl, kind), jitter)
+            FirewallController::for_machine(tree.clone(), firewall, self.policy, (self.id, acl, kind), jitter)
                 .with_policy_reader(self.reader)
                 .with_metrics(self.metrics)
                 .with_guard(Arc::clone(&self.guard))
@@ -280,7 +280,7 @@ impl MachineAgent {
         info!(machine = %self.id, "machine ready");
         let working = async {
             let holding = async {
-                let ended = local::run(agent.as_mut(), &tree, &claim, &progress, stop.clone()).await;
+                let ended = local_loop::run(agent.as_mut(), &tree, &claim, &progress, stop.clone()).await;
                 drop(progress);
                 ended
             };

@@ -138,7 +138,7 @@ impl RollbackGuard {
         fence: Option<Write>,
         basis: Basis,
     ) -> Result<Standing, Error> {
-        if mutant!(TrustsARestoredStore) {
+        if mutant!(RestoredStoreTrusted) {
             return Ok(Standing::Good);
         }
         let mut state = self.state.lock().await;

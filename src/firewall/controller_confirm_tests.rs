@@ -1,0 +1,163 @@
+//! Tests of closes that need confirmation by a second read.
+
+use super::*;
+use crate::model::ServiceId;
+
+#[tokio::test(start_paused = true)]
+async fn closing_most_of_everything_takes_two_looks() {
+    let mut world = World::new().await;
+    let unit = world.deploy("a").await;
+    for port in 0..12 {
+        world.open(unit, &(8000 + 2 * port).to_string()).await;
+    }
+    world.expose("a").await;
+    world.pass().await;
+    assert_eq!(world.rules(0).len(), 12);
+    world.operator.unexpose(&"a".parse().unwrap()).await.unwrap();
+    world.pass().await;
+    assert_eq!(world.rules(0).len(), 12, "not on the word of one look");
+    assert!(world.agent.awaits_confirmation() && world.problem(0).unwrap().contains("second look"));
+    world.pass().await;
+    assert_eq!(world.rules(0).len(), 12, "nor on that of two in the same moment");
+    tokio::time::advance(CONFIRM_AFTER).await;
+    world.pass().await;
+    assert_eq!((world.rules(0).len(), world.agent.awaits_confirmation(), world.problem(0)), (0, false, None));
+}
+
+/// Even a single close needs confirmation if the tree appears empty.
+#[tokio::test(start_paused = true)]
+async fn a_look_that_shows_no_unit_is_not_believed_alone() {
+    let mut world = World::new().await;
+    let unit = world.deploy("a").await;
+    world.open(unit, "80").await;
+    world.expose("a").await;
+    world.pass().await;
+    world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
+    world.pass().await;
+    assert_eq!(world.rules(0), ["80/tcp"]);
+    assert!(world.agent.awaits_confirmation() && world.problem(0).unwrap().contains("second look"));
+    tokio::time::advance(CONFIRM_AFTER).await;
+    world.pass().await;
+    assert_eq!((world.rules(0).len(), world.agent.awaits_confirmation(), world.problem(0)), (0, false, None));
+}
+
+/// Whether units are removed one by one or all together, the ports of the last one are closed after
+/// two reads agree.
+#[tokio::test(start_paused = true)]
+async fn removing_the_last_unit_takes_a_second_look() {
+    for known_before in [false, true] {
+        let mut world = World::new().await;
+        if !known_before {
+            world.pass().await;
+        }
+        let unit = world.deploy("a").await;
+        world.open(unit, "80").await;
+        world.expose("a").await;
+        world.pass().await;
+        assert_eq!(world.rules(0), ["80/tcp"]);
+        world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
+        world.pass_for(Key::Unit(unit)).await;
+        assert_eq!(
+            (world.rules(0).len(), world.agent.awaits_confirmation()),
+            (1, true),
+            "an event is one read"
+        );
+        tokio::time::advance(CONFIRM_AFTER).await;
+        world.pass().await;
+        assert_eq!(
+            (world.rules(0).len(), world.agent.awaits_confirmation(), world.problem(0)),
+            (0, false, None)
+        );
+    }
+}
+
+impl World {
+    /// Deletes a znode and its descendants one by one, as `deleteall` of ZooKeeper's shell does.
+    async fn delete_all(&self, top: NodePath) {
+        let (tree, mut found) = (self.operator.tree(), vec![top]);
+        let mut next = 0;
+        while let Some(path) = found.get(next).cloned() {
+            found.extend(tree.children(&path).await.unwrap().iter().map(|name| path.child(name)));
+            next += 1;
+        }
+        for path in found.into_iter().rev() {
+            tree.write(vec![Write::Delete { path }]).await.unwrap();
+        }
+    }
+
+    /// Runs passes for the machines that events would name, and then full passes, several times.
+    async fn look_often(&mut self, unit: UnitId) {
+        self.pass_for(Key::Unit(unit)).await;
+        self.pass_for(Key::Service(ServiceId::new(0))).await;
+        for _ in 0..4 {
+            tokio::time::advance(CONFIRM_AFTER).await;
+            self.pass().await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_subtree_closes_nothing() {
+    let unit = UnitId::new(0);
+    for deleted in [
+        paths::units(),
+        paths::services(),
+        paths::unit(unit),
+        paths::service(ServiceId::new(0)),
+        paths::unit_ports(unit),
+    ] {
+        let mut world = World::new().await;
+        assert_eq!(world.deploy("a").await, unit);
+        world.open(unit, "80").await;
+        world.expose("a").await;
+        world.pass().await;
+        world.delete_all(deleted.clone()).await;
+        world.look_often(unit).await;
+        assert_eq!(world.rules(0), ["80/tcp"], "{deleted}");
+        let report = world.agent.reports.get(MachineId::new(0)).unwrap();
+        let reason = report.frozen.get(&unit).unwrap_or_else(|| panic!("{deleted}: {report:?}"));
+        assert!(reason.contains(" is missing from the store"), "{deleted}: {reason}");
+        assert!(reason.contains(deleted.as_str()) || deleted == paths::services(), "{deleted}: {reason}");
+        // A controller that starts at this point has no earlier view.
+        world.agent.drop_caches();
+        world.look_often(unit).await;
+        assert_eq!(world.rules(0), ["80/tcp"], "{deleted}");
+    }
+}
+
+/// The rules stay even if no report says which unit they were opened for.
+#[tokio::test(start_paused = true)]
+async fn a_deleted_container_closes_nothing_without_reports() {
+    for deleted in [paths::units(), paths::services()] {
+        let mut world = World::new().await;
+        let unit = world.deploy("a").await;
+        world.open(unit, "80").await;
+        world.expose("a").await;
+        world.pass().await;
+        world.delete_all(paths::firewall_report(MachineId::new(0))).await;
+        world.delete_all(deleted.clone()).await;
+        world.agent.drop_caches();
+        for _ in 0..4 {
+            tokio::time::advance(CONFIRM_AFTER).await;
+            world.pass().await;
+        }
+        assert_eq!(world.rules(0), ["80/tcp"], "{deleted}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_unit_whose_record_is_missing_can_be_removed() {
+    let mut world = World::new().await;
+    let unit = world.deploy("a").await;
+    world.deploy("b").await;
+    world.open(unit, "80").await;
+    world.expose("a").await;
+    world.pass().await;
+    world.delete_all(paths::unit(unit)).await;
+    world.look_often(unit).await;
+    assert_eq!(world.rules(0), ["80/tcp"]);
+    assert!(world.problem(0).unwrap().contains("`juju remove-unit`"), "{:?}", world.problem(0));
+    world.operator.remove_unit(&"a/0".parse().unwrap()).await.unwrap();
+    world.pass_for(Key::Machine(MachineId::new(0))).await;
+    assert_eq!((world.rules(0).len(), world.problem(0)), (0, None));
+}

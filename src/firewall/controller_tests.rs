@@ -1,0 +1,451 @@
+//! Tests of the agent with paused time and with the in-memory store and provider.
+
+use std::time::Duration;
+
+use portcullis_provider::memory::{CallName, Failure, Fault, Settings};
+use portcullis_provider::provider::MachineNumber;
+use portcullis_provider::rule::{Cidr, Rule};
+use portcullis_provider::{Error as ProviderError, Memory, Subject};
+
+use super::*;
+use crate::firewall::change_log::{ChangeLog, Entry};
+use crate::machine::number;
+use crate::model::ports::parse_argument;
+use crate::model::{EnvironmentName, ServiceId, ServiceName, UnitId, UnitName};
+use crate::runtime::confirm::CONFIRM_AFTER;
+use crate::store::changes::Key;
+use crate::store::lease::LeaseKey;
+use crate::store::paths::{self, NodePath};
+use crate::store::records::Placement;
+use crate::store::tree::{Event, Write};
+use crate::store::{Bootstrap, Credential, Deploy, Environment, MemoryStore, MemoryTree, UnitPorts};
+
+struct World {
+    operator: Environment<MemoryTree>,
+    provider: Memory,
+    agent: FirewallController<MemoryTree, Memory>,
+    lead: Lease,
+}
+
+fn everything() -> Dirty {
+    let mut dirty = Dirty::default();
+    dirty.add(&Event::Everything, Instant::now());
+    dirty
+}
+
+impl World {
+    async fn new() -> World {
+        let store = MemoryStore::default();
+        let operator = Credential::generate("operator").unwrap();
+        let controller = Credential::generate("controller").unwrap();
+        let wanted = Bootstrap {
+            environment: "test".parse::<EnvironmentName>().unwrap(),
+            placement: Placement::Unassigned,
+            operator: operator.identity(),
+            controller: controller.identity(),
+        };
+        let environment = Environment::bootstrap(store.connect(Some(&operator)), &wanted).await.unwrap();
+        let provider = Memory::new(Settings::default());
+        let roles = environment.info().roles.clone();
+        let tree = store.connect(Some(&controller));
+        let lead = Lease::acquire(&tree, &LeaseKey::firewall(), &roles.controllers(), "agent").await.unwrap();
+        let policy = Policy::with_own_ports([2181]);
+        let agent = FirewallController::new(tree, provider.clone(), policy, roles, || 0);
+        agent.prepare().await.unwrap();
+        World { operator: environment, provider, agent, lead }
+    }
+
+    /// Creates a service with one unit on its own machine, whose group exists.
+    async fn deploy(&self, name: &str) -> UnitId {
+        let machine = self.operator.add_machine(Some(format!("i-{name}").parse().unwrap())).await.unwrap();
+        self.provider.add_group(number(machine));
+        self.deploy_on(name, machine).await
+    }
+
+    async fn deploy_on(&self, name: &str, machine: MachineId) -> UnitId {
+        let service: ServiceName = name.parse().unwrap();
+        let deploy = Deploy {
+            service: service.clone(),
+            charm: format!("local:{name}-1").parse().unwrap(),
+            metadata: serde_json::Map::new(),
+            units: 1,
+            to: Some(machine),
+        };
+        self.operator.deploy(&deploy).await.unwrap();
+        self.operator.unit(&UnitName::new(service, 0)).await.unwrap().0
+    }
+
+    async fn open(&self, unit: UnitId, port: &str) {
+        UnitPorts::new(self.operator.tree(), unit).open(parse_argument(port).unwrap()).await.unwrap();
+    }
+
+    async fn close(&self, unit: UnitId, port: &str) {
+        UnitPorts::new(self.operator.tree(), unit).close(parse_argument(port).unwrap()).await.unwrap();
+    }
+
+    async fn expose(&self, name: &str) {
+        self.operator.expose(&name.parse().unwrap()).await.unwrap();
+    }
+
+    async fn overwrite(&self, path: NodePath, data: &[u8]) {
+        let version = self.operator.tree().get(&path).await.unwrap().version;
+        let write = Write::SetIfVersion { path, data: data.to_vec(), version };
+        self.operator.tree().write(vec![write]).await.unwrap();
+    }
+
+    async fn pass(&mut self) -> Pass {
+        self.lead.confirm(self.operator.tree()).await.unwrap();
+        self.agent.pass(&everything(), &self.lead).await.unwrap()
+    }
+
+    async fn pass_for(&mut self, key: Key) -> Pass {
+        let path = match key {
+            Key::Service(id) => paths::exposed(id),
+            Key::Unit(id) => paths::unit_ports(id),
+            Key::Machine(id) => paths::machine(id),
+        };
+        let mut dirty = Dirty::default();
+        dirty.add(&Event::Changed(path), Instant::now());
+        self.lead.confirm(self.operator.tree()).await.unwrap();
+        self.agent.pass(&dirty, &self.lead).await.unwrap()
+    }
+
+    fn rules(&self, machine: u32) -> Vec<String> {
+        let rules = self.provider.actual(MachineNumber::new(machine)).unwrap();
+        rules
+            .owned
+            .iter()
+            .filter(|rule| rule.source == Cidr::WORLD_V4)
+            .map(|rule| rule.ports.to_string())
+            .collect()
+    }
+
+    fn problem(&self, machine: u32) -> Option<String> {
+        self.agent.reports.get(MachineId::new(machine)).and_then(|report| report.problem.clone())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn exposed_ports_open_and_unexposed_ones_close() {
+    let mut world = World::new().await;
+    let unit = world.deploy("wordpress").await;
+    world.open(unit, "80").await;
+    world.pass().await;
+    assert_eq!(world.rules(0), Vec::<String>::new(), "asked for, and not exposed");
+    world.expose("wordpress").await;
+    world.pass().await;
+    assert_eq!(world.rules(0), ["80/tcp"]);
+    world.open(unit, "443").await;
+    world.close(unit, "80").await;
+    world.pass_for(Key::Unit(unit)).await;
+    assert_eq!(world.rules(0), ["443/tcp"]);
+    world.operator.unexpose(&"wordpress".parse().unwrap()).await.unwrap();
+    world.pass().await;
+    assert_eq!(world.rules(0), Vec::<String>::new());
+}
+
+async fn change_log(world: &World) -> Vec<(u64, Vec<String>)> {
+    let node = world.operator.tree().get(&paths::firewall_log(MachineId::new(0))).await.unwrap();
+    let change_log = ChangeLog::parse(&node.data).unwrap();
+    let items = |entry: &Entry| entry.items.iter().map(|i| format!("{} {:?}", i.what, i.units)).collect();
+    change_log.entries().iter().map(|entry| (entry.at, items(entry))).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_done_is_told_and_nothing_else() {
+    let mut world = World::new().await;
+    let unit = world.deploy("wordpress").await;
+    world.open(unit, "80").await;
+    world.expose("wordpress").await;
+    let start = Instant::now();
+    world.agent.wall_ms = Box::new(move || 1_000 + u64::try_from(start.elapsed().as_millis()).unwrap());
+    world.pass().await;
+    tokio::time::advance(Duration::from_secs(1)).await;
+    for _ in 0..3 {
+        world.pass().await;
+    }
+    world.close(unit, "80").await;
+    world.pass().await;
+    let told = change_log(&world).await;
+    let expected = [
+        (1_000, vec!["open 80/tcp to 0.0.0.0/0, ::/0 [\"wordpress/0\"]".to_owned()]),
+        (2_000, vec!["close 80/tcp from 0.0.0.0/0, ::/0 [\"wordpress/0\"]".to_owned()]),
+    ];
+    assert_eq!(told, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn converged_means_silent() {
+    let mut world = World::new().await;
+    let unit = world.deploy("wordpress").await;
+    world.open(unit, "80").await;
+    world.expose("wordpress").await;
+    world.pass().await;
+    let (writes, versions) = (world.provider.writes(), world.agent.reports.clone());
+    for _ in 0..3 {
+        let pass = world.pass().await;
+        assert_eq!((pass.opened, pass.closed, pass.pending), (0, 0, 0));
+    }
+    assert_eq!(world.provider.writes(), writes);
+    assert_eq!(world.agent.reports, versions);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_changed_unit_costs_one_call_for_one_machine() {
+    let mut world = World::new().await;
+    let mut units = Vec::new();
+    for name in ["a", "b", "c", "d"] {
+        units.push(world.deploy(name).await);
+        world.expose(name).await;
+    }
+    world.pass().await;
+    let calls = world.provider.calls();
+    world.open(units[2], "80").await;
+    let pass = world.pass_for(Key::Unit(units[2])).await;
+    assert_eq!((pass.machines, pass.opened), (1, 2), "one port, in both families");
+    assert_eq!(world.provider.calls(), calls + 1, "what was seen is remembered: one open and no read");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_port_stays_open_until_the_last_unit_lets_go() {
+    let mut world = World::new().await;
+    let first = world.deploy("a").await;
+    let second = world.deploy_on("b", MachineId::new(0)).await;
+    for (name, unit) in [("a", first), ("b", second)] {
+        world.open(unit, "80").await;
+        world.expose(name).await;
+    }
+    world.pass().await;
+    world.close(first, "80").await;
+    world.pass().await;
+    assert_eq!(world.rules(0), ["80/tcp"]);
+    world.operator.destroy_service(&"b".parse().unwrap()).await.unwrap();
+    world.pass().await;
+    assert_eq!(world.rules(0), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn garbage_freezes_its_unit_and_nobody_else() {
+    let mut world = World::new().await;
+    let broken = world.deploy("a").await;
+    let healthy = world.deploy_on("b", MachineId::new(0)).await;
+    for (name, unit, port) in [("a", broken, "80"), ("b", healthy, "90")] {
+        world.open(unit, port).await;
+        world.expose(name).await;
+    }
+    world.pass().await;
+    assert_eq!(world.rules(0), ["80/tcp", "90/tcp"]);
+    world.overwrite(paths::unit_ports(broken), b"garbage: [").await;
+    world.close(healthy, "90").await;
+    world.open(healthy, "91").await;
+    world.pass().await;
+    assert_eq!(world.rules(0), ["80/tcp", "91/tcp"]);
+    let report = world.agent.reports.get(MachineId::new(0)).unwrap();
+    assert!(report.frozen[&broken].starts_with("/units/unit-0000000000/ports: "), "{report:?}");
+    // Even without the unit's record, the machine's own list shows where the unit is.
+    world.overwrite(paths::unit(broken), b"\xff").await;
+    world.pass().await;
+    assert_eq!(world.rules(0), ["80/tcp", "91/tcp"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn hand_made_changes_are_put_right_and_foreign_rules_left_alone() {
+    let mut world = World::new().await;
+    let unit = world.deploy("a").await;
+    world.open(unit, "80").await;
+    world.expose("a").await;
+    world.pass().await;
+    let foreign = Rule::new(parse_argument("5432").unwrap(), "10.0.0.0/8".parse().unwrap());
+    let wire = portcullis_provider::rule::WirePorts { proto: "tcp", from: Some(5432), to: Some(5432) };
+    world.provider.tamper(MachineNumber::new(0), |rules| {
+        rules.owned.clear();
+        rules.foreign.push(portcullis_provider::provider::Foreign::from_wire(wire, foreign.source));
+    });
+    world.pass().await;
+    assert_eq!(world.rules(0), ["80/tcp"]);
+    assert_eq!(world.provider.actual(MachineNumber::new(0)).unwrap().foreign.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rule_that_somebody_made_just_so_is_not_made_again() {
+    let mut world = World::new().await;
+    let unit = world.deploy("a").await;
+    world.open(unit, "80").await;
+    let wire = portcullis_provider::rule::WirePorts { proto: "tcp", from: Some(80), to: Some(80) };
+    world.provider.tamper(MachineNumber::new(0), |rules| {
+        for source in [Cidr::WORLD_V4, Cidr::WORLD_V6] {
+            rules.foreign.push(portcullis_provider::provider::Foreign::from_wire(wire, source));
+        }
+    });
+    world.expose("a").await;
+    let pass = world.pass().await;
+    assert_eq!((pass.opened, pass.pending, world.provider.writes()), (0, 0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_open_blocks_no_close_and_is_tried_again() {
+    let mut world = World::new().await;
+    let unit = world.deploy("a").await;
+    world.open(unit, "80").await;
+    world.expose("a").await;
+    world.pass().await;
+    world.close(unit, "80").await;
+    world.open(unit, "443").await;
+    let throttled = || Fault::Before(Failure::Error(ProviderError::Throttled { what: Subject::Provider }));
+    world.provider.set_script(move |call| (call.name == CallName::Open).then(throttled));
+    let pass = world.pass().await;
+    assert_eq!((pass.closed, pass.failures.get("throttled")), (2, Some(&1)));
+    assert_eq!(world.rules(0), Vec::<String>::new());
+    assert!(world.problem(0).unwrap().contains("throttled"));
+    world.provider.clear_script();
+    tokio::time::sleep_until(world.agent.next_retry().unwrap()).await;
+    world.lead.confirm(world.operator.tree()).await.unwrap();
+    world.agent.pass(&Dirty::default(), &world.lead).await.unwrap();
+    assert_eq!(world.rules(0), ["443/tcp"]);
+    assert_eq!((world.problem(0), world.agent.next_retry()), (None, None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_may_no_longer_act_changes_nothing() {
+    let mut world = World::new().await;
+    let unit = world.deploy("a").await;
+    world.open(unit, "80").await;
+    world.expose("a").await;
+    tokio::time::advance(Duration::from_secs(60)).await;
+    let failed = world.agent.pass(&everything(), &world.lead).await;
+    assert!(failed.is_ok());
+    assert_eq!(world.rules(0), Vec::<String>::new());
+    assert_eq!(world.provider.writes(), 0);
+    world.pass().await;
+    assert_eq!(world.rules(0), ["80/tcp"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_there_was_no_time_for_comes_next_and_is_not_called_done() {
+    let mut world = World::new().await;
+    let unit = world.deploy("a").await;
+    world.open(unit, "80").await;
+    world.expose("a").await;
+    tokio::time::advance(Duration::from_secs(60)).await;
+    world.agent.pass(&everything(), &world.lead).await.unwrap();
+    assert_eq!(world.agent.next_retry(), Some(Instant::now()), "due at once");
+    let report = |world: &World| world.agent.reports.get(MachineId::new(0)).unwrap().clone();
+    assert!(!report(&world).pending.is_empty());
+    world.lead.confirm(world.operator.tree()).await.unwrap();
+    world.agent.pass(&Dirty::default(), &world.lead).await.unwrap();
+    assert_eq!((world.rules(0), world.agent.next_retry()), (vec!["80/tcp".to_owned()], None));
+
+    world.operator.unexpose(&"a".parse().unwrap()).await.unwrap();
+    tokio::time::advance(Duration::from_secs(60)).await;
+    world.agent.pass(&everything(), &world.lead).await.unwrap();
+    assert_eq!(world.rules(0), ["80/tcp"]);
+    assert!(!report(&world).granted[&unit].is_empty(), "it is open, and whose it is is known");
+    world.lead.confirm(world.operator.tree()).await.unwrap();
+    world.agent.pass(&Dirty::default(), &world.lead).await.unwrap();
+    assert_eq!(world.rules(0), Vec::<String>::new());
+    assert!(report(&world).granted.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_close_that_failed_is_not_told_as_done() {
+    let mut world = World::new().await;
+    let unit = world.deploy("a").await;
+    world.open(unit, "80").await;
+    world.expose("a").await;
+    world.pass().await;
+    world.operator.unexpose(&"a".parse().unwrap()).await.unwrap();
+    let throttled = || Fault::Before(Failure::Error(ProviderError::Throttled { what: Subject::Provider }));
+    world.provider.set_script(move |call| (call.name == CallName::Close).then(throttled));
+    world.pass().await;
+    assert_eq!(world.rules(0), ["80/tcp"]);
+    let report = world.agent.reports.get(MachineId::new(0)).unwrap();
+    assert!(!report.granted[&unit].is_empty() && report.problem.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn machines_that_cannot_be_had_wait_and_hold_nobody_up() {
+    let mut world = World::new().await;
+    let waiting = world.operator.add_machine(None).await.unwrap();
+    let early = world.deploy_on("early", waiting).await;
+    let unit = world.deploy("a").await;
+    for (name, unit) in [("early", early), ("a", unit)] {
+        world.open(unit, "80").await;
+        world.expose(name).await;
+    }
+    world.pass().await;
+    assert_eq!(world.problem(0).as_deref(), Some("not provisioned yet"));
+    assert_eq!(world.rules(1), ["80/tcp"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_wrong_with_a_machine_is_in_its_report_and_goes_again() {
+    let mut world = World::new().await;
+    let waiting = world.operator.add_machine(None).await.unwrap();
+    let unit = world.deploy("a").await;
+    world.open(unit, "80").await;
+    world.expose("a").await;
+    let ids = BTreeSet::from([waiting, MachineId::new(1)]);
+    let notes: BTreeMap<_, _> = ids.iter().map(|id| (*id, "its instance is gone".to_owned())).collect();
+    assert_eq!(world.agent.set_notes(&notes, true), ids);
+    assert_eq!(world.agent.set_notes(&notes, true), BTreeSet::new(), "said before");
+    world.pass().await;
+    assert_eq!(
+        [world.problem(0), world.problem(1)],
+        [const { "its instance is gone" }; 2].map(|t| Some(t.to_owned()))
+    );
+    assert_eq!(world.rules(1), ["80/tcp"], "its rules are looked after all the same");
+    assert_eq!(world.agent.set_notes(&BTreeMap::new(), true), ids);
+    world.pass().await;
+    assert_eq!((world.problem(0).as_deref(), world.problem(1)), (Some("not provisioned yet"), None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_failed_and_is_gone_is_not_due_for_ever() {
+    let mut world = World::new().await;
+    let ids = [0, 1].map(|n| format!("i-{n}").parse().unwrap());
+    for id in ids {
+        world.operator.add_machine(Some(id)).await.unwrap();
+    }
+    world.pass().await;
+    assert_eq!(world.problem(0).as_deref(), Some("the provider has nothing to hold its rules"));
+    assert!(world.agent.next_retry().is_some());
+    world.operator.terminate_machines(&[MachineId::new(0)]).await.unwrap();
+    world.overwrite(paths::machine(MachineId::new(1)), b"garbage").await;
+    world.pass_for(Key::Machine(MachineId::new(0))).await;
+    world.pass_for(Key::Machine(MachineId::new(1))).await;
+    assert_eq!(world.agent.next_retry(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn reports_go_with_their_machines() {
+    let mut world = World::new().await;
+    let unit = world.deploy("a").await;
+    world.open(unit, "80").await;
+    world.expose("a").await;
+    world.pass().await;
+    world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
+    world.pass_for(Key::Unit(unit)).await;
+    tokio::time::advance(CONFIRM_AFTER).await;
+    world.pass().await;
+    world.operator.terminate_machines(&[MachineId::new(0)]).await.unwrap();
+    world.pass_for(Key::Machine(MachineId::new(0))).await;
+    let path = paths::firewall_report(MachineId::new(0));
+    assert!(!world.operator.tree().exists(&path).await.unwrap());
+}
+
+#[path = "controller_atomic_tests.rs"]
+mod atomic;
+#[path = "controller_capacity_tests.rs"]
+mod capacity;
+#[path = "controller_confirm_tests.rs"]
+mod confirm;
+#[path = "controller_join_tests.rs"]
+mod join;
+#[path = "controller_metrics_tests.rs"]
+mod metrics_and_logs;
+#[path = "controller_order_tests.rs"]
+mod order;
+#[path = "controller_policy_tests.rs"]
+mod policy_file;
+#[path = "controller_refusal_tests.rs"]
+mod refusal;

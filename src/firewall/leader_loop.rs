@@ -1,0 +1,252 @@
+//! The main loop of the controller: acquires the lease, then runs passes until the lease is lost or the
+//! process is asked to stop. A pass follows a change, runs when a failed machine is due again, and
+//! at every resync, because events may be lost. An event only names what to read again.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use portcullis_provider::Firewall;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+use super::controller::{FirewallController, Pass};
+use crate::machine::provisioning::{News, Provisioning, Wake};
+use crate::model::planted::{Bug, planted};
+use crate::runtime::reconcile::{Due, Ended, Passed, Reconciler, STORE_PAUSE, Schedule, run_passes};
+use crate::store::Error;
+use crate::store::acl::Roles;
+use crate::store::changes::{Changes, Dirty};
+use crate::store::lease::{LEASE, Lease, LeaseKey};
+use crate::store::paths;
+use crate::store::tree::{Event, Tree};
+
+/// The progress of the controller, for monitoring.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Whether the controller holds the lease.
+    pub leading: bool,
+    /// Passes since the lease was acquired.
+    pub passes: u64,
+    pub last: Pass,
+    pub store_failures: u64,
+    /// Whether the connection to the store is currently lost.
+    pub store_lost: bool,
+}
+
+impl Progress {
+    pub(super) fn leads(&mut self) {
+        (self.leading, self.passes, self.store_lost) = (true, 0, false);
+    }
+
+    pub(super) fn loses_the_store(&mut self) {
+        self.store_failures += 1;
+        self.store_lost = true;
+    }
+}
+
+/// Runs until `stop` is set, without provisioning machines.
+///
+/// # Errors
+/// Permanent errors: wrong credentials, or a missing environment.
+pub async fn run<T: Tree, F: Firewall>(
+    controller: &mut FirewallController<T, F>,
+    tree: &T,
+    roles: &Roles,
+    resync: Duration,
+    progress: &watch::Sender<Progress>,
+    stop: watch::Receiver<bool>,
+) -> Result<(), Error> {
+    let nobody: Option<&mut Infallible> = None;
+    run_provisioning(controller, nobody, tree, roles, resync, progress, stop).await
+}
+
+/// Like [`run`], and also provisions instances for the machines that need one.
+///
+/// # Errors
+/// As for [`run`].
+pub async fn run_provisioning<T: Tree, F: Firewall, P: Provisioning>(
+    controller: &mut FirewallController<T, F>,
+    mut provisioner: Option<&mut P>,
+    tree: &T,
+    roles: &Roles,
+    resync: Duration,
+    progress: &watch::Sender<Progress>,
+    mut stop: watch::Receiver<bool>,
+) -> Result<(), Error> {
+    if let Some(provisioner) = provisioner.as_deref_mut() {
+        let metrics = controller.metrics();
+        provisioner.count_failures(Box::new(move |kind| metrics.not_provisioned(kind)));
+    }
+    let token = Lease::token()?;
+    loop {
+        let campaign = tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => return Ok(()),
+            won = async {
+                tree.sync().await?;
+                progress.send_modify(|progress| progress.store_lost = false);
+                Lease::acquire(tree, &LeaseKey::firewall(), &roles.controllers(), &token).await
+            } => won,
+            // Failures of the store are ignored here, because `Lease::acquire` reports them.
+            never = async {
+                loop {
+                    let error = controller.follow_checkpoints(tree).await;
+                    debug!(%error, "cannot follow the checkpoints of the leader");
+                    tokio::time::sleep(STORE_PAUSE).await;
+                }
+            } => never,
+        };
+        let ended = match campaign {
+            Ok(lead) => {
+                info!("leading");
+                progress.send_modify(Progress::leads);
+                let provisioner = provisioner.as_deref_mut();
+                lead_on(controller, provisioner, tree, lead, resync, progress, &mut stop).await
+            }
+            Err(err) => Err(err),
+        };
+        progress.send_modify(|progress| progress.leading = false);
+        match ended {
+            Ok(Ended::Stopped) => return Ok(()),
+            Ok(Ended::Replaced) => warn!("no longer leading"),
+            Err(err) if err.is_transient() && !planted(Bug::ExitsOnStoreOutage) => {
+                warn!(error = %err, "store lost");
+                progress.send_modify(Progress::loses_the_store);
+                tokio::time::sleep(STORE_PAUSE).await;
+            }
+            Err(err) => return Err(err),
+        }
+    }
+}
+
+/// Runs firewall and provisioning concurrently: neither waits for the other's calls, and both end
+/// with the lease.
+async fn lead_on<T: Tree, F: Firewall, P: Provisioning>(
+    controller: &mut FirewallController<T, F>,
+    provisioner: Option<&mut P>,
+    tree: &T,
+    lead: Lease,
+    resync: Duration,
+    progress: &watch::Sender<Progress>,
+    stop: &mut watch::Receiver<bool>,
+) -> Result<Ended, Error> {
+    if provisioner.is_some() {
+        controller.recall_notes();
+    }
+    let wakes = watch::Sender::new(Wake::default());
+    let (tell, news) = mpsc::channel(1);
+    let provisioning = {
+        let (lead, wakes) = (lead.clone(), &wakes);
+        async move {
+            match provisioner {
+                Some(provisioner) => provisioner.work(lead, wakes, &tell).await,
+                None => std::future::pending().await,
+            }
+        }
+    };
+    let firewall = firewall_rounds(controller, tree, lead, resync, progress, (&wakes, news), stop);
+    // Boxed: with a cloud provider the futures are large and exceed the compiler's nesting limit.
+    tokio::select! {
+        biased;
+        ended = Box::pin(firewall) => ended,
+        ended = Box::pin(provisioning) => ended.map(|()| Ended::Replaced),
+    }
+}
+
+async fn firewall_rounds<T: Tree, F: Firewall>(
+    controller: &mut FirewallController<T, F>,
+    tree: &T,
+    lead: Lease,
+    resync: Duration,
+    progress: &watch::Sender<Progress>,
+    (wakes, news): (&watch::Sender<Wake>, mpsc::Receiver<News>),
+    stop: &mut watch::Receiver<bool>,
+) -> Result<Ended, Error> {
+    controller.drop_caches();
+    controller.prepare().await?;
+    let changes = Changes::new(tree.watch(&paths::root()).await?);
+    let resync = if planted(Bug::NoResync) { 1000 * resync } else { resync };
+    let schedule = Schedule::new(Instant::now() + resync, resync, LEASE / 3);
+    let mut passes = Passes { controller, tree, lead, progress, changes, wakes, news };
+    run_passes(&mut passes, schedule, stop).await
+}
+
+/// The state of the loop of passes.
+struct Passes<'a, T: Tree, F> {
+    controller: &'a mut FirewallController<T, F>,
+    tree: &'a T,
+    lead: Lease,
+    progress: &'a watch::Sender<Progress>,
+    changes: Changes<T::Feed>,
+    /// Notifies provisioning of changes.
+    wakes: &'a watch::Sender<Wake>,
+    /// Receives results of provisioning.
+    news: mpsc::Receiver<News>,
+}
+
+impl<T: Tree, F: Firewall> Reconciler for Passes<'_, T, F> {
+    type Error = Error;
+
+    async fn changed(&mut self) -> Result<(), Error> {
+        let news = tokio::select! {
+            biased;
+            gathered = self.changes.gather() => return Ok(gathered?),
+            Some(news) = self.news.recv() => news,
+        };
+        for machine in self.controller.set_notes(&news.problems, news.whole).into_iter().chain(news.changed) {
+            self.changes.add(&Event::Changed(paths::machine(machine)));
+        }
+        Ok(())
+    }
+
+    fn retry_at(&self) -> Option<Instant> {
+        self.controller.next_retry()
+    }
+
+    async fn confirm(&mut self) -> Result<bool, Error> {
+        self.changes.during(self.lead.confirm(self.tree)).await
+    }
+
+    async fn pass(&mut self, due: Due) -> Result<Passed, Error> {
+        let late = due == Due::Retries && planted(Bug::EventsIgnoredDuringRetries);
+        let mut dirty = if late { Dirty::default() } else { self.changes.gathered() };
+        if planted(Bug::ReconnectsIgnored) && dirty.everything() && self.controller.view().is_some() {
+            dirty = Dirty::default();
+        }
+        if due == Due::Everything {
+            dirty.add(&Event::Everything, Instant::now());
+        }
+        self.wakes.send_if_modified(|wake| {
+            wake.add(&dirty);
+            !wake.is_empty()
+        });
+        let pass = match self.changes.during(self.controller.pass(&dirty, &self.lead)).await {
+            Ok(pass) => pass,
+            Err(Error::Tree(err)) if self.lead.was_replaced(&err) => return Ok(Passed::Replaced),
+            // Another process wrote the same znodes: everything is read again.
+            Err(Error::Tree(err)) if err.is_conflict() => {
+                warn!(error = %err, "reports changed meanwhile");
+                // If the container of the reports was deleted, every later write would fail.
+                self.controller.prepare().await?;
+                return Ok(Passed::Conflict);
+            }
+            Err(err) if err.is_transient() && planted(Bug::ViewKeptAfterStoreFailure) => {
+                return Ok(Passed::Looked { everything: dirty.everything(), unconfirmed: false });
+            }
+            Err(err) => return Err(err),
+        };
+        self.progress.send_modify(|progress| {
+            progress.passes += 1;
+            progress.last = pass;
+        });
+        Ok(Passed::Looked {
+            everything: dirty.everything(),
+            unconfirmed: self.controller.awaits_confirmation(),
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "leader_loop_tests.rs"]
+pub(super) mod tests;

@@ -1,0 +1,274 @@
+//! Tests of a machine that manages its own firewall, with the in-memory store and provider and with
+//! only the machine's own rights.
+
+use portcullis_provider::memory::Settings;
+use portcullis_provider::provider::MachineNumber;
+use portcullis_provider::rule::Cidr;
+use portcullis_provider::{Firewall, Memory};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::*;
+use crate::firewall::controller::FirewallController;
+use crate::firewall::leader_loop::Progress;
+use crate::firewall::leader_loop::tests::{CHANGE, Slow, took};
+use crate::firewall::local_loop::run;
+use crate::firewall::policy::Policy;
+use crate::machine::presence::{Error as MachineError, MachineClaim};
+use crate::model::ports::parse_argument;
+use crate::store::lease::{Lease, LeaseKey};
+use crate::store::records::Placement;
+use crate::store::tree::{Event, Write};
+use crate::store::{Bootstrap, Credential, Deploy, Environment, MemoryStore, MemoryTree, UnitPorts};
+
+const HERE: MachineId = MachineId::new(0);
+
+struct World {
+    operator: Environment<MemoryTree>,
+    controller: MemoryTree,
+    machine: MemoryTree,
+    identity: crate::store::Identity,
+    provider: Memory,
+}
+
+impl World {
+    /// Two services with one unit each on the same machine.
+    async fn new() -> Self {
+        let store = MemoryStore::default();
+        let [operator, controller] =
+            ["operator", "controller"].map(|user| Credential::generate(user).unwrap());
+        let wanted = Bootstrap {
+            environment: "test".parse().unwrap(),
+            placement: Placement::Local,
+            operator: operator.identity(),
+            controller: controller.identity(),
+        };
+        let environment = Environment::bootstrap(store.connect(Some(&operator)), &wanted).await.unwrap();
+        for name in ["web", "sql"] {
+            let deploy = Deploy {
+                service: name.parse().unwrap(),
+                charm: format!("local:{name}-1").parse().unwrap(),
+                metadata: serde_json::Map::new(),
+                units: 1,
+                to: None,
+            };
+            environment.deploy(&deploy).await.unwrap();
+        }
+        let credential = environment.machine_credential(HERE).await.unwrap();
+        let provider = Memory::new(Settings::default());
+        provider.add_group(MachineNumber::new(0));
+        World {
+            operator: environment,
+            controller: store.connect(Some(&controller)),
+            machine: store.connect(Some(&credential)),
+            identity: credential.identity(),
+            provider,
+        }
+    }
+
+    async fn expose(&self, name: &str, unit: u32, port: &str) {
+        let ports = UnitPorts::new(self.operator.tree(), UnitId::new(unit));
+        ports.open(parse_argument(port).unwrap()).await.unwrap();
+        self.operator.expose(&name.parse().unwrap()).await.unwrap();
+    }
+
+    fn agent(&self) -> FirewallController<MemoryTree, Memory> {
+        self.agent_over(self.provider.clone())
+    }
+
+    fn agent_over<F: Firewall>(&self, firewall: F) -> FirewallController<MemoryTree, F> {
+        let acl = self.operator.info().roles.machine_firewall(&self.identity);
+        let policy = Policy::for_own_machine([]);
+        FirewallController::for_machine(self.machine.clone(), firewall, policy, (HERE, acl, "a table"), || 0)
+    }
+
+    fn claim(&self, holder: &str) -> MachineClaim {
+        let acl = self.operator.info().roles.machine_agent(&self.identity);
+        MachineClaim { machine: HERE, acl, holder: holder.to_owned(), resync: Duration::from_secs(60) }
+    }
+
+    fn rules(&self) -> Vec<String> {
+        let rules = self.provider.actual(MachineNumber::new(0)).unwrap();
+        let v4 = rules.owned.iter().filter(|rule| rule.source == Cidr::WORLD_V4);
+        v4.map(|rule| rule.ports.to_string()).collect()
+    }
+
+    async fn until(&self, what: &str, fact: impl Fn(&Self) -> bool) {
+        let waited = async {
+            while !fact(self) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        // Shorter than a resync, so that only an event can have triggered the change.
+        tokio::time::timeout(Duration::from_secs(30), waited).await.unwrap_or_else(|_| panic!("no {what}"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_sees_what_concerns_it_and_notices_its_changes() {
+    let world = World::new().await;
+    let (stop, stopped) = watch::channel(false);
+    let (progress, _) = watch::channel(Progress::default());
+    let (mut agent, claim) = (world.agent(), world.claim("one"));
+    let tree = world.machine.clone();
+    let running = async { run(Some(&mut agent), &tree, &claim, &progress, stopped).await };
+    let story = async {
+        world.expose("web", 0, "80").await;
+        world.until("80", |world| world.rules() == ["80/tcp"]).await;
+        world.expose("sql", 1, "3306").await;
+        world.until("3306", |world| world.rules() == ["80/tcp", "3306/tcp"]).await;
+        world.operator.unexpose(&"web".parse().unwrap()).await.unwrap();
+        world.until("close", |world| world.rules() == ["3306/tcp"]).await;
+        world.operator.add_units(&"web".parse().unwrap(), 1, Some(HERE)).await.unwrap();
+        world.expose("web", 2, "8081").await;
+        world.until("8081", |world| world.rules() == ["80/tcp", "3306/tcp", "8081/tcp"]).await;
+        let writes = world.provider.writes();
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert_eq!(world.provider.writes(), writes, "converged means silent");
+        stop.send_replace(true);
+    };
+    let (ended, ()) = tokio::join!(running, story);
+    ended.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_mass_close_is_confirmed_long_before_the_next_resync() {
+    let world = World::new().await;
+    for port in 0..12 {
+        world.expose("web", 0, &(8000 + 2 * port).to_string()).await;
+    }
+    let (stop, stopped) = watch::channel(false);
+    let (progress, _) = watch::channel(Progress::default());
+    let (mut agent, claim) = (world.agent(), world.claim("one"));
+    let tree = world.machine.clone();
+    let running = async { run(Some(&mut agent), &tree, &claim, &progress, stopped).await };
+    let story = async {
+        world.until("twelve ports", |world| world.rules().len() == 12).await;
+        world.operator.unexpose(&"web".parse().unwrap()).await.unwrap();
+        world.until("closing", |world| world.rules().is_empty()).await;
+        stop.send_replace(true);
+    };
+    let (ended, ()) = tokio::join!(running, story);
+    ended.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_counts_from_when_it_was_noticed_though_a_pass_was_under_way() {
+    let world = World::new().await;
+    for name in ["web", "sql"] {
+        world.operator.expose(&name.parse().unwrap()).await.unwrap();
+    }
+    let (stop, stopped) = watch::channel(false);
+    let (progress, _) = watch::channel(Progress::default());
+    let (mut agent, claim) = (world.agent_over(Slow(world.provider.clone())), world.claim("one"));
+    let (tree, metrics) = (world.machine.clone(), agent.metrics());
+    let running = async { run(Some(&mut agent), &tree, &claim, &progress, stopped).await };
+    let story = async {
+        let open = async |unit, port| {
+            let ports = UnitPorts::new(world.operator.tree(), UnitId::new(unit));
+            ports.open(parse_argument(port).unwrap()).await.unwrap();
+        };
+        tokio::time::sleep(CHANGE).await;
+        open(0, "80").await;
+        tokio::time::sleep(CHANGE / 4).await;
+        open(1, "443").await;
+        tokio::time::sleep(2 * CHANGE).await;
+        stop.send_replace(true);
+    };
+    let (ended, ()) = tokio::join!(running, story);
+    ended.unwrap();
+    assert_eq!(took(&metrics), (2, 20 + 35), "the second waited for one and a half seconds");
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_record_does_not_count_as_removed() {
+    let world = World::new().await;
+    world.expose("web", 0, "80").await;
+    let delete = async |path: NodePath| {
+        let tree = world.operator.tree();
+        for name in tree.children(&path).await.unwrap() {
+            tree.write(vec![Write::Delete { path: path.child(&name) }]).await.unwrap();
+        }
+        tree.write(vec![Write::Delete { path }]).await.unwrap();
+    };
+    delete(paths::service(ServiceId::new(0))).await;
+    let view = observe(&world.machine, HERE).await.unwrap();
+    let requests = view.requests_on(HERE);
+    let missing = |unit: u32,
+                   part: &str,
+                   requests: &BTreeMap<UnitId, crate::firewall::wanted::PortRequest>| {
+        let request = &requests[&UnitId::new(unit)];
+        let crate::firewall::wanted::PortRequest::Frozen { reason } = request else { panic!("{request:?}") };
+        assert!(reason.contains(part) && reason.contains("is missing from the store"), "{reason}");
+    };
+    missing(0, "/services/service-0000000000", &requests);
+    delete(paths::unit(UnitId::new(1))).await;
+    missing(1, "/units/unit-0000000001", &observe(&world.machine, HERE).await.unwrap().requests_on(HERE));
+    world.operator.remove_unit(&"sql/0".parse().unwrap()).await.unwrap();
+    let view = observe(&world.machine, HERE).await.unwrap();
+    assert_eq!(view.units.get(UnitId::new(1)), None, "removed by its operator");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_may_not_be_read_is_frozen_and_spoils_nothing_else() {
+    let world = World::new().await;
+    world.expose("web", 0, "80").await;
+    world.expose("sql", 1, "3306").await;
+    let flag = paths::exposed(ServiceId::new(0));
+    world.operator.tree().set_acl(&flag, world.operator.info().roles.operators()).await.unwrap();
+    let view = observe(&world.machine, HERE).await.unwrap();
+    let Exposure::To(Err(reason)) = &view.services[&ServiceId::new(0)] else { panic!("{view:?}") };
+    assert!(reason.starts_with(flag.as_str()), "{reason}");
+    assert_eq!(view.services[&ServiceId::new(1)], Exposure::To(Ok(vec![])));
+    let secret = paths::unit_credentials(UnitId::new(1));
+    let version = world.operator.tree().get(&secret).await.unwrap().version;
+    let garbage = Write::SetIfVersion { path: secret.clone(), data: b"{".to_vec(), version };
+    world.operator.tree().write(vec![garbage]).await.unwrap();
+    let view = observe(&world.machine, HERE).await.unwrap();
+    assert_eq!(view.services[&ServiceId::new(1)], Exposure::To(Ok(vec![])), "proved before, and readable");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_agent_is_told_who_holds_the_machine() {
+    let world = World::new().await;
+    let claim = world.claim("process 1 on here");
+    let key = LeaseKey::machine(HERE);
+    let mut lead = Lease::acquire(&world.machine, &key, &claim.acl, &claim.holder).await.unwrap();
+    let (_stop, stopped) = watch::channel(false);
+    let (progress, _) = watch::channel(Progress::default());
+    let mut agent = world.agent();
+    let second = world.claim("process 2 on here");
+    let refused = run(Some(&mut agent), &world.machine, &second, &progress, stopped).await.unwrap_err();
+    assert_eq!(refused.to_string(), "machine 0 is looked after by process 1 on here already");
+    assert!(lead.confirm(&world.machine).await.unwrap());
+    assert!(matches!(refused, MachineError::Held { .. }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_controller_leaves_a_machine_alone_that_it_has_no_place_for_and_that_looks_after_itself() {
+    let world = World::new().await;
+    world.expose("web", 0, "80").await;
+    let roles = world.operator.info().roles.clone();
+    let acl = roles.controllers();
+    let lead = Lease::acquire(&world.controller, &LeaseKey::firewall(), &acl, "c").await.unwrap();
+    let cloud = Memory::new(Settings::default());
+    let policy = Policy::with_own_ports([]);
+    let mut controller =
+        FirewallController::new(world.controller.clone(), cloud.clone(), policy, roles.clone(), || 0);
+    controller.prepare().await.unwrap();
+    let mut everything = crate::store::changes::Dirty::default();
+    everything.add(&Event::Everything, Instant::now());
+    let pass = controller.pass(&everything, &lead).await.unwrap();
+    assert_eq!(pass.pending, 1, "nobody else does");
+    let acl = roles.machine_firewall(&world.identity);
+    let report = Write::create(paths::machine_firewall(HERE), "{\"granted\": {}}", acl);
+    world.machine.write(vec![report]).await.unwrap();
+    let pass = controller.pass(&everything, &lead).await.unwrap();
+    assert_eq!(pass.pending, 0);
+    assert!(!world.operator.tree().exists(&paths::firewall_report(HERE)).await.unwrap());
+    // A group in the cloud is managed as well: a packet has to pass both firewalls.
+    cloud.add_group(MachineNumber::new(0));
+    controller.pass(&everything, &lead).await.unwrap();
+    assert!(world.operator.tree().exists(&paths::firewall_report(HERE)).await.unwrap());
+}
