@@ -18,10 +18,3 @@ pub use error::{Error, Retry, Subject};
 pub use memory::Memory;
 pub use nftables::Nftables;
 pub use provider::{Applied, Firewall, Machines};
-
-/// The former names of [`mutants`], for callers that still use them.
-pub mod planted {
-    #[cfg(feature = "planted")]
-    pub use crate::mutants::activate as plant;
-    pub use crate::mutants::{Mutant as Bug, is_active as planted};
-}

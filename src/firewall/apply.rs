@@ -8,8 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use crate::mutant;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::rule::Change;
 use portcullis_provider::{Applied, Error, Firewall};
 use tokio::time::Instant;
@@ -99,7 +99,7 @@ impl Lanes {
                 lanes.after.insert(*machine, open);
             }
         }
-        if planted(Bug::ClosesQueuedBehindOpens) {
+        if mutant!(ClosesQueuedBehindOpens) {
             lanes.opening.append(&mut lanes.closing);
         }
         lanes
@@ -117,7 +117,7 @@ async fn carry_out<F: Firewall>(
         return (machine, change, Applied::as_one(Err(Error::NotBegun { what })));
     }
     let until =
-        if planted(Bug::LeaseNotCheckedAfterRateLimit) { until + Duration::from_secs(3600) } else { until };
+        if mutant!(LeaseNotCheckedAfterRateLimit) { until + Duration::from_secs(3600) } else { until };
     // Boxed: a cloud's futures exceed the compiler's nesting limit, above all in a clean build.
     let applied = Box::pin(firewall.apply(number(machine), &change, until)).await;
     (machine, change, applied)

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use portcullis_provider::planted::{Bug, planted};
+use crate::mutant;
 use portcullis_provider::provider::Foreign;
 use portcullis_provider::rule::{Change, Family, Rule, RuleSet};
 
@@ -96,7 +96,7 @@ impl Capacity {
             let is_free = |rule: &&Rule| {
                 let one: RuleSet = [**rule].into_iter().collect();
                 let replaced = intersection(&one, target).minus(&opened).is_empty();
-                let is_join = target.covers(rule) && !planted(Bug::PortsJoinedOnlyWhenFull);
+                let is_join = target.covers(rule) && !mutant!(PortsJoinedOnlyWhenFull);
                 let risked = !intersection(&one, kept).is_empty();
                 rule.source.family() == family && replaced && !is_join && !risked
             };

@@ -5,8 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::mutant;
 use portcullis_provider::Firewall;
-use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::provider::MachineRules;
 use portcullis_provider::rule::{Change, Family};
 use tokio::time::Instant;
@@ -186,7 +186,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
 
     /// Drops all cached data, because another leader may have changed the rules.
     pub fn drop_caches(&mut self) {
-        if planted(Bug::CachesKeptAcrossLeases) {
+        if mutant!(CachesKeptAcrossLeases) {
             return;
         }
         self.view = None;
@@ -247,7 +247,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
                 self.metrics.passed(&pass, self.reports.len(), requests);
             }
             Err(_) => {
-                if !planted(Bug::ViewKeptAfterStoreFailure) {
+                if !mutant!(ViewKeptAfterStoreFailure) {
                     self.drop_view();
                 }
                 self.metrics.failed(&pass, requests);

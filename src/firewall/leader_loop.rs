@@ -12,7 +12,7 @@ use tracing::{debug, info, warn};
 
 use super::controller::{FirewallController, Pass};
 use crate::machine::provisioning::{News, Provisioning, Wake};
-use crate::model::planted::{Bug, planted};
+use crate::mutant;
 use crate::runtime::reconcile::{Due, Ended, Passed, Reconciler, STORE_PAUSE, Schedule, run_passes};
 use crate::store::Error;
 use crate::store::acl::Roles;
@@ -110,7 +110,7 @@ pub async fn run_provisioning<T: Tree, F: Firewall, P: Provisioning>(
         match ended {
             Ok(Ended::Stopped) => return Ok(()),
             Ok(Ended::Replaced) => warn!("no longer leading"),
-            Err(err) if err.is_transient() && !planted(Bug::ExitsOnStoreOutage) => {
+            Err(err) if err.is_transient() && !mutant!(ExitsOnStoreOutage) => {
                 warn!(error = %err, "store lost");
                 progress.send_modify(Progress::loses_the_store);
                 tokio::time::sleep(STORE_PAUSE).await;
@@ -166,7 +166,7 @@ async fn firewall_rounds<T: Tree, F: Firewall>(
     controller.drop_caches();
     controller.prepare().await?;
     let changes = Changes::new(tree.watch(&paths::root()).await?);
-    let resync = if planted(Bug::NoResync) { 1000 * resync } else { resync };
+    let resync = if mutant!(NoResync) { 1000 * resync } else { resync };
     let schedule = Schedule::new(Instant::now() + resync, resync, LEASE / 3);
     let mut passes = Passes { controller, tree, lead, progress, changes, wakes, news };
     run_passes(&mut passes, schedule, stop).await
@@ -209,9 +209,9 @@ impl<T: Tree, F: Firewall> Reconciler for Passes<'_, T, F> {
     }
 
     async fn pass(&mut self, due: Due) -> Result<Passed, Error> {
-        let late = due == Due::Retries && planted(Bug::EventsIgnoredDuringRetries);
+        let late = due == Due::Retries && mutant!(EventsIgnoredDuringRetries);
         let mut dirty = if late { Dirty::default() } else { self.changes.gathered() };
-        if planted(Bug::ReconnectsIgnored) && dirty.everything() && self.controller.view().is_some() {
+        if mutant!(ReconnectsIgnored) && dirty.everything() && self.controller.view().is_some() {
             dirty = Dirty::default();
         }
         if due == Due::Everything {
@@ -231,7 +231,7 @@ impl<T: Tree, F: Firewall> Reconciler for Passes<'_, T, F> {
                 self.controller.prepare().await?;
                 return Ok(Passed::Conflict);
             }
-            Err(err) if err.is_transient() && planted(Bug::ViewKeptAfterStoreFailure) => {
+            Err(err) if err.is_transient() && mutant!(ViewKeptAfterStoreFailure) => {
                 return Ok(Passed::Looked { everything: dirty.everything(), unconfirmed: false });
             }
             Err(err) => return Err(err),

@@ -8,9 +8,9 @@ use portcullis_provider::rule::RuleSet;
 
 use super::unit_index::UnitIndex;
 use crate::firewall::wanted::PortRequest;
-use crate::model::planted::{Bug, planted};
 use crate::model::ports::PortsDocument;
 use crate::model::{Cidr, MachineId, PortRange, ServiceId, UnitId, UnitName};
+use crate::mutant;
 use crate::store::changes::Key;
 use crate::store::paths::{self, NodePath};
 use crate::store::records;
@@ -71,7 +71,7 @@ pub struct View {
 impl View {
     /// Why this view does not allow any close, if that is so.
     pub fn closes_nothing(&self) -> Option<String> {
-        if self.missing.is_empty() || planted(Bug::MissingRecordCountsAsRemoved) {
+        if self.missing.is_empty() || mutant!(MissingRecordCountsAsRemoved) {
             return None;
         }
         let missing: Vec<&str> = self.missing.iter().map(NodePath::as_str).collect();
@@ -110,7 +110,7 @@ impl View {
             match key {
                 Key::Machine(id) => drop(machines.insert(id)),
                 Key::Unit(id) => machines.extend(self.units.get(id).and_then(|unit| unit.machine())),
-                Key::Service(_) if planted(Bug::ExposedFlagEventsIgnored) => {}
+                Key::Service(_) if mutant!(ExposedFlagEventsIgnored) => {}
                 Key::Service(id) => {
                     machines.extend(self.units.of(id).filter_map(|(_, unit)| unit.machine()));
                 }
@@ -154,7 +154,7 @@ impl View {
                 if ports.is_empty()
                     && !had.is_empty()
                     && self.without_ports.contains(&id)
-                    && !planted(Bug::MissingRecordCountsAsRemoved) =>
+                    && !mutant!(MissingRecordCountsAsRemoved) =>
             {
                 PortRequest::Frozen { reason: format!("{} is missing from the store", paths::unit_ports(id)) }
             }
@@ -170,22 +170,22 @@ impl View {
         let sources = match self.services.get(service) {
             // `juju` removes a service together with its units or after them, so `juju` did not
             // remove this service.
-            None if !planted(Bug::MissingRecordCountsAsRemoved) => {
+            None if !mutant!(MissingRecordCountsAsRemoved) => {
                 let path = paths::service(*service);
                 return PortRequest::Frozen { reason: format!("{path} is missing from the store") };
             }
-            None | Some(Exposure::No) if !planted(Bug::UnexposedPortsOpened) => {
+            None | Some(Exposure::No) if !mutant!(UnexposedPortsOpened) => {
                 return PortRequest::NotExposed;
             }
             None | Some(Exposure::No) => vec![Cidr::WORLD_V4, Cidr::WORLD_V6],
             Some(Exposure::To(Err(reason))) => return PortRequest::Frozen { reason: reason.clone() },
-            Some(Exposure::To(Ok(sources))) if sources.is_empty() || planted(Bug::ExposedSourcesIgnored) => {
+            Some(Exposure::To(Ok(sources))) if sources.is_empty() || mutant!(ExposedSourcesIgnored) => {
                 vec![Cidr::WORLD_V4, Cidr::WORLD_V6]
             }
             Some(Exposure::To(Ok(sources))) => sources.clone(),
         };
         match &unit.ports {
-            Err(_) if planted(Bug::InvalidPortsCountAsNone) => PortRequest::NotExposed,
+            Err(_) if mutant!(InvalidPortsCountAsNone) => PortRequest::NotExposed,
             Ok(ports) => PortRequest::Exposed { ports: ports.clone(), sources },
             Err(reason) => PortRequest::Frozen { reason: reason.clone() },
         }

@@ -4,8 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::mutant;
 use portcullis_provider::dry_run::would;
-use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::rule::{Change, Rule, RuleSet};
 
 use super::capacity::Capacity;
@@ -69,9 +69,9 @@ pub fn target(
     let nobodys = there.minus(&remembered);
     for unit in wanted.frozen.keys() {
         let theirs = match last.get(unit) {
-            Some(granted) if planted(Bug::UnreportedOpenClosed) => intersection(granted, &there),
+            Some(granted) if mutant!(UnreportedOpenClosed) => intersection(granted, &there),
             Some(granted) => intersection(granted, &there).union(&nobodys),
-            None if planted(Bug::UnknownLastRulesCountAsNone) => RuleSet::new(),
+            None if mutant!(UnknownLastRulesCountAsNone) => RuleSet::new(),
             None => there.clone(),
         };
         kept = kept.union(&theirs);
@@ -109,7 +109,7 @@ pub fn plan_machine_within(
     let mut plan = MachinePlan { change: Change { open, close }, kept_for_frozen, ..MachinePlan::default() };
     if !plan.change.close.is_empty() && !capacity.is_atomic {
         let staying = owned - &plan.change.close;
-        let theirs = theirs.iter().filter(|_| !planted(Bug::ForeignRuleBlocksClose));
+        let theirs = theirs.iter().filter(|_| !mutant!(ForeignRuleBlocksClose));
         plan.defer(&staying.iter().chain(theirs).collect(), &target);
     }
     if !holds.is_empty() {
@@ -130,7 +130,7 @@ fn respell(owned: &BTreeSet<Rule>, target: &RuleSet, capacity: Capacity, holds: 
     if capacity.is_atomic {
         return Change::between(owned, target);
     }
-    if planted(Bug::PortsJoinedOnlyWhenFull) {
+    if mutant!(PortsJoinedOnlyWhenFull) {
         let gentle = Change::between(owned, target);
         let fits = gentle.open.is_empty() || capacity.holds(owned, &gentle.open);
         return if fits { gentle } else { Change::compacting(owned, target.rules()) };
@@ -155,7 +155,7 @@ impl MachinePlan {
         let close = std::mem::take(&mut self.change.close);
         (self.change.close, self.deferred) = close.into_iter().partition(|rule| {
             let wanted = intersection(&[*rule].into_iter().collect(), target);
-            wanted.minus(staying).is_empty() || planted(Bug::ReplacedRuleClosedFirst)
+            wanted.minus(staying).is_empty() || mutant!(ReplacedRuleClosedFirst)
         });
     }
 

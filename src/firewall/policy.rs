@@ -2,7 +2,7 @@
 //! file belongs to the controller, so that no write to the store can weaken it; the command line
 //! reads it.
 
-use portcullis_provider::planted::{Bug, planted};
+use crate::mutant;
 use portcullis_provider::rule::{Cidr, PortRange, Protocol, Rule, RuleSet};
 use serde::Deserialize;
 
@@ -150,7 +150,7 @@ impl Policy {
             return (RuleSet::new(), vec![(ports, Denial::ForbiddenSource(forbidden))]);
         }
         let asked: RuleSet = [Rule::new(ports, source)].into_iter().collect();
-        let allowed = if planted(Bug::PolicyNotApplied) { asked.clone() } else { self.permitted(&asked) };
+        let allowed = if mutant!(PolicyNotApplied) { asked.clone() } else { self.permitted(&asked) };
         let held = asked.minus(&allowed).rules().map(|rule| (rule.ports, Denial::ForbiddenPort)).collect();
         (allowed, held)
     }

@@ -8,8 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use crate::mutant;
 use portcullis_provider::Error;
-use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::rule::{PortRange, Rule, RuleSet};
 
 use crate::runtime::clock::Moment;
@@ -153,7 +153,7 @@ impl<I: Moment> Refusals<I> {
     /// Records a denied request: no request of its kind is sent before the pause ends. Returns
     /// false for other errors, which have their own retry schedule.
     pub fn denied(&mut self, request: Request, error: &Error, now: I, random: u64) -> bool {
-        if !matches!(error, Error::Denied { .. }) || planted(Bug::DeniedRequestRepeated) {
+        if !matches!(error, Error::Denied { .. }) || mutant!(DeniedRequestRepeated) {
             return false;
         }
         self.kinds.entry(request).or_default().all = Some(refused(error, now, random));
@@ -172,7 +172,7 @@ impl<I: Moment> Refusals<I> {
         random: u64,
     ) -> bool {
         let full = matches!(error, Error::QuotaExceeded { .. });
-        if !(error.may_concern_a_part() || full && rules.len() > 1) || planted(Bug::RefusedPortBlocksOthers) {
+        if !(error.may_concern_a_part() || full && rules.len() > 1) || mutant!(RefusedPortBlocksOthers) {
             return false;
         }
         let kind = self.kinds.entry(request).or_default();
@@ -272,7 +272,7 @@ impl<I: Moment> Refusals<I> {
 }
 
 fn refused<I: Moment>(error: &Error, now: I, random: u64) -> Refused<I> {
-    let pause = if planted(Bug::RetryPauseOfAnHour) { 60 * PAUSE } else { PAUSE };
+    let pause = if mutant!(RetryPauseOfAnHour) { 60 * PAUSE } else { PAUSE };
     let until = now + pause + Duration::from_millis(random % SPREAD_MS);
     Refused { until, reason: error.to_string() }
 }

@@ -9,7 +9,7 @@ use super::change_log::{ChangeLog, Entry};
 use super::plan::LastGranted;
 use super::report::Report;
 use crate::model::MachineId;
-use crate::model::planted::{Bug, planted};
+use crate::mutant;
 use crate::store::acl::{Acl, Roles};
 use crate::store::firewall_reports::{Content, Place, Update};
 use crate::store::lease::Lease;
@@ -136,7 +136,7 @@ impl ReportStore {
         gone: &BTreeSet<MachineId>,
         lead: &Lease,
     ) -> Result<(), tree::Error> {
-        if planted(Bug::ReportsNotWritten) {
+        if mutant!(ReportsNotWritten) {
             return Ok(());
         }
         let mut gone = gone | &std::mem::take(&mut self.orphans);
@@ -151,9 +151,9 @@ impl ReportStore {
         let mut updates = Vec::new();
         for (machine, report) in reports {
             let report = report.bounded();
-            let unreadable = self.unreadable.remove(&machine) && !planted(Bug::InvalidReportNotReplaced);
+            let unreadable = self.unreadable.remove(&machine) && !mutant!(InvalidReportNotReplaced);
             let content = match self.known.get(&machine) {
-                Some((old, _)) if *old == report && !unreadable && !planted(Bug::UnchangedReportsWritten) => {
+                Some((old, _)) if *old == report && !unreadable && !mutant!(UnchangedReportsWritten) => {
                     Content::Unchanged
                 }
                 Some((_, version)) => {
@@ -171,7 +171,7 @@ impl ReportStore {
         }
         for machine in &gone {
             if let Some((_, version)) =
-                self.known.remove(machine).filter(|_| !planted(Bug::ReportsOfRemovedMachinesKept))
+                self.known.remove(machine).filter(|_| !mutant!(ReportsOfRemovedMachinesKept))
             {
                 let log = logs.remove(machine).unwrap_or(Content::Unchanged);
                 updates.push(Update { machine: *machine, report: Content::Delete(version), log });

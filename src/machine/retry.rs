@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use portcullis_provider::{Error, Retry as RetryClass};
 
-use crate::model::planted::{Bug, planted};
+use crate::mutant;
 use crate::runtime::backoff::doubling;
 use crate::runtime::clock::Moment;
 
@@ -50,8 +50,8 @@ impl<I: Moment> Retry<I> {
         let failures = previous.map_or(0, |previous| previous.failures);
         let pause = match pace {
             Pace::ReadAgain if failures == 0 => Duration::ZERO,
-            _ if planted(Bug::RetriesWithoutPause) => Duration::ZERO,
-            Pace::Slow if planted(Bug::RetryPauseOfAnHour) => 60 * LONGEST,
+            _ if mutant!(RetriesWithoutPause) => Duration::ZERO,
+            Pace::Slow if mutant!(RetryPauseOfAnHour) => 60 * LONGEST,
             Pace::Slow => LONGEST + Duration::from_millis(random % SPREAD_MS),
             _ => doubling(FIRST, failures, LONGEST),
         };
@@ -61,7 +61,7 @@ impl<I: Moment> Retry<I> {
             Pace::Slow => pause,
             _ => Duration::from_millis(spread + if spread == 0 { 0 } else { random % (spread + 1) }),
         };
-        if planted(Bug::FailuresNotRetried) {
+        if mutant!(FailuresNotRetried) {
             return previous;
         }
         Some(Self { at: now + pause, failures: failures.saturating_add(1) })

@@ -12,6 +12,4 @@ pub use charm_hash::CharmHash;
 pub use hex::hex;
 pub use id::{InvalidId, MachineId, ServiceId, UnitId};
 pub use name::{CharmUrl, EnvironmentName, InstanceId, InvalidName, ServiceName, UnitName};
-// For callers that still use the former name of `crate::mutants`.
-pub use portcullis_provider::planted;
 pub use portcullis_provider::rule::{Cidr, PortRange, Protocol};

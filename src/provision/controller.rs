@@ -17,8 +17,8 @@ use super::plan::{Confirmation, Missing, Plan, Records, Step, named_by_units, pr
 use super::user_data::Boot;
 use crate::machine::provisioning::{CountFailure, News, Provisioning, Wake};
 use crate::machine::retry::{Pace, Retries};
-use crate::model::planted::{Bug, planted};
 use crate::model::{MachineId, UnitId};
+use crate::mutant;
 use crate::store::lease::Lease;
 use crate::store::paths;
 use crate::store::records;
@@ -203,7 +203,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
 
     fn remember(&mut self, plan: &Plan, now: Instant) {
         self.gone = self.missing.settled(&plan.vanished, now);
-        if planted(Bug::MissingInstanceNotReported) {
+        if mutant!(MissingInstanceNotReported) {
             self.gone.clear();
         }
         if !plan.unconfirmed.is_empty() {

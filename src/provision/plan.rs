@@ -9,8 +9,8 @@ use std::time::Duration;
 use portcullis_provider::provider::{Group, GroupId, Instance, InstanceId, InstanceState, Inventory, Origin};
 use serde_json::Value;
 
-use crate::model::planted::{Bug, planted};
 use crate::model::{self, MachineId, UnitId};
+use crate::mutant;
 use crate::runtime::clock::Moment;
 use crate::runtime::confirm::FirstRead;
 use crate::store::paths;
@@ -149,7 +149,7 @@ pub fn provision(machines: &Records, inventory: &Inventory, is_confirmed: impl F
     let bare = machines.values().all(Result::is_err);
     let lasting = || ends.iter().filter(|step| !step.stands_alone()).cloned().collect();
     let doubtful = if bare { lasting() } else { ending };
-    if !most && !bare || planted(Bug::MassTerminationNotConfirmed) {
+    if !most && !bare || mutant!(MassTerminationNotConfirmed) {
         plan.steps.extend(ends);
     } else if is_confirmed(&doubtful) {
         plan.confirmed = doubtful;
@@ -201,7 +201,7 @@ fn for_machine(plan: &mut Plan, machine: MachineId, record: &records::Machine, b
         // The local machine belongs to no provider.
         Some(LOCAL_INSTANCE) => return,
         Some(id) => own.find(|instance| instance.id.as_str() == id),
-        None if planted(Bug::InterruptedLaunchRepeated) => None,
+        None if mutant!(InterruptedLaunchRepeated) => None,
         None => own.filter(|instance| is_live(instance)).min_by(|a, b| a.id.cmp(&b.id)),
     };
     match (known, found) {
@@ -252,7 +252,7 @@ fn ends(machines: &Records, inventory: &Inventory, belongings: &Belongings<'_>) 
     let left = |group: &&&Group| group.machine.is_some_and(|number| !known.contains(&number.get()));
     let mut steps: Vec<Step> = Vec::new();
     for group in
-        groups.iter().filter(left).filter(|group| group.open && !planted(Bug::PortsOfRemovedMachineLeftOpen))
+        groups.iter().filter(left).filter(|group| group.open && !mutant!(PortsOfRemovedMachineLeftOpen))
     {
         let machine = group.machine.map(|number| MachineId::new(number.get()));
         steps.extend(machine.map(|machine| Step::Shut(machine, group.id.clone())));
@@ -269,7 +269,7 @@ fn ends(machines: &Records, inventory: &Inventory, belongings: &Belongings<'_>) 
             continue;
         }
         steps.push(match instance.origin {
-            Origin::Adopted if planted(Bug::AdoptedInstanceTerminated) => {
+            Origin::Adopted if mutant!(AdoptedInstanceTerminated) => {
                 Step::Terminate(machine, instance.id.clone())
             }
             Origin::Launched => {
@@ -280,18 +280,18 @@ fn ends(machines: &Records, inventory: &Inventory, belongings: &Belongings<'_>) 
         });
     }
     for group in groups {
-        if group.machine.is_none() && planted(Bug::SharedGroupDeletedTooEarly) {
+        if group.machine.is_none() && mutant!(SharedGroupDeletedTooEarly) {
             steps.push(Step::DeleteSharedGroup(group.id.clone()));
         }
         // A group cannot be deleted before its instance has ended.
         if let Some(number) =
             group.machine.filter(|number| !known.contains(&number.get()) && !ending.contains(number))
-            && !planted(Bug::GroupsNotDeleted)
+            && !mutant!(GroupsNotDeleted)
         {
             steps.push(Step::DeleteGroup(MachineId::new(number.get()), group.id.clone()));
         }
     }
-    if is_unused(machines, inventory) && !planted(Bug::SharedGroupNotDeleted) {
+    if is_unused(machines, inventory) && !mutant!(SharedGroupNotDeleted) {
         let shared = inventory.groups.iter().filter(|group| group.machine.is_none());
         let mut shared: Vec<&GroupId> = shared.map(|group| &group.id).collect();
         shared.sort_unstable();
@@ -325,7 +325,7 @@ fn is_surplus(
     belongings: &Belongings<'_>,
 ) -> bool {
     let Some(Ok(records::Machine { instance_id: Some(known), .. })) = record else { return false };
-    if planted(Bug::DuplicateInstanceKept) {
+    if mutant!(DuplicateInstanceKept) {
         return false;
     }
     let has_its_own = belongings

@@ -13,11 +13,14 @@ use crate::controller::environment;
 use crate::harness::wait_for;
 use crate::world::World;
 
-const MACHINES: usize = 1000;
+/// LocalStack takes longer for every further one.
+const MACHINES: usize = 400;
+/// Describes of a converged restart: two reads of two lists, and one to spare.
+const MAX_READS: usize = 5;
 /// Open on each machine.
 const PORTS: [i32; 3] = [80, 443, 8080];
 
-pub(crate) fn a_thousand_machines_need_no_writes_when_converged(world: &World) {
+pub(crate) fn hundreds_of_machines_need_no_writes_when_converged(world: &World) {
     let began = Instant::now();
     let store = world.wait(async {
         let vpc = world.account.default_vpc().await;
@@ -48,7 +51,7 @@ pub(crate) fn a_thousand_machines_need_no_writes_when_converged(world: &World) {
         store
     });
     println!("{MACHINES} machines made in {:?}", began.elapsed());
-    // LocalStack takes seconds to list a thousand objects, so the proxy caches the first listing.
+    // LocalStack takes seconds to list hundreds of objects, so the proxy caches the first listing.
     world.wait(async {
         let patient = Duration::from_secs(300);
         let settings = world.account.settings_of("local", &store);
@@ -93,6 +96,6 @@ pub(crate) fn a_thousand_machines_need_no_writes_when_converged(world: &World) {
         "converged restart: {reads} describes for {MACHINES} groups, quiet within {:?}",
         began.elapsed()
     );
-    assert!(reads * 200 <= MACHINES, "{reads} describes are more than one per 200 groups");
+    assert!(reads <= MAX_READS, "{reads} describes for {MACHINES} groups");
     second.stop();
 }

@@ -1,5 +1,5 @@
 //! Golden files: user-visible text as plain files below `tests/cli/golden`. A test compares the
-//! output of a program with its file; `PORTCULLIS_BLESS=1` rewrites the file, and the change is
+//! output of a program with its file; `BLESS=1` rewrites the file, and the change is
 //! reviewed as a diff. Values that differ between runs become placeholders here; the tests decide
 //! which texts to compare.
 
@@ -62,16 +62,12 @@ pub(crate) fn check(name: &str, text: &str) {
 #[track_caller]
 pub(crate) fn check_exact(name: &str, text: &str) {
     let path = Path::new(DIRECTORY).join(name);
-    if std::env::var_os("PORTCULLIS_BLESS").is_some() {
+    if std::env::var_os("BLESS").is_some() {
         fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
         fs::write(&path, text).expect("a golden file");
     }
     let expected = fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        text == expected,
-        "{name} differs (PORTCULLIS_BLESS=1 rewrites it):\n{}",
-        difference(&expected, text)
-    );
+    assert!(text == expected, "{name} differs (BLESS=1 rewrites it):\n{}", difference(&expected, text));
 }
 
 /// Returns the names of all golden files below a directory, sorted.

@@ -4,7 +4,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use portcullis::model::planted::{Bug, plant};
+use portcullis::mutants::{Mutant, activate};
 
 use crate::regressions::SCENARIOS;
 use crate::{first_line, run_in_world, simulate};
@@ -13,8 +13,8 @@ use crate::{first_line, run_in_world, simulate};
 const WORLDS: u64 = 3000;
 
 /// Returns the first scenario or world that fails because of the bug, and its message.
-fn found(bug: Bug) -> Option<(String, String)> {
-    plant(Some(bug));
+fn found(bug: Mutant) -> Option<(String, String)> {
+    activate(Some(bug));
     let in_scenarios = SCENARIOS.iter().find_map(|(name, scenario)| {
         let outcome = std::panic::catch_unwind(|| run_in_world(scenario()));
         outcome.err().map(|panic| ((*name).to_owned(), first_line(&*panic)))
@@ -25,7 +25,7 @@ fn found(bug: Bug) -> Option<(String, String)> {
             outcome.err().map(|panic| (format!("seed {seed}"), first_line(&*panic)))
         })
     });
-    plant(None);
+    activate(None);
     found
 }
 
@@ -34,7 +34,8 @@ fn alone_every_planted_bug_is_found() {
     std::panic::set_hook(Box::new(|_| {}));
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     // The other bugs are for the heartbeat simulator.
-    let bugs: Vec<Bug> = Bug::ALL.iter().copied().filter(|bug| !Bug::HEARTBEAT.contains(bug)).collect();
+    let bugs: Vec<Mutant> =
+        Mutant::ALL.iter().copied().filter(|bug| !Mutant::HEARTBEAT.contains(bug)).collect();
     let work = || {
         while let Some(&bug) = bugs.get(next.fetch_add(1, Ordering::Relaxed)) {
             let found = found(bug);
@@ -56,7 +57,8 @@ fn alone_every_planted_bug_is_found() {
             None => println!("{bug:?}: NOT FOUND. {}", bug.why()),
         }
     }
-    let missed: Vec<Bug> = results.iter().filter(|(_, found)| found.is_none()).map(|(bug, _)| *bug).collect();
-    assert_eq!(missed, Vec::<Bug>::new(), "not found by any test");
+    let missed: Vec<Mutant> =
+        results.iter().filter(|(_, found)| found.is_none()).map(|(bug, _)| *bug).collect();
+    assert_eq!(missed, Vec::<Mutant>::new(), "not found by any test");
     assert!(bugs.len() >= 20);
 }

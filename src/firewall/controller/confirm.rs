@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::mutant;
 use portcullis_provider::Firewall;
-use portcullis_provider::planted::{Bug, planted};
 use portcullis_provider::rule::Rule;
 use tokio::time::Instant;
 use tracing::{debug, warn};
@@ -76,12 +76,12 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         self.drop_outdated_confirmations(planned);
         // An unreadable tree looks like one without units, so even a few closes need confirmation.
         let no_units = self.view.as_ref().is_none_or(|view| view.units.is_empty());
-        let no_units = no_units && !planted(Bug::EmptyReadNotConfirmed);
-        let by_pass = planted(Bug::MassCloseCheckedPerPass);
+        let no_units = no_units && !mutant!(EmptyReadNotConfirmed);
+        let by_pass = mutant!(MassCloseCheckedPerPass);
         let whole = !self.machines.any_unread() || by_pass;
         let total = self.machines.owned_rules();
         let (closing, of) = match confidence(planned.plans.values(), total, whole && (!no_units || by_pass)) {
-            Confidence::ReadAgain { closing, of } if !planted(Bug::MassCloseNotConfirmed) => (closing, of),
+            Confidence::ReadAgain { closing, of } if !mutant!(MassCloseNotConfirmed) => (closing, of),
             Confidence::Sufficient if !whole => return BTreeSet::new(),
             _ => {
                 self.confirmation.first = None;
@@ -132,7 +132,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
                 lost.intersection(&lost_before).copied().filter(|rule| !known.contains(rule)).collect();
             let rest: BTreeSet<Rule> = &(&lost - known) - &new;
             newly_confirmed += new.len();
-            if !planted(Bug::ConfirmationsNotKept) {
+            if !mutant!(ConfirmationsNotKept) {
                 known.extend(new);
             }
             if !rest.is_empty() {

@@ -5,8 +5,8 @@
 
 use std::collections::BTreeSet;
 
+use crate::mutant;
 use portcullis_provider::Firewall;
-use portcullis_provider::planted::{Bug, planted};
 use tokio::time::Instant;
 
 use super::{FirewallController, Scope};
@@ -46,7 +46,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         let Some(view) = self.view.as_mut().filter(|_| self.scope == Scope::Environment) else {
             return Ok(());
         };
-        if planted(Bug::MissingRecordCountsAsRemoved) {
+        if mutant!(MissingRecordCountsAsRemoved) {
             return Ok(());
         }
         let machines: Vec<MachineId> =

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use portcullis_provider::planted::{Bug, planted};
+use crate::mutant;
 use portcullis_provider::rule::{Change, Rule};
 use portcullis_provider::{Applied, Error};
 
@@ -94,7 +94,7 @@ pub(crate) fn settle<I: Moment>(
             let first_full = matches!(applied.opened, Err(Error::QuotaExceeded { .. }))
                 && state.full_since.replace(now).is_none();
             schedule_retry(state, attempt, applied, first_full, now, random);
-        } else if applied.is_cut_short() && !planted(Bug::UnsentChangeCountsAsApplied) {
+        } else if applied.is_cut_short() && !mutant!(UnsentChangeCountsAsApplied) {
             // The lease ended during the pass: the next pass begins with this machine, under a
             // renewed lease. After a failure, the retry includes the requests that were not sent.
             state.postponed_since = Some(attempt.postponed_since.unwrap_or(now));
@@ -166,7 +166,7 @@ fn record_result<I: Moment>(
         if !done.is_empty() || applied.is_ok() {
             settled.logged_change = Some((done.open.len(), done.close.len()));
         }
-        if let Some(rules) = state.rules.as_mut().filter(|_| !planted(Bug::AppliedChangeNotCached)) {
+        if let Some(rules) = state.rules.as_mut().filter(|_| !mutant!(AppliedChangeNotCached)) {
             rules.owned = done.applied_to(&rules.owned);
             if applied.is_ok() {
                 rules.drift.clear();
@@ -175,7 +175,7 @@ fn record_result<I: Moment>(
         return;
     }
     // The rules of the machine are unknown now: they are read again before the next plan.
-    if !planted(Bug::StaleRulesUsedAfterFailure) {
+    if !mutant!(StaleRulesUsedAfterFailure) {
         state.rules = None;
     }
     settled.failures = applied.errors().map(Error::kind).collect();

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use portcullis_provider::planted::{Bug, planted};
+use crate::mutant;
 use portcullis_provider::provider::{MachineNumber, Seen};
 use portcullis_provider::{Error, Firewall};
 use tokio::time::Instant;
@@ -71,7 +71,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
                 }
                 // A controller for its own machine needs neither the instance nor the record.
                 Some(_) if self.scope != Scope::Environment => drop(with_rules.insert(machine)),
-                Some(Err(_)) if planted(Bug::InvalidRecordBlocksAllMachines) => return None,
+                Some(Err(_)) if mutant!(InvalidRecordBlocksAllMachines) => return None,
                 Some(Err(reason)) => {
                     reports.insert(machine, self.reports.keep(machine, reason.clone()));
                 }
@@ -84,7 +84,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
             }
             // There is no request that could be retried; the next change of the machine triggers a
             // pass.
-            if !with_rules.contains(&machine) && !planted(Bug::RemovedMachineRetried) {
+            if !with_rules.contains(&machine) && !mutant!(RemovedMachineRetried) {
                 let state = self.machines.entry(machine);
                 (state.retry, state.noticed_at) = (None, None);
             }
