@@ -194,18 +194,22 @@ mod tests {
     }
 
     #[test]
-    fn who_is_ready_says_as_what() {
+    fn readiness_names_the_role_or_the_reason() {
         let mut progress = Progress::default();
         assert_eq!(ready(&progress), Ok("standing by"));
-        progress.loses_the_store();
+        progress.store_failed();
         assert_eq!(ready(&progress), Err("the store was lost"));
-        progress.leads();
+        progress.became_leader();
         assert_eq!(ready(&progress), Err("has not looked at everything yet"));
         progress.passes += 1;
         assert_eq!(ready(&progress), Ok("leading"));
         progress.leading = false;
-        assert_eq!(ready(&progress), Ok("standing by"), "lost once is not lost for ever");
-        progress.leads();
-        assert_eq!(ready(&progress), Err("has not looked at everything yet"), "not since it leads again");
+        assert_eq!(ready(&progress), Ok("standing by"), "an earlier failure does not count");
+        progress.became_leader();
+        assert_eq!(
+            ready(&progress),
+            Err("has not looked at everything yet"),
+            "a new lease starts with a full read"
+        );
     }
 }

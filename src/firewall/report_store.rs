@@ -134,7 +134,7 @@ impl ReportStore {
         reports: BTreeMap<MachineId, Report>,
         done: BTreeMap<MachineId, Entry>,
         gone: &BTreeSet<MachineId>,
-        lead: &Lease,
+        lease: &Lease,
     ) -> Result<(), tree::Error> {
         if planted(Bug::ReportsNotWritten) {
             return Ok(());
@@ -179,7 +179,7 @@ impl ReportStore {
         }
         let alone = |(machine, log)| Update { machine, report: Content::Unchanged, log };
         updates.extend(logs.into_iter().map(alone));
-        self.place.write(tree, lead, updates).await?;
+        self.place.write(tree, lease, updates).await?;
         self.unwritten.clear();
         Ok(())
     }
@@ -208,9 +208,9 @@ impl ReportStore {
                     ChangeLog::default()
                 }
             };
-            let mut news = false;
-            entries.iter().for_each(|entry| news |= change_log.push(entry.clone()));
-            if news {
+            let mut is_new = false;
+            entries.iter().for_each(|entry| is_new |= change_log.push(entry.clone()));
+            if is_new {
                 let version = node.map(|node| node.version);
                 updates.insert(id, Content::Put(change_log.to_bytes(), version));
             }

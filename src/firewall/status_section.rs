@@ -12,7 +12,7 @@ use crate::store::snapshot::{Presence, Readable, StoredUnit};
 /// The ports that are not as requested, and the problems of machines' firewalls.
 pub fn of(snapshot: &Snapshot) -> Firewall {
     let view = firewall_view(snapshot);
-    let placed = view.placed();
+    let placed = view.units_by_machine();
     let mut section = Firewall::default();
     for (&id, machine) in &snapshot.machines {
         let [controller, own] = machine.firewall_reports.clone();

@@ -45,8 +45,7 @@ impl MachineFile {
     /// # Errors
     /// Names the part of the file that is missing or invalid.
     pub fn parse(bytes: &[u8]) -> Result<Self, InvalidMachineFile> {
-        let wire: Wire =
-            serde_json::from_slice(bytes).map_err(|_| InvalidMachineFile("not all keys are there"))?;
+        let wire: Wire = serde_json::from_slice(bytes).map_err(|_| InvalidMachineFile("not all keys are there"))?;
         let identity = |text: &str, problem| Identity::parse(text).map_err(|_| InvalidMachineFile(problem));
         let operator = identity(&wire.operator, "\"operator\" is no identity")?;
         let controller = identity(&wire.controller, "\"controller\" is no identity")?;

@@ -319,8 +319,10 @@ fn a_machine_has_one_agent(site: &Site) {
     assert!(second.said().contains(&process), "{}", second.said());
     // The host name and a random token follow.
     let said = second.said();
-    let holder =
-        said.split_once("looked after by ").and_then(|(_, rest)| rest.split_once(')')).expect("a holder");
+    let holder = said
+        .split_once("looked after by ")
+        .and_then(|(_, rest)| rest.split_once(')'))
+        .expect("a holder");
     golden::placeholder(holder.0, "process PID on HOST (TOKEN");
     second.record(Some(1));
     assert_eq!(first.ends("-TERM"), Some(0));
