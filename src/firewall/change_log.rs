@@ -59,7 +59,7 @@ impl Entry {
         }
         let failure = applied.errors().next().map(ToString::to_string);
         items.extend(drift.iter().map(|drift| Item {
-            what: format!("put right: {drift}"),
+            what: format!("repair {drift}"),
             units: Vec::new(),
             failure: failure.clone(),
         }));

@@ -16,7 +16,7 @@ async fn closing_most_rules_takes_two_reads() {
     world.operator.unexpose(&"a".parse().unwrap()).await.unwrap();
     world.pass().await;
     assert_eq!(world.rules(0).len(), 12, "one read is not enough");
-    assert!(world.controller.awaits_confirmation() && world.problem(0).unwrap().contains("second look"));
+    assert!(world.controller.awaits_confirmation() && world.problem(0).unwrap().contains("second read"));
     world.pass().await;
     assert_eq!(world.rules(0).len(), 12, "nor are two reads at the same time");
     tokio::time::advance(CONFIRM_AFTER).await;
@@ -38,7 +38,7 @@ async fn closes_after_a_read_without_units_are_confirmed() {
     world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
     world.pass().await;
     assert_eq!(world.rules(0), ["80/tcp"]);
-    assert!(world.controller.awaits_confirmation() && world.problem(0).unwrap().contains("second look"));
+    assert!(world.controller.awaits_confirmation() && world.problem(0).unwrap().contains("second read"));
     tokio::time::advance(CONFIRM_AFTER).await;
     world.pass().await;
     assert_eq!(

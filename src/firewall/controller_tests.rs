@@ -408,7 +408,7 @@ async fn a_removed_machine_is_not_retried() {
         world.operator.add_machine(Some(id)).await.unwrap();
     }
     world.pass().await;
-    assert_eq!(world.problem(0).as_deref(), Some("the provider has nothing to hold its rules"));
+    assert_eq!(world.problem(0).as_deref(), Some("the provider has no group for its rules"));
     assert!(world.controller.next_retry().is_some());
     world.operator.terminate_machines(&[MachineId::new(0)]).await.unwrap();
     world.overwrite(paths::machine(MachineId::new(1)), b"garbage").await;

@@ -235,7 +235,7 @@ pub fn explain(
         id: None,
         unit: None,
         state: State::Foreign,
-        why: format!("made by somebody else: {text}"),
+        why: format!("foreign rule: {text}"),
     };
     explained.lines.extend(report.foreign.iter().map(foreign));
     if explained.dry_run.is_some() {
@@ -440,7 +440,7 @@ problem: calls for machine 0 are throttled
 53/udp     frozen     web/1            kept open to 0.0.0.0/0: /units/unit-0000000002/ports: garbage
 81/tcp     closing    web/2            the unit is gone from this machine
 82/tcp     closing    unit-0000000009  the unit is gone from this machine
-25/tcp     foreign    -                made by somebody else: 25/tcp from 10.0.0.0/8
+25/tcp     foreign    -                foreign rule: 25/tcp from 10.0.0.0/8
 ";
         assert_eq!(text, expected);
     }

@@ -226,7 +226,7 @@ impl<T: Tree, F: Firewall> Reconciler for Passes<'_, T, F> {
             Err(Error::Tree(err)) if self.lease.was_replaced(&err) => return Ok(Passed::Replaced),
             // Another process wrote the same znodes: everything is read again.
             Err(Error::Tree(err)) if err.is_conflict() => {
-                warn!(error = %err, "reports changed meanwhile");
+                warn!(error = %err, "reports written by another process");
                 // If the container of the reports was deleted, every later write would fail.
                 self.controller.prepare().await?;
                 return Ok(Passed::Conflict);

@@ -59,7 +59,7 @@ impl<T: Tree, F: Firewall> Workload for LocalFirewall<'_, T, F> {
     async fn pass(&mut self, dirty: &Dirty, lease: &Lease) -> Result<bool, crate::store::Error> {
         let Some(controller) = self.controller.as_deref_mut() else { return Ok(false) };
         let pass = controller.pass(dirty, lease).await?;
-        debug!(machine = %self.claim.machine, ?pass, "looked");
+        debug!(machine = %self.claim.machine, ?pass, "pass completed");
         self.progress.send_modify(|progress| {
             progress.passes += 1;
             progress.last = pass;

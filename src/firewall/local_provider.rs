@@ -93,7 +93,7 @@ impl<F: Firewall> Firewall for ReadIfPermitted<F> {
     ) -> Result<BTreeMap<MachineNumber, Seen>, Error> {
         match self.inner.observe(machines).await {
             Err(error @ (Error::Denied { .. } | Error::Unusable { .. })) => {
-                tracing::debug!(%error, "dry run without a look at nftables");
+                tracing::debug!(%error, "nftables not readable; dry run assumes no rules");
                 self.no_rules.observe(machines).await
             }
             seen => seen,

@@ -45,7 +45,7 @@ impl MachineReports {
         let mut first = explain(view, self.machine, on, Some(own));
         first.by.get_or_insert_with(|| "the machine's own".to_owned());
         if !self.agent_is_up {
-            let down = "the machine's agent is down, and this is what it said last";
+            let down = "the machine's agent is down; this is its last report";
             first.problem.get_or_insert_with(|| down.to_owned());
         }
         let second = self.controller.as_ref().map(|report| {
@@ -73,7 +73,7 @@ mod tests {
         let (plain, own) = (r#"{"granted": {}}"#, r#"{"granted": {}, "by": "nftables"}"#);
         let some = |text: &str| Some(text.to_owned());
         let no_report = some("no controller has reported on this machine yet");
-        let down = some("the machine's agent is down, and this is what it said last");
+        let down = some("the machine's agent is down; this is its last report");
         let provider = some("the controller's provider");
         for (nodes, expected) in [
             ([None, None, None], vec![(None, no_report)]),

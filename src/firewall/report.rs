@@ -21,7 +21,7 @@ const SURELY_FEW: usize = 100;
 pub const NOT_PROVISIONED: &str = "not provisioned yet";
 
 /// The problem of a machine whose group the provider does not have.
-pub const NO_GROUP: &str = "the provider has nothing to hold its rules";
+pub const NO_GROUP: &str = "the provider has no group for its rules";
 
 /// The problem of a machine without a report.
 pub const NO_REPORT: &str = "no controller has reported on this machine yet";
@@ -90,7 +90,7 @@ impl Report {
     }
 
     fn without_rules(self, rules: usize) -> Self {
-        let problem = format!("{rules} rules for its units are too many to be told one by one");
+        let problem = format!("{rules} rules for its units are too many to list");
         let problem = self.problem.map_or_else(|| problem.clone(), |first| format!("{first}; {problem}"));
         Report {
             problem: Some(problem),

@@ -113,7 +113,7 @@ impl ReportStore {
                 Ok(report) => drop(self.known.insert(id, (report, node.version))),
                 // Without the report, unreadable units keep all rules that exist.
                 Err(err) => {
-                    warn!(path = %self.place.report_path(id), %err, "report ignored");
+                    warn!(path = %self.place.report_path(id), %err, "invalid report ignored");
                     self.known.insert(id, (Report::default(), node.version));
                     self.unreadable.insert(id);
                 }
@@ -204,7 +204,7 @@ impl ReportStore {
                 None => ChangeLog::default(),
                 Some(Ok(change_log)) => change_log,
                 Some(Err(err)) => {
-                    warn!(path = %self.place.log_path(id), %err, "change log begun anew");
+                    warn!(path = %self.place.log_path(id), %err, "invalid change log replaced");
                     ChangeLog::default()
                 }
             };

@@ -32,7 +32,7 @@ const GATHER: Duration = Duration::from_millis(5);
 /// Errors that end the agent, because retries do not help.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("machine {machine} is looked after by {holder} already")]
+    #[error("machine {machine} already has an agent: {holder}")]
     Held { machine: MachineId, holder: String },
     #[error("Machine {0} was not found")]
     NoMachine(MachineId),
@@ -202,7 +202,7 @@ impl<T: Tree, W: Workload + Send> Reconciler for Holding<'_, T, W> {
 
     async fn pass(&mut self, due: Due) -> Result<Passed, Error> {
         let machine = self.claim.machine;
-        debug!(%machine, ?due, "woken");
+        debug!(%machine, ?due, "pass due");
         let now = Instant::now();
         let since = self.feeds.take_change().or((due == Due::Everything).then_some(now));
         let everything = since.is_some();
@@ -218,7 +218,7 @@ impl<T: Tree, W: Workload + Send> Reconciler for Holding<'_, T, W> {
             // Another process wrote the same node, or the claim has ended: everything is read
             // again.
             Err(crate::store::Error::Tree(err)) if err.is_conflict() => {
-                warn!(error = %err, "report changed meanwhile");
+                warn!(error = %err, "report written by another process");
                 Passed::Conflict
             }
             Err(err) => return Err(err.into()),

@@ -212,7 +212,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
             self.missing_problems.clear();
         }
         if !plan.unconfirmed.is_empty() {
-            warn!(steps = plan.unconfirmed.len(), "would end most instances; looking again first");
+            warn!(steps = plan.unconfirmed.len(), "terminations need confirmation; reading again first");
         }
         self.confirmation.add(plan, now);
         // A machine without planned steps has no failed steps.
@@ -249,7 +249,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
                 let problem = error.to_string();
                 if self.failures.insert(machine, problem.clone()) != Some(problem) {
                     let machine = machine.map_or_else(|| "all".to_owned(), |machine| machine.to_string());
-                    warn!(machine, %error, "not provisioned");
+                    warn!(machine, %error, "machine not provisioned");
                 }
                 self.try_later(task, Pace::after(&error));
             }
@@ -272,7 +272,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         let known = self.known.iter().flatten().map(|(id, _)| *id).collect::<BTreeSet<_>>();
         let left = self.failures.iter().filter_map(|(id, problem)| Some(((*id)?, problem)));
         let left = left.filter(|(id, _)| !known.contains(id));
-        let left = left.map(|(id, problem)| (id, format!("terminated, and not gone yet: {problem}")));
+        let left = left.map(|(id, problem)| (id, format!("terminated, and not removed yet: {problem}")));
         let kept =
             self.kept_after_restore.iter().chain(&self.unrecorded).filter(|(id, _)| !known.contains(id));
         let left = left.chain(kept.map(|(id, why)| (*id, why.clone())));
@@ -287,7 +287,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
 
     fn try_later(&mut self, task: Task, pace: Pace) {
         let random = (self.random)();
-        debug!(?task, ?pace, "again later");
+        debug!(?task, ?pace, "retry scheduled");
         self.retries.failed(task, pace, Instant::now(), random);
     }
 

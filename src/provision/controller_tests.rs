@@ -225,7 +225,7 @@ async fn removal_closes_ports_and_terminates_independently() {
         soon().await;
         assert_eq!(world.ports(machine), Some(open), "{refused:?}");
         assert_eq!(world.provider.is_running(&instance), runs, "{refused:?}");
-        let told = "terminated, and not gone yet: not allowed for the provider: no rights";
+        let told = "terminated, and not removed yet: not allowed for the provider: no rights";
         assert_eq!(world.report(machine).await.problem.as_deref(), Some(told), "{refused:?}");
         let writes = world.provider.writes();
         tokio::time::sleep(2 * RESYNC).await;
@@ -248,7 +248,7 @@ async fn the_last_removed_machine_is_reported_until_its_objects_are_gone() {
     tokio::time::sleep(2 * RESYNC).await;
     let told = world.report(machine).await.problem.unwrap();
     assert!(
-        told.starts_with("terminated, and not gone yet: ") && told.ends_with("still in use"),
+        told.starts_with("terminated, and not removed yet: ") && told.ends_with("still in use"),
         "{told}"
     );
     let deletes = world.provider.calls_of(CallName::DeleteGroup);

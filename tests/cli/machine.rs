@@ -315,12 +315,12 @@ fn a_machine_has_one_agent(site: &Site) {
     let mut second = world.machine("second.log", &[]);
     second.says("waiting for the machine");
     assert_eq!(second.end(), Some(1));
-    let process = format!("machine 0 is looked after by process {} on ", first.child.id());
+    let process = format!("machine 0 already has an agent: process {} on ", first.child.id());
     assert!(second.said().contains(&process), "{}", second.said());
     // The host name and a random token follow.
     let said = second.said();
     let holder = said
-        .split_once("looked after by ")
+        .split_once("already has an agent: ")
         .and_then(|(_, rest)| rest.split_once(')'))
         .expect("a holder");
     golden::placeholder(holder.0, "process PID on HOST (TOKEN");

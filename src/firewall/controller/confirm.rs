@@ -101,7 +101,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
             return BTreeSet::new();
         }
         warn!(closing, of, whole, "closes need confirmation; reading again first");
-        let why = format!("closing {closing} of {of} rules waits for a second look");
+        let why = format!("closing {closing} of {of} rules waits for a second read");
         for (&id, rules) in &unconfirmed {
             self.hold_closes(id, rules, planned, &why);
         }
