@@ -20,7 +20,7 @@ use crate::store::lease::Lease;
 
 /// The number of concurrent requests per queue: enough to hide a cloud's latency, few enough for
 /// its rate limits.
-const AT_ONCE: usize = 8;
+const MAX_CONCURRENT: usize = 8;
 
 /// The result of each machine's change. Requests that were not sent because the lease had ended are
 /// [`Error::NotBegun`].
@@ -34,21 +34,21 @@ pub async fn apply<F: Firewall>(
     firewall: &F,
     changes: &BTreeMap<MachineId, Change>,
     first: &[MachineId],
-    lead: &Lease,
+    lease: &Lease,
 ) -> Outcomes {
-    let mut lanes = Lanes::new(changes, first, firewall.is_atomic());
+    let mut queues = Queues::new(changes, first, firewall.is_atomic());
     let mut outcomes = Outcomes::new();
     let (mut closes, mut opens) = (FuturesUnordered::new(), FuturesUnordered::new());
     loop {
-        while closes.len() < AT_ONCE
-            && let Some(part) = lanes.closing.pop_front()
+        while closes.len() < MAX_CONCURRENT
+            && let Some(part) = queues.closing.pop_front()
         {
-            closes.push(carry_out(firewall, part, lead));
+            closes.push(send_part(firewall, part, lease));
         }
-        while opens.len() < AT_ONCE
-            && let Some(part) = lanes.opening.pop_front()
+        while opens.len() < MAX_CONCURRENT
+            && let Some(part) = queues.opening.pop_front()
         {
-            opens.push(carry_out(firewall, part, lead));
+            opens.push(send_part(firewall, part, lease));
         }
         let (machine, change, applied) = tokio::select! {
             biased;
@@ -56,10 +56,10 @@ pub async fn apply<F: Firewall>(
             Some(opened) = opens.next() => opened,
             else => return outcomes,
         };
-        if let Some(open) = lanes.after.remove(&machine) {
+        if let Some(open) = queues.after.remove(&machine) {
             // Before all other opens: if the close made room for this open, wanted ports are closed
             // until it succeeds.
-            lanes.opening.push_front((machine, open));
+            queues.opening.push_front((machine, open));
         }
         let outcome = outcomes.entry(machine).or_insert_with(|| Applied::as_one(Ok(())));
         if !change.open.is_empty() || change.is_empty() {
@@ -73,7 +73,7 @@ pub async fn apply<F: Firewall>(
 
 /// Queues of requests that were not sent yet.
 #[derive(Debug, Default)]
-struct Lanes {
+struct Queues {
     /// Also contains the changes of an atomic firewall, and repairs without rules.
     closing: VecDeque<Part>,
     opening: VecDeque<Part>,
@@ -81,37 +81,37 @@ struct Lanes {
     after: BTreeMap<MachineId, Change>,
 }
 
-impl Lanes {
+impl Queues {
     fn new(changes: &BTreeMap<MachineId, Change>, first: &[MachineId], is_atomic: bool) -> Self {
         let early: BTreeSet<MachineId> = first.iter().copied().collect();
         let rest = changes.keys().filter(|machine| !early.contains(machine));
-        let mut lanes = Self::default();
+        let mut queues = Self::default();
         for machine in first.iter().chain(rest) {
             let Some(change) = changes.get(machine) else { continue };
             if is_atomic || change.open.is_empty() {
-                lanes.closing.push_back((*machine, change.clone()));
+                queues.closing.push_back((*machine, change.clone()));
             } else if change.close.is_empty() {
-                lanes.opening.push_back((*machine, change.clone()));
+                queues.opening.push_back((*machine, change.clone()));
             } else {
                 let close = Change { close: change.close.clone(), ..Change::default() };
                 let open = Change { open: change.open.clone(), ..Change::default() };
-                lanes.closing.push_back((*machine, close));
-                lanes.after.insert(*machine, open);
+                queues.closing.push_back((*machine, close));
+                queues.after.insert(*machine, open);
             }
         }
         if mutant!(ClosesQueuedBehindOpens) {
-            lanes.opening.append(&mut lanes.closing);
+            queues.opening.append(&mut queues.closing);
         }
-        lanes
+        queues
     }
 }
 
-async fn carry_out<F: Firewall>(
+async fn send_part<F: Firewall>(
     firewall: &F,
     (machine, change): Part,
-    lead: &Lease,
+    lease: &Lease,
 ) -> (MachineId, Change, Applied) {
-    let until = lead.may_act_until();
+    let until = lease.may_act_until();
     if Instant::now() >= until {
         let what = number(machine).into();
         return (machine, change, Applied::as_one(Err(Error::NotBegun { what })));

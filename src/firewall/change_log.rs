@@ -8,7 +8,7 @@ use portcullis_provider::Applied;
 use portcullis_provider::rule::{Change, PortRange, Rule};
 use serde_json::{Value, json};
 
-use super::explain::shown;
+use super::explain::escape_control;
 use crate::runtime::clock;
 
 /// The maximum size of one machine's change log in bytes and in entries.
@@ -58,8 +58,8 @@ impl Entry {
             }
         }
         let failure = applied.errors().next().map(ToString::to_string);
-        items.extend(drift.iter().map(|words| Item {
-            what: format!("put right: {words}"),
+        items.extend(drift.iter().map(|drift| Item {
+            what: format!("repair {drift}"),
             units: Vec::new(),
             failure: failure.clone(),
         }));
@@ -119,7 +119,7 @@ impl Entry {
                 item.failure.as_ref().map_or_else(|| "done".to_owned(), |why| format!("failed: {why}"));
             let units =
                 if item.units.is_empty() { String::new() } else { format!(" for {}", item.units.join(", ")) };
-            text.push_str(&shown(&format!("{head}{}{units}: {result}", item.what)));
+            text.push_str(&escape_control(&format!("{head}{}{units}: {result}", item.what)));
             text.push('\n');
         }
         if self.more > 0 {
@@ -172,10 +172,10 @@ impl ChangeLog {
     /// Appends an entry. Returns false if it is empty, already present, or repeats the last
     /// failure.
     pub fn push(&mut self, entry: Entry) -> bool {
-        let again =
+        let repeats =
             |last: &Entry| last.items == entry.items && entry.items.iter().any(|item| item.failure.is_some());
         // An earlier write may have succeeded although its result was lost.
-        if entry.items.is_empty() || self.0.last().is_some_and(again) || self.0.contains(&entry) {
+        if entry.items.is_empty() || self.0.last().is_some_and(repeats) || self.0.contains(&entry) {
             return false;
         }
         self.0.push(entry);
@@ -187,10 +187,10 @@ impl ChangeLog {
     /// At most [`MAX_BYTES`]: the oldest entries are left out.
     pub fn to_bytes(&self) -> Vec<u8> {
         let entries: Vec<String> = self.0.iter().map(|entry| entry.to_json().to_string()).collect();
-        let mut room = MAX_BYTES - 2;
+        let mut left = MAX_BYTES - 2;
         let fitting = entries.iter().rev().take_while(|text| {
-            let fits = text.len() < room;
-            room = room.saturating_sub(text.len() + 1);
+            let fits = text.len() < left;
+            left = left.saturating_sub(text.len() + 1);
             fits
         });
         let kept = fitting.count();
@@ -221,18 +221,20 @@ mod tests {
     }
 
     #[test]
-    fn it_says_what_when_for_whom_and_how_it_went() {
+    fn an_entry_shows_time_change_units_and_result() {
         let entry = entry(1_794_814_812_000, &[80, 81], &[443], &throttled());
-        let text = "\
-2026-11-16T07:40:12Z  machine 0  open 80/tcp to 0.0.0.0/0, ::/0 for web/0: failed: calls for the provider are throttled
-2026-11-16T07:40:12Z  machine 0  open 81/tcp to 0.0.0.0/0, ::/0 for web/1: failed: calls for the provider are throttled
-2026-11-16T07:40:12Z  machine 0  close 443/tcp from 0.0.0.0/0, ::/0 for web/3: done
-";
+        let head = "2026-11-16T07:40:12Z  machine 0  ";
+        let failed = "failed: calls for the provider are throttled";
+        let text = format!(
+            "{head}open 80/tcp to 0.0.0.0/0, ::/0 for web/0: {failed}\n\
+             {head}open 81/tcp to 0.0.0.0/0, ::/0 for web/1: {failed}\n\
+             {head}close 443/tcp from 0.0.0.0/0, ::/0 for web/3: done\n"
+        );
         assert_eq!(entry.to_text("machine 0"), text);
     }
 
     #[test]
-    fn of_a_change_for_several_units_only_the_lines_of_one_are_shown() {
+    fn an_entry_can_be_limited_to_one_unit() {
         let entry = entry(1_794_814_812_000, &[80, 81], &[443, 90], &Applied::as_one(Ok(())));
         let shown = entry.of_unit("web/0").unwrap().to_text("machine 0");
         let text = "\
@@ -246,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_log_survives_the_tree_and_garbage_is_none() {
+    fn a_change_log_is_parsed_as_written_and_invalid_data_is_refused() {
         let mut change_log = ChangeLog::default();
         assert!(change_log.push(entry(1, &[80], &[], &Applied::as_one(Ok(())))));
         assert!(change_log.push(entry(2, &[81], &[80], &throttled())));
@@ -257,19 +259,19 @@ mod tests {
     }
 
     #[test]
-    fn the_same_failure_again_is_told_once_and_the_same_success_twice() {
+    fn a_repeated_failure_is_recorded_once_and_a_repeated_success_twice() {
         let mut change_log = ChangeLog::default();
         assert!(change_log.push(entry(1, &[80], &[], &throttled())));
         assert!(!change_log.push(entry(2, &[80], &[], &throttled())));
         for at in 3..5 {
             assert!(change_log.push(entry(at, &[80], &[], &Applied::as_one(Ok(())))));
         }
-        assert!(!change_log.push(entry(5, &[], &[], &Applied::as_one(Ok(())))), "nothing was done");
+        assert!(!change_log.push(entry(5, &[], &[], &Applied::as_one(Ok(())))), "an entry without items");
         assert_eq!(change_log.entries().len(), 3);
     }
 
     #[test]
-    fn it_never_outgrows_its_room() {
+    fn a_change_log_never_exceeds_its_limits() {
         let mut change_log = ChangeLog::default();
         let many: Vec<u16> = (1..2000).collect();
         for at in 0..150 {

@@ -236,10 +236,10 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
     ///
     /// # Errors
     /// Failures of the store. The view is then dropped, and the next pass reads everything.
-    pub async fn pass(&mut self, dirty: &Dirty, lead: &Lease) -> Result<Pass, crate::store::Error> {
+    pub async fn pass(&mut self, dirty: &Dirty, lease: &Lease) -> Result<Pass, crate::store::Error> {
         self.pass_since = dirty.since().unwrap_or_else(Instant::now);
         let mut pass = Pass::default();
-        let result = self.try_pass(dirty, lead, &mut pass).await;
+        let result = self.try_pass(dirty, lease, &mut pass).await;
         let requests = self.firewall.requests();
         match &result {
             Ok(()) => {
@@ -259,10 +259,10 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
     async fn try_pass(
         &mut self,
         dirty: &Dirty,
-        lead: &Lease,
+        lease: &Lease,
         pass: &mut Pass,
     ) -> Result<(), crate::store::Error> {
-        let is_current = self.view.as_ref().is_some_and(|view| view.missing.is_empty());
+        let is_current = self.view.as_ref().is_some_and(|view| view.missing_containers.is_empty());
         let (mut machines, may_miss_units) = if is_current && !dirty.everything() {
             self.read_changes(dirty).await?
         } else {
@@ -274,7 +274,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         let postponed = self.machines.take_postponed();
         machines.extend(postponed.keys());
         pass.machines = machines.len();
-        let continued = self.reconcile(&machines, &postponed, lead, pass).await?;
+        let continued = self.reconcile(&machines, &postponed, lease, pass).await?;
         // A pass sends a machine at most one open and one close, so replacing a rule takes two.
         continued.into_iter().for_each(|machine| self.machines.entry(machine).postponed_since = Some(now));
         Ok(())
@@ -320,8 +320,8 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         let mut machines = self.notice_changes(dirty);
         machines.append(&mut self.machines.take_changed_notes());
         let Some(view) = &mut self.view else { return Ok((machines, BTreeSet::new())) };
-        let keys = view.around(dirty.keys());
-        let before = view.placed_among(&keys);
+        let keys = view.keys_to_reread(dirty.keys());
+        let before = view.machines_of(&keys);
         observe::refresh(&self.tree, view, &keys).await?;
         let gone = before.into_iter().filter(|(unit, _)| view.units.get(*unit).is_none());
         let may_miss_units = gone.map(|(_, machine)| machine).collect();
@@ -335,7 +335,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         let mut machines = BTreeSet::new();
         let Some(view) = &self.view else { return machines };
         for (key, at) in dirty.noticed() {
-            let affected = view.concerned(std::iter::once(key));
+            let affected = view.affected_machines(std::iter::once(key));
             affected.iter().for_each(|machine| self.machines.entry(*machine).notice(at));
             machines.extend(affected);
         }
@@ -347,13 +347,13 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         &mut self,
         machines: &BTreeSet<MachineId>,
         postponed: &BTreeMap<MachineId, Instant>,
-        lead: &Lease,
+        lease: &Lease,
         pass: &mut Pass,
     ) -> Result<BTreeSet<MachineId>, crate::store::Error> {
         let mut planned = Planned::default();
         let readable = self.read_rules(machines, &mut planned.reports, pass).await;
         self.plan_machines(readable, &mut planned);
-        let mut kept_open = self.hold_if_rolled_back(&mut planned, lead).await?;
+        let mut kept_open = self.hold_if_rolled_back(&mut planned, lease).await?;
         let unconfirmed = self.hold_unconfirmed(&mut planned);
         if self.firewall.is_dry_run() {
             self.describe_dry_run(&mut planned);
@@ -362,7 +362,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         let changes = self.changes_to_send(&planned.plans);
         let mut first: Vec<MachineId> = postponed.keys().copied().collect();
         first.sort_by_key(|machine| postponed.get(machine));
-        let outcomes = apply(&self.firewall, &changes, &first, lead).await;
+        let outcomes = apply(&self.firewall, &changes, &first, lease).await;
         let hold = |machine: MachineId| match () {
             () if unconfirmed.contains(&machine) => Hold::Unconfirmed,
             () if kept_open.contains(&machine) => Hold::KeptOpen,
@@ -377,7 +377,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
             gone.clear();
             continued.clear();
         }
-        self.reports.write(&self.tree, reports, entries, &gone, lead).await?;
+        self.reports.write(&self.tree, reports, entries, &gone, lease).await?;
         Ok(continued)
     }
 
@@ -398,7 +398,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         let mut requests = view.requests_on(machine);
         // Units that had rules on this machine and whose machine can no longer be read.
         for unit in last.keys() {
-            if let Some(reason) = view.lost(*unit) {
+            if let Some(reason) = view.why_machine_unknown(*unit) {
                 requests.entry(*unit).or_insert(PortRequest::Frozen { reason });
             }
         }

@@ -36,7 +36,7 @@ impl Firewall for Merging {
 
 /// A port next to a closed port stays open, even if the data of its unit cannot be read.
 #[tokio::test(start_paused = true)]
-async fn of_two_ports_that_touch_one_is_closed() {
+async fn one_of_two_adjacent_ports_is_closed() {
     for frozen in [false, true] {
         let mut world = World::new().await;
         let first = world.deploy("a").await;
@@ -45,10 +45,11 @@ async fn of_two_ports_that_touch_one_is_closed() {
         world.open(second, "8081").await;
         world.expose("a").await;
         world.expose("b").await;
-        let (tree, roles) = (world.agent.tree.clone(), world.operator.info().roles.clone());
+        let (tree, roles) = (world.controller.tree.clone(), world.operator.info().roles.clone());
         let policy = Policy::with_own_ports([2181]);
-        let mut agent = FirewallController::new(tree, Merging(world.provider.clone()), policy, roles, || 0);
-        agent.pass(&everything(), &world.lead).await.unwrap();
+        let mut controller =
+            FirewallController::new(tree, Merging(world.provider.clone()), policy, roles, || 0);
+        controller.pass(&everything(), &world.lease).await.unwrap();
         assert_eq!(world.rules(0), ["8080-8081/tcp"]);
         if frozen {
             world.overwrite(paths::unit_ports(first), b"{garbage").await;
@@ -56,11 +57,11 @@ async fn of_two_ports_that_touch_one_is_closed() {
         world.close(second, "8081").await;
         let mut dirty = everything();
         for _ in 0..3 {
-            world.lead.confirm(world.operator.tree()).await.unwrap();
-            agent.pass(&dirty, &world.lead).await.unwrap();
+            world.lease.confirm(world.operator.tree()).await.unwrap();
+            controller.pass(&dirty, &world.lease).await.unwrap();
             dirty = Dirty::default();
         }
         assert_eq!(world.rules(0), ["8080/tcp"], "frozen: {frozen}");
-        assert_eq!(agent.next_retry(), None);
+        assert_eq!(controller.next_retry(), None);
     }
 }

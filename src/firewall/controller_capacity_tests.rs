@@ -5,7 +5,7 @@ use super::*;
 /// The store accepts at most 64 KiB in one znode; a machine whose report exceeds that does not stop
 /// the agent.
 #[tokio::test(start_paused = true)]
-async fn a_charm_that_opens_very_many_ports_is_told_of_and_holds_up_nobody() {
+async fn a_unit_with_too_many_ports_is_reported_and_delays_no_other() {
     let mut world = World::new().await;
     let (wild, tame) = (world.deploy("wild").await, world.deploy("tame").await);
     for port in 0..1_000 {
@@ -16,9 +16,9 @@ async fn a_charm_that_opens_very_many_ports_is_told_of_and_holds_up_nobody() {
     world.expose("tame").await;
     world.pass().await;
     let rules = |machine| world.provider.actual(MachineNumber::new(machine)).unwrap().owned.len();
-    assert_eq!((rules(0), rules(1)), (100, 2), "as many as policy allows, in both families");
-    let report = world.agent.reports.get(MachineId::new(0)).unwrap().clone();
-    assert_eq!(report.held.len() + report.held_besides, 950, "each port once");
+    assert_eq!((rules(0), rules(1)), (100, 2), "the maximum of the policy, in both families");
+    let report = world.controller.reports.get(MachineId::new(0)).unwrap().clone();
+    assert_eq!(report.denied.len() + report.more_denied, 950, "each port once");
     let version = |world: &World| {
         let path = paths::firewall_report(MachineId::new(0));
         let node = world.operator.tree().clone();
@@ -26,12 +26,12 @@ async fn a_charm_that_opens_very_many_ports_is_told_of_and_holds_up_nobody() {
     };
     let before = version(&world).await;
     world.pass().await;
-    assert_eq!(version(&world).await, before, "nothing new, nothing written");
+    assert_eq!(version(&world).await, before, "an unchanged report is not written");
 }
 
 /// EC2 refuses a whole request to open rules if it exceeds the limit by one rule.
 #[tokio::test(start_paused = true)]
-async fn a_full_firewall_gets_what_there_is_room_for_and_then_rest() {
+async fn a_full_firewall_gets_the_rules_that_fit_and_no_retries() {
     let mut world = World::new().await;
     let unit = world.deploy("a").await;
     world.provider.configure(|settings| (settings.rules_per_family, settings.ipv6) = (3, false));
@@ -41,19 +41,19 @@ async fn a_full_firewall_gets_what_there_is_room_for_and_then_rest() {
     }
     world.expose("a").await;
     world.pass().await;
-    world.lead.confirm(world.operator.tree()).await.unwrap();
-    world.agent.pass(&Dirty::default(), &world.lead).await.unwrap();
+    world.lease.confirm(world.operator.tree()).await.unwrap();
+    world.controller.pass(&Dirty::default(), &world.lease).await.unwrap();
     assert_eq!(world.provider.actual(MachineNumber::new(0)).unwrap().owned.len(), 3);
-    assert_eq!(world.provider.calls_of(CallName::Open), 2, "refused, and what fits");
-    let report = world.agent.reports.get(MachineId::new(0)).unwrap();
+    assert_eq!(world.provider.calls_of(CallName::Open), 2, "one refused, one with the rules that fit");
+    let report = world.controller.reports.get(MachineId::new(0)).unwrap();
     assert_eq!(report.problem.as_deref(), Some("its firewall is full: 2 rules do not fit"));
-    assert_eq!(report.pending.len(), 2, "and those are not said to be open");
+    assert_eq!(report.pending.len(), 2, "rules that do not fit are pending");
     tokio::time::advance(Duration::from_secs(120)).await;
-    assert_eq!(world.agent.next_retry(), None, "nothing to try before the next look at everything");
+    assert_eq!(world.controller.next_retry(), None, "no retry before the next full read");
     world.close(unit, "1").await;
     world.pass_for(Key::Unit(unit)).await;
     let ports = |world: &World| -> Vec<u16> {
         world.provider.actual(MachineNumber::new(0)).unwrap().owned.iter().map(|r| r.ports.from()).collect()
     };
-    assert_eq!(ports(&world), [3, 5, 7], "what made room is used");
+    assert_eq!(ports(&world), [3, 5, 7], "the free slot is used");
 }

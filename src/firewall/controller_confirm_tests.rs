@@ -4,7 +4,7 @@ use super::*;
 use crate::model::ServiceId;
 
 #[tokio::test(start_paused = true)]
-async fn closing_most_of_everything_takes_two_looks() {
+async fn closing_most_rules_takes_two_reads() {
     let mut world = World::new().await;
     let unit = world.deploy("a").await;
     for port in 0..12 {
@@ -15,18 +15,21 @@ async fn closing_most_of_everything_takes_two_looks() {
     assert_eq!(world.rules(0).len(), 12);
     world.operator.unexpose(&"a".parse().unwrap()).await.unwrap();
     world.pass().await;
-    assert_eq!(world.rules(0).len(), 12, "not on the word of one look");
-    assert!(world.agent.awaits_confirmation() && world.problem(0).unwrap().contains("second look"));
+    assert_eq!(world.rules(0).len(), 12, "one read is not enough");
+    assert!(world.controller.awaits_confirmation() && world.problem(0).unwrap().contains("second read"));
     world.pass().await;
-    assert_eq!(world.rules(0).len(), 12, "nor on that of two in the same moment");
+    assert_eq!(world.rules(0).len(), 12, "nor are two reads at the same time");
     tokio::time::advance(CONFIRM_AFTER).await;
     world.pass().await;
-    assert_eq!((world.rules(0).len(), world.agent.awaits_confirmation(), world.problem(0)), (0, false, None));
+    assert_eq!(
+        (world.rules(0).len(), world.controller.awaits_confirmation(), world.problem(0)),
+        (0, false, None)
+    );
 }
 
 /// Even a single close needs confirmation if the tree appears empty.
 #[tokio::test(start_paused = true)]
-async fn a_look_that_shows_no_unit_is_not_believed_alone() {
+async fn closes_after_a_read_without_units_are_confirmed() {
     let mut world = World::new().await;
     let unit = world.deploy("a").await;
     world.open(unit, "80").await;
@@ -35,16 +38,19 @@ async fn a_look_that_shows_no_unit_is_not_believed_alone() {
     world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
     world.pass().await;
     assert_eq!(world.rules(0), ["80/tcp"]);
-    assert!(world.agent.awaits_confirmation() && world.problem(0).unwrap().contains("second look"));
+    assert!(world.controller.awaits_confirmation() && world.problem(0).unwrap().contains("second read"));
     tokio::time::advance(CONFIRM_AFTER).await;
     world.pass().await;
-    assert_eq!((world.rules(0).len(), world.agent.awaits_confirmation(), world.problem(0)), (0, false, None));
+    assert_eq!(
+        (world.rules(0).len(), world.controller.awaits_confirmation(), world.problem(0)),
+        (0, false, None)
+    );
 }
 
 /// Whether units are removed one by one or all together, the ports of the last one are closed after
 /// two reads agree.
 #[tokio::test(start_paused = true)]
-async fn removing_the_last_unit_takes_a_second_look() {
+async fn removing_the_last_unit_takes_a_second_read() {
     for known_before in [false, true] {
         let mut world = World::new().await;
         if !known_before {
@@ -58,14 +64,14 @@ async fn removing_the_last_unit_takes_a_second_look() {
         world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
         world.pass_for(Key::Unit(unit)).await;
         assert_eq!(
-            (world.rules(0).len(), world.agent.awaits_confirmation()),
+            (world.rules(0).len(), world.controller.awaits_confirmation()),
             (1, true),
             "an event is one read"
         );
         tokio::time::advance(CONFIRM_AFTER).await;
         world.pass().await;
         assert_eq!(
-            (world.rules(0).len(), world.agent.awaits_confirmation(), world.problem(0)),
+            (world.rules(0).len(), world.controller.awaits_confirmation(), world.problem(0)),
             (0, false, None)
         );
     }
@@ -86,7 +92,7 @@ impl World {
     }
 
     /// Runs passes for the machines that events would name, and then full passes, several times.
-    async fn look_often(&mut self, unit: UnitId) {
+    async fn pass_often(&mut self, unit: UnitId) {
         self.pass_for(Key::Unit(unit)).await;
         self.pass_for(Key::Service(ServiceId::new(0))).await;
         for _ in 0..4 {
@@ -112,15 +118,15 @@ async fn a_deleted_subtree_closes_nothing() {
         world.expose("a").await;
         world.pass().await;
         world.delete_all(deleted.clone()).await;
-        world.look_often(unit).await;
+        world.pass_often(unit).await;
         assert_eq!(world.rules(0), ["80/tcp"], "{deleted}");
-        let report = world.agent.reports.get(MachineId::new(0)).unwrap();
+        let report = world.controller.reports.get(MachineId::new(0)).unwrap();
         let reason = report.frozen.get(&unit).unwrap_or_else(|| panic!("{deleted}: {report:?}"));
         assert!(reason.contains(" is missing from the store"), "{deleted}: {reason}");
         assert!(reason.contains(deleted.as_str()) || deleted == paths::services(), "{deleted}: {reason}");
         // A controller that starts at this point has no earlier view.
-        world.agent.drop_caches();
-        world.look_often(unit).await;
+        world.controller.drop_caches();
+        world.pass_often(unit).await;
         assert_eq!(world.rules(0), ["80/tcp"], "{deleted}");
     }
 }
@@ -136,7 +142,7 @@ async fn a_deleted_container_closes_nothing_without_reports() {
         world.pass().await;
         world.delete_all(paths::firewall_report(MachineId::new(0))).await;
         world.delete_all(deleted.clone()).await;
-        world.agent.drop_caches();
+        world.controller.drop_caches();
         for _ in 0..4 {
             tokio::time::advance(CONFIRM_AFTER).await;
             world.pass().await;
@@ -154,7 +160,7 @@ async fn a_unit_whose_record_is_missing_can_be_removed() {
     world.expose("a").await;
     world.pass().await;
     world.delete_all(paths::unit(unit)).await;
-    world.look_often(unit).await;
+    world.pass_often(unit).await;
     assert_eq!(world.rules(0), ["80/tcp"]);
     assert!(world.problem(0).unwrap().contains("`juju remove-unit`"), "{:?}", world.problem(0));
     world.operator.remove_unit(&"a/0".parse().unwrap()).await.unwrap();

@@ -1,16 +1,16 @@
-//! Tests of the agent's metrics, change log and logs.
+//! Tests of the controller's metrics, change log and logs.
 
 use super::*;
 use crate::firewall::leader_loop::tests::took;
 
 /// Whether a change of the first machine is unfinished.
 fn is_changing(world: &World) -> bool {
-    world.agent.machines.get(MachineId::new(0)).is_some_and(|state| state.changing_since.is_some())
+    world.controller.machines.get(MachineId::new(0)).is_some_and(|state| state.changing_since.is_some())
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_that_never_came_about_is_forgotten_with_its_machine() {
-    for told in [true, false] {
+async fn an_unfinished_change_is_dropped_with_its_machine() {
+    for recorded in [true, false] {
         let mut world = World::new().await;
         let unit = world.deploy("a").await;
         world.open(unit, "80").await;
@@ -21,17 +21,17 @@ async fn a_change_that_never_came_about_is_forgotten_with_its_machine() {
         assert!(is_changing(&world));
         world.operator.destroy_service(&"a".parse().unwrap()).await.unwrap();
         world.operator.terminate_machines(&[MachineId::new(0)]).await.unwrap();
-        if told {
+        if recorded {
             world.pass_for(Key::Machine(MachineId::new(0))).await;
         } else {
             world.pass().await;
         }
-        assert!(!is_changing(&world), "told: {told}");
+        assert!(!is_changing(&world), "recorded: {recorded}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_counts_from_when_it_was_noticed_though_the_provider_could_not_be_read() {
+async fn the_time_of_a_change_includes_failed_reads_of_the_provider() {
     let mut world = World::new().await;
     let unit = world.deploy("a").await;
     world.open(unit, "80").await;
@@ -40,13 +40,13 @@ async fn a_change_counts_from_when_it_was_noticed_though_the_provider_could_not_
     world.provider.fail_at(1, Fault::Before(Failure::Error(throttled)));
     world.pass().await;
     tokio::time::advance(Duration::from_secs(7)).await;
-    world.lead.confirm(world.operator.tree()).await.unwrap();
-    world.agent.pass(&Dirty::default(), &world.lead).await.unwrap();
-    assert_eq!(took(&world.agent.metrics()), (1, 70));
+    world.lease.confirm(world.operator.tree()).await.unwrap();
+    world.controller.pass(&Dirty::default(), &world.lease).await.unwrap();
+    assert_eq!(took(&world.controller.metrics()), (1, 70));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_close_that_waits_for_a_second_look_counts_from_the_first() {
+async fn the_time_of_a_close_includes_the_wait_for_confirmation() {
     let mut world = World::new().await;
     let unit = world.deploy("a").await;
     for port in 0..6 {
@@ -54,18 +54,18 @@ async fn a_close_that_waits_for_a_second_look_counts_from_the_first() {
     }
     world.expose("a").await;
     world.pass().await;
-    assert_eq!(took(&world.agent.metrics()), (1, 0));
+    assert_eq!(took(&world.controller.metrics()), (1, 0));
     world.operator.unexpose(&"a".parse().unwrap()).await.unwrap();
     world.pass_for(Key::Service(ServiceId::new(0))).await;
-    assert!(world.agent.awaits_confirmation());
+    assert!(world.controller.awaits_confirmation());
     tokio::time::advance(CONFIRM_AFTER).await;
     world.pass().await;
     assert_eq!(world.rules(0), Vec::<String>::new());
-    assert_eq!(took(&world.agent.metrics()), (2, 20));
+    assert_eq!(took(&world.controller.metrics()), (2, 20));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_look_that_fails_counts_as_a_failure() {
+async fn a_failed_read_counts_as_a_failure() {
     let mut world = World::new().await;
     world.deploy("a").await;
     let throttled = ProviderError::Throttled { what: Subject::Provider };
@@ -75,7 +75,7 @@ async fn a_look_that_fails_counts_as_a_failure() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_done_counts_and_is_told_though_the_store_refused_the_report() {
+async fn a_change_is_counted_and_logged_when_the_store_refuses_its_report() {
     let mut world = World::new().await;
     let unit = world.deploy("a").await;
     world.open(unit, "80").await;
@@ -86,15 +86,15 @@ async fn what_was_done_counts_and_is_told_though_the_store_refused_the_report() 
     world.expose("a").await;
     let mut dirty = Dirty::default();
     dirty.add(&Event::Changed(paths::exposed(ServiceId::new(0))), Instant::now());
-    let refused = world.agent.pass(&dirty, &world.lead).await;
+    let refused = world.controller.pass(&dirty, &world.lease).await;
     assert!(refused.is_err(), "{refused:?}");
-    assert_eq!(world.rules(0), ["80/tcp"], "open all the same");
-    let counted = world.agent.metrics().render(&crate::firewall::leader_loop::Progress::default());
+    assert_eq!(world.rules(0), ["80/tcp"], "the port is open");
+    let counted = world.controller.metrics().render(&crate::firewall::leader_loop::Progress::default());
     assert!(counted.contains("changes_total{what=\"open\"} 2"), "{counted}");
     world.pass().await;
     let log = world.operator.tree().get(&paths::firewall_log(MachineId::new(0))).await.unwrap();
     let change_log = ChangeLog::parse(&log.data).unwrap();
-    assert_eq!(change_log.entries().len(), 1, "told once: {change_log:?}");
+    assert_eq!(change_log.entries().len(), 1, "recorded once: {change_log:?}");
     world.pass().await;
     let log = world.operator.tree().get(&paths::firewall_log(MachineId::new(0))).await.unwrap();
     assert_eq!(ChangeLog::parse(&log.data).unwrap(), change_log);
@@ -102,9 +102,9 @@ async fn what_was_done_counts_and_is_told_though_the_store_refused_the_report() 
 
 /// Captures all further log output of this thread.
 #[derive(Clone, Default)]
-struct Heard(Arc<std::sync::Mutex<Vec<u8>>>);
+struct CapturedLog(Arc<std::sync::Mutex<Vec<u8>>>);
 
-impl std::io::Write for Heard {
+impl std::io::Write for CapturedLog {
     fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
         self.0.lock().unwrap().extend(text);
         Ok(text.len())
@@ -116,7 +116,7 @@ impl std::io::Write for Heard {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_rule_is_not_said_to_be_most() {
+async fn the_confirmation_of_one_close_is_not_logged_as_a_mass_close() {
     let mut world = World::new().await;
     for name in ["a", "b"] {
         let unit = world.deploy(name).await;
@@ -125,10 +125,10 @@ async fn one_rule_is_not_said_to_be_most() {
     }
     world.pass().await;
     world.operator.unexpose(&"a".parse().unwrap()).await.unwrap();
-    let heard = Heard::default();
-    let writer = heard.clone();
+    let captured = CapturedLog::default();
+    let writer = captured.clone();
     let logged = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
-    let _listening = tracing::subscriber::set_default(logged);
+    let _subscriber = tracing::subscriber::set_default(logged);
     // The tree is read twice, and each time only one of the machines can be read.
     for rules in [vec!["80/tcp"], vec![]] {
         let throttled = ProviderError::Throttled { what: Subject::Provider };
@@ -138,8 +138,8 @@ async fn one_rule_is_not_said_to_be_most() {
         assert_eq!(world.rules(0), rules);
         tokio::time::advance(Duration::from_secs(3)).await;
     }
-    let said = String::from_utf8(heard.0.lock().unwrap().clone()).unwrap();
-    assert!(said.contains("closes need confirmation") && !said.contains("most rules"), "{said}");
+    let logged = String::from_utf8(captured.0.lock().unwrap().clone()).unwrap();
+    assert!(logged.contains("closes need confirmation") && !logged.contains("most rules"), "{logged}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -158,7 +158,7 @@ async fn closes_for_a_removed_unit_are_logged_with_its_name() {
             world.operator.remove_unit(&"a/0".parse().unwrap()).await.unwrap();
         }
         // A controller that was just started has the name as well.
-        world.agent.drop_caches();
+        world.controller.drop_caches();
         world.pass_for(Key::Unit(unit)).await;
         assert_eq!(world.rules(0), Vec::<String>::new());
         let log = world.operator.tree().get(&paths::firewall_log(MachineId::new(0))).await.unwrap();
@@ -178,12 +178,12 @@ async fn a_dry_run_is_neither_a_problem_nor_pending() {
     let dry = portcullis_provider::DryRun::new(world.provider.clone());
     let policy = Policy::with_own_ports([2181]);
     let roles = world.operator.info().roles.clone();
-    let mut agent = FirewallController::new(world.agent.tree.clone(), dry, policy, roles, || 0);
+    let mut controller = FirewallController::new(world.controller.tree.clone(), dry, policy, roles, || 0);
     for _ in 0..2 {
-        let pass = agent.pass(&everything(), &world.lead).await.unwrap();
+        let pass = controller.pass(&everything(), &world.lease).await.unwrap();
         assert_eq!((pass.pending, pass.failures), (0, BTreeMap::new()));
-        let report = agent.reports.get(MachineId::new(0)).unwrap();
+        let report = controller.reports.get(MachineId::new(0)).unwrap();
         assert!(!report.is_pending() && report.problem.is_none(), "{report:?}");
-        assert_eq!(agent.next_retry(), None);
+        assert_eq!(controller.next_retry(), None);
     }
 }

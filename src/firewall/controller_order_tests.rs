@@ -23,26 +23,30 @@ impl World {
     }
 
     /// Creates another agent for the same tree and provider, whose every request takes [`CHANGE`].
-    fn slow_agent(&self) -> FirewallController<MemoryTree, Slow> {
-        let (tree, roles) = (self.agent.tree.clone(), self.operator.info().roles.clone());
+    fn slow_controller(&self) -> FirewallController<MemoryTree, Slow> {
+        let (tree, roles) = (self.controller.tree.clone(), self.operator.info().roles.clone());
         let policy = Policy::with_own_ports([2181]);
         FirewallController::new(tree, Slow(self.provider.clone()), policy, roles, || 0)
     }
 
-    async fn slow_pass(&mut self, agent: &mut FirewallController<MemoryTree, Slow>, dirty: &Dirty) -> Pass {
-        self.lead.confirm(self.operator.tree()).await.unwrap();
-        agent.pass(dirty, &self.lead).await.unwrap()
+    async fn slow_pass(
+        &mut self,
+        controller: &mut FirewallController<MemoryTree, Slow>,
+        dirty: &Dirty,
+    ) -> Pass {
+        self.lease.confirm(self.operator.tree()).await.unwrap();
+        controller.pass(dirty, &self.lease).await.unwrap()
     }
 
     /// Machines that have this port open.
     fn having(&self, port: &str) -> Vec<u32> {
-        let machines = 0..u32::try_from(self.agent.reports.len()).unwrap();
+        let machines = 0..u32::try_from(self.controller.reports.len()).unwrap();
         machines.filter(|machine| self.rules(*machine).iter().any(|rule| rule == port)).collect()
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hundred_machines_are_shut_while_every_open_hangs() {
+async fn closes_on_a_hundred_machines_do_not_wait_for_hanging_opens() {
     let (mut world, units) = World::with_machines(100, &["80", "443", "8080"]).await;
     // In turn, machines only close, only open, and do both.
     for (n, unit) in units.iter().enumerate() {
@@ -56,66 +60,66 @@ async fn a_hundred_machines_are_shut_while_every_open_hangs() {
     world
         .provider
         .set_script(|call| (call.name == CallName::Open).then_some(Fault::Before(Failure::Silence)));
-    world.lead.confirm(world.operator.tree()).await.unwrap();
+    world.lease.confirm(world.operator.tree()).await.unwrap();
     let dirty = everything();
-    let pass = world.agent.pass(&dirty, &world.lead);
-    assert!(tokio::time::timeout(Duration::from_secs(1), pass).await.is_err(), "opens were to hang");
+    let pass = world.controller.pass(&dirty, &world.lease);
+    assert!(tokio::time::timeout(Duration::from_secs(1), pass).await.is_err(), "the opens must hang");
     assert_eq!(world.having("80/tcp"), (0..100).filter(|n| n % 3 == 1).collect::<Vec<_>>());
-    assert_eq!(world.having("443/tcp").len(), 100, "and nothing else was shut");
+    assert_eq!(world.having("443/tcp").len(), 100, "no other port was closed");
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_a_change_whose_lease_ended_halfway_the_rest_comes_next() {
+async fn the_rest_of_a_change_follows_after_the_lease_is_renewed() {
     let (mut world, units) = World::with_machines(1, &["80"]).await;
-    let mut agent = world.slow_agent();
+    let mut controller = world.slow_controller();
     world.close(units[0], "80").await;
     world.open(units[0], "443").await;
-    let pass = world.slow_pass(&mut agent, &everything()).await;
+    let pass = world.slow_pass(&mut controller, &everything()).await;
     assert_eq!(
         (pass.opened, pass.closed, pass.pending),
         (0, 2, 1),
         "{CHANGE:?} each, and a lease of three seconds"
     );
-    assert_eq!(pass.failures, BTreeMap::new(), "nothing failed");
+    assert_eq!(pass.failures, BTreeMap::new(), "no failures");
     assert_eq!(world.rules(0), Vec::<String>::new());
-    assert_eq!(agent.next_retry(), Some(Instant::now()), "the rest is due at once");
-    let report = agent.reports.get(MachineId::new(0)).unwrap();
+    assert_eq!(controller.next_retry(), Some(Instant::now()), "the rest is due at once");
+    let report = controller.reports.get(MachineId::new(0)).unwrap();
     assert!(!report.pending.is_empty() && report.problem.is_none(), "{report:?}");
-    let told = change_log(&world).await.pop().unwrap().1;
-    assert_eq!(told, ["close 80/tcp from 0.0.0.0/0, ::/0 [\"s0/0\"]"], "and nothing of what was not begun");
+    let recorded = change_log(&world).await.pop().unwrap().1;
+    assert_eq!(recorded, ["close 80/tcp from 0.0.0.0/0, ::/0 [\"s0/0\"]"], "only the part that was sent");
 
-    let pass = world.slow_pass(&mut agent, &Dirty::default()).await;
-    assert_eq!((pass.opened, pass.closed, pass.pending, agent.next_retry()), (2, 0, 0, None));
+    let pass = world.slow_pass(&mut controller, &Dirty::default()).await;
+    assert_eq!((pass.opened, pass.closed, pass.pending, controller.next_retry()), (2, 0, 0, None));
     assert_eq!(world.rules(0), ["443/tcp"]);
     let calls = |name| world.provider.calls_of(name);
-    assert_eq!((calls(CallName::Close), calls(CallName::Open)), (1, 2), "with the first; nothing twice");
+    assert_eq!((calls(CallName::Close), calls(CallName::Open)), (1, 2), "each request was sent once");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_was_put_off_comes_before_who_comes_anew() {
+async fn postponed_machines_come_before_new_changes() {
     let (mut world, units) = World::with_machines(20, &["80"]).await;
-    let mut agent = world.slow_agent();
+    let mut controller = world.slow_controller();
     for unit in &units {
         world.open(*unit, "443").await;
     }
-    world.slow_pass(&mut agent, &everything()).await;
-    assert_eq!(world.having("443/tcp"), (0..8).collect::<Vec<_>>(), "there is time for eight");
+    world.slow_pass(&mut controller, &everything()).await;
+    assert_eq!(world.having("443/tcp"), (0..8).collect::<Vec<_>>(), "eight changes fit into one lease");
     for unit in &units[..8] {
         world.open(*unit, "8082").await;
     }
-    world.slow_pass(&mut agent, &everything()).await;
+    world.slow_pass(&mut controller, &everything()).await;
     assert_eq!(world.having("443/tcp"), (0..16).collect::<Vec<_>>());
     assert_eq!(world.having("8082/tcp"), Vec::<u32>::new());
     for unit in &units[8..12] {
         world.open(*unit, "9083").await;
     }
-    world.slow_pass(&mut agent, &everything()).await;
-    assert_eq!(world.having("443/tcp").len(), 20, "those that wait longest are the first");
+    world.slow_pass(&mut controller, &everything()).await;
+    assert_eq!(world.having("443/tcp").len(), 20, "the longest wait comes first");
     assert_eq!((world.having("8082/tcp").len(), world.having("9083/tcp").len()), (4, 0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_machine_that_is_denied_holds_up_nobody_and_is_tried_now_and_then() {
+async fn a_denied_machine_delays_no_other_and_is_retried_slowly() {
     let (mut world, units) = World::with_machines(3, &["80"]).await;
     let denied =
         || ProviderError::Denied { what: Subject::Provider, reason: "UnauthorizedOperation: no".into() };
@@ -133,20 +137,20 @@ async fn one_machine_that_is_denied_holds_up_nobody_and_is_tried_now_and_then() 
     assert_eq!((world.problem(0), world.problem(2)), (None, None));
     let (calls, start) = (world.provider.writes(), Instant::now());
     while start.elapsed() < Duration::from_secs(600) {
-        tokio::time::sleep_until(world.agent.next_retry().unwrap()).await;
-        world.lead.confirm(world.operator.tree()).await.unwrap();
-        world.agent.pass(&Dirty::default(), &world.lead).await.unwrap();
+        tokio::time::sleep_until(world.controller.next_retry().unwrap()).await;
+        world.lease.confirm(world.operator.tree()).await.unwrap();
+        world.controller.pass(&Dirty::default(), &world.lease).await.unwrap();
     }
     let tries = (world.provider.writes() - calls) / 2;
     assert!((10..=20).contains(&tries), "{tries} in ten minutes");
     world.provider.clear_script();
-    tokio::time::sleep_until(world.agent.next_retry().unwrap()).await;
-    world.lead.confirm(world.operator.tree()).await.unwrap();
-    world.agent.pass(&Dirty::default(), &world.lead).await.unwrap();
+    tokio::time::sleep_until(world.controller.next_retry().unwrap()).await;
+    world.lease.confirm(world.operator.tree()).await.unwrap();
+    world.controller.pass(&Dirty::default(), &world.lease).await.unwrap();
     assert_eq!(
         (world.rules(1), world.problem(1)),
         (vec!["81/tcp".to_owned()], None),
-        "rights came, and it was seen"
+        "permission was granted"
     );
 }
 
@@ -165,9 +169,9 @@ async fn a_pass_opens_once_and_closes_once() {
     world.pass_for(Key::Unit(units[0])).await;
     assert_eq!(world.rules(0), ["8000-8010/tcp", "8005/tcp"]);
     assert_eq!(requests(&world), (before.0 + 1, before.1 + 1));
-    assert_eq!(world.agent.next_retry(), Some(Instant::now()), "the rest has no time to wait for");
-    world.agent.pass(&Dirty::default(), &world.lead).await.unwrap();
+    assert_eq!(world.controller.next_retry(), Some(Instant::now()), "the rest is due at once");
+    world.controller.pass(&Dirty::default(), &world.lease).await.unwrap();
     assert_eq!(world.rules(0), ["8005/tcp"]);
     assert_eq!(requests(&world), (before.0 + 1, before.1 + 2));
-    assert_eq!((world.agent.next_retry(), world.problem(0)), (None, None));
+    assert_eq!((world.controller.next_retry(), world.problem(0)), (None, None));
 }

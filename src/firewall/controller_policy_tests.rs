@@ -11,7 +11,7 @@ async fn a_policy_that_cannot_be_read_again_leaves_the_last_one_in_force() {
     let read = Arc::clone(&text);
     let reader =
         move || Policy::parse(*read.lock().unwrap(), [2181]).map_err(|error| format!("policy.yaml: {error}"));
-    world.agent.policy.set_reader(Some(Box::new(reader)));
+    world.controller.policy.set_reader(Some(Box::new(reader)));
     let unit = world.deploy("web").await;
     world.expose("web").await;
     for port in ["80", "81"] {

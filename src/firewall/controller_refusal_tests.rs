@@ -33,13 +33,13 @@ fn joined(world: &World) -> Vec<String> {
 async fn settle(world: &mut World) {
     world.pass().await;
     for _ in 0..40 {
-        if world.agent.next_retry().is_none_or(|at| at > Instant::now()) {
+        if world.controller.next_retry().is_none_or(|at| at > Instant::now()) {
             return;
         }
-        world.lead.confirm(world.operator.tree()).await.unwrap();
-        world.agent.pass(&Dirty::default(), &world.lead).await.unwrap();
+        world.lease.confirm(world.operator.tree()).await.unwrap();
+        world.controller.pass(&Dirty::default(), &world.lease).await.unwrap();
     }
-    panic!("the agent is never done: {:?}", world.problem(0));
+    panic!("the controller never settles: {:?}", world.problem(0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -64,7 +64,7 @@ async fn ports_beside_a_refused_port_open_at_once() {
         assert!(began.elapsed() < Duration::from_secs(1), "at once: {:?}", began.elapsed());
         let problem = world.problem(0).unwrap_or_default();
         assert!(problem.contains(&format!("{refused}/tcp")), "{problem}");
-        let report = world.agent.reports.get(MachineId::new(0)).unwrap();
+        let report = world.controller.reports.get(MachineId::new(0)).unwrap();
         assert_eq!(report.pending.len(), 2, "only the refused port, for both families: {report:?}");
 
         // The provider accepts the port from now on: the agent retries it without a new event.
@@ -166,14 +166,14 @@ async fn a_denied_open_does_not_hold_back_a_close() {
     world.close(unit, "80").await;
     world.pass().await;
     assert_eq!(world.rules(0), Vec::<String>::new());
-    let report = world.agent.reports.get(MachineId::new(0)).unwrap();
+    let report = world.controller.reports.get(MachineId::new(0)).unwrap();
     assert!(report.is_pending() && report.problem.is_some(), "{report:?}");
 }
 
 /// If a machine was to be read again at once and that read is denied, the pause after a denial
 /// applies.
 #[tokio::test(start_paused = true)]
-async fn a_denied_read_ends_the_retry_before_it() {
+async fn a_denied_read_replaces_an_earlier_retry() {
     let mut world = World::new().await;
     let unit = world.deploy("a").await;
     world.open(unit, "80").await;
@@ -185,8 +185,8 @@ async fn a_denied_read_ends_the_retry_before_it() {
     world.provider.fail_at(3, Fault::Before(Failure::Error(denied)));
     world.pass().await;
     for _ in 0..2 {
-        world.lead.confirm(world.operator.tree()).await.unwrap();
-        world.agent.pass(&Dirty::default(), &world.lead).await.unwrap();
-        assert!(world.agent.next_retry().unwrap() >= Instant::now() + Duration::from_secs(59));
+        world.lease.confirm(world.operator.tree()).await.unwrap();
+        world.controller.pass(&Dirty::default(), &world.lease).await.unwrap();
+        assert!(world.controller.next_retry().unwrap() >= Instant::now() + Duration::from_secs(59));
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of the agent with paused time and with the in-memory store and provider.
+//! Tests of the controller with paused time and with the in-memory store and provider.
 
 use std::time::Duration;
 
@@ -23,8 +23,8 @@ use crate::store::{Bootstrap, Credential, Deploy, Environment, MemoryStore, Memo
 struct World {
     operator: Environment<MemoryTree>,
     provider: Memory,
-    agent: FirewallController<MemoryTree, Memory>,
-    lead: Lease,
+    controller: FirewallController<MemoryTree, Memory>,
+    lease: Lease,
 }
 
 fn everything() -> Dirty {
@@ -48,11 +48,12 @@ impl World {
         let provider = Memory::new(Settings::default());
         let roles = environment.info().roles.clone();
         let tree = store.connect(Some(&controller));
-        let lead = Lease::acquire(&tree, &LeaseKey::firewall(), &roles.controllers(), "agent").await.unwrap();
+        let lease =
+            Lease::acquire(&tree, &LeaseKey::firewall(), &roles.controllers(), "agent").await.unwrap();
         let policy = Policy::with_own_ports([2181]);
-        let agent = FirewallController::new(tree, provider.clone(), policy, roles, || 0);
-        agent.prepare().await.unwrap();
-        World { operator: environment, provider, agent, lead }
+        let controller = FirewallController::new(tree, provider.clone(), policy, roles, || 0);
+        controller.prepare().await.unwrap();
+        World { operator: environment, provider, controller, lease }
     }
 
     /// Creates a service with one unit on its own machine, whose group exists.
@@ -94,8 +95,8 @@ impl World {
     }
 
     async fn pass(&mut self) -> Pass {
-        self.lead.confirm(self.operator.tree()).await.unwrap();
-        self.agent.pass(&everything(), &self.lead).await.unwrap()
+        self.lease.confirm(self.operator.tree()).await.unwrap();
+        self.controller.pass(&everything(), &self.lease).await.unwrap()
     }
 
     async fn pass_for(&mut self, key: Key) -> Pass {
@@ -106,8 +107,8 @@ impl World {
         };
         let mut dirty = Dirty::default();
         dirty.add(&Event::Changed(path), Instant::now());
-        self.lead.confirm(self.operator.tree()).await.unwrap();
-        self.agent.pass(&dirty, &self.lead).await.unwrap()
+        self.lease.confirm(self.operator.tree()).await.unwrap();
+        self.controller.pass(&dirty, &self.lease).await.unwrap()
     }
 
     fn rules(&self, machine: u32) -> Vec<String> {
@@ -121,7 +122,7 @@ impl World {
     }
 
     fn problem(&self, machine: u32) -> Option<String> {
-        self.agent.reports.get(MachineId::new(machine)).and_then(|report| report.problem.clone())
+        self.controller.reports.get(MachineId::new(machine)).and_then(|report| report.problem.clone())
     }
 }
 
@@ -131,7 +132,7 @@ async fn exposed_ports_open_and_unexposed_ones_close() {
     let unit = world.deploy("wordpress").await;
     world.open(unit, "80").await;
     world.pass().await;
-    assert_eq!(world.rules(0), Vec::<String>::new(), "asked for, and not exposed");
+    assert_eq!(world.rules(0), Vec::<String>::new(), "requested, and not exposed");
     world.expose("wordpress").await;
     world.pass().await;
     assert_eq!(world.rules(0), ["80/tcp"]);
@@ -152,13 +153,13 @@ async fn change_log(world: &World) -> Vec<(u64, Vec<String>)> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_done_is_told_and_nothing_else() {
+async fn the_change_log_contains_each_change_once() {
     let mut world = World::new().await;
     let unit = world.deploy("wordpress").await;
     world.open(unit, "80").await;
     world.expose("wordpress").await;
     let start = Instant::now();
-    world.agent.wall_ms = Box::new(move || 1_000 + u64::try_from(start.elapsed().as_millis()).unwrap());
+    world.controller.wall_ms = Box::new(move || 1_000 + u64::try_from(start.elapsed().as_millis()).unwrap());
     world.pass().await;
     tokio::time::advance(Duration::from_secs(1)).await;
     for _ in 0..3 {
@@ -166,28 +167,28 @@ async fn what_was_done_is_told_and_nothing_else() {
     }
     world.close(unit, "80").await;
     world.pass().await;
-    let told = change_log(&world).await;
+    let recorded = change_log(&world).await;
     let expected = [
         (1_000, vec!["open 80/tcp to 0.0.0.0/0, ::/0 [\"wordpress/0\"]".to_owned()]),
         (2_000, vec!["close 80/tcp from 0.0.0.0/0, ::/0 [\"wordpress/0\"]".to_owned()]),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(recorded, expected);
 }
 
 #[tokio::test(start_paused = true)]
-async fn converged_means_silent() {
+async fn a_converged_machine_causes_no_writes() {
     let mut world = World::new().await;
     let unit = world.deploy("wordpress").await;
     world.open(unit, "80").await;
     world.expose("wordpress").await;
     world.pass().await;
-    let (writes, versions) = (world.provider.writes(), world.agent.reports.clone());
+    let (writes, versions) = (world.provider.writes(), world.controller.reports.clone());
     for _ in 0..3 {
         let pass = world.pass().await;
         assert_eq!((pass.opened, pass.closed, pass.pending), (0, 0, 0));
     }
     assert_eq!(world.provider.writes(), writes);
-    assert_eq!(world.agent.reports, versions);
+    assert_eq!(world.controller.reports, versions);
 }
 
 #[tokio::test(start_paused = true)]
@@ -203,11 +204,11 @@ async fn one_changed_unit_costs_one_call_for_one_machine() {
     world.open(units[2], "80").await;
     let pass = world.pass_for(Key::Unit(units[2])).await;
     assert_eq!((pass.machines, pass.opened), (1, 2), "one port, in both families");
-    assert_eq!(world.provider.calls(), calls + 1, "what was seen is remembered: one open and no read");
+    assert_eq!(world.provider.calls(), calls + 1, "what was seen is reported: one open and no read");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_port_stays_open_until_the_last_unit_lets_go() {
+async fn a_port_stays_open_until_the_last_unit_closes_it() {
     let mut world = World::new().await;
     let first = world.deploy("a").await;
     let second = world.deploy_on("b", MachineId::new(0)).await;
@@ -225,7 +226,7 @@ async fn a_port_stays_open_until_the_last_unit_lets_go() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn garbage_freezes_its_unit_and_nobody_else() {
+async fn invalid_data_freezes_its_unit_and_no_other() {
     let mut world = World::new().await;
     let broken = world.deploy("a").await;
     let healthy = world.deploy_on("b", MachineId::new(0)).await;
@@ -240,7 +241,7 @@ async fn garbage_freezes_its_unit_and_nobody_else() {
     world.open(healthy, "91").await;
     world.pass().await;
     assert_eq!(world.rules(0), ["80/tcp", "91/tcp"]);
-    let report = world.agent.reports.get(MachineId::new(0)).unwrap();
+    let report = world.controller.reports.get(MachineId::new(0)).unwrap();
     assert!(report.frozen[&broken].starts_with("/units/unit-0000000000/ports: "), "{report:?}");
     // Even without the unit's record, the machine's own list shows where the unit is.
     world.overwrite(paths::unit(broken), b"\xff").await;
@@ -249,7 +250,7 @@ async fn garbage_freezes_its_unit_and_nobody_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hand_made_changes_are_put_right_and_foreign_rules_left_alone() {
+async fn manual_changes_are_reverted_and_foreign_rules_left_alone() {
     let mut world = World::new().await;
     let unit = world.deploy("a").await;
     world.open(unit, "80").await;
@@ -267,7 +268,7 @@ async fn hand_made_changes_are_put_right_and_foreign_rules_left_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_rule_that_somebody_made_just_so_is_not_made_again() {
+async fn an_identical_foreign_rule_is_not_created_again() {
     let mut world = World::new().await;
     let unit = world.deploy("a").await;
     world.open(unit, "80").await;
@@ -283,7 +284,7 @@ async fn a_rule_that_somebody_made_just_so_is_not_made_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_open_blocks_no_close_and_is_tried_again() {
+async fn a_failed_open_blocks_no_close_and_is_retried() {
     let mut world = World::new().await;
     let unit = world.deploy("a").await;
     world.open(unit, "80").await;
@@ -298,21 +299,21 @@ async fn a_failed_open_blocks_no_close_and_is_tried_again() {
     assert_eq!(world.rules(0), Vec::<String>::new());
     assert!(world.problem(0).unwrap().contains("throttled"));
     world.provider.clear_script();
-    tokio::time::sleep_until(world.agent.next_retry().unwrap()).await;
-    world.lead.confirm(world.operator.tree()).await.unwrap();
-    world.agent.pass(&Dirty::default(), &world.lead).await.unwrap();
+    tokio::time::sleep_until(world.controller.next_retry().unwrap()).await;
+    world.lease.confirm(world.operator.tree()).await.unwrap();
+    world.controller.pass(&Dirty::default(), &world.lease).await.unwrap();
     assert_eq!(world.rules(0), ["443/tcp"]);
-    assert_eq!((world.problem(0), world.agent.next_retry()), (None, None));
+    assert_eq!((world.problem(0), world.controller.next_retry()), (None, None));
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_may_no_longer_act_changes_nothing() {
+async fn an_expired_lease_changes_nothing() {
     let mut world = World::new().await;
     let unit = world.deploy("a").await;
     world.open(unit, "80").await;
     world.expose("a").await;
     tokio::time::advance(Duration::from_secs(60)).await;
-    let failed = world.agent.pass(&everything(), &world.lead).await;
+    let failed = world.controller.pass(&everything(), &world.lease).await;
     assert!(failed.is_ok());
     assert_eq!(world.rules(0), Vec::<String>::new());
     assert_eq!(world.provider.writes(), 0);
@@ -321,33 +322,33 @@ async fn who_may_no_longer_act_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_there_was_no_time_for_comes_next_and_is_not_called_done() {
+async fn an_unsent_change_is_pending_and_comes_first_in_the_next_pass() {
     let mut world = World::new().await;
     let unit = world.deploy("a").await;
     world.open(unit, "80").await;
     world.expose("a").await;
     tokio::time::advance(Duration::from_secs(60)).await;
-    world.agent.pass(&everything(), &world.lead).await.unwrap();
-    assert_eq!(world.agent.next_retry(), Some(Instant::now()), "due at once");
-    let report = |world: &World| world.agent.reports.get(MachineId::new(0)).unwrap().clone();
+    world.controller.pass(&everything(), &world.lease).await.unwrap();
+    assert_eq!(world.controller.next_retry(), Some(Instant::now()), "due at once");
+    let report = |world: &World| world.controller.reports.get(MachineId::new(0)).unwrap().clone();
     assert!(!report(&world).pending.is_empty());
-    world.lead.confirm(world.operator.tree()).await.unwrap();
-    world.agent.pass(&Dirty::default(), &world.lead).await.unwrap();
-    assert_eq!((world.rules(0), world.agent.next_retry()), (vec!["80/tcp".to_owned()], None));
+    world.lease.confirm(world.operator.tree()).await.unwrap();
+    world.controller.pass(&Dirty::default(), &world.lease).await.unwrap();
+    assert_eq!((world.rules(0), world.controller.next_retry()), (vec!["80/tcp".to_owned()], None));
 
     world.operator.unexpose(&"a".parse().unwrap()).await.unwrap();
     tokio::time::advance(Duration::from_secs(60)).await;
-    world.agent.pass(&everything(), &world.lead).await.unwrap();
+    world.controller.pass(&everything(), &world.lease).await.unwrap();
     assert_eq!(world.rules(0), ["80/tcp"]);
-    assert!(!report(&world).granted[&unit].is_empty(), "it is open, and whose it is is known");
-    world.lead.confirm(world.operator.tree()).await.unwrap();
-    world.agent.pass(&Dirty::default(), &world.lead).await.unwrap();
+    assert!(!report(&world).granted[&unit].is_empty(), "it is open, and the report names its unit");
+    world.lease.confirm(world.operator.tree()).await.unwrap();
+    world.controller.pass(&Dirty::default(), &world.lease).await.unwrap();
     assert_eq!(world.rules(0), Vec::<String>::new());
     assert!(report(&world).granted.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_close_that_failed_is_not_told_as_done() {
+async fn a_failed_close_is_not_reported_as_done() {
     let mut world = World::new().await;
     let unit = world.deploy("a").await;
     world.open(unit, "80").await;
@@ -358,12 +359,12 @@ async fn a_close_that_failed_is_not_told_as_done() {
     world.provider.set_script(move |call| (call.name == CallName::Close).then(throttled));
     world.pass().await;
     assert_eq!(world.rules(0), ["80/tcp"]);
-    let report = world.agent.reports.get(MachineId::new(0)).unwrap();
+    let report = world.controller.reports.get(MachineId::new(0)).unwrap();
     assert!(!report.granted[&unit].is_empty() && report.problem.is_some());
 }
 
 #[tokio::test(start_paused = true)]
-async fn machines_that_cannot_be_had_wait_and_hold_nobody_up() {
+async fn a_machine_without_an_instance_delays_no_other() {
     let mut world = World::new().await;
     let waiting = world.operator.add_machine(None).await.unwrap();
     let early = world.deploy_on("early", waiting).await;
@@ -378,7 +379,7 @@ async fn machines_that_cannot_be_had_wait_and_hold_nobody_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_wrong_with_a_machine_is_in_its_report_and_goes_again() {
+async fn a_note_is_in_the_report_until_it_is_removed() {
     let mut world = World::new().await;
     let waiting = world.operator.add_machine(None).await.unwrap();
     let unit = world.deploy("a").await;
@@ -386,38 +387,38 @@ async fn what_is_wrong_with_a_machine_is_in_its_report_and_goes_again() {
     world.expose("a").await;
     let ids = BTreeSet::from([waiting, MachineId::new(1)]);
     let notes: BTreeMap<_, _> = ids.iter().map(|id| (*id, "its instance is gone".to_owned())).collect();
-    assert_eq!(world.agent.set_notes(&notes, true), ids);
-    assert_eq!(world.agent.set_notes(&notes, true), BTreeSet::new(), "said before");
+    assert_eq!(world.controller.set_notes(&notes, true), ids);
+    assert_eq!(world.controller.set_notes(&notes, true), BTreeSet::new(), "unchanged");
     world.pass().await;
     assert_eq!(
         [world.problem(0), world.problem(1)],
         [const { "its instance is gone" }; 2].map(|t| Some(t.to_owned()))
     );
-    assert_eq!(world.rules(1), ["80/tcp"], "its rules are looked after all the same");
-    assert_eq!(world.agent.set_notes(&BTreeMap::new(), true), ids);
+    assert_eq!(world.rules(1), ["80/tcp"], "its rules are managed anyway");
+    assert_eq!(world.controller.set_notes(&BTreeMap::new(), true), ids);
     world.pass().await;
     assert_eq!((world.problem(0).as_deref(), world.problem(1)), (Some("not provisioned yet"), None));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_machine_that_failed_and_is_gone_is_not_due_for_ever() {
+async fn a_removed_machine_is_not_retried() {
     let mut world = World::new().await;
     let ids = [0, 1].map(|n| format!("i-{n}").parse().unwrap());
     for id in ids {
         world.operator.add_machine(Some(id)).await.unwrap();
     }
     world.pass().await;
-    assert_eq!(world.problem(0).as_deref(), Some("the provider has nothing to hold its rules"));
-    assert!(world.agent.next_retry().is_some());
+    assert_eq!(world.problem(0).as_deref(), Some("the provider has no group for its rules"));
+    assert!(world.controller.next_retry().is_some());
     world.operator.terminate_machines(&[MachineId::new(0)]).await.unwrap();
     world.overwrite(paths::machine(MachineId::new(1)), b"garbage").await;
     world.pass_for(Key::Machine(MachineId::new(0))).await;
     world.pass_for(Key::Machine(MachineId::new(1))).await;
-    assert_eq!(world.agent.next_retry(), None);
+    assert_eq!(world.controller.next_retry(), None);
 }
 
 #[tokio::test(start_paused = true)]
-async fn reports_go_with_their_machines() {
+async fn a_report_is_removed_with_its_machine() {
     let mut world = World::new().await;
     let unit = world.deploy("a").await;
     world.open(unit, "80").await;

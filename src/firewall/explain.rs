@@ -79,8 +79,8 @@ impl Explained {
 
     /// Whether a controller still has changes to make.
     pub fn is_pending(&self) -> bool {
-        let waits = |line: &Line| matches!(line.state, State::Opening | State::Closing);
-        self.problem.is_some() || self.lines.iter().any(waits)
+        let is_pending = |line: &Line| matches!(line.state, State::Opening | State::Closing);
+        self.problem.is_some() || self.lines.iter().any(is_pending)
     }
 
     /// Marks closes as not pending, because a dry run closes no port.
@@ -92,7 +92,7 @@ impl Explained {
     }
 
     /// Keeps only the lines about one range of ports.
-    pub fn about(mut self, asked: PortRange) -> Self {
+    pub fn only_ports(mut self, asked: PortRange) -> Self {
         let meets = |ports: PortRange| {
             ports.proto() == asked.proto() && ports.from() <= asked.to() && asked.from() <= ports.to()
         };
@@ -115,8 +115,8 @@ impl Explained {
         };
         let ports: Vec<Value> = self.lines.iter().map(line).collect();
         let mut json = json!({"by": self.by, "problem": self.problem, "ports": ports});
-        if let Some(words) = &self.dry_run {
-            json["dry-run"] = Value::from(words.as_str());
+        if let Some(changes) = &self.dry_run {
+            json["dry-run"] = Value::from(changes.as_str());
         }
         json
     }
@@ -125,16 +125,16 @@ impl Explained {
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         if let Some(by) = &self.by {
-            text.push_str(&format!("firewall: {}\n", shown(by)));
+            text.push_str(&format!("firewall: {}\n", escape_control(by)));
         }
         if let Some(problem) = &self.problem {
-            text.push_str(&format!("problem: {}\n", shown(problem)));
+            text.push_str(&format!("problem: {}\n", escape_control(problem)));
         }
         let cells = |line: &Line| {
             let ports = line.ports.map_or_else(|| "-".to_owned(), |ports| ports.to_string());
             (ports, line.state.to_string(), line.unit.clone().unwrap_or_else(|| "-".to_owned()))
         };
-        let rows: Vec<_> = self.lines.iter().map(|line| (cells(line), shown(&line.why))).collect();
+        let rows: Vec<_> = self.lines.iter().map(|line| (cells(line), escape_control(&line.why))).collect();
         let width = |cell: fn(&(String, String, String)) -> &String| {
             rows.iter().map(|(cells, _)| cell(cells).chars().count()).max().unwrap_or(0)
         };
@@ -156,7 +156,7 @@ impl fmt::Display for Line {
 }
 
 /// Escapes text from znodes and providers, which must not control a terminal.
-pub(super) fn shown(text: &str) -> String {
+pub(super) fn escape_control(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
@@ -189,7 +189,7 @@ pub fn explain(
         let Some(unit) = view.units.get(id) else { continue };
         let had = report.granted.get(&id).cloned().unwrap_or_default();
         let name = name(id, unit);
-        let mut say = |ports: Option<PortRange>, state, why: String| {
+        let mut add_line = |ports: Option<PortRange>, state, why: String| {
             explained.lines.push(Line { ports, id: Some(id), unit: Some(name.clone()), state, why });
         };
         let request = match (view.request(unit), report.frozen.get(&id)) {
@@ -203,39 +203,39 @@ pub fn explain(
         match request {
             PortRequest::Exposed { ports, sources } => {
                 for &range in &ports {
-                    asked(id, &from_each(&[range], &sources), &had, report, &mut say);
+                    explain_requested(id, &from_each(&[range], &sources), &had, report, &mut add_line);
                 }
                 for (range, sources) in by_ports(&had.minus(&from_each(&ports, &sources))) {
-                    say(Some(range), State::Closing, format!("no longer wanted from {sources}"));
+                    add_line(Some(range), State::Closing, format!("no longer wanted from {sources}"));
                 }
             }
             PortRequest::Frozen { reason } => {
                 for (range, sources) in by_ports(&had) {
-                    say(Some(range), State::Frozen, format!("kept open to {sources}: {reason}"));
+                    add_line(Some(range), State::Frozen, format!("kept open to {sources}: {reason}"));
                 }
                 if had.is_empty() {
-                    say(None, State::Frozen, reason.clone());
+                    add_line(None, State::Frozen, reason.clone());
                 }
             }
             PortRequest::NotExposed => {
                 for (range, _) in by_ports(&had) {
-                    say(Some(range), State::Closing, not_exposed(unit));
+                    add_line(Some(range), State::Closing, not_exposed(unit));
                 }
                 for &range in unit.ports.iter().flatten() {
-                    if common(&had, &from_each(&[range], &sources(&had))).is_empty() {
-                        say(Some(range), State::Closed, not_exposed(unit));
+                    if intersection(&had, &from_each(&[range], &sources(&had))).is_empty() {
+                        add_line(Some(range), State::Closed, not_exposed(unit));
                     }
                 }
             }
         }
     }
-    gone_units(view, machine, report, &mut explained.lines);
+    explain_removed_units(view, machine, report, &mut explained.lines);
     let foreign = |text: &String| Line {
         ports: text.split(' ').next().and_then(|ports| crate::model::ports::parse_argument(ports).ok()),
         id: None,
         unit: None,
         state: State::Foreign,
-        why: format!("made by somebody else: {text}"),
+        why: format!("foreign rule: {text}"),
     };
     explained.lines.extend(report.foreign.iter().map(foreign));
     if explained.dry_run.is_some() {
@@ -245,51 +245,51 @@ pub fn explain(
 }
 
 /// Explains the ports that an exposed unit requests: granted, held back, or not processed yet.
-fn asked(
+fn explain_requested(
     id: UnitId,
     wanted: &RuleSet,
     had: &RuleSet,
     report: &Report,
-    say: &mut impl FnMut(Option<PortRange>, State, String),
+    add_line: &mut impl FnMut(Option<PortRange>, State, String),
 ) {
-    let granted = common(wanted, had);
-    let waiting = common(&granted, &report.pending.iter().copied().collect());
-    let (state, words) = match report.dry_run {
+    let granted = intersection(wanted, had);
+    let waiting = intersection(&granted, &report.pending.iter().copied().collect());
+    let (state, verb) = match report.dry_run {
         Some(_) => (State::DryRun, "would be opened to"),
         None => (State::Opening, "to be opened to"),
     };
     for (ports, sources) in by_ports(&waiting) {
-        say(Some(ports), state, format!("{words} {sources}"));
+        add_line(Some(ports), state, format!("{verb} {sources}"));
     }
     for (ports, sources) in by_ports(&granted.minus(&waiting)) {
-        say(Some(ports), State::Open, format!("asked for and exposed, open to {sources}"));
+        add_line(Some(ports), State::Open, format!("asked for and exposed, open to {sources}"));
     }
-    let of_unit = report.held.iter().filter(|(unit, _, _)| *unit == id);
-    let held: Vec<_> = of_unit
-        .filter(|(_, ports, _)| !common(wanted, &from_each(&[*ports], &sources(wanted))).is_empty())
+    let of_unit = report.denied.iter().filter(|(unit, _, _)| *unit == id);
+    let denied: Vec<_> = of_unit
+        .filter(|(_, ports, _)| !intersection(wanted, &from_each(&[*ports], &sources(wanted))).is_empty())
         .collect();
-    for (_, ports, reason) in &held {
-        say(Some(*ports), State::HeldBack, reason.clone());
+    for (_, ports, reason) in &denied {
+        add_line(Some(*ports), State::HeldBack, reason.clone());
     }
-    let shut: Vec<PortRange> = held.iter().map(|(_, ports, _)| *ports).collect();
-    let mut missing = wanted.minus(had).minus(&from_each(&shut, &sources(wanted)));
+    let denied_ranges: Vec<PortRange> = denied.iter().map(|(_, ports, _)| *ports).collect();
+    let mut missing = wanted.minus(had).minus(&from_each(&denied_ranges, &sources(wanted)));
     if report.no_ipv6 {
         let v6: RuleSet = missing.rules().filter(|rule| rule.source.family() == Family::V6).collect();
         missing = missing.minus(&v6);
         if wanted.rules().all(|rule| rule.source.family() == Family::V6) {
             for (ports, sources) in by_ports(&v6) {
                 let why = format!("exposed to {sources} alone, and IPv6 does not reach the machine");
-                say(Some(ports), State::HeldBack, why);
+                add_line(Some(ports), State::HeldBack, why);
             }
         }
     }
     for (ports, sources) in by_ports(&missing) {
-        if report.held_besides > 0 {
-            let why = format!("among {} more that policy holds back", report.held_besides);
-            say(Some(ports), State::HeldBack, why);
+        if report.more_denied > 0 {
+            let why = format!("among {} more that policy holds back", report.more_denied);
+            add_line(Some(ports), State::HeldBack, why);
             continue;
         }
-        say(
+        add_line(
             Some(ports),
             State::Opening,
             format!("asked for and exposed to {sources}, not yet seen by a controller"),
@@ -297,7 +297,7 @@ fn asked(
     }
 }
 
-fn common(a: &RuleSet, b: &RuleSet) -> RuleSet {
+fn intersection(a: &RuleSet, b: &RuleSet) -> RuleSet {
     a.minus(&a.minus(b))
 }
 
@@ -310,7 +310,7 @@ fn from_each(ranges: &[PortRange], sources: &[Cidr]) -> RuleSet {
 }
 
 /// Explains the rules of units that were removed or moved to another machine.
-fn gone_units(view: &View, machine: MachineId, report: &Report, lines: &mut Vec<Line>) {
+fn explain_removed_units(view: &View, machine: MachineId, report: &Report, lines: &mut Vec<Line>) {
     for (id, had) in &report.granted {
         let facts = view.units.get(*id);
         if facts.is_some_and(|unit| unit.machine() == Some(machine)) {
@@ -411,7 +411,7 @@ mod tests {
             ]
             .into(),
             pending: rules(&["443"]).rules().collect(),
-            held: vec![(UnitId::new(0), range("22"), "policy forbids the port".to_owned())],
+            denied: vec![(UnitId::new(0), range("22"), "policy forbids the port".to_owned())],
             problem: Some("calls for machine 0 are throttled".to_owned()),
             foreign: vec!["25/tcp from 10.0.0.0/8".to_owned()],
             no_ipv6: true,
@@ -420,7 +420,7 @@ mod tests {
     }
 
     fn explained(view: &View, report: Option<&Readable<Report>>) -> Explained {
-        explain(view, M, &view.placed()[&M], report)
+        explain(view, M, &view.units_by_machine()[&M], report)
     }
 
     #[test]
@@ -440,13 +440,13 @@ problem: calls for machine 0 are throttled
 53/udp     frozen     web/1            kept open to 0.0.0.0/0: /units/unit-0000000002/ports: garbage
 81/tcp     closing    web/2            the unit is gone from this machine
 82/tcp     closing    unit-0000000009  the unit is gone from this machine
-25/tcp     foreign    -                made by somebody else: 25/tcp from 10.0.0.0/8
+25/tcp     foreign    -                foreign rule: 25/tcp from 10.0.0.0/8
 ";
         assert_eq!(text, expected);
     }
 
     #[test]
-    fn what_is_pending_is_what_is_still_to_change() {
+    fn pending_lines_are_the_changes_still_to_make() {
         let pending = explained(&view(), Some(&Ok(report()))).pending().unwrap();
         let ports: Vec<String> =
             pending.lines.iter().filter_map(|line| line.ports).map(|p| p.to_string()).collect();
@@ -459,7 +459,7 @@ problem: calls for machine 0 are throttled
     }
 
     #[test]
-    fn who_may_come_by_ipv6_alone_does_not_come_to_a_machine_without() {
+    fn ports_for_ipv6_sources_alone_stay_closed_without_ipv6() {
         let exposed = Exposure::To(Ok(vec!["2001:db8::/32".parse().unwrap()]));
         let view = View {
             services: [(ServiceId::new(0), exposed)].into(),
@@ -470,7 +470,7 @@ problem: calls for machine 0 are throttled
         for (report, state, part) in [
             (without, State::HeldBack, "2001:db8::/32 alone, and IPv6 does not reach"),
             (Report::default(), State::Opening, "not yet seen"),
-            (Report { held_besides: 7, ..Report::default() }, State::HeldBack, "among 7 more"),
+            (Report { more_denied: 7, ..Report::default() }, State::HeldBack, "among 7 more"),
         ] {
             let line = explained(&view, Some(&Ok(report))).lines.remove(0);
             assert!(line.state == state && line.why.contains(part), "{line}");
@@ -478,21 +478,21 @@ problem: calls for machine 0 are throttled
     }
 
     #[test]
-    fn one_port_is_asked_about_alone() {
-        let nobodys = explained(&view(), Some(&Ok(report()))).about(range("7")).to_text();
+    fn an_explanation_can_be_limited_to_one_port() {
+        let unrequested = explained(&view(), Some(&Ok(report()))).only_ports(range("7")).to_text();
         assert!(
-            nobodys.contains("7/tcp  not asked for  -  no unit of this machine has opened it\n"),
-            "{nobodys}"
+            unrequested.contains("7/tcp  not asked for  -  no unit of this machine has opened it\n"),
+            "{unrequested}"
         );
-        let about = explained(&view(), Some(&Ok(report()))).about(range("22"));
-        let said: Vec<State> = about.lines.iter().map(|line| line.state).collect();
-        assert_eq!(said, [State::HeldBack]);
+        let about = explained(&view(), Some(&Ok(report()))).only_ports(range("22"));
+        let states: Vec<State> = about.lines.iter().map(|line| line.state).collect();
+        assert_eq!(states, [State::HeldBack]);
         let json = about.to_json();
         assert_eq!(json["ports"][0]["why"], "policy forbids the port");
     }
 
     #[test]
-    fn without_a_report_nothing_is_said_to_be_open() {
+    fn without_a_report_no_port_is_shown_as_open() {
         for report in [None, Some(Err("/controller/firewall/machine-0000000000: garbage".to_owned()))] {
             let explained = explained(&view(), report.as_ref());
             assert!(explained.problem.is_some());

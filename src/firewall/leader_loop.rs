@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::controller::{FirewallController, Pass};
-use crate::machine::provisioning::{News, Provisioning, Wake};
+use crate::machine::provisioning::{Provisioning, ProvisioningUpdate, Wake};
 use crate::mutant;
 use crate::runtime::reconcile::{Due, Ended, Passed, Reconciler, STORE_PAUSE, Schedule, run_passes};
 use crate::store::Error;
@@ -35,11 +35,11 @@ pub struct Progress {
 }
 
 impl Progress {
-    pub(super) fn leads(&mut self) {
+    pub(super) fn became_leader(&mut self) {
         (self.leading, self.passes, self.store_lost) = (true, 0, false);
     }
 
-    pub(super) fn loses_the_store(&mut self) {
+    pub(super) fn store_failed(&mut self) {
         self.store_failures += 1;
         self.store_lost = true;
     }
@@ -57,8 +57,8 @@ pub async fn run<T: Tree, F: Firewall>(
     progress: &watch::Sender<Progress>,
     stop: watch::Receiver<bool>,
 ) -> Result<(), Error> {
-    let nobody: Option<&mut Infallible> = None;
-    run_provisioning(controller, nobody, tree, roles, resync, progress, stop).await
+    let no_provisioner: Option<&mut Infallible> = None;
+    run_provisioning(controller, no_provisioner, tree, roles, resync, progress, stop).await
 }
 
 /// Like [`run`], and also provisions instances for the machines that need one.
@@ -80,14 +80,14 @@ pub async fn run_provisioning<T: Tree, F: Firewall, P: Provisioning>(
     }
     let token = Lease::token()?;
     loop {
-        let campaign = tokio::select! {
+        let acquired = tokio::select! {
             biased;
             _ = stop.wait_for(|stop| *stop) => return Ok(()),
-            won = async {
+            result = async {
                 tree.sync().await?;
                 progress.send_modify(|progress| progress.store_lost = false);
                 Lease::acquire(tree, &LeaseKey::firewall(), &roles.controllers(), &token).await
-            } => won,
+            } => result,
             // Failures of the store are ignored here, because `Lease::acquire` reports them.
             never = async {
                 loop {
@@ -97,12 +97,12 @@ pub async fn run_provisioning<T: Tree, F: Firewall, P: Provisioning>(
                 }
             } => never,
         };
-        let ended = match campaign {
-            Ok(lead) => {
+        let ended = match acquired {
+            Ok(lease) => {
                 info!("leading");
-                progress.send_modify(Progress::leads);
+                progress.send_modify(Progress::became_leader);
                 let provisioner = provisioner.as_deref_mut();
-                lead_on(controller, provisioner, tree, lead, resync, progress, &mut stop).await
+                run_as_leader(controller, provisioner, tree, lease, resync, progress, &mut stop).await
             }
             Err(err) => Err(err),
         };
@@ -112,7 +112,7 @@ pub async fn run_provisioning<T: Tree, F: Firewall, P: Provisioning>(
             Ok(Ended::Replaced) => warn!("no longer leading"),
             Err(err) if err.is_transient() && !mutant!(ExitsOnStoreOutage) => {
                 warn!(error = %err, "store lost");
-                progress.send_modify(Progress::loses_the_store);
+                progress.send_modify(Progress::store_failed);
                 tokio::time::sleep(STORE_PAUSE).await;
             }
             Err(err) => return Err(err),
@@ -122,11 +122,11 @@ pub async fn run_provisioning<T: Tree, F: Firewall, P: Provisioning>(
 
 /// Runs firewall and provisioning concurrently: neither waits for the other's calls, and both end
 /// with the lease.
-async fn lead_on<T: Tree, F: Firewall, P: Provisioning>(
+async fn run_as_leader<T: Tree, F: Firewall, P: Provisioning>(
     controller: &mut FirewallController<T, F>,
     provisioner: Option<&mut P>,
     tree: &T,
-    lead: Lease,
+    lease: Lease,
     resync: Duration,
     progress: &watch::Sender<Progress>,
     stop: &mut watch::Receiver<bool>,
@@ -137,15 +137,15 @@ async fn lead_on<T: Tree, F: Firewall, P: Provisioning>(
     let wakes = watch::Sender::new(Wake::default());
     let (tell, news) = mpsc::channel(1);
     let provisioning = {
-        let (lead, wakes) = (lead.clone(), &wakes);
+        let (lease, wakes) = (lease.clone(), &wakes);
         async move {
             match provisioner {
-                Some(provisioner) => provisioner.work(lead, wakes, &tell).await,
+                Some(provisioner) => provisioner.work(lease, wakes, &tell).await,
                 None => std::future::pending().await,
             }
         }
     };
-    let firewall = firewall_rounds(controller, tree, lead, resync, progress, (&wakes, news), stop);
+    let firewall = run_firewall(controller, tree, lease, resync, progress, (&wakes, news), stop);
     // Boxed: with a cloud provider the futures are large and exceed the compiler's nesting limit.
     tokio::select! {
         biased;
@@ -154,13 +154,13 @@ async fn lead_on<T: Tree, F: Firewall, P: Provisioning>(
     }
 }
 
-async fn firewall_rounds<T: Tree, F: Firewall>(
+async fn run_firewall<T: Tree, F: Firewall>(
     controller: &mut FirewallController<T, F>,
     tree: &T,
-    lead: Lease,
+    lease: Lease,
     resync: Duration,
     progress: &watch::Sender<Progress>,
-    (wakes, news): (&watch::Sender<Wake>, mpsc::Receiver<News>),
+    (wakes, news): (&watch::Sender<Wake>, mpsc::Receiver<ProvisioningUpdate>),
     stop: &mut watch::Receiver<bool>,
 ) -> Result<Ended, Error> {
     controller.drop_caches();
@@ -168,7 +168,7 @@ async fn firewall_rounds<T: Tree, F: Firewall>(
     let changes = Changes::new(tree.watch(&paths::root()).await?);
     let resync = if mutant!(NoResync) { 1000 * resync } else { resync };
     let schedule = Schedule::new(Instant::now() + resync, resync, LEASE / 3);
-    let mut passes = Passes { controller, tree, lead, progress, changes, wakes, news };
+    let mut passes = Passes { controller, tree, lease, progress, changes, wakes, news };
     run_passes(&mut passes, schedule, stop).await
 }
 
@@ -176,13 +176,13 @@ async fn firewall_rounds<T: Tree, F: Firewall>(
 struct Passes<'a, T: Tree, F> {
     controller: &'a mut FirewallController<T, F>,
     tree: &'a T,
-    lead: Lease,
+    lease: Lease,
     progress: &'a watch::Sender<Progress>,
     changes: Changes<T::Feed>,
     /// Notifies provisioning of changes.
     wakes: &'a watch::Sender<Wake>,
     /// Receives results of provisioning.
-    news: mpsc::Receiver<News>,
+    news: mpsc::Receiver<ProvisioningUpdate>,
 }
 
 impl<T: Tree, F: Firewall> Reconciler for Passes<'_, T, F> {
@@ -205,7 +205,7 @@ impl<T: Tree, F: Firewall> Reconciler for Passes<'_, T, F> {
     }
 
     async fn confirm(&mut self) -> Result<bool, Error> {
-        self.changes.during(self.lead.confirm(self.tree)).await
+        self.changes.during(self.lease.confirm(self.tree)).await
     }
 
     async fn pass(&mut self, due: Due) -> Result<Passed, Error> {
@@ -221,12 +221,12 @@ impl<T: Tree, F: Firewall> Reconciler for Passes<'_, T, F> {
             wake.add(&dirty);
             !wake.is_empty()
         });
-        let pass = match self.changes.during(self.controller.pass(&dirty, &self.lead)).await {
+        let pass = match self.changes.during(self.controller.pass(&dirty, &self.lease)).await {
             Ok(pass) => pass,
-            Err(Error::Tree(err)) if self.lead.was_replaced(&err) => return Ok(Passed::Replaced),
+            Err(Error::Tree(err)) if self.lease.was_replaced(&err) => return Ok(Passed::Replaced),
             // Another process wrote the same znodes: everything is read again.
             Err(Error::Tree(err)) if err.is_conflict() => {
-                warn!(error = %err, "reports changed meanwhile");
+                warn!(error = %err, "reports written by another process");
                 // If the container of the reports was deleted, every later write would fail.
                 self.controller.prepare().await?;
                 return Ok(Passed::Conflict);

@@ -52,7 +52,7 @@ pub(in crate::firewall) fn took(metrics: &Metrics) -> (u32, u32) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_counts_from_when_it_was_noticed_though_a_pass_was_under_way() {
+async fn the_time_of_a_change_includes_the_pass_before_it() {
     let store = MemoryStore::default();
     let [operator, controller] = ["operator", "controller"].map(|user| Credential::generate(user).unwrap());
     let wanted = Bootstrap {
@@ -78,12 +78,12 @@ async fn a_change_counts_from_when_it_was_noticed_though_a_pass_was_under_way() 
     }
     let (tree, roles) = (store.connect(Some(&controller)), operator.info().roles.clone());
     let policy = Policy::with_own_ports([]);
-    let mut agent = FirewallController::new(tree.clone(), Slow(provider), policy, roles.clone(), || 0);
-    let metrics = agent.metrics();
+    let mut controller = FirewallController::new(tree.clone(), Slow(provider), policy, roles.clone(), || 0);
+    let metrics = controller.metrics();
     let (stop, stopped) = watch::channel(false);
     let progress = watch::Sender::new(Progress::default());
-    let running = run(&mut agent, &tree, &roles, Duration::from_secs(60), &progress, stopped);
-    let story = async {
+    let running = run(&mut controller, &tree, &roles, Duration::from_secs(60), &progress, stopped);
+    let scenario = async {
         let open = async |unit| {
             let ports = UnitPorts::new(operator.tree(), UnitId::new(unit));
             ports.open(parse_argument("80").unwrap()).await.unwrap();
@@ -95,7 +95,7 @@ async fn a_change_counts_from_when_it_was_noticed_though_a_pass_was_under_way() 
         sleep(2 * CHANGE).await;
         stop.send_replace(true);
     };
-    let (ended, ()) = tokio::join!(running, story);
+    let (ended, ()) = tokio::join!(running, scenario);
     ended.unwrap();
     assert_eq!(took(&metrics), (2, 20 + 35), "the second waited for one and a half seconds");
 }
@@ -163,11 +163,11 @@ async fn passes_until_closed(latency: Duration, resync: Duration) -> u64 {
     operator.expose(&deploy.service).await.unwrap();
     let (tree, roles) = (store.connect(Some(&controller)), operator.info().roles.clone());
     let slow = Latent { inner: provider.clone(), latency };
-    let mut agent =
+    let mut controller =
         FirewallController::new(tree.clone(), slow, Policy::with_own_ports([]), roles.clone(), || 0);
     let (stop, stopped) = watch::channel(false);
     let progress = watch::Sender::new(Progress::default());
-    let running = run(&mut agent, &tree, &roles, resync, &progress, stopped);
+    let running = run(&mut controller, &tree, &roles, resync, &progress, stopped);
     let open = || {
         let has_rules = |machine: &&MachineId| !provider.actual(number(**machine)).unwrap().owned.is_empty();
         machines.iter().filter(has_rules).count()
@@ -182,7 +182,7 @@ async fn passes_until_closed(latency: Duration, resync: Duration) -> u64 {
         let done = tokio::time::timeout(patience, reached).await;
         done.unwrap_or_else(|_| panic!("{latency:?}, resync {resync:?}: {} open, not {count}", open()));
     };
-    let story = async {
+    let scenario = async {
         until(MACHINES).await;
         let before = progress.borrow().passes;
         operator.unexpose(&deploy.service).await.unwrap();
@@ -190,7 +190,7 @@ async fn passes_until_closed(latency: Duration, resync: Duration) -> u64 {
         stop.send_replace(true);
         progress.borrow().passes - before
     };
-    let (ended, passes) = tokio::join!(running, story);
+    let (ended, passes) = tokio::join!(running, scenario);
     ended.unwrap();
     passes
 }

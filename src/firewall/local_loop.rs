@@ -38,7 +38,7 @@ struct LocalFirewall<'a, T, F> {
 
 impl<T: Tree, F: Firewall> Workload for LocalFirewall<'_, T, F> {
     fn claimed(&mut self) {
-        self.progress.send_modify(Progress::leads);
+        self.progress.send_modify(Progress::became_leader);
         if let Some(controller) = self.controller.as_deref_mut() {
             controller.drop_caches();
         }
@@ -49,17 +49,17 @@ impl<T: Tree, F: Firewall> Workload for LocalFirewall<'_, T, F> {
     }
 
     fn store_lost(&mut self) {
-        self.progress.send_modify(Progress::loses_the_store);
+        self.progress.send_modify(Progress::store_failed);
     }
 
     fn retry_at(&self) -> Option<Instant> {
         self.controller.as_ref().and_then(|controller| controller.next_retry())
     }
 
-    async fn pass(&mut self, dirty: &Dirty, lead: &Lease) -> Result<bool, crate::store::Error> {
+    async fn pass(&mut self, dirty: &Dirty, lease: &Lease) -> Result<bool, crate::store::Error> {
         let Some(controller) = self.controller.as_deref_mut() else { return Ok(false) };
-        let pass = controller.pass(dirty, lead).await?;
-        debug!(machine = %self.claim.machine, ?pass, "looked");
+        let pass = controller.pass(dirty, lease).await?;
+        debug!(machine = %self.claim.machine, ?pass, "pass completed");
         self.progress.send_modify(|progress| {
             progress.passes += 1;
             progress.last = pass;
@@ -69,6 +69,6 @@ impl<T: Tree, F: Firewall> Workload for LocalFirewall<'_, T, F> {
 
     fn watched(&self) -> Option<Vec<NodePath>> {
         let view = self.controller.as_ref()?.view()?;
-        Some(observe_local::watched(view, self.claim.machine))
+        Some(observe_local::paths_to_watch(view, self.claim.machine))
     }
 }

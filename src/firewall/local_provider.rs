@@ -77,12 +77,12 @@ impl Firewall for LocalProvider {
 #[derive(Debug)]
 pub struct ReadIfPermitted<F> {
     inner: F,
-    nothing: ScratchProvider,
+    no_rules: ScratchProvider,
 }
 
 impl<F> ReadIfPermitted<F> {
     fn new(inner: F) -> Self {
-        Self { inner, nothing: ScratchProvider::new(Memory::new(Settings::default())) }
+        Self { inner, no_rules: ScratchProvider::new(Memory::new(Settings::default())) }
     }
 }
 
@@ -93,8 +93,8 @@ impl<F: Firewall> Firewall for ReadIfPermitted<F> {
     ) -> Result<BTreeMap<MachineNumber, Seen>, Error> {
         match self.inner.observe(machines).await {
             Err(error @ (Error::Denied { .. } | Error::Unusable { .. })) => {
-                tracing::debug!(%error, "dry run without a look at nftables");
-                self.nothing.observe(machines).await
+                tracing::debug!(%error, "nftables not readable; dry run assumes no rules");
+                self.no_rules.observe(machines).await
             }
             seen => seen,
         }
@@ -125,7 +125,7 @@ mod tests {
     use portcullis_provider::rule::{Cidr, PortRange, Protocol, Rule};
 
     #[tokio::test]
-    async fn every_look_is_tried_anew() {
+    async fn every_read_is_attempted_again() {
         let (machine, memory) = (MachineNumber::new(0), Memory::new(Settings::default()));
         let rule = Rule::new(PortRange::single(80, Protocol::Tcp).unwrap(), Cidr::WORLD_V4);
         memory.add_group(machine);
@@ -136,13 +136,13 @@ mod tests {
         memory.fail_at(1, Fault::Before(Failure::Error(busy.clone())));
         memory.fail_at(2, Fault::Before(Failure::Error(denied)));
         let dry = DryRun::new(ReadIfPermitted::new(memory));
-        let look = async || -> Result<BTreeSet<Rule>, Error> {
+        let read = async || -> Result<BTreeSet<Rule>, Error> {
             let seen = dry.observe(&BTreeSet::from([machine])).await?;
             let Seen::Present(rules) = &seen[&machine] else { panic!("{seen:?}") };
             Ok(rules.owned.clone())
         };
-        assert_eq!(look().await, Err(busy), "not a reason to be blind");
-        assert_eq!(look().await, Ok(BTreeSet::new()), "who may not look knows of none");
-        assert_eq!(look().await, Ok(BTreeSet::from([rule])), "and may look later");
+        assert_eq!(read().await, Err(busy), "only missing permission counts as no rules");
+        assert_eq!(read().await, Ok(BTreeSet::new()), "no permission, no rules");
+        assert_eq!(read().await, Ok(BTreeSet::from([rule])), "permission was granted");
     }
 }

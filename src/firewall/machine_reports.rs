@@ -14,16 +14,16 @@ pub struct MachineReports {
     controller: Option<Readable<Report>>,
     own: Option<Readable<Report>>,
     /// Whether the machine's agent is running.
-    looked_after: bool,
+    agent_is_up: bool,
 }
 
 impl MachineReports {
     /// The paths of the data, in the order of [`MachineReports::read`].
-    pub fn places(machine: MachineId) -> [NodePath; 3] {
+    pub fn paths(machine: MachineId) -> [NodePath; 3] {
         [paths::firewall_report(machine), paths::machine_firewall(machine), paths::machine_agent(machine)]
     }
 
-    /// Parses the data of [`MachineReports::places`]; an `Err` is the reason why data may not be read.
+    /// Parses the data of [`MachineReports::paths`]; an `Err` is the reason why data may not be read.
     pub fn read(machine: MachineId, [controller, own, agent]: [Readable<Option<Vec<u8>>>; 3]) -> Self {
         let parse = |path: NodePath, data: Readable<Option<Vec<u8>>>| -> Option<Readable<Report>> {
             let parsed = |data: Vec<u8>| Report::parse(&data).map_err(|err| format!("{path}: {err}"));
@@ -33,7 +33,7 @@ impl MachineReports {
             machine,
             controller: parse(paths::firewall_report(machine), controller),
             own: parse(paths::machine_firewall(machine), own),
-            looked_after: !matches!(agent, Ok(None)),
+            agent_is_up: !matches!(agent, Ok(None)),
         }
     }
 
@@ -44,8 +44,8 @@ impl MachineReports {
         };
         let mut first = explain(view, self.machine, on, Some(own));
         first.by.get_or_insert_with(|| "the machine's own".to_owned());
-        if !self.looked_after {
-            let down = "the machine's agent is down, and this is what it said last";
+        if !self.agent_is_up {
+            let down = "the machine's agent is down; this is its last report";
             first.problem.get_or_insert_with(|| down.to_owned());
         }
         let second = self.controller.as_ref().map(|report| {
@@ -62,30 +62,31 @@ mod tests {
 
     const M: MachineId = MachineId::new(0);
 
-    fn said(nodes: [Option<&str>; 3]) -> Vec<(Option<String>, Option<String>)> {
-        let told = MachineReports::read(M, nodes.map(|node| Ok(node.map(|text| text.as_bytes().to_vec()))));
-        told.explain(&View::default(), &[]).into_iter().map(|said| (said.by, said.problem)).collect()
+    fn explained(nodes: [Option<&str>; 3]) -> Vec<(Option<String>, Option<String>)> {
+        let reports =
+            MachineReports::read(M, nodes.map(|node| Ok(node.map(|text| text.as_bytes().to_vec()))));
+        reports.explain(&View::default(), &[]).into_iter().map(|one| (one.by, one.problem)).collect()
     }
 
     #[test]
-    fn who_said_it_is_told_where_it_matters() {
+    fn the_source_of_a_report_is_shown_where_there_may_be_two() {
         let (plain, own) = (r#"{"granted": {}}"#, r#"{"granted": {}, "by": "nftables"}"#);
         let some = |text: &str| Some(text.to_owned());
-        let nobody = some("no controller has reported on this machine yet");
-        let down = some("the machine's agent is down, and this is what it said last");
+        let no_report = some("no controller has reported on this machine yet");
+        let down = some("the machine's agent is down; this is its last report");
         let provider = some("the controller's provider");
         for (nodes, expected) in [
-            ([None, None, None], vec![(None, nobody)]),
+            ([None, None, None], vec![(None, no_report)]),
             ([Some(plain), None, None], vec![(None, None)]),
             ([None, Some(own), Some("")], vec![(some("nftables"), None)]),
             ([None, Some(own), None], vec![(some("nftables"), down)]),
             ([Some(plain), Some(own), Some("")], vec![(some("nftables"), None), (provider, None)]),
         ] {
-            assert_eq!(said(nodes), expected, "{nodes:?}");
+            assert_eq!(explained(nodes), expected, "{nodes:?}");
         }
-        let garbled = said([None, Some("{"), Some("")]);
-        assert_eq!(garbled[0].0.as_deref(), Some("the machine's own"));
-        let problem = garbled[0].1.as_deref().unwrap();
+        let invalid = explained([None, Some("{"), Some("")]);
+        assert_eq!(invalid[0].0.as_deref(), Some("the machine's own"));
+        let problem = invalid[0].1.as_deref().unwrap();
         assert!(problem.starts_with("/machines/machine-0000000000/firewall: "), "{problem}");
         let refused =
             MachineReports::read(M, [Ok(None), Err("kept from others".to_owned()), Ok(Some(Vec::new()))]);

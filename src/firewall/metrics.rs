@@ -84,11 +84,11 @@ impl Metrics {
     pub fn render(&self, progress: &Progress) -> String {
         let counts = self.counts().clone();
         let mut text = Exposition::of("firewall");
-        text.one("passes_total", "counter", "Looks at what is wanted and what is there", counts.passes);
+        text.one("passes_total", "counter", "Completed passes over wanted and actual rules", counts.passes);
         text.one(
             "failed_passes_total",
             "counter",
-            "Passes that the store did not let end",
+            "Passes that a failure of the store ended",
             counts.failed_passes,
         );
         text.head("changes_total", "counter", "Rules that were opened and closed");
@@ -131,7 +131,7 @@ impl Metrics {
 /// the connection to the store is lost.
 pub fn ready(progress: &Progress) -> Readiness {
     match (progress.leading, progress.passes) {
-        (true, 0) => Err("has not looked at everything yet"),
+        (true, 0) => Err("the first full read is not complete"),
         (true, _) => Ok("leading"),
         (false, _) if progress.store_lost => Err("the store was lost"),
         (false, _) => Ok("standing by"),
@@ -194,18 +194,22 @@ mod tests {
     }
 
     #[test]
-    fn who_is_ready_says_as_what() {
+    fn readiness_names_the_role_or_the_reason() {
         let mut progress = Progress::default();
         assert_eq!(ready(&progress), Ok("standing by"));
-        progress.loses_the_store();
+        progress.store_failed();
         assert_eq!(ready(&progress), Err("the store was lost"));
-        progress.leads();
-        assert_eq!(ready(&progress), Err("has not looked at everything yet"));
+        progress.became_leader();
+        assert_eq!(ready(&progress), Err("the first full read is not complete"));
         progress.passes += 1;
         assert_eq!(ready(&progress), Ok("leading"));
         progress.leading = false;
-        assert_eq!(ready(&progress), Ok("standing by"), "lost once is not lost for ever");
-        progress.leads();
-        assert_eq!(ready(&progress), Err("has not looked at everything yet"), "not since it leads again");
+        assert_eq!(ready(&progress), Ok("standing by"), "an earlier failure does not count");
+        progress.became_leader();
+        assert_eq!(
+            ready(&progress),
+            Err("the first full read is not complete"),
+            "a new lease starts with a full read"
+        );
     }
 }

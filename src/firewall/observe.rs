@@ -55,14 +55,14 @@ pub struct View {
     pub units: UnitIndex,
     pub machines: BTreeMap<MachineId, Readable<records::Machine>>,
     /// Machines that manage their own firewall.
-    pub own: BTreeSet<MachineId>,
+    pub self_managed: BTreeSet<MachineId>,
     /// The zxid of the newest data in this view.
-    pub newest: i64,
+    pub newest_zxid: i64,
     /// Missing container znodes. They are created with the environment and never removed by `juju`,
     /// so their children do not count as removed.
-    pub missing: BTreeSet<NodePath>,
+    pub missing_containers: BTreeSet<NodePath>,
     /// Units in this view whose record is missing although their machine lists them.
-    pub vanished: BTreeSet<UnitId>,
+    pub missing_units: BTreeSet<UnitId>,
     /// Units without a ports node. `juju` creates it with the unit and removes it only with the
     /// unit.
     pub without_ports: BTreeSet<UnitId>,
@@ -70,16 +70,16 @@ pub struct View {
 
 impl View {
     /// Why this view does not allow any close, if that is so.
-    pub fn closes_nothing(&self) -> Option<String> {
-        if self.missing.is_empty() || mutant!(MissingRecordCountsAsRemoved) {
+    pub fn why_no_closes(&self) -> Option<String> {
+        if self.missing_containers.is_empty() || mutant!(MissingRecordCountsAsRemoved) {
             return None;
         }
-        let missing: Vec<&str> = self.missing.iter().map(NodePath::as_str).collect();
+        let missing: Vec<&str> = self.missing_containers.iter().map(NodePath::as_str).collect();
         Some(format!("{} is missing from the store: no port is closed until it is back", missing.join(", ")))
     }
 
     /// The units of each machine. Iterates over all units.
-    pub fn placed(&self) -> BTreeMap<MachineId, Vec<UnitId>> {
+    pub fn units_by_machine(&self) -> BTreeMap<MachineId, Vec<UnitId>> {
         let mut placed: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for (id, unit) in self.units.iter() {
             if let Some(machine) = unit.machine() {
@@ -90,7 +90,7 @@ impl View {
     }
 
     /// The machines of the units among `keys`.
-    pub fn placed_among(&self, keys: &[Key]) -> Vec<(UnitId, MachineId)> {
+    pub fn machines_of(&self, keys: &[Key]) -> Vec<(UnitId, MachineId)> {
         let place = |key: &Key| match *key {
             Key::Unit(id) => self.units.get(id).and_then(UnitFacts::machine).map(|machine| (id, machine)),
             Key::Service(_) | Key::Machine(_) => None,
@@ -100,11 +100,11 @@ impl View {
 
     /// The claim of each unit of a machine.
     pub fn requests_on(&self, machine: MachineId) -> BTreeMap<UnitId, PortRequest> {
-        self.units.on(machine).map(|(id, unit)| (id, self.request(unit))).collect()
+        self.units.on_machine(machine).map(|(id, unit)| (id, self.request(unit))).collect()
     }
 
     /// The machines that a change of `keys` can affect, according to this view.
-    pub fn concerned(&self, keys: impl Iterator<Item = Key>) -> BTreeSet<MachineId> {
+    pub fn affected_machines(&self, keys: impl Iterator<Item = Key>) -> BTreeSet<MachineId> {
         let mut machines = BTreeSet::new();
         for key in keys {
             match key {
@@ -112,7 +112,7 @@ impl View {
                 Key::Unit(id) => machines.extend(self.units.get(id).and_then(|unit| unit.machine())),
                 Key::Service(_) if mutant!(ExposedFlagEventsIgnored) => {}
                 Key::Service(id) => {
-                    machines.extend(self.units.of(id).filter_map(|(_, unit)| unit.machine()));
+                    machines.extend(self.units.of_service(id).filter_map(|(_, unit)| unit.machine()));
                 }
             }
         }
@@ -122,10 +122,10 @@ impl View {
     /// `keys`, and all other keys that determine the rules of the affected machines. They are read
     /// together; otherwise a port that moves from one unit to another could appear to belong to
     /// neither.
-    pub fn around(&self, keys: impl Iterator<Item = Key>) -> Vec<Key> {
+    pub fn keys_to_reread(&self, keys: impl Iterator<Item = Key>) -> Vec<Key> {
         let mut all: BTreeSet<Key> = keys.collect();
-        for machine in self.concerned(all.clone().into_iter()) {
-            for (id, unit) in self.units.on(machine) {
+        for machine in self.affected_machines(all.clone().into_iter()) {
+            for (id, unit) in self.units.on_machine(machine) {
                 all.insert(Key::Unit(id));
                 all.extend(unit.service().map(Key::Service));
             }
@@ -134,7 +134,7 @@ impl View {
     }
 
     /// Why the machine of this unit is unknown, if it is.
-    pub fn lost(&self, unit: UnitId) -> Option<String> {
+    pub fn why_machine_unknown(&self, unit: UnitId) -> Option<String> {
         let unit = self.units.get(unit)?;
         match (&unit.record, unit.machine()) {
             (Err(reason), None) => Some(reason.clone()),
@@ -143,8 +143,8 @@ impl View {
     }
 
     /// Updates the newest zxid with that of a znode.
-    pub(super) fn include(&mut self, node: Option<&Node>) {
-        self.newest = self.newest.max(node.map_or(0, |node| node.modified));
+    pub(super) fn include_zxid(&mut self, node: Option<&Node>) {
+        self.newest_zxid = self.newest_zxid.max(node.map_or(0, |node| node.modified));
     }
 
     /// Returns the claim of a unit that `had` these rules when it was last readable.
@@ -200,7 +200,7 @@ pub async fn observe<T: Tree>(tree: &T) -> Result<View, Error> {
     let mut names = |path: NodePath| {
         let names = lists.next().and_then(Answer::into_children);
         if names.is_none() {
-            view.missing.insert(path);
+            view.missing_containers.insert(path);
         }
         names.unwrap_or_default()
     };
@@ -212,7 +212,7 @@ pub async fn observe<T: Tree>(tree: &T) -> Result<View, Error> {
     let machines = names(paths::machines());
     keys.extend(machines.iter().filter_map(|n| MachineId::from_key(n).ok()).map(Key::Machine));
     // Without the machines no other data can be interpreted.
-    if view.missing.contains(&paths::machines()) {
+    if view.missing_containers.contains(&paths::machines()) {
         return Err(Error::NoNode(paths::machines()));
     }
     refresh(tree, &mut view, &keys).await?;
@@ -232,10 +232,10 @@ pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result
     let mut gone = Vec::new();
     for &key in keys {
         let (record, beside) = (node()?, node());
-        next.include(record.as_ref());
+        next.include_zxid(record.as_ref());
         // A machine's own report never opens a port.
         if !matches!(key, Key::Machine(_)) {
-            next.include(beside.as_ref().ok().and_then(Option::as_ref));
+            next.include_zxid(beside.as_ref().ok().and_then(Option::as_ref));
         }
         let Some(record) = record else {
             gone.push(key);
@@ -257,18 +257,18 @@ pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result
                 // Only the existence of the machine's own node matters; its ACL may deny reading
                 // it.
                 if !matches!(beside, Ok(None)) {
-                    next.own.insert(id);
+                    next.self_managed.insert(id);
                 }
                 next.machines
                     .insert(id, readable(records::Machine::parse(&paths::machine(id), &record.data)));
             }
         }
     }
-    find_lost_units(tree, view, &mut next).await?;
+    find_machines_of_unreadable_units(tree, view, &mut next).await?;
     for key in keys {
         match key {
-            Key::Machine(id) => drop(view.own.remove(id)),
-            Key::Unit(id) => _ = (view.without_ports.remove(id), view.vanished.remove(id)),
+            Key::Machine(id) => drop(view.self_managed.remove(id)),
+            Key::Unit(id) => _ = (view.without_ports.remove(id), view.missing_units.remove(id)),
             Key::Service(_) => {}
         }
     }
@@ -280,10 +280,10 @@ pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result
         }
     }
     view.services.append(&mut next.services);
-    view.units.absorb(next.units);
+    view.units.merge(next.units);
     view.machines.append(&mut next.machines);
-    view.own.append(&mut next.own);
-    view.newest = view.newest.max(next.newest);
+    view.self_managed.append(&mut next.self_managed);
+    view.newest_zxid = view.newest_zxid.max(next.newest_zxid);
     view.without_ports.append(&mut next.without_ports);
     Ok(())
 }
@@ -306,7 +306,11 @@ fn open_ports(id: UnitId, node: Option<&Node>) -> Readable<Vec<PortRange>> {
 
 /// Finds the machines of units with an unreadable record in the machines' own lists. Costs one more
 /// round trip, and only if there are such units.
-async fn find_lost_units<T: Tree>(tree: &T, view: &View, next: &mut View) -> Result<(), Error> {
+async fn find_machines_of_unreadable_units<T: Tree>(
+    tree: &T,
+    view: &View,
+    next: &mut View,
+) -> Result<(), Error> {
     let lost: BTreeSet<UnitId> =
         next.units.iter().filter(|(_, unit)| unit.record.is_err()).map(|(id, _)| id).collect();
     if lost.is_empty() {

@@ -25,18 +25,18 @@ pub async fn observe<T: Tree>(tree: &T, machine: MachineId) -> Result<View, Erro
     let names =
         answers.next().and_then(Answer::into_children).ok_or_else(gone(paths::machine_units(machine)))?;
     let mut view = View::default();
-    view.include(Some(&record));
+    view.include_zxid(Some(&record));
     let record = readable(records::Machine::parse(&paths::machine(machine), &record.data));
     view.machines.insert(machine, record);
     let ids: Vec<UnitId> = names.iter().filter_map(|name| UnitId::from_key(name).ok()).collect();
-    let secrets = look_at_units(tree, machine, &ids, &mut view).await?;
+    let secrets = read_units(tree, machine, &ids, &mut view).await?;
     add_missing_units(tree, machine, &ids, &mut view).await?;
-    look_at_flags(tree, &secrets, &mut view).await?;
+    read_exposed_flags(tree, &secrets, &mut view).await?;
     Ok(view)
 }
 
 /// The paths to watch for changes that concern the machine, according to `view`.
-pub fn watched(view: &View, machine: MachineId) -> Vec<NodePath> {
+pub fn paths_to_watch(view: &View, machine: MachineId) -> Vec<NodePath> {
     let mut paths = vec![paths::machine(machine)];
     paths.extend(view.units.iter().map(|(id, _)| paths::unit(id)));
     paths.extend(view.services.keys().map(|id| paths::exposed(*id)));
@@ -44,7 +44,7 @@ pub fn watched(view: &View, machine: MachineId) -> Vec<NodePath> {
 }
 
 /// Returns the units' credentials as they are in the tree.
-async fn look_at_units<T: Tree>(
+async fn read_units<T: Tree>(
     tree: &T,
     machine: MachineId,
     ids: &[UnitId],
@@ -58,7 +58,7 @@ async fn look_at_units<T: Tree>(
     for &id in ids {
         let (record, ports, secret) = (next(), next(), next());
         for node in [&record, &ports].into_iter().flatten() {
-            view.include(node.as_ref());
+            view.include_zxid(node.as_ref());
         }
         let unit = match (record, &ports) {
             // Removed since it was listed, or missing.
@@ -103,14 +103,14 @@ async fn add_missing_units<T: Tree>(
         let reason = format!("{} is missing from the store, and its machine lists it", paths::unit(id));
         let facts = UnitFacts { record: Err(reason.clone()), ports: Err(reason), listed_on: Some(machine) };
         view.units.insert(id, facts);
-        view.vanished.insert(id);
+        view.missing_units.insert(id);
     }
     Ok(())
 }
 
 /// Reads the exposed flags of the units' services. An unreadable flag counts as present with
 /// unknown sources.
-async fn look_at_flags<T: Tree>(
+async fn read_exposed_flags<T: Tree>(
     tree: &T,
     secrets: &BTreeMap<UnitId, Readable<Node>>,
     view: &mut View,
@@ -143,7 +143,7 @@ async fn look_at_flags<T: Tree>(
         if !is_present {
             continue;
         }
-        view.include(flag.as_ref().ok().and_then(Option::as_ref));
+        view.include_zxid(flag.as_ref().ok().and_then(Option::as_ref));
         let seen = match flag {
             Ok(flag) => exposure(&paths::exposed(*service), flag.as_ref()),
             Err(reason) => Exposure::To(Err(unproved.remove(service).unwrap_or(reason))),

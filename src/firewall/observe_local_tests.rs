@@ -74,10 +74,10 @@ impl World {
     }
 
     fn agent(&self) -> FirewallController<MemoryTree, Memory> {
-        self.agent_over(self.provider.clone())
+        self.controller_over(self.provider.clone())
     }
 
-    fn agent_over<F: Firewall>(&self, firewall: F) -> FirewallController<MemoryTree, F> {
+    fn controller_over<F: Firewall>(&self, firewall: F) -> FirewallController<MemoryTree, F> {
         let acl = self.operator.info().roles.machine_firewall(&self.identity);
         let policy = Policy::for_own_machine([]);
         FirewallController::for_machine(self.machine.clone(), firewall, policy, (HERE, acl, "a table"), || 0)
@@ -106,14 +106,14 @@ impl World {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_machine_sees_what_concerns_it_and_notices_its_changes() {
+async fn a_machine_reacts_to_changes_of_its_units_and_services() {
     let world = World::new().await;
     let (stop, stopped) = watch::channel(false);
     let (progress, _) = watch::channel(Progress::default());
     let (mut agent, claim) = (world.agent(), world.claim("one"));
     let tree = world.machine.clone();
     let running = async { run(Some(&mut agent), &tree, &claim, &progress, stopped).await };
-    let story = async {
+    let scenario = async {
         world.expose("web", 0, "80").await;
         world.until("80", |world| world.rules() == ["80/tcp"]).await;
         world.expose("sql", 1, "3306").await;
@@ -125,10 +125,10 @@ async fn a_machine_sees_what_concerns_it_and_notices_its_changes() {
         world.until("8081", |world| world.rules() == ["80/tcp", "3306/tcp", "8081/tcp"]).await;
         let writes = world.provider.writes();
         tokio::time::sleep(Duration::from_secs(600)).await;
-        assert_eq!(world.provider.writes(), writes, "converged means silent");
+        assert_eq!(world.provider.writes(), writes, "no writes after convergence");
         stop.send_replace(true);
     };
-    let (ended, ()) = tokio::join!(running, story);
+    let (ended, ()) = tokio::join!(running, scenario);
     ended.unwrap();
 }
 
@@ -143,28 +143,28 @@ async fn a_mass_close_is_confirmed_long_before_the_next_resync() {
     let (mut agent, claim) = (world.agent(), world.claim("one"));
     let tree = world.machine.clone();
     let running = async { run(Some(&mut agent), &tree, &claim, &progress, stopped).await };
-    let story = async {
+    let scenario = async {
         world.until("twelve ports", |world| world.rules().len() == 12).await;
         world.operator.unexpose(&"web".parse().unwrap()).await.unwrap();
         world.until("closing", |world| world.rules().is_empty()).await;
         stop.send_replace(true);
     };
-    let (ended, ()) = tokio::join!(running, story);
+    let (ended, ()) = tokio::join!(running, scenario);
     ended.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_counts_from_when_it_was_noticed_though_a_pass_was_under_way() {
+async fn the_time_of_a_change_includes_the_pass_before_it() {
     let world = World::new().await;
     for name in ["web", "sql"] {
         world.operator.expose(&name.parse().unwrap()).await.unwrap();
     }
     let (stop, stopped) = watch::channel(false);
     let (progress, _) = watch::channel(Progress::default());
-    let (mut agent, claim) = (world.agent_over(Slow(world.provider.clone())), world.claim("one"));
+    let (mut agent, claim) = (world.controller_over(Slow(world.provider.clone())), world.claim("one"));
     let (tree, metrics) = (world.machine.clone(), agent.metrics());
     let running = async { run(Some(&mut agent), &tree, &claim, &progress, stopped).await };
-    let story = async {
+    let scenario = async {
         let open = async |unit, port| {
             let ports = UnitPorts::new(world.operator.tree(), UnitId::new(unit));
             ports.open(parse_argument(port).unwrap()).await.unwrap();
@@ -176,13 +176,13 @@ async fn a_change_counts_from_when_it_was_noticed_though_a_pass_was_under_way() 
         tokio::time::sleep(2 * CHANGE).await;
         stop.send_replace(true);
     };
-    let (ended, ()) = tokio::join!(running, story);
+    let (ended, ()) = tokio::join!(running, scenario);
     ended.unwrap();
     assert_eq!(took(&metrics), (2, 20 + 35), "the second waited for one and a half seconds");
 }
 
 #[tokio::test(start_paused = true)]
-async fn missing_record_does_not_count_as_removed() {
+async fn a_missing_record_does_not_count_as_removed() {
     let world = World::new().await;
     world.expose("web", 0, "80").await;
     let delete = async |path: NodePath| {
@@ -207,11 +207,11 @@ async fn missing_record_does_not_count_as_removed() {
     missing(1, "/units/unit-0000000001", &observe(&world.machine, HERE).await.unwrap().requests_on(HERE));
     world.operator.remove_unit(&"sql/0".parse().unwrap()).await.unwrap();
     let view = observe(&world.machine, HERE).await.unwrap();
-    assert_eq!(view.units.get(UnitId::new(1)), None, "removed by its operator");
+    assert_eq!(view.units.get(UnitId::new(1)), None, "removed with a command");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_may_not_be_read_is_frozen_and_spoils_nothing_else() {
+async fn unreadable_data_is_frozen_and_affects_no_other_service() {
     let world = World::new().await;
     world.expose("web", 0, "80").await;
     world.expose("sql", 1, "3306").await;
@@ -226,32 +226,36 @@ async fn what_may_not_be_read_is_frozen_and_spoils_nothing_else() {
     let garbage = Write::SetIfVersion { path: secret.clone(), data: b"{".to_vec(), version };
     world.operator.tree().write(vec![garbage]).await.unwrap();
     let view = observe(&world.machine, HERE).await.unwrap();
-    assert_eq!(view.services[&ServiceId::new(1)], Exposure::To(Ok(vec![])), "proved before, and readable");
+    assert_eq!(
+        view.services[&ServiceId::new(1)],
+        Exposure::To(Ok(vec![])),
+        "the credential was added before"
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_second_agent_is_told_who_holds_the_machine() {
+async fn the_error_of_a_second_agent_names_the_first() {
     let world = World::new().await;
     let claim = world.claim("process 1 on here");
     let key = LeaseKey::machine(HERE);
-    let mut lead = Lease::acquire(&world.machine, &key, &claim.acl, &claim.holder).await.unwrap();
+    let mut lease = Lease::acquire(&world.machine, &key, &claim.acl, &claim.holder).await.unwrap();
     let (_stop, stopped) = watch::channel(false);
     let (progress, _) = watch::channel(Progress::default());
     let mut agent = world.agent();
     let second = world.claim("process 2 on here");
     let refused = run(Some(&mut agent), &world.machine, &second, &progress, stopped).await.unwrap_err();
-    assert_eq!(refused.to_string(), "machine 0 is looked after by process 1 on here already");
-    assert!(lead.confirm(&world.machine).await.unwrap());
+    assert_eq!(refused.to_string(), "machine 0 already has an agent: process 1 on here");
+    assert!(lease.confirm(&world.machine).await.unwrap());
     assert!(matches!(refused, MachineError::Held { .. }));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_controller_leaves_a_machine_alone_that_it_has_no_place_for_and_that_looks_after_itself() {
+async fn a_controller_ignores_a_self_managed_machine_without_a_group() {
     let world = World::new().await;
     world.expose("web", 0, "80").await;
     let roles = world.operator.info().roles.clone();
     let acl = roles.controllers();
-    let lead = Lease::acquire(&world.controller, &LeaseKey::firewall(), &acl, "c").await.unwrap();
+    let lease = Lease::acquire(&world.controller, &LeaseKey::firewall(), &acl, "c").await.unwrap();
     let cloud = Memory::new(Settings::default());
     let policy = Policy::with_own_ports([]);
     let mut controller =
@@ -259,16 +263,16 @@ async fn a_controller_leaves_a_machine_alone_that_it_has_no_place_for_and_that_l
     controller.prepare().await.unwrap();
     let mut everything = crate::store::changes::Dirty::default();
     everything.add(&Event::Everything, Instant::now());
-    let pass = controller.pass(&everything, &lead).await.unwrap();
-    assert_eq!(pass.pending, 1, "nobody else does");
+    let pass = controller.pass(&everything, &lease).await.unwrap();
+    assert_eq!(pass.pending, 1, "no agent manages it yet");
     let acl = roles.machine_firewall(&world.identity);
     let report = Write::create(paths::machine_firewall(HERE), "{\"granted\": {}}", acl);
     world.machine.write(vec![report]).await.unwrap();
-    let pass = controller.pass(&everything, &lead).await.unwrap();
+    let pass = controller.pass(&everything, &lease).await.unwrap();
     assert_eq!(pass.pending, 0);
     assert!(!world.operator.tree().exists(&paths::firewall_report(HERE)).await.unwrap());
     // A group in the cloud is managed as well: a packet has to pass both firewalls.
     cloud.add_group(MachineNumber::new(0));
-    controller.pass(&everything, &lead).await.unwrap();
+    controller.pass(&everything, &lease).await.unwrap();
     assert!(world.operator.tree().exists(&paths::firewall_report(HERE)).await.unwrap());
 }

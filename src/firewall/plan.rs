@@ -34,10 +34,10 @@ pub struct MachinePlan {
     pub deferred: BTreeSet<Rule>,
     /// Wanted rules that exceed the provider's limit. Empty until the provider has refused a
     /// request for that reason, because its limit may differ from the documented one.
-    pub over: BTreeSet<Rule>,
+    pub over_capacity: BTreeSet<Rule>,
     /// Wanted rules that are left out because the provider refused them recently, or that are left
     /// for the next request.
-    pub withheld: BTreeSet<Rule>,
+    pub withheld_opens: BTreeSet<Rule>,
     /// Closes that are left out for the same reasons.
     pub withheld_closes: BTreeSet<Rule>,
     /// The request contains only a part of the change, and the next one may follow at once.
@@ -65,12 +65,12 @@ pub fn target(
         return (rules, kept);
     }
     let there: RuleSet = owned.iter().collect();
-    let remembered: RuleSet = last.values().flat_map(RuleSet::rules).collect();
-    let nobodys = there.minus(&remembered);
+    let reported: RuleSet = last.values().flat_map(RuleSet::rules).collect();
+    let unassigned = there.minus(&reported);
     for unit in wanted.frozen.keys() {
         let theirs = match last.get(unit) {
             Some(granted) if mutant!(UnreportedOpenClosed) => intersection(granted, &there),
-            Some(granted) => intersection(granted, &there).union(&nobodys),
+            Some(granted) => intersection(granted, &there).union(&unassigned),
             None if mutant!(UnknownLastRulesCountAsNone) => RuleSet::new(),
             None => there.clone(),
         };
@@ -104,7 +104,7 @@ pub fn plan_machine_within(
     (capacity, holds): (Capacity, &Holds),
 ) -> MachinePlan {
     let (target, kept_for_frozen) = target(wanted, owned, last, policy);
-    let Change { open, close } = respell(owned, &target, capacity, holds);
+    let Change { open, close } = choose_change(owned, &target, capacity, holds);
     let open = if theirs.is_empty() { open } else { &open - theirs };
     let mut plan = MachinePlan { change: Change { open, close }, kept_for_frozen, ..MachinePlan::default() };
     if !plan.change.close.is_empty() && !capacity.is_atomic {
@@ -126,7 +126,7 @@ pub fn plan_machine_within(
 /// Otherwise a new port is joined with its adjacent ports, and all adjacent ports are joined once
 /// half of the limit is used: the wider rule must fit beside the narrower ones until those are
 /// closed.
-fn respell(owned: &BTreeSet<Rule>, target: &RuleSet, capacity: Capacity, holds: &Holds) -> Change {
+fn choose_change(owned: &BTreeSet<Rule>, target: &RuleSet, capacity: Capacity, holds: &Holds) -> Change {
     if capacity.is_atomic {
         return Change::between(owned, target);
     }
@@ -183,21 +183,21 @@ impl MachinePlan {
         self.withheld_closes = &self.change.close - &closed;
         self.change = Change { open: opened, close: closed };
         let there: RuleSet = owned.iter().chain(theirs).chain(&self.change.open).collect();
-        self.withheld = target.minus(&there).rules().collect();
+        self.withheld_opens = target.minus(&there).rules().collect();
     }
 
     /// Leaves out the rules that do not fit.
     pub fn trim(&mut self, owned: &BTreeSet<Rule>, capacity: Capacity) {
-        self.over = capacity.trim(owned, &mut self.change);
+        self.over_capacity = capacity.trim(owned, &mut self.change);
     }
 
     /// The changes as text, for a dry run; empty if there are none.
-    pub fn would(&self) -> String {
+    pub fn dry_run_text(&self) -> String {
         would(&self.change.open, &(&self.change.close | &self.deferred))
     }
 
     /// The rules that are closed without a replacement, whether the request is sent now or later.
-    pub fn lost(&self) -> BTreeSet<Rule> {
+    pub fn unreplaced_closes(&self) -> BTreeSet<Rule> {
         let closes = self.change.close.iter().chain(&self.withheld_closes);
         closes.filter(|rule| !self.target.covers(rule)).copied().collect()
     }
@@ -218,7 +218,7 @@ pub enum Confidence {
 /// count. Unless the view is `whole`, so that all its closes are known, every close needs
 /// confirmation.
 pub fn confidence<'a>(plans: impl Iterator<Item = &'a MachinePlan>, of: usize, whole: bool) -> Confidence {
-    let closing = plans.map(|plan| plan.lost().len()).sum();
+    let closing = plans.map(|plan| plan.unreplaced_closes().len()).sum();
     let most = closing >= MASS_CLOSE_MIN && closing * MASS_CLOSE_SHARE > of;
     if most || (!whole && closing > 0) {
         Confidence::ReadAgain { closing, of }

@@ -130,7 +130,7 @@ fn refused_rules_are_left_out_and_the_rest_is_sent() {
     };
     let hold = |all, refused: &[(u16, u16)], at_most| Hold { all, rules: rules(refused), at_most };
     let whole = plan(&Holds::default()).change;
-    for (open, sent, withheld, divided) in [
+    for (open, sent, withheld_opens, divided) in [
         (hold(true, &[], None), &[][..], &[(80, 82), (90, 90), (95, 95)][..], false),
         (hold(false, &[(90, 90)], None), &[(80, 82), (95, 95)], &[(90, 90)], false),
         (hold(false, &[(81, 81)], None), &[(80, 80), (82, 82), (90, 90), (95, 95)], &[(81, 81)], false),
@@ -139,11 +139,11 @@ fn refused_rules_are_left_out_and_the_rest_is_sent() {
     ] {
         let plan = plan(&Holds { open, close: Hold::default() });
         assert_eq!(plan.change, Change { open: rules(sent), close: whole.close.clone() });
-        assert_eq!((plan.withheld, plan.divided), (rules(withheld), divided));
+        assert_eq!((plan.withheld_opens, plan.divided), (rules(withheld_opens), divided));
     }
     let held = plan(&Holds { open: Hold::default(), close: hold(false, &[(1, 1)], None) });
     assert_eq!(held.change, Change { open: whole.open, close: rules(&[(3, 3)]) });
-    assert_eq!((held.withheld_closes.clone(), held.lost()), (rules(&[(1, 1)]), owned.clone()));
+    assert_eq!((held.withheld_closes.clone(), held.unreplaced_closes()), (rules(&[(1, 1)]), owned.clone()));
 }
 
 /// A close that must come first is not sent while its replacement is refused.
@@ -263,7 +263,8 @@ proptest! {
     /// wanted is never closed to free a slot.
     #[test]
     fn plans_end_in_what_is_wanted_and_then_are_silent(
-        asked in any_ranges(), there in any_ranges(), frozen in any::<bool>(), had in any_ranges(), max in 1usize..20,
+        asked in any_ranges(), there in any_ranges(), frozen in any::<bool>(), had in any_ranges(),
+        max in 1usize..20,
     ) {
         let wanted = asking(&asked, frozen);
         let mut owned = rules(&there);

@@ -14,7 +14,7 @@ const MAX_RULES: usize = 50;
 /// The kernel has no such limit; this one bounds the effect of a faulty charm.
 const MAX_OWN_RULES: usize = 1_000;
 /// The number of rules that fit into a machine's report, which is one znode.
-const MOST_RULES: usize = 1_000;
+const RULES_IN_REPORT_MAX: usize = 1_000;
 const MAX_PORTS_IN_RANGE: u32 = 1_000;
 const SSH: u16 = 22;
 
@@ -129,8 +129,8 @@ impl Policy {
         }
         policy.max_ports_in_range = file.max_ports_in_range.unwrap_or(policy.max_ports_in_range);
         policy.max_rules = file.max_rules.unwrap_or(policy.max_rules);
-        if policy.max_rules > MOST_RULES {
-            let problem = format!("{} are more than the {MOST_RULES} that can be", policy.max_rules);
+        if policy.max_rules > RULES_IN_REPORT_MAX {
+            let problem = format!("{} are more than the maximum of {RULES_IN_REPORT_MAX}", policy.max_rules);
             return Err(InvalidPolicy::Value { key: "max-rules", problem });
         }
         Ok(policy)
@@ -142,7 +142,7 @@ impl Policy {
 
     /// The part of a wanted range that may be opened to `source`, and the parts that are held back
     /// and why.
-    pub fn judge(&self, ports: PortRange, source: Cidr) -> (RuleSet, Vec<(PortRange, Denial)>) {
+    pub fn check(&self, ports: PortRange, source: Cidr) -> (RuleSet, Vec<(PortRange, Denial)>) {
         if u32::from(ports.to() - ports.from()) >= self.max_ports_in_range {
             return (RuleSet::new(), vec![(ports, Denial::RangeTooLong { max: self.max_ports_in_range })]);
         }
@@ -212,8 +212,8 @@ mod tests {
         PortRange::new(from, to, Protocol::Tcp).unwrap()
     }
 
-    fn judged(policy: &Policy, from: u16, to: u16, source: &str) -> (Vec<String>, Vec<String>) {
-        let (allowed, held) = policy.judge(range(from, to), source.parse().unwrap());
+    fn checked(policy: &Policy, from: u16, to: u16, source: &str) -> (Vec<String>, Vec<String>) {
+        let (allowed, held) = policy.check(range(from, to), source.parse().unwrap());
         assert_eq!(policy.allows_all(range(from, to), source.parse().unwrap()), held.is_empty());
         (
             allowed.rules().map(|rule| rule.ports.to_string()).collect(),
@@ -222,46 +222,47 @@ mod tests {
     }
 
     #[test]
-    fn by_default_ssh_and_our_own_ports_stay_shut() {
+    fn by_default_ssh_and_own_ports_stay_closed() {
         let policy = Policy::with_own_ports([2181]);
-        assert_eq!(judged(&policy, 80, 80, "0.0.0.0/0"), (vec!["80/tcp".into()], vec![]));
+        assert_eq!(checked(&policy, 80, 80, "0.0.0.0/0"), (vec!["80/tcp".into()], vec![]));
         assert_eq!(
-            judged(&policy, 22, 22, "0.0.0.0/0"),
+            checked(&policy, 22, 22, "0.0.0.0/0"),
             (vec![], vec!["22/tcp: policy forbids the port".into()])
         );
         assert_eq!(
-            judged(&policy, 2180, 2182, "::/0"),
+            checked(&policy, 2180, 2182, "::/0"),
             (vec!["2180/tcp".into(), "2182/tcp".into()], vec!["2181/tcp: policy forbids the port".into()])
         );
     }
 
     #[test]
-    fn a_file_replaces_ssh_but_never_our_own_ports() {
-        let text = "forbidden-ports: [8080/udp, 9000-9010]\nforbidden-sources: [10.1.0.0/16]\nmax-ports-in-range: 5\nmax-rules: 2\n";
+    fn a_file_replaces_ssh_but_never_own_ports() {
+        let text = "forbidden-ports: [8080/udp, 9000-9010]\nforbidden-sources: [10.1.0.0/16]\n\
+                    max-ports-in-range: 5\nmax-rules: 2\n";
         let policy = Policy::parse(text, [2181]).unwrap();
         assert_eq!(policy.max_rules(), 2);
-        assert_eq!(judged(&policy, 22, 22, "10.2.0.0/16").1, Vec::<String>::new());
-        assert_eq!(judged(&policy, 9005, 9005, "10.2.0.0/16").0, Vec::<String>::new());
-        assert_eq!(judged(&policy, 2181, 2181, "10.2.0.0/16").0, Vec::<String>::new());
+        assert_eq!(checked(&policy, 22, 22, "10.2.0.0/16").1, Vec::<String>::new());
+        assert_eq!(checked(&policy, 9005, 9005, "10.2.0.0/16").0, Vec::<String>::new());
+        assert_eq!(checked(&policy, 2181, 2181, "10.2.0.0/16").0, Vec::<String>::new());
         assert_eq!(
-            judged(&policy, 80, 85, "10.2.0.0/16").1,
+            checked(&policy, 80, 85, "10.2.0.0/16").1,
             ["80-85/tcp: policy allows at most 5 ports in one range"]
         );
         for (source, held) in
             [("10.0.0.0/8", true), ("10.1.2.0/24", true), ("10.2.0.0/16", false), ("0.0.0.0/0", true)]
         {
-            assert_eq!(judged(&policy, 80, 80, source).0.is_empty(), held, "{source}");
+            assert_eq!(checked(&policy, 80, 80, source).0.is_empty(), held, "{source}");
         }
     }
 
     #[test]
-    fn a_broken_policy_is_refused_whole() {
+    fn an_invalid_policy_is_refused_completely() {
         for (text, part) in [
             ("forbidden-prots: [22]", "forbidden-prots"),
             ("forbidden-ports: [eighty]", "forbidden-ports: Invalid port, must be an integer, got 'eighty'"),
             ("forbidden-sources: [10.0.0.0/99]", "forbidden-sources: not a block of addresses"),
             ("max-rules: many", "not a policy"),
-            ("max-rules: 1001", "max-rules: 1001 are more than the 1000 that can be"),
+            ("max-rules: 1001", "max-rules: 1001 are more than the maximum of 1000"),
             ("[1, 2]", "not a policy"),
         ] {
             let err = Policy::parse(text, []).unwrap_err().to_string();

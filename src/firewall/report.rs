@@ -21,7 +21,7 @@ const SURELY_FEW: usize = 100;
 pub const NOT_PROVISIONED: &str = "not provisioned yet";
 
 /// The problem of a machine whose group the provider does not have.
-pub const NO_GROUP: &str = "the provider has nothing to hold its rules";
+pub const NO_GROUP: &str = "the provider has no group for its rules";
 
 /// The problem of a machine without a report.
 pub const NO_REPORT: &str = "no controller has reported on this machine yet";
@@ -36,9 +36,9 @@ pub struct Report {
     pub names: BTreeMap<UnitId, String>,
     /// Wanted rules that are not open yet.
     pub pending: Vec<Rule>,
-    pub held: Vec<(UnitId, PortRange, String)>,
+    pub denied: Vec<(UnitId, PortRange, String)>,
     /// The number of held ports that are not listed in `held`.
-    pub held_besides: usize,
+    pub more_denied: usize,
     pub frozen: BTreeMap<UnitId, String>,
     /// The changes that a dry run would make, as text; empty if there are none.
     pub dry_run: Option<String>,
@@ -64,7 +64,7 @@ impl Report {
         self.problem.is_some() || (!self.pending.is_empty() && self.dry_run.is_none())
     }
 
-    pub fn held_from(held: &[DeniedPort]) -> Vec<(UnitId, PortRange, String)> {
+    pub fn denied_from(held: &[DeniedPort]) -> Vec<(UnitId, PortRange, String)> {
         held.iter().map(|held| (held.unit, held.ports, held.reason.to_string())).collect()
     }
 
@@ -74,30 +74,30 @@ impl Report {
     #[must_use]
     pub fn bounded(mut self) -> Self {
         let rules = self.granted.values().map(RuleSet::len).sum::<usize>() + self.pending.len();
-        if rules + self.held.len() + self.foreign.len() + self.frozen.len() <= SURELY_FEW {
+        if rules + self.denied.len() + self.foreign.len() + self.frozen.len() <= SURELY_FEW {
             return self;
         }
         while self.to_bytes().len() > MAX_BYTES {
-            if self.held.is_empty() && self.foreign.is_empty() {
+            if self.denied.is_empty() && self.foreign.is_empty() {
                 return self.without_rules(rules);
             }
-            let kept = self.held.len() / 2;
-            self.held_besides += self.held.len() - kept;
-            self.held.truncate(kept);
+            let kept = self.denied.len() / 2;
+            self.more_denied += self.denied.len() - kept;
+            self.denied.truncate(kept);
             self.foreign.truncate(self.foreign.len() / 2);
         }
         self
     }
 
     fn without_rules(self, rules: usize) -> Self {
-        let problem = format!("{rules} rules for its units are too many to be told one by one");
+        let problem = format!("{rules} rules for its units are too many to list");
         let problem = self.problem.map_or_else(|| problem.clone(), |first| format!("{first}; {problem}"));
         Report {
             problem: Some(problem),
             by: self.by,
             dry_run: self.dry_run,
             note: self.note,
-            held_besides: self.held_besides,
+            more_denied: self.more_denied,
             no_ipv6: self.no_ipv6,
             ..Report::default()
         }
@@ -117,21 +117,21 @@ impl Report {
         if let Some(by) = &self.by {
             json["by"] = Value::from(by.as_str());
         }
-        if let Some(words) = &self.dry_run {
-            json["dry-run"] = Value::from(words.as_str());
+        if let Some(changes) = &self.dry_run {
+            json["dry-run"] = Value::from(changes.as_str());
         }
         if !self.pending.is_empty() {
             json["pending"] = rules_json(self.pending.iter().copied());
         }
-        for (unit, ports, reason) in &self.held {
-            let told = &mut json["held"][unit.key()][reason.as_str()];
-            match told.as_array_mut() {
-                Some(told) => told.push(Value::from(ports.to_string())),
-                None => *told = json!([ports.to_string()]),
+        for (unit, ports, reason) in &self.denied {
+            let ports_json = &mut json["held"][unit.key()][reason.as_str()];
+            match ports_json.as_array_mut() {
+                Some(list) => list.push(Value::from(ports.to_string())),
+                None => *ports_json = json!([ports.to_string()]),
             }
         }
-        if self.held_besides > 0 {
-            json["held-besides"] = Value::from(self.held_besides);
+        if self.more_denied > 0 {
+            json["held-besides"] = Value::from(self.more_denied);
         }
         if !self.frozen.is_empty() {
             let frozen = |(unit, reason): (&UnitId, &String)| (unit.key(), Value::from(reason.as_str()));
@@ -177,14 +177,14 @@ impl Report {
                 for ports in list(ports) {
                     let ports = parse_argument(ports.as_str().ok_or_else(|| bad("\"held\" is wrong"))?);
                     let ports = ports.map_err(|err| InvalidReport(err.to_string()))?;
-                    report.held.push((unit(key)?, ports, reason.clone()));
+                    report.denied.push((unit(key)?, ports, reason.clone()));
                 }
             }
         }
         for (key, reason) in value["frozen"].as_object().into_iter().flatten() {
             report.frozen.insert(unit(key)?, reason.as_str().unwrap_or_default().to_owned());
         }
-        report.held_besides =
+        report.more_denied =
             value["held-besides"].as_u64().and_then(|more| usize::try_from(more).ok()).unwrap_or(0);
         report.no_ipv6 = value["ipv6"] == false;
         report.by = value["by"].as_str().map(str::to_owned);
@@ -239,8 +239,8 @@ mod tests {
             names: BTreeMap::from([(UnitId::new(3), "web/3".into())]),
             dry_run: Some("would open 80-81/tcp from ::/0".into()),
             pending: vec![rule],
-            held: vec![(UnitId::new(3), ports, "policy forbids the port".into())],
-            held_besides: 4,
+            denied: vec![(UnitId::new(3), ports, "policy forbids the port".into())],
+            more_denied: 4,
             frozen: BTreeMap::from([(UnitId::new(4), "garbage".into())]),
             problem: Some("throttled".into()),
             note: Some("its instance is gone".into()),
@@ -250,14 +250,14 @@ mod tests {
     }
 
     #[test]
-    fn a_report_survives_the_tree() {
+    fn a_report_is_parsed_as_written() {
         for report in [sample(), Report::default()] {
             assert_eq!(Report::parse(&report.to_bytes()), Ok(report));
         }
     }
 
     #[test]
-    fn a_dry_run_is_not_waited_for_and_a_problem_is() {
+    fn a_dry_run_is_not_pending_and_a_problem_is() {
         let waiting = Report { problem: None, dry_run: None, ..sample() };
         assert!(waiting.is_pending());
         let dry = Report { dry_run: Some("would open 80/tcp".into()), ..waiting };
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_of_the_version_before_is_understood() {
+    fn a_report_of_an_older_version_is_parsed() {
         let old = r#"{"granted": {"unit-0000000003": [{"ports": "80-81/tcp", "from": "::/0"}]},
             "pending": [{"ports": "80-81/tcp", "from": "::/0"}]}"#;
         let Report { granted, pending, .. } = sample();
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_report_is_no_empty_memory() {
+    fn invalid_data_is_not_an_empty_report() {
         for text in [
             "",
             "[]",
@@ -288,22 +288,22 @@ mod tests {
     }
 
     #[test]
-    fn a_report_that_is_long_counts_what_it_leaves_out_and_is_right_about_what_is_open() {
+    fn a_long_report_counts_omitted_ports_and_lists_open_rules_completely_or_not_at_all() {
         let ports = |n: u16| PortRange::single(2 * n + 1, Protocol::Tcp).unwrap();
         let rules = |count: u16| (0..count).map(move |n| Rule::new(ports(n), Cidr::WORLD_V4));
         let held = |n| (UnitId::new(3), ports(n), "policy allows at most 1000 rules on a machine".to_owned());
         let long = |granted, pending, held_back| Report {
             granted: LastGranted::from([(UnitId::new(3), rules(granted).collect())]),
             pending: rules(pending).collect(),
-            held: (0..held_back).map(held).collect(),
+            denied: (0..held_back).map(held).collect(),
             foreign: vec!["x".repeat(100); 1_000],
             ..sample()
         };
         for report in [long(1_000, 1_000, 10), long(50, 0, 30_000), long(20_000, 20_000, 500)] {
             let kept = report.clone().bounded();
             assert!(kept.to_bytes().len() <= MAX_BYTES, "{}", kept.to_bytes().len());
-            assert_eq!(kept.held.len() + kept.held_besides, report.held.len() + report.held_besides);
-            assert_eq!(kept.clone().bounded(), kept, "or it would be written again and again");
+            assert_eq!(kept.denied.len() + kept.more_denied, report.denied.len() + report.more_denied);
+            assert_eq!(kept.clone().bounded(), kept, "else every pass would write it");
             assert_eq!(Report::parse(&kept.to_bytes()), Ok(kept.clone()));
             if kept.granted.is_empty() {
                 assert!(kept.pending.is_empty() && kept.problem.unwrap().contains("40000 rules"));
@@ -311,6 +311,6 @@ mod tests {
                 assert_eq!((&kept.granted, &kept.pending), (&report.granted, &report.pending));
             }
         }
-        assert!(!long(1_000, 1_000, 10).bounded().granted.is_empty(), "as many as a machine may have");
+        assert!(!long(1_000, 1_000, 10).bounded().granted.is_empty(), "the maximum of a machine fits");
     }
 }

@@ -113,7 +113,7 @@ impl ReportStore {
                 Ok(report) => drop(self.known.insert(id, (report, node.version))),
                 // Without the report, unreadable units keep all rules that exist.
                 Err(err) => {
-                    warn!(path = %self.place.report_path(id), %err, "report ignored");
+                    warn!(path = %self.place.report_path(id), %err, "invalid report ignored");
                     self.known.insert(id, (Report::default(), node.version));
                     self.unreadable.insert(id);
                 }
@@ -134,7 +134,7 @@ impl ReportStore {
         reports: BTreeMap<MachineId, Report>,
         done: BTreeMap<MachineId, Entry>,
         gone: &BTreeSet<MachineId>,
-        lead: &Lease,
+        lease: &Lease,
     ) -> Result<(), tree::Error> {
         if mutant!(ReportsNotWritten) {
             return Ok(());
@@ -179,7 +179,7 @@ impl ReportStore {
         }
         let alone = |(machine, log)| Update { machine, report: Content::Unchanged, log };
         updates.extend(logs.into_iter().map(alone));
-        self.place.write(tree, lead, updates).await?;
+        self.place.write(tree, lease, updates).await?;
         self.unwritten.clear();
         Ok(())
     }
@@ -204,13 +204,13 @@ impl ReportStore {
                 None => ChangeLog::default(),
                 Some(Ok(change_log)) => change_log,
                 Some(Err(err)) => {
-                    warn!(path = %self.place.log_path(id), %err, "change log begun anew");
+                    warn!(path = %self.place.log_path(id), %err, "invalid change log replaced");
                     ChangeLog::default()
                 }
             };
-            let mut news = false;
-            entries.iter().for_each(|entry| news |= change_log.push(entry.clone()));
-            if news {
+            let mut is_new = false;
+            entries.iter().for_each(|entry| is_new |= change_log.push(entry.clone()));
+            if is_new {
                 let version = node.map(|node| node.version);
                 updates.insert(id, Content::Put(change_log.to_bytes(), version));
             }

@@ -12,7 +12,7 @@ use crate::store::snapshot::{Presence, Readable, StoredUnit};
 /// The ports that are not as requested, and the problems of machines' firewalls.
 pub fn of(snapshot: &Snapshot) -> Firewall {
     let view = firewall_view(snapshot);
-    let placed = view.placed();
+    let placed = view.units_by_machine();
     let mut section = Firewall::default();
     for (&id, machine) in &snapshot.machines {
         let [controller, own] = machine.firewall_reports.clone();
@@ -156,8 +156,8 @@ mod tests {
             "the provider cannot be used: no credentials",
             "the provider is unavailable: cannot reach EC2 at http://127.0.0.1:1",
             "instance i-0 is gone",
-            "the provider has nothing to hold its rules",
-            "closing 12 of 12 rules waits for a second look",
+            "the provider has no group for its rules",
+            "closing 12 of 12 rules waits for a second read",
         ] {
             let mut snapshot = snapshot();
             snapshot.machines.get_mut(&MachineId::new(0)).unwrap().firewall_reports[0] =

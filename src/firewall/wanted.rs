@@ -25,7 +25,7 @@ pub enum PortRequest {
 pub struct Wanted {
     /// The rules that each unit may have open.
     pub granted: BTreeMap<UnitId, RuleSet>,
-    pub held: Vec<DeniedPort>,
+    pub denied: Vec<DeniedPort>,
     pub frozen: BTreeMap<UnitId, String>,
 }
 
@@ -65,12 +65,12 @@ pub fn wanted(requests: &BTreeMap<UnitId, PortRequest>, families: &[Family], pol
                             granted.push(Rule::new(ports, source));
                             continue;
                         }
-                        let (allowed, held) = policy.judge(ports, source);
+                        let (allowed, held) = policy.check(ports, source);
                         granted.extend(allowed.rules());
                         for (ports, reason) in held {
                             let back = DeniedPort { unit, ports, reason };
-                            if !wanted.held.contains(&back) {
-                                wanted.held.push(back);
+                            if !wanted.denied.contains(&back) {
+                                wanted.denied.push(back);
                             }
                         }
                     }
@@ -107,7 +107,11 @@ fn limit_rules(wanted: &mut Wanted, max: usize) {
         }
         *granted = kept.into_iter().collect();
         let reason = Denial::TooManyRules { max };
-        wanted.held.extend(held.into_iter().map(|ports| DeniedPort { unit, ports, reason: reason.clone() }));
+        wanted.denied.extend(held.into_iter().map(|ports| DeniedPort {
+            unit,
+            ports,
+            reason: reason.clone(),
+        }));
     }
 }
 
@@ -158,7 +162,7 @@ mod tests {
         let policy = Policy::with_own_ports([]);
         let wanted = wanted(&requests(vec![asks(&[22, 80])]), &[Family::V4, Family::V6], &policy);
         assert_eq!(
-            wanted.held,
+            wanted.denied,
             [DeniedPort { unit: UnitId::new(0), ports: tcp(22), reason: Denial::ForbiddenPort }]
         );
         assert!(wanted.rules().contains(80, Protocol::Tcp, Cidr::WORLD_V4));
@@ -177,7 +181,7 @@ mod tests {
         let policy = Policy::parse("max-rules: 2", []).unwrap();
         let wanted = wanted(&requests(vec![asks(&[10, 11, 20]), asks(&[11, 30])]), V4, &policy);
         assert_eq!(texts(&wanted.rules()), ["10-11/tcp from 0.0.0.0/0", "20/tcp from 0.0.0.0/0"]);
-        let held: Vec<_> = wanted.held.iter().map(|held| (held.unit, held.ports)).collect();
+        let held: Vec<_> = wanted.denied.iter().map(|held| (held.unit, held.ports)).collect();
         assert_eq!(held, [(UnitId::new(1), tcp(30))]);
     }
 
@@ -189,7 +193,7 @@ mod tests {
         let asks = PortRequest::Exposed { ports, sources };
         let wanted = wanted(&requests(vec![asks.clone(), asks]), V4, &policy);
         assert_eq!(wanted.rules().len_of(Family::V4), policy.max_rules());
-        let told: BTreeSet<_> = wanted.held.iter().map(|h| (h.unit, h.ports)).collect();
-        assert_eq!((told.len(), wanted.held.len() <= 2_000), (wanted.held.len(), true));
+        let told: BTreeSet<_> = wanted.denied.iter().map(|h| (h.unit, h.ports)).collect();
+        assert_eq!((told.len(), wanted.denied.len() <= 2_000), (wanted.denied.len(), true));
     }
 }

@@ -49,18 +49,17 @@ impl MachineFile {
     /// # Errors
     /// Names the part of the file that is missing or invalid.
     pub fn parse(bytes: &[u8]) -> Result<Self, InvalidMachineFile> {
-        let wire: Wire =
-            serde_json::from_slice(bytes).map_err(|_| InvalidMachineFile("not all keys are there"))?;
+        let wire: Wire = serde_json::from_slice(bytes).map_err(|_| InvalidMachineFile("a key is missing"))?;
         let identity = |text: &str, problem| Identity::parse(text).map_err(|_| InvalidMachineFile(problem));
-        let operator = identity(&wire.operator, "\"operator\" is no identity")?;
-        let controller = identity(&wire.controller, "\"controller\" is no identity")?;
+        let operator = identity(&wire.operator, "\"operator\" is not an identity")?;
+        let controller = identity(&wire.controller, "\"controller\" is not an identity")?;
         let address: Result<Address, _> = wire.zookeeper.parse();
         Ok(Self {
             address: address
-                .map_err(|_| InvalidMachineFile("\"zookeeper\" is no address"))?
+                .map_err(|_| InvalidMachineFile("\"zookeeper\" is not an address"))?
                 .with_ca(wire.ca.as_deref()),
             credential: Credential::parse(&wire.auth)
-                .map_err(|_| InvalidMachineFile("\"auth\" is no credential"))?,
+                .map_err(|_| InvalidMachineFile("\"auth\" is not a credential"))?,
             roles: Roles { operator, controller },
         })
     }

@@ -23,8 +23,8 @@ use crate::store::presence::mark_machine_started;
 use crate::store::tree::{self, Event, Feed as _, Tree};
 
 /// How long to wait for the session of a killed predecessor; longer than its timeout.
-const PREDECESSOR: Duration = Duration::from_secs(14);
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
+const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(14);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How long events are gathered after the first one, so that a burst causes one pass.
 const GATHER: Duration = Duration::from_millis(5);
@@ -32,7 +32,7 @@ const GATHER: Duration = Duration::from_millis(5);
 /// Errors that end the agent, because retries do not help.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("machine {machine} is looked after by {holder} already")]
+    #[error("machine {machine} already has an agent: {holder}")]
     Held { machine: MachineId, holder: String },
     #[error("Machine {0} was not found")]
     NoMachine(MachineId),
@@ -75,7 +75,7 @@ pub trait Workload {
     fn pass(
         &mut self,
         dirty: &Dirty,
-        lead: &Lease,
+        lease: &Lease,
     ) -> impl Future<Output = Result<bool, crate::store::Error>> + Send;
 
     /// Returns the nodes to watch; `None` leaves the watches as they are.
@@ -93,12 +93,12 @@ pub async fn run<T: Tree, W: Workload + Send>(
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), Error> {
     loop {
-        let ended = match take(tree, claim, &mut stop).await {
-            Ok(Some(lead)) => {
+        let ended = match acquire(tree, claim, &mut stop).await {
+            Ok(Some(lease)) => {
                 info!(machine = %claim.machine, "holding the machine");
                 workload.claimed();
-                match remember(tree, claim).await {
-                    Ok(()) => hold(workload, tree, lead, claim, &mut stop).await,
+                match record_start(tree, claim).await {
+                    Ok(()) => run_with_claim(workload, tree, lease, claim, &mut stop).await,
                     Err(err) => Err(err),
                 }
             }
@@ -122,14 +122,14 @@ pub async fn run<T: Tree, W: Workload + Send>(
 }
 
 /// Claims the machine; returns `None` if `stop` is set first.
-async fn take<T: Tree>(
+async fn acquire<T: Tree>(
     tree: &T,
     claim: &MachineClaim,
     stop: &mut watch::Receiver<bool>,
 ) -> Result<Option<Lease>, Error> {
     let key = LeaseKey::machine(claim.machine);
-    let patience = Instant::now() + PREDECESSOR;
-    let mut told = false;
+    let deadline = Instant::now() + PREDECESSOR_TIMEOUT;
+    let mut is_logged = false;
     loop {
         if let Some(lease) = Lease::try_acquire(tree, &key, &claim.acl, &claim.holder).await? {
             return Ok(Some(lease));
@@ -141,14 +141,14 @@ async fn take<T: Tree>(
             continue;
         };
         let holder: String = String::from_utf8_lossy(&holder).chars().take(200).collect();
-        if Instant::now() >= patience {
+        if Instant::now() >= deadline {
             return Err(Error::Held { machine: claim.machine, holder });
         }
-        if !told {
+        if !is_logged {
             warn!(machine = %claim.machine, %holder, "waiting for the machine");
-            told = true;
+            is_logged = true;
         }
-        if paused(LOOK_AGAIN, stop).await {
+        if paused(POLL_INTERVAL, stop).await {
             return Ok(None);
         }
     }
@@ -156,7 +156,7 @@ async fn take<T: Tree>(
 
 /// Records that the machine had an agent, so that status distinguishes a lost agent from one that
 /// never started.
-async fn remember<T: Tree>(tree: &T, claim: &MachineClaim) -> Result<(), Error> {
+async fn record_start<T: Tree>(tree: &T, claim: &MachineClaim) -> Result<(), Error> {
     match mark_machine_started(tree, claim.machine, &claim.acl).await {
         Ok(()) => Ok(()),
         Err(tree::Error::NoNode(_)) => Err(Error::NoMachine(claim.machine)),
@@ -164,23 +164,23 @@ async fn remember<T: Tree>(tree: &T, claim: &MachineClaim) -> Result<(), Error> 
     }
 }
 
-async fn hold<T: Tree, W: Workload + Send>(
+async fn run_with_claim<T: Tree, W: Workload + Send>(
     workload: &mut W,
     tree: &T,
-    lead: Lease,
+    lease: Lease,
     claim: &MachineClaim,
     stop: &mut watch::Receiver<bool>,
 ) -> Result<Ended, Error> {
     let schedule = Schedule::new(Instant::now(), claim.resync, LEASE / 3);
     let feeds = Feeds::<T>::new(claim.machine);
-    run_passes(&mut Holding { workload, tree, lead, claim, feeds }, schedule, stop).await
+    run_passes(&mut Holding { workload, tree, lease, claim, feeds }, schedule, stop).await
 }
 
 /// The state that all passes share.
 struct Holding<'a, T: Tree, W> {
     workload: &'a mut W,
     tree: &'a T,
-    lead: Lease,
+    lease: Lease,
     claim: &'a MachineClaim,
     feeds: Feeds<T>,
 }
@@ -197,20 +197,20 @@ impl<T: Tree, W: Workload + Send> Reconciler for Holding<'_, T, W> {
     }
 
     async fn confirm(&mut self) -> Result<bool, Error> {
-        Ok(self.feeds.during(self.lead.confirm(self.tree)).await?)
+        Ok(self.feeds.during(self.lease.confirm(self.tree)).await?)
     }
 
     async fn pass(&mut self, due: Due) -> Result<Passed, Error> {
         let machine = self.claim.machine;
-        debug!(%machine, ?due, "woken");
+        debug!(%machine, ?due, "pass due");
         let now = Instant::now();
-        let since = self.feeds.heard().or((due == Due::Everything).then_some(now));
+        let since = self.feeds.take_change().or((due == Due::Everything).then_some(now));
         let everything = since.is_some();
         let mut dirty = Dirty::default();
         if let Some(since) = since {
             dirty.add(&Event::Everything, since);
         }
-        let passed = match self.feeds.during(self.workload.pass(&dirty, &self.lead)).await {
+        let passed = match self.feeds.during(self.workload.pass(&dirty, &self.lease)).await {
             Ok(unconfirmed) => Passed::Looked { everything, unconfirmed },
             Err(crate::store::Error::Tree(tree::Error::NoNode(path))) if path == paths::machine(machine) => {
                 return Err(Error::NoMachine(machine));
@@ -218,7 +218,7 @@ impl<T: Tree, W: Workload + Send> Reconciler for Holding<'_, T, W> {
             // Another process wrote the same node, or the claim has ended: everything is read
             // again.
             Err(crate::store::Error::Tree(err)) if err.is_conflict() => {
-                warn!(error = %err, "report changed meanwhile");
+                warn!(error = %err, "report written by another process");
                 Passed::Conflict
             }
             Err(err) => return Err(err.into()),
@@ -271,12 +271,12 @@ impl<T: Tree> Feeds<T> {
     }
 
     /// Takes the time of the first change that no pass has read yet.
-    fn heard(&mut self) -> Option<Instant> {
+    fn take_change(&mut self) -> Option<Instant> {
         self.changed.take()
     }
 
     /// Waits for a change by another process and gathers the events that follow at once.
-    /// Cancel-safe: [`heard`](Self::heard) still returns a change that a dropped call received.
+    /// Cancel-safe: [`take_change`](Self::take_change) still returns a change that a dropped call received.
     async fn gather(&mut self) -> Result<(), tree::Error> {
         if self.changed.is_none() {
             self.event().await?;
@@ -294,11 +294,11 @@ impl<T: Tree> Feeds<T> {
         tokio::select! {
             biased;
             done = work => done,
-            never = self.listen() => match never {},
+            never = self.record_changes() => match never {},
         }
     }
 
-    async fn listen(&mut self) -> Infallible {
+    async fn record_changes(&mut self) -> Infallible {
         // After an error, the feed returns the same error to the next call of `gather`.
         while self.event().await.is_ok() {
             self.changed.get_or_insert_with(Instant::now);
@@ -339,7 +339,7 @@ mod tests {
     /// If a pass took so long that the claim must be confirmed at once, the wait for changes is
     /// dropped immediately.
     #[tokio::test(start_paused = true)]
-    async fn a_change_that_was_heard_of_is_not_forgotten() {
+    async fn a_change_survives_a_cancelled_wait() {
         let operator = Credential::generate("operator").unwrap();
         let tree = MemoryStore::default().connect(Some(&operator));
         let roles = Roles { operator: operator.identity(), controller: operator.identity() };
@@ -349,16 +349,22 @@ mod tests {
         let mut feeds = Feeds::<MemoryTree>::new(machine);
         feeds.watch(&tree, vec![paths::machines()]).await.unwrap();
         feeds.gather().await.unwrap();
-        assert!(feeds.heard().is_some() && feeds.heard().is_none(), "a new watch says everything, once");
-        let patience = Duration::from_secs(3600);
-        assert!(tokio::time::timeout(patience, feeds.gather()).await.is_err(), "nothing has changed");
+        assert!(
+            feeds.take_change().is_some() && feeds.take_change().is_none(),
+            "a new watch reports everything, once"
+        );
+        let limit = Duration::from_secs(3600);
+        assert!(tokio::time::timeout(limit, feeds.gather()).await.is_err(), "no change, no wake-up");
         tree.write(vec![create(paths::machine(machine))]).await.unwrap();
         assert!(tokio::time::timeout(GATHER / 5, feeds.gather()).await.is_err(), "it gathers");
-        tokio::time::timeout(patience, feeds.gather()).await.expect("told").unwrap();
-        assert!(feeds.heard().is_some() && feeds.heard().is_none(), "once");
+        tokio::time::timeout(limit, feeds.gather()).await.expect("a wake-up").unwrap();
+        assert!(feeds.take_change().is_some() && feeds.take_change().is_none(), "once");
         tree.write(vec![create(paths::machine(MachineId::new(1)))]).await.unwrap();
         assert!(tokio::time::timeout(GATHER / 5, feeds.gather()).await.is_err(), "it gathers");
-        assert!(feeds.heard().is_some(), "who looks anyway is told");
-        assert!(tokio::time::timeout(patience, feeds.gather()).await.is_err(), "and nobody else");
+        assert!(feeds.take_change().is_some(), "the next pass includes the change");
+        assert!(
+            tokio::time::timeout(limit, feeds.gather()).await.is_err(),
+            "and it does not wake another pass"
+        );
     }
 }

@@ -22,9 +22,9 @@ pub trait Provisioning {
     /// retried and reported through `news`.
     fn work(
         &mut self,
-        lead: Lease,
+        lease: Lease,
         wakes: &watch::Sender<Wake>,
-        news: &mpsc::Sender<News>,
+        news: &mpsc::Sender<ProvisioningUpdate>,
     ) -> impl Future<Output = Result<(), crate::store::Error>> + Send;
 }
 
@@ -38,7 +38,7 @@ impl Provisioning for Infallible {
         &mut self,
         _: Lease,
         _: &watch::Sender<Wake>,
-        _: &mpsc::Sender<News>,
+        _: &mpsc::Sender<ProvisioningUpdate>,
     ) -> Result<(), crate::store::Error> {
         match *self {}
     }
@@ -73,7 +73,7 @@ impl Wake {
 
 /// What the provisioner reports to the firewall controller.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct News {
+pub struct ProvisioningUpdate {
     /// The problem of each machine that has one.
     pub problems: BTreeMap<MachineId, String>,
     /// Whether machines that are not in `problems` have none. False until the provider's whole

@@ -10,7 +10,7 @@ use portcullis_provider::provider::{Instance, Launch};
 use tracing::info;
 
 use super::plan::{Step, recorded};
-use super::user_data::Boot;
+use super::user_data::BootConfig;
 use crate::machine::number;
 use crate::model::MachineId;
 use crate::store::lease::Lease;
@@ -20,7 +20,7 @@ use crate::store::tree::{self, Tree, Write};
 use crate::store::{Credential, record_machine};
 
 /// Limit of concurrent machines in each lane. Launches are slow, and providers limit their rate.
-const AT_ONCE: usize = 4;
+const MAX_CONCURRENT: usize = 4;
 
 /// The outcome of the steps of one machine.
 #[derive(Debug, Default)]
@@ -49,18 +49,18 @@ pub enum Stop {
 
 /// The context in which steps run.
 #[derive(Debug)]
-pub struct Hands<'a, T, M> {
+pub struct StepRunner<'a, T, M> {
     pub tree: &'a T,
     pub machines: &'a M,
-    pub boot: &'a Boot,
+    pub boot: &'a BootConfig,
 }
 
-impl<T: Tree, M: Machines> Hands<'_, T, M> {
+impl<T: Tree, M: Machines> StepRunner<'_, T, M> {
     /// Carries out `steps`. The lease is confirmed immediately before each step.
-    pub async fn enact(
+    pub async fn run(
         &self,
         steps: Vec<Step>,
-        lead: &mut Lease,
+        lease: &mut Lease,
     ) -> Result<BTreeMap<Option<MachineId>, Outcome>, Stop> {
         let mut of_machine: BTreeMap<Option<MachineId>, VecDeque<Step>> = BTreeMap::new();
         for step in steps {
@@ -69,18 +69,18 @@ impl<T: Tree, M: Machines> Hands<'_, T, M> {
         let mut outcomes: BTreeMap<Option<MachineId>, Outcome> = BTreeMap::new();
         // Removals have a separate lane, so that a slow launch does not delay closing ports or
         // terminating instances.
-        let is_going = |(_, steps): &(Option<MachineId>, VecDeque<Step>)| steps.iter().all(Step::is_farewell);
+        let is_going = |(_, steps): &(Option<MachineId>, VecDeque<Step>)| steps.iter().all(Step::is_removal);
         let (going, others) = of_machine.into_iter().partition(is_going);
-        let mut lanes: [Lane; 2] = [Lane { waiting: going, begun: 0 }, Lane { waiting: others, begun: 0 }];
+        let mut queues: [Lane; 2] = [Lane { waiting: going, begun: 0 }, Lane { waiting: others, begun: 0 }];
         let mut running = FuturesUnordered::new();
         loop {
-            for (place, lane) in lanes.iter_mut().enumerate() {
-                while lane.begun < AT_ONCE
+            for (place, lane) in queues.iter_mut().enumerate() {
+                while lane.begun < MAX_CONCURRENT
                     && let Some((machine, mut steps)) = lane.waiting.pop_front()
                 {
                     let Some(step) = steps.pop_front() else { continue };
-                    confirm(self.tree, lead).await?;
-                    let (fence, alone) = (lead.fence(), step.stands_alone());
+                    confirm(self.tree, lease).await?;
+                    let (fence, alone) = (lease.fence(), step.is_independent());
                     lane.begun += 1;
                     running.push(async move { (place, machine, steps, alone, self.step(step, fence).await) });
                 }
@@ -88,7 +88,7 @@ impl<T: Tree, M: Machines> Hands<'_, T, M> {
             let Some((place, machine, mut steps, alone, done)) = running.next().await else {
                 return Ok(outcomes);
             };
-            let lane = &mut lanes[place];
+            let lane = &mut queues[place];
             lane.begun -= 1;
             let outcome = outcomes.entry(machine).or_default();
             match done {
@@ -131,7 +131,7 @@ impl<T: Tree, M: Machines> Hands<'_, T, M> {
                 Ok(Done::acted())
             }
             Step::Record(machine, instance) => self.record(machine, &instance, fence).await,
-            Step::Shut(machine, group) => {
+            Step::RevokeAll(machine, group) => {
                 self.machines.revoke_all(number(machine), &group).await?;
                 Ok(Done::acted())
             }
@@ -217,8 +217,8 @@ impl From<tree::Error> for Failed {
 }
 
 /// Confirms with the store that the lease is still held.
-pub async fn confirm<T: Tree>(tree: &T, lead: &mut Lease) -> Result<(), Stop> {
-    match lead.confirm(tree).await {
+pub async fn confirm<T: Tree>(tree: &T, lease: &mut Lease) -> Result<(), Stop> {
+    match lease.confirm(tree).await {
         Ok(true) => Ok(()),
         Ok(false) => Err(Stop::Replaced),
         Err(error) => Err(Stop::Store(error)),

@@ -12,10 +12,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
-use super::apply::{Failure, Hands, Outcome, Stop, confirm};
+use super::apply::{Failure, Outcome, StepRunner, Stop, confirm};
 use super::plan::{Confirmation, Missing, Plan, Records, Step, named_by_units, provision, without_record};
-use super::user_data::Boot;
-use crate::machine::provisioning::{CountFailure, News, Provisioning, Wake};
+use super::user_data::BootConfig;
+use crate::machine::provisioning::{CountFailure, Provisioning, ProvisioningUpdate, Wake};
 use crate::machine::retry::{Pace, Retries};
 use crate::model::{MachineId, UnitId};
 use crate::mutant;
@@ -41,22 +41,22 @@ enum Task {
 pub struct Provisioner<T, M> {
     tree: T,
     machines: M,
-    boot: Boot,
+    boot: BootConfig,
     /// The records as last read or written; `None` before the first read.
     known: Option<Records>,
     retries: Retries<Instant, Task>,
     missing: Missing<Instant>,
     confirmation: Confirmation<Instant>,
     /// The error of the last read of the inventory, if it failed.
-    unlisted: Option<String>,
+    list_error: Option<String>,
     /// Machines whose instance no longer exists, with the reason.
-    gone: BTreeMap<MachineId, String>,
+    missing_problems: BTreeMap<MachineId, String>,
     /// The errors of failed steps by machine; `None` for steps that concern all machines.
     failures: BTreeMap<Option<MachineId>, String>,
     /// The last report to the firewall controller; `None` before the first one under this lease.
-    told: Option<(BTreeMap<MachineId, String>, bool)>,
+    last_sent: Option<(BTreeMap<MachineId, String>, bool)>,
     /// Whether the inventory was read under this lease.
-    listed: bool,
+    is_listed: bool,
     /// Since when the inventory is empty; only tracked while an operator's request waits for that.
     clear_since: Option<Instant>,
     random: Box<dyn FnMut() -> u64 + Send + Sync>,
@@ -65,7 +65,7 @@ pub struct Provisioner<T, M> {
     guard: Option<Arc<RollbackGuard>>,
     /// Machines that are not in the tree and are kept because the store was restored, with the
     /// reason.
-    kept: BTreeMap<MachineId, String>,
+    kept_after_restore: BTreeMap<MachineId, String>,
     /// Machines without a record that a unit names, with the reason to keep their instances.
     unrecorded: BTreeMap<MachineId, String>,
 }
@@ -80,7 +80,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
     pub fn new(
         tree: T,
         machines: M,
-        boot: Boot,
+        boot: BootConfig,
         random: impl FnMut() -> u64 + Send + Sync + 'static,
     ) -> Self {
         Self {
@@ -91,16 +91,16 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
             retries: Retries::default(),
             missing: Missing::default(),
             confirmation: Confirmation::default(),
-            unlisted: None,
-            gone: BTreeMap::new(),
+            list_error: None,
+            missing_problems: BTreeMap::new(),
             failures: BTreeMap::new(),
-            told: None,
-            listed: false,
+            last_sent: None,
+            is_listed: false,
             clear_since: None,
             random: Box::new(random),
             count_failure: Box::new(|_| {}),
             guard: None,
-            kept: BTreeMap::new(),
+            kept_after_restore: BTreeMap::new(),
             unrecorded: BTreeMap::new(),
         }
     }
@@ -112,7 +112,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         self
     }
 
-    fn next_look(&self) -> Option<Instant> {
+    fn next_pass(&self) -> Option<Instant> {
         // Every other task needs the inventory first.
         self.retries.at(Task::List).or_else(|| {
             [self.retries.next(), self.missing.next(), self.confirmation.next()].into_iter().flatten().min()
@@ -120,94 +120,99 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
     }
 
     /// Reads, plans and applies once. Returns the machines that were changed at the provider.
-    async fn look(&mut self, wake: Wake, lead: &mut Lease) -> Result<BTreeSet<MachineId>, Stop> {
+    async fn pass(&mut self, wake: Wake, lease: &mut Lease) -> Result<BTreeSet<MachineId>, Stop> {
         let now = Instant::now();
         let unit_changed = wake.units && !self.unrecorded.is_empty();
-        let due = wake.everything || unit_changed || self.next_look().is_some_and(|at| at <= now);
+        let due = wake.everything || unit_changed || self.next_pass().is_some_and(|at| at <= now);
         // While the read of the inventory backs off, a pass is useless; its retry reads everything.
-        let in_vain = self.retries.waiting(Task::List, now);
-        if in_vain || (!due && !self.is_news(&wake.machines).await.map_err(store)?) {
+        let cannot_list = self.retries.waiting(Task::List, now);
+        if cannot_list || (!due && !self.has_changed(&wake.machines).await.map_err(store)?) {
             return Ok(BTreeSet::new());
         }
-        confirm(&self.tree, lead).await?;
+        confirm(&self.tree, lease).await?;
         // The inventory is read before the store. A machine is recorded before its instance is
         // launched, so a machine that was just added is never taken for a removed one.
         let listed = self.machines.list().await;
-        let (mut records, newest) = self.read_all().await.map_err(store)?;
+        let (mut records, newest_zxid) = self.read_all().await.map_err(store)?;
         self.known = Some(records.clone());
         match listed {
             Ok(inventory) => {
-                self.unlisted = None;
-                self.listed = true;
+                self.list_error = None;
+                self.is_listed = true;
                 self.retries.succeeded(Task::List);
                 self.unrecorded = self.find_unrecorded(&records, &inventory).await.map_err(store)?;
                 records.extend(self.unrecorded.iter().map(|(id, why)| (*id, Err(why.clone()))));
-                let changed = self.put_right((&records, newest), &inventory, lead).await?;
-                self.answer_requests(&records, &inventory, lead).await?;
+                let changed = self.reconcile((&records, newest_zxid), &inventory, lease).await?;
+                self.answer_requests(&records, &inventory, lease).await?;
                 Ok(changed)
             }
             Err(error) => {
                 (self.count_failure)(error.kind());
                 let problem = Some(error.to_string());
-                if self.unlisted != problem {
+                if self.list_error != problem {
                     warn!(%error, "instances not readable");
                 }
-                self.unlisted = problem;
+                self.list_error = problem;
                 self.try_later(Task::List, Pace::after(&error));
                 Ok(BTreeSet::new())
             }
         }
     }
 
-    async fn put_right(
+    async fn reconcile(
         &mut self,
-        (records, newest): (&Records, i64),
+        (records, newest_zxid): (&Records, i64),
         inventory: &Inventory,
-        lead: &mut Lease,
+        lease: &mut Lease,
     ) -> Result<BTreeSet<MachineId>, Stop> {
         let now = Instant::now();
-        let mut plan = provision(records, inventory, |ends| self.confirmation.confirms(ends, now));
-        self.hold_if_behind(&mut plan, newest, lead).await?;
-        self.remember(&plan, now);
+        let mut plan = provision(records, inventory, |removals| self.confirmation.confirms(removals, now));
+        self.hold_if_rolled_back(&mut plan, newest_zxid, lease).await?;
+        self.record_plan(&plan, now);
         let mut steps = plan.steps;
         steps.retain(|step| !self.retries.waiting(Task::Steps(step.machine()), now));
-        let hands = Hands { tree: &self.tree, machines: &self.machines, boot: &self.boot };
-        let outcomes = hands.enact(steps, lead).await?;
+        let runner = StepRunner { tree: &self.tree, machines: &self.machines, boot: &self.boot };
+        let outcomes = runner.run(steps, lease).await?;
         let changed =
             outcomes.iter().filter(|(_, outcome)| outcome.acted).filter_map(|(id, _)| *id).collect();
         for (machine, outcome) in outcomes {
-            self.learn(machine, outcome);
+            self.record_outcome(machine, outcome);
         }
         Ok(changed)
     }
 
     /// Removes terminations from the plan if the store was restored: a machine that is missing from
     /// it may have been added after the backup.
-    async fn hold_if_behind(&mut self, plan: &mut Plan, newest: i64, lead: &Lease) -> Result<(), Stop> {
-        self.kept.clear();
+    async fn hold_if_rolled_back(
+        &mut self,
+        plan: &mut Plan,
+        newest_zxid: i64,
+        lease: &Lease,
+    ) -> Result<(), Stop> {
+        self.kept_after_restore.clear();
         let Some(guard) = self.guard.as_ref().filter(|_| !plan.steps.is_empty()) else { return Ok(()) };
-        let makes = plan.steps.iter().any(|step| !step.is_farewell());
-        let basis = if makes { Basis::UpTo(newest) } else { Basis::Known };
+        let makes = plan.steps.iter().any(|step| !step.is_removal());
+        let basis = if makes { Basis::UpTo(newest_zxid) } else { Basis::Known };
         let Standing::Held(why) =
-            guard.review(&self.tree, Some(lead.fence()), basis).await.map_err(refused)?
+            guard.review(&self.tree, Some(lease.fence()), basis).await.map_err(refused)?
         else {
             return Ok(());
         };
         let why = format!("not in the store, and kept: {why}");
-        let ending = plan.steps.iter().filter(|step| step.is_farewell()).filter_map(Step::machine);
-        self.kept = ending.map(|machine| (machine, why.clone())).collect();
-        plan.steps.retain(|step| !step.is_farewell());
+        let ending = plan.steps.iter().filter(|step| step.is_removal()).filter_map(Step::machine);
+        self.kept_after_restore = ending.map(|machine| (machine, why.clone())).collect();
+        plan.steps.retain(|step| !step.is_removal());
         plan.confirmed.clear();
         Ok(())
     }
 
-    fn remember(&mut self, plan: &Plan, now: Instant) {
-        self.gone = self.missing.settled(&plan.vanished, now);
+    fn record_plan(&mut self, plan: &Plan, now: Instant) {
+        self.missing_problems = self.missing.settled(&plan.missing_instances, now);
         if mutant!(MissingInstanceNotReported) {
-            self.gone.clear();
+            self.missing_problems.clear();
         }
         if !plan.unconfirmed.is_empty() {
-            warn!(ending = plan.unconfirmed.len(), "would end most instances; looking again first");
+            warn!(steps = plan.unconfirmed.len(), "terminations need confirmation; reading again first");
         }
         self.confirmation.add(plan, now);
         // A machine without planned steps has no failed steps.
@@ -222,7 +227,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
     }
 
     /// Records the outcome of a machine's steps.
-    fn learn(&mut self, machine: Option<MachineId>, outcome: Outcome) {
+    fn record_outcome(&mut self, machine: Option<MachineId>, outcome: Outcome) {
         if let (Some(known), Some(machine), Some(record)) = (&mut self.known, machine, outcome.recorded) {
             known.insert(machine, Ok(record));
         }
@@ -244,20 +249,20 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
                 let problem = error.to_string();
                 if self.failures.insert(machine, problem.clone()) != Some(problem) {
                     let machine = machine.map_or_else(|| "all".to_owned(), |machine| machine.to_string());
-                    warn!(machine, %error, "not provisioned");
+                    warn!(machine, %error, "machine not provisioned");
                 }
                 self.try_later(task, Pace::after(&error));
             }
         }
     }
 
-    async fn tell(&mut self, changed: BTreeSet<MachineId>, news: &mpsc::Sender<News>) {
-        let (problems, whole) = (self.problems(), self.listed && self.missing.next().is_none());
+    async fn send_update(&mut self, changed: BTreeSet<MachineId>, news: &mpsc::Sender<ProvisioningUpdate>) {
+        let (problems, whole) = (self.problems(), self.is_listed && self.missing.next().is_none());
         let now = Some((problems.clone(), whole));
-        if now != self.told || !changed.is_empty() {
-            self.told = now;
+        if now != self.last_sent || !changed.is_empty() {
+            self.last_sent = now;
             // The receiver is closed only during shutdown.
-            let _ = news.send(News { problems, whole, changed }).await;
+            let _ = news.send(ProvisioningUpdate { problems, whole, changed }).await;
         }
     }
 
@@ -267,13 +272,14 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         let known = self.known.iter().flatten().map(|(id, _)| *id).collect::<BTreeSet<_>>();
         let left = self.failures.iter().filter_map(|(id, problem)| Some(((*id)?, problem)));
         let left = left.filter(|(id, _)| !known.contains(id));
-        let left = left.map(|(id, problem)| (id, format!("terminated, and not gone yet: {problem}")));
-        let kept = self.kept.iter().chain(&self.unrecorded).filter(|(id, _)| !known.contains(id));
+        let left = left.map(|(id, problem)| (id, format!("terminated, and not removed yet: {problem}")));
+        let kept =
+            self.kept_after_restore.iter().chain(&self.unrecorded).filter(|(id, _)| !known.contains(id));
         let left = left.chain(kept.map(|(id, why)| (*id, why.clone())));
         let problem = |(id, record): (&MachineId, &Result<records::Machine, String>)| {
             let has_none = matches!(record, Ok(records::Machine { instance_id: None, .. }));
-            let unlisted = self.unlisted.as_ref().filter(|_| has_none);
-            let problem = self.failures.get(&Some(*id)).or(unlisted).or(self.gone.get(id))?;
+            let list_error = self.list_error.as_ref().filter(|_| has_none);
+            let problem = self.failures.get(&Some(*id)).or(list_error).or(self.missing_problems.get(id))?;
             Some((*id, problem.clone()))
         };
         self.known.iter().flatten().filter_map(problem).chain(left).collect()
@@ -281,12 +287,12 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
 
     fn try_later(&mut self, task: Task, pace: Pace) {
         let random = (self.random)();
-        debug!(?task, ?pace, "again later");
+        debug!(?task, ?pace, "retry scheduled");
         self.retries.failed(task, pace, Instant::now(), random);
     }
 
     /// Returns whether the record of any of `machines` differs from the known one.
-    async fn is_news(&mut self, machines: &BTreeSet<MachineId>) -> Result<bool, tree::Error> {
+    async fn has_changed(&mut self, machines: &BTreeSet<MachineId>) -> Result<bool, tree::Error> {
         let Some(known) = &self.known else { return Ok(true) };
         if machines.is_empty() {
             return Ok(false);
@@ -334,13 +340,13 @@ impl<T: Tree, M: Machines> Provisioning for Provisioner<T, M> {
 
     async fn work(
         &mut self,
-        mut lead: Lease,
+        mut lease: Lease,
         wakes: &watch::Sender<Wake>,
-        news: &mpsc::Sender<News>,
+        news: &mpsc::Sender<ProvisioningUpdate>,
     ) -> Result<(), crate::store::Error> {
         // Another leader may have changed anything since the last lease.
         (self.known, self.confirmation) = (None, Confirmation::default());
-        (self.told, self.listed, self.clear_since) = (None, false, None);
+        (self.last_sent, self.is_listed, self.clear_since) = (None, false, None);
         let mut woken = wakes.subscribe();
         // The first wake requests a full read, and may have been sent before this subscription.
         if !wakes.borrow().is_empty() {
@@ -351,15 +357,15 @@ impl<T: Tree, M: Machines> Provisioning for Provisioner<T, M> {
                 biased;
                 // The sender is borrowed, so the channel is open.
                 _ = woken.changed() => {}
-                () = due(self.next_look()) => {}
+                () = due(self.next_pass()) => {}
             }
             let mut wake = Wake::default();
             wakes.send_if_modified(|pending| {
                 wake = std::mem::take(pending);
                 false
             });
-            match self.look(wake, &mut lead).await {
-                Ok(changed) => self.tell(changed, news).await,
+            match self.pass(wake, &mut lease).await {
+                Ok(changed) => self.send_update(changed, news).await,
                 Err(Stop::Replaced) => return Ok(()),
                 Err(Stop::Store(error)) => return Err(error),
             }
@@ -374,15 +380,15 @@ async fn read<T: Tree>(
 ) -> Result<(Records, i64), tree::Error> {
     let ids: Vec<MachineId> = ids.collect();
     let reads = ids.iter().map(|id| Read::Data(paths::machine(*id))).collect();
-    let (mut machines, mut newest) = (Records::new(), 0);
+    let (mut machines, mut newest_zxid) = (Records::new(), 0);
     for (id, answer) in ids.into_iter().zip(tree.read_many(reads).await?) {
         if let Some(node) = answer.into_data() {
             let record = records::Machine::parse(&paths::machine(id), &node.data);
             machines.insert(id, record.map_err(|error| error.to_string()));
-            newest = newest.max(node.modified);
+            newest_zxid = newest_zxid.max(node.modified);
         }
     }
-    Ok((machines, newest))
+    Ok((machines, newest_zxid))
 }
 
 fn store(error: tree::Error) -> Stop {

@@ -65,7 +65,7 @@ impl World {
     fn start(&mut self) {
         let tree = self.store.connect(Some(&self.controller));
         let roles = self.operator.info().roles.clone();
-        let boot = Boot::new("test".parse().unwrap(), "zk:2181".parse().unwrap(), roles.clone());
+        let boot = BootConfig::new("test".parse().unwrap(), "zk:2181".parse().unwrap(), roles.clone());
         let mut provisioner = Provisioner::new(tree.clone(), self.provider.clone(), boot, || 0);
         let policy = Policy::with_own_ports([2181]);
         let mut agent =
@@ -158,7 +158,7 @@ async fn a_machine_is_launched_recorded_and_gets_its_rules() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn converged_it_only_looks_and_units_are_none_of_its_business() {
+async fn a_converged_controller_only_reads_and_ignores_units() {
     let world = World::started(Settings::default()).await;
     let machine = world.operator.add_machine(None).await.unwrap();
     soon().await;
@@ -208,7 +208,7 @@ async fn an_instance_is_kept_while_a_unit_names_a_machine_whose_record_is_missin
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_leaves_is_shut_though_its_end_is_refused_and_ended_though_it_cannot_be_shut() {
+async fn removal_closes_ports_and_terminates_independently() {
     for (refused, open, runs) in [(CallName::Terminate, 0, true), (CallName::RevokeAll, 2, false)] {
         let mut world = World::started(Settings { busy_calls: u64::MAX / 2, ..Settings::default() }).await;
         let machine = world.operator.add_machine(None).await.unwrap();
@@ -225,7 +225,7 @@ async fn who_leaves_is_shut_though_its_end_is_refused_and_ended_though_it_cannot
         soon().await;
         assert_eq!(world.ports(machine), Some(open), "{refused:?}");
         assert_eq!(world.provider.is_running(&instance), runs, "{refused:?}");
-        let told = "terminated, and not gone yet: not allowed for the provider: no rights";
+        let told = "terminated, and not removed yet: not allowed for the provider: no rights";
         assert_eq!(world.report(machine).await.problem.as_deref(), Some(told), "{refused:?}");
         let writes = world.provider.writes();
         tokio::time::sleep(2 * RESYNC).await;
@@ -240,14 +240,17 @@ async fn who_leaves_is_shut_though_its_end_is_refused_and_ended_though_it_cannot
 
 /// Without machines in the store, the report about the removed machine is all that is left.
 #[tokio::test(start_paused = true)]
-async fn the_last_one_that_leaves_is_told_of_until_it_is_gone() {
+async fn the_last_removed_machine_is_reported_until_its_objects_are_gone() {
     let world = World::started(Settings { busy_calls: u64::MAX / 2, ..Settings::default() }).await;
     let machine = world.operator.add_machine(None).await.unwrap();
     soon().await;
     world.operator.terminate_machines(&[machine]).await.unwrap();
     tokio::time::sleep(2 * RESYNC).await;
     let told = world.report(machine).await.problem.unwrap();
-    assert!(told.starts_with("terminated, and not gone yet: ") && told.ends_with("still in use"), "{told}");
+    assert!(
+        told.starts_with("terminated, and not removed yet: ") && told.ends_with("still in use"),
+        "{told}"
+    );
     let deletes = world.provider.calls_of(CallName::DeleteGroup);
     let version = world.operator.tree().get(&paths::firewall_report(machine)).await.unwrap().version;
     tokio::time::sleep(LONG).await;
@@ -263,7 +266,7 @@ async fn the_last_one_that_leaves_is_told_of_until_it_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ends_wait_for_no_launch() {
+async fn removals_do_not_wait_for_launches() {
     let mut world = World::new(Settings::default()).await;
     for _ in 0..20 {
         world.operator.add_machine(None).await.unwrap();
@@ -279,7 +282,7 @@ async fn ends_wait_for_no_launch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_machine_without_credentials_is_not_launched_and_that_is_said() {
+async fn a_machine_without_credentials_is_reported_and_not_launched() {
     let mut world = World::new(Settings::default()).await;
     let machine = world.operator.add_machine(None).await.unwrap();
     let path = paths::machine_credentials(machine);
@@ -292,7 +295,7 @@ async fn a_machine_without_credentials_is_not_launched_and_that_is_said() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_adopted_instance_is_only_let_go() {
+async fn an_adopted_instance_is_released_and_not_terminated() {
     let world = World::started(Settings::default()).await;
     let theirs = InstanceId::new("i-theirs");
     world.provider.add_instance(&theirs);
@@ -309,7 +312,7 @@ async fn an_adopted_instance_is_only_let_go() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_instance_that_vanished_is_told_and_not_replaced() {
+async fn a_missing_instance_is_reported_and_not_replaced() {
     let world = World::started(Settings::default()).await;
     let machine = world.operator.add_machine(None).await.unwrap();
     soon().await;
@@ -328,7 +331,7 @@ async fn an_instance_that_vanished_is_told_and_not_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_launch_that_is_refused_is_told_and_holds_nobody_up() {
+async fn a_refused_launch_is_reported_and_delays_no_other() {
     let world = World::started(Settings::default()).await;
     let refused = world.operator.add_machine(None).await.unwrap();
     let number = MachineNumber::new(refused.number());
@@ -353,7 +356,7 @@ async fn a_launch_that_is_refused_is_told_and_holds_nobody_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_provider_that_cannot_be_read_ends_nothing_and_is_told() {
+async fn an_unreadable_provider_is_reported_and_terminates_nothing() {
     let mut world = World::started(Settings::default()).await;
     let first = world.operator.add_machine(None).await.unwrap();
     soon().await;
@@ -394,7 +397,7 @@ async fn failures_are_counted_by_kind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_group_that_somebody_deleted_comes_back_with_its_rules() {
+async fn a_deleted_group_is_created_again_with_its_rules() {
     let world = World::started(Settings::default()).await;
     let machine = world.operator.add_machine(None).await.unwrap();
     world.expose_on("a", machine).await;
@@ -406,7 +409,7 @@ async fn a_group_that_somebody_deleted_comes_back_with_its_rules() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_belongs_to_no_machine_is_swept_but_most_of_everything_only_after_a_second_look() {
+async fn orphans_are_removed_but_most_instances_only_after_a_second_read() {
     let mut world = World::started(Settings::default()).await;
     let machines: Vec<_> =
         futures_util::future::join_all((0..4).map(|_| world.operator.add_machine(None))).await;
@@ -470,17 +473,17 @@ async fn a_crash_at_any_call_is_harmless() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_who_was_replaced_records_nothing() {
+async fn a_replaced_leader_records_nothing() {
     let world = World::new(Settings::default()).await;
     let roles = world.operator.info().roles.clone();
     let (old, new) =
         (world.store.connect(Some(&world.controller)), world.store.connect(Some(&world.controller)));
     let stale = Lease::acquire(&old, &LeaseKey::firewall(), &roles.controllers(), "old").await.unwrap();
     drop(old);
-    let mut lead = Lease::acquire(&new, &LeaseKey::firewall(), &roles.controllers(), "new").await.unwrap();
+    let mut lease = Lease::acquire(&new, &LeaseKey::firewall(), &roles.controllers(), "new").await.unwrap();
     let machine = world.operator.add_machine(None).await.unwrap();
-    let boot = Boot::new("test".parse().unwrap(), "zk:2181".parse().unwrap(), roles.clone());
-    let hands = Hands { tree: &new, machines: &world.provider, boot: &boot };
+    let boot = BootConfig::new("test".parse().unwrap(), "zk:2181".parse().unwrap(), roles.clone());
+    let runner = StepRunner { tree: &new, machines: &world.provider, boot: &boot };
     let wake = Wake { everything: true, ..Wake::default() };
     let (wakes, (tell, _news)) = (watch::Sender::new(wake), mpsc::channel(1));
     let mut provisioner = Provisioner::new(new.clone(), world.provider.clone(), boot.clone(), || 0);
@@ -493,9 +496,9 @@ async fn one_who_was_replaced_records_nothing() {
     };
     let launched = world.provider.launch(&launch).await.unwrap();
     let record = Step::Record(machine, Box::new(launched));
-    let refused = hands.enact(vec![record.clone()], &mut stale.clone()).await;
+    let refused = runner.run(vec![record.clone()], &mut stale.clone()).await;
     assert!(matches!(refused, Err(Stop::Replaced)), "{refused:?}");
     assert_eq!(world.instance(machine).await, None);
-    hands.enact(vec![record], &mut lead).await.unwrap();
+    runner.run(vec![record], &mut lease).await.unwrap();
     assert!(world.instance(machine).await.is_some());
 }

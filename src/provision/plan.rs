@@ -17,13 +17,13 @@ use crate::store::paths;
 use crate::store::records::{self, LOCAL_INSTANCE};
 
 /// Terminating more than half of all instances, and at least this many, needs a second read.
-const MASS_END_MIN: usize = 3;
+const MASS_TERMINATION_MIN: usize = 3;
 
 /// How long an instance must be missing before it is reported: a new one may not be listed at once.
 const SETTLE: Duration = Duration::from_secs(5);
 
 /// How long the inventory must be empty before it is reported as empty, for the same reason.
-pub const CLEAR_FOR: Duration = SETTLE;
+pub const EMPTY_FOR: Duration = SETTLE;
 
 /// One step. Steps of different machines are independent; those of one machine run in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub enum Step {
     /// The machine's record differs from the instance.
     Record(MachineId, Box<Instance>),
     /// Closes the ports of a removed machine, because its termination may be refused or slow.
-    Shut(MachineId, GroupId),
+    RevokeAll(MachineId, GroupId),
     Terminate(MachineId, InstanceId),
     Release(MachineId, InstanceId),
     DeleteGroup(MachineId, GroupId),
@@ -51,7 +51,7 @@ impl Step {
             | Self::Adopt(machine, _)
             | Self::EnsureGroup(machine, _)
             | Self::Record(machine, _)
-            | Self::Shut(machine, _)
+            | Self::RevokeAll(machine, _)
             | Self::Terminate(machine, _)
             | Self::Release(machine, _)
             | Self::DeleteGroup(machine, _) => Some(*machine),
@@ -60,17 +60,18 @@ impl Step {
     }
 
     /// Returns whether the machine's following steps run even if this one fails.
-    pub fn stands_alone(&self) -> bool {
-        matches!(self, Self::Shut(..))
+    pub fn is_independent(&self) -> bool {
+        matches!(self, Self::RevokeAll(..))
     }
 
     /// Returns whether the step is part of removing a machine, which never waits for launches.
-    pub fn is_farewell(&self) -> bool {
-        self.is_end() || matches!(self, Self::Shut(..) | Self::DeleteGroup(..) | Self::DeleteSharedGroup(..))
+    pub fn is_removal(&self) -> bool {
+        self.ends_instance()
+            || matches!(self, Self::RevokeAll(..) | Self::DeleteGroup(..) | Self::DeleteSharedGroup(..))
     }
 
     /// Returns whether the step terminates or releases an instance.
-    fn is_end(&self) -> bool {
+    fn ends_instance(&self) -> bool {
         matches!(self, Self::Terminate(..) | Self::Release(..))
     }
 }
@@ -82,7 +83,7 @@ pub type Records = BTreeMap<MachineId, Result<records::Machine, String>>;
 pub struct Plan {
     pub steps: Vec<Step>,
     /// Machines whose instance no longer exists. Only the operator can decide about them.
-    pub vanished: BTreeMap<MachineId, String>,
+    pub missing_instances: BTreeMap<MachineId, String>,
     /// Steps that a second read has to confirm; they are not in `steps`.
     pub unconfirmed: Vec<Step>,
     /// Such steps that a second read has confirmed; they are in `steps`.
@@ -132,28 +133,28 @@ pub fn named_by_units(
 /// called for removals that one read does not suffice for.
 pub fn provision(machines: &Records, inventory: &Inventory, is_confirmed: impl Fn(&[Step]) -> bool) -> Plan {
     let mut plan = Plan::default();
-    let belongings = Belongings::of(inventory);
+    let index = InventoryIndex::of(inventory);
     for (&machine, record) in machines {
         // If a record cannot be parsed, everything that belongs to the machine is kept.
         if let Ok(record) = record {
-            for_machine(&mut plan, machine, record, &belongings);
+            for_machine(&mut plan, machine, record, &index);
         }
     }
-    let ends = ends(machines, inventory, &belongings);
+    let removals = removals(machines, inventory, &index);
     let live = inventory.instances.iter().filter(|instance| is_live(instance));
     plan.unfinished = live.clone().any(|instance| instance.state == InstanceState::Pending);
-    let ending: Vec<Step> = ends.iter().filter(|step| step.is_end()).cloned().collect();
-    let most = ending.len() >= MASS_END_MIN && 2 * ending.len() > live.count();
+    let ending: Vec<Step> = removals.iter().filter(|step| step.ends_instance()).cloned().collect();
+    let most = ending.len() >= MASS_TERMINATION_MIN && 2 * ending.len() > live.count();
     // A store without a readable machine is more likely an incomplete read, and a deleted group is
     // as hard to restore as an instance. Machines that only units name count as unreadable.
     let bare = machines.values().all(Result::is_err);
-    let lasting = || ends.iter().filter(|step| !step.stands_alone()).cloned().collect();
+    let lasting = || removals.iter().filter(|step| !step.is_independent()).cloned().collect();
     let doubtful = if bare { lasting() } else { ending };
     if !most && !bare || mutant!(MassTerminationNotConfirmed) {
-        plan.steps.extend(ends);
+        plan.steps.extend(removals);
     } else if is_confirmed(&doubtful) {
         plan.confirmed = doubtful;
-        plan.steps.extend(ends);
+        plan.steps.extend(removals);
     } else {
         plan.unconfirmed = doubtful;
     }
@@ -165,12 +166,12 @@ fn is_live(instance: &Instance) -> bool {
 }
 
 /// An index of the inventory by machine.
-struct Belongings<'a> {
+struct InventoryIndex<'a> {
     instances: BTreeMap<u32, Vec<&'a Instance>>,
     groups: BTreeMap<u32, Vec<&'a GroupId>>,
 }
 
-impl<'a> Belongings<'a> {
+impl<'a> InventoryIndex<'a> {
     fn of(inventory: &'a Inventory) -> Self {
         let mut all = Self { instances: BTreeMap::new(), groups: BTreeMap::new() };
         for instance in &inventory.instances {
@@ -188,14 +189,14 @@ impl<'a> Belongings<'a> {
         self.instances.get(&machine).into_iter().flatten().copied()
     }
 
-    fn has_in_its_group(&self, instance: &Instance) -> bool {
+    fn is_in_its_group(&self, instance: &Instance) -> bool {
         let mut groups = self.groups.get(&instance.machine.get()).into_iter().flatten();
         groups.any(|group| instance.groups.contains(*group))
     }
 }
 
-fn for_machine(plan: &mut Plan, machine: MachineId, record: &records::Machine, belongings: &Belongings<'_>) {
-    let mut own = belongings.instances(machine.number());
+fn for_machine(plan: &mut Plan, machine: MachineId, record: &records::Machine, index: &InventoryIndex<'_>) {
+    let mut own = index.instances(machine.number());
     let known = record.instance_id.as_ref().map(|id| id.as_str());
     let found = match known {
         // The local machine belongs to no provider.
@@ -207,11 +208,11 @@ fn for_machine(plan: &mut Plan, machine: MachineId, record: &records::Machine, b
     match (known, found) {
         (None, None) => plan.steps.push(Step::Launch(machine)),
         (Some(id), None) if record.adopted => plan.steps.push(Step::Adopt(machine, InstanceId::new(id))),
-        (Some(id), None) => _ = plan.vanished.insert(machine, format!("instance {id} is gone")),
+        (Some(id), None) => _ = plan.missing_instances.insert(machine, format!("instance {id} is gone")),
         (_, Some(found)) => {
             if !is_live(found) {
-                plan.vanished.insert(machine, format!("instance {} has ended", found.id));
-            } else if !belongings.has_in_its_group(found) {
+                plan.missing_instances.insert(machine, format!("instance {} has ended", found.id));
+            } else if !index.is_in_its_group(found) {
                 plan.steps.push(Step::EnsureGroup(machine, found.id.clone()));
             }
             if recorded(record, found).is_some_and(|now| now != *record) {
@@ -245,7 +246,7 @@ pub fn recorded(record: &records::Machine, instance: &Instance) -> Option<record
 
 /// Returns the steps that remove objects without a machine, and surplus instances. They are sorted,
 /// because providers list objects in any order and the steps of two reads are compared.
-fn ends(machines: &Records, inventory: &Inventory, belongings: &Belongings<'_>) -> Vec<Step> {
+fn removals(machines: &Records, inventory: &Inventory, index: &InventoryIndex<'_>) -> Vec<Step> {
     let known: BTreeSet<u32> = machines.keys().map(|machine| machine.number()).collect();
     let mut groups: Vec<&Group> = inventory.groups.iter().collect();
     groups.sort_unstable_by_key(|group| &group.id);
@@ -255,7 +256,7 @@ fn ends(machines: &Records, inventory: &Inventory, belongings: &Belongings<'_>) 
         groups.iter().filter(left).filter(|group| group.open && !mutant!(PortsOfRemovedMachineLeftOpen))
     {
         let machine = group.machine.map(|number| MachineId::new(number.get()));
-        steps.extend(machine.map(|machine| Step::Shut(machine, group.id.clone())));
+        steps.extend(machine.map(|machine| Step::RevokeAll(machine, group.id.clone())));
     }
     let mut ending = BTreeSet::new();
     let mut instances: Vec<&Instance> =
@@ -263,9 +264,7 @@ fn ends(machines: &Records, inventory: &Inventory, belongings: &Belongings<'_>) 
     instances.sort_unstable_by_key(|instance| &instance.id);
     for instance in instances {
         let machine = MachineId::new(instance.machine.get());
-        if known.contains(&instance.machine.get())
-            && !is_surplus(machines.get(&machine), instance, belongings)
-        {
+        if known.contains(&instance.machine.get()) && !is_surplus(machines.get(&machine), instance, index) {
             continue;
         }
         steps.push(match instance.origin {
@@ -322,16 +321,16 @@ pub fn is_clear(machines: &Records, inventory: &Inventory) -> bool {
 fn is_surplus(
     record: Option<&Result<records::Machine, String>>,
     instance: &Instance,
-    belongings: &Belongings<'_>,
+    index: &InventoryIndex<'_>,
 ) -> bool {
     let Some(Ok(records::Machine { instance_id: Some(known), .. })) = record else { return false };
     if mutant!(DuplicateInstanceKept) {
         return false;
     }
-    let has_its_own = belongings
+    let has_recorded_instance = index
         .instances(instance.machine.get())
         .any(|other| is_live(other) && other.id.as_str() == known.as_str());
-    instance.id.as_str() != known.as_str() && has_its_own
+    instance.id.as_str() != known.as_str() && has_recorded_instance
 }
 
 /// Missing instances, and since when they are missing. `I` is a point in time.
@@ -349,22 +348,22 @@ impl<I> Default for Missing<I> {
 
 impl<I: Moment> Missing<I> {
     /// Adds the result of a read, and returns the instances that have been missing for long enough.
-    pub fn settled(&mut self, vanished: &BTreeMap<MachineId, String>, now: I) -> BTreeMap<MachineId, String> {
-        self.since.retain(|machine, _| vanished.contains_key(machine));
-        let mut told = BTreeMap::new();
-        for (&machine, reason) in vanished {
-            let (since, said) = self.since.entry(machine).or_insert((now, false));
-            *said = *since + SETTLE <= now;
-            if *said {
-                told.insert(machine, reason.clone());
+    pub fn settled(&mut self, missing: &BTreeMap<MachineId, String>, now: I) -> BTreeMap<MachineId, String> {
+        self.since.retain(|machine, _| missing.contains_key(machine));
+        let mut reported = BTreeMap::new();
+        for (&machine, reason) in missing {
+            let (since, is_reported) = self.since.entry(machine).or_insert((now, false));
+            *is_reported = *since + SETTLE <= now;
+            if *is_reported {
+                reported.insert(machine, reason.clone());
             }
         }
-        told
+        reported
     }
 
     /// Returns the time at which the next instance counts as missing.
     pub fn next(&self) -> Option<I> {
-        self.since.values().filter(|(_, said)| !said).map(|(since, _)| *since + SETTLE).min()
+        self.since.values().filter(|(_, is_reported)| !is_reported).map(|(since, _)| *since + SETTLE).min()
     }
 }
 

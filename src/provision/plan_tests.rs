@@ -57,7 +57,7 @@ fn other() -> Result<records::Machine, String> {
 const M0: MachineId = MachineId::new(0);
 
 #[test]
-fn a_machine_gets_one_instance_and_a_crash_in_between_finds_it_again() {
+fn a_machine_gets_one_instance_even_after_a_crash() {
     assert_eq!(plan(vec![record(None, false)], &Inventory::default()).steps, [Step::Launch(M0)]);
     let launched = instance("i-1", 0, Origin::Launched, InstanceState::Pending);
     let inventory = Inventory { instances: vec![launched.clone()], groups: vec![group("sg-0", Some(0))] };
@@ -68,7 +68,7 @@ fn a_machine_gets_one_instance_and_a_crash_in_between_finds_it_again() {
 }
 
 #[test]
-fn what_the_provider_says_of_an_instance_is_recorded_once() {
+fn a_change_of_an_instance_is_recorded_once() {
     let mut shown = running("i-1", 0);
     shown.public_address = Some("public.example.com".to_owned());
     shown.private_address = Some("10.0.0.1".to_owned());
@@ -85,7 +85,7 @@ fn what_the_provider_says_of_an_instance_is_recorded_once() {
 }
 
 #[test]
-fn a_group_that_is_missing_or_taken_away_is_seen_to() {
+fn a_missing_or_detached_group_is_ensured() {
     let ensure = [Step::EnsureGroup(M0, InstanceId::new("i-1"))];
     let mut inventory = Inventory { instances: vec![running("i-1", 0)], groups: vec![] };
     assert_eq!(plan(vec![record(Some("i-1"), false)], &inventory).steps, ensure);
@@ -96,7 +96,7 @@ fn a_group_that_is_missing_or_taken_away_is_seen_to() {
 }
 
 #[test]
-fn an_adopted_instance_is_taken_in_and_let_go_but_never_ended() {
+fn an_adopted_instance_is_adopted_and_released_but_never_terminated() {
     let adopt = plan(vec![record(Some("i-9"), true)], &Inventory::default());
     assert_eq!(adopt.steps, [Step::Adopt(M0, InstanceId::new("i-9"))]);
     let held = instance("i-9", 7, Origin::Adopted, InstanceState::Running);
@@ -111,10 +111,10 @@ fn an_adopted_instance_is_taken_in_and_let_go_but_never_ended() {
 }
 
 #[test]
-fn who_leaves_is_shut_before_its_end_and_whatever_becomes_of_that() {
+fn ports_of_a_removed_machine_close_before_its_termination() {
     let open = |id, machine| Group { open: true, ..group(id, Some(machine)) };
     let (m7, sg7) = (MachineId::new(7), GroupId::new("sg-7"));
-    let shut = Step::Shut(m7, sg7.clone());
+    let shut = Step::RevokeAll(m7, sg7.clone());
     let mut inventory =
         Inventory { instances: vec![running("i-7", 7)], groups: vec![open("sg-0", 0), open("sg-7", 7)] };
     let terminate = Step::Terminate(m7, InstanceId::new("i-7"));
@@ -122,7 +122,7 @@ fn who_leaves_is_shut_before_its_end_and_whatever_becomes_of_that() {
     inventory.instances = vec![instance("i-7", 7, Origin::Adopted, InstanceState::Running)];
     let [release, delete] = [Step::Release(m7, InstanceId::new("i-7")), Step::DeleteGroup(m7, sg7)];
     assert_eq!(plan(vec![other()], &inventory).steps, [shut.clone(), release, delete.clone()]);
-    assert!(shut.stands_alone() && !delete.stands_alone());
+    assert!(shut.is_independent() && !delete.is_independent());
     // A read without any machines needs confirmation for this step, too.
     let nothing = plan(vec![], &inventory);
     assert_eq!(nothing.steps, []);
@@ -142,26 +142,26 @@ fn a_group_is_deleted_once_its_instance_has_ended() {
 }
 
 #[test]
-fn the_machine_of_this_very_host_is_nobodys_to_provision() {
+fn the_local_machine_is_not_provisioned() {
     assert_eq!(plan(vec![record(Some("local"), true)], &Inventory::default()), Plan::default());
 }
 
 #[test]
-fn what_vanished_is_reported_and_not_made_again() {
+fn a_missing_instance_is_reported_and_not_launched_again() {
     let gone = plan(vec![record(Some("i-1"), false)], &Inventory::default());
-    assert_eq!((gone.steps.len(), gone.vanished[&M0].as_str()), (0, "instance i-1 is gone"));
+    assert_eq!((gone.steps.len(), gone.missing_instances[&M0].as_str()), (0, "instance i-1 is gone"));
     let dead = instance("i-1", 0, Origin::Launched, InstanceState::Terminated);
     let inventory = Inventory { instances: vec![dead.clone()], groups: vec![] };
     let ended = plan(vec![record(Some("i-1"), false)], &inventory);
     assert_eq!(ended.steps, [Step::Record(M0, Box::new(dead))], "status shows that it has ended");
-    assert_eq!(ended.vanished[&M0], "instance i-1 has ended");
+    assert_eq!(ended.missing_instances[&M0], "instance i-1 has ended");
     let another = Inventory { instances: vec![running("i-2", 0)], groups: vec![] };
     let replaced = plan(vec![record(Some("i-1"), false)], &another);
-    assert_eq!((replaced.steps.len(), replaced.vanished.len()), (0, 1), "it may still come back");
+    assert_eq!((replaced.steps.len(), replaced.missing_instances.len()), (0, 1), "it may still come back");
 }
 
 #[test]
-fn a_second_instance_of_a_machine_is_one_too_many() {
+fn a_second_instance_of_a_machine_is_terminated() {
     let groups = vec![group("sg-0", Some(0))];
     let adopted = instance("i-3", 0, Origin::Adopted, InstanceState::Running);
     let inventory = Inventory { instances: vec![running("i-1", 0), running("i-2", 0), adopted], groups };
@@ -173,13 +173,13 @@ fn a_second_instance_of_a_machine_is_one_too_many() {
 }
 
 #[test]
-fn a_record_that_cannot_be_read_ends_nothing() {
+fn an_unreadable_record_terminates_nothing() {
     let inventory = Inventory { instances: vec![running("i-1", 0)], groups: vec![group("sg-0", Some(0))] };
     assert_eq!(plan(vec![Err("garbage".into())], &inventory), Plan::default());
 }
 
 #[test]
-fn ending_most_of_everything_takes_a_second_look() {
+fn terminating_most_instances_takes_a_second_read() {
     let instances = (0..4).map(|n| running(&format!("i-{n}"), n)).collect();
     let inventory = Inventory { instances, groups: vec![] };
     let first = plan(vec![], &inventory);
@@ -190,12 +190,12 @@ fn ending_most_of_everything_takes_a_second_look() {
     let other = provision(&one, &inventory, |ends| ends == first.unconfirmed);
     assert_eq!(other.unconfirmed.len(), 3, "another answer is no confirmation");
     let few: Vec<_> = (0..3).map(|n| record(Some(&format!("i-{n}")), false)).collect();
-    let ends = plan(few, &inventory).steps.into_iter().filter(Step::is_end);
+    let ends = plan(few, &inventory).steps.into_iter().filter(Step::ends_instance);
     assert_eq!(ends.count(), 1, "one of four is no mass");
 }
 
 #[test]
-fn the_same_things_in_another_order_are_the_same() {
+fn the_order_of_the_inventory_does_not_matter() {
     let instances = (0..4).map(|n| running(&format!("i-{n}"), n)).collect();
     let groups = (4..7).map(|n| group(&format!("sg-{n}"), Some(n))).collect();
     let mut inventory = Inventory { instances, groups };
@@ -208,7 +208,7 @@ fn the_same_things_in_another_order_are_the_same() {
 }
 
 #[test]
-fn a_tree_without_machines_is_looked_at_twice() {
+fn an_empty_list_of_machines_takes_a_second_read() {
     let inventory = Inventory { instances: vec![], groups: vec![group("sg-7", Some(7))] };
     let first = plan(vec![], &inventory);
     assert_eq!(first.unconfirmed, [Step::DeleteGroup(MachineId::new(7), GroupId::new("sg-7"))]);
@@ -218,9 +218,9 @@ fn a_tree_without_machines_is_looked_at_twice() {
 }
 
 #[test]
-fn the_shared_group_goes_after_the_last_machine() {
+fn the_shared_group_is_deleted_after_the_last_machine() {
     let delete = Step::DeleteSharedGroup(GroupId::new("env"));
-    assert_eq!((delete.machine(), delete.is_farewell(), delete.stands_alone()), (None, true, false));
+    assert_eq!((delete.machine(), delete.is_removal(), delete.is_independent()), (None, true, false));
     let shared = || vec![group("env", None)];
     let empty = Inventory { instances: vec![], groups: shared() };
     assert_eq!(
@@ -251,7 +251,7 @@ fn the_shared_group_goes_after_the_last_machine() {
 }
 
 #[test]
-fn what_is_not_shown_yet_is_not_said_to_be_gone() {
+fn an_instance_that_is_not_listed_yet_is_not_reported_as_missing() {
     let (mut missing, start) = (Missing::default(), Instant::now());
     let gone = BTreeMap::from([(M0, "instance i-1 is gone".to_owned())]);
     assert_eq!(missing.settled(&gone, start), BTreeMap::new());
@@ -259,7 +259,7 @@ fn what_is_not_shown_yet_is_not_said_to_be_gone() {
     assert_eq!(missing.settled(&gone, start + SETTLE), gone);
     assert_eq!(missing.next(), None, "all is said");
     assert_eq!(missing.settled(&BTreeMap::new(), start + SETTLE), BTreeMap::new());
-    assert_eq!(missing.settled(&gone, start + SETTLE), BTreeMap::new(), "gone anew");
+    assert_eq!(missing.settled(&gone, start + SETTLE), BTreeMap::new(), "missing again");
 }
 
 #[test]
@@ -277,13 +277,13 @@ fn a_second_read_confirms_removals_and_other_removals_need_their_own() {
     let later = start + CONFIRM_AFTER;
     assert!(
         confirmation.confirms(&ends(3), later) && !confirmation.confirms(&ends(2), later),
-        "another answer confirms nothing"
+        "a different read confirms nothing"
     );
     confirmation.add(&confirming(3), later);
     assert_eq!(confirmation.next(), None);
     assert!(
         confirmation.confirms(&ends(2), later) && !confirmation.confirms(&ends(4), later),
-        "what is left of it stays so"
+        "the remaining steps stay confirmed"
     );
     confirmation.add(&unconfirmed(4), later);
     assert!(!confirmation.confirms(&ends(4), later) && !confirmation.confirms(&ends(2), later));
@@ -322,12 +322,15 @@ fn worlds() -> impl Strategy<Value = (Records, Inventory)> {
 
 proptest! {
     #[test]
-    fn nothing_that_is_wanted_or_anothers_is_ended((machines, inventory) in worlds()) {
+    fn no_wanted_or_foreign_instance_is_terminated((machines, inventory) in worlds()) {
         let plan = provision(&machines, &inventory, |_| false);
         for step in plan.steps.iter().chain(&plan.unconfirmed) {
             let shown = |id: &InstanceId| inventory.instances.iter().find(|i| i.id == *id).unwrap();
             let record = step.machine().and_then(|machine| machines.get(&machine));
-            let recorded = match record { Some(Ok(r)) => r.instance_id.as_ref().map(|id| id.as_str()), _ => None };
+            let recorded = match record {
+                Some(Ok(record)) => record.instance_id.as_ref().map(|id| id.as_str()),
+                _ => None,
+            };
             match step {
                 Step::Terminate(_, id) => {
                     prop_assert_eq!(shown(id).origin, Origin::Launched);
@@ -338,7 +341,7 @@ proptest! {
                     prop_assert_eq!(shown(id).origin, Origin::Adopted);
                     prop_assert!(record.is_none() || recorded.is_some_and(|known| known != id.as_str()));
                 }
-                Step::Shut(..) | Step::DeleteGroup(..) => prop_assert!(record.is_none()),
+                Step::RevokeAll(..) | Step::DeleteGroup(..) => prop_assert!(record.is_none()),
                 Step::DeleteSharedGroup(_) => prop_assert!(machines.is_empty()),
                 Step::Launch(_) => prop_assert!(recorded.is_none() && record.is_some()),
                 Step::Adopt(_, id) => prop_assert_eq!(recorded, Some(id.as_str())),
@@ -360,7 +363,7 @@ proptest! {
 }
 
 #[test]
-fn a_unit_names_its_machine_also_if_its_record_cannot_be_parsed() {
+fn a_unit_names_its_machine_even_if_its_record_is_invalid() {
     let [one, two, three] = [1, 2, 3].map(MachineId::new);
     let units: Vec<(UnitId, Vec<u8>)> = [
         r#"{"name": "a/0", "service": "service-0000000000", "machine": "machine-0000000001"}"#,

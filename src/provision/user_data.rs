@@ -23,7 +23,7 @@ const SERVICE: &str = "/etc/systemd/system/portcullis-machine.service";
 
 /// The settings that all machines of an environment share.
 #[derive(Debug, Clone)]
-pub struct Boot {
+pub struct BootConfig {
     environment: EnvironmentName,
     /// The address of the store for machines.
     store: Address,
@@ -31,7 +31,7 @@ pub struct Boot {
     roles: Roles,
 }
 
-impl Boot {
+impl BootConfig {
     pub fn new(environment: EnvironmentName, store: Address, roles: Roles) -> Self {
         Self { environment, store, roles }
     }
@@ -79,7 +79,7 @@ mod tests {
     }
 
     fn script(store: &str) -> String {
-        let boot = Boot::new("prod".parse().unwrap(), store.parse().unwrap(), roles());
+        let boot = BootConfig::new("prod".parse().unwrap(), store.parse().unwrap(), roles());
         let credential = Credential::parse("machine-0000000007:hunter2").unwrap();
         boot.user_data(MachineId::new(7), &credential).reveal().to_owned()
     }
@@ -92,7 +92,8 @@ mod tests {
         assert!(before.contains("umask 077") && !before.contains("umask 022") && after.contains("umask 022"));
         assert!(before.ends_with("{\"zookeeper\":\"zk1:2181,zk2:2181/prod\",\"auth\":\"machine-0000000007:"));
         let command = "ExecStart=/usr/bin/env portcullis --log-level info machine --environment prod --id 7 \
-                       --credentials /etc/portcullis/machine.json --units-dir /var/lib/portcullis-units/prod-7\n";
+                       --credentials /etc/portcullis/machine.json \
+                       --units-dir /var/lib/portcullis-units/prod-7\n";
         assert!(after.contains(command), "{script}");
     }
 
@@ -116,7 +117,7 @@ mod tests {
 
     /// Runs the script in a real shell, with temporary directories and a stub of `systemctl`.
     #[test]
-    fn a_shell_leaves_what_was_meant() {
+    fn the_script_writes_the_files_unchanged() {
         let home = tempfile::tempdir().unwrap();
         let root = home.path().to_str().unwrap();
         let nasty = "zk:1/$(touch pwned)`id`'\"\\%n".replace(' ', "");
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_far_below_what_ec2_takes() {
+    fn user_data_is_far_below_the_limit_of_ec2() {
         let hosts = vec!["zookeeper-with-a-long-name.example.com:2181"; 32].join(",");
         assert!(script(&hosts).len() < 8 * 1024);
     }

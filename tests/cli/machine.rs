@@ -309,12 +309,14 @@ fn a_machine_has_one_agent(site: &Site) {
     let mut second = world.machine("second.log", &[]);
     second.wait_for_log("waiting for the machine");
     assert_eq!(second.end(), Some(1));
-    let process = format!("machine 0 is looked after by process {} on ", first.child.id());
+    let process = format!("machine 0 already has an agent: process {} on ", first.child.id());
     assert!(second.log().contains(&process), "{}", second.log());
     // The host name and a random token follow.
     let printed = second.log();
-    let holder =
-        printed.split_once("looked after by ").and_then(|(_, rest)| rest.split_once(')')).expect("a holder");
+    let holder = printed
+        .split_once("already has an agent: ")
+        .and_then(|(_, rest)| rest.split_once(')'))
+        .expect("a holder");
     golden::placeholder(holder.0, "process PID on HOST (TOKEN");
     second.record(Some(1));
     assert_eq!(first.stop("-TERM"), Some(0));

@@ -107,11 +107,12 @@ pub(crate) fn refused_termination_is_reported_with_ports_closed(world: &World) {
     world.account.front.always("TerminateInstances", Act::Refuse(400, "OperationNotPermitted"));
     let second = world.controller("second", 3600);
     world.has_ports(0, &[]);
-    let explained = world.wait_for_explanation(0, "terminated, and not gone yet: not allowed for instance");
+    let explained =
+        world.wait_for_explanation(0, "terminated, and not removed yet: not allowed for instance");
     assert_eq!(explained.code, 0, "{explained:?}");
     let plan = world.operator.juju(&["firewall", "plan"]);
     assert_eq!(plan.code, 2, "{plan:?}");
-    assert!(plan.stdout.contains("machine 0\n  problem: terminated, and not gone yet"), "{plan:?}");
+    assert!(plan.stdout.contains("machine 0\n  problem: terminated, and not removed yet"), "{plan:?}");
     assert_eq!(world.instance_state(&instance), "running");
     world.account.front.reset();
     second.stop();

@@ -11,7 +11,7 @@ use portcullis::firewall::controller::FirewallController;
 use portcullis::firewall::leader_loop::{Progress, run_provisioning};
 use portcullis::firewall::policy::Policy;
 use portcullis::provision::controller::Provisioner;
-use portcullis::provision::user_data::Boot;
+use portcullis::provision::user_data::BootConfig;
 use portcullis::store::acl::Roles;
 use portcullis::store::rollback::RollbackGuard;
 use portcullis::store::{Credential, MemoryStore, MemoryTree};
@@ -173,7 +173,7 @@ async fn run_process(
     let (progress, mut passed) = watch::channel(Progress::default());
     let stop = stopped.clone();
     let mut provisioner = start.provisions.then(|| {
-        let boot = Boot::new(
+        let boot = BootConfig::new(
             "simulated".parse().expect("a name"),
             "zk:2181".parse().expect("an address"),
             start.roles.clone(),

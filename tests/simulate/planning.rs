@@ -112,7 +112,8 @@ pub(crate) fn measure(case: Case) -> Measured {
     let start = work();
     view.units.insert(changed, facts);
     let dirty = BTreeSet::from([Key::Unit(changed)]);
-    let (around, concerned) = (view.around(dirty.iter().copied()), view.concerned(dirty.iter().copied()));
+    let (around, concerned) =
+        (view.keys_to_reread(dirty.iter().copied()), view.affected_machines(dirty.iter().copied()));
     let again: Vec<MachinePlan> =
         concerned.iter().map(|machine| plan(&view, &policy, *machine, &owned)).collect();
     let one = work() - start;

@@ -339,7 +339,7 @@ pub(super) async fn znodes_that_a_machine_hides_do_not_hide_others(place: &impl 
     }
     let controller = place.connect(Some(&controller())).await;
     let view = observe::observe(&controller).await.unwrap();
-    assert!(view.own.contains(&here) && !view.own.contains(&there));
+    assert!(view.self_managed.contains(&here) && !view.self_managed.contains(&there));
     assert_eq!((view.machines.len(), view.units.iter().count()), (2, 2));
     let seen = Snapshot::read(environment.tree()).await.unwrap();
     let refused = seen.units[&id].state.as_ref().unwrap().as_ref().unwrap_err();

@@ -16,7 +16,7 @@ use std::time::Duration;
 use harness::groups::{directories, end};
 use harness::{binary, wait_for};
 use portcullis::model::MachineId;
-use portcullis::provision::user_data::Boot;
+use portcullis::provision::user_data::BootConfig;
 use portcullis::store::acl::Roles;
 use portcullis::store::{Credential, Identity};
 
@@ -323,7 +323,7 @@ fn the_machine_of_user_data_runs_units_and_its_restart_leaves_their_processes_al
     let text = |key: &str| file[key].as_str().unwrap().to_owned();
     let identity = |key: &str| Identity::parse(&text(key)).unwrap();
     let roles = Roles { operator: identity("operator"), controller: identity("controller") };
-    let boot = Boot::new("local".parse().unwrap(), text("zookeeper").parse().unwrap(), roles);
+    let boot = BootConfig::new("local".parse().unwrap(), text("zookeeper").parse().unwrap(), roles);
     let credential = Credential::parse(&text("auth")).unwrap();
     let user_data = boot.user_data(MachineId::new(0), &credential);
     systemd.run(&["sh", "-c", user_data.reveal()]);

@@ -49,7 +49,7 @@ would open or close are listed as dry-run and do not count as pending.")]
     },
     /// Show recent changes with their units and results
     #[command(after_help = "\
-The last hundred changes of each machine are kept. The newest are shown last.
+The last hundred changes of each machine are kept. The newest_zxid are shown last.
 
 Examples:
   juju firewall log
@@ -84,7 +84,7 @@ pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<ExitCo
                 .map_err(crate::cli::error::Usage::new)?;
             let found = look(globals, Some(machine)).await?;
             let explained = found.into_iter().map(|(_, explained)| match port {
-                Some(port) => explained.about(port),
+                Some(port) => explained.only_ports(port),
                 None => explained,
             });
             (explained.map(|explained| explained.to_text()).collect(), 0)
@@ -139,11 +139,11 @@ async fn explained<T: Tree>(
     ids: Vec<MachineId>,
 ) -> anyhow::Result<Vec<(MachineId, Explained)>> {
     let mut answers =
-        tree.data_of_each(ids.iter().flat_map(|id| MachineReports::places(*id)).collect()).await?.into_iter();
-    let placed = view.placed();
+        tree.data_of_each(ids.iter().flat_map(|id| MachineReports::paths(*id)).collect()).await?.into_iter();
+    let placed = view.units_by_machine();
     let mut all = Vec::with_capacity(ids.len());
     for id in ids {
-        let nodes = MachineReports::places(id).map(|_| answers.next().unwrap_or(Ok(None)));
+        let nodes = MachineReports::paths(id).map(|_| answers.next().unwrap_or(Ok(None)));
         // Removed between the two reads.
         if !view.machines.contains_key(&id) && nodes.iter().all(|node| matches!(node, Ok(None))) {
             continue;

@@ -32,7 +32,7 @@ use crate::firewall::policy::Policy;
 use crate::firewall::scratch_provider::ScratchProvider;
 use crate::provision::controller::Provisioner;
 #[cfg(feature = "ec2")]
-use crate::provision::user_data::Boot;
+use crate::provision::user_data::BootConfig;
 use crate::runtime::metrics::Registry;
 use crate::runtime::service::{OnEnd, Service, stopped, until_stopped};
 use crate::store::rollback::RollbackGuard;
@@ -141,7 +141,7 @@ impl FirewallRole {
                 let Some(environment) = self.open_store(&mut stop).await? else { return Ok(()) };
                 let driver = Arc::new(ec2::connect(&access, environment.info(), launch)?);
                 let roles = environment.info().roles.clone();
-                let boot = Boot::new(self.settings.environment.clone(), store, roles);
+                let boot = BootConfig::new(self.settings.environment.clone(), store, roles);
                 let tree = environment.tree().clone();
                 let provisioner = Provisioner::new(tree, Arc::clone(&driver), boot, jitter);
                 Box::pin(self.work(environment, driver, Some(provisioner), stop)).await

@@ -29,25 +29,27 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         }
         let mut problems =
             self.machines.get(machine).map(|state| state.refusals.problems()).unwrap_or_default();
-        if !plan.over.is_empty() {
-            problems.push(format!("its firewall is full: {} rules do not fit", plan.over.len()));
+        if !plan.over_capacity.is_empty() {
+            problems.push(format!("its firewall is full: {} rules do not fit", plan.over_capacity.len()));
         }
         let vanished = self.view.as_ref().and_then(|view| missing_units::problem(view, machine));
-        problems.extend(vanished.filter(|_| plan.over.is_empty()));
+        problems.extend(vanished.filter(|_| plan.over_capacity.is_empty()));
         let rules = self.machines.rules(machine);
         let foreign = rules.map(|rules| rules.foreign.iter().map(|f| f.text.clone()).collect());
         let names = granted.keys().map(|unit| (*unit, self.name(machine, *unit))).collect();
         Report {
-            dry_run: self.firewall.is_dry_run().then(|| plan.would()),
+            dry_run: self.firewall.is_dry_run().then(|| plan.dry_run_text()),
             names,
             by: match &self.scope {
                 Scope::Environment => None,
                 Scope::Machine { by, .. } => Some(by.clone()),
             },
             granted,
-            pending: (&(&plan.change.open | &plan.over) | &plan.withheld).into_iter().collect(),
-            held: Report::held_from(&wanted.held),
-            held_besides: 0,
+            pending: (&(&plan.change.open | &plan.over_capacity) | &plan.withheld_opens)
+                .into_iter()
+                .collect(),
+            denied: Report::denied_from(&wanted.denied),
+            more_denied: 0,
             frozen: wanted.frozen.clone(),
             problem: (!problems.is_empty()).then(|| problems.join("; ")),
             note: None,
@@ -99,7 +101,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         reports: &BTreeMap<MachineId, Report>,
     ) -> BTreeSet<MachineId> {
         let Some(view) = &self.view else { return BTreeSet::new() };
-        let is_gone = |id: &&MachineId| !view.machines.contains_key(id) || view.own.contains(id);
+        let is_gone = |id: &&MachineId| !view.machines.contains_key(id) || view.self_managed.contains(id);
         let unreported = machines.iter().filter(|id| !reports.contains_key(id));
         unreported.filter(is_gone).copied().collect()
     }

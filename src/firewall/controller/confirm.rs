@@ -70,7 +70,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
     /// Removes closes from the plans that need confirmation by another read, and returns the
     /// affected machines. Opens are not delayed.
     pub(super) fn hold_unconfirmed(&mut self, planned: &mut Planned) -> BTreeSet<MachineId> {
-        if let Some(reason) = self.view.as_ref().and_then(View::closes_nothing) {
+        if let Some(reason) = self.view.as_ref().and_then(View::why_no_closes) {
             return self.hold_all_closes(planned, &reason);
         }
         self.drop_outdated_confirmations(planned);
@@ -101,7 +101,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
             return BTreeSet::new();
         }
         warn!(closing, of, whole, "closes need confirmation; reading again first");
-        let why = format!("closing {closing} of {of} rules waits for a second look");
+        let why = format!("closing {closing} of {of} rules waits for a second read");
         for (&id, rules) in &unconfirmed {
             self.hold_closes(id, rules, planned, &why);
         }
@@ -114,7 +114,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         for (id, plan) in &planned.plans {
             let confirmed = &mut self.machines.entry(*id).confirmed_closes;
             if !confirmed.is_empty() {
-                let lost = plan.lost();
+                let lost = plan.unreplaced_closes();
                 confirmed.retain(|rule| lost.contains(rule));
             }
         }
@@ -125,7 +125,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
     fn compare_reads(&mut self, planned: &Planned) -> (BTreeMap<MachineId, BTreeSet<Rule>>, usize) {
         let (mut unconfirmed, mut newly_confirmed) = (BTreeMap::new(), 0);
         for (&id, plan) in &planned.plans {
-            let lost = plan.lost();
+            let lost = plan.unreplaced_closes();
             let lost_before = self.lost_in_first_view(id);
             let known = &mut self.machines.entry(id).confirmed_closes;
             let new: BTreeSet<Rule> =
@@ -145,7 +145,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
     /// The rules that the earlier view would close on the machine as it is now.
     fn lost_in_first_view(&self, machine: MachineId) -> BTreeSet<Rule> {
         match (self.confirmation.first_view(), self.machines.rules(machine)) {
-            (Some(view), Some(rules)) => self.plan(view, machine, rules).1.lost(),
+            (Some(view), Some(rules)) => self.plan(view, machine, rules).1.unreplaced_closes(),
             _ => BTreeSet::new(),
         }
     }
@@ -153,7 +153,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
     /// Removes every close from the plans, because the view does not show which ports are still
     /// wanted.
     fn hold_all_closes(&mut self, planned: &mut Planned, reason: &str) -> BTreeSet<MachineId> {
-        let lost = planned.plans.iter().map(|(id, plan)| (*id, plan.lost()));
+        let lost = planned.plans.iter().map(|(id, plan)| (*id, plan.unreplaced_closes()));
         let lost: BTreeMap<MachineId, BTreeSet<Rule>> = lost.filter(|(_, rules)| !rules.is_empty()).collect();
         if !lost.is_empty() {
             warn!(reason, machines = lost.len(), "no port is closed");

@@ -18,7 +18,7 @@ use crate::store::tree::{self, Read, Tree};
 
 /// Why the unit's ports stay as they are although no record requests them.
 fn missing(view: &View, unit: UnitId) -> String {
-    match view.closes_nothing() {
+    match view.why_no_closes() {
         Some(reason) => reason,
         None => format!("{} is missing from the store, and its machine lists it", paths::unit(unit)),
     }
@@ -26,14 +26,14 @@ fn missing(view: &View, unit: UnitId) -> String {
 
 /// The problem that is reported for a machine on which units are missing.
 pub(super) fn problem(view: &View, machine: MachineId) -> Option<String> {
-    let on = view.units.on(machine).map(|(id, _)| id).filter(|id| view.vanished.contains(id));
+    let on = view.units.on_machine(machine).map(|(id, _)| id).filter(|id| view.missing_units.contains(id));
     let units: Vec<String> = on.map(|id| id.key()).collect();
     if units.is_empty() {
         return None;
     }
     let missing = || format!("listed on this machine and missing from /units: {}", units.join(", "));
     let way_out = "their ports stay open until they are restored, or removed with `juju remove-unit`";
-    Some(view.closes_nothing().unwrap_or_else(|| format!("{}; {way_out}", missing())))
+    Some(view.why_no_closes().unwrap_or_else(|| format!("{}; {way_out}", missing())))
 }
 
 impl<T: Tree, F: Firewall> FirewallController<T, F> {
@@ -73,7 +73,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
                 let facts =
                     UnitFacts { record: Err(reason.clone()), ports: Err(reason), listed_on: Some(machine) };
                 view.units.insert(id, facts);
-                view.vanished.insert(id);
+                view.missing_units.insert(id);
             }
         }
         self.confirmation.view_updated(Instant::now());

@@ -76,7 +76,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
                     reports.insert(machine, self.reports.keep(machine, reason.clone()));
                 }
                 Some(Ok(record)) if record.instance_id.is_some() => drop(with_rules.insert(machine)),
-                Some(Ok(_)) if view.own.contains(&machine) => {}
+                Some(Ok(_)) if view.self_managed.contains(&machine) => {}
                 Some(Ok(_)) => {
                     let note = self.machines.note(machine).map_or(NOT_PROVISIONED, String::as_str);
                     reports.insert(machine, self.reports.keep(machine, note.to_owned()));
@@ -126,7 +126,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
                 continue;
             }
             absent.insert(id);
-            if self.view.as_ref().is_some_and(|view| view.own.contains(&id)) {
+            if self.view.as_ref().is_some_and(|view| view.self_managed.contains(&id)) {
                 state.retry = None;
                 continue;
             }

@@ -43,8 +43,8 @@ impl RollbackCheck {
 }
 
 /// Returns the data that plans act on: opening a port acts on the newest data, closing one on none.
-fn basis<'p>(mut plans: impl Iterator<Item = &'p MachinePlan>, newest: i64) -> Basis {
-    if plans.any(|plan| !plan.change.open.is_empty()) { Basis::UpTo(newest) } else { Basis::Known }
+fn basis<'p>(mut plans: impl Iterator<Item = &'p MachinePlan>, newest_zxid: i64) -> Basis {
+    if plans.any(|plan| !plan.change.open.is_empty()) { Basis::UpTo(newest_zxid) } else { Basis::Known }
 }
 
 impl<T: Tree, F: Firewall> FirewallController<T, F> {
@@ -53,15 +53,15 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
     pub(super) async fn hold_if_rolled_back(
         &mut self,
         planned: &mut Planned,
-        lead: &Lease,
+        lease: &Lease,
     ) -> Result<BTreeSet<MachineId>, tree::Error> {
         let check = &mut self.rollback;
         let (Some(guard), Some(view)) = (&check.guard, &self.view) else { return Ok(BTreeSet::new()) };
         let changes = planned.plans.values().any(|plan| !plan.change.is_empty());
         if changes || !check.is_reviewed {
             let was_held = check.standing.held().is_some();
-            let basis = basis(planned.plans.values(), view.newest);
-            check.standing = guard.review(&self.tree, Some(lead.fence()), basis).await?;
+            let basis = basis(planned.plans.values(), view.newest_zxid);
+            check.standing = guard.review(&self.tree, Some(lease.fence()), basis).await?;
             check.is_reviewed = true;
             if was_held && check.standing == Standing::Good {
                 info!("closing ports resumed");
@@ -70,7 +70,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         let Some(why) = check.standing.held().map(str::to_owned) else { return Ok(BTreeSet::new()) };
         let mut kept = BTreeSet::new();
         for (&id, plan) in &mut planned.plans {
-            let lost = plan.lost();
+            let lost = plan.unreplaced_closes();
             plan.change.close.retain(|rule| !lost.contains(rule));
             if !lost.is_empty() {
                 kept.insert(id);

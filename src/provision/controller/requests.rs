@@ -8,7 +8,7 @@ use tracing::warn;
 use super::{Provisioner, Task, store};
 use crate::machine::retry::Pace;
 use crate::provision::apply::{Stop, confirm};
-use crate::provision::plan::{CLEAR_FOR, Records, is_clear};
+use crate::provision::plan::{EMPTY_FOR, Records, is_clear};
 use crate::store::lease::Lease;
 use crate::store::requests::{self, Progress, Request};
 use crate::store::tree::Tree;
@@ -19,7 +19,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         &mut self,
         records: &Records,
         inventory: &Inventory,
-        lead: &mut Lease,
+        lease: &mut Lease,
     ) -> Result<(), Stop> {
         let now = Instant::now();
         let all = requests::pending(&self.tree).await.map_err(store)?;
@@ -33,13 +33,13 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
                 Request::Clear => self.clear(is_clear(records, inventory), now),
                 Request::AdoptGroups if self.retries.waiting(Task::Request, now) => continue,
                 Request::AdoptGroups => {
-                    confirm(&self.tree, lead).await?;
+                    confirm(&self.tree, lease).await?;
                     self.adopt_groups().await
                 }
             };
-            match pending.answer(&self.tree, lead, &progress).await {
+            match pending.answer(&self.tree, lease, &progress).await {
                 Ok(()) => {}
-                Err(error) if lead.was_replaced(&error) => return Err(Stop::Replaced),
+                Err(error) if lease.was_replaced(&error) => return Err(Stop::Replaced),
                 // The operator has withdrawn the request.
                 Err(error) if error.is_conflict() => {}
                 Err(error) => return Err(store(error)),
@@ -54,7 +54,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
             self.retries.succeeded(Task::Request);
             return Progress::Waiting(self.failures.values().next().cloned());
         }
-        if *self.clear_since.get_or_insert(now) + CLEAR_FOR <= now {
+        if *self.clear_since.get_or_insert(now) + EMPTY_FOR <= now {
             self.clear_since = None;
             self.retries.succeeded(Task::Request);
             return Progress::Done(Vec::new());
