@@ -16,9 +16,11 @@ use crate::heartbeat::tracker::shared_state::SharedState;
 use crate::model::MachineId;
 use crate::store::Error;
 use crate::store::acl::Roles;
-use crate::store::heartbeat::{Single, machine_trackers, set_machine_trackers, set_trackers};
+use crate::store::changes::Watched;
+use crate::store::heartbeat::{
+    Single, machine_trackers, set_machine_trackers, set_trackers, trackers_of_each,
+};
 use crate::store::list_machines;
-use crate::store::paths;
 use crate::store::tree::{self, Feed as _, Tree};
 
 /// Pause between two rounds.
@@ -88,8 +90,7 @@ impl Publisher {
         self.machines.retain(|machine| there.contains(machine));
         self.failing.retain(|machine| there.contains(machine));
         let missing: Vec<MachineId> = there.difference(&self.machines).copied().collect();
-        let nodes = missing.iter().map(|id| paths::machine_trackers(*id)).collect();
-        let found = tree.data_of_each(nodes).await?;
+        let found = trackers_of_each(tree, &missing).await?;
         for (machine, answer) in missing.into_iter().zip(found) {
             let problem = match answer {
                 Ok(known) => match self.publish_to(tree, roles, machine, known).await {
@@ -151,7 +152,7 @@ async fn follow_trackers_once<T: Tree>(
     machine: MachineId,
     found: &watch::Sender<Vec<String>>,
 ) -> Result<(), tree::Error> {
-    let mut feed = tree.watch(&paths::machine_trackers(machine)).await?;
+    let mut feed = Watched::MachineTrackers(machine).feed(tree).await?;
     loop {
         let trackers = machine_trackers(tree, machine).await?.and_then(|node| parse(&node.data));
         // A missing or malformed list leaves the previous one in use.
@@ -178,7 +179,7 @@ mod tests {
     use super::*;
     use crate::store::records::Placement;
     use crate::store::tree::Write;
-    use crate::store::{Bootstrap, Credential, Environment, MemoryStore, MemoryTree};
+    use crate::store::{Bootstrap, Credential, Environment, MemoryStore, MemoryTree, paths};
 
     /// A tracker at `url`, two machines, and a session of the controller.
     async fn world(url: &str) -> (MemoryStore, Environment<MemoryTree>, MemoryTree) {

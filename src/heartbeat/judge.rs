@@ -4,7 +4,6 @@
 //! Decisions are in `core::judge_state` and `core::rounds`.
 
 mod housekeeping;
-mod unreadable;
 
 use std::collections::{HashMap, VecDeque};
 

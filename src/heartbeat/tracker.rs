@@ -25,10 +25,9 @@ use crate::mutant;
 use crate::net::http::client::HttpClient;
 use crate::store::Error;
 use crate::store::acl::Roles;
-use crate::store::changes::gather_burst;
+use crate::store::changes::{Watched, gather_burst};
 use crate::store::heartbeat;
 use crate::store::lease::{Lease, LeaseKey};
-use crate::store::paths;
 use crate::store::tree::{Feed as _, Tree};
 
 /// The longest pause between two passes of the loop, for the judge and for other trackers.
@@ -151,7 +150,7 @@ impl<T: Tree, P: HttpClient> Tracker<T, P> {
             (inner.params.clone(), inner.audit.maintenance().clone())
         };
         store::ensure_as(self.tree(), &self.deps.roles, &params, &maintenance).await?;
-        let mut feed = self.tree().watch(&paths::heartbeat()).await?;
+        let mut feed = Watched::Heartbeat.feed(self.tree()).await?;
         feed.next().await?;
         self.register().await?;
         self.read_everything().await?;

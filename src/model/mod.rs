@@ -9,7 +9,7 @@ pub mod ports;
 pub mod strict_json;
 
 pub use charm_hash::CharmHash;
-pub use hex::hex;
+pub use hex::{hex, unhex};
 pub use id::{InvalidId, MachineId, ServiceId, UnitId};
 pub use name::{CharmUrl, EnvironmentName, InstanceId, InvalidName, ServiceName, UnitName};
 pub use portcullis_provider::rule::{Cidr, PortRange, Protocol};

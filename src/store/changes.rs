@@ -2,9 +2,9 @@
 //! never its content; many events on one object are one entry. Only [`Changes`] waits; the rest
 //! decides.
 
-use super::paths::NodePath;
+use super::paths::{self, NodePath};
 use super::requests;
-use super::tree::{Error, Event, Feed};
+use super::tree::{Error, Event, Feed, Tree};
 use crate::model::{MachineId, ServiceId, UnitId};
 use crate::mutant;
 use std::collections::BTreeMap;
@@ -18,6 +18,34 @@ const MAX_KEYS: usize = 4096;
 
 /// How long events are collected after the first, so that a burst causes one read.
 const GATHER: Duration = Duration::from_millis(5);
+
+/// A part of the tree that agents and commands watch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Watched {
+    Everything,
+    Unit(UnitId),
+    ExposedFlag(ServiceId),
+    MachineUnits(MachineId),
+    MachineTrackers(MachineId),
+    Heartbeat,
+    HeartbeatJournal,
+}
+
+impl Watched {
+    /// Watches it. No change after this returns is missed.
+    pub async fn feed<T: Tree>(self, tree: &T) -> Result<T::Feed, Error> {
+        let path = match self {
+            Self::Everything => paths::root(),
+            Self::Unit(id) => paths::unit(id),
+            Self::ExposedFlag(service) => paths::exposed(service),
+            Self::MachineUnits(id) => paths::machine_units(id),
+            Self::MachineTrackers(id) => paths::machine_trackers(id),
+            Self::Heartbeat => paths::heartbeat(),
+            Self::HeartbeatJournal => paths::heartbeat_journal(),
+        };
+        tree.watch(&path).await
+    }
+}
 
 /// The object of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -214,8 +242,8 @@ impl<F: Feed> Changes<F> {
 mod tests {
     use super::*;
     use crate::store::acl::Roles;
-    use crate::store::tree::{Tree, Write};
-    use crate::store::{Credential, MemoryStore, paths};
+    use crate::store::tree::Write;
+    use crate::store::{Credential, MemoryStore};
     use proptest::prelude::*;
 
     fn dirty(paths: &[&str]) -> Dirty {

@@ -106,7 +106,7 @@ impl<T: Tree> Environment<T> {
     pub(super) async fn charm_check(&self, hash: Option<&Value>) -> Result<Option<Write>, Error> {
         let Some(hash) = hash.and_then(Value::as_str).and_then(CharmHash::parse) else { return Ok(None) };
         let path = paths::charm(&hash);
-        let node = self.tree.find(&path).await?.ok_or_else(|| Error::NoCharm(hash))?;
+        let node = self.tree.find(&path).await?.ok_or(Error::NoCharm(hash))?;
         Ok(Some(Write::Check { path, version: node.version }))
     }
 }

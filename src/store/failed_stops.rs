@@ -27,8 +27,6 @@ pub const NAME: &str = "unit";
 pub const LABEL: &str = "state";
 
 impl FailedStop {
-    /// # Errors
-    /// [`Error::Corrupt`], naming `path`.
     pub fn parse(path: &NodePath, data: &[u8]) -> Result<Self, Error> {
         let state = UnitState::parse(path, data)?;
         // A state is always an object.

@@ -49,6 +49,17 @@ pub async fn reported_on<T: Tree>(tree: &T) -> Result<BTreeSet<MachineId>, Error
     Ok(names.unwrap_or_default().iter().filter_map(|name| MachineId::from_key(name).ok()).collect())
 }
 
+/// The change logs of these machines, with their znodes; or why a log may not be read.
+pub async fn logs<T: Tree>(
+    tree: &T,
+    machines: &[MachineId],
+) -> Result<Vec<(MachineId, NodePath, Result<Option<Node>, String>)>, Error> {
+    let of = |&id: &MachineId| [(id, paths::firewall_log(id)), (id, paths::machine_firewall_log(id))];
+    let logs: Vec<_> = machines.iter().flat_map(of).collect();
+    let nodes = tree.data_of_each(logs.iter().map(|(_, path)| path.clone()).collect()).await?;
+    Ok(logs.into_iter().zip(nodes).map(|((id, path), node)| (id, path, node)).collect())
+}
+
 impl Place {
     pub fn report_path(&self, machine: MachineId) -> NodePath {
         match self {

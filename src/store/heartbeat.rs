@@ -122,6 +122,14 @@ pub async fn machine_trackers<T: Tree>(tree: &T, machine: MachineId) -> Result<O
     tree.find(&paths::machine_trackers(machine)).await
 }
 
+/// The same for several machines; or why a list may not be read.
+pub async fn trackers_of_each<T: Tree>(
+    tree: &T,
+    machines: &[MachineId],
+) -> Result<Vec<Result<Option<Node>, String>>, tree::Error> {
+    tree.data_of_each(machines.iter().map(|id| paths::machine_trackers(*id)).collect()).await
+}
+
 /// Announces a tracker for as long as its session lasts, with its URL. An announcement that is left
 /// of an earlier session, or of a request whose answer was lost, is replaced.
 pub async fn register<T: Tree>(tree: &T, tracker: &str, url: &str, acl: Acl) -> Result<(), tree::Error> {

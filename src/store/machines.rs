@@ -143,7 +143,7 @@ impl<T: Tree> Environment<T> {
     /// [`Error::MachineNotFound`], [`Error::Corrupt`] and the failures of the store.
     pub async fn machine(&self, id: MachineId) -> Result<Machine, Error> {
         let path = paths::machine(id);
-        let node = self.tree.find(&path).await?.ok_or_else(|| Error::MachineNotFound(id))?;
+        let node = self.tree.find(&path).await?.ok_or(Error::MachineNotFound(id))?;
         Machine::parse(&path, &node.data)
     }
 
@@ -212,7 +212,7 @@ impl<T: Tree> Environment<T> {
     /// [`Error::MachineNotFound`] and the failures of the store.
     pub async fn machine_credential(&self, id: MachineId) -> Result<Credential, Error> {
         let path = paths::machine_credentials(id);
-        let node = self.tree.find(&path).await?.ok_or_else(|| Error::MachineNotFound(id))?;
+        let node = self.tree.find(&path).await?.ok_or(Error::MachineNotFound(id))?;
         parse_credentials(&path, &node.data)
     }
 }

@@ -144,8 +144,6 @@ fn to_bytes(known: Value, rest: &Map<String, Value>) -> Vec<u8> {
 }
 
 impl Service {
-    /// # Errors
-    /// [`Error::Corrupt`], naming `path`.
     pub fn parse(path: &NodePath, data: &[u8]) -> Result<Self, Error> {
         let mut fields = Fields::parse(path, data)?;
         Ok(Self {
@@ -161,8 +159,6 @@ impl Service {
 }
 
 impl Unit {
-    /// # Errors
-    /// [`Error::Corrupt`], naming `path`.
     pub fn parse(path: &NodePath, data: &[u8]) -> Result<Self, Error> {
         let mut fields = Fields::parse(path, data)?;
         Ok(Self {
@@ -184,8 +180,6 @@ impl Unit {
 }
 
 impl Machine {
-    /// # Errors
-    /// [`Error::Corrupt`], naming `path`.
     pub fn parse(path: &NodePath, data: &[u8]) -> Result<Self, Error> {
         let mut fields = Fields::parse(path, data)?;
         let instance_id = fields.optional("instance-id", str::parse)?;
@@ -298,9 +292,6 @@ pub fn exposed_to_bytes(sources: &[Cidr]) -> Vec<u8> {
 const MAX_PROBLEM_CHARS: usize = 1000;
 
 /// The problem that keeps a machine from running its units, if there is one.
-///
-/// # Errors
-/// [`Error::Corrupt`], naming `path`.
 pub fn parse_machine_problem(path: &NodePath, data: &[u8]) -> Result<Option<String>, Error> {
     if data.is_empty() {
         return Ok(None);
@@ -325,8 +316,6 @@ pub struct UnitState {
 }
 
 impl UnitState {
-    /// # Errors
-    /// [`Error::Corrupt`], naming `path`.
     pub fn parse(path: &NodePath, data: &[u8]) -> Result<Self, Error> {
         let mut fields = Fields::parse(path, data)?;
         let any = |text: &str| Ok::<_, String>(text.to_owned());
@@ -389,9 +378,6 @@ impl NamedUnit {
 }
 
 /// The id in an entry of the index of names, of a service or a unit.
-///
-/// # Errors
-/// [`Error::Corrupt`], naming `path`.
 pub fn named_id(path: &NodePath, data: &[u8]) -> Result<String, Error> {
     Fields::parse(path, data)?.required("id", |text| Ok::<_, String>(text.to_owned()))
 }
@@ -406,17 +392,11 @@ pub(super) fn counter_to_bytes(next: u32) -> Vec<u8> {
 }
 
 /// The secret of its service in a unit's credentials. Units of older versions have none.
-///
-/// # Errors
-/// [`Error::Corrupt`], naming `path`.
 pub fn parse_service_credential(path: &NodePath, data: &[u8]) -> Result<Option<Credential>, Error> {
     Fields::parse(path, data)?.optional("service-auth", Credential::parse)
 }
 
 /// The data of a `credentials` znode.
-///
-/// # Errors
-/// [`Error::Corrupt`], naming `path`.
 pub fn parse_credentials(path: &NodePath, data: &[u8]) -> Result<Credential, Error> {
     Fields::parse(path, data)?.required("auth", Credential::parse)
 }

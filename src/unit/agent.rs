@@ -16,7 +16,7 @@ use super::machine_problem::HeldUp;
 use super::workflow::{Ended, Run, State, Step, Wanted};
 use crate::model::UnitId;
 use crate::runtime::atomic_file;
-use crate::store::changes::gather_burst;
+use crate::store::changes::{Watched, gather_burst};
 use crate::store::rollback::{Basis, RollbackGuard, Standing};
 use crate::store::tree::{self, Feed as _, Tree};
 use crate::store::{self, Credential, Identity, UnitRead, paths, presence, records};
@@ -246,13 +246,13 @@ impl<T: Tree> Agent<'_, T> {
             self.tree.prove(&shared).await?;
         }
         if self.feeds.is_none() {
-            let flag = match self.tree.watch(&paths::exposed(record.service)).await {
+            let flag = match Watched::ExposedFlag(record.service).feed(self.tree).await {
                 // Without the right to read the flag the agent gets no events about it; it reads
                 // the flag at the unit's own events and at every resync.
-                Err(tree::Error::NoAuth(_)) => self.tree.watch(&paths::unit(id)).await,
+                Err(tree::Error::NoAuth(_)) => Watched::Unit(id).feed(self.tree).await,
                 flag => flag,
             }?;
-            self.feeds = Some((self.tree.watch(&paths::unit(id)).await?, flag));
+            self.feeds = Some((Watched::Unit(id).feed(self.tree).await?, flag));
         }
         if !agent {
             self.show().await?;

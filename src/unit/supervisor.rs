@@ -20,9 +20,10 @@ use super::roster;
 use crate::model::UnitId;
 use crate::runtime::confirm::Unconfirmed;
 use crate::runtime::trusted_path;
+use crate::store::changes::Watched;
+use crate::store::list_machine_units;
 use crate::store::rollback::{Basis, RollbackGuard, Standing};
 use crate::store::tree::{self, Feed as _, Tree};
-use crate::store::{list_machine_units, paths};
 
 /// Pause after a failure of the store.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -213,7 +214,7 @@ async fn look<T: Tree>(
     feeds: &mut Option<(T::Feed, T::Feed)>,
 ) -> Result<Look, tree::Error> {
     if feeds.is_none() {
-        let mut fresh = tree.watch(&paths::machine_units(site.machine)).await?;
+        let mut fresh = Watched::MachineUnits(site.machine).feed(tree).await?;
         let mut accepted = tree.watch(guard.acceptance()).await?;
         // The first event only says that everything may have changed; the read below covers that.
         fresh.next().await?;

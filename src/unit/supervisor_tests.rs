@@ -6,7 +6,7 @@ use crate::runtime::confirm::CONFIRM_AFTER;
 use crate::store::acl::Roles;
 use crate::store::rollback::{Memory, Record};
 use crate::store::tree::Write;
-use crate::store::{Credential, MemoryStore, MemoryTree};
+use crate::store::{Credential, MemoryStore, MemoryTree, paths};
 use crate::unit::host::HookUser;
 use crate::unit::limits::HookLimits;
 use crate::unit::resolve::resolve;

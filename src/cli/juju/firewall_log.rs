@@ -11,7 +11,7 @@ use crate::cli::output;
 use crate::firewall::change_log::{ChangeLog, Entry};
 use crate::model::{MachineId, UnitName};
 use crate::store::tree::Tree;
-use crate::store::{self, Environment, paths};
+use crate::store::{self, Environment, firewall_reports};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -68,14 +68,8 @@ async fn read<T: Tree>(
             return Err(store::Error::MachineNotFound(only).into());
         }
     }
-    let places: Vec<_> = ids
-        .iter()
-        .flat_map(|&id| [(id, paths::firewall_log(id)), (id, paths::machine_firewall_log(id))])
-        .collect();
-    let answers =
-        environment.tree().data_of_each(places.iter().map(|(_, path)| path.clone()).collect()).await?;
     let (mut entries, mut problems) = (Vec::new(), Vec::new());
-    for ((id, path), node) in places.into_iter().zip(answers) {
+    for (id, path, node) in firewall_reports::logs(environment.tree(), &ids).await? {
         match node.map(|node| node.map(|node| ChangeLog::parse(&node.data))) {
             Err(refused) => problems.push(refused),
             Ok(None) => {}

@@ -15,9 +15,9 @@ use crate::runtime::shutdown::Shutdown;
 use crate::status::render::{dot, json, svg, tabular, yaml};
 use crate::status::sections::{Machines, Services};
 use crate::status::{Scope, View};
-use crate::store::changes::gather_burst;
-use crate::store::tree::{self, Feed, Tree as _};
-use crate::store::{self, Snapshot, ZkTree, paths};
+use crate::store::changes::{Watched, gather_burst};
+use crate::store::tree::{self, Feed};
+use crate::store::{self, Snapshot, ZkTree};
 use crate::{firewall, heartbeat};
 
 /// Pause before an unreachable store is read again.
@@ -107,7 +107,7 @@ async fn watch(tree: &ZkTree, args: &Args) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::listen().context("cannot catch signals")?;
     // All changes count: reports of controllers and trackers are shown, too. The first event is
     // always present.
-    let mut feed = tree.watch(&paths::root()).await?;
+    let mut feed = Watched::Everything.feed(tree).await?;
     let (mut shown, mut again) = (None, None);
     loop {
         tokio::select! {

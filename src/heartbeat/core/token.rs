@@ -4,7 +4,7 @@
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
-use crate::model::{MachineId, hex};
+use crate::model::{MachineId, hex, unhex};
 
 const PURPOSE: &[u8] = b"portcullis heartbeat";
 const SCHEME: &str = "Bearer machine-";
@@ -14,12 +14,6 @@ fn mac(secret: &[u8], text: &[u8]) -> Hmac<Sha256> {
     let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("any key");
     mac.update(text);
     mac
-}
-
-fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digit = |byte: &u8| char::from(*byte).to_digit(16);
-    let pairs = text.as_bytes().chunks(2);
-    pairs.map(|pair| Some((digit(pair.first()?)? * 16 + digit(pair.get(1)?)?) as u8)).collect()
 }
 
 /// The signature of a document, in hexadecimal digits.

@@ -1,11 +1,12 @@
 //! What the judge keeps in order besides its decisions: the alarm that operators read, components
-//! of removed machines, batches and pages that are no longer needed, and the webhook's progress.
+//! of removed machines, batches and pages that are no longer needed, buckets that were unreadable,
+//! and the webhook's progress.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tracing::info;
+use tracing::{error, info};
 
 use super::Judge;
 use crate::heartbeat::core::name::Name;
@@ -112,6 +113,41 @@ impl Judge {
             (*stored, *version) = (progress, *version + 1);
         }
         self.webhook.progress_dirty = false;
+        Ok(())
+    }
+
+    /// Reads those of the changed buckets again that were unreadable. The judge does not overwrite
+    /// such buckets and sends no notifications about their components, because it could not record
+    /// them for the next judge.
+    pub(in crate::heartbeat) async fn reread_frozen<T: Tree>(
+        &mut self,
+        tree: &T,
+        shared: &SharedState,
+        changed: &BTreeSet<u16>,
+    ) -> Result<(), Error> {
+        let numbers: BTreeSet<u16> = changed.intersection(&self.state.frozen).copied().collect();
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        let read = store::buckets(tree, numbers.iter().copied()).await?;
+        let mut read: HashMap<u16, _> =
+            read.into_iter().map(|(number, records, version)| (number, (records, version))).collect();
+        for number in numbers {
+            let (records, version) = match read.remove(&number) {
+                Some((Ok(records), version)) => (records, Some(version)),
+                Some((Err(problem), version)) => {
+                    error!(%problem, "bucket unreadable");
+                    self.state.versions.insert(number, version);
+                    continue;
+                }
+                None => (Vec::new(), None),
+            };
+            let mut inner = shared.lock();
+            inner.stats.unreadable.remove(&number);
+            let now = shared.now(&inner);
+            let published_again = self.state.unfreeze(number, &records, version, &mut inner.audit, now);
+            info!(bucket = number, published_again, "bucket readable again, or removed");
+        }
         Ok(())
     }
 

@@ -14,8 +14,8 @@ use crate::heartbeat::core::state::State;
 use crate::heartbeat::store::{self as heartbeat_store, Page};
 use crate::heartbeat::webhook::change_body;
 use crate::runtime::clock::utc;
-use crate::store::paths;
-use crate::store::tree::{Feed as _, Tree};
+use crate::store::changes::Watched;
+use crate::store::tree::Feed as _;
 
 /// Interval at which the command checks that its stdout is still read.
 const LOOK_FOR_READER: Duration = Duration::from_secs(1);
@@ -73,7 +73,7 @@ pub(super) async fn watch(globals: &Globals, since: Option<u64>, format: Format)
     let environment = settings.open().await?;
     heartbeat_store::ensure(environment.tree(), &environment.info().roles).await?;
     let tree = environment.into_tree();
-    let mut feed = tree.watch(&paths::heartbeat_journal()).await?;
+    let mut feed = Watched::HeartbeatJournal.feed(&tree).await?;
     let mut bookmark = Bookmark { page: 0, sequence: since.unwrap_or(0) };
     if since.is_none() {
         bookmark.page = heartbeat_store::newest_page(&tree).await?.unwrap_or(0);
@@ -125,7 +125,7 @@ mod tests {
     use crate::heartbeat::core::beat::Stamp;
     use crate::heartbeat::core::name::Name;
     use crate::heartbeat::core::state::Notification;
-    use crate::store::Error;
+    use crate::store::{Error, paths};
 
     fn change(sequence: u64) -> Change {
         Change::started("a", sequence)
