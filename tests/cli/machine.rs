@@ -36,9 +36,9 @@ struct World<'a> {
 }
 
 /// A running agent, killed if the test ends before it does.
-struct Agent {
-    child: Child,
-    log: PathBuf,
+pub(crate) struct Agent {
+    pub(crate) child: Child,
+    pub(crate) log: PathBuf,
 }
 
 impl<'a> World<'a> {

@@ -13,6 +13,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 
 use crate::daemon::DEADLINE;
 use crate::harness::{binary, wait_for};
+use crate::machine::Agent;
 use crate::operator::Operator;
 
 fn write(path: PathBuf, contents: &str) -> PathBuf {
@@ -80,7 +81,7 @@ fn store_is_used_over_tls_by_client_agent_and_hooks() {
     operator.does(&["deploy", &charm, "web", "--to", "0"]);
     operator.does(&["expose", "web"]);
     let log = operator.home().join("agent.log");
-    let mut agent = operator
+    let child = operator
         .command("portcullis")
         .args(["machine", "--id", "0", "--units-dir"])
         .arg(operator.home().join("units"))
@@ -88,11 +89,11 @@ fn store_is_used_over_tls_by_client_agent_and_hooks() {
         .stderr(fs::File::create(&log).unwrap())
         .spawn()
         .unwrap();
+    // Killed at the end.
+    let agent = Agent { child, log };
     wait_for("a port that a hook opened over TLS", DEADLINE, || {
         let unit = operator.status()["services"]["web"]["units"]["web/0"].clone();
-        assert_eq!(unit.get("hook-error"), None, "{}", fs::read_to_string(&log).unwrap());
+        assert_eq!(unit.get("hook-error"), None, "{}", fs::read_to_string(&agent.log).unwrap());
         (unit["open-ports"] == serde_json::json!(["8080/tcp"])).then_some(())
     });
-    agent.kill().unwrap();
-    agent.wait().unwrap();
 }
