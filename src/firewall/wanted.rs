@@ -1,4 +1,4 @@
-//! The rules that a machine should have, by unit. Pure: computes them from the claims of one
+//! The rules that a machine should have, by unit. Pure. Computes them from the claims of one
 //! machine's units, with all ports that are held back and why. An unreadable unit neither gains nor
 //! loses rules.
 

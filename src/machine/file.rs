@@ -1,5 +1,5 @@
 //! The machine file: the store's address, the machine's credential and the identities that may read
-//! what the machine writes. A machine's agent starts from it. Pure: reading and writing the file,
+//! what the machine writes. A machine's agent starts from it. Pure. Reading and writing the file,
 //! and its permissions, are the caller's task.
 
 use serde::{Deserialize, Serialize};
