@@ -1,5 +1,5 @@
 //! The change log of a machine: its last changes with time, units and result, stored in the tree
-//! beside the machine's report: values, their JSON and their text. Pure. New entries displace old
+//! beside the machine's report. Pure. Values, their JSON and their text. New entries displace old
 //! ones, and a repeated failure is recorded once.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -438,8 +438,8 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         needed.map(|(id, plan)| (*id, plan.change.clone())).collect()
     }
 
-    /// Settles the plans of all machines. Returns the entries of their change logs, and the machines
-    /// to continue with at once.
+    /// Settles the plans of all machines. Returns the entries of their change logs, and the
+    /// machines to continue with at once.
     fn settle_all(
         &mut self,
         planned: &mut Planned,

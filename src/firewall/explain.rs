@@ -1,6 +1,6 @@
 //! Explains the state of each port of a machine and which changes are pending, from the requests in
-//! the tree and the agent's last report. Pure. The provider is not read, so an explanation is as
-//! old as the report.
+//! the tree and the controller's last report. Pure. The provider is not read, so an explanation is
+//! as old as the report.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,7 +26,7 @@ pub enum State {
     /// A controller in a dry run would open or close it.
     DryRun,
     Frozen,
-    /// Opened by a rule that the agent does not own and does not change.
+    /// Opened by a rule that Portcullis does not own and does not change.
     Foreign,
     /// Not requested by any unit, now or before. It may still be open for other reasons.
     NotAsked,
@@ -160,7 +160,7 @@ pub(super) fn escape_control(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// `on` are the units on this machine; `report` is the agent's report on it, if there is one.
+/// `on` are the units on this machine; `report` is the report on it, if there is one.
 pub fn explain(
     view: &View,
     machine: MachineId,
@@ -186,47 +186,8 @@ pub fn explain(
         }
     };
     for &id in on {
-        let Some(unit) = view.units.get(id) else { continue };
-        let had = report.granted.get(&id).cloned().unwrap_or_default();
-        let name = name(id, unit);
-        let mut add_line = |ports: Option<PortRange>, state, why: String| {
-            explained.lines.push(Line { ports, id: Some(id), unit: Some(name.clone()), state, why });
-        };
-        let request = match (view.request(unit), report.frozen.get(&id)) {
-            // Only the agent reads whether the ports node is missing: in this view the unit merely
-            // requests no ports.
-            (PortRequest::Exposed { ports, .. }, Some(reason)) if ports.is_empty() && !had.is_empty() => {
-                PortRequest::Frozen { reason: reason.clone() }
-            }
-            (request, _) => request,
-        };
-        match request {
-            PortRequest::Exposed { ports, sources } => {
-                for &range in &ports {
-                    explain_requested(id, &from_each(&[range], &sources), &had, report, &mut add_line);
-                }
-                for (range, sources) in by_ports(&had.minus(&from_each(&ports, &sources))) {
-                    add_line(Some(range), State::Closing, format!("no longer wanted from {sources}"));
-                }
-            }
-            PortRequest::Frozen { reason } => {
-                for (range, sources) in by_ports(&had) {
-                    add_line(Some(range), State::Frozen, format!("kept open to {sources}: {reason}"));
-                }
-                if had.is_empty() {
-                    add_line(None, State::Frozen, reason.clone());
-                }
-            }
-            PortRequest::NotExposed => {
-                for (range, _) in by_ports(&had) {
-                    add_line(Some(range), State::Closing, not_exposed(unit));
-                }
-                for &range in unit.ports.iter().flatten() {
-                    if intersection(&had, &from_each(&[range], &sources(&had))).is_empty() {
-                        add_line(Some(range), State::Closed, not_exposed(unit));
-                    }
-                }
-            }
+        if let Some(unit) = view.units.get(id) {
+            explain_unit(view, (id, unit), report, &mut explained.lines);
         }
     }
     explain_removed_units(view, machine, report, &mut explained.lines);
@@ -242,6 +203,51 @@ pub fn explain(
         explained.closes_to_dry_run();
     }
     explained
+}
+
+/// Explains all ports that a unit on this machine requests or had.
+fn explain_unit(view: &View, (id, unit): (UnitId, &UnitFacts), report: &Report, lines: &mut Vec<Line>) {
+    let had = report.granted.get(&id).cloned().unwrap_or_default();
+    let name = name(id, unit);
+    let mut add_line = |ports: Option<PortRange>, state, why: String| {
+        lines.push(Line { ports, id: Some(id), unit: Some(name.clone()), state, why });
+    };
+    let request = match (view.request(unit), report.frozen.get(&id)) {
+        // Only the controller reads whether the ports node is missing: in this view the unit merely
+        // requests no ports.
+        (PortRequest::Exposed { ports, .. }, Some(reason)) if ports.is_empty() && !had.is_empty() => {
+            PortRequest::Frozen { reason: reason.clone() }
+        }
+        (request, _) => request,
+    };
+    match request {
+        PortRequest::Exposed { ports, sources } => {
+            for &range in &ports {
+                explain_requested(id, &from_each(&[range], &sources), &had, report, &mut add_line);
+            }
+            for (range, sources) in by_ports(&had.minus(&from_each(&ports, &sources))) {
+                add_line(Some(range), State::Closing, format!("no longer wanted from {sources}"));
+            }
+        }
+        PortRequest::Frozen { reason } => {
+            for (range, sources) in by_ports(&had) {
+                add_line(Some(range), State::Frozen, format!("kept open to {sources}: {reason}"));
+            }
+            if had.is_empty() {
+                add_line(None, State::Frozen, reason.clone());
+            }
+        }
+        PortRequest::NotExposed => {
+            for (range, _) in by_ports(&had) {
+                add_line(Some(range), State::Closing, not_exposed(unit));
+            }
+            for &range in unit.ports.iter().flatten() {
+                if intersection(&had, &from_each(&[range], &sources(&had))).is_empty() {
+                    add_line(Some(range), State::Closed, not_exposed(unit));
+                }
+            }
+        }
+    }
 }
 
 /// Explains the ports that an exposed unit requests: granted, held back, or not processed yet.
@@ -357,146 +363,5 @@ fn by_ports(rules: &RuleSet) -> BTreeMap<PortRange, String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::firewall::observe::Exposure;
-    use crate::model::ServiceId;
-    use crate::model::ports::parse_argument;
-
-    const M: MachineId = MachineId::new(0);
-
-    fn range(text: &str) -> PortRange {
-        parse_argument(text).unwrap()
-    }
-
-    fn rules(texts: &[&str]) -> RuleSet {
-        texts.iter().map(|text| Rule::new(range(text), Cidr::WORLD_V4)).collect()
-    }
-
-    fn unit(name: &str, service: u32, machine: u32, ports: &[&str]) -> UnitFacts {
-        UnitFacts {
-            record: Ok((name.parse().unwrap(), ServiceId::new(service), Some(MachineId::new(machine)))),
-            ports: Ok(ports.iter().map(|text| range(text)).collect()),
-            listed_on: None,
-        }
-    }
-
-    /// Service 0 is exposed and service 1 is not; the last unit is on another machine.
-    fn view() -> View {
-        let mut frozen = unit("web/1", 0, 0, &[]);
-        frozen.ports = Err("/units/unit-0000000002/ports: garbage".to_owned());
-        View {
-            services: [(ServiceId::new(0), Exposure::To(Ok(vec![]))), (ServiceId::new(1), Exposure::No)]
-                .into(),
-            units: [
-                (UnitId::new(0), unit("web/0", 0, 0, &["80", "443", "20-24", "9000"])),
-                (UnitId::new(1), unit("db/0", 1, 0, &["3306", "3307"])),
-                (UnitId::new(2), frozen),
-                (UnitId::new(3), unit("web/2", 0, 1, &["80"])),
-            ]
-            .into_iter()
-            .collect(),
-            ..View::default()
-        }
-    }
-
-    fn report() -> Report {
-        Report {
-            granted: [
-                (UnitId::new(0), rules(&["80", "443", "20-21", "23-24", "8080"])),
-                (UnitId::new(1), rules(&["3306"])),
-                (UnitId::new(2), rules(&["53/udp"])),
-                (UnitId::new(3), rules(&["81"])),
-                (UnitId::new(9), rules(&["82"])),
-            ]
-            .into(),
-            pending: rules(&["443"]).rules().collect(),
-            denied: vec![(UnitId::new(0), range("22"), "policy forbids the port".to_owned())],
-            problem: Some("calls for machine 0 are throttled".to_owned()),
-            foreign: vec!["25/tcp from 10.0.0.0/8".to_owned()],
-            no_ipv6: true,
-            ..Report::default()
-        }
-    }
-
-    fn explained(view: &View, report: Option<&Readable<Report>>) -> Explained {
-        explain(view, M, &view.units_by_machine()[&M], report)
-    }
-
-    #[test]
-    fn every_port_has_a_state_and_a_reason() {
-        let text = explained(&view(), Some(&Ok(report()))).to_text();
-        let expected = "\
-problem: calls for machine 0 are throttled
-80/tcp     open       web/0            asked for and exposed, open to 0.0.0.0/0
-443/tcp    opening    web/0            to be opened to 0.0.0.0/0
-20-21/tcp  open       web/0            asked for and exposed, open to 0.0.0.0/0
-23-24/tcp  open       web/0            asked for and exposed, open to 0.0.0.0/0
-22/tcp     held back  web/0            policy forbids the port
-9000/tcp   opening    web/0            asked for and exposed to 0.0.0.0/0, not yet seen by a controller
-8080/tcp   closing    web/0            no longer wanted from 0.0.0.0/0
-3306/tcp   closing    db/0             service 'db' is not exposed
-3307/tcp   closed     db/0             service 'db' is not exposed
-53/udp     frozen     web/1            kept open to 0.0.0.0/0: /units/unit-0000000002/ports: garbage
-81/tcp     closing    web/2            the unit is gone from this machine
-82/tcp     closing    unit-0000000009  the unit is gone from this machine
-25/tcp     foreign    -                foreign rule: 25/tcp from 10.0.0.0/8
-";
-        assert_eq!(text, expected);
-    }
-
-    #[test]
-    fn pending_lines_are_the_changes_still_to_make() {
-        let pending = explained(&view(), Some(&Ok(report()))).pending().unwrap();
-        let ports: Vec<String> =
-            pending.lines.iter().filter_map(|line| line.ports).map(|p| p.to_string()).collect();
-        assert_eq!(ports, ["443/tcp", "9000/tcp", "8080/tcp", "3306/tcp", "81/tcp", "82/tcp"]);
-        let quiet =
-            View { units: [(UnitId::new(0), unit("web/0", 0, 0, &["80"]))].into_iter().collect(), ..view() };
-        let granted = [(UnitId::new(0), rules(&["80"]))].into();
-        let done = Report { granted, no_ipv6: true, ..Report::default() };
-        assert_eq!(explained(&quiet, Some(&Ok(done))).pending(), None);
-    }
-
-    #[test]
-    fn ports_for_ipv6_sources_alone_stay_closed_without_ipv6() {
-        let exposed = Exposure::To(Ok(vec!["2001:db8::/32".parse().unwrap()]));
-        let view = View {
-            services: [(ServiceId::new(0), exposed)].into(),
-            units: [(UnitId::new(0), unit("web/0", 0, 0, &["80"]))].into_iter().collect(),
-            ..View::default()
-        };
-        let without = Report { no_ipv6: true, ..Report::default() };
-        for (report, state, part) in [
-            (without, State::HeldBack, "2001:db8::/32 alone, and IPv6 does not reach"),
-            (Report::default(), State::Opening, "not yet seen"),
-            (Report { more_denied: 7, ..Report::default() }, State::HeldBack, "among 7 more"),
-        ] {
-            let line = explained(&view, Some(&Ok(report))).lines.remove(0);
-            assert!(line.state == state && line.why.contains(part), "{line}");
-        }
-    }
-
-    #[test]
-    fn an_explanation_can_be_limited_to_one_port() {
-        let unrequested = explained(&view(), Some(&Ok(report()))).only_ports(range("7")).to_text();
-        assert!(
-            unrequested.contains("7/tcp  not asked for  -  no unit of this machine has opened it\n"),
-            "{unrequested}"
-        );
-        let about = explained(&view(), Some(&Ok(report()))).only_ports(range("22"));
-        let states: Vec<State> = about.lines.iter().map(|line| line.state).collect();
-        assert_eq!(states, [State::HeldBack]);
-        let json = about.to_json();
-        assert_eq!(json["ports"][0]["why"], "policy forbids the port");
-    }
-
-    #[test]
-    fn without_a_report_no_port_is_shown_as_open() {
-        for report in [None, Some(Err("/controller/firewall/machine-0000000000: garbage".to_owned()))] {
-            let explained = explained(&view(), report.as_ref());
-            assert!(explained.problem.is_some());
-            assert!(explained.lines.iter().all(|line| line.state != State::Open));
-        }
-    }
-}
+#[path = "explain_tests.rs"]
+mod tests;

@@ -1,6 +1,6 @@
-//! The main loop of the controller: acquires the lease, then runs passes until the lease is lost or the
-//! process is asked to stop. A pass follows a change, runs when a failed machine is due again, and
-//! at every resync, because events may be lost. An event only names what to read again.
+//! The main loop of the controller: acquires the lease, then runs passes until the lease is lost or
+//! the process is asked to stop. A pass follows a change, runs when a failed machine is due again,
+//! and at every resync, because events may be lost. An event only names what to read again.
 
 use std::convert::Infallible;
 use std::time::Duration;

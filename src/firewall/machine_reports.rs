@@ -1,6 +1,6 @@
 //! The reports on one machine's firewall: by the controller, by the machine itself, or by both, if
-//! packets pass a cloud's group and the machine's own table. Converts data of the tree to
-//! explanations. Pure.
+//! packets pass a cloud's group and the machine's own table. Pure. Converts data of the tree to
+//! explanations.
 
 use super::explain::{Explained, explain};
 use super::observe::{Readable, View};
@@ -23,7 +23,8 @@ impl MachineReports {
         [paths::firewall_report(machine), paths::machine_firewall(machine), paths::machine_agent(machine)]
     }
 
-    /// Parses the data of [`MachineReports::paths`]; an `Err` is the reason why data may not be read.
+    /// Parses the data of [`MachineReports::paths`]; an `Err` is the reason why data may not be
+    /// read.
     pub fn read(machine: MachineId, [controller, own, agent]: [Readable<Option<Vec<u8>>>; 3]) -> Self {
         let parse = |path: NodePath, data: Readable<Option<Vec<u8>>>| -> Option<Readable<Report>> {
             let parsed = |data: Vec<u8>| Report::parse(&data).map_err(|err| format!("{path}: {err}"));

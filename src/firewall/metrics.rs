@@ -1,5 +1,5 @@
-//! Metrics of the agent, for Prometheus. Counts and renders only; the agent decides what to count,
-//! and no decision depends on the counts.
+//! Metrics of the controller, for Prometheus. Counts and renders; the controller decides what to
+//! count, and no decision depends on the counts.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use crate::runtime::metrics::{Exposition, Readiness, escaped};
 /// few retries, an outage.
 const BUCKETS: [f64; 13] = [0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
 
-/// Counters that an agent increments and other tasks read. Clones share the same counters.
+/// Counters that a controller increments and other tasks read. Clones share the same counters.
 #[derive(Debug, Clone, Default)]
 pub struct Metrics(Arc<Mutex<Counts>>);
 
@@ -127,8 +127,8 @@ impl Metrics {
     }
 }
 
-/// Ready if the agent leads and has completed a full read, or if it is on standby. Not ready while
-/// the connection to the store is lost.
+/// Ready if the controller leads and has completed a full read, or if it is on standby. Not ready
+/// while the connection to the store is lost.
 pub fn ready(progress: &Progress) -> Readiness {
     match (progress.leading, progress.passes) {
         (true, 0) => Err("the first full read is not complete"),

@@ -1,5 +1,5 @@
 //! The firewall: compares wanted with actual rules per machine, through a provider. `wanted` and
-//! `policy` determine what should be open, `plan` what to change, `room` which rules fit, and
+//! `policy` determine what should be open, `plan` what to change, `capacity` which rules fit, and
 //! `refusals` what the provider refused. These modules are pure and contain every decision.
 
 pub mod apply;

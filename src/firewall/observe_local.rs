@@ -133,8 +133,8 @@ async fn read_exposed_flags<T: Tree>(
             Err(reason) => drop(unproved.insert(*service, reason)),
         }
     }
-    // This agent may not read the service, but it can check that the service exists. If the service
-    // is missing, `juju unexpose` did not remove the flag.
+    // The machine may not read the service, but it can check that the service exists. If the
+    // service is missing, `juju unexpose` did not remove the flag.
     let records: Vec<NodePath> = services.keys().map(|id| paths::service(*id)).collect();
     let present = try_join_all(records.iter().map(|path| tree.exists(path))).await?;
     let flags = services.keys().map(|id| paths::exposed(*id)).collect();

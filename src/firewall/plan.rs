@@ -1,6 +1,6 @@
-//! Plans the change of each machine. Computes it from the wanted rules, the actual rules, and the
-//! rules that were granted when all units were last readable. All decisions of the firewall are
-//! here and in `wanted`; `apply` only carries them out. Pure.
+//! Plans the change of each machine. Pure. Computes it from the wanted rules, the actual rules, and
+//! the rules that were granted when all units were last readable. All decisions of the firewall are
+//! here and in `wanted`; `apply` only carries them out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -64,56 +64,56 @@ pub fn target(
     if wanted.frozen.is_empty() {
         return (rules, kept);
     }
-    let there: RuleSet = owned.iter().collect();
+    let existing: RuleSet = owned.iter().collect();
     let reported: RuleSet = last.values().flat_map(RuleSet::rules).collect();
-    let unassigned = there.minus(&reported);
+    let unassigned = existing.minus(&reported);
     for unit in wanted.frozen.keys() {
-        let theirs = match last.get(unit) {
-            Some(granted) if mutant!(UnreportedOpenClosed) => intersection(granted, &there),
-            Some(granted) => intersection(granted, &there).union(&unassigned),
+        let of_unit = match last.get(unit) {
+            Some(granted) if mutant!(UnreportedOpenClosed) => intersection(granted, &existing),
+            Some(granted) => intersection(granted, &existing).union(&unassigned),
             None if mutant!(UnknownLastRulesCountAsNone) => RuleSet::new(),
-            None => there.clone(),
+            None => existing.clone(),
         };
-        kept = kept.union(&theirs);
+        kept = kept.union(&of_unit);
     }
     let kept = policy.permitted(&kept).minus(&rules);
     (rules.union(&kept), kept)
 }
 
-/// Plans the change from `owned` to the wanted rules, with as few changed rules as `capacity` allows. A
-/// rule that exists identically outside the agent's control (`theirs`) is not created again,
-/// because providers store no duplicates.
+/// Plans the change from `owned` to the wanted rules, with as few changed rules as `capacity`
+/// allows. A rule that exists identically outside the controller's control (`foreign`) is not
+/// created again, because providers store no duplicates.
 pub fn plan_machine(
     wanted: &Wanted,
     owned: &BTreeSet<Rule>,
-    theirs: &BTreeSet<Rule>,
+    foreign: &BTreeSet<Rule>,
     last: &LastGranted,
     policy: &Policy,
     capacity: Capacity,
 ) -> MachinePlan {
-    plan_machine_within(wanted, owned, theirs, last, policy, (capacity, &Holds::default()))
+    plan_machine_within(wanted, owned, foreign, last, policy, (capacity, &Holds::default()))
 }
 
 /// Like [`plan_machine`], without the requests that `holds` forbids for now.
 pub fn plan_machine_within(
     wanted: &Wanted,
     owned: &BTreeSet<Rule>,
-    theirs: &BTreeSet<Rule>,
+    foreign: &BTreeSet<Rule>,
     last: &LastGranted,
     policy: &Policy,
     (capacity, holds): (Capacity, &Holds),
 ) -> MachinePlan {
     let (target, kept_for_frozen) = target(wanted, owned, last, policy);
     let Change { open, close } = choose_change(owned, &target, capacity, holds);
-    let open = if theirs.is_empty() { open } else { &open - theirs };
+    let open = if foreign.is_empty() { open } else { &open - foreign };
     let mut plan = MachinePlan { change: Change { open, close }, kept_for_frozen, ..MachinePlan::default() };
     if !plan.change.close.is_empty() && !capacity.is_atomic {
         let staying = owned - &plan.change.close;
-        let theirs = theirs.iter().filter(|_| !mutant!(ForeignRuleBlocksClose));
-        plan.defer(&staying.iter().chain(theirs).collect(), &target);
+        let foreign = foreign.iter().filter(|_| !mutant!(ForeignRuleBlocksClose));
+        plan.defer(&staying.iter().chain(foreign).collect(), &target);
     }
     if !holds.is_empty() {
-        plan.withhold(owned, theirs, &target, (capacity, holds));
+        plan.withhold(owned, foreign, &target, (capacity, holds));
     }
     if !plan.deferred.is_empty() {
         capacity.make(owned, (&target, &plan.kept_for_frozen), &mut plan.change, &mut plan.deferred);
@@ -164,7 +164,7 @@ impl MachinePlan {
     fn withhold(
         &mut self,
         owned: &BTreeSet<Rule>,
-        theirs: &BTreeSet<Rule>,
+        foreign: &BTreeSet<Rule>,
         target: &RuleSet,
         (capacity, holds): (Capacity, &Holds),
     ) {
@@ -182,8 +182,8 @@ impl MachinePlan {
         self.divided = more_to_open || more_to_close;
         self.withheld_closes = &self.change.close - &closed;
         self.change = Change { open: opened, close: closed };
-        let there: RuleSet = owned.iter().chain(theirs).chain(&self.change.open).collect();
-        self.withheld_opens = target.minus(&there).rules().collect();
+        let open_rules: RuleSet = owned.iter().chain(foreign).chain(&self.change.open).collect();
+        self.withheld_opens = target.minus(&open_rules).rules().collect();
     }
 
     /// Leaves out the rules that do not fit.

@@ -73,7 +73,7 @@ impl std::fmt::Display for Denial {
 }
 
 impl Policy {
-    /// The policy without a file: SSH, the store's ports and the agents' own ports stay closed.
+    /// The policy without a file: SSH, the store's ports and the ports of Portcullis stay closed.
     pub fn with_own_ports(own: impl IntoIterator<Item = u16>) -> Self {
         Policy {
             forbidden_ports: std::iter::once(SSH).chain(own).filter_map(single_tcp).collect(),

@@ -1,5 +1,5 @@
-//! The agent's report on a machine: one znode per machine, read by `status` and `explain`, and by
-//! the agent itself for the rules that each unit had. Contains values and their JSON. Pure.
+//! The controller's report on a machine, and its JSON. Pure. One znode per machine, read by
+//! `status` and `explain`, and by the controller itself for the rules that each unit had.
 
 use std::collections::BTreeMap;
 
@@ -59,7 +59,7 @@ pub struct Report {
 pub struct InvalidReport(String);
 
 impl Report {
-    /// Whether changes are incomplete and the agent will continue with them.
+    /// Whether changes are incomplete and the controller will continue with them.
     pub fn is_pending(&self) -> bool {
         self.problem.is_some() || (!self.pending.is_empty() && self.dry_run.is_none())
     }
@@ -171,7 +171,8 @@ impl Report {
         if let Some(pending) = value.get("pending") {
             report.pending = parse_rules(pending).ok_or_else(|| bad("a rule is wrong"))?;
         }
-        // The previous version wrote a list, which is ignored; the agent's next report replaces it.
+        // The previous version wrote a list, which is ignored; the controller's next report
+        // replaces it.
         for (key, reasons) in value["held"].as_object().into_iter().flatten() {
             for (reason, ports) in reasons.as_object().into_iter().flatten() {
                 for ports in list(ports) {

@@ -1,5 +1,5 @@
-//! The agent's reports in the tree: read at the start, written when they change, removed with their
-//! machines. The agent decides about the contents; `report.rs` defines the format.
+//! The controller's reports in the tree: read at the start, written when they change, removed with
+//! their machines. The controller decides about the contents; `report.rs` defines the format.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -33,7 +33,7 @@ pub struct ReportStore {
 }
 
 impl ReportStore {
-    /// For the controller's agent.
+    /// For the controller of the environment.
     pub fn new(roles: Roles) -> Self {
         Self {
             place: Place::Controller(roles),
@@ -122,8 +122,8 @@ impl ReportStore {
         Ok(())
     }
 
-    /// Writes changed `reports` and new change log entries, both in one transaction per machine, and
-    /// removes the reports of machines that are `gone`.
+    /// Writes changed `reports` and new change log entries, both in one transaction per machine,
+    /// and removes the reports of machines that are `gone`.
     ///
     /// # Errors
     /// Failures of the store. The cached reports may then differ from the tree and must be read
@@ -184,7 +184,8 @@ impl ReportStore {
         Ok(())
     }
 
-    /// Appends new entries to each machine's change log, and removes the change logs of removed machines.
+    /// Appends new entries to each machine's change log, and removes the change logs of removed
+    /// machines.
     async fn log_updates<T: Tree>(
         &self,
         tree: &T,

@@ -1,6 +1,6 @@
-//! The rules that a machine should have, by unit. Computes them from the claims of one machine's
-//! units, with all ports that are held back and why. An unreadable unit neither gains nor loses
-//! rules. Pure.
+//! The rules that a machine should have, by unit. Pure. Computes them from the claims of one
+//! machine's units, with all ports that are held back and why. An unreadable unit neither gains nor
+//! loses rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 

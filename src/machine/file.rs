@@ -1,6 +1,6 @@
 //! The machine file: the store's address, the machine's credential and the identities that may read
-//! what the machine writes. A machine's agent starts from it. Reading and writing the file, and its
-//! permissions, are the caller's task. Pure.
+//! what the machine writes. A machine's agent starts from it. Pure. Reading and writing the file,
+//! and its permissions, are the caller's task.
 
 use serde::{Deserialize, Serialize};
 

@@ -276,7 +276,8 @@ impl<T: Tree> Feeds<T> {
     }
 
     /// Waits for a change by another process and gathers the events that follow at once.
-    /// Cancel-safe: [`take_change`](Self::take_change) still returns a change that a dropped call received.
+    /// Cancel-safe: [`take_change`](Self::take_change) still returns a change that a dropped call
+    /// received.
     async fn gather(&mut self) -> Result<(), tree::Error> {
         if self.changed.is_none() {
             self.event().await?;

@@ -44,8 +44,8 @@ impl Provisioning for Infallible {
     }
 }
 
-/// What the provisioner is to read again. The leader loop adds to it, and the provisioner takes all
-/// of it at once.
+/// The objects that the provisioner reads again. The leader loop adds to it, and the provisioner
+/// takes all of it at once.
 #[derive(Debug, Default)]
 pub struct Wake {
     pub everything: bool,
@@ -71,7 +71,7 @@ impl Wake {
     }
 }
 
-/// What the provisioner reports to the firewall controller.
+/// A report of the provisioner to the firewall controller.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProvisioningUpdate {
     /// The problem of each machine that has one.

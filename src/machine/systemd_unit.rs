@@ -1,5 +1,5 @@
 //! The systemd unit file of a role, written by `portcullis install` and by the user data of
-//! launched instances. Writing the file is the caller's task. Pure.
+//! launched instances. Pure. Writing the file is the caller's task.
 
 use std::fmt::Display;
 

@@ -67,22 +67,19 @@ impl World {
         let roles = self.operator.info().roles.clone();
         let boot = BootConfig::new("test".parse().unwrap(), "zk:2181".parse().unwrap(), roles.clone());
         let mut provisioner = Provisioner::new(tree.clone(), self.provider.clone(), boot, || 0);
-        let policy = Policy::with_own_ports([2181]);
-        let mut agent =
-            FirewallController::new(tree.clone(), self.provider.clone(), policy, roles.clone(), || 0)
-                .with_metrics(self.metrics.clone());
+        let (policy, provider) = (Policy::with_own_ports([2181]), self.provider.clone());
+        let controller = FirewallController::new(tree.clone(), provider, policy, roles.clone(), || 0);
+        let mut controller = controller.with_metrics(self.metrics.clone());
         let stopped = self.stop.subscribe();
         self.running = Some(tokio::spawn(async move {
             let progress = watch::Sender::new(Progress::default());
             let some = Some(&mut provisioner);
-            run_provisioning(&mut agent, some, &tree, &roles, RESYNC, &progress, stopped).await.unwrap();
+            run_provisioning(&mut controller, some, &tree, &roles, RESYNC, &progress, stopped).await.unwrap();
         }));
     }
 
     fn crash(&mut self) {
-        if let Some(running) = self.running.take() {
-            running.abort();
-        }
+        self.running.take().into_iter().for_each(|running| running.abort());
     }
 
     async fn started(settings: Settings) -> World {
@@ -225,12 +222,12 @@ async fn removal_closes_ports_and_terminates_independently() {
         soon().await;
         assert_eq!(world.ports(machine), Some(open), "{refused:?}");
         assert_eq!(world.provider.is_running(&instance), runs, "{refused:?}");
-        let told = "terminated, and not removed yet: not allowed for the provider: no rights";
-        assert_eq!(world.report(machine).await.problem.as_deref(), Some(told), "{refused:?}");
+        let problem = "terminated, and not removed yet: not allowed for the provider: no rights";
+        assert_eq!(world.report(machine).await.problem.as_deref(), Some(problem), "{refused:?}");
         let writes = world.provider.writes();
         tokio::time::sleep(2 * RESYNC).await;
         assert!(world.provider.writes() <= writes + 12, "{refused:?}: tried again, and not all the time");
-        assert_eq!(world.report(machine).await.problem.as_deref(), Some(told), "{refused:?}");
+        assert_eq!(world.report(machine).await.problem.as_deref(), Some(problem), "{refused:?}");
         world.provider.clear_script();
         world.provider.configure(|settings| settings.busy_calls = 0);
         tokio::time::sleep(2 * RESYNC).await;
@@ -246,18 +243,16 @@ async fn the_last_removed_machine_is_reported_until_its_objects_are_gone() {
     soon().await;
     world.operator.terminate_machines(&[machine]).await.unwrap();
     tokio::time::sleep(2 * RESYNC).await;
-    let told = world.report(machine).await.problem.unwrap();
-    assert!(
-        told.starts_with("terminated, and not removed yet: ") && told.ends_with("still in use"),
-        "{told}"
-    );
+    let problem = world.report(machine).await.problem.unwrap();
+    assert!(problem.starts_with("terminated, and not removed yet: "), "{problem}");
+    assert!(problem.ends_with("still in use"), "{problem}");
     let deletes = world.provider.calls_of(CallName::DeleteGroup);
     let version = world.operator.tree().get(&paths::firewall_report(machine)).await.unwrap().version;
     tokio::time::sleep(LONG).await;
     let tries = world.provider.calls_of(CallName::DeleteGroup) - deletes;
     assert!((4..=15).contains(&tries), "{tries} tries at the slowest pace of a back-off");
     let node = world.operator.tree().get(&paths::firewall_report(machine)).await.unwrap();
-    assert_eq!(node.version, version, "told once");
+    assert_eq!(node.version, version, "written once");
     world.provider.configure(|settings| settings.busy_calls = 0);
     tokio::time::sleep(LONG).await;
     assert_eq!(world.ports(machine), None);

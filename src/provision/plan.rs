@@ -1,7 +1,7 @@
-//! Plans which instances to launch, adopt and terminate, and which groups to delete. Computes steps
-//! from the records of machines and the provider's inventory. No other state is needed: objects
-//! with our mark that belong to no machine are removed, even if the controller crashed in between.
-//! Pure.
+//! Plans which instances to launch, adopt and terminate, and which groups to delete. Pure. Computes
+//! steps from the records of machines and the provider's inventory. No other state is needed:
+//! objects with our mark that belong to no machine are removed, even if the controller crashed in
+//! between.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -250,7 +250,8 @@ impl World {
         self.interceptor.lock().log(what);
     }
 
-    /// Lets time pass. Performs an action for each call that waits for one (`Fault::ActionDuringCall`).
+    /// Lets time pass. Performs an action for each call that waits for one
+    /// (`Fault::ActionDuringCall`).
     pub(crate) async fn pause(&mut self, long: Duration) {
         let until = Instant::now() + long;
         loop {

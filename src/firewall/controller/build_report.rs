@@ -93,8 +93,8 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         }
     }
 
-    /// Returns the machines whose reports are to be removed: they left the tree, or manage their own
-    /// firewall and have no group.
+    /// Returns the machines whose reports are to be removed: they left the tree, or manage their
+    /// own firewall and have no group.
     pub(super) fn without_report(
         &self,
         machines: &BTreeSet<MachineId>,
@@ -120,8 +120,8 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         }
     }
 
-    /// The change log entry of a change, if any part of it was sent. Opened rules are recorded for the
-    /// units that have them now, closed rules for the units that had them.
+    /// The change log entry of a change, if any part of it was sent. Opened rules are recorded for
+    /// the units that have them now, closed rules for the units that had them.
     pub(super) fn entry(
         &self,
         machine: MachineId,

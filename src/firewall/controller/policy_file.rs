@@ -1,5 +1,5 @@
-//! The policy while the controller runs. Each full read includes the policy file; if the file cannot
-//! be used, the last valid policy stays in force and every report shows the reason.
+//! The policy while the controller runs. Each full read includes the policy file; if the file
+//! cannot be used, the last valid policy stays in force and every report shows the reason.
 
 use tracing::{info, warn};
 

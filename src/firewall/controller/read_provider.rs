@@ -137,8 +137,8 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         absent
     }
 
-    /// Records that the rules of these machines could not be read. A single request was sent for all
-    /// machines, so after a denial they are due again together.
+    /// Records that the rules of these machines could not be read. A single request was sent for
+    /// all machines, so after a denial they are due again together.
     fn record_failed_read(&mut self, uncached: &BTreeSet<MachineId>, error: &Error, reports: &mut Reports) {
         let (now, random) = (Instant::now(), (self.random)());
         for &id in uncached {

@@ -48,8 +48,8 @@ fn basis<'p>(mut plans: impl Iterator<Item = &'p MachinePlan>, newest_zxid: i64)
 }
 
 impl<T: Tree, F: Firewall> FirewallController<T, F> {
-    /// Removes closes from the plans if the store was restored from an older backup, and returns the
-    /// affected machines. Ports are still opened. The reports give the reason.
+    /// Removes closes from the plans if the store was restored from an older backup, and returns
+    /// the affected machines. Ports are still opened. The reports give the reason.
     pub(super) async fn hold_if_rolled_back(
         &mut self,
         planned: &mut Planned,

@@ -210,8 +210,8 @@ impl<I: Moment> MachineStates<I> {
         }
     }
 
-    /// Sets these notes and, if they are the `whole`, removes all others. Returns the machines whose
-    /// note changed.
+    /// Sets these notes and, if they are the `whole`, removes all others. Returns the machines
+    /// whose note changed.
     pub(crate) fn set_notes(
         &mut self,
         notes: &BTreeMap<MachineId, String>,
