@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-const START_MAX: Duration = Duration::from_secs(90);
+const START_MAX: Duration = Duration::from_secs(300);
 
 #[derive(Debug)]
 pub(crate) struct LocalStack {
