@@ -52,9 +52,9 @@ fn kazoo_works_with_the_keeper() {
 }
 
 /// Runs kazoo's own test suite. The tests that pass on ZooKeeper were recorded with
-/// `own_suite.py zookeeper`.
+/// `own_suite.py zookeeper`. Its timeouts are fixed, and too short for a machine with other work.
 #[test]
-fn kazoos_own_suite_passes_on_the_keeper() {
+fn alone_kazoos_own_suite_passes_on_the_keeper() {
     let output = Command::new(python())
         .arg(root().join("tests/kazoo/own_suite.py"))
         .arg("keeper")

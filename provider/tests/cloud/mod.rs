@@ -23,7 +23,7 @@ pub(crate) const IMAGE: &str = "ami-12c6146b";
 /// The id of a store that does not exist.
 pub(crate) const STORE: &str = "0123456789abcdef";
 
-const WARM_UP_MAX: Duration = Duration::from_secs(30);
+const WARM_UP_MAX: Duration = Duration::from_secs(300);
 
 static ACCOUNTS: AtomicU64 = AtomicU64::new(100_000_000_000);
 
