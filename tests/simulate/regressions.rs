@@ -92,7 +92,6 @@ async fn machines_become_readable_one_by_one() {
     };
     let before = rules(&world);
     assert!(before.iter().all(|rules| *rules == 6) && before.len() > 1, "{before:?}");
-
     world.perform(armed(Fault::Empty, Kind::ReadLists)).await;
     world.perform(Action::FailCalls(1)).await;
     world.perform(Action::Expire(0)).await;
@@ -347,7 +346,6 @@ async fn opens_hang() {
     world.perform(Action::Expose(0)).await;
     world.pause(CHANGE_LIMIT).await;
     world.check().await;
-
     world.interceptor.lock().hanging = Some(Kind::Open);
     let (opening, closing) = units.split_at(units.len() - 3);
     for unit in opening {
