@@ -277,9 +277,6 @@ fn part_violations(path: &str, source: &str, tokens: &[Token]) -> Vec<String> {
 const MAX_COLUMNS: usize = 110;
 const MAX_LINES: usize = 500;
 
-/// Directories that still have longer lines. Remove an entry when its lines are wrapped.
-const LONG_LINES_LEFT: &[&str] = &["src/firewall/", "src/provision/", "tests/simulate/"];
-
 /// Returns all violations of the rules for the form of a source.
 fn form_violations(path: &str, source: &str) -> Vec<String> {
     let mut found = Vec::new();
@@ -290,11 +287,9 @@ fn form_violations(path: &str, source: &str) -> Vec<String> {
     if lines > MAX_LINES {
         found.push(format!("{path}: {lines} lines; at most {MAX_LINES}"));
     }
-    if !LONG_LINES_LEFT.iter().any(|left| path.starts_with(left)) {
-        let columns = source.lines().map(|line| line.chars().count()).enumerate();
-        let long = columns.filter(|(_, columns)| *columns > MAX_COLUMNS);
-        found.extend(long.map(|(at, columns)| format!("{path}:{}: {columns} columns", at + 1)));
-    }
+    let columns = source.lines().map(|line| line.chars().count()).enumerate();
+    let long = columns.filter(|(_, columns)| *columns > MAX_COLUMNS);
+    found.extend(long.map(|(at, columns)| format!("{path}:{}: {columns} columns", at + 1)));
     found
 }
 
