@@ -200,7 +200,7 @@ mod tests {
             assert_eq!(given.read().map(|_| ()), Err(text.to_owned()));
         }
         let mut large = given();
-        let file = FILE.to_owned() + &" ".repeat(5000);
+        let file = FILE.to_owned() + &" ".repeat(70_000);
         large.file = file.leak();
         assert_eq!(large.read().map(|_| ()), Err(malformed.to_owned()));
     }

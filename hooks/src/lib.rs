@@ -66,7 +66,7 @@ pub fn run(
         Err(e) => return Outcome::refused(1, &e),
     };
     // One thread, because starting more costs more time than they save.
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_time().build() {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(e) => return Outcome::refused(1, &e),
     };

@@ -4,10 +4,12 @@
 //! connection; writes never are, because a lost answer does not tell whether a write was applied.
 //! The callers decide about that.
 
+mod acls;
 mod batch;
 mod keeper_root;
 mod tls;
 
+use acls::to_acls;
 use batch::ask_all;
 
 use super::acl::Acl;
@@ -301,27 +303,6 @@ fn node(data: Vec<u8>, stat: &zk::Stat) -> Node {
 fn sorted(mut names: Vec<String>) -> Vec<String> {
     names.sort_unstable();
     names
-}
-
-fn to_acls(acl: &Acl) -> Vec<zk::Acl> {
-    acl.grants()
-        .iter()
-        .map(|(identity, rights)| {
-            let all = [
-                zk::Permission::READ,
-                zk::Permission::WRITE,
-                zk::Permission::CREATE,
-                zk::Permission::DELETE,
-                zk::Permission::ADMIN,
-            ];
-            let permission = all
-                .into_iter()
-                .enumerate()
-                .filter(|(bit, _)| rights.bits() & (1 << bit) != 0)
-                .fold(zk::Permission::NONE, |sum, (_, permission)| sum | permission);
-            zk::Acl::new(permission, zk::AuthId::new("digest", identity.as_str()))
-        })
-        .collect()
 }
 
 impl Link {

@@ -338,7 +338,8 @@ impl<T: Tree> Agent<'_, T> {
         match store::write_unit_state(self.tree, self.id, state.to_bytes(), seen.version, acl).await {
             Ok(written) => {
                 if written && seen.state.label() != state.label() {
-                    info!(unit = %seen.record.name, state = %state.label(), "unit changed");
+                    let reason = state.failure.as_ref().map(|failure| failure.reason.as_str());
+                    info!(unit = %seen.record.name, state = %state.label(), reason, "unit changed");
                 }
                 Ok(())
             }

@@ -49,7 +49,7 @@ would open or close are listed as dry-run and do not count as pending.")]
     },
     /// Show recent changes with their units and results
     #[command(after_help = "\
-The last hundred changes of each machine are kept. The newest_zxid are shown last.
+The last hundred changes of each machine are kept. The newest are shown last.
 
 Examples:
   juju firewall log
