@@ -8,6 +8,7 @@ use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,10 @@ use crate::runtime::{atomic_file, trusted_path};
 /// The most ranges in the file. UIDs that were allocated in sequence are one range, so this is far
 /// more than needed.
 const MAX_BYTES: u64 = 1024 * 1024;
+
+/// Held by the thread that allocates. The units of this process wait for each other without a limit:
+/// hundreds of them may start at once, and each allocation syncs a file.
+static TURN: Mutex<()> = Mutex::new(());
 
 /// How long to wait for the lock; a holder only writes a line.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -90,6 +95,7 @@ fn take_from(list: &Path, first: u32, had: Option<u32>, own: &Path) -> io::Resul
     }
     // A user who can change the list could make the agent give one UID to two units.
     trusted_path::check(list).map_err(untrusted)?;
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let _lock = lock(&list.with_extension("lock"))?;
     let mut bytes = Vec::new();
     let given = match File::open(list) {
