@@ -234,7 +234,7 @@ fn explain_unit(view: &View, (id, unit): (UnitId, &UnitFacts), report: &Report, 
                 add_line(Some(range), State::Frozen, format!("kept open to {sources}: {reason}"));
             }
             if had.is_empty() {
-                add_line(None, State::Frozen, reason.clone());
+                add_line(None, State::Frozen, reason);
             }
         }
         PortRequest::NotExposed => {

@@ -68,7 +68,7 @@ impl Interceptor {
             match PortBits::of_rule(rule) {
                 Some(points) => open = open.or(points),
                 None => {
-                    self.lock().violated(format!("S1: {machine} has {rule}, which no unit ever requested"))
+                    self.lock().violated(format!("S1: {machine} has {rule}, which no unit ever requested"));
                 }
             }
         }

@@ -68,7 +68,7 @@ impl SimTree {
         match &result {
             Ok(_) if kind == Kind::WriteLock => self.interceptor.took_lock(self.agent),
             Ok(_) if matches!(kind, Kind::WriteReports | Kind::WriteRecord) => {
-                self.interceptor.reported(self.agent)
+                self.interceptor.reported(self.agent);
             }
             Ok(_) => {}
             Err(err) => self.interceptor.lock().log(format_args!("    refused: {err}")),
