@@ -45,7 +45,7 @@ pub(super) struct Judge {
     orphans: HashMap<String, Instant>,
 }
 
-/// What became of the lease.
+/// The outcome of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Renewal {
     NotDue,

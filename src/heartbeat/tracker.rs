@@ -49,7 +49,7 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The part of [`LEAVE_TIMEOUT`] that running calls may take.
 const LAST_CALLS_TIMEOUT: Duration = Duration::from_millis(1_500);
 
-/// What a tracker works with.
+/// The parts that a tracker uses.
 #[derive(Debug)]
 pub struct Deps<T, P> {
     pub tree: T,

@@ -174,7 +174,7 @@ impl StopHandle {
     }
 }
 
-/// What the keeper counts, as of a second ago at most, without the list of clients.
+/// The counters of the keeper, as of a second ago at most, without the list of clients.
 #[derive(Debug, Clone, Default)]
 pub struct SharedStats(Arc<Mutex<Stats>>);
 

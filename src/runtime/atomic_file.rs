@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// The mode of a new file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Privacy {
-    /// What the umask leaves of 0666.
+    /// The permissions 0666 without those that the umask removes.
     Plain,
     /// 0600: a secret is in it.
     Secret,

@@ -18,8 +18,9 @@ use crate::runtime::{atomic_file, trusted_path};
 /// more than needed.
 const MAX_BYTES: u64 = 1024 * 1024;
 
-/// Held by the thread that allocates. The units of this process wait for each other without a limit:
-/// hundreds of them may start at once, and each allocation syncs a file.
+/// Held by the thread that allocates. Units of this process queue here, and [`PATIENCE`] limits only
+/// the wait for other processes: hundreds of units may start at once, and each allocation syncs a
+/// file.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// How long to wait for the lock; a holder only writes a line.
