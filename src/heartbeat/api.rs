@@ -1,5 +1,5 @@
-//! The HTTP API of a tracker: passes requests to the memory and answers them. What a request may
-//! contain and how it is answered is in `request`; limits of size, number and time are in
+//! The HTTP API of a tracker: passes requests to the memory and answers them. The
+//! forms of requests and answers are in `request`; limits of size, number and time are in
 //! `net::http`.
 
 pub mod beat_json;

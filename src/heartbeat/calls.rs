@@ -1,5 +1,5 @@
 //! Runs one round of calls to one server at a time, in a task of its own, with a pause after a
-//! failure. What is in a round is decided elsewhere.
+//! failure. `hsm` and `webhook` decide which calls a round has.
 
 use std::time::Duration;
 

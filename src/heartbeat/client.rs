@@ -12,6 +12,8 @@ use crate::heartbeat::core::name::Name;
 use crate::heartbeat::core::token;
 use crate::model::MachineId;
 use crate::net::http::client::{Call, HttpClient};
+use crate::net::tls::ClientTls;
+use crate::net::tls::probe::refused_certificate;
 use crate::runtime::backoff::doubling;
 use crate::runtime::clock::{utc, wall_ms};
 
@@ -33,6 +35,8 @@ const WARN_AFTER: Duration = PERIOD;
 pub struct BeatClient {
     url_path: String,
     authorization: String,
+    /// Presents the machine's certificate to https:// trackers, once there is one.
+    tls: Option<ClientTls>,
     /// Base addresses of the trackers, `http://HOST[:PORT]`; they may change at any time.
     trackers: watch::Receiver<Vec<String>>,
 }
@@ -41,7 +45,14 @@ impl BeatClient {
     /// `credential` is the machine's `user:secret`.
     pub fn new(machine: MachineId, credential: &str, trackers: watch::Receiver<Vec<String>>) -> Self {
         let url_path = format!("/hmi/v1/heartbeat/{}", Name::of_machine(machine));
-        Self { url_path, authorization: token::authorization(machine, credential), trackers }
+        Self { url_path, authorization: token::authorization(machine, credential), tls: None, trackers }
+    }
+
+    /// Authenticates to https:// trackers with the certificate of the client that sends the beats,
+    /// instead of a token.
+    #[must_use]
+    pub fn with_certificate(self, tls: ClientTls) -> Self {
+        Self { tls: Some(tls), ..self }
     }
 
     /// Beats until `stop` is true, then says good-bye. The clock goes on whatever a tracker does.
@@ -52,7 +63,8 @@ impl BeatClient {
         let mut failing_since = None;
         loop {
             let trackers = self.trackers.borrow_and_update().clone();
-            let taken = self.send(&*post, &trackers, "OK", &mut first).await;
+            let sent = self.send(&*post, &trackers, "OK", &mut first).await;
+            let taken = sent.is_ok();
             let now = Instant::now();
             let idle = taken || trackers.is_empty();
             let pause = if idle { PERIOD } else { doubling(FIRST_RETRY, failures, PERIOD) };
@@ -67,7 +79,7 @@ impl BeatClient {
                 accepted = Some(true);
             } else if failing_since.is_some_and(|since| now >= since + WARN_AFTER) && accepted != Some(false)
             {
-                warn!("no tracker accepts beats");
+                warn!(problem = sent.err(), "no tracker accepts beats");
                 accepted = Some(false);
             }
             let changed = async {
@@ -83,39 +95,66 @@ impl BeatClient {
             }
         }
         let trackers = self.trackers.borrow().clone();
-        self.send(&*post, &trackers, "stopping", &mut first).await;
+        // The last beat is not repeated: trackers notice the silence.
+        drop(self.send(&*post, &trackers, "stopping", &mut first).await);
     }
 
-    /// Whether anybody took it; `first` is the one that did, and is tried first the next time.
+    /// Whether a connection to this tracker shows the name of the machine.
+    async fn presents_certificate(&self, tracker: &str) -> bool {
+        match &self.tls {
+            Some(tls) if tracker.starts_with("https://") => tls.has_certificate().await,
+            _ => false,
+        }
+    }
+
+    /// Sends a beat to the first tracker that accepts it, which `first` then names. Returns why the
+    /// last one did not, if none does.
     async fn send<P: HttpClient>(
         &self,
         post: &P,
         trackers: &[String],
         status: &str,
         first: &mut usize,
-    ) -> bool {
+    ) -> Result<(), String> {
+        let mut problem = "no tracker is known".to_owned();
         // For people: trackers show it in events, and measure silence with their own clocks.
         let body =
             serde_json::json!({"Status": status, "Timestamp": utc(wall_ms())}).to_string().into_bytes();
         for step in 0..trackers.len() {
             let at = (*first + step) % trackers.len();
-            let call = Call {
+            let call = |headers| Call {
                 method: "POST",
                 url: format!("{}{}", trackers[at], self.url_path),
-                headers: vec![("authorization", self.authorization.clone())],
+                headers,
                 body: body.clone(),
                 limit: TIMEOUT,
                 // Beats are idempotent.
                 repeatable: true,
             };
-            let answer = post.call(call).await;
+            let token = vec![("authorization", self.authorization.clone())];
+            let answer = if self.presents_certificate(&trackers[at]).await {
+                match post.call(call(Vec::new())).await {
+                    // This tracker does not ask for certificates.
+                    Ok(401) => post.call(call(token)).await,
+                    answer => answer,
+                }
+            } else {
+                post.call(call(token)).await
+            };
             if matches!(answer, Ok(200)) {
                 *first = at;
-                return true;
+                return Ok(());
             }
             debug!(tracker = %trackers[at], ?answer, "beat not accepted");
+            problem = match answer {
+                Ok(status) => format!("{} answered {status}", trackers[at]),
+                Err(error) => {
+                    let refused = refused_certificate(&error).map(str::to_owned);
+                    format!("{}: {}", trackers[at], refused.unwrap_or_else(|| error.to_string()))
+                }
+            };
         }
-        false
+        Err(problem)
     }
 }
 
@@ -159,6 +198,55 @@ mod tests {
             ));
             Ok(200)
         }
+    }
+
+    /// Returns a client with a certificate in `directory`.
+    fn with_certificate(directory: &std::path::Path) -> ClientTls {
+        use crate::net::tls::authority::{Authority, Names, ROLE_LIFETIME, Validity};
+        use crate::net::tls::key::PrivateKey;
+        use crate::net::tls::{ClientFiles, IdentityFiles};
+        use crate::runtime::atomic_file::{Privacy, replace};
+        let key = PrivateKey::generate().unwrap();
+        let ca = Authority::create("prod", &key, wall_ms()).unwrap();
+        let validity = Validity::starting(wall_ms(), ROLE_LIFETIME);
+        let chain = ca.issue_for(&key, &Names::of(["machine-3"]), validity).unwrap();
+        let identity = IdentityFiles { certificates: directory.join("pem"), key: directory.join("key") };
+        replace(&identity.key, key.expose().as_bytes(), Privacy::Secret).unwrap();
+        replace(&identity.certificates, chain.as_bytes(), Privacy::Plain).unwrap();
+        ClientTls::load(ClientFiles { identity: Some(identity), ..ClientFiles::default() }).unwrap()
+    }
+
+    /// Answers 401 to calls without a token at the host `tokens`, and records the others.
+    #[derive(Default)]
+    struct Secure(Mutex<Vec<(String, bool)>>);
+
+    impl HttpClient for Secure {
+        async fn call(&self, call: Call) -> Result<u16, CallError> {
+            let host = call.url.split('/').take(3).collect::<Vec<_>>().join("/");
+            let has_token = call.header("authorization").is_some();
+            self.0.lock().unwrap().push((host.clone(), has_token));
+            Ok(if host.ends_with("tokens") && !has_token { 401 } else { 200 })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_certificate_replaces_the_token_only_at_trackers_with_tls() {
+        let directory = tempfile::tempdir().unwrap();
+        let tls = with_certificate(directory.path());
+        let sent = async |url: &str, tls: Option<&ClientTls>| {
+            let urls = watch::channel(vec![url.to_owned()]).1;
+            let sender = BeatClient::new(MachineId::new(3), "machine-0000000003:x", urls.clone());
+            let sender = tls.map_or(sender.clone(), |tls| sender.with_certificate(tls.clone()));
+            let trackers = Secure::default();
+            let urls = urls.borrow().clone();
+            sender.send(&trackers, &urls, "OK", &mut 0).await.unwrap();
+            let calls = trackers.0.into_inner().unwrap();
+            calls.into_iter().map(|(_, has_token)| has_token).collect::<Vec<_>>()
+        };
+        assert_eq!(sent("https://here", Some(&tls)).await, [false]);
+        assert_eq!(sent("https://tokens", Some(&tls)).await, [false, true], "it asks for no certificate");
+        assert_eq!(sent("http://here", Some(&tls)).await, [true]);
+        assert_eq!(sent("https://here", None).await, [true]);
     }
 
     /// A tracker that cannot reach the store answers with 503; the same beat goes to the next one,

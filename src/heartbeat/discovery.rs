@@ -179,21 +179,11 @@ mod tests {
     use super::*;
     use crate::store::records::Placement;
     use crate::store::tree::Write;
-    use crate::store::{Bootstrap, Credential, Environment, MemoryStore, MemoryTree, paths};
+    use crate::store::{Environment, MemoryStore, MemoryTree, paths};
 
     /// A tracker at `url`, two machines, and a session of the controller.
     async fn world(url: &str) -> (MemoryStore, Environment<MemoryTree>, MemoryTree) {
-        let store = MemoryStore::default();
-        let [operator, controller] =
-            ["operator:x", "controller:x"].map(|text| Credential::parse(text).unwrap());
-        let wanted = Bootstrap {
-            environment: "test".parse().unwrap(),
-            placement: Placement::Unassigned,
-            operator: operator.identity(),
-            controller: controller.identity(),
-        };
-        let boss = store.connect(Some(&operator));
-        let environment = Environment::bootstrap(boss, &wanted).await.unwrap();
+        let (store, environment, controller) = MemoryStore::bootstrapped(Placement::Unassigned).await;
         for _ in 0..2 {
             environment.add_machine(None).await.unwrap();
         }

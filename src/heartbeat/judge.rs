@@ -72,7 +72,7 @@ pub(super) async fn read_inherited<T: Tree>(
     let hold = (unless_corrupt(hold)?, version);
     let versions = buckets.iter().map(|(number, records, version)| (*number, *version, records.is_ok()));
     let versions = versions.collect();
-    let (rolled_back, last_page) = (false, None);
+    let (rolled_back, last_page, last_published) = (false, None, 0);
     let inherited = Inherited {
         buckets: versions,
         flush_request,
@@ -82,6 +82,7 @@ pub(super) async fn read_inherited<T: Tree>(
         release,
         rolled_back,
         last_page,
+        last_published,
     };
     Ok((inherited, buckets))
 }
@@ -90,8 +91,8 @@ impl Judge {
     /// Takes over from the previous judge.
     pub(super) fn new(lease: Lease, inherited: Inherited<Error>, shared: &SharedState) -> Self {
         let mut inner = shared.lock();
-        let now = shared.now(&inner).awake;
-        let (state, rewritten) = JudgeState::resume(inherited, lease.epoch(), &mut inner.audit, now);
+        let now = shared.now(&inner);
+        let (state, rewritten) = JudgeState::resume(inherited, &mut inner.audit, now);
         inner.stats.judging = true;
         drop(inner);
         if rewritten > 0 {

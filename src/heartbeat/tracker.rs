@@ -21,7 +21,6 @@ use self::replicas::{BatchAge, Replicas};
 use self::shared_state::SharedState;
 use super::judge::{self, Judge, Renewal};
 use super::store;
-use crate::mutant;
 use crate::net::http::client::HttpClient;
 use crate::store::Error;
 use crate::store::acl::Roles;
@@ -240,18 +239,10 @@ impl<T: Tree, P: HttpClient> Tracker<T, P> {
         let acl = self.deps.roles.controllers();
         let began = self.shared().awake_now();
         let key = LeaseKey::heartbeat();
-        let Some(mut lease) = Lease::try_acquire(self.tree(), &key, &acl, &self.id).await? else {
+        let Some(lease) = Lease::try_acquire(self.tree(), &key, &acl, &self.id).await? else {
             self.writer.store_answered(&self.deps.shared, began);
             return Ok(());
         };
-        let known = {
-            let inner = self.shared().lock();
-            inner.audit.highest_number().max(inner.feed.last())
-        };
-        if !mutant!(RepeatsNumbers) {
-            // No number has more than 32 bits of epoch.
-            lease.raise_above(self.tree(), u32::try_from(known >> 32).unwrap_or(u32::MAX - 1)).await?;
-        }
         // Writes of the previous judge may have events that have not arrived.
         self.tree().sync().await?;
         let batches = store::batch_names(self.tree()).await?;
@@ -269,6 +260,7 @@ impl<T: Tree, P: HttpClient> Tracker<T, P> {
         adopt_buckets(self.shared(), buckets, inherited.rolled_back);
         self.publish_pages(&inherited.pages);
         inherited.last_page = self.last_page;
+        inherited.last_published = self.shared().lock().feed.last();
         self.judge = Some(Judge::new(lease, inherited, self.shared()));
         Ok(())
     }

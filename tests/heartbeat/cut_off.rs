@@ -120,7 +120,7 @@ async fn component_of_a_tracker_without_the_store_is_not_declared_dead() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn new_judge_knows_components_of_a_lost_tracker() {
+async fn new_judge_reads_components_of_a_lost_tracker() {
     cut_with_new_judge().await;
 }
 

@@ -44,6 +44,7 @@ finds! {
     forgotten_lost_trackers_are_found: ForgetsLostTrackers by cut_off::short_cut;
     beats_that_are_taken_for_ever_are_found: TakesBeatsForEver by cut_off::senders_move;
     records_that_are_not_written_again_are_found: TrustsAnEmptyStore by restored::records_deleted;
-    repeated_numbers_are_found: RepeatsNumbers by restored::records_deleted;
+    numbers_of_a_slow_clock_are_found: RepeatsNumbers by restored::clock_set_back;
+    numbers_of_a_restored_store_are_found: NumbersFromStoreOnly by restored::restored_while_stopped;
     forgotten_late_calls_are_found: ForgetsLateCalls by late::call_applied_late;
 }

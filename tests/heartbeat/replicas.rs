@@ -60,7 +60,7 @@ impl Fleet {
         fleet
     }
 
-    fn set_doors<'a>(&self, trackers: impl IntoIterator<Item = &'a Tracker>) {
+    fn set_trackers<'a>(&self, trackers: impl IntoIterator<Item = &'a Tracker>) {
         *self.listeners.lock().unwrap() = trackers.into_iter().map(|tracker| tracker.addr).collect();
     }
 
@@ -159,8 +159,8 @@ fn trouble(count: usize) {
     site.juju(&["heartbeat", "params", &sm, &hook, "Warntime=6", "Errtime=12", "Interval=1", "Mass_share=0"]);
     manager.book().mood = Mood::Holding;
     let mut trackers: Vec<Tracker> = (0..count).map(|_| site.tracker(&["--open"])).collect();
-    let mut fleet = Fleet::new();
-    fleet.set_doors(&trackers);
+    let fleet = Fleet::new();
+    fleet.set_trackers(&trackers);
 
     // The judge crashes while it waits for the answer to a call, which is accepted: its successor
     // cannot know that.
@@ -171,7 +171,7 @@ fn trouble(count: usize) {
     manager.book().mood = Mood::Fine;
     judge(&trackers);
     trackers.push(site.tracker(&["--open"]));
-    fleet.set_doors(&trackers);
+    fleet.set_trackers(&trackers);
     all_started(&site, &manager);
     let in_doubt: BTreeSet<String> = components_in(&manager, 1);
     assert!(!in_doubt.is_empty());
@@ -181,29 +181,17 @@ fn trouble(count: usize) {
     trackers.remove(at).kill9();
     judge(&trackers);
     trackers.push(site.tracker(&["--open"]));
-    fleet.set_doors(&trackers);
+    fleet.set_trackers(&trackers);
 
-    // Another tracker is paused until its session expires, and continues.
-    let at = judge(&trackers);
-    trackers[at].signal("-STOP");
-    let others: Vec<&Tracker> =
-        trackers.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, tracker)| tracker).collect();
-    fleet.set_doors(others.iter().copied());
-    wait_for("another judge", DEADLINE, || others.iter().position(|tracker| tracker.is_judging()));
-    trackers[at].signal("-CONT");
-    wait_for("a tracker that knows it was missed", DEADLINE, || {
-        let (_, health) = trackers[at].get("/hmi/v1/health");
-        (health.contains("\"Judging\":false") && health.contains("\"connected\"")).then_some(())
-    });
-    fleet.set_doors(&trackers);
+    pause_the_judge(&trackers, &fleet);
 
     // Each is restarted in turn.
     for _ in 0..count {
         let old = trackers.remove(0);
-        fleet.set_doors(&trackers);
+        fleet.set_trackers(&trackers);
         old.end();
         trackers.push(site.tracker(&["--open"]));
-        fleet.set_doors(&trackers);
+        fleet.set_trackers(&trackers);
     }
     judge(&trackers);
     // Each start, and no other change; twice only those of the call during which the first judge
@@ -215,16 +203,39 @@ fn trouble(count: usize) {
     for ((name, sequence), update) in &changes {
         assert_eq!(update.len(), 1 + usize::from(in_doubt.contains(name)), "{name} {sequence}: {update:?}");
     }
-    let starts = manager.book().updates.len();
+    let taken = fleet.taken.load(Ordering::Relaxed);
+    check_that_deaths_are_sent_once(&manager, fleet);
+    assert!(taken > 1000, "only {taken} beats");
+    for tracker in trackers {
+        tracker.end();
+    }
+}
 
-    // Now some components really fall silent.
-    let (silent, taken) = (5, fleet.taken.load(Ordering::Relaxed));
+/// Pauses the judge until its session expires, and continues it.
+fn pause_the_judge(trackers: &[Tracker], fleet: &Fleet) {
+    let at = judge(trackers);
+    trackers[at].signal("-STOP");
+    let others: Vec<&Tracker> =
+        trackers.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, tracker)| tracker).collect();
+    fleet.set_trackers(others.iter().copied());
+    wait_for("another judge", DEADLINE, || others.iter().position(|tracker| tracker.is_judging()));
+    trackers[at].signal("-CONT");
+    wait_for("a tracker that is connected and not the judge", DEADLINE, || {
+        let (_, health) = trackers[at].get("/hmi/v1/health");
+        (health.contains("\"Judging\":false") && health.contains("\"connected\"")).then_some(())
+    });
+    fleet.set_trackers(trackers);
+}
+
+/// Lets some components fall silent.
+fn check_that_deaths_are_sent_once(manager: &Manager, mut fleet: Fleet) {
+    let (silent, starts) = (5, manager.book().updates.len());
     fleet.silent_from.store((COMPONENTS - silent) as u64, Ordering::Relaxed);
     wait_for("the deaths", DEADLINE, || {
         let book = manager.book();
         (book.updates.iter().filter(|update| update.flag == "Alert").count() == silent).then_some(())
     });
-    check_the_webhook(&manager, COMPONENTS + 2 * silent);
+    check_the_webhook(manager, COMPONENTS + 2 * silent);
     fleet.end();
     let later: Vec<(String, String)> = manager.book().updates[starts..]
         .iter()
@@ -236,10 +247,6 @@ fn trouble(count: usize) {
         assert_eq!(flags, ["Warning", "Alert"], "{}", name(component));
     }
     assert_eq!(later.len(), 2 * silent, "{later:?}");
-    assert!(taken > 1000, "only {taken} beats");
-    for tracker in trackers {
-        tracker.end();
-    }
 }
 
 #[test]

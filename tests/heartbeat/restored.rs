@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::invariants::{ERR, WARN, check_the_end};
 use crate::manager::HOOK_URL;
-use crate::simulate::{judge, seconds};
+use crate::simulate::{begin, judge, seconds};
 use crate::world::World;
 
 const FLEET: usize = 12;
@@ -135,6 +135,66 @@ async fn records_lost(losses: &[(u64, Loss)]) {
         assert!(new.iter().all(|number| *number > highest), "seed {seed}, {loss:?}: {new:?} after {highest}");
         check_the_end(&mut world, seed).await;
     }
+}
+
+/// Starts trackers, and lets components fail and return.
+async fn with_changes(seed: u64) -> World {
+    let mut world = begin(seed, 2, FLEET).await;
+    (0..3).for_each(|component| world.silence(component));
+    world.pass(ERR + WARN).await;
+    (1..3).for_each(|component| world.revive(component));
+    world.pass(seconds(5)).await;
+    world
+}
+
+/// Lets a component fail, and checks that the numbers of its changes are higher than all before.
+async fn check_new_numbers(mut world: World, seed: u64) {
+    let highest = *world.shown.last_key_value().expect("changes").0;
+    world.silence(5);
+    world.pass(ERR + seconds(30)).await;
+    let new = world.shown.range(highest + 1..).filter(|(_, change)| change.name.as_str() == "x5c0s0b0n0");
+    // Whether the alert is held depends on the number of silent components.
+    assert!(new.count() >= 1, "seed {seed}: a warning above {highest}: {:?}", world.shown);
+    check_the_end(&mut world, seed).await;
+}
+
+pub(crate) async fn restored_while_stopped() {
+    for seed in 110..113 {
+        let mut world = with_changes(seed).await;
+        let backup = world.store.backup();
+        (6..9).for_each(|component| world.silence(component));
+        world.pass(ERR + WARN).await;
+        let running: Vec<u32> = world.replicas.keys().copied().collect();
+        for id in running {
+            world.stop(id).await;
+        }
+        // The webhook may receive a change of each component again.
+        world.upsets.extend(std::iter::repeat_n(Instant::now(), 4 * FLEET));
+        world.store.restore(&backup);
+        for _ in 0..2 {
+            world.start();
+        }
+        check_new_numbers(world, seed).await;
+    }
+}
+
+pub(crate) async fn clock_set_back() {
+    let mut world = with_changes(120).await;
+    world.step_calendar(-3_600_000);
+    let id = judge(&world);
+    world.stop(id).await;
+    world.start();
+    check_new_numbers(world, 120).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn numbers_are_not_repeated_if_the_store_is_restored_while_no_tracker_runs() {
+    restored_while_stopped().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn numbers_are_not_repeated_if_the_clock_is_set_back() {
+    clock_set_back().await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -15,6 +15,7 @@ use crate::heartbeat::core::mass_outage::{HoldPhase, MassHold};
 use crate::heartbeat::core::name::Name;
 use crate::heartbeat::core::params::Params;
 use crate::heartbeat::core::record::{Beat, NotifyStatus};
+
 use crate::heartbeat::core::state::{Notification, State, windows};
 use crate::heartbeat::core::table::{Component, Full, HERE, Table, TrackerIndex};
 use crate::heartbeat::core::timer_wheel::TimerWheel;
@@ -67,24 +68,6 @@ pub struct Decisions {
     pub changes: Vec<Change>,
     /// A mass outage begins with this pass: deaths are held.
     pub raised: bool,
-}
-
-/// Numbers for changes, higher than every number of an earlier judge.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sequence {
-    last: u64,
-}
-
-impl Sequence {
-    /// The numbers of the judge with this epoch, which no other judge has.
-    pub fn of_epoch(epoch: u32) -> Self {
-        Self { last: u64::from(epoch) << 32 }
-    }
-
-    fn next(&mut self) -> u64 {
-        self.last += 1;
-        self.last
-    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

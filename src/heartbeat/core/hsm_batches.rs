@@ -82,7 +82,7 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// What a status means for the components of a call. Statuses about authentication, limits or
+    /// The meaning of a status for the components of a call. Statuses about authentication, limits or
     /// failures of the server say nothing about them.
     pub fn of(status: u16) -> Self {
         match status {

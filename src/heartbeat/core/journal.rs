@@ -10,6 +10,7 @@ use crate::heartbeat::core::audit::Change;
 use crate::heartbeat::core::beat::Stamp;
 use crate::heartbeat::core::name::Name;
 use crate::heartbeat::core::record::Malformed;
+use crate::heartbeat::core::sequence::MAX_NUMBER;
 use crate::heartbeat::core::state::{Notification, State};
 
 /// A page is extended with every change until it has this size.
@@ -174,7 +175,7 @@ fn change_of(line: &[u8]) -> Option<Change> {
         name: Name::parse(name.as_str()?).ok()?,
         state: State::parse(state.as_str()?)?,
         notification,
-        sequence: sequence.as_u64()?,
+        sequence: sequence.as_u64().filter(|number| *number <= MAX_NUMBER)?,
         at: at.as_u64()?,
         flaps: u16::try_from(flaps.as_u64()?).ok()?,
         stamp,

@@ -4,10 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::audit::{Audit, Change, Now, Sequence};
+use super::audit::{Audit, Change, Now};
 use super::journal::{self, Journal};
 use super::mass_outage::HoldPhase;
 use super::record::{Hold, Record, bucket_of};
+use super::sequence::Sequence;
 use super::webhook_queue::{WebhookProgress, WebhookQueue};
 
 /// The duration of a hold is stored in steps of this length. A hold lasts at most one step longer
@@ -32,6 +33,8 @@ pub struct Inherited<E> {
     pub rolled_back: bool,
     /// The highest number of a page that this tracker has ever read.
     pub last_page: Option<u64>,
+    /// The highest number of a change that this tracker has ever published.
+    pub last_published: u64,
 }
 
 impl<E> Inherited<E> {
@@ -76,10 +79,15 @@ pub struct JudgeState {
 impl JudgeState {
     /// Continues where the previous judge stopped. Returns also how many components the store has
     /// lost: their buckets are marked to be written again.
-    pub fn resume<E>(inherited: Inherited<E>, epoch: u32, audit: &mut Audit, now: u64) -> (Self, usize) {
+    pub fn resume<E>(inherited: Inherited<E>, audit: &mut Audit, now: Now) -> (Self, usize) {
         let (journalled, last) = (inherited.journalled(), inherited.journal_end());
-        let Inherited { buckets, flush_request, progress, pages, hold, release, rolled_back, last_page } =
-            inherited;
+        let newest_journalled = journalled.last_key_value().map_or(0, |(number, _)| *number);
+        let known = newest_journalled.max(inherited.last_published).max(audit.highest_number());
+        let sequence = Sequence::above(known, now.wall);
+        let now = now.awake;
+        let Inherited {
+            buckets, flush_request, progress, pages, hold, release, rolled_back, last_page, ..
+        } = inherited;
         let versions: HashMap<u16, i32> =
             buckets.iter().map(|(number, version, _)| (*number, *version)).collect();
         let frozen = buckets.iter().filter(|(.., readable)| !readable).map(|(number, ..)| *number).collect();
@@ -106,7 +114,6 @@ impl JudgeState {
         let webhook_queue = WebhookQueue::new(progress.0.clone(), missed);
         let journal = Journal::of(&pages);
         let journal = if rolled_back { journal.after_loss(last_page) } else { journal };
-        let sequence = Sequence::of_epoch(epoch);
         let state = Self {
             sequence,
             flush_request,
@@ -203,6 +210,10 @@ mod tests {
 
     const NOW: u64 = 100_000;
 
+    fn at(awake: u64) -> Now {
+        Now { awake, wall: 0 }
+    }
+
     fn change(sequence: u64) -> Change {
         Change::started(&format!("n{sequence}"), sequence)
     }
@@ -241,6 +252,7 @@ mod tests {
             release: 0,
             rolled_back: false,
             last_page: Some(4),
+            last_published: 0,
         }
     }
 
@@ -269,7 +281,7 @@ mod tests {
             ("rolled back", &[2, 5], rolled_back(inherited(&[2, 5], vec![page(0, &[2])], 1)), &[5], &[2], 2),
         ] {
             let mut audit = memory(known);
-            let (mut state, again) = JudgeState::resume(read, 1, &mut audit, NOW);
+            let (mut state, again) = JudgeState::resume(read, &mut audit, at(NOW));
             let changes: Vec<u64> = state.unpublished.iter().map(|change| change.sequence).collect();
             assert_eq!(changes, unpublished, "{what}: unpublished");
             assert_eq!(drain(&mut state.webhook_queue), queued, "{what}: for the webhook");
@@ -281,7 +293,7 @@ mod tests {
     fn resume_numbers_pages_above_all_that_were_read_after_a_rollback() {
         for (rolled_back, next) in [(false, 0), (true, 5)] {
             let read = Inherited { rolled_back, ..inherited(&[1], vec![page(0, &[1])], 1) };
-            let (state, _) = JudgeState::resume(read, 1, &mut memory(&[1]), NOW);
+            let (state, _) = JudgeState::resume(read, &mut memory(&[1]), at(NOW));
             assert_eq!(state.journal.with(&[change(9)])[0].number, next, "{rolled_back}");
         }
     }
@@ -298,7 +310,7 @@ mod tests {
         ] {
             let read = Inherited { hold: (hold, 0), release, ..inherited(&[], vec![], 0) };
             let mut audit = memory(&[]);
-            let (state, _) = JudgeState::resume(read, 1, &mut audit, NOW);
+            let (state, _) = JudgeState::resume(read, &mut audit, at(NOW));
             assert_eq!(audit.course(NOW), phase, "{hold:?}, {release}");
             let stored = state.hold_to_store(&audit, NOW);
             assert_eq!(stored.is_some(), phase != HoldPhase::Quiet);
@@ -311,7 +323,7 @@ mod tests {
         let read =
             Inherited { buckets: vec![(bucket_of(name.as_str()), 0, false)], ..inherited(&[], vec![], 0) };
         let mut audit = memory(&[]);
-        let (mut state, _) = JudgeState::resume(read, 1, &mut audit, NOW);
+        let (mut state, _) = JudgeState::resume(read, &mut audit, at(NOW));
         audit.beat(NOW, &name, false).unwrap();
         audit.beat(NOW, &change(2).name, false).unwrap();
         let now = Now { awake: NOW, wall: 0 };
@@ -325,8 +337,7 @@ mod tests {
     #[test]
     fn deadlines_wait_for_a_flush_of_the_other_replicas() {
         let mut audit = memory(&[]);
-        let (mut state, _) = JudgeState::resume(inherited(&[], vec![], 0), 1, &mut audit, NOW);
-        let at = |awake| Now { awake, wall: 0 };
+        let (mut state, _) = JudgeState::resume(inherited(&[], vec![], 0), &mut audit, at(NOW));
         audit.beat(NOW, &change(1).name, false).unwrap();
         state.decide(&mut audit, at(NOW), false, false);
         assert!(!state.needs_flush(&audit, NOW + 1_000, false), "no deadline has passed");

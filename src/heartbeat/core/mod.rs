@@ -13,6 +13,7 @@ pub mod name;
 pub mod params;
 pub mod record;
 pub mod rounds;
+pub mod sequence;
 pub mod state;
 pub mod table;
 pub mod timer_wheel;

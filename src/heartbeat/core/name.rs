@@ -1,6 +1,6 @@
 //! Names of components. A [`Name`] is validated, normalised and small enough to be copied, so that
-//! a beat for a known component needs no allocation. Who may send beats for a name is not decided
-//! here. Pure.
+//! a beat for a known component needs no allocation. The right to send beats for a name is
+//! checked elsewhere. Pure.
 
 use std::fmt;
 

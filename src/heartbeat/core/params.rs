@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::net::url::{Url, UrlError};
 
-/// What is set, in milliseconds where it is a time.
+/// The parameters of a tracker. Times are in milliseconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Params {
     /// Kept because clients of hms-hbtd set it; it has no effect.

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::heartbeat::core::beat::Stamp;
 use crate::heartbeat::core::name::Name;
+use crate::heartbeat::core::sequence::MAX_NUMBER;
 use crate::heartbeat::core::state::{Notification, State};
 
 /// The number of znodes for components: few enough bytes in each for one change, enough room for a
@@ -226,13 +227,14 @@ fn record(row: &Value) -> Option<Record> {
         Value::Null => None,
         notification => Some(Notification::parse(notification.as_str()?)?),
     };
-    let sequence = row[3].as_u64()?;
+    let number = |value: &Value| value.as_u64().filter(|number| *number <= MAX_NUMBER);
+    let sequence = number(&row[3])?;
     Some(Record {
         name: Name::parse(row[0].as_str()?).ok()?,
         state: State::parse(row[1].as_str()?)?,
         notification,
         sequence,
-        notification_sequence: row.get(8).map_or(Some(sequence), Value::as_u64)?,
+        notification_sequence: row.get(8).map_or(Some(sequence), number)?,
         notified: NotifyStatus::parse(row[4].as_str()?)?,
         changed_at: row[5].as_u64()?,
         beat_at: row[6].as_u64()?,
@@ -315,8 +317,8 @@ mod tests {
             state: State::Stopped,
             // Only a start or restart can have the older of two numbers.
             notification: Some(Notification::Restarted),
-            sequence: u64::MAX,
-            notification_sequence: u64::MAX - 1,
+            sequence: MAX_NUMBER,
+            notification_sequence: MAX_NUMBER - 1,
             notified: NotifyStatus::Refused,
             // In the year 5138.
             changed_at: 99_999_999_999_999,
@@ -339,11 +341,11 @@ mod tests {
                 notification: None,
                 notified: NotifyStatus::Pending,
                 state: State::Ok,
-                notification_sequence: u64::MAX,
+                notification_sequence: MAX_NUMBER,
                 ..longest(2)
             },
             Record { interval: 0, ..longest(3) },
-            Record { interval: 0, notification_sequence: u64::MAX, ..longest(4) },
+            Record { interval: 0, notification_sequence: MAX_NUMBER, ..longest(4) },
         ];
         assert_eq!(bucket_from_bytes(&bucket_to_bytes(records.iter().copied())), Ok(records));
         let beats = vec![

@@ -117,11 +117,11 @@ impl Rejected {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heartbeat::core::audit::Sequence;
     use crate::heartbeat::core::mass_outage::HoldPhase;
     use crate::heartbeat::core::name::Name;
     use crate::heartbeat::core::params::Params;
     use crate::heartbeat::core::record::NotifyStatus;
+    use crate::heartbeat::core::sequence::Sequence;
 
     const NOW: Now = Now { awake: 1_000, wall: 0 };
 
@@ -133,7 +133,7 @@ mod tests {
         for number in 0..pending + rejected {
             audit.beat(NOW.awake, &Name::parse(&format!("n{number}")).unwrap(), false).unwrap();
         }
-        let changes = audit.judge(NOW, NOW.awake, &mut Sequence::of_epoch(0)).changes;
+        let changes = audit.judge(NOW, NOW.awake, &mut Sequence::above(0, 0)).changes;
         for change in &changes[pending..] {
             audit.set_notified(&change.name, change.sequence, NotifyStatus::Refused);
         }

@@ -1,6 +1,6 @@
-//! What the judge keeps in order besides its decisions: the alarm that operators read, components
-//! of removed machines, batches and pages that are no longer needed, buckets that were unreadable,
-//! and the webhook's progress.
+//! Maintenance by the judge besides its decisions: it writes the alarm that operators read and the
+//! webhook's progress, removes components of removed machines and old batches and pages, and reads
+//! buckets again that were unreadable.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;

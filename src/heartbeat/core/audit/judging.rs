@@ -1,11 +1,12 @@
 //! The decisions: how beats and silence change the state of each component, and when a death is
 //! held. Pure.
 
-use super::{Audit, Change, Decisions, Now, Sequence};
+use super::{Audit, Change, Decisions, Now};
 use crate::heartbeat::core::flapping::Flaps;
 use crate::heartbeat::core::mass_outage::HoldDecision;
 use crate::heartbeat::core::name::Name;
 use crate::heartbeat::core::record::{NotifyStatus, bucket_of};
+use crate::heartbeat::core::sequence::Sequence;
 use crate::heartbeat::core::state::{Notification, State};
 
 impl Audit {

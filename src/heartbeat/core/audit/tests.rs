@@ -10,6 +10,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::heartbeat::core::record::{Record, bucket_of};
+use crate::heartbeat::core::sequence::Sequence;
 
 const LIMIT: usize = 10_000;
 
@@ -58,7 +59,7 @@ impl Bench {
     fn with(params: &Params) -> Self {
         let mut audit = Audit::new(1000, params, LIMIT);
         audit.start_judging(1000, HoldPhase::Quiet);
-        Self { audit, sequence: Sequence::of_epoch(1), now: 1000 }
+        Self { audit, sequence: Sequence::above(1 << 32, 0), now: 1000 }
     }
 
     fn beat(&mut self, who: &str) -> BeatEffect {

@@ -3,9 +3,10 @@
 
 use std::collections::HashMap;
 
-use super::{Audit, Change, Now, Sequence};
+use super::{Audit, Change, Now};
 use crate::heartbeat::core::beat::Stamp;
 use crate::heartbeat::core::record::{NotifyStatus, Record};
+use crate::heartbeat::core::sequence::Sequence;
 use crate::heartbeat::core::state::{Notification, State};
 
 impl Audit {

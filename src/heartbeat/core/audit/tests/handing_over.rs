@@ -1,4 +1,4 @@
-//! What a judge leaves to the next one: stored decisions stay, others are made again.
+//! A change of the judge: stored decisions stay, others are made again.
 
 use super::*;
 use crate::heartbeat::core::record::bucket_from_bytes;
@@ -61,7 +61,7 @@ fn next_judge_continues_where_the_last_one_was() {
     // A beat from before it was the judge counts as well.
     next.beat(5, &name("b"), false).unwrap();
     next.start_judging(10, HoldPhase::Quiet);
-    let mut sequence = Sequence::of_epoch(2);
+    let mut sequence = Sequence::above(2 << 32, 0);
     let decisions = next.judge(Now { awake: 10, wall: 5 }, 10, &mut sequence);
     assert_eq!(decisions.changes.len(), 1);
     assert_eq!(decisions.changes[0].notification, Some(Notification::Restarted));
@@ -172,7 +172,7 @@ fn restart_of_another_judge_is_not_repeated() {
     bench.beat("a");
 
     // The second judge decides it as well; then the component dies, and so does the other one.
-    other.sequence = Sequence::of_epoch(2);
+    other.sequence = Sequence::above(2 << 32, 0);
     other.audit.start_judging(other.now, HoldPhase::Quiet);
     assert_eq!(other.after(0), notified("a", Notification::Restarted));
     give(&other, &mut bench);
