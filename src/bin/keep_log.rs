@@ -9,7 +9,7 @@ fn main() -> ExitCode {
     let Some(log) = std::env::args_os().nth(2) else { return ExitCode::from(2) };
     match portcullis::unit::hook::keep_standard_input(Path::new(&log)) {
         Ok(()) => ExitCode::SUCCESS,
-        // Nobody is there to be told.
+        // The standard error of this process is read by no other process.
         Err(_) => ExitCode::FAILURE,
     }
 }

@@ -104,6 +104,8 @@ pub struct TlsListen {
 pub struct Config {
     pub data_dir: PathBuf,
     pub listen: SocketAddr,
+    /// Serves TLS on `listen`, too.
+    pub listen_tls: Option<ServerTls>,
     /// A second listener, with TLS.
     pub tls: Option<TlsListen>,
     pub tick_ms: i32,
@@ -121,6 +123,7 @@ impl Config {
         Config {
             data_dir: data_dir.into(),
             listen,
+            listen_tls: None,
             tls: None,
             tick_ms: 2_000,
             super_digest: None,

@@ -202,7 +202,7 @@ impl Server {
             sent: service.out.frames,
             syncs: service.storage.syncs(),
             uptime_ms: self.now().mono_ms,
-            port: self.plain_listener.addr.port(),
+            port: self.main_listener.addr.port(),
             tls_port: self.tls_listener.as_ref().map(|listener| listener.addr.port()),
             data_dir: self.config.data_dir.display().to_string(),
             tick_ms: self.config.tick_ms,

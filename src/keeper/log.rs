@@ -79,7 +79,7 @@ impl StorageError {
 
 /// A new segment under a temporary name. Recovery ignores it until it is published.
 #[derive(Debug)]
-pub struct Draft {
+pub struct NewSegment {
     file: File,
     temp_path: PathBuf,
     /// Opened before the rename: once the segment has its name, the directory must be synced.
@@ -88,14 +88,14 @@ pub struct Draft {
     salt: u64,
 }
 
-impl Draft {
+impl NewSegment {
     pub fn write(dir: &Path, number: u64, salt: u64, before: Option<Tail>) -> Result<Self, StorageError> {
         let temp_path = draft_path(dir);
         let handle = File::open(dir).map_err(io_error("open", dir))?;
         let file = create_draft(&temp_path)?;
         file.write_all_at(&segment_header(number, salt, before), 0).map_err(io_error("write", &temp_path))?;
         file.sync_all().map_err(io_error("sync", &temp_path))?;
-        Ok(Draft { file, temp_path, dir: handle, path: segment_path(dir, number), salt })
+        Ok(NewSegment { file, temp_path, dir: handle, path: segment_path(dir, number), salt })
     }
 
     /// Renames the segment to its final name and syncs the directory.

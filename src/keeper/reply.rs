@@ -9,7 +9,7 @@ use super::tree::Node;
 
 /// The result of a read.
 #[derive(Debug)]
-pub enum Found<'a> {
+pub enum ReadResult<'a> {
     Stat(&'a Node),
     Data(&'a Node),
     Children { node: &'a Node, wants_stat: bool },
@@ -18,51 +18,51 @@ pub enum Found<'a> {
     Count(usize),
 }
 
-pub fn lookup<'a>(state: &'a State, caller: Caller<'_>, read: Read<'_>) -> Result<Found<'a>, Code> {
+pub fn lookup<'a>(state: &'a State, caller: Caller<'_>, read: Read<'_>) -> Result<ReadResult<'a>, Code> {
     let node = |path: &str, perm| {
         let node = state.tree.get(path).ok_or(Code::NoNode)?;
         if acl::allows(&node.acl, perm, caller.proved) { Ok(node) } else { Err(Code::NoAuth) }
     };
     Ok(match read {
         // As in ZooKeeper, `exists` needs no right.
-        Read::Exists { path, .. } => Found::Stat(state.tree.get(path).ok_or(Code::NoNode)?),
-        Read::Data { path, .. } => Found::Data(node(path, acl::READ)?),
+        Read::Exists { path, .. } => ReadResult::Stat(state.tree.get(path).ok_or(Code::NoNode)?),
+        Read::Data { path, .. } => ReadResult::Data(node(path, acl::READ)?),
         Read::Children { path, wants_stat, .. } => {
-            Found::Children { node: node(path, acl::READ)?, wants_stat }
+            ReadResult::Children { node: node(path, acl::READ)?, wants_stat }
         }
         Read::Acl { path } => {
             let node = node(path, acl::READ | acl::ADMIN)?;
-            Found::Acl { node, hashes: acl::allows(&node.acl, acl::ADMIN, caller.proved) }
+            ReadResult::Acl { node, hashes: acl::allows(&node.acl, acl::ADMIN, caller.proved) }
         }
         Read::Ephemerals { prefix } => {
             let paths = state.tree.ephemerals_of(caller.session);
-            Found::Paths(paths.filter(|path| path.starts_with(prefix)).collect())
+            ReadResult::Paths(paths.filter(|path| path.starts_with(prefix)).collect())
         }
         Read::AllChildrenNumber { path } => {
             node(path, acl::READ)?;
-            Found::Count(state.tree.count_below(path))
+            ReadResult::Count(state.tree.count_below(path))
         }
     })
 }
 
 /// Encodes the result of a read. The size of each part is checked before it is encoded: a reply
 /// that does not fit into a frame is an error, and never takes more memory than a frame.
-pub fn put_found(found: &Found<'_>, body: &mut Body<'_>) -> Result<(), Code> {
+pub fn put_read_result(found: &ReadResult<'_>, body: &mut Body<'_>) -> Result<(), Code> {
     match found {
-        Found::Stat(node) => node.stat().encode(body.reserve(STAT_BYTES)?),
-        Found::Data(node) => {
+        ReadResult::Stat(node) => node.stat().encode(body.reserve(STAT_BYTES)?),
+        ReadResult::Data(node) => {
             let data = node.data.as_deref();
             let out = body.reserve(4 + data.map_or(0, <[u8]>::len) + STAT_BYTES)?;
             out.put_optional_buffer(data);
             node.stat().encode(out);
         }
-        Found::Children { node, wants_stat } => {
+        ReadResult::Children { node, wants_stat } => {
             put_strings(node.children(), body)?;
             if *wants_stat {
                 node.stat().encode(body.reserve(STAT_BYTES)?);
             }
         }
-        Found::Acl { node, hashes } => {
+        ReadResult::Acl { node, hashes } => {
             let bytes: usize =
                 node.acl.iter().map(|acl| 12 + acl.identity.scheme.len() + acl.identity.id.len()).sum();
             let out = body.reserve(4 + bytes + STAT_BYTES)?;
@@ -73,8 +73,8 @@ pub fn put_found(found: &Found<'_>, body: &mut Body<'_>) -> Result<(), Code> {
             }
             node.stat().encode(out);
         }
-        Found::Paths(paths) => put_strings(paths.iter().copied(), body)?,
-        Found::Count(count) => body.reserve(4)?.put_len(*count),
+        ReadResult::Paths(paths) => put_strings(paths.iter().copied(), body)?,
+        ReadResult::Count(count) => body.reserve(4)?.put_len(*count),
     }
     Ok(())
 }

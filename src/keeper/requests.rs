@@ -14,8 +14,8 @@ use super::outbox::Outboxes;
 use super::proto::{Code, Connect, Op, Read, Request, decode, decode_connect, op};
 use super::refusals::{Reason, Refusals};
 use super::reply::{
-    MULTI_HEADER_BYTES, lookup, multi_fits, put_found, put_multi_end, put_multi_error, put_multi_header,
-    put_result, result_type,
+    MULTI_HEADER_BYTES, lookup, multi_fits, put_multi_end, put_multi_error, put_multi_header,
+    put_read_result, put_result, result_type,
 };
 use super::state::{Caller, Refusal, State};
 use super::storage::Storage;
@@ -408,7 +408,7 @@ impl Service {
             Err(code) => return self.refuse(id, xid, code, read.path(), now),
         };
         let answered = match lookup(&self.state, caller, read) {
-            Ok(found) => self.out.bounded_reply(id, xid, zxid, limit, |body| put_found(&found, body)),
+            Ok(found) => self.out.bounded_reply(id, xid, zxid, limit, |body| put_read_result(&found, body)),
             Err(code) => {
                 self.out.error_reply(id, xid, zxid, code);
                 // As in ZooKeeper, a client can watch for a node that does not exist yet.
@@ -432,7 +432,7 @@ impl Service {
                         let data = matches!(read, Read::Data { .. });
                         let kind = if data { op::GET_DATA } else { op::GET_CHILDREN };
                         put_multi_header(body.reserve(MULTI_HEADER_BYTES)?, kind, Code::Ok);
-                        put_found(&found, body)?;
+                        put_read_result(&found, body)?;
                     }
                     Err(code) => {
                         refused.get_or_insert((code, read.path()));

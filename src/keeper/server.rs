@@ -62,7 +62,7 @@ pub(super) struct Connection {
 pub struct Server {
     pub(super) config: Config,
     poll: Poll,
-    pub(super) plain_listener: Listener,
+    pub(super) main_listener: Listener,
     pub(super) tls_listener: Option<Listener>,
     pub(super) service: Service,
     pub(super) connections: Slab<Connection>,
@@ -84,7 +84,7 @@ impl Server {
         let started = Instant::now();
         config.limits = config.limits.within(getrlimit(Resource::Nofile).current);
         let poll = Poll::new().map_err(KeeperError::Poll)?;
-        let plain_listener = Listener::open(&poll, LISTENER, config.listen, None)?;
+        let main_listener = Listener::open(&poll, LISTENER, config.listen, config.listen_tls.clone())?;
         let tls_listener = match &config.tls {
             Some(tls) => Some(Listener::open(&poll, TLS_LISTENER, tls.listen, Some(tls.config.clone()))?),
             None => None,
@@ -101,13 +101,13 @@ impl Server {
             identities: config.limits.identities,
             watches: config.limits.watches,
         };
-        let (local_addr, zxid, nodes) = (plain_listener.addr, state.zxid(), state.tree.len());
+        let (local_addr, zxid, nodes) = (main_listener.addr, state.zxid(), state.tree.len());
         info!(%local_addr, zxid, nodes, "keeper recovered");
         let mut service = Service::new(state, storage, rules);
         service.out.set_memory_limit(config.limits.max_buffer_bytes);
         let server = Server {
             poll,
-            plain_listener,
+            main_listener,
             tls_listener,
             service,
             connections: Slab::new(),
@@ -125,7 +125,7 @@ impl Server {
     }
 
     pub fn local_addr(&self) -> SocketAddr {
-        self.plain_listener.addr
+        self.main_listener.addr
     }
 
     pub fn stats(&self) -> SharedStats {
@@ -215,7 +215,7 @@ impl Server {
     pub(super) fn accept(&mut self, token: Token, now: Now) {
         loop {
             let listener =
-                self.tls_listener.as_ref().filter(|_| token == TLS_LISTENER).unwrap_or(&self.plain_listener);
+                self.tls_listener.as_ref().filter(|_| token == TLS_LISTENER).unwrap_or(&self.main_listener);
             let tls = listener.tls.clone();
             let (socket, addr) = match listener.socket.accept() {
                 Ok(accepted) => accepted,

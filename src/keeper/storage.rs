@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 use tracing::{info, warn};
 
 use super::log::{
-    self, Draft, FILE_MODE, Segment, StorageError, StoredSegment, Tail, io_error, segment_path,
+    self, FILE_MODE, NewSegment, Segment, StorageError, StoredSegment, Tail, io_error, segment_path,
 };
 use super::reserve::Reserve;
 use super::snapshot::{self, snapshot_path};
@@ -101,10 +101,10 @@ impl Storage {
         let mut reserve = Reserve::in_dir(dir, reserve_bytes);
         let mut full = false;
         let salt = random_salt(dir)?;
-        let draft = match Draft::write(dir, number, salt, tail) {
+        let draft = match NewSegment::write(dir, number, salt, tail) {
             Err(err) if err.is_full_disk() && reserve.release() => {
                 full = true;
-                Draft::write(dir, number, salt, tail)
+                NewSegment::write(dir, number, salt, tail)
             }
             draft => draft,
         };
@@ -229,7 +229,7 @@ impl Storage {
         self.commit()?;
         let salt = random_salt(&self.dir)?;
         let draft = |storage: &Self| {
-            Draft::write(&storage.dir, storage.number + 1, salt, Some(storage.segment.tail()))
+            NewSegment::write(&storage.dir, storage.number + 1, salt, Some(storage.segment.tail()))
         };
         let drafted = match draft(self) {
             Err(err) if err.is_full_disk() && self.use_reserve(&err) => draft(self),

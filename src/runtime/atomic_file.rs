@@ -49,6 +49,15 @@ pub fn create_new(path: &Path, contents: &[u8], privacy: Privacy) -> io::Result<
     }
 }
 
+/// Removes the unfinished files of [`replace`] and [`create_new`] that killed processes left beside
+/// `path`, if they contain a secret. A process that finds `path` up to date, and so does not write
+/// it, calls this.
+pub fn remove_unfinished(path: &Path) {
+    if let Some(start) = unfinished_name(path) {
+        clear_away(parent(path), &start);
+    }
+}
+
 /// Replaces `path` for a single writer at a time, readable by this user only. The unfinished file
 /// is `path` with the extension `new`, and the next attempt overwrites it.
 pub fn replace_exclusively(path: &Path, contents: &[u8]) -> io::Result<()> {
@@ -87,8 +96,7 @@ fn put_in_place(
 }
 
 fn write_aside(path: &Path, contents: &[u8], privacy: Privacy) -> io::Result<PathBuf> {
-    let name = path.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
-    let start = format!(".{}.", name.to_string_lossy());
+    let start = unfinished_name(path).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
     let aside = parent(path).join(format!("{start}{}", std::process::id()));
     if privacy == Privacy::Secret {
         clear_away(parent(path), &start);
@@ -106,6 +114,11 @@ fn write_aside(path: &Path, contents: &[u8], privacy: Privacy) -> io::Result<Pat
         return Err(error);
     }
     Ok(aside)
+}
+
+/// Returns the beginning of the names of unfinished files; the number of the process follows.
+fn unfinished_name(path: &Path) -> Option<String> {
+    Some(format!(".{}.", path.file_name()?.to_string_lossy()))
 }
 
 /// Removes the unfinished files of processes that were killed, since they contain a secret. Other
@@ -144,12 +157,12 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_process_left_of_a_secret_goes() {
+    fn temporary_files_of_killed_processes_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("local.json");
         let mut gone = std::process::Command::new("true").spawn().unwrap();
         gone.wait().unwrap();
-        // Init is always there, and so is whoever runs this.
+        // Init and this process always exist.
         let (dead, live) = (format!(".local.json.{}", gone.id()), ".local.json.1");
         let others = [".local.json.1a", ".local.json.", ".other.json.99999999"];
         for name in others.into_iter().chain([dead.as_str(), live]) {

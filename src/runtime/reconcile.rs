@@ -1,7 +1,7 @@
 //! The reconcile loop. The holder of a lease observes, plans and applies after a change, when a
 //! failed step is due again, when a read needs confirmation, and at every resync, because events
-//! get lost. Between passes it renews the lease. What is read and what is done is up to the
-//! [`Reconciler`].
+//! get lost. Between passes it renews the lease. A [`Reconciler`] implements the reads and the
+//! actions.
 //!
 //! Provisioning is not in the loop. It runs beside the firewall under the same lease, which is
 //! renewed here, and wakes on the same events: with a lease, watches and a resync of its own it
@@ -10,7 +10,8 @@
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::warn;
 
 use super::confirm::CONFIRM_AFTER;
 use crate::mutant;
@@ -18,7 +19,7 @@ use crate::mutant;
 /// The pause after a failure of the store.
 pub const STORE_PAUSE: Duration = Duration::from_secs(1);
 
-/// What is due.
+/// The kind of pass that is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
     /// A read of what has changed.
@@ -69,6 +70,69 @@ pub enum Passed {
 pub enum Ended {
     Stopped,
     Replaced,
+}
+
+/// Work that only the holder of a lease does.
+pub trait Leased {
+    type Lease;
+    type Error: std::fmt::Display;
+
+    /// Waits for the lease. Returns `None` if `stop` is set first.
+    fn acquire(
+        &mut self,
+        stop: &mut watch::Receiver<bool>,
+    ) -> impl Future<Output = Result<Option<Self::Lease>, Self::Error>> + Send;
+
+    /// Works until the lease is lost or `stop` is set.
+    fn hold(
+        &mut self,
+        lease: Self::Lease,
+        stop: &mut watch::Receiver<bool>,
+    ) -> impl Future<Output = Result<Ended, Self::Error>> + Send;
+
+    /// Called when the lease has ended, or was not acquired.
+    fn released(&mut self);
+
+    /// Called after an error that is transient.
+    fn store_lost(&mut self);
+
+    fn is_transient(error: &Self::Error) -> bool;
+}
+
+/// Acquires the lease and works, again and again, until `stop` is set. Waits after a transient
+/// error.
+///
+/// # Errors
+/// The first one that is not transient.
+pub async fn run_leased<L: Leased>(work: &mut L, stop: &mut watch::Receiver<bool>) -> Result<(), L::Error> {
+    loop {
+        let ended = match work.acquire(stop).await {
+            Ok(Some(lease)) => work.hold(lease, stop).await,
+            Ok(None) => Ok(Ended::Stopped),
+            Err(err) => Err(err),
+        };
+        work.released();
+        match ended {
+            Ok(Ended::Stopped) => return Ok(()),
+            Ok(Ended::Replaced) => warn!("lease lost"),
+            Err(err) if L::is_transient(&err) => {
+                warn!(error = %err, "store lost");
+                work.store_lost();
+                if stopped_within(STORE_PAUSE, stop).await {
+                    return Ok(());
+                }
+            }
+            Err(err) => return Err(err),
+        }
+    }
+}
+
+/// Waits for `pause`. Returns whether `stop` was set meanwhile.
+pub async fn stopped_within(pause: Duration, stop: &mut watch::Receiver<bool>) -> bool {
+    tokio::select! {
+        () = sleep(pause) => false,
+        _ = stop.wait_for(|stop| *stop) => true,
+    }
 }
 
 /// Runs passes until `stop` is set or loses its sender, or the lease is lost.
@@ -221,7 +285,7 @@ mod tests {
                 std::future::pending::<()>().await;
             }
             // The rest of the burst.
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            sleep(Duration::from_millis(5)).await;
             Ok(())
         }
 

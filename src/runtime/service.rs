@@ -1,5 +1,5 @@
 //! The lifecycle of the roles of one process: start them, run until a signal comes or a role fails,
-//! then stop them in order and within a bound. What a role does must not be in here.
+//! then stop them in order and within a bound. The work of a role must not be in here.
 
 use std::fmt::Display;
 use std::io;
@@ -31,7 +31,7 @@ pub enum Error {
     LastPass,
 }
 
-/// What happens when a role ends before it was asked to stop.
+/// The effect of a role that ends before it was asked to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnEnd {
     /// The other roles stop in order, and the process fails.

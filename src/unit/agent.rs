@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, info, warn};
 
-use super::hook::Found;
+use super::hook::RunState;
 use super::host::{Site, UnitDir};
 use super::machine_problem::HeldUp;
 use super::workflow::{Ended, Run, State, Step, Wanted};
@@ -30,7 +30,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// How long events are collected after the first one, so that a burst causes one read.
 const GATHER: Duration = Duration::from_millis(1);
 
-/// What the supervisor wants of a unit's agent.
+/// An instruction of the supervisor to a unit's agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Directive {
     Live,
@@ -369,25 +369,29 @@ impl<T: Tree> Agent<'_, T> {
 
     /// Returns the result of a run; runs the hook if it did not start yet.
     async fn carry_out(&mut self, seen: &Seen, run: Run) -> Result<Ended, Error> {
-        let runs = self.home().runs();
         loop {
-            match runs.find(run.number).map_err(disk("cannot look for the hook"))? {
-                Found::Over(ended) => return Ok(ended),
-                Found::Lost(ended) => {
-                    self.end_run(run).await?;
-                    return Ok(ended);
-                }
-                Found::Running => {
+            match self.state_of(run).await? {
+                RunState::Over(ended) | RunState::Lost(ended) => return Ok(ended),
+                RunState::Running => {
                     self.pause(LOOK_AGAIN).await;
                     self.heed()?;
                 }
-                Found::Nothing => {
+                RunState::Nothing => {
                     if let Some(ended) = self.start(seen, run).await? {
                         return Ok(ended);
                     }
                 }
             }
         }
+    }
+
+    /// Returns the state of a run. Ends the processes of a lost one.
+    async fn state_of(&self, run: Run) -> Result<RunState, Error> {
+        let state = self.home().runs().find(run.number).map_err(disk("cannot look for the hook"))?;
+        if matches!(state, RunState::Lost(_)) {
+            self.end_run(run).await?;
+        }
+        Ok(state)
     }
 
     /// Fails if the agent has to leave. A running hook then continues without this agent. This
@@ -472,3 +476,5 @@ async fn off_thread<R: Send + 'static>(
 mod install_charm;
 mod remove;
 mod stop_failed;
+
+pub(super) use remove::{Stopped, last_stop};

@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_own_group_is_found() {
+    fn the_agents_own_group_is_found() {
         let hybrid = "30 24 0:26 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
                       35 30 0:31 / /sys/fs/cgroup/unified rw,nosuid - cgroup2 cgroup2 rw\n";
         let unified = "35 30 0:31 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_is_there_is_not_taken() {
+    fn an_existing_group_is_not_reused() {
         // Plain directories are enough for this test.
         let home = tempfile::tempdir().unwrap();
         let place = Group { name: "/".to_owned(), directory: home.path().join("cg") };
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_is_ever_meant() {
+    fn other_processes_never_match() {
         let home = tempfile::tempdir().unwrap();
         let runs = home.path();
         assert_eq!(noted(runs), BTreeSet::new());
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_in_its_own_group_and_in_none_that_begins_alike() {
+    fn a_group_with_the_same_prefix_does_not_match() {
         let own = i32::try_from(std::process::id()).unwrap();
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap();
         // Without cgroup v2 there is no group to be in.

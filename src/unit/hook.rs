@@ -82,7 +82,7 @@ pub struct Runs(PathBuf);
 
 /// The state of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Found {
+pub enum RunState {
     Nothing,
     Running,
     Over(Ended),
@@ -131,17 +131,17 @@ impl Runs {
     }
 
     /// Returns the state of a run.
-    pub fn find(&self, number: u64) -> io::Result<Found> {
+    pub fn find(&self, number: u64) -> io::Result<RunState> {
         // Checked first: a run that ends in between is then found to have ended.
         let running = match self.lock().map(|lock| lock.try_lock()) {
             Ok(Ok(())) => false,
             Ok(Err(TryLockError::WouldBlock)) => true,
             Ok(Err(TryLockError::Error(error))) => return Err(error),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(RunState::Nothing),
             Err(error) => return Err(error),
         };
         if let Some(bytes) = read(&self.file(number, "end"))? {
-            return Ok(Found::Over(match serde_json::from_slice(&bytes) {
+            return Ok(RunState::Over(match serde_json::from_slice(&bytes) {
                 Ok(Wire { reason: None, .. }) => Ended::Well,
                 Ok(Wire { reason: Some(reason), not_begun: true, .. }) => Ended::NotBegun { reason },
                 Ok(Wire { reason: Some(reason), output, .. }) => Ended::Badly { reason, output },
@@ -150,14 +150,14 @@ impl Runs {
             }));
         }
         if running {
-            return Ok(Found::Running);
+            return Ok(RunState::Running);
         }
         match fs::metadata(self.file(number, "tries")) {
-            Ok(tries) if tries.len() >= MAX_TRIES => Ok(Found::Lost(Ended::Badly {
+            Ok(tries) if tries.len() >= MAX_TRIES => Ok(RunState::Lost(Ended::Badly {
                 reason: format!("was interrupted {MAX_TRIES} times without a result"),
                 output: String::new(),
             })),
-            _ => Ok(Found::Nothing),
+            _ => Ok(RunState::Nothing),
         }
     }
 

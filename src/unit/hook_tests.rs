@@ -38,10 +38,10 @@ impl Bench {
 
     fn ends(&self, number: u64, order: &HookSpec) -> Ended {
         self.runs.order(number, order).unwrap();
-        assert_eq!(self.runs.find(number).unwrap(), Found::Nothing);
+        assert_eq!(self.runs.find(number).unwrap(), RunState::Nothing);
         self.carry_out(number);
         match self.runs.find(number).unwrap() {
-            Found::Over(ended) => ended,
+            RunState::Over(ended) => ended,
             other => panic!("{other:?}"),
         }
     }
@@ -88,7 +88,7 @@ impl Bench {
 }
 
 #[test]
-fn a_hook_gets_its_directory_its_environment_and_nothing_else() {
+fn a_hook_gets_only_its_own_directory_and_environment() {
     let bench = Bench::new();
     let order = bench.order("pwd; env | sort; cat; id -u");
     assert_eq!(bench.ends(1, &order), Ended::Well);
@@ -100,7 +100,7 @@ fn a_hook_gets_its_directory_its_environment_and_nothing_else() {
 }
 
 #[test]
-fn ends_are_told_with_their_last_lines() {
+fn failures_are_reported_with_the_last_lines_of_output() {
     let said = |script: &str| Bench::new().fails(script);
     assert_eq!(said("echo one; echo two >&2; exit 3"), ("exit code 3".into(), "one\ntwo\n".into()));
     assert_eq!(said("kill -9 $$"), ("signal 9 (SIGKILL)".into(), String::new()));
@@ -112,7 +112,7 @@ fn ends_are_told_with_their_last_lines() {
 }
 
 #[test]
-fn only_the_output_of_the_run_itself_is_told() {
+fn only_the_output_of_the_same_run_is_reported() {
     let bench = Bench::new();
     assert_eq!(bench.ends(1, &bench.order("echo before")), Ended::Well);
     let Ended::Badly { output, .. } = bench.ends(2, &bench.order("echo after; exit 1")) else { panic!() };
@@ -121,7 +121,7 @@ fn only_the_output_of_the_run_itself_is_told() {
 }
 
 #[test]
-fn what_cannot_be_run_says_why() {
+fn a_hook_that_cannot_be_started_gives_the_reason() {
     let bench = Bench::new();
     let order = bench.order("true");
     fs::set_permissions(&order.program, fs::Permissions::from_mode(0o644)).unwrap();
@@ -141,7 +141,7 @@ fn what_cannot_be_run_says_why() {
 }
 
 #[test]
-fn a_hook_that_hangs_is_ended_with_all_it_started() {
+fn a_hanging_hook_is_killed_with_its_processes() {
     let bench = Bench::new();
     let order = bench.order("trap '' HUP; sleep 1000 & echo $! >child; echo waiting; wait");
     let order = HookSpec { limit_ms: 300, ..order };
@@ -157,18 +157,18 @@ fn a_hook_that_hangs_is_ended_with_all_it_started() {
 }
 
 #[test]
-fn a_hook_that_was_ordered_to_stop_does() {
+fn a_hook_stops_on_request() {
     let bench = Bench::new();
     let order = bench.order("sleep 1000");
     bench.runs.order(1, &order).unwrap();
     bench.runs.stop(1).unwrap();
     bench.carry_out(1);
     let stopped = Ended::badly("was ended, because its unit was removed");
-    assert_eq!(bench.runs.find(1).unwrap(), Found::Over(stopped));
+    assert_eq!(bench.runs.find(1).unwrap(), RunState::Over(stopped));
 }
 
 #[test]
-fn a_hook_that_prints_without_end_fills_no_disk() {
+fn endless_output_of_a_hook_is_limited() {
     let bench = Bench::new();
     let order = HookSpec { limit_ms: 1500, ..bench.order("yes 'all work and no play' & yes; wait") };
     let Ended::Badly { reason, output } = bench.ends(1, &order) else { panic!() };
@@ -179,7 +179,7 @@ fn a_hook_that_prints_without_end_fills_no_disk() {
 }
 
 #[test]
-fn what_a_hook_leaves_running_fills_no_disk_either() {
+fn output_of_background_processes_is_limited() {
     let bench = Bench::new();
     let script = "setsid sh -c 'head -c 50000000 /dev/zero; echo; echo last' & echo early";
     assert_eq!(bench.ends(1, &bench.order(script)), Ended::Well);
@@ -189,7 +189,7 @@ fn what_a_hook_leaves_running_fills_no_disk_either() {
 }
 
 #[test]
-fn a_process_that_a_hook_leaves_behind_keeps_its_output() {
+fn a_background_process_keeps_its_output() {
     let bench = Bench::new();
     let script = "setsid sh -c 'while [ ! -e go ]; do sleep 0.02; done; : >done; echo late' & echo early";
     assert_eq!(bench.ends(1, &bench.order(script)), Ended::Well);
@@ -201,7 +201,7 @@ fn a_process_that_a_hook_leaves_behind_keeps_its_output() {
 }
 
 #[test]
-fn a_run_happens_once() {
+fn a_run_is_executed_once() {
     let bench = Bench::new();
     let order = bench.order("echo ran");
     assert_eq!(bench.ends(7, &order), Ended::Well);
@@ -211,7 +211,7 @@ fn a_run_happens_once() {
     bench.runs.order(8, &order).unwrap();
     let theirs = bench.runs.lock().unwrap();
     theirs.lock().unwrap();
-    assert_eq!(bench.runs.find(8).unwrap(), Found::Running);
+    assert_eq!(bench.runs.find(8).unwrap(), RunState::Running);
     bench.carry_out(8);
     assert_eq!(bench.log(), "ran\n");
     drop(theirs);
@@ -226,35 +226,37 @@ fn a_run_happens_once() {
 }
 
 #[test]
-fn a_run_that_is_interrupted_again_and_again_is_given_up() {
+fn a_run_that_is_always_interrupted_is_given_up() {
     let bench = Bench::new();
     bench.runs.order(1, &bench.order("true")).unwrap();
     for tries in [".", ".."] {
-        assert_eq!(bench.runs.find(1).unwrap(), Found::Nothing);
+        assert_eq!(bench.runs.find(1).unwrap(), RunState::Nothing);
         fs::write(bench.runs.file(1, "tries"), tries).unwrap();
     }
     let given_up = Ended::badly("was interrupted 2 times without a result");
-    assert_eq!(bench.runs.find(1).unwrap(), Found::Lost(given_up));
+    assert_eq!(bench.runs.find(1).unwrap(), RunState::Lost(given_up));
 }
 
 #[test]
-fn an_end_that_cannot_be_read_is_a_failure_that_says_so() {
+fn an_unreadable_result_is_reported_as_a_failure() {
     let bench = Bench::new();
     bench.runs.order(1, &bench.order("true")).unwrap();
     for end in ["", "{\"reason\": nu"] {
         fs::write(bench.runs.file(1, "end"), end).unwrap();
-        let Found::Over(Ended::Badly { reason, .. }) = bench.runs.find(1).unwrap() else { panic!("{end:?}") };
+        let RunState::Over(Ended::Badly { reason, .. }) = bench.runs.find(1).unwrap() else {
+            panic!("{end:?}")
+        };
         assert!(reason.starts_with("its result cannot be read: "), "{reason}");
     }
 }
 
 #[test]
-fn a_hook_that_succeeded_has_succeeded_though_its_log_cannot_be_kept_on() {
+fn a_hook_succeeds_although_its_log_cannot_be_written() {
     let bench = Bench::new();
     let script = "setsid sh -c 'while [ ! -e go ]; do sleep 0.02; done; : >done' & echo early";
     bench.runs.order(1, &bench.order(script)).unwrap();
     bench.runs.carry_out(1, |_, _| Err(io::ErrorKind::NotFound.into())).unwrap();
-    assert_eq!(bench.runs.find(1).unwrap(), Found::Over(Ended::Well));
+    assert_eq!(bench.runs.find(1).unwrap(), RunState::Over(Ended::Well));
     fs::write(bench.home.path().join("go"), "").unwrap();
     // Waits for the process: if its directory were removed first, it would poll for `go` for ever.
     let patience = Instant::now() + PATIENCE;
@@ -265,7 +267,7 @@ fn a_hook_that_succeeded_has_succeeded_though_its_log_cannot_be_kept_on() {
 }
 
 #[test]
-fn a_hook_that_is_late_is_asked_to_end_and_then_made_to() {
+fn a_late_hook_is_terminated_and_then_killed() {
     let bench = Bench::new();
     // The hook and its child process handle SIGTERM by writing a line, and continue to run.
     let stays = "trap 'echo asked >>asked' TERM; while :; do sleep 0.05; done";
@@ -287,7 +289,7 @@ fn a_hook_that_is_late_is_asked_to_end_and_then_made_to() {
 }
 
 #[test]
-fn a_hook_that_nobody_can_watch_over_is_ended_with_its_group() {
+fn a_hook_without_a_watcher_is_killed_with_its_group() {
     let mut command = Command::new("sh");
     command.args(["-c", "sleep 1000 & echo $!; wait"]).stdout(Stdio::piped()).process_group(0);
     let mut child = command.spawn().unwrap();
@@ -306,7 +308,7 @@ fn a_hook_that_nobody_can_watch_over_is_ended_with_its_group() {
 }
 
 #[test]
-fn a_hook_has_the_limit_of_files_that_was_ordered() {
+fn a_hook_has_the_configured_limit_of_open_files() {
     let bench = Bench::new();
     let order = HookSpec { open_files: Some(234), ..bench.order("ulimit -Sn; exit 1") };
     let ended = bench.ends(1, &order);
@@ -314,7 +316,7 @@ fn a_hook_has_the_limit_of_files_that_was_ordered() {
 }
 
 #[test]
-fn a_disk_that_is_full_gives_its_reserve_for_every_word() {
+fn a_full_disk_uses_the_reserve_for_each_record() {
     for error in [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT] {
         let bench = Bench::new();
         fs::create_dir_all(&bench.runs.0).unwrap();
@@ -330,7 +332,7 @@ fn a_disk_that_is_full_gives_its_reserve_for_every_word() {
 }
 
 #[test]
-fn a_hook_runs_as_who_it_should() {
+fn a_hook_runs_as_its_configured_user() {
     let bench = Bench::new();
     // Only root can change to another user; any user can keep its own.
     let (user, group) = match rustix::process::getuid().as_raw() {

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_few_are_named_and_the_rest_counted() {
+    fn a_few_problems_are_named_and_the_rest_counted() {
         assert_eq!(words(None, None, &HeldUp::new()), None);
         assert_eq!(words(Some("no room"), None, &HeldUp::new()).as_deref(), Some("no room"));
         let held_up = |count| (0..count).map(|n| (UnitId::new(n), "busy".to_owned())).collect();

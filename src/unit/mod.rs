@@ -10,6 +10,7 @@ mod dir_lock;
 pub mod hook;
 pub mod hook_log;
 pub mod host;
+pub mod leave;
 pub mod limits;
 pub mod machine_problem;
 mod processes;

@@ -122,7 +122,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn those_of_the_unit_end_and_no_other() {
+    fn only_the_processes_of_the_unit_end() {
         let home = tempfile::tempdir().unwrap();
         let (ours, theirs) = (home.path().join("ours"), home.path().join("ours-too"));
         let spawn = |credentials: &Path, script: &str| {

@@ -86,14 +86,14 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_missing_is_gone() {
+    fn a_missing_unit_is_removed() {
         assert_eq!(retired(1, &[(0, &[])]), [vec![0]]);
         assert_eq!(retired(3, &[(0, &[0, 2])]), [vec![1]]);
         assert_eq!(retired(5, &[(0, &[0, 1, 2])]), [vec![3, 4]], "a few of many");
     }
 
     #[test]
-    fn most_of_them_take_a_second_look() {
+    fn removing_most_units_needs_a_second_read() {
         for (here, listed) in [(2, &[][..]), (4, &[0, 1]), (200, &[7])] {
             let gone: Vec<u32> = (0..here).filter(|id| !listed.contains(id)).collect();
             let looks = [(0, listed), (1, listed), (2, listed), (3, listed)];
@@ -102,14 +102,14 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_was_wrong_costs_nobody() {
+    fn a_wrong_list_removes_no_unit() {
         let all: Vec<u32> = (0..10).collect();
         let looks = [(0, &[][..]), (1, &all), (3, &[]), (4, &all), (9, &all)];
         assert!(retired(10, &looks).iter().all(Vec::is_empty));
     }
 
     #[test]
-    fn who_is_missed_long_enough_goes_however_much_else_changes() {
+    fn a_unit_that_is_missing_long_enough_is_removed_despite_other_changes() {
         // Other units come and go at each read.
         let looks = [(0, &[0, 1, 2, 3][..]), (1, &[0, 1, 2]), (2, &[0, 1]), (3, &[0]), (5, &[0])];
         let gone = retired(10, &looks);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_being_retired_is_no_reason_to_doubt() {
+    fn units_that_are_being_removed_need_no_confirmation() {
         let directives: BTreeMap<UnitId, Directive> =
             (0..8).map(|id| (UnitId::new(id), Directive::Retire)).collect();
         let mut missed = Unconfirmed::default();

@@ -143,7 +143,7 @@ async fn leave(directives: &Directives, agents: &mut FuturesUnordered<impl Futur
     }
 }
 
-/// What is remembered from one read to the next.
+/// State that is kept from one read to the next.
 #[derive(Debug, Default)]
 struct Removals {
     unconfirmed: Unconfirmed<UnitId, Instant>,

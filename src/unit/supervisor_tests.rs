@@ -111,7 +111,7 @@ impl World {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_that_is_wrong_for_a_moment_ends_nobody() {
+async fn a_list_that_is_briefly_wrong_stops_no_unit() {
     let world = World::new().await;
     let (stop, stopped) = watch::channel(false);
     let life = async {
@@ -161,7 +161,7 @@ async fn a_unit_that_is_only_missing_from_the_list_is_not_ended() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_state_that_cannot_be_read_is_nothing_to_be_cleared_away() {
+async fn a_unit_with_an_unreadable_state_is_not_removed() {
     let world = World::new().await;
     let runs = |id| world.site.directory.join("runs").join(UnitId::new(id).key());
     for id in 0..2 {
@@ -202,7 +202,7 @@ async fn a_state_that_cannot_be_read_is_nothing_to_be_cleared_away() {
 }
 
 #[tokio::test]
-async fn a_hook_that_nobody_can_look_for_is_not_missing() {
+async fn an_unreadable_hook_is_not_treated_as_missing() {
     let world = World::new().await;
     let home = world.site.home(UnitId::new(0));
     let name = "web/0".parse().unwrap();

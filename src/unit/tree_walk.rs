@@ -51,7 +51,7 @@ pub(super) fn remove_groups(path: &Path) -> io::Result<()> {
     walk(path, &RemoveGroups)
 }
 
-/// What a walk does with the entries.
+/// The actions of a walk on the entries.
 trait Visit {
     /// Whether the walk may change modes so that the owner can enter a directory.
     const OWNERS_WAY: bool = false;
@@ -111,7 +111,7 @@ impl Visit for Give {
 struct Level {
     name: CString,
     /// The parent directory when it was entered.
-    above: Place,
+    above: DirId,
     /// Subdirectories that wait for their visit.
     left: Vec<CString>,
     /// The list of subdirectories is complete.
@@ -120,7 +120,7 @@ struct Level {
 
 /// Identifies a directory.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Place {
+struct DirId {
     device: (u32, u32),
     number: u64,
 }
@@ -251,11 +251,11 @@ impl<V: Visit> Walker<'_, V> {
 }
 
 /// The device and inode of a directory, and whether it is a mount point.
-fn place(directory: &OwnedFd) -> io::Result<(Place, bool)> {
+fn place(directory: &OwnedFd) -> io::Result<(DirId, bool)> {
     let found = statx(directory, c"", AtFlags::EMPTY_PATH, StatxFlags::INO)?;
     let device = (found.stx_dev_major, found.stx_dev_minor);
     let is_mount = found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT);
-    Ok((Place { device, number: found.stx_ino }, is_mount))
+    Ok((DirId { device, number: found.stx_ino }, is_mount))
 }
 
 /// Whether the error means that a control group was removed meanwhile.

@@ -30,7 +30,7 @@ fn on_a_small_stack<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static
 }
 
 #[test]
-fn however_deep_it_is() {
+fn deep_directories_are_removed() {
     let home = tempfile::tempdir().unwrap();
     let top = home.path().join("unit");
     deep(&top);
@@ -47,7 +47,7 @@ fn however_deep_it_is() {
 
 /// Permissions do not restrict root, so root runs this as another user.
 #[test]
-fn whatever_its_modes_are() {
+fn directories_of_any_mode_are_removed() {
     let home = tempfile::tempdir().unwrap();
     let top = home.path().join("unit");
     for inner in ["shut/inner", "read-only/inner", "blind/inner"] {
@@ -79,7 +79,7 @@ fn whatever_its_modes_are() {
 }
 
 #[test]
-fn no_link_is_followed() {
+fn links_are_not_followed() {
     let home = tempfile::tempdir().unwrap();
     let (top, kept) = (home.path().join("unit"), home.path().join("kept"));
     for directory in [&top, &kept] {
@@ -104,7 +104,7 @@ fn no_link_is_followed() {
 
 /// A directory that is moved during the walk must not lead to changes in another directory.
 #[test]
-fn nobody_is_led_astray() {
+fn replaced_directories_are_not_entered() {
     struct Mover<'a>(&'a OwnedFd, &'a OwnedFd);
     impl Visit for Mover<'_> {
         const CONSUMES: bool = true;
@@ -128,7 +128,7 @@ fn nobody_is_led_astray() {
 }
 
 #[test]
-fn what_goes_meanwhile_is_gone() {
+fn entries_that_vanish_are_ignored() {
     let home = tempfile::tempdir().unwrap();
     let top = home.path().join("unit");
     for round in 0..20 {

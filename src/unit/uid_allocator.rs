@@ -173,7 +173,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn nobody_is_given_twice() {
+    fn no_uid_is_assigned_twice() {
         let home = tempfile::tempdir().unwrap();
         let list = home.path().join("units/users.json");
         let mut seen = BTreeSet::new();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_there_before_keeps_theirs() {
+    fn existing_units_keep_their_uids() {
         let home = tempfile::tempdir().unwrap();
         let list = home.path().join("users.json");
         assert_eq!(take(&list, 100, Some(104), Path::new("/nonexistent")).unwrap(), 104);
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_makes_no_sense_gives_nobody() {
+    fn an_invalid_list_assigns_no_uid() {
         let home = tempfile::tempdir().unwrap();
         let list = home.path().join("users.json");
         for garbage in ["", "[]", "{\"100\": \"x\"}", "{\"a\": 5}"] {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_lost_is_made_of_those_who_are_there() {
+    fn a_lost_list_is_rebuilt_from_existing_units() {
         let home = tempfile::tempdir().unwrap();
         let (list, own) = (home.path().join("units/users.json"), home.path().join("others/own"));
         for (place, user) in [

@@ -119,7 +119,7 @@ pub struct State {
     pub resolved: Option<Resolution>,
 }
 
-/// What the operator wants of a unit.
+/// The state of a unit that the operator has requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wanted {
     /// The service is exposed.
@@ -283,7 +283,7 @@ impl State {
     }
 
     /// # Errors
-    /// What is wrong with it. An unreadable state is never treated as that of a new unit, which
+    /// The problem with the data. An unreadable state is never treated as that of a new unit, which
     /// would be installed again.
     pub fn parse(data: &[u8]) -> Result<Self, String> {
         if data.len() > MAX_STATE_BYTES {

@@ -53,7 +53,7 @@ impl Unit {
 }
 
 #[test]
-fn a_life_without_trouble() {
+fn a_unit_without_failures() {
     let mut unit = Unit::default();
     assert_eq!(unit.state.label(), "pending");
     assert_eq!(unit.lives(CALM), ["install", "start"]);
@@ -70,7 +70,7 @@ fn a_life_without_trouble() {
 }
 
 #[test]
-fn a_hook_that_could_not_be_begun_has_not_run() {
+fn a_hook_that_could_not_be_started_counts_as_not_run() {
     let mut unit = Unit::default();
     let full = "no room";
     unit.state = unit.state.not_begun(Hook::Install, full);
@@ -107,7 +107,7 @@ fn a_hook_that_could_not_be_begun_has_not_run() {
 
 /// A hook that was ordered but could not be started, for example because it is not executable.
 #[test]
-fn what_was_not_exposed_is_not_unexposed() {
+fn no_unexposed_hook_runs_without_an_exposed_hook() {
     let mut unit = Unit::default();
     unit.lives(CALM);
     let not_run = |unit: &mut Unit, wanted| {
@@ -127,14 +127,14 @@ fn what_was_not_exposed_is_not_unexposed() {
 }
 
 #[test]
-fn a_flag_that_is_set_while_installing_is_heard_once_when_started() {
+fn a_service_exposed_during_install_causes_one_hook_after_start() {
     let mut unit = Unit::default();
     assert_eq!(unit.lives(FLAG), ["install", "start", "exposed"]);
     assert_eq!(unit.lives(FLAG), [""; 0]);
 }
 
 #[test]
-fn a_flag_that_came_and_went_is_a_pair_or_nothing() {
+fn expose_and_unexpose_run_both_hooks_or_none() {
     let mut unit = Unit::default();
     unit.lives(CALM);
     assert_eq!(unit.lives(CALM), [""; 0], "gone before anybody looked");
@@ -146,7 +146,7 @@ fn a_flag_that_came_and_went_is_a_pair_or_nothing() {
 }
 
 #[test]
-fn failures_wait_for_a_decision() {
+fn failures_wait_for_the_operator() {
     let mut unit = Unit::default();
     assert_eq!(unit.fails(CALM), "install-error");
     assert_eq!(unit.lives(FLAG), [""; 0], "nothing runs on an error");
@@ -174,7 +174,7 @@ fn failures_wait_for_a_decision() {
 }
 
 #[test]
-fn a_hook_of_the_pair_that_failed_has_run_all_the_same() {
+fn a_failed_exposed_hook_counts_as_run() {
     for (resolution, flag, then) in [
         (Resolution::Retry, FLAG, vec!["exposed"]),
         (Resolution::Retry, CALM, vec!["unexposed"]),
@@ -214,7 +214,7 @@ fn a_removed_unit_stops_if_it_was_started() {
 }
 
 #[test]
-fn a_resolution_of_nothing_is_forgotten() {
+fn a_resolution_without_an_error_is_dropped() {
     let mut unit = Unit::default();
     unit.lives(CALM);
     unit.resolved(Resolution::Skip);
@@ -223,7 +223,7 @@ fn a_resolution_of_nothing_is_forgotten() {
 }
 
 #[test]
-fn the_end_of_another_run_changes_nothing() {
+fn the_result_of_another_run_is_ignored() {
     let unit = State::default();
     let Step::Begin(begun) = unit.next(CALM) else { panic!("install is due") };
     let stale = Run { hook: Hook::Install, number: 7 };
@@ -232,7 +232,7 @@ fn the_end_of_another_run_changes_nothing() {
 }
 
 #[test]
-fn garbage_is_no_new_unit() {
+fn an_invalid_state_is_not_a_new_unit() {
     let good = Unit::default().state.to_bytes();
     assert_eq!(State::parse(&good), Ok(State::default()));
     for (garbage, problem) in [
@@ -287,7 +287,7 @@ proptest! {
     /// For any events: hooks run in their order, the pair alternates, and each run has a number of
     /// its own.
     #[test]
-    fn no_order_of_events_breaks_the_contract(events in events()) {
+    fn the_contract_holds_for_any_order_of_events(events in events()) {
         let (mut state, mut wanted) = (State::default(), CALM);
         // The runs that succeeded, and all runs with their numbers.
         let (mut passed, mut begun): (Vec<Hook>, Vec<(Hook, u64)>) = (Vec::new(), Vec::new());
@@ -333,7 +333,10 @@ proptest! {
 
     /// Without failures the pair alternates strictly, and the final state matches the flag.
     #[test]
-    fn the_pair_is_matched(flags in proptest::collection::vec(any::<bool>(), 0..30), looks in any::<u32>()) {
+    fn exposed_and_unexposed_hooks_alternate(
+        flags in proptest::collection::vec(any::<bool>(), 0..30),
+        looks in any::<u32>(),
+    ) {
         let (mut unit, mut flag) = (Unit::default(), false);
         for (at, set) in flags.into_iter().enumerate() {
             flag = set;
@@ -354,7 +357,7 @@ proptest! {
 }
 
 #[test]
-fn a_unit_that_never_started_has_nothing_to_stop() {
+fn a_unit_that_never_started_runs_no_stop_hook() {
     for phase in [Phase::Pending, Phase::Installed, Phase::Stopped] {
         let state = State { phase, ..State::default() };
         assert_eq!(state.next(Wanted { exposed: true, gone: true }), Step::Wait, "{phase:?}");

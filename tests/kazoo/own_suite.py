@@ -10,6 +10,7 @@ reads the same zoo.cfg and becomes the keeper. Nothing of kazoo is changed or co
 import importlib.util
 import os
 import pathlib
+import shlex
 import socket
 import subprocess
 import sys
@@ -29,28 +30,38 @@ GROUPS = (
     ("test_lock", "test_watchers"),
 )
 
-# Stands in for java. exec: kazoo's harness sends its signals to the process it started. Its keys are in Java's own form;
-# the keeper takes PEM.
-SHIM = """#!{python}
+# Stands in for java. exec: kazoo's harness sends its signals to the process it started. A test restarts its server and
+# waits 5 s for it, so only the first start of a server runs Python, which takes seconds on a busy machine.
+SHIM = """#!/bin/sh
+set -eu
+digest=-Dzookeeper.DigestAuthenticationProvider.superDigest=
+for argument; do
+    case $argument in "$digest"*) export PORTCULLIS_SUPER_DIGEST="${{argument#"$digest"}}" ;; esac
+    config=$argument
+done
+value() {{ sed -n "s/^$1=//p" "$config"; }}
+data=$(value dataDir)
+[ -e "$data/key.pem" ] || {python} {convert} "$config"
+exec {binary} keeper --data-dir "$data" --listen "127.0.0.1:$(value clientPort)" \\
+    --tls-listen "127.0.0.1:$(value secureClientPort)" --tls-cert "$data/cert.pem" --tls-key "$data/key.pem"
+"""
+
+# kazoo's keys are in Java's own form; the keeper takes PEM.
+CONVERT = """
 import os, ssl, sys
 import jks, OpenSSL.crypto
-config = dict(line.strip().split("=", 1) for line in open(sys.argv[-1]) if "=" in line)
-digest = "-Dzookeeper.DigestAuthenticationProvider.superDigest="
-for argument in sys.argv:
-    if argument.startswith(digest):
-        os.environ["PORTCULLIS_SUPER_DIGEST"] = argument[len(digest):]
+config = dict(line.strip().split("=", 1) for line in open(sys.argv[1]) if "=" in line)
 store = jks.KeyStore.load(config["ssl.keyStore.location"], config["ssl.keyStore.password"])
 entry = next(iter(store.private_keys.values()))
 crypto = OpenSSL.crypto
 key = crypto.dump_privatekey(crypto.FILETYPE_PEM, crypto.load_privatekey(crypto.FILETYPE_ASN1, entry.pkey))
 chain = "".join(ssl.DER_cert_to_PEM_cert(certificate) for _, certificate in entry.cert_chain)
-files = [os.path.join(config["dataDir"], name) for name in ("cert.pem", "key.pem")]
-for path, pem in zip(files, (chain.encode(), key)):
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+# key.pem is the last one: its existence means that both are complete.
+for name, pem in (("cert.pem", chain.encode()), ("key.pem", key)):
+    path = os.path.join(config["dataDir"], name)
+    with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(pem)
-here = "127.0.0.1:"
-os.execv({binary!r}, [{binary!r}, "keeper", "--data-dir", config["dataDir"], "--listen", here + config["clientPort"],
-    "--tls-listen", here + config["secureClientPort"], "--tls-cert", files[0], "--tls-key", files[1]])
+    os.rename(path + ".new", path)
 """
 
 def free_ports(start):
@@ -129,7 +140,10 @@ def against_keeper(binary, expected):
         directory = pathlib.Path(directory)
         shim = directory / "bin" / "java"
         shim.parent.mkdir()
-        shim.write_text(SHIM.format(python=sys.executable, binary=os.path.abspath(binary)))
+        convert = directory / "convert.py"
+        convert.write_text(CONVERT)
+        programs = {"python": sys.executable, "convert": convert, "binary": os.path.abspath(binary)}
+        shim.write_text(SHIM.format(**{name: shlex.quote(str(path)) for name, path in programs.items()}))
         shim.chmod(0o755)
         outcomes = run_suite(directory, f"{shim.parent}:{os.environ['PATH']}")
     wrong = [(name, outcomes.get(name, "missing")) for name in wanted if outcomes.get(name) != "passed"]

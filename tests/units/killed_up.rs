@@ -148,7 +148,14 @@ impl Home {
             listed.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
         };
         assert_eq!(names("local-machines"), BTreeSet::from(["machine-0000000000.json".to_owned()]));
-        let wanted = ["local-controller.json", "local-machines", "local.json"].map(str::to_owned);
+        let wanted = [
+            "local-authority.json",
+            "local-controller.json",
+            "local-identity",
+            "local-machines",
+            "local.json",
+        ]
+        .map(str::to_owned);
         // `juju deploy` keeps its idempotency key there if `up` was killed before the reply.
         let mut found = names("");
         found.remove("local-unanswered");

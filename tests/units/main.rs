@@ -4,6 +4,7 @@
 // Clippy does not recognize the scenarios as tests.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
+mod full_disk;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod isolation;

@@ -20,7 +20,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Returns the first of 32 UIDs that no other world has. The kernel counts the processes of a user over
 /// all tests, ended ones included until init reaps them, and hooks have a limit of processes.
-fn next_first_uid() -> u32 {
+pub(crate) fn next_first_uid() -> u32 {
     static WORLDS: AtomicU32 = AtomicU32::new(0);
     1_000_000_000 + std::process::id() * 512 + WORLDS.fetch_add(1, Ordering::Relaxed) * 32
 }
@@ -93,11 +93,14 @@ impl World {
         agent
     }
 
-    /// Starts the agent from a directory without the other programs of this project.
+    /// Starts the agent from a directory with the hook tools, which it requires, and without the
+    /// other programs of this project.
     pub(crate) fn agent_alone(&self) -> Agent {
         let alone = self.operator.home().join("alone");
         fs::create_dir(&alone).unwrap();
-        fs::copy(binary("portcullis"), alone.join("portcullis")).unwrap();
+        for program in ["portcullis", "open-port", "close-port", "opened-ports"] {
+            fs::copy(binary(program), alone.join(program)).unwrap();
+        }
         self.spawn("0", &self.units, &[], |command| like(&command, Command::new(alone.join("portcullis"))))
     }
 

@@ -12,9 +12,11 @@ use super::{Agent, Error, LOOK_AGAIN, disk};
 use crate::model::UnitName;
 use crate::store;
 use crate::store::tree::Tree;
-use crate::unit::hook::Found;
+use crate::unit::hook::RunState;
 use crate::unit::host::UnitDir;
-use crate::unit::workflow::{Ended, Failure, Hook, MAX_STATE_BYTES, Phase, Run, State, Step, Wanted};
+use crate::unit::workflow::{
+    Ended, Failure, Hook, MAX_STATE_BYTES, Phase, Resolution, Run, State, Step, Wanted,
+};
 
 impl<T: Tree> Agent<'_, T> {
     /// Removes a unit: runs `stop` if it was started, ends its processes, removes its files.
@@ -78,31 +80,72 @@ impl<T: Tree> Agent<'_, T> {
     async fn last(&mut self, name: &UnitName, run: Run) -> Result<Ended, Error> {
         let runs = self.home().runs();
         loop {
-            match runs.find(run.number).map_err(disk("cannot look for the hook"))? {
-                Found::Over(ended) => return Ok(ended),
-                Found::Lost(ended) => {
-                    self.end_run(run).await?;
-                    return Ok(ended);
-                }
-                Found::Running if run.hook == Hook::Stop => sleep(LOOK_AGAIN).await,
-                Found::Running => {
+            match self.state_of(run).await? {
+                RunState::Over(ended) | RunState::Lost(ended) => return Ok(ended),
+                RunState::Running if run.hook == Hook::Stop => sleep(LOOK_AGAIN).await,
+                RunState::Running => {
                     runs.stop(run.number).map_err(disk("cannot stop the hook"))?;
                     sleep(LOOK_AGAIN).await;
                 }
-                Found::Nothing if run.hook != Hook::Stop => {
+                RunState::Nothing if run.hook != Hook::Stop => {
                     // The hook may have started nevertheless, and `stop` runs next.
                     if runs.was_tried(run.number) {
                         self.end_run(run).await?;
                     }
                     return Ok(Ended::badly("was not run"));
                 }
-                Found::Nothing => {
+                RunState::Nothing => {
                     let name = name.clone();
                     match self.at_home(move |home| stop(&home, &name, run)).await {
                         Ok(Stop::Ran) => {}
                         Ok(Stop::Missing) => return Ok(Ended::Well),
                         Err(error) => return Ok(Ended::badly(format!("cannot be run: {error}"))),
                     }
+                }
+            }
+        }
+    }
+}
+
+/// Whether a unit's `stop` hook had to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::unit) enum Stopped {
+    Ran,
+    NotDue,
+}
+
+/// Runs the `stop` hook of a unit whose machine leaves its environment, if the unit was started.
+/// Other hooks are ended. A failed hook counts as resolved, since no operator can decide any more.
+///
+/// # Errors
+/// If the state of the unit cannot be read, or the hook cannot be started.
+pub(in crate::unit) fn last_stop(home: &UnitDir<'_>) -> io::Result<Stopped> {
+    let Some(mut state) = read_state(home)? else { return Ok(Stopped::NotDue) };
+    let name = read_name(home).map_err(io::Error::other)?;
+    let mut stopped = Stopped::NotDue;
+    loop {
+        match state.next(Wanted { exposed: false, gone: true }) {
+            Step::Wait if state.failure.is_some() && state.resolved.is_none() => {
+                state.resolved = Some(Resolution::Skip);
+            }
+            Step::Wait => return Ok(stopped),
+            Step::Settle(next) | Step::Begin(next) => state = next,
+            Step::Resume(run) => {
+                let runs = home.runs();
+                if run.hook == Hook::Stop && matches!(runs.find(run.number)?, RunState::Nothing) {
+                    stop(home, &name, run)?;
+                    stopped = Stopped::Ran;
+                } else if runs.was_tried(run.number) {
+                    home.end_run(run.number)?;
+                }
+                let ended = match runs.find(run.number)? {
+                    RunState::Over(ended) | RunState::Lost(ended) => ended,
+                    RunState::Nothing if run.hook == Hook::Stop => Ended::Well,
+                    RunState::Nothing | RunState::Running => Ended::badly("was not run"),
+                };
+                state = state.ended(run, &ended);
+                if let Some(Failure { hook, reason, .. }) = &state.failure {
+                    warn!(unit = %name, %hook, %reason, "hook failed");
                 }
             }
         }

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_packed_comes_out_again() {
+    fn an_archive_is_unpacked_as_it_was_packed() {
         let entries = BTreeMap::from([
             ("hooks/install".to_owned(), Entry::File { executable: true, contents: b"#!/bin/sh\n".to_vec() }),
             ("hooks/start".to_owned(), link("install")),
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_gets_out_of_a_pack() {
+    fn archives_with_paths_outside_are_refused() {
         for (entries, problem) in [
             (vec![("../x", file(b""))], "\"../x\" is not allowed in a charm: it leads out of the charm"),
             (vec![("a/../../x", file(b""))], "it leads out of the charm"),
@@ -261,7 +261,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_pack_that_was_cut_or_changed_is_never_more_than_a_charm(
+        fn damaged_archives_are_refused_or_unpack_within_limits(
             at in 0usize..200, byte: u8, cut in 0usize..200
         ) {
             let whole = packed(&[("a", link("b/c")), ("b/c", file(b"contents")), ("b/d", file(b""))]);
@@ -281,7 +281,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_makes_it_panic(bytes: Vec<u8>) {
+        fn arbitrary_bytes_cause_no_panic(bytes: Vec<u8>) {
             let with_magic: Vec<u8> = MAGIC.iter().copied().chain(bytes).collect();
             if let Ok(entries) = unpack(&with_magic) {
                 prop_assert_eq!(pack(&entries), with_magic);

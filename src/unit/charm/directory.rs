@@ -220,9 +220,9 @@ mod tests {
 
     const METADATA: &str = "name: web\nsummary: s\ndescription: d\n";
 
-    struct Place(tempfile::TempDir);
+    struct TestCharm(tempfile::TempDir);
 
-    impl Place {
+    impl TestCharm {
         fn new() -> Self {
             let place = Self(tempfile::tempdir().unwrap());
             place.file("metadata.yaml", METADATA, 0o644);
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_charm_survives_packing() {
-        let place = Place::new();
+        let place = TestCharm::new();
         place.file("hooks/start", "#!/bin/sh\n", 0o755);
         place.file("notes", "n", 0o600);
         place.link("hooks/stop", "start");
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn every_problem_is_named_at_once() {
-        let place = Place::new();
+        let place = TestCharm::new();
         place.file("metadata.yaml", "name: web\nsummary: s\n", 0o644);
         place.file("hooks/start", "#!/bin/sh\n", 0o644);
         place.file("hooks/exposed", "#!/bin/sh\n", 0o600);
@@ -288,17 +288,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_is_refused_before_it_is_read() {
-        let place = Place::new();
+    fn oversized_charms_are_refused_before_they_are_read() {
+        let place = TestCharm::new();
         // A sparse file of two gigabytes.
         File::create(place.0.path().join("big")).unwrap().set_len(2 << 30).unwrap();
         assert_eq!(place.problems(), ["the charm has more than 16777216 bytes"]);
-        let farm = Place::new();
+        let farm = TestCharm::new();
         for n in 0..=MAX_ENTRIES {
             farm.link(&format!("link-{n:05}"), "metadata.yaml");
         }
         assert_eq!(farm.problems(), ["the charm has more than 1000 files"]);
-        let deep = Place::new();
+        let deep = TestCharm::new();
         deep.file(&format!("{}f", "d/".repeat(MAX_DEPTH)), "", 0o644);
         assert!(deep.problems()[0].contains("deeper than 16"), "{:?}", deep.problems());
     }

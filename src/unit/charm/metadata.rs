@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_charm_is_taken_with_its_id() {
+    fn a_valid_charm_is_accepted_with_its_id() {
         let charm = check(GOOD.as_bytes(), None).unwrap();
         assert_eq!(charm.url.to_string(), "local:wordpress-1");
         assert_eq!(charm.summary, "A blog");
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn the_revision_file_comes_before_the_key() {
+    fn the_revision_file_takes_precedence_over_the_key() {
         let keyed = format!("{GOOD}revision: 7\n");
         assert_eq!(check(keyed.as_bytes(), None).unwrap().url.revision(), 7);
         assert_eq!(check(keyed.as_bytes(), Some(b"42\n")).unwrap().url.revision(), 42);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_are_for_others_are_no_problem() {
+    fn unknown_keys_are_accepted() {
         let more = format!("{GOOD}maintainer: x <x@example.com>\nrequires:\n  db:\n    interface: mysql\n");
         assert!(check(more.as_bytes(), None).is_ok());
     }
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_mapping_is_refused_whole() {
+    fn metadata_that_is_not_a_mapping_is_refused() {
         assert_eq!(problems("- a\n- b\n", None), ["metadata.yaml is not a mapping of keys to values"]);
         assert_eq!(problems("", None), ["metadata.yaml is not a mapping of keys to values"]);
         assert!(problems("name: [", None)[0].starts_with("metadata.yaml is not YAML: "));
@@ -296,14 +296,14 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_named() {
+    fn bytes_that_are_not_utf8_are_reported() {
         let refused = check(b"name: \xff", None).expect_err("refused");
         assert_eq!(refused.to_string(), "metadata.yaml is not UTF-8 text");
     }
 
     proptest::proptest! {
         #[test]
-        fn nothing_makes_it_panic(metadata: Vec<u8>, revision: Option<Vec<u8>>) {
+        fn arbitrary_metadata_causes_no_panic(metadata: Vec<u8>, revision: Option<Vec<u8>>) {
             if let Err(refused) = check(&metadata, revision.as_deref()) {
                 proptest::prop_assert!(refused.iter().next().is_some());
             }
