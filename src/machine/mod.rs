@@ -6,6 +6,8 @@ use portcullis_provider::provider::MachineNumber;
 use crate::model::MachineId;
 
 pub mod file;
+pub mod host;
+pub mod join_token;
 pub mod presence;
 pub mod provisioning;
 pub mod retry;

@@ -10,16 +10,19 @@ use std::time::Duration;
 
 use futures_util::future::select_all;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use tracing::{debug, info, warn};
 
+use super::host::HostReport;
 use crate::model::MachineId;
-use crate::runtime::reconcile::{Due, Ended, Passed, Reconciler, STORE_PAUSE, Schedule, run_passes};
+use crate::runtime::reconcile::{Due, Ended, Leased, Passed, Reconciler, Schedule};
+use crate::runtime::reconcile::{run_leased, run_passes, stopped_within};
 use crate::store::acl::Acl;
 use crate::store::changes::Dirty;
 use crate::store::lease::{LEASE, Lease, LeaseKey};
 use crate::store::paths::{self, NodePath};
-use crate::store::presence::mark_machine_started;
+use crate::store::presence::{mark_machine_started, report_host};
+use crate::store::records::Host;
 use crate::store::tree::{self, Event, Feed as _, Tree};
 
 /// How long to wait for the session of a killed predecessor; longer than its timeout.
@@ -56,6 +59,8 @@ pub struct MachineClaim {
     /// machine.
     pub holder: String,
     pub resync: Duration,
+    /// `None` if the agent does not report its host.
+    pub host: Option<HostReport>,
 }
 
 /// The work of an agent while it holds the machine.
@@ -92,32 +97,41 @@ pub async fn run<T: Tree, W: Workload + Send>(
     claim: &MachineClaim,
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), Error> {
-    loop {
-        let ended = match acquire(tree, claim, &mut stop).await {
-            Ok(Some(lease)) => {
-                info!(machine = %claim.machine, "holding the machine");
-                workload.claimed();
-                match record_start(tree, claim).await {
-                    Ok(()) => run_with_claim(workload, tree, lease, claim, &mut stop).await,
-                    Err(err) => Err(err),
-                }
-            }
-            Ok(None) => Ok(Ended::Stopped),
-            Err(err) => Err(err),
-        };
-        workload.released();
-        match ended {
-            Ok(Ended::Stopped) => return Ok(()),
-            Ok(Ended::Replaced) => warn!(machine = %claim.machine, "no longer holding the machine"),
-            Err(Error::Store(err)) if err.is_transient() => {
-                warn!(error = %err, "store lost");
-                workload.store_lost();
-                if paused(STORE_PAUSE, &mut stop).await {
-                    return Ok(());
-                }
-            }
-            Err(err) => return Err(err),
-        }
+    run_leased(&mut Claiming { workload, tree, claim }, &mut stop).await
+}
+
+struct Claiming<'a, T, W> {
+    workload: &'a mut W,
+    tree: &'a T,
+    claim: &'a MachineClaim,
+}
+
+impl<T: Tree, W: Workload + Send> Leased for Claiming<'_, T, W> {
+    type Lease = Lease;
+    type Error = Error;
+
+    async fn acquire(&mut self, stop: &mut watch::Receiver<bool>) -> Result<Option<Lease>, Error> {
+        acquire(self.tree, self.claim, stop).await
+    }
+
+    async fn hold(&mut self, lease: Lease, stop: &mut watch::Receiver<bool>) -> Result<Ended, Error> {
+        let Self { workload, tree, claim } = self;
+        info!(machine = %claim.machine, "holding the machine");
+        workload.claimed();
+        record_start(*tree, claim).await?;
+        run_with_claim(*workload, *tree, lease, claim, stop).await
+    }
+
+    fn released(&mut self) {
+        self.workload.released();
+    }
+
+    fn store_lost(&mut self) {
+        self.workload.store_lost();
+    }
+
+    fn is_transient(error: &Error) -> bool {
+        matches!(error, Error::Store(err) if err.is_transient())
     }
 }
 
@@ -148,7 +162,7 @@ async fn acquire<T: Tree>(
             warn!(machine = %claim.machine, %holder, "waiting for the machine");
             is_logged = true;
         }
-        if paused(POLL_INTERVAL, stop).await {
+        if stopped_within(POLL_INTERVAL, stop).await {
             return Ok(None);
         }
     }
@@ -173,7 +187,7 @@ async fn run_with_claim<T: Tree, W: Workload + Send>(
 ) -> Result<Ended, Error> {
     let schedule = Schedule::new(Instant::now(), claim.resync, LEASE / 3);
     let feeds = Feeds::<T>::new(claim.machine);
-    run_passes(&mut Holding { workload, tree, lease, claim, feeds }, schedule, stop).await
+    run_passes(&mut Holding { workload, tree, lease, claim, feeds, reported: None }, schedule, stop).await
 }
 
 /// The state that all passes share.
@@ -183,6 +197,29 @@ struct Holding<'a, T: Tree, W> {
     lease: Lease,
     claim: &'a MachineClaim,
     feeds: Feeds<T>,
+    /// The last report about the host in this claim.
+    reported: Option<Host>,
+}
+
+impl<T: Tree, W> Holding<'_, T, W> {
+    /// Reports the host name and the addresses of the machine if they have changed.
+    async fn report_host(&mut self) -> Result<(), Error> {
+        let Some(report) = &self.claim.host else { return Ok(()) };
+        let host = report.read();
+        if self.reported.as_ref() == Some(&host) {
+            return Ok(());
+        }
+        match report_host(self.tree, self.claim.machine, &host, &report.acl).await {
+            Ok(()) => {
+                self.reported = Some(host);
+                Ok(())
+            }
+            Err(crate::store::Error::Tree(tree::Error::NoNode(_))) => {
+                Err(Error::NoMachine(self.claim.machine))
+            }
+            Err(err) => Err(err.into()),
+        }
+    }
 }
 
 impl<T: Tree, W: Workload + Send> Reconciler for Holding<'_, T, W> {
@@ -206,6 +243,9 @@ impl<T: Tree, W: Workload + Send> Reconciler for Holding<'_, T, W> {
         let now = Instant::now();
         let since = self.feeds.take_change().or((due == Due::Everything).then_some(now));
         let everything = since.is_some();
+        if everything {
+            self.report_host().await?;
+        }
         let mut dirty = Dirty::default();
         if let Some(since) = since {
             dirty.add(&Event::Everything, since);
@@ -227,14 +267,6 @@ impl<T: Tree, W: Workload + Send> Reconciler for Holding<'_, T, W> {
             self.feeds.watch(self.tree, paths).await?;
         }
         Ok(passed)
-    }
-}
-
-/// Waits for `pause`; returns whether `stop` was set meanwhile.
-async fn paused(pause: Duration, stop: &mut watch::Receiver<bool>) -> bool {
-    tokio::select! {
-        () = sleep(pause) => false,
-        _ = stop.wait_for(|stop| *stop) => true,
     }
 }
 
@@ -310,6 +342,7 @@ impl<T: Tree> Feeds<T> {
     async fn event(&mut self) -> Result<(), tree::Error> {
         let ours = [
             paths::machine_agent(self.machine),
+            paths::machine_host(self.machine),
             paths::machine_problem(self.machine),
             paths::machine_checkpoint(self.machine),
             paths::machine_stopping(self.machine),

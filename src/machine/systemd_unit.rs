@@ -50,11 +50,32 @@ impl SystemdUnit {
              {environment_file}\
              Restart=always\n\
              RestartSec=1\n\
+             RestartPreventExitStatus=3\n\
              {hooks}\
              UMask=0077\n\
              \n\
              [Install]\n\
              WantedBy=multi-user.target\n"
+        )
+    }
+
+    /// Returns the unit file for the service manager of a user, which has neither the directories
+    /// nor the network targets of the system.
+    pub fn render_for_user(&self) -> String {
+        let Self { description, command, .. } = self;
+        format!(
+            "[Unit]\n\
+             Description=Portcullis: {description}\n\
+             StartLimitIntervalSec=0\n\
+             \n\
+             [Service]\n\
+             ExecStart={command}\n\
+             Restart=always\n\
+             RestartSec=1\n\
+             UMask=0077\n\
+             \n\
+             [Install]\n\
+             WantedBy=default.target\n"
         )
     }
 }
@@ -88,6 +109,18 @@ mod tests {
         for text in [with, without] {
             assert!(text.contains("\nEnvironment=XDG_CONFIG_HOME=/etc XDG_DATA_HOME=/var/lib\n"), "{text}");
             assert!(text.contains("\nExecStart=/bin/portcullis machine\n"), "{text}");
+        }
+    }
+
+    #[test]
+    fn units_of_a_user_need_nothing_of_the_system() {
+        let (description, command) = ("agent".to_owned(), "/bin/portcullis agent".to_owned());
+        let text =
+            SystemdUnit { description, command, environment_file: None, runs_hooks: false }.render_for_user();
+        assert!(text.contains("\nExecStart=/bin/portcullis agent\n"), "{text}");
+        assert!(text.contains("\nWantedBy=default.target\n"), "{text}");
+        for absent in ["network-online", "XDG_", "multi-user"] {
+            assert!(!text.contains(absent), "{absent} in {text}");
         }
     }
 

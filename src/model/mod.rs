@@ -2,14 +2,18 @@
 //! users need not check them again. Pure.
 
 mod charm_hash;
+mod glob;
 mod hex;
+mod host;
 mod id;
 mod name;
 pub mod ports;
 pub mod strict_json;
 
 pub use charm_hash::CharmHash;
+pub use glob::Glob;
 pub use hex::{hex, unhex};
+pub use host::{HostAddress, InvalidHost, NodeName, OperatorName};
 pub use id::{InvalidId, MachineId, ServiceId, UnitId};
 pub use name::{CharmUrl, EnvironmentName, InstanceId, InvalidName, ServiceName, UnitName};
 pub use portcullis_provider::rule::{Cidr, PortRange, Protocol};

@@ -2,7 +2,6 @@
 //! and the results of other parts into a [`View`], `render` turns that into text. Nothing here
 //! reads the store.
 
-pub mod glob;
 pub mod render;
 pub mod sections;
 #[cfg(test)]

@@ -7,11 +7,12 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::render::{dot, json as as_json, svg, tabular, yaml};
-use super::sections::{Firewall, Health, Heartbeat, Machines, Services};
+use super::sections::{Firewall, Health, Heartbeat, Machines, Nodes, Services};
 use super::view::MachineState;
 use super::{Scope, View};
 use crate::model::{MachineId, PortRange, Protocol, ServiceId, UnitId};
 use crate::store::failed_stops::FailedStop;
+use crate::store::fleet::{NodeRecord, NodeRecords};
 use crate::store::snapshot::{Presence, StoredMachine, StoredService, StoredUnit};
 use crate::store::{Snapshot, records};
 
@@ -58,12 +59,23 @@ fn unit(
 fn machine(instance: Option<&str>, address: Option<&str>, here: bool) -> StoredMachine {
     let record = records::Machine {
         instance_id: instance.map(|id| id.parse().unwrap()),
+        name: None,
         addresses: address.into_iter().map(str::to_owned).collect(),
         adopted: false,
         rest: rest(if instance.is_some() { json!({"instance-state": "running"}) } else { json!({}) }),
     };
     let agent = if here { Presence::Here } else { Presence::Never };
-    StoredMachine { record: Ok(record), agent, firewall_reports: [Ok(None), Ok(None)], problem: None }
+    let firewall_reports = [Ok(None), Ok(None)];
+    StoredMachine { record: Ok(record), agent, host: None, firewall_reports, problem: None }
+}
+
+/// A plain machine: its agent reports the host.
+fn plain(name: Option<&str>, address: Option<&str>, agent: Presence) -> StoredMachine {
+    let mut stored = StoredMachine { agent, ..machine(None, address, false) };
+    stored.record.as_mut().unwrap().name = name.map(|name| name.parse().unwrap());
+    let addresses = ["192.0.2.7", "2001:db8::7"].map(|text| text.parse().unwrap());
+    stored.host = (agent != Presence::Never).then(|| Ok(records::Host::new("host7", addresses)));
+    stored
 }
 
 /// The input of all sections.
@@ -72,6 +84,7 @@ struct Input {
     snapshot: Snapshot,
     firewall: Firewall,
     heartbeat: Heartbeat,
+    nodes: Nodes,
 }
 
 impl From<Snapshot> for Input {
@@ -145,9 +158,9 @@ fn corrupt() -> Input {
 }
 
 fn view(input: impl Into<Input>, scopes: &[&str]) -> View {
-    let Input { snapshot, firewall, heartbeat } = input.into();
+    let Input { snapshot, firewall, heartbeat, nodes } = input.into();
     let scope = Scope::new(scopes.iter().copied());
-    View::new(&[&Machines(&snapshot), &Services(&snapshot), &firewall, &heartbeat], &scope)
+    View::new(&[&Machines(&snapshot), &Services(&snapshot), &firewall, &heartbeat, &nodes], &scope)
 }
 
 fn golden(name: &str, shown: &str) {
@@ -167,6 +180,57 @@ fn everything_in_every_format() {
     golden("whole.txt", &tabular::render(&view));
     golden("whole.dot", &dot::render(&view));
     golden("whole.svg", &svg::render(&view));
+}
+
+#[test]
+fn nodes_are_shown_with_their_failed_systemd_units() {
+    let online = NodeRecord {
+        machine: Some(2),
+        online: true,
+        address: Some("192.0.2.1".to_owned()),
+        failed: 3,
+        failed_units: vec!["a.service".to_owned(), "b.mount".to_owned()],
+        last_seen_ms: None,
+    };
+    let lost =
+        NodeRecord { machine: Some(0), last_seen_ms: Some(1_794_814_812_000), ..NodeRecord::default() };
+    let nodes = NodeRecords::from([("web1".to_owned(), online), ("0".to_owned(), lost)]);
+    let input = |nodes| Input { snapshot: whole(), nodes: Nodes(nodes), ..Input::default() };
+    let shown = view(input(Ok(nodes.clone())), &[]);
+    let text = yaml::render(&shown.document());
+    let section = text.split_once("\nnodes:\n").unwrap().1.split_once("\nservices:").unwrap().0;
+    assert_eq!(
+        format!("nodes:\n{section}"),
+        "\
+nodes:
+  '0':
+    address: null
+    last-seen: '2026-11-16T07:40:12Z'
+    status: offline
+  web1:
+    address: 192.0.2.1
+    failed-systemd-units:
+    - a.service
+    - b.mount
+    - 1 more
+    status: online"
+    );
+    let table = tabular::render(&shown);
+    let table = table.split("\n\n").find(|table| table.starts_with("NODE")).unwrap();
+    assert_eq!(
+        table.trim_end(),
+        "\
+NODE  STATUS   FAILED-SYSTEMD-UNITS  ADDRESS    LAST-SEEN
+0     offline  0                     -          2026-11-16T07:40:12Z
+web1  online   3                     192.0.2.1  -"
+    );
+    // A scope shows the nodes of the machines that it shows.
+    let cut = view(input(Ok(nodes)), &["mysql/1"]);
+    assert_eq!(cut.nodes.keys().collect::<Vec<_>>(), ["web1"]);
+    let problem = "/controller/fleet/nodes: not a list of nodes".to_owned();
+    let broken = view(input(Err(problem.clone())), &[]);
+    assert_eq!(broken.errors().into_iter().collect::<Vec<_>>(), [problem.as_str()]);
+    assert!(tabular::render(&broken).contains(&problem));
 }
 
 #[test]
@@ -243,6 +307,38 @@ fn limits_on_sources_are_shown_and_unreadable_ones_are_errors() {
     let broken = view(snapshot, &["mysql"]);
     assert_eq!(broken.services["mysql"].error, Some(problem));
     assert!(broken.services["mysql"].exposed);
+}
+
+#[test]
+fn plain_machines_are_shown_from_the_presence_of_their_agents() {
+    let snapshot = Snapshot {
+        machines: by_number(
+            MachineId::new,
+            [
+                plain(None, None, Presence::Never),
+                plain(None, None, Presence::Here),
+                plain(Some("web.rack1"), Some("web.example.com"), Presence::Here),
+                plain(None, Some("192.0.2.9"), Presence::Never),
+                plain(Some("db"), None, Presence::Gone),
+            ],
+        ),
+        services: by_number(ServiceId::new, [service("mysql", true)]),
+        units: by_number(UnitId::new, [unit("mysql/0", 0, Some(1), Some("started"), &[(80, 80)])]),
+        ..Snapshot::default()
+    };
+    let shown = view(snapshot.clone(), &[]);
+    golden("plain.yaml", &yaml::render(&shown.document()));
+    golden("plain.json", &as_json::render(&shown.document()));
+    golden("plain.txt", &tabular::render(&shown));
+    golden("plain.dot", &dot::render(&shown));
+    golden("plain.svg", &svg::render(&shown));
+
+    let mut unreadable = snapshot;
+    let problem = "/machines/machine-0000000001/host: not JSON".to_owned();
+    unreadable.machines.get_mut(&MachineId::new(1)).unwrap().host = Some(Err(problem.clone()));
+    let machine = &view(unreadable, &[]).machines[&MachineId::new(1)];
+    assert_eq!(machine.problem, Some(problem));
+    assert_eq!(machine.state, MachineState::Plain { agent_state: "running", dns_name: None, hostname: None });
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! What status shows: services with their units, and machines, restricted to a scope. Pure. An
+//! The content of status: services with their units, and machines, restricted to a scope. Pure. An
 //! unreadable record is shown as an error of the object that it belongs to, and hides no other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::glob::Glob;
 use super::sections::{Health, Section};
-use crate::model::{Cidr, MachineId, PortRange, UnitId};
+use crate::model::{Cidr, Glob, MachineId, PortRange, UnitId};
+use crate::store::fleet::NodeRecords;
 use crate::store::snapshot::{Presence, Readable};
 
 /// Everything that is shown. Services and units are keyed by name, or by id if the name is
@@ -16,6 +16,10 @@ pub struct View {
     /// Only of machines that send beats.
     pub health: BTreeMap<MachineId, Readable<Health>>,
     pub services: BTreeMap<String, Service>,
+    /// The nodes of the fleet; none without a manager.
+    pub nodes: NodeRecords,
+    /// Why the nodes cannot be read.
+    pub nodes_error: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +27,8 @@ pub struct Machine {
     pub state: MachineState,
     pub agent: Presence,
     pub problem: Option<String>,
+    /// The name that the operator gave to it.
+    pub name: Option<String>,
     /// Its firewall is a dry run: the changes that it would make, or an empty text.
     pub dry_run: Option<String>,
 }
@@ -31,6 +37,13 @@ pub struct Machine {
 pub enum MachineState {
     /// Not provisioned yet.
     Pending,
+    /// A plain machine, which no controller launched. Its agent has run.
+    Plain {
+        agent_state: &'static str,
+        dns_name: Option<String>,
+        /// The host name that the agent reported.
+        hostname: Option<String>,
+    },
     Provisioned {
         agent_state: &'static str,
         dns_name: Option<String>,
@@ -110,6 +123,7 @@ impl Scope {
             .collect();
         view.machines.retain(|id, _| used.contains(id));
         view.health.retain(|id, _| used.contains(id));
+        view.nodes.retain(|_, node| node.machine.is_some_and(|id| used.contains(&MachineId::new(id))));
     }
 }
 
@@ -135,7 +149,7 @@ impl View {
     pub fn machine_errors(&self, id: MachineId) -> impl Iterator<Item = &String> {
         let record = self.machines.get(&id).and_then(|machine| match &machine.state {
             MachineState::Unreadable(problem) => Some(problem),
-            MachineState::Pending | MachineState::Provisioned { .. } => None,
+            MachineState::Pending | MachineState::Plain { .. } | MachineState::Provisioned { .. } => None,
         });
         record.into_iter().chain(self.health.get(&id).and_then(|health| health.as_ref().err()))
     }
@@ -147,7 +161,7 @@ impl View {
             let units = service.units.values().flat_map(|unit| &unit.errors);
             service.error.iter().chain(units)
         });
-        machines.chain(services).map(String::as_str).collect()
+        machines.chain(services).chain(&self.nodes_error).map(String::as_str).collect()
     }
 }
 

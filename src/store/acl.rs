@@ -1,6 +1,6 @@
 //! The rights on each kind of znode. Applied when a znode is created, because rights are not
-//! inherited and the right to delete a znode belongs to its parent. No znode is readable or
-//! writable by the world. Pure.
+//! inherited and the right to delete a znode belongs to its parent. Only the CA certificate, which
+//! every TLS handshake shows, is readable by the world, and nothing is writable by it. Pure.
 
 use super::credentials::Identity;
 use std::ops::BitOr;
@@ -37,11 +37,23 @@ impl BitOr for Rights {
 
 /// The rights of digest identities on one znode.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Acl(Vec<(Identity, Rights)>);
+pub struct Acl {
+    grants: Vec<(Identity, Rights)>,
+    is_public: bool,
+}
 
 impl Acl {
+    fn of(grants: Vec<(Identity, Rights)>) -> Self {
+        Self { grants, is_public: false }
+    }
+
     pub fn grants(&self) -> &[(Identity, Rights)] {
-        &self.0
+        &self.grants
+    }
+
+    /// Whether every client may read the znode, also without credentials.
+    pub fn is_public(&self) -> bool {
+        self.is_public
     }
 }
 
@@ -56,12 +68,27 @@ impl Roles {
     fn acl(&self, controller: Rights, others: &[(&Identity, Rights)]) -> Acl {
         let mut grants = vec![(self.operator.clone(), Rights::ALL), (self.controller.clone(), controller)];
         grants.extend(others.iter().map(|(identity, rights)| ((*identity).clone(), *rights)));
-        Acl(grants)
+        Acl::of(grants)
     }
 
     /// Root, containers, names, services, flags: written by the operator, read by the controller.
     pub fn operators(&self) -> Acl {
         self.acl(Rights::READ, &[])
+    }
+
+    /// The certificate of the environment's authority.
+    pub fn authority(&self) -> Acl {
+        Acl { is_public: true, ..self.operators() }
+    }
+
+    /// A machine's certificate signing request.
+    pub fn machine_certificate_request(&self, machine: &Identity) -> Acl {
+        self.acl(Rights::READ, &[(machine, Rights::READ | Rights::WRITE)])
+    }
+
+    /// A machine's certificate. The machine cannot write it.
+    pub fn machine_certificate(&self, machine: &Identity) -> Acl {
+        self.acl(Rights::READ | Rights::WRITE, &[(machine, Rights::READ)])
     }
 
     /// The flag of a service. Machines that run its units read the sources to open ports for.
@@ -72,7 +99,7 @@ impl Roles {
 
     /// A service's secret. Its units carry a copy in their own credentials.
     pub fn service_credentials(&self) -> Acl {
-        Acl(vec![(self.operator.clone(), Rights::ALL)])
+        Acl::of(vec![(self.operator.clone(), Rights::ALL)])
     }
 
     /// The znodes of the controllers.
@@ -96,6 +123,11 @@ impl Roles {
         self.acl(Rights::READ, &[(machine, Rights::READ | Rights::WRITE | Rights::CREATE)])
     }
 
+    /// A machine's report of its host name and addresses.
+    pub fn machine_host(&self, machine: &Identity) -> Acl {
+        self.acl(Rights::READ, &[(machine, Rights::READ | Rights::WRITE)])
+    }
+
     /// A machine's report of what keeps it from running its units.
     pub fn machine_problem(&self, machine: &Identity) -> Acl {
         self.acl(Rights::READ, &[(machine, Rights::READ | Rights::WRITE)])
@@ -109,6 +141,22 @@ impl Roles {
     /// An operator's acceptance of a restored store. The machine reads it and cannot write it.
     pub fn machine_accepted(&self, machine: &Identity) -> Acl {
         self.acl(Rights::READ, &[(machine, Rights::READ)])
+    }
+
+    /// The tombstone of a terminated machine. Its agent reads it and cannot write it.
+    pub fn tombstone(&self, machine: &Identity) -> Acl {
+        self.acl(Rights::READ, &[(machine, Rights::READ)])
+    }
+
+    /// The offer to a host that joins as a machine. The holder of the one-time credential reads it
+    /// and marks it as used.
+    pub fn machine_join(&self, once: &Identity) -> Acl {
+        self.acl(Rights::READ, &[(once, Rights::READ | Rights::WRITE)])
+    }
+
+    /// The entry of an added operator, which contains the credential of the first one.
+    pub fn operator_entry(&self, added: &Identity) -> Acl {
+        Acl::of(vec![(self.operator.clone(), Rights::ALL), (added.clone(), Rights::READ)])
     }
 
     /// The list of removed units whose `stop` hook failed. The machine keeps it.
@@ -159,6 +207,6 @@ impl Roles {
 
     /// A unit's secret: for the machine that runs its hooks, and not for the controller.
     pub fn unit_credentials(&self, machine: &Identity) -> Acl {
-        Acl(vec![(self.operator.clone(), Rights::ALL), (machine.clone(), Rights::READ)])
+        Acl::of(vec![(self.operator.clone(), Rights::ALL), (machine.clone(), Rights::READ)])
     }
 }

@@ -51,13 +51,15 @@ impl Address {
         self.hosts.iter().filter_map(|host| host.rsplit_once(':')?.1.parse().ok())
     }
 
+    /// The ports of hosts that are not loopback.
+    pub fn network_ports(&self) -> impl Iterator<Item = u16> {
+        let hosts = self.hosts.iter().filter(|host| !is_loopback(host));
+        hosts.filter_map(|host| host.rsplit_once(':')?.1.parse().ok())
+    }
+
     /// Whether every host is a loopback address or name.
     pub fn is_loopback(&self) -> bool {
-        self.hosts.iter().all(|host| {
-            let name = host.rsplit_once(':').map_or(host.as_str(), |(name, _)| name);
-            let bare = name.trim_start_matches('[').trim_end_matches(']');
-            name == "localhost" || bare.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
-        })
+        self.hosts.iter().all(|host| is_loopback(host))
     }
 
     /// The chroot, empty if there is none; never ends in a slash.
@@ -96,6 +98,13 @@ impl FromStr for Address {
         }
         Ok(Self { hosts, chroot: parse_chroot(chroot).map_err(bad)?.to_owned(), is_tls, ca: None })
     }
+}
+
+/// Whether `HOST:PORT` is on loopback.
+fn is_loopback(host: &str) -> bool {
+    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+    let bare = name.trim_start_matches('[').trim_end_matches(']');
+    name == "localhost" || bare.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 fn parse_host(text: &str) -> Result<String, &'static str> {

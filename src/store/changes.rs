@@ -27,6 +27,8 @@ pub enum Watched {
     ExposedFlag(ServiceId),
     MachineUnits(MachineId),
     MachineTrackers(MachineId),
+    MachineCertificate(MachineId),
+    Machines,
     Heartbeat,
     HeartbeatJournal,
 }
@@ -40,6 +42,8 @@ impl Watched {
             Self::ExposedFlag(service) => paths::exposed(service),
             Self::MachineUnits(id) => paths::machine_units(id),
             Self::MachineTrackers(id) => paths::machine_trackers(id),
+            Self::MachineCertificate(id) => paths::machine_certificate(id),
+            Self::Machines => paths::machines(),
             Self::Heartbeat => paths::heartbeat(),
             Self::HeartbeatJournal => paths::heartbeat_journal(),
         };
@@ -126,6 +130,22 @@ enum About {
     Unknown,
 }
 
+/// Top-level znodes below which nothing else is of interest to a reader of services, units and
+/// machines.
+const INTERNAL: &[&str] = &[
+    "services",
+    "units",
+    "machines",
+    "charms",
+    "names",
+    "controller",
+    "zookeeper",
+    "authority",
+    "flag-log",
+    "operators",
+    "tombstones",
+];
+
 fn about(path: &NodePath) -> About {
     let mut parts = path.as_str().split('/').skip(1);
     let key = match (parts.next(), parts.next()) {
@@ -136,9 +156,7 @@ fn about(path: &NodePath) -> About {
         (Some("controller"), Some("accepted")) => None,
         // Rare, and the provisioner reads everything for it.
         (Some("controller"), Some(name)) if requests::is_request(name) => None,
-        (Some("services" | "units" | "machines" | "charms" | "names" | "controller" | "zookeeper"), _) => {
-            return About::Nothing;
-        }
+        (Some(top), _) if INTERNAL.contains(&top) => return About::Nothing,
         _ => None,
     };
     key.map_or(About::Unknown, About::Key)
@@ -274,6 +292,10 @@ mod tests {
             dirty(&["/names/units/a/0", "/charms/x/0000", "/units", "/controller/x", "/zookeeper/quota"])
                 .is_empty()
         );
+        let machine = MachineId::new(0);
+        for path in [paths::flag_log(), paths::operators(), paths::authority(), paths::tombstone(machine)] {
+            assert!(dirty(&[path.as_str()]).is_empty(), "{}", path.as_str());
+        }
         for path in [
             "/controller/adopt-groups",
             "/controller/clear",

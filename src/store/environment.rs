@@ -6,6 +6,7 @@ use super::credentials::{Credential, Identity, random_hex};
 use super::error::Error;
 use super::idempotency::IdempotencyKey;
 use super::machines::machine_writes;
+use super::operators::Acting;
 use super::paths;
 use super::records::{Initialized, LOCAL_INSTANCE, Machine, Placement, counter_to_bytes};
 use super::tree::{self, Tree, Write};
@@ -34,6 +35,8 @@ pub struct Environment<T> {
     pub(super) tree: T,
     pub(super) info: Initialized,
     pub(super) key: Option<IdempotencyKey>,
+    /// For the log of changes.
+    pub(super) acting: Option<Acting>,
 }
 
 impl<T: Tree> Environment<T> {
@@ -56,7 +59,7 @@ impl<T: Tree> Environment<T> {
             match Self::read_info(&tree).await {
                 Ok(found) if found.roles == info.roles && found.environment == info.environment => {
                     lock_root(&tree, &found.roles).await?;
-                    return Ok(Self { tree, info: found, key: None });
+                    return Ok(Self { tree, info: found, key: None, acting: None });
                 }
                 Ok(found) => return Err(Error::AlreadyBootstrapped(found.environment.to_string())),
                 Err(Error::NotBootstrapped) => {}
@@ -96,7 +99,7 @@ impl<T: Tree> Environment<T> {
     /// [`Error::NotBootstrapped`], [`Error::WrongCredentials`], and the failures of the store.
     pub async fn open(tree: T) -> Result<Self, Error> {
         let info = Self::read_info(&tree).await?;
-        Ok(Self { tree, info, key: None })
+        Ok(Self { tree, info, key: None, acting: None })
     }
 
     async fn read_info(tree: &T) -> Result<Initialized, Error> {
@@ -163,6 +166,7 @@ fn environment_writes(info: &Initialized, local: &Credential) -> Vec<Write> {
         Write::create(paths::names(), Vec::new(), acl()),
         Write::create(paths::service_names(), Vec::new(), acl()),
         Write::create(paths::unit_names(), Vec::new(), acl()),
+        Write::create(paths::machine_names(), Vec::new(), acl()),
         Write::create(paths::charms(), Vec::new(), acl()),
         Write::create(paths::controller(), Vec::new(), info.roles.controllers()),
     ];
@@ -170,6 +174,7 @@ fn environment_writes(info: &Initialized, local: &Credential) -> Vec<Write> {
         // The local machine exists already, and is never terminated.
         let machine = Machine {
             instance_id: LOCAL_INSTANCE.parse().ok(),
+            name: None,
             addresses: vec!["localhost".to_owned()],
             adopted: true,
             rest: Map::from_iter([("instance-state".to_owned(), Value::from("running"))]),

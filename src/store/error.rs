@@ -3,7 +3,7 @@
 use super::paths::NodePath;
 use super::tree;
 use crate::model::ports::InvalidPorts;
-use crate::model::{CharmHash, MachineId, ServiceName, UnitName};
+use crate::model::{CharmHash, MachineId, NodeName, OperatorName, ServiceName, UnitName};
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -26,8 +26,26 @@ pub enum Error {
     UnitNotFound(UnitName),
     #[error("Machine {0} was not found")]
     MachineNotFound(MachineId),
+    #[error("Machine '{0}' already exists")]
+    MachineExists(NodeName),
+    #[error(
+        "'{0}' cannot be the name of a machine: reserved are numbers, names that begin with 'machine-', \
+         operator, controller and keeper"
+    )]
+    ReservedMachineName(NodeName),
+    #[error(
+        "the agent of machine {0} is down, so its units, processes and firewall rules cannot be removed from \
+         it now"
+    )]
+    AgentDown(MachineId),
     #[error("Resources are currently assigned to machine {0}")]
     MachineInUse(MachineId),
+    #[error("Operator '{0}' already exists")]
+    OperatorExists(OperatorName),
+    #[error("Operator '{0}' was not found")]
+    OperatorNotFound(OperatorName),
+    #[error("operator '{0}' was removed from the environment, or its credentials are not valid")]
+    OperatorRemoved(OperatorName),
     #[error("{given} units are more than the {limit} that can be made at once")]
     TooManyUnits { given: u32, limit: u32 },
     #[error("{given} sources are more than the {limit} that a service can be exposed to")]

@@ -17,7 +17,7 @@ const BYTES_AT_ONCE: usize = 500_000;
 
 /// Where reports are kept, and with which rights.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum ReportLocation {
     /// Below the controller's znode.
     Controller(Roles),
     /// Below the machine that they are about.
@@ -60,7 +60,7 @@ pub async fn logs<T: Tree>(
     Ok(logs.into_iter().zip(nodes).map(|((id, path), node)| (id, path, node)).collect())
 }
 
-impl Place {
+impl ReportLocation {
     pub fn report_path(&self, machine: MachineId) -> NodePath {
         match self {
             Self::Controller(_) => paths::firewall_report(machine),

@@ -21,9 +21,6 @@ pub const LEASE: Duration = Duration::from_secs(3);
 /// How often to try again without an event, because events get lost.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
 
-/// Steps by which an epoch is raised in one write.
-const EPOCHS_AT_ONCE: i32 = 1_000;
-
 /// The object that a lease is for: where its lock and its epoch are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaseKey {
@@ -147,26 +144,6 @@ impl Lease {
         let _ = tree.write(vec![self.fence(), unlock]).await;
     }
 
-    /// Raises the epoch above `known`. The epoch is too low only after a store was restored or its
-    /// records were deleted; the numbers that this holder derives from its epoch must not repeat
-    /// those of an earlier holder.
-    pub async fn raise_above<T: Tree>(&mut self, tree: &T, known: u32) -> Result<(), Error> {
-        while self.epoch() <= known {
-            let (path, version) = self.fence.clone();
-            let missing = i64::from(known) + 1 - i64::from(self.epoch());
-            let steps = i32::try_from(missing).unwrap_or(i32::MAX).min(EPOCHS_AT_ONCE);
-            let data = self.token.as_bytes();
-            let set = |step| Write::SetIfVersion {
-                path: path.clone(),
-                data: data.to_vec(),
-                version: version.saturating_add(step),
-            };
-            tree.write((0..steps).map(set).collect()).await?;
-            self.fence.1 = version.saturating_add(steps);
-        }
-        Ok(())
-    }
-
     /// Checks with the store that this process still holds the lease, and if so extends the
     /// deadline.
     ///
@@ -222,24 +199,14 @@ async fn epoch_version<T: Tree>(tree: &T, epoch: &NodePath, acl: &Acl) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::EnvironmentName;
     use crate::store::acl::Roles;
     use crate::store::memory::Fault;
     use crate::store::records::Placement;
-    use crate::store::{Bootstrap, Credential, Environment, MemoryStore, MemoryTree};
+    use crate::store::{MemoryStore, MemoryTree};
 
     async fn controllers() -> (MemoryStore, Roles, MemoryTree, MemoryTree) {
-        let store = MemoryStore::default();
-        let operator = Credential::generate("operator").unwrap();
-        let controller = Credential::generate("controller").unwrap();
-        let roles = Roles { operator: operator.identity(), controller: controller.identity() };
-        let wanted = Bootstrap {
-            environment: "test".parse::<EnvironmentName>().unwrap(),
-            placement: Placement::Unassigned,
-            operator: roles.operator.clone(),
-            controller: roles.controller.clone(),
-        };
-        Environment::bootstrap(store.connect(Some(&operator)), &wanted).await.unwrap();
+        let (store, environment, controller) = MemoryStore::bootstrapped(Placement::Unassigned).await;
+        let roles = environment.info().roles.clone();
         let (a, b) = (store.connect(Some(&controller)), store.connect(Some(&controller)));
         (store, roles, a, b)
     }
@@ -294,19 +261,6 @@ mod tests {
         let refused = b.write(mark(first.fence())).await.unwrap_err();
         assert_eq!(refused, tree::Error::BadVersion(paths::epoch()));
         b.write(mark(second.fence())).await.unwrap();
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn epoch_is_raised_above_a_known_one() {
-        let (_store, roles, a, b) = controllers().await;
-        let mut first = win(&a, &roles).await;
-        for (known, epoch) in [(0, 1), (1, 2), (2_500, 2_501)] {
-            first.raise_above(&a, known).await.unwrap();
-            assert_eq!(first.epoch(), epoch);
-            a.write(vec![first.fence()]).await.unwrap();
-        }
-        drop(a);
-        assert_eq!(win(&b, &roles).await.epoch(), 2_502, "the raised epoch persists");
     }
 
     #[tokio::test(start_paused = true)]

@@ -8,20 +8,45 @@ use super::environment::{Environment, LOCAL_MACHINE};
 use super::error::Error;
 use super::paths;
 use super::records::{
-    Machine, Placement, corrupt, credentials_to_bytes, machine_problem_to_bytes, parse_credentials,
+    Machine, NamedMachine, Placement, corrupt, credentials_to_bytes, machine_problem_to_bytes,
+    parse_credentials,
 };
+use super::termination::Written;
 use super::tree::{self, Read, Tree, Write};
 use super::units::Counter;
-use super::update::put;
-use crate::model::{InstanceId, MachineId, UnitId};
+use super::update::{ensure, put};
+use crate::model::{HostAddress, InstanceId, MachineId, NodeName, UnitId};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
 impl Machine {
     /// A machine that the controller will launch.
     pub(super) fn wanted() -> Self {
-        Self { instance_id: None, addresses: Vec::new(), adopted: false, rest: Map::new() }
+        Self { instance_id: None, name: None, addresses: Vec::new(), adopted: false, rest: Map::new() }
     }
+}
+
+/// A machine to add.
+#[derive(Debug, Clone, Default)]
+pub struct NewMachine {
+    /// An existing instance, which is never terminated.
+    pub adopted: Option<InstanceId>,
+    pub name: Option<NodeName>,
+    /// The address of a machine that exists already, so that the controller does not launch it.
+    pub address: Option<HostAddress>,
+}
+
+impl From<Option<InstanceId>> for NewMachine {
+    fn from(adopted: Option<InstanceId>) -> Self {
+        Self { adopted, ..Self::default() }
+    }
+}
+
+/// Whether a machine is terminated although it is in use or its agent is down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Termination {
+    Ordinary,
+    Forced,
 }
 
 /// A machine's znodes.
@@ -94,9 +119,27 @@ pub async fn report_machine_problem<T: Tree>(
 }
 
 impl<T: Tree> Environment<T> {
-    /// Adds a machine. With `adopted`, it is an existing instance that is never terminated.
-    pub async fn add_machine(&self, adopted: Option<InstanceId>) -> Result<MachineId, Error> {
-        let mut record = Machine { adopted: adopted.is_some(), instance_id: adopted, ..Machine::wanted() };
+    /// Adds a machine, and its name if it has one.
+    ///
+    /// # Errors
+    /// [`Error::MachineExists`] and [`Error::ReservedMachineName`] for the name, and the failures of the
+    /// store.
+    pub async fn add_machine(&self, wanted: impl Into<NewMachine>) -> Result<MachineId, Error> {
+        let NewMachine { adopted, name, address } = wanted.into();
+        if let Some(name) = name.as_ref().filter(|name| name.is_reserved()) {
+            return Err(Error::ReservedMachineName(name.clone()));
+        }
+        if name.is_some() {
+            // Environments of older versions do not have the index.
+            ensure(&self.tree, &paths::machine_names(), &self.info.roles.operators()).await?;
+        }
+        let mut record = Machine {
+            adopted: adopted.is_some(),
+            instance_id: adopted,
+            name,
+            addresses: address.iter().map(ToString::to_string).collect(),
+            ..Machine::wanted()
+        };
         let key = self.key()?;
         record.rest.insert("op".to_owned(), Value::from(key.as_str()));
         let retry = key.retry_at(paths::machines());
@@ -112,6 +155,16 @@ impl<T: Tree> Environment<T> {
                 let id = MachineId::new(counter.next());
                 let credential = Credential::generate(&id.key())?;
                 let mut writes = vec![counter.take(1)?];
+                if let Some(name) = &record.name {
+                    let path = paths::machine_name(name);
+                    if let Some(node) = self.tree.find(&path).await? {
+                        let found = NamedMachine::parse(&path, &node.data)?;
+                        let is_ours = found.op == key.as_str();
+                        return if is_ours { Ok(found.id) } else { Err(Error::MachineExists(name.clone())) };
+                    }
+                    let named = NamedMachine { id, op: key.as_str().to_owned() };
+                    writes.push(Write::create(path, named.to_bytes(), self.info.roles.operators()));
+                }
                 writes.extend(machine_writes(&self.info.roles, id, &record, &credential));
                 match self.tree.write(writes).await {
                     Ok(()) => return Ok(id),
@@ -160,12 +213,22 @@ impl<T: Tree> Environment<T> {
             .collect()
     }
 
-    /// Removes all of these machines or none.
+    /// Removes all of these machines or none, and leaves a tombstone of each that had an agent.
     ///
     /// # Errors
-    /// [`Error::MachineNotFound`], [`Error::MachineInUse`], [`Error::LocalMachine`], and the
-    /// failures of the store.
+    /// [`Error::MachineNotFound`], [`Error::MachineInUse`], [`Error::LocalMachine`],
+    /// [`Error::AgentDown`], and the failures of the store.
     pub async fn terminate_machines(&self, ids: &[MachineId]) -> Result<(), Error> {
+        self.terminate(ids, Termination::Ordinary).await
+    }
+
+    /// As [`terminate_machines`](Self::terminate_machines). A forced termination also removes the
+    /// units of the machines, and machines whose agents are down.
+    ///
+    /// # Errors
+    /// [`Error::MachineNotFound`], [`Error::LocalMachine`], [`Error::Corrupt`] for an unreadable
+    /// unit, and those of an ordinary termination.
+    pub async fn terminate(&self, ids: &[MachineId], how: Termination) -> Result<(), Error> {
         let mut ids = ids.to_vec();
         ids.sort_unstable();
         ids.dedup();
@@ -175,28 +238,26 @@ impl<T: Tree> Environment<T> {
         let retry = self.key()?.retry_at(paths::machines());
         let work = async |retry: &mut CasRetry| {
             loop {
-                let reads = ids.iter().flat_map(|&id| {
-                    [Read::Data(paths::machine(id)), Read::Children(paths::machine_units(id))]
-                });
-                let answers = self.tree.read_many(reads.collect()).await?;
-                let mut gone = 0;
-                for (&id, pair) in ids.iter().zip(answers.chunks(2)) {
-                    match pair {
-                        [_, tree::Answer::Children(Some(units))] if !units.is_empty() => {
-                            return Err(Error::MachineInUse(id));
-                        }
-                        [tree::Answer::Data(None), _] if !retry.unsure => {
-                            return Err(Error::MachineNotFound(id));
-                        }
-                        [tree::Answer::Data(None), _] => gone += 1,
-                        _ => {}
-                    }
+                let ends = self.read_ends(&ids).await?;
+                for end in &ends {
+                    end.check(how, retry.unsure)?;
                 }
-                if gone == ids.len() {
+                if ends.iter().all(|end| end.record.is_none()) {
                     return Ok(());
                 }
-                let writes =
+                if how == Termination::Forced {
+                    self.remove_units_of(&ends).await?;
+                }
+                let mut writes =
                     deletions(&self.tree, ids.iter().map(|&id| paths::machine(id)).collect()).await?;
+                writes.extend(self.names_of(&ends).await?.into_iter().map(|path| Write::Delete { path }));
+                match self.add_tombstones(&ends, &mut writes).await? {
+                    Written::Changed => {
+                        retry.after(tree::Error::BadVersion(paths::machines())).await?;
+                        continue;
+                    }
+                    Written::Complete => {}
+                }
                 match remove(&self.tree, writes).await {
                     Ok(()) => return Ok(()),
                     Err(e) => retry.after(e).await?,

@@ -7,6 +7,8 @@ use super::acl::Acl;
 use super::credentials::Credential;
 use super::paths::NodePath;
 use super::tree::{Answer, Error, Event, Feed, Node, Read, Tree, Write};
+#[cfg(test)]
+use super::{Bootstrap, Environment, records::Placement};
 use crate::keeper::acl as wire;
 use crate::keeper::events::{self, Readers};
 use crate::keeper::proto::{Code, CreateMode, Op};
@@ -292,13 +294,12 @@ fn refusal_of(code: Code, path: NodePath) -> Error {
 }
 
 fn acl_of(acl: &Acl) -> Vec<wire::Acl> {
-    acl.grants()
-        .iter()
-        .map(|(identity, rights)| wire::Acl {
-            perms: i32::from(rights.bits()),
-            identity: wire::Identity::new("digest", identity.as_str()),
-        })
-        .collect()
+    let granted = acl.grants().iter().map(|(identity, rights)| wire::Acl {
+        perms: i32::from(rights.bits()),
+        identity: wire::Identity::new("digest", identity.as_str()),
+    });
+    let public = || wire::Acl { perms: wire::READ, identity: wire::Identity::new("world", "anyone") };
+    granted.chain(acl.is_public().then(public)).collect()
 }
 
 fn op_of(write: &Write) -> Op<'_> {
@@ -432,6 +433,24 @@ impl Drop for MemoryFeed {
         let mut world = self.tree.world();
         world.watches.forget(self.id);
         world.feeds.remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+impl MemoryStore {
+    /// Returns a store with an environment, as its operator, and the credential of its controller.
+    pub(crate) async fn bootstrapped(placement: Placement) -> (Self, Environment<MemoryTree>, Credential) {
+        let store = Self::default();
+        let [operator, controller] =
+            ["operator", "controller"].map(|user| Credential::generate(user).unwrap());
+        let wanted = Bootstrap {
+            environment: "test".parse().unwrap(),
+            placement,
+            operator: operator.identity(),
+            controller: controller.identity(),
+        };
+        let environment = Environment::bootstrap(store.connect(Some(&operator)), &wanted).await.unwrap();
+        (store, environment, controller)
     }
 }
 

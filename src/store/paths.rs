@@ -3,7 +3,7 @@
 //! A [`NodePath`] is relative to the environment's root, which is the chroot of the connect string
 //! or `/`.
 
-use crate::model::{CharmHash, MachineId, ServiceId, ServiceName, UnitId, UnitName};
+use crate::model::{CharmHash, MachineId, NodeName, OperatorName, ServiceId, ServiceName, UnitId, UnitName};
 use std::fmt;
 
 /// The absolute path of a znode within the environment.
@@ -45,6 +45,11 @@ pub fn initialized() -> NodePath {
     fixed("/initialized")
 }
 
+/// The certificate of the environment's authority, readable by every client.
+pub fn authority() -> NodePath {
+    fixed("/authority")
+}
+
 /// The container of the controllers' lease, checkpoint and reports.
 pub fn controller() -> NodePath {
     fixed("/controller")
@@ -82,6 +87,16 @@ pub fn firewall_reports() -> NodePath {
 
 pub fn firewall_report(id: MachineId) -> NodePath {
     firewall_reports().child(&id.key())
+}
+
+/// The container of the managers' state.
+pub fn fleet() -> NodePath {
+    controller().child("fleet")
+}
+
+/// The nodes as the leading manager has seen them last.
+pub fn fleet_nodes() -> NodePath {
+    fleet().child("nodes")
 }
 
 /// The container of the heartbeat trackers' shared state.
@@ -294,8 +309,17 @@ pub fn machine_started(id: MachineId) -> NodePath {
     machine(id).child("started")
 }
 
-/// The trackers that the machine may send beats to; written by trackers, readable by this machine
-/// only.
+/// The host name and the addresses of the machine, as its agent reports them.
+pub fn machine_host(id: MachineId) -> NodePath {
+    machine(id).child("host")
+}
+
+/// The offer to a host that joins as this machine; see `store::joining`.
+pub fn machine_join(id: MachineId) -> NodePath {
+    machine(id).child("join")
+}
+
+/// The trackers that the machine may send beats to; written by trackers, readable by this machine.
 pub fn machine_trackers(id: MachineId) -> NodePath {
     machine(id).child("trackers")
 }
@@ -310,7 +334,7 @@ pub fn machine_stopping_unit(id: MachineId, unit: UnitId) -> NodePath {
     machine_stopping(id).child(&unit.key())
 }
 
-/// What keeps the machine from running its units, as its agent reports it; empty if nothing does.
+/// The reason why the machine does not run its units, as its agent reports it; empty if it does.
 pub fn machine_problem(id: MachineId) -> NodePath {
     machine(id).child("problem")
 }
@@ -327,6 +351,17 @@ pub fn machine_accepted(id: MachineId) -> NodePath {
 
 pub fn machine_credentials(id: MachineId) -> NodePath {
     machine(id).child("credentials")
+}
+
+/// The certificate signing request of the machine.
+pub fn machine_certificate_request(id: MachineId) -> NodePath {
+    machine(id).child("certificate-request")
+}
+
+/// The certificate for the machine's request, or the reason of a refusal; empty before. The machine
+/// creates it, and only holders of the authority's key write it.
+pub fn machine_certificate(id: MachineId) -> NodePath {
+    machine(id).child("certificate")
 }
 
 /// The machine's report about its own firewall, if its agent manages that.
@@ -347,6 +382,29 @@ pub fn machine_units(id: MachineId) -> NodePath {
 
 pub fn machine_unit(id: MachineId, unit: UnitId) -> NodePath {
     machine_units(id).child(&unit.key())
+}
+
+/// One child per terminated machine that had an agent; see `store::tombstones`.
+pub fn tombstones() -> NodePath {
+    fixed("/tombstones")
+}
+
+pub fn tombstone(id: MachineId) -> NodePath {
+    tombstones().child(&id.key())
+}
+
+/// The operators that were added to the first one; see `store::operators`.
+pub fn operators() -> NodePath {
+    fixed("/operators")
+}
+
+pub fn operator(name: &OperatorName) -> NodePath {
+    operators().child(name.as_str())
+}
+
+/// Who exposed and unexposed services.
+pub fn flag_log() -> NodePath {
+    fixed("/flag-log")
 }
 
 pub fn names() -> NodePath {
@@ -375,6 +433,15 @@ pub fn unit_name(name: &UnitName) -> NodePath {
     unit_names_of(name.service()).child(&name.number().to_string())
 }
 
+/// The machines that an operator named.
+pub fn machine_names() -> NodePath {
+    names().child("machines")
+}
+
+pub fn machine_name(name: &NodeName) -> NodePath {
+    machine_names().child(name.as_str())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -399,11 +466,19 @@ mod tests {
                 "/machines/machine-0000000000/stopping/unit-0000000002",
             ),
             (machine_problem(MachineId::new(0)), "/machines/machine-0000000000/problem"),
+            (authority(), "/authority"),
+            (
+                machine_certificate_request(MachineId::new(0)),
+                "/machines/machine-0000000000/certificate-request",
+            ),
+            (machine_certificate(MachineId::new(0)), "/machines/machine-0000000000/certificate"),
             (machine_credentials(MachineId::new(0)), "/machines/machine-0000000000/credentials"),
             (
                 machine_unit(MachineId::new(0), UnitId::new(2)),
                 "/machines/machine-0000000000/units/unit-0000000002",
             ),
+            (tombstone(MachineId::new(0)), "/tombstones/machine-0000000000"),
+            (machine_name(&"web".parse().unwrap()), "/names/machines/web"),
             (service_name(name.service()), "/names/services/wordpress"),
             (unit_name(&name), "/names/units/wordpress/3"),
             (heartbeat_batch("a1", 7), "/controller/heartbeat/beats/a1-0000000007"),

@@ -77,7 +77,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_two_units_share_a_machine_unless_told(
+        fn units_share_a_machine_only_on_request(
             carried in proptest::collection::btree_map(0u32..50, 0usize..3, 0..20), count in 0u32..30
         ) {
             let carried: BTreeMap<_, _> = carried.into_iter().map(|(m, u)| (MachineId::new(m), u)).collect();

@@ -3,9 +3,11 @@
 //! `lease`.
 
 use super::acl::Acl;
+use super::error;
 use super::paths;
+use super::records::Host;
 use super::tree::{Error, Tree, Write};
-use super::update::ensure;
+use super::update::{ensure, put};
 use crate::model::{MachineId, UnitId};
 
 /// Marks a unit as run by an agent, for as long as this session lasts. A mark that an earlier
@@ -28,4 +30,17 @@ pub async fn show_unit_agent<T: Tree>(tree: &T, unit: UnitId, acl: Acl) -> Resul
 /// [`Error::NoNode`] if the machine was removed, and the failures of the store.
 pub async fn mark_machine_started<T: Tree>(tree: &T, machine: MachineId, acl: &Acl) -> Result<(), Error> {
     ensure(tree, &paths::machine_started(machine), acl).await
+}
+
+/// Reports the host name and the addresses of a machine. An equal report is not written.
+///
+/// # Errors
+/// [`Error::NoNode`] if the machine was removed, and the failures of the store.
+pub async fn report_host<T: Tree>(
+    tree: &T,
+    machine: MachineId,
+    host: &Host,
+    acl: &Acl,
+) -> Result<(), error::Error> {
+    put(tree, &paths::machine_host(machine), &host.to_bytes(), acl).await
 }

@@ -2,13 +2,19 @@
 //! ones, so that a record of a later version is written back with all its keys. Corrupt data is an
 //! error that names the znode, never an empty value.
 
+mod host;
+
 use super::credentials::{Credential, Identity};
 use super::error::Error;
 use super::paths::NodePath;
 use crate::model::{
-    CharmUrl, Cidr, EnvironmentName, InstanceId, MachineId, ServiceId, ServiceName, UnitId, UnitName,
+    CharmUrl, Cidr, EnvironmentName, InstanceId, MachineId, NodeName, ServiceId, ServiceName, UnitId,
+    UnitName,
 };
 use serde_json::{Map, Value, json};
+
+pub(super) use host::NamedMachine;
+pub use host::{Host, MAX_ADDRESSES};
 
 /// The instance id of the local machine in an environment of one machine.
 pub const LOCAL_INSTANCE: &str = "local";
@@ -42,11 +48,21 @@ pub struct Unit {
 pub struct Machine {
     /// `None` until the controller has launched it.
     pub instance_id: Option<InstanceId>,
-    /// The first is the public one.
+    /// The name that the operator gave to it, if any.
+    pub name: Option<NodeName>,
+    /// The first is the public one. A machine with addresses and without an instance exists
+    /// already: the operator gave its address, and the controller does not launch it.
     pub addresses: Vec<String>,
     /// The instance existed before: it is released, never terminated.
     pub adopted: bool,
     pub rest: Map<String, Value>,
+}
+
+impl Machine {
+    /// The name that the operator gave to the machine, if any.
+    pub fn node_name(&self) -> Option<&str> {
+        self.name.as_ref().map(NodeName::as_str)
+    }
 }
 
 /// The machines of units that the operator did not assign.
@@ -194,12 +210,13 @@ impl Machine {
                 .collect::<Result<_, _>>()?,
             Some(_) => return Err(fields.bad("addresses", "is not a list")),
         };
+        let name = fields.optional("name", str::parse)?;
         let adopted = match fields.take("adopted") {
             None => false,
             Some(Value::Bool(adopted)) => adopted,
             Some(_) => return Err(fields.bad("adopted", "is neither true nor false")),
         };
-        Ok(Self { instance_id, addresses, adopted, rest: fields.map })
+        Ok(Self { instance_id, name, addresses, adopted, rest: fields.map })
     }
 
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -207,6 +224,9 @@ impl Machine {
             "instance-id": self.instance_id.as_ref().map(InstanceId::as_str),
             "addresses": self.addresses,
         });
+        if let Some(name) = &self.name {
+            known["name"] = Value::from(name.as_str());
+        }
         if self.adopted {
             known["adopted"] = Value::Bool(true);
         }

@@ -135,7 +135,7 @@ pub(super) fn parse_record(data: &[u8]) -> Result<Record, String> {
     parse(data)
 }
 
-fn parse<V: for<'de> Deserialize<'de>>(data: &[u8]) -> Result<V, String> {
+pub(super) fn parse<V: for<'de> Deserialize<'de>>(data: &[u8]) -> Result<V, String> {
     if data.len() > MAX_BYTES {
         return Err(format!("{} bytes are more than the {MAX_BYTES} allowed", data.len()));
     }

@@ -12,7 +12,7 @@ use super::records::{
     parse_credentials, parse_exposed,
 };
 use super::tree::{self, Read, Tree, Write};
-use super::units::{Counter, Draft, MAX_UNITS, Placed};
+use super::units::{Counter, MAX_UNITS, NewUnits, Placed};
 use crate::model::{CharmUrl, Cidr, MachineId, ServiceId, ServiceName, UnitId, UnitName};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
@@ -127,9 +127,9 @@ impl<T: Tree> Environment<T> {
         retry.run(work).await
     }
 
-    async fn draft_of(&self, wanted: &Deploy) -> Result<Draft, Error> {
+    async fn draft_of(&self, wanted: &Deploy) -> Result<NewUnits, Error> {
         let charm = wanted.metadata.get(CHARM_HASH);
-        Draft::read(self, &wanted.service, wanted.units, wanted.to, charm).await
+        NewUnits::read(self, &wanted.service, wanted.units, wanted.to, charm).await
     }
 
     /// The names of all services.
@@ -262,7 +262,9 @@ impl<T: Tree> Environment<T> {
                     }
                     Err(e) => return Err(e.into()),
                 };
-                match self.tree.write(vec![write]).await {
+                let mut writes = vec![write];
+                writes.extend(self.log_of_change(name, Some(&sources)).await?);
+                match self.tree.write(writes).await {
                     Ok(()) => return Ok(became),
                     Err(e) => retry.after(e).await?,
                 }
@@ -290,10 +292,11 @@ impl<T: Tree> Environment<T> {
         let work = async |retry: &mut CasRetry| {
             loop {
                 let flag = paths::exposed(self.service_id(name).await?);
-                let writes = deletions(&self.tree, vec![flag]).await?;
+                let mut writes = deletions(&self.tree, vec![flag]).await?;
                 if writes.is_empty() {
                     return Ok(if retry.unsure { Flag::Changed } else { Flag::AlreadySo });
                 }
+                writes.extend(self.log_of_change(name, None).await?);
                 match remove(&self.tree, writes).await {
                     Ok(()) => return Ok(Flag::Changed),
                     Err(e) => retry.after(e).await?,

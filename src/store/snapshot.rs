@@ -1,7 +1,7 @@
 //! The one read of a whole environment: the lists, then everything on them in one pipelined batch.
 //! The number of round trips does not depend on the number of units. An unreadable record is kept
-//! as such and hides no other; a failure of the store fails the whole read. What the records mean
-//! is for the reader.
+//! as such and hides no other; a failure of the store fails the whole read. The
+//! callers interpret the records.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -52,10 +52,21 @@ pub struct StoredUnit {
 pub struct StoredMachine {
     pub record: Readable<records::Machine>,
     pub agent: Presence,
+    /// The host as the agent reported it last.
+    pub host: Option<Readable<records::Host>>,
     /// The reports about its firewall as stored: by a controller, and by the machine itself.
     pub firewall_reports: [Readable<Option<Vec<u8>>>; 2],
-    /// What keeps its agent from running its units, as the agent reports it.
+    /// The reason why its agent does not run its units, as the agent reports it.
     pub problem: Option<String>,
+}
+
+impl StoredMachine {
+    /// The address to show: the record's, else the first that the agent reported.
+    pub fn address(&self) -> Option<String> {
+        let recorded = self.record.as_ref().ok()?.addresses.first().cloned();
+        let reported = || Some(self.host.as_ref()?.as_ref().ok()?.addresses.first()?.to_string());
+        recorded.or_else(reported)
+    }
 }
 
 /// Whether a machine's agent is connected.
@@ -81,11 +92,16 @@ impl Snapshot {
             ids(list, ServiceId::from_key, &path).or_else(|missing| snapshot.lacks(path, missing))?;
         let machines = ids(lists.next(), MachineId::from_key, &paths::machines())?;
 
-        let mut reads = Vec::with_capacity(2 * services.len() + 4 * units.len() + 7 * machines.len());
+        let mut reads = Vec::with_capacity(2 * services.len() + 4 * units.len() + 8 * machines.len());
         reads.extend(services.iter().flat_map(|&id| [paths::service(id), paths::exposed(id)]));
         reads.extend(machines.iter().flat_map(|&id| {
             let reports = [paths::firewall_report(id), paths::machine_firewall(id)];
-            let own = [paths::machine(id), paths::machine_agent(id), paths::machine_started(id)];
+            let own = [
+                paths::machine(id),
+                paths::machine_agent(id),
+                paths::machine_started(id),
+                paths::machine_host(id),
+            ];
             own.into_iter().chain(reports).chain([paths::machine_problem(id), paths::machine_stopping(id)])
         }));
         // Units last: a unit that still exists then had its service and its machine when those were
@@ -106,7 +122,7 @@ impl Snapshot {
         }
         let mut stopping = Vec::new();
         for id in machines {
-            let (record, agent, started) = (node(), node(), node());
+            let (record, agent, started, host) = (node(), node(), node(), node());
             let firewall_reports = [node(), node()].map(|node| node.map(|node| node.map(|node| node.data)));
             let (problem, stopped) = (node(), node());
             if matches!(&stopped, Ok(Some(list)) if list.children > 0) {
@@ -118,7 +134,9 @@ impl Snapshot {
                     read(problem, |data| records::parse_machine_problem(&paths::machine_problem(id), data));
                 // An unreadable problem is still a problem.
                 let problem = reported.and_then(|reported| reported.unwrap_or_else(Some));
-                snapshot.machines.insert(id, StoredMachine { record, agent, firewall_reports, problem });
+                let host = read(host, |data| records::Host::parse(&paths::machine_host(id), data));
+                let machine = StoredMachine { record, agent, host, firewall_reports, problem };
+                snapshot.machines.insert(id, machine);
             }
         }
         for id in units {

@@ -126,7 +126,7 @@ impl Counter {
 
 /// New units of one service, assigned to machines but not yet written.
 #[derive(Debug)]
-pub(super) struct Draft {
+pub(super) struct NewUnits {
     service: ServiceName,
     units: Counter,
     machines: Counter,
@@ -141,7 +141,7 @@ pub(super) struct Draft {
     charm: Option<Value>,
 }
 
-impl Draft {
+impl NewUnits {
     /// Reads the counters before the machines: a unit that another client adds meanwhile takes a
     /// number, so that the write of this draft fails.
     pub(super) async fn read<T: Tree>(
@@ -331,7 +331,7 @@ impl<T: Tree> Environment<T> {
                     Err(tree::Error::NoNode(_)) => return Err(Error::ServiceNotFound(service.clone())),
                     Err(e) => return Err(e.into()),
                 };
-                let draft = Draft::read(self, service, count, to, record.rest.get(CHARM_HASH)).await?;
+                let draft = NewUnits::read(self, service, count, to, record.rest.get(CHARM_HASH)).await?;
                 let (mut writes, placed) = draft.writes(self, id, key.as_str())?;
                 writes.push(check);
                 match self.tree.write(writes).await {

@@ -7,7 +7,7 @@ use super::error::Error;
 use super::paths::NodePath;
 use super::tree::{self, Node, Tree, Write};
 
-/// What to do with a znode that was read.
+/// The decision about a znode that was read.
 #[derive(Debug)]
 pub enum Change<R> {
     /// Leaves it as it is.

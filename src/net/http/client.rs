@@ -18,6 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use crate::net::tls::ClientTls;
+use crate::net::tls::client::ConfigVersion;
 use crate::net::url::{Url, UrlError};
 
 /// More of an answer than this is not read.
@@ -107,7 +108,9 @@ impl Client {
         loop {
             let idle = self.idle().take(&url, most);
             let Some(mut connection) = idle else { break };
-            if connection.sender.ready().await.is_err() {
+            // A changed certificate is presented with the next call, on a new connection.
+            let is_current = !url.is_tls || connection.tls == self.tls.version().await;
+            if !is_current || connection.sender.ready().await.is_err() {
                 continue;
             }
             match self.send(connection, request(call, &url)?, &url).await {
@@ -152,10 +155,11 @@ impl Client {
         let stream = stream.map_err(CallError::Connect)?;
         stream.set_nodelay(true).map_err(CallError::Connect)?;
         if url.is_tls {
+            let tls = self.tls.version().await;
             let stream = self.tls.connect(&url.host, stream).await.map_err(CallError::Tls)?;
-            Connection::start(TokioIo::new(stream)).await
+            Connection::start(TokioIo::new(stream), tls).await
         } else {
-            Connection::start(TokioIo::new(stream)).await
+            Connection::start(TokioIo::new(stream), None).await
         }
     }
 
@@ -174,12 +178,14 @@ impl HttpClient for Client {
 #[derive(Debug)]
 struct Connection {
     sender: SendRequest<Full<Bytes>>,
+    /// The TLS configuration that the connection was made with.
+    tls: Option<ConfigVersion>,
     /// The one task that reads and writes.
     _driver: JoinSet<()>,
 }
 
 impl Connection {
-    async fn start<S>(stream: S) -> Result<Self, CallError>
+    async fn start<S>(stream: S, tls: Option<ConfigVersion>) -> Result<Self, CallError>
     where
         S: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
     {
@@ -187,7 +193,7 @@ impl Connection {
         let mut driver = JoinSet::new();
         // An error of the connection is the error of its request, too.
         driver.spawn(async move { drop(connection.await) });
-        Ok(Self { sender, _driver: driver })
+        Ok(Self { sender, tls, _driver: driver })
     }
 }
 

@@ -38,7 +38,7 @@ pub struct RawPost<'a> {
 
 /// The beginning of the buffer.
 #[derive(Debug)]
-enum Found<'a> {
+enum Buffered<'a> {
     /// A request, and its length.
     Whole(RawPost<'a>, usize),
     /// Part of a small request.
@@ -47,24 +47,24 @@ enum Found<'a> {
     Other,
 }
 
-fn find<'a>(bytes: &'a [u8], headers: &'a mut [Header<'a>], limits: &Limits) -> Found<'a> {
+fn find<'a>(bytes: &'a [u8], headers: &'a mut [Header<'a>], limits: &Limits) -> Buffered<'a> {
     let head = match framing::head(bytes, headers) {
         Ok(Some(head)) if head.bytes <= limits.head_bytes && head.plain && head.method == "POST" => head,
         // Of any method: a slow head costs least here.
-        Ok(None) if bytes.len() < FREE_BYTES.min(limits.head_bytes) => return Found::Part,
-        _ => return Found::Other,
+        Ok(None) if bytes.len() < FREE_BYTES.min(limits.head_bytes) => return Buffered::Part,
+        _ => return Buffered::Other,
     };
-    let BodyLength::Exactly(length) = head.body else { return Found::Other };
+    let BodyLength::Exactly(length) = head.body else { return Buffered::Other };
     let path = head.target.split('?').next().unwrap_or(head.target);
     let Some(length) = usize::try_from(length).ok().filter(|length| *length <= limits.body_limit(path))
     else {
-        return Found::Other;
+        return Buffered::Other;
     };
     let end = head.bytes + length;
     match bytes.get(head.bytes..end) {
-        Some(body) => Found::Whole(RawPost { target: head.target, headers: head.headers, body }, end),
-        None if end <= FREE_BYTES => Found::Part,
-        None => Found::Other,
+        Some(body) => Buffered::Whole(RawPost { target: head.target, headers: head.headers, body }, end),
+        None if end <= FREE_BYTES => Buffered::Part,
+        None => Buffered::Other,
     }
 }
 
@@ -108,9 +108,9 @@ impl<H: Handler> Answering<'_, H> {
         loop {
             let mut headers = [EMPTY_HEADER; MAX_HEADERS];
             match find(&bytes[done..], &mut headers, self.limits) {
-                Found::Other => return (Step::HandOver, done),
-                Found::Part => return (Step::Read, done),
-                Found::Whole(post, length) => {
+                Buffered::Other => return (Step::HandOver, done),
+                Buffered::Part => return (Step::Read, done),
+                Buffered::Whole(post, length) => {
                     if self.handler.handle_fast(&post) {
                         done += length;
                         push_accepted(answers);
@@ -290,9 +290,9 @@ mod tests {
         let limits =
             Limits { head_bytes: 200, body_bytes: 10, large_bodies: &[("/l", 20)], ..Limits::default() };
         match find(bytes, &mut headers, &limits) {
-            Found::Whole(..) => "whole",
-            Found::Part => "part",
-            Found::Other => "other",
+            Buffered::Whole(..) => "whole",
+            Buffered::Part => "part",
+            Buffered::Other => "other",
         }
     }
 

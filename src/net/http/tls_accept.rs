@@ -8,7 +8,6 @@ use bytes::Bytes;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
-use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tracing::debug;
 
@@ -24,15 +23,11 @@ pub(super) async fn accept(
     stop: &mut watch::Receiver<bool>,
 ) -> Option<(TlsStream<TcpStream>, Option<Bytes>)> {
     let accepted = tokio::select! {
-        accepted = timeout(limit, TlsAcceptor::from(tls.config()).accept(stream)) => accepted,
+        accepted = timeout(limit, tls.accept(stream)) => accepted,
         () = stopped(stop) => return None,
     };
     match accepted {
-        Ok(Ok(stream)) => {
-            let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
-            let certificate = certificate.map(|certificate| Bytes::copy_from_slice(certificate));
-            Some((stream, certificate))
-        }
+        Ok(Ok(accepted)) => Some(accepted),
         Ok(Err(error)) => {
             debug!(%peer, %error, "TLS handshake failed");
             None

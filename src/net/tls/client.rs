@@ -1,20 +1,23 @@
 //! The TLS configuration of outgoing connections: the trusted CAs, those of the system and those of
-//! a file, and the certificate that the client presents, if it has one.
+//! files, and the certificate that the client presents, if it has one that is still valid.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustls::client::ResolvesClientCert;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::sign::SingleCertAndKey;
-use rustls::{ClientConfig, RootCertStore};
+use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, RootCertStore, SignatureScheme};
 use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use super::certificate::Certificate;
 use super::files::{IdentityFiles, Reloaded, TlsError, add_ca_file};
+use crate::runtime::clock::wall_ms;
 
 /// The files of a client.
 #[derive(Debug, Clone, Default)]
@@ -23,15 +26,27 @@ pub struct ClientFiles {
     pub ca: Option<PathBuf>,
     /// The client's own certificate.
     pub identity: Option<IdentityFiles>,
+    /// The files of a machine's identity. They may not exist yet, and are used once they do.
+    pub machine: Option<MachineFiles>,
+}
+
+/// The CA and the certificate of a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MachineFiles {
+    pub ca: PathBuf,
+    pub identity: IdentityFiles,
 }
 
 impl ClientFiles {
     fn paths(&self) -> Vec<&Path> {
-        let identity = self.identity.iter().flat_map(|files| [&*files.certificates, &*files.key]);
-        identity.chain(self.ca.as_deref()).collect()
+        let machine = self.machine.iter().map(|files| &files.identity);
+        let identities = self.identity.iter().chain(machine);
+        let identities = identities.flat_map(|files| [&*files.certificates, &*files.key]);
+        let ca = self.ca.as_deref().into_iter().chain(self.machine.iter().map(|files| &*files.ca));
+        identities.chain(ca).collect()
     }
 
-    fn read(&self, system: &[CertificateDer<'static>]) -> Result<Arc<ClientConfig>, TlsError> {
+    fn read(&self, system: &[CertificateDer<'static>]) -> Result<Current, TlsError> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let mut roots = RootCertStore::empty();
         // Invalid certificates among those of the system are ignored.
@@ -39,17 +54,66 @@ impl ClientFiles {
         if let Some(path) = &self.ca {
             add_ca_file(&mut roots, path)?;
         }
+        let mut identity = self.identity.as_ref().map(|files| files.read(&provider)).transpose()?;
+        if let Some(machine) = &self.machine {
+            existing(add_ca_file(&mut roots, &machine.ca))?;
+            identity = identity.or(existing(machine.identity.read(&provider))?);
+        }
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .expect("the provider has the cipher suites of both versions")
             .with_root_certificates(roots);
-        Ok(Arc::new(match &self.identity {
+        let identity = identity.map(|key| Arc::new(Unexpired::new(key)));
+        let config = match &identity {
             None => builder.with_no_client_auth(),
-            Some(files) => {
-                let identity = SingleCertAndKey::from(files.read(&provider)?);
-                builder.with_client_cert_resolver(Arc::new(identity))
+            Some(identity) => {
+                builder.with_client_cert_resolver(Arc::clone(identity) as Arc<dyn ResolvesClientCert>)
             }
-        }))
+        };
+        Ok(Current { config: Arc::new(config), identity })
+    }
+}
+
+/// A result without a file that does not exist.
+fn existing<T>(read: Result<T, TlsError>) -> Result<Option<T>, TlsError> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(TlsError::Missing(_)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// A configuration and the certificate in it.
+#[derive(Debug, Clone)]
+struct Current {
+    config: Arc<ClientConfig>,
+    identity: Option<Arc<Unexpired>>,
+}
+
+/// A certificate that is presented until it expires: a server would refuse the connection, which a
+/// client with other credentials can still use to have its certificate renewed.
+#[derive(Debug)]
+struct Unexpired {
+    key: Arc<CertifiedKey>,
+    until_ms: u64,
+}
+
+impl Unexpired {
+    fn new(key: CertifiedKey) -> Self {
+        let parsed = key.cert.first().and_then(|der| Certificate::parse_der(der));
+        // Whether a certificate that cannot be read is accepted is up to the server.
+        let until_ms = parsed.map_or(u64::MAX, |certificate| certificate.validity().until_ms);
+        Self { key: Arc::new(key), until_ms }
+    }
+}
+
+impl ResolvesClientCert for Unexpired {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.has_certs().then(|| Arc::clone(&self.key))
+    }
+
+    fn has_certs(&self) -> bool {
+        wall_ms() < self.until_ms
     }
 }
 
@@ -67,18 +131,18 @@ struct Inner {
 #[derive(Debug)]
 struct Loaded {
     system: Vec<CertificateDer<'static>>,
-    config: Reloaded<Arc<ClientConfig>>,
+    current: Reloaded<Current>,
 }
 
 impl Loaded {
     async fn load(files: &ClientFiles) -> io::Result<Self> {
         let system = tokio::task::spawn_blocking(|| rustls_native_certs::load_native_certs().certs);
         let system = system.await.map_err(io::Error::other)?;
-        if system.is_empty() && files.ca.is_none() {
+        if system.is_empty() && files.ca.is_none() && files.machine.is_none() {
             return Err(io::Error::other(TlsError::NoRoots));
         }
-        let config = Reloaded::new(&files.paths(), || files.read(&system)).map_err(io::Error::other)?;
-        Ok(Self { system, config })
+        let current = Reloaded::new(&files.paths(), || files.read(&system)).map_err(io::Error::other)?;
+        Ok(Self { system, current })
     }
 }
 
@@ -97,9 +161,34 @@ impl ClientTls {
     /// If the handshake fails.
     pub async fn connect(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+        TlsConnector::from(self.current().await?.config).connect(name, stream).await
+    }
+
+    /// Whether connections present a certificate to servers that ask for one.
+    pub async fn has_certificate(&self) -> bool {
+        let current = self.current().await.ok();
+        current.and_then(|current| current.identity).is_some_and(|identity| identity.has_certs())
+    }
+
+    /// Identifies the present configuration: a connection with another one was made before the
+    /// files changed.
+    pub async fn version(&self) -> Option<ConfigVersion> {
+        self.current().await.ok().map(|current| ConfigVersion(current.config))
+    }
+
+    async fn current(&self) -> io::Result<Current> {
         let Inner { files, loaded } = &*self.0;
-        let Loaded { system, config } = loaded.get_or_try_init(|| Loaded::load(files)).await?;
-        let config = config.get(&files.paths(), || files.read(system));
-        TlsConnector::from(config).connect(name, stream).await
+        let Loaded { system, current } = loaded.get_or_try_init(|| Loaded::load(files)).await?;
+        Ok(current.get(&files.paths(), || files.read(system)))
+    }
+}
+
+/// The configuration of a connection.
+#[derive(Debug, Clone)]
+pub struct ConfigVersion(Arc<ClientConfig>);
+
+impl PartialEq for ConfigVersion {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }

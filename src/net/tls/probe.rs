@@ -9,7 +9,7 @@ use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::ServerName;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::{CertificateError, ClientConfig, Error, RootCertStore};
+use rustls::{AlertDescription, CertificateError, ClientConfig, Error, RootCertStore};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
@@ -42,6 +42,32 @@ impl fmt::Display for HandshakeFailure {
     }
 }
 
+/// Returns why a server refused the certificate of a client, if that is what an error reports.
+pub fn refused_certificate(error: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
+    if let Some(io) = error.downcast_ref::<io::Error>()
+        && let Some(inner) = io.get_ref()
+    {
+        return refused_certificate(inner);
+    }
+    match error.downcast_ref::<Error>() {
+        Some(Error::AlertReceived(AlertDescription::CertificateExpired)) => Some(
+            "the server refused the certificate of this client, which has expired or is not valid yet: \
+             compare the clocks, or issue a new one with `juju machine renew ID`",
+        ),
+        Some(Error::AlertReceived(AlertDescription::CertificateRequired)) => {
+            Some("the server requires a certificate of the client")
+        }
+        Some(Error::AlertReceived(
+            AlertDescription::UnknownCA
+            | AlertDescription::BadCertificate
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::DecryptError,
+        )) => Some("the server refused the certificate of this client: another CA issued it"),
+        Some(_) => None,
+        None => error.source().and_then(refused_certificate),
+    }
+}
+
 /// The CA whose servers are tried.
 #[derive(Debug, Clone)]
 pub struct Probe(Arc<ClientConfig>);
@@ -68,7 +94,11 @@ impl Probe {
         let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
             .with_safe_default_protocol_versions()
             .expect("the provider has the cipher suites of both versions");
-        Self(Arc::new(builder.with_root_certificates(roots).with_no_client_auth()))
+        Self::with_config(builder.with_root_certificates(roots).with_no_client_auth())
+    }
+
+    pub(super) fn with_config(config: ClientConfig) -> Self {
+        Self(Arc::new(config))
     }
 
     /// Tries a handshake with a server whose certificate has to be valid for `host`.
@@ -108,35 +138,34 @@ fn failure(error: &io::Error, host: &str) -> Option<HandshakeFailure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
+    use crate::net::tls::authority::{Authority, Names, Validity};
+    use crate::net::tls::key::PrivateKey;
+    use crate::net::tls::tests::new_ca;
     use rustls::ServerConfig;
+    use rustls::pki_types::PrivateKeyDer;
     use tokio::io::AsyncWriteExt as _;
     use tokio::net::TcpListener;
     use tokio_rustls::TlsAcceptor;
 
-    type Ca = CertifiedIssuer<'static, KeyPair>;
-
-    fn new_ca() -> Ca {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+    fn year_ms(year: u64) -> u64 {
+        (year - 1970) * 31_557_600_000
     }
 
-    fn server(ca: &Ca, name: &str, years: (i32, i32)) -> ServerConfig {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-        (params.not_before, params.not_after) = (date_time_ymd(years.0, 1, 1), date_time_ymd(years.1, 1, 1));
-        let certificate = params.signed_by(&key, ca).unwrap();
-        let key = rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    fn server(ca: &Authority, name: &str, years: (u64, u64)) -> ServerConfig {
+        let key = PrivateKey::generate().unwrap();
+        let validity = Validity { from_ms: year_ms(years.0), until_ms: year_ms(years.1) };
+        let chain = ca.issue_for(&key, &Names::of([name]), validity).unwrap();
+        let chain = CertificateDer::pem_slice_iter(chain.as_bytes()).map(Result::unwrap).collect();
+        let key = PrivateKeyDer::from_pem_slice(key.expose().as_bytes()).unwrap();
         ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_no_client_auth()
-            .with_single_cert(vec![certificate.der().clone()], key)
+            .with_single_cert(chain, key)
             .unwrap()
     }
 
-    async fn probe(ca: &Ca, served: Option<ServerConfig>) -> Result<(), Option<HandshakeFailure>> {
+    async fn probe(ca: &Authority, served: Option<ServerConfig>) -> Result<(), Option<HandshakeFailure>> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let serving = async {
@@ -148,7 +177,7 @@ mod tests {
             }
         };
         let stream = TcpStream::connect(address).await.unwrap();
-        let trusting = Probe::new(&ca.pem()).unwrap();
+        let trusting = Probe::new(ca.certificate()).unwrap();
         let (probed, ()) = tokio::join!(trusting.handshake("localhost", stream), serving);
         probed
     }

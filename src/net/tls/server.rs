@@ -4,11 +4,12 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustls::crypto::aws_lc_rs;
 use rustls::server::WebPkiClientVerifier;
 use rustls::sign::SingleCertAndKey;
-use rustls::{RootCertStore, ServerConfig};
+use rustls::{HandshakeKind, RootCertStore, ServerConfig};
 
 use super::files::{IdentityFiles, Reloaded, TlsError, add_ca_file};
 
@@ -56,7 +57,12 @@ impl ServerFiles {
             }
         };
         let identity = self.identity.read(&provider)?;
-        Ok(Arc::new(builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(identity)))))
+        let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(identity)));
+        // Tickets need no memory of the server: thousands of clients resume their sessions.
+        if let Ok(tickets) = aws_lc_rs::Ticketer::new() {
+            config.ticketer = tickets;
+        }
+        Ok(Arc::new(config))
     }
 }
 
@@ -68,6 +74,17 @@ pub struct ServerTls(Arc<Inner>);
 struct Inner {
     files: ServerFiles,
     config: Reloaded<Arc<ServerConfig>>,
+    full: AtomicU64,
+    resumed: AtomicU64,
+}
+
+/// Handshakes that have succeeded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Handshakes {
+    /// With certificates and signatures.
+    pub full: u64,
+    /// With the keys of an earlier connection.
+    pub resumed: u64,
 }
 
 impl ServerTls {
@@ -75,13 +92,28 @@ impl ServerTls {
     /// If the files cannot be used.
     pub fn load(files: ServerFiles) -> Result<Self, TlsError> {
         let config = Reloaded::new(&files.paths(), || files.read())?;
-        Ok(Self(Arc::new(Inner { files, config })))
+        let (full, resumed) = (AtomicU64::new(0), AtomicU64::new(0));
+        Ok(Self(Arc::new(Inner { files, config, full, resumed })))
+    }
+
+    /// Counts a handshake that has succeeded.
+    pub fn count(&self, kind: Option<HandshakeKind>) {
+        let counter = match kind {
+            Some(HandshakeKind::Resumed) => &self.0.resumed,
+            _ => &self.0.full,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn handshakes(&self) -> Handshakes {
+        let Inner { full, resumed, .. } = &*self.0;
+        Handshakes { full: full.load(Ordering::Relaxed), resumed: resumed.load(Ordering::Relaxed) }
     }
 
     /// Returns the configuration for the next handshake: the one of the files as they are now or,
     /// if they cannot be used, the last one that could.
     pub fn config(&self) -> Arc<ServerConfig> {
-        let Inner { files, config } = &*self.0;
+        let Inner { files, config, .. } = &*self.0;
         config.get(&files.paths(), || files.read())
     }
 }

@@ -4,19 +4,18 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
+use super::authority::{Authority, MACHINE_LIFETIME, Names, Validity};
+use super::key::PrivateKey;
 use super::*;
+use crate::runtime::clock::wall_ms;
 
-type Ca = CertifiedIssuer<'static, KeyPair>;
-
-fn new_ca() -> Ca {
-    let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+/// A CA of a test.
+pub(super) fn new_ca() -> Authority {
+    Authority::create("test", &PrivateKey::generate().unwrap(), wall_ms()).unwrap()
 }
 
 /// Replaces the file as an operator would: a new file is renamed over the old one.
@@ -29,12 +28,13 @@ fn write(directory: &Path, name: &str, contents: &str) -> PathBuf {
 }
 
 /// Writes `NAME.pem` and `NAME.key`.
-fn issue(directory: &Path, ca: &Ca, name: &str) -> IdentityFiles {
-    let key = KeyPair::generate().unwrap();
-    let certificate = CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, ca).unwrap();
+fn issue(directory: &Path, ca: &Authority, name: &str) -> IdentityFiles {
+    let key = PrivateKey::generate().unwrap();
+    let validity = Validity::starting(wall_ms(), MACHINE_LIFETIME);
+    let chain = ca.issue_for(&key, &Names::of([name]), validity).unwrap();
     IdentityFiles {
-        certificates: write(directory, &format!("{name}.pem"), &certificate.pem()),
-        key: write(directory, &format!("{name}.key"), &key.serialize_pem()),
+        certificates: write(directory, &format!("{name}.pem"), &chain),
+        key: write(directory, &format!("{name}.key"), key.expose()),
     }
 }
 
@@ -64,14 +64,14 @@ async fn handshake(server: &ServerTls, client: &ClientTls) -> std::io::Result<Ve
 }
 
 fn trusting(ca_file: &Path, identity: Option<IdentityFiles>) -> ClientTls {
-    ClientTls::load(ClientFiles { ca: Some(ca_file.to_owned()), identity }).unwrap()
+    ClientTls::load(ClientFiles { ca: Some(ca_file.to_owned()), identity, machine: None }).unwrap()
 }
 
 #[tokio::test]
 async fn a_client_presents_its_certificate() {
     let (directory, ca, other) = (tempfile::tempdir().unwrap(), new_ca(), new_ca());
     let directory = directory.path();
-    let ca_file = write(directory, "ca.pem", &ca.pem());
+    let ca_file = write(directory, "ca.pem", ca.certificate());
     let identity = issue(directory, &ca, "localhost");
     let server = |auth| {
         let client_ca = Some((ca_file.clone(), auth));
@@ -94,8 +94,8 @@ async fn a_listener_uses_replaced_files_without_a_restart() {
     let (directory, old, new) = (tempfile::tempdir().unwrap(), new_ca(), new_ca());
     let directory = directory.path();
     let [old_ca, new_ca] =
-        [("old.pem", &old), ("new.pem", &new)].map(|(name, ca)| write(directory, name, &ca.pem()));
-    let client_ca = write(directory, "clients.pem", &old.pem());
+        [("old.pem", &old), ("new.pem", &new)].map(|(name, ca)| write(directory, name, ca.certificate()));
+    let client_ca = write(directory, "clients.pem", old.certificate());
     let identity = issue(directory, &old, "localhost");
     let files = ServerFiles { identity, client_ca: Some((client_ca, ClientAuth::Required)) };
     let server = ServerTls::load(files).unwrap();
@@ -107,7 +107,7 @@ async fn a_listener_uses_replaced_files_without_a_restart() {
     assert!(handshake(&server, &before).await.is_err(), "the server has a certificate of the new CA");
     let after = trusting(&new_ca, Some(old_name));
     assert_eq!(handshake(&server, &after).await.unwrap(), ["old-client"]);
-    write(directory, "clients.pem", &new.pem());
+    write(directory, "clients.pem", new.certificate());
     assert!(handshake(&server, &after).await.is_err(), "clients need a certificate of the new CA");
     // The client reads its own files again, too.
     let renewed = issue(directory, &new, "old-client");
@@ -127,7 +127,7 @@ fn unusable_files_are_refused_with_the_reason() {
     let (directory, ca) = (tempfile::tempdir().unwrap(), new_ca());
     let directory = directory.path();
     let (one, two) = (issue(directory, &ca, "one"), issue(directory, &ca, "two"));
-    let ca_file = write(directory, "ca.pem", &ca.pem());
+    let ca_file = write(directory, "ca.pem", ca.certificate());
     let empty = write(directory, "empty", "");
     let absent = directory.join("absent");
     let refused = |certificates: &Path, key: &Path, client_ca: Option<&Path>| {
@@ -163,7 +163,51 @@ fn a_file_without_ca_certificates_is_refused() {
     let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     for pem in ["", "hello", "-----BEGIN CERTIFICATE-----\n", broken] {
         let ca = Some(write(directory.path(), "ca.pem", pem));
-        let loaded = ClientTls::load(ClientFiles { ca, identity: None });
+        let loaded = ClientTls::load(ClientFiles { ca, ..ClientFiles::default() });
         assert!(matches!(loaded, Err(TlsError::BadCa(_))), "{pem}");
     }
+}
+
+/// Each refusal of a client's certificate has a reason that the client can report; the control is
+/// `a_client_presents_its_certificate`.
+#[tokio::test]
+async fn refused_client_certificates_have_a_reason() {
+    use super::authority::{Authority, Names, Validity};
+    use super::key::PrivateKey;
+    use crate::runtime::clock::wall_ms;
+    const DAY: u64 = 86_400_000;
+    let home = tempfile::tempdir().unwrap();
+    let directory = home.path();
+    let now = wall_ms();
+    let authority = || Authority::create("prod", &PrivateKey::generate().unwrap(), now).unwrap();
+    let (ca, other) = (authority(), authority());
+    let issue = |ca: &Authority, name: &str, validity: Validity| {
+        let key = PrivateKey::generate().unwrap();
+        let chain = ca.issue_for(&key, &Names::of([name]), validity).unwrap();
+        IdentityFiles {
+            certificates: write(directory, &format!("{name}.pem"), &chain),
+            key: write(directory, &format!("{name}.key"), key.expose()),
+        }
+    };
+    let valid = Validity { from_ms: now - DAY, until_ms: now + DAY };
+    let ca_file = write(directory, "ca.pem", ca.certificate());
+    let client_ca = Some((ca_file.clone(), ClientAuth::Required));
+    let server =
+        ServerTls::load(ServerFiles { identity: issue(&ca, "localhost", valid), client_ca }).unwrap();
+    let reason = async |identity: Option<IdentityFiles>| {
+        let refused = handshake(&server, &trusting(&ca_file, identity)).await.unwrap_err();
+        probe::refused_certificate(&refused).unwrap_or_else(|| panic!("{refused:?}"))
+    };
+    assert_eq!(handshake(&server, &trusting(&ca_file, Some(issue(&ca, "a", valid)))).await.unwrap(), ["a"]);
+    assert_eq!(reason(None).await, "the server requires a certificate of the client");
+    let another_ca = "the server refused the certificate of this client: another CA issued it";
+    assert_eq!(reason(Some(issue(&other, "b", valid))).await, another_ca);
+    // A clock that is a day off: not valid before tomorrow.
+    let early = Validity { from_ms: now + DAY, until_ms: now + 2 * DAY };
+    let early = reason(Some(issue(&ca, "c", early))).await;
+    assert!(early.contains("expired or is not valid yet") && early.contains("juju machine renew"), "{early}");
+    // The client itself holds an expired certificate back, and the server requires one.
+    let expired = Validity { from_ms: now - 3 * DAY, until_ms: now - DAY };
+    let expired = reason(Some(issue(&ca, "d", expired))).await;
+    assert_eq!(expired, "the server requires a certificate of the client");
 }

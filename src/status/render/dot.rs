@@ -35,6 +35,10 @@ pub fn render(view: &View) -> String {
 pub(super) fn machine_line(machine: &Machine) -> String {
     match &machine.state {
         MachineState::Pending => "pending".to_owned(),
+        MachineState::Plain { agent_state, dns_name: Some(address), .. } => {
+            format!("{address} ({agent_state})")
+        }
+        MachineState::Plain { agent_state, dns_name: None, .. } => (*agent_state).to_owned(),
         MachineState::Unreadable(_) => "unreadable".to_owned(),
         MachineState::Provisioned { agent_state, dns_name, instance_id, .. } => {
             format!("{} ({agent_state})", dns_name.as_ref().unwrap_or(instance_id))

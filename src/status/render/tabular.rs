@@ -1,11 +1,16 @@
 //! A view as three tables: machines, services, units. Columns are as wide as their contents; empty
 //! cells are dashes. Units are sorted by number, so that 10 comes after 9. Pure.
 
+use crate::runtime::clock::utc;
 use crate::status::view::{Machine, MachineState, Service, Unit, View};
+use crate::store::fleet::NodeRecord;
 
 pub fn render(view: &View) -> String {
     let mut out = String::new();
     let mut head = vec!["MACHINE", "STATE", "INSTANCE", "INSTANCE-STATE", "ADDRESS"];
+    if has_names(view) {
+        head.push("NAME");
+    }
     if !view.health.is_empty() {
         head.extend(["HEALTH", "FLAG", "LAST-BEAT"]);
     }
@@ -14,6 +19,14 @@ pub fn render(view: &View) -> String {
     table(&mut out, &["SERVICE", "CHARM", "EXPOSED", "UNITS"], &service_rows(view));
     out.push('\n');
     table(&mut out, &["UNIT", "STATE", "MACHINE", "OPEN-PORTS", "ADDRESS"], &unit_rows(view));
+    if !view.nodes.is_empty() {
+        out.push('\n');
+        table(
+            &mut out,
+            &["NODE", "STATUS", "FAILED-SYSTEMD-UNITS", "ADDRESS", "LAST-SEEN"],
+            &node_rows(view),
+        );
+    }
     for (title, rows) in [("FIREWALL", firewall_rows(view)), ("ERROR", error_rows(view))] {
         if !rows.is_empty() {
             out.push('\n');
@@ -23,9 +36,21 @@ pub fn render(view: &View) -> String {
     out
 }
 
+/// Whether there is a column for the names of machines.
+fn has_names(view: &View) -> bool {
+    view.machines.values().any(|machine| machine.name.is_some())
+}
+
 fn machine_rows(view: &View) -> Vec<Vec<String>> {
     let row = |(id, machine): (_, &Machine)| match &machine.state {
         MachineState::Pending => vec![format!("{id}"), String::new(), "pending".to_owned()],
+        MachineState::Plain { agent_state, dns_name, .. } => vec![
+            format!("{id}"),
+            (*agent_state).to_owned(),
+            String::new(),
+            String::new(),
+            dns_name.clone().unwrap_or_default(),
+        ],
         MachineState::Unreadable(_) => vec![format!("{id}"), "error".to_owned()],
         MachineState::Provisioned { agent_state, dns_name, instance_id, instance_state } => vec![
             format!("{id}"),
@@ -40,9 +65,13 @@ fn machine_rows(view: &View) -> Vec<Vec<String>> {
         Some(Err(_)) => vec!["error".to_owned()],
         None => Vec::new(),
     };
-    let whole = |(id, machine)| {
+    let has_names = has_names(view);
+    let whole = |(id, machine): (_, &Machine)| {
         let mut row = row((id, machine));
         row.resize(5, String::new());
+        if has_names {
+            row.push(machine.name.clone().unwrap_or_default());
+        }
         row.extend(health(id));
         row
     };
@@ -91,6 +120,15 @@ fn unit_rows(view: &View) -> Vec<Vec<String>> {
         .collect()
 }
 
+fn node_rows(view: &View) -> Vec<Vec<String>> {
+    let row = |(name, node): (&String, &NodeRecord)| {
+        let last_seen = node.last_seen_ms.map(utc).unwrap_or_default();
+        let address = node.address.clone().unwrap_or_default();
+        vec![name.clone(), node.status().to_owned(), node.failed.to_string(), address, last_seen]
+    };
+    view.nodes.iter().map(row).collect()
+}
+
 fn firewall_rows(view: &View) -> Vec<Vec<String>> {
     let machines = view.machines.iter().filter_map(|(id, machine)| {
         machine.problem.as_ref().map(|problem| vec![format!("machine {id}"), problem.clone()])
@@ -108,7 +146,8 @@ fn firewall_rows(view: &View) -> Vec<Vec<String>> {
 }
 
 fn error_rows(view: &View) -> Vec<Vec<String>> {
-    let mut rows = Vec::new();
+    let mut rows: Vec<Vec<String>> =
+        view.nodes_error.iter().map(|problem| vec!["nodes".to_owned(), problem.clone()]).collect();
     for id in view.machines.keys() {
         let problems = view.machine_errors(*id);
         rows.extend(problems.map(|problem| vec![format!("machine {id}"), problem.clone()]));
@@ -123,8 +162,8 @@ fn error_rows(view: &View) -> Vec<Vec<String>> {
     rows
 }
 
-/// Rows may be shorter than the head; every empty cell becomes a dash.
-fn table(out: &mut String, head: &[&str], rows: &[Vec<String>]) {
+/// Adds a table. Rows may be shorter than the head; every empty cell becomes a dash.
+pub fn table(out: &mut String, head: &[&str], rows: &[Vec<String>]) {
     let cell = |row: &[String], column: usize| match row.get(column).map(String::as_str) {
         None | Some("") => "-".to_owned(),
         Some(text) => text.chars().map(|c| if c.is_control() { '?' } else { c }).collect(),

@@ -27,7 +27,9 @@ impl Section for Heartbeat {
         for (id, health) in &mut view.health {
             let (Some(machine), Ok(health)) = (view.machines.get_mut(id), health) else { continue };
             // Beats are more reliable than the session of the machine's agent.
-            if let MachineState::Provisioned { agent_state, .. } = &mut machine.state {
+            if let MachineState::Provisioned { agent_state, .. } | MachineState::Plain { agent_state, .. } =
+                &mut machine.state
+            {
                 match health.health.as_str() {
                     "ok" | "warned" => *agent_state = "running",
                     "dead" => *agent_state = "down",

@@ -5,6 +5,7 @@
 mod firewall;
 mod heartbeat;
 mod machines;
+mod nodes;
 mod services;
 
 use super::view::View;
@@ -12,6 +13,7 @@ use super::view::View;
 pub use firewall::Firewall;
 pub use heartbeat::{Health, Heartbeat};
 pub use machines::Machines;
+pub use nodes::Nodes;
 pub use services::Services;
 
 /// One part's contribution to a view.

@@ -132,7 +132,7 @@ fn unit(snapshot: &Snapshot, id: UnitId, stored: &StoredUnit, exposed: bool) -> 
 }
 
 fn address(snapshot: &Snapshot, machine: MachineId) -> Option<String> {
-    snapshot.machines.get(&machine)?.record.as_ref().ok()?.addresses.first().cloned()
+    snapshot.machines.get(&machine)?.address()
 }
 
 /// The state that a unit's agent wrote last, unless the agent is gone.

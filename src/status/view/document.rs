@@ -2,8 +2,10 @@
 
 use super::{Machine, MachineState, Service, Unit, View};
 use crate::model::MachineId;
+use crate::runtime::clock::utc;
 use crate::status::render::{Doc, Key};
 use crate::status::sections::Health;
+use crate::store::fleet::NodeRecord;
 
 impl View {
     /// The document that YAML and JSON show, keys sorted.
@@ -19,7 +21,13 @@ impl View {
             .iter()
             .map(|(name, service)| (Key::Text(name.clone()), service.document()))
             .collect();
-        Doc::Map(vec![("machines".into(), Doc::Map(machines)), ("services".into(), Doc::Map(services))])
+        let mut sections = vec![("machines".into(), Doc::Map(machines))];
+        if !self.nodes.is_empty() {
+            let nodes = self.nodes.iter().map(|(name, node)| (Key::Text(name.clone()), node_document(node)));
+            sections.push(("nodes".into(), Doc::Map(nodes.collect())));
+        }
+        sections.push(("services".into(), Doc::Map(services)));
+        Doc::Map(sections)
     }
 }
 
@@ -27,10 +35,36 @@ fn optional(text: Option<&String>) -> Doc {
     text.map_or(Doc::Null, |text| Doc::Text(text.clone()))
 }
 
+/// A node of the fleet. Names of failed systemd units are followed by the number of others.
+fn node_document(node: &NodeRecord) -> Doc {
+    let mut entries = vec![("address".into(), optional(node.address.as_ref()))];
+    if node.failed > 0 {
+        let mut failed: Vec<Doc> = node.failed_units.iter().cloned().map(Doc::Text).collect();
+        match node.failed.saturating_sub(failed.len()) {
+            0 => {}
+            more => failed.push(Doc::Text(format!("{more} more"))),
+        }
+        entries.push(("failed-systemd-units".into(), Doc::List(failed)));
+    }
+    if let Some(last_seen) = node.last_seen_ms {
+        entries.push(("last-seen".into(), Doc::Text(utc(last_seen))));
+    }
+    entries.push(("status".into(), Doc::Text(node.status().to_owned())));
+    Doc::Map(entries)
+}
+
 impl Machine {
     fn document(&self, errors: &[String], health: Option<&Health>) -> Doc {
         let mut entries = match &self.state {
             MachineState::Pending => vec![("instance-id".into(), Doc::Text("pending".to_owned()))],
+            MachineState::Plain { agent_state, dns_name, hostname } => {
+                let mut entries = vec![
+                    ("agent-state".into(), Doc::Text((*agent_state).to_owned())),
+                    ("dns-name".into(), optional(dns_name.as_ref())),
+                ];
+                entries.extend(hostname.iter().map(|name| ("hostname".into(), Doc::Text(name.clone()))));
+                entries
+            }
             MachineState::Unreadable(_) => Vec::new(),
             MachineState::Provisioned { agent_state, dns_name, instance_id, instance_state } => vec![
                 ("agent-state".into(), Doc::Text((*agent_state).to_owned())),
@@ -39,6 +73,7 @@ impl Machine {
                 ("instance-state".into(), Doc::Text(instance_state.clone())),
             ],
         };
+        entries.extend(self.name.iter().map(|name| ("name".into(), Doc::Text(name.clone()))));
         entries.extend(self.problem.iter().map(|problem| ("problem".into(), Doc::Text(problem.clone()))));
         if let Some(words) = &self.dry_run {
             entries.push(("firewall".into(), Doc::Text("dry-run".to_owned())));

@@ -86,7 +86,7 @@ struct State {
 }
 
 /// An agent's znodes.
-struct Found {
+struct StoredCheckpoint {
     record: Result<Option<Record>, String>,
     version: Option<i32>,
     /// The zxid of the last write of the record: everything up to it is covered by the checkpoint.
@@ -94,7 +94,7 @@ struct Found {
     accepted: Option<Checkpoint>,
 }
 
-impl Found {
+impl StoredCheckpoint {
     fn checkpoint(&self) -> Option<&Checkpoint> {
         self.record.as_ref().ok()?.as_ref()?.checkpoint.as_ref()
     }
@@ -219,6 +219,21 @@ impl RollbackGuard {
         Ok(Standing::Good)
     }
 
+    /// Compares the checkpoint in the tombstone of this agent's machine with the saved one. A
+    /// tombstone from before the agent's last changes is in a store that was restored.
+    ///
+    /// # Errors
+    /// If the system has no random bytes.
+    pub async fn review_tombstone(&self, checkpoint: Option<&Checkpoint>) -> Result<Standing, Error> {
+        let mut state = self.state.lock().await;
+        let state = self.loaded(&mut state)?;
+        let record = Record { checkpoint: checkpoint.cloned(), missing: None };
+        Ok(match judge(&state.remembered, &Ok(Some(record)), None) {
+            Verdict::Behind(why) => Standing::Held(why),
+            Verdict::First | Verdict::Continues | Verdict::Ahead | Verdict::Accepted => Standing::Good,
+        })
+    }
+
     /// Saves the checkpoints that another replica writes, for as long as it is polled: a replica
     /// that becomes the leader after a restore must know the last checkpoint of the previous
     /// leader.
@@ -262,11 +277,11 @@ impl RollbackGuard {
         Ok(state)
     }
 
-    async fn read<T: Tree>(&self, tree: &T) -> Result<Found, Error> {
+    async fn read<T: Tree>(&self, tree: &T) -> Result<StoredCheckpoint, Error> {
         let reads = vec![Read::Data(self.node.clone()), Read::Data(self.accepted.clone())];
         let mut nodes = tree.read_many(reads).await?.into_iter().map(Answer::into_data);
         let (record, accepted) = (nodes.next().flatten(), nodes.next().flatten());
-        Ok(Found {
+        Ok(StoredCheckpoint {
             version: record.as_ref().map(|node| node.version),
             covered: record.as_ref().map_or(0, |node| node.modified),
             record: record.map(|node| parse_record(&node.data)).transpose(),
@@ -279,7 +294,7 @@ impl RollbackGuard {
         &self,
         tree: &T,
         fence: Option<Write>,
-        found: &Found,
+        found: &StoredCheckpoint,
         record: &Record,
     ) -> Result<(), Error> {
         let (path, data) = (self.node.clone(), to_bytes(record));
@@ -306,7 +321,7 @@ impl RollbackGuard {
     }
 }
 
-impl Found {
+impl StoredCheckpoint {
     fn verdict(&self, state: &State) -> Verdict {
         judge(&state.remembered, &self.record, self.accepted.as_ref())
     }

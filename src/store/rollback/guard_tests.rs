@@ -4,10 +4,9 @@ use std::sync::{Mutex as Lock, PoisonError};
 use std::time::Duration;
 
 use super::*;
-use crate::model::EnvironmentName;
 use crate::store::memory::Backup;
 use crate::store::records::Placement;
-use crate::store::{Acceptance, Bootstrap, Credential, Environment, MemoryStore, MemoryTree};
+use crate::store::{Acceptance, Environment, MemoryStore, MemoryTree};
 
 /// Checkpoint storage that outlives the agent, on a disk that may be full.
 #[derive(Default)]
@@ -50,16 +49,7 @@ const MACHINE: MachineId = MachineId::new(0);
 
 impl World {
     async fn new() -> Self {
-        let store = MemoryStore::default();
-        let (operator, controller) =
-            (Credential::generate("operator").unwrap(), Credential::generate("controller").unwrap());
-        let wanted = Bootstrap {
-            environment: "test".parse::<EnvironmentName>().unwrap(),
-            placement: Placement::Local,
-            operator: operator.identity(),
-            controller: controller.identity(),
-        };
-        let operator = Environment::bootstrap(store.connect(Some(&operator)), &wanted).await.unwrap();
+        let (store, operator, _) = MemoryStore::bootstrapped(Placement::Local).await;
         let credential = operator.machine_credential(MACHINE).await.unwrap();
         let machine = store.connect(Some(&credential));
         Self { store, operator, machine, identity: credential.identity() }
@@ -210,4 +200,28 @@ async fn standby_replica_saves_the_leaders_checkpoints() {
     };
     world.store.restore(&backup);
     assert!(world.review(&world.agent(&standby), Basis::Known).await.held().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tombstone_from_before_the_agents_last_changes_does_not_count() {
+    let (world, disk) = (World::new().await, Arc::<Disk>::default());
+    let agent = world.agent(&disk);
+    let checkpoint = async || {
+        let node = world.machine.get(&paths::machine_checkpoint(MACHINE)).await.unwrap();
+        parse_record(&node.data).unwrap().checkpoint.unwrap()
+    };
+    assert_eq!(agent.review_tombstone(None).await.unwrap(), Standing::Good, "the agent never acted");
+    assert_eq!(world.review(&agent, Basis::New).await, Standing::Good);
+    let old = checkpoint().await;
+    assert_eq!(agent.review_tombstone(Some(&old)).await.unwrap(), Standing::Good);
+    assert_eq!(world.review(&agent, Basis::New).await, Standing::Good);
+    let new = checkpoint().await;
+    for (tombstone, is_held) in [(Some(&new), false), (Some(&old), true), (None, true)] {
+        for agent in [&agent, &world.agent(&disk)] {
+            let standing = agent.review_tombstone(tombstone).await.unwrap();
+            assert_eq!(standing.held().is_some(), is_held, "{tombstone:?}: {standing:?}");
+        }
+    }
+    disk.save(b"{".to_vec()).await.unwrap();
+    assert!(world.agent(&disk).review_tombstone(Some(&new)).await.unwrap().held().is_some());
 }

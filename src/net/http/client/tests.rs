@@ -12,7 +12,13 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::net::http::{Limits, Reply, Server};
-use crate::net::tls::{ClientFiles, IdentityFiles, ServerFiles, ServerTls};
+use crate::net::tls::authority::{Authority, Names, Validity};
+use crate::net::tls::key::PrivateKey;
+use crate::net::tls::{ClientAuth, ClientFiles, IdentityFiles, MachineFiles, ServerFiles, ServerTls};
+use crate::runtime::atomic_file::{Privacy, replace};
+use crate::runtime::clock::wall_ms;
+
+const DAY: u64 = 86_400_000;
 
 /// Longer than any call here takes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -75,7 +81,7 @@ fn self_signed(directory: &Path) -> (ServerTls, ClientTls) {
     let ca = Some(certificates.clone());
     let identity = IdentityFiles { certificates, key };
     let server = ServerTls::load(ServerFiles { identity, client_ca: None }).unwrap();
-    (server, ClientTls::load(ClientFiles { ca, identity: None }).unwrap())
+    (server, ClientTls::load(ClientFiles { ca, ..ClientFiles::default() }).unwrap())
 }
 
 #[tokio::test]
@@ -90,6 +96,80 @@ async fn calls_share_one_connection_with_tls() {
         assert_eq!(client.call(call).await.unwrap(), 200);
     }
     assert_eq!(accepted.load(Ordering::SeqCst), 1);
+}
+
+/// Writes a certificate of `ca` for `name` as `NAME.pem` and `NAME.key`, valid from `from_ms` for a
+/// day.
+fn issue(directory: &Path, ca: &Authority, name: &str, from_ms: u64) -> IdentityFiles {
+    let key = PrivateKey::generate().unwrap();
+    let validity = Validity { from_ms, until_ms: from_ms + DAY };
+    let chain = ca.issue_for(&key, &Names::of([name]), validity).unwrap();
+    let file = |suffix: &str| directory.join(format!("{name}.{suffix}"));
+    let files = IdentityFiles { certificates: file("pem"), key: file("key") };
+    replace(&files.key, key.expose().as_bytes(), Privacy::Secret).unwrap();
+    replace(&files.certificates, chain.as_bytes(), Privacy::Plain).unwrap();
+    files
+}
+
+/// A server that answers with 200 only to clients with a certificate for `machine-3`.
+async fn serve_machine_3(tls: ServerTls) -> (u16, watch::Sender<bool>) {
+    let server = Server::bind("127.0.0.1:0".parse().unwrap(), Limits::default()).await.unwrap();
+    let port = server.local_addr().unwrap().port();
+    let (stop, stopped) = watch::channel(false);
+    let answer = |request: crate::net::http::Request| async move {
+        let names = request.certificate.map(|der| crate::net::tls::peer::dns_names(&der));
+        Reply::empty(if names.is_some_and(|names| names == ["machine-3"]) { 200 } else { 401 })
+    };
+    tokio::spawn(server.with_tls(tls).serve(answer, stopped));
+    (port, stop)
+}
+
+#[tokio::test]
+async fn beats_with_a_certificate_need_one_handshake_and_follow_the_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let now = wall_ms();
+    let ca = Authority::create("prod", &PrivateKey::generate().unwrap(), now).unwrap();
+    let ca_file = directory.join("ca.pem");
+    let identity = issue(directory, &ca, "localhost", now - 1000);
+    let machine = MachineFiles {
+        ca: ca_file.clone(),
+        identity: IdentityFiles {
+            certificates: directory.join("machine-3.pem"),
+            key: directory.join("machine-3.key"),
+        },
+    };
+    // No file of the machine exists yet.
+    let client = ClientTls::load(ClientFiles { machine: Some(machine), ..ClientFiles::default() }).unwrap();
+    replace(&ca_file, ca.certificate().as_bytes(), Privacy::Plain).unwrap();
+    let client_ca = Some((ca_file.clone(), ClientAuth::Optional));
+    let server = ServerTls::load(ServerFiles { identity, client_ca }).unwrap();
+    let (port, _stop) = serve_machine_3(server.clone()).await;
+    let url = format!("https://localhost:{port}/beat");
+    let sender = Client::new(client.clone());
+    assert_eq!(sender.call(beat(&url, true)).await.unwrap(), 401, "no certificate yet");
+    assert!(!client.has_certificate().await);
+
+    issue(directory, &ca, "machine-3", now - 1000);
+    assert!(client.has_certificate().await);
+    for _ in 0..20 {
+        assert_eq!(sender.call(beat(&url, true)).await.unwrap(), 200);
+    }
+    let handshakes = server.handshakes();
+    assert_eq!((handshakes.full, handshakes.resumed), (2, 0), "one without and one with the certificate");
+    // A new connection with the same configuration continues the session, with its certificate.
+    let another = Client::new(client.clone());
+    assert_eq!(another.call(beat(&url, true)).await.unwrap(), 200);
+    let handshakes = server.handshakes();
+    assert_eq!((handshakes.full, handshakes.resumed), (2, 1));
+
+    // A renewed certificate is used without a restart, and an expired one is not presented.
+    issue(directory, &ca, "machine-3", now - DAY / 2);
+    assert_eq!(sender.call(beat(&url, true)).await.unwrap(), 200);
+    assert_eq!(server.handshakes().full, 3);
+    issue(directory, &ca, "machine-3", now - 2 * DAY);
+    assert!(!client.has_certificate().await);
+    assert_eq!(sender.call(beat(&url, true)).await.unwrap(), 401);
 }
 
 #[tokio::test]

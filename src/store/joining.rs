@@ -1,0 +1,143 @@
+//! Joining a machine: an offer below the machine's znode, which the holder of a one-time credential
+//! may read and mark as used. It contains the machine's own credential until then, and nothing
+//! secret afterwards.
+
+use serde_json::{Map, Value, json};
+
+use super::acl::Roles;
+use super::credentials::{Credential, Identity};
+use super::environment::Environment;
+use super::error::Error;
+use super::paths;
+use super::records::MAX_RECORD;
+use super::tree::{self, Tree, Write};
+use crate::model::MachineId;
+
+/// What a joining machine gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offer {
+    pub credential: Credential,
+    pub roles: Roles,
+    expires_ms: u64,
+    /// The version of the znode that was read.
+    version: i32,
+}
+
+/// Why a machine cannot join.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    #[error(
+        "the store does not accept the token for machine {0}: it is forged, or was replaced by a newer one, \
+         or the machine was terminated"
+    )]
+    Unknown(MachineId),
+    #[error("the token for machine {0} was used before")]
+    Used(MachineId),
+    #[error("the token for machine {0} has expired")]
+    Expired(MachineId),
+    #[error(transparent)]
+    Store(#[from] Error),
+}
+
+impl From<tree::Error> for JoinError {
+    fn from(error: tree::Error) -> Self {
+        Self::Store(error.into())
+    }
+}
+
+/// The user name of one-time credentials.
+fn join_user(machine: MachineId) -> String {
+    format!("join-{}", machine.key())
+}
+
+impl Offer {
+    fn to_bytes(&self) -> Vec<u8> {
+        let offer = json!({
+            "auth": self.credential.expose(),
+            "operator": self.roles.operator.as_str(),
+            "controller": self.roles.controller.as_str(),
+            "expires": self.expires_ms,
+        });
+        offer.to_string().into_bytes()
+    }
+
+    /// Parses the data of an offer's znode. The error does not quote it.
+    fn parse(machine: MachineId, data: &[u8], version: i32) -> Result<Self, JoinError> {
+        let path = paths::machine_join(machine);
+        let corrupt = |problem: &str| Error::Corrupt { path: path.clone(), problem: problem.to_owned() };
+        if data.len() > MAX_RECORD {
+            return Err(corrupt("it is too long").into());
+        }
+        let map: Map<String, Value> = serde_json::from_slice(data).map_err(|_| corrupt("not JSON"))?;
+        if map.contains_key("used") {
+            return Err(JoinError::Used(machine));
+        }
+        let text = |key: &str| map.get(key).and_then(Value::as_str).unwrap_or_default();
+        let identity = |key| Identity::parse(text(key)).map_err(|_| corrupt("an identity is missing"));
+        Ok(Self {
+            credential: Credential::parse(text("auth")).map_err(|_| corrupt("the credential is missing"))?,
+            roles: Roles { operator: identity("operator")?, controller: identity("controller")? },
+            expires_ms: map.get("expires").and_then(Value::as_u64).unwrap_or(0),
+            version,
+        })
+    }
+
+    /// Reads the offer with a one-time credential.
+    ///
+    /// # Errors
+    /// [`JoinError`]: by the clock that `now_ms` comes from, an offer may have expired.
+    pub async fn read<T: Tree>(tree: &T, machine: MachineId, now_ms: u64) -> Result<Self, JoinError> {
+        let node = match tree.get(&paths::machine_join(machine)).await {
+            Ok(node) => node,
+            Err(tree::Error::NoNode(_) | tree::Error::NoAuth(_)) => return Err(JoinError::Unknown(machine)),
+            Err(error) => return Err(error.into()),
+        };
+        let offer = Self::parse(machine, &node.data, node.version)?;
+        if now_ms >= offer.expires_ms {
+            return Err(JoinError::Expired(machine));
+        }
+        Ok(offer)
+    }
+
+    /// Marks the offer as used: its token is void, and the offer no longer contains a secret.
+    ///
+    /// # Errors
+    /// [`JoinError::Used`] if another process was faster.
+    pub async fn use_up<T: Tree>(&self, tree: &T, machine: MachineId, now_ms: u64) -> Result<(), JoinError> {
+        let data = json!({"used": now_ms}).to_string().into_bytes();
+        let write = Write::SetIfVersion { path: paths::machine_join(machine), data, version: self.version };
+        match tree.write(vec![write]).await {
+            Ok(()) => Ok(()),
+            Err(tree::Error::BadVersion(_)) => Err(JoinError::Used(machine)),
+            Err(tree::Error::NoNode(_)) => Err(JoinError::Unknown(machine)),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl<T: Tree> Environment<T> {
+    /// Offers a machine to the holder of the returned one-time credential. An earlier offer becomes
+    /// void.
+    ///
+    /// # Errors
+    /// [`Error::MachineNotFound`] and the failures of the store.
+    pub async fn offer_join(&self, machine: MachineId, expires_ms: u64) -> Result<Credential, Error> {
+        let credential = self.machine_credential(machine).await?;
+        let once = Credential::generate(&join_user(machine))?;
+        let offer = Offer { credential, roles: self.info.roles.clone(), expires_ms, version: 0 };
+        let path = paths::machine_join(machine);
+        let mut writes = Vec::new();
+        if self.tree.exists(&path).await? {
+            writes.push(Write::Delete { path: path.clone() });
+        }
+        let acl = self.info.roles.machine_join(&once.identity());
+        writes.push(Write::create(path, offer.to_bytes(), acl));
+        match self.tree.write(writes).await {
+            Err(tree::Error::NoNode(_)) => Err(Error::MachineNotFound(machine)),
+            done => {
+                done?;
+                Ok(once)
+            }
+        }
+    }
+}
