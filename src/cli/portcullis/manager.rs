@@ -1,0 +1,55 @@
+//! `portcullis manager`: its options. `serve` runs it, in builds with the fleet.
+
+#[cfg(feature = "fleet")]
+mod serve;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use crate::cli::args::metrics::MetricsArgs;
+#[cfg(not(feature = "fleet"))]
+use crate::cli::error::Refusal;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Configuration file (INI) with the nodes; SIGHUP reads it again
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Address to accept agents and operators on; port 0 selects a free port [default: 0.0.0.0:842,
+    /// with the port of the configuration file]
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<SocketAddr>,
+    /// Unix socket to accept agents and operators on, for root and the user of this process
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Bus to serve the API on: `system`, `user`, an address of D-Bus, or `none`
+    #[arg(long, value_name = "BUS", default_value = "system")]
+    bus: String,
+    /// Group whose members may change something on the bus, besides root
+    #[arg(long, value_name = "GROUP")]
+    bus_group: Option<String>,
+    /// Accept connections without TLS from other hosts, too
+    #[arg(long)]
+    allow_plain_tcp: bool,
+    /// Certificate chain (PEM) for TLS, the manager's certificate first
+    #[arg(long, value_name = "FILE", requires_all = ["tls_key", "client_ca"])]
+    tls_cert: Option<PathBuf>,
+    /// Private key of the certificate (PEM); the file must not be readable by other users
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// CA (PEM) of the certificates of agents and operators
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    client_ca: Option<PathBuf>,
+    #[command(flatten)]
+    metrics: MetricsArgs,
+}
+
+#[cfg(feature = "fleet")]
+pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
+    serve::run(args).await
+}
+
+#[cfg(not(feature = "fleet"))]
+pub(super) async fn run(_: &Args) -> anyhow::Result<()> {
+    Err(Refusal::NoFleet.into())
+}

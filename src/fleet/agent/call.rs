@@ -1,0 +1,243 @@
+//! The calls of a manager: parsed from messages, executed on systemd, and answered.
+
+use tokio::sync::mpsc;
+use tracing::warn;
+use zbus::Message;
+use zbus::wire::DynamicDeserialize;
+
+use crate::fleet::dbus::errors::{CallError, INVALID_ARGS, LIMITS_EXCEEDED, UNKNOWN_METHOD};
+use crate::fleet::dbus::values::{AuxiliaryUnit, JobType, Setting};
+use crate::fleet::systemd::{JobRequest, Subscriptions, UnitControl};
+
+use super::session::Context;
+use super::state;
+
+/// A call of the internal interface of an agent.
+#[derive(Debug)]
+pub(super) enum Call {
+    Job { id: u32, request: JobRequest },
+    CancelJob(u32),
+    Kill { unit: String, who: String, signal: i32 },
+    Freeze(String),
+    Thaw(String),
+    Properties { unit: String, interface: String },
+    Property { unit: String, interface: String, property: String },
+    SetProperties { unit: String, runtime: bool, settings: Vec<Setting> },
+    ListUnits,
+    ListUnitFiles,
+    FileState(String),
+    Enable { files: Vec<String>, runtime: bool, force: bool },
+    Disable { files: Vec<String>, runtime: bool },
+    Reload,
+    ResetFailed(Option<String>),
+    DefaultTarget,
+    SetDefaultTarget { name: String, force: bool },
+    Subscription(SubscriptionCall),
+}
+
+/// A call that changes the subscriptions.
+#[derive(Debug)]
+pub(super) enum SubscriptionCall {
+    Subscribe(String),
+    Unsubscribe(String),
+}
+
+impl Call {
+    /// Parses a method call.
+    ///
+    /// # Errors
+    /// If the agent has no such method, or its arguments are of other types.
+    pub(super) fn parse(message: &Message) -> Result<Self, CallError> {
+        let header = message.header();
+        let member = header.member().map(|member| member.as_str()).unwrap_or_default();
+        let job = |kind| {
+            let (unit, mode, id): (String, String, u32) = arguments(message)?;
+            Ok(Self::Job { id, request: JobRequest { kind, unit, mode, transient: None } })
+        };
+        let text = || arguments::<(String,)>(message).map(|(text,)| text);
+        match member {
+            "StartUnit" => job(JobType::Start),
+            "StopUnit" => job(JobType::Stop),
+            "ReloadUnit" => job(JobType::Reload),
+            "RestartUnit" => job(JobType::Restart),
+            "StartTransientUnit" => {
+                type Transient = (String, String, Vec<Setting>, Vec<AuxiliaryUnit>, u32);
+                let (unit, mode, settings, auxiliary, id): Transient = arguments(message)?;
+                let transient = Some((settings, auxiliary));
+                Ok(Self::Job { id, request: JobRequest { kind: JobType::Start, unit, mode, transient } })
+            }
+            "JobCancel" => arguments::<(u32,)>(message).map(|(id,)| Self::CancelJob(id)),
+            "KillUnit" => {
+                let (unit, who, signal) = arguments(message)?;
+                Ok(Self::Kill { unit, who, signal })
+            }
+            "FreezeUnit" => Ok(Self::Freeze(text()?)),
+            "ThawUnit" => Ok(Self::Thaw(text()?)),
+            "GetUnitProperties" => {
+                let (unit, interface) = arguments(message)?;
+                Ok(Self::Properties { unit, interface })
+            }
+            "GetUnitProperty" => {
+                let (unit, interface, property) = arguments(message)?;
+                Ok(Self::Property { unit, interface, property })
+            }
+            "SetUnitProperties" => {
+                let (unit, runtime, settings) = arguments(message)?;
+                Ok(Self::SetProperties { unit, runtime, settings })
+            }
+            "ListUnits" => Ok(Self::ListUnits),
+            "ListUnitFiles" => Ok(Self::ListUnitFiles),
+            "GetUnitFileState" => Ok(Self::FileState(text()?)),
+            "EnableUnitFiles" => {
+                let (files, runtime, force) = arguments(message)?;
+                Ok(Self::Enable { files, runtime, force })
+            }
+            "DisableUnitFiles" => {
+                let (files, runtime) = arguments(message)?;
+                Ok(Self::Disable { files, runtime })
+            }
+            "Reload" => Ok(Self::Reload),
+            "ResetFailed" => Ok(Self::ResetFailed(None)),
+            "ResetFailedUnit" => Ok(Self::ResetFailed(Some(text()?))),
+            "GetDefaultTarget" => Ok(Self::DefaultTarget),
+            "SetDefaultTarget" => {
+                let (name, force) = arguments(message)?;
+                Ok(Self::SetDefaultTarget { name, force })
+            }
+            "Subscribe" => Ok(Self::Subscription(SubscriptionCall::Subscribe(text()?))),
+            "Unsubscribe" => Ok(Self::Subscription(SubscriptionCall::Unsubscribe(text()?))),
+            _ => Err(CallError::new(UNKNOWN_METHOD, "the agent has no such method")),
+        }
+    }
+
+    /// Returns the manager's id of the job that the call begins.
+    pub(super) fn job_id(&self) -> Option<u32> {
+        match self {
+            Self::Job { id, .. } => Some(*id),
+            _ => None,
+        }
+    }
+}
+
+fn arguments<T>(message: &Message) -> Result<T, CallError>
+where
+    T: for<'de> DynamicDeserialize<'de>,
+{
+    let body = message.body();
+    body.deserialize().map_err(|_| CallError::new(INVALID_ARGS, "the arguments have other types"))
+}
+
+/// Executes a call and sends its reply.
+pub(super) async fn execute<C: UnitControl>(context: Context<C>, call: Call, message: Message) {
+    let control = &context.control;
+    let message = &message;
+    match call {
+        Call::Job { id, request } => {
+            let done = job(&context, id, request).await;
+            context.reply(message, done).await;
+        }
+        Call::CancelJob(id) => {
+            let systemd_job = context.jobs().cancel(id);
+            let done = match systemd_job {
+                Some(job) => control.cancel_job(job).await,
+                None => Ok(()),
+            };
+            context.reply(message, done).await;
+        }
+        Call::Kill { unit, who, signal } => {
+            context.reply(message, control.kill(&unit, &who, signal).await).await;
+        }
+        Call::Freeze(unit) => context.reply(message, control.freeze(&unit).await).await,
+        Call::Thaw(unit) => context.reply(message, control.thaw(&unit).await).await,
+        Call::Properties { unit, interface } if interface.is_empty() => {
+            let state = control.state(&unit).await.map(|state| state.properties());
+            context.reply(message, state).await;
+        }
+        Call::Properties { unit, interface } => {
+            context.reply(message, control.properties(&unit, &interface).await).await;
+        }
+        Call::Property { unit, interface, property } => {
+            context.reply(message, control.property(&unit, &interface, &property).await).await;
+        }
+        Call::SetProperties { unit, runtime, settings } => {
+            context.reply(message, control.set_properties(&unit, runtime, settings).await).await;
+        }
+        Call::ListUnits => context.reply(message, control.list_units().await).await,
+        Call::ListUnitFiles => context.reply(message, control.list_unit_files().await).await,
+        Call::FileState(file) => context.reply(message, control.unit_file_state(&file).await).await,
+        Call::Enable { files, runtime, force } => {
+            context.reply(message, control.enable(files, runtime, force).await).await;
+        }
+        Call::Disable { files, runtime } => {
+            context.reply(message, control.disable(files, runtime).await).await;
+        }
+        Call::Reload => context.reply(message, control.reload().await).await,
+        Call::ResetFailed(unit) => {
+            context.reply(message, control.reset_failed(unit.as_deref()).await).await;
+        }
+        Call::DefaultTarget => context.reply(message, control.default_target().await).await,
+        Call::SetDefaultTarget { name, force } => {
+            context.reply(message, control.set_default_target(&name, force).await).await;
+        }
+        // `subscriptions` executes these.
+        Call::Subscription(_) => {}
+    }
+}
+
+/// Queues a job. The session awaits its result.
+async fn job<C: UnitControl>(context: &Context<C>, id: u32, request: JobRequest) -> Result<(), CallError> {
+    let queued = match context.control.queue_job(request).await {
+        Ok(queued) => queued,
+        Err(error) => {
+            context.jobs().end(id);
+            return Err(error);
+        }
+    };
+    let systemd_job = queued.id;
+    let cancel = context.jobs().queued(id, systemd_job);
+    // The receiver ends with the session, and this call with it.
+    let _ = context.queued.send((id, queued));
+    if cancel && let Err(error) = context.control.cancel_job(systemd_job).await {
+        // The job is accepted, so its result is still reported.
+        warn!(%error, "cannot cancel a systemd job");
+    }
+    Ok(())
+}
+
+/// Executes the calls about subscriptions, one after another, so that the last one decides.
+pub(super) async fn subscriptions<C: UnitControl>(
+    context: Context<C>,
+    mut requests: mpsc::UnboundedReceiver<(SubscriptionCall, Message)>,
+) {
+    let mut subscriptions = Subscriptions::default();
+    while let Some((call, message)) = requests.recv().await {
+        let done = match call {
+            SubscriptionCall::Subscribe(pattern) => subscribe(&context, &mut subscriptions, &pattern).await,
+            SubscriptionCall::Unsubscribe(pattern) => {
+                subscriptions.remove(&pattern);
+                context.control.watch(subscriptions.clone()).await
+            }
+        };
+        context.reply(&message, done).await;
+    }
+}
+
+async fn subscribe<C: UnitControl>(
+    context: &Context<C>,
+    subscriptions: &mut Subscriptions,
+    pattern: &str,
+) -> Result<(), CallError> {
+    if !state::subscribe(subscriptions, pattern) {
+        return Err(CallError::new(LIMITS_EXCEEDED, "too many subscriptions on this node"));
+    }
+    context.control.watch(subscriptions.clone()).await?;
+    let units = if Subscriptions::is_glob(pattern) {
+        let only: Subscriptions = [pattern].into_iter().collect();
+        let loaded = context.control.list_units().await?;
+        loaded.into_iter().map(|row| row.0).filter(|unit| only.matches(unit)).collect()
+    } else {
+        vec![pattern.to_owned()]
+    };
+    context.control.refresh(units);
+    Ok(())
+}

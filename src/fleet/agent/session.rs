@@ -1,0 +1,209 @@
+//! One connection to a manager: it receives calls, sends signals, and ends when the manager is
+//! silent for too long. The decisions are in `state` and in `liveness`.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+use tracing::debug;
+use zbus::message::Type;
+use zbus::{Connection, DynamicType, Message};
+
+use crate::fleet::dbus::connect::Peer;
+use crate::fleet::dbus::errors::{CallError, LIMITS_EXCEEDED, UNKNOWN_METHOD, UNKNOWN_OBJECT};
+use crate::fleet::dbus::names::{
+    INTERNAL_AGENT_INTERFACE, INTERNAL_AGENT_PATH, INTERNAL_MANAGER_INTERFACE, INTERNAL_MANAGER_PATH,
+};
+use crate::fleet::dbus::values::{JobResult, JobState};
+use crate::fleet::liveness::{Liveness, Step};
+use crate::fleet::name::NodeName;
+use crate::fleet::systemd::{Event, QueuedJob, UnitControl};
+
+use super::Settings;
+use super::call::{self, Call, SubscriptionCall};
+use super::state::Jobs;
+
+/// Calls of the manager that are executed at the same time. A manager that exceeds this gets an
+/// error.
+const MAX_CALLS: usize = 512;
+
+/// A registered connection.
+#[derive(Debug)]
+pub(super) struct Session<C> {
+    peer: Peer,
+    context: Context<C>,
+    queued: mpsc::UnboundedReceiver<(u32, QueuedJob)>,
+    calls: JoinSet<()>,
+    /// Calls about subscriptions are executed in order.
+    subscriptions: mpsc::UnboundedSender<(SubscriptionCall, Message)>,
+}
+
+/// The context of a call.
+#[derive(Debug)]
+pub(super) struct Context<C> {
+    pub(super) control: Arc<C>,
+    pub(super) connection: Connection,
+    jobs: Arc<Mutex<Jobs>>,
+    /// Receives the jobs that systemd has queued. Their number is limited by that of the calls.
+    pub(super) queued: mpsc::UnboundedSender<(u32, QueuedJob)>,
+}
+
+impl<C> Clone for Context<C> {
+    fn clone(&self) -> Self {
+        Self {
+            control: Arc::clone(&self.control),
+            connection: self.connection.clone(),
+            jobs: Arc::clone(&self.jobs),
+            queued: self.queued.clone(),
+        }
+    }
+}
+
+impl<C: UnitControl> Context<C> {
+    /// Locks the jobs. The lock is never held across an `await`.
+    pub(super) fn jobs(&self) -> MutexGuard<'_, Jobs> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn signal<B>(&self, name: &str, body: &B)
+    where
+        B: serde::Serialize + DynamicType,
+    {
+        let (path, interface) = (INTERNAL_AGENT_PATH, INTERNAL_AGENT_INTERFACE);
+        let sent = self.connection.emit_signal(None::<&str>, path, interface, name, body).await;
+        if let Err(error) = sent {
+            // The connection ends, and the session with it.
+            debug!(%error, "cannot send a signal");
+        }
+    }
+
+    /// Sends the reply to a call.
+    pub(super) async fn reply<B>(&self, call: &Message, result: Result<B, CallError>)
+    where
+        B: serde::Serialize + DynamicType,
+    {
+        let header = call.header();
+        let sent = match result {
+            Ok(body) => self.connection.reply(&header, &body).await,
+            Err(error) => self.connection.reply_error(&header, error.name.as_str(), &error.message).await,
+        };
+        if let Err(error) = sent {
+            debug!(%error, "cannot send a reply");
+        }
+    }
+}
+
+impl<C: UnitControl> Session<C> {
+    /// Registers the agent on a new connection.
+    pub(super) async fn register(peer: Peer, name: &NodeName, control: Arc<C>) -> Result<Self, CallError> {
+        let connection = peer.connection.clone();
+        let interface = Some(INTERNAL_MANAGER_INTERFACE);
+        let body = (name.as_str(),);
+        connection.call_method(None::<&str>, INTERNAL_MANAGER_PATH, interface, "Register", &body).await?;
+        let (queued_jobs, queued) = mpsc::unbounded_channel();
+        let context = Context { control, connection, jobs: Arc::default(), queued: queued_jobs };
+        let mut calls = JoinSet::new();
+        let (subscriptions, requests) = mpsc::unbounded_channel();
+        calls.spawn(call::subscriptions(context.clone(), requests));
+        Ok(Self { peer, context, queued, calls, subscriptions })
+    }
+
+    /// Runs until the connection ends, and returns the reason.
+    pub(super) async fn run(
+        mut self,
+        settings: &Settings,
+        events: &mut mpsc::Receiver<Event>,
+    ) -> &'static str {
+        let mut jobs = FuturesUnordered::new();
+        let mut liveness = Liveness::new(settings.heartbeat_interval, settings.silence_limit, Instant::now());
+        loop {
+            let next = match liveness.step(self.peer.activity.last_received(), Instant::now()) {
+                Step::Lost => {
+                    self.peer.activity.end("the manager is silent");
+                    return "the manager is silent";
+                }
+                Step::SendHeartbeat => {
+                    self.context.signal("Heartbeat", &()).await;
+                    continue;
+                }
+                Step::WaitUntil(next) => next,
+            };
+            tokio::select! {
+                message = self.peer.next() => match message {
+                    Some(message) => self.message(message).await,
+                    None => return self.peer.activity.end_reason().unwrap_or("the manager closed it"),
+                },
+                Some((id, job)) = self.queued.recv() => jobs.push(async move {
+                    // Without a sender systemd's task has ended, and this process with it.
+                    (id, job.done.await.unwrap_or(JobResult::Failed))
+                }),
+                Some((id, result)) = jobs.next(), if !jobs.is_empty() => {
+                    if self.context.jobs().end(id) {
+                        self.context.signal("JobDone", &(id, result.as_str())).await;
+                    }
+                }
+                Some(event) = events.recv() => self.event(event).await,
+                Some(_) = self.calls.join_next(), if !self.calls.is_empty() => {}
+                () = sleep_until(next) => {}
+            }
+        }
+    }
+
+    /// Begins the execution of a call. Other messages only prove that the manager is alive.
+    async fn message(&mut self, message: Message) {
+        if message.message_type() != Type::MethodCall {
+            return;
+        }
+        let header = message.header();
+        let path = header.path().map(|path| path.as_str());
+        let refused = if path != Some(INTERNAL_AGENT_PATH) {
+            CallError::new(UNKNOWN_OBJECT, "the agent has no such object")
+        } else if header.interface().is_some_and(|name| name.as_str() != INTERNAL_AGENT_INTERFACE) {
+            CallError::new(UNKNOWN_METHOD, "the agent has no such interface")
+        } else if self.calls.len() > MAX_CALLS {
+            CallError::new(LIMITS_EXCEEDED, "too many calls at the same time")
+        } else {
+            match Call::parse(&message) {
+                Ok(Call::Subscription(call)) => {
+                    drop(header);
+                    // Its task ends with this session.
+                    let _ = self.subscriptions.send((call, message));
+                    return;
+                }
+                Ok(call) => {
+                    drop(header);
+                    if let Some(id) = call.job_id()
+                        && !self.context.jobs().begin(id)
+                    {
+                        let error = CallError::new(LIMITS_EXCEEDED, "a job with this id is running");
+                        return self.context.reply(&message, Err::<(), _>(error)).await;
+                    }
+                    self.calls.spawn(call::execute(self.context.clone(), call, message));
+                    return;
+                }
+                Err(error) => error,
+            }
+        };
+        drop(header);
+        self.context.reply(&message, Err::<(), _>(refused)).await;
+    }
+
+    async fn event(&self, event: Event) {
+        match event {
+            Event::JobRunning(systemd_job) => {
+                let ids = self.context.jobs().of_systemd(systemd_job);
+                for id in ids {
+                    self.context.signal("JobStateChanged", &(id, JobState::Running.as_str())).await;
+                }
+            }
+            Event::UnitNew(unit) => self.context.signal("UnitNew", &(unit,)).await,
+            Event::UnitRemoved(unit) => self.context.signal("UnitRemoved", &(unit,)).await,
+            Event::Unit(unit, state) => {
+                self.context.signal("UnitPropertiesChanged", &(unit, state.properties())).await;
+            }
+        }
+    }
+}

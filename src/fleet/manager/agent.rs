@@ -1,0 +1,283 @@
+//! The connection of an agent: registration, its reports, heartbeats, and its loss.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until, timeout_at};
+use tracing::{info, warn};
+use zbus::message::{Flags, Type};
+use zbus::{Connection, Message};
+
+use super::properties::unit_state;
+use super::{Leadership, Manager};
+use crate::fleet::dbus::accept::Proof;
+use crate::fleet::dbus::connect::{HANDSHAKE_TIMEOUT, Peer};
+use crate::fleet::dbus::errors::{self, CallError};
+use crate::fleet::dbus::names;
+use crate::fleet::dbus::socket::Activity;
+use crate::fleet::dbus::values::{JobResult, JobState, Properties};
+use crate::fleet::liveness::{Liveness, Step};
+use crate::fleet::name::NodeName;
+
+/// The name in an operator's certificate.
+pub(super) const OPERATOR: &str = "operator";
+
+/// Subscriptions and cancellations that wait to be sent to one agent. An agent that does not read
+/// them is disconnected.
+const QUEUED: usize = 4_096;
+
+/// After an error reply, the time until the connection is closed.
+const LAST_REPLY: Duration = Duration::from_secs(1);
+
+/// The connection to a registered agent.
+#[derive(Debug, Clone)]
+pub(super) struct Link {
+    pub(super) id: u64,
+    pub(super) connection: Connection,
+    pub(super) peer_ip: String,
+    pub(super) activity: Activity,
+    /// Calls without a reply, in order.
+    calls: mpsc::Sender<Message>,
+}
+
+impl Link {
+    /// Queues a call without a reply.
+    pub(super) fn tell<B>(&self, method: &'static str, body: &B)
+    where
+        B: serde::Serialize + zbus::DynamicType,
+    {
+        let built = Message::method_call(names::INTERNAL_AGENT_PATH, method)
+            .interface(names::INTERNAL_AGENT_INTERFACE)
+            .with_flags(Flags::NO_REPLY_EXPECTED)
+            .build(body);
+        if built.is_ok_and(|message| self.calls.try_send(message).is_err()) {
+            self.activity.end("the agent does not read its messages");
+        }
+    }
+}
+
+impl Manager {
+    /// Serves an accepted connection until it ends: as an agent, if its first message registers a
+    /// node in time, or as an operator.
+    pub(super) async fn serve_peer(&self, mut peer: Peer, proof: Proof, from: String, accepted: Instant) {
+        let is_operator = match &proof {
+            Proof::Certificate { names, .. } => names.iter().any(|name| name == OPERATOR),
+            Proof::LocalUser(user) => [0, self.0.own_user].contains(user),
+            Proof::None => false,
+        };
+        if matches!(proof, Proof::Certificate { .. }) && is_operator {
+            return self.serve_operator(peer, None).await;
+        }
+        let Ok(Some(first)) = timeout_at(accepted + HANDSHAKE_TIMEOUT, peer.next()).await else { return };
+        let header = first.header();
+        let is_register = header.message_type() == Type::MethodCall
+            && header.interface().is_some_and(|name| *name == names::INTERNAL_MANAGER_INTERFACE)
+            && header.member().is_some_and(|name| *name == "Register");
+        drop(header);
+        if !is_register && is_operator {
+            return self.serve_operator(peer, Some(first)).await;
+        }
+        let registered = if is_register {
+            self.register(&first, &proof, &peer, &from)
+        } else {
+            Err(CallError::new(errors::ACCESS_DENIED, "the first call of an agent has to be Register"))
+        };
+        match registered {
+            Ok((name, link, calls)) => {
+                info!(node = %name, %from, "node online");
+                let reason = self.serve_agent(&mut peer, &name, &link, calls).await;
+                let tasks = self.state().node_lost(&name, link.id);
+                self.run(tasks);
+                info!(node = %name, %from, reason, "node offline");
+            }
+            Err(error) => {
+                warn!(%from, %error, "registration refused");
+                // The peer may be gone already.
+                let _ =
+                    peer.connection.reply_error(&first.header(), error.name.clone(), &error.message).await;
+                // The peer closes the connection after the reply.
+                let closes = async { while peer.next().await.is_some() {} };
+                let _ = tokio::time::timeout(LAST_REPLY, closes).await;
+                peer.activity.end("registration refused");
+            }
+        }
+    }
+
+    /// Checks a registration, and takes the name of the node.
+    fn register(
+        &self,
+        call: &Message,
+        proof: &Proof,
+        peer: &Peer,
+        from: &str,
+    ) -> Result<(NodeName, Link, mpsc::Receiver<Message>), CallError> {
+        let body = call.body();
+        let name: &str = body
+            .deserialize()
+            .map_err(|_| CallError::new(errors::INVALID_ARGS, "Register takes the name of the node"))?;
+        let refuse = |message: String| CallError::new(errors::REGISTRATION_REFUSED, message);
+        let name: NodeName = name.parse()?;
+        let mut state = self.state();
+        if let Leadership::Standby { leader } = &state.leadership {
+            return Err(not_leader(leader.as_deref()));
+        }
+        let node = state.nodes.get(&name);
+        let node = node.ok_or_else(|| refuse(format!("'{name}' is not a node of this manager")))?;
+        match proof {
+            Proof::Certificate { names, der } => {
+                let proves = |proved: &String| {
+                    proved == name.as_str() || Some(proved) == node.rule.also_proved_by.as_ref()
+                };
+                if !names.iter().any(proves) {
+                    return Err(refuse(format!("the certificate is not valid for '{name}'")));
+                }
+                if node.rule.certificate.as_ref().is_some_and(|expected| expected != der) {
+                    return Err(refuse(format!("'{name}' has to present another certificate")));
+                }
+            }
+            _ if node.rule.certificate.is_some() => {
+                return Err(refuse(format!("'{name}' has to present its certificate")));
+            }
+            Proof::LocalUser(user) if ![0, self.0.own_user].contains(user) => {
+                return Err(refuse("only root and the manager's user may register here".to_owned()));
+            }
+            Proof::LocalUser(_) | Proof::None => {}
+        }
+        if node.link.is_some() {
+            let message = format!("another agent of '{name}' is connected");
+            return Err(CallError::new(errors::NAME_IN_USE, message));
+        }
+        let (calls, queued) = mpsc::channel(QUEUED);
+        let link = Link {
+            id: state.next_link(),
+            connection: peer.connection.clone(),
+            peer_ip: from.to_owned(),
+            activity: peer.activity.clone(),
+            calls,
+        };
+        // The reply precedes every call to the agent: both go through the queue.
+        if let Ok(reply) = Message::method_return(&call.header()).build(&()) {
+            let _ = link.calls.try_send(reply);
+        }
+        state.node_online(&name, link.clone());
+        Ok((name, link, queued))
+    }
+
+    /// Runs the connection of a registered agent. Returns why it ended.
+    async fn serve_agent(
+        &self,
+        peer: &mut Peer,
+        name: &NodeName,
+        link: &Link,
+        mut calls: mpsc::Receiver<Message>,
+    ) -> &'static str {
+        let timing = self.timing();
+        let mut liveness = Liveness::new(timing.heartbeat_interval, timing.silence_limit, Instant::now());
+        loop {
+            let until = match liveness.step(peer.activity.last_received(), Instant::now()) {
+                Step::Lost => {
+                    peer.activity.end("silent");
+                    return "silent";
+                }
+                Step::SendHeartbeat => {
+                    if let Some(beat) = heartbeat()
+                        && peer.connection.send(&beat).await.is_err()
+                    {
+                        return "disconnected";
+                    }
+                    continue;
+                }
+                Step::WaitUntil(until) => until,
+            };
+            tokio::select! {
+                received = peer.next() => match received {
+                    Some(message) => self.agent_message(name, link, &message).await,
+                    None => return peer.activity.end_reason().unwrap_or("disconnected"),
+                },
+                Some(call) = calls.recv() => {
+                    if peer.connection.send(&call).await.is_err() {
+                        return "disconnected";
+                    }
+                }
+                () = sleep_until(until) => {}
+            }
+        }
+    }
+
+    /// Handles a message of a registered agent.
+    async fn agent_message(&self, name: &NodeName, link: &Link, message: &Message) {
+        let header = message.header();
+        match header.message_type() {
+            Type::Signal => {
+                let is_own = header.interface().is_some_and(|of| *of == names::INTERNAL_AGENT_INTERFACE);
+                if let Some(member) = header.member().filter(|_| is_own)
+                    && self.agent_signal(name, member.as_str(), message).is_none()
+                {
+                    warn!(node = %name, member = member.as_str(), "invalid signal of an agent");
+                }
+            }
+            Type::MethodCall if !header.primary().flags().contains(Flags::NO_REPLY_EXPECTED) => {
+                let text = "an agent calls Register once";
+                let replied = link.connection.reply_error(&header, errors::ACCESS_DENIED, &text).await;
+                if replied.is_err() {
+                    link.activity.end("disconnected");
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Handles a signal of an agent; `None` if its arguments are invalid.
+    fn agent_signal(&self, name: &NodeName, member: &str, message: &Message) -> Option<()> {
+        let body = message.body();
+        let mut state = self.state();
+        state.seen(name);
+        let starts = match member {
+            "JobDone" => {
+                let (id, result): (u32, &str) = body.deserialize().ok()?;
+                let result: JobResult = result.parse().ok()?;
+                state.job_done(name, id, result)
+            }
+            "JobStateChanged" => {
+                let (id, job_state): (u32, &str) = body.deserialize().ok()?;
+                let job_state: JobState = job_state.parse().ok()?;
+                state.job_state(name, id, job_state)
+            }
+            "UnitPropertiesChanged" => {
+                let (unit, properties): (String, Properties) = body.deserialize().ok()?;
+                let effects = state.monitors.unit_properties(name, &unit, &unit_state(&properties));
+                state.monitor_effects(effects);
+                Vec::new()
+            }
+            "UnitNew" => {
+                let unit: &str = body.deserialize().ok()?;
+                state.monitors.unit_new(name, unit);
+                Vec::new()
+            }
+            "UnitRemoved" => {
+                let unit: &str = body.deserialize().ok()?;
+                let effects = state.monitors.unit_removed(name, unit);
+                state.monitor_effects(effects);
+                Vec::new()
+            }
+            _ => Vec::new(),
+        };
+        state.take_ended(&self.0.metrics);
+        drop(state);
+        self.run(starts);
+        Some(())
+    }
+}
+
+pub(super) fn not_leader(leader: Option<&str>) -> CallError {
+    let message = match leader {
+        Some(leader) => format!("this manager is a standby; the leader is {leader}"),
+        None => "this manager is a standby, and the leader is not known".to_owned(),
+    };
+    CallError::new(errors::NOT_LEADER, message)
+}
+
+fn heartbeat() -> Option<Message> {
+    let (path, interface) = (names::INTERNAL_MANAGER_PATH, names::INTERNAL_MANAGER_INTERFACE);
+    Message::signal(path, interface, "Heartbeat").build(&()).ok()
+}

@@ -1,0 +1,80 @@
+//! The manager's listeners: TCP, with or without TLS, and a unix socket. A connection that has not
+//! finished its handshakes and its registration in time is closed, and delays no other.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::net::{TcpStream, UnixListener, UnixStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+use tracing::{debug, warn};
+
+use super::Manager;
+use crate::fleet::dbus::accept::{AcceptError, TcpPolicy, accept_unix};
+use crate::fleet::dbus::connect::HANDSHAKE_TIMEOUT;
+use crate::net::listener::Listener;
+use crate::runtime::service::stopped;
+
+/// Connections over TCP. One client address gets half of them.
+pub const MAX_CONNECTIONS: usize = 8_192;
+/// Connections over the unix socket.
+const MAX_LOCAL_CONNECTIONS: usize = 256;
+
+impl Manager {
+    /// Serves agents and operators until `stop` is true.
+    pub async fn serve_tcp(&self, listener: Listener, policy: TcpPolicy, stop: watch::Receiver<bool>) {
+        let policy = Arc::new(policy);
+        let serve = |stream, from| {
+            let (manager, policy) = (self.clone(), Arc::clone(&policy));
+            async move { manager.serve_tcp_connection(stream, from, &policy).await }
+        };
+        listener.run(serve, |_| {}, stop).await;
+    }
+
+    async fn serve_tcp_connection(&self, stream: TcpStream, from: SocketAddr, policy: &TcpPolicy) {
+        let begun = Instant::now();
+        match timeout(HANDSHAKE_TIMEOUT, policy.accept(stream, from)).await {
+            Ok(Ok((peer, proof))) => {
+                let address = from.ip().to_canonical().to_string();
+                self.serve_peer(peer, proof, address, begun).await;
+            }
+            Ok(Err(error @ (AcceptError::PlainTcp | AcceptError::NoTls | AcceptError::NoCertificate))) => {
+                warn!(%from, %error, "connection refused");
+            }
+            Ok(Err(error)) => debug!(%from, %error, "handshake failed"),
+            Err(_) => debug!(%from, "handshake timed out"),
+        }
+    }
+
+    /// Serves processes on this host until `stop` is true.
+    pub async fn serve_unix(&self, listener: UnixListener, mut stop: watch::Receiver<bool>) {
+        let free = Arc::new(Semaphore::new(MAX_LOCAL_CONNECTIONS));
+        let mut connections = JoinSet::new();
+        loop {
+            tokio::select! {
+                () = stopped(&mut stop) => break,
+                Some(_) = connections.join_next(), if !connections.is_empty() => {}
+                accepted = listener.accept() => {
+                    let permit = Arc::clone(&free).try_acquire_owned();
+                    if let (Ok((stream, _)), Ok(permit)) = (accepted, permit) {
+                        let manager = self.clone();
+                        connections.spawn(async move {
+                            manager.serve_unix_connection(stream).await;
+                            drop(permit);
+                        });
+                    }
+                }
+            }
+        }
+    }
+
+    async fn serve_unix_connection(&self, stream: UnixStream) {
+        let begun = Instant::now();
+        match timeout(HANDSHAKE_TIMEOUT, accept_unix(stream)).await {
+            Ok(Ok((peer, proof))) => self.serve_peer(peer, proof, String::new(), begun).await,
+            Ok(Err(error)) => debug!(%error, "handshake failed"),
+            Err(_) => debug!("handshake timed out"),
+        }
+    }
+}

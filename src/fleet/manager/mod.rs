@@ -1,0 +1,130 @@
+//! The manager: its nodes, jobs and monitors, the connections of agents, and the public D-Bus API on
+//! a bus and on the connections of operators. The decisions are in `job`, `monitor` and `liveness`;
+//! here they are connected to D-Bus.
+
+pub mod access;
+mod agent;
+pub mod bus;
+mod call;
+mod client;
+pub mod listen;
+pub mod metrics;
+mod node_call;
+mod object;
+mod operator;
+mod properties;
+mod state;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use self::metrics::Metrics;
+use self::state::State;
+use super::liveness::{HEARTBEAT_INTERVAL, SILENCE_LIMIT};
+use super::name::NodeName;
+
+/// The proof that a node has to give.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodeRule {
+    /// The certificate, in DER form, that the node has to present, if it is this one only.
+    pub certificate: Option<Bytes>,
+    /// A name in a certificate that proves the node, besides the node's own name.
+    pub also_proved_by: Option<String>,
+}
+
+/// All nodes that may register.
+pub type NodeRules = BTreeMap<NodeName, NodeRule>;
+
+/// Whether this manager does the work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Leadership {
+    Leading,
+    /// Another manager does, at this address if it is known.
+    Standby {
+        leader: Option<String>,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timing {
+    pub heartbeat_interval: Duration,
+    pub silence_limit: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self { heartbeat_interval: HEARTBEAT_INTERVAL, silence_limit: SILENCE_LIMIT }
+    }
+}
+
+/// A manager. Clones share their state.
+#[derive(Debug, Clone)]
+pub struct Manager(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    timing: Mutex<Timing>,
+    metrics: Metrics,
+    /// The user whose processes may do what root may, for a bus of one user.
+    own_user: u32,
+}
+
+impl Manager {
+    pub fn new(timing: Timing, leadership: Leadership) -> Self {
+        Self(Arc::new(Shared {
+            state: Mutex::new(State::new(leadership)),
+            timing: Mutex::new(timing),
+            metrics: Metrics::default(),
+            own_user: rustix::process::geteuid().as_raw(),
+        }))
+    }
+
+    /// Sets the nodes that may register. Nodes that stay are not disturbed; nodes that are gone are
+    /// disconnected, and their jobs end.
+    pub fn set_nodes(&self, rules: NodeRules) {
+        let tasks = self.state().set_nodes(rules);
+        self.run(tasks);
+    }
+
+    /// Sets the intervals for connections that begin later.
+    pub fn set_timing(&self, timing: Timing) {
+        *self.0.timing.lock().unwrap_or_else(PoisonError::into_inner) = timing;
+    }
+
+    /// Begins or ends leading. A manager that ends leading disconnects all agents, and ends all
+    /// jobs; systemd's jobs on the nodes go on.
+    pub fn set_leadership(&self, leadership: Leadership) {
+        let tasks = self.state().set_leadership(leadership);
+        self.run(tasks);
+    }
+
+    /// Ends every job with `cancelled`, and disconnects all clients when they have been sent the
+    /// signals. No jobs are accepted afterwards.
+    pub fn stop(&self) {
+        self.set_leadership(Leadership::Standby { leader: None });
+        self.state().clients.clear();
+    }
+
+    /// Returns how many nodes there are, and how many of them are online.
+    pub fn node_counts(&self) -> (usize, usize) {
+        self.state().node_counts()
+    }
+
+    /// Returns the metrics in Prometheus' text format.
+    pub fn render_metrics(&self) -> String {
+        let (all, online) = self.node_counts();
+        self.0.metrics.render(all, online)
+    }
+
+    fn timing(&self) -> Timing {
+        *self.0.timing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

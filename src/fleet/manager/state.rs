@@ -1,0 +1,304 @@
+//! The state of a manager, and what happens to it. Every method is called with the lock held, sends
+//! its signals to the queues of the clients at once, so that all clients get them in the same order,
+//! and returns the calls to nodes, which the caller makes without the lock.
+
+use std::collections::BTreeMap;
+
+use tokio::time::Instant;
+use zbus::Message;
+
+use super::client::{Client, Clients, Owner};
+use super::metrics::Metrics;
+use super::node_call::{Payload, Start};
+use super::object::{job_path, node_path};
+use super::{Leadership, NodeRule, NodeRules};
+use crate::fleet::dbus::names;
+use crate::fleet::dbus::values::{JobResult, JobState, NodeStatus, Properties};
+use crate::fleet::job::{self, Jobs};
+use crate::fleet::manager::agent::Link;
+use crate::fleet::monitor::{self, Monitors};
+use crate::fleet::name::NodeName;
+use crate::runtime::clock::wall_ms;
+
+/// `LastSeenTimestamp` of an online node is updated at most this often.
+const LAST_SEEN_EVERY_US: u64 = 10_000_000;
+
+/// A node, connected or not.
+#[derive(Debug, Default)]
+pub(super) struct Node {
+    pub(super) rule: NodeRule,
+    pub(super) link: Option<Link>,
+    /// Microseconds since 1970; 0 if no agent was ever connected.
+    pub(super) last_seen_us: u64,
+}
+
+impl Node {
+    pub(super) fn status(&self) -> NodeStatus {
+        if self.link.is_some() { NodeStatus::Online } else { NodeStatus::Offline }
+    }
+
+    pub(super) fn peer_ip(&self) -> String {
+        self.link.as_ref().map(|link| link.peer_ip.clone()).unwrap_or_default()
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) nodes: BTreeMap<NodeName, Node>,
+    pub(super) jobs: Jobs<Payload, Instant>,
+    pub(super) monitors: Monitors<Owner>,
+    pub(super) clients: Clients,
+    pub(super) leadership: Leadership,
+    last_link: u64,
+    /// The results and times of jobs that ended, for the metrics.
+    ended: Vec<(JobResult, std::time::Duration)>,
+}
+
+impl State {
+    pub(super) fn new(leadership: Leadership) -> Self {
+        Self {
+            nodes: BTreeMap::new(),
+            jobs: Jobs::default(),
+            monitors: Monitors::default(),
+            clients: Clients::default(),
+            leadership,
+            last_link: 0,
+            ended: Vec::new(),
+        }
+    }
+
+    pub(super) fn next_link(&mut self) -> u64 {
+        self.last_link += 1;
+        self.last_link
+    }
+
+    pub(super) fn node_counts(&self) -> (usize, usize) {
+        (self.nodes.len(), self.nodes.values().filter(|node| node.link.is_some()).count())
+    }
+
+    /// `up` if all nodes are online, `down` if none is.
+    pub(super) fn status(&self) -> &'static str {
+        match self.node_counts() {
+            (all, online) if all == online => "up",
+            (_, 0) => "down",
+            _ => "degraded",
+        }
+    }
+
+    pub(super) fn take_ended(&mut self, metrics: &Metrics) {
+        for (result, took) in self.ended.drain(..) {
+            metrics.job_ended(result, took);
+        }
+    }
+
+    pub(super) fn set_nodes(&mut self, rules: NodeRules) -> Vec<Start> {
+        let before = self.status();
+        let is_changed = !self.nodes.keys().eq(rules.keys());
+        let gone: Vec<NodeName> =
+            self.nodes.keys().filter(|name| !rules.contains_key(*name)).cloned().collect();
+        let mut starts = Vec::new();
+        for name in gone {
+            if let Some(link) = self.nodes.get(&name).and_then(|node| node.link.clone()) {
+                link.activity.end("the node was removed");
+                starts.extend(self.node_lost(&name, link.id));
+            }
+            self.nodes.remove(&name);
+        }
+        for (name, rule) in rules {
+            self.nodes.entry(name).or_default().rule = rule;
+        }
+        if is_changed {
+            let names: Vec<String> = self.nodes.keys().map(ToString::to_string).collect();
+            self.property_changed(names::MANAGER_PATH, names::MANAGER_INTERFACE, "Nodes", names);
+        }
+        self.status_changed(before);
+        starts
+    }
+
+    pub(super) fn set_leadership(&mut self, leadership: Leadership) -> Vec<Start> {
+        let ends = self.leadership == Leadership::Leading && leadership != Leadership::Leading;
+        self.leadership = leadership;
+        if !ends {
+            return Vec::new();
+        }
+        let effects = self.jobs.stop(Instant::now());
+        let mut starts = self.job_effects(effects);
+        let links: Vec<(NodeName, Link)> =
+            self.nodes.iter().filter_map(|(name, node)| Some((name.clone(), node.link.clone()?))).collect();
+        for (name, link) in links {
+            link.activity.end("this manager is no longer the leader");
+            starts.extend(self.node_lost(&name, link.id));
+        }
+        starts
+    }
+
+    /// The agent of a node registered.
+    pub(super) fn node_online(&mut self, name: &NodeName, link: Link) {
+        let before = self.status();
+        let Some(node) = self.nodes.get_mut(name) else { return };
+        node.link = Some(link);
+        node.last_seen_us = wall_ms() * 1_000;
+        self.node_changed(name);
+        self.status_changed(before);
+        let effects = self.monitors.node_online(name);
+        self.monitor_effects(effects);
+    }
+
+    /// The connection `link` of an agent ended. An agent that has registered since then is not
+    /// affected.
+    pub(super) fn node_lost(&mut self, name: &NodeName, link: u64) -> Vec<Start> {
+        let before = self.status();
+        let Some(node) = self.nodes.get_mut(name) else { return Vec::new() };
+        if node.link.as_ref().is_none_or(|current| current.id != link) {
+            return Vec::new();
+        }
+        node.link = None;
+        let ended = self.jobs.node_lost(name, Instant::now());
+        let starts = self.job_effects(ended);
+        let removed = self.monitors.node_lost(name);
+        self.monitor_effects(removed);
+        self.node_changed(name);
+        self.status_changed(before);
+        starts
+    }
+
+    /// The agent of a node sent something.
+    pub(super) fn seen(&mut self, name: &NodeName) {
+        let now = wall_ms() * 1_000;
+        let Some(node) = self.nodes.get_mut(name) else { return };
+        if now.saturating_sub(node.last_seen_us) >= LAST_SEEN_EVERY_US {
+            node.last_seen_us = now;
+            self.property_changed(&node_path(name), names::NODE_INTERFACE, "LastSeenTimestamp", now);
+        }
+    }
+
+    /// Sends the signals of job effects. Returns the jobs that have to be sent to their nodes.
+    pub(super) fn job_effects(&mut self, effects: Vec<job::Effect<Payload>>) -> Vec<Start> {
+        let mut starts = Vec::new();
+        for effect in effects {
+            match effect {
+                job::Effect::JobNew { id, node, systemd_unit } => {
+                    self.manager_signal("JobNew", &(id, job_path(id), node.as_str(), systemd_unit.as_str()));
+                }
+                job::Effect::StartOnNode { id, request } => {
+                    let link = self.nodes.get(&request.node).and_then(|node| node.link.clone());
+                    starts.push(Start { id, link, request });
+                }
+                job::Effect::CancelOnNode { id, node } => {
+                    self.tell_node(&node, "JobCancel", &id);
+                }
+                job::Effect::StateChanged { id, state } => {
+                    let path = job_path(id);
+                    self.property_changed(&path, names::JOB_INTERFACE, "State", state.as_str());
+                }
+                job::Effect::JobRemoved { removed, took } => {
+                    let job::Removed { id, node, systemd_unit, result, .. } = removed;
+                    self.ended.push((result, took));
+                    self.manager_signal(
+                        "JobRemoved",
+                        &(id, job_path(id), node.as_str(), systemd_unit.as_str(), result.as_str()),
+                    );
+                }
+            }
+        }
+        starts
+    }
+
+    /// Sends the signals of monitor effects, and subscriptions to nodes.
+    pub(super) fn monitor_effects(&mut self, effects: Vec<monitor::Effect<Owner>>) {
+        for effect in effects {
+            match effect {
+                monitor::Effect::SubscribeOnNode { node, pattern } => {
+                    self.tell_node(&node, "Subscribe", &pattern);
+                }
+                monitor::Effect::UnsubscribeOnNode { node, pattern } => {
+                    self.tell_node(&node, "Unsubscribe", &pattern);
+                }
+                monitor::Effect::Signal { owner, monitor, node, systemd_unit, signal } => {
+                    self.clients.monitor_signal(&owner, monitor, &node, &systemd_unit, signal);
+                }
+            }
+        }
+    }
+
+    /// A node reports the end of a job.
+    pub(super) fn job_done(&mut self, node: &NodeName, id: u32, result: JobResult) -> Vec<Start> {
+        let effects = self.jobs.done(node, id, result, Instant::now());
+        self.job_effects(effects)
+    }
+
+    /// A node reports the state of a job.
+    pub(super) fn job_state(&mut self, node: &NodeName, id: u32, state: JobState) -> Vec<Start> {
+        let effects = self.jobs.state_changed(node, id, state);
+        self.job_effects(effects)
+    }
+
+    /// A client of the bus, or an operator, is gone.
+    pub(super) fn client_lost(&mut self, owner: &Owner) {
+        let effects = self.monitors.close_all(owner);
+        self.monitor_effects(effects);
+    }
+
+    /// A whole bus is gone, with all of its senders.
+    pub(super) fn clients_lost(&mut self, client: u64) {
+        for owner in self.monitors.owners() {
+            if owner.client == client {
+                self.client_lost(&owner);
+            }
+        }
+    }
+
+    pub(super) fn add_client(&mut self, client: Client) -> u64 {
+        self.clients.add(client)
+    }
+
+    /// Sends a call without a reply to a node, after all earlier ones.
+    fn tell_node<B>(&mut self, name: &NodeName, method: &'static str, body: &B)
+    where
+        B: serde::Serialize + zbus::DynamicType,
+    {
+        if let Some(link) = self.nodes.get(name).and_then(|node| node.link.as_ref()) {
+            link.tell(method, body);
+        }
+    }
+
+    fn manager_signal<B>(&mut self, member: &'static str, body: &B)
+    where
+        B: serde::Serialize + zbus::DynamicType,
+    {
+        let built = Message::signal(names::MANAGER_PATH, names::MANAGER_INTERFACE, member).build(body);
+        self.clients.broadcast(built);
+    }
+
+    fn property_changed<V>(&mut self, path: &str, interface: &'static str, property: &str, value: V)
+    where
+        V: Into<zbus::Variant<'static>>,
+    {
+        let changed = super::properties::single(property, value.into());
+        self.properties_changed(path, interface, &changed);
+    }
+
+    fn properties_changed(&mut self, path: &str, interface: &'static str, changed: &Properties) {
+        let body = (interface, changed, Vec::<&str>::new());
+        let built =
+            Message::signal(path, "org.freedesktop.DBus.Properties", "PropertiesChanged").build(&body);
+        self.clients.broadcast(built);
+    }
+
+    /// A node went online or offline.
+    fn node_changed(&mut self, name: &NodeName) {
+        let Some(node) = self.nodes.get(name) else { return };
+        let status = node.status();
+        let mut changed = super::properties::of_node(name, node);
+        changed.remove("Name");
+        self.properties_changed(&node_path(name), names::NODE_INTERFACE, &changed);
+        self.manager_signal("NodeConnectionStateChanged", &(name.as_str(), status.as_str()));
+    }
+
+    fn status_changed(&mut self, before: &'static str) {
+        let status = self.status();
+        if status != before {
+            self.property_changed(names::MANAGER_PATH, names::MANAGER_INTERFACE, "Status", status);
+        }
+    }
+}

@@ -1,0 +1,464 @@
+//! A systemd in memory, for simulations and tests. It has services with a fixed behaviour, and
+//! refuses and reports as the real one does; `tests/fleet/contract.rs` compares them.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{mpsc, oneshot};
+use zbus::{OwnedObjectPath, OwnedVariant};
+
+use crate::fleet::dbus::errors::{CallError, INVALID_ARGS, JOB_QUEUED, NO_SUCH_UNIT, UNKNOWN_PROPERTY};
+use crate::fleet::dbus::values::{
+    JobResult, JobType, Properties, Setting, UnitFileChange, UnitFileRow, UnitRow,
+};
+use crate::fleet::name::check_systemd_unit;
+
+use super::properties::{job_path, unit_path};
+use super::{Event, JobRequest, QueuedJob, Subscriptions, UnitControl, UnitState};
+
+const MAX_EVENTS: usize = 4096;
+const MODES: [&str; 6] =
+    ["replace", "fail", "replace-irreversibly", "isolate", "ignore-dependencies", "ignore-requirements"];
+const MASKED: &str = "org.freedesktop.systemd1.UnitMasked";
+const UNIT_EXISTS: &str = "org.freedesktop.systemd1.UnitExists";
+const NO_SUCH_FILE: &str = "org.freedesktop.DBus.Error.FileNotFound";
+const SIGKILL: i32 = 9;
+
+/// The behaviour of a service in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Behaviour {
+    /// Starts and stops at once.
+    Quick,
+    /// Starts when [`MemorySystemd::let_slow_start`] is called.
+    Slow,
+    /// Fails to start.
+    Failing,
+    /// Requires a service that fails to start.
+    Dependent,
+    /// Exceeds the time limit of its job.
+    TooSlow,
+    /// Stops only after SIGKILL.
+    Stubborn,
+    Masked,
+}
+
+/// A systemd in memory.
+#[derive(Debug)]
+pub struct MemorySystemd {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    units: BTreeMap<String, Unit>,
+    jobs: BTreeMap<u32, Job>,
+    last_job: u32,
+    slow_may_start: bool,
+    watched: Subscriptions,
+    default_target: String,
+    events: mpsc::Sender<Event>,
+}
+
+#[derive(Debug)]
+struct Unit {
+    behaviour: Behaviour,
+    state: UnitState,
+    frozen: bool,
+}
+
+#[derive(Debug)]
+struct Job {
+    unit: String,
+    kind: JobType,
+    done: Vec<oneshot::Sender<JobResult>>,
+}
+
+impl MemorySystemd {
+    /// Creates a systemd with these services. A name that ends in `@.service` is a template.
+    pub fn new(units: &[(&str, Behaviour)]) -> (Self, mpsc::Receiver<Event>) {
+        let (events, receiver) = mpsc::channel(MAX_EVENTS);
+        let units = units.iter().map(|(name, behaviour)| ((*name).to_owned(), Unit::new(*behaviour)));
+        let state = State {
+            units: units.collect(),
+            jobs: BTreeMap::new(),
+            last_job: 0,
+            slow_may_start: false,
+            watched: Subscriptions::default(),
+            default_target: "default.target".to_owned(),
+            events,
+        };
+        (Self { state: Mutex::new(state) }, receiver)
+    }
+
+    /// Lets slow services finish their start, from now on.
+    pub fn let_slow_start(&self) {
+        let mut state = self.lock();
+        state.slow_may_start = true;
+        let starting: Vec<u32> = state.jobs.keys().copied().collect();
+        for id in starting {
+            state.execute(id);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Unit {
+    fn new(behaviour: Behaviour) -> Self {
+        let text = str::to_owned;
+        let (load, file) = match behaviour {
+            Behaviour::Masked => ("masked", "masked"),
+            Behaviour::Quick => ("loaded", "disabled"),
+            _ => ("loaded", "static"),
+        };
+        let state = UnitState {
+            load: text(load),
+            active: text("inactive"),
+            sub: text("dead"),
+            file: text(file),
+            result: Some(text("success")),
+        };
+        Self { behaviour, state, frozen: false }
+    }
+}
+
+impl State {
+    /// Returns a unit. An instance of a template is created when it is first used.
+    fn unit(&mut self, name: &str) -> Result<&mut Unit, CallError> {
+        check_systemd_unit(name)
+            .map_err(|_| CallError::new(INVALID_ARGS, "the name of the unit is invalid"))?;
+        if !self.units.contains_key(name) {
+            let template = name.split_once('@').map(|(prefix, _)| format!("{prefix}@.service"));
+            let behaviour =
+                template.and_then(|template| self.units.get(&template)).map(|unit| unit.behaviour);
+            let behaviour =
+                behaviour.ok_or_else(|| CallError::new(NO_SUCH_UNIT, format!("Unit {name} not found.")))?;
+            self.units.insert(name.to_owned(), Unit::new(behaviour));
+        }
+        self.units.get_mut(name).ok_or_else(|| CallError::new(NO_SUCH_UNIT, "no such unit"))
+    }
+
+    fn emit(&self, event: Event) {
+        // A receiver that is full or gone loses events; tests read all of them.
+        let _ = self.events.try_send(event);
+    }
+
+    /// Sets the state of a unit and reports the change.
+    fn set(&mut self, name: &str, (active, sub): (&str, &str), result: &str) {
+        let Some(unit) = self.units.get_mut(name) else { return };
+        let next = UnitState {
+            active: active.to_owned(),
+            sub: sub.to_owned(),
+            result: Some(result.to_owned()),
+            ..unit.state.clone()
+        };
+        if next != unit.state {
+            unit.state = next.clone();
+            if self.watched.matches(name) {
+                self.emit(Event::Unit(name.to_owned(), next));
+            }
+        }
+    }
+
+    fn queue(&mut self, request: JobRequest) -> Result<QueuedJob, CallError> {
+        let JobRequest { kind, unit, mode, transient } = request;
+        if !MODES.contains(&mode.as_str()) {
+            return Err(CallError::new(INVALID_ARGS, format!("Job mode {mode} invalid")));
+        }
+        if transient.is_some() {
+            if self.units.contains_key(&unit) {
+                return Err(CallError::new(UNIT_EXISTS, format!("Unit {unit} already exists.")));
+            }
+            self.units.insert(unit.clone(), Unit::new(Behaviour::Quick));
+        }
+        if self.unit(&unit)?.behaviour == Behaviour::Masked && kind != JobType::Stop {
+            return Err(CallError::new(MASKED, format!("Unit {unit} is masked.")));
+        }
+        let (done, receiver) = oneshot::channel();
+        let present = self.jobs.iter().find(|(_, job)| job.unit == unit).map(|(id, job)| (*id, job.kind));
+        if let Some((id, present)) = present {
+            if present == kind {
+                self.jobs.entry(id).and_modify(|job| job.done.push(done));
+                return Ok(QueuedJob { id, done: receiver });
+            }
+            if mode == "fail" {
+                return Err(CallError::new(JOB_QUEUED, format!("Transaction for {unit} is destructive.")));
+            }
+            self.end(id, JobResult::Cancelled);
+        }
+        self.last_job += 1;
+        let id = self.last_job;
+        self.jobs.insert(id, Job { unit, kind, done: vec![done] });
+        self.execute(id);
+        Ok(QueuedJob { id, done: receiver })
+    }
+
+    /// Does what a job asks for, as far as the behaviour of its unit allows.
+    fn execute(&mut self, id: u32) {
+        let Some((unit, kind)) = self.jobs.get(&id).map(|job| (job.unit.clone(), job.kind)) else { return };
+        let Some(behaviour) = self.units.get(&unit).map(|unit| unit.behaviour) else { return };
+        let active = self.units.get(&unit).is_some_and(|unit| unit.state.active == "active");
+        match kind {
+            JobType::Reload => {
+                self.end(id, if active { JobResult::Done } else { JobResult::Skipped });
+            }
+            JobType::Stop if active && behaviour == Behaviour::Stubborn => {
+                self.set(&unit, ("deactivating", "stop-sigterm"), "success");
+            }
+            JobType::Stop => {
+                self.set(&unit, ("inactive", "dead"), "success");
+                self.end(id, JobResult::Done);
+            }
+            JobType::Start if active => self.end(id, JobResult::Done),
+            JobType::Start | JobType::Restart => self.start(id, &unit, behaviour),
+        }
+    }
+
+    fn start(&mut self, id: u32, unit: &str, behaviour: Behaviour) {
+        let result = match behaviour {
+            Behaviour::Slow if !self.slow_may_start => {
+                self.set(unit, ("activating", "start"), "success");
+                return;
+            }
+            Behaviour::Slow => {
+                self.set(unit, ("active", "exited"), "success");
+                JobResult::Done
+            }
+            Behaviour::Failing => {
+                self.set(unit, ("failed", "failed"), "exit-code");
+                JobResult::Failed
+            }
+            Behaviour::Dependent => JobResult::Dependency,
+            Behaviour::TooSlow => {
+                self.set(unit, ("inactive", "dead"), "success");
+                JobResult::Timeout
+            }
+            Behaviour::Quick | Behaviour::Stubborn | Behaviour::Masked => {
+                self.set(unit, ("active", "running"), "success");
+                JobResult::Done
+            }
+        };
+        self.end(id, result);
+    }
+
+    fn end(&mut self, id: u32, result: JobResult) {
+        let Some(job) = self.jobs.remove(&id) else { return };
+        if result == JobResult::Cancelled && job.kind == JobType::Start {
+            self.set(&job.unit, ("inactive", "dead"), "success");
+        }
+        for done in job.done {
+            // The recipient may be gone.
+            let _ = done.send(result);
+        }
+    }
+}
+
+fn path(text: String) -> OwnedObjectPath {
+    OwnedObjectPath::try_from(text).unwrap_or_default()
+}
+
+impl UnitControl for MemorySystemd {
+    async fn queue_job(&self, request: JobRequest) -> Result<QueuedJob, CallError> {
+        self.lock().queue(request)
+    }
+
+    async fn cancel_job(&self, id: u32) -> Result<(), CallError> {
+        self.lock().end(id, JobResult::Cancelled);
+        Ok(())
+    }
+
+    async fn jobs(&self) -> Result<Vec<(u32, String)>, CallError> {
+        Ok(self.lock().jobs.iter().map(|(id, job)| (*id, job.unit.clone())).collect())
+    }
+
+    async fn kill(&self, unit: &str, who: &str, signal: i32) -> Result<(), CallError> {
+        let mut state = self.lock();
+        state.unit(unit)?;
+        if !["main", "control", "all"].contains(&who) {
+            return Err(CallError::new(INVALID_ARGS, format!("Invalid whom argument: {who}")));
+        }
+        if !(1..=64).contains(&signal) {
+            return Err(CallError::new(INVALID_ARGS, "Signal number out of range."));
+        }
+        let Unit { behaviour, state: now, .. } = state.unit(unit)?;
+        let running = matches!(now.active.as_str(), "active" | "deactivating");
+        if running && (signal == SIGKILL || *behaviour != Behaviour::Stubborn) {
+            let result = if signal == SIGKILL {
+                ("failed", "failed", "signal")
+            } else {
+                ("inactive", "dead", "success")
+            };
+            state.set(unit, (result.0, result.1), result.2);
+            let stops = state.jobs.iter().find(|(_, job)| job.unit == unit).map(|(id, _)| *id);
+            if let Some(id) = stops {
+                state.end(id, JobResult::Done);
+            }
+        }
+        Ok(())
+    }
+
+    async fn freeze(&self, unit: &str) -> Result<(), CallError> {
+        self.lock().unit(unit)?.frozen = true;
+        Ok(())
+    }
+
+    async fn thaw(&self, unit: &str) -> Result<(), CallError> {
+        self.lock().unit(unit)?.frozen = false;
+        Ok(())
+    }
+
+    async fn state(&self, unit: &str) -> Result<UnitState, CallError> {
+        match self.lock().unit(unit) {
+            Ok(unit) => Ok(unit.state.clone()),
+            Err(error) if error.name == NO_SUCH_UNIT => Ok(UnitState {
+                load: "not-found".to_owned(),
+                active: "inactive".to_owned(),
+                sub: "dead".to_owned(),
+                ..UnitState::default()
+            }),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn properties(&self, unit: &str, _interface: &str) -> Result<Properties, CallError> {
+        Ok(self.state(unit).await?.properties())
+    }
+
+    async fn property(
+        &self,
+        unit: &str,
+        _interface: &str,
+        property: &str,
+    ) -> Result<OwnedVariant, CallError> {
+        let frozen = self.lock().unit(unit)?.frozen;
+        if property == "FreezerState" {
+            return Ok(super::properties::text_variant(if frozen { "frozen" } else { "running" }));
+        }
+        let found = self.state(unit).await?.properties().remove(property);
+        found.ok_or_else(|| CallError::new(UNKNOWN_PROPERTY, format!("Unknown property {property}.")))
+    }
+
+    async fn set_properties(&self, unit: &str, _: bool, _: Vec<Setting>) -> Result<(), CallError> {
+        self.lock().unit(unit).map(drop)
+    }
+
+    async fn list_units(&self) -> Result<Vec<UnitRow>, CallError> {
+        let state = self.lock();
+        let rows = state.units.iter().filter(|(name, _)| !name.contains("@."));
+        let rows = rows.map(|(name, Unit { state: now, .. })| {
+            let job = state.jobs.iter().find(|(_, job)| job.unit == *name);
+            let job = job.map(|(id, job)| (*id, job.kind.as_str().to_lowercase()));
+            let (job, kind) = job.unwrap_or_default();
+            let text = String::new();
+            let job_path = if job == 0 { "/".to_owned() } else { job_path(job) };
+            let shown = (now.load.clone(), now.active.clone(), now.sub.clone());
+            let (load, active, sub) = shown;
+            (
+                name.clone(),
+                name.clone(),
+                load,
+                active,
+                sub,
+                text,
+                path(unit_path(name)),
+                job,
+                kind,
+                path(job_path),
+            )
+        });
+        Ok(rows.collect())
+    }
+
+    async fn list_unit_files(&self) -> Result<Vec<UnitFileRow>, CallError> {
+        let state = self.lock();
+        let rows = state.units.iter();
+        Ok(rows.map(|(name, unit)| (format!("/units/{name}"), unit.state.file.clone())).collect())
+    }
+
+    async fn unit_file_state(&self, file: &str) -> Result<String, CallError> {
+        let mut state = self.lock();
+        let unit = state.unit(file).map_err(|_| CallError::new(NO_SUCH_FILE, "No such file or directory"))?;
+        Ok(unit.state.file.clone())
+    }
+
+    async fn enable(
+        &self,
+        files: Vec<String>,
+        _runtime: bool,
+        _force: bool,
+    ) -> Result<(bool, Vec<UnitFileChange>), CallError> {
+        let changes = self.lock().set_files(&files, ("disabled", "enabled"), "symlink")?;
+        Ok((true, changes))
+    }
+
+    async fn disable(&self, files: Vec<String>, _runtime: bool) -> Result<Vec<UnitFileChange>, CallError> {
+        self.lock().set_files(&files, ("enabled", "disabled"), "unlink")
+    }
+
+    async fn reload(&self) -> Result<(), CallError> {
+        Ok(())
+    }
+
+    async fn reset_failed(&self, unit: Option<&str>) -> Result<(), CallError> {
+        let mut state = self.lock();
+        let names: Vec<String> = match unit {
+            Some(name) => state.unit(name).map(|_| vec![name.to_owned()])?,
+            None => state.units.keys().cloned().collect(),
+        };
+        for name in names {
+            if state.unit(&name)?.state.active == "failed" {
+                state.set(&name, ("inactive", "dead"), "success");
+            }
+        }
+        Ok(())
+    }
+
+    async fn default_target(&self) -> Result<String, CallError> {
+        Ok(self.lock().default_target.clone())
+    }
+
+    async fn set_default_target(&self, name: &str, _: bool) -> Result<Vec<UnitFileChange>, CallError> {
+        name.clone_into(&mut self.lock().default_target);
+        Ok(vec![("symlink".to_owned(), "/units/default.target".to_owned(), format!("/units/{name}"))])
+    }
+
+    async fn watch(&self, units: Subscriptions) -> Result<(), CallError> {
+        self.lock().watched = units;
+        Ok(())
+    }
+
+    fn refresh(&self, units: Vec<String>) {
+        let mut state = self.lock();
+        for name in units {
+            if let Ok(unit) = state.unit(&name) {
+                let now = unit.state.clone();
+                state.emit(Event::Unit(name, now));
+            }
+        }
+    }
+}
+
+impl State {
+    /// Changes the state of unit files. All of them must exist.
+    fn set_files(
+        &mut self,
+        files: &[String],
+        (from, to): (&str, &str),
+        change: &str,
+    ) -> Result<Vec<UnitFileChange>, CallError> {
+        for file in files {
+            self.unit(file)?;
+        }
+        let mut changes = Vec::new();
+        for file in files {
+            let unit = self.unit(file)?;
+            if unit.state.file == from {
+                to.clone_into(&mut unit.state.file);
+                changes.push((change.to_owned(), format!("/wants/{file}"), format!("/units/{file}")));
+            }
+        }
+        Ok(changes)
+    }
+}

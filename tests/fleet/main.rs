@@ -1,0 +1,19 @@
+//! The fleet on real nodes: user instances of systemd (see `node`), or machines that run systemd as
+//! their first process and can lose their link (see `machine`). Needs root.
+
+// Clippy does not recognize the scenarios as tests.
+#![allow(clippy::unwrap_used, clippy::print_stderr)]
+
+#[path = "../harness/mod.rs"]
+mod harness;
+
+mod agent;
+mod client;
+mod contract;
+mod foreign;
+mod losses;
+mod machine;
+mod node;
+mod restarts;
+mod security;
+mod world;
