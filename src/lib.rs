@@ -2,27 +2,32 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`model`] | the vocabulary: names, ids, ports. Values that cannot hold nonsense |
-//! | [`keeper`] | the embedded store: one durable node that speaks ZooKeeper's protocol |
-//! | [`store`] | the typed tree over the keeper or a ZooKeeper ensemble; the only place that knows znodes |
+//! | [`model`] | names, ids and ports: values that are always valid |
+//! | [`keeper`] | the embedded store: one durable server with ZooKeeper's protocol |
+//! | [`store`] | typed access to the tree of the keeper or a ZooKeeper ensemble; only it writes znodes |
 //! | [`net`] | listeners, TLS, the HTTP server and client |
-//! | [`runtime`] | what every long-running part needs: signals, logs |
+//! | [`runtime`] | shared by all agents: role lifecycle, reconcile loop, retries, signals, logs, metrics |
+//! | [`identity`] | certificates of machines, issued and renewed through the store |
 //! | [`machine`] | the presence of a machine in the store, its machine file and its systemd unit |
-//! | [`firewall`] | wanted rules against real rules, per machine, through a provider |
-//! | [`provision`] | instances for machines, through a provider |
-//! | [`heartbeat`] | who is alive: beats, two windows, and everybody told of each change |
-//! | [`unit`] | the life of a unit: its charm, its workflow, its hooks, and the agents that tend them |
-//! | [`status`] | one look at an environment, as YAML, JSON, tables or a picture |
-//! | [`cli`] | the programs `juju` and `portcullis` as their users see them |
+//! | [`firewall`] | compares wanted with actual firewall rules of each machine and applies the difference |
+//! | [`provision`] | launches and terminates the instances of machines through a provider |
+//! | [`heartbeat`] | detects silent components and notifies the state manager and a webhook |
+//! | [`unit`] | runs units: their charms, workflows, hooks and agents |
+//! | `fleet` | systemd on every machine under one D-Bus API (feature `fleet`) |
+//! | [`status`] | shows one snapshot of an environment as YAML, JSON, tables or a graph |
+//! | [`cli`] | the commands of the programs `juju` and `portcullis` |
 //!
-//! Dependencies point one way: `cli -> {firewall, provision, heartbeat, unit, status} -> machine -> store
-//! -> keeper -> net -> runtime -> model`. No part names another. `tests/layout.rs` checks that. Start
-//! reading at [`store::Environment`] for the operations of an environment, or at
-//! [`cli::juju`] for what can be typed.
+//! Dependencies point one way: `cli -> {firewall, provision, heartbeat, unit, fleet, status} -> machine
+//! -> store -> keeper -> net -> runtime -> model`. No part names another. `tests/layout.rs` checks
+//! that. Start reading at [`store::Environment`] for the operations of an environment, or at
+//! [`cli::juju`] for the commands.
 
 pub mod cli;
 pub mod firewall;
+#[cfg(feature = "fleet")]
+pub mod fleet;
 pub mod heartbeat;
+pub mod identity;
 pub mod keeper;
 pub mod machine;
 pub mod model;

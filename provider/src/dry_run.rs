@@ -82,7 +82,7 @@ fn named(rules: &BTreeSet<Rule>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{Memory, Settings};
+    use crate::memory::{Memory, MemorySettings};
     use crate::rule::{Cidr, PortRange, Protocol};
 
     fn rules(ports: std::ops::Range<u16>) -> BTreeSet<Rule> {
@@ -96,7 +96,7 @@ mod tests {
 
     #[tokio::test]
     async fn every_change_fails_as_a_dry_run() {
-        let memory = Memory::new(Settings::default());
+        let memory = Memory::new(MemorySettings::default());
         let (dry, machine) = (DryRun::new(memory.clone()), MachineNumber::new(2));
         memory.add_group(machine);
         let change = Change { open: rules(80..82), close: rules(1000..1012) };

@@ -41,7 +41,7 @@ pub const RULES_PER_FAMILY: usize = 60;
 const START_MAX: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct Ec2Settings {
     pub environment: Environment,
     /// Overrides the region of the environment, the profile or the instance.
     pub region: Option<String>,
@@ -91,7 +91,7 @@ impl Default for Timeouts {
     }
 }
 
-impl Settings {
+impl Ec2Settings {
     pub fn new(environment: Environment) -> Self {
         Self {
             environment,
@@ -125,7 +125,7 @@ impl Access {
 
 /// The driver of one environment in one region of EC2. All its calls share a rate limiter.
 pub struct Ec2 {
-    settings: Settings,
+    settings: Ec2Settings,
     api: Api,
     memory: Mutex<Memory>,
 }
@@ -151,7 +151,7 @@ impl fmt::Debug for Ec2 {
 impl Ec2 {
     /// # Errors
     /// As for [`Ec2::with_config`].
-    pub fn connect(settings: Settings, access: &Access) -> Result<Self, Error> {
+    pub fn connect(settings: Ec2Settings, access: &Access) -> Result<Self, Error> {
         Self::with_config(settings, &access.0)
     }
 
@@ -159,7 +159,7 @@ impl Ec2 {
     ///
     /// # Errors
     /// [`Error::Unusable`] if neither names a valid region.
-    pub fn with_config(settings: Settings, config: &SdkConfig) -> Result<Self, Error> {
+    pub fn with_config(settings: Ec2Settings, config: &SdkConfig) -> Result<Self, Error> {
         let region = region_of(settings.region.as_deref(), config)?;
         let endpoint = settings.endpoint_url.clone().or_else(|| config.endpoint_url().map(str::to_owned));
         let timeouts = settings.timeouts;
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn missing_region_is_reported() {
-        let settings = Settings::new(Environment::new("prod", "6f1c").unwrap());
+        let settings = Ec2Settings::new(Environment::new("prod", "6f1c").unwrap());
         let error = Ec2::with_config(settings, &SdkConfig::builder().build()).unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -230,12 +230,12 @@ mod tests {
         }
     }
 
-    #[test]
-    fn every_variant_names_its_subject_and_has_a_retry_class() {
+    /// One error of each variant, its text, and when to retry.
+    fn all_errors() -> Vec<(Error, &'static str, Retry)> {
         let machine = Subject::Machine(MachineNumber::new(2));
         let group = Subject::from(&GroupId::new("sg-1"));
         let why = || "because".to_owned();
-        let cases = [
+        vec![
             (
                 Error::Throttled { what: machine.clone() },
                 "calls for machine 2 are throttled",
@@ -294,8 +294,12 @@ mod tests {
                 "instance i-1 refused as invalid: because",
                 Retry::Never,
             ),
-        ];
-        for (error, text, retry) in cases {
+        ]
+    }
+
+    #[test]
+    fn every_variant_names_its_subject_and_has_a_retry_class() {
+        for (error, text, retry) in all_errors() {
             assert_eq!(error.to_string(), text);
             assert_eq!(error.retry(), retry, "{error}");
             assert_eq!(error.may_have_been_applied(), error.kind() == "ambiguous");

@@ -19,7 +19,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::time::Instant;
 use world::World;
-pub use world::{Rewrite, Settings};
+pub use world::{MemorySettings, Rewrite};
 
 /// The requests that are counted and can fail. A change consists of up to two of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -127,7 +127,7 @@ impl fmt::Debug for Memory {
 }
 
 impl Memory {
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: MemorySettings) -> Self {
         let shared = Shared {
             world: World::new(settings),
             faults: BTreeMap::new(),
@@ -154,7 +154,7 @@ impl Memory {
     }
 
     /// Changes the settings.
-    pub fn configure(&self, change: impl FnOnce(&mut Settings)) {
+    pub fn configure(&self, change: impl FnOnce(&mut MemorySettings)) {
         change(&mut self.lock().world.settings);
     }
 

@@ -144,8 +144,12 @@ mutants!(
     TakesBeatsForEver,
     /// Heartbeats: components that the store has lost are not written again.
     TrustsAnEmptyStore,
-    /// Heartbeats: sequence numbers of changes restart at zero if the store has lost the epoch.
+    /// Heartbeats: a new judge's sequence numbers begin at the wall-clock time alone, which may be
+    /// behind those of earlier judges.
     RepeatsNumbers,
+    /// Heartbeats: a new judge's sequence numbers begin above those in the store alone, which may
+    /// have been restored from a backup.
+    NumbersFromStoreOnly,
     /// Heartbeats: a call that timed out and is applied late leaves an old state with the state
     /// manager.
     ForgetsLateCalls,
@@ -166,6 +170,7 @@ impl Mutant {
         Mutant::TakesBeatsForEver,
         Mutant::TrustsAnEmptyStore,
         Mutant::RepeatsNumbers,
+        Mutant::NumbersFromStoreOnly,
         Mutant::ForgetsLateCalls,
     ];
 }

@@ -15,12 +15,25 @@ use crate::store::Credential;
 /// Maximum size of a file; addresses, a secret and a certificate need much less.
 const MAX_BYTES: usize = 64 * 1024;
 
+/// The ends of the names of an environment's other files.
+const RESERVED: [&str; 2] = ["-controller", "-authority"];
+
 /// Role that the credentials in a file belong to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     Operator,
     /// Of the controller and the heartbeat tracker.
     Controller,
+}
+
+impl Role {
+    /// The user of the credentials, and the DNS name of the certificate.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Operator => "operator",
+            Self::Controller => "controller",
+        }
+    }
 }
 
 /// The contents of one file.
@@ -41,8 +54,8 @@ pub(super) enum ConfigError {
     #[error("cannot find the configuration directory: neither XDG_CONFIG_HOME nor HOME is an absolute path")]
     NoHome,
     #[error(
-        "invalid environment name '{0}': names that end in '-controller' are reserved for the controller's \
-         files"
+        "invalid environment name '{0}': names that end in '-controller' or '-authority' are reserved for \
+         files of other environments"
     )]
     ReservedName(EnvironmentName),
     #[error(transparent)]
@@ -86,13 +99,23 @@ impl ConfigDir {
     }
 
     pub(super) fn path(&self, environment: &EnvironmentName, role: Role) -> Result<PathBuf, ConfigError> {
-        if environment.as_str().ends_with("-controller") {
+        if RESERVED.iter().any(|end| environment.as_str().ends_with(end)) {
             return Err(ConfigError::ReservedName(environment.clone()));
         }
         Ok(self.0.join(match role {
             Role::Operator => format!("{environment}.json"),
             Role::Controller => format!("{environment}-controller.json"),
         }))
+    }
+
+    /// File with the key of the environment's authority.
+    pub(super) fn authority(&self, environment: &EnvironmentName) -> PathBuf {
+        self.0.join(format!("{environment}-authority.json"))
+    }
+
+    /// Directory with the certificates of the operator and the controller.
+    pub(super) fn identity(&self, environment: &EnvironmentName) -> PathBuf {
+        self.0.join(format!("{environment}-identity"))
     }
 
     /// Directory with notes of commands whose outcome is unknown.
@@ -107,6 +130,11 @@ impl ConfigDir {
 
     pub(super) fn machines(&self, environment: &EnvironmentName) -> PathBuf {
         self.0.join(format!("{environment}-machines"))
+    }
+
+    /// Directory with the credentials of operators that were added on this host.
+    pub(super) fn operators(&self, environment: &EnvironmentName) -> PathBuf {
+        self.0.join(format!("{environment}-operators"))
     }
 
     /// Directory in which `hook-env` saves the credentials of units.
@@ -172,7 +200,7 @@ impl ConfigDir {
     }
 }
 
-fn render(saved: &SavedEnvironment) -> String {
+pub(super) fn render(saved: &SavedEnvironment) -> String {
     let wire = Wire {
         zookeeper: saved.zookeeper.clone(),
         auth: saved.credential.expose(),
@@ -274,8 +302,10 @@ mod tests {
     }
 
     #[test]
-    fn environment_names_of_controller_files_are_reserved() {
+    fn environment_names_of_other_files_are_reserved() {
         let dir = ConfigDir("/nowhere".into());
-        assert!(dir.path(&environment("prod-controller"), Role::Operator).is_err());
+        for name in ["prod-controller", "prod-authority"] {
+            assert!(dir.path(&environment(name), Role::Operator).is_err());
+        }
     }
 }

@@ -10,10 +10,12 @@ use crate::cli::config::ConfigError;
 use crate::cli::output;
 use crate::keeper::KeeperError;
 use crate::keeper::log::StorageError;
+use crate::machine::join_token::InvalidToken;
 use crate::model::{Cidr, EnvironmentName, MachineId};
 use crate::runtime::trusted_file::ReadError;
 use crate::runtime::trusted_path;
 use crate::store;
+use crate::store::joining::JoinError;
 use crate::store::tree;
 
 /// Invalid arguments, independent of the state of the store: exit code 2.
@@ -64,6 +66,18 @@ pub(super) enum Refusal {
     NoMachineFile { machine: MachineId, path: PathBuf },
     #[error("{} is not a machine file: {problem}", path.display())]
     GarbledMachineFile { path: PathBuf, problem: &'static str },
+    #[error("{} is not the file of an authority: {problem}", path.display())]
+    GarbledAuthority { path: PathBuf, problem: String },
+    #[error("{} holds the key of another authority than the environment's", path.display())]
+    OtherAuthority { path: PathBuf },
+    #[error("no certificate for the listener on {listen}: {} does not exist", path.display())]
+    NoListenerCertificate { listen: std::net::SocketAddr, path: PathBuf },
+    #[error("machine {machine} has not requested a certificate")]
+    NoRequest { machine: MachineId },
+    #[error("no controller with the authority's key answered the request of machine {machine}")]
+    NoIssuer { machine: MachineId },
+    #[error("no certificate for machine {machine}: {reason}")]
+    NoCertificate { machine: MachineId, reason: String },
     #[error("open-port, close-port and opened-ports are not in {}", directory.display())]
     NoHookTools { directory: PathBuf },
     #[error("environment '{environment}' is in use: {}", used_by(services, machines))]
@@ -77,8 +91,25 @@ pub(super) enum Refusal {
     #[cfg(not(feature = "ec2"))]
     #[error("this build does not support EC2")]
     NoEc2,
+    #[cfg(not(feature = "fleet"))]
+    #[error("this build does not support D-Bus")]
+    NoFleet,
+    #[cfg(feature = "fleet")]
+    #[error("{verb} of '{unit}' on node '{node}' ended with the result '{result}'")]
+    SystemdJob { verb: String, unit: String, node: String, result: String },
+    #[cfg(feature = "fleet")]
+    #[error("node '{node}' has no systemd unit '{unit}'")]
+    NoSystemdUnit { unit: String, node: String },
     #[error("'{text}' has bits set outside its prefix")]
     HostBits { text: String, block: Cidr },
+    #[error("machine {machine} was terminated; it has left its environment, and {units} units were removed")]
+    Left { machine: MachineId, units: usize },
+    #[error("machine {machine} was terminated, but nothing is removed: {reason}")]
+    UntrustedTombstone { machine: MachineId, reason: String },
+    #[error("this host is machine {machine} already: {} exists", path.display())]
+    AlreadyJoined { machine: MachineId, path: PathBuf },
+    #[error("{host} is not the store that the token is for: {reason}")]
+    OtherStoreThanToken { host: String, reason: String },
     #[error("the store at {address} did not answer in {seconds} s")]
     TooSlow { address: String, seconds: u64 },
 }
@@ -101,11 +132,20 @@ pub(super) fn report(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(code(error))
 }
 
+/// Exit code of an agent that has left its environment: its service is not started again.
+const LEFT: u8 = 3;
+
 fn code(error: &anyhow::Error) -> u8 {
     let is_usage = |link: &(dyn std::error::Error + 'static)| {
         link.is::<Usage>() || matches!(link.downcast_ref(), Some(Refusal::HostBits { .. }))
     };
-    if error.chain().any(is_usage) { 2 } else { 1 }
+    let has_left =
+        |link: &(dyn std::error::Error + 'static)| matches!(link.downcast_ref(), Some(Refusal::Left { .. }));
+    match () {
+        () if error.chain().any(is_usage) => 2,
+        () if error.chain().any(has_left) => LEFT,
+        () => 1,
+    }
 }
 
 pub(super) fn hint(error: &anyhow::Error) -> Option<String> {
@@ -120,10 +160,18 @@ pub(super) fn hint(error: &anyhow::Error) -> Option<String> {
             refusal.repair()
         } else if let Some(refusal) = link.downcast_ref::<store::Error>() {
             store_hint(refusal)
+        } else if let Some(refusal) = link.downcast_ref::<JoinError>() {
+            join_hint(refusal)
+        } else if let Some(InvalidToken::Expired { .. } | InvalidToken::FromTheFuture { .. }) =
+            link.downcast_ref::<InvalidToken>()
+        {
+            Some("check the clock of this machine; `juju machine token N` makes a new token".to_owned())
         } else if let Some(refusal) = link.downcast_ref::<KeeperError>() {
             keeper_hint(refusal)
+        } else if let Some(refusal) = link.downcast_ref::<tree::Error>() {
+            tree_hint(refusal)
         } else {
-            link.downcast_ref::<tree::Error>().and_then(tree_hint)
+            node_hint(link)
         }
     })
 }
@@ -155,6 +203,22 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
              that it creates"
                 .to_owned(),
         ),
+        Refusal::OtherAuthority { path } => {
+            Some(format!("move {} away, or copy the file of the host that bootstrapped", path.display()))
+        }
+        Refusal::NoListenerCertificate { .. } => Some(
+            "copy that file from the host that bootstrapped, or listen on loopback and name --tls-listen, \
+             --tls-cert and --tls-key; --allow-plain-tcp serves plain text"
+                .to_owned(),
+        ),
+        Refusal::NoRequest { machine } => {
+            Some(format!("its agent requests one when it starts: `portcullis machine --id {machine}`"))
+        }
+        Refusal::NoIssuer { .. } => Some(
+            "start `portcullis up` or `portcullis controller` where ENV-authority.json is, or run this \
+             command there"
+                .to_owned(),
+        ),
         Refusal::NoHookTools { .. } => {
             Some("`cargo build --no-default-features --workspace` builds them beside this program".to_owned())
         }
@@ -163,6 +227,12 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
                  --force"
                 .to_owned(),
         ),
+        Refusal::AlreadyJoined { machine, .. } => {
+            Some(format!("`portcullis machine --id {machine} --leave` removes the machine from this host"))
+        }
+        Refusal::UntrustedTombstone { machine, .. } => {
+            Some(format!("`portcullis machine --id {machine} --leave` removes its units and leaves"))
+        }
         Refusal::NoController { .. } => Some(
             "start `portcullis controller`, then run this again; destroy-environment takes --leave-instances"
                 .to_owned(),
@@ -177,8 +247,20 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
         }
         #[cfg(not(feature = "ec2"))]
         Refusal::NoEc2 => Some("build without --no-default-features to include EC2".to_owned()),
+        #[cfg(not(feature = "fleet"))]
+        Refusal::NoFleet => Some("build with --features fleet to include D-Bus".to_owned()),
+        #[cfg(feature = "fleet")]
+        Refusal::SystemdJob { unit, node, .. } => {
+            Some(format!("`juju node status {node} {unit}` shows its state"))
+        }
+        #[cfg(feature = "fleet")]
+        Refusal::NoSystemdUnit { node, .. } => Some(format!("`juju node units {node}` lists loaded units")),
         Refusal::NoMetadata { .. }
         | Refusal::GarbledMachineFile { .. }
+        | Refusal::GarbledAuthority { .. }
+        | Refusal::NoCertificate { .. }
+        | Refusal::Left { .. }
+        | Refusal::OtherStoreThanToken { .. }
         | Refusal::Unreadable { .. }
         | Refusal::NoPolicy { .. }
         | Refusal::NoEc2Settings { .. }
@@ -220,11 +302,24 @@ fn problem_words(problem: Option<&str>) -> String {
 fn store_hint(refusal: &store::Error) -> Option<String> {
     match refusal {
         store::Error::MachineInUse(_) => Some("remove its units first, with `juju remove-unit`".to_owned()),
+        store::Error::AgentDown(machine) => Some(format!(
+            "start its agent, or run `juju terminate-machine --force {machine}`; an agent that returns then \
+             removes its units and leaves"
+        )),
         store::Error::OtherEnvironment { found, .. } => {
             Some(format!("the store contains environment '{found}': select it with -e {found}"))
         }
         store::Error::Tree(inner) => tree_hint(inner),
         _ => None,
+    }
+}
+
+fn join_hint(refusal: &JoinError) -> Option<String> {
+    match refusal {
+        JoinError::Unknown(machine) | JoinError::Used(machine) | JoinError::Expired(machine) => {
+            Some(format!("`juju machine token {machine}` makes a new one"))
+        }
+        JoinError::Store(error) => store_hint(error),
     }
 }
 
@@ -238,6 +333,39 @@ fn keeper_hint(refusal: &KeeperError) -> Option<String> {
         }
         _ => None,
     }
+}
+
+#[cfg(not(feature = "fleet"))]
+fn node_hint(_: &(dyn std::error::Error + 'static)) -> Option<String> {
+    None
+}
+
+/// The hint after an error of a manager, an agent or systemd on a node.
+#[cfg(feature = "fleet")]
+fn node_hint(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+    use crate::fleet::client::ClientError;
+    use crate::fleet::dbus::errors::{JOB_QUEUED, NO_SUCH_NODE, NO_SUCH_UNIT, OFFLINE, UNIT_MASKED};
+    let hint = match error.downcast_ref::<ClientError>()? {
+        ClientError::Bus { .. } => "--bus takes system, user or a D-Bus address such as unix:path=/run/bus",
+        ClientError::NoManager => "start `portcullis manager`, or select another bus with --bus",
+        ClientError::NoSuchNode(_) => "`juju node list` lists the nodes",
+        ClientError::Denied => "run the command as root, or as a member of the manager's --bus-group",
+        ClientError::ManagerLost => {
+            "the work on the node may have been done; `juju node status` shows the state of a systemd unit"
+        }
+        ClientError::NoReply { .. } => "`juju node list` shows which nodes are online",
+        ClientError::JobGoesOn { .. } => "wait longer with --timeout, or follow it with `juju node monitor`",
+        ClientError::Call(error) => match error.name.as_str() {
+            NO_SUCH_NODE => "`juju node list` lists the nodes",
+            OFFLINE => "`juju node list` shows which nodes are online, and when each was last seen",
+            NO_SUCH_UNIT => "`juju node units` lists the units that systemd has loaded",
+            UNIT_MASKED => "`systemctl unmask` on the node makes it available again",
+            JOB_QUEUED => "wait for that job, or replace it with --mode replace",
+            _ => return None,
+        },
+        _ => return None,
+    };
+    Some(hint.to_owned())
 }
 
 fn tree_hint(refusal: &tree::Error) -> Option<String> {

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
-pub(super) use crate::runtime::atomic_file::{Privacy, build_aside, create_new, replace};
+pub(super) use crate::runtime::atomic_file::{Privacy, build_aside, create_new, remove_unfinished, replace};
 
 /// Writes output to the path that an operator named: a file is replaced atomically, also behind a
 /// link; a device or a pipe is written to.
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn output_goes_through_links_and_into_devices() {
+    fn output_follows_links_and_writes_to_devices() {
         let dir = tempfile::tempdir().unwrap();
         let (file, link, null) = (dir.path().join("f"), dir.path().join("l"), dir.path().join("null"));
         write_output(&file, b"one").unwrap();

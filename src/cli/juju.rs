@@ -14,6 +14,9 @@ mod firewall_log;
 mod heartbeat;
 pub(super) mod hook_env;
 mod idempotency_notes;
+mod machine;
+mod node;
+mod operator;
 mod remove_unit;
 mod resolved;
 pub(super) mod status;
@@ -118,10 +121,20 @@ Examples:
   juju -e prod adopt-groups")]
     AdoptGroups(adopt_groups::Args),
     /// Add a machine
-    #[command(after_help = "Examples:\n  juju add-machine\n  juju add-machine --instance-id i-0abc")]
+    #[command(after_help = "\
+Examples:
+  juju add-machine
+  juju add-machine --name web1 --address 192.0.2.7
+  juju add-machine --instance-id i-0abc")]
     AddMachine(add_machine::Args),
     /// Terminate machines that have no units
-    #[command(after_help = "Examples:\n  juju terminate-machine 1 2")]
+    #[command(after_help = "\
+The agent of a terminated machine removes what is left of its units and its firewall table, and ends. A \
+machine whose agent is down is refused without --force: its agent can do that only when it returns.
+
+Examples:
+  juju terminate-machine 1 2
+  juju terminate-machine --force 3")]
     TerminateMachine(terminate_machine::Args),
     /// Let agents continue with a store that was restored from a backup
     #[command(after_help = "\
@@ -162,8 +175,29 @@ Examples:
   juju heartbeat release             confirm a mass outage")]
     Heartbeat(heartbeat::Args),
     /// Manage machines
-    #[command(after_help = "Examples:\n  juju machine maintenance 3 --for 2h")]
-    Machine(heartbeat::MachineArgs),
+    #[command(after_help = "\
+Examples:
+  juju machine maintenance 3 --for 2h
+  juju machine renew 3")]
+    Machine(machine::Args),
+    /// Control systemd on the machines
+    #[command(after_help = "\
+Examples:
+  juju node list
+  juju node units web1 --filter 'nginx*'
+  juju node restart web1 nginx.service
+  juju node monitor '*' nginx.service")]
+    Node(node::Args),
+    /// Manage the operators of the environment
+    #[command(after_help = "\
+Every operator has credentials of its own, and `juju firewall log` shows which operator exposed or unexposed \
+a service.
+
+Examples:
+  juju operator add alice
+  juju operator list
+  juju operator remove alice")]
+    Operator(operator::Args),
     /// Print the environment variables of a unit's hooks
     #[command(after_help = "\
 Examples:
@@ -243,8 +277,9 @@ async fn run(juju: &Juju) -> anyhow::Result<ExitCode> {
 }
 
 async fn in_time(globals: &Globals, command: &Command) -> anyhow::Result<ExitCode> {
-    // These commands wait for a controller and have limits of their own.
-    let waits = matches!(command, Command::DestroyEnvironment(_) | Command::AdoptGroups(_));
+    // These commands wait for a controller or a manager and have limits of their own.
+    let waits =
+        matches!(command, Command::DestroyEnvironment(_) | Command::AdoptGroups(_) | Command::Node(_));
     if waits || matches!(command, Command::Status(args) if args.is_endless()) {
         return talk(globals, command).await;
     }
@@ -273,6 +308,9 @@ async fn talk(globals: &Globals, command: &Command) -> anyhow::Result<ExitCode> 
     if let Command::Firewall(args) = command {
         return firewall::run(globals, args).await;
     }
+    if let Command::Node(args) = command {
+        return node::run(args).await;
+    }
     let done = match command {
         Command::Bootstrap(args) => bootstrap::run(globals, args).await,
         Command::Deploy(args) => deploy::run(globals, args).await,
@@ -287,11 +325,12 @@ async fn talk(globals: &Globals, command: &Command) -> anyhow::Result<ExitCode> 
         Command::Expose(args) => expose::run(globals, args).await,
         Command::Unexpose(args) => unexpose::run(globals, args).await,
         Command::Heartbeat(args) => heartbeat::run(globals, args).await,
-        Command::Machine(args) => heartbeat::run_machine(globals, args).await,
+        Command::Machine(args) => machine::run(globals, args).await,
+        Command::Operator(args) => operator::run(globals, args).await,
         Command::Resolved(args) => resolved::run(globals, args).await,
         Command::HookEnv(args) => hook_env::run(globals, args).await,
         Command::Status(args) => status::run(globals, args).await,
-        Command::Firewall(_) | Command::Completions(_) | Command::Man(_) => Ok(()),
+        Command::Firewall(_) | Command::Node(_) | Command::Completions(_) | Command::Man(_) => Ok(()),
     };
     done.map(|()| ExitCode::SUCCESS)
 }

@@ -1,13 +1,19 @@
 //! The daemon `portcullis`: its command line, and which file runs each role.
 
+mod agent;
 mod checkpoint_file;
 mod controller;
 mod demo;
 mod heartbeat;
 mod install;
+mod issuer;
+mod join;
 mod keeper;
+mod leave;
+mod listener_certificate;
 pub(super) mod machine;
 pub(super) mod machine_file;
+mod manager;
 mod run_hook;
 pub(super) mod up;
 
@@ -72,7 +78,7 @@ Prints `listening on HOST:PORT` when it is ready. Any ZooKeeper client can conne
 PORTCULLIS_SUPER_DIGEST=USER:BASE64-OF-SHA1 sets an identity to which access lists do not apply.
 
 Examples:
-  portcullis keeper --data-dir /var/lib/portcullis --listen 0.0.0.0:2181")]
+  portcullis keeper -e prod --data-dir /var/lib/portcullis --listen 0.0.0.0:2181")]
     Keeper(keeper::Args),
     /// Run the firewall controller of an environment
     #[command(after_help = "\
@@ -102,7 +108,7 @@ token. PORTCULLIS_WEBHOOK_SECRET signs webhook requests.
 
 Examples:
   portcullis heartbeat
-  portcullis --log-level info heartbeat -e prod --listen 10.0.0.5:28500 --open")]
+  portcullis --log-level info heartbeat -e prod --listen 10.0.0.5:28500 --open --allow-plain-tcp")]
     Heartbeat(heartbeat::Args),
     /// Run the agent of this machine
     #[command(after_help = "\
@@ -116,15 +122,61 @@ connections, in an nftables table of its own; ssh, the store's ports and those o
 Examples:
   portcullis machine --id 0
   portcullis machine --id 3 -e prod --firewall nftables --protect 51820/udp
-  portcullis machine --id 3 -e prod --firewall nftables-accept-only     try before enforcing")]
+  portcullis machine --id 3 -e prod --firewall nftables-accept-only     try before enforcing
+  portcullis machine --id 3 -e prod --leave     remove everything of machine 3 from this host")]
     Machine(machine::Args),
+    /// Run the manager of a fleet
+    #[command(after_help = "\
+Prints `listening on HOST:PORT` when it accepts agents. Serves systemd of all nodes under one D-Bus API, \
+with the name org.containers.hirte, on the bus and to operators. The file is INI:
+  [hirte]
+  ManagerPort=842
+  AllowedNodeNames=n1,n2
+  [node n3]
+  Certificate=/etc/portcullis/n3.pem
+
+Plain TCP is accepted from loopback addresses only, unless --allow-plain-tcp is given. SIGTERM ends all jobs \
+with the result 'cancelled'.
+
+Examples:
+  portcullis manager --config /etc/hirte/hirte.conf
+  portcullis manager --config hirte.conf --bus user --listen 127.0.0.1:0")]
+    Manager(manager::Args),
+    /// Run the agent of a node of a fleet
+    #[command(after_help = "\
+Connects to a manager, and gives it control of systemd on this machine. When the connection is lost, the \
+agent connects again; nothing that runs is changed. The file is INI:
+  [hirte-agent]
+  NodeName=n1
+  ManagerHost=192.0.2.1
+  ManagerPort=842
+
+Examples:
+  portcullis agent --name n1 --manager 192.0.2.1:842 --tls-cert n1.pem --tls-key n1.key \\
+    --ca-file ca.pem
+  portcullis agent --name n1 --manager 127.0.0.1:842 --bus user
+  portcullis agent --config /etc/hirte/agent.conf")]
+    Agent(agent::Args),
+    /// Make this host a machine of an environment
+    #[command(after_help = "\
+`juju add-machine` and `juju machine token` print the token. It is valid once, and for one hour. The private \
+key of the machine is created here and does not leave this host. With --service, the machine file is below \
+/etc/portcullis, and the agent runs as a systemd service; otherwise the file is below \
+$XDG_CONFIG_HOME/portcullis (default: ~/.config/portcullis).
+
+Examples:
+  portcullis join pj1.eyJlbnZpcm9ubWVudCI6InByb2QifQ.0a1b2c3d
+  portcullis join --service -     read the token from stdin")]
+    Join(join::Args),
     /// Write systemd unit files
     #[command(after_help = "\
 The installed services read credentials below /etc/portcullis and keep data below /var/lib/portcullis.
 
 Examples:
   portcullis install up
-  portcullis install -e prod machine")]
+  portcullis install -e prod machine
+  portcullis install manager --bus-group fleet
+  portcullis install agent --user")]
     Install(install::Args),
     /// Run one hook for the unit agent
     #[command(hide = true)]
@@ -179,6 +231,9 @@ async fn run(portcullis: &Portcullis) -> anyhow::Result<()> {
         Command::Controller(args) => controller::run(args).await,
         Command::Heartbeat(args) => heartbeat::run(args).await,
         Command::Machine(args) => machine::run(args).await,
+        Command::Manager(args) => manager::run(args).await,
+        Command::Agent(args) => agent::run(args).await,
+        Command::Join(args) => join::run(args).await,
         Command::Install(args) => install::run(args),
         Command::Demo(args) => demo::run(args).await,
         Command::Completions(args) => completions::run(Portcullis::command(), args),

@@ -125,7 +125,7 @@ mod tests {
 
     /// One request opens both rules and would be refused, so no rule is closed for it.
     #[test]
-    fn no_family_makes_room_while_the_other_has_none() {
+    fn no_rule_is_closed_while_the_other_family_has_no_capacity() {
         let tcp = |from, to| PortRange::new(from, to, Protocol::Tcp).unwrap();
         let (old, new) = (tcp(80, 82), tcp(81, 81));
         let owned = BTreeSet::from([Rule::new(old, Cidr::WORLD_V4)]);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_is_left_out_for_each_family() {
+    fn rules_above_the_capacity_are_omitted_for_each_family() {
         let rule = |port, source| Rule::new(PortRange::single(port, Protocol::Tcp).unwrap(), source);
         let (v4, v6) = (Cidr::WORLD_V4, Cidr::WORLD_V6);
         let owned = BTreeSet::from([rule(1, v4), rule(2, v4), rule(1, v6)]);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_room_of_a_family_is_its_own() {
+    fn families_have_separate_capacities() {
         let everything = WirePorts { proto: "-1", from: None, to: None };
         let v6 = Foreign::from_wire(everything, Cidr::WORLD_V6);
         let of_a_group = Foreign { text: "sg-1".to_owned(), exact: None, covers: Vec::new() };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use portcullis_provider::memory::{CallName, Failure, Fault, Settings};
+use portcullis_provider::memory::{CallName, Failure, Fault, MemorySettings};
 use portcullis_provider::provider::MachineNumber;
 use portcullis_provider::rule::{Cidr, Rule};
 use portcullis_provider::{Error as ProviderError, Memory, Subject};
@@ -11,14 +11,14 @@ use super::*;
 use crate::firewall::change_log::{ChangeLog, Entry};
 use crate::machine::number;
 use crate::model::ports::parse_argument;
-use crate::model::{EnvironmentName, ServiceId, ServiceName, UnitId, UnitName};
+use crate::model::{ServiceId, ServiceName, UnitId, UnitName};
 use crate::runtime::confirm::CONFIRM_AFTER;
 use crate::store::changes::Key;
 use crate::store::lease::LeaseKey;
 use crate::store::paths::{self, NodePath};
 use crate::store::records::Placement;
 use crate::store::tree::{Event, Write};
-use crate::store::{Bootstrap, Credential, Deploy, Environment, MemoryStore, MemoryTree, UnitPorts};
+use crate::store::{Deploy, Environment, MemoryStore, MemoryTree, UnitPorts};
 
 struct World {
     operator: Environment<MemoryTree>,
@@ -35,17 +35,8 @@ fn everything() -> Dirty {
 
 impl World {
     async fn new() -> World {
-        let store = MemoryStore::default();
-        let operator = Credential::generate("operator").unwrap();
-        let controller = Credential::generate("controller").unwrap();
-        let wanted = Bootstrap {
-            environment: "test".parse::<EnvironmentName>().unwrap(),
-            placement: Placement::Unassigned,
-            operator: operator.identity(),
-            controller: controller.identity(),
-        };
-        let environment = Environment::bootstrap(store.connect(Some(&operator)), &wanted).await.unwrap();
-        let provider = Memory::new(Settings::default());
+        let (store, environment, controller) = MemoryStore::bootstrapped(Placement::Unassigned).await;
+        let provider = Memory::new(MemorySettings::default());
         let roles = environment.info().roles.clone();
         let tree = store.connect(Some(&controller));
         let lease =

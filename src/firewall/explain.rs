@@ -156,7 +156,7 @@ impl fmt::Display for Line {
 }
 
 /// Escapes text from znodes and providers, which must not control a terminal.
-pub(super) fn escape_control(text: &str) -> String {
+pub fn escape_control(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 

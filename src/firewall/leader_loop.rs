@@ -13,7 +13,8 @@ use tracing::{debug, info, warn};
 use super::controller::{FirewallController, Pass};
 use crate::machine::provisioning::{Provisioning, ProvisioningUpdate, Wake};
 use crate::mutant;
-use crate::runtime::reconcile::{Due, Ended, Passed, Reconciler, STORE_PAUSE, Schedule, run_passes};
+use crate::runtime::reconcile::{Due, Ended, Leased, Passed, Reconciler, STORE_PAUSE, Schedule};
+use crate::runtime::reconcile::{run_leased, run_passes};
 use crate::store::Error;
 use crate::store::acl::Roles;
 use crate::store::changes::{Changes, Dirty};
@@ -65,7 +66,7 @@ pub async fn run<T: Tree, F: Firewall>(
 ///
 /// # Errors
 /// As for [`run`].
-pub async fn run_provisioning<T: Tree, F: Firewall, P: Provisioning>(
+pub async fn run_provisioning<T: Tree, F: Firewall, P: Provisioning + Send>(
     controller: &mut FirewallController<T, F>,
     mut provisioner: Option<&mut P>,
     tree: &T,
@@ -79,44 +80,63 @@ pub async fn run_provisioning<T: Tree, F: Firewall, P: Provisioning>(
         provisioner.count_failures(Box::new(move |kind| metrics.not_provisioned(kind)));
     }
     let token = Lease::token()?;
-    loop {
-        let acquired = tokio::select! {
+    run_leased(&mut Leading { controller, provisioner, tree, roles, resync, progress, token }, &mut stop)
+        .await
+}
+
+struct Leading<'a, T: Tree, F, P> {
+    controller: &'a mut FirewallController<T, F>,
+    provisioner: Option<&'a mut P>,
+    tree: &'a T,
+    roles: &'a Roles,
+    resync: Duration,
+    progress: &'a watch::Sender<Progress>,
+    token: String,
+}
+
+impl<T: Tree, F: Firewall, P: Provisioning + Send> Leased for Leading<'_, T, F, P> {
+    type Lease = Lease;
+    type Error = Error;
+
+    async fn acquire(&mut self, stop: &mut watch::Receiver<bool>) -> Result<Option<Lease>, Error> {
+        let Self { controller, tree, roles, progress, token, .. } = self;
+        tokio::select! {
             biased;
-            _ = stop.wait_for(|stop| *stop) => return Ok(()),
-            result = async {
+            _ = stop.wait_for(|stop| *stop) => Ok(None),
+            acquired = async {
                 tree.sync().await?;
                 progress.send_modify(|progress| progress.store_lost = false);
-                Lease::acquire(tree, &LeaseKey::firewall(), &roles.controllers(), &token).await
-            } => result,
+                Lease::acquire(*tree, &LeaseKey::firewall(), &roles.controllers(), token).await
+            } => acquired.map(Some),
             // Failures of the store are ignored here, because `Lease::acquire` reports them.
             never = async {
                 loop {
-                    let error = controller.follow_checkpoints(tree).await;
+                    let error = controller.follow_checkpoints(*tree).await;
                     debug!(%error, "cannot follow the checkpoints of the leader");
                     tokio::time::sleep(STORE_PAUSE).await;
                 }
             } => never,
-        };
-        let ended = match acquired {
-            Ok(lease) => {
-                info!("leading");
-                progress.send_modify(Progress::became_leader);
-                let provisioner = provisioner.as_deref_mut();
-                run_as_leader(controller, provisioner, tree, lease, resync, progress, &mut stop).await
-            }
-            Err(err) => Err(err),
-        };
-        progress.send_modify(|progress| progress.leading = false);
-        match ended {
-            Ok(Ended::Stopped) => return Ok(()),
-            Ok(Ended::Replaced) => warn!("no longer leading"),
-            Err(err) if err.is_transient() && !mutant!(ExitsOnStoreOutage) => {
-                warn!(error = %err, "store lost");
-                progress.send_modify(Progress::store_failed);
-                tokio::time::sleep(STORE_PAUSE).await;
-            }
-            Err(err) => return Err(err),
         }
+    }
+
+    async fn hold(&mut self, lease: Lease, stop: &mut watch::Receiver<bool>) -> Result<Ended, Error> {
+        info!("leading");
+        self.progress.send_modify(Progress::became_leader);
+        let Self { controller, provisioner, tree, resync, progress, .. } = self;
+        let provisioner = provisioner.as_deref_mut();
+        run_as_leader(*controller, provisioner, *tree, lease, *resync, progress, stop).await
+    }
+
+    fn released(&mut self) {
+        self.progress.send_modify(|progress| progress.leading = false);
+    }
+
+    fn store_lost(&mut self) {
+        self.progress.send_modify(Progress::store_failed);
+    }
+
+    fn is_transient(error: &Error) -> bool {
+        error.is_transient() && !mutant!(ExitsOnStoreOutage)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use portcullis_provider::memory::Settings;
+use portcullis_provider::memory::MemorySettings;
 use portcullis_provider::provider::{MachineNumber, Seen};
 use portcullis_provider::rule::Change;
 use portcullis_provider::{Applied, Error as ProviderError, Memory};
@@ -15,7 +15,7 @@ use crate::machine::number;
 use crate::model::ports::parse_argument;
 use crate::model::{MachineId, UnitId};
 use crate::store::records::Placement;
-use crate::store::{Bootstrap, Credential, Deploy, Environment, MemoryStore, UnitPorts};
+use crate::store::{Deploy, MemoryStore, UnitPorts};
 
 /// The duration of each change; shorter than a lease, so that no pass is cut short.
 pub(in crate::firewall) const CHANGE: Duration = Duration::from_secs(2);
@@ -53,16 +53,8 @@ pub(in crate::firewall) fn took(metrics: &Metrics) -> (u32, u32) {
 
 #[tokio::test(start_paused = true)]
 async fn the_time_of_a_change_includes_the_pass_before_it() {
-    let store = MemoryStore::default();
-    let [operator, controller] = ["operator", "controller"].map(|user| Credential::generate(user).unwrap());
-    let wanted = Bootstrap {
-        environment: "test".parse().unwrap(),
-        placement: Placement::Unassigned,
-        operator: operator.identity(),
-        controller: controller.identity(),
-    };
-    let operator = Environment::bootstrap(store.connect(Some(&operator)), &wanted).await.unwrap();
-    let provider = Memory::new(Settings::default());
+    let (store, operator, controller) = MemoryStore::bootstrapped(Placement::Unassigned).await;
+    let provider = Memory::new(MemorySettings::default());
     for name in ["a", "b"] {
         let machine = operator.add_machine(Some(format!("i-{name}").parse().unwrap())).await.unwrap();
         provider.add_group(number(machine));
@@ -131,16 +123,8 @@ impl Firewall for Latent {
 /// Opens and closes one port on each of 20 machines and returns how many passes the close took.
 async fn passes_until_closed(latency: Duration, resync: Duration) -> u64 {
     const MACHINES: usize = 20;
-    let store = MemoryStore::default();
-    let [operator, controller] = ["operator", "controller"].map(|user| Credential::generate(user).unwrap());
-    let wanted = Bootstrap {
-        environment: "test".parse().unwrap(),
-        placement: Placement::Unassigned,
-        operator: operator.identity(),
-        controller: controller.identity(),
-    };
-    let operator = Environment::bootstrap(store.connect(Some(&operator)), &wanted).await.unwrap();
-    let provider = Memory::new(Settings::default());
+    let (store, operator, controller) = MemoryStore::bootstrapped(Placement::Unassigned).await;
+    let provider = Memory::new(MemorySettings::default());
     let mut machines = Vec::new();
     for n in 0..MACHINES {
         let machine = operator.add_machine(Some(format!("i-{n}").parse().unwrap())).await.unwrap();

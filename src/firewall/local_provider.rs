@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use portcullis_provider::memory::{Memory, Settings};
+use portcullis_provider::memory::{Memory, MemorySettings};
 use portcullis_provider::provider::{MachineNumber, Seen};
 use portcullis_provider::rule::Change;
 use portcullis_provider::{Applied, DryRun, Error, Firewall, Nftables};
@@ -82,7 +82,7 @@ pub struct ReadIfPermitted<F> {
 
 impl<F> ReadIfPermitted<F> {
     fn new(inner: F) -> Self {
-        Self { inner, no_rules: ScratchProvider::new(Memory::new(Settings::default())) }
+        Self { inner, no_rules: ScratchProvider::new(Memory::new(MemorySettings::default())) }
     }
 }
 
@@ -126,7 +126,7 @@ mod tests {
 
     #[tokio::test]
     async fn every_read_is_attempted_again() {
-        let (machine, memory) = (MachineNumber::new(0), Memory::new(Settings::default()));
+        let (machine, memory) = (MachineNumber::new(0), Memory::new(MemorySettings::default()));
         let rule = Rule::new(PortRange::single(80, Protocol::Tcp).unwrap(), Cidr::WORLD_V4);
         memory.add_group(machine);
         memory.tamper(machine, |rules| _ = rules.owned.insert(rule));

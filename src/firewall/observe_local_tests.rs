@@ -1,7 +1,7 @@
 //! Tests of a machine that manages its own firewall, with the in-memory store and provider and with
 //! only the machine's own rights.
 
-use portcullis_provider::memory::Settings;
+use portcullis_provider::memory::MemorySettings;
 use portcullis_provider::provider::MachineNumber;
 use portcullis_provider::rule::Cidr;
 use portcullis_provider::{Firewall, Memory};
@@ -20,7 +20,7 @@ use crate::model::ports::parse_argument;
 use crate::store::lease::{Lease, LeaseKey};
 use crate::store::records::Placement;
 use crate::store::tree::{Event, Write};
-use crate::store::{Bootstrap, Credential, Deploy, Environment, MemoryStore, MemoryTree, UnitPorts};
+use crate::store::{Deploy, Environment, MemoryStore, MemoryTree, UnitPorts};
 
 const HERE: MachineId = MachineId::new(0);
 
@@ -35,16 +35,7 @@ struct World {
 impl World {
     /// Two services with one unit each on the same machine.
     async fn new() -> Self {
-        let store = MemoryStore::default();
-        let [operator, controller] =
-            ["operator", "controller"].map(|user| Credential::generate(user).unwrap());
-        let wanted = Bootstrap {
-            environment: "test".parse().unwrap(),
-            placement: Placement::Local,
-            operator: operator.identity(),
-            controller: controller.identity(),
-        };
-        let environment = Environment::bootstrap(store.connect(Some(&operator)), &wanted).await.unwrap();
+        let (store, environment, controller) = MemoryStore::bootstrapped(Placement::Local).await;
         for name in ["web", "sql"] {
             let deploy = Deploy {
                 service: name.parse().unwrap(),
@@ -56,7 +47,7 @@ impl World {
             environment.deploy(&deploy).await.unwrap();
         }
         let credential = environment.machine_credential(HERE).await.unwrap();
-        let provider = Memory::new(Settings::default());
+        let provider = Memory::new(MemorySettings::default());
         provider.add_group(MachineNumber::new(0));
         World {
             operator: environment,
@@ -85,7 +76,8 @@ impl World {
 
     fn claim(&self, holder: &str) -> MachineClaim {
         let acl = self.operator.info().roles.machine_agent(&self.identity);
-        MachineClaim { machine: HERE, acl, holder: holder.to_owned(), resync: Duration::from_secs(60) }
+        let resync = Duration::from_secs(60);
+        MachineClaim { machine: HERE, acl, holder: holder.to_owned(), resync, host: None }
     }
 
     fn rules(&self) -> Vec<String> {
@@ -256,7 +248,7 @@ async fn a_controller_ignores_a_self_managed_machine_without_a_group() {
     let roles = world.operator.info().roles.clone();
     let acl = roles.controllers();
     let lease = Lease::acquire(&world.controller, &LeaseKey::firewall(), &acl, "c").await.unwrap();
-    let cloud = Memory::new(Settings::default());
+    let cloud = Memory::new(MemorySettings::default());
     let policy = Policy::with_own_ports([]);
     let mut controller =
         FirewallController::new(world.controller.clone(), cloud.clone(), policy, roles.clone(), || 0);

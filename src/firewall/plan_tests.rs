@@ -40,7 +40,7 @@ fn asking(ports: &[(u16, u16)], frozen: bool) -> Wanted {
 }
 
 #[test]
-fn a_frozen_unit_keeps_what_it_had_and_gets_nothing_new() {
+fn a_frozen_unit_keeps_its_open_ports_and_gets_no_others() {
     let last =
         LastGranted::from([(unit(0), set(&[(80, 80), (81, 81)])), (unit(1), set(&[(443, 443), (444, 444)]))]);
     let owned = rules(&[(80, 80), (81, 81), (443, 443)]);
@@ -52,7 +52,7 @@ fn a_frozen_unit_keeps_what_it_had_and_gets_nothing_new() {
 }
 
 #[test]
-fn what_was_opened_just_before_the_memory_of_it_was_lost_stays() {
+fn a_port_opened_before_the_report_was_lost_stays_open() {
     let last = LastGranted::from([(unit(0), set(&[(80, 80)])), (unit(1), set(&[(443, 443)]))]);
     let owned = rules(&[(80, 80), (443, 443), (444, 444)]);
     let plan = plan_machine(&asking(&[], true), &owned, &BTreeSet::new(), &last, &usual(), capacity(50));
@@ -60,7 +60,7 @@ fn what_was_opened_just_before_the_memory_of_it_was_lost_stays() {
 }
 
 #[test]
-fn without_a_memory_of_a_frozen_unit_nothing_is_closed() {
+fn without_a_report_about_a_frozen_unit_no_port_is_closed() {
     let owned = rules(&[(80, 80), (443, 443)]);
     let plan = plan_machine(
         &asking(&[(8080, 8080)], true),
@@ -74,7 +74,7 @@ fn without_a_memory_of_a_frozen_unit_nothing_is_closed() {
 }
 
 #[test]
-fn what_policy_forbids_is_closed_whoever_cannot_be_read() {
+fn forbidden_ports_are_closed_although_a_unit_is_unreadable() {
     let strict =
         Policy::parse("forbidden-ports: [440-443]\nforbidden-sources: ['2001:db8::/32']", []).unwrap();
     let inside = Rule::new(rule(80, 80).ports, "2001:db8:1::/48".parse().unwrap());
@@ -90,7 +90,7 @@ fn what_policy_forbids_is_closed_whoever_cannot_be_read() {
 }
 
 #[test]
-fn adjacent_ports_are_joined_first_and_what_they_replace_is_closed_next() {
+fn adjacent_ports_are_joined_before_replaced_rules_are_closed() {
     let plan = |owned: &BTreeSet<Rule>, rules: usize| {
         let wanted = asking(&[(80, 80), (81, 81), (82, 82)], false);
         plan_machine(&wanted, owned, &BTreeSet::new(), &LastGranted::new(), &usual(), capacity(rules))
@@ -109,7 +109,7 @@ fn adjacent_ports_are_joined_first_and_what_they_replace_is_closed_next() {
 }
 
 #[test]
-fn half_of_the_room_is_joined_before_it_is_full() {
+fn ports_are_joined_when_half_of_the_capacity_is_used() {
     // Pairs that an older version left, and one new port.
     let owned = rules(&[(10, 10), (11, 11), (20, 20), (21, 21), (30, 30)]);
     let asked = [(10, 11), (20, 21), (30, 30), (40, 40)];
@@ -148,7 +148,7 @@ fn refused_rules_are_left_out_and_the_rest_is_sent() {
 
 /// A close that must come first is not sent while its replacement is refused.
 #[test]
-fn nothing_makes_room_for_what_is_withheld() {
+fn no_rule_is_closed_to_fit_a_withheld_rule() {
     let full = rules(&[(10, 12), (80, 80)]);
     let wanted = asking(&[(11, 11), (80, 80)], false);
     let holds = Holds { open: Hold { all: true, ..Hold::default() }, close: Hold::default() };
@@ -158,7 +158,7 @@ fn nothing_makes_room_for_what_is_withheld() {
 }
 
 #[test]
-fn a_close_that_only_respells_waits_for_its_open() {
+fn a_replaced_rule_is_closed_after_its_replacement_is_open() {
     let wanted = asking(&[(80, 80)], false);
     let owned = rules(&[(80, 81), (443, 443)]);
     let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), capacity(50));
@@ -172,7 +172,7 @@ fn a_close_that_only_respells_waits_for_its_open() {
 /// One transaction closes the range and opens its wanted part again; a firewall that merges rules
 /// would ignore an open that is already covered.
 #[test]
-fn what_is_changed_at_once_is_not_spelled_anew_in_two_steps() {
+fn an_atomic_provider_replaces_rules_in_one_step() {
     let (wanted, owned) = (asking(&[(80, 80)], false), rules(&[(80, 81)]));
     let at_once = Capacity::new(None, &[], true);
     let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), at_once);
@@ -181,7 +181,7 @@ fn what_is_changed_at_once_is_not_spelled_anew_in_two_steps() {
 }
 
 #[test]
-fn in_a_full_group_the_narrowest_makes_room() {
+fn a_full_group_closes_only_rules_that_free_enough_slots() {
     let plan = |asked: &[(u16, u16)], owned: &BTreeSet<Rule>| {
         let last = LastGranted::new();
         plan_machine(&asking(asked, false), owned, &BTreeSet::new(), &last, &usual(), capacity(4))
@@ -208,7 +208,7 @@ fn in_a_full_group_the_narrowest_makes_room() {
 }
 
 #[test]
-fn who_has_what_it_should_changes_nothing_however_little_room_is_left() {
+fn a_converged_group_is_unchanged_at_any_capacity() {
     let owned = rules(&[(80, 80), (81, 81), (82, 82)]);
     let wanted = asking(&[(80, 82)], false);
     let plan = plan_machine(&wanted, &owned, &BTreeSet::new(), &LastGranted::new(), &usual(), capacity(2));
@@ -216,7 +216,7 @@ fn who_has_what_it_should_changes_nothing_however_little_room_is_left() {
 }
 
 #[test]
-fn what_somebody_else_keeps_open_need_not_be_respelled_first() {
+fn a_rule_covered_by_a_foreign_rule_is_replaced_directly() {
     let owned = rules(&[(80, 82)]);
     let plan = plan_machine(
         &asking(&[(81, 81)], false),
@@ -230,7 +230,7 @@ fn what_somebody_else_keeps_open_need_not_be_respelled_first() {
 }
 
 #[test]
-fn closing_most_of_everything_asks_for_a_second_look() {
+fn closing_most_rules_needs_a_second_read() {
     let owned = |count: u16| -> BTreeSet<Rule> { (1..=count).map(|n| rule(2 * n, 2 * n)).collect() };
     let shut = |owned: &BTreeSet<Rule>, closing: usize| MachinePlan {
         change: Change { open: BTreeSet::new(), close: owned.iter().take(closing).copied().collect() },
@@ -262,7 +262,7 @@ proptest! {
     /// opened that no unit requested, and no foreign rule is closed. A rule whose ports are all
     /// wanted is never closed to free a slot.
     #[test]
-    fn plans_end_in_what_is_wanted_and_then_are_silent(
+    fn applied_plans_reach_the_wanted_rules_and_then_are_empty(
         asked in any_ranges(), there in any_ranges(), frozen in any::<bool>(), had in any_ranges(),
         max in 1usize..20,
     ) {

@@ -11,7 +11,7 @@ use super::report::Report;
 use crate::model::MachineId;
 use crate::mutant;
 use crate::store::acl::{Acl, Roles};
-use crate::store::firewall_reports::{Content, Place, Update};
+use crate::store::firewall_reports::{Content, ReportLocation, Update};
 use crate::store::lease::Lease;
 use crate::store::tree::{self, Tree};
 
@@ -21,7 +21,7 @@ const MAX_UNWRITTEN: usize = 20;
 /// All reports in the tree, with their versions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReportStore {
-    place: Place,
+    place: ReportLocation,
     known: BTreeMap<MachineId, (Report, i32)>,
     /// Machines that were removed while there was no leader: the next write removes their reports.
     orphans: BTreeSet<MachineId>,
@@ -36,7 +36,7 @@ impl ReportStore {
     /// For the controller of the environment.
     pub fn new(roles: Roles) -> Self {
         Self {
-            place: Place::Controller(roles),
+            place: ReportLocation::Controller(roles),
             known: BTreeMap::new(),
             orphans: BTreeSet::new(),
             unreadable: BTreeSet::new(),
@@ -47,7 +47,7 @@ impl ReportStore {
     /// For a machine that manages its own firewall.
     pub fn for_machine(acl: Acl) -> Self {
         Self {
-            place: Place::Machine(acl),
+            place: ReportLocation::Machine(acl),
             known: BTreeMap::new(),
             orphans: BTreeSet::new(),
             unreadable: BTreeSet::new(),

@@ -99,6 +99,7 @@ mod tests {
                 .insert(UnitId::new(n), StoredUnit { record: Ok(record), ports, state: None, agent: false });
             let record = records::Machine {
                 instance_id: Some(format!("i-{n}").parse().unwrap()),
+                name: None,
                 addresses: Vec::new(),
                 adopted: false,
                 rest: Map::new(),
@@ -106,7 +107,13 @@ mod tests {
             let firewall_reports = [Ok(Some(report(n, &["0.0.0.0/0", "::/0"]).to_bytes())), Ok(None)];
             snapshot.machines.insert(
                 MachineId::new(n),
-                StoredMachine { record: Ok(record), agent: Presence::Never, firewall_reports, problem: None },
+                StoredMachine {
+                    record: Ok(record),
+                    agent: Presence::Never,
+                    host: None,
+                    firewall_reports,
+                    problem: None,
+                },
             );
         }
         snapshot

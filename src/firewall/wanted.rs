@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_policy_forbids_is_held_back_once_and_the_rest_opens() {
+    fn forbidden_ports_are_held_back_once_and_others_open() {
         let policy = Policy::with_own_ports([]);
         let wanted = wanted(&requests(vec![asks(&[22, 80])]), &[Family::V4, Family::V6], &policy);
         assert_eq!(
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_units_ask_for_nothing() {
+    fn unreadable_units_request_no_ports() {
         let frozen = PortRequest::Frozen { reason: "garbage".into() };
         let wanted = wanted(&requests(vec![frozen, asks(&[80])]), V4, &Policy::with_own_ports([]));
         assert_eq!(wanted.frozen.get(&UnitId::new(0)).map(String::as_str), Some("garbage"));

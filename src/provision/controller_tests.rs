@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use portcullis_provider::memory::{CallName, Failure as Answer, Fault, Settings};
+use portcullis_provider::memory::{CallName, Failure as Answer, Fault, MemorySettings};
 use portcullis_provider::provider::{InstanceId, Launch, MachineNumber, UserData};
 use portcullis_provider::{Error, Memory, Subject};
 use tokio::task::JoinHandle;
@@ -13,14 +13,14 @@ use crate::firewall::leader_loop::{Progress, run_provisioning};
 use crate::firewall::metrics::Metrics;
 use crate::firewall::policy::Policy;
 use crate::firewall::report::Report;
+use crate::model::UnitName;
 use crate::model::ports::parse_argument;
-use crate::model::{EnvironmentName, UnitName};
 use crate::provision::plan::Step;
 use crate::store::lease::LeaseKey;
 use crate::store::paths::NodePath;
 use crate::store::records::Placement;
 use crate::store::tree::Write;
-use crate::store::{Bootstrap, Credential, Deploy, Environment, MemoryStore, MemoryTree, UnitPorts};
+use crate::store::{Credential, Deploy, Environment, MemoryStore, MemoryTree, UnitPorts};
 
 const RESYNC: Duration = Duration::from_secs(60);
 
@@ -45,17 +45,8 @@ impl Drop for World {
 }
 
 impl World {
-    async fn new(settings: Settings) -> World {
-        let store = MemoryStore::default();
-        let operator = Credential::generate("operator").unwrap();
-        let controller = Credential::generate("controller").unwrap();
-        let wanted = Bootstrap {
-            environment: "test".parse::<EnvironmentName>().unwrap(),
-            placement: Placement::Unassigned,
-            operator: operator.identity(),
-            controller: controller.identity(),
-        };
-        let operator = Environment::bootstrap(store.connect(Some(&operator)), &wanted).await.unwrap();
+    async fn new(settings: MemorySettings) -> World {
+        let (store, operator, controller) = MemoryStore::bootstrapped(Placement::Unassigned).await;
         let provider = Memory::new(settings);
         let stop = watch::Sender::new(false);
         let metrics = Metrics::default();
@@ -82,7 +73,7 @@ impl World {
         self.running.take().into_iter().for_each(|running| running.abort());
     }
 
-    async fn started(settings: Settings) -> World {
+    async fn started(settings: MemorySettings) -> World {
         let mut world = World::new(settings).await;
         world.start();
         world
@@ -142,7 +133,7 @@ async fn soon() {
 
 #[tokio::test(start_paused = true)]
 async fn a_machine_is_launched_recorded_and_gets_its_rules() {
-    let world = World::started(Settings::default()).await;
+    let world = World::started(MemorySettings::default()).await;
     let machine = world.operator.add_machine(None).await.unwrap();
     world.expose_on("a", machine).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -156,7 +147,7 @@ async fn a_machine_is_launched_recorded_and_gets_its_rules() {
 
 #[tokio::test(start_paused = true)]
 async fn a_converged_controller_only_reads_and_ignores_units() {
-    let world = World::started(Settings::default()).await;
+    let world = World::started(MemorySettings::default()).await;
     let machine = world.operator.add_machine(None).await.unwrap();
     soon().await;
     let (writes, lists) = (world.provider.writes(), world.provider.calls_of(CallName::List));
@@ -172,7 +163,7 @@ async fn a_converged_controller_only_reads_and_ignores_units() {
 
 #[tokio::test(start_paused = true)]
 async fn a_terminated_machine_loses_its_instance_and_then_its_group() {
-    let world = World::started(Settings { busy_calls: 12, ..Settings::default() }).await;
+    let world = World::started(MemorySettings { busy_calls: 12, ..MemorySettings::default() }).await;
     let machine = world.operator.add_machine(None).await.unwrap();
     soon().await;
     let instance = world.instance(machine).await.unwrap();
@@ -187,7 +178,7 @@ async fn a_terminated_machine_loses_its_instance_and_then_its_group() {
 
 #[tokio::test(start_paused = true)]
 async fn an_instance_is_kept_while_a_unit_names_a_machine_whose_record_is_missing() {
-    let world = World::started(Settings::default()).await;
+    let world = World::started(MemorySettings::default()).await;
     let machine = world.operator.add_machine(None).await.unwrap();
     world.operator.add_machine(None).await.unwrap();
     world.expose_on("a", machine).await;
@@ -207,7 +198,8 @@ async fn an_instance_is_kept_while_a_unit_names_a_machine_whose_record_is_missin
 #[tokio::test(start_paused = true)]
 async fn removal_closes_ports_and_terminates_independently() {
     for (refused, open, runs) in [(CallName::Terminate, 0, true), (CallName::RevokeAll, 2, false)] {
-        let mut world = World::started(Settings { busy_calls: u64::MAX / 2, ..Settings::default() }).await;
+        let mut world =
+            World::started(MemorySettings { busy_calls: u64::MAX / 2, ..MemorySettings::default() }).await;
         let machine = world.operator.add_machine(None).await.unwrap();
         world.operator.add_machine(None).await.unwrap();
         world.expose_on("a", machine).await;
@@ -238,7 +230,8 @@ async fn removal_closes_ports_and_terminates_independently() {
 /// Without machines in the store, the report about the removed machine is all that is left.
 #[tokio::test(start_paused = true)]
 async fn the_last_removed_machine_is_reported_until_its_objects_are_gone() {
-    let world = World::started(Settings { busy_calls: u64::MAX / 2, ..Settings::default() }).await;
+    let world =
+        World::started(MemorySettings { busy_calls: u64::MAX / 2, ..MemorySettings::default() }).await;
     let machine = world.operator.add_machine(None).await.unwrap();
     soon().await;
     world.operator.terminate_machines(&[machine]).await.unwrap();
@@ -262,7 +255,7 @@ async fn the_last_removed_machine_is_reported_until_its_objects_are_gone() {
 
 #[tokio::test(start_paused = true)]
 async fn removals_do_not_wait_for_launches() {
-    let mut world = World::new(Settings::default()).await;
+    let mut world = World::new(MemorySettings::default()).await;
     for _ in 0..20 {
         world.operator.add_machine(None).await.unwrap();
     }
@@ -278,7 +271,7 @@ async fn removals_do_not_wait_for_launches() {
 
 #[tokio::test(start_paused = true)]
 async fn a_machine_without_credentials_is_reported_and_not_launched() {
-    let mut world = World::new(Settings::default()).await;
+    let mut world = World::new(MemorySettings::default()).await;
     let machine = world.operator.add_machine(None).await.unwrap();
     let path = paths::machine_credentials(machine);
     world.operator.tree().write(vec![Write::Delete { path: path.clone() }]).await.unwrap();
@@ -291,7 +284,7 @@ async fn a_machine_without_credentials_is_reported_and_not_launched() {
 
 #[tokio::test(start_paused = true)]
 async fn an_adopted_instance_is_released_and_not_terminated() {
-    let world = World::started(Settings::default()).await;
+    let world = World::started(MemorySettings::default()).await;
     let theirs = InstanceId::new("i-theirs");
     world.provider.add_instance(&theirs);
     let machine = world.operator.add_machine(Some("i-theirs".parse().unwrap())).await.unwrap();
@@ -308,7 +301,7 @@ async fn an_adopted_instance_is_released_and_not_terminated() {
 
 #[tokio::test(start_paused = true)]
 async fn a_missing_instance_is_reported_and_not_replaced() {
-    let world = World::started(Settings::default()).await;
+    let world = World::started(MemorySettings::default()).await;
     let machine = world.operator.add_machine(None).await.unwrap();
     soon().await;
     let instance = world.instance(machine).await.unwrap();
@@ -327,7 +320,7 @@ async fn a_missing_instance_is_reported_and_not_replaced() {
 
 #[tokio::test(start_paused = true)]
 async fn a_refused_launch_is_reported_and_delays_no_other() {
-    let world = World::started(Settings::default()).await;
+    let world = World::started(MemorySettings::default()).await;
     let refused = world.operator.add_machine(None).await.unwrap();
     let number = MachineNumber::new(refused.number());
     world.provider.set_script(move |call| {
@@ -352,7 +345,7 @@ async fn a_refused_launch_is_reported_and_delays_no_other() {
 
 #[tokio::test(start_paused = true)]
 async fn an_unreadable_provider_is_reported_and_terminates_nothing() {
-    let mut world = World::started(Settings::default()).await;
+    let mut world = World::started(MemorySettings::default()).await;
     let first = world.operator.add_machine(None).await.unwrap();
     soon().await;
     world.crash();
@@ -370,7 +363,7 @@ async fn an_unreadable_provider_is_reported_and_terminates_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn failures_are_counted_by_kind() {
-    let mut world = World::new(Settings::default()).await;
+    let mut world = World::new(MemorySettings::default()).await;
     let throttled = || Answer::Error(Error::Throttled { what: Subject::Provider });
     let mut lists = 0;
     world.provider.set_script(move |call| {
@@ -393,7 +386,7 @@ async fn failures_are_counted_by_kind() {
 
 #[tokio::test(start_paused = true)]
 async fn a_deleted_group_is_created_again_with_its_rules() {
-    let world = World::started(Settings::default()).await;
+    let world = World::started(MemorySettings::default()).await;
     let machine = world.operator.add_machine(None).await.unwrap();
     world.expose_on("a", machine).await;
     soon().await;
@@ -405,7 +398,7 @@ async fn a_deleted_group_is_created_again_with_its_rules() {
 
 #[tokio::test(start_paused = true)]
 async fn orphans_are_removed_but_most_instances_only_after_a_second_read() {
-    let mut world = World::started(Settings::default()).await;
+    let mut world = World::started(MemorySettings::default()).await;
     let machines: Vec<_> =
         futures_util::future::join_all((0..4).map(|_| world.operator.add_machine(None))).await;
     let machines: Vec<MachineId> = machines.into_iter().map(Result::unwrap).collect();
@@ -427,7 +420,8 @@ async fn a_crash_at_any_call_is_harmless() {
     let mut crashes = 0;
     for after in [false, true] {
         for index in 1.. {
-            let mut world = World::new(Settings { busy_calls: 3, lag_calls: 2, ..Settings::default() }).await;
+            let mut world =
+                World::new(MemorySettings { busy_calls: 3, lag_calls: 2, ..MemorySettings::default() }).await;
             let fault = if after { Fault::After(Answer::Silence) } else { Fault::Before(Answer::Silence) };
             world.provider.fail_at(index, fault);
             world.provider.add_instance(&InstanceId::new("i-theirs"));
@@ -469,7 +463,7 @@ async fn a_crash_at_any_call_is_harmless() {
 
 #[tokio::test(start_paused = true)]
 async fn a_replaced_leader_records_nothing() {
-    let world = World::new(Settings::default()).await;
+    let world = World::new(MemorySettings::default()).await;
     let roles = world.operator.info().roles.clone();
     let (old, new) =
         (world.store.connect(Some(&world.controller)), world.store.connect(Some(&world.controller)));

@@ -206,6 +206,8 @@ fn for_machine(plan: &mut Plan, machine: MachineId, record: &records::Machine, i
         None => own.filter(|instance| is_live(instance)).min_by(|a, b| a.id.cmp(&b.id)),
     };
     match (known, found) {
+        // The operator gave the machine's address: it exists already.
+        (None, None) if !record.addresses.is_empty() => {}
         (None, None) => plan.steps.push(Step::Launch(machine)),
         (Some(id), None) if record.adopted => plan.steps.push(Step::Adopt(machine, InstanceId::new(id))),
         (Some(id), None) => _ = plan.missing_instances.insert(machine, format!("instance {id} is gone")),

@@ -15,6 +15,7 @@ fn record(instance: Option<&str>, adopted: bool) -> Result<records::Machine, Str
     }
     Ok(records::Machine {
         instance_id: instance.map(|id| id.parse().unwrap()),
+        name: None,
         addresses: Vec::new(),
         adopted,
         rest,
@@ -144,6 +145,14 @@ fn a_group_is_deleted_once_its_instance_has_ended() {
 #[test]
 fn the_local_machine_is_not_provisioned() {
     assert_eq!(plan(vec![record(Some("local"), true)], &Inventory::default()), Plan::default());
+}
+
+#[test]
+fn a_machine_with_an_address_exists_already_and_is_not_launched() {
+    let mut plain = record(None, false);
+    plain.as_mut().unwrap().addresses.push("192.0.2.7".to_owned());
+    assert_eq!(plan(vec![plain, other()], &Inventory::default()).steps, []);
+    assert_eq!(plan(vec![record(None, false)], &Inventory::default()).steps, [Step::Launch(M0)]);
 }
 
 #[test]

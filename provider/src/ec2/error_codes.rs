@@ -64,6 +64,40 @@ const GROUPS_PER_INTERFACE: u32 = 5;
 const NO_CREDENTIALS: &str = "no credentials for EC2: set AWS_ACCESS_KEY_ID and \
 AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the instance a role";
 
+const THROTTLED: &[&str] = &[
+    "RequestLimitExceeded",
+    "Throttling",
+    "ThrottlingException",
+    "ThrottledException",
+    "RequestThrottled",
+    "RequestThrottledException",
+    "TooManyRequestsException",
+    "EC2ThrottledException",
+    "BandwidthLimitExceeded",
+    "SlowDown",
+];
+
+const DENIED: &[&str] = &[
+    "UnauthorizedOperation",
+    "AuthFailure",
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "RequestExpired",
+    "AccessDenied",
+    "AccessDeniedException",
+    "Blocked",
+    "IncompleteSignature",
+    "InvalidAccessKeyId",
+    "InvalidClientTokenId",
+    "MissingAuthenticationToken",
+    "NotAuthorized",
+    "OperationNotPermitted",
+    "OptInRequired",
+    "PendingVerification",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
+];
+
 /// Size limit of quoted texts.
 const SHOWN_CHARS: usize = 300;
 
@@ -110,34 +144,8 @@ fn answer(status: u16, code: &str, message: &str, effect: Effect, what: Subject)
         | "VcpuLimitExceeded"
         | "TagLimitExceeded"
         | "NetworkInterfaceLimitExceeded" => Error::QuotaExceeded { what, limit: None },
-        "RequestLimitExceeded"
-        | "Throttling"
-        | "ThrottlingException"
-        | "ThrottledException"
-        | "RequestThrottled"
-        | "RequestThrottledException"
-        | "TooManyRequestsException"
-        | "EC2ThrottledException"
-        | "BandwidthLimitExceeded"
-        | "SlowDown" => Error::Throttled { what },
-        "UnauthorizedOperation"
-        | "AuthFailure"
-        | "ExpiredToken"
-        | "ExpiredTokenException"
-        | "RequestExpired"
-        | "AccessDenied"
-        | "AccessDeniedException"
-        | "Blocked"
-        | "IncompleteSignature"
-        | "InvalidAccessKeyId"
-        | "InvalidClientTokenId"
-        | "MissingAuthenticationToken"
-        | "NotAuthorized"
-        | "OperationNotPermitted"
-        | "OptInRequired"
-        | "PendingVerification"
-        | "SignatureDoesNotMatch"
-        | "UnrecognizedClientException" => Error::Denied { what, reason: reason() },
+        code if THROTTLED.contains(&code) => Error::Throttled { what },
+        code if DENIED.contains(&code) => Error::Denied { what, reason: reason() },
         "InvalidParameter"
         | "InvalidParameterValue"
         | "InvalidParameterCombination"

@@ -13,7 +13,7 @@ use std::net::IpAddr;
 
 /// The behaviour of the provider without faults.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct MemorySettings {
     /// Reads lag behind writes by this many calls.
     pub lag_calls: u64,
     pub rewrite: Rewrite,
@@ -26,7 +26,7 @@ pub struct Settings {
     pub forgets_launches: bool,
 }
 
-impl Default for Settings {
+impl Default for MemorySettings {
     /// EC2's limit, without lag or rewriting.
     fn default() -> Self {
         Self {
@@ -52,7 +52,7 @@ pub enum Rewrite {
 
 #[derive(Debug)]
 pub(super) struct World {
-    pub(super) settings: Settings,
+    pub(super) settings: MemorySettings,
     pub(super) calls: u64,
     groups: BTreeMap<MachineNumber, Versioned<Option<MachineRules>>>,
     instances: BTreeMap<InstanceId, Versioned<InstanceRecord>>,
@@ -76,7 +76,7 @@ struct InstanceRecord {
 }
 
 impl World {
-    pub(super) fn new(settings: Settings) -> Self {
+    pub(super) fn new(settings: MemorySettings) -> Self {
         Self {
             settings,
             calls: 0,

@@ -16,11 +16,11 @@ mod table;
 use crate::error::{Error, Subject};
 use crate::provider::{Applied, Firewall, GroupId, MachineNumber, MachineRules, Seen};
 use crate::rule::{Change, RuleSet};
-use parse::Found;
+use parse::ParsedTable;
 use run::Nft;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-pub use table::{InvalidTableName, Mode, Settings, TableName};
+pub use table::{InvalidTableName, Mode, TableName, TableSettings};
 use tokio::time::Instant;
 
 /// Time limit of `nft`, longer than the largest table takes on a busy machine.
@@ -29,12 +29,12 @@ pub const DEFAULT_TIME_LIMIT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Nftables {
     machine: MachineNumber,
-    settings: Settings,
+    settings: TableSettings,
     nft: Nft,
 }
 
 impl Nftables {
-    pub fn new(machine: MachineNumber, settings: Settings) -> Self {
+    pub fn new(machine: MachineNumber, settings: TableSettings) -> Self {
         let nft = Nft::new(vec!["nft".to_owned()], DEFAULT_TIME_LIMIT, Subject::Machine(machine));
         Self { machine, settings, nft }
     }
@@ -47,8 +47,21 @@ impl Nftables {
         self
     }
 
-    async fn read(&self) -> Result<Found, Error> {
-        let Some(listing) = self.nft.list(&self.settings.table).await? else { return Ok(Found::no_table()) };
+    /// Deletes the table. Returns whether it existed; a table that Portcullis did not make is an
+    /// error, and stays.
+    pub async fn remove_table(&self) -> Result<bool, Error> {
+        if self.nft.list(&self.settings.table).await?.is_none() {
+            return Ok(false);
+        }
+        self.read().await?;
+        self.nft.load(&render::delete(&self.settings.table)).await?;
+        Ok(true)
+    }
+
+    async fn read(&self) -> Result<ParsedTable, Error> {
+        let Some(listing) = self.nft.list(&self.settings.table).await? else {
+            return Ok(ParsedTable::no_table());
+        };
         let refused = |reason| Error::Unusable { what: Subject::Machine(self.machine), reason };
         let found = parse::parse(&listing, &self.settings).map_err(|error| refused(error.to_string()))?;
         if found.foreign {

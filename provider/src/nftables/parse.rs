@@ -2,13 +2,13 @@
 //! it is never mistaken for closed ports. Pure.
 
 use super::render::{Start, lanes, protected};
-use super::table::{self, CHAIN, Lane, Purpose, Settings};
+use super::table::{self, CHAIN, Lane, Purpose, TableSettings};
 use crate::rule::{InvalidPortRange, PortRange, Rule, RuleSet};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct ParsedTable {
     pub(super) rules: RuleSet,
     /// Descriptions of deviations from the table that we would write.
     pub(super) drift: Vec<String>,
@@ -16,14 +16,17 @@ pub(super) struct Found {
     pub(super) foreign: bool,
     /// All chains except the input chain, ours or foreign.
     chains: BTreeSet<String>,
+    /// The chains of protected ports in the table that we would write.
+    protected: BTreeSet<String>,
     /// Whether flushing the table is not enough to repair it.
     rebuild: bool,
 }
 
-impl Found {
+impl ParsedTable {
     pub(super) fn no_table() -> Self {
         let drift = vec!["its table is missing".to_owned()];
-        Self { rules: RuleSet::new(), drift, foreign: false, chains: BTreeSet::new(), rebuild: false }
+        let (chains, protected) = (BTreeSet::new(), BTreeSet::new());
+        Self { rules: RuleSet::new(), drift, foreign: false, chains, protected, rebuild: false }
     }
 
     /// Returns the start of a transaction that leads to `next`.
@@ -31,8 +34,9 @@ impl Found {
         if self.rebuild {
             return Start::Anew;
         }
-        let needed: BTreeSet<String> =
+        let mut needed: BTreeSet<String> =
             lanes(next).into_keys().chain(Lane::PROTECTED).map(|lane| lane.chain_name()).collect();
+        needed.extend(self.protected.iter().cloned());
         Start::Over { stale: self.chains.difference(&needed).cloned().collect() }
     }
 }
@@ -74,7 +78,7 @@ struct ChainRule {
     expressions: Value,
 }
 
-pub(super) fn parse(text: &str, settings: &Settings) -> Result<Found, ParseError> {
+pub(super) fn parse(text: &str, settings: &TableSettings) -> Result<ParsedTable, ParseError> {
     let Listing { mut chains, strange } = sort(text)?;
     let input = chains.remove(CHAIN).unwrap_or_default();
     let purposes: Vec<Option<Purpose>> = input.rules.iter().map(|rule| rule.purpose).collect();
@@ -86,12 +90,13 @@ pub(super) fn parse(text: &str, settings: &Settings) -> Result<Found, ParseError
         let ports = chains.get(&name).map_or(Ok(Vec::new()), |chain| ports(&name, lane, chain))?;
         match lane {
             Lane::From(source, _) => rules.extend(ports.into_iter().map(|ports| Rule::new(ports, source))),
-            Lane::Protected(_) if ports.is_empty() => {}
-            Lane::Protected(_) => _ = shielded.insert(lane, ports),
+            Lane::Protected(_) | Lane::ProtectedFrom(..) if ports.is_empty() => {}
+            Lane::Protected(_) | Lane::ProtectedFrom(..) => _ = shielded.insert(lane, ports),
         }
     }
     let mut drift = Vec::new();
-    if shielded != protected(settings) {
+    let wanted = protected(settings);
+    if shielded != wanted {
         drift.push("its protected ports are not those of the settings".to_owned());
     }
     let open = entered.iter().copied().filter(|lane| !Lane::PROTECTED.contains(lane));
@@ -118,7 +123,8 @@ pub(super) fn parse(text: &str, settings: &Settings) -> Result<Found, ParseError
     let hijacked = chains.iter().any(|(name, chain)| chain.hook.is_some() && names.contains(name));
     let rebuild = !strange.is_empty() || !hooked || hijacked;
     let chains = chains.into_keys().collect();
-    Ok(Found { rules: rules.into_iter().collect(), drift, foreign, chains, rebuild })
+    let protected = wanted.into_keys().map(Lane::chain_name).collect();
+    Ok(ParsedTable { rules: rules.into_iter().collect(), drift, foreign, chains, protected, rebuild })
 }
 
 impl Purpose {
@@ -222,12 +228,13 @@ mod tests {
 
     const LISTING: &str = include_str!("../../fixtures/nftables/listing.json");
 
-    fn settings() -> Settings {
+    fn settings() -> TableSettings {
         let protected = [22, 2181].map(|port| PortRange::single(port, Protocol::Tcp).unwrap()).to_vec();
-        Settings { table: TableName::for_instance("prod").unwrap(), mode: Mode::Enforce, protected }
+        let table = TableName::for_instance("prod").unwrap();
+        TableSettings { table, mode: Mode::Enforce, protected, protected_from: Vec::new() }
     }
 
-    fn shown(found: &Found) -> Vec<String> {
+    fn shown(found: &ParsedTable) -> Vec<String> {
         found.rules.rules().map(|rule| rule.to_string()).collect()
     }
 
@@ -249,7 +256,7 @@ mod tests {
 
     #[test]
     fn drift_is_described() {
-        let other = |change: fn(&mut Settings)| {
+        let other = |change: fn(&mut TableSettings)| {
             let mut settings = settings();
             change(&mut settings);
             parse(LISTING, &settings).unwrap().drift
@@ -349,7 +356,7 @@ mod tests {
                 Rule::new(PortRange::new(from, from + more, proto).unwrap(), Cidr::new(address, len).unwrap())
             }).collect();
             for mode in [Mode::Enforce, Mode::AcceptOnly] {
-                let settings = Settings { mode, ..settings() };
+                let settings = TableSettings { mode, ..settings() };
                 let text = render(&settings, &rules, &Start::Anew);
                 let found = parse(&listed(&text), &settings).unwrap();
                 prop_assert_eq!(&found.rules, &rules);

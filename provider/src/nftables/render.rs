@@ -1,6 +1,6 @@
 //! Renders the whole table as one transaction in nft's JSON. Pure.
 
-use super::table::{self, CHAIN, Lane, Purpose, Settings};
+use super::table::{self, CHAIN, Lane, Purpose, TableName, TableSettings};
 use crate::rule::{Cidr, Family, PortRange, Rule, RuleSet};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ pub(super) enum Start {
 
 /// Renders one command per line. Adding the table first makes the next command succeed even if
 /// there was no table.
-pub(super) fn render(settings: &Settings, rules: &RuleSet, start: &Start) -> String {
+pub(super) fn render(settings: &TableSettings, rules: &RuleSet, start: &Start) -> String {
     let table = json!({"family": "inet", "name": settings.table.as_str()});
     let mut commands = vec![json!({"add": {"table": table}})];
     match start {
@@ -36,19 +36,27 @@ pub(super) fn render(settings: &Settings, rules: &RuleSet, start: &Start) -> Str
     base["prio"] = json!(0);
     commands.push(json!({"add": {"chain": base}}));
 
-    let (protected, open) = (protected(settings), lanes(rules));
-    let no_ports = Vec::new();
-    let shielded = Lane::PROTECTED.iter().map(|lane| (lane, protected.get(lane).unwrap_or(&no_ports)));
-    for (lane, ports) in shielded.chain(&open) {
+    let (mut protected, open) = (protected(settings), lanes(rules));
+    for lane in Lane::PROTECTED {
+        protected.entry(lane).or_default();
+    }
+    for (lane, ports) in protected.iter().chain(&open) {
         let name = lane.chain_name();
         commands.push(json!({"add": {"chain": chain(settings, &name)}}));
         commands.extend(accepts(ports).iter().map(|accept| rule(settings, &name, None, accept)));
     }
-    for purpose in table::purposes(settings.mode, open.keys().copied()) {
+    let limited = protected.keys().filter(|lane| !Lane::PROTECTED.contains(lane));
+    for purpose in table::purposes(settings.mode, limited.chain(open.keys()).copied()) {
         commands.push(rule(settings, CHAIN, Some(purpose.comment()), &expressions(purpose)));
     }
     let lines: Vec<String> = commands.iter().map(Value::to_string).collect();
     format!("{{\"nftables\": [\n{}\n]}}\n", lines.join(",\n"))
+}
+
+/// Renders the deletion of the table.
+pub(super) fn delete(table: &TableName) -> String {
+    let table = json!({"family": "inet", "name": table.as_str()});
+    json!({"nftables": [{"delete": {"table": table}}]}).to_string()
 }
 
 pub(super) fn lanes(rules: &RuleSet) -> BTreeMap<Lane, Vec<PortRange>> {
@@ -59,20 +67,24 @@ pub(super) fn lanes(rules: &RuleSet) -> BTreeMap<Lane, Vec<PortRange>> {
     lanes
 }
 
-pub(super) fn protected(settings: &Settings) -> BTreeMap<Lane, Vec<PortRange>> {
+pub(super) fn protected(settings: &TableSettings) -> BTreeMap<Lane, Vec<PortRange>> {
     let mut lanes: BTreeMap<Lane, Vec<PortRange>> = BTreeMap::new();
     let set: RuleSet = settings.protected.iter().map(|&ports| Rule::new(ports, Cidr::WORLD_V4)).collect();
     for Rule { ports, .. } in set.rules() {
         lanes.entry(Lane::Protected(ports.proto())).or_default().push(ports);
     }
+    let limited: RuleSet = settings.protected_from.iter().copied().collect();
+    for Rule { source, ports } in limited.rules() {
+        lanes.entry(Lane::ProtectedFrom(source, ports.proto())).or_default().push(ports);
+    }
     lanes
 }
 
-fn chain(settings: &Settings, name: &str) -> Value {
+fn chain(settings: &TableSettings, name: &str) -> Value {
     json!({"family": "inet", "table": settings.table.as_str(), "name": name})
 }
 
-fn rule(settings: &Settings, chain: &str, comment: Option<String>, expressions: &[Value]) -> Value {
+fn rule(settings: &TableSettings, chain: &str, comment: Option<String>, expressions: &[Value]) -> Value {
     let mut rule = json!({"family": "inet", "table": settings.table.as_str(), "chain": chain});
     if let Some(comment) = comment {
         rule["comment"] = json!(comment);
@@ -113,7 +125,7 @@ fn expressions(purpose: Purpose) -> Vec<Value> {
         Purpose::Icmp => vec![meta("l4proto", "icmp"), accept],
         Purpose::Icmpv6 => vec![meta("l4proto", "ipv6-icmp"), accept],
         Purpose::Enter(lane @ Lane::Protected(proto)) => vec![meta("l4proto", proto.name()), enter(lane)],
-        Purpose::Enter(lane @ Lane::From(source, proto)) => {
+        Purpose::Enter(lane @ (Lane::ProtectedFrom(source, proto) | Lane::From(source, proto))) => {
             vec![comes_from(source), meta("l4proto", proto.name()), enter(lane)]
         }
         // A listening socket starts a connection only for a packet with SYN and without ACK.
@@ -158,11 +170,12 @@ mod tests {
     use super::*;
     use crate::rule::Protocol;
 
-    fn settings(mode: Mode) -> Settings {
+    fn settings(mode: Mode) -> TableSettings {
         let protected = [(22, 22), (2181, 2181), (22, 22)]
             .map(|(from, to)| PortRange::new(from, to, Protocol::Tcp).unwrap())
             .to_vec();
-        Settings { table: TableName::for_instance("prod").unwrap(), mode, protected }
+        let table = TableName::for_instance("prod").unwrap();
+        TableSettings { table, mode, protected, protected_from: Vec::new() }
     }
 
     fn rules() -> RuleSet {
@@ -187,6 +200,27 @@ mod tests {
         let start = Start::Over { stale: vec!["tcp_from_192.0.2.0/24".to_owned()] };
         let text = render(&settings(Mode::Enforce), &rules(), &start);
         assert_eq!(text, include_str!("../../fixtures/nftables/enforce.json"));
+    }
+
+    #[test]
+    fn protected_ports_with_sources_have_chains_of_their_own() {
+        let ports = PortRange::single(2181, Protocol::Tcp).unwrap();
+        let protected_from =
+            ["10.0.0.0/8", "fd00::/8"].map(|source| Rule::new(ports, source.parse().unwrap())).to_vec();
+        let settings = TableSettings { protected_from, ..settings(Mode::Enforce) };
+        let text = render(&settings, &RuleSet::new(), &Start::Anew);
+        for source in ["10.0.0.0/8", "6_fd00.0.0.0.0.0.0.0/8"] {
+            let source = if source.starts_with('6') { source.to_owned() } else { format!("_{source}") };
+            let name = format!("\"protected_tcp_from{source}\"");
+            assert!(
+                text.lines().any(|line| line.contains("chain") && line.contains(&name)),
+                "{name} in {text}"
+            );
+        }
+        assert!(text.contains("portcullis: protected tcp from fd00::/8"));
+        let entered = text.find("portcullis: protected tcp from 10.0.0.0/8").unwrap();
+        assert!(text.find("portcullis: protected udp").unwrap() < entered, "after those for everybody");
+        assert!(entered < text.find("portcullis: reset tcp").unwrap(), "before the rejects");
     }
 
     #[test]

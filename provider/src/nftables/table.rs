@@ -1,17 +1,19 @@
 //! Names and structure of our table, shared by `render` and `parse`. Pure.
 
-use crate::rule::{Cidr, PortRange, Protocol};
+use crate::rule::{Cidr, PortRange, Protocol, Rule};
 use std::fmt;
 use std::net::IpAddr;
 
 /// The properties of the table beside its rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct TableSettings {
     pub table: TableName,
     pub mode: Mode,
     /// Ports that are always open to every source: ssh, the store, the agents' own ports. No change
     /// can close them.
     pub protected: Vec<PortRange>,
+    /// Ports that are always open to their source only.
+    pub protected_from: Vec<Rule>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +71,7 @@ pub(super) const CHAIN: &str = "input";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Lane {
     Protected(Protocol),
+    ProtectedFrom(Cidr, Protocol),
     From(Cidr, Protocol),
 }
 
@@ -77,7 +80,7 @@ impl Lane {
 
     pub(super) fn proto(self) -> Protocol {
         match self {
-            Self::Protected(proto) | Self::From(_, proto) => proto,
+            Self::Protected(proto) | Self::ProtectedFrom(_, proto) | Self::From(_, proto) => proto,
         }
     }
 
@@ -86,6 +89,9 @@ impl Lane {
     pub(super) fn chain_name(self) -> String {
         let (source, proto) = match self {
             Self::Protected(proto) => return format!("protected_{proto}"),
+            Self::ProtectedFrom(source, proto) => {
+                return format!("protected_{}", Self::From(source, proto).chain_name());
+            }
             Self::From(source, proto) => (source, proto),
         };
         let len = source.prefix_len();
@@ -101,6 +107,7 @@ impl Lane {
     fn words(self) -> String {
         match self {
             Self::Protected(proto) => format!("protected {proto}"),
+            Self::ProtectedFrom(source, proto) => format!("protected {proto} from {source}"),
             Self::From(source, proto) => format!("{proto} from {source}"),
         }
     }
@@ -109,7 +116,13 @@ impl Lane {
         let proto = |name| [Protocol::Tcp, Protocol::Udp].into_iter().find(|proto| proto.name() == name);
         match words.split_once(" from ") {
             None => proto(words.strip_prefix("protected ")?).map(Self::Protected),
-            Some((name, source)) => Some(Self::From(source.parse().ok()?, proto(name)?)),
+            Some((name, source)) => {
+                let source = source.parse().ok()?;
+                Some(match name.strip_prefix("protected ") {
+                    Some(name) => Self::ProtectedFrom(source, proto(name)?),
+                    None => Self::From(source, proto(name)?),
+                })
+            }
         }
     }
 }
@@ -166,7 +179,8 @@ impl Purpose {
     }
 }
 
-/// Returns the rules of the chain in order; `lanes` holds the open ports beside the protected ones.
+/// Returns the rules of the chain in order; `lanes` holds the other ones than
+/// [`Lane::PROTECTED`].
 pub(super) fn purposes(mode: Mode, lanes: impl Iterator<Item = Lane>) -> Vec<Purpose> {
     let mut all = vec![Purpose::Established, Purpose::Loopback, Purpose::Icmp, Purpose::Icmpv6];
     all.extend(Lane::PROTECTED.into_iter().chain(lanes).map(Purpose::Enter));
@@ -198,9 +212,10 @@ mod tests {
     #[test]
     fn purposes_round_trip_through_comments() {
         let sources = ["0.0.0.0/0", "::/0", "10.0.0.0/8", "2001:db8::/32", "::ffff:192.0.2.1/128"];
-        let lanes = sources.iter().map(|text| Lane::From(text.parse().unwrap(), Protocol::Udp));
-        let all = purposes(Mode::Enforce, lanes);
-        assert_eq!(all.len(), 15);
+        let open = sources.iter().map(|text| Lane::From(text.parse().unwrap(), Protocol::Udp));
+        let shielded = sources.iter().map(|text| Lane::ProtectedFrom(text.parse().unwrap(), Protocol::Tcp));
+        let all = purposes(Mode::Enforce, shielded.chain(open));
+        assert_eq!(all.len(), 20);
         for purpose in all {
             let comment = purpose.comment();
             assert!(comment.len() <= 128, "the kernel keeps no more of a comment");

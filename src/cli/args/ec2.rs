@@ -187,7 +187,7 @@ pub(in crate::cli) fn connect(
         subnet: launch.subnet,
         key: launch.key,
     });
-    Ok(ec2::Ec2::connect(ec2::Settings { launch, ..ec2::Settings::new(environment) }, access)?)
+    Ok(ec2::Ec2::connect(ec2::Ec2Settings { launch, ..ec2::Ec2Settings::new(environment) }, access)?)
 }
 
 #[cfg(test)]

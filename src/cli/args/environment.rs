@@ -7,12 +7,15 @@ use anyhow::Context as _;
 use clap::Args;
 use tracing::warn;
 
+use crate::cli::authority;
 use crate::cli::config::{ConfigDir, Role, SavedEnvironment};
 use crate::cli::error::{Refusal, Usage, parse_arg};
 use crate::model::EnvironmentName;
+use crate::runtime::clock::wall_ms;
 use crate::runtime::reconcile::STORE_PAUSE;
 use crate::runtime::trusted_file;
-use crate::store::{self, Address, Environment, IdempotencyKey, ZkTree, tree};
+use crate::store::operators::{Acting, FIRST_OPERATOR, shared_credential};
+use crate::store::{self, Address, Credential, Environment, IdempotencyKey, Tree as _, ZkTree, tree};
 
 const DEFAULT_ENVIRONMENT: &str = "local";
 const DEFAULT_ADDRESS: &str = "127.0.0.1:2181";
@@ -114,7 +117,13 @@ impl Globals {
             }
             (None, None) => parse_arg(DEFAULT_ADDRESS)?,
         };
-        let ca = self.ca()?.or_else(|| saved.as_ref()?.ca.clone());
+        let ca = match self.ca()?.or_else(|| saved.as_ref()?.ca.clone()) {
+            // A keeper of this user has a certificate of the environment's own authority.
+            None if address.is_tls() => {
+                authority::read(&config, &environment)?.map(|authority| authority.certificate().to_owned())
+            }
+            ca => ca,
+        };
         Ok(Settings { environment, role, config, address: address.with_ca(ca.as_deref()), saved })
     }
 
@@ -124,7 +133,8 @@ impl Globals {
         work: impl AsyncFnOnce(&Settings, &Environment<ZkTree>) -> anyhow::Result<R>,
     ) -> anyhow::Result<R> {
         let settings = self.settings()?;
-        let mut environment = settings.open().await?;
+        let acting = Acting { operator: settings.operator(), now_ms: wall_ms() };
+        let mut environment = settings.open().await?.acting(acting);
         if let Some(operation) = &self.operation {
             environment = environment.with_key(operation.clone());
         }
@@ -148,6 +158,9 @@ impl Settings {
     pub(in crate::cli) async fn open(&self) -> anyhow::Result<Environment<ZkTree>> {
         let credential = self.saved.as_ref().map(|saved| &saved.credential);
         let tree = ZkTree::connect(&self.address, credential).await?;
+        if let Some(name) = credential.and_then(Credential::added_operator) {
+            tree.prove(&shared_credential(&tree, &name).await?).await?;
+        }
         match Environment::open(tree).await {
             Ok(opened) => {
                 let cluster_id = self.saved.as_ref().and_then(|it| it.cluster_id.as_deref());
@@ -161,6 +174,22 @@ impl Settings {
             }
             .into()),
             Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The name of the operator whose credentials are saved here.
+    fn operator(&self) -> String {
+        let added = self.saved.as_ref().and_then(|saved| saved.credential.added_operator());
+        added.map_or_else(|| FIRST_OPERATOR.to_owned(), |name| name.to_string())
+    }
+
+    /// The credential that the rights of all znodes name.
+    pub(in crate::cli) async fn shared_credential(&self, tree: &ZkTree) -> anyhow::Result<Credential> {
+        let saved = self.saved.as_ref().map(|saved| saved.credential.clone());
+        let saved = saved.ok_or(store::Error::WrongCredentials)?;
+        match saved.added_operator() {
+            Some(name) => Ok(shared_credential(tree, &name).await?),
+            None => Ok(saved),
         }
     }
 

@@ -25,6 +25,11 @@ pub(in crate::cli) struct MetricsArgs {
 }
 
 impl MetricsArgs {
+    /// The address of the endpoint, if one with a fixed port was asked for.
+    pub(in crate::cli) fn address(&self) -> Option<SocketAddr> {
+        self.metrics.filter(|addr| addr.port() != 0)
+    }
+
     pub(in crate::cli) fn port(&self) -> Option<u16> {
         self.metrics.map(|addr| addr.port()).filter(|port| *port != 0)
     }

@@ -22,6 +22,11 @@ pub(in crate::cli) struct TlsArgs {
 }
 
 impl TlsArgs {
+    /// Whether there is a TLS listener beside the plain one.
+    pub(in crate::cli) fn is_given(&self) -> bool {
+        self.tls_listen.is_some()
+    }
+
     /// Returns the address and the certificates of the TLS listener, if there is one. `client_ca`
     /// is the CA of clients' certificates.
     pub(in crate::cli) fn load(

@@ -15,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 use tracing::{info, warn};
 
 use crate::cli::args::hook_user::{self, Powers};
-use crate::cli::error::Usage;
+use crate::cli::error::{Refusal, Usage};
 use crate::cli::file;
 use crate::cli::juju::hook_env;
 use crate::machine::file::MachineFile;
@@ -73,6 +73,9 @@ impl UnitArgs {
         check_directory(&directory)
             .with_context(|| format!("cannot use {} for units", directory.display()))?;
         let mut tools = hook_env::tools_dir()?;
+        if !TOOLS.iter().all(|tool| tools.join(tool).is_file()) {
+            return Err(Refusal::NoHookTools { directory: tools }.into());
+        }
         if another {
             check_way(user, directory.parent().unwrap_or(&directory))?;
             if hook_user::closed_to(user, &tools.join(TOOLS[0])).is_some() {
@@ -192,7 +195,9 @@ fn carry_tools(from: &Path, directory: &Path) -> io::Result<PathBuf> {
         let mode = fs::metadata(place)?.permissions().mode() & 0o7777;
         fs::set_permissions(place, fs::Permissions::from_mode(mode | open))?;
     }
-    for tool in TOOLS.map(Path::new).into_iter().filter(|tool| from.join(tool).exists()) {
+    let is_missing =
+        |tool: &&Path| from.join(tool).exists() && !has_same_bytes(&from.join(tool), &to.join(tool));
+    for tool in TOOLS.map(Path::new).into_iter().filter(is_missing) {
         // Replaced atomically, since a hook may be running the tool.
         file::build_aside(&to.join(tool), |aside| {
             fs::copy(from.join(tool), aside)?;
@@ -200,6 +205,11 @@ fn carry_tools(from: &Path, directory: &Path) -> io::Result<PathBuf> {
         })?;
     }
     Ok(to)
+}
+
+/// Whether a copy is up to date. An agent must start on a full disk, where it can copy nothing.
+fn has_same_bytes(file: &Path, copy: &Path) -> bool {
+    matches!((fs::read(file), fs::read(copy)), (Ok(file), Ok(copy)) if file == copy)
 }
 
 #[cfg(test)]

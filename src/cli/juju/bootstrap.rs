@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use tracing::info;
 
 use crate::cli::args::environment::{Globals, Settings, is_refused};
+use crate::cli::authority;
 use crate::cli::config::{ConfigDir, Role, SavedEnvironment};
 use crate::cli::error::Refusal;
 use crate::cli::output;
@@ -76,31 +77,33 @@ pub(in crate::cli) async fn ensure(
     address: &Address,
     placement: Placement,
 ) -> anyhow::Result<(Environment<ZkTree>, Made)> {
-    let place = Place { config, environment, address };
-    let mut saved = place.saved()?;
+    let location = Location { config, environment, address };
+    let mut saved = location.saved()?;
     loop {
-        match place.look(saved.as_ref()).await? {
+        match location.look(saved.as_ref()).await? {
             Look::Ours(opened) => {
-                place.note(&opened)?;
+                location.note(&opened)?;
                 close_root(&opened).await?;
+                authority::ensure(config, environment, &opened).await?;
                 return Ok((opened, Made::Already));
             }
             // A new tree would be empty, and agents with the old credentials would act on that
             // state.
             Look::Nothing if saved.as_ref().is_some_and(|saved| saved.cluster_id.is_some()) => {
-                return Err(place.lost()?.into());
+                return Err(location.lost()?.into());
             }
             Look::Nothing => {
-                let made = place.make(placement, saved.is_none()).await?;
-                place.note(&made)?;
+                let made = location.make(placement, saved.is_none()).await?;
+                location.note(&made)?;
                 close_root(&made).await?;
+                authority::ensure(config, environment, &made).await?;
                 return Ok((made, Made::New));
             }
             Look::Anothers => {
                 // Another process of this user may have created it since the file was read.
-                let now = place.saved()?;
+                let now = location.saved()?;
                 if now == saved {
-                    return Err(place.by_other()?.into());
+                    return Err(location.by_other()?.into());
                 }
                 saved = now;
             }
@@ -119,7 +122,7 @@ async fn close_root(opened: &Environment<ZkTree>) -> anyhow::Result<()> {
 }
 
 /// Location of an environment: its saved files and its store.
-struct Place<'a> {
+struct Location<'a> {
     config: &'a ConfigDir,
     environment: &'a EnvironmentName,
     address: &'a Address,
@@ -132,7 +135,7 @@ enum Look {
     Anothers,
 }
 
-impl Place<'_> {
+impl Location<'_> {
     fn saved(&self) -> anyhow::Result<Option<SavedEnvironment>> {
         Ok(self.config.read(self.environment, Role::Operator)?)
     }
@@ -215,13 +218,9 @@ impl Place<'_> {
 
     /// Returns the saved credentials of a role, and creates them first if necessary.
     fn ensure_role(&self, role: Role) -> anyhow::Result<SavedEnvironment> {
-        let user = match role {
-            Role::Operator => "operator",
-            Role::Controller => "controller",
-        };
         let made = SavedEnvironment {
             zookeeper: self.address.to_string(),
-            credential: Credential::generate(user)?,
+            credential: Credential::generate(role.name())?,
             cluster_id: None,
             ca: self.address.ca().map(str::to_owned),
         };

@@ -15,7 +15,7 @@ use crate::cli::output;
 use crate::model::MachineId;
 use crate::store::records::Placement;
 use crate::store::requests::Request;
-use crate::store::{Environment, ZkTree};
+use crate::store::{Environment, Termination, ZkTree};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -57,7 +57,7 @@ async fn destroy(settings: &Settings, environment: &Environment<ZkTree>, args: &
         output::message(&format!("Service '{service}' destroyed."));
     }
     if !machines.is_empty() {
-        environment.terminate_machines(&machines).await?;
+        environment.terminate(&machines, Termination::Forced).await?;
         let shown: Vec<String> = machines.iter().map(ToString::to_string).collect();
         output::message(&format!("Machines terminated: {}", shown.join(", ")));
     }

@@ -2,16 +2,19 @@
 //! the tree; no provider is contacted.
 
 use anyhow::Context as _;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::cli::args::environment::Globals;
+use crate::cli::args::environment::{Globals, Settings};
 use crate::cli::error::{Refusal, parse_arg};
 use crate::cli::juju::firewall::Format;
 use crate::cli::output;
 use crate::firewall::change_log::{ChangeLog, Entry};
+use crate::firewall::explain::escape_control;
 use crate::model::{MachineId, UnitName};
+use crate::runtime::clock::utc;
+use crate::store::operators::FlagChange;
 use crate::store::tree::Tree;
-use crate::store::{self, Environment, firewall_reports};
+use crate::store::{self, Environment, ZkTree, firewall_reports};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -33,27 +36,76 @@ pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
     let machine: Option<MachineId> = args.machine.as_deref().map(parse_arg).transpose()?;
     let unit: Option<UnitName> = args.unit.as_deref().map(parse_arg).transpose()?;
     let unit = unit.map(|unit| unit.to_string());
-    let (mut entries, problems) =
-        globals.in_environment(async |_, environment| read(environment, machine).await).await?;
+    let work = async |_: &Settings, environment: &Environment<ZkTree>| {
+        let (entries, mut problems) = read(environment, machine).await?;
+        let flags = environment.flag_changes().await.unwrap_or_else(|problem| {
+            problems.push(problem.to_string());
+            Vec::new()
+        });
+        Ok((entries, flags, problems))
+    };
+    let (mut entries, flags, problems) = globals.in_environment(work).await?;
     if let Some(unit) = &unit {
         let of_unit = |(machine, entry): (MachineId, Entry)| Some((machine, entry.of_unit(unit)?));
         entries = entries.into_iter().filter_map(of_unit).collect();
     }
-    entries.sort_by_key(|(machine, entry)| (entry.at, *machine));
-    let last = &entries[entries.len().saturating_sub(args.limit)..];
+    let mut lines: Vec<Line> = entries.into_iter().map(|(id, entry)| Line::Change(id, entry)).collect();
+    // A flag concerns all machines of its service.
+    if machine.is_none() {
+        let service = unit.as_deref().and_then(|unit| unit.split('/').next());
+        let concerns = |change: &FlagChange| service.is_none_or(|service| service == change.service);
+        lines.extend(flags.into_iter().filter(concerns).map(Line::Flag));
+    }
+    lines.sort_by_key(Line::order);
+    let last = &lines[lines.len().saturating_sub(args.limit)..];
     let text = match args.format {
-        Format::Text => last.iter().map(|(id, entry)| entry.to_text(&format!("machine {id}"))).collect(),
-        Format::Json => {
-            let entry = |(machine, entry): &(MachineId, Entry)| {
-                let mut json = entry.to_json();
-                json["machine"] = Value::from(machine.number());
-                json
-            };
-            format!("{}\n", last.iter().map(entry).collect::<Value>())
-        }
+        Format::Text => last.iter().map(Line::to_text).collect(),
+        Format::Json => format!("{}\n", last.iter().map(Line::to_json).collect::<Value>()),
     };
     output::data(&text).context("cannot write to stdout")?;
     if problems.is_empty() { Ok(()) } else { Err(Refusal::Unreadable { problems }.into()) }
+}
+
+/// One line or several lines of the log: changes on a machine, or the flag of a service.
+enum Line {
+    Change(MachineId, Entry),
+    Flag(FlagChange),
+}
+
+impl Line {
+    /// By time; a flag comes before the changes that it causes.
+    fn order(&self) -> (u64, Option<MachineId>) {
+        match self {
+            Self::Change(machine, entry) => (entry.at, Some(*machine)),
+            Self::Flag(change) => (change.at, None),
+        }
+    }
+
+    fn to_text(&self) -> String {
+        match self {
+            Self::Change(machine, entry) => entry.to_text(&format!("machine {machine}")),
+            Self::Flag(FlagChange { at, service, exposed, to, by }) => {
+                let done = match (exposed, &to[..]) {
+                    (false, _) => "unexposed".to_owned(),
+                    (true, []) => "exposed to everyone".to_owned(),
+                    (true, sources) => format!("exposed to {}", sources.join(", ")),
+                };
+                let line = format!("{}  service {service}  {done} by {by}", utc(*at));
+                escape_control(&line) + "\n"
+            }
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        match self {
+            Self::Change(machine, entry) => {
+                let mut json = entry.to_json();
+                json["machine"] = Value::from(machine.number());
+                json
+            }
+            Self::Flag(change) => json!(change),
+        }
+    }
 }
 
 /// Returns all entries, and the problems of logs that cannot be read.

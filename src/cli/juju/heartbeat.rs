@@ -10,6 +10,7 @@ use clap::{Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
 
 use crate::cli::args::environment::Globals;
+use crate::cli::args::time::Time;
 use crate::cli::error::{Usage, parse_arg};
 use crate::cli::output;
 use crate::heartbeat::core::name::{InvalidName, Name};
@@ -267,36 +268,22 @@ async fn params(globals: &Globals, settings: &[String]) -> anyhow::Result<String
     Ok(shown.into_iter().map(line).collect())
 }
 
-/// `juju machine`: maintenance of machines.
+/// The arguments of `juju machine maintenance`.
 #[derive(Debug, clap::Args)]
-pub(super) struct MachineArgs {
-    #[command(subcommand)]
-    order: Order,
+pub(super) struct MaintenanceArgs {
+    /// Machine number, or the name of another component
+    #[arg(value_name = "ID")]
+    machine: String,
+    /// Duration: a number followed by s, m, h or d
+    #[arg(long = "for", value_name = "TIME", default_value = "1h")]
+    time: String,
+    /// End the maintenance now
+    #[arg(long, conflicts_with = "time")]
+    end: bool,
 }
 
-#[derive(Debug, Subcommand)]
-enum Order {
-    /// Suppress warnings and alerts for a silent machine for some time
-    #[command(after_help = "\
-Examples:
-  juju machine maintenance 3
-  juju machine maintenance 3 --for 30m
-  juju machine maintenance 3 --end")]
-    Maintenance {
-        /// Machine number, or the name of another component
-        #[arg(value_name = "ID")]
-        machine: String,
-        /// Duration: a number followed by s, m, h or d
-        #[arg(long = "for", value_name = "TIME", default_value = "1h")]
-        time: String,
-        /// End the maintenance now
-        #[arg(long, conflicts_with = "time")]
-        end: bool,
-    },
-}
-
-pub(super) async fn run_machine(globals: &Globals, args: &MachineArgs) -> anyhow::Result<()> {
-    let Order::Maintenance { machine, time, end } = &args.order;
+pub(super) async fn run_maintenance(globals: &Globals, args: &MaintenanceArgs) -> anyhow::Result<()> {
+    let MaintenanceArgs { machine, time, end } = args;
     let name = name_of(machine)?;
     let Time(ms) = parse_arg(time)?;
     let until = (!end).then(|| wall_ms() + ms);
@@ -315,42 +302,9 @@ pub(super) async fn run_machine(globals: &Globals, args: &MachineArgs) -> anyhow
     Ok(())
 }
 
-/// A time in milliseconds, at most a year.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Time(u64);
-
-impl std::str::FromStr for Time {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("'{text}' is not a time such as 90s, 30m, 2h or 1d");
-        let unit = text.chars().last().ok_or_else(wrong)?;
-        let seconds = match unit {
-            's' => 1,
-            'm' => 60,
-            'h' => 3_600,
-            'd' => 86_400,
-            _ => return Err(wrong()),
-        };
-        let number: u64 = text[..text.len() - 1].parse().map_err(|_| wrong())?;
-        let ms = number.checked_mul(seconds * 1000).filter(|ms| *ms > 0 && *ms <= 366 * 86_400_000);
-        ms.map(Self).ok_or_else(wrong)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_have_units() {
-        for (text, ms) in [("90s", 90_000), ("30m", 1_800_000), ("2h", 7_200_000), ("1d", 86_400_000)] {
-            assert_eq!(text.parse(), Ok(Time(ms)));
-        }
-        for text in ["", "2", "h", "-1h", "0s", "2w", "1é", "99999999999999999d", "367d"] {
-            assert!(text.parse::<Time>().is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn numbers_name_machines() {

@@ -13,7 +13,7 @@ use crate::cli::file;
 use crate::cli::output;
 use crate::runtime::shutdown::Shutdown;
 use crate::status::render::{dot, json, svg, tabular, yaml};
-use crate::status::sections::{Machines, Services};
+use crate::status::sections::{Machines, Nodes, Services};
 use crate::status::{Scope, View};
 use crate::store::changes::{Watched, gather_burst};
 use crate::store::tree::{self, Feed};
@@ -80,8 +80,9 @@ async fn look(tree: &ZkTree, args: &Args) -> anyhow::Result<View> {
     let snapshot = Snapshot::read(tree).await?;
     let firewall = firewall::status_section::of(&snapshot);
     let heartbeat = heartbeat::status_section::read(tree, snapshot.machines.keys().copied()).await?;
+    let nodes = Nodes(store::fleet::nodes(tree).await?);
     let scope = Scope::new(args.scopes.iter().map(String::as_str));
-    Ok(View::new(&[&Machines(&snapshot), &Services(&snapshot), &firewall, &heartbeat], &scope))
+    Ok(View::new(&[&Machines(&snapshot), &Services(&snapshot), &firewall, &heartbeat, &nodes], &scope))
 }
 
 fn rendered(view: &View, format: Format) -> String {
@@ -182,7 +183,8 @@ mod tests {
             let record = Err("unreadable".to_owned());
             let firewall_reports = [Ok(None), Ok(None)];
             let agent = store::snapshot::Presence::Never;
-            let machine = store::snapshot::StoredMachine { record, agent, firewall_reports, problem: None };
+            let machine =
+                store::snapshot::StoredMachine { record, agent, host: None, firewall_reports, problem: None };
             snapshot.machines.insert(MachineId::new(0), machine);
             let heartbeat = Heartbeat([(MachineId::new(0), Ok(health))].into());
             let view = View::new(&[&Machines(&snapshot), &heartbeat], &Scope::new([]));

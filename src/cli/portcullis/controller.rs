@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use portcullis_provider::DryRun;
 #[cfg(feature = "ec2")]
 use portcullis_provider::ec2::Access;
-use portcullis_provider::memory::{Memory, Settings as MemorySettings};
+use portcullis_provider::memory::{Memory, MemorySettings};
 use portcullis_provider::{Firewall, Machines};
 use tokio::sync::watch;
 use tracing::info;
@@ -21,10 +21,13 @@ use tracing::warn;
 use crate::cli::args::agent::{AgentArgs, jitter};
 use crate::cli::args::ec2;
 use crate::cli::args::environment::{Globals, Settings};
+use crate::cli::args::listen::PlainArgs;
 use crate::cli::args::metrics;
 use crate::cli::config::Role;
 use crate::cli::portcullis::checkpoint_file;
 use crate::cli::portcullis::heartbeat::{HeartbeatArgs, Reach};
+use crate::cli::portcullis::issuer;
+use crate::cli::portcullis::up;
 use crate::firewall::controller::{FirewallController, PolicyReader};
 use crate::firewall::leader_loop::{Progress, run_provisioning};
 use crate::firewall::metrics::Metrics;
@@ -49,6 +52,8 @@ pub(super) struct Args {
     agent_args: AgentArgs,
     #[command(flatten)]
     heartbeat: HeartbeatArgs,
+    #[command(flatten)]
+    plain: PlainArgs,
     #[command(flatten)]
     ec2: ec2::Ec2Args,
 }
@@ -77,7 +82,10 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     // First of all: to start without the policy that was named would be worse than not to start.
     let base = args.base_policy(&settings.address);
     let policy = args.agent_args.policy(base.clone())?;
-    let tracker = args.heartbeat.open(|| Ok(settings.clone()), None, Reach::AnyMachine).await?;
+    let data = up::data_dir(&settings.environment, None);
+    let data = args.heartbeat.is_given().then_some(data).transpose()?.unwrap_or_default();
+    let place = (args.plain, &*data);
+    let tracker = args.heartbeat.open(|| Ok(settings.clone()), None, Reach::AnyMachine, place).await?;
     let registry = Registry::default();
     let (counts, progress) =
         (Metrics::default(), watch::Sender::new(Progress { store_lost: true, ..Progress::default() }));
@@ -87,6 +95,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     }
     args.agent_args.metrics.start(&mut service, &registry).await?;
     service.next_stage();
+    issuer::start(&mut service, settings.clone())?;
     let firewall = FirewallRole {
         provider: args.provider,
         ec2: args.ec2.clone(),
@@ -98,7 +107,8 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
         counts,
         progress,
     };
-    if let Some(tracker) = tracker {
+    if let Some(mut tracker) = tracker {
+        tracker.start_renewal(&mut service);
         service.start("heartbeat", OnEnd::StopOthers, |stop| tracker.run(stop));
         service.next_stage();
     }

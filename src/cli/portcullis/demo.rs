@@ -86,14 +86,14 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     };
     // Before anything exists that has to be removed.
     let mut shutdown = Shutdown::listen().context("cannot listen for signals")?;
-    let place = Place::make()?;
+    let place = DemoDir::make()?;
     let told = tell(&place, Arc::new(client), &mut shutdown).await;
     let removed =
         fs::remove_dir_all(&place.0).with_context(|| format!("cannot remove {}", place.0.display()));
     told.and(removed)
 }
 
-async fn tell(place: &Place, client: Arc<Client>, shutdown: &mut Shutdown) -> anyhow::Result<()> {
+async fn tell(place: &DemoDir, client: Arc<Client>, shutdown: &mut Shutdown) -> anyhow::Result<()> {
     say(&format!("# All files are in {} and are removed at the end.", place.0.display()))?;
     let firewall = match *client {
         Client::Neighbour(_) => {
@@ -110,7 +110,7 @@ async fn tell(place: &Place, client: Arc<Client>, shutdown: &mut Shutdown) -> an
     let story = juju::Transcript::new(place.config());
     let wanted = Config::new(data.clone(), (Ipv4Addr::LOCALHOST, 0).into());
     let keeper = up::start(story.globals(), &story.globals().environment()?, wanted).await?;
-    crate::cli::portcullis::keeper::announce(&keeper)?;
+    crate::cli::portcullis::keeper::announce(&keeper, false)?;
     let units = place.0.join("units");
     let (stop, agent) = start_agent(&story, &data, &units, firewall).await?;
     let told = play(&story, place, &client, shutdown).await;
@@ -161,7 +161,7 @@ async fn start_agent(
 
 async fn play(
     story: &juju::Transcript,
-    place: &Place,
+    place: &DemoDir,
     client: &Arc<Client>,
     shutdown: &mut Shutdown,
 ) -> anyhow::Result<()> {
@@ -291,9 +291,9 @@ fn say(line: &str) -> anyhow::Result<()> {
 }
 
 /// The directory of the demo.
-struct Place(PathBuf);
+struct DemoDir(PathBuf);
 
-impl Place {
+impl DemoDir {
     fn make() -> anyhow::Result<Self> {
         let path = std::env::temp_dir().join(format!("portcullis-demo-{}", std::process::id()));
         // Hook users need search permission; secrets are in a directory of their own.

@@ -9,13 +9,20 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::sync::watch;
+use tracing::warn;
 
 use crate::cli::args::agent::jitter;
 use crate::cli::args::environment::{Globals, Settings};
+use crate::cli::args::listen::{PlainArgs, Transport};
 use crate::cli::args::metrics::MetricsArgs;
 use crate::cli::args::tls::TlsArgs;
+use crate::cli::authority;
 use crate::cli::config::Role;
+use crate::cli::error::Refusal;
 use crate::cli::output;
+use crate::cli::portcullis::keeper::plain_beside_tls;
+use crate::cli::portcullis::listener_certificate::ListenerCertificate;
+use crate::cli::portcullis::up;
 use crate::heartbeat::api::health;
 use crate::heartbeat::api::{Access, Api, limits};
 use crate::heartbeat::discovery::publish_trackers;
@@ -23,7 +30,7 @@ use crate::heartbeat::tracker::shared_state::{Readiness, SharedState};
 use crate::heartbeat::tracker::{Deps, Tracker};
 use crate::net::http::Server;
 use crate::net::http::client::Client;
-use crate::net::tls::{ClientAuth, ClientFiles, ClientTls};
+use crate::net::tls::{ClientAuth, ClientFiles, ClientTls, ServerTls};
 use crate::runtime::clock::wall_ms;
 use crate::runtime::metrics::Registry;
 use crate::runtime::open_files::raise_open_files;
@@ -43,9 +50,12 @@ const MAX_COMPONENTS: usize = 1_000_000;
 pub(super) struct Args {
     #[command(flatten)]
     globals: Globals,
-    /// Address to accept beats on; port 0 selects a free port
+    /// Address to accept beats on; port 0 selects a free port. On addresses that are not loopback,
+    /// beats are accepted with TLS and a certificate of the environment's authority
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:28500")]
     listen: SocketAddr,
+    #[command(flatten)]
+    plain: PlainArgs,
     /// Accept beats without authentication for all components except machines, as clients of
     /// hms-hbtd need
     #[arg(long)]
@@ -84,12 +94,20 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let access = Access { beats: *open, params: *open_params };
     let ca_file = ca_file.as_deref();
     let tls = tls.load(client_ca.as_deref(), ClientAuth::Optional)?;
-    let mut role = Tracking::open(*listen, access, *max_components, ca_file, Reach::AnyMachine).await?;
-    let mut said = format!("listening on {}\n", role.address);
+    let data = || up::data_dir(&settings.environment, None);
+    let certificate = certificate(&settings, args.plain, *listen, data)?;
+    if certificate.is_some() && tls.is_some() {
+        return Err(plain_beside_tls(*listen).into());
+    }
+    let main_tls = certificate.as_ref().map(ListenerCertificate::ensure).transpose()?;
+    let with = if main_tls.is_some() { "with TLS " } else { "" };
+    let listen = (*listen, main_tls);
+    let mut role = Tracking::open(listen, access, *max_components, ca_file, Reach::AnyMachine).await?;
+    let mut said = format!("listening {with}on {}\n", role.address);
     if let Some((listen, config)) = tls {
         let (server, address) = bind(listen).await?;
         said.push_str(&format!("listening with TLS on {address}\n"));
-        role.secure = Some(server.with_tls(config));
+        role.secure = Some((server.with_tls(config), address));
     }
     output::data(&said).context("cannot write to stdout")?;
     let registry = Registry::default();
@@ -97,7 +115,34 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     args.metrics.start(&mut service, &registry).await?;
     service.next_stage();
     service.start("heartbeat", OnEnd::StopOthers, |stop| role.run(settings, stop));
+    if let Some(certificate) = certificate {
+        certificate.start_renewal(&mut service);
+    }
     service.run().await
+}
+
+/// Returns the certificate of a tracker's listener that is not on loopback.
+fn certificate(
+    settings: &Settings,
+    plain: PlainArgs,
+    listen: SocketAddr,
+    data: impl FnOnce() -> anyhow::Result<PathBuf>,
+) -> anyhow::Result<Option<ListenerCertificate>> {
+    match plain.transport(listen) {
+        Transport::Local => Ok(None),
+        Transport::AllowedPlain => {
+            warn!(%listen, "plain text on an address that is not loopback: tokens can be read there");
+            Ok(None)
+        }
+        Transport::Tls => {
+            let missing = || {
+                let path = settings.config.authority(&settings.environment);
+                Refusal::NoListenerCertificate { listen, path }
+            };
+            let authority = authority::read(&settings.config, &settings.environment)?.ok_or_else(missing)?;
+            ListenerCertificate::new(authority, &data()?, ("tracker", listen), &[]).map(Some)
+        }
+    }
 }
 
 /// Which machines send beats.
@@ -111,8 +156,10 @@ pub(super) enum Reach {
 /// A tracker with an open listener.
 pub(super) struct Tracking {
     server: Server,
-    /// The listener with TLS.
-    secure: Option<Server>,
+    /// Whether the main listener uses TLS.
+    is_tls: bool,
+    /// A second listener, with TLS.
+    secure: Option<(Server, SocketAddr)>,
     reach: Reach,
     pub(super) address: SocketAddr,
     shared: Arc<SharedState>,
@@ -122,17 +169,23 @@ pub(super) struct Tracking {
 
 impl Tracking {
     pub(super) async fn open(
-        listen: SocketAddr,
+        (listen, tls): (SocketAddr, Option<ServerTls>),
         access: Access,
         max_components: usize,
         ca_file: Option<&Path>,
         reach: Reach,
     ) -> anyhow::Result<Self> {
-        let tls = ClientTls::load(ClientFiles { ca: ca_file.map(Path::to_owned), identity: None })?;
+        let calls =
+            ClientTls::load(ClientFiles { ca: ca_file.map(Path::to_owned), ..ClientFiles::default() })?;
         raise_open_files();
-        let (server, address) = bind(listen).await?;
+        let (mut server, address) = bind(listen).await?;
+        let is_tls = tls.is_some();
+        if let Some(tls) = tls {
+            server = server.with_tls(tls);
+        }
         let shared = Arc::new(SharedState::new(Arc::new(wall_ms), max_components));
-        Ok(Self { server, secure: None, reach, address, shared, access, post: Client::new(tls) })
+        let post = Client::new(calls);
+        Ok(Self { server, is_tls, secure: None, reach, address, shared, access, post })
     }
 
     fn add_metrics(&self, registry: &Registry) {
@@ -151,8 +204,9 @@ impl Tracking {
 
     /// Runs until the role is asked to stop, or fails in a way that a retry does not cure.
     pub(super) async fn run(self, settings: Settings, mut stop: watch::Receiver<bool>) -> anyhow::Result<()> {
-        let Self { server, secure, reach, shared, access, post, address } = self;
-        let url = url_of(address, reach);
+        let Self { server, is_tls, secure, reach, shared, access, post, address } = self;
+        let secure_url = secure.as_ref().map(|(_, address)| url_of(*address, reach, true));
+        let url = secure_url.filter(|url| !url.is_empty()).unwrap_or_else(|| url_of(address, reach, is_tls));
         let (found, store) = watch::channel(None);
         let (shut, is_shut) = watch::channel(false);
         let (leave, leaving) = watch::channel(false);
@@ -160,7 +214,7 @@ impl Tracking {
         let mut serving = tokio::spawn(async move {
             let plain = server.serve_with(Arc::clone(&api), is_shut.clone());
             match secure {
-                Some(secure) => drop(tokio::join!(plain, secure.serve_with(api, is_shut))),
+                Some((secure, _)) => drop(tokio::join!(plain, secure.serve_with(api, is_shut))),
                 None => plain.await,
             }
         });
@@ -205,12 +259,22 @@ pub(super) struct HeartbeatArgs {
 pub(super) struct OpenTracker {
     tracking: Tracking,
     settings: Settings,
+    certificate: Option<ListenerCertificate>,
 }
 
 impl HeartbeatArgs {
     /// The port of the listener, if a fixed one was asked for.
     pub(super) fn port(&self) -> Option<u16> {
-        self.heartbeat.map(|listen| listen.port()).filter(|port| *port != 0)
+        self.address().map(|listen| listen.port())
+    }
+
+    /// The address of the listener, if one with a fixed port was asked for.
+    pub(super) fn address(&self) -> Option<SocketAddr> {
+        self.heartbeat.filter(|listen| listen.port() != 0)
+    }
+
+    pub(super) fn is_given(&self) -> bool {
+        self.heartbeat.is_some()
     }
 
     /// Opens the tracker's listener on the address that was asked for, else on `default`, else not
@@ -220,18 +284,33 @@ impl HeartbeatArgs {
         settings: impl FnOnce() -> anyhow::Result<Settings>,
         default: Option<SocketAddr>,
         reach: Reach,
+        (plain, data): (PlainArgs, &Path),
     ) -> anyhow::Result<Option<OpenTracker>> {
         let Some(listen) = self.heartbeat.or(default) else { return Ok(None) };
         let ca_file = self.heartbeat_ca_file.as_deref();
         let access = Access { beats: self.heartbeat_open, params: self.heartbeat_open_params };
-        let tracking = Tracking::open(listen, access, MAX_COMPONENTS, ca_file, reach).await?;
         let settings = settings()?;
-        output::message(&format!("heartbeats on http://{}", tracking.address));
-        Ok(Some(OpenTracker { tracking, settings }))
+        let certificate = certificate(&settings, plain, listen, || Ok(data.to_owned()))?;
+        let tls = certificate.as_ref().map(ListenerCertificate::ensure).transpose()?;
+        let tracking = Tracking::open((listen, tls), access, MAX_COMPONENTS, ca_file, reach).await?;
+        let tracker = OpenTracker { tracking, settings, certificate };
+        output::message(&format!("heartbeats on {}://{}", tracker.scheme(), tracker.address()));
+        Ok(Some(tracker))
     }
 }
 
 impl OpenTracker {
+    pub(super) fn scheme(&self) -> &'static str {
+        if self.tracking.is_tls { "https" } else { "http" }
+    }
+
+    /// Keeps the certificate of the listener valid.
+    pub(super) fn start_renewal(&mut self, service: &mut Service<anyhow::Error>) {
+        if let Some(certificate) = self.certificate.take() {
+            certificate.start_renewal(service);
+        }
+    }
+
     pub(super) fn address(&self) -> SocketAddr {
         self.tracking.address
     }
@@ -283,10 +362,11 @@ async fn track(
 /// Returns the URL that machines reach the tracker at, or an empty string. A wildcard is not an
 /// address for them, and at a loopback address they would send their tokens to any listener on
 /// their own machine; they need `--beat-to` then.
-fn url_of(address: SocketAddr, reach: Reach) -> String {
+fn url_of(address: SocketAddr, reach: Reach, is_tls: bool) -> String {
     let ip = address.ip().to_canonical();
     let useless = ip.is_unspecified() || ip.is_loopback() && reach == Reach::AnyMachine;
-    if useless { String::new() } else { format!("http://{address}") }
+    let scheme = if is_tls { "https" } else { "http" };
+    if useless { String::new() } else { format!("{scheme}://{address}") }
 }
 
 #[cfg(test)]
@@ -295,7 +375,7 @@ mod tests {
 
     #[test]
     fn only_addresses_that_machines_can_reach_are_announced() {
-        let told = |address: &str, reach| !url_of(address.parse().unwrap(), reach).is_empty();
+        let told = |address: &str, reach| !url_of(address.parse().unwrap(), reach, false).is_empty();
         for (address, anywhere, here) in [
             ("10.0.0.1:1", true, true),
             ("[fd00::1]:1", true, true),
@@ -309,6 +389,7 @@ mod tests {
             assert_eq!(told(address, Reach::AnyMachine), anywhere, "{address}");
             assert_eq!(told(address, Reach::ThisMachine), here, "{address}");
         }
-        assert_eq!(url_of("[fd00::1]:1".parse().unwrap(), Reach::AnyMachine), "http://[fd00::1]:1");
+        let url = |is_tls| url_of("[fd00::1]:1".parse().unwrap(), Reach::AnyMachine, is_tls);
+        assert_eq!((url(false).as_str(), url(true).as_str()), ("http://[fd00::1]:1", "https://[fd00::1]:1"));
     }
 }

@@ -1,5 +1,6 @@
-//! `portcullis install`: writes one systemd unit file per role. The files start this program and
-//! set the directories of a system service. Files that another program wrote are not replaced.
+//! `portcullis install`: writes one systemd unit file per role, and for a manager on the system bus
+//! the D-Bus policy. The unit files start this program and set the directories of a service. Files
+//! that another program wrote are not replaced.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +19,12 @@ use crate::runtime::trusted_file;
 
 /// First line of every file that this command writes.
 const MARK: &str = "# Written by `portcullis install`; a second run replaces it.\n";
+const POLICY_MARK: &str = "<!-- Written by `portcullis install`; a second run replaces it. -->\n";
+const POLICY_FILE: &str = "org.containers.hirte.conf";
+const POLICY_HINT: &str = "systemctl reload dbus";
 const MAX_BYTES: usize = 64 * 1024;
+/// The directory for policies of the system bus.
+const DBUS_POLICIES: &str = "/etc/dbus-1/system.d";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -44,9 +50,23 @@ pub(super) struct Args {
     /// EC2 settings file of the controller: see `portcullis controller --help`
     #[arg(long, value_name = "FILE")]
     ec2_settings: Option<PathBuf>,
-    /// Directory for the unit files
-    #[arg(long, value_name = "DIR", default_value = "/etc/systemd/system")]
-    directory: PathBuf,
+    /// Configuration file of the manager or the agent [default: manager.conf or agent.conf in
+    /// /etc/portcullis, with --user in $XDG_CONFIG_HOME/portcullis]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Group whose members may control nodes through the system bus, besides root
+    #[arg(long, value_name = "GROUP", conflicts_with = "user")]
+    bus_group: Option<String>,
+    /// Install a manager or an agent for the user's own systemd and bus
+    #[arg(long)]
+    user: bool,
+    /// Directory for the unit files [default: /etc/systemd/system, or $XDG_CONFIG_HOME/systemd/user
+    /// with --user]
+    #[arg(long, value_name = "DIR")]
+    directory: Option<PathBuf>,
+    /// Directory for the D-Bus policy of the manager
+    #[arg(long, value_name = "DIR", default_value = DBUS_POLICIES)]
+    dbus_directory: PathBuf,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -61,6 +81,10 @@ enum Role {
     Heartbeat,
     /// The agent of machine N: portcullis-machine@N
     Machine,
+    /// The manager of nodes, with its D-Bus policy
+    Manager,
+    /// The agent of a node without an environment
+    Agent,
 }
 
 impl Role {
@@ -71,6 +95,8 @@ impl Role {
             Self::Controller => "portcullis-controller.service",
             Self::Heartbeat => "portcullis-heartbeat.service",
             Self::Machine => "portcullis-machine@.service",
+            Self::Manager => "portcullis-manager.service",
+            Self::Agent => "portcullis-agent.service",
         }
     }
 
@@ -85,23 +111,102 @@ impl Role {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let environment: EnvironmentName = parse_arg(&args.environment)?;
+    check(args)?;
     let program = std::env::current_exe().context("cannot determine the path of this program")?;
+    let directory = directory(args)?;
+    // All texts are made before the first file is written.
+    let mut files = Vec::new();
     for &role in &args.roles {
-        let path = args.directory.join(role.file());
         let text = unit_file(role, &program, &environment, args)?;
-        refuse_anothers(&path)?;
-        fs::create_dir_all(&args.directory)
-            .and_then(|()| file::replace(&path, text.as_bytes(), file::Privacy::Plain))
+        let reload = if args.user { "systemctl --user" } else { "systemctl" };
+        let hint = format!("{reload} daemon-reload && {reload} enable --now {}", role.instance());
+        files.push((directory.join(role.file()), MARK, text, hint));
+        if role == Role::Manager && !args.user {
+            let path = args.dbus_directory.join(POLICY_FILE);
+            files.push((path, POLICY_MARK, policy(args.bus_group.as_deref())?, POLICY_HINT.to_owned()));
+        }
+    }
+    for (path, mark, _, _) in &files {
+        refuse_anothers(path, mark)?;
+    }
+    for (path, mark, text, hint) in files {
+        let directory = path.parent().unwrap_or(Path::new("/"));
+        fs::create_dir_all(directory)
+            .and_then(|()| file::replace(&path, format!("{mark}{text}").as_bytes(), file::Privacy::Plain))
             .with_context(|| format!("cannot write {}", path.display()))?;
         output::message(&format!("{} written", path.display()));
-        output::hint(&format!("systemctl daemon-reload && systemctl enable --now {}", role.instance()));
+        output::hint(&hint);
     }
     Ok(())
 }
 
-fn refuse_anothers(path: &Path) -> anyhow::Result<()> {
+/// Writes the unit file of machines' agents, for `portcullis join`.
+pub(super) fn machine_service(environment: &EnvironmentName, hook_user: &str) -> anyhow::Result<()> {
+    run(&Args {
+        roles: vec![Role::Machine],
+        environment: environment.to_string(),
+        hook_user: hook_user.to_owned(),
+        provider: Provider::Memory,
+        ec2_settings: None,
+        config: None,
+        bus_group: None,
+        user: false,
+        directory: None,
+        dbus_directory: PathBuf::from(DBUS_POLICIES),
+    })
+}
+
+/// Refuses options that do not fit the roles.
+fn check(args: &Args) -> Result<(), Usage> {
+    let of_nodes = |role: &&Role| matches!(role, Role::Manager | Role::Agent);
+    if args.user && args.roles.iter().any(|role| !of_nodes(&role)) {
+        return Err(Usage::new("--user is for the roles manager and agent"));
+    }
+    if args.config.is_some() && args.roles.iter().filter(of_nodes).count() != 1 {
+        return Err(Usage::new("--config requires exactly one of the roles manager and agent"));
+    }
+    if args.bus_group.is_some() && !args.roles.contains(&Role::Manager) {
+        return Err(Usage::new("--bus-group is for the role manager"));
+    }
+    args.bus_group.as_deref().map_or(Ok(()), |group| check_name("group", group))
+}
+
+/// Refuses names with characters that have a meaning in unit files or XML.
+fn check_name(what: &str, name: &str) -> Result<(), Usage> {
+    let odd = |c: char| !c.is_ascii_alphanumeric() && !"-_.:+".contains(c);
+    if name.is_empty() || name.contains(odd) {
+        return Err(Usage::new(format!("invalid {what} name '{}'", name.escape_debug())));
+    }
+    Ok(())
+}
+
+/// Returns the directory for the unit files.
+fn directory(args: &Args) -> anyhow::Result<PathBuf> {
+    match (&args.directory, args.user) {
+        (Some(directory), _) => Ok(directory.clone()),
+        (None, false) => Ok(PathBuf::from("/etc/systemd/system")),
+        (None, true) => {
+            let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+            let config = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")));
+            let config = config.ok_or_else(|| Usage::new("neither XDG_CONFIG_HOME nor HOME is set"))?;
+            Ok(config.join("systemd/user"))
+        }
+    }
+}
+
+#[cfg(feature = "fleet")]
+fn policy(group: Option<&str>) -> anyhow::Result<String> {
+    Ok(crate::fleet::policy::policy(group))
+}
+
+#[cfg(not(feature = "fleet"))]
+fn policy(_: Option<&str>) -> anyhow::Result<String> {
+    Err(crate::cli::error::Refusal::NoFleet.into())
+}
+
+fn refuse_anothers(path: &Path, mark: &str) -> anyhow::Result<()> {
     match trusted_file::read_limited(path, MAX_BYTES)? {
-        Some(found) if !found.starts_with(MARK.as_bytes()) => {
+        Some(found) if !found.starts_with(mark.as_bytes()) => {
             bail!("{} was not written by this command and is not replaced", path.display())
         }
         _ => Ok(()),
@@ -115,10 +220,7 @@ fn unit_file(
     args: &Args,
 ) -> anyhow::Result<String> {
     let hook_user = args.hook_user.as_str();
-    let odd = |c: char| !c.is_ascii_alphanumeric() && !"-_.:+".contains(c);
-    if hook_user.is_empty() || hook_user.contains(odd) {
-        return Err(Usage::new(format!("invalid user name '{}'", hook_user.escape_debug())).into());
-    }
+    check_name("user", hook_user)?;
     let hooks = |units_dir: String| format!("--hook-user {hook_user} --units-dir {units_dir}");
     let program = quoted(program)?;
     let (description, arguments) = match role {
@@ -142,6 +244,8 @@ fn unit_file(
                 hooks(units_dir(environment, "%i"))
             ),
         ),
+        Role::Manager => ("manager of nodes".to_owned(), fleet_arguments("manager", args)?),
+        Role::Agent => ("agent of a node".to_owned(), fleet_arguments("agent", args)?),
     };
     let unit = SystemdUnit {
         description,
@@ -151,7 +255,25 @@ fn unit_file(
             .then_some("/etc/portcullis/aws.env"),
         runs_hooks: matches!(role, Role::Up | Role::Machine),
     };
-    Ok(format!("{MARK}{}", unit.render()))
+    Ok(if args.user { unit.render_for_user() } else { unit.render() })
+}
+
+/// Returns the arguments of a manager or an agent.
+fn fleet_arguments(role: &str, args: &Args) -> anyhow::Result<String> {
+    let config = match &args.config {
+        Some(config) => quoted(&absolute(config)?)?,
+        // systemd replaces %E with the directory of configuration files.
+        None => format!("%E/portcullis/{role}.conf"),
+    };
+    let bus = if args.user { "user" } else { "system" };
+    let group = args.bus_group.as_ref().filter(|_| role == "manager");
+    let group = group.map_or_else(String::new, |group| format!(" --bus-group {group}"));
+    Ok(format!("{role} --config {config} --bus {bus}{group}"))
+}
+
+/// A service starts in the root directory.
+fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
+    std::path::absolute(path).with_context(|| format!("cannot make {} an absolute path", path.display()))
 }
 
 fn provider(provider: Provider, settings: Option<&Path>) -> anyhow::Result<String> {
@@ -164,10 +286,7 @@ fn provider(provider: Provider, settings: Option<&Path>) -> anyhow::Result<Strin
     if provider == Provider::Memory {
         return Err(Usage::new("--ec2-settings requires an EC2 provider").into());
     }
-    // A service starts in the root directory.
-    let path = std::path::absolute(path)
-        .with_context(|| format!("cannot make {} an absolute path", path.display()))?;
-    Ok(format!("--provider {name} --ec2-settings {}", quoted(&path)?))
+    Ok(format!("--provider {name} --ec2-settings {}", quoted(&absolute(path)?)?))
 }
 
 fn quoted(path: &Path) -> anyhow::Result<String> {
@@ -191,7 +310,11 @@ mod tests {
             hook_user: hook_user.to_owned(),
             provider: Provider::Ec2,
             ec2_settings: None,
-            directory: PathBuf::new(),
+            config: None,
+            bus_group: None,
+            user: false,
+            directory: None,
+            dbus_directory: PathBuf::new(),
         }
     }
 
@@ -240,10 +363,77 @@ mod tests {
     }
 
     #[test]
+    fn managers_and_agents_have_unit_files() {
+        let prod: EnvironmentName = "prod".parse().unwrap();
+        let text = |role, args: &Args| unit_file(role, Path::new("/p"), &prod, args).unwrap();
+        let group = Args { bus_group: Some("fleet".to_owned()), ..asked("web") };
+        let configured = Args { config: Some(PathBuf::from("/etc/m.conf")), ..asked("web") };
+        let user = Args { user: true, ..asked("web") };
+        for (role, args, command) in [
+            (
+                Role::Manager,
+                &group,
+                "manager --config %E/portcullis/manager.conf --bus system --bus-group fleet",
+            ),
+            (Role::Manager, &configured, "manager --config \"/etc/m.conf\" --bus system"),
+            (Role::Manager, &user, "manager --config %E/portcullis/manager.conf --bus user"),
+            (Role::Agent, &asked("web"), "agent --config %E/portcullis/agent.conf --bus system"),
+            (Role::Agent, &user, "agent --config %E/portcullis/agent.conf --bus user"),
+        ] {
+            let text = text(role, args);
+            assert!(text.contains(&format!("\nExecStart=\"/p\" --log-level info {command}\n")), "{text}");
+            assert_eq!(text.contains("WantedBy=default.target"), args.user);
+        }
+    }
+
+    #[test]
+    fn options_must_fit_the_roles() {
+        let (manager, agent, up) = (Role::Manager, Role::Agent, Role::Up);
+        let config = Some(PathBuf::from("/c"));
+        let group = |name: &str| Some(name.to_owned());
+        for (args, accepted) in [
+            (Args { roles: vec![manager, agent], user: true, ..asked("web") }, true),
+            (Args { roles: vec![manager, up], user: true, ..asked("web") }, false),
+            (Args { roles: vec![manager], config: config.clone(), ..asked("web") }, true),
+            (Args { roles: vec![manager, agent], config: config.clone(), ..asked("web") }, false),
+            (Args { roles: vec![up], config, ..asked("web") }, false),
+            (Args { roles: vec![manager], bus_group: group("fleet"), ..asked("web") }, true),
+            (Args { roles: vec![agent], bus_group: group("fleet"), ..asked("web") }, false),
+            (Args { roles: vec![manager], bus_group: group("a\"/><"), ..asked("web") }, false),
+        ] {
+            assert_eq!(check(&args).is_ok(), accepted, "{args:?}");
+        }
+    }
+
+    #[cfg(feature = "fleet")]
+    #[test]
+    fn the_policy_is_written_for_the_system_bus_only() {
+        let home = tempfile::tempdir().unwrap();
+        let (units, dbus) = (home.path().join("units"), home.path().join("dbus"));
+        let typed = |user| Args {
+            roles: vec![Role::Manager],
+            user,
+            directory: Some(units.clone()),
+            dbus_directory: dbus.clone(),
+            ..asked("web")
+        };
+        run(&typed(true)).unwrap();
+        assert!(units.join("portcullis-manager.service").exists() && !dbus.exists());
+        run(&typed(false)).unwrap();
+        let path = dbus.join(POLICY_FILE);
+        assert!(fs::read_to_string(&path).unwrap().starts_with(POLICY_MARK));
+        // A policy of another program prevents all writes.
+        fs::write(&path, "<busconfig/>").unwrap();
+        fs::remove_file(units.join("portcullis-manager.service")).unwrap();
+        assert!(run(&typed(false)).unwrap_err().to_string().contains("is not replaced"));
+        assert!(!units.join("portcullis-manager.service").exists());
+    }
+
+    #[test]
     fn unit_files_of_other_programs_are_not_replaced() {
         let home = tempfile::tempdir().unwrap();
         let directory = home.path().join("system");
-        let typed = Args { directory: directory.clone(), ..asked("web") };
+        let typed = Args { directory: Some(directory.clone()), ..asked("web") };
         for _ in 0..2 {
             run(&typed).unwrap();
         }

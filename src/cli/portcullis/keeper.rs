@@ -5,10 +5,16 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use tokio::sync::watch;
+use tracing::warn;
 
+use crate::cli::args::environment::Globals;
+use crate::cli::args::listen::{PlainArgs, Transport};
 use crate::cli::args::metrics::MetricsArgs;
 use crate::cli::args::tls::TlsArgs;
+use crate::cli::authority;
+use crate::cli::error::Usage;
 use crate::cli::output;
+use crate::cli::portcullis::listener_certificate::ListenerCertificate;
 use crate::keeper::four_letter::Stats;
 use crate::keeper::identities::IdentityLimits;
 use crate::keeper::state::TreeLimits;
@@ -26,6 +32,10 @@ const SUPER_DIGEST: &str = "PORTCULLIS_SUPER_DIGEST";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
+    /// Environment whose authority issues the certificate of a listener that is not on loopback
+    /// [default: local]
+    #[arg(short, long, value_name = "ENV", env = "JUJU_ENV", hide_env_values = true)]
+    environment: Option<String>,
     /// Directory for the data, created if it does not exist. It is refused if other users own it,
     /// or can write to it, to what is in it or to a directory above it
     #[arg(long, value_name = "DIR")]
@@ -39,9 +49,16 @@ pub(super) struct Args {
 /// Options of the keeper, for `keeper` and `up`.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct KeeperArgs {
-    /// Address to listen on; port 0 selects a free port
+    /// Address to listen on; port 0 selects a free port. On addresses that are not loopback, the
+    /// store is served with TLS and a certificate of the environment's authority
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:2181")]
     pub(super) listen: SocketAddr,
+    #[command(flatten)]
+    pub(super) plain: PlainArgs,
+    /// Further DNS name or address for that certificate, besides those of this host; may be
+    /// repeated
+    #[arg(long, value_name = "NAME")]
+    tls_name: Vec<String>,
     #[command(flatten)]
     tls: TlsArgs,
     /// Over TLS, serve only clients that present a certificate of this CA (PEM)
@@ -97,11 +114,19 @@ pub(super) struct KeeperArgs {
 }
 
 impl KeeperArgs {
-    /// Returns the keeper's settings. Also raises the limit of open files for its connections.
-    pub(super) fn config(&self, data_dir: PathBuf) -> anyhow::Result<Config> {
+    /// Returns the keeper's settings, and the certificate of a listener that is not on loopback.
+    /// Also raises the limit of open files for its connections.
+    pub(super) fn config(
+        &self,
+        data_dir: PathBuf,
+        globals: &Globals,
+    ) -> anyhow::Result<(Config, Option<ListenerCertificate>)> {
         raise_open_files();
         ensure_data_dir(&data_dir)?;
-        Ok(Config {
+        let certificate = self.certificate(&data_dir, globals)?;
+        let listen_tls = certificate.as_ref().map(ListenerCertificate::ensure).transpose()?;
+        let config = Config {
+            listen_tls,
             tls: self.tls()?,
             tick_ms: self.tick_ms,
             super_digest: std::env::var(SUPER_DIGEST).ok().filter(|digest| !digest.is_empty()),
@@ -109,7 +134,24 @@ impl KeeperArgs {
             reserve_bytes: self.disk_reserve_bytes,
             limits: self.limits(),
             ..Config::new(data_dir, self.listen)
-        })
+        };
+        Ok((config, certificate))
+    }
+
+    fn certificate(&self, data_dir: &Path, globals: &Globals) -> anyhow::Result<Option<ListenerCertificate>> {
+        let listen = self.listen;
+        match self.plain.transport(listen) {
+            Transport::Local => Ok(None),
+            Transport::AllowedPlain => {
+                warn!(%listen, "plain text on an address that is not loopback: secrets can be read there");
+                Ok(None)
+            }
+            Transport::Tls if self.tls.is_given() => Err(plain_beside_tls(listen).into()),
+            Transport::Tls => {
+                let authority = authority::read_or_create(&globals.config()?, &globals.environment()?)?;
+                ListenerCertificate::new(authority, data_dir, ("keeper", listen), &self.tls_name).map(Some)
+            }
+        }
     }
 
     fn limits(&self) -> Limits {
@@ -141,6 +183,14 @@ impl KeeperArgs {
     }
 }
 
+/// The refusal of a plain listener that is reachable from other machines beside one with TLS.
+pub(super) fn plain_beside_tls(listen: SocketAddr) -> Usage {
+    Usage::new(format!(
+        "--listen {listen} would be plain text beside --tls-listen: use a loopback address, leave \
+         --tls-listen out to serve TLS on {listen}, or set --allow-plain-tcp"
+    ))
+}
+
 /// Creates the data directory, unless other users could change what is in it: the store trusts its
 /// own files.
 fn ensure_data_dir(data_dir: &Path) -> anyhow::Result<()> {
@@ -151,13 +201,18 @@ fn ensure_data_dir(data_dir: &Path) -> anyhow::Result<()> {
 
 pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let mut service = Service::new().context("cannot catch signals")?;
-    let keeper = Keeper::start(args.serving.config(args.data_dir.clone())?)?;
-    announce(&keeper)?;
+    let globals = Globals::of(args.environment.clone());
+    let (config, certificate) = args.serving.config(args.data_dir.clone(), &globals)?;
+    let keeper = Keeper::start(config)?;
+    announce(&keeper, certificate.is_some())?;
     let registry = Registry::default();
     add_metrics(&registry, &keeper);
     args.metrics.start(&mut service, &registry).await?;
     service.next_stage();
     service.start("keeper", OnEnd::AbortOthers, |stop| serve(keeper, stop));
+    if let Some(certificate) = certificate {
+        certificate.start_renewal(&mut service);
+    }
     service.run().await
 }
 
@@ -201,10 +256,12 @@ fn render(stats: &Stats) -> String {
     text.into_text()
 }
 
-/// Prints the addresses of the keeper.
-pub(super) fn announce(keeper: &Keeper) -> anyhow::Result<()> {
+/// Prints the addresses of the keeper. `is_tls` is about the main one.
+pub(super) fn announce(keeper: &Keeper, is_tls: bool) -> anyhow::Result<()> {
+    let with = if is_tls { "with TLS " } else { "" };
     let tls = keeper.tls_addr().map_or_else(String::new, |addr| format!("listening with TLS on {addr}\n"));
-    output::data(&format!("listening on {}\n{tls}", keeper.local_addr())).context("cannot write to stdout")
+    output::data(&format!("listening {with}on {}\n{tls}", keeper.local_addr()))
+        .context("cannot write to stdout")
 }
 
 /// Runs until the role is asked to stop. If the keeper ends by itself, its disk has failed.

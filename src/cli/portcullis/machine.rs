@@ -2,6 +2,7 @@
 //! sends its beats and, with `--firewall`, manages its firewall. Decisions are in `firewall` and
 //! `unit`.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,17 +11,20 @@ use anyhow::Context as _;
 use clap::ValueEnum;
 use futures_util::{FutureExt as _, TryFutureExt as _};
 use portcullis_provider::Nftables;
-use portcullis_provider::nftables::{Mode, Settings as TableSettings, TableName};
-use portcullis_provider::rule::Protocol;
+use portcullis_provider::nftables::{Mode, TableName, TableSettings};
+use portcullis_provider::rule::{Protocol, Rule};
 use tokio::sync::watch;
 use tracing::{error, info};
 
 use crate::cli::args::agent::{AgentArgs, jitter};
 use crate::cli::args::environment::{Globals, wait_for_store};
+use crate::cli::args::listen::is_loopback;
 use crate::cli::args::metrics::{self, MetricsArgs};
 use crate::cli::args::units::UnitArgs;
 use crate::cli::error::{Usage, parse_arg};
+use crate::cli::output;
 use crate::cli::portcullis::checkpoint_file;
+use crate::cli::portcullis::leave::{Leaving, Removed};
 use crate::cli::portcullis::machine_file;
 use crate::cli::portcullis::up;
 use crate::firewall::controller::{FirewallController, PolicyReader};
@@ -32,15 +36,19 @@ use crate::firewall::policy::Policy;
 use crate::heartbeat::client::BeatClient;
 use crate::heartbeat::core::params::url_of;
 use crate::heartbeat::discovery::follow_trackers;
+use crate::identity::files::MachineIdentity;
+use crate::identity::machine::Machine as Applicant;
 use crate::machine::file::MachineFile;
+use crate::machine::host::{HostReport, address_toward};
 use crate::machine::number;
-use crate::machine::presence::MachineClaim;
-use crate::model::{EnvironmentName, MachineId, PortRange, ports};
+use crate::machine::presence::{self, MachineClaim};
+use crate::model::{EnvironmentName, HostAddress, MachineId, PortRange, ports};
 use crate::net::http::client::Client;
-use crate::net::tls::{ClientFiles, ClientTls};
+use crate::net::tls::{ClientFiles, ClientTls, MachineFiles};
 use crate::runtime::metrics::Registry;
 use crate::runtime::reconcile::STORE_PAUSE;
 use crate::runtime::service::{OnEnd, Service, stopped, until_stopped};
+use crate::runtime::trusted_path;
 use crate::store::lease::Lease;
 use crate::store::rollback::RollbackGuard;
 use crate::store::{Address, ZkTree};
@@ -59,6 +67,14 @@ pub(super) struct Args {
     /// File with the machine's credentials [default: the saved one]
     #[arg(long, value_name = "FILE")]
     credentials: Option<PathBuf>,
+    /// Address that other machines reach this one at, for `juju status`; may be repeated, the first
+    /// is shown [default: those of the network interfaces]
+    #[arg(long, value_name = "ADDR")]
+    address: Vec<String>,
+    /// Remove the machine's units, their processes, its firewall table and its credentials from this
+    /// host, and exit. The store is not used
+    #[arg(long)]
+    leave: bool,
     /// Tracker to send beats to, http://HOST:PORT or https://HOST:PORT; may be repeated, and the
     /// next one is tried when one does not answer [default: the trackers listed in the store]
     #[arg(long, value_name = "URL")]
@@ -78,13 +94,14 @@ pub(super) struct FirewallArgs {
     /// Firewall of this machine [default: dry-run for `up`, none for `machine`]
     #[arg(long, value_enum, value_name = "HOW")]
     firewall: Option<Kind>,
-    /// Port that always stays open: PORT[-PORT][/PROTOCOL]; may be repeated. ssh, the store's ports
-    /// and those of this process always stay open
+    /// Port that always stays open: PORT[-PORT][/PROTOCOL][@CIDR], to everyone or to the block of
+    /// addresses; may be repeated. ssh, the store's ports and those of this process stay open to
+    /// everyone, unless they are named with a block. Ports on loopback are not opened
     #[arg(long, value_name = "PORT")]
     protect: Vec<String>,
-    /// The port of a tracker in the same process.
+    /// Other listeners in the same process.
     #[arg(skip)]
-    tracker: Option<u16>,
+    listeners: Vec<SocketAddr>,
     #[command(flatten)]
     agent_args: AgentArgs,
 }
@@ -105,8 +122,11 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let mut service = Service::new().context("cannot catch signals")?;
     let id: MachineId = parse_arg(&args.id)?;
     let environment = args.globals.environment()?;
+    let addresses = args.address.iter().map(|text| parse_arg(text)).collect::<Result<_, _>>()?;
     args.firewall.check()?;
-    let tls = ClientTls::load(ClientFiles { ca: args.ca_file.clone(), identity: None })?;
+    if args.leave {
+        return leave(args, &environment, id).await;
+    }
     let file = machine_file::ensure(&args.globals, id, args.credentials.as_deref()).await?;
     let trackers =
         args.beat_to.iter().map(|url| url_of(url).map_err(|problem| Usage::new(format!("{url}: {problem}"))));
@@ -114,7 +134,12 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let sender = BeatClient::new(id, &file.credential.expose(), trackers);
     let data = up::data_dir(&environment, None)?;
     let mut agent = prepare(&environment, id, file, (&args.firewall, &args.units), (Kind::None, &data))?;
+    let machine = Some(agent.machine_files());
+    let tls = ClientTls::load(ClientFiles { ca: args.ca_file.clone(), machine, identity: None })?;
+    let sender = sender.with_certificate(tls.clone());
     agent.trackers = args.beat_to.is_empty().then_some(found);
+    agent.addresses = addresses;
+    agent.machine_file = Some(machine_file::path(&args.globals, id, args.credentials.as_deref())?);
     let registry = Registry::default();
     agent.add_metrics(&registry);
     args.firewall.metrics().start(&mut service, &registry).await?;
@@ -122,6 +147,22 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     service.start("machine", OnEnd::StopOthers, |stop| agent.run(stop));
     start_beats(&mut service, sender, Client::new(tls));
     service.run().await
+}
+
+/// Removes the machine from this host without a store.
+async fn leave(args: &Args, environment: &EnvironmentName, id: MachineId) -> anyhow::Result<()> {
+    let named = args.credentials.as_deref();
+    let file = machine_file::saved(&args.globals, id, named)?;
+    let data = up::data_dir(environment, None)?;
+    let agent = prepare(environment, id, file, (&args.firewall, &args.units), (Kind::None, &data))?;
+    let machine_file = machine_file::path(&args.globals, id, named)?;
+    let leaving = Leaving { site: agent.site, identity: agent.identity, machine_file };
+    let (_stop, stopped) = watch::channel(false);
+    let Removed { units, table } = leaving.leave(stopped).await?;
+    let table = if table { " and the firewall table" } else { "" };
+    output::message(&format!("Machine {id} has left: {units} units{table} removed."));
+    output::hint(&format!("`juju terminate-machine {id} --force` removes it from the environment"));
+    Ok(())
 }
 
 /// Sends heartbeats for the machine, and a last one when it stops.
@@ -139,21 +180,36 @@ impl FirewallArgs {
         &self.agent_args.metrics
     }
 
-    /// Adds the port of a tracker in the same process.
-    pub(super) fn beside(self, tracker: Option<u16>) -> Self {
-        FirewallArgs { tracker, ..self }
+    /// Adds listeners in the same process.
+    pub(super) fn beside(self, listeners: Vec<SocketAddr>) -> Self {
+        FirewallArgs { listeners, ..self }
     }
 
     /// Returns the ports of the store and of this process.
     fn ports(&self, store: &Address) -> impl Iterator<Item = u16> {
-        store.ports().chain(self.agent_args.metrics.port()).chain(self.tracker)
+        let listeners = self.agent_args.metrics.address().into_iter().chain(self.listeners.iter().copied());
+        store.ports().chain(listeners.map(|listen| listen.port()))
     }
 
-    fn protected(&self, store: &Address) -> anyhow::Result<Vec<PortRange>> {
-        let own = std::iter::once(SSH).chain(self.ports(store));
+    /// Returns the ports that are open to everyone, and those that are open to a source. Listeners
+    /// on loopback cannot be reached from the network.
+    fn protected(&self, store: &Address) -> anyhow::Result<(Vec<PortRange>, Vec<Rule>)> {
+        let listeners = self.agent_args.metrics.address().into_iter().chain(self.listeners.iter().copied());
+        let listeners = listeners.filter(|listen| !is_loopback(*listen)).map(|listen| listen.port());
+        let own = std::iter::once(SSH).chain(store.network_ports()).chain(listeners);
         let own = own.map(|port| PortRange::single(port, Protocol::Tcp).map_err(Usage::new));
-        let named = self.protect.iter().map(|text| ports::parse_argument(text).map_err(Usage::new));
-        Ok(own.chain(named).collect::<Result<_, _>>()?)
+        let (mut open, mut limited) = (own.collect::<Result<Vec<_>, _>>()?, Vec::new());
+        for text in &self.protect {
+            match text.split_once('@') {
+                None => open.push(ports::parse_argument(text).map_err(Usage::new)?),
+                Some((ports, source)) => {
+                    let ports = ports::parse_argument(ports).map_err(Usage::new)?;
+                    limited.push(Rule::new(ports, parse_arg(source)?));
+                }
+            }
+        }
+        open.retain(|ports| !limited.iter().any(|rule: &Rule| rule.ports == *ports));
+        Ok((open, limited))
     }
 }
 
@@ -173,6 +229,13 @@ pub(super) struct MachineAgent {
     guard: Arc<RollbackGuard>,
     /// Receives the addresses of trackers from the store.
     trackers: Option<watch::Sender<Vec<String>>>,
+    /// The files of the machine's certificate.
+    identity: MachineIdentity,
+    /// Addresses to report instead of those of the network interfaces.
+    addresses: Vec<HostAddress>,
+    /// Removed when the machine leaves its environment; `None` for a machine that cannot be
+    /// terminated.
+    machine_file: Option<PathBuf>,
 }
 
 /// The settings of the machine's own firewall.
@@ -206,7 +269,8 @@ pub(super) fn prepare(
         None => None,
         Some((mode, dry, kind)) => {
             let table = TableName::for_instance(environment.as_str()).map_err(Usage::new)?;
-            let table = TableSettings { table, mode, protected: own.protected(&file.address)? };
+            let (protected, protected_from) = own.protected(&file.address)?;
+            let table = TableSettings { table, mode, protected, protected_from };
             Some(LocalFirewall { table, dry, kind })
         }
     };
@@ -227,10 +291,26 @@ pub(super) fn prepare(
         site,
         guard,
         trackers: None,
+        identity: identity_files(data, id)?,
+        addresses: Vec::new(),
+        machine_file: None,
     })
 }
 
+/// Returns the files of a machine's certificate, and creates their directory.
+pub(super) fn identity_files(data: &Path, id: MachineId) -> anyhow::Result<MachineIdentity> {
+    let directory = data.join("identity");
+    trusted_path::ensure_directory(&directory, 0o700)
+        .with_context(|| format!("cannot use directory {}", directory.display()))?;
+    Ok(MachineIdentity::new(directory, id))
+}
+
 impl MachineAgent {
+    /// The files of the machine's certificate, for its clients.
+    pub(super) fn machine_files(&self) -> MachineFiles {
+        self.identity.machine_files()
+    }
+
     pub(super) fn add_metrics(&self, registry: &Registry) {
         metrics::add_firewall(registry, "machine", &self.metrics, &self.progress.subscribe());
     }
@@ -258,6 +338,11 @@ impl MachineAgent {
             acl: self.file.roles.machine_agent(&identity),
             holder: holder()?,
             resync: self.resync,
+            host: Some(HostReport {
+                acl: self.file.roles.machine_host(&identity),
+                given: self.addresses,
+                preferred: address_toward(&self.file.address).await,
+            }),
         };
         let firewall = match self.firewall {
             Some(LocalFirewall { table, dry, kind }) => {
@@ -275,6 +360,12 @@ impl MachineAgent {
         });
         let following =
             self.trackers.map(|found| tokio::spawn(follow_trackers(tree.clone(), self.id, found)));
+        let certificates = {
+            let applicant =
+                Applicant { id: self.id, identity: identity.clone(), roles: self.file.roles.clone() };
+            let (tree, files) = (tree.clone(), self.identity.clone());
+            tokio::spawn(async move { applicant.keep_certificate(&tree, &files).await })
+        };
         let progress = self.progress;
         let seen = progress.subscribe();
         info!(machine = %self.id, "machine ready");
@@ -286,8 +377,20 @@ impl MachineAgent {
             };
             tokio::join!(holding, run_units(&tree, &self.site, &self.guard, seen)).0
         };
-        let ended = until_stopped(working, stop.clone()).await;
+        let mut ended: anyhow::Result<()> = until_stopped(working, stop.clone()).await;
         drop(agent);
+        certificates.abort();
+        if let (Err(error), Some(machine_file)) = (&ended, self.machine_file)
+            && matches!(error.downcast_ref(), Some(presence::Error::NoMachine(_)))
+        {
+            let leaving = Leaving { site: self.site, identity: self.identity, machine_file };
+            // A store that cannot be read is no tombstone.
+            match leaving.leave_if_terminated(&tree, &self.guard, stop).await {
+                Ok(Some(left)) => ended = Err(left.into()),
+                Ok(None) => {}
+                Err(error) => error!(error = format!("{error:#}"), "the machine cannot leave"),
+            }
+        }
         if let Some(following) = following {
             following.abort();
         }
@@ -343,20 +446,30 @@ mod tests {
     fn own(firewall: Kind, protect: &[&str]) -> FirewallArgs {
         let agent_args = AgentArgs { resync: 60, policy: None, metrics: MetricsArgs::default() };
         let protect = protect.iter().map(|&text| text.to_owned()).collect();
-        FirewallArgs { firewall: Some(firewall), protect, tracker: None, agent_args }
+        FirewallArgs { firewall: Some(firewall), protect, listeners: Vec::new(), agent_args }
     }
 
     #[test]
     fn ssh_the_store_and_protected_ports_stay_open() {
         let store: Address = "127.0.0.1:4711,zk2:2182/prod".parse().unwrap();
         let words = |own: &FirewallArgs| -> Vec<String> {
-            own.protected(&store).unwrap().iter().map(ToString::to_string).collect()
+            own.protected(&store).unwrap().0.iter().map(ToString::to_string).collect()
         };
-        assert_eq!(words(&own(Kind::Nftables, &[])), ["22/tcp", "4711/tcp", "2182/tcp"]);
+        assert_eq!(words(&own(Kind::Nftables, &[])), ["22/tcp", "2182/tcp"], "loopback is left out");
         let more = words(&own(Kind::Nftables, &["51820/udp", "9100-9110"]));
-        assert_eq!(more[3..], ["51820/udp", "9100-9110/tcp"]);
-        let beside = own(Kind::Nftables, &[]).beside(Some(9400));
-        assert_eq!(words(&beside)[3..], ["9400/tcp"]);
+        assert_eq!(more[2..], ["51820/udp", "9100-9110/tcp"]);
+        let listeners = ["10.0.0.1:9400", "127.0.0.1:9401", "0.0.0.0:9402"].map(|text| text.parse().unwrap());
+        let beside = own(Kind::Nftables, &[]).beside(listeners.to_vec());
+        assert_eq!(words(&beside)[2..], ["9400/tcp", "9402/tcp"]);
+        // A port with a source is not open to everyone, also if it would be without the flag.
+        let limited = own(Kind::Nftables, &["22@192.0.2.0/24", "22@2001:db8::/32", "53/udp@10.0.0.0/8"]);
+        assert_eq!(words(&limited), ["2182/tcp"]);
+        let (_, from) = limited.protected(&store).unwrap();
+        let from: Vec<String> = from.iter().map(|rule| format!("{} {}", rule.ports, rule.source)).collect();
+        assert_eq!(from, ["22/tcp 192.0.2.0/24", "22/tcp 2001:db8::/32", "53/udp 10.0.0.0/8"]);
+        for bad in ["22@", "@10.0.0.0/8", "22@everyone", "22@10.0.0.0/8@10.0.0.0/8"] {
+            assert!(own(Kind::Nftables, &[bad]).check().is_err(), "{bad}");
+        }
         let refused = own(Kind::None, &["eighty"]).check().unwrap_err();
         assert!(refused.is::<Usage>(), "{refused}");
     }

@@ -1,7 +1,7 @@
 //! The machine file: address and credentials of a machine's agent, mode 0600. It comes with the
 //! machine's user data, is copied by hand, or is created where the operator's credentials are.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use tracing::warn;
@@ -35,6 +35,28 @@ fn read(path: &Path) -> anyhow::Result<Option<MachineFile>> {
     Ok(Some(file))
 }
 
+/// Returns the path of a machine file: the named one, or that of the configuration directory.
+pub(in crate::cli) fn path(
+    globals: &Globals,
+    machine: MachineId,
+    named: Option<&Path>,
+) -> anyhow::Result<PathBuf> {
+    match named {
+        Some(path) => Ok(path.to_owned()),
+        None => Ok(globals.config()?.machine(&globals.environment()?, machine)),
+    }
+}
+
+/// Returns the saved machine file, without a connection to the store.
+pub(in crate::cli) fn saved(
+    globals: &Globals,
+    machine: MachineId,
+    named: Option<&Path>,
+) -> anyhow::Result<MachineFile> {
+    let path = path(globals, machine, named)?;
+    Ok(read(&path)?.ok_or(Refusal::NoMachineFile { machine, path })?)
+}
+
 /// Returns the machine file: the named one; or one from the tree, if this user is the operator,
 /// which is also saved for times without a store; or the saved one.
 pub(in crate::cli) async fn ensure(
@@ -43,24 +65,23 @@ pub(in crate::cli) async fn ensure(
     named: Option<&Path>,
 ) -> anyhow::Result<MachineFile> {
     let settings = globals.settings()?;
-    let path = match named {
-        Some(path) => path.to_owned(),
-        None => settings.config.machine(&settings.environment, machine),
-    };
+    let path = path(globals, machine, named)?;
     if named.is_none() && settings.saved.is_some() {
         let work = async |settings: &Settings, environment: &Environment<ZkTree>| {
             of_machine(environment, &settings.address, machine).await
         };
         match globals.in_environment(work).await {
             Ok(made) => {
-                write(&path, &made)?;
+                save(&path, &made);
                 return Ok(made);
             }
+            // The agent of a terminated machine reads its tombstone with the saved file.
+            Err(error) if is_not_found(&error) && path.exists() => {}
             Err(error) if !store::is_transient(error.as_ref()) => return Err(error),
             Err(error) => warn!("store unreachable, using the saved machine file: {error:#}"),
         }
     }
-    let kept = read(&path)?.ok_or(Refusal::NoMachineFile { machine, path })?;
+    let kept = saved(globals, machine, named)?;
     let ca = kept.address.ca().map(str::to_owned);
     let address = globals.address_arg()?.map(|given| match given.ca() {
         None => given.with_ca(ca.as_deref()),
@@ -68,6 +89,22 @@ pub(in crate::cli) async fn ensure(
     });
     let address = address.unwrap_or(kept.address);
     Ok(MachineFile { address, ..kept })
+}
+
+fn is_not_found(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(store::Error::MachineNotFound(_)))
+}
+
+/// Saves the file if it has changed. The agent also runs without the saved file, for example on a
+/// full disk.
+fn save(path: &Path, made: &MachineFile) {
+    if matches!(read(path), Ok(Some(kept)) if kept == *made) {
+        file::remove_unfinished(path);
+        return;
+    }
+    if let Err(error) = write(path, made) {
+        warn!("machine file not saved; without the store, the next start will fail: {error:#}");
+    }
 }
 
 pub(in crate::cli) fn write(path: &Path, contents: &MachineFile) -> anyhow::Result<()> {
@@ -79,6 +116,9 @@ pub(in crate::cli) fn write(path: &Path, contents: &MachineFile) -> anyhow::Resu
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::MetadataExt as _;
+
     use super::*;
     use crate::store::Credential;
     use crate::store::acl::Roles;
@@ -111,5 +151,11 @@ mod tests {
         }
         file::replace(&path, whole.as_bytes(), Privacy::Plain).unwrap();
         assert!(read(&path).is_err(), "others can read it");
+        save(&path, &file);
+        assert_eq!(read(&path).unwrap(), Some(file.clone()));
+        let number = || fs::metadata(&path).unwrap().ino();
+        let before = number();
+        save(&path, &file);
+        assert_eq!(number(), before, "an unchanged file is not written again");
     }
 }

@@ -12,12 +12,14 @@ use tokio::sync::watch;
 
 use crate::cli::args::environment::Globals;
 use crate::cli::args::units::UnitArgs;
+use crate::cli::authority;
 use crate::cli::config::{ConfigDir, Role, SavedEnvironment};
 use crate::cli::error::Refusal;
 use crate::cli::file;
 use crate::cli::juju::bootstrap;
 use crate::cli::output;
 use crate::cli::portcullis::heartbeat::{HeartbeatArgs, Reach};
+use crate::cli::portcullis::issuer;
 use crate::cli::portcullis::keeper::{KeeperArgs, add_metrics, announce, serve};
 use crate::cli::portcullis::machine;
 use crate::cli::portcullis::machine_file;
@@ -25,6 +27,8 @@ use crate::heartbeat::client::BeatClient;
 use crate::keeper::{Config, Keeper};
 use crate::model::{EnvironmentName, MachineId};
 use crate::net::http::client::Client;
+use crate::net::tls::authority::Authority;
+use crate::net::tls::{ClientFiles, ClientTls};
 use crate::runtime::metrics::Registry;
 use crate::runtime::service::{OnEnd, Service};
 use crate::store::records::Placement;
@@ -64,16 +68,20 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let data_dir = data_dir(&environment, args.data_dir.as_deref())?;
     args.firewall.check()?;
     let mut service = Service::new().context("cannot catch signals")?;
-    let keeper = start(&globals, &environment, args.serving.config(data_dir.clone())?).await?;
+    let (config, certificate) = args.serving.config(data_dir.clone(), &globals)?;
+    let keeper = start(&globals, &environment, config).await?;
     let file = machine_file::ensure(&globals, LOCAL_MACHINE, None).await?;
     let credential = file.credential.expose();
-    let own = args.firewall.clone().beside(args.heartbeat.port());
+    let listeners = std::iter::once(keeper.local_addr()).chain(args.heartbeat.address());
+    let own = args.firewall.clone().beside(listeners.collect());
     let options = (&own, &args.units);
     let agent =
         machine::prepare(&environment, LOCAL_MACHINE, file, options, (machine::Kind::DryRun, &data_dir))?;
-    announce(&keeper)?;
+    let machine_files = agent.machine_files();
+    announce(&keeper, certificate.is_some())?;
     let settings = || globals.settings_of(Role::Controller);
-    let tracker = args.heartbeat.open(settings, Some(ANY_LOCAL_PORT), Reach::ThisMachine).await?;
+    let place = (args.serving.plain, &*data_dir);
+    let tracker = args.heartbeat.open(settings, Some(ANY_LOCAL_PORT), Reach::ThisMachine, place).await?;
     let registry = Registry::default();
     add_metrics(&registry, &keeper);
     agent.add_metrics(&registry);
@@ -86,14 +94,21 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     service.start("keeper", OnEnd::AbortOthers, |stop| serve(keeper, stop));
     service.next_stage();
     let mut trackers = Vec::new();
-    if let Some(tracker) = tracker {
-        trackers.push(format!("http://{}", reachable(tracker.address())));
+    if let Some(mut tracker) = tracker {
+        trackers.push(format!("{}://{}", tracker.scheme(), reachable(tracker.address())));
+        tracker.start_renewal(&mut service);
         service.start("heartbeat", OnEnd::Continue, |stop| tracker.run(stop));
     }
     service.next_stage();
-    let sender = BeatClient::new(LOCAL_MACHINE, &credential, watch::channel(trackers).1);
+    issuer::start(&mut service, globals.settings_of(Role::Controller)?)?;
+    if let Some(certificate) = certificate {
+        certificate.start_renewal(&mut service);
+    }
+    let tls = ClientTls::load(ClientFiles { machine: Some(machine_files), ..ClientFiles::default() })?;
+    let sender =
+        BeatClient::new(LOCAL_MACHINE, &credential, watch::channel(trackers).1).with_certificate(tls.clone());
     service.start("machine", OnEnd::Continue, |stop| agent.run(stop));
-    machine::start_beats(&mut service, sender, Client::default());
+    machine::start_beats(&mut service, sender, Client::new(tls));
     output::message(&format!("Environment '{environment}' is up; `juju status` shows it. Ctrl-C ends it."));
     service.run().await
 }
@@ -136,8 +151,12 @@ pub(super) async fn start(
     let saved = config.read(environment, Role::Operator)?;
     let made = file::ensure_private_dir(&wanted.data_dir);
     made.with_context(|| format!("cannot make {}", wanted.data_dir.display()))?;
+    let is_tls = wanted.listen_tls.is_some();
     let keeper = Keeper::start(wanted)?;
-    let address: Address = reachable(keeper.local_addr()).to_string().parse()?;
+    let scheme = if is_tls { "tls://" } else { "" };
+    let address: Address = format!("{scheme}{}", reachable(keeper.local_addr())).parse()?;
+    let authority = if is_tls { authority::read(&config, environment)? } else { None };
+    let address = address.with_ca(authority.as_ref().map(Authority::certificate));
     if let Some(saved) = saved {
         take_over(&config, environment, &address, &saved).await?;
     }
@@ -165,7 +184,7 @@ async fn take_over(
     saved: &SavedEnvironment,
 ) -> anyhow::Result<()> {
     let old: Option<Address> = saved.zookeeper.parse().ok();
-    if old.as_ref() == Some(address) {
+    if old.clone().map(|old| old.with_ca(saved.ca.as_deref())).as_ref() == Some(address) {
         return Ok(());
     }
     let tree = ZkTree::connect(address, Some(&saved.credential)).await?;
@@ -180,7 +199,8 @@ async fn take_over(
     }
     for role in [Role::Operator, Role::Controller] {
         if let Some(old) = config.read(environment, role)? {
-            config.replace(environment, role, &SavedEnvironment { zookeeper: address.to_string(), ..old })?;
+            let (zookeeper, ca) = (address.to_string(), address.ca().map(str::to_owned));
+            config.replace(environment, role, &SavedEnvironment { zookeeper, ca, ..old })?;
         }
     }
     Ok(())

@@ -1,0 +1,180 @@
+//! The file of the environment's authority, `ENV-authority.json`, mode 0600: the CA certificate and
+//! its private key. It is created on the host of `juju bootstrap` or `portcullis up`; controllers on
+//! other hosts issue certificates only with a copy of it. The key is never written to the store.
+
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+
+use crate::cli::config::{ConfigDir, Role};
+use crate::cli::error::Refusal;
+use crate::cli::file::{self, Privacy};
+use crate::identity::files::MachineIdentity;
+use crate::model::EnvironmentName;
+use crate::net::tls::authority::{Authority, Names, ROLE_LIFETIME, Validity};
+use crate::net::tls::key::PrivateKey;
+use crate::runtime::clock::wall_ms;
+use crate::runtime::trusted_file;
+use crate::store::certificates::read_authority;
+use crate::store::{Environment, Tree};
+
+/// Maximum size of the file.
+const MAX_BYTES: usize = 64 * 1024;
+
+#[derive(Serialize, Deserialize)]
+struct Wire {
+    certificate: String,
+    key: String,
+}
+
+/// Reads the authority, if this host has its key. No message quotes the file.
+pub(super) fn read(config: &ConfigDir, environment: &EnvironmentName) -> anyhow::Result<Option<Authority>> {
+    let path = config.authority(environment);
+    let Some(bytes) = trusted_file::read_secret(&path, MAX_BYTES)? else { return Ok(None) };
+    let garbled = |problem: String| Refusal::GarbledAuthority { path: path.clone(), problem };
+    let wire: Wire = serde_json::from_slice(&bytes)
+        .map_err(|_| garbled("\"certificate\" or \"key\" is missing".to_owned()))?;
+    let key = PrivateKey::parse(&wire.key).map_err(|error| garbled(error.to_string()))?;
+    let loaded = Authority::load(&wire.certificate, &key).map_err(|error| garbled(error.to_string()))?;
+    Ok(Some(loaded))
+}
+
+/// Creates the authority of an environment that has none, and publishes its certificate as the
+/// operator. The key is saved first: after a crash in between, the next run publishes the saved one.
+pub(super) async fn ensure<T: Tree>(
+    config: &ConfigDir,
+    environment: &EnvironmentName,
+    opened: &Environment<T>,
+) -> anyhow::Result<()> {
+    file::remove_unfinished(&config.authority(environment));
+    let published = match read_authority(opened.tree()).await? {
+        Some(published) => published,
+        None => {
+            let here = read_or_create(config, environment)?;
+            opened.publish_authority(here.certificate()).await?
+        }
+    };
+    match read(config, environment)? {
+        Some(here) if here.certificate() != published => {
+            Err(Refusal::OtherAuthority { path: config.authority(environment) }.into())
+        }
+        Some(here) => issue_to_roles(config, environment, &here),
+        None => Ok(()),
+    }
+}
+
+/// The certificate of a role on this host.
+pub(super) fn role_identity(
+    config: &ConfigDir,
+    environment: &EnvironmentName,
+    role: Role,
+) -> MachineIdentity {
+    MachineIdentity::of_listener(config.identity(environment), role.name())
+}
+
+/// Issues the certificates of the operator and the controller, unless they are valid.
+fn issue_to_roles(
+    config: &ConfigDir,
+    environment: &EnvironmentName,
+    authority: &Authority,
+) -> anyhow::Result<()> {
+    let directory = config.identity(environment);
+    file::ensure_private_dir(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    for role in [Role::Operator, Role::Controller] {
+        issue_if_due(&role_identity(config, environment, role), authority, &Names::of([role.name()]))?;
+    }
+    Ok(())
+}
+
+/// Issues a certificate for these names, unless the saved one is for them and not due for renewal.
+/// Returns the validity of a new certificate.
+pub(super) fn issue_if_due(
+    files: &MachineIdentity,
+    authority: &Authority,
+    names: &Names,
+) -> anyhow::Result<Option<Validity>> {
+    let (key, now_ms) = (files.ensure_key()?, wall_ms());
+    let is_current = files.certificate()?.is_some_and(|certificate| {
+        let validity = certificate.validity();
+        certificate.names() == names
+            && key.matches(&certificate)
+            && (validity.from_ms..validity.renew_at_ms()).contains(&now_ms)
+    });
+    if is_current && files.has_ca(authority.certificate())? {
+        return Ok(None);
+    }
+    let validity = Validity::starting(now_ms, ROLE_LIFETIME);
+    files.install(&authority.issue_for(&key, names, validity)?)?;
+    Ok(Some(validity))
+}
+
+/// Reads the authority, and creates it first on a host that has none.
+pub(super) fn read_or_create(config: &ConfigDir, environment: &EnvironmentName) -> anyhow::Result<Authority> {
+    read(config, environment)?.map_or_else(|| create(config, environment), Ok)
+}
+
+/// Creates the file unless it exists, and returns its content.
+fn create(config: &ConfigDir, environment: &EnvironmentName) -> anyhow::Result<Authority> {
+    let path = config.authority(environment);
+    let made = Authority::create(environment.as_str(), &PrivateKey::generate()?, wall_ms())?;
+    let wire = Wire { certificate: made.certificate().to_owned(), key: made.key().expose().to_owned() };
+    let text = serde_json::to_string(&wire).context("cannot write the authority")?;
+    file::ensure_private_dir(path.parent().unwrap_or(&path))
+        .and_then(|()| file::create_new(&path, format!("{text}\n").as_bytes(), Privacy::Secret))
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    read(config, environment)?.with_context(|| format!("{} was removed", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::records::Placement;
+    use crate::store::{Bootstrap, Credential, MemoryStore, MemoryTree};
+
+    async fn environment(name: &str) -> Environment<MemoryTree> {
+        let [operator, controller] =
+            ["operator", "controller"].map(|user| Credential::generate(user).unwrap());
+        let wanted = Bootstrap {
+            environment: name.parse().unwrap(),
+            placement: Placement::Local,
+            operator: operator.identity(),
+            controller: controller.identity(),
+        };
+        let tree = MemoryStore::default().connect(Some(&operator));
+        Environment::bootstrap(tree, &wanted).await.unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_authority_of_an_environment_stays() {
+        let (home, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (config, other) = (ConfigDir::below(home.path()), ConfigDir::below(elsewhere.path()));
+        let name: EnvironmentName = "prod".parse().unwrap();
+        let opened = environment("prod").await;
+        assert!(read(&config, &name).unwrap().is_none());
+        ensure(&config, &name, &opened).await.unwrap();
+        let made = read(&config, &name).unwrap().unwrap();
+        assert_eq!(read_authority(opened.tree()).await.unwrap().as_deref(), Some(made.certificate()));
+        ensure(&config, &name, &opened).await.unwrap();
+        assert_eq!(read(&config, &name).unwrap().unwrap().certificate(), made.certificate());
+        for (role, dns) in [(Role::Operator, "operator"), (Role::Controller, "controller")] {
+            let identity = role_identity(&config, &name, role);
+            let issued = identity.certificate().unwrap().unwrap();
+            assert_eq!(issued.names(), &Names::of([dns]));
+            assert!(identity.has_ca(made.certificate()).unwrap());
+            ensure(&config, &name, &opened).await.unwrap();
+            assert_eq!(identity.certificate().unwrap(), Some(issued), "converged");
+        }
+        // A second operator gets no key, and a key of another environment is refused.
+        ensure(&other, &name, &opened).await.unwrap();
+        assert!(read(&other, &name).unwrap().is_none());
+        ensure(&other, &name, &environment("prod").await).await.unwrap();
+        let refused = format!("{:#}", ensure(&other, &name, &opened).await.unwrap_err());
+        assert!(refused.contains("prod-authority.json holds the key of another authority"), "{refused}");
+        // An environment that was destroyed and created again gets the saved one.
+        let again = environment("prod").await;
+        ensure(&config, &name, &again).await.unwrap();
+        assert_eq!(read_authority(again.tree()).await.unwrap().as_deref(), Some(made.certificate()));
+        file::replace(&config.authority(&name), b"{\"key\": \"hunter2\"}", Privacy::Secret).unwrap();
+        let refused = format!("{:#}", read(&config, &name).unwrap_err());
+        assert!(refused.contains("is missing") && !refused.contains("hunter2"), "{refused}");
+    }
+}

@@ -1,0 +1,147 @@
+//! `juju machine`: maintenance of machines, and their certificates.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Subcommand;
+
+use crate::cli::args::environment::{Globals, Settings};
+use crate::cli::authority;
+use crate::cli::error::{Refusal, parse_arg};
+use crate::cli::juju::heartbeat::{self, MaintenanceArgs};
+use crate::cli::output;
+use crate::identity::issuer::Issuer;
+use crate::machine::join_token::{JoinToken, LIFETIME};
+use crate::model::MachineId;
+use crate::net::tls::certificate::Certificate;
+use crate::runtime::clock::{utc, wall_ms};
+use crate::store::certificates::{Answer, read_answer};
+use crate::store::changes::Watched;
+use crate::store::tree::Feed as _;
+use crate::store::{Environment, ZkTree};
+
+/// How long the command waits for an issuer in another process.
+const ISSUER_TIMEOUT: Duration = Duration::from_secs(5);
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    order: Order,
+}
+
+#[derive(Debug, Subcommand)]
+enum Order {
+    /// Suppress warnings and alerts for a silent machine for some time
+    #[command(after_help = "\
+Examples:
+  juju machine maintenance 3
+  juju machine maintenance 3 --for 30m
+  juju machine maintenance 3 --end")]
+    Maintenance(MaintenanceArgs),
+    /// Make a new token for `portcullis join`
+    #[command(after_help = "\
+The token is valid once, and for one hour. Earlier tokens for the machine become void. It names the address \
+of the store that this command uses: choose one that the machine can reach with --zookeeper.
+
+Examples:
+  juju machine token 3")]
+    Token {
+        /// Machine number
+        #[arg(value_name = "ID")]
+        machine: String,
+    },
+    /// Issue a new certificate for a machine
+    #[command(after_help = "\
+Certificates of machines are renewed without this command after two thirds of their lifetime. The machine's \
+agent saves the new certificate as soon as it is connected to the store.
+
+Examples:
+  juju machine renew 3")]
+    Renew {
+        /// Machine number
+        #[arg(value_name = "ID")]
+        machine: String,
+    },
+}
+
+pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
+    match &args.order {
+        Order::Maintenance(args) => heartbeat::run_maintenance(globals, args).await,
+        Order::Token { machine } => {
+            let machine = parse_arg(machine)?;
+            let work = async |settings: &Settings, environment: &Environment<ZkTree>| {
+                join_token(settings, environment, machine).await
+            };
+            print_join_command(&globals.in_environment(work).await?)
+        }
+        Order::Renew { machine } => renew(globals, parse_arg(machine)?).await,
+    }
+}
+
+/// Offers the machine to the holder of a new token.
+pub(super) async fn join_token(
+    settings: &Settings,
+    environment: &Environment<ZkTree>,
+    machine: MachineId,
+) -> anyhow::Result<JoinToken> {
+    let lifetime_ms = u64::try_from(LIFETIME.as_millis())?;
+    let expires_ms = wall_ms() + lifetime_ms;
+    let fingerprint = match settings.address.ca().filter(|_| settings.address.is_tls()) {
+        Some(ca) => Some(Certificate::parse(ca)?.fingerprint().to_string()),
+        None => None,
+    };
+    Ok(JoinToken {
+        environment: settings.environment.clone(),
+        machine,
+        store: settings.address.clone().with_ca(None),
+        fingerprint,
+        credential: environment.offer_join(machine, expires_ms).await?,
+        expires_ms,
+    })
+}
+
+/// Prints the command to run on the machine.
+pub(super) fn print_join_command(token: &JoinToken) -> anyhow::Result<()> {
+    let machine = token.machine;
+    output::message(&format!("Run this on machine {machine} within an hour; it works once:"));
+    if token.store.is_loopback() {
+        let store = &token.store;
+        output::hint(&format!(
+            "other hosts cannot reach the store at {store}; choose its address with --zookeeper"
+        ));
+    }
+    output::data(&format!("portcullis join {}\n", token.expose())).context("cannot write to stdout")
+}
+
+async fn renew(globals: &Globals, machine: MachineId) -> anyhow::Result<()> {
+    let work = async |settings: &Settings, environment: &Environment<ZkTree>| {
+        if !environment.renew_certificate(machine).await? {
+            return Err(Refusal::NoRequest { machine }.into());
+        }
+        let tree = environment.tree();
+        if let Some(authority) = authority::read(&settings.config, &settings.environment)? {
+            Issuer::new(tree.clone(), authority, wall_ms).pass(&[machine]).await?;
+        }
+        let answer = tokio::time::timeout(ISSUER_TIMEOUT, next_answer(tree, machine));
+        answer.await.map_err(|_| Refusal::NoIssuer { machine })?
+    };
+    match globals.in_environment(work).await? {
+        Answer::Refused(reason) => Err(Refusal::NoCertificate { machine, reason }.into()),
+        Answer::Issued(chain) => {
+            let issued = Certificate::parse(&chain).context("the new certificate cannot be read")?;
+            let until = utc(issued.validity().until_ms);
+            output::message(&format!("Machine {machine} has a new certificate, valid until {until}."));
+            Ok(())
+        }
+    }
+}
+
+async fn next_answer(tree: &ZkTree, machine: MachineId) -> anyhow::Result<Answer> {
+    let mut feed = Watched::MachineCertificate(machine).feed(tree).await?;
+    loop {
+        feed.next().await?;
+        if let Some(answered) = read_answer(tree, machine).await? {
+            return Ok(answered.answer);
+        }
+    }
+}

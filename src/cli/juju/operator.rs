@@ -1,0 +1,115 @@
+//! `juju operator`: adds, lists and removes operators of an environment.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::Subcommand;
+
+use crate::cli::args::environment::{Globals, Settings};
+use crate::cli::authority;
+use crate::cli::config::{SavedEnvironment, render};
+use crate::cli::error::parse_arg;
+use crate::cli::file::{self, Privacy};
+use crate::cli::output;
+use crate::model::OperatorName;
+use crate::net::tls::authority::{Names, ROLE_LIFETIME, Validity};
+use crate::net::tls::key::PrivateKey;
+use crate::runtime::clock::wall_ms;
+use crate::store::operators::FIRST_OPERATOR;
+use crate::store::{Credential, Environment, ZkTree};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    order: Order,
+}
+
+#[derive(Debug, Subcommand)]
+enum Order {
+    /// Add an operator with credentials and a certificate of its own
+    #[command(after_help = "\
+Writes the credentials to a file, mode 0600. The new operator saves it as \
+$XDG_CONFIG_HOME/portcullis/ENV.json (default: ~/.config/portcullis/ENV.json).
+
+Examples:
+  juju operator add alice")]
+    Add {
+        /// Name of the operator: lower-case letters, digits and '-'
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+    /// Remove an operator
+    #[command(after_help = "Examples:\n  juju operator remove alice")]
+    Remove {
+        /// Name of the operator
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+    /// List the operators
+    List,
+}
+
+pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
+    match &args.order {
+        Order::Add { name } => add(globals, parse_arg(name)?).await,
+        Order::Remove { name } => {
+            let name: OperatorName = parse_arg(name)?;
+            globals
+                .in_environment(async |_, environment| Ok(environment.remove_operator(&name).await?))
+                .await?;
+            output::message(&format!("Operator '{name}' was removed."));
+            Ok(())
+        }
+        Order::List => {
+            let names =
+                globals.in_environment(async |_, environment| Ok(environment.operators().await?)).await?;
+            let names = names.iter().map(ToString::to_string);
+            let lines: String =
+                std::iter::once(FIRST_OPERATOR.to_owned()).chain(names).map(|name| name + "\n").collect();
+            output::data(&lines).context("cannot write to stdout")
+        }
+    }
+}
+
+async fn add(globals: &Globals, name: OperatorName) -> anyhow::Result<()> {
+    let credential = Credential::of_operator(&name)?;
+    let work = async |settings: &Settings, environment: &Environment<ZkTree>| {
+        let shared = settings.shared_credential(environment.tree()).await?;
+        environment.add_operator(&name, &credential.identity(), &shared).await?;
+        write_files(settings, &name, &credential, &environment.info().cluster_id)
+    };
+    let path = globals.in_environment(work).await?;
+    output::message(&format!("Operator '{name}' was added; the credentials are in {}.", path.display()));
+    Ok(())
+}
+
+/// Writes the credentials, and the certificate if this host has the authority's key.
+fn write_files(
+    settings: &Settings,
+    name: &OperatorName,
+    credential: &Credential,
+    cluster_id: &str,
+) -> anyhow::Result<PathBuf> {
+    let directory = settings.config.operators(&settings.environment);
+    let saved = SavedEnvironment {
+        zookeeper: settings.address.to_string(),
+        credential: credential.clone(),
+        cluster_id: Some(cluster_id.to_owned()),
+        ca: settings.address.ca().map(str::to_owned),
+    };
+    let path = directory.join(format!("{name}.json"));
+    let mut files = vec![(path.clone(), render(&saved), Privacy::Secret)];
+    if let Some(authority) = authority::read(&settings.config, &settings.environment)? {
+        let key = PrivateKey::generate()?;
+        let names = Names::of([format!("{FIRST_OPERATOR}-{name}")]);
+        let chain = authority.issue_for(&key, &names, Validity::starting(wall_ms(), ROLE_LIFETIME))?;
+        files.push((directory.join(format!("{name}.key")), key.expose().to_owned(), Privacy::Secret));
+        files.push((directory.join(format!("{name}.pem")), chain, Privacy::Plain));
+    }
+    for (path, contents, privacy) in files {
+        file::ensure_private_dir(&directory)
+            .and_then(|()| file::replace(&path, contents.as_bytes(), privacy))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(path)
+}

@@ -1,0 +1,177 @@
+//! `portcullis join`: makes this host a machine of an environment with a token of `juju
+//! add-machine`. Verifies the store by the CA's fingerprint, gets the machine's credentials and a
+//! certificate for a key that is created here, writes the machine file and, on request, installs
+//! and starts the service.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::cli::args::hook_user;
+use crate::cli::config::ConfigDir;
+use crate::cli::error::{Refusal, Usage};
+use crate::cli::output;
+use crate::cli::portcullis::{install, machine, machine_file, up};
+use crate::identity::machine::Machine as Applicant;
+use crate::machine::file::MachineFile;
+use crate::machine::join_token::JoinToken;
+use crate::model::{EnvironmentName, MachineId};
+use crate::net::tls::pin::fetch_ca;
+use crate::runtime::clock::wall_ms;
+use crate::store::joining::Offer;
+use crate::store::{Address, ZkTree};
+
+/// The longest token that is read from stdin.
+const MAX_TOKEN_BYTES: u64 = 16 * 1024;
+
+/// How long to wait for one host of the store.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long to wait for a certificate. Without a running issuer there is none, and the agent
+/// requests it again.
+const ISSUER_TIMEOUT: Duration = Duration::from_secs(10);
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Token that `juju add-machine` printed; `-` reads it from stdin
+    #[arg(value_name = "TOKEN")]
+    token: String,
+    /// Install the agent as a systemd service and start it (as root)
+    #[arg(long)]
+    service: bool,
+    /// With --service: user that runs the hooks of units: see `portcullis machine --help`
+    #[arg(long, value_name = "USER", default_value = hook_user::USUAL)]
+    hook_user: String,
+}
+
+/// The directories for the files of the machine.
+struct Directories {
+    config: ConfigDir,
+    data: PathBuf,
+}
+
+impl Directories {
+    /// Those of the service, or of this user.
+    fn of(args: &Args, environment: &EnvironmentName) -> anyhow::Result<Self> {
+        if args.service {
+            let data = Path::new("/var/lib/portcullis").join(environment.as_str());
+            return Ok(Self { config: ConfigDir::below(Path::new("/etc")), data });
+        }
+        Ok(Self { config: ConfigDir::of_this_user()?, data: up::data_dir(environment, None)? })
+    }
+}
+
+pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
+    let token: JoinToken = read_token(&args.token)?.parse().map_err(Usage::new)?;
+    token.check_time(wall_ms())?;
+    let (machine, environment) = (token.machine, token.environment.clone());
+    let directories = Directories::of(args, &environment)?;
+    let path = directories.config.machine(&environment, machine);
+    if path.exists() {
+        return Err(Refusal::AlreadyJoined { machine, path }.into());
+    }
+    let address = verified_address(&token).await?;
+    let file = redeem(&token, address, &path).await?;
+    output::message(&format!("Machine {machine} has joined '{environment}': {} written", path.display()));
+    match certificate(machine, &file, &directories.data).await? {
+        Some(path) => output::message(&format!("Certificate written: {}", path.display())),
+        None => output::message("No certificate yet; the agent requests it again when it runs"),
+    }
+    if args.service {
+        install::machine_service(&environment, &args.hook_user)?;
+        systemctl(&["daemon-reload"])?;
+        let service = format!("portcullis-machine@{machine}.service");
+        systemctl(&["enable", "--now", &service])?;
+        output::message(&format!("{service} is enabled and running"));
+    } else {
+        output::hint(&format!("`portcullis machine -e {environment} --id {machine}` starts its agent"));
+    }
+    Ok(())
+}
+
+fn read_token(given: &str) -> anyhow::Result<String> {
+    if given != "-" {
+        return Ok(given.to_owned());
+    }
+    let mut text = String::new();
+    let read = std::io::stdin().take(MAX_TOKEN_BYTES).read_to_string(&mut text);
+    read.context("cannot read the token from stdin")?;
+    Ok(text)
+}
+
+/// Returns the store's address with the CA certificate that the token names.
+async fn verified_address(token: &JoinToken) -> anyhow::Result<Address> {
+    let Some(fingerprint) = &token.fingerprint else {
+        if !token.store.is_loopback() {
+            output::message("The connection to the store is not encrypted; use a network that you trust");
+        }
+        return Ok(token.store.clone());
+    };
+    let mut problem = None;
+    for host in token.store.hosts().split(',') {
+        let bare = host.rsplit_once(':').map_or(host, |(name, _)| name);
+        let bare = bare.trim_start_matches('[').trim_end_matches(']');
+        let Ok(Ok(stream)) = timeout(CONNECT_TIMEOUT, TcpStream::connect(host)).await else { continue };
+        match timeout(CONNECT_TIMEOUT, fetch_ca(bare, stream, fingerprint)).await {
+            Ok(Ok(ca)) => return Ok(token.store.clone().with_ca(Some(&ca))),
+            Ok(Err(Some(failure))) => problem = Some((host.to_owned(), failure)),
+            Ok(Err(None)) | Err(_) => {}
+        }
+    }
+    let address = token.store.to_string();
+    Err(match problem {
+        Some((host, failure)) => Refusal::OtherStoreThanToken { host, reason: failure.to_string() }.into(),
+        None => anyhow::anyhow!("cannot reach the store at {address}"),
+    })
+}
+
+/// Gets the machine's credentials and writes the machine file before the token is used up, so that
+/// the same token works again after a crash in between.
+async fn redeem(token: &JoinToken, address: Address, path: &Path) -> anyhow::Result<MachineFile> {
+    let tree = ZkTree::connect(&address, Some(&token.credential)).await?;
+    let work = async {
+        let offer = Offer::read(&tree, token.machine, wall_ms()).await?;
+        let (credential, roles) = (offer.credential.clone(), offer.roles.clone());
+        let file = MachineFile { address, credential, roles };
+        machine_file::write(path, &file)?;
+        if let Err(error) = offer.use_up(&tree, token.machine, wall_ms()).await {
+            // Another host was faster, or the store was lost: this host is not the machine.
+            std::fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
+            return Err(error.into());
+        }
+        Ok(file)
+    };
+    let done = work.await;
+    tree.close().await;
+    done
+}
+
+/// Creates the machine's key and gets a certificate for it. Returns the certificate's path, or
+/// `None` if no issuer answered in time.
+async fn certificate(machine: MachineId, file: &MachineFile, data: &Path) -> anyhow::Result<Option<PathBuf>> {
+    let files = machine::identity_files(data, machine)?;
+    let key = files.ensure_key()?;
+    let tree = ZkTree::connect(&file.address, Some(&file.credential)).await?;
+    let identity = file.credential.identity();
+    let applicant = Applicant { id: machine, identity, roles: file.roles.clone() };
+    let obtained = timeout(ISSUER_TIMEOUT, applicant.obtain(&tree, &key)).await;
+    tree.close().await;
+    let Ok(chain) = obtained else { return Ok(None) };
+    files.install(&chain?)?;
+    Ok(Some(files.files().certificates))
+}
+
+fn systemctl(arguments: &[&str]) -> anyhow::Result<()> {
+    let line = format!("systemctl {}", arguments.join(" "));
+    let status = Command::new("systemctl").args(arguments).status();
+    let status = status.with_context(|| format!("cannot run `{line}`"))?;
+    if !status.success() {
+        bail!("`{line}` failed: {status}");
+    }
+    Ok(())
+}
