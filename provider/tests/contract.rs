@@ -3,7 +3,7 @@
 
 mod suite;
 
-use portcullis_provider::memory::{Memory, Rewrite, Settings};
+use portcullis_provider::memory::{Memory, MemorySettings, Rewrite};
 use portcullis_provider::provider::MachineNumber;
 use portcullis_provider::{DryRun, memory::CallName};
 use suite::{Bench, holds};
@@ -14,7 +14,7 @@ const ABSENT: MachineNumber = MachineNumber::new(3);
 #[tokio::test]
 async fn memory_fulfils_the_contract() {
     for rewrite in [Rewrite::Nothing, Rewrite::Spelling, Rewrite::Halves] {
-        let firewall = Memory::new(Settings { rewrite, ..Settings::default() });
+        let firewall = Memory::new(MemorySettings { rewrite, ..MemorySettings::default() });
         firewall.add_group(MACHINE);
         holds(&Bench { firewall: firewall.clone(), machine: MACHINE, absent: ABSENT, keeps: true }).await;
         assert!(firewall.writes() > 0);
@@ -23,7 +23,7 @@ async fn memory_fulfils_the_contract() {
 
 #[tokio::test]
 async fn dry_run_fulfils_the_contract_and_writes_nothing() {
-    let memory = Memory::new(Settings::default());
+    let memory = Memory::new(MemorySettings::default());
     memory.add_group(MACHINE);
     let firewall = DryRun::new(memory.clone());
     holds(&Bench { firewall, machine: MACHINE, absent: ABSENT, keeps: false }).await;

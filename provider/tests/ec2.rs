@@ -73,7 +73,7 @@ mod bad_input {
     use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, future};
     use aws_sdk_ec2::config::Credentials;
     use portcullis_provider::Error;
-    use portcullis_provider::ec2::{Access, Ec2, Environment, Settings, Timeouts};
+    use portcullis_provider::ec2::{Access, Ec2, Ec2Settings, Environment, Timeouts};
     use portcullis_provider::provider::{Firewall, MachineNumber};
     use std::collections::BTreeSet;
     use std::net::TcpListener;
@@ -91,9 +91,9 @@ mod bad_input {
         }
     }
 
-    fn settings() -> Settings {
+    fn settings() -> Ec2Settings {
         let timeouts = Timeouts { first_pause: Duration::from_millis(1), ..Timeouts::default() };
-        Settings { timeouts, ..Settings::new(Environment::new("prod", "6f1c").unwrap()) }
+        Ec2Settings { timeouts, ..Ec2Settings::new(Environment::new("prod", "6f1c").unwrap()) }
     }
 
     fn config(credentials: impl ProvideCredentials + 'static) -> SdkConfig {
@@ -117,7 +117,7 @@ mod bad_input {
         let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let endpoint = format!("http://{nobody}");
         let ec2 = Ec2::with_config(
-            Settings { endpoint_url: Some(endpoint.clone()), ..settings() },
+            Ec2Settings { endpoint_url: Some(endpoint.clone()), ..settings() },
             &config(static_credentials()),
         );
         let error = failure(&ec2.unwrap()).await;
@@ -133,7 +133,7 @@ mod bad_input {
     #[tokio::test]
     async fn unknown_region_is_named() {
         let ec2 = Ec2::with_config(
-            Settings { region: Some("no-where-1".to_owned()), ..settings() },
+            Ec2Settings { region: Some("no-where-1".to_owned()), ..settings() },
             &config(static_credentials()),
         );
         let error = failure(&ec2.unwrap()).await;
@@ -144,7 +144,7 @@ mod bad_input {
     #[tokio::test]
     async fn expired_credentials_are_reported_as_missing() {
         let endpoint_url = Some("http://127.0.0.1".to_owned());
-        let ec2 = Ec2::with_config(Settings { endpoint_url, ..settings() }, &config(Nobody)).unwrap();
+        let ec2 = Ec2::with_config(Ec2Settings { endpoint_url, ..settings() }, &config(Nobody)).unwrap();
         let error = failure(&ec2).await;
         assert_eq!(error.kind(), "unusable");
         assert!(error.to_string().contains("no credentials for EC2"), "{error}");

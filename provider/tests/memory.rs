@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "only tests call this")]
 
-use portcullis_provider::memory::{Call, CallName, Failure, Fault, Memory, Settings};
+use portcullis_provider::memory::{Call, CallName, Failure, Fault, Memory, MemorySettings};
 use portcullis_provider::provider::{
     Firewall, Foreign, InstanceId, InstanceState, Launch, MachineNumber, Machines, Origin, Seen, UserData,
 };
@@ -34,7 +34,7 @@ fn throttled() -> Error {
     Error::Throttled { what: Subject::Machine(MACHINE) }
 }
 
-fn memory(settings: Settings) -> Memory {
+fn memory(settings: MemorySettings) -> Memory {
     let memory = Memory::new(settings);
     memory.add_group(MACHINE);
     memory
@@ -58,7 +58,7 @@ async fn faults_happen_before_or_after_the_effect() {
         (Fault::Before(Failure::Error(throttled())), false),
         (Fault::After(Failure::Error(throttled())), true),
     ] {
-        let memory = memory(Settings::default());
+        let memory = memory(MemorySettings::default());
         memory.fail_at(1, fault);
         let applied = memory.apply(MACHINE, &opening([80]), in_time()).await;
         assert_eq!(applied.opened, Err(throttled()));
@@ -70,7 +70,7 @@ async fn faults_happen_before_or_after_the_effect() {
 
 #[tokio::test]
 async fn failed_open_does_not_prevent_a_close() {
-    let memory = memory(Settings::default());
+    let memory = memory(MemorySettings::default());
     assert!(memory.apply(MACHINE, &opening([80]), in_time()).await.is_ok());
     memory.fail_at(3, Fault::Before(Failure::Error(throttled())));
     let change = Change { open: [rule(81)].into(), close: [rule(80)].into() };
@@ -84,7 +84,7 @@ async fn hanging_call_ends_with_its_caller() {
     for (fault, took_effect) in
         [(Fault::Before(Failure::Silence), false), (Fault::After(Failure::Silence), true)]
     {
-        let memory = memory(Settings::default());
+        let memory = memory(MemorySettings::default());
         memory.fail_at(1, fault);
         let change = opening([80]);
         let waiting =
@@ -98,7 +98,7 @@ async fn hanging_call_ends_with_its_caller() {
 
 #[tokio::test]
 async fn script_receives_every_call() {
-    let memory = memory(Settings::default());
+    let memory = memory(MemorySettings::default());
     memory.set_script(|call: &Call| {
         let denied = Error::Denied { what: Subject::Provider, reason: "no rights".to_owned() };
         call.name.is_write().then_some(Fault::Before(Failure::Error(denied)))
@@ -114,7 +114,7 @@ async fn script_receives_every_call() {
 
 #[tokio::test]
 async fn reads_are_stale_for_a_while() {
-    let memory = memory(Settings { lag_calls: 2, ..Settings::default() });
+    let memory = memory(MemorySettings { lag_calls: 2, ..MemorySettings::default() });
     assert!(memory.apply(MACHINE, &opening([80]), in_time()).await.is_ok());
     assert_eq!(shown(&memory).await, Some(BTreeSet::new()));
     assert_eq!(shown(&memory).await, Some(BTreeSet::new()));
@@ -128,7 +128,7 @@ async fn reads_are_stale_for_a_while() {
 
 #[tokio::test]
 async fn full_group_refuses_the_whole_batch() {
-    let memory = memory(Settings::default());
+    let memory = memory(MemorySettings::default());
     let foreign = Foreign::from_wire(WirePorts { proto: "6", from: Some(9), to: Some(9) }, Cidr::WORLD_V4);
     assert!(memory.tamper(MACHINE, |rules| rules.foreign.push(foreign)));
     let full = memory.apply(MACHINE, &opening((0..60).map(|n| 100 + 2 * n)), in_time()).await;
@@ -143,7 +143,7 @@ async fn full_group_refuses_the_whole_batch() {
 
 #[tokio::test]
 async fn foreign_rules_are_unchanged() {
-    let memory = memory(Settings::default());
+    let memory = memory(MemorySettings::default());
     assert!(memory.apply(MACHINE, &opening([80, 81]), in_time()).await.is_ok());
     let theirs = Foreign::from_wire(WirePorts { proto: "6", from: Some(443), to: Some(443) }, Cidr::WORLD_V4);
     memory.tamper(MACHINE, |rules| {
@@ -166,7 +166,7 @@ async fn foreign_rules_are_unchanged() {
 
 #[tokio::test]
 async fn empty_change_reverts_drift() {
-    let memory = memory(Settings::default());
+    let memory = memory(MemorySettings::default());
     memory.tamper(MACHINE, |rules| rules.drift.push("its tag was changed".to_owned()));
     assert!(memory.apply(MACHINE, &Change::default(), in_time()).await.is_ok());
     assert_eq!(memory.actual(MACHINE).unwrap().drift, Vec::<String>::new());
@@ -179,7 +179,7 @@ fn launch(machine: MachineNumber) -> Launch {
 
 #[tokio::test]
 async fn machine_has_one_instance_and_keeps_its_group() {
-    let memory = Memory::new(Settings { busy_calls: 1, ..Settings::default() });
+    let memory = Memory::new(MemorySettings { busy_calls: 1, ..MemorySettings::default() });
     let instance = memory.launch(&launch(MACHINE)).await.unwrap();
     assert_eq!((instance.machine, instance.origin), (MACHINE, Origin::Launched));
     assert_eq!(
@@ -210,7 +210,7 @@ async fn machine_has_one_instance_and_keeps_its_group() {
 
 #[tokio::test]
 async fn group_of_a_terminated_instance_stays_in_use() {
-    let memory = Memory::new(Settings { busy_calls: 2, ..Settings::default() });
+    let memory = Memory::new(MemorySettings { busy_calls: 2, ..MemorySettings::default() });
     let instance = memory.launch(&launch(MACHINE)).await.unwrap();
     let group = memory.actual(MACHINE).unwrap().group;
     assert_eq!(memory.terminate(MACHINE, &instance.id).await, Ok(()));
@@ -222,7 +222,7 @@ async fn group_of_a_terminated_instance_stays_in_use() {
 
 #[tokio::test]
 async fn adopted_instance_is_never_terminated() {
-    let memory = Memory::new(Settings::default());
+    let memory = Memory::new(MemorySettings::default());
     let theirs = InstanceId::new("i-theirs");
     assert_eq!(memory.adopt(MACHINE, &theirs).await.unwrap_err().kind(), "not-found");
     memory.add_instance(&theirs);
@@ -242,7 +242,7 @@ async fn adopted_instance_is_never_terminated() {
 
 #[tokio::test]
 async fn launching_again_empties_a_stale_group() {
-    let memory = memory(Settings::default());
+    let memory = memory(MemorySettings::default());
     assert!(memory.apply(MACHINE, &opening([80]), in_time()).await.is_ok());
     let instance = memory.launch(&launch(MACHINE)).await.unwrap();
     assert!(actual(&memory).is_empty());

@@ -127,23 +127,12 @@ fn a_standby_controller_takes_over(site: &Site) {
     operator.does(&["expose", "wordpress"]);
     open_port(&operator, site, ("wordpress/0", 0), "80");
     let mut shown = Transcript::of(&operator);
-    shown.juju(&["firewall", "plan"]);
-    shown.juju(&["firewall", "plan", "--format", "json"]);
-    shown.juju(&["firewall", "explain", "0"]);
-    let unseen = operator.juju(&["firewall", "plan"]);
-    assert_eq!(unseen.code, 2, "{unseen:?}");
-    assert!(unseen.stdout.contains("no controller has reported on this machine yet"), "{unseen:?}");
-    let pending =
-        |operator: &Operator| operator.status()["services"]["wordpress"]["units"]["wordpress/0"].clone();
-    let unseen = pending(&operator);
-    assert_eq!(unseen["firewall"], "pending", "{unseen}");
-    let why = "80/tcp opening: asked for and exposed to 0.0.0.0/0, ::/0, not yet seen by a controller";
-    assert_eq!(unseen["firewall-info"], json!([why]));
+    without_a_controller_ports_are_pending(&operator, &mut shown);
     let mut first = Controller::start(&operator, "first.log");
     first.wait_for_log("controller ready");
     first.wait_for_log("leading");
     is_granted(&operator, site, &world(&["80/tcp"]));
-    assert_eq!(pending(&operator).get("firewall"), None, "no pending changes");
+    assert_eq!(wordpress_unit(&operator).get("firewall"), None, "no pending changes");
 
     open_port(&operator, site, ("wordpress/0", 0), "22");
     wait_for("report that holds ssh back", DEADLINE, || {
@@ -152,29 +141,8 @@ fn a_standby_controller_takes_over(site: &Site) {
     });
     is_granted(&operator, site, &world(&["80/tcp"]));
 
-    let held = pending(&operator);
-    assert_eq!(held["firewall-info"], json!(["22/tcp held back: policy forbids the port"]), "{held}");
-    let plan = operator.does(&["firewall", "plan", "--format", "json"]);
-    assert_eq!(plan.stdout, "{\"machines\":{}}\n");
-    assert_eq!(
-        operator.does(&["firewall", "explain", "0"]).stdout,
-        "80/tcp  open       wordpress/0  asked for and exposed, open to 0.0.0.0/0, ::/0\n\
-         22/tcp  held back  wordpress/0  policy forbids the port\n"
-    );
-    let ssh = operator.does(&["firewall", "explain", "0", "22"]).stdout;
-    assert_eq!(ssh, "22/tcp  held back  wordpress/0  policy forbids the port\n");
-    operator.is_refused(&["firewall", "explain", "7"], 1, "Machine 7 was not found");
-    operator.is_refused(&["firewall", "explain", "0", "eighty"], 2, "Invalid port, must be an integer");
-
-    let log = operator.does(&["firewall", "log", "--machine", "0", "--format", "json"]).stdout;
-    let log: Value = serde_json::from_str(&log).expect("JSON");
-    assert_eq!(log.as_array().expect("entries").len(), 1, "held back is no change: {log}");
-    let opened = json!([{"what": "open 80/tcp to 0.0.0.0/0, ::/0", "units": ["wordpress/0"]}]);
-    assert_eq!((&log[0]["items"], &log[0]["machine"]), (&opened, &json!(0)));
-    assert_eq!(operator.does(&["firewall", "log", "--unit", "other/0"]).stdout, "");
-    assert_eq!(operator.does(&["firewall", "log", "--limit", "0"]).stdout, "");
-    operator.is_refused(&["firewall", "log", "--machine", "7"], 1, "Machine 7 was not found");
-    operator.is_refused(&["firewall", "log", "--unit", "x"], 2, "Invalid unit name");
+    forbidden_ports_are_explained(&operator);
+    changes_are_logged(&operator);
     golden::refusals("firewall");
     for command in [
         ["plan", "--format", "text"],
@@ -188,21 +156,7 @@ fn a_standby_controller_takes_over(site: &Site) {
         shown.juju(&[&["firewall"], &command[..]].concat());
     }
     shown.is("firewall.txt");
-    assert_eq!(first.ask("/healthz"), (200, "ok\n".to_owned()));
-    assert_eq!(first.ask("/readyz"), (200, "leading\n".to_owned()));
-    assert_eq!(first.ask("/else").0, 404);
-    let (status, counts) = first.ask("/metrics");
-    assert_eq!(status, 200);
-    for line in [
-        "changes_total{what=\"open\"} 2",
-        "machines 1",
-        "machines_pending 0",
-        "leading 1",
-        "change_seconds_count 1",
-    ] {
-        let line = format!("portcullis_firewall_{line}");
-        assert!(counts.lines().any(|found| found == line), "{line} is not in\n{counts}");
-    }
+    leader_answers_monitoring(&first);
     let second = Controller::start(&operator, "second.log");
     second.wait_for_log("controller ready");
     assert_eq!(second.ask("/readyz"), (200, "standing by\n".to_owned()));
@@ -218,6 +172,69 @@ fn a_standby_controller_takes_over(site: &Site) {
         report(&operator, site).filter(|report| report["granted"] == json!({}))
     });
     assert_eq!(second.stop("-TERM"), Some(0));
+}
+
+fn wordpress_unit(operator: &Operator) -> Value {
+    operator.status()["services"]["wordpress"]["units"]["wordpress/0"].clone()
+}
+
+fn without_a_controller_ports_are_pending(operator: &Operator, shown: &mut Transcript<'_>) {
+    shown.juju(&["firewall", "plan"]);
+    shown.juju(&["firewall", "plan", "--format", "json"]);
+    shown.juju(&["firewall", "explain", "0"]);
+    let unseen = operator.juju(&["firewall", "plan"]);
+    assert_eq!(unseen.code, 2, "{unseen:?}");
+    assert!(unseen.stdout.contains("no controller has reported on this machine yet"), "{unseen:?}");
+    let unseen = wordpress_unit(operator);
+    assert_eq!(unseen["firewall"], "pending", "{unseen}");
+    let why = "80/tcp opening: asked for and exposed to 0.0.0.0/0, ::/0, not yet seen by a controller";
+    assert_eq!(unseen["firewall-info"], json!([why]));
+}
+
+fn forbidden_ports_are_explained(operator: &Operator) {
+    let held = wordpress_unit(operator);
+    assert_eq!(held["firewall-info"], json!(["22/tcp held back: policy forbids the port"]), "{held}");
+    let plan = operator.does(&["firewall", "plan", "--format", "json"]);
+    assert_eq!(plan.stdout, "{\"machines\":{}}\n");
+    assert_eq!(
+        operator.does(&["firewall", "explain", "0"]).stdout,
+        "80/tcp  open       wordpress/0  asked for and exposed, open to 0.0.0.0/0, ::/0\n\
+         22/tcp  held back  wordpress/0  policy forbids the port\n"
+    );
+    let ssh = operator.does(&["firewall", "explain", "0", "22"]).stdout;
+    assert_eq!(ssh, "22/tcp  held back  wordpress/0  policy forbids the port\n");
+    operator.is_refused(&["firewall", "explain", "7"], 1, "Machine 7 was not found");
+    operator.is_refused(&["firewall", "explain", "0", "eighty"], 2, "Invalid port, must be an integer");
+}
+
+fn changes_are_logged(operator: &Operator) {
+    let log = operator.does(&["firewall", "log", "--machine", "0", "--format", "json"]).stdout;
+    let log: Value = serde_json::from_str(&log).expect("JSON");
+    assert_eq!(log.as_array().expect("entries").len(), 1, "held back is no change: {log}");
+    let opened = json!([{"what": "open 80/tcp to 0.0.0.0/0, ::/0", "units": ["wordpress/0"]}]);
+    assert_eq!((&log[0]["items"], &log[0]["machine"]), (&opened, &json!(0)));
+    assert_eq!(operator.does(&["firewall", "log", "--unit", "other/0"]).stdout, "");
+    assert_eq!(operator.does(&["firewall", "log", "--limit", "0"]).stdout, "");
+    operator.is_refused(&["firewall", "log", "--machine", "7"], 1, "Machine 7 was not found");
+    operator.is_refused(&["firewall", "log", "--unit", "x"], 2, "Invalid unit name");
+}
+
+fn leader_answers_monitoring(first: &Controller) {
+    assert_eq!(first.ask("/healthz"), (200, "ok\n".to_owned()));
+    assert_eq!(first.ask("/readyz"), (200, "leading\n".to_owned()));
+    assert_eq!(first.ask("/else").0, 404);
+    let (status, counts) = first.ask("/metrics");
+    assert_eq!(status, 200);
+    for line in [
+        "changes_total{what=\"open\"} 2",
+        "machines 1",
+        "machines_pending 0",
+        "leading 1",
+        "change_seconds_count 1",
+    ] {
+        let line = format!("portcullis_firewall_{line}");
+        assert!(counts.lines().any(|found| found == line), "{line} is not in\n{counts}");
+    }
 }
 
 fn refused(operator: &Operator, args: &[&str]) -> Came {

@@ -164,8 +164,8 @@ fn run_twice(
 fn every_kind_twice(operator: &Operator, site: &Site, answers: usize) -> usize {
     let name = format!("often-{}", letters(answers));
     // A separate machine, since concurrent commands place units on any free one.
-    let home = operator.does(&["add-machine"]).stderr;
-    let home = home.trim_end().trim_start_matches("Machine ").trim_end_matches(" was added.");
+    let added = operator.does(&["add-machine"]).stderr;
+    let home = added.split_whitespace().nth(1).unwrap();
     operator.does(&["deploy", &fixture_charm("wordpress"), &name, "-n", "2", "--to", home]);
     let units = |status: &Value| status["services"][&name]["units"].as_object().map(|units| units.len());
     let first = format!("{name}/0");

@@ -17,10 +17,14 @@ const FILES: &[&str] = &[
     "refusals/firewall.txt",
     "refusals/garbage.txt",
     "refusals/hook_limits.txt",
+    "refusals/join_refused.txt",
+    "refusals/join_used.txt",
     "refusals/machine.txt",
     "refusals/machine_ends.txt",
+    "refusals/machine_leaves.txt",
     "refusals/not_bootstrapped.txt",
     "refusals/operator.txt",
+    "refusals/operators.txt",
     "refusals/status_output.txt",
     "refusals/trust_config.txt",
     "refusals/trust_data_dir.txt",
@@ -59,7 +63,7 @@ fn check_help(program: &str, commands: &[String]) -> Vec<String> {
 #[test]
 fn every_golden_file_belongs_to_a_test_and_help_is_unchanged() {
     let mut expected: Vec<String> = FILES.iter().map(|file| (*file).to_owned()).collect();
-    for program in ["juju", "portcullis"] {
+    for program in ["juju", "hirtectl", "portcullis"] {
         let files = check_help(program, &[]);
         assert!(files.len() > 8, "{program} lists its commands: {files:?}");
         expected.extend(files);

@@ -111,7 +111,7 @@ fn an_agent_without_root_warns_that_units_share_a_user() {
         chown(place, Some(NOBODY), Some(NOBODY)).unwrap();
     }
     let programs = operator.home().join("programs");
-    bring(&operator, &programs, &["portcullis", "juju"]);
+    bring(&operator, &programs, &["portcullis", "juju", "open-port", "close-port", "opened-ports"]);
     let as_nobody = |program: &str| {
         let theirs = operator.command(program);
         let mut command = Command::new("setpriv");

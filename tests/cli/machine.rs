@@ -12,7 +12,7 @@ use crate::controller::open_port;
 use crate::faults::as_operator;
 use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::{Kind, Store, golden, wait_for};
-use crate::netns::{Knock, Net, SERVER};
+use crate::netns::{Attempt, Net, SERVER};
 use crate::operator::{Operator, came, fixture_charm};
 
 /// Longer than the session timeout of a killed agent.
@@ -80,8 +80,8 @@ impl<'a> World<'a> {
     }
 
     #[track_caller]
-    fn wait_for_connect(&self, to: SocketAddr, wanted: Knock) {
-        wait_for(&format!("{wanted:?} at {to}"), DEADLINE, || (self.net.knock(to) == wanted).then_some(()));
+    fn wait_for_connect(&self, to: SocketAddr, wanted: Attempt) {
+        wait_for(&format!("{wanted:?} at {to}"), DEADLINE, || (self.net.attempt(to) == wanted).then_some(()));
     }
 
     /// Waits until `firewall explain` contains the text, and returns it. Rules change before the
@@ -119,7 +119,7 @@ impl Agent {
     }
 
     /// Adds its error to the golden file of this test.
-    fn record(&self, code: Option<i32>) {
+    pub(crate) fn record(&self, code: Option<i32>) {
         let printed = self.log();
         let is_error = |line: &&str| line.starts_with("error: ") || line.starts_with("hint: ");
         let error: String = printed.lines().filter(is_error).map(|line| format!("{line}\n")).collect();
@@ -142,7 +142,7 @@ impl Agent {
         self.end()
     }
 
-    fn end(&mut self) -> Option<i32> {
+    pub(crate) fn end(&mut self) -> Option<i32> {
         wait_for("end of the agent", DEADLINE, || self.child.try_wait().expect("wait")).code()
     }
 }
@@ -169,17 +169,17 @@ fn machines_open_the_ports_of_exposed_units(site: &Site) {
     let protect = ["--protect", &way_in.port().to_string()];
     let mut agent = world.machine("first.log", &protect);
     agent.wait_for_log("holding the machine");
-    world.wait_for_connect(web, Knock::Refused);
-    assert_eq!(net.knock(way_in), Knock::Connected, "the way in stays open");
+    world.wait_for_connect(web, Attempt::Refused);
+    assert_eq!(net.attempt(way_in), Attempt::Connected, "the way in stays open");
 
     // A port opens only if it is requested and its service is exposed.
     world.open(("wordpress/0", 0), web);
     operator.does(&["expose", "mysql"]);
     world.open(("mysql/0", 1), sql);
-    world.wait_for_connect(sql, Knock::Connected);
-    assert_eq!(net.knock(web), Knock::Refused, "asked for, and not exposed");
+    world.wait_for_connect(sql, Attempt::Connected);
+    assert_eq!(net.attempt(web), Attempt::Refused, "asked for, and not exposed");
     operator.does(&["expose", "wordpress"]);
-    world.wait_for_connect(web, Knock::Connected);
+    world.wait_for_connect(web, Attempt::Connected);
     let wait_for_explanation = world.wait_for_explanation(&format!("{}/tcp  open  wordpress/0", web.port()));
     assert!(
         wait_for_explanation.starts_with("firewall: nftables on the machine itself\n"),
@@ -190,18 +190,45 @@ fn machines_open_the_ports_of_exposed_units(site: &Site) {
 
     // Other sources are rejected.
     operator.does(&["expose", "wordpress", "--to", "192.0.2.0/24"]);
-    world.wait_for_connect(web, Knock::Refused);
+    world.wait_for_connect(web, Attempt::Refused);
     operator.does(&["expose", "wordpress"]);
-    world.wait_for_connect(web, Knock::Connected);
+    world.wait_for_connect(web, Attempt::Connected);
 
-    // Unreadable ports of a unit stay open; those of other units change.
+    unreadable_ports_stay_open(&world, site, (web, sql));
+    let log = operator.does(&["firewall", "log", "--unit", "wordpress/0"]).stdout;
+    let opened = format!("machine 0  open {}/tcp to 0.0.0.0/0, ::/0 for wordpress/0: done", web.port());
+    assert!(log.lines().any(|line| line.ends_with(&opened)), "{log}");
+    // Both units open the same port, maybe in one step, which then names both units.
+    let is_its_own = |line: &str| line.contains("wordpress/0") || line.contains("  service wordpress  ");
+    assert!(log.lines().all(is_its_own), "{log}");
+
+    // The agent is killed, the tree changes, and the nftables table is lost, as after a reboot.
+    agent.kill9();
+    operator.does(&["expose", "mysql"]);
+    operator.does(&["unexpose", "wordpress"]);
+    net.nft(&["delete table inet portcullis-local"]);
+    assert_eq!(net.attempt(spare), Attempt::Connected, "no agent holds the machine");
+    let agent = world.machine("second.log", &protect);
+    world.wait_for_connect(spare, Attempt::Refused);
+    assert_eq!((net.attempt(web), net.attempt(sql)), (Attempt::Refused, Attempt::Connected));
+    assert_eq!(net.attempt(way_in), Attempt::Connected);
+
+    // After a graceful stop, open ports stay open, and the tree reports that the agent is down.
+    assert_eq!(agent.stop("-TERM"), Some(0));
+    assert_eq!((net.attempt(web), net.attempt(sql)), (Attempt::Refused, Attempt::Connected));
+    world.wait_for_explanation("problem: the machine's agent is down");
+}
+
+/// Makes the ports of wordpress unreadable: they stay open, and those of mysql close.
+fn unreadable_ports_stay_open(world: &World, site: &Site, (web, sql): (SocketAddr, SocketAddr)) {
+    let (operator, net) = (&world.operator, &world.net);
     let ports = site.path("/units/unit-0000000000/ports");
     let mut client = as_operator(operator, site);
     let (whole, _) = client.get(&ports).expect("ports");
     client.set_if_version(&ports, b"{garbage", -1).expect("written");
     operator.does(&["unexpose", "mysql"]);
-    world.wait_for_connect(sql, Knock::Refused);
-    assert_eq!(net.knock(web), Knock::Connected, "frozen as it was");
+    world.wait_for_connect(sql, Attempt::Refused);
+    assert_eq!(net.attempt(web), Attempt::Connected, "frozen as it was");
     let wait_for_explanation = world.wait_for_explanation("frozen");
     assert!(wait_for_explanation.contains("unit-0000000000/ports: "), "{wait_for_explanation}");
     let frozen = operator.juju(&["status", "--format", "json"]);
@@ -210,28 +237,6 @@ fn machines_open_the_ports_of_exposed_units(site: &Site) {
     let unit = &frozen["services"]["wordpress"]["units"]["wordpress/0"];
     assert_eq!(unit["firewall"], "pending", "{unit}");
     client.set_if_version(&ports, &whole, -1).expect("written");
-
-    let log = operator.does(&["firewall", "log", "--unit", "wordpress/0"]).stdout;
-    let opened = format!("machine 0  open {}/tcp to 0.0.0.0/0, ::/0 for wordpress/0: done", web.port());
-    assert!(log.lines().any(|line| line.ends_with(&opened)), "{log}");
-    // Both units open the same port, maybe in one step, which then names both units.
-    assert!(log.lines().all(|line| line.contains("wordpress/0")), "{log}");
-
-    // The agent is killed, the tree changes, and the nftables table is lost, as after a reboot.
-    agent.kill9();
-    operator.does(&["expose", "mysql"]);
-    operator.does(&["unexpose", "wordpress"]);
-    net.nft(&["delete table inet portcullis-local"]);
-    assert_eq!(net.knock(spare), Knock::Connected, "no agent holds the machine");
-    let agent = world.machine("second.log", &protect);
-    world.wait_for_connect(spare, Knock::Refused);
-    assert_eq!((net.knock(web), net.knock(sql)), (Knock::Refused, Knock::Connected));
-    assert_eq!(net.knock(way_in), Knock::Connected);
-
-    // After a graceful stop, open ports stay open, and the tree reports that the agent is down.
-    assert_eq!(agent.stop("-TERM"), Some(0));
-    assert_eq!((net.knock(web), net.knock(sql)), (Knock::Refused, Knock::Connected));
-    world.wait_for_explanation("problem: the machine's agent is down");
 }
 
 /// The kernel lists adjacent ports as one range. Closing one of them keeps the other open, although
@@ -248,7 +253,7 @@ fn closing_one_of_two_adjacent_ports_keeps_the_other(site: &Site) {
     world.operator.does(&["expose", "wordpress"]);
     world.operator.does(&["expose", "mysql"]);
     let agent = world.machine("agent.log", &[]);
-    world.wait_for_connect(web, Knock::Connected);
+    world.wait_for_connect(web, Attempt::Connected);
     world.wait_for_explanation(&format!("{}/tcp  open  mysql/0", neighbour.port()));
 
     let ports = site.path("/units/unit-0000000000/ports");
@@ -259,7 +264,7 @@ fn closing_one_of_two_adjacent_ports_keeps_the_other(site: &Site) {
         let log = world.operator.does(&["firewall", "log"]).stdout;
         log.lines().any(|line| line.contains("close ") && line.ends_with(": done")).then_some(())
     });
-    assert_eq!(world.net.knock(web), Knock::Connected, "frozen as it was");
+    assert_eq!(world.net.attempt(web), Attempt::Connected, "frozen as it was");
     assert_eq!(agent.stop("-TERM"), Some(0));
 }
 
@@ -294,8 +299,8 @@ fn a_missing_nft_program_is_reported(site: &Site) {
     );
     fs::write(&nft, script).unwrap();
     fs::set_permissions(&nft, fs::Permissions::from_mode(0o755)).unwrap();
-    world.wait_for_connect(spare, Knock::Refused);
-    assert_eq!(world.net.knock(web), Knock::Connected);
+    world.wait_for_connect(spare, Attempt::Refused);
+    assert_eq!(world.net.attempt(web), Attempt::Connected);
     wait_for("an end of the problem", DEADLINE, || {
         world.operator.status()["machines"]["0"].get("problem").is_none().then_some(())
     });
@@ -322,12 +327,14 @@ fn a_machine_has_one_agent(site: &Site) {
     assert_eq!(first.stop("-TERM"), Some(0));
     let third = world.machine("third.log", &[]);
     third.wait_for_log("holding the machine");
-    // The agent of a terminated machine stops.
+    // The agent of a terminated machine removes the table and ends.
     world.operator.does(&["terminate-machine", "0"]);
     let mut third = third;
-    assert_eq!(third.end(), Some(1));
-    assert!(third.log().contains("error: Machine 0 was not found"), "{}", third.log());
-    third.record(Some(1));
+    assert_eq!(third.end(), Some(3));
+    assert!(third.log().contains("error: machine 0 was terminated"), "{}", third.log());
+    third.record(Some(3));
+    let tables = world.net.nft(&["list tables"]);
+    assert!(!tables.contains("portcullis-local"), "{tables}");
     golden::refusals("machine_ends");
 }
 
@@ -368,14 +375,14 @@ fn an_unreachable_store_closes_no_ports(kind: Kind) {
     world.operator.does(&["expose", "wordpress"]);
     let (_spare, spare) = world.listen();
     let agent = world.machine("agent.log", &[]);
-    world.wait_for_connect(spare, Knock::Refused);
-    world.wait_for_connect(web, Knock::Connected);
+    world.wait_for_connect(spare, Attempt::Refused);
+    world.wait_for_connect(web, Attempt::Connected);
     store.kill9();
     agent.wait_for_log("store lost");
-    assert_eq!((world.net.knock(web), world.net.knock(spare)), (Knock::Connected, Knock::Refused));
+    assert_eq!((world.net.attempt(web), world.net.attempt(spare)), (Attempt::Connected, Attempt::Refused));
     store.restart();
     world.operator.does(&["unexpose", "wordpress"]);
-    world.wait_for_connect(web, Knock::Refused);
+    world.wait_for_connect(web, Attempt::Refused);
     store.kill9();
     assert_eq!(agent.stop("-TERM"), Some(0), "an unreachable store does not prevent a clean exit");
 }
@@ -443,16 +450,16 @@ fn a_failed_hook_does_not_change_the_firewall() {
     };
     operator.does(&["deploy", &failing_charm(operator, web.port()), "--to", "0"]);
     state("start-error");
-    world.wait_for_connect(web, Knock::Refused);
+    world.wait_for_connect(web, Attempt::Refused);
     operator.does(&["expose", "frail"]);
-    world.wait_for_connect(web, Knock::Connected);
+    world.wait_for_connect(web, Attempt::Connected);
     operator.does(&["resolved", "frail/0"]);
     state("exposed-error");
     // After a complete pass of the agent.
-    world.wait_for_connect(web, Knock::Connected);
+    world.wait_for_connect(web, Attempt::Connected);
     world.wait_for_explanation(&format!("{}/tcp  open  frail/0", web.port()));
     operator.does(&["unexpose", "frail"]);
-    world.wait_for_connect(web, Knock::Refused);
+    world.wait_for_connect(web, Attempt::Refused);
     state("exposed-error");
     assert_eq!(agent.stop("-TERM"), Some(0));
 }

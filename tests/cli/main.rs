@@ -15,11 +15,14 @@ mod happy_path;
 mod harness;
 mod heartbeat;
 mod hook_users;
+mod join;
 mod machine;
 #[path = "../../provider/tests/netns/mod.rs"]
 #[allow(dead_code)]
 mod netns;
 mod operator;
+mod operators;
+mod plain_machine;
 mod proxy;
 mod refusals;
 mod status_watch;

@@ -36,6 +36,14 @@ fn refused_commands_print_the_golden_text(site: &Site) {
     told.juju(&["expose", "a/b"]);
     told.juju(&["remove-unit", "wordpress"]);
     told.juju(&["add-machine", "--instance-id", "i 0"]);
+    operator.does(&["add-machine", "--name", "web", "--address", "192.0.2.7"]);
+    told.juju(&["add-machine", "--name", "web"]);
+    for name in ["Web", "web_1", "7", "keeper", "machine-1", "-", ".."] {
+        told.juju(&["add-machine", &format!("--name={name}")]);
+    }
+    for address in ["192.0.2.7:22", "0.0.0.0", "a b"] {
+        told.juju(&["add-machine", "--address", address]);
+    }
     told.juju(&["-e", "../x", "status"]);
     told.juju(&["--zookeeper", "a b", "status"]);
     told.juju(&["--zookeeper", "127.0.0.1:99999", "status"]);

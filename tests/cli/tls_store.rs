@@ -5,16 +5,21 @@ use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use portcullis::keeper::{Config, Keeper, TlsListen};
+use portcullis::net::tls::authority::{Authority, Names, ROLE_LIFETIME, Validity};
+use portcullis::net::tls::key::PrivateKey;
 use portcullis::net::tls::{IdentityFiles, ServerFiles, ServerTls};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use portcullis::runtime::clock::wall_ms;
 
 use crate::daemon::DEADLINE;
-use crate::harness::{binary, wait_for};
+use crate::harness::{binary, ports, wait_for};
 use crate::machine::Agent;
 use crate::operator::Operator;
+
+const DAY: u64 = 86_400_000;
 
 fn write(path: PathBuf, contents: &str) -> PathBuf {
     fs::write(&path, contents).unwrap();
@@ -23,23 +28,26 @@ fn write(path: PathBuf, contents: &str) -> PathBuf {
 }
 
 /// A CA whose certificate is in `NAME.pem`.
-fn new_ca(directory: &Path, name: &str) -> (CertifiedIssuer<'static, KeyPair>, String) {
-    let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-    let file = write(directory.join(format!("{name}.pem")), &ca.pem());
+fn new_ca(directory: &Path, name: &str) -> (Authority, String) {
+    let ca = Authority::create(name, &PrivateKey::generate().unwrap(), wall_ms()).unwrap();
+    let file = write(directory.join(format!("{name}.pem")), ca.certificate());
     (ca, file.to_str().unwrap().to_owned())
 }
 
+/// Writes a certificate for `localhost` that was issued at this time.
+fn issue(directory: &Path, ca: &Authority, issued_ms: u64) -> IdentityFiles {
+    let key = PrivateKey::generate().unwrap();
+    let validity = Validity::starting(issued_ms, ROLE_LIFETIME);
+    let chain = ca.issue_for(&key, &Names::of(["localhost"]), validity).unwrap();
+    IdentityFiles {
+        certificates: write(directory.join("server.pem"), &chain),
+        key: write(directory.join("server.key"), key.expose()),
+    }
+}
+
 /// A keeper with a plain listener and a TLS listener, whose certificate is for `localhost`.
-fn keeper(directory: &Path, ca: &CertifiedIssuer<'static, KeyPair>) -> Keeper {
-    let key = KeyPair::generate().unwrap();
-    let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
-    let certificate = params.signed_by(&key, ca).unwrap();
-    let identity = IdentityFiles {
-        certificates: write(directory.join("server.pem"), &certificate.pem()),
-        key: write(directory.join("server.key"), &key.serialize_pem()),
-    };
+fn keeper(directory: &Path, ca: &Authority) -> Keeper {
+    let identity = issue(directory, ca, wall_ms());
     let config = ServerTls::load(ServerFiles { identity, client_ca: None }).unwrap();
     let listen: SocketAddr = ([127, 0, 0, 1], 0).into();
     let data = directory.join("keeper");
@@ -68,8 +76,24 @@ fn store_is_used_over_tls_by_client_agent_and_hooks() {
     address(format!("tls://127.0.0.1:{tls}"), "the server's certificate is not valid for '127.0.0.1'");
     address(format!("tls://localhost:{plain}"), "the server does not use TLS on this port");
     address(format!("localhost:{tls}"), "requires TLS");
+    // Clocks that are a day off, and an expired certificate: the listener reads the files again.
+    for (issued_ms, reason) in [
+        (wall_ms() + DAY, "the server's certificate is not valid yet, or the clock of this machine is wrong"),
+        (
+            wall_ms() - 366 * DAY,
+            "the server's certificate has expired, or the clock of this machine is wrong",
+        ),
+    ] {
+        issue(directory.path(), &ca, issued_ms);
+        operator.juju(&["--ca", &ca_file, "bootstrap"]).fails_with(1, reason);
+    }
+    issue(directory.path(), &ca, wall_ms());
     operator.does(&["--ca", &ca_file, "bootstrap"]);
+    client_agent_and_hooks_use(&operator);
+}
 
+/// Deploys a charm on a machine whose agent and hooks use the operator's store.
+fn client_agent_and_hooks_use(operator: &Operator) {
     // The CA is saved with the credentials: no later command names it.
     operator.does(&["add-machine", "--instance-id", "metal"]);
     binary("open-port");
@@ -96,4 +120,63 @@ fn store_is_used_over_tls_by_client_agent_and_hooks() {
         assert_eq!(unit.get("hook-error"), None, "{}", fs::read_to_string(&agent.log).unwrap());
         (unit["open-ports"] == serde_json::json!(["8080/tcp"])).then_some(())
     });
+}
+
+/// Debian's ZooKeeper with a `secureClientPort` only; killed at the end.
+struct SecureZooKeeper(Child);
+
+impl Drop for SecureZooKeeper {
+    fn drop(&mut self) {
+        // The process may have ended already.
+        let _ = (self.0.kill(), self.0.wait());
+    }
+}
+
+impl SecureZooKeeper {
+    fn start(directory: &Path, port: u16, ca: &Authority, ca_file: &str) -> Self {
+        let IdentityFiles { certificates, key } = issue(directory, ca, wall_ms());
+        let both = fs::read_to_string(key).unwrap() + &fs::read_to_string(certificates).unwrap();
+        let both = write(directory.join("both.pem"), &both);
+        let data = directory.join("data");
+        fs::create_dir_all(&data).unwrap();
+        let config = format!(
+            "tickTime=2000\ndataDir={}\nsecureClientPort={port}\nsecureClientPortAddress=127.0.0.1\n\
+             admin.enableServer=false\n\
+             serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\n\
+             ssl.keyStore.location={}\nssl.keyStore.type=PEM\n\
+             ssl.trustStore.location={ca_file}\nssl.trustStore.type=PEM\nssl.clientAuth=none\n",
+            data.display(),
+            both.display()
+        );
+        let config = write(directory.join("zoo.cfg"), &config);
+        let netty = ["common", "buffer", "transport", "codec", "handler", "resolver"];
+        let jars = netty.map(|part| format!("/usr/share/java/netty-{part}.jar")).join(":");
+        let mut java = Command::new("java");
+        java.args(["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp"]);
+        java.arg(format!("/usr/share/java/zookeeper.jar:{jars}"));
+        java.arg("org.apache.zookeeper.server.ZooKeeperServerMain").arg(config);
+        let log = fs::File::create(directory.join("zookeeper.log")).unwrap();
+        Self(java.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap())
+    }
+}
+
+#[test]
+fn zookeeper_with_a_secure_client_port_is_used_over_tls() {
+    let directory = tempfile::tempdir().unwrap();
+    let (ca, ca_file) = new_ca(directory.path(), "ca");
+    let (_, other_file) = new_ca(directory.path(), "other");
+    let port = ports::free();
+    let _zookeeper = SecureZooKeeper::start(directory.path(), port, &ca, &ca_file);
+    wait_for("ZooKeeper", DEADLINE.max(Duration::from_secs(60)), || {
+        std::net::TcpStream::connect(("127.0.0.1", port)).ok()
+    });
+    let operator = Operator::with_store(&format!("tls://localhost:{port}"));
+    wait_for("bootstrap", DEADLINE, || {
+        (operator.juju(&["--ca", &ca_file, "bootstrap"]).code == 0).then_some(())
+    });
+    operator
+        .juju(&["--ca", &other_file, "status"])
+        .fails_with(1, "failed: the server's certificate was issued by another CA");
+    operator.over(&format!("localhost:{port}"), |juju| juju(&["status"]).fails_with(1, "requires TLS"));
+    client_agent_and_hooks_use(&operator);
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::daemon::{DEADLINE, Daemon};
 use crate::harness::{binary, wait_for};
-use crate::netns::{Knock, Net, SERVER};
+use crate::netns::{Attempt, Net, SERVER};
 use crate::operator::{Operator, came, fixture_charm};
 
 /// Runs the command in the machine's network namespace.
@@ -42,13 +42,13 @@ fn up_with_nftables_opens_and_closes_a_port() {
     let port = operator.home().join("units/units/unit-0000000000/charm/port");
     let port = wait_for("a port", DEADLINE, || fs::read_to_string(&port).ok()?.parse().ok());
     let to = SocketAddr::new(SERVER.parse().unwrap(), port);
-    let becomes = |wanted: Knock| {
-        wait_for(&format!("{wanted:?}"), DEADLINE, || (net.knock(to) == wanted).then_some(()));
-        assert_eq!(net.knock_from_server(to), Knock::Connected, "the control: the port has a listener");
+    let becomes = |wanted: Attempt| {
+        wait_for(&format!("{wanted:?}"), DEADLINE, || (net.attempt(to) == wanted).then_some(()));
+        assert_eq!(net.attempt_from_server(to), Attempt::Connected, "the control: the port has a listener");
     };
-    becomes(Knock::Refused);
+    becomes(Attempt::Refused);
     juju(&["expose", "hello"]);
-    becomes(Knock::Connected);
+    becomes(Attempt::Connected);
     wait_for("the page", DEADLINE, || {
         let mut stream = net.connect(to).ok()?;
         stream.write_all(b"GET / HTTP/1.0\r\n\r\n").ok()?;
@@ -63,7 +63,7 @@ fn up_with_nftables_opens_and_closes_a_port() {
         (calm && unit["open-ports"] == serde_json::json!([format!("{port}/tcp")])).then_some(())
     });
     juju(&["unexpose", "hello"]);
-    becomes(Knock::Refused);
+    becomes(Attempt::Refused);
     juju(&["destroy-service", "hello"]);
     wait_for("a machine without units", DEADLINE, || {
         fs::read_dir(operator.home().join("units/runs")).ok()?.next().is_none().then_some(())

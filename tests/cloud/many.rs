@@ -6,7 +6,7 @@ use portcullis::model::ServiceName;
 use portcullis::model::ports::parse_argument;
 use portcullis::store::{Deploy, UnitPorts};
 use portcullis_provider::Machines as _;
-use portcullis_provider::ec2::{Settings, Timeouts};
+use portcullis_provider::ec2::{Ec2Settings, Timeouts};
 
 use crate::cloud::front::Act;
 use crate::controller::environment;
@@ -23,41 +23,14 @@ const PORTS: [i32; 3] = [80, 443, 8080];
 
 pub(crate) fn hundreds_of_machines_need_no_writes_when_converged(world: &World) {
     let began = Instant::now();
-    let store = world.wait(async {
-        let vpc = world.account.default_vpc().await;
-        let environment = environment(&world.operator, &world.site.connect_string()).await;
-        let store = environment.info().cluster_id.clone();
-        let service: ServiceName = "web".parse().unwrap();
-        let deploy = Deploy {
-            service: service.clone(),
-            charm: "local:web-1".parse().unwrap(),
-            metadata: serde_json::Map::new(),
-            units: 0,
-            to: None,
-        };
-        environment.deploy(&deploy).await.unwrap();
-        environment.expose(&service).await.unwrap();
-        for machine in 0..MACHINES as u32 {
-            let instance = world.account.make_machine(&store, &vpc, machine).await;
-            let added = environment.add_machine(Some(instance.parse().unwrap())).await.unwrap();
-            assert_eq!(added.number(), machine);
-            world.account.open_as_ours(machine, &PORTS).await;
-            let unit = environment.add_units(&service, 1, Some(added)).await.unwrap()[0].id;
-            for port in PORTS {
-                let port = parse_argument(&port.to_string()).unwrap();
-                UnitPorts::new(environment.tree(), unit).open(port).await.unwrap();
-            }
-        }
-        environment.into_tree().close().await;
-        store
-    });
+    let store = make_machines(world);
     println!("{MACHINES} machines made in {:?}", began.elapsed());
     // LocalStack takes seconds to list hundreds of objects, so the proxy caches the first listing.
     world.wait(async {
         let patient = Duration::from_secs(300);
         let settings = world.account.settings_of("local", &store);
         let timeouts = Timeouts { request: patient, read: patient, ..settings.timeouts };
-        let ec2 = world.account.connect(Settings { timeouts, ..settings });
+        let ec2 = world.account.connect(Ec2Settings { timeouts, ..settings });
         let listed = ec2.list().await.unwrap();
         assert_eq!((listed.instances.len(), listed.groups.len()), (MACHINES, MACHINES));
     });
@@ -99,4 +72,37 @@ pub(crate) fn hundreds_of_machines_need_no_writes_when_converged(world: &World) 
     );
     assert!(reads <= MAX_READS, "{reads} describes for {MACHINES} groups");
     second.stop();
+}
+
+/// Makes machines in EC2 and in the store, as if a controller had opened their ports. Returns the id
+/// of the store.
+fn make_machines(world: &World) -> String {
+    world.wait(async {
+        let vpc = world.account.default_vpc().await;
+        let environment = environment(&world.operator, &world.site.connect_string()).await;
+        let store = environment.info().cluster_id.clone();
+        let service: ServiceName = "web".parse().unwrap();
+        let deploy = Deploy {
+            service: service.clone(),
+            charm: "local:web-1".parse().unwrap(),
+            metadata: serde_json::Map::new(),
+            units: 0,
+            to: None,
+        };
+        environment.deploy(&deploy).await.unwrap();
+        environment.expose(&service).await.unwrap();
+        for machine in 0..MACHINES as u32 {
+            let instance = world.account.make_machine(&store, &vpc, machine).await;
+            let added = environment.add_machine(Some(instance.parse().unwrap())).await.unwrap();
+            assert_eq!(added.number(), machine);
+            world.account.open_as_ours(machine, &PORTS).await;
+            let unit = environment.add_units(&service, 1, Some(added)).await.unwrap()[0].id;
+            for port in PORTS {
+                let port = parse_argument(&port.to_string()).unwrap();
+                UnitPorts::new(environment.tree(), unit).open(port).await.unwrap();
+            }
+        }
+        environment.into_tree().close().await;
+        store
+    })
 }

@@ -7,7 +7,7 @@ use std::process::Command as Process;
 use crate::harness::binary;
 use crate::page::{Page, source};
 
-const PROGRAMS: [&str; 5] = ["juju", "portcullis", "open-port", "close-port", "opened-ports"];
+const PROGRAMS: [&str; 6] = ["juju", "hirtectl", "portcullis", "open-port", "close-port", "opened-ports"];
 
 /// Every block that is not run gives its reason, or is marked as output.
 #[test]

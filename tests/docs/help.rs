@@ -13,14 +13,14 @@ const PAGE: &str = "docs/reference/cli.md";
 const HEAD: &str = "\
 # Commands and flags
 
-This page is generated from the programs' own help; `BLESS=1 cargo nextest run --no-default-features
---test docs help` writes it again.
+This page is generated from the programs' own help; `BLESS=1 cargo nextest run --test docs help`
+writes it again.
 ";
 
 #[test]
 fn the_page_about_commands_is_the_help_of_the_programs() {
     let mut page = HEAD.to_owned();
-    for program in ["juju", "portcullis", "open-port", "close-port", "opened-ports"] {
+    for program in ["juju", "hirtectl", "portcullis", "open-port", "close-port", "opened-ports"] {
         add(&[program], &mut page);
     }
     if std::env::var_os("BLESS").is_some() {

@@ -157,7 +157,7 @@ impl Command {
 }
 
 #[test]
-fn commands_are_found_with_what_is_expected_of_them() {
+fn commands_are_found_with_their_expected_output() {
     let text = "<!-- why -->\n```sh\n# only a comment\na b \\\n  c   # exit 2\ncat <<'EOF'\nx # \
                 exit 1\nEOF\n\nd &  # \
                 until is up\n```\n";

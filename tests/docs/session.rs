@@ -56,7 +56,7 @@ logged_until() { # LINE TEXT PROCESS
 "#;
 
 pub(crate) fn run(page: &Page) {
-    let place = Place::new();
+    let place = PageDirs::new();
     let script = place.dir.path().join("script");
     fs::write(&script, script_of(&page.commands())).unwrap();
     let output = place.dir.path().join("output");
@@ -97,11 +97,11 @@ fn quoted(text: &str) -> String {
 }
 
 /// The directories of one page. Dropping it ends what its hooks left in control groups.
-struct Place {
+struct PageDirs {
     dir: TempDir,
 }
 
-impl Place {
+impl PageDirs {
     fn new() -> Self {
         let place = Self { dir: tempfile::Builder::new().prefix("portcullis-docs-").tempdir().unwrap() };
         // Hooks of other users pass through.
@@ -128,7 +128,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for PageDirs {
     fn drop(&mut self) {
         groups::end_below(self.dir.path());
     }

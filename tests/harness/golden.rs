@@ -92,7 +92,17 @@ fn normalised(text: &str) -> String {
     let known = PLACEHOLDERS
         .with_borrow(|all| all.iter().fold(text.to_owned(), |text, (value, name)| text.replace(value, name)));
     let known = known.replace(env!("CARGO_MANIFEST_DIR"), "REPO");
-    epoch_times(&times(&loopback_ports(&known)))
+    epoch_times(&times(&loopback_ports(&join_tokens(&known))))
+}
+
+/// Replaces the token after `portcullis join ` with `TOKEN`.
+fn join_tokens(text: &str) -> String {
+    let mut parts = text.split("portcullis join pj1.");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |shown, part| {
+        let end = part.find(char::is_whitespace).unwrap_or(part.len());
+        format!("{shown}portcullis join TOKEN{}", &part[end..])
+    })
 }
 
 /// Replaces `127.0.0.1:40123` with `127.0.0.1:PORT`; ports that a test chose stay.

@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Time limit for the end of killed processes.
@@ -63,4 +64,38 @@ pub(crate) fn directories(of: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(of).into_iter().flatten().filter_map(Result::ok);
     let inner = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     inner.map(|entry| entry.path()).collect()
+}
+
+/// A control group for an instance of systemd, in each hierarchy that a systemd may use.
+#[derive(Debug)]
+pub(crate) struct Groups(pub(crate) Vec<PathBuf>);
+
+impl Groups {
+    /// Creates the groups. `of` is a part of their name, which is unique among running tests.
+    pub(crate) fn new(of: &str) -> Self {
+        static CREATED: AtomicUsize = AtomicUsize::new(0);
+        let number = CREATED.fetch_add(1, Ordering::Relaxed);
+        let name = format!("portcullis-test-{}-{of}-{number}", std::process::id());
+        let tops = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"].map(Path::new);
+        let trees = tops.into_iter().filter(|top| top.join("cgroup.procs").exists());
+        let groups = Self(trees.map(|top| top.join(&name)).collect());
+        assert!(!groups.0.is_empty(), "no control groups are mounted");
+        groups.0.iter().for_each(|group| fs::create_dir_all(group).expect("a control group"));
+        groups
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        self.0[0].file_name().and_then(|name| name.to_str()).expect("a name")
+    }
+
+    /// Returns shell commands that move the shell into the groups.
+    pub(crate) fn enter(&self) -> String {
+        self.0.iter().map(|group| format!("echo $$ >{}/cgroup.procs; ", group.display())).collect()
+    }
+}
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|group| end(group));
+    }
 }

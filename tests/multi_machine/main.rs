@@ -6,7 +6,9 @@
 // Clippy does not recognize the scenarios as tests.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
+mod capture;
 mod ensemble;
+mod faults;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod net;
@@ -17,5 +19,5 @@ mod netns;
 #[allow(dead_code)]
 #[path = "../cli/operator.rs"]
 mod operator;
-mod story;
+
 mod world;

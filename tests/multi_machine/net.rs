@@ -17,11 +17,11 @@ const KNOCK_LIMIT: Duration = Duration::from_secs(1);
 
 /// The result of a connection attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Knock {
+pub(crate) enum Attempt {
     Connected,
     Refused,
     /// No reply at all.
-    Silence,
+    TimedOut,
 }
 
 pub(crate) struct Net {
@@ -63,7 +63,7 @@ impl Net {
             // directions.
             let to = SocketAddr::new(address(n).parse().unwrap(), 1);
             wait_for("the cable", Duration::from_secs(20), || {
-                (net.knock(to) == Knock::Refused).then_some(())
+                (net.attempt(to) == Attempt::Refused).then_some(())
             });
         }
         net
@@ -78,12 +78,12 @@ impl Net {
     }
 
     /// Tries to connect from the hub.
-    pub(crate) fn knock(&self, to: SocketAddr) -> Knock {
+    pub(crate) fn attempt(&self, to: SocketAddr) -> Attempt {
         outcome(self.hub.enter(|| TcpStream::connect_timeout(&to, KNOCK_LIMIT)))
     }
 
     /// Tries to connect from one machine to another, or to itself.
-    pub(crate) fn knock_from(&self, machine: usize, to: SocketAddr) -> Knock {
+    pub(crate) fn attempt_from(&self, machine: usize, to: SocketAddr) -> Attempt {
         outcome(self.machines[machine].enter(|| TcpStream::connect_timeout(&to, KNOCK_LIMIT)))
     }
 
@@ -119,10 +119,10 @@ fn inside(namespace: &Namespace, command: &Command) -> Command {
     wrapped
 }
 
-fn outcome(connected: io::Result<TcpStream>) -> Knock {
+fn outcome(connected: io::Result<TcpStream>) -> Attempt {
     match connected.map_err(|error| error.kind()) {
-        Ok(_) => Knock::Connected,
-        Err(io::ErrorKind::ConnectionRefused) => Knock::Refused,
-        Err(_) => Knock::Silence,
+        Ok(_) => Attempt::Connected,
+        Err(io::ErrorKind::ConnectionRefused) => Attempt::Refused,
+        Err(_) => Attempt::TimedOut,
     }
 }

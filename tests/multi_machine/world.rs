@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::ensemble::Ensemble;
 use crate::harness::{binary, wait_for};
-use crate::net::{Knock, MACHINES, Net, address};
+use crate::net::{Attempt, MACHINES, Net, address};
 use crate::operator::{Came, Operator, came, fixture_charm};
 
 /// Longer than the session of a killed process lasts on a busy machine.
@@ -107,7 +107,7 @@ impl<'a> World<'a> {
     }
 
     /// Returns the address of a unit's port for connections from other machines.
-    pub(crate) fn door(&self, service: &str, machine: usize) -> SocketAddr {
+    pub(crate) fn port_addr(&self, service: &str, machine: usize) -> SocketAddr {
         let port = wait_for(&format!("a port of {service}/{machine}"), DEADLINE, || {
             fs::read_to_string(self.charm_dir(service, machine)?.join("port")).ok()?.parse().ok()
         });
@@ -115,22 +115,22 @@ impl<'a> World<'a> {
     }
 
     #[track_caller]
-    pub(crate) fn becomes(&self, to: SocketAddr, wanted: Knock) {
-        wait_for(&format!("{wanted:?} at {to}"), DEADLINE, || (self.net.knock(to) == wanted).then_some(()));
+    pub(crate) fn becomes(&self, to: SocketAddr, wanted: Attempt) {
+        wait_for(&format!("{wanted:?} at {to}"), DEADLINE, || (self.net.attempt(to) == wanted).then_some(()));
     }
 
     /// Waits until a unit of `hello` serves this page.
     #[track_caller]
-    pub(crate) fn page(&self, from: Option<usize>, door: SocketAddr, wanted: &str) {
+    pub(crate) fn page(&self, from: Option<usize>, addr: SocketAddr, wanted: &str) {
         let get = || {
-            let mut stream = TcpStream::connect_timeout(&door, Duration::from_secs(1)).ok()?;
+            let mut stream = TcpStream::connect_timeout(&addr, Duration::from_secs(1)).ok()?;
             stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
             stream.write_all(b"GET / HTTP/1.0\r\n\r\n").ok()?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer).ok()?;
             answer.ends_with(wanted).then_some(())
         };
-        wait_for(&format!("{wanted:?} at {door}"), DEADLINE, || match from {
+        wait_for(&format!("{wanted:?} at {addr}"), DEADLINE, || match from {
             Some(machine) => self.net.machine(machine).enter(get),
             None => self.net.hub().enter(get),
         });

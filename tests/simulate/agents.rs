@@ -170,7 +170,7 @@ async fn run_process(
         FirewallController::new(tree.clone(), firewall, policy, start.roles.clone(), move || jitter.next())
             .with_clock(clock)
             .with_guard(Arc::clone(&guard));
-    let (progress, mut passed) = watch::channel(Progress::default());
+    let (progress, passed) = watch::channel(Progress::default());
     let stop = stopped.clone();
     let mut provisioner = start.provisions.then(|| {
         let boot = BootConfig::new(
@@ -192,20 +192,10 @@ async fn run_process(
         stop
     ));
     let stop_requested = async { drop(stopped.wait_for(|stop| *stop).await) };
-    let counting = async {
-        let mut passes = 0;
-        while passed.changed().await.is_ok() {
-            let so_far = passed.borrow_and_update().passes;
-            if so_far > std::mem::replace(&mut passes, so_far) {
-                interceptor.passed(start.agent);
-            }
-        }
-        std::future::pending::<()>().await;
-    };
     let early = tokio::select! {
         ended = &mut running => Some(ended),
         () = stop_requested => None,
-        () = counting => None,
+        () = count_passes(interceptor, start.agent, passed) => None,
     };
     let ended = match early {
         Some(ended) => ended,
@@ -225,4 +215,16 @@ async fn run_process(
         interceptor.lock().violated(format!("L2: agent {} ended: {ended:?}", start.agent));
     }
     true
+}
+
+/// Records each pass of an agent; does not end.
+async fn count_passes(interceptor: &Interceptor, agent: usize, mut passed: watch::Receiver<Progress>) {
+    let mut passes = 0;
+    while passed.changed().await.is_ok() {
+        let so_far = passed.borrow_and_update().passes;
+        if so_far > std::mem::replace(&mut passes, so_far) {
+            interceptor.passed(agent);
+        }
+    }
+    std::future::pending::<()>().await;
 }

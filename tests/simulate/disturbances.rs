@@ -23,25 +23,7 @@ impl World {
     pub(crate) async fn perform_disturbance(&mut self, action: Action) {
         let agents = self.agents();
         match action {
-            Action::Interrupt => {
-                self.count_mishap(Mishap::Interrupted);
-                let mut shared = self.interceptor.lock();
-                shared.record_retry_fault();
-                // No agent receives events during the outage; afterwards all agents get an event to
-                // read everything again.
-                shared.outage = true;
-                drop(shared);
-                let interceptor = self.interceptor.clone();
-                tokio::spawn(async move {
-                    tokio::time::sleep(OUTAGE).await;
-                    let mut shared = interceptor.lock();
-                    shared.outage = false;
-                    shared.record_retry_fault();
-                    shared.allow_outdated_data(Instant::now() - OUTAGE, MAX_AGE);
-                    drop(shared);
-                    interceptor.store.interrupt();
-                });
-            }
+            Action::Interrupt => self.interrupt_connections(),
             Action::Expire(agent) => {
                 self.count_mishap(Mishap::SessionExpired);
                 // Two agents may act for the length of a lease, and only a resync is sure to detect
@@ -64,16 +46,7 @@ impl World {
                 self.interceptor.lock().record_resync_fault();
                 self.interceptor.freeze(agent % agents, Duration::from_millis(ms));
             }
-            Action::Jump(ms) => {
-                self.count_mishap(Mishap::ClockJumped);
-                self.interceptor.lock().record_resync_fault();
-                let before = Instant::now();
-                tokio::time::advance(Duration::from_millis(ms)).await;
-                let mut shared = self.interceptor.lock();
-                shared.record_resync_fault();
-                // No agent ran during the jump, so none has processed the events from before it.
-                shared.allow_outdated_data(before, Duration::from_secs(1));
-            }
+            Action::Jump(ms) => self.jump(Duration::from_millis(ms)).await,
             // The agents must not depend on the time of day, so this does not count as a fault.
             Action::SetTimeOfDay(hours) => {
                 self.count_mishap(Mishap::TimeOfDaySet);
@@ -97,6 +70,39 @@ impl World {
             Action::Accept => self.accept().await,
             _ => {}
         }
+    }
+
+    /// Loses the connections of all agents to the store for a moment.
+    fn interrupt_connections(&mut self) {
+        self.count_mishap(Mishap::Interrupted);
+        let mut shared = self.interceptor.lock();
+        shared.record_retry_fault();
+        // No agent receives events during the outage; afterwards all agents get an event to read
+        // everything again.
+        shared.outage = true;
+        drop(shared);
+        let interceptor = self.interceptor.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(OUTAGE).await;
+            let mut shared = interceptor.lock();
+            shared.outage = false;
+            shared.record_retry_fault();
+            shared.allow_outdated_data(Instant::now() - OUTAGE, MAX_AGE);
+            drop(shared);
+            interceptor.store.interrupt();
+        });
+    }
+
+    /// Advances the monotonic clock of all processes at once.
+    async fn jump(&mut self, time: Duration) {
+        self.count_mishap(Mishap::ClockJumped);
+        self.interceptor.lock().record_resync_fault();
+        let before = Instant::now();
+        tokio::time::advance(time).await;
+        let mut shared = self.interceptor.lock();
+        shared.record_resync_fault();
+        // No agent ran during the jump, so none has processed the events from before it.
+        shared.allow_outdated_data(before, Duration::from_secs(1));
     }
 
     pub(crate) fn edit_rules(&mut self, what: Mishap, machine: usize) {

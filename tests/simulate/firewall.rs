@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use portcullis::model::MachineId;
-use portcullis_provider::memory::Settings;
+use portcullis_provider::memory::MemorySettings;
 use portcullis_provider::provider::{MachineNumber, Seen};
 use portcullis_provider::rule::Change;
 use portcullis_provider::{Applied, Error, Firewall, Subject};
@@ -135,7 +135,7 @@ impl Firewall for SimFirewall {
 
     fn rules_per_family(&self) -> Option<usize> {
         let most = self.interceptor.provider.rules_per_family();
-        if most < Settings::default().rules_per_family.into() {
+        if most < MemorySettings::default().rules_per_family.into() {
             self.interceptor.lock().full_until = Instant::now() + MAX_AGE;
         }
         most

@@ -24,6 +24,7 @@ fn environment() -> View {
     for n in 0..MACHINES {
         let record = records::Machine {
             instance_id: Some(format!("i-{n}").parse().expect("an id")),
+            name: None,
             addresses: Vec::new(),
             adopted: false,
             rest: serde_json::Map::new(),

@@ -13,7 +13,7 @@ use portcullis::store::paths::NodePath;
 use portcullis::store::records::Placement;
 use portcullis::store::{Bootstrap, Credential, Deploy, Environment, MemoryStore, MemoryTree};
 use portcullis_provider::Memory;
-use portcullis_provider::memory::Settings;
+use portcullis_provider::memory::MemorySettings;
 use portcullis_provider::provider::{Foreign, InstanceId, MachineNumber};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
@@ -78,7 +78,7 @@ pub(crate) struct World {
     /// Whether the agents provision.
     pub provisions: bool,
     /// The provider's settings without faults.
-    pub normal_settings: Settings,
+    pub normal_settings: MemorySettings,
     /// Foreign instances.
     pub foreign_instances: BTreeSet<InstanceId>,
     pub before_action: crate::checks::BeforeAction,
@@ -182,7 +182,7 @@ impl World {
         let template = template(seed % TEMPLATES, shape).await;
         let mut random = Random::new(seed);
         let store = MemoryStore::from_backup(&template.backup);
-        let normal_settings = Settings { ipv6, busy_calls, ..Settings::default() };
+        let normal_settings = MemorySettings { ipv6, busy_calls, ..MemorySettings::default() };
         let provider = Memory::new(normal_settings.clone());
         let operator =
             Environment::open(store.connect(Some(&template.operator))).await.expect("an environment");

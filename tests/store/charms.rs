@@ -1,6 +1,6 @@
 //! Charms in the tree: stored once, readable with their hash, and verified.
 
-use super::Place;
+use super::Backend;
 use super::operations::{controller, fresh, operator};
 use portcullis::model::CharmHash;
 use portcullis::store::records::{CHARM_HASH, Placement};
@@ -23,8 +23,8 @@ fn made_of(service: &str, hash: &CharmHash) -> Deploy {
     }
 }
 
-pub(super) async fn a_charm_is_stored_once_and_found_by_its_hash(place: &impl Place) {
-    let environment = fresh(place, Placement::Unassigned).await;
+pub(super) async fn a_charm_is_stored_once_and_found_by_its_hash(backend: &impl Backend) {
+    let environment = fresh(backend, Placement::Unassigned).await;
     let hash = environment.store_charm(&bytes()).await.unwrap();
     assert_eq!(hash, CharmHash::of(&bytes()));
     let boss = environment.tree();
@@ -42,8 +42,8 @@ pub(super) async fn a_charm_is_stored_once_and_found_by_its_hash(place: &impl Pl
     assert_eq!(refused.to_string(), "a charm of 16777217 bytes is more than the 16777216 that can be kept");
 }
 
-pub(super) async fn an_incomplete_charm_is_completed(place: &impl Place) {
-    let environment = fresh(place, Placement::Unassigned).await;
+pub(super) async fn an_incomplete_charm_is_completed(backend: &impl Backend) {
+    let environment = fresh(backend, Placement::Unassigned).await;
     let hash = environment.store_charm(&bytes()).await.unwrap();
     let boss = environment.tree();
     let lost = paths::charm_chunk(&hash, 2);
@@ -54,8 +54,8 @@ pub(super) async fn an_incomplete_charm_is_completed(place: &impl Place) {
     assert_eq!(charm(boss, &hash).await.unwrap(), bytes());
 }
 
-pub(super) async fn a_modified_charm_is_refused(place: &impl Place) {
-    let environment = fresh(place, Placement::Unassigned).await;
+pub(super) async fn a_modified_charm_is_refused(backend: &impl Backend) {
+    let environment = fresh(backend, Placement::Unassigned).await;
     let hash = environment.store_charm(&bytes()).await.unwrap();
     let set = Write::SetIfVersion { path: paths::charm_chunk(&hash, 1), data: vec![7; 60_000], version: 0 };
     environment.tree().write(vec![set]).await.unwrap();
@@ -65,12 +65,12 @@ pub(super) async fn a_modified_charm_is_refused(place: &impl Place) {
 }
 
 /// The hash grants reading the charm and nothing else.
-pub(super) async fn the_hash_of_a_charm_grants_reading_it(place: &impl Place) {
-    let environment = fresh(place, Placement::Unassigned).await;
+pub(super) async fn the_hash_of_a_charm_grants_reading_it(backend: &impl Backend) {
+    let environment = fresh(backend, Placement::Unassigned).await;
     let hash = environment.store_charm(&bytes()).await.unwrap();
     let made = environment.deploy(&made_of("web", &hash)).await.unwrap();
     let machine = environment.machine_credential(made.units[0].machine).await.unwrap();
-    let agent = place.connect(Some(&machine)).await;
+    let agent = backend.connect(Some(&machine)).await;
     let chunk = paths::charm_chunk(&hash, 0);
     assert_eq!(agent.get(&chunk).await, Err(TreeError::NoAuth(chunk.clone())));
     assert_eq!(agent.children(&paths::charms()).await, Err(TreeError::NoAuth(paths::charms())));
@@ -85,13 +85,13 @@ pub(super) async fn the_hash_of_a_charm_grants_reading_it(place: &impl Place) {
     let more = environment.add_units(&"web".parse().unwrap(), 1, None).await.unwrap();
     let record = environment.tree().get(&paths::unit(more[0].id)).await.unwrap();
     assert!(String::from_utf8(record.data).unwrap().contains(hash.expose()));
-    let controller = place.connect(Some(&controller())).await;
+    let controller = backend.connect(Some(&controller())).await;
     assert_eq!(charm(&controller, &hash).await.unwrap(), bytes());
     assert_ne!(operator().identity(), machine.identity());
 }
 
-pub(super) async fn a_charm_is_removed_with_its_last_service(place: &impl Place) {
-    let environment = fresh(place, Placement::Unassigned).await;
+pub(super) async fn a_charm_is_removed_with_its_last_service(backend: &impl Backend) {
+    let environment = fresh(backend, Placement::Unassigned).await;
     let hash = environment.store_charm(&bytes()).await.unwrap();
     for name in ["one", "two"] {
         environment.deploy(&made_of(name, &hash)).await.unwrap();

@@ -1,6 +1,6 @@
 //! The contract of every [`Tree`].
 
-use super::Place;
+use super::Backend;
 use portcullis::model::{MachineId, ServiceId, UnitId};
 use portcullis::store::Credential;
 use portcullis::store::acl::{Acl, Roles};
@@ -30,8 +30,8 @@ async fn text(tree: &impl Tree, path: &NodePath) -> String {
     String::from_utf8(tree.get(path).await.unwrap().data).unwrap()
 }
 
-pub(super) async fn absent_znodes_are_reported(place: &impl Place) {
-    let tree = place.connect(Some(&operator())).await;
+pub(super) async fn absent_znodes_are_reported(backend: &impl Backend) {
+    let tree = backend.connect(Some(&operator())).await;
     let path = paths::names();
     assert_eq!(tree.get(&path).await, Err(Error::NoNode(path.clone())));
     assert_eq!(tree.children(&path).await, Err(Error::NoNode(path.clone())));
@@ -48,8 +48,8 @@ pub(super) async fn absent_znodes_are_reported(place: &impl Place) {
     tree.sync().await.unwrap();
 }
 
-pub(super) async fn versions_guard_every_change(place: &impl Place) {
-    let tree = place.connect(Some(&operator())).await;
+pub(super) async fn versions_guard_every_change(backend: &impl Backend) {
+    let tree = backend.connect(Some(&operator())).await;
     let path = paths::services();
     tree.write(vec![create(path.clone(), "a")]).await.unwrap();
     let node = tree.get(&path).await.unwrap();
@@ -82,8 +82,8 @@ pub(super) async fn versions_guard_every_change(place: &impl Place) {
     assert_eq!(tree.exists(&path).await, Ok(false));
 }
 
-pub(super) async fn a_multi_is_all_or_nothing(place: &impl Place) {
-    let tree = place.connect(Some(&operator())).await;
+pub(super) async fn a_multi_is_all_or_nothing(backend: &impl Backend) {
+    let tree = backend.connect(Some(&operator())).await;
     let writes = vec![
         create(paths::services(), ""),
         create(paths::service(ServiceId::new(0)), ""),
@@ -97,11 +97,11 @@ pub(super) async fn a_multi_is_all_or_nothing(place: &impl Place) {
     }
 }
 
-pub(super) async fn rights_are_enforced(place: &impl Place) {
-    let tree = place.connect(Some(&operator())).await;
+pub(super) async fn rights_are_enforced(backend: &impl Backend) {
+    let tree = backend.connect(Some(&operator())).await;
     let path = paths::names();
     tree.write(vec![create(path.clone(), "secret")]).await.unwrap();
-    for other in [place.connect(Some(&stranger())).await, place.connect(None).await] {
+    for other in [backend.connect(Some(&stranger())).await, backend.connect(None).await] {
         assert_eq!(other.get(&path).await, Err(Error::NoAuth(path.clone())));
         assert_eq!(other.children(&path).await, Err(Error::NoAuth(path.clone())));
         let both = vec![Read::Children(paths::root()), Read::Data(path.clone())];
@@ -125,11 +125,11 @@ pub(super) async fn rights_are_enforced(place: &impl Place) {
     assert_eq!(text(&tree, &path).await, "secret");
 }
 
-pub(super) async fn rights_are_replaced_only_with_permission(place: &impl Place) {
-    let tree = place.connect(Some(&operator())).await;
+pub(super) async fn rights_are_replaced_only_with_permission(backend: &impl Backend) {
+    let tree = backend.connect(Some(&operator())).await;
     let path = paths::names();
     tree.write(vec![create(path.clone(), "x")]).await.unwrap();
-    let other = place.connect(Some(&stranger())).await;
+    let other = backend.connect(Some(&stranger())).await;
     assert_eq!(other.get(&path).await, Err(Error::NoAuth(path.clone())));
     let roles = Roles { operator: operator().identity(), controller: stranger().identity() };
     tree.set_acl(&path, roles.operators()).await.unwrap();
@@ -137,9 +137,9 @@ pub(super) async fn rights_are_replaced_only_with_permission(place: &impl Place)
     assert_eq!(tree.set_acl(&paths::units(), acl()).await, Err(Error::NoNode(paths::units())));
 }
 
-pub(super) async fn many_reads_are_answered_in_order(place: &impl Place) {
+pub(super) async fn many_reads_are_answered_in_order(backend: &impl Backend) {
     const COUNT: u32 = 1234;
-    let tree = place.connect(Some(&operator())).await;
+    let tree = backend.connect(Some(&operator())).await;
     tree.write(vec![create(paths::units(), "")]).await.unwrap();
     let unit = |n| paths::unit(UnitId::new(n));
     for start in (0..COUNT).step_by(500) {
@@ -160,18 +160,18 @@ pub(super) async fn many_reads_are_answered_in_order(place: &impl Place) {
     }
 }
 
-pub(super) async fn ephemerals_end_with_their_session(place: &impl Place) {
-    let tree = place.connect(Some(&operator())).await;
+pub(super) async fn ephemerals_end_with_their_session(backend: &impl Backend) {
+    let tree = backend.connect(Some(&operator())).await;
     let agent = paths::machine_agent(MachineId::new(0));
     tree.write(vec![create(paths::machines(), ""), create(paths::machine(MachineId::new(0)), "")])
         .await
         .unwrap();
-    let other = place.connect(Some(&operator())).await;
+    let other = backend.connect(Some(&operator())).await;
     let write = Write::Create { path: agent.clone(), data: b"up".to_vec(), acl: acl(), ephemeral: true };
     other.write(vec![write]).await.unwrap();
     tree.sync().await.unwrap();
     assert_eq!(text(&tree, &agent).await, "up");
-    place.close(other).await;
+    backend.close(other).await;
     tree.sync().await.unwrap();
     assert_eq!(tree.exists(&agent).await, Ok(false));
 }
@@ -180,9 +180,9 @@ async fn next(feed: &mut impl Feed) -> Event {
     tokio::time::timeout(Duration::from_secs(10), feed.next()).await.expect("no event").unwrap()
 }
 
-pub(super) async fn a_feed_reports_its_subtree_only(place: &impl Place) {
-    let tree = place.connect(Some(&operator())).await;
-    let writer = place.connect(Some(&operator())).await;
+pub(super) async fn a_feed_reports_its_subtree_only(backend: &impl Backend) {
+    let tree = backend.connect(Some(&operator())).await;
+    let writer = backend.connect(Some(&operator())).await;
     writer.write(vec![create(paths::services(), ""), create(paths::units(), "")]).await.unwrap();
     let mut feed = tree.watch(&paths::services()).await.unwrap();
     assert_eq!(next(&mut feed).await, Event::Everything);
@@ -199,8 +199,8 @@ pub(super) async fn a_feed_reports_its_subtree_only(place: &impl Place) {
     }
 }
 
-pub(super) async fn oversized_writes_are_refused_before_sending(place: &impl Place) {
-    let tree = place.connect(Some(&operator())).await;
+pub(super) async fn oversized_writes_are_refused_before_sending(backend: &impl Backend) {
+    let tree = backend.connect(Some(&operator())).await;
     let big = Write::create(paths::names(), vec![b'x'; 65 * 1024], acl());
     let refusal = tree.write(vec![big]).await.unwrap_err();
     assert_eq!(refusal.to_string(), "/names: 66560 bytes are more than the 65536 allowed");

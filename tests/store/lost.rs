@@ -9,7 +9,7 @@ use portcullis::store::memory::Fault;
 use portcullis::store::paths;
 use portcullis::store::records::Placement;
 use portcullis::store::tree::Tree;
-use portcullis::store::{Environment, Flag, IdempotencyKey, MemoryStore, MemoryTree, UnitPorts};
+use portcullis::store::{Environment, Flag, IdempotencyKey, MemoryStore, MemoryTree, NewMachine, UnitPorts};
 use std::fmt::Debug;
 use std::time::Duration;
 
@@ -80,6 +80,10 @@ fn units_are_added_once() {
 #[test]
 fn machines_are_added_once() {
     same_whatever_is_lost(&async |environment| environment.add_machine(None).await.unwrap());
+    same_whatever_is_lost(&async |environment| {
+        let name = Some("web".parse().unwrap());
+        environment.add_machine(NewMachine { name, ..NewMachine::default() }).await.unwrap()
+    });
 }
 
 /// The same command in another process, after the first process lost its answer.

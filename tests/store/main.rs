@@ -10,6 +10,7 @@ mod harness;
 mod charms;
 mod contract;
 mod lost;
+mod machines;
 mod operations;
 mod races;
 mod rights;
@@ -20,7 +21,7 @@ use portcullis::store::{Address, Credential, MemoryStore, MemoryTree, Tree, ZkTr
 use std::future::Future;
 
 /// A store that a scenario can connect to with any identity.
-trait Place {
+trait Backend {
     type Tree: Tree + 'static;
 
     async fn connect(&self, credential: Option<&Credential>) -> Self::Tree;
@@ -29,7 +30,7 @@ trait Place {
     async fn close(&self, tree: Self::Tree);
 }
 
-impl Place for MemoryStore {
+impl Backend for MemoryStore {
     type Tree = MemoryTree;
 
     async fn connect(&self, credential: Option<&Credential>) -> MemoryTree {
@@ -41,7 +42,7 @@ impl Place for MemoryStore {
     }
 }
 
-impl Place for Address {
+impl Backend for Address {
     type Tree = ZkTree;
 
     async fn connect(&self, credential: Option<&Credential>) -> ZkTree {
@@ -103,6 +104,11 @@ on_every_tree![
     operations::destroying_a_large_service_takes_several_steps,
     operations::ports_are_kept_in_order_without_duplicates,
     operations::concurrent_port_changes_are_both_kept,
+    machines::names_of_machines_are_unique_until_they_are_terminated,
+    machines::the_index_of_names_is_created_on_first_use,
+    machines::a_machine_reports_its_host_and_no_other_one,
+    machines::a_machine_whose_agent_is_down_is_terminated_by_force_only,
+    machines::only_the_terminated_machine_reads_its_tombstone,
     charms::a_charm_is_stored_once_and_found_by_its_hash,
     charms::an_incomplete_charm_is_completed,
     charms::a_modified_charm_is_refused,

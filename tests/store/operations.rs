@@ -1,6 +1,6 @@
 //! The typed operations: their results, their refusals, and concurrent calls.
 
-use super::Place;
+use super::Backend;
 use portcullis::model::{MachineId, ServiceName, UnitId, UnitName};
 use portcullis::store::paths::{self, NodePath};
 use portcullis::store::records::Placement;
@@ -25,8 +25,8 @@ pub(super) fn wanted(placement: Placement) -> Bootstrap {
     }
 }
 
-pub(super) async fn fresh<P: Place>(place: &P, placement: Placement) -> Environment<P::Tree> {
-    let tree = place.connect(Some(&operator())).await;
+pub(super) async fn fresh<P: Backend>(backend: &P, placement: Placement) -> Environment<P::Tree> {
+    let tree = backend.connect(Some(&operator())).await;
     Environment::bootstrap(tree, &wanted(placement)).await.unwrap()
 }
 
@@ -63,24 +63,24 @@ async fn all_paths(tree: &impl Tree) -> Vec<String> {
     found
 }
 
-pub(super) async fn bootstrap_creates_a_complete_environment_once(place: &impl Place) {
-    let environment = fresh(place, Placement::Local).await;
+pub(super) async fn bootstrap_creates_a_complete_environment_once(backend: &impl Backend) {
+    let environment = fresh(backend, Placement::Local).await;
     let cluster_id = environment.info().cluster_id.clone();
     assert_eq!(cluster_id.len(), 32);
     assert_eq!(environment.machine(MachineId::new(0)).await.unwrap().addresses, ["localhost"]);
 
     // Again with the same identities: the same environment. With others: refused.
-    let again = fresh(place, Placement::Local).await;
+    let again = fresh(backend, Placement::Local).await;
     assert_eq!(again.info().cluster_id, cluster_id);
     let mut other = wanted(Placement::Local);
     other.environment = "other".parse().unwrap();
-    let tree = place.connect(Some(&operator())).await;
+    let tree = backend.connect(Some(&operator())).await;
     assert_eq!(
         error_text(Environment::bootstrap(tree, &other).await.map(|_| ())),
         "the environment is bootstrapped already, as 'prod'"
     );
     let thief = Credential::parse("operator:guess").unwrap();
-    let tree = place.connect(Some(&thief)).await;
+    let tree = backend.connect(Some(&thief)).await;
     let theirs = Bootstrap { operator: thief.identity(), ..wanted(Placement::Local) };
     assert_eq!(
         error_text(Environment::bootstrap(tree, &theirs).await.map(|_| ())),
@@ -98,8 +98,8 @@ pub(super) async fn bootstrap_creates_a_complete_environment_once(place: &impl P
     );
 }
 
-pub(super) async fn bootstrap_refuses_a_root_with_foreign_znodes(place: &impl Place) {
-    let tree = place.connect(Some(&operator())).await;
+pub(super) async fn bootstrap_refuses_a_root_with_foreign_znodes(backend: &impl Backend) {
+    let tree = backend.connect(Some(&operator())).await;
     let acl = portcullis::store::acl::Roles {
         operator: operator().identity(),
         controller: controller().identity(),
@@ -110,23 +110,23 @@ pub(super) async fn bootstrap_refuses_a_root_with_foreign_znodes(place: &impl Pl
     assert!(refusal.starts_with("the store's root holds 'services', which is not ours"), "{refusal}");
 }
 
-pub(super) async fn opening_needs_bootstrap_and_the_right_credentials(place: &impl Place) {
-    let tree = place.connect(Some(&operator())).await;
+pub(super) async fn opening_needs_bootstrap_and_the_right_credentials(backend: &impl Backend) {
+    let tree = backend.connect(Some(&operator())).await;
     assert_eq!(error_text(Environment::open(tree).await.map(|_| ())), "the environment is not bootstrapped");
-    fresh(place, Placement::Unassigned).await;
+    fresh(backend, Placement::Unassigned).await;
     for wrong in [None, Some(Credential::parse("operator:guess").unwrap())] {
-        let tree = place.connect(wrong.as_ref()).await;
+        let tree = backend.connect(wrong.as_ref()).await;
         assert_eq!(
             error_text(Environment::open(tree).await.map(|_| ())),
             "the store refuses these credentials"
         );
     }
-    let opened = Environment::open(place.connect(Some(&controller())).await).await.unwrap();
+    let opened = Environment::open(backend.connect(Some(&controller())).await).await.unwrap();
     assert_eq!(opened.info().placement, Placement::Unassigned);
 }
 
-pub(super) async fn deploy_creates_service_units_and_machines(place: &impl Place) {
-    let environment = fresh(place, Placement::Unassigned).await;
+pub(super) async fn deploy_creates_service_units_and_machines(backend: &impl Backend) {
+    let environment = fresh(backend, Placement::Unassigned).await;
     let made = environment.deploy(&deploy("wordpress", 2)).await.unwrap();
     let placed: Vec<_> = made.units.iter().map(|u| (u.name.to_string(), u.machine.number())).collect();
     assert_eq!(placed, [("wordpress/0".to_owned(), 0), ("wordpress/1".to_owned(), 1)]);
@@ -153,8 +153,8 @@ pub(super) async fn deploy_creates_service_units_and_machines(place: &impl Place
     environment.deploy(&deploy("large", 200)).await.unwrap();
 }
 
-pub(super) async fn a_service_name_is_unique(place: &impl Place) {
-    let environment = fresh(place, Placement::Local).await;
+pub(super) async fn a_service_name_is_unique(backend: &impl Backend) {
+    let environment = fresh(backend, Placement::Local).await;
     environment.deploy(&deploy("wordpress", 1)).await.unwrap();
     let before = all_paths(environment.tree()).await;
     assert_eq!(
@@ -164,8 +164,8 @@ pub(super) async fn a_service_name_is_unique(place: &impl Place) {
     assert_eq!(all_paths(environment.tree()).await, before);
 }
 
-pub(super) async fn placement_takes_the_lowest_empty_machine(place: &impl Place) {
-    let environment = fresh(place, Placement::Unassigned).await;
+pub(super) async fn placement_takes_the_lowest_empty_machine(backend: &impl Backend) {
+    let environment = fresh(backend, Placement::Unassigned).await;
     let first = environment.add_machine(None).await.unwrap();
     let adopted = environment.add_machine(Some("i-1".parse().unwrap())).await.unwrap();
     assert_eq!((first.number(), adopted.number()), (0, 1));
@@ -188,8 +188,8 @@ pub(super) async fn placement_takes_the_lowest_empty_machine(place: &impl Place)
     assert_eq!(error_text(environment.service(&service("b")).await), "Service 'b' was not found");
 }
 
-pub(super) async fn units_are_added_and_removed(place: &impl Place) {
-    let environment = fresh(place, Placement::Local).await;
+pub(super) async fn units_are_added_and_removed(backend: &impl Backend) {
+    let environment = fresh(backend, Placement::Local).await;
     environment.deploy(&deploy("mysql", 1)).await.unwrap();
     let more = environment.add_units(&service("mysql"), 2, None).await.unwrap();
     assert_eq!(more.iter().map(|u| u.name.to_string()).collect::<Vec<_>>(), ["mysql/1", "mysql/2"]);
@@ -204,8 +204,8 @@ pub(super) async fn units_are_added_and_removed(place: &impl Place) {
     assert_eq!(environment.tree().children(&paths::machine_units(MachineId::new(0))).await.unwrap(), [""; 0]);
 }
 
-pub(super) async fn numbers_are_never_reused(place: &impl Place) {
-    let environment = fresh(place, Placement::Unassigned).await;
+pub(super) async fn numbers_are_never_reused(backend: &impl Backend) {
+    let environment = fresh(backend, Placement::Unassigned).await;
     let first = environment.deploy(&deploy("web", 2)).await.unwrap();
     environment.expose(&service("web")).await.unwrap();
     environment.destroy_service(&service("web")).await.unwrap();
@@ -218,8 +218,8 @@ pub(super) async fn numbers_are_never_reused(place: &impl Place) {
     assert_eq!(environment.unexpose(&service("web")).await.unwrap(), Flag::AlreadySo);
 }
 
-pub(super) async fn flags_change_once(place: &impl Place) {
-    let environment = fresh(place, Placement::Local).await;
+pub(super) async fn flags_change_once(backend: &impl Backend) {
+    let environment = fresh(backend, Placement::Local).await;
     let made = environment.deploy(&deploy("wordpress", 0)).await.unwrap();
     let name = service("wordpress");
     let flag = paths::exposed(made.service);
@@ -245,8 +245,8 @@ pub(super) async fn flags_change_once(place: &impl Place) {
     }
 }
 
-pub(super) async fn machines_in_use_are_not_terminated(place: &impl Place) {
-    let environment = fresh(place, Placement::Unassigned).await;
+pub(super) async fn machines_in_use_are_not_terminated(backend: &impl Backend) {
+    let environment = fresh(backend, Placement::Unassigned).await;
     environment.deploy(&deploy("a", 2)).await.unwrap();
     environment.remove_unit(&unit("a/0")).await.unwrap();
     let ids = |numbers: &[u32]| numbers.iter().map(|&n| MachineId::new(n)).collect::<Vec<_>>();
@@ -260,8 +260,8 @@ pub(super) async fn machines_in_use_are_not_terminated(place: &impl Place) {
     assert_eq!(environment.machine_ids().await.unwrap(), ids(&[1]));
 }
 
-pub(super) async fn unknown_names_are_refused_and_nothing_is_created(place: &impl Place) {
-    let environment = fresh(place, Placement::Local).await;
+pub(super) async fn unknown_names_are_refused_and_nothing_is_created(backend: &impl Backend) {
+    let environment = fresh(backend, Placement::Local).await;
     let before = all_paths(environment.tree()).await;
     let (name, one) = (service("foobar"), unit("foobar/0"));
     let missing = "Service 'foobar' was not found";
@@ -287,8 +287,8 @@ async fn overwrite(tree: &impl Tree, path: NodePath, data: &[u8]) {
     tree.write(vec![Write::SetIfVersion { path, data: data.to_vec(), version }]).await.unwrap();
 }
 
-pub(super) async fn corrupt_znodes_are_named_and_never_read_as_empty(place: &impl Place) {
-    let environment = fresh(place, Placement::Local).await;
+pub(super) async fn corrupt_znodes_are_named_and_never_read_as_empty(backend: &impl Backend) {
+    let environment = fresh(backend, Placement::Local).await;
     let made = environment.deploy(&deploy("web", 1)).await.unwrap();
     let tree = environment.tree();
     let id = made.units[0].id;
@@ -333,17 +333,17 @@ pub(super) async fn corrupt_znodes_are_named_and_never_read_as_empty(place: &imp
     );
     overwrite(tree, paths::initialized(), br#"{"format": 2}"#).await;
     assert_eq!(
-        error_text(Environment::open(place.connect(Some(&operator())).await).await.map(|_| ())),
+        error_text(Environment::open(backend.connect(Some(&operator())).await).await.map(|_| ())),
         "/initialized: \"format\" is 2; this version knows 1"
     );
 }
 
-pub(super) async fn concurrent_deployments_do_not_collide(place: &impl Place) {
+pub(super) async fn concurrent_deployments_do_not_collide(backend: &impl Backend) {
     const DEPLOYERS: usize = 12;
-    let environment = fresh(place, Placement::Unassigned).await;
+    let environment = fresh(backend, Placement::Unassigned).await;
     let mut others = Vec::new();
     for _ in 0..DEPLOYERS {
-        others.push(Environment::open(place.connect(Some(&operator())).await).await.unwrap());
+        others.push(Environment::open(backend.connect(Some(&operator())).await).await.unwrap());
     }
     // Three clients want each name, and one gets it. All compete for numbers and machines.
     let names: Vec<String> = (0..DEPLOYERS).map(|n| format!("s{}", n % 4)).collect();
@@ -369,8 +369,8 @@ pub(super) async fn concurrent_deployments_do_not_collide(place: &impl Place) {
     assert_eq!(environment.tree().children(&paths::units()).await.unwrap().len(), 8);
 }
 
-pub(super) async fn destroying_a_large_service_takes_several_steps(place: &impl Place) {
-    let environment = fresh(place, Placement::Local).await;
+pub(super) async fn destroying_a_large_service_takes_several_steps(backend: &impl Backend) {
+    let environment = fresh(backend, Placement::Local).await;
     environment.deploy(&deploy("big", 200)).await.unwrap();
     environment.add_units(&service("big"), 50, None).await.unwrap();
     environment.destroy_service(&service("big")).await.unwrap();
@@ -406,12 +406,12 @@ async fn stored(tree: &impl Tree, id: UnitId) -> String {
     String::from_utf8(tree.get(&paths::unit_ports(id)).await.unwrap().data).unwrap()
 }
 
-pub(super) async fn ports_are_kept_in_order_without_duplicates(place: &impl Place) {
-    let environment = fresh(place, Placement::Local).await;
+pub(super) async fn ports_are_kept_in_order_without_duplicates(backend: &impl Backend) {
+    let environment = fresh(backend, Placement::Local).await;
     let id = environment.deploy(&deploy("web", 1)).await.unwrap().units[0].id;
     let credential = environment.unit_credential(&unit("web/0")).await.unwrap();
     assert_eq!(credential.user(), id.key());
-    let hook = place.connect(Some(&credential)).await;
+    let hook = backend.connect(Some(&credential)).await;
     let ports = UnitPorts::new(&hook, id);
     ports.close(port("443")).await.unwrap();
     assert_eq!(stored(&hook, id).await, r#"{"open":[]}"#);
@@ -448,14 +448,14 @@ pub(super) async fn ports_are_kept_in_order_without_duplicates(place: &impl Plac
     assert_eq!(error_text(ports.open(port("80")).await), "/units/unit-0000000000/ports: no such znode");
 }
 
-pub(super) async fn concurrent_port_changes_are_both_kept(place: &impl Place) {
+pub(super) async fn concurrent_port_changes_are_both_kept(backend: &impl Backend) {
     const WRITERS: u16 = 16;
-    let environment = fresh(place, Placement::Local).await;
+    let environment = fresh(backend, Placement::Local).await;
     let id = environment.deploy(&deploy("web", 1)).await.unwrap().units[0].id;
     let credential = environment.unit_credential(&unit("web/0")).await.unwrap();
     let mut trees = Vec::new();
     for _ in 0..WRITERS {
-        trees.push(place.connect(Some(&credential)).await);
+        trees.push(backend.connect(Some(&credential)).await);
     }
     let writers: Vec<_> = trees.iter().map(|tree| UnitPorts::new(tree, id)).collect();
     let opens = writers.iter().zip(1000..).map(|(ports, n): (_, u16)| {
@@ -470,11 +470,11 @@ pub(super) async fn concurrent_port_changes_are_both_kept(place: &impl Place) {
     assert_eq!(open, (1000..1000 + WRITERS).collect::<Vec<_>>());
 }
 
-pub(super) async fn a_removed_unit_has_no_open_ports(place: &impl Place) {
-    let environment = fresh(place, Placement::Unassigned).await;
+pub(super) async fn a_removed_unit_has_no_open_ports(backend: &impl Backend) {
+    let environment = fresh(backend, Placement::Unassigned).await;
     environment.deploy(&deploy("blog", 1)).await.unwrap();
     let (id, _) = environment.unit(&unit("blog/0")).await.unwrap();
-    let hook = place.connect(Some(&environment.unit_credential(&unit("blog/0")).await.unwrap())).await;
+    let hook = backend.connect(Some(&environment.unit_credential(&unit("blog/0")).await.unwrap())).await;
     let ports = UnitPorts::new(&hook, id);
     let web = portcullis::model::ports::parse_argument("80").unwrap();
     ports.open(web).await.unwrap();

@@ -1,7 +1,7 @@
 //! The rights of each identity, checked against the store. Each refusal has its positive control:
 //! the permitted identity succeeds.
 
-use super::Place;
+use super::Backend;
 use super::operations::{controller, deploy, fresh, operator, service, unit};
 use portcullis::firewall::observe;
 use portcullis::model::MachineId;
@@ -61,8 +61,8 @@ async fn may_delete(tree: &impl Tree, boss: &impl Tree, path: &NodePath) -> bool
 }
 
 /// Two services with a unit each on a machine each; the first is exposed. Returns every znode.
-async fn populate<P: Place>(place: &P) -> (portcullis::store::Environment<P::Tree>, Vec<NodePath>) {
-    let environment = fresh(place, Placement::Unassigned).await;
+async fn populate<P: Backend>(backend: &P) -> (portcullis::store::Environment<P::Tree>, Vec<NodePath>) {
+    let environment = fresh(backend, Placement::Unassigned).await;
     let (mine, other) = (deploy("mine", 1), deploy("other", 1));
     let mut nodes = vec![
         paths::initialized(),
@@ -99,11 +99,11 @@ async fn populate<P: Place>(place: &P) -> (portcullis::store::Environment<P::Tre
     (environment, nodes)
 }
 
-pub(super) async fn a_unit_writes_its_own_ports_and_nothing_else(place: &impl Place) {
-    let (environment, nodes) = populate(place).await;
+pub(super) async fn a_unit_writes_its_own_ports_and_nothing_else(backend: &impl Backend) {
+    let (environment, nodes) = populate(backend).await;
     let boss = environment.tree();
     let credential = environment.unit_credential(&unit("mine/0")).await.unwrap();
-    let hook = place.connect(Some(&credential)).await;
+    let hook = backend.connect(Some(&credential)).await;
     let (id, _) = environment.unit(&unit("mine/0")).await.unwrap();
     let (other, _) = environment.unit(&unit("other/0")).await.unwrap();
     let own = paths::unit_ports(id);
@@ -128,11 +128,11 @@ pub(super) async fn a_unit_writes_its_own_ports_and_nothing_else(place: &impl Pl
     assert_eq!(grab, Err(Error::NoAuth(own)), "its own rights are not its to change");
 }
 
-pub(super) async fn a_machine_reads_its_own_units_only(place: &impl Place) {
-    let (environment, nodes) = populate(place).await;
+pub(super) async fn a_machine_reads_its_own_units_only(backend: &impl Backend) {
+    let (environment, nodes) = populate(backend).await;
     let boss = environment.tree();
     let machine = MachineId::new(0);
-    let agent = place.connect(Some(&environment.machine_credential(machine).await.unwrap())).await;
+    let agent = backend.connect(Some(&environment.machine_credential(machine).await.unwrap())).await;
     let (id, _) = environment.unit(&unit("mine/0")).await.unwrap();
     let readable = [
         paths::machine(machine),
@@ -160,10 +160,11 @@ pub(super) async fn a_machine_reads_its_own_units_only(place: &impl Place) {
 }
 
 /// A machine's agent reads the sources that its units' services are exposed to.
-pub(super) async fn a_machine_reads_the_flags_of_its_units_services(place: &impl Place) {
-    let (environment, nodes) = populate(place).await;
+pub(super) async fn a_machine_reads_the_flags_of_its_units_services(backend: &impl Backend) {
+    let (environment, nodes) = populate(backend).await;
     let boss = environment.tree();
-    let agent = place.connect(Some(&environment.machine_credential(MachineId::new(0)).await.unwrap())).await;
+    let agent =
+        backend.connect(Some(&environment.machine_credential(MachineId::new(0)).await.unwrap())).await;
     let (id, _) = environment.unit(&unit("mine/0")).await.unwrap();
     let (mine, _) = environment.service(&service("mine")).await.unwrap();
     assert!(!may_read(&agent, &paths::exposed(mine)).await);
@@ -187,7 +188,7 @@ pub(super) async fn a_machine_reads_the_flags_of_its_units_services(place: &impl
     let second = environment.add_units(&service("mine"), 1, None).await.unwrap();
     environment.expose(&service("mine")).await.unwrap();
     let other = second[0].machine;
-    let agent = place.connect(Some(&environment.machine_credential(other).await.unwrap())).await;
+    let agent = backend.connect(Some(&environment.machine_credential(other).await.unwrap())).await;
     let path = paths::unit_credentials(second[0].id);
     let held = agent.get(&path).await.unwrap();
     assert_eq!(parse_service_credential(&path, &held.data).unwrap(), Some(shared.clone()));
@@ -206,14 +207,14 @@ async fn readable(tree: &impl Tree, nodes: &[NodePath]) -> Vec<NodePath> {
 }
 
 /// A machine writes its own lease and firewall report, and not those of another.
-pub(super) async fn a_machine_reports_on_itself(place: &impl Place) {
-    let (environment, _) = populate(place).await;
+pub(super) async fn a_machine_reports_on_itself(backend: &impl Backend) {
+    let (environment, _) = populate(backend).await;
     let boss = environment.tree();
     let (here, there) = (MachineId::new(0), MachineId::new(1));
     let credential = environment.machine_credential(here).await.unwrap();
     let identity = credential.identity();
-    let agent = place.connect(Some(&credential)).await;
-    let controller = place.connect(Some(&controller())).await;
+    let agent = backend.connect(Some(&credential)).await;
+    let controller = backend.connect(Some(&controller())).await;
     for (path, acl, writes) in [
         (paths::machine_firewall(here), roles().machine_firewall(&identity), true),
         (paths::machine_problem(here), roles().machine_problem(&identity), true),
@@ -229,7 +230,7 @@ pub(super) async fn a_machine_reports_on_itself(place: &impl Place) {
         assert!(!may_delete(&agent, boss, &path).await, "delete {path}");
     }
     let credential = environment.machine_credential(there).await.unwrap();
-    let other = place.connect(Some(&credential)).await;
+    let other = backend.connect(Some(&credential)).await;
     for path in [
         paths::machine_firewall(here),
         paths::machine_problem(here),
@@ -251,13 +252,13 @@ pub(super) async fn a_machine_reports_on_itself(place: &impl Place) {
 
 /// A machine's agent writes the states of its units; hooks, other machines and the controller
 /// cannot.
-pub(super) async fn a_machine_writes_the_state_of_its_units(place: &impl Place) {
-    let (environment, _) = populate(place).await;
+pub(super) async fn a_machine_writes_the_state_of_its_units(backend: &impl Backend) {
+    let (environment, _) = populate(backend).await;
     let boss = environment.tree();
     let (here, there) = (MachineId::new(0), MachineId::new(1));
     let credential = environment.machine_credential(here).await.unwrap();
     let identity = credential.identity();
-    let agent = place.connect(Some(&credential)).await;
+    let agent = backend.connect(Some(&credential)).await;
     let (id, _) = environment.unit(&unit("mine/0")).await.unwrap();
     let (other_id, _) = environment.unit(&unit("other/0")).await.unwrap();
     let (state, presence) = (paths::unit_state(id), paths::unit_agent(id));
@@ -270,9 +271,9 @@ pub(super) async fn a_machine_writes_the_state_of_its_units(place: &impl Place) 
     assert!(may_write(boss, boss, &state).await, "the operator resolves errors");
     assert!(!may_delete(&agent, boss, &state).await);
 
-    let controller = place.connect(Some(&controller())).await;
-    let hook = place.connect(Some(&environment.unit_credential(&unit("mine/0")).await.unwrap())).await;
-    let elsewhere = place.connect(Some(&environment.machine_credential(there).await.unwrap())).await;
+    let controller = backend.connect(Some(&controller())).await;
+    let hook = backend.connect(Some(&environment.unit_credential(&unit("mine/0")).await.unwrap())).await;
+    let elsewhere = backend.connect(Some(&environment.machine_credential(there).await.unwrap())).await;
     for path in [&state, &presence] {
         assert!(may_read(&controller, path).await, "status of {path}");
         assert!(!may_write(&controller, boss, path).await, "the controller writes {path}");
@@ -291,10 +292,10 @@ pub(super) async fn a_machine_writes_the_state_of_its_units(place: &impl Place) 
     assert!(!boss.exists(&state).await.unwrap());
 }
 
-pub(super) async fn the_controller_reads_all_and_writes_machine_records(place: &impl Place) {
-    let (environment, nodes) = populate(place).await;
+pub(super) async fn the_controller_reads_all_and_writes_machine_records(backend: &impl Backend) {
+    let (environment, nodes) = populate(backend).await;
     let boss = environment.tree();
-    let tree = place.connect(Some(&controller())).await;
+    let tree = backend.connect(Some(&controller())).await;
     for path in &nodes {
         let secret = !path.as_str().starts_with("/machines/") && path.as_str().ends_with("/credentials");
         assert_eq!(may_read(&tree, path).await, !secret, "read {path}");
@@ -308,11 +309,11 @@ pub(super) async fn the_controller_reads_all_and_writes_machine_records(place: &
     assert!(!may_create(&tree, boss, paths::exposed(mine)).await);
 }
 
-pub(super) async fn other_identities_have_no_rights(place: &impl Place) {
-    let (environment, nodes) = populate(place).await;
+pub(super) async fn other_identities_have_no_rights(backend: &impl Backend) {
+    let (environment, nodes) = populate(backend).await;
     let boss = environment.tree();
     let guess = Credential::parse("operator:guess").unwrap();
-    for tree in [place.connect(None).await, place.connect(Some(&guess)).await] {
+    for tree in [backend.connect(None).await, backend.connect(Some(&guess)).await] {
         for path in &nodes {
             assert!(!may_read(&tree, path).await, "read {path}");
             assert!(!may_write(&tree, boss, path).await, "write {path}");
@@ -324,11 +325,11 @@ pub(super) async fn other_identities_have_no_rights(place: &impl Place) {
     }
 }
 
-pub(super) async fn znodes_that_a_machine_hides_do_not_hide_others(place: &impl Place) {
-    let (environment, _) = populate(place).await;
+pub(super) async fn znodes_that_a_machine_hides_do_not_hide_others(backend: &impl Backend) {
+    let (environment, _) = populate(backend).await;
     let (here, there) = (MachineId::new(0), MachineId::new(1));
     let credential = environment.machine_credential(here).await.unwrap();
-    let agent = place.connect(Some(&credential)).await;
+    let agent = backend.connect(Some(&credential)).await;
     let (id, _) = environment.unit(&unit("mine/0")).await.unwrap();
     let (other, _) = environment.unit(&unit("other/0")).await.unwrap();
     let only_me = || Roles { operator: credential.identity(), controller: credential.identity() }.operators();
@@ -337,7 +338,7 @@ pub(super) async fn znodes_that_a_machine_hides_do_not_hide_others(place: &impl 
         agent.write(vec![Write::create(path.clone(), b"{}", only_me())]).await.unwrap();
         assert!(!may_read(environment.tree(), &path).await, "{path} is not hidden");
     }
-    let controller = place.connect(Some(&controller())).await;
+    let controller = backend.connect(Some(&controller())).await;
     let view = observe::observe(&controller).await.unwrap();
     assert!(view.self_managed.contains(&here) && !view.self_managed.contains(&there));
     assert_eq!((view.machines.len(), view.units.iter().count()), (2, 2));
@@ -351,13 +352,13 @@ pub(super) async fn znodes_that_a_machine_hides_do_not_hide_others(place: &impl 
     );
 }
 
-pub(super) async fn hidden_znodes_are_removed_with_their_machine(place: &impl Place) {
-    let (environment, _) = populate(place).await;
+pub(super) async fn hidden_znodes_are_removed_with_their_machine(backend: &impl Backend) {
+    let (environment, _) = populate(backend).await;
     let boss = environment.tree();
     let here = MachineId::new(0);
     let (id, _) = environment.unit(&unit("mine/0")).await.unwrap();
     let credential = environment.machine_credential(here).await.unwrap();
-    let agent = place.connect(Some(&credential)).await;
+    let agent = backend.connect(Some(&credential)).await;
     let only_me = || Roles { operator: credential.identity(), controller: credential.identity() }.operators();
     let hidden = [paths::unit_state(id), paths::machine_trackers(here)];
     let hide = |path: &NodePath| Write::create(path.clone(), b"{}", only_me());

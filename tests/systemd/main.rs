@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use harness::groups::{directories, end};
+use harness::groups::{Groups, directories};
 use harness::{binary, wait_for};
 use portcullis::model::MachineId;
 use portcullis::provision::user_data::BootConfig;
@@ -34,9 +34,8 @@ struct Instance {
 impl Instance {
     fn boot() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let groups = Groups::new();
-        let enter: String =
-            groups.0.iter().map(|group| format!("echo $$ >{}/cgroup.procs; ", group.display())).collect();
+        let groups = Groups::new("instance");
+        let enter = groups.enter();
         // The process enters the groups before the control group namespace is created, so they are
         // the root groups of that namespace.
         let spaces = "--mount --pid --uts --ipc --net --cgroup --fork --kill-child=KILL";
@@ -133,31 +132,6 @@ impl Drop for Instance {
     }
 }
 
-/// A control group for the instance in each hierarchy that a systemd may use.
-struct Groups(Vec<PathBuf>);
-
-impl Groups {
-    fn new() -> Self {
-        let name = format!("portcullis-test-{}", std::process::id());
-        let tops = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"].map(Path::new);
-        let trees = tops.into_iter().filter(|top| top.join("cgroup.procs").exists());
-        let groups = Self(trees.map(|top| top.join(&name)).collect());
-        assert!(!groups.0.is_empty(), "no control groups are mounted");
-        groups.0.iter().for_each(|group| fs::create_dir_all(group).unwrap());
-        groups
-    }
-
-    fn name(&self) -> &str {
-        self.0[0].file_name().unwrap().to_str().unwrap()
-    }
-}
-
-impl Drop for Groups {
-    fn drop(&mut self) {
-        self.0.iter().for_each(|group| end(group));
-    }
-}
-
 /// Lists the control groups of this machine, except those of tests: the mounts, the top-level
 /// groups, and the group that a Portcullis service would have.
 fn of_this_machine() -> Vec<String> {
@@ -202,7 +176,7 @@ fn systemd_does_not_boot_outside_a_container() {
 }
 
 #[test]
-fn the_service_comes_back_and_what_hooks_started_stays() {
+fn the_service_restarts_and_processes_of_hooks_continue() {
     let before = of_this_machine();
     let systemd = Instance::boot();
     is_in_groups_of_its_own(&systemd);

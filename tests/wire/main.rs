@@ -1,6 +1,8 @@
 //! Tests of the wire protocol, byte for byte. The same code runs against Apache ZooKeeper and
 //! against the keeper; where the two differ, the keeper is wrong.
 
+#[path = "../harness/authority.rs"]
+mod authority;
 #[path = "../harness/mod.rs"]
 mod harness;
 

@@ -4,97 +4,45 @@
 use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
 use std::sync::Arc;
 
 use portcullis::keeper::{Config, Keeper, Limits, TlsListen};
-use portcullis::net::tls::{ClientAuth, IdentityFiles, ServerFiles, ServerTls};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use portcullis::net::tls::{ClientAuth, ServerFiles, ServerTls};
 use rustls::crypto::aws_lc_rs;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
+use crate::authority::{TestCa, TestIdentity, write};
 use crate::harness::wire::{Client, Create, Put, REPLY_DEADLINE, Take, op};
 
-/// A certificate authority for one test.
-struct Authority {
-    certificate: String,
-    issuer: Issuer<'static, KeyPair>,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::new([]).expect("no names");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let key = KeyPair::generate().expect("a key");
-        let certificate = params.self_signed(&key).expect("a certificate").pem();
-        Authority { certificate, issuer: Issuer::new(params, key) }
-    }
-
-    /// Returns a certificate and its key, both PEM.
-    fn issue(&self, name: &str) -> (String, String) {
-        let key = KeyPair::generate().expect("a key");
-        let params = CertificateParams::new([name.to_owned()]).expect("a name");
-        let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
-        (certificate.pem(), key.serialize_pem())
-    }
-
-    /// Writes a certificate for `localhost` and its key, or replaces both.
-    fn write_identity(&self, dir: &Path) -> IdentityFiles {
-        let (certificate, key) = self.issue("localhost");
-        let files = IdentityFiles { certificates: dir.join("cert.pem"), key: dir.join("key.pem") };
-        replace(&files.certificates, &certificate);
-        replace(&files.key, &key);
-        files
-    }
-
-    fn keeper(&self, clients: Option<&Authority>, limits: Limits) -> (Keeper, tempfile::TempDir) {
-        let dir = tempfile::tempdir().expect("a directory");
-        let data = dir.path().join("data");
-        fs::create_dir(&data).expect("a data directory");
-        let identity = self.write_identity(dir.path());
-        let client_ca = clients.map(|authority| {
-            let path = dir.path().join("clients.pem");
-            replace(&path, &authority.certificate);
-            (path, ClientAuth::Required)
-        });
-        let config = ServerTls::load(ServerFiles { identity, client_ca }).expect("usable files");
-        let anywhere = ([127, 0, 0, 1], 0).into();
-        let tls = Some(TlsListen { listen: anywhere, config });
-        let config = Config { limits, tls, ..Config::new(data, anywhere) };
-        (Keeper::start(config).expect("a keeper"), dir)
-    }
-}
-
-/// Writes a file beside `path` and renames it.
-fn replace(path: &Path, contents: &str) {
-    let new = path.with_extension("new");
-    fs::write(&new, contents).expect("written");
-    fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).expect("private");
-    fs::rename(&new, path).expect("renamed");
+/// Starts a keeper with a certificate of `servers`. Clients need one of `clients`, if there is one.
+fn start_keeper(servers: &TestCa, clients: Option<&TestCa>, limits: Limits) -> (Keeper, tempfile::TempDir) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let data = dir.path().join("data");
+    fs::create_dir(&data).expect("a data directory");
+    let identity = servers.write_identity(dir.path());
+    let client_ca = clients.map(|ca| (write(dir.path().join("clients.pem"), ca.pem()), ClientAuth::Required));
+    let config = ServerTls::load(ServerFiles { identity, client_ca }).expect("usable files");
+    let anywhere = ([127, 0, 0, 1], 0).into();
+    let tls = Some(TlsListen { listen: anywhere, config });
+    let config = Config { limits, tls, ..Config::new(data, anywhere) };
+    (Keeper::start(config).expect("a keeper"), dir)
 }
 
 type Connection = StreamOwned<ClientConnection, TcpStream>;
 
 /// Opens a connection that trusts `authority` and presents the certificate `own`. The handshake
 /// happens with the first use.
-fn dial(keeper: &Keeper, authority: &Authority, own: Option<(String, String)>) -> Connection {
+fn dial(keeper: &Keeper, authority: &TestCa, own: Option<TestIdentity>) -> Connection {
     let mut roots = RootCertStore::empty();
-    let root = CertificateDer::from_pem_slice(authority.certificate.as_bytes()).expect("PEM");
-    roots.add(root).expect("an authority");
+    roots.add(authority.der()).expect("an authority");
     let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .expect("versions")
         .with_root_certificates(roots);
     let config = match own {
         None => builder.with_no_client_auth(),
-        Some((certificate, key)) => {
-            let certificate = CertificateDer::from_pem_slice(certificate.as_bytes()).expect("PEM");
-            let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).expect("PEM");
-            builder.with_client_auth_cert(vec![certificate], key).expect("fits")
-        }
+        Some((chain, key)) => builder.with_client_auth_cert(chain, key).expect("fits"),
     };
     let socket = TcpStream::connect(keeper.tls_addr().expect("a TLS listener")).expect("connected");
     socket.set_read_timeout(Some(REPLY_DEADLINE)).expect("a deadline");
@@ -125,9 +73,9 @@ fn get(xid: i32, path: &str) -> Vec<u8> {
 #[test]
 fn protocol_is_the_same_over_tls() {
     const ASKED: i32 = 300;
-    let authority = Authority::new();
+    let authority = TestCa::new();
     let limits = Limits { max_outstanding_bytes: 64 << 10, ..Limits::default() };
-    let (keeper, _dir) = authority.keeper(None, limits);
+    let (keeper, _dir) = start_keeper(&authority, None, limits);
     let mut plain = Client::connect(keeper.local_addr());
     plain.create("/big", &[7; 100_000], Create::Persistent);
 
@@ -158,11 +106,11 @@ fn protocol_is_the_same_over_tls() {
 
 #[test]
 fn clients_without_a_trusted_certificate_are_refused() {
-    let (servers, clients) = (Authority::new(), Authority::new());
-    let (keeper, _dir) = servers.keeper(Some(&clients), Limits::default());
+    let (servers, clients) = (TestCa::new(), TestCa::new());
+    let (keeper, _dir) = start_keeper(&servers, Some(&clients), Limits::default());
     let tried = |own| connect(&mut dial(&keeper, &servers, own));
-    assert_eq!(tried(Some(clients.issue("machine-1"))).expect("served"), 37);
-    for own in [None, Some(servers.issue("machine-1"))] {
+    assert_eq!(tried(Some(clients.issue_der(&["machine-1"]))).expect("served"), 37);
+    for own in [None, Some(servers.issue_der(&["machine-1"]))] {
         let refused = tried(own).expect_err("stays out");
         // The alert, or the end of the connection if it arrives first.
         let printed = refused.to_string().starts_with("received fatal alert: ");
@@ -172,17 +120,17 @@ fn clients_without_a_trusted_certificate_are_refused() {
 
 #[test]
 fn client_refuses_a_keeper_of_another_authority() {
-    let authority = Authority::new();
-    let (keeper, _dir) = authority.keeper(None, Limits::default());
-    let refused = connect(&mut dial(&keeper, &Authority::new(), None)).expect_err("not trusted").to_string();
+    let authority = TestCa::new();
+    let (keeper, _dir) = start_keeper(&authority, None, Limits::default());
+    let refused = connect(&mut dial(&keeper, &TestCa::new(), None)).expect_err("not trusted").to_string();
     assert!(refused.contains("certificate"), "{refused}");
     assert_eq!(connect(&mut dial(&keeper, &authority, None)).expect("others are served"), 37);
 }
 
 #[test]
 fn plain_bytes_on_the_tls_listener_close_the_connection() {
-    let authority = Authority::new();
-    let (keeper, _dir) = authority.keeper(None, Limits::default());
+    let authority = TestCa::new();
+    let (keeper, _dir) = start_keeper(&authority, None, Limits::default());
     let mut socket = TcpStream::connect(keeper.tls_addr().expect("a TLS listener")).expect("connected");
     socket.set_read_timeout(Some(REPLY_DEADLINE)).expect("a deadline");
     socket.write_all(b"ruok").expect("sent");
@@ -205,8 +153,8 @@ fn flight(connection: &mut Connection) -> Vec<u8> {
 
 #[test]
 fn close_notify_behind_a_request_is_handled_after_its_reply() {
-    let authority = Authority::new();
-    let (keeper, _dir) = authority.keeper(None, Limits::default());
+    let authority = TestCa::new();
+    let (keeper, _dir) = start_keeper(&authority, None, Limits::default());
     let mut connection = dial(&keeper, &authority, None);
     assert_eq!(connect(&mut connection).expect("served"), 37);
     connection.conn.writer().write_all(&get(7, "/")).expect("taken");
@@ -220,8 +168,8 @@ fn close_notify_behind_a_request_is_handled_after_its_reply() {
 
 #[test]
 fn request_before_garbage_is_handled() {
-    let authority = Authority::new();
-    let (keeper, _dir) = authority.keeper(None, Limits::default());
+    let authority = TestCa::new();
+    let (keeper, _dir) = start_keeper(&authority, None, Limits::default());
     let mut connection = dial(&keeper, &authority, None);
     assert_eq!(connect(&mut connection).expect("served"), 37);
     let create = Put::new().int(1).int(op::CREATE).bytes("/before").bytes(b"").open_acl().int(0).framed();
@@ -236,8 +184,8 @@ fn request_before_garbage_is_handled() {
 
 #[test]
 fn stopping_keeper_sends_close_notify() {
-    let authority = Authority::new();
-    let (keeper, _dir) = authority.keeper(None, Limits::default());
+    let authority = TestCa::new();
+    let (keeper, _dir) = start_keeper(&authority, None, Limits::default());
     let mut connection = dial(&keeper, &authority, None);
     assert_eq!(connect(&mut connection).expect("served"), 37);
     drop(keeper);
@@ -246,18 +194,18 @@ fn stopping_keeper_sends_close_notify() {
 
 #[test]
 fn replaced_certificates_are_used_without_a_restart() {
-    let (old, new) = (Authority::new(), Authority::new());
-    let (keeper, dir) = old.keeper(Some(&old), Limits::default());
-    let served = |server: &Authority, client: &Authority| {
-        connect(&mut dial(&keeper, server, Some(client.issue("client")))).is_ok()
+    let (old, new) = (TestCa::new(), TestCa::new());
+    let (keeper, dir) = start_keeper(&old, Some(&old), Limits::default());
+    let served = |server: &TestCa, client: &TestCa| {
+        connect(&mut dial(&keeper, server, Some(client.issue_der(&["client"])))).is_ok()
     };
-    let mut open = dial(&keeper, &old, Some(old.issue("client")));
+    let mut open = dial(&keeper, &old, Some(old.issue_der(&["client"])));
     assert_eq!(connect(&mut open).expect("served"), 37);
     new.write_identity(dir.path());
     assert!(!served(&old, &old) && served(&new, &old), "the certificate is new");
-    replace(&dir.path().join("clients.pem"), &new.certificate);
+    write(dir.path().join("clients.pem"), new.pem());
     assert!(!served(&new, &old) && served(&new, &new), "the CA of clients is new");
-    replace(&dir.path().join("key.pem"), "broken");
+    write(dir.path().join("key.pem"), "broken");
     assert!(served(&new, &new), "the last usable key stays");
     open.write_all(&get(1, "/")).expect("sent");
     assert!(!receive(&mut open).expect("an answer").is_empty(), "open connections stay");

@@ -10,7 +10,7 @@ use aws_sdk_ec2::Client;
 use aws_sdk_ec2::config::{Credentials, SharedCredentialsProvider};
 use aws_sdk_ec2::types::{IpPermission, IpRange, ResourceType, SecurityGroup, Tag, TagSpecification};
 use front::Front;
-use portcullis_provider::ec2::{Ec2, Environment, LaunchSettings, Settings, Timeouts};
+use portcullis_provider::ec2::{Ec2, Ec2Settings, Environment, LaunchSettings, Timeouts};
 use portcullis_provider::provider::{Instance, Launch, MachineNumber, Machines, UserData};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,12 +52,12 @@ impl Account {
         Self { front, other: Client::from_conf(other.build()), number, config }
     }
 
-    pub(crate) fn settings(&self, environment: &str) -> Settings {
+    pub(crate) fn settings(&self, environment: &str) -> Ec2Settings {
         self.settings_of(environment, STORE)
     }
 
-    pub(crate) fn settings_of(&self, environment: &str, store: &str) -> Settings {
-        Settings {
+    pub(crate) fn settings_of(&self, environment: &str, store: &str) -> Ec2Settings {
+        Ec2Settings {
             endpoint_url: Some(format!("http://{}", self.front.address)),
             launch: Some(LaunchSettings {
                 image: IMAGE.to_owned(),
@@ -66,7 +66,7 @@ impl Account {
                 key: None,
             }),
             timeouts: Timeouts { first_pause: Duration::from_millis(10), ..Timeouts::default() },
-            ..Settings::new(Environment::new(environment, store).unwrap())
+            ..Ec2Settings::new(Environment::new(environment, store).unwrap())
         }
     }
 
@@ -74,12 +74,12 @@ impl Account {
         self.connect(self.settings(environment))
     }
 
-    pub(crate) fn connect(&self, settings: Settings) -> Ec2 {
+    pub(crate) fn connect(&self, settings: Ec2Settings) -> Ec2 {
         Ec2::with_config(settings, &self.config).unwrap()
     }
 
     /// Connects with other credentials.
-    pub(crate) fn connect_as(&self, settings: Settings, credentials: SharedCredentialsProvider) -> Ec2 {
+    pub(crate) fn connect_as(&self, settings: Ec2Settings, credentials: SharedCredentialsProvider) -> Ec2 {
         let config = self.config.to_builder().credentials_provider(credentials).build();
         Ec2::with_config(settings, &config).unwrap()
     }

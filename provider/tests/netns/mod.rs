@@ -5,9 +5,9 @@
 #![allow(clippy::unwrap_used, reason = "only tests call this")]
 
 use portcullis_provider::Nftables;
-use portcullis_provider::nftables::{DEFAULT_TIME_LIMIT, Mode, Settings, TableName};
+use portcullis_provider::nftables::{DEFAULT_TIME_LIMIT, Mode, TableName, TableSettings};
 use portcullis_provider::provider::MachineNumber;
-use portcullis_provider::rule::{PortRange, Protocol};
+use portcullis_provider::rule::{PortRange, Protocol, Rule};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use std::fs::File;
@@ -41,10 +41,10 @@ pub(crate) struct Net {
 pub(crate) struct Namespace(pub(crate) String);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Knock {
+pub(crate) enum Attempt {
     Connected,
     Refused,
-    Silence,
+    TimedOut,
 }
 
 impl Namespace {
@@ -85,13 +85,15 @@ impl Drop for Namespace {
     }
 }
 
-/// Removes namespaces of killed tests.
+/// Removes namespaces of killed tests. Another test may remove the same one at the same moment.
 pub(crate) fn sweep() {
     let Ok(names) = std::fs::read_dir("/run/netns") else { return };
     for name in names.filter_map(|entry| entry.ok()?.file_name().into_string().ok()) {
         let process = name.strip_prefix("pc-").and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
         if process.is_some_and(|process| !Path::new(&format!("/proc/{process}")).exists()) {
-            drop(Namespace(name));
+            let removed = Command::new("ip").args(["netns", "del", &name]).output().unwrap();
+            let complaint = String::from_utf8_lossy(&removed.stderr);
+            assert!(!Path::new("/run/netns").join(&name).exists(), "{name} was not removed: {complaint}");
         }
     }
 }
@@ -130,7 +132,7 @@ impl Net {
             let listener = self.listen(server);
             let to = listener.local_addr().unwrap();
             for client in clients {
-                wait_for("the cable", || self.knock_from(client, to) == Knock::Connected);
+                wait_for("the cable", || self.attempt_from(client, to) == Attempt::Connected);
             }
         }
     }
@@ -141,9 +143,15 @@ impl Net {
     }
 
     pub(crate) fn firewall(&self, mode: Mode, protected: &[u16]) -> Nftables {
+        self.firewall_from(mode, protected, Vec::new())
+    }
+
+    /// Also with ports that are protected for a source only.
+    pub(crate) fn firewall_from(&self, mode: Mode, protected: &[u16], protected_from: Vec<Rule>) -> Nftables {
         let protected =
             protected.iter().map(|&port| PortRange::single(port, Protocol::Tcp).unwrap()).collect();
-        let settings = Settings { table: TableName::for_instance("test").unwrap(), mode, protected };
+        let table = TableName::for_instance("test").unwrap();
+        let settings = TableSettings { table, mode, protected, protected_from };
         Nftables::new(MACHINE, settings).with_command(self.nft_command(), DEFAULT_TIME_LIMIT)
     }
 
@@ -179,7 +187,7 @@ impl Net {
         self.client.enter(|| TcpStream::connect_timeout(&to, CONNECT_LIMIT))
     }
 
-    pub(crate) fn knock(&self, to: SocketAddr) -> Knock {
+    pub(crate) fn attempt(&self, to: SocketAddr) -> Attempt {
         outcome(self.connect(to).map(drop))
     }
 
@@ -194,11 +202,11 @@ impl Net {
     }
 
     /// Connects from the server to itself.
-    pub(crate) fn knock_from_server(&self, to: SocketAddr) -> Knock {
+    pub(crate) fn attempt_from_server(&self, to: SocketAddr) -> Attempt {
         outcome(self.server.enter(|| TcpStream::connect_timeout(&to, CONNECT_LIMIT)).map(drop))
     }
 
-    pub(crate) fn knock_from(&self, source: &str, to: SocketAddr) -> Knock {
+    pub(crate) fn attempt_from(&self, source: &str, to: SocketAddr) -> Attempt {
         let source: IpAddr = source.parse().unwrap();
         let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         outcome(self.client.enter(|| {
@@ -214,11 +222,11 @@ impl Net {
     }
 }
 
-fn outcome(connected: io::Result<()>) -> Knock {
+fn outcome(connected: io::Result<()>) -> Attempt {
     match connected.map_err(|error| error.kind()) {
-        Ok(()) => Knock::Connected,
-        Err(io::ErrorKind::ConnectionRefused) => Knock::Refused,
-        Err(io::ErrorKind::TimedOut) => Knock::Silence,
+        Ok(()) => Attempt::Connected,
+        Err(io::ErrorKind::ConnectionRefused) => Attempt::Refused,
+        Err(io::ErrorKind::TimedOut) => Attempt::TimedOut,
         Err(other) => panic!("unexpected error of connect: {other}"),
     }
 }

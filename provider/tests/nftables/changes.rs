@@ -1,7 +1,7 @@
 //! Changes of rules do not affect other traffic: neither existing connections nor connections that
 //! are made during the change.
 
-use super::netns::{Knock, Net, SERVER, wait_for};
+use super::netns::{Attempt, Net, SERVER, wait_for};
 use super::suite::rule;
 use super::{WORLD, address, apply, tcp};
 use portcullis_provider::nftables::Mode;
@@ -70,7 +70,7 @@ fn established_connections_continue_while_rules_change() {
             });
         }
         runtime.block_on(apply(&firewall, &[], &[tcp(to.port())]));
-        assert_eq!(net.knock(to), Knock::Refused, "new connections are refused");
+        assert_eq!(net.attempt(to), Attempt::Refused, "new connections are refused");
         let before = rounds.load(Ordering::SeqCst);
         wait_for("bytes after the close", || {
             rounds.load(Ordering::SeqCst) > before + 10 || chatting.is_finished()
@@ -91,7 +91,7 @@ fn no_new_connection_is_refused_while_rules_change() {
     let (done, tries) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let stop = Stop(&done);
-        let knocking = scope.spawn(|| {
+        let connecting = scope.spawn(|| {
             net.on_client(|| {
                 while !done.load(Ordering::SeqCst) {
                     TcpStream::connect_timeout(&to, Duration::from_secs(60)).unwrap();
@@ -111,11 +111,11 @@ fn no_new_connection_is_refused_while_rules_change() {
             let [close, open] = [n, n + 1].map(|turn| spellings[turn % spellings.len()]);
             runtime.block_on(apply(&firewall, &open, &close));
             wait_for("another connection", || {
-                tries.load(Ordering::SeqCst) > before || knocking.is_finished()
+                tries.load(Ordering::SeqCst) > before || connecting.is_finished()
             });
         }
         drop(stop);
-        knocking.join().unwrap();
+        connecting.join().unwrap();
         println!("{} connections", tries.load(Ordering::SeqCst));
     });
 }

@@ -2,7 +2,7 @@
 //! exist by then go on, whichever side sends first, and packets that begin no connection do not
 //! make a closed port reachable.
 
-use super::netns::{CLIENT, Knock, Net, SERVER, SERVER_V6};
+use super::netns::{Attempt, CLIENT, Net, SERVER, SERVER_V6};
 use super::{address, apply};
 use portcullis_provider::nftables::Mode;
 use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sockopt};
@@ -68,7 +68,7 @@ async fn connections_survive_the_first_start() {
     // The first packet after the start may be the one that ends the connection.
     closing_peer.shutdown(Shutdown::Write).unwrap();
     assert_eq!((&closing_server).read(&mut [0]).unwrap(), 0);
-    assert_eq!([&v4, &v6].map(|listener| net.knock(address(listener))), [Knock::Refused; 2]);
+    assert_eq!([&v4, &v6].map(|listener| net.attempt(address(listener))), [Attempt::Refused; 2]);
 }
 
 /// Two sockets that are connected to each other: the server's, then the peer's.
@@ -158,7 +158,7 @@ fn send_raw(net: &Net, from_port: u16, to: SocketAddr, flags: u8) {
 }
 
 /// Connects from a port that the caller chose.
-fn knock_from_port(net: &Net, from_port: u16, to: SocketAddr) -> std::io::Result<()> {
+fn attempt_from_port(net: &Net, from_port: u16, to: SocketAddr) -> std::io::Result<()> {
     net.on_client(|| {
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(LIMIT))?;
@@ -182,7 +182,7 @@ async fn packets_without_syn_open_no_port() {
         for _ in 0..3 {
             send_raw(&net, from_port, to, flags);
         }
-        let refused = knock_from_port(&net, from_port, to).unwrap_err();
+        let refused = attempt_from_port(&net, from_port, to).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "flags {flags:#04x}");
     }
     listener.set_nonblocking(true).unwrap();

@@ -1,6 +1,6 @@
 //! Tests of the table itself: beside other tables, after a restart, changed by hand, or foreign.
 
-use super::netns::{Knock, MACHINE, Net, SERVER};
+use super::netns::{Attempt, MACHINE, Net, SERVER};
 use super::suite::{in_time, rule, seen};
 use super::{WORLD, address, apply, change, tcp};
 use portcullis_provider::nftables::Mode;
@@ -22,9 +22,13 @@ async fn other_tables_are_unchanged_and_effective() {
 
     let firewall = net.firewall(Mode::Enforce, &[]);
     apply(&firewall, &[tcp(ours.port()), tcp(dropped.port())], &[]).await;
-    assert_eq!(net.knock(ours), Knock::Connected);
-    assert_eq!(net.knock(dropped), Knock::Silence, "another table's drop wins over our accept");
-    assert_eq!(net.knock(elsewhere), Knock::Refused, "another table's accept does not open what we reject");
+    assert_eq!(net.attempt(ours), Attempt::Connected);
+    assert_eq!(net.attempt(dropped), Attempt::TimedOut, "another table's drop wins over our accept");
+    assert_eq!(
+        net.attempt(elsewhere),
+        Attempt::Refused,
+        "another table's accept does not open what we reject"
+    );
     apply(&firewall, &[], &[tcp(ours.port())]).await;
     let after = ["inet other", "ip portcullis-test"].map(|table| net.nft(&["-a", "list table", table]));
     assert_eq!(after, before);
@@ -37,7 +41,7 @@ async fn accept_mode_closes_nothing() {
     let [open, shut] = [&open, &shut].map(address);
     let looking = net.firewall(Mode::AcceptOnly, &[]);
     apply(&looking, &[tcp(open.port())], &[]).await;
-    assert_eq!([net.knock(open), net.knock(shut)], [Knock::Connected, Knock::Connected]);
+    assert_eq!([net.attempt(open), net.attempt(shut)], [Attempt::Connected, Attempt::Connected]);
 
     let enforcing = net.firewall(Mode::Enforce, &[]);
     let found = seen(&enforcing, MACHINE).await;
@@ -45,7 +49,7 @@ async fn accept_mode_closes_nothing() {
     assert_eq!(found.drift, ["its rules are not as we made them", "its policy is not to drop what comes in"]);
     apply(&enforcing, &[], &[]).await;
     assert_eq!(seen(&enforcing, MACHINE).await.drift, Vec::<String>::new());
-    assert_eq!([net.knock(open), net.knock(shut)], [Knock::Connected, Knock::Refused]);
+    assert_eq!([net.attempt(open), net.attempt(shut)], [Attempt::Connected, Attempt::Refused]);
 }
 
 #[tokio::test]
@@ -93,7 +97,7 @@ async fn changes_by_hand_are_reported_and_reverted() {
         format!("add chain {table} input {{ policy accept; }}"),
     ] {
         apply(&firewall, &[wanted], &[]).await;
-        assert_eq!(net.knock(to), Knock::Connected);
+        assert_eq!(net.attempt(to), Attempt::Connected);
         let whole = seen(&firewall, MACHINE).await;
         assert_eq!(whole.drift, Vec::<String>::new());
         net.nft(&[&edit]);
@@ -101,7 +105,7 @@ async fn changes_by_hand_are_reported_and_reverted() {
         assert_ne!(found.drift, Vec::<String>::new(), "{edit}");
         apply(&firewall, &[wanted], &[]).await;
         assert_eq!(seen(&firewall, MACHINE).await, whole, "{edit}");
-        assert_eq!(net.knock(to), Knock::Connected, "{edit}");
+        assert_eq!(net.attempt(to), Attempt::Connected, "{edit}");
     }
     net.nft(&[&format!("flush chain {table} tcp_from_0.0.0.0/0")]);
     assert_eq!(
@@ -109,7 +113,7 @@ async fn changes_by_hand_are_reported_and_reverted() {
         BTreeSet::new(),
         "a port that static_credentials shut is not taken for open"
     );
-    assert_eq!(net.knock(to), Knock::Refused);
+    assert_eq!(net.attempt(to), Attempt::Refused);
 }
 
 #[tokio::test]
@@ -129,4 +133,26 @@ async fn foreign_table_with_our_name_is_unchanged() {
         Applied::as_one(Err(refused))
     );
     assert_eq!(net.nft(&["-a", "list ruleset"]), before);
+}
+
+#[tokio::test]
+async fn removing_the_table_opens_what_it_rejected_and_leaves_other_tables() {
+    let net = Net::new();
+    let listener = net.listen(SERVER);
+    let closed = address(&listener);
+    net.nft(&["add table inet other"]);
+    let firewall = net.firewall(Mode::Enforce, &[]);
+    assert_eq!(firewall.remove_table().await, Ok(false), "there is none yet");
+    apply(&firewall, &[tcp(1)], &[]).await;
+    assert_eq!(net.attempt(closed), Attempt::Refused);
+    assert_eq!(firewall.remove_table().await, Ok(true));
+    assert_eq!(net.attempt(closed), Attempt::Connected);
+    assert_eq!(firewall.remove_table().await, Ok(false));
+    assert!(net.nft(&["list tables"]).contains("table inet other"));
+
+    net.nft(&["add table inet portcullis-test"]);
+    net.nft(&["add chain inet portcullis-test theirs"]);
+    net.nft(&["add rule inet portcullis-test theirs accept"]);
+    assert!(firewall.remove_table().await.is_err(), "a table that another program made");
+    assert!(net.nft(&["list tables"]).contains("table inet portcullis-test"));
 }

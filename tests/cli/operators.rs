@@ -1,0 +1,51 @@
+//! Several operators of one environment.
+
+use std::fs;
+
+use crate::harness::golden;
+use crate::harness::scenario::{Site, on_both_stores};
+use crate::operator::{Operator, fixture_charm};
+
+on_both_stores![operators_have_credentials_of_their_own_and_are_named_in_the_log];
+
+fn operators_have_credentials_of_their_own_and_are_named_in_the_log(site: &Site) {
+    let first = Operator::bootstrapped(site);
+    first.does(&["deploy", &fixture_charm("wordpress")]);
+    first.does(&["operator", "add", "alice"]);
+    assert_eq!(first.does(&["operator", "list"]).stdout, "operator\nalice\n");
+    let file = first.config("local-operators/alice.json");
+    let secrets = [&file, &first.config("local.json")].map(|path| {
+        let json: serde_json::Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+        json["auth"].as_str().unwrap().to_owned()
+    });
+    assert!(secrets[0].starts_with("operator-alice:") && secrets[0] != secrets[1]);
+    assert!(first.config("local-operators/alice.pem").exists(), "a certificate");
+
+    let alice = Operator::at(site);
+    fs::create_dir_all(alice.config("")).unwrap();
+    fs::copy(&file, alice.config("local.json")).unwrap();
+    alice.does(&["expose", "wordpress"]);
+    first.does(&["unexpose", "wordpress"]);
+    alice.does(&["expose", "wordpress", "--to", "192.0.2.0/24"]);
+    let log = first.does(&["firewall", "log"]).stdout;
+    let lines: Vec<&str> =
+        log.lines().filter_map(|line| line.split_once("  ").map(|(_, rest)| rest)).collect();
+    assert_eq!(
+        lines,
+        [
+            "service wordpress  exposed to everyone by alice",
+            "service wordpress  unexposed by operator",
+            "service wordpress  exposed to 192.0.2.0/24 by alice",
+        ]
+    );
+    // An added operator may add others.
+    alice.does(&["operator", "add", "bob"]);
+
+    first.is_refused(&["operator", "add", "alice"], 1, "Operator 'alice' already exists");
+    first.is_refused(&["operator", "add", "Al/ice"], 2, "Invalid operator name");
+    first.does(&["operator", "remove", "alice"]);
+    first.is_refused(&["operator", "remove", "alice"], 1, "Operator 'alice' was not found");
+    alice.is_refused(&["expose", "wordpress"], 1, "operator 'alice' was removed from the environment");
+    assert_eq!(first.does(&["operator", "list"]).stdout, "operator\nbob\n");
+    golden::refusals("operators");
+}
