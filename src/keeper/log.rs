@@ -30,6 +30,8 @@ const RESERVE_BYTES: u64 = 1 << 20;
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// Step of `reserve_ahead`: small, so that it uses most of a nearly full disk.
 const AHEAD_STEP: usize = 4 << 10;
+/// Size of the segment for a start on a full disk: enough for some thousand sessions.
+const SPARE_BYTES: u64 = 256 << 10;
 /// Mode of every file in the data directory. Stored data may be secret, whatever the mode of the
 /// directory is.
 pub(super) const FILE_MODE: u32 = 0o600;
@@ -86,16 +88,42 @@ pub struct NewSegment {
     dir: File,
     path: PathBuf,
     salt: u64,
+    /// The zero-filled bytes at the beginning of the file that the disk has allocated already.
+    allocated: u64,
 }
 
 impl NewSegment {
     pub fn write(dir: &Path, number: u64, salt: u64, before: Option<Tail>) -> Result<Self, StorageError> {
+        let file = create_draft(&draft_path(dir))?;
+        NewSegment::write_to(file, 0, dir, &segment_header(number, salt, before), (number, salt))
+    }
+
+    /// As `write`, in the file of [`allocate_spare`], which is used up. It needs no free disk space.
+    pub fn write_to_spare(
+        dir: &Path,
+        number: u64,
+        salt: u64,
+        before: Option<Tail>,
+    ) -> Result<Self, StorageError> {
+        let (spare, temp_path) = (spare_path(dir), draft_path(dir));
+        std::fs::rename(&spare, &temp_path).map_err(io_error("rename", &spare))?;
+        let file = OpenOptions::new().write(true).open(&temp_path).map_err(io_error("open", &temp_path))?;
+        let allocated = file.metadata().map_err(io_error("read", &temp_path))?.len();
+        NewSegment::write_to(file, allocated, dir, &segment_header(number, salt, before), (number, salt))
+    }
+
+    fn write_to(
+        file: File,
+        allocated: u64,
+        dir: &Path,
+        header: &[u8],
+        (number, salt): (u64, u64),
+    ) -> Result<Self, StorageError> {
         let temp_path = draft_path(dir);
         let handle = File::open(dir).map_err(io_error("open", dir))?;
-        let file = create_draft(&temp_path)?;
-        file.write_all_at(&segment_header(number, salt, before), 0).map_err(io_error("write", &temp_path))?;
+        file.write_all_at(header, 0).map_err(io_error("write", &temp_path))?;
         file.sync_all().map_err(io_error("sync", &temp_path))?;
-        Ok(NewSegment { file, temp_path, dir: handle, path: segment_path(dir, number), salt })
+        Ok(NewSegment { file, temp_path, dir: handle, path: segment_path(dir, number), salt, allocated })
     }
 
     /// Renames the segment to its final name and syncs the directory.
@@ -107,7 +135,7 @@ impl NewSegment {
             path: self.path,
             salt: self.salt,
             offset: SEGMENT_HEADER_LEN as u64,
-            reserved: Some(0),
+            reserved: Some(self.allocated),
             pending: Vec::new(),
         };
         segment.start_frame();
@@ -121,6 +149,30 @@ pub(super) fn create_draft(path: &Path) -> Result<File, StorageError> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(FILE_MODE);
     options.open(path).map_err(io_error("create", path))
+}
+
+/// The name of a segment for the next start.
+fn spare_path(dir: &Path) -> PathBuf {
+    dir.join("log.spare")
+}
+
+/// Allocates a segment for a start on a full disk, unless there is one. Another process may use up
+/// any disk space that is free for a moment, so the start needs a file that has its blocks already.
+pub(super) fn allocate_spare(dir: &Path) -> Result<(), StorageError> {
+    let path = spare_path(dir);
+    if std::fs::metadata(&path).is_ok_and(|found| found.len() >= SPARE_BYTES) {
+        return Ok(());
+    }
+    let file = create_draft(&path)?;
+    let written = (0..SPARE_BYTES / ZEROS.len() as u64)
+        .try_for_each(|step| file.write_all_at(&ZEROS, step * ZEROS.len() as u64))
+        .and_then(|()| file.sync_all());
+    if let Err(err) = written {
+        // A partial segment would only take space from the log.
+        file.set_len(0).map_err(io_error("cut", &path))?;
+        return Err(io_error("write", &path)(err));
+    }
+    Ok(())
 }
 
 /// The temporary name of a new segment.

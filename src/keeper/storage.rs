@@ -2,7 +2,7 @@
 //! its snapshot. Two snapshots are kept, and all segments since the older one.
 
 use std::fs::{DirBuilder, File};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
@@ -108,6 +108,14 @@ impl Storage {
             }
             draft => draft,
         };
+        let draft = match draft {
+            Err(err) if err.is_full_disk() && reserve_bytes > 0 => {
+                full = true;
+                // Without a spare segment, the first error gives the reason.
+                NewSegment::write_to_spare(dir, number, salt, tail).map_err(|_| err)
+            }
+            draft => draft,
+        };
         let mut segment = draft?.publish()?;
         segment.append(state.zxid(), now_ms, &epoch);
         let mut storage = Storage {
@@ -169,7 +177,16 @@ impl Storage {
 
     /// Allocates the reserve again when there is space for it. Then changes are accepted again.
     pub fn poll_space(&mut self) {
-        match self.reserve.fill(self.snapshot_bytes) {
+        let filled = self.reserve.fill(self.snapshot_bytes).and_then(|()| {
+            if self.reserve.bytes() == 0 {
+                return Ok(());
+            }
+            log::allocate_spare(&self.dir).map_err(|err| match err {
+                StorageError::Io { source, .. } => source,
+                other => io::Error::other(other),
+            })
+        });
+        match filled {
             Ok(()) if std::mem::take(&mut self.full) => {
                 info!("disk has free space again: accepting changes");
             }
@@ -341,7 +358,7 @@ fn lock(dir: &Path) -> Result<File, StorageError> {
 fn random_salt(dir: &Path) -> Result<u64, StorageError> {
     let mut salt = [0; 8];
     getrandom::fill(&mut salt)
-        .map_err(|err| io_error("choose a salt in", dir)(std::io::Error::other(err)))?;
+        .map_err(|err| io_error("choose a salt in", dir)(io::Error::other(err)))?;
     Ok(u64::from_ne_bytes(salt))
 }
 

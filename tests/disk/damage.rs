@@ -27,17 +27,23 @@ fn written_by_a_server() -> (tempfile::TempDir, PathBuf) {
 
     // In memory, because each of the thousands of recoveries syncs.
     let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
-    let mut segments = Vec::new();
     for entry in std::fs::read_dir(store.data_dir()).expect("the data directory") {
         let path = entry.expect("an entry").path();
-        let copy = dir.path().join(path.file_name().expect("a name"));
-        std::fs::copy(&path, &copy).expect("a copy");
-        if copy.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("log.")) {
-            segments.push(copy);
-        }
+        std::fs::copy(&path, dir.path().join(path.file_name().expect("a name"))).expect("a copy");
     }
-    segments.sort();
-    (dir, segments.pop().expect("a log segment"))
+    let segment = last_segment(dir.path());
+    (dir, segment)
+}
+
+/// Returns the log segment with the highest number.
+pub(crate) fn last_segment(dir: &Path) -> PathBuf {
+    let entries = std::fs::read_dir(dir).expect("the data directory");
+    let segments = entries.map(|entry| entry.expect("an entry").path()).filter(|path| {
+        let number =
+            path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix("log."));
+        number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+    });
+    segments.max().expect("a log segment")
 }
 
 /// Returns the number of recovered nodes, or `None` if recovery fails; its error must name the file
@@ -60,7 +66,7 @@ fn recovered(dir: &Path, segment: &Path) -> Option<usize> {
 }
 
 /// Returns the segment without the reserved zeros at its end.
-fn used(segment: &Path) -> Vec<u8> {
+pub(crate) fn used(segment: &Path) -> Vec<u8> {
     let mut bytes = std::fs::read(segment).expect("the segment");
     let end = bytes.iter().rposition(|byte| *byte != 0).expect("a segment that is not empty") + 1;
     bytes.truncate(end);

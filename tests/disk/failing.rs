@@ -1,8 +1,11 @@
 //! Disks that report errors: the keeper stops at once, logs the reason, and has lost no
 //! acknowledged write.
 
+use std::fs::File;
+use std::path::Path;
 use std::time::Duration;
 
+use crate::damage::{last_segment, used};
 use crate::harness::wire::{Client, Create};
 use crate::harness::{Kind, Options, Store, wait_for};
 use crate::mounts::{Mount, data_dir};
@@ -61,7 +64,7 @@ fn sync_without_space_stops_the_keeper() {
 /// Fills the rest of the file system with one file.
 fn fill(mount: &Mount) -> std::path::PathBuf {
     let filler = mount.path().join("filler");
-    let mut file = std::fs::File::create(&filler).expect("a file");
+    let mut file = File::create(&filler).expect("a file");
     let full = std::io::copy(&mut std::io::repeat(b'x'), &mut file).expect_err("a full disk");
     assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
     filler
@@ -171,4 +174,40 @@ fn keeper_writes_a_snapshot_when_it_stops_on_a_full_disk() {
     std::fs::remove_file(filler).expect("room again");
     store.restart();
     assert_eq!(count_created(&mut Client::connect(store.addr())), acknowledged);
+}
+
+/// Another process takes all disk space that the keeper frees, until a start has nothing left but
+/// the segment that was allocated for it.
+#[test]
+fn keeper_starts_when_its_reserve_was_taken() {
+    let mount = Mount::tmpfs("16m");
+    let options = Options { data_dir: Some(data_dir(&mount)), ..Options::default() };
+    let mut store = Store::start(Kind::Keeper, options);
+    let acknowledged = create_until_lost(&mut Client::connect(store.addr()), 0, 20, b"");
+    store.kill9();
+
+    let dir = data_dir(&mount);
+    let cut = |path: &Path, len: usize| {
+        let file = File::options().write(true).open(path).expect("a file");
+        file.set_len(len as u64).expect("a shorter file");
+    };
+    cut(&dir.join("reserve"), 0);
+    // The last record may end in zeros, so the rest of its page stays.
+    let segment = last_segment(&dir);
+    cut(&segment, (used(&segment).len() + 64).next_multiple_of(4096));
+    let filler = fill(&mount);
+
+    store.restart();
+    assert!(is_full(&store));
+    let mut client = Client::connect(store.addr());
+    assert_eq!(count_created(&mut client), acknowledged);
+    assert_eq!(client.set_if_version("/n0", b"", -1), Err(QUOTA_EXCEEDED));
+    client.close();
+
+    std::fs::remove_file(filler).expect("room again");
+    wait_for("writes to be accepted again", Duration::from_secs(60), || (!is_full(&store)).then_some(()));
+    let mut client = Client::connect(store.addr());
+    assert_eq!(create_until_lost(&mut client, acknowledged, acknowledged + 10, b""), acknowledged + 10);
+    store.restart();
+    assert_eq!(count_created(&mut Client::connect(store.addr())), acknowledged + 10);
 }
