@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use crate::cloud::front::Act;
 use crate::controller::{Controller, DEADLINE};
 use crate::harness::wait_for;
-use crate::operator::came;
+use crate::operator::{Came, came};
 use crate::world::World;
 
 /// Returns a controller without the variable `missing` and without the instance metadata service as
@@ -20,13 +20,22 @@ fn without(world: &World, missing: &str) -> Command {
     command
 }
 
+/// Runs a controller that refuses to start, and returns its output without the lines of the log
+/// level `info`: roles that have started before may log.
+fn refusal(command: &mut Command) -> Came {
+    let mut shown = came(command);
+    let lines = shown.stderr.lines().filter(|line| !line.contains(" INFO "));
+    shown.stderr = lines.map(|line| format!("{line}\n")).collect();
+    shown
+}
+
 pub(crate) fn ec2_failures_are_reported_and_close_nothing(world: &World) {
     let (controller, _) = world.exposed("before", 3600);
     controller.stop();
     world.requests();
 
-    came(&mut without(world, "AWS_REGION")).is_refusal(1, "no region for EC2");
-    came(without(world, "").env("AWS_REGION", "no where"))
+    refusal(&mut without(world, "AWS_REGION")).is_refusal(1, "no region for EC2");
+    refusal(without(world, "").env("AWS_REGION", "no where"))
         .is_refusal(1, "no region of EC2 is called \"no where\"");
 
     let nobody = Controller::start(without(world, "AWS_ACCESS_KEY_ID"), &world.operator, "nobody");
