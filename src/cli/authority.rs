@@ -11,11 +11,12 @@ use crate::cli::file::{self, Privacy};
 use crate::identity::files::MachineIdentity;
 use crate::model::EnvironmentName;
 use crate::net::tls::authority::{Authority, Names, ROLE_LIFETIME, Validity};
+use crate::net::tls::certificate::Certificate;
 use crate::net::tls::key::PrivateKey;
 use crate::runtime::clock::wall_ms;
 use crate::runtime::trusted_file;
 use crate::store::certificates::read_authority;
-use crate::store::{Environment, Tree};
+use crate::store::{Address, Environment, Tree};
 
 /// Maximum size of the file.
 const MAX_BYTES: usize = 64 * 1024;
@@ -24,6 +25,12 @@ const MAX_BYTES: usize = 64 * 1024;
 struct Wire {
     certificate: String,
     key: String,
+}
+
+/// Returns the fingerprint of the CA certificate in the address of a store; `None` without TLS.
+pub(super) fn ca_fingerprint(store: &Address) -> anyhow::Result<Option<String>> {
+    let ca = store.ca().filter(|_| store.is_tls());
+    ca.map(|ca| Ok(Certificate::parse(ca)?.fingerprint().to_string())).transpose()
 }
 
 /// Reads the authority, if this host has its key. No message quotes the file.

@@ -3,24 +3,24 @@
 //!
 //! `pj1.BODY.CHECK`: the version, the body as base64 of a JSON object, and a checksum of both. The
 //! checksum distinguishes a token that was truncated or mistyped from a forged one. It is no
-//! signature: only the store can tell whether a token is genuine.
+//! signature: only the store can verify a token.
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{EnvironmentName, MachineId};
+use crate::store::joining::OfferKind;
 use crate::store::{Address, Credential};
 
 /// The version of the format.
 const VERSION: &str = "pj1";
 
 /// How long a token is valid.
-pub const LIFETIME: Duration = Duration::from_secs(3600);
+pub const LIFETIME_MS: u64 = 3_600_000;
 
 /// The maximum length of a token. An address of many hosts needs most of it.
 const MAX_LENGTH: usize = 8192;
@@ -41,6 +41,7 @@ pub struct JoinToken {
     pub credential: Credential,
     /// Milliseconds since 1970.
     pub expires_ms: u64,
+    pub offer: OfferKind,
 }
 
 /// Why a text is not a token, or cannot be used. It never quotes the text.
@@ -70,6 +71,9 @@ struct Wire {
     ca: Option<String>,
     auth: String,
     expires: u64,
+    /// Whether the user data of a launched instance has the token.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    launch: bool,
 }
 
 /// Hides the secret.
@@ -89,8 +93,9 @@ impl JoinToken {
             ca: self.fingerprint.clone(),
             auth: self.credential.expose(),
             expires: self.expires_ms,
+            launch: self.offer == OfferKind::Launch,
         };
-        // Texts and numbers are always JSON.
+        // Encoding texts and numbers as JSON cannot fail.
         let body = URL_SAFE_NO_PAD.encode(serde_json::to_vec(&wire).expect("texts and numbers"));
         let text = format!("{VERSION}.{body}");
         format!("{text}.{}", checksum(&text))
@@ -101,14 +106,13 @@ impl JoinToken {
     /// # Errors
     /// [`InvalidToken::Expired`] and [`InvalidToken::FromTheFuture`].
     pub fn check_time(&self, now_ms: u64) -> Result<(), InvalidToken> {
-        let lifetime_ms = u64::try_from(LIFETIME.as_millis()).unwrap_or(u64::MAX);
         // Clocks of two machines always differ a little.
-        let latest_ms = now_ms.saturating_add(lifetime_ms + TOLERANCE_MS);
+        let latest_ms = now_ms.saturating_add(LIFETIME_MS + TOLERANCE_MS);
         if now_ms >= self.expires_ms {
             return Err(InvalidToken::Expired { expired_ms: self.expires_ms, now_ms });
         }
         if self.expires_ms > latest_ms {
-            let ahead_ms = self.expires_ms - now_ms.saturating_add(lifetime_ms);
+            let ahead_ms = self.expires_ms - now_ms.saturating_add(LIFETIME_MS);
             return Err(InvalidToken::FromTheFuture { ahead_ms });
         }
         Ok(())
@@ -154,6 +158,7 @@ impl FromStr for JoinToken {
             fingerprint: wire.ca,
             credential: Credential::parse(&wire.auth).map_err(|_| malformed("its secret is not one"))?,
             expires_ms: wire.expires,
+            offer: if wire.launch { OfferKind::Launch } else { OfferKind::Operator },
         })
     }
 }
@@ -194,6 +199,7 @@ mod tests {
             fingerprint: fingerprint.map(str::to_owned),
             credential: Credential::parse("join-machine-0000000003:hunter2").unwrap(),
             expires_ms: NOW + HOUR,
+            offer: OfferKind::Operator,
         }
     }
 
@@ -213,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn every_truncation_is_told_apart_from_a_forged_token() {
+    fn every_truncation_is_distinguished_from_a_forged_token() {
         let text = usual().expose();
         for length in 0..text.len() {
             assert_eq!(text[..length].parse::<JoinToken>(), Err(InvalidToken::Damaged), "{length}");
@@ -249,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_valid_for_an_hour_and_a_wrong_clock_is_named() {
+    fn a_token_is_valid_for_an_hour_and_a_wrong_clock_is_reported() {
         const DAY: u64 = 24 * HOUR;
         for (now_ms, refusal) in [
             (NOW, None),

@@ -11,8 +11,10 @@ use tracing::info;
 
 use super::plan::{Step, recorded};
 use super::user_data::BootConfig;
+use crate::machine::join_token::LIFETIME_MS;
 use crate::machine::number;
 use crate::model::MachineId;
+use crate::store::joining::offer_at_launch;
 use crate::store::lease::Lease;
 use crate::store::paths;
 use crate::store::records::{self, parse_credentials};
@@ -53,6 +55,8 @@ pub struct StepRunner<'a, T, M> {
     pub tree: &'a T,
     pub machines: &'a M,
     pub boot: &'a BootConfig,
+    /// The time of day, in milliseconds since 1970.
+    pub now_ms: u64,
 }
 
 impl<T: Tree, M: Machines> StepRunner<'_, T, M> {
@@ -119,8 +123,9 @@ impl<T: Tree, M: Machines> StepRunner<'_, T, M> {
         match step {
             Step::Launch(machine) => {
                 let credential = self.credential(machine).await?;
-                let user_data = self.boot.user_data(machine, &credential);
-                let launch = Launch { machine: number(machine), user_data };
+                let (roles, time) = (self.boot.roles(), (self.now_ms, LIFETIME_MS));
+                let offer = offer_at_launch(self.tree, roles, (machine, &credential), fence, time).await?;
+                let launch = Launch { machine: number(machine), user_data: self.boot.user_data(&offer) };
                 Ok(Done::with(machine, self.machines.launch(&launch).await?))
             }
             Step::Adopt(machine, id) => {

@@ -19,6 +19,7 @@ use crate::machine::provisioning::{CountFailure, Provisioning, ProvisioningUpdat
 use crate::machine::retry::{Pace, Retries};
 use crate::model::{MachineId, UnitId};
 use crate::mutant;
+use crate::runtime::clock;
 use crate::store::lease::Lease;
 use crate::store::paths;
 use crate::store::records;
@@ -42,6 +43,8 @@ pub struct Provisioner<T, M> {
     tree: T,
     machines: M,
     boot: BootConfig,
+    /// Returns the time of day, in milliseconds since 1970.
+    wall_ms: Box<dyn Fn() -> u64 + Send + Sync>,
     /// The records as last read or written; `None` before the first read.
     known: Option<Records>,
     retries: Retries<Instant, Task>,
@@ -87,6 +90,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
             tree,
             machines,
             boot,
+            wall_ms: Box::new(clock::wall_ms),
             known: None,
             retries: Retries::default(),
             missing: Missing::default(),
@@ -103,6 +107,12 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
             kept_after_restore: BTreeMap::new(),
             unrecorded: BTreeMap::new(),
         }
+    }
+
+    #[must_use]
+    pub fn with_clock(mut self, wall_ms: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+        self.wall_ms = Box::new(wall_ms);
+        self
     }
 
     /// Terminates no instance while `guard` reports a restored store.
@@ -171,7 +181,8 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         self.record_plan(&plan, now);
         let mut steps = plan.steps;
         steps.retain(|step| !self.retries.waiting(Task::Steps(step.machine()), now));
-        let runner = StepRunner { tree: &self.tree, machines: &self.machines, boot: &self.boot };
+        let (tree, now_ms) = (&self.tree, (self.wall_ms)());
+        let runner = StepRunner { tree, machines: &self.machines, boot: &self.boot, now_ms };
         let outcomes = runner.run(steps, lease).await?;
         let changed =
             outcomes.iter().filter(|(_, outcome)| outcome.acted).filter_map(|(id, _)| *id).collect();

@@ -56,7 +56,7 @@ impl World {
     fn start(&mut self) {
         let tree = self.store.connect(Some(&self.controller));
         let roles = self.operator.info().roles.clone();
-        let boot = BootConfig::new("test".parse().unwrap(), "zk:2181".parse().unwrap(), roles.clone());
+        let boot = BootConfig::new("test".parse().unwrap(), "zk:2181".parse().unwrap(), None, roles.clone());
         let mut provisioner = Provisioner::new(tree.clone(), self.provider.clone(), boot, || 0);
         let (policy, provider) = (Policy::with_own_ports([2181]), self.provider.clone());
         let controller = FirewallController::new(tree.clone(), provider, policy, roles.clone(), || 0);
@@ -471,18 +471,15 @@ async fn a_replaced_leader_records_nothing() {
     drop(old);
     let mut lease = Lease::acquire(&new, &LeaseKey::firewall(), &roles.controllers(), "new").await.unwrap();
     let machine = world.operator.add_machine(None).await.unwrap();
-    let boot = BootConfig::new("test".parse().unwrap(), "zk:2181".parse().unwrap(), roles.clone());
-    let runner = StepRunner { tree: &new, machines: &world.provider, boot: &boot };
+    let boot = BootConfig::new("test".parse().unwrap(), "zk:2181".parse().unwrap(), None, roles.clone());
+    let runner = StepRunner { tree: &new, machines: &world.provider, boot: &boot, now_ms: 0 };
     let wake = Wake { everything: true, ..Wake::default() };
     let (wakes, (tell, _news)) = (watch::Sender::new(wake), mpsc::channel(1));
     let mut provisioner = Provisioner::new(new.clone(), world.provider.clone(), boot.clone(), || 0);
     provisioner.work(stale.clone(), &wakes, &tell).await.expect("it ends");
     assert_eq!(world.provider.calls(), 0, "it did not even look");
     // Simulates a lease that is lost between a read and a write.
-    let launch = Launch {
-        machine: MachineNumber::new(machine.number()),
-        user_data: boot.user_data(machine, &world.controller),
-    };
+    let launch = Launch { machine: MachineNumber::new(machine.number()), user_data: UserData::new("") };
     let launched = world.provider.launch(&launch).await.unwrap();
     let record = Step::Record(machine, Box::new(launched));
     let refused = runner.run(vec![record.clone()], &mut stale.clone()).await;

@@ -107,10 +107,12 @@ impl Roles {
         self.acl(Rights::READ | Rights::WRITE | Rights::CREATE | Rights::DELETE, &[])
     }
 
-    /// A machine's record. The controller writes it from the provider's data; the machine reads it
-    /// and may add znodes below, but cannot change its own instance id.
+    /// A machine's record. The controller writes it from the provider's data and replaces the offer
+    /// to a launched instance below; the machine reads it and may add znodes below, but cannot
+    /// change its own instance id.
     pub fn machine(&self, machine: &Identity) -> Acl {
-        self.acl(Rights::READ | Rights::WRITE | Rights::CREATE, &[(machine, Rights::READ | Rights::CREATE)])
+        let controller = Rights::READ | Rights::WRITE | Rights::CREATE | Rights::DELETE;
+        self.acl(controller, &[(machine, Rights::READ | Rights::CREATE)])
     }
 
     /// The lease of the machine's agent.

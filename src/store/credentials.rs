@@ -6,8 +6,10 @@ use super::error::Error;
 use crate::model::{UnitName, hex};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use hmac::{Hmac, KeyInit as _, Mac as _};
 use serde_json::json;
 use sha1::{Digest as _, Sha1};
+use sha2::Sha256;
 use std::fmt;
 
 /// Random bytes in a secret.
@@ -42,6 +44,17 @@ impl Credential {
             return Err(InvalidCredential);
         }
         Ok(Self { user: user.to_owned(), secret: secret.to_owned() })
+    }
+
+    /// Derives the secret of another user from this one. It does not reveal this secret, and the
+    /// same `purpose` gives the same secret again.
+    #[must_use]
+    pub fn derive(&self, user: &str, purpose: &str) -> Self {
+        // HMAC accepts keys of any length.
+        let mut mac = Hmac::<Sha256>::new_from_slice(self.secret.as_bytes()).expect("any key");
+        mac.update(purpose.as_bytes());
+        let secret = hex(&mac.finalize().into_bytes()[..SECRET_BYTES]);
+        Self { user: user.to_owned(), secret }
     }
 
     pub fn user(&self) -> &str {

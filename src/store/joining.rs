@@ -1,6 +1,7 @@
 //! Joining a machine: an offer below the machine's znode, which the holder of a one-time credential
 //! may read and mark as used. It contains the machine's own credential until then, and nothing
-//! secret afterwards.
+//! secret afterwards. An operator makes one with a random credential; the controller makes another
+//! one for the instance that it launches.
 
 use serde_json::{Map, Value, json};
 
@@ -8,17 +9,35 @@ use super::acl::Roles;
 use super::credentials::{Credential, Identity};
 use super::environment::Environment;
 use super::error::Error;
-use super::paths;
+use super::paths::{self, NodePath};
 use super::records::MAX_RECORD;
 use super::tree::{self, Tree, Write};
 use crate::model::MachineId;
 
-/// What a joining machine gets.
+/// The maker of an offer. Each has a znode of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OfferKind {
+    Operator,
+    /// The controller that launches an instance for the machine.
+    Launch,
+}
+
+impl OfferKind {
+    pub(super) fn znode_name(self) -> &'static str {
+        match self {
+            Self::Operator => "join",
+            Self::Launch => "launch",
+        }
+    }
+}
+
+/// The credential and the roles that a joining machine gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
     pub credential: Credential,
     pub roles: Roles,
     expires_ms: u64,
+    path: NodePath,
     /// The version of the znode that was read.
     version: i32,
 }
@@ -62,8 +81,7 @@ impl Offer {
     }
 
     /// Parses the data of an offer's znode. The error does not quote it.
-    fn parse(machine: MachineId, data: &[u8], version: i32) -> Result<Self, JoinError> {
-        let path = paths::machine_join(machine);
+    fn parse(machine: MachineId, path: &NodePath, data: &[u8], version: i32) -> Result<Self, JoinError> {
         let corrupt = |problem: &str| Error::Corrupt { path: path.clone(), problem: problem.to_owned() };
         if data.len() > MAX_RECORD {
             return Err(corrupt("it is too long").into());
@@ -78,6 +96,7 @@ impl Offer {
             credential: Credential::parse(text("auth")).map_err(|_| corrupt("the credential is missing"))?,
             roles: Roles { operator: identity("operator")?, controller: identity("controller")? },
             expires_ms: map.get("expires").and_then(Value::as_u64).unwrap_or(0),
+            path: path.clone(),
             version,
         })
     }
@@ -86,13 +105,19 @@ impl Offer {
     ///
     /// # Errors
     /// [`JoinError`]: by the clock that `now_ms` comes from, an offer may have expired.
-    pub async fn read<T: Tree>(tree: &T, machine: MachineId, now_ms: u64) -> Result<Self, JoinError> {
-        let node = match tree.get(&paths::machine_join(machine)).await {
+    pub async fn read<T: Tree>(
+        tree: &T,
+        machine: MachineId,
+        kind: OfferKind,
+        now_ms: u64,
+    ) -> Result<Self, JoinError> {
+        let path = paths::machine_offer(machine, kind);
+        let node = match tree.get(&path).await {
             Ok(node) => node,
             Err(tree::Error::NoNode(_) | tree::Error::NoAuth(_)) => return Err(JoinError::Unknown(machine)),
             Err(error) => return Err(error.into()),
         };
-        let offer = Self::parse(machine, &node.data, node.version)?;
+        let offer = Self::parse(machine, &path, &node.data, node.version)?;
         if now_ms >= offer.expires_ms {
             return Err(JoinError::Expired(machine));
         }
@@ -105,7 +130,7 @@ impl Offer {
     /// [`JoinError::Used`] if another process was faster.
     pub async fn use_up<T: Tree>(&self, tree: &T, machine: MachineId, now_ms: u64) -> Result<(), JoinError> {
         let data = json!({"used": now_ms}).to_string().into_bytes();
-        let write = Write::SetIfVersion { path: paths::machine_join(machine), data, version: self.version };
+        let write = Write::SetIfVersion { path: self.path.clone(), data, version: self.version };
         match tree.write(vec![write]).await {
             Ok(()) => Ok(()),
             Err(tree::Error::BadVersion(_)) => Err(JoinError::Used(machine)),
@@ -113,6 +138,56 @@ impl Offer {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+impl Offer {
+    /// Returns the writes that make this offer to the holder of `once`.
+    fn replace(&self, exists: bool, once: &Credential) -> Vec<Write> {
+        let delete = exists.then(|| Write::Delete { path: self.path.clone() });
+        let acl = self.roles.machine_join(&once.identity());
+        delete.into_iter().chain([Write::create(self.path.clone(), self.to_bytes(), acl)]).collect()
+    }
+}
+
+/// An offer to a launched instance: its one-time credential, and when it expires.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LaunchOffer {
+    pub machine: MachineId,
+    pub once: Credential,
+    pub expires_ms: u64,
+}
+
+/// Offers a machine to the instance that is launched for it, as the holder of the lease that `fence`
+/// confirms. The one-time credential is derived from the machine's own `credential` and the time of
+/// expiry: a launch that is repeated after a lost answer sends the same user data again, as EC2
+/// requires. An offer that is used, or is valid for less than half of `lifetime_ms`, is replaced.
+///
+/// # Errors
+/// The failures of the store; a conflict if the machine was removed or the lease was lost.
+pub async fn offer_at_launch<T: Tree>(
+    tree: &T,
+    roles: &Roles,
+    (machine, credential): (MachineId, &Credential),
+    fence: Write,
+    (now_ms, lifetime_ms): (u64, u64),
+) -> Result<LaunchOffer, tree::Error> {
+    let path = paths::machine_offer(machine, OfferKind::Launch);
+    let found = tree.find(&path).await?;
+    let offered = found.as_ref().and_then(|node| {
+        Offer::parse(machine, &path, &node.data, node.version).ok().filter(|offer| {
+            offer.credential == *credential && offer.expires_ms >= now_ms.saturating_add(lifetime_ms / 2)
+        })
+    });
+    let expires_ms = offered.as_ref().map_or(now_ms.saturating_add(lifetime_ms), |offer| offer.expires_ms);
+    let once = credential.derive(&join_user(machine), &format!("launch {expires_ms}"));
+    if offered.is_none() {
+        let (credential, roles) = (credential.clone(), roles.clone());
+        let offer = Offer { credential, roles, expires_ms, path, version: 0 };
+        let mut writes = vec![fence];
+        writes.extend(offer.replace(found.is_some(), &once));
+        tree.write(writes).await?;
+    }
+    Ok(LaunchOffer { machine, once, expires_ms })
 }
 
 impl<T: Tree> Environment<T> {
@@ -124,15 +199,10 @@ impl<T: Tree> Environment<T> {
     pub async fn offer_join(&self, machine: MachineId, expires_ms: u64) -> Result<Credential, Error> {
         let credential = self.machine_credential(machine).await?;
         let once = Credential::generate(&join_user(machine))?;
-        let offer = Offer { credential, roles: self.info.roles.clone(), expires_ms, version: 0 };
-        let path = paths::machine_join(machine);
-        let mut writes = Vec::new();
-        if self.tree.exists(&path).await? {
-            writes.push(Write::Delete { path: path.clone() });
-        }
-        let acl = self.info.roles.machine_join(&once.identity());
-        writes.push(Write::create(path, offer.to_bytes(), acl));
-        match self.tree.write(writes).await {
+        let path = paths::machine_offer(machine, OfferKind::Operator);
+        let exists = self.tree.exists(&path).await?;
+        let offer = Offer { credential, roles: self.info.roles.clone(), expires_ms, path, version: 0 };
+        match self.tree.write(offer.replace(exists, &once)).await {
             Err(tree::Error::NoNode(_)) => Err(Error::MachineNotFound(machine)),
             done => {
                 done?;

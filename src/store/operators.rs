@@ -130,7 +130,7 @@ impl<T: Tree> Environment<T> {
         Ok(names)
     }
 
-    /// Who exposed and unexposed services, oldest first.
+    /// Returns the log of changes of expose flags with their operators, oldest first.
     ///
     /// # Errors
     /// [`Error::Corrupt`] and the failures of the store.

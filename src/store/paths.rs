@@ -315,8 +315,8 @@ pub fn machine_host(id: MachineId) -> NodePath {
 }
 
 /// The offer to a host that joins as this machine; see `store::joining`.
-pub fn machine_join(id: MachineId) -> NodePath {
-    machine(id).child("join")
+pub fn machine_offer(id: MachineId, kind: super::joining::OfferKind) -> NodePath {
+    machine(id).child(kind.znode_name())
 }
 
 /// The trackers that the machine may send beats to; written by trackers, readable by this machine.
@@ -402,7 +402,7 @@ pub fn operator(name: &OperatorName) -> NodePath {
     operators().child(name.as_str())
 }
 
-/// Who exposed and unexposed services.
+/// The log of changes of expose flags, with their operators.
 pub fn flag_log() -> NodePath {
     fixed("/flag-log")
 }

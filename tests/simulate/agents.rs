@@ -165,6 +165,7 @@ async fn run_process(
         let interceptor = interceptor.clone();
         move || interceptor.lock().time_of_day_ms()
     };
+    let provisioner_clock = clock.clone();
     let guard = Arc::new(RollbackGuard::of_controller(&start.roles, start.checkpoint.clone()));
     let mut controller =
         FirewallController::new(tree.clone(), firewall, policy, start.roles.clone(), move || jitter.next())
@@ -176,10 +177,13 @@ async fn run_process(
         let boot = BootConfig::new(
             "simulated".parse().expect("a name"),
             "zk:2181".parse().expect("an address"),
+            None,
             start.roles.clone(),
         );
         let machines = SimMachines { interceptor: interceptor.clone(), agent: start.agent };
-        Provisioner::new(tree.clone(), machines, boot, move || provisioner_jitter.next()).with_guard(guard)
+        Provisioner::new(tree.clone(), machines, boot, move || provisioner_jitter.next())
+            .with_clock(provisioner_clock)
+            .with_guard(guard)
     });
     let provisioner = provisioner.as_mut();
     let mut running = std::pin::pin!(run_provisioning(

@@ -9,6 +9,7 @@ mod harness;
 
 mod charms;
 mod contract;
+mod joining;
 mod lost;
 mod machines;
 mod operations;
@@ -109,6 +110,9 @@ on_every_tree![
     machines::a_machine_reports_its_host_and_no_other_one,
     machines::a_machine_whose_agent_is_down_is_terminated_by_force_only,
     machines::only_the_terminated_machine_reads_its_tombstone,
+    joining::an_offer_is_used_once_and_its_secret_is_gone_then,
+    joining::an_offer_at_launch_is_the_same_until_it_is_used,
+    joining::an_added_operator_reads_its_entry_until_it_is_removed,
     charms::a_charm_is_stored_once_and_found_by_its_hash,
     charms::an_incomplete_charm_is_completed,
     charms::a_modified_charm_is_refused,

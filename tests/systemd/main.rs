@@ -15,10 +15,12 @@ use std::time::Duration;
 
 use harness::groups::{Groups, directories};
 use harness::{binary, wait_for};
+use portcullis::machine::join_token::JoinToken;
 use portcullis::model::MachineId;
 use portcullis::provision::user_data::BootConfig;
+use portcullis::store::Credential;
 use portcullis::store::acl::Roles;
-use portcullis::store::{Credential, Identity};
+use portcullis::store::joining::{LaunchOffer, OfferKind};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const UNITS: &str = "/var/lib/portcullis-units/local";
@@ -280,27 +282,27 @@ fn the_roles_work_together_and_come_back_one_by_one() {
 #[test]
 fn the_machine_of_user_data_runs_units_and_its_restart_leaves_their_processes_alone() {
     let systemd = Instance::boot();
-    let (keeper, installed) = ("portcullis-keeper.service", "portcullis-machine@0.service");
+    let keeper = "portcullis-keeper.service";
     systemd.run(&["systemctl", "set-environment", "PATH=/run/bin:/usr/sbin:/usr/bin:/sbin:/bin"]);
     systemd.run(&["systemctl", "start", keeper]);
     let store = ["juju", "--zookeeper", "127.0.0.1:2181", "bootstrap"];
     wait_for("a store", DEADLINE, || systemd.output_of(&store));
     systemd.run(&["juju", "add-machine", "--instance-id", "metal"]);
-    // With access to the operator's credentials, the agent writes the machine's file.
-    systemd.run(&["systemctl", "start", installed]);
-    let file = wait_for("a machine file", DEADLINE, || {
-        let text = systemd.output_of(&["cat", "/etc/portcullis/local-machines/machine-0000000000.json"])?;
-        serde_json::from_str::<serde_json::Value>(&text).ok()
-    });
-    systemd.run(&["systemctl", "stop", installed]);
-
-    let text = |key: &str| file[key].as_str().unwrap().to_owned();
-    let identity = |key: &str| Identity::parse(&text(key)).unwrap();
-    let roles = Roles { operator: identity("operator"), controller: identity("controller") };
-    let boot = BootConfig::new("local".parse().unwrap(), text("zookeeper").parse().unwrap(), roles);
-    let credential = Credential::parse(&text("auth")).unwrap();
-    let user_data = boot.user_data(MachineId::new(0), &credential);
-    systemd.run(&["sh", "-c", user_data.reveal()]);
+    // An operator's token stands for the one of the controller, which is in another znode.
+    let printed = systemd.run(&["juju", "machine", "token", "0"]);
+    let token = printed.lines().find_map(|line| line.strip_prefix("portcullis join ")).expect("a token");
+    let token: JoinToken = token.parse().unwrap();
+    let identity = || Credential::parse("nobody:secret").unwrap().identity();
+    let roles = Roles { operator: identity(), controller: identity() };
+    let boot = BootConfig::new("local".parse().unwrap(), token.store.clone(), None, roles);
+    let once = token.credential.clone();
+    let offer = LaunchOffer { machine: MachineId::new(0), once, expires_ms: token.expires_ms };
+    let user_data = boot.user_data(&offer);
+    let launch = JoinToken { offer: OfferKind::Launch, ..token.clone() };
+    assert!(user_data.reveal().contains(&launch.expose()), "{}", user_data.reveal());
+    let script = user_data.reveal().replace(&launch.expose(), &token.expose());
+    systemd.run(&["sh", "-c", &script]);
+    assert_eq!(systemd.output_of(&["cat", "/etc/portcullis/join-token"]), None, "the token is removed");
 
     let service = "portcullis-machine.service";
     let enabled = systemd.run(&["systemctl", "is-enabled", service]);

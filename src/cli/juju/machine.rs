@@ -11,12 +11,13 @@ use crate::cli::error::{Refusal, parse_arg};
 use crate::cli::juju::heartbeat::{self, MaintenanceArgs};
 use crate::cli::output;
 use crate::identity::issuer::Issuer;
-use crate::machine::join_token::{JoinToken, LIFETIME};
+use crate::machine::join_token::{JoinToken, LIFETIME_MS};
 use crate::model::MachineId;
 use crate::net::tls::certificate::Certificate;
 use crate::runtime::clock::{utc, wall_ms};
 use crate::store::certificates::{Answer, read_answer};
 use crate::store::changes::Watched;
+use crate::store::joining::OfferKind;
 use crate::store::tree::Feed as _;
 use crate::store::{Environment, ZkTree};
 
@@ -84,19 +85,15 @@ pub(super) async fn join_token(
     environment: &Environment<ZkTree>,
     machine: MachineId,
 ) -> anyhow::Result<JoinToken> {
-    let lifetime_ms = u64::try_from(LIFETIME.as_millis())?;
-    let expires_ms = wall_ms() + lifetime_ms;
-    let fingerprint = match settings.address.ca().filter(|_| settings.address.is_tls()) {
-        Some(ca) => Some(Certificate::parse(ca)?.fingerprint().to_string()),
-        None => None,
-    };
+    let expires_ms = wall_ms() + LIFETIME_MS;
     Ok(JoinToken {
         environment: settings.environment.clone(),
         machine,
         store: settings.address.clone().with_ca(None),
-        fingerprint,
+        fingerprint: authority::ca_fingerprint(&settings.address)?,
         credential: environment.offer_join(machine, expires_ms).await?,
         expires_ms,
+        offer: OfferKind::Operator,
     })
 }
 

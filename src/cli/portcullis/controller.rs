@@ -151,7 +151,8 @@ impl FirewallRole {
                 let Some(environment) = self.open_store(&mut stop).await? else { return Ok(()) };
                 let driver = Arc::new(ec2::connect(&access, environment.info(), launch)?);
                 let roles = environment.info().roles.clone();
-                let boot = BootConfig::new(self.settings.environment.clone(), store, roles);
+                let fingerprint = crate::cli::authority::ca_fingerprint(&store)?;
+                let boot = BootConfig::new(self.settings.environment.clone(), store, fingerprint, roles);
                 let tree = environment.tree().clone();
                 let provisioner = Provisioner::new(tree, Arc::clone(&driver), boot, jitter);
                 Box::pin(self.work(environment, driver, Some(provisioner), stop)).await

@@ -56,7 +56,7 @@ struct Directories {
 }
 
 impl Directories {
-    /// Those of the service, or of this user.
+    /// Returns the directories of the service, or those of this user.
     fn of(args: &Args, environment: &EnvironmentName) -> anyhow::Result<Self> {
         if args.service {
             let data = Path::new("/var/lib/portcullis").join(environment.as_str());
@@ -135,7 +135,7 @@ async fn verified_address(token: &JoinToken) -> anyhow::Result<Address> {
 async fn redeem(token: &JoinToken, address: Address, path: &Path) -> anyhow::Result<MachineFile> {
     let tree = ZkTree::connect(&address, Some(&token.credential)).await?;
     let work = async {
-        let offer = Offer::read(&tree, token.machine, wall_ms()).await?;
+        let offer = Offer::read(&tree, token.machine, token.offer, wall_ms()).await?;
         let (credential, roles) = (offer.credential.clone(), offer.roles.clone());
         let file = MachineFile { address, credential, roles };
         machine_file::write(path, &file)?;
