@@ -75,10 +75,13 @@ impl Machine {
     /// one. Runs until it is dropped.
     pub async fn keep_certificate<T: Tree>(&self, tree: &T, files: &MachineIdentity) -> Infallible {
         let mut logged = String::new();
+        // The first failure is not logged: if the credentials are refused, the agent reports that
+        // itself and ends.
+        let Err(_) = self.follow(tree, files, &mut logged).await;
         loop {
+            sleep(PAUSE).await;
             let Err(error) = self.follow(tree, files, &mut logged).await;
             warn_once(&mut logged, &error);
-            sleep(PAUSE).await;
         }
     }
 
