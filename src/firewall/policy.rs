@@ -170,7 +170,7 @@ impl Policy {
         self.forbidden_sources.iter().copied().find(|forbidden| overlap(*forbidden, source))
     }
 
-    /// Whether [`Policy::judge`] would hold nothing back. Fast path for most ports.
+    /// Whether [`Policy::check`] would hold nothing back. Fast path for most ports.
     pub fn allows_all(&self, ports: PortRange, source: Cidr) -> bool {
         u32::from(ports.to() - ports.from()) < self.max_ports_in_range
             && self.forbids_source(source).is_none()

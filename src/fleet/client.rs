@@ -99,7 +99,7 @@ impl Client {
     /// Connects to the manager on a bus.
     ///
     /// # Errors
-    /// If the bus is not reachable. Whether a manager is on it is seen at the first call.
+    /// If the bus is not reachable. If no manager is on the bus, the first call fails.
     pub async fn on_bus(bus: &Bus, reply_timeout: Duration) -> Result<Self, ClientError> {
         let failed = |problem| ClientError::Bus { bus: bus.to_string(), problem };
         match timeout(CONNECT_TIMEOUT.min(reply_timeout), bus.connect(reply_timeout)).await {
@@ -163,7 +163,7 @@ impl Client {
         Ok(UnitState::of(&self.reply(properties, Some(node))?))
     }
 
-    /// Sends a signal to processes of a unit: to the process of its role `who`, or to all.
+    /// Sends a signal to processes of a unit: `who` is `main`, `control` or `all`.
     ///
     /// # Errors
     /// If the node or systemd refuses the call.
@@ -183,7 +183,7 @@ impl Client {
         self.reply(reply, Some(node))
     }
 
-    /// Enables unit files, and has systemd read its unit files again if any has changed.
+    /// Enables unit files, and makes systemd reload its unit files if any has changed.
     ///
     /// # Errors
     /// If the node or systemd refuses the call.

@@ -11,10 +11,11 @@ use super::ini::{Entry, LineError, Section, parse};
 use super::name::NodeName;
 use crate::model::InvalidName;
 
-/// Heartbeats are neither a load nor useless.
+/// The accepted heartbeat intervals. Shorter ones overload the network, and longer ones detect a
+/// loss too late.
 const HEARTBEAT_MS: std::ops::RangeInclusive<u64> = 100..=600_000;
 
-/// Keys of hirte and BlueChi that mean nothing here.
+/// Keys of hirte and BlueChi that have no effect here.
 const IGNORED: [&str; 8] = [
     "LogTarget",
     "LogIsQuiet",
@@ -150,7 +151,8 @@ impl AgentFile {
     }
 }
 
-/// Reads the name of a node. Certificates with the names of roles have other rights.
+/// Reads the name of a node. Names of roles are refused, because certificates with these names have
+/// other rights.
 fn node_name(text: &str) -> Result<NodeName, String> {
     if ["operator", "controller", "keeper"].contains(&text) {
         return Err(format!("the name '{text}' is reserved"));

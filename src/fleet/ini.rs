@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-/// A configuration file has a few kilobytes.
+/// The largest file that is read. A usual one has a few kilobytes.
 pub const MAX_BYTES: usize = 1 << 20;
 
 /// An error with the line that it is about, counted from 1.
@@ -44,7 +44,7 @@ pub struct Section {
 }
 
 /// # Errors
-/// With the first line that is neither a section, an entry, a continuation nor a comment.
+/// Names the first line that is neither a section, an entry, a continuation nor a comment.
 pub fn parse(text: &str) -> Result<Vec<Section>, LineError> {
     let mut sections: Vec<Section> = Vec::new();
     for (at, raw) in text.lines().enumerate() {

@@ -8,10 +8,10 @@ use std::time::Duration;
 use super::dbus::values::{JobMode, JobResult, JobState, JobType};
 use super::name::NodeName;
 
-/// More jobs than this at the same time are refused.
+/// The maximum number of jobs at the same time. Further ones are refused.
 pub const MAX_JOBS: usize = 10_000;
 
-/// A job and what it needs on its node. `P` is passed to [`Effect::StartOnNode`].
+/// A job. `P` is its payload for the node, which is passed to [`Effect::StartOnNode`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job<P, I> {
     pub node: NodeName,
@@ -25,7 +25,7 @@ pub struct Job<P, I> {
     is_cancelled: bool,
 }
 
-/// How far a job is.
+/// The progress of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Phase<P> {
     /// It waits for the running job.
@@ -133,7 +133,7 @@ where
         self.jobs.is_empty()
     }
 
-    /// A caller submits a job. Returns its id.
+    /// Submits a job. Returns its id.
     ///
     /// # Errors
     /// If the job is refused; nothing has changed then.
@@ -169,15 +169,15 @@ where
         Ok((id, effects))
     }
 
-    /// A caller cancels a job; `None` if there is no such job. A running job ends when its node
-    /// reports that.
+    /// Cancels a job; `None` if there is no such job. A running job ends when its node reports its
+    /// end.
     pub fn cancel(&mut self, id: u32, now: I) -> Option<Vec<Effect<P>>> {
         let mut effects = Vec::new();
         let job = self.jobs.get_mut(&id)?;
         let was_cancelled = std::mem::replace(&mut job.is_cancelled, true);
         match job.phase {
             Phase::Queued(_) => self.remove(id, JobResult::Cancelled, now, &mut effects),
-            // Cancelled when the node has accepted it.
+            // `accepted` cancels it on the node.
             Phase::Sent { .. } => {}
             Phase::Accepted if was_cancelled => {}
             Phase::Accepted => effects.push(Effect::CancelOnNode { id, node: job.node.clone() }),
@@ -185,7 +185,8 @@ where
         Some(effects)
     }
 
-    /// The node has accepted the job. The caller of the job has its answer.
+    /// Handles the acceptance of a job by its node. The reply to the caller of the job must be
+    /// queued before, because the job may end here.
     pub fn accepted(&mut self, id: u32, now: I) -> Vec<Effect<P>> {
         let mut effects = Vec::new();
         if let Some(job) = self.jobs.get_mut(&id)
@@ -203,15 +204,15 @@ where
         effects
     }
 
-    /// The node refused the job, or it could not be sent.
+    /// Handles a job that its node refused, or that could not be sent.
     pub fn refused(&mut self, id: u32, now: I) -> Vec<Effect<P>> {
         let mut effects = Vec::new();
         self.remove(id, JobResult::Failed, now, &mut effects);
         effects
     }
 
-    /// A node reports the end of a job. Jobs of other nodes, and jobs that were not sent to the
-    /// node, are ignored.
+    /// Handles a node's report of the end of a job. Jobs of other nodes, and jobs that were not
+    /// sent to the node, are ignored.
     pub fn done(&mut self, node: &NodeName, id: u32, result: JobResult, now: I) -> Vec<Effect<P>> {
         let mut effects = Vec::new();
         if let Some(job) = self.jobs.get_mut(&id).filter(|job| job.node == *node) {
@@ -224,7 +225,7 @@ where
         effects
     }
 
-    /// A node reports the state of systemd's job.
+    /// Handles a node's report of the state of systemd's job.
     pub fn state_changed(&mut self, node: &NodeName, id: u32, state: JobState) -> Vec<Effect<P>> {
         let mut effects = Vec::new();
         if self.runs_on(node, id) {
@@ -233,8 +234,8 @@ where
         effects
     }
 
-    /// A node is lost, or was removed. The result of its running jobs is unknown, and its queued
-    /// jobs never ran.
+    /// Handles the loss or removal of a node. The result of its running jobs is unknown, and its
+    /// queued jobs never ran.
     pub fn node_lost(&mut self, node: &NodeName, now: I) -> Vec<Effect<P>> {
         let mut effects = Vec::new();
         for slot in self.slots.remove(node).unwrap_or_default().into_values() {
@@ -248,7 +249,8 @@ where
         effects
     }
 
-    /// The manager stops, or is no longer the leader. systemd's jobs are not touched.
+    /// Ends all jobs, because the manager stops or is no longer the leader. systemd's jobs
+    /// continue.
     pub fn stop(&mut self, now: I) -> Vec<Effect<P>> {
         self.slots.clear();
         let mut effects = Vec::new();

@@ -1,4 +1,4 @@
-//! Whether the peer of a connection is alive, from the times at which messages were sent and
+//! Detects the loss of a connection's peer, from the times at which messages were sent and
 //! received. Both sides send a heartbeat in every interval, and a peer that is silent for longer
 //! than the limit is lost. Pure.
 

@@ -1,6 +1,6 @@
 //! Monitors: which signals about systemd units go to which monitor, and which units the agents have
 //! to report. A change is sent once to each monitor that has a matching subscription, and a state
-//! that the monitor has seen is not sent again. Pure.
+//! that was sent to the monitor is not sent again. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -352,7 +352,7 @@ fn signal<O: Clone>(
     Effect::Signal { owner, monitor, node, systemd_unit, signal }
 }
 
-/// Returns the signals for a unit that was in the state `before`, as far as the monitor has seen.
+/// Returns the signals for a unit; `before` is the last state that was sent to the monitor.
 fn signals(before: Option<&UnitState>, state: &UnitState, was_loaded: bool) -> Vec<Signal> {
     let text = |of: &UnitState, property: &str| of.get(property).cloned().unwrap_or_default();
     let activity = |of: &UnitState| (text(of, "ActiveState"), text(of, "SubState"));

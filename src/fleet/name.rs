@@ -16,7 +16,7 @@ pub enum BadName {
 /// Checks the length and the characters of a systemd unit's name. systemd checks the rest.
 ///
 /// # Errors
-/// If systemd would refuse the name for these.
+/// If systemd refuses names of this length or with these characters.
 pub fn check_systemd_unit(name: &str) -> Result<(), BadName> {
     check_unit(name, |c| matches!(c, ':' | '-' | '_' | '.' | '\\' | '@'))
 }
@@ -54,7 +54,7 @@ pub fn escape(name: &str) -> String {
     escaped
 }
 
-/// Reverses [`escape`]; `None` if no name is escaped like that.
+/// Reverses [`escape`]; `None` if the text is not the escaped form of a name.
 pub fn unescape(escaped: &str) -> Option<String> {
     if escaped == "_" {
         return Some(String::new());

@@ -19,7 +19,7 @@ use crate::store::paths::{self, NodePath};
 use crate::store::tree::{self, Node, Tree};
 use crate::store::update::{Change, ensure_with, update};
 
-/// Names in maintenance at the same time.
+/// The maximum number of components in maintenance at the same time.
 const MAX_MAINTENANCE: usize = 500;
 
 #[derive(Debug, thiserror::Error)]
@@ -259,7 +259,7 @@ pub async fn batches<T: Tree>(
     Ok(names.iter().zip(heartbeat::batches(tree, names).await?).map(parse).collect())
 }
 
-/// The components, and what is unreadable of them.
+/// The components, and the problems of those that cannot be read.
 #[derive(Debug, Default)]
 pub struct Overview {
     pub records: Vec<Record>,

@@ -39,7 +39,7 @@ const CAMPAIGN_EVERY: Duration = Duration::from_secs(2);
 /// Pause after a failure of the store.
 const STORE_PAUSE: Duration = Duration::from_millis(500);
 
-/// Events of this time are handled together.
+/// Events that arrive within this time are handled together.
 const GATHER: Duration = Duration::from_millis(2);
 
 /// Limit for the last writes of a tracker that stops.
@@ -289,7 +289,8 @@ impl<T: Tree, P: HttpClient> Tracker<T, P> {
         }
     }
 
-    /// Writes a final batch, so that the other replicas know that no beat of this one is missing.
+    /// Writes a final batch, which proves to the other replicas that no beat of this one is
+    /// missing.
     async fn leave(&mut self) {
         if let Err(problem) = self.writer.flush(&self.deps, true).await {
             warn!(%problem, "tracker exits without writing its last beats");

@@ -41,7 +41,7 @@ impl MachineIdentity {
         Self { directory, name: number_name(machine) }
     }
 
-    /// The files of a listener that is not one of a machine's agent.
+    /// Returns the files of a listener that does not belong to a machine's agent.
     pub fn of_listener(directory: PathBuf, role: &str) -> Self {
         Self { directory, name: role.to_owned() }
     }
@@ -84,7 +84,7 @@ impl MachineIdentity {
                 return PrivateKey::parse(&text).map_err(|_| FilesError::BadKey(path));
             }
             let key = PrivateKey::generate().map_err(|_| FilesError::NoKey)?;
-            // If another process was faster, its key counts.
+            // If another process has created the file meanwhile, its key is used.
             create_new(&path, key.expose().as_bytes(), Privacy::Secret)
                 .map_err(|source| FilesError::Write { path: path.clone(), source })?;
         }
@@ -106,7 +106,8 @@ impl MachineIdentity {
     /// If a file cannot be written.
     pub fn install(&self, chain: &str) -> Result<bool, FilesError> {
         let ca = chain.rfind("-----BEGIN").map_or(chain, |at| &chain[at..]);
-        // The CA first: a process that sees the new certificate can verify its peers.
+        // The CA is written first, so that a process that reads the new certificate can verify its
+        // peers.
         let is_new_ca = write_if_changed(&self.ca(), ca)?;
         Ok(write_if_changed(&self.files().certificates, chain)? || is_new_ca)
     }

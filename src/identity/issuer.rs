@@ -34,8 +34,8 @@ pub struct Issuer<T> {
     authority: Authority,
     /// Returns the time in milliseconds since 1970.
     clock: fn() -> u64,
-    /// Machines for which a warning was logged. A machine can deny access to its znodes for any
-    /// time.
+    /// Machines for which a warning was logged. It is logged once, because a machine can deny
+    /// access to its znodes for any length of time.
     failing: BTreeSet<MachineId>,
 }
 
@@ -131,7 +131,8 @@ impl<T: Tree> Issuer<T> {
         if let Answer::Refused(reason) = &given {
             warn!(%machine, %reason, "request for a certificate refused");
         }
-        // If another issuer was faster, its answer is an event and is checked by the next pass.
+        // If another issuer has answered first, its write causes an event, and the next pass checks
+        // it.
         answer(&self.tree, machine, &Answered { request, answer: given }, version).await.map(drop)
     }
 }

@@ -112,7 +112,7 @@ async fn a_stolen_machine_credential_gets_no_other_name_and_writes_no_certificat
     let obtained = timeout(RESYNC, victim.obtain(&victims_tree, &key)).await;
     assert!(obtained.is_err(), "no issuer runs");
     assert!(matches!(read_answer(&tree, victim.id).await, Err(tree::Error::NoAuth(_))));
-    // The certificate of the authority is for everybody, and only the operator writes it.
+    // Everybody can read the certificate of the authority, and only the operator can write it.
     let anyone = world.store.connect(None);
     assert_eq!(read_authority(&anyone).await.unwrap().as_deref(), Some(world.authority.certificate()));
     let denied = crate::store::update::put(&tree, &paths::authority(), b"x", &thief.roles.operators()).await;
@@ -126,7 +126,7 @@ async fn a_machine_without_a_readable_answer_does_not_delay_others() {
     let (hidden, tree) = world.machine().await;
     let (open, open_tree) = world.machine().await;
     let key = PrivateKey::generate().unwrap();
-    // Its own znode with rights for itself only.
+    // The machine creates its znode with an ACL that denies access to the issuer.
     let own =
         crate::store::acl::Roles { operator: hidden.identity.clone(), controller: hidden.identity.clone() };
     let path = paths::machine_certificate(hidden.id);

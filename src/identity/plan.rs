@@ -6,7 +6,7 @@ use crate::net::tls::certificate::Certificate;
 use crate::store::certificates::{Answer, Answered, Applicant, request_hash};
 use crate::store::records::Machine;
 
-/// Names that belong to no machine, whatever name an operator gives it.
+/// Names that no machine's certificate contains, even if an operator gives one to a machine.
 const RESERVED: [&str; 4] = ["operator", "controller", "keeper", "tracker"];
 
 /// The prefix of the names that contain a machine's number.
@@ -57,23 +57,23 @@ fn step(applicant: &Applicant, ca: &str, now_ms: u64) -> Option<Step> {
     let text = applicant.request.as_ref()?;
     let hash = request_hash(text);
     let answered = applicant.answered.as_ref().filter(|answered| answered.request == hash);
-    let action = match judge(applicant, text) {
+    let action = match verify_request(applicant, text) {
         Ok((request, names)) => {
-            let is_current = answered.is_some_and(|found| holds(found, &request, &names, ca, now_ms));
+            let is_current = answered.is_some_and(|found| is_current(found, &request, &names, ca, now_ms));
             (!is_current).then_some(Action::Issue { request, names })
         }
         Err(reason) => {
             let refused = Answer::Refused(reason);
-            let is_told = answered.is_some_and(|answered| answered.answer == refused);
+            let is_already_refused = answered.is_some_and(|answered| answered.answer == refused);
             let Answer::Refused(reason) = refused else { return None };
-            (!is_told).then_some(Action::Refuse(reason))
+            (!is_already_refused).then_some(Action::Refuse(reason))
         }
     };
     Some(Step { machine: applicant.id, version: applicant.version, request: hash, action: action? })
 }
 
 /// Returns the verified request and the names of its certificate, or why it is refused.
-fn judge(applicant: &Applicant, text: &str) -> Result<(Request, Names), String> {
+fn verify_request(applicant: &Applicant, text: &str) -> Result<(Request, Names), String> {
     let request = Request::parse(text).map_err(|problem| problem.to_string())?;
     let names = permitted_names(applicant.id, &applicant.record);
     match request.names().first_outside(&names) {
@@ -84,7 +84,7 @@ fn judge(applicant: &Applicant, text: &str) -> Result<(Request, Names), String> 
 
 /// Whether an answer is a certificate of this authority for this key and these names that is not
 /// due for renewal. A certificate from the future was issued with a wrong clock.
-fn holds(answered: &Answered, request: &Request, names: &Names, ca: &str, now_ms: u64) -> bool {
+fn is_current(answered: &Answered, request: &Request, names: &Names, ca: &str, now_ms: u64) -> bool {
     let Answer::Issued(chain) = &answered.answer else { return false };
     let Ok(certificate) = Certificate::parse(chain) else { return false };
     let validity = certificate.validity();

@@ -111,7 +111,7 @@ impl TlsStream {
             return Ok(false);
         }
         let processed = self.session.process_new_packets();
-        // Also after an error: the TLS alert tells the peer the reason.
+        // Also after an error: the TLS alert contains the reason.
         match self.write_records() {
             Err(err) if err.kind() != ErrorKind::WouldBlock => return Err(err),
             _ => {}

@@ -357,8 +357,7 @@ fn lock(dir: &Path) -> Result<File, StorageError> {
 
 fn random_salt(dir: &Path) -> Result<u64, StorageError> {
     let mut salt = [0; 8];
-    getrandom::fill(&mut salt)
-        .map_err(|err| io_error("choose a salt in", dir)(io::Error::other(err)))?;
+    getrandom::fill(&mut salt).map_err(|err| io_error("choose a salt in", dir)(io::Error::other(err)))?;
     Ok(u64::from_ne_bytes(salt))
 }
 

@@ -1,6 +1,6 @@
 //! The machine file: the store's address, the machine's credential and the identities that may read
-//! what the machine writes. A machine's agent starts from it. Pure. Reading and writing the file,
-//! and its permissions, are the caller's task.
+//! what the machine writes. The agent of the machine reads it at its start. Pure. Reading and
+//! writing the file, and its permissions, are the caller's task.
 
 use serde::{Deserialize, Serialize};
 
@@ -40,7 +40,7 @@ impl MachineFile {
             controller: self.roles.controller.as_str().to_owned(),
             ca: self.address.ca().map(str::to_owned),
         };
-        // Strings are always JSON.
+        // Encoding strings as JSON cannot fail.
         let mut text = serde_json::to_string(&wire).expect("strings");
         text.push('\n');
         text

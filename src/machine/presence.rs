@@ -1,7 +1,7 @@
 //! The presence of a machine's agent: claims the machine in the store and runs its workload until
 //! the claim is lost or the agent is asked to stop. One process holds a machine; a second one waits
-//! for a session that may be about to expire, then fails and names the holder. The workload is in
-//! the parts.
+//! for a session that may be about to expire, then fails and names the holder. Other parts
+//! implement the workload.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -65,7 +65,8 @@ pub struct MachineClaim {
 
 /// The work of an agent while it holds the machine.
 pub trait Workload {
-    /// Called after the machine was claimed. Another process may have changed anything before.
+    /// Called after the machine was claimed. Another process may have held the machine before and
+    /// changed its state.
     fn claimed(&mut self);
 
     /// Called after the claim has ended.
@@ -284,8 +285,8 @@ impl<T: Tree> Feeds<T> {
         Self { machine, feeds: BTreeMap::new(), changed: None }
     }
 
-    /// Replaces the watched nodes. The first event of a new watch is that everything may have
-    /// changed.
+    /// Replaces the watched nodes. A new watch begins with an event which means that everything may
+    /// have changed.
     async fn watch(&mut self, tree: &T, paths: Vec<NodePath>) -> Result<(), tree::Error> {
         self.feeds.retain(|path, _| paths.contains(path));
         for path in paths {

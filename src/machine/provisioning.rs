@@ -1,5 +1,5 @@
 //! The interface between the firewall's leader loop and the controller that provisions instances:
-//! both run under one lease, and neither part names the other. Decides nothing.
+//! both run under one lease, and neither part names the other. It makes no decisions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;

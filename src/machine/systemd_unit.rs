@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn units_of_a_user_need_nothing_of_the_system() {
+    fn units_of_a_user_use_no_directories_or_targets_of_the_system() {
         let (description, command) = ("agent".to_owned(), "/bin/portcullis agent".to_owned());
         let text =
             SystemdUnit { description, command, environment_file: None, runs_hooks: false }.render_for_user();

@@ -4,7 +4,7 @@
 use super::*;
 use proptest::prelude::*;
 
-const CALM: Wanted = Wanted { exposed: false, gone: false };
+const NOT_EXPOSED: Wanted = Wanted { exposed: false, gone: false };
 const FLAG: Wanted = Wanted { exposed: true, gone: false };
 const GONE: Wanted = Wanted { exposed: false, gone: true };
 
@@ -36,7 +36,7 @@ impl Unit {
         panic!("it never settles: {:?}", self.state);
     }
 
-    fn lives(&mut self, wanted: Wanted) -> Vec<&'static str> {
+    fn run_hooks(&mut self, wanted: Wanted) -> Vec<&'static str> {
         let before = self.ran.len();
         self.settle(wanted, &mut |_| false);
         self.ran[before..].iter().map(|hook| hook.name()).collect()
@@ -53,20 +53,20 @@ impl Unit {
 }
 
 #[test]
-fn a_unit_without_failures() {
+fn a_unit_without_failures_runs_each_hook_once_for_each_change() {
     let mut unit = Unit::default();
     assert_eq!(unit.state.label(), "pending");
-    assert_eq!(unit.lives(CALM), ["install", "start"]);
+    assert_eq!(unit.run_hooks(NOT_EXPOSED), ["install", "start"]);
     assert_eq!(unit.state.label(), "started");
-    assert_eq!(unit.lives(CALM), [""; 0]);
-    assert_eq!(unit.lives(FLAG), ["exposed"]);
-    assert_eq!(unit.lives(FLAG), [""; 0], "once");
-    assert_eq!(unit.lives(CALM), ["unexposed"]);
-    assert_eq!(unit.lives(CALM), [""; 0], "once");
-    assert_eq!(unit.lives(FLAG), ["exposed"]);
-    assert_eq!(unit.lives(GONE), ["stop"]);
+    assert_eq!(unit.run_hooks(NOT_EXPOSED), [""; 0]);
+    assert_eq!(unit.run_hooks(FLAG), ["exposed"]);
+    assert_eq!(unit.run_hooks(FLAG), [""; 0], "once");
+    assert_eq!(unit.run_hooks(NOT_EXPOSED), ["unexposed"]);
+    assert_eq!(unit.run_hooks(NOT_EXPOSED), [""; 0], "once");
+    assert_eq!(unit.run_hooks(FLAG), ["exposed"]);
+    assert_eq!(unit.run_hooks(GONE), ["stop"]);
     assert_eq!((unit.state.label().as_str(), unit.state.runs), ("stopped", 6));
-    assert_eq!(unit.lives(GONE), [""; 0]);
+    assert_eq!(unit.run_hooks(GONE), [""; 0]);
 }
 
 #[test]
@@ -79,37 +79,37 @@ fn a_hook_that_could_not_be_started_counts_as_not_run() {
         unit.state.failure.as_ref().map(|failure| failure.reason.as_str()),
         Some("not started: no room")
     );
-    assert_eq!(unit.lives(FLAG), [""; 0], "not before somebody says so");
+    assert_eq!(unit.run_hooks(FLAG), [""; 0], "not before somebody says so");
     unit.resolved(Resolution::Retry);
-    assert_eq!(unit.lives(CALM), ["install", "start"]);
+    assert_eq!(unit.run_hooks(NOT_EXPOSED), ["install", "start"]);
     // The flag is cleared before the operator decides: `exposed` never ran, so `unexposed` is not
     // due.
     unit.state = unit.state.not_begun(Hook::Exposed, full);
     unit.resolved(Resolution::Retry);
-    assert_eq!(unit.lives(CALM), [""; 0]);
+    assert_eq!(unit.run_hooks(NOT_EXPOSED), [""; 0]);
     unit.state = unit.state.not_begun(Hook::Exposed, full);
     unit.resolved(Resolution::Retry);
-    assert_eq!(unit.lives(FLAG), ["exposed"]);
+    assert_eq!(unit.run_hooks(FLAG), ["exposed"]);
     unit.state = unit.state.not_begun(Hook::Unexposed, full);
     unit.resolved(Resolution::Retry);
-    assert_eq!(unit.lives(CALM), ["unexposed"]);
+    assert_eq!(unit.run_hooks(NOT_EXPOSED), ["unexposed"]);
     // A skipped hook does not count as run: the other hook of the pair does not follow it.
     unit.state = unit.state.not_begun(Hook::Exposed, full);
     unit.resolved(Resolution::Skip);
-    assert_eq!(unit.lives(CALM), [""; 0]);
+    assert_eq!(unit.run_hooks(NOT_EXPOSED), [""; 0]);
     unit.state = unit.state.not_begun(Hook::Exposed, full);
     unit.resolved(Resolution::Skip);
-    assert_eq!(unit.lives(FLAG), [""; 0], "gone on without it");
+    assert_eq!(unit.run_hooks(FLAG), [""; 0], "gone on without it");
     unit.state = unit.state.not_begun(Hook::Unexposed, full);
     unit.resolved(Resolution::Skip);
-    assert_eq!(unit.lives(FLAG), [""; 0]);
+    assert_eq!(unit.run_hooks(FLAG), [""; 0]);
 }
 
 /// A hook that was ordered but could not be started, for example because it is not executable.
 #[test]
 fn no_unexposed_hook_runs_without_an_exposed_hook() {
     let mut unit = Unit::default();
-    unit.lives(CALM);
+    unit.run_hooks(NOT_EXPOSED);
     let not_run = |unit: &mut Unit, wanted| {
         let Step::Begin(begun) = unit.state.next(wanted) else { panic!("a hook is due") };
         unit.state = begun.ended(begun.running.unwrap(), &Ended::NotBegun { reason: "no".to_owned() });
@@ -118,58 +118,58 @@ fn no_unexposed_hook_runs_without_an_exposed_hook() {
     for resolution in [Resolution::Skip, Resolution::Retry] {
         assert_eq!(not_run(&mut unit, FLAG), "exposed-error");
         unit.resolved(resolution);
-        assert_eq!(unit.lives(CALM), [""; 0], "{resolution:?}");
+        assert_eq!(unit.run_hooks(NOT_EXPOSED), [""; 0], "{resolution:?}");
     }
-    assert_eq!(unit.lives(FLAG), ["exposed"]);
-    assert_eq!(not_run(&mut unit, CALM), "unexposed-error");
+    assert_eq!(unit.run_hooks(FLAG), ["exposed"]);
+    assert_eq!(not_run(&mut unit, NOT_EXPOSED), "unexposed-error");
     unit.resolved(Resolution::Retry);
-    assert_eq!(unit.lives(CALM), ["unexposed"]);
+    assert_eq!(unit.run_hooks(NOT_EXPOSED), ["unexposed"]);
 }
 
 #[test]
 fn a_service_exposed_during_install_causes_one_hook_after_start() {
     let mut unit = Unit::default();
-    assert_eq!(unit.lives(FLAG), ["install", "start", "exposed"]);
-    assert_eq!(unit.lives(FLAG), [""; 0]);
+    assert_eq!(unit.run_hooks(FLAG), ["install", "start", "exposed"]);
+    assert_eq!(unit.run_hooks(FLAG), [""; 0]);
 }
 
 #[test]
 fn expose_and_unexpose_run_both_hooks_or_none() {
     let mut unit = Unit::default();
-    unit.lives(CALM);
-    assert_eq!(unit.lives(CALM), [""; 0], "gone before anybody looked");
+    unit.run_hooks(NOT_EXPOSED);
+    assert_eq!(unit.run_hooks(NOT_EXPOSED), [""; 0], "gone before anybody looked");
     // The flag is cleared while `exposed` runs.
     let Step::Begin(begun) = unit.state.next(FLAG) else { panic!("exposed is due") };
     let run = begun.running.unwrap();
     unit.state = begun.ended(run, &Ended::Well);
-    assert_eq!(unit.lives(CALM), ["unexposed"]);
+    assert_eq!(unit.run_hooks(NOT_EXPOSED), ["unexposed"]);
 }
 
 #[test]
 fn failures_wait_for_the_operator() {
     let mut unit = Unit::default();
-    assert_eq!(unit.fails(CALM), "install-error");
-    assert_eq!(unit.lives(FLAG), [""; 0], "nothing runs on an error");
+    assert_eq!(unit.fails(NOT_EXPOSED), "install-error");
+    assert_eq!(unit.run_hooks(FLAG), [""; 0], "nothing runs on an error");
     unit.resolved(Resolution::Retry);
-    assert_eq!(unit.fails(CALM), "install-error");
+    assert_eq!(unit.fails(NOT_EXPOSED), "install-error");
     unit.resolved(Resolution::Retry);
-    assert_eq!(unit.lives(CALM), ["install", "start"]);
+    assert_eq!(unit.run_hooks(NOT_EXPOSED), ["install", "start"]);
 
     let mut unit = Unit::default();
-    unit.fails(CALM);
+    unit.fails(NOT_EXPOSED);
     unit.resolved(Resolution::Skip);
-    assert_eq!(unit.fails(CALM), "start-error");
+    assert_eq!(unit.fails(NOT_EXPOSED), "start-error");
     let failure = unit.state.failure.clone().unwrap();
     assert_eq!(
         (failure.hook, failure.reason.as_str(), failure.output.as_str()),
         (Hook::Start, "exit code 1", "no\n")
     );
     unit.resolved(Resolution::Skip);
-    assert_eq!(unit.lives(CALM), [""; 0]);
+    assert_eq!(unit.run_hooks(NOT_EXPOSED), [""; 0]);
     assert_eq!(unit.state.label(), "started");
     assert_eq!(unit.fails(GONE), "stop-error");
     unit.resolved(Resolution::Skip);
-    unit.lives(GONE);
+    unit.run_hooks(GONE);
     assert_eq!(unit.state.label(), "stopped");
 }
 
@@ -177,55 +177,55 @@ fn failures_wait_for_the_operator() {
 fn a_failed_exposed_hook_counts_as_run() {
     for (resolution, flag, then) in [
         (Resolution::Retry, FLAG, vec!["exposed"]),
-        (Resolution::Retry, CALM, vec!["unexposed"]),
+        (Resolution::Retry, NOT_EXPOSED, vec!["unexposed"]),
         (Resolution::Skip, FLAG, vec![]),
-        (Resolution::Skip, CALM, vec!["unexposed"]),
+        (Resolution::Skip, NOT_EXPOSED, vec!["unexposed"]),
     ] {
         let mut unit = Unit::default();
-        unit.lives(CALM);
+        unit.run_hooks(NOT_EXPOSED);
         assert_eq!(unit.fails(FLAG), "exposed-error");
         unit.resolved(resolution);
-        assert_eq!(unit.lives(flag), then, "{resolution:?} {flag:?}");
+        assert_eq!(unit.run_hooks(flag), then, "{resolution:?} {flag:?}");
     }
     for (resolution, flag, then) in [
-        (Resolution::Retry, CALM, vec!["unexposed"]),
+        (Resolution::Retry, NOT_EXPOSED, vec!["unexposed"]),
         (Resolution::Retry, FLAG, vec!["exposed"]),
-        (Resolution::Skip, CALM, vec![]),
+        (Resolution::Skip, NOT_EXPOSED, vec![]),
         (Resolution::Skip, FLAG, vec!["exposed"]),
     ] {
         let mut unit = Unit::default();
-        unit.lives(FLAG);
-        assert_eq!(unit.fails(CALM), "unexposed-error");
+        unit.run_hooks(FLAG);
+        assert_eq!(unit.fails(NOT_EXPOSED), "unexposed-error");
         unit.resolved(resolution);
-        assert_eq!(unit.lives(flag), then, "{resolution:?} {flag:?}");
+        assert_eq!(unit.run_hooks(flag), then, "{resolution:?} {flag:?}");
     }
 }
 
 #[test]
 fn a_removed_unit_stops_if_it_was_started() {
     let mut unit = Unit::default();
-    assert_eq!(unit.lives(GONE), [""; 0]);
-    unit.fails(CALM);
-    assert_eq!(unit.lives(GONE), [""; 0], "an install that failed needs no stop");
+    assert_eq!(unit.run_hooks(GONE), [""; 0]);
+    unit.fails(NOT_EXPOSED);
+    assert_eq!(unit.run_hooks(GONE), [""; 0], "an install that failed needs no stop");
     let mut unit = Unit::default();
-    unit.lives(CALM);
+    unit.run_hooks(NOT_EXPOSED);
     unit.fails(FLAG);
-    assert_eq!(unit.lives(GONE), ["stop"], "whatever else had failed");
+    assert_eq!(unit.run_hooks(GONE), ["stop"], "whatever else had failed");
 }
 
 #[test]
 fn a_resolution_without_an_error_is_dropped() {
     let mut unit = Unit::default();
-    unit.lives(CALM);
+    unit.run_hooks(NOT_EXPOSED);
     unit.resolved(Resolution::Skip);
-    assert_eq!(unit.lives(FLAG), ["exposed"]);
+    assert_eq!(unit.run_hooks(FLAG), ["exposed"]);
     assert_eq!(unit.state.resolved, None);
 }
 
 #[test]
 fn the_result_of_another_run_is_ignored() {
     let unit = State::default();
-    let Step::Begin(begun) = unit.next(CALM) else { panic!("install is due") };
+    let Step::Begin(begun) = unit.next(NOT_EXPOSED) else { panic!("install is due") };
     let stale = Run { hook: Hook::Install, number: 7 };
     assert_eq!(begun.ended(stale, &Ended::Well), begun);
     assert_eq!(unit.ended(stale, &badly()), unit);
@@ -288,7 +288,7 @@ proptest! {
     /// its own.
     #[test]
     fn the_contract_holds_for_any_order_of_events(events in events()) {
-        let (mut state, mut wanted) = (State::default(), CALM);
+        let (mut state, mut wanted) = (State::default(), NOT_EXPOSED);
         // The runs that succeeded, and all runs with their numbers.
         let (mut passed, mut begun): (Vec<Hook>, Vec<(Hook, u64)>) = (Vec::new(), Vec::new());
         for event in events {

@@ -9,7 +9,7 @@ use crate::node::Node;
 
 const UNIT: &str = "slow.service";
 
-/// What is restarted while a job runs.
+/// Executes the command `restart` while a job runs, and expects the job's result.
 async fn restart_during_a_job(restart: &[&str]) {
     let node = Node::start();
     let (control, mut events) = Systemd::connect(Bus::Address(node.address()));

@@ -1,4 +1,4 @@
-//! Who may change something on a bus, and the API for operators.
+//! Tests of the rights of users on a bus, and of the API for operators.
 
 use portcullis::fleet::dbus::connect::{Security, connect};
 use tokio::process::Command;

@@ -9,7 +9,7 @@ use tokio::process::{Child, Command};
 use crate::agent::Agent;
 use crate::world::{World, soon};
 
-/// What a command printed, and its exit code.
+/// The output of a command, and its exit code.
 #[derive(Debug)]
 struct Done {
     code: i32,

@@ -20,7 +20,7 @@ fn state(active: &str, file: &str, result: Option<&str>) -> UnitState {
 }
 
 #[test]
-fn nodes_are_a_table_or_a_list() {
+fn nodes_are_printed_as_a_table_or_as_json() {
     assert_eq!(
         nodes(&two_nodes()),
         "\
@@ -39,7 +39,7 @@ web1  online   192.0.2.1  2026-11-16T07:40:12Z
 }
 
 #[test]
-fn units_are_a_table_or_a_list() {
+fn units_are_printed_as_a_table_or_as_json() {
     let text = str::to_owned;
     let (node, name, description) = (text("web1"), text("a.service"), text("A \u{1b}[2J thing"));
     let (load, active, sub) = (text("loaded"), text("active"), text("running"));
@@ -59,7 +59,7 @@ web1  a.service     loaded  active  running  A ?[2J thing
 }
 
 #[test]
-fn states_are_a_table_or_a_list() {
+fn states_are_printed_as_a_table_or_as_json() {
     let all =
         [("a.service", state("active", "enabled", Some("success"))), ("b.target", state("active", "", None))];
     assert_eq!(
@@ -78,7 +78,7 @@ b.target      loaded  active  running  -          -
 }
 
 #[test]
-fn jobs_outcomes_and_links_are_documents() {
+fn jobs_outcomes_and_unit_file_changes_are_printed_as_json() {
     let request =
         JobRequest { node: "web1", unit: "a.service", kind: JobType::Start, mode: JobMode::Replace };
     let job = Job { id: 7, result: Some("failed".to_owned()) };

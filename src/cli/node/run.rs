@@ -19,9 +19,9 @@ use crate::model::Glob;
 use crate::runtime::clock::wall_ms;
 
 /// The pause between two checks that stdout is still read.
-const LOOK_FOR_READER: Duration = Duration::from_secs(1);
+const STDOUT_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Names are checked before the connection.
+/// Executes a command. Names are checked before the client connects.
 pub(super) async fn run(bus: &str, options: &Options, action: &Action) -> anyhow::Result<ExitCode> {
     let Time(timeout_ms) = parse_arg(&options.timeout)?;
     check(action)?;
@@ -160,7 +160,7 @@ async fn kill(client: &Client, args: &KillArgs, json: bool) -> anyhow::Result<Ex
     report(node, std::iter::once((unit.as_str(), done)), "send a signal to", json)
 }
 
-/// Executes a call for each unit. The failure of one does not prevent the others.
+/// Executes a call for each unit. If one call fails, the others are still made.
 async fn each(
     client: &Client,
     call: UnitCall,
@@ -240,7 +240,7 @@ async fn monitor(client: &Client, args: &MonitorArgs, json: bool) -> anyhow::Res
     });
     let reader_gone = async {
         while !output::reader_is_gone() {
-            tokio::time::sleep(LOOK_FOR_READER).await;
+            tokio::time::sleep(STDOUT_CHECK_INTERVAL).await;
         }
     };
     let ended = tokio::select! {

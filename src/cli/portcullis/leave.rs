@@ -1,6 +1,6 @@
-//! A machine leaves its environment: removes its units, their processes, the firewall table and the
-//! machine file from this host. On the word of a tombstone in the store, or by hand with `portcullis
-//! machine --leave`.
+//! Removes a machine from its environment: deletes its units, their processes, the firewall table
+//! and the machine file from this host. This happens if the store has a tombstone of the machine,
+//! or by hand with `portcullis machine --leave`.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -51,8 +51,8 @@ impl Leaving {
         Ok(Removed { units, table })
     }
 
-    /// Removes the firewall table. A table of another program stays, and so does everything if this
-    /// host has no nftables or this user may not change it.
+    /// Removes the firewall table. Removes nothing if the table belongs to another program, if this
+    /// host has no nftables, or if this user may not change it.
     async fn remove_table(&self) -> anyhow::Result<bool> {
         let table = TableName::for_instance(self.site.environment.as_str()).map_err(Usage::new)?;
         let settings =

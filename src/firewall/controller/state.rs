@@ -165,7 +165,7 @@ impl<I: Moment> MachineStates<I> {
         self.0.retain(|_, state| !state.is_empty());
     }
 
-    /// Drops what another leader may have changed.
+    /// Drops all state that another leader may have changed.
     pub(crate) fn end_lease(&mut self) {
         for state in self.0.values_mut() {
             (state.rules, state.postponed_since, state.is_unread) = (None, None, false);

@@ -195,7 +195,7 @@ async fn job<C: UnitControl>(context: &Context<C>, id: u32, request: JobRequest)
     };
     let systemd_job = queued.id;
     let cancel = context.jobs().queued(id, systemd_job);
-    // The receiver ends with the session, and this call with it.
+    // The send fails only if the session has ended, which also cancels this call.
     let _ = context.queued.send((id, queued));
     if cancel && let Err(error) = context.control.cancel_job(systemd_job).await {
         // The job is accepted, so its result is still reported.
@@ -204,7 +204,7 @@ async fn job<C: UnitControl>(context: &Context<C>, id: u32, request: JobRequest)
     Ok(())
 }
 
-/// Executes the calls about subscriptions, one after another, so that the last one decides.
+/// Executes the calls about subscriptions, one after another, so that the last one takes effect.
 pub(super) async fn subscriptions<C: UnitControl>(
     context: Context<C>,
     mut requests: mpsc::UnboundedReceiver<(SubscriptionCall, Message)>,

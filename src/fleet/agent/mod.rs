@@ -62,8 +62,8 @@ impl<C: UnitControl> Agent<C> {
         Self { settings, control: std::sync::Arc::new(control), events }
     }
 
-    /// Runs until it is asked to stop. Connects again whenever the connection ends. Units and jobs
-    /// of systemd are left as they are.
+    /// Runs until `stop` is set. Connects again whenever the connection ends. Units and jobs of
+    /// systemd are left as they are.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         self.log_running_jobs().await;
         let (mut attempts, mut failures) = (0, 0);
@@ -84,13 +84,14 @@ impl<C: UnitControl> Agent<C> {
                     warn!(node = %self.settings.name, reason, "connection to the manager lost");
                     self.stop_watching().await;
                 }
-                Err(error) if failures == 0 => warn!(error = chain(&error), "no manager"),
-                Err(error) => debug!(error = chain(&error), "no manager"),
+                Err(error) if failures == 0 => warn!(error = chain(&error), "cannot register with a manager"),
+                Err(error) => debug!(error = chain(&error), "cannot register with a manager"),
             }
             let pause = doubling(FIRST_PAUSE, failures, LONGEST_PAUSE);
             let pause = pause / 2 + (self.settings.jitter)(pause / 2);
             failures = failures.saturating_add(1);
-            // An attempt that took long needs no pause after it.
+            // The pause begins with the attempt, so after a slow attempt only the shortest pause is
+            // left.
             let until = (began + pause).max(Instant::now() + FIRST_PAUSE);
             tokio::select! {
                 () = stopped(&mut stop) => return,
@@ -121,7 +122,7 @@ impl<C: UnitControl> Agent<C> {
         Ok(session)
     }
 
-    /// Waits without a connection. Events that nobody wants are dropped.
+    /// Waits without a connection. Drops the events of systemd, which cannot be reported meanwhile.
     async fn idle(&mut self, until: Instant) {
         let drain = async {
             while self.events.recv().await.is_some() {}
@@ -142,7 +143,7 @@ impl<C: UnitControl> Agent<C> {
         while self.events.try_recv().is_ok() {}
     }
 
-    /// Logs the jobs that an earlier agent, or somebody else, has started. A call for the same unit
+    /// Logs the jobs that an earlier agent or another process has started. A call for the same unit
     /// joins its job.
     async fn log_running_jobs(&self) {
         match self.control.jobs().await {

@@ -75,7 +75,7 @@ impl<C: UnitControl> Context<C> {
         let (path, interface) = (INTERNAL_AGENT_PATH, INTERNAL_AGENT_INTERFACE);
         let sent = self.connection.emit_signal(None::<&str>, path, interface, name, body).await;
         if let Err(error) = sent {
-            // The connection ends, and the session with it.
+            // After a failed send the connection ends, and so does the session.
             debug!(%error, "cannot send a signal");
         }
     }
@@ -137,7 +137,8 @@ impl<C: UnitControl> Session<C> {
                     None => return self.peer.activity.end_reason().unwrap_or("the manager closed it"),
                 },
                 Some((id, job)) = self.queued.recv() => jobs.push(async move {
-                    // Without a sender systemd's task has ended, and this process with it.
+                    // The sender is dropped only when the task for systemd ends, at the exit of
+                    // this process.
                     (id, job.done.await.unwrap_or(JobResult::Failed))
                 }),
                 Some((id, result)) = jobs.next(), if !jobs.is_empty() => {
@@ -169,7 +170,7 @@ impl<C: UnitControl> Session<C> {
             match Call::parse(&message) {
                 Ok(Call::Subscription(call)) => {
                     drop(header);
-                    // Its task ends with this session.
+                    // The send cannot fail: the receiving task ends with this session.
                     let _ = self.subscriptions.send((call, message));
                     return;
                 }

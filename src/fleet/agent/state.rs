@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_is_cancelled_whenever_the_request_comes() {
+    fn a_job_is_cancelled_before_and_after_systemd_has_queued_it() {
         let mut jobs = Jobs::default();
         assert_eq!(jobs.cancel(1), None, "unknown");
         assert!(jobs.begin(1) && !jobs.begin(1));
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn subscriptions_are_limited_and_members_can_be_repeated() {
+    fn subscriptions_are_limited_and_can_be_repeated() {
         let mut subscriptions = Subscriptions::default();
         for number in 0..MAX_SUBSCRIPTIONS {
             assert!(subscribe(&mut subscriptions, &format!("{number}.service")));

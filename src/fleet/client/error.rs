@@ -1,4 +1,4 @@
-//! The errors of a client, in sentences for operators. A sentence of the manager or of systemd is
+//! The errors of a client, with messages for operators. Messages of the manager and of systemd are
 //! kept; errors of D-Bus itself, which name internals of the bus, are replaced.
 
 use crate::fleet::dbus::errors::{
@@ -65,7 +65,7 @@ mod tests {
     use crate::fleet::dbus::errors::{NO_SUCH_UNIT, OFFLINE};
 
     #[test]
-    fn errors_of_the_bus_become_sentences_and_others_are_kept() {
+    fn errors_of_the_bus_are_replaced_and_others_are_kept() {
         let rejected = "Rejected send message, 2 matched rules; type=\"method_call\", sender=\":1.5\"";
         for (name, message, node, sentence) in [
             (UNKNOWN_OBJECT, "Unknown object '/x'", Some("n1"), "there is no node 'n1'"),

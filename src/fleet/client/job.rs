@@ -26,7 +26,8 @@ pub struct JobRequest<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
     pub id: u32,
-    /// A word of [`JobResult`](crate::fleet::dbus::values::JobResult), unless the manager is newer.
+    /// A value of [`JobResult`](crate::fleet::dbus::values::JobResult), or one that a newer manager
+    /// has added.
     pub result: Option<String>,
 }
 
@@ -35,7 +36,7 @@ impl Client {
     ///
     /// # Errors
     /// If the manager or systemd refuses the job, if it does not end in time, or if the manager is
-    /// lost. A job whose time is over is not cancelled.
+    /// lost. A job that exceeds the limit is not cancelled.
     pub async fn run_job(
         &self,
         request: JobRequest<'_>,
@@ -46,7 +47,7 @@ impl Client {
             return Ok(Job { id: job_id(&path)?, result: None });
         };
         let mut signals = Signals::read(&self.connection).await?;
-        signals.want(&self.connection, Some(MANAGER_PATH), MANAGER_INTERFACE, "JobRemoved").await?;
+        signals.add_match(&self.connection, Some(MANAGER_PATH), MANAGER_INTERFACE, "JobRemoved").await?;
         let mut ended = HashMap::new();
         let path = signals.during(self.queue_job(request), |signal| ended.extend(removed(signal))).await?;
         let id = job_id(&path)?;

@@ -38,7 +38,7 @@ impl Client {
             (path.as_str(), MONITOR_INTERFACE, "UnitRemoved"),
             (MANAGER_PATH, MANAGER_INTERFACE, "NodeConnectionStateChanged"),
         ] {
-            signals.want(&self.connection, Some(object), interface, member).await?;
+            signals.add_match(&self.connection, Some(object), interface, member).await?;
         }
         let mut handle = |signal: &Message| {
             if let Some(change) = change(signal, &path, node) {

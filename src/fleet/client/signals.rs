@@ -26,23 +26,24 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Begins to read. On a bus the loss of the manager is noticed by the change of its name's owner.
+    /// Begins to read signals. On a bus, the manager is lost when the owner of its name changes.
     pub(super) async fn read(connection: &Connection) -> Result<Self, ClientError> {
         let messages = MessageStream::from(connection);
         let mut signals = Self { messages, owner: None };
         if connection.is_bus() {
             let rule = MatchRule::builder().msg_type(Type::Signal).sender(DBUS).interface(DBUS);
-            let rule = rule.member("NameOwnerChanged").arg(0, BUS_NAME).build().map_err(wrong)?;
-            let bus = zbus::fdo::DBusProxy::new(connection).await.map_err(wrong)?;
-            bus.add_match_rule(rule).await.map_err(wrong)?;
-            let name = zbus::names::BusName::try_from(BUS_NAME).map_err(wrong)?;
+            let rule = rule.member("NameOwnerChanged").arg(0, BUS_NAME).build().map_err(bus_error)?;
+            let bus = zbus::fdo::DBusProxy::new(connection).await.map_err(bus_error)?;
+            bus.add_match_rule(rule).await.map_err(bus_error)?;
+            let name = zbus::names::BusName::try_from(BUS_NAME).map_err(bus_error)?;
             signals.owner = Some(bus.get_name_owner(name).await.map_err(|_| ClientError::NoManager)?);
         }
         Ok(signals)
     }
 
-    /// Asks the bus for signals of the manager. Without a bus, the manager sends all of them.
-    pub(super) async fn want(
+    /// Adds a match rule for signals of the manager to the bus. Without a bus, the manager sends
+    /// all of them.
+    pub(super) async fn add_match(
         &mut self,
         connection: &Connection,
         path: Option<&str>,
@@ -58,10 +59,10 @@ impl Signals {
             Some(path) => rule.path(path),
             None => rule,
         };
-        let rule = rule.build().map_err(wrong)?;
+        let rule = rule.build().map_err(bus_error)?;
         let add = async {
-            let bus = zbus::fdo::DBusProxy::new(connection).await.map_err(wrong)?;
-            bus.add_match_rule(rule).await.map_err(wrong)
+            let bus = zbus::fdo::DBusProxy::new(connection).await.map_err(bus_error)?;
+            bus.add_match_rule(rule).await.map_err(bus_error)
         };
         self.during(add, |_| {}).await
     }
@@ -117,6 +118,6 @@ fn has_new_owner(changed: &Message, owner: &str) -> bool {
     names.is_ok_and(|(name, _, new)| name == BUS_NAME && new != owner)
 }
 
-fn wrong(error: impl Into<zbus::Error>) -> ClientError {
+fn bus_error(error: impl Into<zbus::Error>) -> ClientError {
     ClientError::Protocol(error.into().to_string())
 }

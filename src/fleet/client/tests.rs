@@ -1,5 +1,5 @@
-//! The client with a peer whose messages each test chooses. The order of signals and replies is what
-//! matters here; `tests/fleet` runs the client with a real manager.
+//! Tests of the order of signals and replies: each test sends the messages of the client's peer
+//! itself; `tests/fleet` runs the client with a real manager.
 
 use std::os::unix::net::UnixStream;
 
@@ -89,7 +89,7 @@ async fn the_loss_of_the_manager_ends_the_wait() {
 }
 
 #[tokio::test]
-async fn a_wait_ends_at_its_limit_and_without_a_limit_there_is_none() {
+async fn a_wait_ends_at_its_limit_and_without_a_limit_the_client_does_not_wait() {
     let (client, peer, mut calls) = connected().await;
     let script = async {
         for _ in 0..2 {

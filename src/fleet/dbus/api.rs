@@ -1,5 +1,5 @@
-//! The public D-Bus API as data: the one source of the introspection data, of the reference page and
-//! of the checks of calls. Pure.
+//! The public D-Bus API as data: the single source of the introspection data, of the reference page
+//! and of the checks of calls. Pure.
 
 mod document;
 mod interfaces;

@@ -47,7 +47,7 @@ pub enum ConnectError {
 pub struct Peer {
     pub connection: Connection,
     /// All messages that the peer sent since the connection began. It has to be polled, or the
-    /// connection stands still.
+    /// connection stalls.
     pub messages: MessageStream,
     pub activity: Activity,
 }
@@ -91,7 +91,7 @@ async fn open(address: &ManagerAddress, security: &Security) -> Result<Peer, Con
     opened.map_err(|source| ConnectError::Dbus { address: address.clone(), source })
 }
 
-/// D-Bus over a stream whose peers know each other already.
+/// Opens D-Bus without SASL, over a stream whose peers are authenticated already.
 pub(super) async fn authenticated_peer<S>(stream: S) -> zbus::Result<Peer>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Sync + Unpin + std::fmt::Debug + 'static,
@@ -101,7 +101,7 @@ where
     finish(builder, activity).await
 }
 
-/// D-Bus with the SASL mechanism ANONYMOUS. A server has a `guid`.
+/// Opens D-Bus with the SASL mechanism ANONYMOUS: as a server if there is a `guid`.
 pub(super) async fn plain_peer<S>(stream: S, guid: Option<Guid<'static>>) -> zbus::Result<Peer>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Sync + Unpin + std::fmt::Debug + 'static,

@@ -24,5 +24,5 @@ pub const DEFAULT_PORT: u16 = 842;
 
 /// systemd's limit of the length of a unit name.
 pub const MAX_SYSTEMD_UNIT_NAME: usize = 255;
-/// A connection to a manager is refused a larger message.
+/// The largest message on a connection to a manager.
 pub const MAX_MESSAGE_BYTES: usize = 8 << 20;

@@ -24,9 +24,9 @@ use super::names::MAX_MESSAGE_BYTES;
 
 /// Messages that wait to be written.
 const QUEUED_MESSAGES: usize = 4_096;
-/// Their bytes.
+/// The total size of these messages in bytes.
 const QUEUED_BYTES: usize = 4 * MAX_MESSAGE_BYTES;
-/// The time that the system may take to accept one message.
+/// The time that the kernel may take to accept one message.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The fixed part of a message's header.
 const HEADER: usize = 16;
@@ -63,7 +63,7 @@ impl Activity {
         self.0.opened + Duration::from_millis(self.0.last_received.load(Ordering::Relaxed))
     }
 
-    /// Ends the connection: reading fails at once, and what is queued is still written.
+    /// Ends the connection: reading fails at once, and queued messages are still written.
     pub fn end(&self, reason: &'static str) {
         self.0.end.send_if_modified(|end| {
             let first = end.is_none();
@@ -77,10 +77,10 @@ impl Activity {
         *self.0.end.borrow()
     }
 
-    /// Waits until everything that was queued is written, or cannot be. The connection must be
-    /// dropped before.
+    /// Waits until all queued messages are written, or a write has failed. The caller must drop the
+    /// connection first.
     pub async fn written(&self) {
-        // The sender is in `self`.
+        // The wait cannot fail: the sender is in `self`.
         let _ = self.0.is_written.subscribe().wait_for(|is_written| *is_written).await;
     }
 

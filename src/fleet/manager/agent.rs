@@ -42,7 +42,7 @@ pub(super) struct Link {
 
 impl Link {
     /// Queues a call without a reply.
-    pub(super) fn tell<B>(&self, method: &'static str, body: &B)
+    pub(super) fn send_without_reply<B>(&self, method: &'static str, body: &B)
     where
         B: serde::Serialize + zbus::DynamicType,
     {
@@ -103,7 +103,7 @@ impl Manager {
         }
     }
 
-    /// Checks a registration, and takes the name of the node.
+    /// Checks a registration, and reserves the name of the node.
     fn register(
         &self,
         call: &Message,
@@ -126,7 +126,7 @@ impl Manager {
         match proof {
             Proof::Certificate { names, der } => {
                 let proves = |proved: &String| {
-                    proved == name.as_str() || Some(proved) == node.rule.also_proved_by.as_ref()
+                    proved == name.as_str() || Some(proved) == node.rule.alternative_certificate_name.as_ref()
                 };
                 if !names.iter().any(proves) {
                     return Err(refuse(format!("the certificate is not valid for '{name}'")));

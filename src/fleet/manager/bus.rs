@@ -25,9 +25,9 @@ use crate::runtime::service::stopped;
 
 /// The time to connect to a bus, and for a call to it.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Between two attempts to connect again.
+/// The pause between two attempts to connect again.
 const RECONNECT_EVERY: Duration = Duration::from_secs(1);
-/// The time to send what is queued when the manager stops.
+/// The time to send the queued messages when the manager stops.
 const LAST_MESSAGES: Duration = Duration::from_secs(3);
 
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +84,8 @@ pub(super) struct Senders {
     connection: Connection,
     group: Option<String>,
     own_user: u32,
-    /// Whether a sender may change something. Removed when its connection ends.
+    /// Whether each sender may change something. An entry is removed when the sender's connection
+    /// ends.
     known: Mutex<HashMap<String, bool>>,
 }
 
@@ -95,12 +96,12 @@ impl Senders {
         if let Some(known) = known {
             return known;
         }
-        let may_change = self.ask(sender).await.unwrap_or(false);
+        let may_change = self.query_rights(sender).await.unwrap_or(false);
         self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(sender.to_owned(), may_change);
         may_change
     }
 
-    async fn ask(&self, sender: &str) -> Option<bool> {
+    async fn query_rights(&self, sender: &str) -> Option<bool> {
         let name = BusName::try_from(sender.to_owned()).ok()?;
         let bus = DBusProxy::new(&self.connection).await.ok()?;
         let credentials = bus.get_connection_credentials(name).await.ok()?;
@@ -123,8 +124,8 @@ impl Senders {
 
 impl Manager {
     /// Serves the public API on a bus until `stop` is true. Then every job ends with `cancelled`,
-    /// and the signals of that are sent. Members of `group` may change something, besides root and
-    /// the manager's own user.
+    /// and the signals about these jobs are sent. Members of `group` may change something, besides
+    /// root and the manager's own user.
     pub async fn serve_bus(
         &self,
         first: BusConnection,
@@ -184,12 +185,12 @@ impl Manager {
         }
         {
             let mut state = self.state();
-            // Its queue ends, and the task with it.
+            // This closes the queue of the bus, which ends the sending task.
             state.clients.remove(id);
             state.clients_lost(id);
         }
         if is_stopped {
-            // A bus that does not read is not waited for.
+            // The wait is bounded, in case the bus does not read.
             let _ = timeout(LAST_MESSAGES, sending).await;
         } else {
             sending.abort();

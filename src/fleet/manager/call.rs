@@ -32,9 +32,9 @@ pub(super) struct Caller {
 /// Whether a client may call methods that change something.
 #[derive(Debug, Clone)]
 pub(super) enum Rights {
-    /// An operator may.
+    /// The client is an operator, which may call all methods.
     All,
-    /// The bus reports the user of a sender.
+    /// The rights depend on the sender's user, which the bus reports.
     OnBus(Arc<Senders>),
 }
 
@@ -51,7 +51,8 @@ impl Caller {
 /// The answer to a call.
 enum Answer {
     Reply(Message),
-    /// A job was accepted by its node. It may end once the caller has the reply.
+    /// The reply about a job that its node accepted, and the job's id. The job may end only after
+    /// the reply is queued.
     Accepted(Message, u32),
 }
 
@@ -335,7 +336,8 @@ impl Manager {
         forwarded.map(Answer::Reply)
     }
 
-    /// Submits a job. If it runs at once, the node's refusal is that of the call.
+    /// Submits a job. If the job is sent to its node at once and the node refuses it, the call
+    /// fails with the node's error.
     async fn submit(
         &self,
         node: &NodeName,
@@ -355,11 +357,11 @@ impl Manager {
         let message = Message::method_return(header).build(&job_path(id))?;
         match own {
             None => Ok(Answer::Reply(message)),
-            Some(start) => self.send_own(start).await.map(|id| Answer::Accepted(message, id)),
+            Some(start) => self.send_submitted_job(start).await.map(|id| Answer::Accepted(message, id)),
         }
     }
 
-    async fn send_own(&self, start: Start) -> Result<u32, CallError> {
+    async fn send_submitted_job(&self, start: Start) -> Result<u32, CallError> {
         let sent = start.send().await;
         if sent.is_err() {
             self.answered(start.id, false);
@@ -373,7 +375,7 @@ impl Manager {
         let asked = self.links().into_iter().map(async |(name, link)| (name, list(link).await));
         let mut all = Vec::new();
         for (name, listed) in futures_util::future::join_all(asked).await {
-            all.extend(found(&name, listed).into_iter().map(|row: UnitRow| {
+            all.extend(list_or_empty(&name, listed).into_iter().map(|row: UnitRow| {
                 let (unit, about, load, active, sub, follows, path, job, kind, job_path) = row;
                 (name.to_string(), unit, about, load, active, sub, follows, path, job, kind, job_path)
             }));
@@ -386,14 +388,14 @@ impl Manager {
         let asked = self.links().into_iter().map(async |(name, link)| (name, list(link).await));
         let mut all = Vec::new();
         for (name, listed) in futures_util::future::join_all(asked).await {
-            let rows: Vec<UnitFileRow> = found(&name, listed);
+            let rows: Vec<UnitFileRow> = list_or_empty(&name, listed);
             all.extend(rows.into_iter().map(|(file, state)| (name.to_string(), file, state)));
         }
         all
     }
 }
 
-fn found<T>(node: &NodeName, listed: zbus::Result<Vec<T>>) -> Vec<T> {
+fn list_or_empty<T>(node: &NodeName, listed: zbus::Result<Vec<T>>) -> Vec<T> {
     listed.unwrap_or_else(|error| {
         tracing::warn!(%node, error = %call_error(node, error), "cannot list the units of a node");
         Vec::new()
@@ -424,7 +426,7 @@ fn unknown_method(_name: &str) -> CallError {
 
 pub(super) fn error_reply(call: &Message, error: &CallError) -> Option<Message> {
     let header = call.header();
-    // A foreign name that is no valid error name is replaced.
+    // An error name from a node that is not valid in D-Bus is replaced.
     let named = Message::error(&header, error.name.clone()).build(&error.message);
     named.or_else(|_| Message::error(&header, errors::FAILED).build(&error.message)).ok()
 }

@@ -28,7 +28,8 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Returns a client and its queue. The connection of the client has to end when the queue does.
+    /// Returns a client and its queue. The caller must close the client's connection when the queue
+    /// ends.
     pub(super) fn new() -> (Self, mpsc::Receiver<Message>) {
         let (queue, queued) = mpsc::channel(QUEUED);
         (Self { queue }, queued)
@@ -52,7 +53,7 @@ impl Clients {
         self.clients.remove(&id);
     }
 
-    /// Removes all clients. What is queued is still sent.
+    /// Removes all clients. Queued messages are still sent.
     pub(super) fn clear(&mut self) {
         self.clients.clear();
     }
@@ -68,7 +69,7 @@ impl Clients {
 
     /// Sends a signal to all clients.
     pub(super) fn broadcast(&mut self, built: zbus::Result<Message>) {
-        // All parts of the manager's own messages are valid.
+        // Building a message does not fail: all parts of the manager's own messages are valid.
         let Ok(message) = built else { return };
         self.clients.retain(|_, client| client.queue.try_send(message.clone()).is_ok());
     }

@@ -16,9 +16,9 @@ use crate::fleet::dbus::connect::HANDSHAKE_TIMEOUT;
 use crate::net::listener::Listener;
 use crate::runtime::service::stopped;
 
-/// Connections over TCP. One client address gets half of them.
+/// The maximum number of connections over TCP. One client address may use half of them.
 pub const MAX_CONNECTIONS: usize = 8_192;
-/// Connections over the unix socket.
+/// The maximum number of connections over the unix socket.
 const MAX_LOCAL_CONNECTIONS: usize = 256;
 
 impl Manager {

@@ -1,6 +1,6 @@
-//! The manager: its nodes, jobs and monitors, the connections of agents, and the public D-Bus API on
-//! a bus and on the connections of operators. The decisions are in `job`, `monitor` and `liveness`;
-//! here they are connected to D-Bus.
+//! The manager: its nodes, jobs and monitors, the connections of agents, and the public D-Bus API
+//! on a bus and on the connections of operators. The decisions are in `job`, `monitor` and
+//! `liveness`; this module connects them to D-Bus.
 
 pub mod access;
 mod agent;
@@ -26,23 +26,23 @@ use self::state::State;
 use super::liveness::{HEARTBEAT_INTERVAL, SILENCE_LIMIT};
 use super::name::NodeName;
 
-/// The proof that a node has to give.
+/// The certificates with which a node may register.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeRule {
-    /// The certificate, in DER form, that the node has to present, if it is this one only.
+    /// The only certificate (DER) that the node may present; `None` does not restrict it.
     pub certificate: Option<Bytes>,
-    /// A name in a certificate that proves the node, besides the node's own name.
-    pub also_proved_by: Option<String>,
+    /// A further name that the certificate may have instead of the node's own name.
+    pub alternative_certificate_name: Option<String>,
 }
 
 /// All nodes that may register.
 pub type NodeRules = BTreeMap<NodeName, NodeRule>;
 
-/// Whether this manager does the work.
+/// Whether this manager is the leader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Leadership {
     Leading,
-    /// Another manager does, at this address if it is known.
+    /// Another manager is the leader, at this address if it is known.
     Standby {
         leader: Option<String>,
     },
@@ -69,7 +69,7 @@ struct Shared {
     state: Mutex<State>,
     timing: Mutex<Timing>,
     metrics: Metrics,
-    /// The user whose processes may do what root may, for a bus of one user.
+    /// The user of this process, who has the same rights as root, for a bus of one user.
     own_user: u32,
 }
 
@@ -83,8 +83,8 @@ impl Manager {
         }))
     }
 
-    /// Sets the nodes that may register. Nodes that stay are not disturbed; nodes that are gone are
-    /// disconnected, and their jobs end.
+    /// Sets the nodes that may register. Nodes that are no longer in the set are disconnected, and
+    /// their jobs end; the others are not affected.
     pub fn set_nodes(&self, rules: NodeRules) {
         let tasks = self.state().set_nodes(rules);
         self.run(tasks);
@@ -95,15 +95,15 @@ impl Manager {
         *self.0.timing.lock().unwrap_or_else(PoisonError::into_inner) = timing;
     }
 
-    /// Begins or ends leading. A manager that ends leading disconnects all agents, and ends all
-    /// jobs; systemd's jobs on the nodes go on.
+    /// Makes this manager the leader or a standby. A leader that becomes a standby disconnects all
+    /// agents and ends all jobs; systemd's jobs on the nodes continue.
     pub fn set_leadership(&self, leadership: Leadership) {
         let tasks = self.state().set_leadership(leadership);
         self.run(tasks);
     }
 
-    /// Ends every job with `cancelled`, and disconnects all clients when they have been sent the
-    /// signals. No jobs are accepted afterwards.
+    /// Ends every job with `cancelled`, and disconnects all clients after the signals about these
+    /// jobs are sent. No jobs are accepted afterwards.
     pub fn stop(&self) {
         self.set_leadership(Leadership::Standby { leader: None });
         self.state().clients.clear();

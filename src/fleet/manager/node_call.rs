@@ -51,7 +51,7 @@ impl Start {
 }
 
 impl Manager {
-    /// Sends jobs to their nodes, whose callers have their answers already.
+    /// Sends jobs whose callers already have a reply to their nodes.
     pub(super) fn run(&self, starts: Vec<Start>) {
         self.state().take_ended(&self.0.metrics);
         for start in starts {
@@ -63,7 +63,7 @@ impl Manager {
         }
     }
 
-    /// The node accepted or refused a job.
+    /// Handles the reply of a node, which accepted or refused a job.
     pub(super) fn answered(&self, id: u32, is_accepted: bool) {
         let now = tokio::time::Instant::now();
         let mut state = self.state();

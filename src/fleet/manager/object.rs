@@ -5,14 +5,14 @@ use crate::fleet::dbus::names::MANAGER_PATH;
 use crate::fleet::name::{NodeName, escape, unescape};
 use zbus::ObjectPath;
 
-/// The object that a path means. Whether it exists is another question.
+/// The object that a path names. The object need not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Object {
     Manager,
     Node(NodeName),
     Monitor(u32),
     Job(u32),
-    /// A path on the way to the objects.
+    /// A path that is only the parent of other paths.
     Parent(Parent),
 }
 

@@ -1,4 +1,4 @@
-//! The connection of an operator, which is served the public API.
+//! Serves the public API on the connection of an operator.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ impl Manager {
         let timing = self.timing();
         let mut liveness = Liveness::new(timing.heartbeat_interval, timing.silence_limit, Instant::now());
         loop {
-            // Clients that are no agents send no heartbeats: only TCP finds out that they are gone.
+            // Operators send no heartbeats, so their silence is not a loss: only TCP detects that.
             let until = match liveness.step(Instant::now(), Instant::now()) {
                 Step::SendHeartbeat => {
                     let beat = Message::signal(
@@ -76,8 +76,8 @@ impl Manager {
         activity.written().await;
     }
 
-    /// Answers a call, in a task of its own if that takes time. The part without waiting happens at
-    /// once, so that the calls of a client take effect in order.
+    /// Answers a call, in a task of its own if that takes time. The part before the first wait is
+    /// executed at once, so that the calls of a client take effect in order.
     pub(super) async fn serve_call(&self, caller: &Caller, call: Message, limit: &Arc<Semaphore>) {
         let Ok(permit) = Arc::clone(limit).try_acquire_owned() else {
             let text = format!("a client may make {CALLS_AT_ONCE} calls at the same time");

@@ -12,7 +12,8 @@ use crate::fleet::job::Job;
 use crate::fleet::monitor::UnitState;
 use crate::fleet::name::NodeName;
 
-/// None of the manager's values has a file descriptor, so all of them can be owned.
+/// Adds a property. None of the manager's values has a file descriptor, so all of them can be
+/// owned.
 fn add(properties: &mut Properties, name: &str, value: Variant<'static>) {
     if let Ok(value) = OwnedVariant::try_from(value) {
         properties.insert(name.to_owned(), value);

@@ -1,6 +1,6 @@
-//! The state of a manager, and what happens to it. Every method is called with the lock held, sends
-//! its signals to the queues of the clients at once, so that all clients get them in the same order,
-//! and returns the calls to nodes, which the caller makes without the lock.
+//! The state of a manager, and the events that change it. Every method is called with the lock
+//! held, sends its signals to the queues of the clients at once, so that all clients get them in
+//! the same order, and returns the calls to nodes, which the caller makes without the lock.
 
 use std::collections::BTreeMap;
 
@@ -132,7 +132,7 @@ impl State {
         starts
     }
 
-    /// The agent of a node registered.
+    /// Handles the registration of a node's agent.
     pub(super) fn node_online(&mut self, name: &NodeName, link: Link) {
         let before = self.status();
         let Some(node) = self.nodes.get_mut(name) else { return };
@@ -144,8 +144,8 @@ impl State {
         self.monitor_effects(effects);
     }
 
-    /// The connection `link` of an agent ended. An agent that has registered since then is not
-    /// affected.
+    /// Handles the end of the connection `link` of an agent. An agent that has registered since
+    /// then is not affected.
     pub(super) fn node_lost(&mut self, name: &NodeName, link: u64) -> Vec<Start> {
         let before = self.status();
         let Some(node) = self.nodes.get_mut(name) else { return Vec::new() };
@@ -162,7 +162,7 @@ impl State {
         starts
     }
 
-    /// The agent of a node sent something.
+    /// Updates the time of the last message from a node's agent.
     pub(super) fn seen(&mut self, name: &NodeName) {
         let now = wall_ms() * 1_000;
         let Some(node) = self.nodes.get_mut(name) else { return };
@@ -185,7 +185,7 @@ impl State {
                     starts.push(Start { id, link, request });
                 }
                 job::Effect::CancelOnNode { id, node } => {
-                    self.tell_node(&node, "JobCancel", &id);
+                    self.send_to_node(&node, "JobCancel", &id);
                 }
                 job::Effect::StateChanged { id, state } => {
                     let path = job_path(id);
@@ -209,10 +209,10 @@ impl State {
         for effect in effects {
             match effect {
                 monitor::Effect::SubscribeOnNode { node, pattern } => {
-                    self.tell_node(&node, "Subscribe", &pattern);
+                    self.send_to_node(&node, "Subscribe", &pattern);
                 }
                 monitor::Effect::UnsubscribeOnNode { node, pattern } => {
-                    self.tell_node(&node, "Unsubscribe", &pattern);
+                    self.send_to_node(&node, "Unsubscribe", &pattern);
                 }
                 monitor::Effect::Signal { owner, monitor, node, systemd_unit, signal } => {
                     self.clients.monitor_signal(&owner, monitor, &node, &systemd_unit, signal);
@@ -221,25 +221,25 @@ impl State {
         }
     }
 
-    /// A node reports the end of a job.
+    /// Handles a node's report of the end of a job.
     pub(super) fn job_done(&mut self, node: &NodeName, id: u32, result: JobResult) -> Vec<Start> {
         let effects = self.jobs.done(node, id, result, Instant::now());
         self.job_effects(effects)
     }
 
-    /// A node reports the state of a job.
+    /// Handles a node's report of the state of a job.
     pub(super) fn job_state(&mut self, node: &NodeName, id: u32, state: JobState) -> Vec<Start> {
         let effects = self.jobs.state_changed(node, id, state);
         self.job_effects(effects)
     }
 
-    /// A client of the bus, or an operator, is gone.
+    /// Handles the disconnection of a client of the bus, or of an operator.
     pub(super) fn client_lost(&mut self, owner: &Owner) {
         let effects = self.monitors.close_all(owner);
         self.monitor_effects(effects);
     }
 
-    /// A whole bus is gone, with all of its senders.
+    /// Handles the loss of a bus, with all of its senders.
     pub(super) fn clients_lost(&mut self, client: u64) {
         for owner in self.monitors.owners() {
             if owner.client == client {
@@ -253,12 +253,12 @@ impl State {
     }
 
     /// Sends a call without a reply to a node, after all earlier ones.
-    fn tell_node<B>(&mut self, name: &NodeName, method: &'static str, body: &B)
+    fn send_to_node<B>(&mut self, name: &NodeName, method: &'static str, body: &B)
     where
         B: serde::Serialize + zbus::DynamicType,
     {
         if let Some(link) = self.nodes.get(name).and_then(|node| node.link.as_ref()) {
-            link.tell(method, body);
+            link.send_without_reply(method, body);
         }
     }
 
@@ -285,7 +285,7 @@ impl State {
         self.clients.broadcast(built);
     }
 
-    /// A node went online or offline.
+    /// Sends the signals about a node that went online or offline.
     fn node_changed(&mut self, name: &NodeName) {
         let Some(node) = self.nodes.get(name) else { return };
         let status = node.status();

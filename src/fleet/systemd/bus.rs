@@ -88,7 +88,7 @@ pub(super) struct Recipient {
 
 impl Recipient {
     pub(super) fn send(self, result: JobResult) {
-        // The recipient may be gone.
+        // The receiver may have been dropped.
         let _ = self.done.send(result);
     }
 }
@@ -196,7 +196,8 @@ impl Worker {
                 match step {
                     Step::Read { unit, if_loaded } => reads.push(read(live.clone(), unit, if_loaded)),
                     Step::Emit(event) => {
-                        // Without a receiver this task is about to be aborted.
+                        // The send fails only if the receiver was dropped; then this task is
+                        // aborted soon.
                         let _ = self.events.send(event).await;
                     }
                 }
@@ -317,7 +318,7 @@ impl Worker {
     }
 }
 
-/// Connects to the bus, and listens to the signals of systemd and to changes of its owner.
+/// Connects to the bus, and subscribes to the signals of systemd and to changes of its owner.
 async fn open(bus: &Bus) -> zbus::Result<(Live, MessageStream, MessageStream)> {
     let connection = bus.connect(REPLY_TIMEOUT).await?;
     let rule = MatchRule::builder().msg_type(Type::Signal).sender(SYSTEMD).path_namespace(SYSTEMD_PATH);

@@ -1,4 +1,4 @@
-//! The calls to systemd over D-Bus. They translate arguments and errors, and decide nothing.
+//! The calls to systemd over D-Bus. They translate arguments and errors, and make no decisions.
 
 use futures_util::future::join;
 use tokio::sync::oneshot;
@@ -186,7 +186,7 @@ impl UnitControl for Systemd {
     async fn watch(&self, units: Subscriptions) -> Result<(), CallError> {
         let watching = !units.is_empty();
         let before = std::mem::replace(&mut *lock(&self.shared.watched), units);
-        // The worker ends with this value, and needs no request then.
+        // The send cannot fail: the worker runs until `self` is dropped.
         let _ = self.shared.requests.send(Request::Watched);
         if watching != before.is_empty() {
             return Ok(());
@@ -201,7 +201,7 @@ impl UnitControl for Systemd {
     }
 
     fn refresh(&self, units: Vec<String>) {
-        // The worker ends with this value.
+        // The send cannot fail: the worker runs until `self` is dropped.
         let _ = self.shared.requests.send(Request::Refresh(units));
     }
 }

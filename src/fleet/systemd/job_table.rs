@@ -14,7 +14,7 @@ pub(super) struct JobTable<W> {
     awaited: BTreeMap<u32, Awaited<W>>,
     /// The number of calls that may return a job.
     calls: usize,
-    /// Results of jobs that nobody awaits yet. One of the calls may return them.
+    /// Results of jobs that are not awaited yet. A running call may still return one of these jobs.
     early: BTreeMap<u32, JobResult>,
 }
 
@@ -165,7 +165,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the order of replies and signals, every recipient gets exactly one result.
+        /// In any order of replies and signals, every recipient gets exactly one result.
         #[test]
         fn every_recipient_gets_one_result(order in prop::collection::vec((0u32..6, any::<bool>()), 0..40)) {
             let mut table = JobTable::default();

@@ -1,5 +1,5 @@
 //! A systemd in memory, for simulations and tests. It has services with a fixed behaviour, and
-//! refuses and reports as the real one does; `tests/fleet/contract.rs` compares them.
+//! sends the same errors and events as the real one; `tests/fleet/contract.rs` compares both.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -195,7 +195,7 @@ impl State {
         Ok(QueuedJob { id, done: receiver })
     }
 
-    /// Does what a job asks for, as far as the behaviour of its unit allows.
+    /// Executes a job, with the result that the behaviour of its unit determines.
     fn execute(&mut self, id: u32) {
         let Some((unit, kind)) = self.jobs.get(&id).map(|job| (job.unit.clone(), job.kind)) else { return };
         let Some(behaviour) = self.units.get(&unit).map(|unit| unit.behaviour) else { return };
@@ -249,7 +249,7 @@ impl State {
             self.set(&job.unit, ("inactive", "dead"), "success");
         }
         for done in job.done {
-            // The recipient may be gone.
+            // The receiver may have been dropped.
             let _ = done.send(result);
         }
     }

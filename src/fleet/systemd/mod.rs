@@ -85,7 +85,7 @@ impl JobRequest {
 pub struct QueuedJob {
     /// systemd's id of the job.
     pub id: u32,
-    /// Receives the result. It has an error only if the [`UnitControl`] is dropped.
+    /// Receives the result. Fails only if the [`UnitControl`] is dropped.
     pub done: oneshot::Receiver<JobResult>,
 }
 
@@ -166,7 +166,7 @@ pub trait UnitControl: Send + Sync + 'static {
         force: bool,
     ) -> impl Future<Output = Result<Vec<UnitFileChange>, CallError>> + Send;
 
-    /// Sets which units are watched. systemd sends signals only while some are.
+    /// Sets which units are watched. systemd sends signals only while the set is not empty.
     fn watch(&self, units: Subscriptions) -> impl Future<Output = Result<(), CallError>> + Send;
 
     /// Sends one [`Event::Unit`] for each of the units, which must be watched.

@@ -163,7 +163,7 @@ impl<S: Ord + Copy> UnitCache<S> {
         if report { vec![Step::Emit(Event::Unit(unit.to_owned(), state))] } else { Vec::new() }
     }
 
-    /// Handles a failed read of a unit: it is forgotten until the next signal or request.
+    /// Handles a failed read: removes the unit from the cache until the next signal or request.
     pub(super) fn read_failed(&mut self, unit: &str) {
         self.units.remove(unit);
     }

@@ -57,7 +57,7 @@ fn both_signals_of_a_change_are_one_event() {
 }
 
 #[test]
-fn a_signal_that_precedes_the_read_is_old() {
+fn a_signal_that_precedes_the_read_is_ignored() {
     let mut cache = known();
     assert_eq!(cache.refresh(UNIT), reads(false));
     assert_eq!(cache.read(UNIT, 9, Some(state("inactive"))), emitted("inactive"), "it was requested");
@@ -74,7 +74,7 @@ fn a_signal_that_follows_the_read_repeats_it() {
 }
 
 #[test]
-fn a_unit_that_is_gone_before_its_read_is_forgotten() {
+fn a_unit_that_is_unloaded_before_its_read_is_removed_from_the_cache() {
     let mut cache = UnitCache::default();
     let new = Step::Emit(Event::UnitNew(UNIT.to_owned()));
     assert_eq!(cache.loaded(UNIT, 1), [vec![new], reads(true)].concat());

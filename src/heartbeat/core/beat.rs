@@ -61,7 +61,7 @@ impl fmt::Debug for Stamp {
 pub struct BeatDetails {
     /// The component is about to stop as planned.
     pub going_away: bool,
-    /// Seconds between two beats of this component; 0 if the beat does not say so.
+    /// Seconds between two beats of this component; 0 if the beat does not contain it.
     pub interval: u16,
     pub stamp: Stamp,
 }
@@ -73,7 +73,7 @@ pub struct IncomingBeat {
     pub details: BeatDetails,
 }
 
-/// A name, and whether the component is about to stop.
+/// Converts a name, and whether the component is about to stop.
 impl From<(Name, bool)> for IncomingBeat {
     fn from((name, going_away): (Name, bool)) -> Self {
         Self { name, details: BeatDetails { going_away, ..BeatDetails::default() } }

@@ -20,7 +20,7 @@ const HELD_STEP_MS: u64 = 10_000;
 pub struct Inherited<E> {
     /// The version of each bucket, and whether the bucket can be read.
     pub buckets: Vec<(u16, i32, bool)>,
-    /// The newest flush request that any replica knows of, and the version of its znode.
+    /// The newest flush request that any replica has read, and the version of its znode.
     pub flush_request: (u64, i32),
     pub progress: (WebhookProgress, i32),
     /// All pages of the journal, oldest first.
@@ -141,7 +141,7 @@ impl JudgeState {
             self.synced_until = now.awake;
         }
         let decisions = audit.judge(now, self.synced_until, &mut self.sequence);
-        // A change that cannot be stored must not be published: the next judge would not know it.
+        // A change that cannot be stored must not be published: the next judge could not read it.
         let writable = |change: &Change| !self.frozen.contains(&bucket_of(change.name.as_str()));
         self.unpublished.extend(decisions.changes.into_iter().filter(writable));
         decisions.raised
@@ -268,8 +268,8 @@ mod tests {
     #[test]
     fn resume_continues_where_the_previous_judge_stopped() {
         let rolled_back = |inherited: Inherited<()>| Inherited { rolled_back: true, ..inherited };
-        // What, known in memory, read from the store, then expected: unpublished, for the webhook,
-        // written again.
+        // Columns: the case, known in memory, read from the store; then the expected values:
+        // unpublished, for the webhook, written again.
         for (what, known, read, unpublished, queued, rewritten) in [
             ("an empty store", &[][..], inherited(&[], vec![], 0), &[][..], &[][..], 0),
             ("all published and sent", &[1, 2], inherited(&[1, 2], vec![page(0, &[1, 2])], 2), &[], &[], 0),

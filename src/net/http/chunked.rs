@@ -11,7 +11,7 @@ const MAX_TRAILERS: usize = 8 * 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// In a chunk's size; whether a digit has come.
+    /// In a chunk's size, after this many digits.
     Size {
         digits: u8,
     },
@@ -35,7 +35,7 @@ enum State {
 #[derive(Debug)]
 pub struct Chunked {
     state: State,
-    /// Of the chunk that is being read.
+    /// The remaining bytes of the chunk that is being read.
     left: u64,
     line: usize,
     trailers: usize,

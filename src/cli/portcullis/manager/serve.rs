@@ -64,7 +64,7 @@ fn node_rules(file: &ManagerFile) -> anyhow::Result<NodeRules> {
     let mut rules = NodeRules::new();
     for (name, settings) in &file.nodes {
         let certificate = settings.certificate.as_deref().map(read_certificate).transpose()?;
-        rules.insert(name.clone(), NodeRule { certificate, also_proved_by: None });
+        rules.insert(name.clone(), NodeRule { certificate, alternative_certificate_name: None });
     }
     Ok(rules)
 }

@@ -28,7 +28,7 @@ pub trait Agent {
         id: u32,
     ) -> zbus::Result<()>;
 
-    /// Cancels the systemd job of a job.
+    /// Cancels the systemd job that belongs to the manager's job `id`.
     fn job_cancel(&self, id: u32) -> zbus::Result<()>;
 
     fn kill_unit(&self, name: &str, who: &str, signal: i32) -> zbus::Result<()>;
@@ -80,7 +80,7 @@ pub trait Agent {
     #[zbus(signal)]
     fn job_done(&self, id: u32, result: &str) -> zbus::Result<()>;
 
-    /// systemd's job went from `waiting` to `running`.
+    /// Reports that systemd's job went from `waiting` to `running`.
     #[zbus(signal)]
     fn job_state_changed(&self, id: u32, state: &str) -> zbus::Result<()>;
 
@@ -99,7 +99,7 @@ pub trait Agent {
     #[zbus(signal)]
     fn proxy_removed(&self, node: &str, unit: &str, proxy: OwnedObjectPath) -> zbus::Result<()>;
 
-    /// The agent is alive.
+    /// Reports that the agent is alive.
     #[zbus(signal)]
     fn heartbeat(&self) -> zbus::Result<()>;
 }

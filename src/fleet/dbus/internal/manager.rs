@@ -12,7 +12,7 @@ pub trait Manager {
     /// Registers the agent of a node.
     fn register(&self, name: &str) -> zbus::Result<()>;
 
-    /// The manager is alive.
+    /// Reports that the manager is alive.
     #[zbus(signal)]
     fn heartbeat(&self) -> zbus::Result<()>;
 }
