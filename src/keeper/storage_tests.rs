@@ -377,7 +377,7 @@ fn files_are_readable_by_their_owner_only() {
     storage.wait_for_snapshot();
     assert_eq!(mode(&dir), 0o700);
     let files: Vec<PathBuf> = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert_eq!(files.len(), 5, "expected a lock, a reserve, two segments and a snapshot: {files:?}");
+    assert_eq!(files.len(), 6, "expected a lock, a reserve, two segments, a spare and a snapshot: {files:?}");
     for file in files {
         assert_eq!(mode(&file), 0o600, "{}", file.display());
     }
