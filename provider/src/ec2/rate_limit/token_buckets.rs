@@ -32,6 +32,10 @@ const SLOWEST: f64 = 1.0 / 16.0;
 /// The increase of the rate fraction after a successful call.
 const RECOVERY: f64 = 1.0 / 20.0;
 
+/// The resolution of timers. A bucket that lacks the last fraction of a token because of rounding
+/// would otherwise be asked again without a pause.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+
 #[derive(Debug)]
 pub(super) struct TokenBuckets {
     buckets: BTreeMap<String, Bucket>,
@@ -59,7 +63,7 @@ impl TokenBuckets {
         Self { buckets: BTreeMap::new() }
     }
 
-    /// Takes a token, or returns the time until there is one.
+    /// Takes a token, or returns the time until there is one, at least [`SHORTEST_WAIT`].
     pub(super) fn take(&mut self, action: &str, now: Instant) -> Result<(), Duration> {
         let bucket = self.bucket(action, now);
         bucket.refill(now);
@@ -68,7 +72,7 @@ impl TokenBuckets {
             return Ok(());
         }
         let wait = (1.0 - bucket.tokens) / (bucket.rate.refill * bucket.pace);
-        Err(Duration::from_secs_f64(wait))
+        Err(Duration::from_secs_f64(wait).max(SHORTEST_WAIT))
     }
 
     pub(super) fn throttled(&mut self, action: &str, now: Instant) {
@@ -108,6 +112,16 @@ mod tests {
 
     fn drain(buckets: &mut TokenBuckets, action: &str, now: Instant) -> usize {
         (0..1000).take_while(|_| buckets.take(action, now).is_ok()).count()
+    }
+
+    #[test]
+    fn a_wait_is_never_zero() {
+        let (mut buckets, start) = (TokenBuckets::new(), Instant::now());
+        drain(&mut buckets, "RunInstances", start);
+        buckets.bucket("RunInstances", start).tokens = 1.0 - f64::EPSILON;
+        let wait = buckets.take("RunInstances", start).unwrap_err();
+        assert_eq!(wait, SHORTEST_WAIT);
+        assert_eq!(buckets.take("RunInstances", start + wait), Ok(()));
     }
 
     #[test]
