@@ -283,8 +283,10 @@ async fn each_change_is_one_event<C: UnitControl>(mut world: World<C>) {
         run(control, JobType::Start, unit).await;
         // Another unit, which is not watched.
         run(control, JobType::Restart, "reloadable.service").await;
-        let states = states_until(events, unit, "active").await;
-        assert_eq!(states, [("active".to_owned(), "running".to_owned())]);
+        let mut states = states_until(events, unit, "active").await;
+        assert_eq!(states.pop(), Some(("active".to_owned(), "running".to_owned())));
+        // systemd may have unloaded the inactive unit, and the start loads it again.
+        assert!(states.is_empty() || states == [("inactive".to_owned(), "dead".to_owned())], "{states:?}");
         run(control, JobType::Stop, unit).await;
         let states = states_until(events, unit, "inactive").await;
         assert!(states.len() <= 2 && states.windows(2).all(|pair| pair[0] != pair[1]), "{states:?}");

@@ -69,7 +69,8 @@ async fn each_of_fifty_concurrent_callers_gets_one_job_and_one_end() {
     let answers = join_all(started).await;
     let ids: Vec<u32> = answers.iter().filter_map(|answer| answer.as_ref().ok()).copied().collect();
     assert_eq!(ids.len(), ids.iter().collect::<HashSet<_>>().len(), "two callers have one job");
-    assert!(ids.len() >= 26, "each 'replace' has a job, and the first caller");
+    // A 'fail' has a job only if it arrives before two others.
+    assert!(ids.len() >= 25, "each 'replace' has a job: {ids:?}");
     for refused in answers.iter().filter_map(|answer| answer.as_ref().err()) {
         assert_eq!(refused.name, errors::JOB_QUEUED);
     }
