@@ -1,7 +1,7 @@
 //! Renders the whole table as one transaction in nft's JSON. Pure.
 
 use super::table::{self, CHAIN, Lane, Purpose, TableName, TableSettings};
-use crate::rule::{Cidr, Family, PortRange, Rule, RuleSet};
+use crate::rule::{Cidr, Family, PortRange, Protocol, Rule, RuleSet};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -122,11 +122,11 @@ fn expressions(purpose: Purpose) -> Vec<Value> {
             vec![matches("in", &json!({"ct": {"key": "state"}}), &json!(["established", "related"])), accept]
         }
         Purpose::Loopback => vec![meta("iif", "lo"), accept],
-        Purpose::Icmp => vec![meta("l4proto", "icmp"), accept],
-        Purpose::Icmpv6 => vec![meta("l4proto", "ipv6-icmp"), accept],
-        Purpose::Enter(lane @ Lane::Protected(proto)) => vec![meta("l4proto", proto.name()), enter(lane)],
+        Purpose::Icmp => vec![is_protocol(ICMP), accept],
+        Purpose::Icmpv6 => vec![is_protocol(ICMPV6), accept],
+        Purpose::Enter(lane @ Lane::Protected(proto)) => vec![is_protocol(number(proto)), enter(lane)],
         Purpose::Enter(lane @ (Lane::ProtectedFrom(source, proto) | Lane::From(source, proto))) => {
-            vec![comes_from(source), meta("l4proto", proto.name()), enter(lane)]
+            vec![comes_from(source), is_protocol(number(proto)), enter(lane)]
         }
         // A listening socket starts a connection only for a packet with SYN and without ACK.
         Purpose::ExistingTcp => {
@@ -139,10 +139,28 @@ fn expressions(purpose: Purpose) -> Vec<Value> {
         Purpose::ConnectedUdp => {
             let owner = json!({"range": [0, u32::MAX - 1]});
             let owned = matches("==", &json!({"meta": {"key": "skuid"}}), &owner);
-            vec![meta("pkttype", "host"), meta("l4proto", "udp"), owned, accept]
+            vec![meta("pkttype", "host"), is_protocol(number(Protocol::Udp)), owned, accept]
         }
-        Purpose::ResetTcp => vec![meta("l4proto", "tcp"), json!({"reject": {"type": "tcp reset"}})],
+        Purpose::ResetTcp => {
+            vec![is_protocol(number(Protocol::Tcp)), json!({"reject": {"type": "tcp reset"}})]
+        }
         Purpose::RejectRest => vec![json!({"reject": {"type": "icmpx", "expr": "port-unreachable"}})],
+    }
+}
+
+/// Matches a protocol by its number. nft looks names up in /etc/protocols, which a small installation
+/// does not have.
+fn is_protocol(number: u8) -> Value {
+    matches("==", &json!({"meta": {"key": "l4proto"}}), &json!(number))
+}
+
+const ICMP: u8 = 1;
+const ICMPV6: u8 = 58;
+
+const fn number(protocol: Protocol) -> u8 {
+    match protocol {
+        Protocol::Tcp => 6,
+        Protocol::Udp => 17,
     }
 }
 
@@ -168,7 +186,6 @@ fn comes_from(source: Cidr) -> Value {
 mod tests {
     use super::super::table::{Mode, TableName};
     use super::*;
-    use crate::rule::Protocol;
 
     fn settings(mode: Mode) -> TableSettings {
         let protected = [(22, 22), (2181, 2181), (22, 22)]
