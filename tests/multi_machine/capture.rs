@@ -23,6 +23,15 @@ const TRACKER_PORT: u16 = 28500;
 /// A process that is killed at the end.
 struct Running(Child);
 
+impl Running {
+    /// Ends the process with SIGTERM, so that it writes what it has buffered, and waits for its end.
+    fn terminate(mut self) {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a signal");
+        self.0.wait().expect("its end");
+    }
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
         // The process may have ended already.
@@ -75,9 +84,10 @@ fn captured(net: &Net, scheme: &str, more: &[&str]) -> (Vec<u8>, Vec<String>, St
     let site = Site { net, operator: Operator::with_store(&format!("{scheme}{store}")) };
     let file = site.operator.home().join("capture.pcap");
     let mut tcpdump = Command::new("tcpdump");
-    tcpdump.args(["-i", "br0", "-U", "-s", "0", "-Z", "root", "-w"]).arg(&file);
+    // The kernel keeps up to 32 MiB of packets for a tcpdump that has to wait for a processor.
+    tcpdump.args(["-i", "br0", "-U", "-s", "0", "-B", "32768", "-Z", "root", "-w"]).arg(&file);
     tcpdump.env("PATH", std::env::var_os("PATH").expect("a PATH"));
-    let _capturing = site.start("tcpdump", |command| net.on_hub(command), &tcpdump);
+    let capturing = site.start("tcpdump", |command| net.on_hub(command), &tcpdump);
     site.says("tcpdump", "listening on br0");
 
     let mut up = site.operator.command("portcullis");
@@ -114,6 +124,9 @@ fn captured(net: &Net, scheme: &str, more: &[&str]) -> (Vec<u8>, Vec<String>, St
     wait_for("captured packets of the store and the tracker", DEADLINE, || {
         (packets(STORE_PORT) > 50 && packets(TRACKER_PORT) > 5).then_some(())
     });
+    capturing.terminate();
+    let log = fs::read_to_string(site.log("tcpdump")).expect("a log");
+    assert!(log.contains("\n0 packets dropped by kernel"), "{log}");
     let said = fs::read_to_string(site.log("agent")).expect("a log");
     (fs::read(&file).expect("a capture"), secrets, said)
 }
