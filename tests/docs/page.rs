@@ -12,7 +12,7 @@ pub(crate) struct Page {
 }
 
 pub(crate) struct Block {
-    /// `sh` is run, `text` is not.
+    /// `sh` is run, `console` is run on several machines, `text` is not run.
     pub(crate) language: String,
     /// Of the first line inside, counted from 1.
     pub(crate) line: usize,

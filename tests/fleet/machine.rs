@@ -134,6 +134,7 @@ impl Machine {
         self.network.ip(&format!("link set {name} master br0 up"));
         ip_in(script, &format!("addr add {}/24 dev eth0", self.address()));
         ip_in(script, "link set eth0 up");
+        ip_in(script, "link set lo up");
     }
 
     fn wait_until_running(&mut self) {

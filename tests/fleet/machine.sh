@@ -40,7 +40,7 @@ while [ "$status" = 133 ]; do
     status=0
     systemd-nspawn --quiet --boot --register=no --keep-unit --link-journal=no --machine="$name" \
         --directory=/mnt/root --network-namespace-path=/proc/self/ns/net --resolv-conf=off \
-        --timezone=off --console=pipe --bind=/mnt/node:/run/node \
+        --timezone=off --console=pipe --capability=CAP_NET_ADMIN --bind=/mnt/node:/run/node \
         --bind-ro=/mnt/programs:/opt/portcullis </dev/null || status=$?
 done
 exit "$status"

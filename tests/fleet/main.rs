@@ -6,6 +6,10 @@
 
 #[path = "../harness/mod.rs"]
 mod harness;
+// These tests read one page; tests/docs uses the rest.
+#[allow(dead_code)]
+#[path = "../docs/page.rs"]
+mod page;
 
 mod agent;
 mod client;
@@ -16,4 +20,5 @@ mod machine;
 mod node;
 mod restarts;
 mod security;
+mod tutorial;
 mod world;

@@ -1,12 +1,13 @@
 #!/bin/sh
-# rootfs.sh DIR: builds the root directory of the machines in tests/fleet, unless it exists. It has
-# packages of the Debian release that runs on this machine, from the archive that apt is configured
-# with. Needs root and debootstrap.
+# rootfs.sh DIR: builds the root directory of the machines in tests/fleet, unless it exists with the
+# same packages. The packages are those of the Debian release that runs on this machine, from the
+# archive that apt is configured with. Needs root and debootstrap.
 set -eu
 dir=$(realpath "$1")
 exec 9>"$dir.lock"
 flock 9
-[ ! -e "$dir" ] || exit 0
+packages=systemd,systemd-sysv,dbus,libpam-systemd,iproute2,procps,nftables,python3
+[ ! -e "$dir" ] || [ "$(cat "$dir.packages" 2>/dev/null)" != "$packages" ] || exit 0
 
 . /etc/os-release
 # Prints the first archive with the main packages of this release.
@@ -25,8 +26,8 @@ eval "$(apt-config shell http Acquire::http::Proxy https Acquire::https::Proxy)"
 echo "building $dir, which takes a few minutes"
 new=$dir.new
 rm -rf "$new"
-if ! debootstrap --variant=minbase --include=systemd,systemd-sysv,dbus,libpam-systemd,iproute2,procps \
-    "$VERSION_CODENAME" "$new" "$archive" >"$dir.log" 2>&1; then
+if ! debootstrap --variant=minbase --include="$packages" "$VERSION_CODENAME" "$new" "$archive" \
+    >"$dir.log" 2>&1; then
     cat "$dir.log" >&2
     exit 1
 fi
@@ -36,4 +37,6 @@ rm -rf "$new"/var/cache/apt/*.bin "$new"/var/cache/apt/archives/*.deb "$new"/var
 for unit in timers.target console-getty.service systemd-logind.service; do
     ln -sf /dev/null "$new/etc/systemd/system/$unit"
 done
+rm -rf "$dir"
 mv "$new" "$dir"
+echo "$packages" >"$dir.packages"
