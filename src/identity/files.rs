@@ -11,7 +11,7 @@ use crate::net::tls::{IdentityFiles, MachineFiles};
 use crate::runtime::atomic_file::{Privacy, create_new, remove_unfinished, replace};
 use crate::runtime::trusted_file::{ReadError, read_secret, read_trusted};
 
-use super::plan::number_name;
+use crate::model::number_name;
 
 /// Maximum size of each file.
 const MAX_BYTES: usize = 64 << 10;

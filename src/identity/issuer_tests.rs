@@ -93,8 +93,7 @@ async fn a_stolen_machine_credential_gets_no_other_name_and_writes_no_certificat
     let (thief, tree) = world.machine().await;
     let (victim, victims_tree) = world.machine().await;
     let key = PrivateKey::generate().unwrap();
-    let request =
-        |id| key.request(&crate::net::tls::authority::Names::of([super::super::plan::number_name(id)]));
+    let request = |id| key.request(&crate::net::tls::authority::Names::of([crate::model::number_name(id)]));
     let forged = request(victim.id).unwrap();
     put_request(&tree, &thief.roles, (thief.id, &thief.identity), &forged).await.unwrap();
     issuer.pass(&[thief.id, victim.id]).await.unwrap();

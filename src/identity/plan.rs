@@ -1,6 +1,6 @@
 //! Decides which requests of machines are answered, and with which certificate. Pure.
 
-use crate::model::MachineId;
+use crate::model::{MachineId, number_name};
 use crate::net::tls::authority::{Names, Request};
 use crate::net::tls::certificate::Certificate;
 use crate::store::certificates::{Answer, Answered, Applicant, request_hash};
@@ -11,11 +11,6 @@ const RESERVED: [&str; 4] = ["operator", "controller", "keeper", "tracker"];
 
 /// The prefix of the names that contain a machine's number.
 const NUMBERED: &str = "machine-";
-
-/// The name with the number of a machine, as in its certificate and in heartbeats.
-pub fn number_name(id: MachineId) -> String {
-    format!("{NUMBERED}{}", id.number())
-}
 
 /// The names that a machine's certificate has: its number, the name that the operator gave to it,
 /// and the addresses in its record. The machine itself cannot write the record.

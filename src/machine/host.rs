@@ -35,22 +35,28 @@ impl HostReport {
         if !self.given.is_empty() {
             return Host::new(&hostname, self.given.clone());
         }
-        let interfaces = if_addrs::get_if_addrs().unwrap_or_else(|error| {
-            warn!(%error, "cannot read the addresses of network interfaces");
-            Vec::new()
-        });
-        let found = interfaces.into_iter().map(|interface| interface.ip());
-        Host::new(&hostname, sorted(found.collect(), self.preferred))
+        let addresses = reachable_addresses(self.preferred);
+        Host::new(&hostname, addresses.into_iter().map(HostAddress::from))
     }
+}
+
+/// Returns the addresses at which other machines may reach this one, `preferred` first.
+pub fn reachable_addresses(preferred: Option<IpAddr>) -> Vec<IpAddr> {
+    let interfaces = if_addrs::get_if_addrs().unwrap_or_else(|error| {
+        warn!(%error, "cannot read the addresses of network interfaces");
+        Vec::new()
+    });
+    let found = interfaces.into_iter().map(|interface| interface.ip());
+    sorted(found.collect(), preferred)
 }
 
 /// Returns the addresses that other machines may reach this one at, the most useful first: the
 /// preferred one, then IPv4 before IPv6, as the system listed them.
-fn sorted(found: Vec<IpAddr>, preferred: Option<IpAddr>) -> Vec<HostAddress> {
+fn sorted(found: Vec<IpAddr>, preferred: Option<IpAddr>) -> Vec<IpAddr> {
     let mut usable: Vec<IpAddr> = found.into_iter().filter(|address| is_reachable(*address)).collect();
     usable.sort_by_key(|address| (Some(*address) != preferred, address.is_ipv6()));
     usable.dedup();
-    usable.into_iter().map(HostAddress::from).collect()
+    usable
 }
 
 /// Whether the address has a meaning beyond this machine and its links.
@@ -102,7 +108,7 @@ mod tests {
         ] {
             let preferred = preferred.map(|text| text.parse().unwrap());
             let addresses = sorted(found.clone(), preferred);
-            let shown: Vec<&str> = addresses.iter().map(HostAddress::as_str).collect();
+            let shown: Vec<String> = addresses.iter().map(ToString::to_string).collect();
             assert_eq!(shown, expected, "{preferred:?}");
         }
     }

@@ -18,6 +18,11 @@ const RESERVED: [&str; 3] = ["operator", "controller", "keeper"];
 /// The beginning of a machine's name with its number in certificates.
 const NUMBERED: &str = "machine-";
 
+/// Returns the name with the number of a machine, as in its certificate and in heartbeats.
+pub fn number_name(machine: MachineId) -> String {
+    format!("{NUMBERED}{}", machine.number())
+}
+
 /// The name of a machine. It is a DNS name in the machine's certificate and the name of a node in
 /// the fleet. The default is the machine's number.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

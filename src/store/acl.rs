@@ -107,6 +107,11 @@ impl Roles {
         self.acl(Rights::READ | Rights::WRITE | Rights::CREATE | Rights::DELETE, &[])
     }
 
+    /// The addresses of the leading manager, which every agent reads.
+    pub fn manager_address(&self) -> Acl {
+        Acl { is_public: true, ..self.controllers() }
+    }
+
     /// A machine's record. The controller writes it from the provider's data and replaces the offer
     /// to a launched instance below; the machine reads it and may add znodes below, but cannot
     /// change its own instance id.

@@ -29,6 +29,8 @@ pub enum Watched {
     MachineTrackers(MachineId),
     MachineCertificate(MachineId),
     Machines,
+    ManagerAddress,
+    Operators,
     Heartbeat,
     HeartbeatJournal,
 }
@@ -44,6 +46,8 @@ impl Watched {
             Self::MachineTrackers(id) => paths::machine_trackers(id),
             Self::MachineCertificate(id) => paths::machine_certificate(id),
             Self::Machines => paths::machines(),
+            Self::ManagerAddress => paths::fleet_address(),
+            Self::Operators => paths::operators(),
             Self::Heartbeat => paths::heartbeat(),
             Self::HeartbeatJournal => paths::heartbeat_journal(),
         };

@@ -42,6 +42,11 @@ impl LeaseKey {
         Self { lock: paths::heartbeat_leader(), epoch: Some(paths::heartbeat_epoch()) }
     }
 
+    /// The nodes of an environment, which one manager controls.
+    pub fn fleet() -> Self {
+        Self { lock: paths::fleet_leader(), epoch: Some(paths::fleet_epoch()) }
+    }
+
     /// One machine and its units.
     pub fn machine(id: MachineId) -> Self {
         Self { lock: paths::machine_agent(id), epoch: None }

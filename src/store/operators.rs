@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::cas_retry::CasRetry;
 use super::credentials::{Credential, Identity};
 use super::environment::Environment;
 use super::error::Error;
@@ -48,6 +49,17 @@ pub struct Acting {
     pub operator: String,
     /// Milliseconds since 1970.
     pub now_ms: u64,
+}
+
+/// The names of the added operators, in order.
+pub async fn operator_names<T: Tree>(tree: &T) -> Result<Vec<OperatorName>, tree::Error> {
+    let mut names: Vec<OperatorName> = match tree.children(&paths::operators()).await {
+        Ok(names) => names.iter().filter_map(|name| name.parse().ok()).collect(),
+        Err(tree::Error::NoNode(_)) => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    names.sort();
+    Ok(names)
 }
 
 impl Credential {
@@ -100,19 +112,35 @@ impl<T: Tree> Environment<T> {
     ) -> Result<(), Error> {
         let roles = &self.info.roles;
         ensure(&self.tree, &paths::operators(), &roles.operators()).await?;
-        let (path, acl) = (paths::operator(name), roles.operator_entry(identity));
-        match self.tree.write(vec![Write::create(path, credentials_to_bytes(shared), acl)]).await {
-            Err(tree::Error::NodeExists(_)) => Err(Error::OperatorExists(name.clone())),
-            done => Ok(done?),
+        let acl = roles.operator_entry(identity);
+        let entry = Write::create(paths::operator(name), credentials_to_bytes(shared), acl);
+        match self.change_operators(entry).await {
+            Err(Error::Tree(tree::Error::NodeExists(_))) => Err(Error::OperatorExists(name.clone())),
+            done => done,
+        }
+    }
+
+    /// Changes an entry. The list is written as well, because managers may not read the entries and
+    /// get no events about them.
+    async fn change_operators(&self, entry: Write) -> Result<(), Error> {
+        let list = paths::operators();
+        let mut retry = CasRetry::at(list.clone());
+        loop {
+            let version = self.tree.get(&list).await?.version;
+            let touch = Write::SetIfVersion { path: list.clone(), data: Vec::new(), version };
+            match self.tree.write(vec![entry.clone(), touch]).await {
+                Err(error @ tree::Error::BadVersion(_)) => retry.after(error).await?,
+                done => return Ok(done?),
+            }
         }
     }
 
     /// # Errors
     /// [`Error::OperatorNotFound`] and the failures of the store.
     pub async fn remove_operator(&self, name: &OperatorName) -> Result<(), Error> {
-        match self.tree.write(vec![Write::Delete { path: paths::operator(name) }]).await {
-            Err(tree::Error::NoNode(_)) => Err(Error::OperatorNotFound(name.clone())),
-            done => Ok(done?),
+        match self.change_operators(Write::Delete { path: paths::operator(name) }).await {
+            Err(Error::Tree(tree::Error::NoNode(_))) => Err(Error::OperatorNotFound(name.clone())),
+            done => done,
         }
     }
 
@@ -121,13 +149,7 @@ impl<T: Tree> Environment<T> {
     /// # Errors
     /// The failures of the store.
     pub async fn operators(&self) -> Result<Vec<OperatorName>, Error> {
-        let mut names: Vec<OperatorName> = match self.tree.children(&paths::operators()).await {
-            Ok(names) => names.iter().filter_map(|name| name.parse().ok()).collect(),
-            Err(tree::Error::NoNode(_)) => Vec::new(),
-            Err(error) => return Err(error.into()),
-        };
-        names.sort();
-        Ok(names)
+        Ok(operator_names(&self.tree).await?)
     }
 
     /// Returns the log of changes of expose flags with their operators, oldest first.

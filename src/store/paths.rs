@@ -94,6 +94,21 @@ pub fn fleet() -> NodePath {
     controller().child("fleet")
 }
 
+/// Ephemeral: the lease of the leading manager.
+pub fn fleet_leader() -> NodePath {
+    fleet().child("leader")
+}
+
+/// Its version counts the managers that have led so far.
+pub fn fleet_epoch() -> NodePath {
+    fleet().child("epoch")
+}
+
+/// The addresses at which agents and operators reach the leading manager.
+pub fn fleet_address() -> NodePath {
+    fleet().child("address")
+}
+
 /// The nodes as the leading manager has seen them last.
 pub fn fleet_nodes() -> NodePath {
     fleet().child("nodes")
