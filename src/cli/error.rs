@@ -98,6 +98,12 @@ pub(super) enum Refusal {
     #[error("{verb} of '{unit}' on node '{node}' ended with the result '{result}'")]
     SystemdJob { verb: String, unit: String, node: String, result: String },
     #[cfg(feature = "fleet")]
+    #[error("no manager has led in environment '{environment}'")]
+    NoManager { environment: EnvironmentName },
+    #[cfg(feature = "fleet")]
+    #[error("no certificate of the operator: {} does not exist", path.display())]
+    NoOperatorCertificate { path: PathBuf },
+    #[cfg(feature = "fleet")]
     #[error("node '{node}' has no systemd unit '{unit}'")]
     NoSystemdUnit { unit: String, node: String },
     #[error("'{text}' has bits set outside its prefix")]
@@ -249,6 +255,14 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
         Refusal::NoEc2 => Some("build without --no-default-features to include EC2".to_owned()),
         #[cfg(not(feature = "fleet"))]
         Refusal::NoFleet => Some("build with --features fleet to include D-Bus".to_owned()),
+        #[cfg(feature = "fleet")]
+        Refusal::NoManager { environment } => Some(format!(
+            "start `portcullis manager -e {environment}`, or name the bus of another manager with --bus"
+        )),
+        #[cfg(feature = "fleet")]
+        Refusal::NoOperatorCertificate { .. } => {
+            Some("copy it from the host where `juju bootstrap` or `juju operator add` was run".to_owned())
+        }
         #[cfg(feature = "fleet")]
         Refusal::SystemdJob { unit, node, .. } => {
             Some(format!("`juju node status {node} {unit}` shows its state"))

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use super::node::{self, Action, JobArgs, KillArgs, ManyArgs, MonitorArgs, Options, UnitsArgs};
+use super::node::{self, Action, JobArgs, KillArgs, ManyArgs, MonitorArgs, Options, Through, UnitsArgs};
 use super::{error, start};
 
 #[derive(Debug, Parser)]
@@ -90,7 +90,7 @@ pub fn main() -> ExitCode {
         Ok(hirtectl) => hirtectl,
         Err(code) => return code,
     };
-    let done = start::block_on(async { node::run(&bus, &options, &command.into()).await });
+    let done = start::block_on(async { node::run(&Through::Bus(&bus), &options, &command.into()).await });
     match done {
         Ok(code) => code,
         Err(error) => error::report(&error),

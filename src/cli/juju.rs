@@ -309,7 +309,7 @@ async fn talk(globals: &Globals, command: &Command) -> anyhow::Result<ExitCode> 
         return firewall::run(globals, args).await;
     }
     if let Command::Node(args) = command {
-        return node::run(args).await;
+        return node::run(globals, args).await;
     }
     let done = match command {
         Command::Bootstrap(args) => bootstrap::run(globals, args).await,

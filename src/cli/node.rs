@@ -2,6 +2,8 @@
 //! manager. Arguments are here; `run` executes the commands and `render` formats their output.
 
 #[cfg(feature = "fleet")]
+mod connect;
+#[cfg(feature = "fleet")]
 mod render;
 #[cfg(feature = "fleet")]
 mod run;
@@ -12,6 +14,7 @@ use std::process::ExitCode;
 use clap::{Subcommand, ValueEnum};
 
 use self::signal::Signal;
+use crate::cli::args::environment::Globals;
 
 /// Options of all commands.
 #[derive(Debug, clap::Args)]
@@ -187,13 +190,26 @@ pub(super) struct MonitorArgs {
     unit: Option<String>,
 }
 
-/// Runs a command with the manager on `bus`: `system`, `user` or a D-Bus address.
+/// The connection to the manager.
+#[derive(Debug)]
+pub(super) enum Through<'a> {
+    /// A message bus: `system`, `user` or a D-Bus address.
+    Bus(&'a str),
+    /// The manager that leads in an environment, over TLS with the operator's certificate.
+    Environment(&'a Globals),
+}
+
+/// Runs a command.
 #[cfg(feature = "fleet")]
-pub(super) async fn run(bus: &str, options: &Options, action: &Action) -> anyhow::Result<ExitCode> {
-    run::run(bus, options, action).await
+pub(super) async fn run(
+    through: &Through<'_>,
+    options: &Options,
+    action: &Action,
+) -> anyhow::Result<ExitCode> {
+    run::run(through, options, action).await
 }
 
 #[cfg(not(feature = "fleet"))]
-pub(super) async fn run(_: &str, _: &Options, _: &Action) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(_: &Through<'_>, _: &Options, _: &Action) -> anyhow::Result<ExitCode> {
     Err(crate::cli::error::Refusal::NoFleet.into())
 }

@@ -4,6 +4,7 @@ mod agent;
 mod checkpoint_file;
 mod controller;
 mod demo;
+mod fleet_role;
 mod heartbeat;
 mod install;
 mod issuer;
@@ -14,6 +15,7 @@ mod listener_certificate;
 pub(super) mod machine;
 pub(super) mod machine_file;
 mod manager;
+mod node_agent;
 mod run_hook;
 pub(super) mod up;
 

@@ -19,7 +19,9 @@ use self::api::{ManagerProxy, NodeProxy};
 pub use self::error::ClientError;
 pub use self::job::{Job, JobRequest};
 pub use self::monitor::Change;
+use super::address::ManagerAddress;
 use super::dbus::bus::Bus;
+use super::dbus::connect::{Security, connect};
 use super::dbus::errors::CallError;
 use super::dbus::names::MANAGER_PATH;
 use super::dbus::values::{Properties, UnitFileChange};
@@ -107,6 +109,25 @@ impl Client {
             Ok(Err(error)) => Err(failed(error.to_string())),
             Err(_) => Err(failed("no answer".to_owned())),
         }
+    }
+
+    /// Connects to the first of these addresses at which a manager answers.
+    ///
+    /// # Errors
+    /// The error at the last address.
+    pub async fn to_manager(
+        addresses: &[ManagerAddress],
+        security: &Security,
+        reply_timeout: Duration,
+    ) -> Result<Self, ClientError> {
+        let mut failed = ClientError::NoManager;
+        for address in addresses {
+            match connect(address, security).await {
+                Ok(peer) => return Ok(Self::peer_to_peer(peer.connection, reply_timeout)),
+                Err(error) => failed = ClientError::Connect(error),
+            }
+        }
+        Err(failed)
     }
 
     /// A client on a connection to the manager itself.

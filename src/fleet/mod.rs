@@ -7,6 +7,8 @@ pub mod agent;
 pub mod client;
 pub mod config;
 pub mod dbus;
+pub mod discovery;
+pub mod environment;
 pub mod ini;
 pub mod job;
 pub mod liveness;

@@ -14,6 +14,7 @@ mod page;
 mod agent;
 mod client;
 mod contract;
+mod environment;
 mod foreign;
 mod losses;
 mod machine;

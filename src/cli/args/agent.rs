@@ -57,6 +57,13 @@ impl AgentArgs {
     }
 }
 
+/// Returns a random part of a duration, which spreads retries.
+#[cfg(feature = "fleet")]
+pub(in crate::cli) fn part_of(whole: Duration) -> Duration {
+    let nanoseconds = u64::try_from(whole.as_nanos()).unwrap_or(u64::MAX);
+    Duration::from_nanos(jitter() % nanoseconds.max(1))
+}
+
 /// Returns a random number that spreads retries, or 0 if the system has no randomness.
 pub(in crate::cli) fn jitter() -> u64 {
     getrandom::u64().unwrap_or(0)

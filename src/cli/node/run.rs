@@ -7,12 +7,14 @@ use std::time::Duration;
 use anyhow::Context as _;
 use serde_json::Value;
 
-use super::{Action, JobArgs, KillArgs, ManyArgs, Mode, MonitorArgs, Options, UnitsArgs, Who, render};
+use super::connect::connect;
+use super::{
+    Action, JobArgs, KillArgs, ManyArgs, Mode, MonitorArgs, Options, Through, UnitsArgs, Who, render,
+};
 use crate::cli::args::time::Time;
 use crate::cli::error::{self, Refusal, Usage, parse_arg};
 use crate::cli::output;
 use crate::fleet::client::{Client, ClientError, JobRequest, UnitCall};
-use crate::fleet::dbus::bus::Bus;
 use crate::fleet::dbus::values::{JobMode, JobResult, JobType};
 use crate::fleet::name::{NodeName, check_systemd_unit, check_systemd_unit_glob};
 use crate::model::Glob;
@@ -22,11 +24,15 @@ use crate::runtime::clock::wall_ms;
 const STDOUT_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Executes a command. Names are checked before the client connects.
-pub(super) async fn run(bus: &str, options: &Options, action: &Action) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(
+    through: &Through<'_>,
+    options: &Options,
+    action: &Action,
+) -> anyhow::Result<ExitCode> {
     let Time(timeout_ms) = parse_arg(&options.timeout)?;
     check(action)?;
     let timeout = Duration::from_millis(timeout_ms);
-    let client = Client::on_bus(&Bus::parse(bus), timeout).await?;
+    let client = connect(through, timeout).await?;
     let json = options.json;
     match action {
         Action::List => {

@@ -25,6 +25,7 @@ use crate::cli::args::listen::PlainArgs;
 use crate::cli::args::metrics;
 use crate::cli::config::Role;
 use crate::cli::portcullis::checkpoint_file;
+use crate::cli::portcullis::fleet_role::FleetArgs;
 use crate::cli::portcullis::heartbeat::{HeartbeatArgs, Reach};
 use crate::cli::portcullis::issuer;
 use crate::cli::portcullis::up;
@@ -53,6 +54,8 @@ pub(super) struct Args {
     #[command(flatten)]
     heartbeat: HeartbeatArgs,
     #[command(flatten)]
+    fleet: FleetArgs,
+    #[command(flatten)]
     plain: PlainArgs,
     #[command(flatten)]
     ec2: ec2::Ec2Args,
@@ -72,6 +75,7 @@ impl Args {
     /// Forbids the ports of the store and of this process.
     fn base_policy(&self, store: &Address) -> Policy {
         let own = store.ports().chain(self.agent_args.metrics.port()).chain(self.heartbeat.port());
+        let own = own.chain(self.fleet.address().map(|listen| listen.port()));
         Policy::with_own_ports(own)
     }
 }
@@ -83,15 +87,20 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let base = args.base_policy(&settings.address);
     let policy = args.agent_args.policy(base.clone())?;
     let data = up::data_dir(&settings.environment, None);
-    let data = args.heartbeat.is_given().then_some(data).transpose()?.unwrap_or_default();
+    let is_needed = args.heartbeat.is_given() || args.fleet.is_given();
+    let data = is_needed.then_some(data).transpose()?.unwrap_or_default();
     let place = (args.plain, &*data);
     let tracker = args.heartbeat.open(|| Ok(settings.clone()), None, Reach::AnyMachine, place).await?;
+    let fleet = args.fleet.open(|| Ok(settings.clone()), None, &data)?;
     let registry = Registry::default();
     let (counts, progress) =
         (Metrics::default(), watch::Sender::new(Progress { store_lost: true, ..Progress::default() }));
     metrics::add_firewall(&registry, "firewall", &counts, &progress.subscribe());
     if let Some(tracker) = &tracker {
         tracker.add_metrics(&registry);
+    }
+    if let Some(fleet) = &fleet {
+        fleet.add_metrics(&registry);
     }
     args.agent_args.metrics.start(&mut service, &registry).await?;
     service.next_stage();
@@ -110,6 +119,10 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(mut tracker) = tracker {
         tracker.start_renewal(&mut service);
         service.start("heartbeat", OnEnd::StopOthers, |stop| tracker.run(stop));
+        service.next_stage();
+    }
+    if let Some(fleet) = fleet {
+        fleet.start(&mut service, OnEnd::StopOthers);
         service.next_stage();
     }
     service.start("firewall", OnEnd::StopOthers, |stop| firewall.run(stop));

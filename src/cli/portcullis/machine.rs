@@ -26,6 +26,7 @@ use crate::cli::output;
 use crate::cli::portcullis::checkpoint_file;
 use crate::cli::portcullis::leave::{Leaving, Removed};
 use crate::cli::portcullis::machine_file;
+use crate::cli::portcullis::node_agent::{NodeAgent, SystemdArgs};
 use crate::cli::portcullis::up;
 use crate::firewall::controller::{FirewallController, PolicyReader};
 use crate::firewall::leader_loop::Progress;
@@ -86,6 +87,8 @@ pub(super) struct Args {
     firewall: FirewallArgs,
     #[command(flatten)]
     units: UnitArgs,
+    #[command(flatten)]
+    systemd: SystemdArgs,
 }
 
 /// Options for the machine's own firewall.
@@ -139,6 +142,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let sender = sender.with_certificate(tls.clone());
     agent.trackers = args.beat_to.is_empty().then_some(found);
     agent.addresses = addresses;
+    agent.node = args.systemd.agent(&tls)?;
     agent.machine_file = Some(machine_file::path(&args.globals, id, args.credentials.as_deref())?);
     let registry = Registry::default();
     agent.add_metrics(&registry);
@@ -233,6 +237,8 @@ pub(super) struct MachineAgent {
     identity: MachineIdentity,
     /// Addresses to report instead of those of the network interfaces.
     addresses: Vec<HostAddress>,
+    /// `None` if the environment's manager does not control systemd of this machine.
+    node: Option<NodeAgent>,
     /// Removed when the machine leaves its environment; `None` for a machine that cannot be
     /// terminated.
     machine_file: Option<PathBuf>,
@@ -293,6 +299,7 @@ pub(super) fn prepare(
         trackers: None,
         identity: identity_files(data, id)?,
         addresses: Vec::new(),
+        node: None,
         machine_file: None,
     })
 }
@@ -309,6 +316,11 @@ impl MachineAgent {
     /// The files of the machine's certificate, for its clients.
     pub(super) fn machine_files(&self) -> MachineFiles {
         self.identity.machine_files()
+    }
+
+    /// Runs the agent of the machine's node as well.
+    pub(super) fn with_node(self, node: Option<NodeAgent>) -> Self {
+        Self { node, ..self }
     }
 
     pub(super) fn add_metrics(&self, registry: &Registry) {
@@ -366,6 +378,7 @@ impl MachineAgent {
             let (tree, files) = (tree.clone(), self.identity.clone());
             tokio::spawn(async move { applicant.keep_certificate(&tree, &files).await })
         };
+        let node = self.node.map(|node| tokio::spawn(node.run(tree.clone(), self.id, stop.clone())));
         let progress = self.progress;
         let seen = progress.subscribe();
         info!(machine = %self.id, "machine ready");
@@ -380,6 +393,9 @@ impl MachineAgent {
         let mut ended: anyhow::Result<()> = until_stopped(working, stop.clone()).await;
         drop(agent);
         certificates.abort();
+        if let Some(node) = node {
+            node.abort();
+        }
         if let (Err(error), Some(machine_file)) = (&ended, self.machine_file)
             && matches!(error.downcast_ref(), Some(presence::Error::NoMachine(_)))
         {

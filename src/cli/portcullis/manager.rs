@@ -1,22 +1,29 @@
-//! `portcullis manager`: its options. `serve` runs it, in builds with the fleet.
+//! `portcullis manager`: its options. `serve` runs it with a file, `environment` in an environment,
+//! in builds with the fleet.
 
+#[cfg(feature = "fleet")]
+pub(super) mod environment;
 #[cfg(feature = "fleet")]
 mod serve;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use crate::cli::args::environment::Globals;
 use crate::cli::args::metrics::MetricsArgs;
 #[cfg(not(feature = "fleet"))]
 use crate::cli::error::Refusal;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Configuration file (INI) with the nodes; SIGHUP reads it again
-    #[arg(long, value_name = "FILE")]
-    config: PathBuf,
+    #[command(flatten)]
+    globals: Globals,
+    /// Configuration file (INI) with the nodes, instead of the machines of an environment; SIGHUP
+    /// reads it again
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["environment", "zookeeper", "ca"])]
+    config: Option<PathBuf>,
     /// Address to accept agents and operators on; port 0 selects a free port [default: 0.0.0.0:842,
-    /// with the port of the configuration file]
+    /// or the port of the configuration file]
     #[arg(long, value_name = "ADDR")]
     listen: Option<SocketAddr>,
     /// Unix socket to accept agents and operators on, for root and the user of this process
@@ -29,10 +36,11 @@ pub(super) struct Args {
     #[arg(long, value_name = "GROUP")]
     bus_group: Option<String>,
     /// Accept connections without TLS from other hosts, too
-    #[arg(long)]
+    #[arg(long, requires = "config")]
     allow_plain_tcp: bool,
-    /// Certificate chain (PEM) for TLS, the manager's certificate first
-    #[arg(long, value_name = "FILE", requires_all = ["tls_key", "client_ca"])]
+    /// Certificate chain (PEM) for TLS, the manager's certificate first. In an environment its
+    /// authority issues the certificate
+    #[arg(long, value_name = "FILE", requires_all = ["tls_key", "client_ca", "config"])]
     tls_cert: Option<PathBuf>,
     /// Private key of the certificate (PEM); the file must not be readable by other users
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
@@ -46,7 +54,10 @@ pub(super) struct Args {
 
 #[cfg(feature = "fleet")]
 pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
-    serve::run(args).await
+    match &args.config {
+        Some(config) => serve::run(args, config).await,
+        None => environment::run(args).await,
+    }
 }
 
 #[cfg(not(feature = "fleet"))]

@@ -18,11 +18,13 @@ use crate::cli::error::Refusal;
 use crate::cli::file;
 use crate::cli::juju::bootstrap;
 use crate::cli::output;
+use crate::cli::portcullis::fleet_role::FleetArgs;
 use crate::cli::portcullis::heartbeat::{HeartbeatArgs, Reach};
 use crate::cli::portcullis::issuer;
 use crate::cli::portcullis::keeper::{KeeperArgs, add_metrics, announce, serve};
 use crate::cli::portcullis::machine;
 use crate::cli::portcullis::machine_file;
+use crate::cli::portcullis::node_agent::SystemdArgs;
 use crate::heartbeat::client::BeatClient;
 use crate::keeper::{Config, Keeper};
 use crate::model::{EnvironmentName, MachineId};
@@ -57,9 +59,13 @@ pub(super) struct Args {
     units: UnitArgs,
     #[command(flatten)]
     heartbeat: HeartbeatArgs,
+    #[command(flatten)]
+    fleet: FleetArgs,
+    #[command(flatten)]
+    systemd: SystemdArgs,
 }
 
-/// The default address of the tracker: only this machine sends beats.
+/// The default address of the tracker and of the manager: only this machine connects.
 const ANY_LOCAL_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
@@ -72,7 +78,8 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let keeper = start(&globals, &environment, config).await?;
     let file = machine_file::ensure(&globals, LOCAL_MACHINE, None).await?;
     let credential = file.credential.expose();
-    let listeners = std::iter::once(keeper.local_addr()).chain(args.heartbeat.address());
+    let listeners = std::iter::once(keeper.local_addr());
+    let listeners = listeners.chain(args.heartbeat.address()).chain(args.fleet.address());
     let own = args.firewall.clone().beside(listeners.collect());
     let options = (&own, &args.units);
     let agent =
@@ -82,11 +89,16 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let settings = || globals.settings_of(Role::Controller);
     let place = (args.serving.plain, &*data_dir);
     let tracker = args.heartbeat.open(settings, Some(ANY_LOCAL_PORT), Reach::ThisMachine, place).await?;
+    let default = args.systemd.is_controlled().then_some(ANY_LOCAL_PORT);
+    let fleet = args.fleet.open(settings, default, &data_dir)?;
     let registry = Registry::default();
     add_metrics(&registry, &keeper);
     agent.add_metrics(&registry);
     if let Some(tracker) = &tracker {
         tracker.add_metrics(&registry);
+    }
+    if let Some(fleet) = &fleet {
+        fleet.add_metrics(&registry);
     }
     args.firewall.metrics().start(&mut service, &registry).await?;
     service.next_stage();
@@ -99,6 +111,9 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
         tracker.start_renewal(&mut service);
         service.start("heartbeat", OnEnd::Continue, |stop| tracker.run(stop));
     }
+    if let Some(fleet) = fleet {
+        fleet.start(&mut service, OnEnd::Continue);
+    }
     service.next_stage();
     issuer::start(&mut service, globals.settings_of(Role::Controller)?)?;
     if let Some(certificate) = certificate {
@@ -107,6 +122,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let tls = ClientTls::load(ClientFiles { machine: Some(machine_files), ..ClientFiles::default() })?;
     let sender =
         BeatClient::new(LOCAL_MACHINE, &credential, watch::channel(trackers).1).with_certificate(tls.clone());
+    let agent = agent.with_node(args.systemd.agent(&tls)?);
     service.start("machine", OnEnd::Continue, |stop| agent.run(stop));
     machine::start_beats(&mut service, sender, Client::new(tls));
     output::message(&format!("Environment '{environment}' is up; `juju status` shows it. Ctrl-C ends it."));

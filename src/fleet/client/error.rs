@@ -1,6 +1,7 @@
 //! The errors of a client, with messages for operators. Messages of the manager and of systemd are
 //! kept; errors of D-Bus itself, which name internals of the bus, are replaced.
 
+use crate::fleet::dbus::connect::ConnectError;
 use crate::fleet::dbus::errors::{
     ACCESS_DENIED, CallError, LIMITS_EXCEEDED, TIMEOUT, UNKNOWN_INTERFACE, UNKNOWN_METHOD, UNKNOWN_OBJECT,
 };
@@ -13,6 +14,8 @@ const SERVICE_UNKNOWN: &str = "org.freedesktop.DBus.Error.ServiceUnknown";
 pub enum ClientError {
     #[error("cannot connect to {bus}: {problem}")]
     Bus { bus: String, problem: String },
+    #[error(transparent)]
+    Connect(ConnectError),
     #[error("no manager is running on the bus")]
     NoManager,
     #[error("the manager was lost")]

@@ -19,6 +19,9 @@ pub const INTERNAL_AGENT_INTERFACE: &str = "org.containers.hirte.internal.Agent"
 pub const INTERNAL_PROXY_PATH: &str = "/org/containers/hirte/internal/proxy";
 pub const INTERNAL_PROXY_INTERFACE: &str = "org.containers.hirte.internal.Proxy";
 
+/// The name in the certificate of an environment's manager. No machine can have it.
+pub const MANAGER_CERTIFICATE: &str = "manager";
+
 /// The port on which a manager accepts agents.
 pub const DEFAULT_PORT: u16 = 842;
 

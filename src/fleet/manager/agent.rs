@@ -61,7 +61,7 @@ impl Manager {
     /// node in time, or as an operator.
     pub(super) async fn serve_peer(&self, mut peer: Peer, proof: Proof, from: String, accepted: Instant) {
         let is_operator = match &proof {
-            Proof::Certificate { names, .. } => names.iter().any(|name| name == OPERATOR),
+            Proof::Certificate { names, .. } => names.iter().any(|name| self.is_operator(name)),
             Proof::LocalUser(user) => [0, self.0.own_user].contains(user),
             Proof::None => false,
         };
@@ -103,6 +103,12 @@ impl Manager {
         }
     }
 
+    /// Whether a certificate with this name is that of an operator, who may call all methods.
+    fn is_operator(&self, name: &str) -> bool {
+        let added = || name.strip_prefix(OPERATOR)?.strip_prefix('-')?.parse().ok();
+        name == OPERATOR || added().is_some_and(|added| self.state().operators.contains(&added))
+    }
+
     /// Checks a registration, and reserves the name of the node.
     fn register(
         &self,
@@ -125,10 +131,7 @@ impl Manager {
         let node = node.ok_or_else(|| refuse(format!("'{name}' is not a node of this manager")))?;
         match proof {
             Proof::Certificate { names, der } => {
-                let proves = |proved: &String| {
-                    proved == name.as_str() || Some(proved) == node.rule.alternative_certificate_name.as_ref()
-                };
-                if !names.iter().any(proves) {
+                if !names.iter().any(|proved| node.rule.is_proved_by(&name, proved)) {
                     return Err(refuse(format!("the certificate is not valid for '{name}'")));
                 }
                 if node.rule.certificate.as_ref().is_some_and(|expected| expected != der) {

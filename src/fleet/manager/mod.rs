@@ -13,9 +13,10 @@ mod node_call;
 mod object;
 mod operator;
 mod properties;
+pub mod report;
 mod state;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,14 +26,28 @@ use self::metrics::Metrics;
 use self::state::State;
 use super::liveness::{HEARTBEAT_INTERVAL, SILENCE_LIMIT};
 use super::name::NodeName;
+use crate::model::{MachineId, OperatorName, number_name};
 
 /// The certificates with which a node may register.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeRule {
     /// The only certificate (DER) that the node may present; `None` does not restrict it.
     pub certificate: Option<Bytes>,
-    /// A further name that the certificate may have instead of the node's own name.
-    pub alternative_certificate_name: Option<String>,
+    /// The machine that the node is. Its certificate may have the name with the machine's number
+    /// instead of the node's own name.
+    pub machine: Option<MachineId>,
+}
+
+impl NodeRule {
+    /// The rule for a machine of an environment.
+    pub fn of_machine(machine: MachineId) -> Self {
+        Self { certificate: None, machine: Some(machine) }
+    }
+
+    /// Whether a certificate with this name is that of the node.
+    fn is_proved_by(&self, node: &NodeName, name: &str) -> bool {
+        name == node.as_str() || self.machine.is_some_and(|machine| name == number_name(machine))
+    }
 }
 
 /// All nodes that may register.
@@ -90,6 +105,12 @@ impl Manager {
         self.run(tasks);
     }
 
+    /// Sets the operators besides the first one, who may call all methods. Connections that are
+    /// open are not affected.
+    pub fn set_operators(&self, operators: BTreeSet<OperatorName>) {
+        self.state().operators = operators;
+    }
+
     /// Sets the intervals for connections that begin later.
     pub fn set_timing(&self, timing: Timing) {
         *self.0.timing.lock().unwrap_or_else(PoisonError::into_inner) = timing;
@@ -100,6 +121,10 @@ impl Manager {
     pub fn set_leadership(&self, leadership: Leadership) {
         let tasks = self.state().set_leadership(leadership);
         self.run(tasks);
+    }
+
+    pub fn leadership(&self) -> Leadership {
+        self.state().leadership.clone()
     }
 
     /// Ends every job with `cancelled`, and disconnects all clients after the signals about these

@@ -2,8 +2,9 @@
 //! held, sends its signals to the queues of the clients at once, so that all clients get them in
 //! the same order, and returns the calls to nodes, which the caller makes without the lock.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use tokio::sync::watch;
 use tokio::time::Instant;
 use zbus::Message;
 
@@ -18,6 +19,7 @@ use crate::fleet::job::{self, Jobs};
 use crate::fleet::manager::agent::Link;
 use crate::fleet::monitor::{self, Monitors};
 use crate::fleet::name::NodeName;
+use crate::model::OperatorName;
 use crate::runtime::clock::wall_ms;
 
 /// `LastSeenTimestamp` of an online node is updated at most this often.
@@ -49,6 +51,10 @@ pub(super) struct State {
     pub(super) monitors: Monitors<Owner>,
     pub(super) clients: Clients,
     pub(super) leadership: Leadership,
+    /// The operators besides the first one, whose certificates give the same rights.
+    pub(super) operators: BTreeSet<OperatorName>,
+    /// Changes when a node is added, removed, connected or lost.
+    pub(super) changes: watch::Sender<u64>,
     last_link: u64,
     /// The results and times of jobs that ended, for the metrics.
     ended: Vec<(JobResult, std::time::Duration)>,
@@ -62,6 +68,8 @@ impl State {
             monitors: Monitors::default(),
             clients: Clients::default(),
             leadership,
+            operators: BTreeSet::new(),
+            changes: watch::Sender::new(0),
             last_link: 0,
             ended: Vec::new(),
         }
@@ -108,6 +116,7 @@ impl State {
             self.nodes.entry(name).or_default().rule = rule;
         }
         if is_changed {
+            self.changes.send_modify(|number| *number += 1);
             let names: Vec<String> = self.nodes.keys().map(ToString::to_string).collect();
             self.property_changed(names::MANAGER_PATH, names::MANAGER_INTERFACE, "Nodes", names);
         }
@@ -287,6 +296,7 @@ impl State {
 
     /// Sends the signals about a node that went online or offline.
     fn node_changed(&mut self, name: &NodeName) {
+        self.changes.send_modify(|number| *number += 1);
         let Some(node) = self.nodes.get(name) else { return };
         let status = node.status();
         let mut changed = super::properties::of_node(name, node);

@@ -3,14 +3,13 @@
 
 use std::net::IpAddr;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use tokio::sync::watch;
 
 use super::Args;
-use crate::cli::args::agent::jitter;
+use crate::cli::args::agent::part_of;
 use crate::cli::error::{Usage, parse_arg};
 use crate::fleet::address::ManagerAddress;
 use crate::fleet::agent::{Agent, Settings};
@@ -94,14 +93,10 @@ fn is_local(address: &ManagerAddress) -> bool {
     }
 }
 
-/// Returns a random part of a duration.
-fn part_of(whole: Duration) -> Duration {
-    let nanoseconds = u64::try_from(whole.as_nanos()).unwrap_or(u64::MAX);
-    Duration::from_nanos(jitter() % nanoseconds.max(1))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use clap::Parser as _;
 
     use super::*;

@@ -35,7 +35,7 @@ use crate::runtime::trusted_file::{read_limited, read_trusted};
 const MAX_CERTIFICATE_BYTES: usize = 256 << 10;
 
 impl Args {
-    fn bus(&self) -> Option<Bus> {
+    pub(super) fn bus(&self) -> Option<Bus> {
         (self.bus != "none").then(|| Bus::parse(&self.bus))
     }
 
@@ -64,7 +64,7 @@ fn node_rules(file: &ManagerFile) -> anyhow::Result<NodeRules> {
     let mut rules = NodeRules::new();
     for (name, settings) in &file.nodes {
         let certificate = settings.certificate.as_deref().map(read_certificate).transpose()?;
-        rules.insert(name.clone(), NodeRule { certificate, alternative_certificate_name: None });
+        rules.insert(name.clone(), NodeRule { certificate, machine: None });
     }
     Ok(rules)
 }
@@ -84,9 +84,9 @@ fn timing(file: &ManagerFile) -> Timing {
     }
 }
 
-pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
+pub(super) async fn run(args: &Args, config: &Path) -> anyhow::Result<()> {
     let mut service = Service::new().context("cannot catch signals")?;
-    let file = read_config(&args.config)?;
+    let file = read_config(config)?;
     let manager = Manager::new(timing(&file), Leadership::Leading);
     manager.set_nodes(node_rules(&file)?);
     if let Some(level) = file.log_level {
@@ -123,7 +123,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
             Ok(())
         });
     }
-    let config = args.config.clone();
+    let config = config.to_owned();
     service.start("reload", OnEnd::StopOthers, |stop| reload(reloaded, config, stop));
     // The last stage stops first: all jobs end, and the bus and the operators are sent the signals.
     service.next_stage();
@@ -142,7 +142,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     service.run().await
 }
 
-fn bind_unix(path: &Path) -> anyhow::Result<UnixListener> {
+pub(super) fn bind_unix(path: &Path) -> anyhow::Result<UnixListener> {
     let failed = || format!("cannot listen on {}", path.display());
     // A socket that an earlier process has left behind.
     match std::os::unix::net::UnixStream::connect(path) {
