@@ -2,12 +2,15 @@
 //! the D-Bus policy. The unit files start this program and set the directories of a service. Files
 //! that another program wrote are not replaced.
 
+mod fleet;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use clap::ValueEnum;
 
+use self::fleet::{Options, TlsFiles};
 use crate::cli::args::hook_user;
 use crate::cli::error::{Usage, parse_arg};
 use crate::cli::file;
@@ -50,10 +53,12 @@ pub(super) struct Args {
     /// EC2 settings file of the controller: see `portcullis controller --help`
     #[arg(long, value_name = "FILE")]
     ec2_settings: Option<PathBuf>,
-    /// Configuration file of the manager or the agent [default: manager.conf or agent.conf in
-    /// /etc/portcullis, with --user in $XDG_CONFIG_HOME/portcullis]
+    /// Configuration file of a manager without an environment, or of an agent [default for an agent:
+    /// /etc/portcullis/agent.conf, with --user $XDG_CONFIG_HOME/portcullis/agent.conf]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    #[command(flatten)]
+    tls: TlsFiles,
     /// Group whose members may control nodes through the system bus, besides root
     #[arg(long, value_name = "GROUP", conflicts_with = "user")]
     bus_group: Option<String>,
@@ -81,7 +86,7 @@ enum Role {
     Heartbeat,
     /// The agent of machine N: portcullis-machine@N
     Machine,
-    /// The manager of nodes, with its D-Bus policy
+    /// The manager of an environment's nodes, or with --config of others, with its D-Bus policy
     Manager,
     /// The agent of a node without an environment
     Agent,
@@ -149,6 +154,7 @@ pub(super) fn machine_service(environment: &EnvironmentName, hook_user: &str) ->
         provider: Provider::Memory,
         ec2_settings: None,
         config: None,
+        tls: TlsFiles::default(),
         bus_group: None,
         user: false,
         directory: None,
@@ -164,6 +170,9 @@ fn check(args: &Args) -> Result<(), Usage> {
     }
     if args.config.is_some() && args.roles.iter().filter(of_nodes).count() != 1 {
         return Err(Usage::new("--config requires exactly one of the roles manager and agent"));
+    }
+    if args.tls.is_given() && args.roles.iter().filter(of_nodes).count() != 1 {
+        return Err(Usage::new("--tls-cert requires exactly one of the roles manager and agent"));
     }
     if args.bus_group.is_some() && !args.roles.contains(&Role::Manager) {
         return Err(Usage::new("--bus-group is for the role manager"));
@@ -244,8 +253,8 @@ fn unit_file(
                 hooks(units_dir(environment, "%i"))
             ),
         ),
-        Role::Manager => ("manager of nodes".to_owned(), fleet_arguments("manager", args)?),
-        Role::Agent => ("agent of a node".to_owned(), fleet_arguments("agent", args)?),
+        Role::Manager => ("manager of nodes".to_owned(), args.fleet().manager(environment)?),
+        Role::Agent => ("agent of a node".to_owned(), args.fleet().agent()?),
     };
     let unit = SystemdUnit {
         description,
@@ -258,17 +267,11 @@ fn unit_file(
     Ok(if args.user { unit.render_for_user() } else { unit.render() })
 }
 
-/// Returns the arguments of a manager or an agent.
-fn fleet_arguments(role: &str, args: &Args) -> anyhow::Result<String> {
-    let config = match &args.config {
-        Some(config) => quoted(&absolute(config)?)?,
-        // systemd replaces %E with the directory of configuration files.
-        None => format!("%E/portcullis/{role}.conf"),
-    };
-    let bus = if args.user { "user" } else { "system" };
-    let group = args.bus_group.as_ref().filter(|_| role == "manager");
-    let group = group.map_or_else(String::new, |group| format!(" --bus-group {group}"));
-    Ok(format!("{role} --config {config} --bus {bus}{group}"))
+impl Args {
+    fn fleet(&self) -> Options<'_> {
+        let Self { config, tls, user, bus_group, .. } = self;
+        Options { config: config.as_ref(), tls, user: *user, bus_group: bus_group.as_deref() }
+    }
 }
 
 /// A service starts in the root directory.
@@ -311,6 +314,7 @@ mod tests {
             provider: Provider::Ec2,
             ec2_settings: None,
             config: None,
+            tls: TlsFiles::default(),
             bus_group: None,
             user: false,
             directory: None,
@@ -365,22 +369,14 @@ mod tests {
     #[test]
     fn managers_and_agents_have_unit_files() {
         let prod: EnvironmentName = "prod".parse().unwrap();
-        let text = |role, args: &Args| unit_file(role, Path::new("/p"), &prod, args).unwrap();
-        let group = Args { bus_group: Some("fleet".to_owned()), ..asked("web") };
-        let configured = Args { config: Some(PathBuf::from("/etc/m.conf")), ..asked("web") };
         let user = Args { user: true, ..asked("web") };
         for (role, args, command) in [
-            (
-                Role::Manager,
-                &group,
-                "manager --config %E/portcullis/manager.conf --bus system --bus-group fleet",
-            ),
-            (Role::Manager, &configured, "manager --config \"/etc/m.conf\" --bus system"),
-            (Role::Manager, &user, "manager --config %E/portcullis/manager.conf --bus user"),
+            (Role::Manager, &asked("web"), "manager -e prod --bus system"),
+            (Role::Manager, &user, "manager -e prod --bus user"),
             (Role::Agent, &asked("web"), "agent --config %E/portcullis/agent.conf --bus system"),
             (Role::Agent, &user, "agent --config %E/portcullis/agent.conf --bus user"),
         ] {
-            let text = text(role, args);
+            let text = unit_file(role, Path::new("/p"), &prod, args).unwrap();
             assert!(text.contains(&format!("\nExecStart=\"/p\" --log-level info {command}\n")), "{text}");
             assert_eq!(text.contains("WantedBy=default.target"), args.user);
         }
