@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use crate::cli::error::{Refusal, Usage};
 use crate::runtime::trusted_file;
-use crate::store::Address;
+use crate::store::{Address, tree};
 
 const MAX_BYTES: usize = 16 * 1024;
 
@@ -154,9 +154,14 @@ fn meant(keys: Keys, store: &Address) -> anyhow::Result<Ec2Config> {
         _ => return Err(Usage::new(Wrong::Half).into()),
     };
     let store = match zookeeper {
-        Some(hosts) => hosts.parse().map_err(Usage::new)?,
+        // The same ensemble by other addresses, so its servers have certificates of the same CA.
+        Some(hosts) => hosts.parse::<Address>().map_err(Usage::new)?.with_ca(store.ca()),
         None => store.clone(),
     };
+    if store.is_tls() && store.ca().is_none() {
+        // A token for machines has to name the CA.
+        return Err(tree::Error::NoCa { hosts: store.hosts() }.into());
+    }
     Ok(Ec2Config { launch, store })
 }
 
@@ -193,6 +198,16 @@ pub(in crate::cli) fn connect(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::authority::ca_fingerprint;
+    use crate::machine::join_token::JoinToken;
+    use crate::model::MachineId;
+    use crate::net::tls::authority::Authority;
+    use crate::net::tls::certificate::Certificate;
+    use crate::net::tls::key::PrivateKey;
+    use crate::provision::user_data::BootConfig;
+    use crate::store::Credential;
+    use crate::store::acl::Roles;
+    use crate::store::joining::LaunchOffer;
 
     fn store() -> Address {
         "127.0.0.1:2181/prod".parse().unwrap()
@@ -241,6 +256,36 @@ mod tests {
         assert!(refused(&nowhere).contains("not the address of a store"));
         assert!(flag("ami-1").refuse_all().unwrap_err().to_string().contains("--ec2-image"));
         assert!(Ec2Args::default().refuse_all().is_ok());
+    }
+
+    /// The address of a store with TLS has no CA of its own; that of the controller's store is used.
+    #[test]
+    fn the_token_in_user_data_names_the_ca_of_a_store_with_tls() {
+        let key = PrivateKey::generate().unwrap();
+        let ca = Authority::create("prod", &key, 1_800_000_000_000).unwrap();
+        let own = store().with_ca(Some(ca.certificate()));
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("ec2.yaml");
+        std::fs::write(&path, "zookeeper: tls://zk1,zk2/prod\n").unwrap();
+        let flag = Ec2Args { ec2_zookeeper: Some("tls://zk1,zk2/prod".to_owned()), ..Ec2Args::default() };
+        let file = Ec2Args { ec2_settings: Some(path), ..Ec2Args::default() };
+        for args in [flag, file] {
+            let store = args.settings(&own).unwrap().store;
+            let fingerprint = ca_fingerprint(&store).unwrap();
+            let identity = || Credential::parse("nobody:secret").unwrap().identity();
+            let roles = Roles { operator: identity(), controller: identity() };
+            let boot = BootConfig::new("prod".parse().unwrap(), store, fingerprint, roles);
+            let once = Credential::parse("join-machine-0000000007:hunter2").unwrap();
+            let offer = LaunchOffer { machine: MachineId::new(7), once, expires_ms: 1_800_000_000_000 };
+            let script = boot.user_data(&offer).reveal().to_owned();
+            let token = script.lines().find(|line| line.starts_with("pj")).unwrap();
+            let token: JoinToken = token.parse().unwrap();
+            assert_eq!(token.store.to_string(), "tls://zk1:2181,zk2:2181/prod");
+            let named = Certificate::parse(ca.certificate()).unwrap().fingerprint().to_string();
+            assert_eq!(token.fingerprint, Some(named));
+            // Without a CA there is no token that a machine can use.
+            assert!(refused(&args).contains("no CA certificate to verify the store at zk1:2181,zk2:2181"));
+        }
     }
 
     #[test]
