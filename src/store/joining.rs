@@ -46,8 +46,8 @@ pub struct Offer {
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     #[error(
-        "the store does not accept the token for machine {0}: it is forged, or was replaced by a newer one, \
-         or the machine was terminated"
+        "the store does not accept the token for machine {0}: it is forged, has expired or was replaced by a \
+         newer one, or the machine was terminated"
     )]
     Unknown(MachineId),
     #[error("the token for machine {0} was used before")]
@@ -138,6 +138,37 @@ impl Offer {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Deletes the offers to these machines that have expired, and returns their number. An offer that
+/// was used stays: it contains no secret, and gives the reason to a host with the same token.
+///
+/// # Errors
+/// The failures of the store. An offer that cannot be read, parsed or deleted is left.
+pub async fn delete_expired_offers<T: Tree>(
+    tree: &T,
+    machines: &[MachineId],
+    now_ms: u64,
+) -> Result<usize, tree::Error> {
+    let kinds = [OfferKind::Operator, OfferKind::Launch];
+    let wanted: Vec<_> = machines.iter().flat_map(|&id| kinds.map(|kind| (id, kind))).collect();
+    let paths: Vec<_> = wanted.iter().map(|(id, kind)| paths::machine_offer(*id, *kind)).collect();
+    let found = tree.data_of_each(paths.clone()).await?;
+    let mut deleted = 0;
+    for (((machine, _), path), node) in wanted.into_iter().zip(paths).zip(found) {
+        let Ok(Some(node)) = node else { continue };
+        let Ok(offer) = Offer::parse(machine, &path, &node.data, node.version) else { continue };
+        if now_ms < offer.expires_ms {
+            continue;
+        }
+        match tree.write(vec![Write::DeleteIfVersion { path, version: node.version }]).await {
+            Ok(()) => deleted += 1,
+            Err(error) if error.is_transient() => return Err(error),
+            // It was used or replaced meanwhile, or the machine was terminated.
+            Err(_) => {}
+        }
+    }
+    Ok(deleted)
 }
 
 impl Offer {

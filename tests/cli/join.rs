@@ -77,7 +77,7 @@ fn tokens_that_cannot_be_used_are_refused_with_the_reason(site: &Site) {
     join(&host, "hello").is_refusal(2, "the token is damaged");
     let forged = Credential::parse(&format!("{}:0123456789", token.credential.user())).unwrap();
     let forged = JoinToken { credential: forged, ..token.clone() };
-    join(&host, &forged.expose()).is_refusal(1, "it is forged, or was replaced by a newer one");
+    join(&host, &forged.expose()).is_refusal(1, "it is forged, has expired or was replaced by a newer one");
     let day_ms = 24 * 3_600_000;
     // The same as a clock that is a day ahead, and one that is a day behind.
     let expired = JoinToken { expires_ms: token.expires_ms - day_ms, ..token.clone() };
@@ -86,7 +86,7 @@ fn tokens_that_cannot_be_used_are_refused_with_the_reason(site: &Site) {
     join(&host, &early.expose()).is_refusal(1, "the clock of this machine is wrong by 23 h");
     assert!(!machine_file(&host, 0).exists(), "nothing is left");
     let newer = token_of(&operator.does(&["machine", "token", "0"]));
-    join(&host, &text).is_refusal(1, "it is forged, or was replaced by a newer one");
+    join(&host, &text).is_refusal(1, "it is forged, has expired or was replaced by a newer one");
     operator.is_refused(&["machine", "token", "7"], 1, "Machine 7 was not found");
 
     // Positive control, from stdin.

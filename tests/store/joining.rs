@@ -1,6 +1,8 @@
 //! Offers to hosts that join as a machine, and the entries of added operators.
 
-use portcullis::store::joining::{JoinError, LaunchOffer, Offer, OfferKind, offer_at_launch};
+use portcullis::store::joining::{
+    JoinError, LaunchOffer, Offer, OfferKind, delete_expired_offers, offer_at_launch,
+};
 use portcullis::store::lease::{Lease, LeaseKey};
 use portcullis::store::operators::shared_credential;
 use portcullis::store::records::Placement;
@@ -33,6 +35,42 @@ pub(super) async fn an_offer_is_used_once_and_its_secret_is_gone_then(backend: &
     assert!(matches!(read(0).await, Err(JoinError::Unknown(_))), "an older credential is void");
     let host = backend.connect(Some(&newer)).await;
     Offer::read(&host, machine, OfferKind::Operator, 0).await.unwrap();
+}
+
+pub(super) async fn the_controller_deletes_offers_that_have_expired(backend: &impl Backend) {
+    let environment = fresh(backend, Placement::Unassigned).await;
+    let machine = async || environment.add_machine(None).await.unwrap();
+    let (expired, valid) = (machine().await, machine().await);
+    let (used, launched) = (machine().await, machine().await);
+    let mut once = Vec::new();
+    for (machine, expires_ms) in [(expired, HOUR), (valid, HOUR + 1), (used, HOUR)] {
+        once.push(environment.offer_join(machine, expires_ms).await.unwrap());
+    }
+    let host = backend.connect(Some(&once[2])).await;
+    let offer = Offer::read(&host, used, OfferKind::Operator, 0).await.unwrap();
+    offer.use_up(&host, used, 5).await.unwrap();
+    let tree = backend.connect(Some(&controller())).await;
+    let roles = environment.info().roles.clone();
+    let lease = Lease::acquire(&tree, &LeaseKey::firewall(), &roles.controllers(), "one").await.unwrap();
+    let credential = environment.machine_credential(launched).await.unwrap();
+    let of = (launched, &credential);
+    let launch = offer_at_launch(&tree, &roles, of, lease.fence(), (0, HOUR)).await.unwrap();
+
+    let all = [expired, valid, used, launched];
+    assert_eq!(delete_expired_offers(&tree, &all, HOUR - 1).await, Ok(0));
+    assert_eq!(delete_expired_offers(&tree, &all, HOUR).await, Ok(2));
+    assert_eq!(delete_expired_offers(&tree, &all, HOUR).await, Ok(0));
+    // By the clock of the host none of the tokens has expired.
+    let read = async |once: &Credential, machine, kind| {
+        Offer::read(&backend.connect(Some(once)).await, machine, kind, 0).await
+    };
+    let gone = read(&once[0], expired, OfferKind::Operator).await;
+    assert!(matches!(gone, Err(JoinError::Unknown(_))), "{gone:?}");
+    let gone = read(&launch.once, launched, OfferKind::Launch).await;
+    assert!(matches!(gone, Err(JoinError::Unknown(_))), "{gone:?}");
+    read(&once[1], valid, OfferKind::Operator).await.unwrap();
+    let kept = read(&once[2], used, OfferKind::Operator).await;
+    assert!(matches!(kept, Err(JoinError::Used(_))), "{kept:?}");
 }
 
 pub(super) async fn an_offer_at_launch_is_the_same_until_it_is_used(backend: &impl Backend) {

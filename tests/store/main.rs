@@ -112,6 +112,7 @@ on_every_tree![
     machines::only_the_terminated_machine_reads_its_tombstone,
     joining::an_offer_is_used_once_and_its_secret_is_gone_then,
     joining::an_offer_at_launch_is_the_same_until_it_is_used,
+    joining::the_controller_deletes_offers_that_have_expired,
     joining::an_added_operator_reads_its_entry_until_it_is_removed,
     charms::a_charm_is_stored_once_and_found_by_its_hash,
     charms::an_incomplete_charm_is_completed,
