@@ -113,7 +113,11 @@ pub(super) enum Refusal {
     #[error("machine {machine} was terminated, but nothing is removed: {reason}")]
     UntrustedTombstone { machine: MachineId, reason: String },
     #[error("this host is machine {machine} already: {} exists", path.display())]
-    AlreadyJoined { machine: MachineId, path: PathBuf },
+    AlreadyJoined { environment: EnvironmentName, machine: MachineId, path: PathBuf },
+    #[error("--service installs a systemd service, which requires root")]
+    ServiceNeedsRoot,
+    #[error("--service requires systemd, which does not run on this host")]
+    NoSystemd,
     #[error("{host} is not the store that the token is for: {reason}")]
     OtherStoreThanToken { host: String, reason: String },
     #[error("the store at {address} did not answer in {seconds} s")]
@@ -233,8 +237,14 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
                  --force"
                 .to_owned(),
         ),
-        Refusal::AlreadyJoined { machine, .. } => {
-            Some(format!("`portcullis machine --id {machine} --leave` removes the machine from this host"))
+        Refusal::AlreadyJoined { environment, machine, .. } => Some(format!(
+            "`portcullis machine -e {environment} --id {machine} --leave` removes the machine from this host"
+        )),
+        Refusal::ServiceNeedsRoot => {
+            Some("run the command as root, or without --service; the token was not used".to_owned())
+        }
+        Refusal::NoSystemd => {
+            Some("run the command without --service, and start `portcullis machine`".to_owned())
         }
         Refusal::UntrustedTombstone { machine, .. } => {
             Some(format!("`portcullis machine --id {machine} --leave` removes its units and leaves"))
@@ -330,7 +340,7 @@ fn store_hint(refusal: &store::Error) -> Option<String> {
 
 fn join_hint(refusal: &JoinError) -> Option<String> {
     match refusal {
-        JoinError::Unknown(machine) | JoinError::Used(machine) | JoinError::Expired(machine) => {
+        JoinError::Unknown(machine) | JoinError::Used { machine, .. } | JoinError::Expired(machine) => {
             Some(format!("`juju machine token {machine}` makes a new one"))
         }
         JoinError::Store(error) => store_hint(error),

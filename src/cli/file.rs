@@ -6,7 +6,9 @@ use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
-pub(super) use crate::runtime::atomic_file::{Privacy, build_aside, create_new, remove_unfinished, replace};
+pub(super) use crate::runtime::atomic_file::{
+    Privacy, build_aside, create_new, remove_unfinished, rename, replace,
+};
 
 /// Writes output to the path that an operator named: a file is replaced atomically, also behind a
 /// link; a device or a pipe is written to.

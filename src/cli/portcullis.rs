@@ -14,6 +14,7 @@ mod leave;
 mod listener_certificate;
 pub(super) mod machine;
 pub(super) mod machine_file;
+mod machine_service;
 mod manager;
 mod node_agent;
 mod run_hook;

@@ -35,6 +35,15 @@ pub fn replace(path: &Path, contents: &[u8], privacy: Privacy) -> io::Result<()>
     put_in_place(&aside, path, |aside, path| fs::rename(aside, path))
 }
 
+/// Gives a complete file its final name. A crash afterwards does not undo that.
+///
+/// # Errors
+/// Those of the file system; the file may have its old name then.
+pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    fs::rename(from, to)?;
+    File::open(parent(to))?.sync_all()
+}
+
 /// Creates `path` and returns true, or returns false if it exists. If two processes do it at the
 /// same time, exactly one succeeds.
 pub fn create_new(path: &Path, contents: &[u8], privacy: Privacy) -> io::Result<bool> {

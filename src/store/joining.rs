@@ -50,8 +50,12 @@ pub enum JoinError {
          newer one, or the machine was terminated"
     )]
     Unknown(MachineId),
-    #[error("the token for machine {0} was used before")]
-    Used(MachineId),
+    #[error("the token for machine {machine} was used before")]
+    Used {
+        machine: MachineId,
+        /// The name that the host gave to itself.
+        by: Option<String>,
+    },
     #[error("the token for machine {0} has expired")]
     Expired(MachineId),
     #[error(transparent)]
@@ -88,7 +92,8 @@ impl Offer {
         }
         let map: Map<String, Value> = serde_json::from_slice(data).map_err(|_| corrupt("not JSON"))?;
         if map.contains_key("used") {
-            return Err(JoinError::Used(machine));
+            let by = map.get("by").and_then(Value::as_str).map(str::to_owned);
+            return Err(JoinError::Used { machine, by });
         }
         let text = |key: &str| map.get(key).and_then(Value::as_str).unwrap_or_default();
         let identity = |key| Identity::parse(text(key)).map_err(|_| corrupt("an identity is missing"));
@@ -104,7 +109,8 @@ impl Offer {
     /// Reads the offer with a one-time credential.
     ///
     /// # Errors
-    /// [`JoinError`]: by the clock that `now_ms` comes from, an offer may have expired.
+    /// [`JoinError`]: by the clock that `now_ms` comes from, an offer may have expired. An offer that
+    /// was used does not expire.
     pub async fn read<T: Tree>(
         tree: &T,
         machine: MachineId,
@@ -124,16 +130,22 @@ impl Offer {
         Ok(offer)
     }
 
-    /// Marks the offer as used: its token is void, and the offer no longer contains a secret.
+    /// Marks the offer as used: its token is void, and the offer no longer contains a secret. `by`
+    /// is a name of the host that is not secret; the host recognizes it after a crash.
     ///
     /// # Errors
     /// [`JoinError::Used`] if another process was faster.
-    pub async fn use_up<T: Tree>(&self, tree: &T, machine: MachineId, now_ms: u64) -> Result<(), JoinError> {
-        let data = json!({"used": now_ms}).to_string().into_bytes();
+    pub async fn use_up<T: Tree>(
+        &self,
+        tree: &T,
+        machine: MachineId,
+        (now_ms, by): (u64, &str),
+    ) -> Result<(), JoinError> {
+        let data = json!({"used": now_ms, "by": by}).to_string().into_bytes();
         let write = Write::SetIfVersion { path: self.path.clone(), data, version: self.version };
         match tree.write(vec![write]).await {
             Ok(()) => Ok(()),
-            Err(tree::Error::BadVersion(_)) => Err(JoinError::Used(machine)),
+            Err(tree::Error::BadVersion(_)) => Err(JoinError::Used { machine, by: None }),
             Err(tree::Error::NoNode(_)) => Err(JoinError::Unknown(machine)),
             Err(error) => Err(error.into()),
         }

@@ -27,9 +27,10 @@ pub(super) async fn an_offer_is_used_once_and_its_secret_is_gone_then(backend: &
     let foreign = Offer::read(&host, other, OfferKind::Operator, 0).await;
     assert!(matches!(foreign, Err(JoinError::Unknown(_))), "{foreign:?}");
 
-    offer.use_up(&host, machine, 5).await.unwrap();
-    assert!(matches!(offer.use_up(&host, machine, 6).await, Err(JoinError::Used(_))));
-    assert!(matches!(read(0).await, Err(JoinError::Used(_))));
+    offer.use_up(&host, machine, (5, "one")).await.unwrap();
+    assert!(matches!(offer.use_up(&host, machine, (6, "two")).await, Err(JoinError::Used { .. })));
+    let used = read(HOUR).await;
+    assert!(matches!(&used, Err(JoinError::Used { by: Some(by), .. }) if by == "one"), "{used:?}");
     let newer = environment.offer_join(machine, HOUR).await.unwrap();
     assert_ne!(newer, once);
     assert!(matches!(read(0).await, Err(JoinError::Unknown(_))), "an older credential is void");
@@ -48,7 +49,7 @@ pub(super) async fn the_controller_deletes_offers_that_have_expired(backend: &im
     }
     let host = backend.connect(Some(&once[2])).await;
     let offer = Offer::read(&host, used, OfferKind::Operator, 0).await.unwrap();
-    offer.use_up(&host, used, 5).await.unwrap();
+    offer.use_up(&host, used, (5, "host")).await.unwrap();
     let tree = backend.connect(Some(&controller())).await;
     let roles = environment.info().roles.clone();
     let lease = Lease::acquire(&tree, &LeaseKey::firewall(), &roles.controllers(), "one").await.unwrap();
@@ -70,7 +71,7 @@ pub(super) async fn the_controller_deletes_offers_that_have_expired(backend: &im
     assert!(matches!(gone, Err(JoinError::Unknown(_))), "{gone:?}");
     read(&once[1], valid, OfferKind::Operator).await.unwrap();
     let kept = read(&once[2], used, OfferKind::Operator).await;
-    assert!(matches!(kept, Err(JoinError::Used(_))), "{kept:?}");
+    assert!(matches!(kept, Err(JoinError::Used { .. })), "{kept:?}");
 }
 
 pub(super) async fn an_offer_at_launch_is_the_same_until_it_is_used(backend: &impl Backend) {
@@ -92,7 +93,7 @@ pub(super) async fn an_offer_at_launch_is_the_same_until_it_is_used(backend: &im
     let host = backend.connect(Some(&late.once)).await;
     let offer = Offer::read(&host, machine, OfferKind::Launch, 0).await.unwrap();
     assert_eq!((&offer.credential, &offer.roles), (&credential, &roles));
-    offer.use_up(&host, machine, 5).await.unwrap();
+    offer.use_up(&host, machine, (5, "host")).await.unwrap();
     let again = offered(2_000 + HOUR / 2).await.unwrap();
     assert_ne!(again.once, late.once, "the instance after this one gets another credential");
     let stale = Offer::read(&host, machine, OfferKind::Launch, 0).await;

@@ -9,6 +9,7 @@ mod full_disk;
 mod harness;
 mod isolation;
 mod killed;
+mod killed_join;
 mod killed_up;
 mod life;
 mod many_units;

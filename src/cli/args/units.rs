@@ -72,10 +72,7 @@ impl UnitArgs {
         // Checked before anything is written to it.
         check_directory(&directory)
             .with_context(|| format!("cannot use {} for units", directory.display()))?;
-        let mut tools = hook_env::tools_dir()?;
-        if !TOOLS.iter().all(|tool| tools.join(tool).is_file()) {
-            return Err(Refusal::NoHookTools { directory: tools }.into());
-        }
+        let mut tools = tools()?;
         if another {
             check_way(user, directory.parent().unwrap_or(&directory))?;
             if hook_user::closed_to(user, &tools.join(TOOLS[0])).is_some() {
@@ -116,6 +113,15 @@ impl UnitArgs {
         }
         Ok(user)
     }
+}
+
+/// Returns the directory of the hook tools.
+pub(in crate::cli) fn tools() -> anyhow::Result<PathBuf> {
+    let directory = hook_env::tools_dir()?;
+    if !TOOLS.iter().all(|tool| directory.join(tool).is_file()) {
+        return Err(Refusal::NoHookTools { directory }.into());
+    }
+    Ok(directory)
 }
 
 /// Warns about units that an earlier agent ran as its own user: their files are in another

@@ -115,26 +115,7 @@ impl Role {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
-    let environment: EnvironmentName = parse_arg(&args.environment)?;
-    check(args)?;
-    let program = std::env::current_exe().context("cannot determine the path of this program")?;
-    let directory = directory(args)?;
-    // All texts are made before the first file is written.
-    let mut files = Vec::new();
-    for &role in &args.roles {
-        let text = unit_file(role, &program, &environment, args)?;
-        let reload = if args.user { "systemctl --user" } else { "systemctl" };
-        let hint = format!("{reload} daemon-reload && {reload} enable --now {}", role.instance());
-        files.push((directory.join(role.file()), MARK, text, hint));
-        if role == Role::Manager && !args.user {
-            let path = args.dbus_directory.join(POLICY_FILE);
-            files.push((path, POLICY_MARK, policy(args.bus_group.as_deref())?, POLICY_HINT.to_owned()));
-        }
-    }
-    for (path, mark, _, _) in &files {
-        refuse_anothers(path, mark)?;
-    }
-    for (path, mark, text, hint) in files {
+    for ToWrite { path, mark, text, hint } in prepare(args)? {
         let directory = path.parent().unwrap_or(Path::new("/"));
         fs::create_dir_all(directory)
             .and_then(|()| file::replace(&path, format!("{mark}{text}").as_bytes(), file::Privacy::Plain))
@@ -145,9 +126,50 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// One file of this command.
+struct ToWrite {
+    path: PathBuf,
+    mark: &'static str,
+    text: String,
+    /// The command to type next.
+    hint: String,
+}
+
+/// Returns all files, before the first one is written.
+fn prepare(args: &Args) -> anyhow::Result<Vec<ToWrite>> {
+    let environment: EnvironmentName = parse_arg(&args.environment)?;
+    check(args)?;
+    let program = std::env::current_exe().context("cannot determine the path of this program")?;
+    let directory = directory(args)?;
+    let mut files = Vec::new();
+    for &role in &args.roles {
+        let text = unit_file(role, &program, &environment, args)?;
+        let reload = if args.user { "systemctl --user" } else { "systemctl" };
+        let hint = format!("{reload} daemon-reload && {reload} enable --now {}", role.instance());
+        files.push(ToWrite { path: directory.join(role.file()), mark: MARK, text, hint });
+        if role == Role::Manager && !args.user {
+            let (path, text) = (args.dbus_directory.join(POLICY_FILE), policy(args.bus_group.as_deref())?);
+            files.push(ToWrite { path, mark: POLICY_MARK, text, hint: POLICY_HINT.to_owned() });
+        }
+    }
+    for ToWrite { path, mark, .. } in &files {
+        refuse_anothers(path, mark)?;
+    }
+    Ok(files)
+}
+
 /// Writes the unit file of machines' agents, for `portcullis join`.
 pub(super) fn machine_service(environment: &EnvironmentName, hook_user: &str) -> anyhow::Result<()> {
-    run(&Args {
+    run(&of_machine(environment, hook_user))
+}
+
+/// Refuses what [`machine_service`] would refuse, and writes nothing.
+pub(super) fn check_machine_service(environment: &EnvironmentName, hook_user: &str) -> anyhow::Result<()> {
+    prepare(&of_machine(environment, hook_user)).map(drop)
+}
+
+fn of_machine(environment: &EnvironmentName, hook_user: &str) -> Args {
+    Args {
         roles: vec![Role::Machine],
         environment: environment.to_string(),
         hook_user: hook_user.to_owned(),
@@ -159,7 +181,7 @@ pub(super) fn machine_service(environment: &EnvironmentName, hook_user: &str) ->
         user: false,
         directory: None,
         dbus_directory: PathBuf::from(DBUS_POLICIES),
-    })
+    }
 }
 
 /// Refuses options that do not fit the roles.

@@ -1,29 +1,31 @@
 //! `portcullis join`: makes this host a machine of an environment with a token of `juju
 //! add-machine`. Verifies the store by the CA's fingerprint, gets the machine's credentials and a
 //! certificate for a key that is created here, writes the machine file and, on request, installs
-//! and starts the service.
+//! and starts the service. The same command continues after a crash at any point.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::cli::args::hook_user;
 use crate::cli::config::ConfigDir;
 use crate::cli::error::{Refusal, Usage};
+use crate::cli::file;
 use crate::cli::output;
-use crate::cli::portcullis::{install, machine, machine_file, up};
+use crate::cli::portcullis::machine_service::MachineService;
+use crate::cli::portcullis::{machine, machine_file, up};
+use crate::identity::files::MachineIdentity;
 use crate::identity::machine::Machine as Applicant;
 use crate::machine::file::MachineFile;
 use crate::machine::join_token::JoinToken;
 use crate::model::{EnvironmentName, MachineId};
 use crate::net::tls::pin::fetch_ca;
 use crate::runtime::clock::wall_ms;
-use crate::store::joining::Offer;
+use crate::store::joining::{JoinError, Offer};
 use crate::store::{Address, ZkTree};
 
 /// The longest token that is read from stdin.
@@ -68,30 +70,39 @@ impl Directories {
 
 pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let token: JoinToken = read_token(&args.token)?.parse().map_err(Usage::new)?;
-    token.check_time(wall_ms())?;
     let (machine, environment) = (token.machine, token.environment.clone());
+    let service = MachineService { environment: &environment, machine, hook_user: &args.hook_user };
+    let service = args.service.then_some(service);
+    service.as_ref().map_or(Ok(()), MachineService::check)?;
     let directories = Directories::of(args, &environment)?;
     let path = directories.config.machine(&environment, machine);
-    if path.exists() {
-        return Err(Refusal::AlreadyJoined { machine, path }.into());
-    }
-    let address = verified_address(&token).await?;
-    let file = redeem(&token, address, &path).await?;
-    output::message(&format!("Machine {machine} has joined '{environment}': {} written", path.display()));
-    match certificate(machine, &file, &directories.data).await? {
+    let identity = machine::identity_files(&directories.data, machine)?;
+    let file = match machine_file::read(&path)? {
+        Some(_) if service.is_none() => {
+            return Err(Refusal::AlreadyJoined { environment, machine, path }.into());
+        }
+        Some(file) => {
+            output::message(&format!("This host is machine {machine} already: {} exists", path.display()));
+            file
+        }
+        None => {
+            let file = redeem(&token, &path, &identity).await?;
+            let path = path.display();
+            output::message(&format!("Machine {machine} has joined '{environment}': {path} written"));
+            file
+        }
+    };
+    match certificate(machine, &file, &identity).await? {
         Some(path) => output::message(&format!("Certificate written: {}", path.display())),
         None => output::message("No certificate yet; the agent requests it again when it runs"),
     }
-    if args.service {
-        install::machine_service(&environment, &args.hook_user)?;
-        systemctl(&["daemon-reload"])?;
-        let service = format!("portcullis-machine@{machine}.service");
-        systemctl(&["enable", "--now", &service])?;
-        output::message(&format!("{service} is enabled and running"));
-    } else {
-        output::hint(&format!("`portcullis machine -e {environment} --id {machine}` starts its agent"));
+    match service {
+        Some(service) => service.start(),
+        None => {
+            output::hint(&format!("`portcullis machine -e {environment} --id {machine}` starts its agent"));
+            Ok(())
+        }
     }
-    Ok(())
 }
 
 fn read_token(given: &str) -> anyhow::Result<String> {
@@ -130,31 +141,58 @@ async fn verified_address(token: &JoinToken) -> anyhow::Result<Address> {
     })
 }
 
-/// Gets the machine's credentials and writes the machine file before the token is used up, so that
-/// the same token works again after a crash in between.
-async fn redeem(token: &JoinToken, address: Address, path: &Path) -> anyhow::Result<MachineFile> {
+/// Gets the machine's credentials. They are in an unfinished file until the token is used up, so
+/// that the same token works again after a crash.
+async fn redeem(token: &JoinToken, path: &Path, identity: &MachineIdentity) -> anyhow::Result<MachineFile> {
+    let unfinished = path.with_extension("joining");
+    let begun = machine_file::read(&unfinished)?;
+    if begun.is_none() {
+        token.check_time(wall_ms())?;
+    }
+    // The public key names this host: another one may have used the token meanwhile.
+    let host = identity.ensure_key()?.fingerprint()?;
+    let address = verified_address(token).await?;
     let tree = ZkTree::connect(&address, Some(&token.credential)).await?;
     let work = async {
-        let offer = Offer::read(&tree, token.machine, token.offer, wall_ms()).await?;
+        let read = Offer::read(&tree, token.machine, token.offer, wall_ms()).await;
+        let offer = match (read, begun) {
+            (Err(JoinError::Used { by: Some(by), .. }), Some(begun)) if by == host => return Ok(begun),
+            (read, _) => read?,
+        };
         let (credential, roles) = (offer.credential.clone(), offer.roles.clone());
         let file = MachineFile { address, credential, roles };
-        machine_file::write(path, &file)?;
-        if let Err(error) = offer.use_up(&tree, token.machine, wall_ms()).await {
-            // Another host was faster, or the store was lost: this host is not the machine.
-            std::fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
-            return Err(error.into());
-        }
+        machine_file::write(&unfinished, &file)?;
+        offer.use_up(&tree, token.machine, (wall_ms(), &host)).await?;
         Ok(file)
     };
-    let done = work.await;
+    let done: anyhow::Result<MachineFile> = work.await;
     tree.close().await;
-    done
+    if let Err(error) = &done
+        && is_definite(error)
+    {
+        // This host is not the machine, so nothing secret of the machine stays here.
+        machine_file::remove(&unfinished)?;
+    }
+    let file = done?;
+    file::rename(&unfinished, path).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(file)
 }
 
-/// Creates the machine's key and gets a certificate for it. Returns the certificate's path, or
-/// `None` if no issuer answered in time.
-async fn certificate(machine: MachineId, file: &MachineFile, data: &Path) -> anyhow::Result<Option<PathBuf>> {
-    let files = machine::identity_files(data, machine)?;
+/// Whether the store has refused the token. After other failures the same command may continue.
+fn is_definite(error: &anyhow::Error) -> bool {
+    match error.downcast_ref::<JoinError>() {
+        Some(JoinError::Store(_)) | None => false,
+        Some(_) => true,
+    }
+}
+
+/// Gets a certificate for the machine's key. Returns the certificate's path, or `None` if no issuer
+/// answered in time.
+async fn certificate(
+    machine: MachineId,
+    file: &MachineFile,
+    files: &MachineIdentity,
+) -> anyhow::Result<Option<PathBuf>> {
     let key = files.ensure_key()?;
     let tree = ZkTree::connect(&file.address, Some(&file.credential)).await?;
     let identity = file.credential.identity();
@@ -164,14 +202,4 @@ async fn certificate(machine: MachineId, file: &MachineFile, data: &Path) -> any
     let Ok(chain) = obtained else { return Ok(None) };
     files.install(&chain?)?;
     Ok(Some(files.files().certificates))
-}
-
-fn systemctl(arguments: &[&str]) -> anyhow::Result<()> {
-    let line = format!("systemctl {}", arguments.join(" "));
-    let status = Command::new("systemctl").args(arguments).status();
-    let status = status.with_context(|| format!("cannot run `{line}`"))?;
-    if !status.success() {
-        bail!("`{line}` failed: {status}");
-    }
-    Ok(())
 }

@@ -2,8 +2,7 @@
 //! and the machine file from this host. This happens if the store has a tombstone of the machine,
 //! or by hand with `portcullis machine --leave`.
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Context as _;
 use portcullis_provider::nftables::{Mode, TableName, TableSettings};
@@ -12,6 +11,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::cli::error::{Refusal, Usage};
+use crate::cli::portcullis::machine_file;
 use crate::identity::files::MachineIdentity;
 use crate::machine::number;
 use crate::net::tls::IdentityFiles;
@@ -45,7 +45,7 @@ impl Leaving {
         let table = self.remove_table().await?;
         let IdentityFiles { certificates, key } = self.identity.files();
         for file in [&certificates, &key, &self.machine_file] {
-            remove_file(file).with_context(|| format!("cannot remove {}", file.display()))?;
+            machine_file::remove(file)?;
         }
         info!(machine = %self.site.machine, units, table, "machine has left its environment");
         Ok(Removed { units, table })
@@ -88,12 +88,5 @@ impl Leaving {
         }
         let Removed { units, .. } = self.leave(stop).await?;
         Ok(Some(Refusal::Left { machine, units }))
-    }
-}
-
-fn remove_file(path: &Path) -> io::Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        done => done,
     }
 }

@@ -1,6 +1,7 @@
 //! The machine file: address and credentials of a machine's agent, mode 0600. It comes with the
 //! machine's user data, is copied by hand, or is created where the operator's credentials are.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -28,7 +29,7 @@ pub(in crate::cli) async fn of_machine(
 }
 
 /// Returns None if there is no such file. No message quotes its content.
-fn read(path: &Path) -> anyhow::Result<Option<MachineFile>> {
+pub(in crate::cli) fn read(path: &Path) -> anyhow::Result<Option<MachineFile>> {
     let Some(bytes) = trusted_file::read_secret(path, MAX_BYTES)? else { return Ok(None) };
     let file = MachineFile::parse(&bytes)
         .map_err(|error| Refusal::GarbledMachineFile { path: path.to_owned(), problem: error.0 })?;
@@ -112,6 +113,14 @@ pub(in crate::cli) fn write(path: &Path, contents: &MachineFile) -> anyhow::Resu
     file::ensure_private_dir(directory)
         .and_then(|()| file::replace(path, contents.render().as_bytes(), Privacy::Secret))
         .with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Removes a file, if it exists.
+pub(in crate::cli) fn remove(path: &Path) -> anyhow::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done.with_context(|| format!("cannot remove {}", path.display())),
+    }
 }
 
 #[cfg(test)]

@@ -4,9 +4,11 @@
 use std::fmt;
 
 use rcgen::{CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData as _};
+use sha2::{Digest as _, Sha256};
 
 use super::authority::{AuthorityError, Names};
 use super::certificate::Certificate;
+use crate::model::hex;
 
 /// A private key in PEM form.
 #[derive(Clone, PartialEq, Eq)]
@@ -50,6 +52,14 @@ impl PrivateKey {
         self.pair().is_ok_and(|pair| pair.der_bytes() == certificate.public_key())
     }
 
+    /// The SHA-256 hash of the public key in hexadecimal digits.
+    ///
+    /// # Errors
+    /// [`AuthorityError::InvalidKey`].
+    pub fn fingerprint(&self) -> Result<String, AuthorityError> {
+        Ok(hex(&Sha256::digest(self.pair()?.der_bytes())))
+    }
+
     pub(super) fn pair(&self) -> Result<KeyPair, AuthorityError> {
         KeyPair::from_pem_and_sign_algo(&self.0, &PKCS_ECDSA_P256_SHA256)
             .map_err(|_| AuthorityError::InvalidKey)
@@ -72,6 +82,8 @@ mod tests {
         assert_ne!(one, two);
         assert_eq!(PrivateKey::parse(one.expose()).unwrap(), one);
         assert_eq!(format!("{one:?}"), "PrivateKey(...)");
+        assert_eq!(one.fingerprint().unwrap().len(), 64);
+        assert_ne!(one.fingerprint(), two.fingerprint());
         for bad in ["", "hunter2", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"] {
             let refusal = PrivateKey::parse(bad).unwrap_err();
             assert_eq!(refusal.to_string(), "not a private key of the type ECDSA P-256 in PEM form");
