@@ -2,13 +2,16 @@
 //! its private key. It is created on the host of `juju bootstrap` or `portcullis up`; controllers on
 //! other hosts issue certificates only with a copy of it. The key is never written to the store.
 
+use std::path::Path;
+
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-use crate::cli::config::{ConfigDir, Role};
+use crate::cli::config::{ConfigDir, Role, SavedEnvironment};
 use crate::cli::error::Refusal;
 use crate::cli::file::{self, Privacy};
 use crate::identity::files::MachineIdentity;
+use crate::keeper::storage::read_stored;
 use crate::model::EnvironmentName;
 use crate::net::tls::authority::{Authority, Names, ROLE_LIFETIME, Validity};
 use crate::net::tls::certificate::Certificate;
@@ -16,7 +19,7 @@ use crate::net::tls::key::PrivateKey;
 use crate::runtime::clock::wall_ms;
 use crate::runtime::trusted_file;
 use crate::store::certificates::read_authority;
-use crate::store::{Address, Environment, Tree};
+use crate::store::{Address, Environment, Tree, paths};
 
 /// Maximum size of the file.
 const MAX_BYTES: usize = 64 * 1024;
@@ -45,6 +48,22 @@ pub(super) fn read(config: &ConfigDir, environment: &EnvironmentName) -> anyhow:
     Ok(Some(loaded))
 }
 
+/// Reads the authority, if this host has its key, and refuses it if the environment has published
+/// another one: two issuers with different keys would replace each other's certificates.
+pub(super) async fn read_published<T: Tree>(
+    config: &ConfigDir,
+    environment: &EnvironmentName,
+    tree: &T,
+) -> anyhow::Result<Option<Authority>> {
+    let Some(here) = read(config, environment)? else { return Ok(None) };
+    match read_authority(tree).await? {
+        Some(published) if published != here.certificate() => {
+            Err(Refusal::OtherAuthority { path: config.authority(environment) }.into())
+        }
+        _ => Ok(Some(here)),
+    }
+}
+
 /// Creates the authority of an environment that has none, and publishes its certificate as the
 /// operator. The key is saved first: after a crash in between, the next run publishes the saved one.
 pub(super) async fn ensure<T: Tree>(
@@ -53,17 +72,11 @@ pub(super) async fn ensure<T: Tree>(
     opened: &Environment<T>,
 ) -> anyhow::Result<()> {
     file::remove_unfinished(&config.authority(environment));
-    let published = match read_authority(opened.tree()).await? {
-        Some(published) => published,
-        None => {
-            let here = read_or_create(config, environment)?;
-            opened.publish_authority(here.certificate()).await?
-        }
-    };
-    match read(config, environment)? {
-        Some(here) if here.certificate() != published => {
-            Err(Refusal::OtherAuthority { path: config.authority(environment) }.into())
-        }
+    if read_authority(opened.tree()).await?.is_none() {
+        let here = read_or_create(config, environment)?;
+        opened.publish_authority(here.certificate()).await?;
+    }
+    match read_published(config, environment, opened.tree()).await? {
         Some(here) => issue_to_roles(config, environment, &here),
         None => Ok(()),
     }
@@ -78,8 +91,9 @@ pub(super) fn role_identity(
     MachineIdentity::of_listener(config.identity(environment), role.name())
 }
 
-/// Issues the certificates of the operator and the controller, unless they are valid.
-fn issue_to_roles(
+/// Issues the certificates of the operator and the controller, unless they are valid and not due
+/// for renewal.
+pub(super) fn issue_to_roles(
     config: &ConfigDir,
     environment: &EnvironmentName,
     authority: &Authority,
@@ -114,8 +128,38 @@ pub(super) fn issue_if_due(
     Ok(Some(validity))
 }
 
+/// Reads the authority for a keeper's listener. Creates it first for a new environment, but not if
+/// the data of the keeper or the saved credentials show that there is another one.
+pub(super) fn read_or_create_for_keeper(
+    config: &ConfigDir,
+    environment: &EnvironmentName,
+    data_dir: &Path,
+) -> anyhow::Result<Authority> {
+    if let Some(here) = read(config, environment)? {
+        return Ok(here);
+    }
+    let mut shown_by = None;
+    for role in [Role::Operator, Role::Controller] {
+        if let Some(SavedEnvironment { cluster_id: Some(_), ca: Some(_), .. }) =
+            config.read(environment, role)?
+        {
+            shown_by = Some(config.path(environment, role)?);
+        }
+    }
+    if read_stored(data_dir, paths::authority().as_str())?.is_some() {
+        shown_by = Some(data_dir.to_owned());
+    }
+    match shown_by {
+        None => read_or_create(config, environment),
+        Some(shown_by) => {
+            let (environment, path) = (environment.clone(), config.authority(environment));
+            Err(Refusal::NoAuthority { environment, shown_by, path }.into())
+        }
+    }
+}
+
 /// Reads the authority, and creates it first on a host that has none.
-pub(super) fn read_or_create(config: &ConfigDir, environment: &EnvironmentName) -> anyhow::Result<Authority> {
+fn read_or_create(config: &ConfigDir, environment: &EnvironmentName) -> anyhow::Result<Authority> {
     read(config, environment)?.map_or_else(|| create(config, environment), Ok)
 }
 
@@ -134,8 +178,9 @@ fn create(config: &ConfigDir, environment: &EnvironmentName) -> anyhow::Result<A
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keeper::{Config, Keeper};
     use crate::store::records::Placement;
-    use crate::store::{Bootstrap, Credential, MemoryStore, MemoryTree};
+    use crate::store::{Bootstrap, Credential, MemoryStore, MemoryTree, ZkTree};
 
     async fn environment(name: &str) -> Environment<MemoryTree> {
         let [operator, controller] =
@@ -176,6 +221,8 @@ mod tests {
         ensure(&other, &name, &environment("prod").await).await.unwrap();
         let refused = format!("{:#}", ensure(&other, &name, &opened).await.unwrap_err());
         assert!(refused.contains("prod-authority.json holds the key of another authority"), "{refused}");
+        let refused = read_published(&other, &name, opened.tree()).await.unwrap_err();
+        assert!(refused.to_string().contains("prod-authority.json"), "{refused}");
         // An environment that was destroyed and created again gets the saved one.
         let again = environment("prod").await;
         ensure(&config, &name, &again).await.unwrap();
@@ -183,5 +230,52 @@ mod tests {
         file::replace(&config.authority(&name), b"{\"key\": \"hunter2\"}", Privacy::Secret).unwrap();
         let refused = format!("{:#}", read(&config, &name).unwrap_err());
         assert!(refused.contains("is missing") && !refused.contains("hunter2"), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn a_keeper_creates_no_second_authority_for_an_environment_that_has_one() {
+        let home = tempfile::tempdir().unwrap();
+        let config = ConfigDir::below(home.path());
+        let data = home.path().join("data");
+        let name: EnvironmentName = "prod".parse().unwrap();
+        // A new environment gets one.
+        let made = read_or_create_for_keeper(&config, &name, &data).unwrap();
+        std::fs::create_dir(&data).unwrap();
+        let keeper = Keeper::start(Config::new(&data, ([127, 0, 0, 1], 0).into())).unwrap();
+        let credential = Credential::generate("operator").unwrap();
+        let identity = credential.identity();
+        let address = keeper.local_addr().to_string().parse().unwrap();
+        let tree = ZkTree::connect(&address, Some(&credential)).await.unwrap();
+        let wanted = Bootstrap {
+            environment: name.clone(),
+            placement: Placement::Local,
+            operator: identity.clone(),
+            controller: identity,
+        };
+        let opened = Environment::bootstrap(tree, &wanted).await.unwrap();
+        opened.publish_authority(made.certificate()).await.unwrap();
+        opened.into_tree().close().await;
+        drop(keeper);
+        let again = read_or_create_for_keeper(&config, &name, &data).unwrap();
+        assert_eq!(again.certificate(), made.certificate());
+
+        std::fs::remove_file(config.authority(&name)).unwrap();
+        let refused = |data: &Path| read_or_create_for_keeper(&config, &name, data).unwrap_err().to_string();
+        let shown = refused(&data);
+        assert!(shown.contains("prod-authority.json") && shown.contains("data"), "{shown}");
+        assert!(!config.authority(&name).exists());
+        // Another keeper's data says nothing; credentials that were saved with a CA do.
+        let saved = SavedEnvironment {
+            zookeeper: "tls://zk1:2181".to_owned(),
+            credential,
+            cluster_id: Some("c1".to_owned()),
+            ca: Some(made.certificate().to_owned()),
+        };
+        config.replace(&name, Role::Operator, &saved).unwrap();
+        let shown = refused(&home.path().join("elsewhere"));
+        assert!(shown.contains("prod.json") && !config.authority(&name).exists(), "{shown}");
+        let destroyed = SavedEnvironment { cluster_id: None, ..saved };
+        config.replace(&name, Role::Operator, &destroyed).unwrap();
+        read_or_create_for_keeper(&config, &name, &home.path().join("elsewhere")).unwrap();
     }
 }

@@ -70,6 +70,11 @@ pub(super) enum Refusal {
     GarbledAuthority { path: PathBuf, problem: String },
     #[error("{} holds the key of another authority than the environment's", path.display())]
     OtherAuthority { path: PathBuf },
+    #[error(
+        "environment '{environment}' has an authority, according to {}, but {} does not exist",
+        shown_by.display(), path.display()
+    )]
+    NoAuthority { environment: EnvironmentName, shown_by: PathBuf, path: PathBuf },
     #[error("no certificate for the listener on {listen}: {} does not exist", path.display())]
     NoListenerCertificate { listen: std::net::SocketAddr, path: PathBuf },
     #[error("machine {machine} has not requested a certificate")]
@@ -216,7 +221,7 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
         Refusal::OtherAuthority { path } => {
             Some(format!("move {} away, or copy the file of the host that bootstrapped", path.display()))
         }
-        Refusal::NoListenerCertificate { .. } => Some(
+        Refusal::NoListenerCertificate { .. } | Refusal::NoAuthority { .. } => Some(
             "copy that file from the host that bootstrapped, or listen on loopback and name --tls-listen, \
              --tls-cert and --tls-key; --allow-plain-tcp serves plain text"
                 .to_owned(),

@@ -361,6 +361,21 @@ fn random_salt(dir: &Path) -> Result<u64, StorageError> {
     Ok(u64::from_ne_bytes(salt))
 }
 
+/// Returns the data of a znode in the directory of a keeper that does not run. A directory without
+/// a keeper's files contains none.
+///
+/// # Errors
+/// If another keeper uses the directory, or its files cannot be read.
+pub fn read_stored(dir: &Path, path: &str) -> Result<Option<Vec<u8>>, StorageError> {
+    if !dir.join("lock").exists() {
+        return Ok(None);
+    }
+    let _lock = lock(dir)?;
+    // The limits concern new znodes only.
+    let state = recover(dir, TreeLimits::default(), 0)?.state;
+    Ok(state.tree.get(path).map(|node| node.data.as_deref().unwrap_or_default().to_vec()))
+}
+
 /// Recovers the state from the newest valid snapshot and all segments since.
 pub fn recover(dir: &Path, limits: TreeLimits, mono_ms: i64) -> Result<Recovered, StorageError> {
     let snapshots = numbered(dir, "snapshot.")?;

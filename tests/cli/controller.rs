@@ -10,6 +10,9 @@ use std::time::Duration;
 
 use portcullis::model::UnitId;
 use portcullis::model::ports::parse_argument;
+use portcullis::net::tls::authority::Authority;
+use portcullis::net::tls::key::PrivateKey;
+use portcullis::runtime::clock::wall_ms;
 use portcullis::store::{Address, Credential, UnitPorts, ZkTree};
 use serde_json::{Value, json};
 
@@ -19,7 +22,11 @@ use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::{golden, wait_for};
 use crate::operator::{Came, Operator, Transcript, came, fixture_charm};
 
-on_both_stores![a_controller_with_invalid_settings_does_not_start, a_standby_controller_takes_over,];
+on_both_stores![
+    a_controller_with_invalid_settings_does_not_start,
+    a_controller_with_the_key_of_another_authority_issues_nothing,
+    a_standby_controller_takes_over,
+];
 
 /// Longer than the session timeout of a killed leader.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -85,6 +92,30 @@ pub(crate) fn ask_metrics(log: &Path, path: &str) -> (u16, String) {
     connection.read_to_string(&mut answer).expect("an answer");
     let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
     (head[9..12].parse().expect("a status"), body.to_owned())
+}
+
+/// Two issuers with different keys would replace each other's certificates for ever.
+fn a_controller_with_the_key_of_another_authority_issues_nothing(site: &Site) {
+    let operator = Operator::bootstrapped(site);
+    let file = operator.config("local-authority.json");
+    let ours = fs::read(&file).unwrap();
+    let other = Authority::create("local", &PrivateKey::generate().unwrap(), wall_ms()).unwrap();
+    let text = json!({"certificate": other.certificate(), "key": other.key().expose()}).to_string();
+    fs::write(&file, text).unwrap();
+    let reason = format!("{} holds the key of another authority than the environment's", file.display());
+    let controller = Controller::start(&operator, "controller.log");
+    controller.wait_for_log(&format!("certificates are not issued reason={reason}"));
+    let added = operator.does(&["add-machine"]);
+    let host = Operator::at(site);
+    let token = added.stdout.trim_end().strip_prefix("portcullis join ").expect("a token");
+    let joined = came(host.command("portcullis").args(["join", token]));
+    assert!(joined.code == 0 && joined.stderr.contains("No certificate yet"), "{joined:?}");
+    operator.is_refused(&["machine", "renew", "0"], 1, &reason);
+    assert_eq!(controller.stop("-TERM"), Some(0), "its other roles run");
+    golden::refusals("other_authority");
+    // Positive control.
+    fs::write(&file, ours).unwrap();
+    operator.does(&["machine", "renew", "0"]);
 }
 
 /// Opens a port as the unit's own hook would.

@@ -112,11 +112,12 @@ pub(super) fn print_join_command(token: &JoinToken) -> anyhow::Result<()> {
 
 async fn renew(globals: &Globals, machine: MachineId) -> anyhow::Result<()> {
     let work = async |settings: &Settings, environment: &Environment<ZkTree>| {
+        let tree = environment.tree();
+        let authority = authority::read_published(&settings.config, &settings.environment, tree).await?;
         if !environment.renew_certificate(machine).await? {
             return Err(Refusal::NoRequest { machine }.into());
         }
-        let tree = environment.tree();
-        if let Some(authority) = authority::read(&settings.config, &settings.environment)? {
+        if let Some(authority) = authority {
             Issuer::new(tree.clone(), authority, wall_ms).pass(&[machine]).await?;
         }
         let answer = tokio::time::timeout(ISSUER_TIMEOUT, next_answer(tree, machine));

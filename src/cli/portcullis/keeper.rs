@@ -148,7 +148,8 @@ impl KeeperArgs {
             }
             Transport::Tls if self.tls.is_given() => Err(plain_beside_tls(listen).into()),
             Transport::Tls => {
-                let authority = authority::read_or_create(&globals.config()?, &globals.environment()?)?;
+                let (config, environment) = (globals.config()?, globals.environment()?);
+                let authority = authority::read_or_create_for_keeper(&config, &environment, data_dir)?;
                 ListenerCertificate::new(authority, data_dir, ("keeper", listen), &self.tls_name).map(Some)
             }
         }
