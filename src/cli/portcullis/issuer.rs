@@ -1,8 +1,12 @@
 //! The issuer of certificates as a role of `controller` and `up`, on hosts that have the key of the
-//! environment's authority.
+//! environment's authority. It also renews the certificates of the operator and the controller on
+//! that host.
+
+use std::convert::Infallible;
+use std::time::Duration;
 
 use anyhow::Context as _;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use crate::cli::args::environment::{Settings, wait_for_store};
 use crate::cli::authority;
@@ -12,6 +16,9 @@ use crate::net::tls::authority::Authority;
 use crate::runtime::clock::wall_ms;
 use crate::runtime::service::{OnEnd, Service, stopped};
 use crate::store::ZkTree;
+
+/// Time between two checks of the certificates' age.
+const CHECK: Duration = Duration::from_secs(3600);
 
 /// Starts the role with a session of its own, if this host has the key.
 pub(super) fn start(service: &mut Service<anyhow::Error>, settings: Settings) -> anyhow::Result<()> {
@@ -36,7 +43,11 @@ pub(super) fn start(service: &mut Service<anyhow::Error>, settings: Settings) ->
             }
             opened => opened?,
         };
-        let ended = Issuer::new(tree.clone(), authority, wall_ms).run(stop).await;
+        let for_roles = Authority::load(authority.certificate(), authority.key())?;
+        let ended = tokio::select! {
+            ended = Issuer::new(tree.clone(), authority, wall_ms).run(stop) => ended,
+            never = renew_roles(&settings, &for_roles) => match never {},
+        };
         tree.close().await;
         ended.context("certificates are not issued")
     });
@@ -55,6 +66,65 @@ async fn open(settings: &Settings) -> anyhow::Result<(ZkTree, Authority)> {
         Err(error) => {
             tree.close().await;
             Err(error)
+        }
+    }
+}
+
+/// Renews the certificates of the operator and the controller before they expire.
+async fn renew_roles(settings: &Settings, authority: &Authority) -> Infallible {
+    loop {
+        if let Err(error) = authority::issue_to_roles(&settings.config, &settings.environment, authority) {
+            let problem = format!("{error:#}");
+            warn!(problem, "certificates of the operator and the controller cannot be renewed");
+        }
+        tokio::time::sleep(CHECK).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::config::{ConfigDir, Role};
+    use crate::net::tls::authority::{Names, ROLE_LIFETIME, Validity};
+    use crate::net::tls::key::PrivateKey;
+
+    #[tokio::test(start_paused = true)]
+    async fn certificates_of_roles_are_renewed_while_the_process_runs() {
+        let home = tempfile::tempdir().unwrap();
+        let settings = Settings {
+            environment: "prod".parse().unwrap(),
+            role: Role::Controller,
+            config: ConfigDir::below(home.path()),
+            address: "127.0.0.1:2181".parse().unwrap(),
+            saved: None,
+        };
+        let authority = Authority::create("prod", &PrivateKey::generate().unwrap(), wall_ms()).unwrap();
+        let files = [Role::Operator, Role::Controller]
+            .map(|role| authority::role_identity(&settings.config, &settings.environment, role));
+        let installed = || files.each_ref().map(|files| files.certificate().unwrap());
+        let mut old = [None, None];
+        let work = async {
+            tokio::time::sleep(CHECK / 2).await;
+            let made = installed();
+            tokio::time::sleep(CHECK).await;
+            assert_eq!(installed(), made, "they are not due for renewal");
+            let lifetime_ms = Validity::starting(0, ROLE_LIFETIME).until_ms;
+            let validity = Validity::starting(wall_ms() - lifetime_ms * 3 / 4, ROLE_LIFETIME);
+            for (files, name) in files.iter().zip(["operator", "controller"]) {
+                let key = files.ensure_key().unwrap();
+                files.install(&authority.issue_for(&key, &Names::of([name]), validity).unwrap()).unwrap();
+            }
+            old = installed();
+            tokio::time::sleep(CHECK).await;
+        };
+        tokio::select! {
+            never = renew_roles(&settings, &authority) => match never {},
+            () = work => {}
+        }
+        let renewed = installed();
+        for (renewed, old) in renewed.iter().zip(&old) {
+            let [renewed, old] = [renewed, old].map(|found| found.as_ref().unwrap().validity().until_ms);
+            assert!(renewed > old && renewed > wall_ms(), "{renewed} {old}");
         }
     }
 }
