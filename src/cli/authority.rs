@@ -223,7 +223,7 @@ mod tests {
         assert!(refused.contains("prod-authority.json holds the key of another authority"), "{refused}");
         let refused = read_published(&other, &name, opened.tree()).await.unwrap_err();
         assert!(refused.to_string().contains("prod-authority.json"), "{refused}");
-        // An environment that was destroyed and created again gets the saved one.
+        // An environment that is created again with the saved key gets the same authority.
         let again = environment("prod").await;
         ensure(&config, &name, &again).await.unwrap();
         assert_eq!(read_authority(again.tree()).await.unwrap().as_deref(), Some(made.certificate()));

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use super::plan::{Action, Step, plan};
 use crate::model::MachineId;
@@ -17,7 +17,7 @@ use crate::net::tls::authority::{Authority, MACHINE_LIFETIME, Validity};
 use crate::runtime::clock::utc;
 use crate::runtime::reconcile::STORE_PAUSE;
 use crate::runtime::service::stopped;
-use crate::store::certificates::{Answer, Answered, answer, read_applicants};
+use crate::store::certificates::{Answer, Answered, answer, read_applicants, read_authority};
 use crate::store::changes::{Changes, Key, Watched};
 use crate::store::joining::delete_expired_offers;
 use crate::store::tree::{self, Tree};
@@ -39,11 +39,13 @@ pub struct Issuer<T> {
     /// Machines for which a warning was logged. It is logged once, because a machine can deny
     /// access to its znodes for any length of time.
     failing: BTreeSet<MachineId>,
+    /// Whether an error about another authority was logged.
+    is_refused: bool,
 }
 
 impl<T: Tree> Issuer<T> {
     pub fn new(tree: T, authority: Authority, clock: fn() -> u64) -> Self {
-        Self { tree, authority, clock, failing: BTreeSet::new() }
+        Self { tree, authority, clock, failing: BTreeSet::new(), is_refused: false }
     }
 
     /// Runs until `stop` is set.
@@ -113,7 +115,11 @@ impl<T: Tree> Issuer<T> {
     pub async fn pass(&mut self, machines: &[MachineId]) -> Result<(), tree::Error> {
         let applicants = read_applicants(&self.tree, machines).await?;
         let now_ms = (self.clock)();
-        for step in plan(&applicants, self.authority.certificate(), now_ms) {
+        let steps = plan(&applicants, self.authority.certificate(), now_ms);
+        if steps.is_empty() || !self.is_published().await? {
+            return Ok(());
+        }
+        for step in steps {
             let machine = step.machine;
             match self.apply(step, now_ms).await {
                 Ok(()) => _ = self.failing.remove(&machine),
@@ -126,6 +132,17 @@ impl<T: Tree> Issuer<T> {
             }
         }
         Ok(())
+    }
+
+    /// Returns false if the environment has another authority, for example after it was destroyed
+    /// and created again: two issuers would replace each other's certificates.
+    async fn is_published(&mut self) -> Result<bool, tree::Error> {
+        let published = read_authority(&self.tree).await?;
+        let is_other = published.is_some_and(|published| published != self.authority.certificate());
+        if is_other && !std::mem::replace(&mut self.is_refused, true) {
+            error!("the environment has another authority; certificates are not issued");
+        }
+        Ok(!is_other)
     }
 
     async fn apply(&self, step: Step, now_ms: u64) -> Result<(), tree::Error> {

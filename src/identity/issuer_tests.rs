@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 use crate::identity::machine::{Machine, ObtainError};
+use crate::net::tls::authority::Names;
 use crate::net::tls::certificate::Certificate;
 use crate::net::tls::key::PrivateKey;
 use crate::store::certificates::{put_request, read_answer, read_authority};
@@ -94,7 +95,7 @@ async fn a_stolen_machine_credential_gets_no_other_name_and_writes_no_certificat
     let (thief, tree) = world.machine().await;
     let (victim, victims_tree) = world.machine().await;
     let key = PrivateKey::generate().unwrap();
-    let request = |id| key.request(&crate::net::tls::authority::Names::of([crate::model::number_name(id)]));
+    let request = |id| key.request(&Names::of([crate::model::number_name(id)]));
     let forged = request(victim.id).unwrap();
     put_request(&tree, &thief.roles, (thief.id, &thief.identity), &forged).await.unwrap();
     issuer.pass(&[thief.id, victim.id]).await.unwrap();
@@ -132,11 +133,25 @@ async fn a_machine_without_a_readable_answer_does_not_delay_others() {
     let path = paths::machine_certificate(hidden.id);
     crate::store::update::ensure(&tree, &path, &own.operators()).await.unwrap();
     for (machine, tree) in [(&hidden, &tree), (&open, &open_tree)] {
-        let request = key.request(&crate::net::tls::authority::Names::default()).unwrap();
+        let request = key.request(&Names::default()).unwrap();
         put_request(tree, &machine.roles, (machine.id, &machine.identity), &request).await.unwrap();
     }
     issuer.pass(&[hidden.id, open.id]).await.unwrap();
     assert!(read_answer(&open_tree, open.id).await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_issuer_with_another_key_than_the_published_one_issues_nothing() {
+    let world = World::new().await;
+    let (machine, tree) = world.machine().await;
+    let request = PrivateKey::generate().unwrap().request(&Names::of(["machine-0"])).unwrap();
+    put_request(&tree, &machine.roles, (machine.id, &machine.identity), &request).await.unwrap();
+    let other = Authority::create("prod", &PrivateKey::generate().unwrap(), NOW).unwrap();
+    for (authority, is_answered) in [(other, false), (world.authority(), true)] {
+        let mut issuer = Issuer::new(world.controller.clone(), authority, || NOW);
+        issuer.pass(&[machine.id]).await.unwrap();
+        assert_eq!(read_answer(&tree, machine.id).await.unwrap().is_some(), is_answered);
+    }
 }
 
 #[tokio::test(start_paused = true)]

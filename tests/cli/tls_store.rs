@@ -2,6 +2,7 @@
 //! and each way in which that fails is refused with its reason.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use portcullis::runtime::clock::wall_ms;
 use crate::daemon::DEADLINE;
 use crate::harness::{binary, ports, wait_for};
 use crate::machine::Agent;
-use crate::operator::Operator;
+use crate::operator::{Operator, came};
 
 const DAY: u64 = 86_400_000;
 
@@ -120,6 +121,70 @@ fn client_agent_and_hooks_use(operator: &Operator) {
         assert_eq!(unit.get("hook-error"), None, "{}", fs::read_to_string(&agent.log).unwrap());
         (unit["open-ports"] == serde_json::json!(["8080/tcp"])).then_some(())
     });
+}
+
+/// A store whose certificate is issued by the environment's authority; killed at the end.
+struct OwnStore(Child);
+
+impl Drop for OwnStore {
+    fn drop(&mut self) {
+        // The process may have ended already.
+        let _ = (self.0.kill(), self.0.wait());
+    }
+}
+
+impl OwnStore {
+    fn start(operator: &Operator, role: &[&str], port: u16) -> Self {
+        let mut command = operator.command("portcullis");
+        command.args(role).args(["--listen", &format!("0.0.0.0:{port}")]);
+        let mut child = command.env_remove("JUJU_ZOOKEEPER").stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, format!("listening with TLS on 0.0.0.0:{port}\n"));
+        Self(child)
+    }
+}
+
+/// Machine numbers begin again after `destroy-environment`, and so must the authority.
+#[test]
+fn a_new_environment_in_the_same_store_has_another_authority() {
+    let operator = Operator::with_store("");
+    let port = ports::free();
+    let address = format!("tls://127.0.0.1:{port}");
+    let juju = |args: &[&str]| came(operator.command("juju").env_remove("JUJU_ZOOKEEPER").args(args));
+    let bootstrap = || juju(&["--zookeeper", &address, "bootstrap"]);
+    let file = operator.config("local-authority.json");
+    let keeper = ["keeper", "--data-dir", "keeper"];
+
+    let store = OwnStore::start(&operator, &keeper, port);
+    assert_eq!(bootstrap().code, 0);
+    let first = fs::read(&file).unwrap();
+    let destroyed = juju(&["destroy-environment", "--yes", "--leave-instances"]);
+    assert!(destroyed.code == 0 && destroyed.stderr.contains("restart the store at"), "{destroyed:?}");
+    assert!(!file.exists() && !operator.config("local-identity").exists());
+    // The running store still has a certificate of the old authority.
+    bootstrap().fails_with(1, "no CA certificate to verify the store");
+    drop(store);
+    let store = OwnStore::start(&operator, &keeper, port);
+    let again = bootstrap();
+    assert_eq!(again.code, 0, "{again:?}");
+    assert_ne!(fs::read(&file).unwrap(), first);
+    assert_eq!(juju(&["status"]).code, 0);
+    assert_eq!(juju(&["destroy-environment", "--yes", "--leave-instances"]).code, 0);
+    drop(store);
+
+    // The same with all roles in one process, which creates its environment itself.
+    let up = ["up", "--firewall", "none"];
+    fs::remove_file(operator.config("local.json")).unwrap();
+    fs::remove_file(operator.config("local-controller.json")).unwrap();
+    let running = OwnStore::start(&operator, &up, port);
+    let first = fs::read(&file).unwrap();
+    assert_eq!(juju(&["destroy-environment", "--yes"]).code, 0);
+    drop(running);
+    let _running = OwnStore::start(&operator, &up, port);
+    assert_ne!(fs::read(&file).unwrap(), first);
+    let shown = juju(&["status"]);
+    assert_eq!(shown.code, 0, "{shown:?}");
 }
 
 /// Debian's ZooKeeper with a `secureClientPort` only; killed at the end.

@@ -1,5 +1,7 @@
 //! `juju destroy-environment`: removes an environment. The controller removes its instances and
-//! groups, then the tree is removed, then the saved files of its machines and units on this host.
+//! groups, then the tree is removed, then the saved files of its machines and units on this host,
+//! and the key of its authority: machine numbers begin again in the next environment, so the
+//! certificates of this one must not be valid there.
 
 use std::io;
 use std::path::Path;
@@ -8,6 +10,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use crate::cli::args::environment::{Globals, Settings};
+use crate::cli::authority;
 use crate::cli::config::{Role, SavedEnvironment};
 use crate::cli::error::{Refusal, Usage};
 use crate::cli::juju::adopt_groups::answered;
@@ -66,8 +69,15 @@ async fn destroy(settings: &Settings, environment: &Environment<ZkTree>, args: &
         answered(environment, Request::Clear, Duration::from_secs(args.timeout)).await?;
     }
     environment.remove().await?;
-    forget(settings)?;
+    let has_new_ca = forget(settings)?;
     output::message(&format!("Environment '{name}' destroyed."));
+    if has_new_ca {
+        output::hint(&format!(
+            "restart the store at {} before `juju bootstrap`: its certificate was issued by the removed \
+             authority",
+            settings.address
+        ));
+    }
     Ok(())
 }
 
@@ -81,18 +91,31 @@ async fn provided_machines(environment: &Environment<ZkTree>) -> anyhow::Result<
 }
 
 /// Removes the files of the environment on this host. The credentials stay, without the tree's id:
-/// they still own the root of the store, and the next `juju bootstrap` uses them.
-fn forget(settings: &Settings) -> anyhow::Result<()> {
+/// they still own the root of the store, and the next `juju bootstrap` uses them. Returns whether
+/// the store's certificate was issued by the environment's authority, which is removed.
+fn forget(settings: &Settings) -> anyhow::Result<bool> {
     let (config, name) = (&settings.config, &settings.environment);
+    let authority = authority::read(config, name)?;
+    let is_own = |ca: &str| authority.as_ref().is_some_and(|authority| authority.certificate() == ca);
     for role in [Role::Operator, Role::Controller] {
         if let Some(saved) = config.read(name, role)? {
-            config.replace(name, role, &SavedEnvironment { cluster_id: None, ..saved })?;
+            // The store has a certificate of the next authority once it has restarted.
+            let ca = saved.ca.clone().filter(|ca| !is_own(ca));
+            config.replace(name, role, &SavedEnvironment { cluster_id: None, ca, ..saved })?;
         }
     }
-    for directory in [config.machines(name), config.units(name), config.idempotency_notes(name)] {
-        remove(&directory).with_context(|| format!("cannot remove {}", directory.display()))?;
+    let own_files = [
+        config.machines(name),
+        config.units(name),
+        config.operators(name),
+        config.idempotency_notes(name),
+        config.identity(name),
+        config.authority(name),
+    ];
+    for path in own_files {
+        remove(&path).with_context(|| format!("cannot remove {}", path.display()))?;
     }
-    Ok(())
+    Ok(settings.address.ca().is_some_and(is_own))
 }
 
 fn remove(path: &Path) -> io::Result<()> {

@@ -205,7 +205,10 @@ async fn take_over(
     }
     let tree = ZkTree::connect(address, Some(&saved.credential)).await?;
     let ours = Environment::open(tree).await.is_ok();
-    if !ours && !is_abandoned(old.as_ref()) {
+    // A destroyed environment leaves its credentials, and its authority is another one from now on.
+    let is_same = |old: &Address| old.to_string() == address.to_string();
+    let was_destroyed = saved.cluster_id.is_none() && old.as_ref().is_some_and(is_same);
+    if !ours && !was_destroyed && !is_abandoned(old.as_ref()) {
         return Err(Refusal::OtherStore {
             environment: environment.clone(),
             saved: saved.zookeeper.clone(),
