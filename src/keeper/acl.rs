@@ -17,8 +17,12 @@ pub const DELETE: i32 = 8;
 pub const ADMIN: i32 = 16;
 pub const ALL: i32 = 31;
 
+/// Limit of the entries of one access list. A request checks its rights against each entry of the
+/// lists of its nodes.
+pub const MAX_ENTRIES: usize = 256;
+
 /// `scheme:id`, either authenticated by a connection or named in an access list.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Identity {
     pub scheme: Box<str>,
     pub id: Box<str>,
@@ -36,6 +40,48 @@ impl Identity {
     /// Returns the id without secrets: for a digest identity only the user name.
     pub fn name(&self) -> &str {
         self.id.split(':').next().filter(|_| &*self.scheme == "digest").unwrap_or(&self.id)
+    }
+}
+
+/// The authenticated identities of a connection. Sorted, so that the time to look one up does not
+/// grow with their number: a client chooses both that number and the length of an access list.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct IdentitySet(Vec<Identity>);
+
+impl IdentitySet {
+    pub const NONE: IdentitySet = IdentitySet(Vec::new());
+
+    pub fn contains(&self, identity: &Identity) -> bool {
+        self.0.binary_search(identity).is_ok()
+    }
+
+    pub fn insert(&mut self, identity: Identity) {
+        if let Err(at) = self.0.binary_search(&identity) {
+            self.0.insert(at, identity);
+        }
+    }
+
+    /// The identities of one scheme.
+    fn of_scheme(&self, scheme: &str) -> &[Identity] {
+        let begin = self.0.partition_point(|identity| &*identity.scheme < scheme);
+        let end = self.0.partition_point(|identity| &*identity.scheme <= scheme);
+        &self.0[begin..end]
+    }
+}
+
+impl std::ops::Deref for IdentitySet {
+    type Target = [Identity];
+
+    fn deref(&self) -> &[Identity] {
+        &self.0
+    }
+}
+
+impl FromIterator<Identity> for IdentitySet {
+    fn from_iter<I: IntoIterator<Item = Identity>>(identities: I) -> Self {
+        let mut set = IdentitySet::NONE;
+        identities.into_iter().for_each(|identity| set.insert(identity));
+        set
     }
 }
 
@@ -100,31 +146,41 @@ pub fn authenticate(
 }
 
 /// Returns the access list to store: `auth` is replaced by the caller's digest identities, and
-/// duplicates are dropped. Entries that no identity can match are refused.
-pub fn resolve(wanted: &[Acl], proved: &[Identity]) -> Result<Vec<Acl>, Code> {
-    let mut list: Vec<Acl> = Vec::with_capacity(wanted.len());
+/// duplicates are dropped. Entries that no identity can match, and lists of more than `MAX_ENTRIES`,
+/// are refused. Rights that do not exist are stored and have no effect, as in ZooKeeper.
+pub fn resolve(wanted: &[Acl], proved: &IdentitySet) -> Result<Vec<Acl>, Code> {
+    let mut list: Vec<Acl> = Vec::new();
     // A client can send a list of tens of thousands of entries: each must take constant time.
-    let (mut seen, mut expanded) = (HashSet::with_capacity(wanted.len()), HashSet::new());
+    let (mut seen, mut expanded) = (HashSet::new(), HashSet::new());
     let mut push = |acl: Acl| {
-        if !seen.contains(&acl) {
-            seen.insert(acl.clone());
-            list.push(acl);
+        if seen.contains(&acl) {
+            return Ok(());
         }
+        // Also bounds the work for `auth`: a frame has room for 60,000 of these entries, each of
+        // which stands for up to 4,096 identities.
+        if list.len() == MAX_ENTRIES {
+            return Err(Code::InvalidAcl);
+        }
+        seen.insert(acl.clone());
+        list.push(acl);
+        Ok(())
     };
     for acl in wanted {
         match &*acl.identity.scheme {
-            "world" if &*acl.identity.id == "anyone" => push(acl.clone()),
+            "world" if &*acl.identity.id == "anyone" => push(acl.clone())?,
             "auth" if expanded.contains(&acl.perms) => {}
             "auth" => {
-                let mut digests = proved.iter().filter(|identity| &*identity.scheme == "digest").peekable();
-                if digests.peek().is_none() {
+                let digests = proved.of_scheme("digest");
+                if digests.is_empty() {
                     return Err(Code::InvalidAcl);
                 }
-                digests.for_each(|identity| push(Acl { perms: acl.perms, identity: identity.clone() }));
+                for identity in digests {
+                    push(Acl { perms: acl.perms, identity: identity.clone() })?;
+                }
                 expanded.insert(acl.perms);
             }
-            "digest" if acl.identity.id.split(':').count() == 2 => push(acl.clone()),
-            "ip" if parse_network(&acl.identity.id).is_some() => push(acl.clone()),
+            "digest" if acl.identity.id.split(':').count() == 2 => push(acl.clone())?,
+            "ip" if parse_network(&acl.identity.id).is_some() => push(acl.clone())?,
             _ => return Err(Code::InvalidAcl),
         }
     }
@@ -132,12 +188,11 @@ pub fn resolve(wanted: &[Acl], proved: &[Identity]) -> Result<Vec<Acl>, Code> {
 }
 
 /// Returns whether one of the identities `proved` has any of the rights in `perm`.
-pub fn allows(list: &[Acl], perm: i32, proved: &[Identity]) -> bool {
+pub fn allows(list: &[Acl], perm: i32, proved: &IdentitySet) -> bool {
+    let addresses = proved.of_scheme("ip");
     list.iter().filter(|acl| acl.perms & perm != 0).any(|acl| match &*acl.identity.scheme {
         "world" => &*acl.identity.id == "anyone",
-        "ip" => proved
-            .iter()
-            .any(|identity| &*identity.scheme == "ip" && in_network(&acl.identity.id, &identity.id)),
+        "ip" => addresses.iter().any(|identity| in_network(&acl.identity.id, &identity.id)),
         _ => proved.contains(&acl.identity),
     }) || is_super(proved)
 }
@@ -154,8 +209,8 @@ pub fn without_hashes(list: &[Acl]) -> Vec<Acl> {
     list.iter().map(blank).collect()
 }
 
-pub fn is_super(proved: &[Identity]) -> bool {
-    proved.iter().any(|identity| &*identity.scheme == "super")
+pub fn is_super(proved: &IdentitySet) -> bool {
+    !proved.of_scheme("super").is_empty()
 }
 
 fn parse_network(text: &str) -> Option<(IpAddr, u32)> {
@@ -194,6 +249,12 @@ mod tests {
         Acl { perms, identity: Identity::new(scheme, id) }
     }
 
+    fn set(identities: &[(&str, &str)]) -> IdentitySet {
+        identities.iter().map(|(scheme, id)| Identity::new(scheme, id)).collect()
+    }
+
+    const NONE: &IdentitySet = &IdentitySet::NONE;
+
     #[test]
     fn digests_match_zookeeper() {
         // From ZooKeeper's own tool: DigestAuthenticationProvider super:test.
@@ -203,9 +264,9 @@ mod tests {
     #[test]
     fn auth_is_replaced_by_the_callers_identities() {
         let me = Identity::new("digest", "me:x");
-        let resolved = resolve(&[acl(ALL, "auth", "")], &[Identity::new("ip", "127.0.0.1"), me.clone()]);
+        let resolved = resolve(&[acl(ALL, "auth", "")], &set(&[("ip", "127.0.0.1"), ("digest", "me:x")]));
         assert_eq!(resolved, Ok(vec![Acl { perms: ALL, identity: me }]));
-        assert_eq!(resolve(&[acl(ALL, "auth", "")], &[]), Err(Code::InvalidAcl));
+        assert_eq!(resolve(&[acl(ALL, "auth", "")], NONE), Err(Code::InvalidAcl));
     }
 
     #[test]
@@ -218,28 +279,51 @@ mod tests {
             ("x509", "CN=me"),
         ];
         for (scheme, id) in bad {
-            assert_eq!(resolve(&[acl(ALL, scheme, id)], &[]), Err(Code::InvalidAcl), "{scheme}:{id}");
+            assert_eq!(resolve(&[acl(ALL, scheme, id)], NONE), Err(Code::InvalidAcl), "{scheme}:{id}");
         }
-        assert_eq!(resolve(&[], &[]), Err(Code::InvalidAcl));
+        assert_eq!(resolve(&[], NONE), Err(Code::InvalidAcl));
     }
 
     #[test]
     fn duplicate_entries_are_dropped() {
         let one = acl(READ, "world", "anyone");
-        assert_eq!(resolve(&[one.clone(), one.clone()], &[]), Ok(vec![one]));
+        assert_eq!(resolve(&[one.clone(), one.clone()], NONE), Ok(vec![one]));
     }
 
-    /// With quadratic work this would take minutes.
     #[test]
-    fn long_lists_are_resolved_in_order() {
-        let user = |n: usize| acl(READ, "digest", &format!("u{n}:x"));
-        let mut wanted: Vec<Acl> = (0..100_000).map(user).collect();
-        let expected = wanted.clone();
-        wanted.extend((0..100_000).map(user));
-        assert_eq!(resolve(&wanted, &[]), Ok(expected));
-        let proved: Vec<Identity> = (0..4_000).map(|n| user(n).identity).collect();
-        let auth = vec![acl(READ, "auth", ""); 50_000];
-        assert_eq!(resolve(&auth, &proved), Ok((0..4_000).map(user).collect()));
+    fn only_lists_within_the_limit_are_resolved() {
+        let users = |count: usize| -> Vec<Acl> {
+            (0..count).map(|n| acl(READ, "digest", &format!("u{n}:x"))).collect()
+        };
+        let most = users(MAX_ENTRIES);
+        let repeated = most.iter().cycle().take(100_000).cloned().collect::<Vec<_>>();
+        assert_eq!(resolve(&repeated, NONE), Ok(most), "in order, and without the duplicates");
+        assert_eq!(resolve(&users(MAX_ENTRIES + 1), NONE), Err(Code::InvalidAcl));
+    }
+
+    /// Without a limit this list would have 268 million entries.
+    #[test]
+    fn auth_is_expanded_only_within_the_limit() {
+        let identities = |count: usize| -> IdentitySet {
+            (0..count).map(|n| Identity::new("digest", &format!("u{n}:x"))).collect()
+        };
+        let auth: Vec<Acl> = (1..=65_536).map(|perms| acl(perms, "auth", "")).collect();
+        assert_eq!(resolve(&auth, &identities(4_096)), Err(Code::InvalidAcl));
+        assert_eq!(resolve(&auth[..2], &identities(MAX_ENTRIES / 2)).unwrap().len(), MAX_ENTRIES);
+        let repeated = vec![acl(READ, "auth", ""); 65_536];
+        assert_eq!(resolve(&repeated, &identities(MAX_ENTRIES)).unwrap().len(), MAX_ENTRIES);
+    }
+
+    #[test]
+    fn identity_set_finds_each_of_its_identities() {
+        let mut identities = set(&[("super", ""), ("ip", "10.0.0.1"), ("digest", "b:x"), ("digest", "a:x")]);
+        identities.insert(Identity::new("digest", "a:x"));
+        assert_eq!(identities.len(), 4);
+        assert!(identities.iter().all(|identity| identities.contains(identity)));
+        assert!(!identities.contains(&Identity::new("digest", "c:x")));
+        for (scheme, count) in [("digest", 2), ("ip", 1), ("super", 1), ("world", 0), ("", 0)] {
+            assert_eq!(identities.of_scheme(scheme).len(), count, "{scheme}");
+        }
     }
 
     #[test]
@@ -256,29 +340,28 @@ mod tests {
         ];
         for (network, addr, expected) in cases {
             let list = [acl(READ, "ip", network)];
-            assert_eq!(allows(&list, READ, &[Identity::new("ip", addr)]), expected, "{addr} in {network}");
+            assert_eq!(allows(&list, READ, &set(&[("ip", addr)])), expected, "{addr} in {network}");
         }
     }
 
     #[test]
     fn only_listed_rights_are_granted_and_super_has_all() {
         let list = [acl(READ | WRITE, "digest", "me:x")];
-        let me = [Identity::new("digest", "me:x")];
+        let me = set(&[("digest", "me:x")]);
         assert!(allows(&list, WRITE, &me));
         assert!(!allows(&list, ADMIN, &me));
-        assert!(!allows(&list, READ, &[Identity::new("digest", "you:x")]));
-        assert!(allows(&list, ADMIN, &[Identity::new("super", "")]));
+        assert!(!allows(&list, READ, &set(&[("digest", "you:x")])));
+        assert!(allows(&list, ADMIN, &set(&[("super", "")])));
     }
 
     #[test]
     fn unknown_schemes_do_not_authenticate() {
         let peer = IpAddr::from([127, 0, 0, 1]);
         assert_eq!(authenticate("kerberos", b"x", peer, None), Err(Code::AuthFailed));
-        assert!(is_super(
-            &authenticate("digest", b"super:test", peer, Some("super:D/InIHSb7yEEbrWz8b9l71RjZJU=")).unwrap()
-        ));
-        assert!(!is_super(
-            &authenticate("digest", b"super:tset", peer, Some("super:D/InIHSb7yEEbrWz8b9l71RjZJU=")).unwrap()
-        ));
+        for (text, expected) in [("super:test", true), ("super:tset", false)] {
+            let boss = Some("super:D/InIHSb7yEEbrWz8b9l71RjZJU=");
+            let proved = authenticate("digest", text.as_bytes(), peer, boss).unwrap();
+            assert_eq!(is_super(&proved.into_iter().collect()), expected, "{text}");
+        }
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::acl::{self, Acl, Identity};
+use super::acl::{self, Acl, IdentitySet};
 use super::path;
 use super::state::DeletedNode;
 use super::tree::DataTree;
@@ -22,7 +22,7 @@ pub struct Readers<'a> {
 }
 
 impl Readers<'_> {
-    pub fn include(&self, kind: EventKind, proved: &[Identity]) -> bool {
+    pub fn include(&self, kind: EventKind, proved: &IdentitySet) -> bool {
         let list = if kind == EventKind::ChildrenChanged { self.parent } else { self.own };
         list.is_some_and(|list| acl::allows(list, acl::READ, proved))
     }
@@ -106,7 +106,7 @@ mod tests {
     /// Writes `ops` and returns the events that `ann:x` receives. A `ChildrenChanged` event has the
     /// path of the changed child.
     fn seen_by_ann(state: &mut State, ops: &[Op<'_>]) -> Vec<(EventKind, String)> {
-        let boss = [Identity::new("digest", "boss:x")];
+        let boss = [Identity::new("digest", "boss:x")].into_iter().collect();
         let written = state.write(Caller { session: 7, proved: &boss }, ops, 1).unwrap();
         let mut seen = Vec::new();
         of_changes(&state.tree, &written.changes, &written.deleted, |kind, path, readers| {
@@ -116,7 +116,7 @@ mod tests {
     }
 
     fn collect(seen: &mut Vec<(EventKind, String)>, kind: EventKind, path: &str, readers: Readers<'_>) {
-        let ann = [Identity::new("digest", "ann:x")];
+        let ann = [Identity::new("digest", "ann:x")].into_iter().collect();
         if readers.include(kind, &ann) {
             seen.push((kind, path.to_owned()));
         }

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::acl::Identity;
+use super::acl::{Identity, IdentitySet};
 
 /// Limits on the identities that the server stores for clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct TooMany;
 #[derive(Debug, Default)]
 struct Proved {
     /// Shared, so that a request can hold its caller's identities while it modifies the service.
-    list: Arc<Vec<Identity>>,
+    list: Arc<IdentitySet>,
     bytes: usize,
 }
 
@@ -58,7 +58,7 @@ impl Identities {
         if self.of.len() <= id {
             self.of.resize_with(id + 1, Proved::default);
         }
-        self.of[id].list = Arc::new(vec![Identity::ip(addr)]);
+        self.of[id].list = Arc::new([Identity::ip(addr)].into_iter().collect());
     }
 
     pub fn close(&mut self, id: usize) {
@@ -67,12 +67,13 @@ impl Identities {
         self.bytes -= proved.bytes;
     }
 
-    pub fn get(&self, id: usize) -> Arc<Vec<Identity>> {
+    pub fn get(&self, id: usize) -> Arc<IdentitySet> {
         self.of.get(id).map(|proved| proved.list.clone()).unwrap_or_default()
     }
 
-    pub fn of(&self, id: usize) -> &[Identity] {
-        self.of.get(id).map_or(&[], |proved| &proved.list)
+    pub fn of(&self, id: usize) -> &IdentitySet {
+        const NONE: &IdentitySet = &IdentitySet::NONE;
+        self.of.get(id).map_or(NONE, |proved| &proved.list)
     }
 
     /// Returns the number of identities of all connections, and their bytes.
@@ -96,7 +97,8 @@ impl Identities {
         self.count += more.len();
         self.bytes += bytes;
         proved.bytes += bytes;
-        Arc::make_mut(&mut proved.list).extend(more);
+        let list = Arc::make_mut(&mut proved.list);
+        more.into_iter().for_each(|identity| list.insert(identity));
         Ok(())
     }
 }
@@ -140,6 +142,6 @@ mod tests {
         identities.add(3, identity("ab"), &IdentityLimits::default()).unwrap();
         assert_eq!(identities.usage(), (1, 8));
         identities.close(3);
-        assert_eq!((identities.usage(), identities.of(3)), ((0, 0), &[][..]));
+        assert_eq!((identities.usage(), identities.of(3)), ((0, 0), &IdentitySet::NONE));
     }
 }

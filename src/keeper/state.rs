@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::acl::{self, Acl, Identity};
+use super::acl::{self, Acl, IdentitySet};
 use super::path;
 use super::proto::{Code, CreateMode, Op, Stat};
 use super::session::Sessions;
@@ -30,7 +30,7 @@ impl Default for TreeLimits {
 #[derive(Debug, Clone, Copy)]
 pub struct Caller<'a> {
     pub session: i64,
-    pub proved: &'a [Identity],
+    pub proved: &'a IdentitySet,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -192,10 +192,10 @@ impl State {
             }
             Op::SetAcl { path, acl: wanted, version } => {
                 path::validate(path)?;
-                let list = acl::resolve(wanted, caller.proved)?;
                 let node = self.tree.get(path).ok_or(Code::NoNode)?;
                 allowed(node, acl::ADMIN)?;
                 check_version(*version, node.aversion)?;
+                let list = acl::resolve(wanted, caller.proved)?;
                 self.check_growth(acl_cost(&node.acl), acl_cost(&list))?;
                 Change::SetAcl { path: Cow::Borrowed(path), acl: Arc::new(list) }
             }
@@ -224,11 +224,11 @@ impl State {
         if !sequential {
             path::validate(path)?;
         }
-        let list = acl::resolve(wanted, caller.proved)?;
         let parent = self.tree.get(parent).ok_or(Code::NoNode)?;
         if !acl::allows(&parent.acl, acl::CREATE, caller.proved) {
             return Err(Code::NoAuth);
         }
+        let list = acl::resolve(wanted, caller.proved)?;
         let path = if *sequential {
             let numbered = format!("{path}{:010}", parent.creates);
             path::validate(&numbered)?;

@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::keeper::acl::{ALL, Acl, CREATE, DELETE, READ, WRITE};
+use crate::keeper::acl::{ALL, Acl, CREATE, DELETE, Identity, READ, WRITE};
 
-const UNAUTHENTICATED: Caller<'static> = Caller { session: 1, proved: &[] };
+const UNAUTHENTICATED: Caller<'static> = Caller { session: 1, proved: &IdentitySet::NONE };
 
 fn world(perms: i32) -> Vec<Acl> {
     vec![Acl { perms, identity: Identity::new("world", "anyone") }]
@@ -124,7 +124,7 @@ fn multi_is_atomic_and_sees_its_own_writes() {
 
 #[test]
 fn rights_are_checked_as_in_zookeeper() {
-    let me = [Identity::new("digest", "me:x")];
+    let me: IdentitySet = [Identity::new("digest", "me:x")].into_iter().collect();
     let mut state = State::default();
     let limited = |perms| vec![Acl { perms, identity: me[0].clone() }];
     let make = |path, perms| Op::Create {
@@ -160,7 +160,7 @@ fn closing_a_session_deletes_only_its_own_ephemerals() {
     state.open_session(1, 4000, [1; 16], 0);
     write(&mut state, create("/p")).unwrap();
     write(&mut state, create_as("/p/e", CreateMode::Ephemeral, false)).unwrap();
-    let other = Caller { session: 2, proved: &[] };
+    let other = Caller { session: 2, proved: &IdentitySet::NONE };
     state.write(other, &[create_as("/theirs", CreateMode::Ephemeral, false)], 1).unwrap();
     let (_, deleted) = state.close_session(1);
     assert_eq!(deleted.iter().map(|node| &*node.path).collect::<Vec<_>>(), ["/p/e"]);

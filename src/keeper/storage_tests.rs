@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::keeper::acl::{ALL, Acl, Identity};
+use crate::keeper::acl::{ALL, Acl, Identity, IdentitySet};
 use crate::keeper::proto::{CreateMode, Op};
 use crate::keeper::state::Caller;
 
-const CALLER: Caller<'static> = Caller { session: 1, proved: &[] };
+const CALLER: Caller<'static> = Caller { session: 1, proved: &IdentitySet::NONE };
 
 fn open(dir: &Path) -> Result<(Storage, State), StorageError> {
     Storage::open(dir, TreeLimits::default(), 1, 0)

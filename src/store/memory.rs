@@ -225,14 +225,14 @@ struct Session {
 
 /// The identities of a session, shared with its feeds: the right to read a node is checked for each
 /// event.
-type Proved = Arc<Mutex<Vec<wire::Identity>>>;
+type Proved = Arc<Mutex<wire::IdentitySet>>;
 
-fn known(proved: &Proved) -> MutexGuard<'_, Vec<wire::Identity>> {
+fn known(proved: &Proved) -> MutexGuard<'_, wire::IdentitySet> {
     proved.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Session {
-    fn proved(&self) -> MutexGuard<'_, Vec<wire::Identity>> {
+    fn proved(&self) -> MutexGuard<'_, wire::IdentitySet> {
         known(&self.proved)
     }
 }
@@ -383,10 +383,7 @@ impl Tree for MemoryTree {
 
     async fn prove(&self, credential: &Credential) -> Result<(), Error> {
         let identity = wire::Identity::new("digest", credential.identity().as_str());
-        let mut proved = self.session.proved();
-        if !proved.contains(&identity) {
-            proved.push(identity);
-        }
+        self.session.proved().insert(identity);
         Ok(())
     }
 

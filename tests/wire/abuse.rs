@@ -12,6 +12,7 @@ on_store![
     multi_with_too_large_results_is_refused_without_writes,
     identities_of_one_connection_are_limited,
     long_credential_is_refused,
+    access_lists_are_resolved_only_within_their_limit,
     invalid_watch_paths_are_refused,
     watch_path_bytes_are_limited,
     watches_are_limited,
@@ -23,8 +24,12 @@ on_store![
 const MARSHALLING: i32 = -5;
 const BAD_ARGUMENTS: i32 = -8;
 const NO_AUTH: i32 = -102;
+const INVALID_ACL: i32 = -114;
 const AUTH_FAILED: i32 = -115;
 const QUOTA_EXCEEDED: i32 = -125;
+
+/// The operation code of `setACL`.
+const SET_ACL: i32 = 7;
 
 const CREATED: i32 = 1;
 const DELETED: i32 = 2;
@@ -110,6 +115,38 @@ fn long_credential_is_refused(site: &Site) {
     let long = format!("{}:pw", "u".repeat(1_000_000));
     assert_eq!(authenticate(&mut client, &long).expect("an answer").err, AUTH_FAILED);
     assert!(closed(&mut client.stream));
+}
+
+fn access_list(entries: impl Iterator<Item = (i32, &'static str, String)>) -> Put {
+    let entries: Vec<_> = entries.collect();
+    let list = Put::new().int(i32::try_from(entries.len()).expect("few enough"));
+    entries.into_iter().fold(list, |list, (rights, scheme, id)| list.int(rights).bytes(scheme).bytes(&id))
+}
+
+fn access_lists_are_resolved_only_within_their_limit(site: &Site) {
+    const LIMIT: usize = 256;
+    let (mut client, mut ann) = (Client::connect(site.addr), ann(site));
+    for number in 0..4_000 {
+        assert_eq!(authenticate(&mut client, &format!("u{number}:pw")).expect("an answer").err, 0);
+    }
+    // 60,000 entries that stand for 4,000 identities each.
+    let expanding = access_list((1..=60_000).map(|rights| (rights, "auth", String::new())));
+    let users = |count: usize| access_list((0..count).map(|n| (1, "digest", format!("u{n}:x"))));
+    let create = |path: &str, list: &Put| Put::new().bytes(path).bytes("x").raw(&list.0).int(0);
+    let set = |path: &str, list: &Put| Put::new().bytes(path).raw(&list.0).int(-1);
+    let (open, secret) = (site.path("/open"), site.path("/secret"));
+    create_secret(&mut ann, &secret);
+    assert_eq!(client.call(op::CREATE, &create(&open, &expanding)).err, INVALID_ACL);
+    assert_eq!(client.call(op::CREATE, &create(&open, &users(LIMIT + 1))).err, INVALID_ACL);
+    assert_eq!(client.call(op::CREATE, &create(&open, &Put::new().open_acl())).err, 0);
+    assert_eq!(client.call(SET_ACL, &set(&open, &expanding)).err, INVALID_ACL);
+    assert_eq!(client.call(SET_ACL, &set(&secret, &expanding)).err, NO_AUTH, "rights are checked first");
+
+    assert_eq!(client.call(SET_ACL, &set(&open, &users(LIMIT))).err, 0);
+    // The owner's own list: one identity for each of the rights.
+    let own = access_list((1..=31).map(|rights| (rights, "auth", String::new())));
+    assert_eq!(ann.call(SET_ACL, &set(&secret, &own)).err, 0);
+    assert!(ann.get(&secret).is_ok());
 }
 
 fn add_watch(client: &mut Client, path: &str, mode: i32) -> i32 {

@@ -11,6 +11,7 @@ on_both_stores![
     deletion_requires_a_right_on_the_parent,
     rights_are_not_inherited,
     auth_is_replaced_by_the_callers_identities,
+    rights_that_do_not_exist_are_stored_and_grant_nothing,
     addresses_match_by_prefix,
     super_user_bypasses_access_lists,
     who_am_i_returns_names_without_passwords,
@@ -147,6 +148,18 @@ fn auth_is_replaced_by_the_callers_identities(site: &Site) {
     let path = site.path("/null");
     assert_eq!(ann.call(op::CREATE, &Put::new().bytes(&path).bytes("").raw(&null.0).int(0)).err, 0);
     assert_eq!(get_acl(&mut ann, &path), Ok(vec![(ALL_RIGHTS, "digest".to_owned(), ANN.to_owned())]));
+}
+
+fn rights_that_do_not_exist_are_stored_and_grant_nothing(site: &Site) {
+    let mut client = Client::connect(site.addr);
+    for (number, rights) in [0, 32, 1 << 20, i32::MIN].into_iter().enumerate() {
+        let path = site.path(&format!("/none{number}"));
+        assert_eq!(create_with(&mut client, &path, &[(rights, "world", "anyone")]), 0, "{rights}");
+        assert_eq!(client.get(&path), Err(NO_AUTH), "{rights}");
+    }
+    let (path, some) = (site.path("/some"), [(READ | 32, "world", "anyone")]);
+    assert_eq!(create_with(&mut client, &path, &some), 0);
+    assert_eq!(get_acl(&mut client, &path), Ok(vec![(READ | 32, "world".to_owned(), "anyone".to_owned())]));
 }
 
 fn addresses_match_by_prefix(site: &Site) {
