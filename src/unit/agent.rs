@@ -11,8 +11,8 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, info, warn};
 
 use super::hook::RunState;
-use super::host::{Site, UnitDir};
-use super::machine_problem::HeldUp;
+use super::host::{UnitDir, UnitHost};
+use super::machine_problem::FailedRemovals;
 use super::workflow::{Ended, Run, State, Step, Wanted};
 use crate::model::UnitId;
 use crate::runtime::atomic_file;
@@ -25,7 +25,7 @@ use crate::store::{self, Credential, Identity, UnitRead, paths, presence, record
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Interval at which the agent checks a hook that an earlier agent started.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long events are collected after the first one, so that a burst causes one read.
 const GATHER: Duration = Duration::from_millis(1);
@@ -37,7 +37,7 @@ pub(super) enum Directive {
     /// The store is older than this machine's checkpoint: the agent does not act on the unit.
     Hold,
     /// The unit was removed: stop it, and remove its processes and files.
-    Retire,
+    Remove,
     /// The agent ends; hooks and services of the unit continue.
     Leave,
 }
@@ -85,7 +85,7 @@ struct Seen {
 
 pub(super) struct Agent<'a, T: Tree> {
     tree: &'a T,
-    site: &'a Site,
+    host: &'a UnitHost,
     id: UnitId,
     guard: &'a RollbackGuard,
     directives: watch::Receiver<Directive>,
@@ -93,37 +93,37 @@ pub(super) struct Agent<'a, T: Tree> {
     feeds: Option<(T::Feed, T::Feed)>,
     /// The state in the tree is newer than the file on this machine, for example because the disk
     /// was full.
-    unkept: bool,
+    local_copy_outdated: bool,
     /// The unit that owns the files here, if known.
-    recognised: Option<Identity>,
+    owner: Option<Identity>,
     /// The files of another unit are being removed before this unit starts.
     clearing: bool,
 }
 
 /// Runs the agent of one unit until a directive ends it.
-pub(super) async fn tend<T: Tree>(
+pub(super) async fn run_agent<T: Tree>(
     tree: &T,
-    site: &Site,
+    host: &UnitHost,
     id: UnitId,
     directives: watch::Receiver<Directive>,
-    (guard, held_up): (&RollbackGuard, &watch::Sender<HeldUp>),
+    (guard, failed_removals): (&RollbackGuard, &watch::Sender<FailedRemovals>),
 ) -> UnitId {
-    let (recognised, clearing) = (None, false);
+    let (owner, clearing) = (None, false);
     let mut agent =
-        Agent { tree, site, id, guard, directives, feeds: None, unkept: false, recognised, clearing };
-    let mut told = String::new();
+        Agent { tree, host, id, guard, directives, feeds: None, local_copy_outdated: false, owner, clearing };
+    let mut logged = String::new();
     loop {
         let directive = *agent.directives.borrow_and_update();
         let passed = match directive {
             Directive::Leave => return id,
             Directive::Hold => {
-                agent.pause(site.resync).await;
+                agent.pause(host.resync).await;
                 continue;
             }
             Directive::Live => agent.pass().await.map(|idle| !idle),
-            Directive::Retire => match agent.retire().await {
+            Directive::Remove => match agent.remove().await {
                 Ok(()) => {
-                    held_up.send_if_modified(|all| all.remove(&id).is_some());
+                    failed_removals.send_if_modified(|all| all.remove(&id).is_some());
                     return id;
                 }
                 Err(error) => Err(error),
@@ -131,21 +131,21 @@ pub(super) async fn tend<T: Tree>(
         };
         match passed {
             Ok(true) => continue,
-            Ok(false) => told.clear(),
+            Ok(false) => logged.clear(),
             // The directive changed meanwhile: act on the new one.
             Err(Error::Gone) if *agent.directives.borrow() != directive => continue,
             // The supervisor decides what happens to a unit that is gone.
             Err(Error::Gone) => {}
             Err(error) => {
                 let chain = chain(&error);
-                if chain != told {
+                if chain != logged {
                     warn!(unit = %id, error = %chain, "unit agent waits after an error");
                     // Status no longer shows a removed unit, so the machine reports the problem. An
                     // unreachable store is not a problem of the unit.
-                    if directive == Directive::Retire && !matches!(error, Error::Store(_)) {
-                        held_up.send_modify(|all| _ = all.insert(id, chain.clone()));
+                    if directive == Directive::Remove && !matches!(error, Error::Store(_)) {
+                        failed_removals.send_modify(|all| _ = all.insert(id, chain.clone()));
                     }
-                    told = chain;
+                    logged = chain;
                 }
                 agent.pause(PAUSE).await;
                 continue;
@@ -163,17 +163,17 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 impl<T: Tree> Agent<'_, T> {
-    fn home(&self) -> UnitDir<'_> {
-        self.site.home(self.id)
+    fn unit_dir(&self) -> UnitDir<'_> {
+        self.host.unit_dir(self.id)
     }
 
     /// Runs blocking work on the unit's files in another thread.
-    async fn at_home<R: Send + 'static>(
+    async fn with_unit_dir<R: Send + 'static>(
         &self,
         work: impl FnOnce(UnitDir<'_>) -> io::Result<R> + Send + 'static,
     ) -> io::Result<R> {
-        let (site, id) = (self.site.clone(), self.id);
-        off_thread(move || work(site.home(id))).await
+        let (host, id) = (self.host.clone(), self.id);
+        off_thread(move || work(host.unit_dir(id))).await
     }
 
     async fn pause(&mut self, pause: Duration) {
@@ -187,7 +187,7 @@ impl<T: Tree> Agent<'_, T> {
     /// Waits until the unit has to be read again.
     async fn wait(&mut self) {
         let Some((unit, flag)) = &mut self.feeds else { return self.pause(PAUSE).await };
-        let resync = Instant::now() + self.site.resync;
+        let resync = Instant::now() + self.host.resync;
         let lost = tokio::select! {
             event = timeout_at(resync, unit.next()) => matches!(event, Ok(Err(_))),
             event = flag.next() => event.is_err(),
@@ -204,7 +204,7 @@ impl<T: Tree> Agent<'_, T> {
     /// Reads the unit and takes one step. Returns whether there was nothing to do.
     async fn pass(&mut self) -> Result<bool, Error> {
         let seen = self.observe().await?;
-        if !self.recognises(&seen).await? {
+        if !self.owns_files(&seen).await? {
             // This agent may read a restored store before the supervisor does, which then holds it.
             if let Standing::Held(why) = self.guard.review(self.tree, None, Basis::Known).await? {
                 return Err(Error::Restored(why));
@@ -220,8 +220,8 @@ impl<T: Tree> Agent<'_, T> {
         }
         match seen.state.next(Wanted { exposed: seen.exposed, gone: false }) {
             Step::Wait => {
-                if self.unkept {
-                    self.unkept = self.keep(&seen, &seen.state).await.is_err();
+                if self.local_copy_outdated {
+                    self.local_copy_outdated = self.save(&seen, &seen.state).await.is_err();
                 }
                 // A unit has no state until its first hook is due.
                 if seen.version.is_none() {
@@ -233,7 +233,7 @@ impl<T: Tree> Agent<'_, T> {
             Step::Begin(state) => self.begin(&seen, state).await.map(|()| false),
             Step::Resume(run) => {
                 let ended = self.carry_out(&seen, run).await?;
-                self.conclude(run, &ended).await.map(|()| false)
+                self.record_result(run, &ended).await.map(|()| false)
             }
         }
     }
@@ -269,22 +269,22 @@ impl<T: Tree> Agent<'_, T> {
 
     /// Whether the files here belong to this unit. A restored store can assign the number of an
     /// earlier unit again.
-    async fn recognises(&mut self, seen: &Seen) -> Result<bool, Error> {
+    async fn owns_files(&mut self, seen: &Seen) -> Result<bool, Error> {
         let identity = seen.credential.identity();
-        if self.recognised.as_ref() == Some(&identity) {
+        if self.owner.as_ref() == Some(&identity) {
             return Ok(true);
         }
-        let found = self.at_home(|home| home.identity()).await;
-        let found = found.map_err(disk("cannot read whose files the unit's are"))?;
+        let found = self.with_unit_dir(|unit_dir| unit_dir.identity()).await;
+        let found = found.map_err(disk("cannot read which unit owns the files"))?;
         // Older versions wrote no identity.
         let ours = found.is_none_or(|found| found == identity.as_str());
-        self.recognised = ours.then_some(identity);
+        self.owner = ours.then_some(identity);
         Ok(ours)
     }
 
     /// Creates the ephemeral znode that shows that the unit's agent is running.
     async fn show(&self) -> Result<(), Error> {
-        let acl = self.site.roles.unit_agent(&self.site.identity);
+        let acl = self.host.roles.unit_agent(&self.host.identity);
         match presence::show_unit_agent(self.tree, self.id, acl).await {
             Err(tree::Error::NoNode(_)) => Err(Error::Gone),
             done => Ok(done?),
@@ -294,47 +294,47 @@ impl<T: Tree> Agent<'_, T> {
     /// Records the start of a hook. If the record cannot be kept on this machine, the hook does not
     /// start.
     async fn begin(&mut self, seen: &Seen, state: State) -> Result<(), Error> {
-        let begun = match (self.keep(seen, &state).await, state.running) {
+        let begun = match (self.save(seen, &state).await, state.running) {
             (Err(error), Some(run)) => seen.state.not_begun(run.hook, &chain(&error)),
             _ => state,
         };
-        self.tell(seen, &begun).await
+        self.write_state(seen, &begun).await
     }
 
     /// Writes the state to this machine and then to the tree. If the disk refuses it, the tree
     /// still gets it, and the local write is retried.
     async fn commit(&mut self, seen: &Seen, state: &State) -> Result<(), Error> {
-        if let Err(error) = self.keep(seen, state).await {
+        if let Err(error) = self.save(seen, state).await {
             let unit = &seen.record.name;
             warn!(%unit, error = %chain(&error), "cannot save the unit's state on this machine");
-            self.unkept = true;
+            self.local_copy_outdated = true;
         }
-        self.tell(seen, state).await
+        self.write_state(seen, state).await
     }
 
-    async fn keep(&self, seen: &Seen, state: &State) -> Result<(), Error> {
+    async fn save(&self, seen: &Seen, state: &State) -> Result<(), Error> {
         let (name, identity) = (seen.record.name.clone(), seen.credential.identity());
-        let made = move |home: UnitDir<'_>| {
-            home.make(&name)?;
-            home.claim(&identity)?;
-            home.runs().reserve();
+        let create = move |unit_dir: UnitDir<'_>| {
+            unit_dir.create_dirs(&name)?;
+            unit_dir.save_identity(&identity)?;
+            unit_dir.runs().reserve();
             Ok(())
         };
-        self.at_home(made).await.map_err(disk("cannot make the unit's directory"))?;
-        self.keep_state(state).await
+        self.with_unit_dir(create).await.map_err(disk("cannot make the unit's directory"))?;
+        self.save_state(state).await
     }
 
-    async fn keep_state(&self, state: &State) -> Result<(), Error> {
+    async fn save_state(&self, state: &State) -> Result<(), Error> {
         let bytes = state.to_bytes();
-        let write = move |home: UnitDir<'_>| {
-            home.runs().with_reserve(|| atomic_file::replace_exclusively(&home.state(), &bytes))
+        let write = move |unit_dir: UnitDir<'_>| {
+            unit_dir.runs().with_reserve(|| atomic_file::replace_exclusively(&unit_dir.state(), &bytes))
         };
-        self.at_home(write).await.map_err(disk("cannot keep the unit's state"))
+        self.with_unit_dir(write).await.map_err(disk("cannot keep the unit's state"))
     }
 
     /// Fails if another client wrote in between; the next read then starts from that state.
-    async fn tell(&self, seen: &Seen, state: &State) -> Result<(), Error> {
-        let acl = self.site.roles.unit_state(&self.site.identity);
+    async fn write_state(&self, seen: &Seen, state: &State) -> Result<(), Error> {
+        let acl = self.host.roles.unit_state(&self.host.identity);
         match store::write_unit_state(self.tree, self.id, state.to_bytes(), seen.version, acl).await {
             Ok(written) => {
                 if written && seen.state.label() != state.label() {
@@ -349,7 +349,7 @@ impl<T: Tree> Agent<'_, T> {
     }
 
     /// Records the result of a hook, retrying until the store accepts it.
-    async fn conclude(&mut self, run: Run, ended: &Ended) -> Result<(), Error> {
+    async fn record_result(&mut self, run: Run, ended: &Ended) -> Result<(), Error> {
         loop {
             if *self.directives.borrow() != Directive::Live {
                 return Ok(());
@@ -371,10 +371,10 @@ impl<T: Tree> Agent<'_, T> {
     async fn carry_out(&mut self, seen: &Seen, run: Run) -> Result<Ended, Error> {
         loop {
             match self.state_of(run).await? {
-                RunState::Over(ended) | RunState::Lost(ended) => return Ok(ended),
+                RunState::Finished(ended) | RunState::Lost(ended) => return Ok(ended),
                 RunState::Running => {
-                    self.pause(LOOK_AGAIN).await;
-                    self.heed()?;
+                    self.pause(POLL_INTERVAL).await;
+                    self.check_directive()?;
                 }
                 RunState::Nothing => {
                     if let Some(ended) = self.start(seen, run).await? {
@@ -387,7 +387,7 @@ impl<T: Tree> Agent<'_, T> {
 
     /// Returns the state of a run. Ends the processes of a lost one.
     async fn state_of(&self, run: Run) -> Result<RunState, Error> {
-        let state = self.home().runs().find(run.number).map_err(disk("cannot look for the hook"))?;
+        let state = self.unit_dir().runs().find(run.number).map_err(disk("cannot look for the hook"))?;
         if matches!(state, RunState::Lost(_)) {
             self.end_run(run).await?;
         }
@@ -396,16 +396,16 @@ impl<T: Tree> Agent<'_, T> {
 
     /// Fails if the agent has to leave. A running hook then continues without this agent. This
     /// includes a unit that is to be removed: the removal first finds out whether it really was.
-    fn heed(&self) -> Result<(), Error> {
+    fn check_directive(&self) -> Result<(), Error> {
         match *self.directives.borrow() {
             Directive::Live | Directive::Hold => Ok(()),
-            Directive::Leave | Directive::Retire => Err(Error::Gone),
+            Directive::Leave | Directive::Remove => Err(Error::Gone),
         }
     }
 
-    /// Waits for hooks that run without an agent: a unit runs one hook at a time.
+    /// Ends the remaining processes of a run: a unit runs one hook at a time.
     async fn end_run(&self, run: Run) -> Result<(), Error> {
-        let ended = self.at_home(move |home| home.end_run(run.number)).await;
+        let ended = self.with_unit_dir(move |unit_dir| unit_dir.end_run(run.number)).await;
         ended.map_err(disk("cannot end what is left of the hook"))
     }
 
@@ -416,14 +416,14 @@ impl<T: Tree> Agent<'_, T> {
         if let Err(reason) = self.prepare(seen).await? {
             return Ok(Some(Ended::NotBegun { reason }));
         }
-        if self.home().runs().was_tried(run.number) {
+        if self.unit_dir().runs().was_tried(run.number) {
             self.end_run(run).await?;
         }
-        let directive = {
+        let write_spec = {
             let name = name.clone();
-            move |home: UnitDir<'_>| home.put_order(&name, run)
+            move |unit_dir: UnitDir<'_>| unit_dir.write_hook_spec(&name, run)
         };
-        match self.at_home(directive).await {
+        match self.with_unit_dir(write_spec).await {
             Ok(true) => {}
             Ok(false) => {
                 debug!(unit = %name, hook = %run.hook, "no such hook");
@@ -436,23 +436,23 @@ impl<T: Tree> Agent<'_, T> {
             }
         }
         info!(unit = %name, hook = %run.hook, "running hook");
-        self.ran(run).await
+        self.wait_for_run(run).await
     }
 
     /// Waits for a run in another thread, because a hook may take long.
-    async fn ran(&mut self, run: Run) -> Result<Option<Ended>, Error> {
-        let (site, id) = (self.site.clone(), self.id);
-        let mut running = std::pin::pin!(off_thread(move || site.home(id).run(run.number)));
+    async fn wait_for_run(&mut self, run: Run) -> Result<Option<Ended>, Error> {
+        let (host, id) = (self.host.clone(), self.id);
+        let mut running = std::pin::pin!(off_thread(move || host.unit_dir(id).run(run.number)));
         loop {
             let mut directives = self.directives.clone();
             tokio::select! {
-                ran = &mut running => {
+                result = &mut running => {
                     let reason = |error| format!("cannot be run: {error}");
-                    return Ok(ran.err().map(|error| Ended::badly(reason(error))));
+                    return Ok(result.err().map(|error| Ended::badly(reason(error))));
                 }
                 _ = directives.changed() => {
                     self.directives.borrow_and_update();
-                    self.heed()?;
+                    self.check_directive()?;
                 }
             }
         }
@@ -465,11 +465,11 @@ async fn off_thread<R: Send + 'static>(
     work: impl FnOnce() -> io::Result<R> + Send + 'static,
 ) -> io::Result<R> {
     let (done, result) = tokio::sync::oneshot::channel();
-    let told = move || {
+    let task = move || {
         // The caller may have been cancelled.
         drop(done.send(work()));
     };
-    std::thread::Builder::new().name("unit".to_owned()).stack_size(256 * 1024).spawn(told)?;
+    std::thread::Builder::new().name("unit".to_owned()).stack_size(256 * 1024).spawn(task)?;
     result.await.map_err(io::Error::other)?
 }
 

@@ -15,14 +15,14 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
-use super::host::{HookUser, Site, check_directory};
+use super::host::{HookUser, UnitHost, check_directory};
 use super::supervisor::Error;
 use crate::runtime::{atomic_file, trusted_path};
 
 /// How long another process may take to release the directory, for example one that is just
 /// shutting down.
-const PREDECESSOR: Duration = Duration::from_secs(20);
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The marker file with the owner's identity. A machine's identity is random and never changes, so
 /// it identifies both the machine and the environment. It is a hash, and not secret.
@@ -31,9 +31,9 @@ const MAX_OWNER_BYTES: u64 = 1024;
 
 /// A directory that stays locked for the lifetime of this value.
 #[derive(Debug)]
-pub(super) struct Ground {
-    /// The site with the directory that is really used.
-    pub(super) site: Site,
+pub(super) struct LockedDir {
+    /// The host with the directory that is really used.
+    pub(super) host: UnitHost,
     /// A message for the operator about the directory.
     pub(super) problem: Option<String>,
     _lock: File,
@@ -42,48 +42,51 @@ pub(super) struct Ground {
 /// Waits for the lock. Returns `None` if the agent is asked to stop first.
 ///
 /// # Errors
-/// [`Error::Held`], [`Error::Untrusted`] and [`Error::Directory`].
-pub(super) async fn take(site: &Site, stop: &mut watch::Receiver<bool>) -> Result<Option<Ground>, Error> {
-    let failed = |source| Error::Directory { directory: site.directory.display().to_string(), source };
-    let patience = Instant::now() + PREDECESSOR;
-    ensure_directory(site)?;
+/// [`Error::DirectoryInUse`], [`Error::Untrusted`] and [`Error::Directory`].
+pub(super) async fn take(
+    host: &UnitHost,
+    stop: &mut watch::Receiver<bool>,
+) -> Result<Option<LockedDir>, Error> {
+    let failed = |source| Error::Directory { directory: host.directory.display().to_string(), source };
+    let deadline = Instant::now() + LOCK_TIMEOUT;
+    ensure_directory(host)?;
     loop {
         // Checked before the lock is taken: the agent of another environment may be using the
         // directory.
-        let found = match whose(site).map_err(failed)? {
-            Whose::Anothers => beside(site)?,
-            Whose::Ours => (site.clone(), None),
+        let chosen = match owner(host).map_err(failed)? {
+            Owner::Other => own_subdirectory(host)?,
+            Owner::Us => (host.clone(), None),
         };
-        let (site, problem) = found;
-        let directory = |source| Error::Directory { directory: site.directory.display().to_string(), source };
-        match lock(&site.directory).map_err(directory)? {
+        let (host, problem) = chosen;
+        let directory = |source| Error::Directory { directory: host.directory.display().to_string(), source };
+        match lock(&host.directory).map_err(directory)? {
             Some(lock) => {
                 // The owner may have changed in between.
-                if matches!(whose(&site).map_err(directory)?, Whose::Ours) {
-                    mark(&site).map_err(directory)?;
+                if matches!(owner(&host).map_err(directory)?, Owner::Us) {
+                    write_owner(&host).map_err(directory)?;
                     if let Some(problem) = &problem {
-                        warn!(ours = %site.directory.display(), "{problem}");
+                        warn!(ours = %host.directory.display(), "{problem}");
                     }
-                    return Ok(Some(Ground { site, problem, _lock: lock }));
+                    return Ok(Some(LockedDir { host, problem, _lock: lock }));
                 }
             }
-            None if Instant::now() >= patience => {
-                return Err(Error::Held(site.directory.display().to_string()));
+            None if Instant::now() >= deadline => {
+                return Err(Error::DirectoryInUse(host.directory.display().to_string()));
             }
             None => {}
         }
         tokio::select! {
-            () = sleep(LOOK_AGAIN) => {}
+            () = sleep(POLL_INTERVAL) => {}
             _ = stop.wait_for(|stop| *stop) => return Ok(None),
         }
     }
 }
 
-/// Creates the directory of a site, unless other users could change what is in it.
-fn ensure_directory(site: &Site) -> Result<(), Error> {
-    let ensured = trusted_path::ensure_directory(&site.directory, 0o755);
-    ensured.and_then(|()| check_directory(&site.directory)).map_err(|refusal| {
-        let directory = site.directory.display().to_string();
+/// Creates the directory of a host, unless other users could change what is in it.
+fn ensure_directory(host: &UnitHost) -> Result<(), Error> {
+    let ensured = trusted_path::ensure_directory(&host.directory, 0o755);
+    ensured.and_then(|()| check_directory(&host.directory)).map_err(|refusal| {
+        let directory = host.directory.display().to_string();
         match refusal {
             trusted_path::Error::Io { source, .. } => Error::Directory { directory, source },
             refusal @ trusted_path::Error::Untrusted(_) => Error::Untrusted { directory, refusal },
@@ -91,55 +94,56 @@ fn ensure_directory(site: &Site) -> Result<(), Error> {
     })
 }
 
-enum Whose {
-    /// Whether the directory belongs to this machine, or is not marked yet.
-    Ours,
-    Anothers,
+enum Owner {
+    /// This machine, or no machine yet.
+    Us,
+    Other,
 }
 
-fn whose(site: &Site) -> io::Result<Whose> {
+fn owner(host: &UnitHost) -> io::Result<Owner> {
     let mut found = String::new();
-    match File::open(site.directory.join(OWNER)) {
+    match File::open(host.directory.join(OWNER)) {
         Ok(file) => file.take(MAX_OWNER_BYTES).read_to_string(&mut found)?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Whose::Ours),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Owner::Us),
         Err(error) => return Err(error),
     };
-    let ours = found.trim_end() == site.identity.as_str();
+    let ours = found.trim_end() == host.identity.as_str();
     // If no files of the other owner are left, the directory is taken over; unless our subdirectory
     // exists already.
-    let empty = || Ok::<_, io::Error>(site.residents()?.is_empty() && !own_directory(site).exists());
-    Ok(if ours || empty()? { Whose::Ours } else { Whose::Anothers })
+    let empty =
+        || Ok::<_, io::Error>(host.units_with_files()?.is_empty() && !own_subdirectory_path(host).exists());
+    Ok(if ours || empty()? { Owner::Us } else { Owner::Other })
 }
 
-fn mark(site: &Site) -> io::Result<()> {
-    let (path, text) = (site.directory.join(OWNER), format!("{}\n", site.identity.as_str()));
+fn write_owner(host: &UnitHost) -> io::Result<()> {
+    let (path, text) = (host.directory.join(OWNER), format!("{}\n", host.identity.as_str()));
     if fs::read(&path).is_ok_and(|found| found == text.as_bytes()) {
         return Ok(());
     }
     atomic_file::replace_exclusively(&path, text.as_bytes())
 }
 
-fn own_directory(site: &Site) -> std::path::PathBuf {
-    let digest = Sha256::digest(site.identity.as_str());
+fn own_subdirectory_path(host: &UnitHost) -> std::path::PathBuf {
+    let digest = Sha256::digest(host.identity.as_str());
     let hash = digest.iter().take(6).fold(0, |hash: u64, byte| hash << 8 | u64::from(*byte));
-    site.directory.join(format!("of-{hash:012x}"))
+    host.directory.join(format!("of-{hash:012x}"))
 }
 
 /// Returns our subdirectory within another owner's directory, and a message about it.
-fn beside(site: &Site) -> Result<(Site, Option<String>), Error> {
-    let failed = |source| Error::Directory { directory: site.directory.display().to_string(), source };
-    let ours = Site { directory: own_directory(site), ..site.clone() };
+fn own_subdirectory(host: &UnitHost) -> Result<(UnitHost, Option<String>), Error> {
+    let failed = |source| Error::Directory { directory: host.directory.display().to_string(), source };
+    let ours = UnitHost { directory: own_subdirectory_path(host), ..host.clone() };
     ensure_directory(&ours)?;
-    if site.user != HookUser::Agents {
-        let above = fs::metadata(&site.directory).map_err(failed)?.permissions().mode() & 0o7777;
-        fs::set_permissions(&site.directory, Permissions::from_mode(above | 0o011)).map_err(failed)?;
+    if host.user != HookUser::Agents {
+        let above = fs::metadata(&host.directory).map_err(failed)?.permissions().mode() & 0o7777;
+        fs::set_permissions(&host.directory, Permissions::from_mode(above | 0o011)).map_err(failed)?;
     }
-    let units = site.residents().map_err(failed)?.len();
+    let units = host.units_with_files().map_err(failed)?.len();
     let problem = (units > 0).then(|| {
         format!(
             "{} has files of units of another environment or machine ({units}); they are left as they are, \
              and so is what they run",
-            site.directory.display()
+            host.directory.display()
         )
     });
     Ok((ours, problem))

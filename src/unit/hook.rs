@@ -26,12 +26,12 @@ use super::limits::HookLimits;
 use super::workflow::Ended;
 use crate::runtime::atomic_file;
 use crate::runtime::open_files::{limit_open_files, limit_processes};
-use watch::{Over, Watch};
+use watch::{HookEnd, Watch};
 
 mod watch;
 
 /// How long the start of a program that another process still writes to is retried.
-const BUSY: Duration = Duration::from_secs(5);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often a hook is started again whose result was lost, for example because the machine lost
 /// power.
@@ -40,6 +40,9 @@ const MAX_TRIES: u64 = 2;
 /// The size of the reserve: enough for a specification, a result and a state, with a block each for
 /// their names.
 const RESERVE_BYTES: usize = 64 * 1024;
+
+/// The end of the name of a specification. Older versions read it, too.
+const SPEC: &str = "order";
 
 /// The most bytes of a specification or a result.
 const MAX_FILE_BYTES: u64 = 64 * 1024;
@@ -85,7 +88,7 @@ pub struct Runs(PathBuf);
 pub enum RunState {
     Nothing,
     Running,
-    Over(Ended),
+    Finished(Ended),
     /// Started too often without a result, and given up. The last attempt may still run.
     Lost(Ended),
 }
@@ -104,7 +107,7 @@ impl Runs {
     }
 
     /// Writes a specification, and removes the files of earlier runs.
-    pub fn order(&self, number: u64, order: &HookSpec) -> io::Result<()> {
+    pub fn write_spec(&self, number: u64, spec: &HookSpec) -> io::Result<()> {
         fs::DirBuilder::new().recursive(true).create(&self.0)?;
         for entry in fs::read_dir(&self.0)? {
             let entry = entry?;
@@ -114,8 +117,8 @@ impl Runs {
                 fs::remove_file(entry.path())?;
             }
         }
-        let bytes = serde_json::to_vec(order)?;
-        self.with_reserve(|| replace(&self.file(number, "order"), &bytes))
+        let bytes = serde_json::to_vec(spec)?;
+        self.with_reserve(|| replace(&self.file(number, SPEC), &bytes))
     }
 
     /// Returns the highest number of a run that has files; 0 if there is none.
@@ -141,7 +144,7 @@ impl Runs {
             Err(error) => return Err(error),
         };
         if let Some(bytes) = read(&self.file(number, "end"))? {
-            return Ok(RunState::Over(match serde_json::from_slice(&bytes) {
+            return Ok(RunState::Finished(match serde_json::from_slice(&bytes) {
                 Ok(Wire { reason: None, .. }) => Ended::Well,
                 Ok(Wire { reason: Some(reason), not_begun: true, .. }) => Ended::NotBegun { reason },
                 Ok(Wire { reason: Some(reason), output, .. }) => Ended::Badly { reason, output },
@@ -196,9 +199,9 @@ impl Runs {
     /// one is possible, and sets the unit's limits.
     pub fn enter_group(&self, number: u64) {
         // An unreadable specification is refused later, when it is run.
-        let bytes = read(&self.file(number, "order")).ok().flatten().unwrap_or_default();
-        let order: Option<HookSpec> = serde_json::from_slice(&bytes).ok();
-        let limits = order.as_ref().and_then(|order| order.limits);
+        let bytes = read(&self.file(number, SPEC)).ok().flatten().unwrap_or_default();
+        let spec: Option<HookSpec> = serde_json::from_slice(&bytes).ok();
+        let limits = spec.as_ref().and_then(|spec| spec.limits);
         let limits = limits.unwrap_or(HookLimits { pids: None, memory_bytes: None });
         let enforced = cgroup::join(&self.0, limits).unwrap_or_else(|error| {
             // A process that clears its environment is not found again when the unit is removed.
@@ -207,7 +210,7 @@ impl Runs {
         });
         if let Some(pids) = limits.pids
             && !enforced.pids
-            && order.is_some_and(|order| order.has_own_user)
+            && spec.is_some_and(|spec| spec.has_own_user)
             && let Err(error) = limit_processes(pids)
         {
             warn!(%error, "the number of processes is not limited");
@@ -233,13 +236,13 @@ impl Runs {
         if self.file(number, "end").exists() {
             return Ok(());
         }
-        let bytes = read(&self.file(number, "order"))?.ok_or(io::ErrorKind::NotFound)?;
-        let order: HookSpec = serde_json::from_slice(&bytes)?;
+        let bytes = read(&self.file(number, SPEC))?.ok_or(io::ErrorKind::NotFound)?;
+        let spec: HookSpec = serde_json::from_slice(&bytes)?;
         self.with_reserve(|| {
             let tries = OpenOptions::new().create(true).append(true).open(self.file(number, "tries"));
             tries?.write_all(b".")
         })?;
-        let (ended, rest) = run(&order, &self.file(number, "stop"));
+        let (ended, rest) = run(&spec, &self.file(number, "stop"));
         let wire = match ended {
             Ended::Well => Wire { reason: None, output: String::new(), not_begun: false },
             Ended::Badly { reason, output } => Wire { reason: Some(reason), output, not_begun: false },
@@ -248,12 +251,12 @@ impl Runs {
             }
         };
         let bytes = serde_json::to_vec(&wire)?;
-        let told = self.with_reserve(|| replace(&self.file(number, "end"), &bytes));
-        if let Some(Err(error)) = rest.map(|rest| keep(rest, &order.log)) {
+        let recorded = self.with_reserve(|| replace(&self.file(number, "end"), &bytes));
+        if let Some(Err(error)) = rest.map(|rest| keep(rest, &spec.log)) {
             // The hook's result stands; only the output of its remaining processes is lost.
             warn!(%error, "output of processes that the hook left running is lost");
         }
-        told
+        recorded
     }
 }
 
@@ -264,7 +267,7 @@ const READER: &str = "portcullis-keep-log";
 /// Starts the reader with termination signals ignored: a process that is asked to end may still
 /// print, and would be killed by a closed pipe. The reader ends when no process can write any more.
 /// Ignored signals stay ignored across `exec`.
-const DEAF: &str = r#"trap '' TERM INT HUP; exec "$0" keep-log "$1""#;
+const IGNORE_SIGNALS: &str = r#"trap '' TERM INT HUP; exec "$0" keep-log "$1""#;
 
 /// Starts a process that writes the output from the pipe to the log, so that the caller waits only
 /// for the hook and not for processes that it left running.
@@ -278,7 +281,7 @@ pub fn keep_on(pipe: PipeReader, log: &Path) -> io::Result<()> {
     let beside = std::env::current_exe().ok().map(|own| own.with_file_name(READER));
     let reader = beside.filter(|reader| reader.is_file()).unwrap_or_else(own);
     let mut keeper = Command::new("/bin/sh");
-    keeper.args(["-c", DEAF]).arg(reader).arg(log);
+    keeper.args(["-c", IGNORE_SIGNALS]).arg(reader).arg(log);
     keeper.stdin(pipe).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
     let mut keeper = keeper.spawn()?;
     // The reader confirms that it reads; from then on the remaining processes may be asked to end.
@@ -293,8 +296,8 @@ pub fn keep_on(pipe: PipeReader, log: &Path) -> io::Result<()> {
 /// If the log cannot be opened, or the pipe cannot be read.
 pub fn keep_standard_input(log: &Path) -> io::Result<()> {
     // Without the buffers of the standard handles.
-    let said = File::from(io::stdout().as_fd().try_clone_to_owned()?);
-    (&said).write_all(b"\n")?;
+    let stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    (&stdout).write_all(b"\n")?;
     hook_log::keep(File::from(io::stdin().as_fd().try_clone_to_owned()?), log)
 }
 
@@ -328,8 +331,8 @@ fn not_begun(reason: impl Into<String>) -> Ended {
 }
 
 /// Runs a hook to its end. Returns the pipe if other processes may still write to it.
-fn run(order: &HookSpec, stop: &Path) -> (Ended, Option<PipeReader>) {
-    let opened = Log::open(&order.log).and_then(|log| {
+fn run(spec: &HookSpec, stop: &Path) -> (Ended, Option<PipeReader>) {
+    let opened = Log::open(&spec.log).and_then(|log| {
         let (reader, writer) = io::pipe()?;
         Ok((Output::new(reader, log)?, writer))
     });
@@ -337,25 +340,27 @@ fn run(order: &HookSpec, stop: &Path) -> (Ended, Option<PipeReader>) {
         Ok(opened) => opened,
         Err(error) => return (not_begun(format!("its output cannot be kept: {error}")), None),
     };
-    let mut child = match start(order, writer) {
+    let mut child = match start(spec, writer) {
         Ok(child) => child,
         // The kernel returns the same error for a directory or an interpreter that the hook's user
         // cannot access.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !is_executable(&order.program) => {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !is_executable(&spec.program) => {
             return (not_begun("is not executable"), None);
         }
         Err(error) => return (not_begun(format!("cannot be run: {error}")), None),
     };
-    let over = Watch::over(&mut child, &mut output).and_then(|mut watch| watch.wait(order, stop));
-    let reason = match over {
-        Ok(Over::By(status)) if status.success() => return (Ended::Well, output.rest()),
-        Ok(Over::By(status)) => match (status.code(), status.signal()) {
+    let end = Watch::new(&mut child, &mut output).and_then(|mut watch| watch.wait(spec, stop));
+    let reason = match end {
+        Ok(HookEnd::Exited(status)) if status.success() => return (Ended::Well, output.rest()),
+        Ok(HookEnd::Exited(status)) => match (status.code(), status.signal()) {
             (Some(code), _) => format!("exit code {code}"),
             (None, Some(signal)) => format!("signal {signal}{}", signal_name(signal)),
             (None, None) => "ended in a way that nobody knows".to_owned(),
         },
-        Ok(Over::Late) => format!("ran for more than {} s and was killed", order.limit_ms.div_ceil(1000)),
-        Ok(Over::Stopped) => "was ended, because its unit was removed".to_owned(),
+        Ok(HookEnd::TimedOut) => {
+            format!("ran for more than {} s and was killed", spec.limit_ms.div_ceil(1000))
+        }
+        Ok(HookEnd::Stopped) => "was ended, because its unit was removed".to_owned(),
         Err(error) => {
             abandon(&mut child);
             format!("cannot be waited for, and was killed: {error}")
@@ -379,36 +384,36 @@ fn abandon(child: &mut Child) {
     }
 }
 
-fn start(order: &HookSpec, output: PipeWriter) -> io::Result<Child> {
-    if let Some((user, group)) = order.user {
+fn start(spec: &HookSpec, output: PipeWriter) -> io::Result<Child> {
+    if let Some((user, group)) = spec.user {
         // For `>/dev/stderr`, which opens the pipe again and needs its owner's permission.
         fchown(&output, Some(Uid::from_raw(user)), Some(Gid::from_raw(group))).map_err(io::Error::other)?;
     }
-    let mut command = Command::new(&order.program);
+    let mut command = Command::new(&spec.program);
     command
-        .current_dir(&order.directory)
+        .current_dir(&spec.directory)
         .env_clear()
-        .envs(&order.variables)
+        .envs(&spec.variables)
         .stdin(Stdio::null())
         .stdout(output.try_clone()?)
         .stderr(output)
         .process_group(0);
-    if let Some((user, group)) = order.user {
+    if let Some((user, group)) = spec.user {
         command.uid(user).gid(group);
     }
-    if let Some(most) = order.open_files {
+    if let Some(most) = spec.open_files {
         // This process needs few files, too.
         limit_open_files(most)?;
     }
     // Programs with a set-user-id bit or capabilities give the hook and its children no further
     // privileges.
     set_no_new_privs(true)?;
-    let patience = Instant::now() + BUSY;
+    let deadline = Instant::now() + BUSY_TIMEOUT;
     loop {
         match command.spawn() {
             // The file was just written, and a process that another hook was started with still has
             // it open.
-            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && Instant::now() < patience => {
+            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && Instant::now() < deadline => {
                 sleep(Duration::from_millis(10));
             }
             done => return done,

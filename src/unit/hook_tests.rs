@@ -18,7 +18,7 @@ impl Bench {
         Self { home, runs }
     }
 
-    fn order(&self, script: &str) -> HookSpec {
+    fn spec(&self, script: &str) -> HookSpec {
         let program = self.home.path().join("hook");
         fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
@@ -36,12 +36,12 @@ impl Bench {
         }
     }
 
-    fn ends(&self, number: u64, order: &HookSpec) -> Ended {
-        self.runs.order(number, order).unwrap();
+    fn ends(&self, number: u64, spec: &HookSpec) -> Ended {
+        self.runs.write_spec(number, spec).unwrap();
         assert_eq!(self.runs.find(number).unwrap(), RunState::Nothing);
         self.carry_out(number);
         match self.runs.find(number).unwrap() {
-            RunState::Over(ended) => ended,
+            RunState::Finished(ended) => ended,
             other => panic!("{other:?}"),
         }
     }
@@ -68,7 +68,7 @@ impl Bench {
     }
 
     fn fails(&self, script: &str) -> (String, String) {
-        match self.ends(1, &self.order(script)) {
+        match self.ends(1, &self.spec(script)) {
             Ended::Badly { reason, output } => (reason, output),
             Ended::Well | Ended::NotBegun { .. } => panic!("{script} is well, or was not run"),
         }
@@ -90,8 +90,8 @@ impl Bench {
 #[test]
 fn a_hook_gets_only_its_own_directory_and_environment() {
     let bench = Bench::new();
-    let order = bench.order("pwd; env | sort; cat; id -u");
-    assert_eq!(bench.ends(1, &order), Ended::Well);
+    let spec = bench.spec("pwd; env | sort; cat; id -u");
+    assert_eq!(bench.ends(1, &spec), Ended::Well);
     let log = bench.log();
     let here = bench.home.path().canonicalize().unwrap();
     assert!(log.starts_with(&format!("{}\n", here.display())), "{log}");
@@ -114,8 +114,8 @@ fn failures_are_reported_with_the_last_lines_of_output() {
 #[test]
 fn only_the_output_of_the_same_run_is_reported() {
     let bench = Bench::new();
-    assert_eq!(bench.ends(1, &bench.order("echo before")), Ended::Well);
-    let Ended::Badly { output, .. } = bench.ends(2, &bench.order("echo after; exit 1")) else { panic!() };
+    assert_eq!(bench.ends(1, &bench.spec("echo before")), Ended::Well);
+    let Ended::Badly { output, .. } = bench.ends(2, &bench.spec("echo after; exit 1")) else { panic!() };
     assert_eq!(output, "after\n");
     assert_eq!(bench.log(), "before\nafter\n");
 }
@@ -123,29 +123,29 @@ fn only_the_output_of_the_same_run_is_reported() {
 #[test]
 fn a_hook_that_cannot_be_started_gives_the_reason() {
     let bench = Bench::new();
-    let order = bench.order("true");
-    fs::set_permissions(&order.program, fs::Permissions::from_mode(0o644)).unwrap();
-    assert_eq!(bench.ends(1, &order), not_begun("is not executable"));
-    fs::set_permissions(&order.program, fs::Permissions::from_mode(0o755)).unwrap();
-    fs::write(&order.program, "#!/no/such/interpreter\n").unwrap();
-    let Ended::NotBegun { reason } = bench.ends(2, &order) else { panic!() };
+    let spec = bench.spec("true");
+    fs::set_permissions(&spec.program, fs::Permissions::from_mode(0o644)).unwrap();
+    assert_eq!(bench.ends(1, &spec), not_begun("is not executable"));
+    fs::set_permissions(&spec.program, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(&spec.program, "#!/no/such/interpreter\n").unwrap();
+    let Ended::NotBegun { reason } = bench.ends(2, &spec) else { panic!() };
     assert!(reason.starts_with("cannot be run: "), "{reason}");
     // The interpreter, not the hook, lacks the executable bit.
     let interpreter = bench.home.path().join("interpreter");
     fs::write(&interpreter, "").unwrap();
-    fs::write(&order.program, format!("#!{}\n", interpreter.display())).unwrap();
-    assert_eq!(bench.ends(3, &order), not_begun("cannot be run: Permission denied (os error 13)"));
-    let order = HookSpec { log: bench.home.path().join("no/such/log"), ..order };
-    let Ended::NotBegun { reason } = bench.ends(4, &order) else { panic!() };
+    fs::write(&spec.program, format!("#!{}\n", interpreter.display())).unwrap();
+    assert_eq!(bench.ends(3, &spec), not_begun("cannot be run: Permission denied (os error 13)"));
+    let spec = HookSpec { log: bench.home.path().join("no/such/log"), ..spec };
+    let Ended::NotBegun { reason } = bench.ends(4, &spec) else { panic!() };
     assert!(reason.starts_with("its output cannot be kept: "), "{reason}");
 }
 
 #[test]
 fn a_hanging_hook_is_killed_with_its_processes() {
     let bench = Bench::new();
-    let order = bench.order("trap '' HUP; sleep 1000 & echo $! >child; echo waiting; wait");
-    let order = HookSpec { limit_ms: 300, ..order };
-    let Ended::Badly { reason, output } = bench.ends(1, &order) else { panic!() };
+    let spec = bench.spec("trap '' HUP; sleep 1000 & echo $! >child; echo waiting; wait");
+    let spec = HookSpec { limit_ms: 300, ..spec };
+    let Ended::Badly { reason, output } = bench.ends(1, &spec) else { panic!() };
     assert_eq!((reason.as_str(), output.as_str()), ("ran for more than 1 s and was killed", "waiting\n"));
     let child = fs::read_to_string(bench.home.path().join("child")).unwrap();
     // The signal was sent before this; the process may take a moment to end on a busy machine.
@@ -159,19 +159,19 @@ fn a_hanging_hook_is_killed_with_its_processes() {
 #[test]
 fn a_hook_stops_on_request() {
     let bench = Bench::new();
-    let order = bench.order("sleep 1000");
-    bench.runs.order(1, &order).unwrap();
+    let spec = bench.spec("sleep 1000");
+    bench.runs.write_spec(1, &spec).unwrap();
     bench.runs.stop(1).unwrap();
     bench.carry_out(1);
     let stopped = Ended::badly("was ended, because its unit was removed");
-    assert_eq!(bench.runs.find(1).unwrap(), RunState::Over(stopped));
+    assert_eq!(bench.runs.find(1).unwrap(), RunState::Finished(stopped));
 }
 
 #[test]
 fn endless_output_of_a_hook_is_limited() {
     let bench = Bench::new();
-    let order = HookSpec { limit_ms: 1500, ..bench.order("yes 'all work and no play' & yes; wait") };
-    let Ended::Badly { reason, output } = bench.ends(1, &order) else { panic!() };
+    let spec = HookSpec { limit_ms: 1500, ..bench.spec("yes 'all work and no play' & yes; wait") };
+    let Ended::Badly { reason, output } = bench.ends(1, &spec) else { panic!() };
     assert!(reason.starts_with("ran for more than"), "{reason}");
     assert!(output.len() <= TAIL_LINES * (TAIL_LINE_CHARS + 1), "{output}");
     let kept = fs::metadata(bench.home.path().join("log")).unwrap().len();
@@ -182,7 +182,7 @@ fn endless_output_of_a_hook_is_limited() {
 fn output_of_background_processes_is_limited() {
     let bench = Bench::new();
     let script = "setsid sh -c 'head -c 50000000 /dev/zero; echo; echo last' & echo early";
-    assert_eq!(bench.ends(1, &bench.order(script)), Ended::Well);
+    assert_eq!(bench.ends(1, &bench.spec(script)), Ended::Well);
     bench.waits_for("last\n");
     let kept = fs::metadata(bench.home.path().join("log")).unwrap().len();
     assert!(kept <= MAX_LOG_BYTES, "{kept} bytes are kept");
@@ -192,7 +192,7 @@ fn output_of_background_processes_is_limited() {
 fn a_background_process_keeps_its_output() {
     let bench = Bench::new();
     let script = "setsid sh -c 'while [ ! -e go ]; do sleep 0.02; done; : >done; echo late' & echo early";
-    assert_eq!(bench.ends(1, &bench.order(script)), Ended::Well);
+    assert_eq!(bench.ends(1, &bench.spec(script)), Ended::Well);
     assert_eq!(bench.log(), "early\n");
     fs::write(bench.home.path().join("go"), "").unwrap();
     bench.waits_for("late\n");
@@ -203,12 +203,12 @@ fn a_background_process_keeps_its_output() {
 #[test]
 fn a_run_is_executed_once() {
     let bench = Bench::new();
-    let order = bench.order("echo ran");
-    assert_eq!(bench.ends(7, &order), Ended::Well);
+    let spec = bench.spec("echo ran");
+    assert_eq!(bench.ends(7, &spec), Ended::Well);
     bench.carry_out(7);
     assert_eq!(bench.log(), "ran\n", "a second time does nothing");
     // Another process holds the lock.
-    bench.runs.order(8, &order).unwrap();
+    bench.runs.write_spec(8, &spec).unwrap();
     let theirs = bench.runs.lock().unwrap();
     theirs.lock().unwrap();
     assert_eq!(bench.runs.find(8).unwrap(), RunState::Running);
@@ -228,7 +228,7 @@ fn a_run_is_executed_once() {
 #[test]
 fn a_run_that_is_always_interrupted_is_given_up() {
     let bench = Bench::new();
-    bench.runs.order(1, &bench.order("true")).unwrap();
+    bench.runs.write_spec(1, &bench.spec("true")).unwrap();
     for tries in [".", ".."] {
         assert_eq!(bench.runs.find(1).unwrap(), RunState::Nothing);
         fs::write(bench.runs.file(1, "tries"), tries).unwrap();
@@ -240,10 +240,10 @@ fn a_run_that_is_always_interrupted_is_given_up() {
 #[test]
 fn an_unreadable_result_is_reported_as_a_failure() {
     let bench = Bench::new();
-    bench.runs.order(1, &bench.order("true")).unwrap();
+    bench.runs.write_spec(1, &bench.spec("true")).unwrap();
     for end in ["", "{\"reason\": nu"] {
         fs::write(bench.runs.file(1, "end"), end).unwrap();
-        let RunState::Over(Ended::Badly { reason, .. }) = bench.runs.find(1).unwrap() else {
+        let RunState::Finished(Ended::Badly { reason, .. }) = bench.runs.find(1).unwrap() else {
             panic!("{end:?}")
         };
         assert!(reason.starts_with("its result cannot be read: "), "{reason}");
@@ -254,9 +254,9 @@ fn an_unreadable_result_is_reported_as_a_failure() {
 fn a_hook_succeeds_although_its_log_cannot_be_written() {
     let bench = Bench::new();
     let script = "setsid sh -c 'while [ ! -e go ]; do sleep 0.02; done; : >done' & echo early";
-    bench.runs.order(1, &bench.order(script)).unwrap();
+    bench.runs.write_spec(1, &bench.spec(script)).unwrap();
     bench.runs.carry_out(1, |_, _| Err(io::ErrorKind::NotFound.into())).unwrap();
-    assert_eq!(bench.runs.find(1).unwrap(), RunState::Over(Ended::Well));
+    assert_eq!(bench.runs.find(1).unwrap(), RunState::Finished(Ended::Well));
     fs::write(bench.home.path().join("go"), "").unwrap();
     // Waits for the process: if its directory were removed first, it would poll for `go` for ever.
     let patience = Instant::now() + PATIENCE;
@@ -272,8 +272,8 @@ fn a_late_hook_is_terminated_and_then_killed() {
     // The hook and its child process handle SIGTERM by writing a line, and continue to run.
     let stays = "trap 'echo asked >>asked' TERM; while :; do sleep 0.05; done";
     let script = format!("( {stays} ) & echo $! >left; {stays}");
-    let order = HookSpec { limit_ms: 300, ..bench.order(&script) };
-    let ended = bench.ends(1, &order);
+    let spec = HookSpec { limit_ms: 300, ..bench.spec(&script) };
+    let ended = bench.ends(1, &spec);
     assert!(
         matches!(&ended, Ended::Badly { reason, .. } if reason.starts_with("ran for more than")),
         "{ended:?}"
@@ -310,8 +310,8 @@ fn a_hook_without_a_watcher_is_killed_with_its_group() {
 #[test]
 fn a_hook_has_the_configured_limit_of_open_files() {
     let bench = Bench::new();
-    let order = HookSpec { open_files: Some(234), ..bench.order("ulimit -Sn; exit 1") };
-    let ended = bench.ends(1, &order);
+    let spec = HookSpec { open_files: Some(234), ..bench.spec("ulimit -Sn; exit 1") };
+    let ended = bench.ends(1, &spec);
     assert_eq!(ended, Ended::Badly { reason: "exit code 1".to_owned(), output: "234\n".to_owned() });
 }
 
@@ -340,9 +340,9 @@ fn a_hook_runs_as_its_configured_user() {
         user => (user, rustix::process::getgid().as_raw()),
     };
     fs::set_permissions(bench.home.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let order =
-        HookSpec { user: Some((user, group)), ..bench.order("id -u; id -g; id -G; echo last >/dev/stderr") };
-    assert_eq!(bench.ends(1, &order), Ended::Well);
+    let spec =
+        HookSpec { user: Some((user, group)), ..bench.spec("id -u; id -g; id -G; echo last >/dev/stderr") };
+    assert_eq!(bench.ends(1, &spec), Ended::Well);
     let log = bench.log();
     assert!(log.ends_with("\nlast\n"), "the pipe is its own: {log}");
     assert!(log.starts_with(&format!("{user}\n{group}\n")), "{log}");

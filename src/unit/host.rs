@@ -36,7 +36,7 @@ const IDENTITY: &str = "identity";
 
 /// The settings that all units of a machine share.
 #[derive(Debug, Clone)]
-pub struct Site {
+pub struct UnitHost {
     pub machine: MachineId,
     /// The identity of the machine's agent in the store.
     pub identity: Identity,
@@ -58,7 +58,7 @@ pub struct Site {
     /// How often everything is read again without an event.
     pub resync: Duration,
     /// Locked while a charm is in memory, so that only one is.
-    pub equipping: Arc<Mutex<()>>,
+    pub charm_slot: Arc<Mutex<()>>,
 }
 
 /// The user that runs hooks.
@@ -75,7 +75,7 @@ pub enum HookUser {
 /// The files and hooks of one unit on this machine.
 #[derive(Debug, Clone)]
 pub struct UnitDir<'a> {
-    site: &'a Site,
+    host: &'a UnitHost,
     id: UnitId,
 }
 
@@ -92,13 +92,13 @@ pub fn check_directory(directory: &Path) -> Result<(), trusted_path::Error> {
     OWN_ENTRIES.iter().try_for_each(|name| trusted_path::check(&directory.join(name)))
 }
 
-impl Site {
-    pub fn home(&self, id: UnitId) -> UnitDir<'_> {
-        UnitDir { site: self, id }
+impl UnitHost {
+    pub fn unit_dir(&self, id: UnitId) -> UnitDir<'_> {
+        UnitDir { host: self, id }
     }
 
     /// Returns the units that have files here, including removed ones.
-    pub fn residents(&self) -> io::Result<Vec<UnitId>> {
+    pub fn units_with_files(&self) -> io::Result<Vec<UnitId>> {
         let listed = match fs::read_dir(self.directory.join("runs")) {
             Ok(listed) => listed,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -134,12 +134,12 @@ impl UnitDir<'_> {
     /// The directory that hooks can read. They cannot write to the directory itself, so its entries
     /// cannot be replaced.
     fn directory(&self) -> PathBuf {
-        self.site.directory.join("units").join(self.id.key())
+        self.host.directory.join("units").join(self.id.key())
     }
 
     /// The directory that hooks cannot read.
     fn runs_dir(&self) -> PathBuf {
-        self.site.directory.join("runs").join(self.id.key())
+        self.host.directory.join("runs").join(self.id.key())
     }
 
     pub fn runs(&self) -> Runs {
@@ -151,7 +151,7 @@ impl UnitDir<'_> {
     /// # Errors
     /// If the unit has no user yet, and cannot be given one.
     pub fn user(&self) -> io::Result<Option<(u32, u32)>> {
-        match self.site.user {
+        match self.host.user {
             HookUser::Agents => Ok(None),
             HookUser::One(user, group) => Ok(Some((user, group))),
             HookUser::Each(first) => self.own_user(first).map(|user| Some((user, user))),
@@ -171,7 +171,7 @@ impl UnitDir<'_> {
         let counted = first.checked_add(self.id.number());
         let had = fs::metadata(self.credentials()).map(|found| found.uid()).ok();
         let had = had.filter(|user| counted == Some(*user));
-        let user = uid_allocator::take(&self.site.users, first, had, &self.site.directory)?;
+        let user = uid_allocator::take(&self.host.users, first, had, &self.host.directory)?;
         self.runs().with_reserve(|| atomic_file::replace_exclusively(&path, user.to_string().as_bytes()))?;
         Ok(user)
     }
@@ -208,7 +208,7 @@ impl UnitDir<'_> {
     }
 
     /// Saves the identity of the unit that the files belong to. It is a hash, and not secret.
-    pub fn claim(&self, identity: &Identity) -> io::Result<()> {
+    pub fn save_identity(&self, identity: &Identity) -> io::Result<()> {
         if self.identity()?.as_deref() == Some(identity.as_str()) {
             return Ok(());
         }
@@ -218,36 +218,37 @@ impl UnitDir<'_> {
         })
     }
 
-    /// A marker that exists while the tree may have a record of the unit's failed `stop` hook.
-    pub fn told(&self) -> PathBuf {
+    /// A marker that exists while the tree may have a record of the unit's failed `stop` hook. Older
+    /// versions wrote and read the same name.
+    pub fn failed_stop_marker(&self) -> PathBuf {
         self.runs_dir().join("told")
     }
 
-    pub fn make(&self, name: &UnitName) -> io::Result<()> {
+    pub fn create_dirs(&self, name: &UnitName) -> io::Result<()> {
         let directory = self.directory();
-        self.site.private_dir(&self.runs_dir())?;
+        self.host.private_dir(&self.runs_dir())?;
         let name = name.to_string();
         if fs::read_to_string(self.name()).ok().as_ref() != Some(&name) {
             self.runs().with_reserve(|| atomic_file::replace_exclusively(&self.name(), name.as_bytes()))?;
         }
         if let Some((_, group)) = self.user()? {
             // The hooks' group may pass through this directory, but not list it.
-            let units = self.site.directory.join("units");
+            let units = self.host.directory.join("units");
             DirBuilder::new().recursive(true).create(&units)?;
             // Independent of the process's umask.
             fs::set_permissions(units, Permissions::from_mode(0o711))?;
-            let above = fs::metadata(&self.site.directory)?.permissions().mode() & 0o7777;
-            fs::set_permissions(&self.site.directory, Permissions::from_mode(above | 0o011))?;
-            self.site.private_dir(&directory)?;
+            let above = fs::metadata(&self.host.directory)?.permissions().mode() & 0o7777;
+            fs::set_permissions(&self.host.directory, Permissions::from_mode(above | 0o011))?;
+            self.host.private_dir(&directory)?;
             chown(&directory, None, Some(group))?;
             return fs::set_permissions(&directory, Permissions::from_mode(0o710));
         }
-        self.site.private_dir(&directory)
+        self.host.private_dir(&directory)
     }
 
     /// Writes the unit's credentials to a file that only its hooks can read.
-    pub fn give(&self, name: &UnitName, credential: &Credential) -> io::Result<()> {
-        let text = unit_credentials_file(name, credential, &self.site.address);
+    pub fn write_credentials(&self, name: &UnitName, credential: &Credential) -> io::Result<()> {
+        let text = unit_credentials_file(name, credential, &self.host.address);
         let path = self.credentials();
         // Also corrects the owner of an existing file.
         let owner = self.user()?;
@@ -271,7 +272,7 @@ impl UnitDir<'_> {
     /// Gives the charm to the unit's user, if it belonged to the agent's user so far. Files of any
     /// other user stay as they are: that user could replace them meanwhile and make the agent give
     /// away other files.
-    pub fn hand_over(&self) -> io::Result<()> {
+    pub fn chown_charm(&self) -> io::Result<()> {
         let Some((user, group)) = self.user()? else { return Ok(()) };
         let agent = rustix::process::geteuid().as_raw();
         match fs::symlink_metadata(self.charm()) {
@@ -286,7 +287,7 @@ impl UnitDir<'_> {
     ///
     /// # Errors
     /// If that cannot be determined, or if the unit has no user to run it.
-    pub fn order(&self, name: &UnitName, Run { hook, number }: Run) -> io::Result<Option<HookSpec>> {
+    pub fn hook_spec(&self, name: &UnitName, Run { hook, number }: Run) -> io::Result<Option<HookSpec>> {
         let charm = self.charm();
         let program = charm.join("hooks").join(hook.name());
         // A broken link, or a hook that cannot be examined, is a hook that cannot run, not a
@@ -306,34 +307,34 @@ impl UnitDir<'_> {
             ("CHARM_DIR", text(&charm)),
             ("HOME", text(&charm)),
             (CREDENTIALS, text(&self.credentials())),
-            ("JUJU_ENV", self.site.environment.to_string()),
+            ("JUJU_ENV", self.host.environment.to_string()),
             (RUN, text(&self.run_name(number))),
             ("JUJU_HOOK_NAME", hook.name().to_owned()),
             ("JUJU_UNIT_NAME", name.to_string()),
-            ("JUJU_ZOOKEEPER", self.site.address.to_string()),
+            ("JUJU_ZOOKEEPER", self.host.address.to_string()),
             ("LANG", "C.UTF-8".to_owned()),
-            ("PATH", self.site.path.clone()),
+            ("PATH", self.host.path.clone()),
         ];
         Ok(Some(HookSpec {
             program,
             directory: charm,
             variables: BTreeMap::from(variables.map(|(name, value)| (name.to_owned(), value))),
             user: self.user()?,
-            limit_ms: u64::try_from(self.site.limit.as_millis()).unwrap_or(u64::MAX),
+            limit_ms: u64::try_from(self.host.limit.as_millis()).unwrap_or(u64::MAX),
             log: self.log(),
             open_files: open_files_at_start(),
-            limits: Some(self.site.limits),
-            has_own_user: matches!(self.site.user, HookUser::Each(_)),
+            limits: Some(self.host.limits),
+            has_own_user: matches!(self.host.user, HookUser::Each(_)),
         }))
     }
 
     /// Writes the specification of a hook. Returns whether the charm has that hook.
     ///
     /// # Errors
-    /// Those of [`Self::order`], and of the file system.
-    pub fn put_order(&self, name: &UnitName, run: Run) -> io::Result<bool> {
-        let Some(order) = self.order(name, run)? else { return Ok(false) };
-        self.runs().order(run.number, &order).map(|()| true)
+    /// Those of [`Self::hook_spec`], and of the file system.
+    pub fn write_hook_spec(&self, name: &UnitName, run: Run) -> io::Result<bool> {
+        let Some(spec) = self.hook_spec(name, run)? else { return Ok(false) };
+        self.runs().write_spec(run.number, &spec).map(|()| true)
     }
 
     /// The marks of the processes of one run.
@@ -368,24 +369,24 @@ impl UnitDir<'_> {
     /// # Errors
     /// If it cannot be started, or reports that it cannot work.
     pub fn run(&self, number: u64) -> io::Result<()> {
-        let mut runner = Command::new(&self.site.runner);
+        let mut runner = Command::new(&self.host.runner);
         runner.arg("run-hook").arg(self.runs_dir()).arg(number.to_string());
         runner.env_clear().current_dir("/");
         runner.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         std::os::unix::process::CommandExt::process_group(&mut runner, 0);
         // The hook's result is in a file, which this agent or a later one reads.
-        let ran = runner.output()?;
-        let said = String::from_utf8_lossy(&ran.stderr);
-        match ran.status.code() {
+        let result = runner.output()?;
+        let stderr = String::from_utf8_lossy(&result.stderr);
+        match result.status.code() {
             // The process was killed; the caller reads the state of the run.
             Some(0) | None => {
-                if !said.is_empty() {
-                    warn!(unit = %self.id, said = said.trim_end(), "hook runner wrote to stderr");
+                if !stderr.is_empty() {
+                    warn!(unit = %self.id, stderr = stderr.trim_end(), "hook runner wrote to stderr");
                 }
                 Ok(())
             }
             Some(_) => {
-                let line = said.lines().next().unwrap_or("nobody knows why");
+                let line = stderr.lines().next().unwrap_or("no reason was printed");
                 Err(io::Error::other(line.strip_prefix("error: ").unwrap_or(line).to_owned()))
             }
         }

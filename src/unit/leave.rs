@@ -9,7 +9,7 @@ use tracing::{info, warn};
 
 use super::agent::{Stopped, last_stop};
 use super::dir_lock;
-use super::host::Site;
+use super::host::UnitHost;
 use super::supervisor::Error;
 use super::tree_walk::remove_tree;
 use crate::model::UnitId;
@@ -19,30 +19,30 @@ use crate::model::UnitId;
 ///
 /// # Errors
 /// See [`Error`]. A second call continues with the units that are left.
-pub async fn remove_units(site: &Site, mut stop: watch::Receiver<bool>) -> Result<usize, Error> {
-    let Some(ground) = dir_lock::take(site, &mut stop).await? else { return Ok(0) };
-    let site = ground.site.clone();
-    let directory = site.directory.display().to_string();
+pub async fn remove_units(host: &UnitHost, mut stop: watch::Receiver<bool>) -> Result<usize, Error> {
+    let Some(locked) = dir_lock::take(host, &mut stop).await? else { return Ok(0) };
+    let host = locked.host.clone();
+    let directory = host.directory.display().to_string();
     // Hooks and processes are waited for.
     let removed = tokio::task::spawn_blocking(move || {
-        let residents = site.residents()?;
-        residents.iter().try_for_each(|id| remove_unit(&site, *id))?;
-        remove_tree(&site.charms())?;
-        Ok(residents.len())
+        let units_with_files = host.units_with_files()?;
+        units_with_files.iter().try_for_each(|id| remove_unit(&host, *id))?;
+        remove_tree(&host.charms())?;
+        Ok(units_with_files.len())
     });
     let removed = removed.await.unwrap_or_else(|error| Err(io::Error::other(error)));
     removed.map_err(|source| Error::Directory { directory, source })
 }
 
-fn remove_unit(site: &Site, id: UnitId) -> io::Result<()> {
-    let home = site.home(id);
-    match last_stop(&home) {
+fn remove_unit(host: &UnitHost, id: UnitId) -> io::Result<()> {
+    let unit_dir = host.unit_dir(id);
+    match last_stop(&unit_dir) {
         Ok(Stopped::Ran) => info!(unit = %id, "stop hook has run"),
         Ok(Stopped::NotDue) => {}
         Err(error) => warn!(unit = %id, %error, "stop hook did not run"),
     }
-    home.end_all()?;
-    home.remove()?;
+    unit_dir.end_all()?;
+    unit_dir.remove()?;
     info!(unit = %id, "unit removed");
     Ok(())
 }

@@ -11,11 +11,11 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
-use super::agent::{Directive, tend};
+use super::agent::{Directive, run_agent};
 use super::cgroup;
 use super::dir_lock;
-use super::host::Site;
-use super::machine_problem::{self, HeldUp};
+use super::host::UnitHost;
+use super::machine_problem::{self, FailedRemovals};
 use super::roster;
 use crate::model::UnitId;
 use crate::runtime::confirm::Unconfirmed;
@@ -34,7 +34,7 @@ const LEAVING: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("another process runs the units in {0}")]
-    Held(String),
+    DirectoryInUse(String),
     #[error("cannot use {directory} for units")]
     Directory { directory: String, source: io::Error },
     #[error("cannot use {directory} for units: {}", refusal.with_repair())]
@@ -50,14 +50,14 @@ pub enum Error {
 /// See [`Error`]; the failures of the store only if no waiting cures them.
 pub async fn run<T: Tree>(
     tree: &T,
-    site: &Site,
+    host: &UnitHost,
     guard: &RollbackGuard,
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), Error> {
-    let Some(ground) = dir_lock::take(site, &mut stop).await? else { return Ok(()) };
-    let site = &ground.site;
-    log_missing_controls(site);
-    let (held_up, mut trouble) = watch::channel(HeldUp::new());
+    let Some(locked) = dir_lock::take(host, &mut stop).await? else { return Ok(()) };
+    let host = &locked.host;
+    log_missing_controls(host);
+    let (failed_removals, mut failures) = watch::channel(FailedRemovals::new());
     // `None` until a problem was written or removed: an earlier agent may have left one.
     let mut reported: Option<Option<String>> = None;
     let mut agents = FuturesUnordered::new();
@@ -65,23 +65,24 @@ pub async fn run<T: Tree>(
     let mut feeds: Option<(T::Feed, T::Feed)> = None;
     let mut removals = Removals::default();
     loop {
-        let given = directives.iter().map(|(id, given)| (*id, *given.borrow())).collect();
-        match look(tree, site, guard, &given, &mut feeds).await {
-            Ok(look) => {
-                let (lock, behind) = (ground.problem.as_deref(), look.standing.held());
-                let words = machine_problem::words(lock, behind, &trouble.borrow_and_update());
-                if reported.as_ref() != Some(&words)
-                    && machine_problem::tell(tree, site, words.as_deref()).await
+        let current = directives.iter().map(|(id, current)| (*id, *current.borrow())).collect();
+        match read(tree, host, guard, &current, &mut feeds).await {
+            Ok(observed) => {
+                let (lock, rolled_back) = (locked.problem.as_deref(), observed.standing.held());
+                let problem = machine_problem::describe(lock, rolled_back, &failures.borrow_and_update());
+                if reported.as_ref() != Some(&problem)
+                    && machine_problem::report(tree, host, problem.as_deref()).await
                 {
-                    reported = Some(words);
+                    reported = Some(problem);
                 }
-                for (id, directive) in removals.decide(look, &given) {
-                    if let Some(given) = directives.get(&id) {
-                        given.send_if_modified(|given| std::mem::replace(given, directive) != directive);
+                for (id, directive) in removals.decide(observed, &current) {
+                    if let Some(current) = directives.get(&id) {
+                        current
+                            .send_if_modified(|current| std::mem::replace(current, directive) != directive);
                     } else {
                         let (sender, receiver) = watch::channel(directive);
                         directives.insert(id, sender);
-                        agents.push(tend(tree, site, id, receiver, (guard, &held_up)));
+                        agents.push(run_agent(tree, host, id, receiver, (guard, &failed_removals)));
                     }
                 }
             }
@@ -91,17 +92,17 @@ pub async fn run<T: Tree>(
             }
             Err(error) => return Err(error.into()),
         }
-        let resync = Instant::now() + if feeds.is_some() { site.resync } else { PAUSE };
+        let resync = Instant::now() + if feeds.is_some() { host.resync } else { PAUSE };
         // A failed read does not count as confirmation.
         let pause = removals.read_again(feeds.is_some()).map_or(resync, |again| again.min(resync));
         loop {
             tokio::select! {
-                lost = heard(&mut feeds, pause) => {
+                lost = wait_for_event(&mut feeds, pause) => {
                     feeds = feeds.filter(|_| !lost);
                     break;
                 }
                 // The sender is in this function, so this cannot fail.
-                _ = trouble.changed() => break,
+                _ = failures.changed() => break,
                 Some(id) = agents.next() => drop(directives.remove(&id)),
                 // A dropped sender means the same as a request to stop.
                 () = async { drop(stop.wait_for(|stop| *stop).await) } => {
@@ -116,7 +117,7 @@ pub async fn run<T: Tree>(
 type Directives = BTreeMap<UnitId, watch::Sender<Directive>>;
 
 /// Logged once for all hooks.
-fn log_missing_controls(site: &Site) {
+fn log_missing_controls(host: &UnitHost) {
     match cgroup::check() {
         Err(error) => warn!(
             %error,
@@ -124,7 +125,7 @@ fn log_missing_controls(site: &Site) {
              not limited"
         ),
         Ok(base) => {
-            let controllers = base.unenforced(site.limits).join(", ");
+            let controllers = base.unenforced(host.limits).join(", ");
             if !controllers.is_empty() {
                 info!(%controllers, "control groups here have no such controllers; --hook-limits needs them");
             }
@@ -156,14 +157,14 @@ struct Removals {
 impl Removals {
     fn decide(
         &mut self,
-        Look { listed, residents, standing }: Look,
-        given: &BTreeMap<UnitId, Directive>,
+        Observed { listed, units_with_files, standing }: Observed,
+        current: &BTreeMap<UnitId, Directive>,
     ) -> BTreeMap<UnitId, Directive> {
         if standing.held().is_some() {
-            return roster::hold(&listed, residents, given, &mut self.started);
+            return roster::hold(&listed, units_with_files, current, &mut self.started);
         }
         self.started.clear();
-        roster::decide(&mut self.unconfirmed, &listed, residents, given, Instant::now())
+        roster::decide(&mut self.unconfirmed, &listed, units_with_files, current, Instant::now())
     }
 
     /// When to read again to confirm removals.
@@ -180,7 +181,7 @@ impl Removals {
 
 /// Waits until `pause` for a change of the list or an operator's acceptance of the store. Returns
 /// whether the watch was lost. Cancel-safe.
-async fn heard<F: tree::Feed>(feeds: &mut Option<(F, F)>, pause: Instant) -> bool {
+async fn wait_for_event<F: tree::Feed>(feeds: &mut Option<(F, F)>, pause: Instant) -> bool {
     match feeds {
         Some((list, accepted)) => {
             let event = async {
@@ -199,22 +200,22 @@ async fn heard<F: tree::Feed>(feeds: &mut Option<(F, F)>, pause: Instant) -> boo
 }
 
 /// The units of a machine in the tree and on disk.
-struct Look {
+struct Observed {
     listed: BTreeSet<UnitId>,
     /// Units that have files here.
-    residents: Vec<UnitId>,
+    units_with_files: Vec<UnitId>,
     standing: Standing,
 }
 
-async fn look<T: Tree>(
+async fn read<T: Tree>(
     tree: &T,
-    site: &Site,
+    host: &UnitHost,
     guard: &RollbackGuard,
-    given: &BTreeMap<UnitId, Directive>,
+    current: &BTreeMap<UnitId, Directive>,
     feeds: &mut Option<(T::Feed, T::Feed)>,
-) -> Result<Look, tree::Error> {
+) -> Result<Observed, tree::Error> {
     if feeds.is_none() {
-        let mut fresh = Watched::MachineUnits(site.machine).feed(tree).await?;
+        let mut fresh = Watched::MachineUnits(host.machine).feed(tree).await?;
         let mut accepted = tree.watch(guard.acceptance()).await?;
         // The first event only says that everything may have changed; the read below covers that.
         fresh.next().await?;
@@ -223,15 +224,15 @@ async fn look<T: Tree>(
     }
     // A stale list must not remove a unit that it does not contain yet.
     tree.sync().await?;
-    let listed = list_machine_units(tree, site.machine).await?;
-    let residents = site.residents().unwrap_or_else(|error| {
+    let listed = list_machine_units(tree, host.machine).await?;
+    let units_with_files = host.units_with_files().unwrap_or_else(|error| {
         warn!(%error, "cannot look for units that were removed");
         Vec::new()
     });
-    let is_new = |id: &UnitId| !residents.contains(id) && !given.contains_key(id);
+    let is_new = |id: &UnitId| !units_with_files.contains(id) && !current.contains_key(id);
     let basis = if listed.iter().any(is_new) { Basis::New } else { Basis::Known };
     let standing = guard.review(tree, None, basis).await?;
-    Ok(Look { listed, residents, standing })
+    Ok(Observed { listed, units_with_files, standing })
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ impl Memory for Saved {
 struct World {
     store: MemoryStore,
     tree: MemoryTree,
-    site: Site,
+    host: UnitHost,
     memory: std::sync::Arc<Saved>,
     _home: tempfile::TempDir,
 }
@@ -43,7 +43,7 @@ impl World {
         let home = tempfile::tempdir().unwrap();
         let operator = Credential::generate("operator").unwrap();
         let roles = Roles { operator: operator.identity(), controller: operator.identity() };
-        let site = Site {
+        let host = UnitHost {
             machine: MachineId::new(0),
             identity: operator.identity(),
             roles,
@@ -57,46 +57,46 @@ impl World {
             limit: Duration::from_secs(1),
             limits: HookLimits::default(),
             resync: Duration::from_secs(60),
-            equipping: std::sync::Arc::default(),
+            charm_slot: std::sync::Arc::default(),
         };
         for id in 0..UNITS {
-            std::fs::create_dir_all(site.directory.join("runs").join(UnitId::new(id).key())).unwrap();
+            std::fs::create_dir_all(host.directory.join("runs").join(UnitId::new(id).key())).unwrap();
         }
         let store = MemoryStore::default();
         let tree = store.connect(Some(&operator));
-        let world = Self { store, tree, site, memory: std::sync::Arc::default(), _home: home };
-        let machine = world.site.machine;
+        let world = Self { store, tree, host, memory: std::sync::Arc::default(), _home: home };
+        let machine = world.host.machine;
         world.create([paths::machines(), paths::machine(machine), paths::machine_units(machine)]).await;
         world.list(0..UNITS).await;
         world
     }
 
     async fn create(&self, paths: impl IntoIterator<Item = paths::NodePath>) {
-        let acl = || self.site.roles.operators();
+        let acl = || self.host.roles.operators();
         let writes = paths.into_iter().map(|path| Write::create(path, Vec::new(), acl())).collect();
         self.tree.write(writes).await.unwrap();
     }
 
     async fn list(&self, ids: impl IntoIterator<Item = u32>) {
-        let machine = self.site.machine;
+        let machine = self.host.machine;
         self.create(ids.into_iter().map(|id| paths::machine_unit(machine, UnitId::new(id)))).await;
     }
 
     async fn strike(&self, ids: impl IntoIterator<Item = u32>) {
-        let path = |id| paths::machine_unit(self.site.machine, UnitId::new(id));
+        let path = |id| paths::machine_unit(self.host.machine, UnitId::new(id));
         let writes = ids.into_iter().map(|id| Write::Delete { path: path(id) }).collect();
         self.tree.write(writes).await.unwrap();
     }
 
     /// Returns the guard of an agent of this machine that has just started.
     fn guard(&self) -> RollbackGuard {
-        let Site { machine, roles, identity, .. } = &self.site;
+        let UnitHost { machine, roles, identity, .. } = &self.host;
         let memory: std::sync::Arc<dyn Memory> = std::sync::Arc::clone(&self.memory) as _;
         RollbackGuard::of_machine(*machine, roles, identity, memory)
     }
 
     fn here(&self) -> Vec<u32> {
-        self.site.residents().unwrap().into_iter().map(UnitId::number).collect()
+        self.host.units_with_files().unwrap().into_iter().map(UnitId::number).collect()
     }
 
     /// Waits in real time: units are ended in a separate thread, and the paused clock does not wait
@@ -134,7 +134,7 @@ async fn a_list_that_is_briefly_wrong_stops_no_unit() {
         stop.send_replace(true);
     };
     let guard = world.guard();
-    let (ended, ()) = tokio::join!(run(&world.tree, &world.site, &guard, stopped), life);
+    let (ended, ()) = tokio::join!(run(&world.tree, &world.host, &guard, stopped), life);
     ended.unwrap();
 }
 
@@ -156,14 +156,14 @@ async fn a_unit_that_is_only_missing_from_the_list_is_not_ended() {
         stop.send_replace(true);
     };
     let guard = world.guard();
-    let (ended, ()) = tokio::join!(run(&world.tree, &world.site, &guard, stopped), life);
+    let (ended, ()) = tokio::join!(run(&world.tree, &world.host, &guard, stopped), life);
     ended.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_unit_with_an_unreadable_state_is_not_removed() {
     let world = World::new().await;
-    let runs = |id| world.site.directory.join("runs").join(UnitId::new(id).key());
+    let runs = |id| world.host.directory.join("runs").join(UnitId::new(id).key());
     for id in 0..2 {
         std::fs::write(runs(id).join("name"), format!("web/{id}")).unwrap();
     }
@@ -179,7 +179,7 @@ async fn a_unit_with_an_unreadable_state_is_not_removed() {
         world.strike([0]).await;
         tokio::time::sleep(Duration::from_secs(10)).await;
         world.strike([1]).await;
-        let path = paths::machine_stopping_unit(world.site.machine, UnitId::new(1));
+        let path = paths::machine_stopping_unit(world.host.machine, UnitId::new(1));
         let patience = std::time::Instant::now() + Duration::from_secs(60);
         while !world.tree.exists(&path).await.unwrap() {
             assert!(std::time::Instant::now() < patience, "nobody says that it could not be stopped");
@@ -197,19 +197,19 @@ async fn a_unit_with_an_unreadable_state_is_not_removed() {
         stop.send_replace(true);
     };
     let guard = world.guard();
-    let (ended, ()) = tokio::join!(run(&world.tree, &world.site, &guard, stopped), life);
+    let (ended, ()) = tokio::join!(run(&world.tree, &world.host, &guard, stopped), life);
     ended.unwrap();
 }
 
 #[tokio::test]
 async fn an_unreadable_hook_is_not_treated_as_missing() {
     let world = World::new().await;
-    let home = world.site.home(UnitId::new(0));
+    let unit_dir = world.host.unit_dir(UnitId::new(0));
     let name = "web/0".parse().unwrap();
-    let spec = || home.order(&name, Run { hook: Hook::Start, number: 1 });
-    let hooks = home.charm().join("hooks");
+    let spec = || unit_dir.hook_spec(&name, Run { hook: Hook::Start, number: 1 });
+    let hooks = unit_dir.charm().join("hooks");
     assert_eq!(spec().unwrap(), None, "no charm");
-    std::fs::create_dir_all(home.charm()).unwrap();
+    std::fs::create_dir_all(unit_dir.charm()).unwrap();
     assert_eq!(spec().unwrap(), None, "no hooks");
     std::fs::write(&hooks, "").unwrap();
     assert_eq!(spec().unwrap(), None, "something else");
@@ -235,29 +235,29 @@ async fn a_restored_store_removes_no_unit_until_it_is_accepted() {
     let life = async {
         // Deployed after the backup: its files exist once the agent has read it.
         world.list([UNITS]).await;
-        let checkpoint = paths::machine_checkpoint(world.site.machine);
+        let checkpoint = paths::machine_checkpoint(world.host.machine);
         while world.tree.get(&checkpoint).await.unwrap().version == 0 {
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
-        let files = world.site.directory.join("runs").join(UnitId::new(UNITS).key());
+        let files = world.host.directory.join("runs").join(UnitId::new(UNITS).key());
         std::fs::create_dir_all(files).unwrap();
         world.store.restore(&backup);
         tokio::time::sleep(Duration::from_secs(600)).await;
         assert_eq!(world.here(), (0..=UNITS).collect::<Vec<_>>());
-        let problem = world.tree.get(&paths::machine_problem(world.site.machine)).await.unwrap();
+        let problem = world.tree.get(&paths::machine_problem(world.host.machine)).await.unwrap();
         let problem = String::from_utf8(problem.data).unwrap();
         assert!(problem.contains("units are not removed: the store went back"), "{problem}");
         // As `juju accept-store` does.
         let record = world.tree.get(&checkpoint).await.unwrap();
         let record: Record = serde_json::from_slice(&record.data).unwrap();
         let data = serde_json::to_vec(&record.missing.unwrap()).unwrap();
-        let acceptance = Write::create(guard.acceptance().clone(), data, world.site.roles.operators());
+        let acceptance = Write::create(guard.acceptance().clone(), data, world.host.roles.operators());
         world.tree.write(vec![acceptance]).await.unwrap();
         world.until_here(&(0..UNITS).collect::<Vec<_>>()).await;
         stop.send_replace(true);
     };
-    let (ended, ()) = tokio::join!(run(&world.tree, &world.site, &guard, stopped), life);
+    let (ended, ()) = tokio::join!(run(&world.tree, &world.host, &guard, stopped), life);
     ended.unwrap();
-    let problem = world.tree.get(&paths::machine_problem(world.site.machine)).await.unwrap();
+    let problem = world.tree.get(&paths::machine_problem(world.host.machine)).await.unwrap();
     assert!(!String::from_utf8(problem.data).unwrap().contains("went back"));
 }

@@ -18,14 +18,14 @@ use crate::runtime::{atomic_file, trusted_path};
 /// more than needed.
 const MAX_BYTES: u64 = 1024 * 1024;
 
-/// Held by the thread that allocates. Units of this process queue here, and [`PATIENCE`] limits only
-/// the wait for other processes: hundreds of units may start at once, and each allocation syncs a
-/// file.
+/// Locked by the thread that allocates. Units of this process queue here, and [`LOCK_TIMEOUT`]
+/// limits only the wait for other processes: hundreds of units may start at once, and each
+/// allocation syncs a file.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// How long to wait for the lock; a holder only writes a line.
-const PATIENCE: Duration = Duration::from_secs(5);
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The file with a unit's UID, beside its runs.
 pub(super) const OWN: &str = "user";
@@ -35,9 +35,9 @@ const END: u32 = u32::MAX - 1;
 
 /// A range of allocated UIDs: the first, and the first after it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Given(BTreeMap<u32, u32>);
+struct AllocatedUids(BTreeMap<u32, u32>);
 
-impl Given {
+impl AllocatedUids {
     /// Returns the first free UID from there on. Ranges with different starts may meet.
     fn next(&self, first: u32) -> Option<u32> {
         let mut user = first;
@@ -99,27 +99,27 @@ fn take_from(list: &Path, first: u32, had: Option<u32>, own: &Path) -> io::Resul
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let _lock = lock(&list.with_extension("lock"))?;
     let mut bytes = Vec::new();
-    let given = match File::open(list) {
+    let allocated = match File::open(list) {
         Ok(file) => {
             file.take(MAX_BYTES).read_to_end(&mut bytes)?;
-            Given::parse(&bytes)?
+            AllocatedUids::parse(&bytes)?
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let beside = [list.parent(), own.parent()].into_iter().flatten().flat_map(children);
             let known = beside.chain([own.to_owned()]).flat_map(|place| known_in(&place));
-            known.fold(Given::default(), |given, user| given.with(user, user))
+            known.fold(AllocatedUids::default(), |allocated, user| allocated.with(user, user))
         }
         Err(error) => return Err(error),
     };
     if let Some(had) = had
-        && given.has(had)
+        && allocated.has(had)
     {
         return Ok(had);
     }
-    let next = || given.next(first).ok_or_else(|| io::Error::other("there are no more"));
+    let next = || allocated.next(first).ok_or_else(|| io::Error::other("there are no more"));
     let user = had.map_or_else(next, Ok)?;
-    let given = given.clone().with(first, user);
-    atomic_file::replace_exclusively(list, &serde_json::to_vec(&given.0)?)?;
+    let allocated = allocated.clone().with(first, user);
+    atomic_file::replace_exclusively(list, &serde_json::to_vec(&allocated.0)?)?;
     Ok(user)
 }
 
@@ -156,11 +156,11 @@ fn children(place: &Path) -> Vec<PathBuf> {
 fn lock(path: &Path) -> io::Result<File> {
     // Not readable by others: a process that can open the file can lock it.
     let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
-    let patience = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) if Instant::now() < patience => sleep(LOOK_AGAIN),
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => sleep(POLL_INTERVAL),
             Err(TryLockError::WouldBlock) => return Err(io::ErrorKind::TimedOut.into()),
             Err(TryLockError::Error(error)) => return Err(error),
         }
@@ -183,7 +183,7 @@ mod tests {
             assert!(user >= first && seen.insert(user), "{user} from {first}: {seen:?}");
         }
         // Also for concurrent callers.
-        let askers: Vec<_> = (0..8)
+        let callers: Vec<_> = (0..8)
             .map(|_| {
                 let list = list.clone();
                 std::thread::spawn(move || {
@@ -193,8 +193,8 @@ mod tests {
                 })
             })
             .collect();
-        for asker in askers {
-            for user in asker.join().unwrap() {
+        for caller in callers {
+            for user in caller.join().unwrap() {
                 assert!(seen.insert(user), "{user} twice");
             }
         }
@@ -283,8 +283,8 @@ mod tests {
             fs::create_dir_all(home.path().join(place)).unwrap();
             fs::write(home.path().join(place).join(OWN), user.to_string()).unwrap();
         }
-        let given: Vec<u32> = (0..4).map(|_| take(&list, 100, None, &own).unwrap()).collect();
-        assert_eq!(given, [101, 105, 106, 107]);
+        let allocated: Vec<u32> = (0..4).map(|_| take(&list, 100, None, &own).unwrap()).collect();
+        assert_eq!(allocated, [101, 105, 106, 107]);
         assert_eq!(fs::read_to_string(&list).unwrap(), r#"{"100":108}"#);
     }
 }

@@ -21,7 +21,7 @@ use crate::cli::juju::hook_env;
 use crate::machine::file::MachineFile;
 use crate::model::{EnvironmentName, MachineId};
 use crate::runtime::trusted_path;
-use crate::unit::host::{DEFAULT_LIMIT, HookUser, Site, check_directory};
+use crate::unit::host::{DEFAULT_LIMIT, HookUser, UnitHost, check_directory};
 use crate::unit::limits::HookLimits;
 
 #[derive(Debug, Clone, Args)]
@@ -49,14 +49,14 @@ pub(in crate::cli) struct UnitArgs {
 impl UnitArgs {
     /// Returns what the machine's units have in common. `data` is the default directory of their
     /// files.
-    pub(in crate::cli) fn site(
+    pub(in crate::cli) fn host(
         &self,
         environment: &EnvironmentName,
         machine: MachineId,
         file: &MachineFile,
         data: &Path,
         resync: Duration,
-    ) -> anyhow::Result<Site> {
+    ) -> anyhow::Result<UnitHost> {
         let user = self.user()?;
         let another = hook_user::is_another(user, geteuid().as_raw());
         let usual = data.join(machine.key());
@@ -81,7 +81,7 @@ impl UnitArgs {
             }
         }
         info!(directory = %directory.display(), "directory of unit files");
-        Ok(Site {
+        Ok(UnitHost {
             machine,
             identity: file.credential.identity(),
             roles: file.roles.clone(),
@@ -95,7 +95,7 @@ impl UnitArgs {
             limit: Duration::from_secs(self.hook_timeout),
             limits: self.hook_limits,
             resync,
-            equipping: Arc::default(),
+            charm_slot: Arc::default(),
         })
     }
 

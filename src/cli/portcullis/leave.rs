@@ -18,13 +18,13 @@ use crate::net::tls::IdentityFiles;
 use crate::store::rollback::{RollbackGuard, Standing};
 use crate::store::tombstones::find_tombstone;
 use crate::store::tree::Tree;
-use crate::unit::host::Site;
+use crate::unit::host::UnitHost;
 use crate::unit::leave::remove_units;
 
 /// The objects that are removed from this host.
 #[derive(Debug, Clone)]
 pub(super) struct Leaving {
-    pub(super) site: Site,
+    pub(super) host: UnitHost,
     /// The files of the machine's certificate.
     pub(super) identity: MachineIdentity,
     pub(super) machine_file: PathBuf,
@@ -41,23 +41,23 @@ impl Leaving {
     /// Removes everything of the machine. The machine file goes last, so that a second call
     /// continues after a failure.
     pub(super) async fn leave(&self, stop: watch::Receiver<bool>) -> anyhow::Result<Removed> {
-        let units = remove_units(&self.site, stop).await?;
+        let units = remove_units(&self.host, stop).await?;
         let table = self.remove_table().await?;
         let IdentityFiles { certificates, key } = self.identity.files();
         for file in [&certificates, &key, &self.machine_file] {
             machine_file::remove(file)?;
         }
-        info!(machine = %self.site.machine, units, table, "machine has left its environment");
+        info!(machine = %self.host.machine, units, table, "machine has left its environment");
         Ok(Removed { units, table })
     }
 
     /// Removes the firewall table. Removes nothing if the table belongs to another program, if this
     /// host has no nftables, or if this user may not change it.
     async fn remove_table(&self) -> anyhow::Result<bool> {
-        let table = TableName::for_instance(self.site.environment.as_str()).map_err(Usage::new)?;
+        let table = TableName::for_instance(self.host.environment.as_str()).map_err(Usage::new)?;
         let settings =
             TableSettings { table, mode: Mode::Enforce, protected: Vec::new(), protected_from: Vec::new() };
-        match Nftables::new(number(self.site.machine), settings).remove_table().await {
+        match Nftables::new(number(self.host.machine), settings).remove_table().await {
             Ok(removed) => Ok(removed),
             Err(
                 error @ (FirewallError::Foreign { .. }
@@ -79,8 +79,8 @@ impl Leaving {
         guard: &RollbackGuard,
         stop: watch::Receiver<bool>,
     ) -> anyhow::Result<Option<Refusal>> {
-        let machine = self.site.machine;
-        let Some(tombstone) = find_tombstone(tree, machine, &self.site.identity).await? else {
+        let machine = self.host.machine;
+        let Some(tombstone) = find_tombstone(tree, machine, &self.host.identity).await? else {
             return Ok(None);
         };
         if let Standing::Held(reason) = guard.review_tombstone(tombstone.checkpoint()).await? {

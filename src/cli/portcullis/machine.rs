@@ -53,7 +53,7 @@ use crate::runtime::trusted_path;
 use crate::store::lease::Lease;
 use crate::store::rollback::RollbackGuard;
 use crate::store::{Address, ZkTree};
-use crate::unit::host::Site;
+use crate::unit::host::UnitHost;
 use crate::unit::{machine_problem, supervisor};
 
 const SSH: u16 = 22;
@@ -160,7 +160,7 @@ async fn leave(args: &Args, environment: &EnvironmentName, id: MachineId) -> any
     let data = up::data_dir(environment, None)?;
     let agent = prepare(environment, id, file, (&args.firewall, &args.units), (Kind::None, &data))?;
     let machine_file = machine_file::path(&args.globals, id, named)?;
-    let leaving = Leaving { site: agent.site, identity: agent.identity, machine_file };
+    let leaving = Leaving { host: agent.host, identity: agent.identity, machine_file };
     let (_stop, stopped) = watch::channel(false);
     let Removed { units, table } = leaving.leave(stopped).await?;
     let table = if table { " and the firewall table" } else { "" };
@@ -229,7 +229,7 @@ pub(super) struct MachineAgent {
     firewall: Option<LocalFirewall>,
     metrics: Metrics,
     progress: watch::Sender<Progress>,
-    site: Site,
+    host: UnitHost,
     guard: Arc<RollbackGuard>,
     /// Receives the addresses of trackers from the store.
     trackers: Option<watch::Sender<Vec<String>>>,
@@ -281,7 +281,7 @@ pub(super) fn prepare(
         }
     };
     let resync = own.agent_args.resync();
-    let site = units.site(environment, id, &file, data, resync)?;
+    let host = units.host(environment, id, &file, data, resync)?;
     let identity = file.credential.identity();
     let memory = checkpoint_file::open(environment, &id.key(), identity.as_str());
     let guard = Arc::new(RollbackGuard::of_machine(id, &file.roles, &identity, memory));
@@ -294,7 +294,7 @@ pub(super) fn prepare(
         firewall,
         metrics: Metrics::default(),
         progress: watch::Sender::new(Progress::default()),
-        site,
+        host,
         guard,
         trackers: None,
         identity: identity_files(data, id)?,
@@ -388,7 +388,7 @@ impl MachineAgent {
                 drop(progress);
                 ended
             };
-            tokio::join!(holding, run_units(&tree, &self.site, &self.guard, seen)).0
+            tokio::join!(holding, run_units(&tree, &self.host, &self.guard, seen)).0
         };
         let mut ended: anyhow::Result<()> = until_stopped(working, stop.clone()).await;
         drop(agent);
@@ -399,7 +399,7 @@ impl MachineAgent {
         if let (Err(error), Some(machine_file)) = (&ended, self.machine_file)
             && matches!(error.downcast_ref(), Some(presence::Error::NoMachine(_)))
         {
-            let leaving = Leaving { site: self.site, identity: self.identity, machine_file };
+            let leaving = Leaving { host: self.host, identity: self.identity, machine_file };
             // A store that cannot be read is no tombstone.
             match leaving.leave_if_terminated(&tree, &self.guard, stop).await {
                 Ok(Some(left)) => ended = Err(left.into()),
@@ -418,11 +418,16 @@ impl MachineAgent {
 
 /// Runs the machine's units while this process holds the machine. A failure of units does not stop
 /// the firewall.
-async fn run_units(tree: &ZkTree, site: &Site, guard: &RollbackGuard, mut held: watch::Receiver<Progress>) {
+async fn run_units(
+    tree: &ZkTree,
+    host: &UnitHost,
+    guard: &RollbackGuard,
+    mut held: watch::Receiver<Progress>,
+) {
     let mut logged = String::new();
     while held.wait_for(|progress| progress.leading).await.is_ok() {
         let (stop, stopped) = watch::channel(false);
-        let mut running = std::pin::pin!(supervisor::run(tree, site, guard, stopped));
+        let mut running = std::pin::pin!(supervisor::run(tree, host, guard, stopped));
         let ended = tokio::select! {
             ended = &mut running => Some(ended),
             // Also if the sender is gone.
@@ -437,7 +442,7 @@ async fn run_units(tree: &ZkTree, site: &Site, guard: &RollbackGuard, mut held: 
         };
         if let Err(error) = ended {
             let problem = format!("units are not managed: {:#}", anyhow::Error::new(error));
-            machine_problem::tell(tree, site, Some(&problem)).await;
+            machine_problem::report(tree, host, Some(&problem)).await;
             // Logged once, not at every retry.
             if problem != logged {
                 error!("{problem}");

@@ -16,32 +16,39 @@ use crate::unit::workflow::{Resolution, State};
 impl<T: Tree> Agent<'_, T> {
     /// Records the failure and waits for a decision about it. Returns [`Error::Gone`] if the agent
     /// has to leave.
-    pub(super) async fn decided(&self, name: &UnitName, state: &State) -> Result<Resolution, Error> {
-        let ended = self.at_home(|home| home.end_all()).await;
+    pub(super) async fn wait_for_decision(
+        &self,
+        name: &UnitName,
+        state: &State,
+    ) -> Result<Resolution, Error> {
+        let ended = self.with_unit_dir(|unit_dir| unit_dir.end_all()).await;
         ended.map_err(disk("cannot end what the unit left running"))?;
         // Marked on disk first, so that a later agent removes the record.
-        let marked = self.home().runs().with_reserve(|| std::fs::File::create(self.home().told()).map(drop));
-        marked.map_err(disk("cannot note that the failure is told"))?;
+        let marked = self
+            .unit_dir()
+            .runs()
+            .with_reserve(|| std::fs::File::create(self.unit_dir().failed_stop_marker()).map(drop));
+        marked.map_err(disk("cannot mark that the failed stop hook is reported"))?;
         let mut feed = self.report().watch().await?;
         loop {
-            if let Some(resolution) = self.tell_stopping(name, state).await? {
+            if let Some(resolution) = self.report_failed_stop(name, state).await? {
                 return Ok(resolution);
             }
             let mut directives = self.directives.clone();
-            let wanted = if self.clearing { Directive::Live } else { Directive::Retire };
+            let wanted = if self.clearing { Directive::Live } else { Directive::Remove };
             if *directives.borrow_and_update() != wanted {
                 return Err(Error::Gone);
             }
             tokio::select! {
                 event = feed.next() => drop(event?),
-                () = sleep(self.site.resync) => {}
+                () = sleep(self.host.resync) => {}
                 _ = directives.changed() => {}
             }
         }
     }
 
     /// Returns the decision, if there is one. A record of an earlier failure is replaced.
-    async fn tell_stopping(&self, name: &UnitName, state: &State) -> Result<Option<Resolution>, Error> {
+    async fn report_failed_stop(&self, name: &UnitName, state: &State) -> Result<Option<Resolution>, Error> {
         let report = self.report();
         let read = report.read().await?;
         if let Some(Ok(said)) = read.as_ref().map(|node| State::parse(&node.data))
@@ -51,24 +58,24 @@ impl<T: Tree> Agent<'_, T> {
             return Ok(said.resolved);
         }
         // This write, or one in between, causes an event, and the caller reads again.
-        let data = stopping_to_bytes(name, state);
-        report.write(data, read.as_ref(), &self.site.roles, &self.site.identity).await?;
+        let data = report_to_bytes(name, state);
+        report.write(data, read.as_ref(), &self.host.roles, &self.host.identity).await?;
         Ok(None)
     }
 
     fn report(&self) -> Report<'_, T> {
-        Report::new(self.tree, self.site.machine, self.id)
+        Report::new(self.tree, self.host.machine, self.id)
     }
 
     /// Records that the decision is being carried out, before it is: from then on the client
     /// refuses further decisions. Returns a decision that arrived before that.
-    pub(super) async fn tell_going_on(
+    pub(super) async fn report_resumed(
         &self,
         name: &UnitName,
         state: &State,
         next: &State,
     ) -> Result<Option<Resolution>, Error> {
-        if !self.home().told().exists() {
+        if !self.unit_dir().failed_stop_marker().exists() {
             return Ok(None);
         }
         let report = self.report();
@@ -81,14 +88,14 @@ impl<T: Tree> Agent<'_, T> {
             {
                 Change::Keep(said.resolved)
             }
-            _ => Change::Set(stopping_to_bytes(name, next), None),
+            _ => Change::Set(report_to_bytes(name, next), None),
         });
         Ok(decided.await?.flatten())
     }
 
     /// Removes the record, if there is one.
-    pub(super) async fn untell_stopping(&self) -> Result<(), Error> {
-        if !self.home().told().exists() {
+    pub(super) async fn clear_report(&self) -> Result<(), Error> {
+        if !self.unit_dir().failed_stop_marker().exists() {
             return Ok(());
         }
         let removed = self.report().remove().await;
@@ -99,7 +106,7 @@ impl<T: Tree> Agent<'_, T> {
     }
 }
 
-fn stopping_to_bytes(name: &UnitName, state: &State) -> Vec<u8> {
+fn report_to_bytes(name: &UnitName, state: &State) -> Vec<u8> {
     let mut value: Value = serde_json::from_slice(&state.to_bytes()).unwrap_or_default();
     value[NAME] = name.to_string().into();
     if state.failure.is_none() {

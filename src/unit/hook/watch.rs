@@ -17,16 +17,16 @@ use crate::unit::hook_log::Output;
 const GRACE: Duration = Duration::from_secs(5);
 
 /// How long the rest of a hook's output is waited for if other processes keep printing.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Interval at which the time limit and the request to stop are checked. The end of the hook is
 /// noticed at once.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How a hook ended.
-pub(super) enum Over {
-    By(ExitStatus),
-    Late,
+pub(super) enum HookEnd {
+    Exited(ExitStatus),
+    TimedOut,
     Stopped,
 }
 
@@ -39,28 +39,28 @@ pub(super) struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    pub(super) fn over(child: &'a mut Child, output: &'a mut Output) -> io::Result<Self> {
+    pub(super) fn new(child: &'a mut Child, output: &'a mut Output) -> io::Result<Self> {
         let handle = pidfd_open(pid(child)?, PidfdFlags::empty())?;
         Ok(Self { child, handle, output })
     }
 
-    pub(super) fn wait(&mut self, order: &HookSpec, stop: &Path) -> io::Result<Over> {
-        let limit = Instant::now() + Duration::from_millis(order.limit_ms);
+    pub(super) fn wait(&mut self, spec: &HookSpec, stop: &Path) -> io::Result<HookEnd> {
+        let limit = Instant::now() + Duration::from_millis(spec.limit_ms);
         loop {
-            if let Some(status) = self.look(LOOK)? {
-                return Ok(Over::By(status));
+            if let Some(status) = self.poll(POLL_INTERVAL)? {
+                return Ok(HookEnd::Exited(status));
             }
-            let late = Instant::now() >= limit;
-            if late || stop.exists() {
+            let timed_out = Instant::now() >= limit;
+            if timed_out || stop.exists() {
                 self.end()?;
-                return Ok(if late { Over::Late } else { Over::Stopped });
+                return Ok(if timed_out { HookEnd::TimedOut } else { HookEnd::Stopped });
             }
         }
     }
 
     /// Waits for an event, reads available output, and returns whether the hook has ended.
-    fn look(&mut self, patience: Duration) -> io::Result<Option<ExitStatus>> {
-        let timeout = Timespec::try_from(patience).map_err(io::Error::other)?;
+    fn poll(&mut self, timeout: Duration) -> io::Result<Option<ExitStatus>> {
+        let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
         let mut waited = vec![PollFd::new(&self.handle, PollFlags::IN)];
         if !self.output.ended {
             waited.push(PollFd::new(self.output.pipe(), PollFlags::IN));
@@ -73,22 +73,22 @@ impl<'a> Watch<'a> {
         let Some(status) = self.child.try_wait()? else { return Ok(None) };
         // The hook's own output is completely in the pipe by now; other processes may print without
         // end.
-        let patience = Instant::now() + LAST_WORDS;
-        while self.output.take()? && Instant::now() < patience {}
+        let deadline = Instant::now() + DRAIN_TIMEOUT;
+        while self.output.take()? && Instant::now() < deadline {}
         Ok(Some(status))
     }
 
     /// Asks the hook and the processes in its group to end, and kills them after a while.
     fn end(&mut self) -> io::Result<()> {
         let group = pid(self.child)?;
-        let tell = |signal| {
+        let signal_group = |signal| {
             // All of them may have ended by themselves meanwhile.
             let _ = kill_process_group(group, signal);
         };
-        tell(Signal::TERM);
-        let patience = Instant::now() + GRACE;
-        while Instant::now() < patience && self.look(LOOK)?.is_none() {}
-        tell(Signal::KILL);
+        signal_group(Signal::TERM);
+        let deadline = Instant::now() + GRACE;
+        while Instant::now() < deadline && self.poll(POLL_INTERVAL)?.is_none() {}
+        signal_group(Signal::KILL);
         self.child.wait()?;
         self.output.take().map(drop)
     }
