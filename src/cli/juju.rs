@@ -286,7 +286,7 @@ async fn in_time(globals: &Globals, command: &Command) -> anyhow::Result<ExitCod
     match tokio::time::timeout(DEADLINE, talk(globals, command)).await {
         Ok(done) => done,
         Err(_) => {
-            let address = globals.settings()?.address.to_string();
+            let address = globals.target()?.address.to_string();
             Err(Refusal::TooSlow { address, seconds: DEADLINE.as_secs() }.into())
         }
     }

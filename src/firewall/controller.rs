@@ -20,7 +20,7 @@ use super::observe::{self, View};
 use super::observe_local;
 use super::plan::{MachinePlan, plan_machine_within};
 use super::policy::Policy;
-use super::refusals::{Holds, Request};
+use super::refusals::{LimitsAfterRefusal, Request};
 use super::report::Report;
 use super::report_store::ReportStore;
 use super::wanted::{PortRequest, Wanted, wanted};
@@ -32,7 +32,7 @@ use crate::store::lease::Lease;
 use crate::store::rollback::RollbackGuard;
 use crate::store::tree::{self, Tree};
 use confirm::Confirmation;
-use outcome::{Attempt, Hold, settle};
+use outcome::{Attempt, CloseHold, settle};
 use policy_file::PolicyFile;
 use rollback::RollbackCheck;
 use state::MachineStates;
@@ -364,9 +364,9 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         first.sort_by_key(|machine| postponed.get(machine));
         let outcomes = apply(&self.firewall, &changes, &first, lease).await;
         let hold = |machine: MachineId| match () {
-            () if unconfirmed.contains(&machine) => Hold::Unconfirmed,
-            () if kept_open.contains(&machine) => Hold::KeptOpen,
-            () => Hold::None,
+            () if unconfirmed.contains(&machine) => CloseHold::Unconfirmed,
+            () if kept_open.contains(&machine) => CloseHold::KeptOpen,
+            () => CloseHold::None,
         };
         let (entries, mut continued) = self.settle_all(&mut planned, &outcomes, hold, postponed, pass);
         let mut reports = planned.reports;
@@ -414,8 +414,8 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
             Capacity::new(self.firewall.rules_per_family(), &rules.foreign, self.firewall.is_atomic());
         let foreign = rules.foreign.iter().filter_map(|foreign| foreign.exact).collect();
         let state = self.machines.get(machine);
-        let holds = state.map_or_else(Holds::default, |state| state.refusals.holds());
-        let limits = (capacity, &holds);
+        let after_refusal = state.map_or_else(LimitsAfterRefusal::default, |state| state.refusals.limits());
+        let limits = (capacity, &after_refusal);
         let mut plan = plan_machine_within(&wanted, &rules.owned, &foreign, &last, policy, limits);
         if state.is_some_and(|state| state.full_since.is_some()) {
             plan.trim(&rules.owned, capacity);
@@ -444,7 +444,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         &mut self,
         planned: &mut Planned,
         outcomes: &Outcomes,
-        hold: impl Fn(MachineId) -> Hold,
+        hold: impl Fn(MachineId) -> CloseHold,
         postponed: &BTreeMap<MachineId, Instant>,
         pass: &mut Pass,
     ) -> (BTreeMap<MachineId, Entry>, BTreeSet<MachineId>) {

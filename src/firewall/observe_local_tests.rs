@@ -238,7 +238,7 @@ async fn the_error_of_a_second_agent_names_the_first() {
     let refused = run(Some(&mut agent), &world.machine, &second, &progress, stopped).await.unwrap_err();
     assert_eq!(refused.to_string(), "machine 0 already has an agent: process 1 on here");
     assert!(lease.confirm(&world.machine).await.unwrap());
-    assert!(matches!(refused, MachineError::Held { .. }));
+    assert!(matches!(refused, MachineError::Claimed { .. }));
 }
 
 #[tokio::test(start_paused = true)]

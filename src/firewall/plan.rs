@@ -10,7 +10,7 @@ use portcullis_provider::rule::{Change, Rule, RuleSet};
 
 use super::capacity::Capacity;
 use super::policy::Policy;
-use super::refusals::{Hold, Holds};
+use super::refusals::{LimitAfterRefusal, LimitsAfterRefusal};
 use super::wanted::Wanted;
 use crate::model::UnitId;
 
@@ -91,20 +91,20 @@ pub fn plan_machine(
     policy: &Policy,
     capacity: Capacity,
 ) -> MachinePlan {
-    plan_machine_within(wanted, owned, foreign, last, policy, (capacity, &Holds::default()))
+    plan_machine_within(wanted, owned, foreign, last, policy, (capacity, &LimitsAfterRefusal::default()))
 }
 
-/// Like [`plan_machine`], without the requests that `holds` forbids for now.
+/// Like [`plan_machine`], without the requests that `limits` forbids for now.
 pub fn plan_machine_within(
     wanted: &Wanted,
     owned: &BTreeSet<Rule>,
     foreign: &BTreeSet<Rule>,
     last: &LastGranted,
     policy: &Policy,
-    (capacity, holds): (Capacity, &Holds),
+    (capacity, limits): (Capacity, &LimitsAfterRefusal),
 ) -> MachinePlan {
     let (target, kept_for_frozen) = target(wanted, owned, last, policy);
-    let Change { open, close } = choose_change(owned, &target, capacity, holds);
+    let Change { open, close } = choose_change(owned, &target, capacity, limits);
     let open = if foreign.is_empty() { open } else { &open - foreign };
     let mut plan = MachinePlan { change: Change { open, close }, kept_for_frozen, ..MachinePlan::default() };
     if !plan.change.close.is_empty() && !capacity.is_atomic {
@@ -112,8 +112,8 @@ pub fn plan_machine_within(
         let foreign = foreign.iter().filter(|_| !mutant!(ForeignRuleBlocksClose));
         plan.defer(&staying.iter().chain(foreign).collect(), &target);
     }
-    if !holds.is_empty() {
-        plan.withhold(owned, foreign, &target, (capacity, holds));
+    if !limits.is_empty() {
+        plan.withhold(owned, foreign, &target, (capacity, limits));
     }
     if !plan.deferred.is_empty() {
         capacity.make(owned, (&target, &plan.kept_for_frozen), &mut plan.change, &mut plan.deferred);
@@ -126,7 +126,12 @@ pub fn plan_machine_within(
 /// Otherwise a new port is joined with its adjacent ports, and all adjacent ports are joined once
 /// half of the limit is used: the wider rule must fit beside the narrower ones until those are
 /// closed.
-fn choose_change(owned: &BTreeSet<Rule>, target: &RuleSet, capacity: Capacity, holds: &Holds) -> Change {
+fn choose_change(
+    owned: &BTreeSet<Rule>,
+    target: &RuleSet,
+    capacity: Capacity,
+    limits: &LimitsAfterRefusal,
+) -> Change {
     if capacity.is_atomic {
         return Change::between(owned, target);
     }
@@ -136,10 +141,10 @@ fn choose_change(owned: &BTreeSet<Rule>, target: &RuleSet, capacity: Capacity, h
         return if fits { gentle } else { Change::compacting(owned, target.rules()) };
     }
     let spelled = || -> Box<dyn Iterator<Item = Rule>> {
-        if holds.open.rules.is_empty() {
+        if limits.open.rules.is_empty() {
             Box::new(target.rules())
         } else {
-            Box::new(holds.open.permitted_rules(target).into_iter())
+            Box::new(limits.open.permitted_rules(target).into_iter())
         }
     };
     let joined = Change::joining(owned, target, spelled());
@@ -166,17 +171,18 @@ impl MachinePlan {
         owned: &BTreeSet<Rule>,
         foreign: &BTreeSet<Rule>,
         target: &RuleSet,
-        (capacity, holds): (Capacity, &Holds),
+        (capacity, limits): (Capacity, &LimitsAfterRefusal),
     ) {
-        let Holds { open, close } = holds;
+        let LimitsAfterRefusal { open, close } = limits;
         // An atomic change is carried out completely or not at all.
         let (no_open, no_close) =
             if capacity.is_atomic { [open.all || close.all; 2].into() } else { (open.all, close.all) };
-        let sent = |rules: &BTreeSet<Rule>, none: bool, hold: &Hold| -> (BTreeSet<Rule>, bool) {
-            let free = || rules.iter().filter(|rule| !none && !hold.rules.contains(rule));
-            let most = hold.at_most.unwrap_or(usize::MAX);
-            (free().take(most).copied().collect(), free().nth(most).is_some())
-        };
+        let sent =
+            |rules: &BTreeSet<Rule>, none: bool, limit: &LimitAfterRefusal| -> (BTreeSet<Rule>, bool) {
+                let free = || rules.iter().filter(|rule| !none && !limit.rules.contains(rule));
+                let most = limit.at_most.unwrap_or(usize::MAX);
+                (free().take(most).copied().collect(), free().nth(most).is_some())
+            };
         let (opened, more_to_open) = sent(&self.change.open, no_open, open);
         let (closed, more_to_close) = sent(&self.change.close, no_close, close);
         self.divided = more_to_open || more_to_close;

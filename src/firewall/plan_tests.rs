@@ -124,24 +124,28 @@ fn ports_are_joined_when_half_of_the_capacity_is_used() {
 #[test]
 fn refused_rules_are_left_out_and_the_rest_is_sent() {
     let (owned, last) = (rules(&[(1, 1), (3, 3)]), LastGranted::new());
-    let plan = |holds: &Holds| {
+    let plan = |limits: &LimitsAfterRefusal| {
         let wanted = asking(&[(80, 82), (90, 90), (95, 95)], false);
-        plan_machine_within(&wanted, &owned, &BTreeSet::new(), &last, &usual(), (capacity(50), holds))
+        plan_machine_within(&wanted, &owned, &BTreeSet::new(), &last, &usual(), (capacity(50), limits))
     };
-    let hold = |all, refused: &[(u16, u16)], at_most| Hold { all, rules: rules(refused), at_most };
-    let whole = plan(&Holds::default()).change;
+    let limit =
+        |all, refused: &[(u16, u16)], at_most| LimitAfterRefusal { all, rules: rules(refused), at_most };
+    let whole = plan(&LimitsAfterRefusal::default()).change;
     for (open, sent, withheld_opens, divided) in [
-        (hold(true, &[], None), &[][..], &[(80, 82), (90, 90), (95, 95)][..], false),
-        (hold(false, &[(90, 90)], None), &[(80, 82), (95, 95)], &[(90, 90)], false),
-        (hold(false, &[(81, 81)], None), &[(80, 80), (82, 82), (90, 90), (95, 95)], &[(81, 81)], false),
-        (hold(false, &[], Some(2)), &[(80, 82), (90, 90)], &[(95, 95)], true),
-        (hold(false, &[(80, 82)], Some(1)), &[(80, 81)], &[(82, 82), (90, 90), (95, 95)], true),
+        (limit(true, &[], None), &[][..], &[(80, 82), (90, 90), (95, 95)][..], false),
+        (limit(false, &[(90, 90)], None), &[(80, 82), (95, 95)], &[(90, 90)], false),
+        (limit(false, &[(81, 81)], None), &[(80, 80), (82, 82), (90, 90), (95, 95)], &[(81, 81)], false),
+        (limit(false, &[], Some(2)), &[(80, 82), (90, 90)], &[(95, 95)], true),
+        (limit(false, &[(80, 82)], Some(1)), &[(80, 81)], &[(82, 82), (90, 90), (95, 95)], true),
     ] {
-        let plan = plan(&Holds { open, close: Hold::default() });
+        let plan = plan(&LimitsAfterRefusal { open, close: LimitAfterRefusal::default() });
         assert_eq!(plan.change, Change { open: rules(sent), close: whole.close.clone() });
         assert_eq!((plan.withheld_opens, plan.divided), (rules(withheld_opens), divided));
     }
-    let held = plan(&Holds { open: Hold::default(), close: hold(false, &[(1, 1)], None) });
+    let held = plan(&LimitsAfterRefusal {
+        open: LimitAfterRefusal::default(),
+        close: limit(false, &[(1, 1)], None),
+    });
     assert_eq!(held.change, Change { open: whole.open, close: rules(&[(3, 3)]) });
     assert_eq!((held.withheld_closes.clone(), held.unreplaced_closes()), (rules(&[(1, 1)]), owned.clone()));
 }
@@ -151,9 +155,12 @@ fn refused_rules_are_left_out_and_the_rest_is_sent() {
 fn no_rule_is_closed_to_fit_a_withheld_rule() {
     let full = rules(&[(10, 12), (80, 80)]);
     let wanted = asking(&[(11, 11), (80, 80)], false);
-    let holds = Holds { open: Hold { all: true, ..Hold::default() }, close: Hold::default() };
+    let limits = LimitsAfterRefusal {
+        open: LimitAfterRefusal { all: true, ..LimitAfterRefusal::default() },
+        close: LimitAfterRefusal::default(),
+    };
     let last = LastGranted::new();
-    let plan = plan_machine_within(&wanted, &full, &BTreeSet::new(), &last, &usual(), (capacity(2), &holds));
+    let plan = plan_machine_within(&wanted, &full, &BTreeSet::new(), &last, &usual(), (capacity(2), &limits));
     assert_eq!((plan.change, plan.deferred), (Change::default(), rules(&[(10, 12)])));
 }
 

@@ -38,7 +38,7 @@ pub enum Request {
 
 /// Requests that must not be sent for now.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Hold {
+pub struct LimitAfterRefusal {
     /// No request may be sent.
     pub all: bool,
     /// Rules that were refused individually. No rule that covers one of them is sent.
@@ -47,21 +47,22 @@ pub struct Hold {
     pub at_most: Option<usize>,
 }
 
-/// The holds of both halves of a machine's change.
+/// The limits of both halves of a machine's change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Holds {
-    pub open: Hold,
-    pub close: Hold,
+pub struct LimitsAfterRefusal {
+    pub open: LimitAfterRefusal,
+    pub close: LimitAfterRefusal,
 }
 
-impl Holds {
+impl LimitsAfterRefusal {
     pub fn is_empty(&self) -> bool {
-        let free = |hold: &Hold| !hold.all && hold.rules.is_empty() && hold.at_most.is_none();
+        let free =
+            |limit: &LimitAfterRefusal| !limit.all && limit.rules.is_empty() && limit.at_most.is_none();
         free(&self.open) && free(&self.close)
     }
 }
 
-impl Hold {
+impl LimitAfterRefusal {
     /// The widest rules that represent `wanted` and cover none of the refused ones. A refused port
     /// is left out; a refused range is split in the middle. A port that was refused for one source
     /// is likely to be refused for others, so it becomes a separate rule for them.
@@ -117,7 +118,7 @@ struct KindRefusals<I> {
     /// The maximum number of rules in one request, and until when. Without an end, the limit would
     /// still divide later requests when the refused rules are no longer wanted.
     at_most: Option<(usize, I)>,
-    /// The number of refusals since the last time without a hold.
+    /// The number of refusals since the last time without a limit.
     count: u32,
 }
 
@@ -211,7 +212,7 @@ impl<I: Moment> Refusals<I> {
         self.kinds.retain(|_, kind| kind.all.is_some() || !kind.rules.is_empty());
     }
 
-    /// Removes expired holds, and returns whether there were any.
+    /// Removes expired limits, and returns whether there were any.
     pub fn expire(&mut self, now: I) -> bool {
         let mut expired = false;
         for kind in self.kinds.values_mut() {
@@ -228,7 +229,7 @@ impl<I: Moment> Refusals<I> {
         expired
     }
 
-    /// When the next hold expires.
+    /// When the next limit expires.
     pub fn next(&self) -> Option<I> {
         let untils = |kind: &KindRefusals<I>| -> Option<I> {
             kind.all.iter().chain(kind.rules.values()).map(|refused| refused.until).min()
@@ -241,15 +242,15 @@ impl<I: Moment> Refusals<I> {
         self.kinds.get(&request)?.all.as_ref().map(|refused| refused.reason.as_str())
     }
 
-    pub fn holds(&self) -> Holds {
-        let hold = |request| {
-            self.kinds.get(&request).map_or_else(Hold::default, |kind| Hold {
+    pub fn limits(&self) -> LimitsAfterRefusal {
+        let limit = |request| {
+            self.kinds.get(&request).map_or_else(LimitAfterRefusal::default, |kind| LimitAfterRefusal {
                 all: kind.all.is_some(),
                 rules: kind.rules.keys().copied().collect(),
                 at_most: kind.at_most.map(|(most, _)| most),
             })
         };
-        Holds { open: hold(Request::Open), close: hold(Request::Close) }
+        LimitsAfterRefusal { open: limit(Request::Open), close: limit(Request::Close) }
     }
 
     /// Why changes of the machine are held, one text per reason, with the affected rules.
@@ -326,19 +327,19 @@ mod tests {
             (&[(1, 1), (65_535, 65_535)], &[(1, 65_535)], &[(2, 65_534)]),
             (&[(80, 80)], &[(80, 80)], &[]),
         ] {
-            let hold = Hold { rules: rules(refused), ..Hold::default() };
+            let limit = LimitAfterRefusal { rules: rules(refused), ..LimitAfterRefusal::default() };
             let wanted: RuleSet = rules(wanted).iter().collect();
             let expected: Vec<Rule> = permitted.iter().map(|&(from, to)| rule(from, to)).collect();
-            assert_eq!(hold.permitted_rules(&wanted), expected, "{refused:?}");
+            assert_eq!(limit.permitted_rules(&wanted), expected, "{refused:?}");
         }
     }
 
     #[test]
     fn a_port_that_was_refused_for_one_source_is_a_separate_rule_for_others() {
         let of_v6 = |from, to| Rule::new(rule(from, to).ports, Cidr::WORLD_V6);
-        let hold = Hold { rules: rules(&[(85, 85), (90, 95)]), ..Hold::default() };
+        let limit = LimitAfterRefusal { rules: rules(&[(85, 85), (90, 95)]), ..LimitAfterRefusal::default() };
         let wanted: RuleSet = [of_v6(80, 99)].iter().collect();
-        assert_eq!(hold.permitted_rules(&wanted), [of_v6(80, 84), of_v6(85, 85), of_v6(86, 99)]);
+        assert_eq!(limit.permitted_rules(&wanted), [of_v6(80, 84), of_v6(85, 85), of_v6(86, 99)]);
     }
 
     /// Sends requests as a machine's plan would until none is left, to a provider that refuses some
@@ -348,12 +349,12 @@ mod tests {
         let wanted: RuleSet = rules(wanted).iter().collect();
         let (mut open, mut sent) = (RuleSet::new(), 0);
         loop {
-            let hold = refusals.holds().open;
+            let limit = refusals.limits().open;
             let missing: Vec<Rule> =
-                hold.permitted_rules(&wanted).into_iter().filter(|rule| !open.covers(rule)).collect();
+                limit.permitted_rules(&wanted).into_iter().filter(|rule| !open.covers(rule)).collect();
             let request: BTreeSet<Rule> =
-                missing.iter().take(hold.at_most.unwrap_or(usize::MAX)).copied().collect();
-            if request.is_empty() || hold.all {
+                missing.iter().take(limit.at_most.unwrap_or(usize::MAX)).copied().collect();
+            if request.is_empty() || limit.all {
                 return (sent, open);
             }
             sent += 1;
@@ -394,11 +395,11 @@ mod tests {
     fn a_limit_on_the_size_of_requests_ends_after_a_minute() {
         let (mut refusals, now) = (Refusals::default(), Instant::now());
         assert!(refusals.divided(Request::Open, &rules(&[(80, 80), (90, 90)]), &invalid(), now, 0));
-        assert_eq!(refusals.holds().open.at_most, Some(1));
+        assert_eq!(refusals.limits().open.at_most, Some(1));
         refusals.expire(now + PAUSE - Duration::from_millis(1));
-        assert_eq!(refusals.holds().open.at_most, Some(1));
+        assert_eq!(refusals.limits().open.at_most, Some(1));
         refusals.expire(now + PAUSE);
-        assert_eq!(refusals.holds(), Holds::default());
+        assert_eq!(refusals.limits(), LimitsAfterRefusal::default());
     }
 
     #[test]
@@ -406,12 +407,12 @@ mod tests {
         let (mut refusals, now) = (Refusals::default(), Instant::now());
         assert!(refusals.denied(Request::Open, &denied(), now, 0));
         assert!(!refusals.denied(Request::Close, &invalid(), now, 0));
-        let holds = refusals.holds();
-        assert_eq!((holds.open.all, holds.close.all, refusals.denial(Request::Read)), (true, false, None));
+        let limits = refusals.limits();
+        assert_eq!((limits.open.all, limits.close.all, refusals.denial(Request::Read)), (true, false, None));
         assert_eq!(refusals.problems(), [denied().to_string()]);
         assert_eq!(refusals.next(), Some(now + PAUSE));
         assert!(!refusals.expire(now + PAUSE - Duration::from_millis(1)));
         assert!(refusals.expire(now + PAUSE));
-        assert_eq!((refusals.holds(), refusals.next()), (Holds::default(), None));
+        assert_eq!((refusals.limits(), refusals.next()), (LimitsAfterRefusal::default(), None));
     }
 }

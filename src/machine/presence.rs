@@ -36,7 +36,7 @@ const GATHER: Duration = Duration::from_millis(5);
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("machine {machine} already has an agent: {holder}")]
-    Held { machine: MachineId, holder: String },
+    Claimed { machine: MachineId, holder: String },
     #[error("Machine {0} was not found")]
     NoMachine(MachineId),
     #[error(transparent)]
@@ -157,7 +157,7 @@ async fn acquire<T: Tree>(
         };
         let holder: String = String::from_utf8_lossy(&holder).chars().take(200).collect();
         if Instant::now() >= deadline {
-            return Err(Error::Held { machine: claim.machine, holder });
+            return Err(Error::Claimed { machine: claim.machine, holder });
         }
         if !is_logged {
             warn!(machine = %claim.machine, %holder, "waiting for the machine");

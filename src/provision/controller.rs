@@ -204,7 +204,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         let Some(guard) = self.guard.as_ref().filter(|_| !plan.steps.is_empty()) else { return Ok(()) };
         let makes = plan.steps.iter().any(|step| !step.is_removal());
         let basis = if makes { Basis::UpTo(newest_zxid) } else { Basis::Known };
-        let Standing::Held(why) =
+        let Standing::RolledBack(why) =
             guard.review(&self.tree, Some(lease.fence()), basis).await.map_err(refused)?
         else {
             return Ok(());

@@ -25,7 +25,7 @@ pub(super) async fn deletions<T: Tree>(tree: &T, roots: Vec<NodePath>) -> Result
         let mut deletes = Vec::with_capacity(level.len());
         let mut below = Vec::new();
         for path in level {
-            match found(answers.next(), answers.next()) {
+            match node_with_children(answers.next(), answers.next()) {
                 Ok(Some((node, names))) => {
                     below.extend(names.iter().map(|name| path.child(name)));
                     deletes.push(Write::DeleteIfVersion { path, version: node.version });
@@ -45,7 +45,10 @@ pub(super) async fn deletions<T: Tree>(tree: &T, roots: Vec<NodePath>) -> Result
 type Answered = Option<Result<Answer, tree::Error>>;
 
 /// A znode and its children, if it exists.
-fn found(data: Answered, children: Answered) -> Result<Option<(Node, Vec<String>)>, tree::Error> {
+fn node_with_children(
+    data: Answered,
+    children: Answered,
+) -> Result<Option<(Node, Vec<String>)>, tree::Error> {
     let node = data.transpose()?.and_then(Answer::into_data);
     let names = children.transpose()?.and_then(Answer::into_children);
     Ok(node.zip(names))

@@ -103,7 +103,7 @@ impl<T: Tree> Environment<T> {
                     Err(e) => return Err(e.into()),
                 }
                 let id = ServiceId::new(counter.next());
-                let draft = self.draft_of(wanted).await?;
+                let planned = self.plan_units(wanted).await?;
                 let record = Service {
                     name: wanted.service.clone(),
                     charm: wanted.charm.clone(),
@@ -115,7 +115,7 @@ impl<T: Tree> Environment<T> {
                     Write::create(name_path.clone(), named.to_bytes(), self.info.roles.operators()),
                     Write::create(paths::service(id), record.to_bytes(), self.info.roles.operators()),
                 ];
-                let (more, units) = draft.writes(self, id, key.as_str())?;
+                let (more, units) = planned.writes(self, id, key.as_str())?;
                 writes.extend(more);
                 writes.extend(self.charm_check(wanted.metadata.get(CHARM_HASH)).await?);
                 match self.tree.write(writes).await {
@@ -127,7 +127,7 @@ impl<T: Tree> Environment<T> {
         retry.run(work).await
     }
 
-    async fn draft_of(&self, wanted: &Deploy) -> Result<NewUnits, Error> {
+    async fn plan_units(&self, wanted: &Deploy) -> Result<NewUnits, Error> {
         let charm = wanted.metadata.get(CHARM_HASH);
         NewUnits::read(self, &wanted.service, wanted.units, wanted.to, charm).await
     }

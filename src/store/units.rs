@@ -143,7 +143,7 @@ pub(super) struct NewUnits {
 
 impl NewUnits {
     /// Reads the counters before the machines: a unit that another client adds meanwhile takes a
-    /// number, so that the write of this draft fails.
+    /// number, so that the write of this plan fails.
     pub(super) async fn read<T: Tree>(
         environment: &Environment<T>,
         service: &ServiceName,
@@ -331,8 +331,8 @@ impl<T: Tree> Environment<T> {
                     Err(tree::Error::NoNode(_)) => return Err(Error::ServiceNotFound(service.clone())),
                     Err(e) => return Err(e.into()),
                 };
-                let draft = NewUnits::read(self, service, count, to, record.rest.get(CHARM_HASH)).await?;
-                let (mut writes, placed) = draft.writes(self, id, key.as_str())?;
+                let planned = NewUnits::read(self, service, count, to, record.rest.get(CHARM_HASH)).await?;
+                let (mut writes, placed) = planned.writes(self, id, key.as_str())?;
                 writes.push(check);
                 match self.tree.write(writes).await {
                     Ok(()) => return Ok(placed),

@@ -206,7 +206,7 @@ impl<T: Tree> Agent<'_, T> {
         let seen = self.observe().await?;
         if !self.owns_files(&seen).await? {
             // This agent may read a restored store before the supervisor does, which then holds it.
-            if let Standing::Held(why) = self.guard.review(self.tree, None, Basis::Known).await? {
+            if let Standing::RolledBack(why) = self.guard.review(self.tree, None, Basis::Known).await? {
                 return Err(Error::Restored(why));
             }
             warn!(

@@ -68,7 +68,7 @@ pub async fn run<T: Tree>(
         let current = directives.iter().map(|(id, current)| (*id, *current.borrow())).collect();
         match read(tree, host, guard, &current, &mut feeds).await {
             Ok(observed) => {
-                let (lock, rolled_back) = (locked.problem.as_deref(), observed.standing.held());
+                let (lock, rolled_back) = (locked.problem.as_deref(), observed.standing.rolled_back());
                 let problem = machine_problem::describe(lock, rolled_back, &failures.borrow_and_update());
                 if reported.as_ref() != Some(&problem)
                     && machine_problem::report(tree, host, problem.as_deref()).await
@@ -160,7 +160,7 @@ impl Removals {
         Observed { listed, units_with_files, standing }: Observed,
         current: &BTreeMap<UnitId, Directive>,
     ) -> BTreeMap<UnitId, Directive> {
-        if standing.held().is_some() {
+        if standing.rolled_back().is_some() {
             return roster::hold(&listed, units_with_files, current, &mut self.started);
         }
         self.started.clear();

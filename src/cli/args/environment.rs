@@ -46,7 +46,7 @@ pub(in crate::cli) struct Globals {
 
 /// The resolved environment, store address and credentials.
 #[derive(Debug, Clone)]
-pub(in crate::cli) struct Settings {
+pub(in crate::cli) struct Target {
     pub(in crate::cli) environment: EnvironmentName,
     /// Role that the credentials belong to.
     pub(in crate::cli) role: Role,
@@ -100,11 +100,11 @@ impl Globals {
     }
 
     /// Resolves the flags with the operator's credentials.
-    pub(in crate::cli) fn settings(&self) -> anyhow::Result<Settings> {
-        self.settings_of(Role::Operator)
+    pub(in crate::cli) fn target(&self) -> anyhow::Result<Target> {
+        self.target_of(Role::Operator)
     }
 
-    pub(in crate::cli) fn settings_of(&self, role: Role) -> anyhow::Result<Settings> {
+    pub(in crate::cli) fn target_of(&self, role: Role) -> anyhow::Result<Target> {
         let environment = self.environment()?;
         let config = self.config()?;
         let saved = config.read(&environment, role)?;
@@ -124,21 +124,21 @@ impl Globals {
             }
             ca => ca,
         };
-        Ok(Settings { environment, role, config, address: address.with_ca(ca.as_deref()), saved })
+        Ok(Target { environment, role, config, address: address.with_ca(ca.as_deref()), saved })
     }
 
     /// Opens the environment, runs `work` and closes the session, also after a failure.
     pub(in crate::cli) async fn in_environment<R>(
         &self,
-        work: impl AsyncFnOnce(&Settings, &Environment<ZkTree>) -> anyhow::Result<R>,
+        work: impl AsyncFnOnce(&Target, &Environment<ZkTree>) -> anyhow::Result<R>,
     ) -> anyhow::Result<R> {
-        let settings = self.settings()?;
-        let acting = Acting { operator: settings.operator(), now_ms: wall_ms() };
-        let mut environment = settings.open().await?.acting(acting);
+        let target = self.target()?;
+        let acting = Acting { operator: target.operator(), now_ms: wall_ms() };
+        let mut environment = target.open().await?.acting(acting);
         if let Some(operation) = &self.operation {
             environment = environment.with_key(operation.clone());
         }
-        let result = work(&settings, &environment).await;
+        let result = work(&target, &environment).await;
         environment.into_tree().close().await;
         result
     }
@@ -149,7 +149,7 @@ fn given(text: Option<&str>) -> Option<&str> {
     text.filter(|text| !text.is_empty())
 }
 
-impl Settings {
+impl Target {
     pub(in crate::cli) fn path(&self) -> anyhow::Result<PathBuf> {
         Ok(self.config.path(&self.environment, self.role)?)
     }

@@ -1,7 +1,7 @@
 //! `juju add-machine`: adds a machine that the controller launches, an existing instance, or a plain
 //! machine.
 
-use crate::cli::args::environment::{Globals, Settings};
+use crate::cli::args::environment::{Globals, Target};
 use crate::cli::error::{Usage, parse_arg};
 use crate::cli::juju::machine::{join_token, print_join_command};
 use crate::cli::output;
@@ -31,10 +31,10 @@ pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
     if let Some(name) = wanted.name.as_ref().filter(|name| name.is_reserved()) {
         return Err(Usage::new(store::Error::ReservedMachineName(name.clone())).into());
     }
-    let work = async |settings: &Settings, environment: &Environment<ZkTree>| {
+    let work = async |target: &Target, environment: &Environment<ZkTree>| {
         let machine = environment.add_machine(wanted).await?;
         output::message(&format!("Machine {machine} was added."));
-        Ok((machine, join_token(settings, environment, machine).await))
+        Ok((machine, join_token(target, environment, machine).await))
     };
     match globals.in_environment(work).await? {
         (_, Ok(token)) => print_join_command(&token),

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use clap::ValueEnum;
 use tracing::info;
 
-use crate::cli::args::environment::{Globals, Settings, is_refused};
+use crate::cli::args::environment::{Globals, Target, is_refused};
 use crate::cli::authority;
 use crate::cli::config::{ConfigDir, Role, SavedEnvironment};
 use crate::cli::error::Refusal;
@@ -32,34 +32,33 @@ enum PlacementArg {
 }
 
 pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
-    let settings = globals.settings()?;
-    refuse_other_store(&settings)?;
+    let target = globals.target()?;
+    refuse_other_store(&target)?;
     let placement = match args.placement {
         PlacementArg::Unassigned => Placement::Unassigned,
         PlacementArg::Local => Placement::Local,
     };
-    let (opened, made) =
-        ensure(&settings.config, &settings.environment, &settings.address, placement).await?;
+    let (opened, made) = ensure(&target.config, &target.environment, &target.address, placement).await?;
     opened.into_tree().close().await;
     output::message(&match made {
-        Made::New => format!("Environment '{}' was bootstrapped.", settings.environment),
-        Made::Already => format!("Environment '{}' was already bootstrapped.", settings.environment),
+        Made::New => format!("Environment '{}' was bootstrapped.", target.environment),
+        Made::Already => format!("Environment '{}' was already bootstrapped.", target.environment),
     });
     Ok(())
 }
 
 /// Refuses a second store for a saved environment: its file holds the only credentials of the
 /// first.
-fn refuse_other_store(settings: &Settings) -> anyhow::Result<()> {
-    let Some(saved) = &settings.saved else { return Ok(()) };
+fn refuse_other_store(target: &Target) -> anyhow::Result<()> {
+    let Some(saved) = &target.saved else { return Ok(()) };
     let address = saved.zookeeper.parse::<Address>().ok();
-    if address.is_some_and(|address| address.to_string() == settings.address.to_string()) {
+    if address.is_some_and(|address| address.to_string() == target.address.to_string()) {
         return Ok(());
     }
     Err(Refusal::OtherStore {
-        environment: settings.environment.clone(),
+        environment: target.environment.clone(),
         saved: saved.zookeeper.clone(),
-        path: settings.path()?,
+        path: target.path()?,
     }
     .into())
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
-use crate::cli::args::environment::{Globals, Settings};
+use crate::cli::args::environment::{Globals, Target};
 use crate::cli::authority;
 use crate::cli::config::{Role, SavedEnvironment};
 use crate::cli::error::{Refusal, Usage};
@@ -38,11 +38,11 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
-    globals.in_environment(async |settings, environment| destroy(settings, environment, args).await).await
+    globals.in_environment(async |target, environment| destroy(target, environment, args).await).await
 }
 
-async fn destroy(settings: &Settings, environment: &Environment<ZkTree>, args: &Args) -> anyhow::Result<()> {
-    let name = &settings.environment;
+async fn destroy(target: &Target, environment: &Environment<ZkTree>, args: &Args) -> anyhow::Result<()> {
+    let name = &target.environment;
     let services = environment.service_names().await?;
     let machines = provided_machines(environment).await?;
     let in_use = !services.is_empty() || !machines.is_empty();
@@ -69,13 +69,13 @@ async fn destroy(settings: &Settings, environment: &Environment<ZkTree>, args: &
         answered(environment, Request::Clear, Duration::from_secs(args.timeout)).await?;
     }
     environment.remove().await?;
-    let has_new_ca = forget(settings)?;
+    let has_new_ca = forget(target)?;
     output::message(&format!("Environment '{name}' destroyed."));
     if has_new_ca {
         output::hint(&format!(
             "restart the store at {} before `juju bootstrap`: its certificate was issued by the removed \
              authority",
-            settings.address
+            target.address
         ));
     }
     Ok(())
@@ -93,8 +93,8 @@ async fn provided_machines(environment: &Environment<ZkTree>) -> anyhow::Result<
 /// Removes the files of the environment on this host. The credentials stay, without the tree's id:
 /// they still own the root of the store, and the next `juju bootstrap` uses them. Returns whether
 /// the store's certificate was issued by the environment's authority, which is removed.
-fn forget(settings: &Settings) -> anyhow::Result<bool> {
-    let (config, name) = (&settings.config, &settings.environment);
+fn forget(target: &Target) -> anyhow::Result<bool> {
+    let (config, name) = (&target.config, &target.environment);
     let authority = authority::read(config, name)?;
     let is_own = |ca: &str| authority.as_ref().is_some_and(|authority| authority.certificate() == ca);
     for role in [Role::Operator, Role::Controller] {
@@ -115,7 +115,7 @@ fn forget(settings: &Settings) -> anyhow::Result<bool> {
     for path in own_files {
         remove(&path).with_context(|| format!("cannot remove {}", path.display()))?;
     }
-    Ok(settings.address.ca().is_some_and(is_own))
+    Ok(target.address.ca().is_some_and(is_own))
 }
 
 fn remove(path: &Path) -> io::Result<()> {

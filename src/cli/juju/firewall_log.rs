@@ -4,7 +4,7 @@
 use anyhow::Context as _;
 use serde_json::{Value, json};
 
-use crate::cli::args::environment::{Globals, Settings};
+use crate::cli::args::environment::{Globals, Target};
 use crate::cli::error::{Refusal, parse_arg};
 use crate::cli::juju::firewall::Format;
 use crate::cli::output;
@@ -36,7 +36,7 @@ pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
     let machine: Option<MachineId> = args.machine.as_deref().map(parse_arg).transpose()?;
     let unit: Option<UnitName> = args.unit.as_deref().map(parse_arg).transpose()?;
     let unit = unit.map(|unit| unit.to_string());
-    let work = async |_: &Settings, environment: &Environment<ZkTree>| {
+    let work = async |_: &Target, environment: &Environment<ZkTree>| {
         let (entries, mut problems) = read(environment, machine).await?;
         let flags = environment.flag_changes().await.unwrap_or_else(|problem| {
             problems.push(problem.to_string());

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use serde_json::Value;
 
-use crate::cli::args::environment::{Globals, Settings};
+use crate::cli::args::environment::{Globals, Target};
 use crate::cli::error::parse_arg;
 use crate::cli::file::{self, Privacy};
 use crate::cli::output;
@@ -21,30 +21,29 @@ pub(super) struct Args {
 
 pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
     let unit: UnitName = parse_arg(&args.unit)?;
-    let hook = globals
-        .in_environment(async |settings, environment| prepare(settings, environment, &unit).await)
-        .await?;
+    let hook =
+        globals.in_environment(async |target, environment| prepare(target, environment, &unit).await).await?;
     output::data(&export_lines(&hook)).context("cannot write to stdout")
 }
 
 /// Writes the unit's credentials and returns the variables of its hooks.
 pub(super) async fn prepare(
-    settings: &Settings,
+    target: &Target,
     environment: &Environment<ZkTree>,
     unit: &UnitName,
 ) -> anyhow::Result<Vec<(&'static str, String)>> {
     let (id, _) = environment.unit(unit).await?;
     let credential = environment.unit_credential(unit).await?;
-    let directory = settings.config.units(&settings.environment);
+    let directory = target.config.units(&target.environment);
     let path = directory.join(format!("{}.json", id.key()));
-    let text = unit_credentials_file(unit, &credential, &settings.address);
+    let text = unit_credentials_file(unit, &credential, &target.address);
     file::ensure_private_dir(&directory)
         .and_then(|()| file::replace(&path, text.as_bytes(), Privacy::Secret))
         .with_context(|| format!("cannot write {}", path.display()))?;
     let mut variables = vec![
         ("JUJU_UNIT_NAME", unit.to_string()),
-        ("JUJU_ZOOKEEPER", settings.address.to_string()),
-        ("JUJU_ENV", settings.environment.to_string()),
+        ("JUJU_ZOOKEEPER", target.address.to_string()),
+        ("JUJU_ENV", target.environment.to_string()),
         ("JUJU_CREDENTIALS", path.display().to_string()),
     ];
     let (_, service) = environment.service(unit.service()).await?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Subcommand;
 
-use crate::cli::args::environment::{Globals, Settings};
+use crate::cli::args::environment::{Globals, Target};
 use crate::cli::authority;
 use crate::cli::error::{Refusal, parse_arg};
 use crate::cli::juju::heartbeat::{self, MaintenanceArgs};
@@ -27,11 +27,11 @@ const ISSUER_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(subcommand)]
-    order: Order,
+    action: Action,
 }
 
 #[derive(Debug, Subcommand)]
-enum Order {
+enum Action {
     /// Suppress warnings and alerts for a silent machine for some time
     #[command(after_help = "\
 Examples:
@@ -66,31 +66,31 @@ Examples:
 }
 
 pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
-    match &args.order {
-        Order::Maintenance(args) => heartbeat::run_maintenance(globals, args).await,
-        Order::Token { machine } => {
+    match &args.action {
+        Action::Maintenance(args) => heartbeat::run_maintenance(globals, args).await,
+        Action::Token { machine } => {
             let machine = parse_arg(machine)?;
-            let work = async |settings: &Settings, environment: &Environment<ZkTree>| {
-                join_token(settings, environment, machine).await
+            let work = async |target: &Target, environment: &Environment<ZkTree>| {
+                join_token(target, environment, machine).await
             };
             print_join_command(&globals.in_environment(work).await?)
         }
-        Order::Renew { machine } => renew(globals, parse_arg(machine)?).await,
+        Action::Renew { machine } => renew(globals, parse_arg(machine)?).await,
     }
 }
 
 /// Offers the machine to the holder of a new token.
 pub(super) async fn join_token(
-    settings: &Settings,
+    target: &Target,
     environment: &Environment<ZkTree>,
     machine: MachineId,
 ) -> anyhow::Result<JoinToken> {
     let expires_ms = wall_ms() + LIFETIME_MS;
     Ok(JoinToken {
-        environment: settings.environment.clone(),
+        environment: target.environment.clone(),
         machine,
-        store: settings.address.clone().with_ca(None),
-        fingerprint: authority::ca_fingerprint(&settings.address)?,
+        store: target.address.clone().with_ca(None),
+        fingerprint: authority::ca_fingerprint(&target.address)?,
         credential: environment.offer_join(machine, expires_ms).await?,
         expires_ms,
         offer: OfferKind::Operator,
@@ -111,9 +111,9 @@ pub(super) fn print_join_command(token: &JoinToken) -> anyhow::Result<()> {
 }
 
 async fn renew(globals: &Globals, machine: MachineId) -> anyhow::Result<()> {
-    let work = async |settings: &Settings, environment: &Environment<ZkTree>| {
+    let work = async |target: &Target, environment: &Environment<ZkTree>| {
         let tree = environment.tree();
-        let authority = authority::read_published(&settings.config, &settings.environment, tree).await?;
+        let authority = authority::read_published(&target.config, &target.environment, tree).await?;
         if !environment.renew_certificate(machine).await? {
             return Err(Refusal::NoRequest { machine }.into());
         }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::Subcommand;
 
-use crate::cli::args::environment::{Globals, Settings};
+use crate::cli::args::environment::{Globals, Target};
 use crate::cli::authority;
 use crate::cli::config::{SavedEnvironment, render};
 use crate::cli::error::parse_arg;
@@ -21,11 +21,11 @@ use crate::store::{Credential, Environment, ZkTree};
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(subcommand)]
-    order: Order,
+    action: Action,
 }
 
 #[derive(Debug, Subcommand)]
-enum Order {
+enum Action {
     /// Add an operator with credentials and a certificate of its own
     #[command(after_help = "\
 Writes the credentials to a file, mode 0600. The new operator saves it as \
@@ -50,9 +50,9 @@ Examples:
 }
 
 pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
-    match &args.order {
-        Order::Add { name } => add(globals, parse_arg(name)?).await,
-        Order::Remove { name } => {
+    match &args.action {
+        Action::Add { name } => add(globals, parse_arg(name)?).await,
+        Action::Remove { name } => {
             let name: OperatorName = parse_arg(name)?;
             globals
                 .in_environment(async |_, environment| Ok(environment.remove_operator(&name).await?))
@@ -60,7 +60,7 @@ pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
             output::message(&format!("Operator '{name}' was removed."));
             Ok(())
         }
-        Order::List => {
+        Action::List => {
             let names =
                 globals.in_environment(async |_, environment| Ok(environment.operators().await?)).await?;
             let names = names.iter().map(ToString::to_string);
@@ -73,10 +73,10 @@ pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
 
 async fn add(globals: &Globals, name: OperatorName) -> anyhow::Result<()> {
     let credential = Credential::of_operator(&name)?;
-    let work = async |settings: &Settings, environment: &Environment<ZkTree>| {
-        let shared = settings.shared_credential(environment.tree()).await?;
+    let work = async |target: &Target, environment: &Environment<ZkTree>| {
+        let shared = target.shared_credential(environment.tree()).await?;
         environment.add_operator(&name, &credential.identity(), &shared).await?;
-        write_files(settings, &name, &credential, &environment.info().cluster_id)
+        write_files(target, &name, &credential, &environment.info().cluster_id)
     };
     let path = globals.in_environment(work).await?;
     output::message(&format!("Operator '{name}' was added; the credentials are in {}.", path.display()));
@@ -85,21 +85,21 @@ async fn add(globals: &Globals, name: OperatorName) -> anyhow::Result<()> {
 
 /// Writes the credentials, and the certificate if this host has the authority's key.
 fn write_files(
-    settings: &Settings,
+    target: &Target,
     name: &OperatorName,
     credential: &Credential,
     cluster_id: &str,
 ) -> anyhow::Result<PathBuf> {
-    let directory = settings.config.operators(&settings.environment);
+    let directory = target.config.operators(&target.environment);
     let saved = SavedEnvironment {
-        zookeeper: settings.address.to_string(),
+        zookeeper: target.address.to_string(),
         credential: credential.clone(),
         cluster_id: Some(cluster_id.to_owned()),
-        ca: settings.address.ca().map(str::to_owned),
+        ca: target.address.ca().map(str::to_owned),
     };
     let path = directory.join(format!("{name}.json"));
     let mut files = vec![(path.clone(), render(&saved), Privacy::Secret)];
-    if let Some(authority) = authority::read(&settings.config, &settings.environment)? {
+    if let Some(authority) = authority::read(&target.config, &target.environment)? {
         let key = PrivateKey::generate()?;
         let names = Names::of([format!("{FIRST_OPERATOR}-{name}")]);
         let chain = authority.issue_for(&key, &names, Validity::starting(wall_ms(), ROLE_LIFETIME))?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use super::Through;
-use crate::cli::args::environment::{Globals, Settings};
+use crate::cli::args::environment::{Globals, Target};
 use crate::cli::authority::role_identity;
 use crate::cli::config::Role;
 use crate::cli::error::Refusal;
@@ -39,16 +39,16 @@ struct Found {
 }
 
 async fn to_leader(globals: &Globals, timeout: Duration) -> anyhow::Result<Client> {
-    let settings = globals.settings()?;
+    let target = globals.target()?;
     let read = globals.in_environment(async |_, environment| read(environment).await);
     let slow =
-        || Refusal::TooSlow { address: settings.address.to_string(), seconds: STORE_TIMEOUT.as_secs() };
+        || Refusal::TooSlow { address: target.address.to_string(), seconds: STORE_TIMEOUT.as_secs() };
     let Found { addresses, ca } = tokio::time::timeout(STORE_TIMEOUT, read).await.map_err(|_| slow())??;
     let managers = discovery::parse(&addresses);
     if managers.is_empty() {
-        return Err(Refusal::NoManager { environment: settings.environment.clone() }.into());
+        return Err(Refusal::NoManager { environment: target.environment.clone() }.into());
     }
-    let tls = client_tls(&settings, ca.as_deref())?;
+    let tls = client_tls(&target, ca.as_deref())?;
     let security = Security::Tls { tls, server_name: Some(MANAGER_CERTIFICATE.to_owned()) };
     Ok(Client::to_manager(&managers, &security, timeout).await?)
 }
@@ -60,8 +60,8 @@ async fn read(environment: &Environment<ZkTree>) -> anyhow::Result<Found> {
 
 /// Returns TLS with the operator's certificate. An operator that was added on another host has the
 /// certificate and the key, but not the CA.
-fn client_tls(settings: &Settings, ca: Option<&str>) -> anyhow::Result<ClientTls> {
-    let identity = role_identity(&settings.config, &settings.environment, Role::Operator);
+fn client_tls(target: &Target, ca: Option<&str>) -> anyhow::Result<ClientTls> {
+    let identity = role_identity(&target.config, &target.environment, Role::Operator);
     let files = identity.files();
     let missing = |path: &PathBuf| !path.exists();
     if let Some(path) = [&files.certificates, &files.key].into_iter().find(|path| missing(path)) {

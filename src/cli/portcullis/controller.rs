@@ -20,7 +20,7 @@ use tracing::warn;
 
 use crate::cli::args::agent::{AgentArgs, jitter};
 use crate::cli::args::ec2;
-use crate::cli::args::environment::{Globals, Settings};
+use crate::cli::args::environment::{Globals, Target};
 use crate::cli::args::listen::PlainArgs;
 use crate::cli::args::metrics;
 use crate::cli::config::Role;
@@ -82,16 +82,16 @@ impl Args {
 
 pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let mut service = Service::new().context("cannot catch signals")?;
-    let settings = args.globals.settings_of(Role::Controller)?;
+    let target = args.globals.target_of(Role::Controller)?;
     // First of all: to start without the policy that was named would be worse than not to start.
-    let base = args.base_policy(&settings.address);
+    let base = args.base_policy(&target.address);
     let policy = args.agent_args.policy(base.clone())?;
-    let data = up::data_dir(&settings.environment, None);
+    let data = up::data_dir(&target.environment, None);
     let is_needed = args.heartbeat.is_given() || args.fleet.is_given();
     let data = is_needed.then_some(data).transpose()?.unwrap_or_default();
     let place = (args.plain, &*data);
-    let tracker = args.heartbeat.open(|| Ok(settings.clone()), None, Reach::AnyMachine, place).await?;
-    let fleet = args.fleet.open(|| Ok(settings.clone()), None, &data)?;
+    let tracker = args.heartbeat.open(|| Ok(target.clone()), None, Reach::AnyMachine, place).await?;
+    let fleet = args.fleet.open(|| Ok(target.clone()), None, &data)?;
     let registry = Registry::default();
     let (counts, progress) =
         (Metrics::default(), watch::Sender::new(Progress { store_lost: true, ..Progress::default() }));
@@ -104,7 +104,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     }
     args.agent_args.metrics.start(&mut service, &registry).await?;
     service.next_stage();
-    issuer::start(&mut service, settings.clone())?;
+    issuer::start(&mut service, target.clone())?;
     let firewall = FirewallRole {
         provider: args.provider,
         ec2: args.ec2.clone(),
@@ -112,7 +112,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
         policy_reader: args.agent_args.policy_reader(base),
         agent_args: args.agent_args.clone(),
         wait_for_store: tracker.is_some(),
-        settings,
+        target,
         counts,
         progress,
     };
@@ -140,7 +140,7 @@ struct FirewallRole {
     /// Whether to wait for a store that cannot be reached yet. A tracker in the same process
     /// accepts beats meanwhile.
     wait_for_store: bool,
-    settings: Settings,
+    target: Target,
     counts: Metrics,
     progress: watch::Sender<Progress>,
 }
@@ -156,7 +156,7 @@ impl FirewallRole {
             }
             #[cfg(feature = "ec2")]
             Provider::Ec2 => {
-                let ec2::Ec2Config { launch, store } = self.ec2.settings(&self.settings.address)?;
+                let ec2::Ec2Config { launch, store } = self.ec2.settings(&self.target.address)?;
                 if launch.is_some() && store.is_loopback() {
                     warn!(%store, "launched machines cannot reach a store on loopback; set --ec2-zookeeper");
                 }
@@ -165,14 +165,14 @@ impl FirewallRole {
                 let driver = Arc::new(ec2::connect(&access, environment.info(), launch)?);
                 let roles = environment.info().roles.clone();
                 let fingerprint = crate::cli::authority::ca_fingerprint(&store)?;
-                let boot = BootConfig::new(self.settings.environment.clone(), store, fingerprint, roles);
+                let boot = BootConfig::new(self.target.environment.clone(), store, fingerprint, roles);
                 let tree = environment.tree().clone();
                 let provisioner = Provisioner::new(tree, Arc::clone(&driver), boot, jitter);
                 Box::pin(self.work(environment, driver, Some(provisioner), stop)).await
             }
             #[cfg(feature = "ec2")]
             Provider::DryRun => {
-                let ec2::Ec2Config { launch, .. } = self.ec2.settings(&self.settings.address)?;
+                let ec2::Ec2Config { launch, .. } = self.ec2.settings(&self.target.address)?;
                 let access = Access::find().await?;
                 let Some(environment) = self.open_store(&mut stop).await? else { return Ok(()) };
                 let driver = DryRun::new(ec2::connect(&access, environment.info(), launch)?);
@@ -180,7 +180,7 @@ impl FirewallRole {
             }
             #[cfg(not(feature = "ec2"))]
             Provider::Ec2 | Provider::DryRun => {
-                self.ec2.settings(&self.settings.address)?;
+                self.ec2.settings(&self.target.address)?;
                 Err(crate::cli::error::Refusal::NoEc2.into())
             }
         }
@@ -192,10 +192,10 @@ impl FirewallRole {
         stop: &mut watch::Receiver<bool>,
     ) -> anyhow::Result<Option<Environment<ZkTree>>> {
         if !self.wait_for_store {
-            return Ok(Some(self.settings.open().await?));
+            return Ok(Some(self.target.open().await?));
         }
         tokio::select! {
-            found = self.settings.wait_and_open() => Ok(Some(found?)),
+            found = self.target.wait_and_open() => Ok(Some(found?)),
             () = stopped(stop) => Ok(None),
         }
     }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use crate::cli::args::environment::Settings;
+use crate::cli::args::environment::Target;
 #[cfg(not(feature = "fleet"))]
 use crate::cli::error::Refusal;
 #[cfg(feature = "fleet")]
@@ -34,12 +34,12 @@ impl FleetArgs {
     /// at all.
     pub(super) fn open(
         &self,
-        settings: impl FnOnce() -> anyhow::Result<Settings>,
+        target: impl FnOnce() -> anyhow::Result<Target>,
         default: Option<SocketAddr>,
         data: &Path,
     ) -> anyhow::Result<Option<ManagerRole>> {
         let Some(listen) = self.fleet.or(default) else { return Ok(None) };
-        let role = ManagerRole::open(settings()?, listen, data)?;
+        let role = ManagerRole::open(target()?, listen, data)?;
         #[cfg(feature = "fleet")]
         output::message(&format!("nodes on {}", role.address()));
         Ok(Some(role))
@@ -52,7 +52,7 @@ pub(super) enum ManagerRole {}
 
 #[cfg(not(feature = "fleet"))]
 impl ManagerRole {
-    fn open(_: Settings, _: SocketAddr, _: &Path) -> anyhow::Result<Self> {
+    fn open(_: Target, _: SocketAddr, _: &Path) -> anyhow::Result<Self> {
         Err(Refusal::NoFleet.into())
     }
 

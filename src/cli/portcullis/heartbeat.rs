@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use crate::cli::args::agent::jitter;
-use crate::cli::args::environment::{Globals, Settings};
+use crate::cli::args::environment::{Globals, Target};
 use crate::cli::args::listen::{PlainArgs, Transport};
 use crate::cli::args::metrics::MetricsArgs;
 use crate::cli::args::tls::TlsArgs;
@@ -89,13 +89,13 @@ async fn bind(listen: SocketAddr) -> anyhow::Result<(Server, SocketAddr)> {
 
 pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let mut service = Service::new().context("cannot catch signals")?;
-    let settings = args.globals.settings_of(Role::Controller)?;
+    let target = args.globals.target_of(Role::Controller)?;
     let Args { listen, open, open_params, max_components, ca_file, tls, client_ca, .. } = args;
     let access = Access { beats: *open, params: *open_params };
     let ca_file = ca_file.as_deref();
     let tls = tls.load(client_ca.as_deref(), ClientAuth::Optional)?;
-    let data = || up::data_dir(&settings.environment, None);
-    let certificate = certificate(&settings, args.plain, *listen, data)?;
+    let data = || up::data_dir(&target.environment, None);
+    let certificate = certificate(&target, args.plain, *listen, data)?;
     if certificate.is_some() && tls.is_some() {
         return Err(plain_beside_tls(*listen).into());
     }
@@ -114,7 +114,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     role.add_metrics(&registry);
     args.metrics.start(&mut service, &registry).await?;
     service.next_stage();
-    service.start("heartbeat", OnEnd::StopOthers, |stop| role.run(settings, stop));
+    service.start("heartbeat", OnEnd::StopOthers, |stop| role.run(target, stop));
     if let Some(certificate) = certificate {
         certificate.start_renewal(&mut service);
     }
@@ -123,7 +123,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
 
 /// Returns the certificate of a tracker's listener that is not on loopback.
 fn certificate(
-    settings: &Settings,
+    target: &Target,
     plain: PlainArgs,
     listen: SocketAddr,
     data: impl FnOnce() -> anyhow::Result<PathBuf>,
@@ -136,10 +136,10 @@ fn certificate(
         }
         Transport::Tls => {
             let missing = || {
-                let path = settings.config.authority(&settings.environment);
+                let path = target.config.authority(&target.environment);
                 Refusal::NoListenerCertificate { listen, path }
             };
-            let authority = authority::read(&settings.config, &settings.environment)?.ok_or_else(missing)?;
+            let authority = authority::read(&target.config, &target.environment)?.ok_or_else(missing)?;
             ListenerCertificate::new(authority, &data()?, ("tracker", listen), &[]).map(Some)
         }
     }
@@ -203,7 +203,7 @@ impl Tracking {
     }
 
     /// Runs until the role is asked to stop, or fails in a way that a retry does not cure.
-    pub(super) async fn run(self, settings: Settings, mut stop: watch::Receiver<bool>) -> anyhow::Result<()> {
+    pub(super) async fn run(self, target: Target, mut stop: watch::Receiver<bool>) -> anyhow::Result<()> {
         let Self { server, is_tls, secure, reach, shared, access, post, address } = self;
         let secure_url = secure.as_ref().map(|(_, address)| url_of(*address, reach, true));
         let url = secure_url.filter(|url| !url.is_empty()).unwrap_or_else(|| url_of(address, reach, is_tls));
@@ -218,7 +218,7 @@ impl Tracking {
                 None => plain.await,
             }
         });
-        let mut tracking = std::pin::pin!(track(&settings, &shared, (post, url), &found, leaving));
+        let mut tracking = std::pin::pin!(track(&target, &shared, (post, url), &found, leaving));
         let ended = tokio::select! {
             ended = &mut tracking => ended,
             () = shared.pulse() => Ok(()),
@@ -258,7 +258,7 @@ pub(super) struct HeartbeatArgs {
 /// A tracker beside another role, with its listener open.
 pub(super) struct OpenTracker {
     tracking: Tracking,
-    settings: Settings,
+    target: Target,
     certificate: Option<ListenerCertificate>,
 }
 
@@ -281,7 +281,7 @@ impl HeartbeatArgs {
     /// at all.
     pub(super) async fn open(
         &self,
-        settings: impl FnOnce() -> anyhow::Result<Settings>,
+        target: impl FnOnce() -> anyhow::Result<Target>,
         default: Option<SocketAddr>,
         reach: Reach,
         (plain, data): (PlainArgs, &Path),
@@ -289,11 +289,11 @@ impl HeartbeatArgs {
         let Some(listen) = self.heartbeat.or(default) else { return Ok(None) };
         let ca_file = self.heartbeat_ca_file.as_deref();
         let access = Access { beats: self.heartbeat_open, params: self.heartbeat_open_params };
-        let settings = settings()?;
-        let certificate = certificate(&settings, plain, listen, || Ok(data.to_owned()))?;
+        let target = target()?;
+        let certificate = certificate(&target, plain, listen, || Ok(data.to_owned()))?;
         let tls = certificate.as_ref().map(ListenerCertificate::ensure).transpose()?;
         let tracking = Tracking::open((listen, tls), access, MAX_COMPONENTS, ca_file, reach).await?;
-        let tracker = OpenTracker { tracking, settings, certificate };
+        let tracker = OpenTracker { tracking, target, certificate };
         output::message(&format!("heartbeats on {}://{}", tracker.scheme(), tracker.address()));
         Ok(Some(tracker))
     }
@@ -320,20 +320,20 @@ impl OpenTracker {
     }
 
     pub(super) async fn run(self, stop: watch::Receiver<bool>) -> anyhow::Result<()> {
-        self.tracking.run(self.settings, stop).await.context("the heartbeat tracker failed")
+        self.tracking.run(self.target, stop).await.context("the heartbeat tracker failed")
     }
 }
 
 /// Waits for the store and runs the tracker on it.
 async fn track(
-    settings: &Settings,
+    target: &Target,
     shared: &Arc<SharedState>,
     (post, url): (Client, String),
     found: &watch::Sender<Option<ZkTree>>,
     mut stop: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
     let environment = tokio::select! {
-        environment = settings.wait_and_open() => environment?,
+        environment = target.wait_and_open() => environment?,
         () = stopped(&mut stop) => return Ok(()),
     };
     let roles = environment.info().roles.clone();

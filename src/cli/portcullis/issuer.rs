@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tracing::{error, info, warn};
 
-use crate::cli::args::environment::{Settings, wait_for_store};
+use crate::cli::args::environment::{Target, wait_for_store};
 use crate::cli::authority;
 use crate::cli::error::Refusal;
 use crate::identity::issuer::Issuer;
@@ -21,19 +21,19 @@ use crate::store::ZkTree;
 const CHECK: Duration = Duration::from_secs(3600);
 
 /// Starts the role with a session of its own, if this host has the key.
-pub(super) fn start(service: &mut Service<anyhow::Error>, settings: Settings) -> anyhow::Result<()> {
-    if authority::read(&settings.config, &settings.environment)?.is_none() {
-        let path = settings.config.authority(&settings.environment);
+pub(super) fn start(service: &mut Service<anyhow::Error>, target: Target) -> anyhow::Result<()> {
+    if authority::read(&target.config, &target.environment)?.is_none() {
+        let path = target.config.authority(&target.environment);
         info!(missing = %path.display(), "certificates are not issued by this process");
         return Ok(());
     }
-    if settings.saved.is_none() {
+    if target.saved.is_none() {
         // The process cannot start without credentials, and another role reports that.
         return Ok(());
     }
     service.start("issuer", OnEnd::Continue, |mut stop| async move {
         let opened = tokio::select! {
-            opened = wait_for_store(|| open(&settings)) => opened,
+            opened = wait_for_store(|| open(&target)) => opened,
             () = stopped(&mut stop) => return Ok(()),
         };
         let (tree, authority) = match opened {
@@ -46,7 +46,7 @@ pub(super) fn start(service: &mut Service<anyhow::Error>, settings: Settings) ->
         let for_roles = Authority::load(authority.certificate(), authority.key())?;
         let ended = tokio::select! {
             ended = Issuer::new(tree.clone(), authority, wall_ms).run(stop) => ended,
-            never = renew_roles(&settings, &for_roles) => match never {},
+            never = renew_roles(&target, &for_roles) => match never {},
         };
         tree.close().await;
         ended.context("certificates are not issued")
@@ -55,9 +55,9 @@ pub(super) fn start(service: &mut Service<anyhow::Error>, settings: Settings) ->
 }
 
 /// Connects to the store, and refuses a key of another authority than the environment's.
-async fn open(settings: &Settings) -> anyhow::Result<(ZkTree, Authority)> {
-    let (config, environment) = (&settings.config, &settings.environment);
-    let tree = settings.open().await?.into_tree();
+async fn open(target: &Target) -> anyhow::Result<(ZkTree, Authority)> {
+    let (config, environment) = (&target.config, &target.environment);
+    let tree = target.open().await?.into_tree();
     let read = authority::read_published(config, environment, &tree).await;
     let path = config.authority(environment);
     let found = read.and_then(|read| read.with_context(|| format!("{} was removed", path.display())));
@@ -71,9 +71,9 @@ async fn open(settings: &Settings) -> anyhow::Result<(ZkTree, Authority)> {
 }
 
 /// Renews the certificates of the operator and the controller before they expire.
-async fn renew_roles(settings: &Settings, authority: &Authority) -> Infallible {
+async fn renew_roles(target: &Target, authority: &Authority) -> Infallible {
     loop {
-        if let Err(error) = authority::issue_to_roles(&settings.config, &settings.environment, authority) {
+        if let Err(error) = authority::issue_to_roles(&target.config, &target.environment, authority) {
             let problem = format!("{error:#}");
             warn!(problem, "certificates of the operator and the controller cannot be renewed");
         }
@@ -91,7 +91,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn certificates_of_roles_are_renewed_while_the_process_runs() {
         let home = tempfile::tempdir().unwrap();
-        let settings = Settings {
+        let target = Target {
             environment: "prod".parse().unwrap(),
             role: Role::Controller,
             config: ConfigDir::below(home.path()),
@@ -100,7 +100,7 @@ mod tests {
         };
         let authority = Authority::create("prod", &PrivateKey::generate().unwrap(), wall_ms()).unwrap();
         let files = [Role::Operator, Role::Controller]
-            .map(|role| authority::role_identity(&settings.config, &settings.environment, role));
+            .map(|role| authority::role_identity(&target.config, &target.environment, role));
         let installed = || files.each_ref().map(|files| files.certificate().unwrap());
         let mut old = [None, None];
         let work = async {
@@ -118,7 +118,7 @@ mod tests {
             tokio::time::sleep(CHECK).await;
         };
         tokio::select! {
-            never = renew_roles(&settings, &authority) => match never {},
+            never = renew_roles(&target, &authority) => match never {},
             () = work => {}
         }
         let renewed = installed();

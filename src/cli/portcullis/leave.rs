@@ -83,7 +83,7 @@ impl Leaving {
         let Some(tombstone) = find_tombstone(tree, machine, &self.host.identity).await? else {
             return Ok(None);
         };
-        if let Standing::Held(reason) = guard.review_tombstone(tombstone.checkpoint()).await? {
+        if let Standing::RolledBack(reason) = guard.review_tombstone(tombstone.checkpoint()).await? {
             return Ok(Some(Refusal::UntrustedTombstone { machine, reason }));
         }
         let Removed { units, .. } = self.leave(stop).await?;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use tracing::warn;
 
-use crate::cli::args::environment::{Globals, Settings};
+use crate::cli::args::environment::{Globals, Target};
 use crate::cli::error::Refusal;
 use crate::cli::file::{self, Privacy};
 use crate::machine::file::MachineFile;
@@ -65,11 +65,11 @@ pub(in crate::cli) async fn ensure(
     machine: MachineId,
     named: Option<&Path>,
 ) -> anyhow::Result<MachineFile> {
-    let settings = globals.settings()?;
+    let target = globals.target()?;
     let path = path(globals, machine, named)?;
-    if named.is_none() && settings.saved.is_some() {
-        let work = async |settings: &Settings, environment: &Environment<ZkTree>| {
-            of_machine(environment, &settings.address, machine).await
+    if named.is_none() && target.saved.is_some() {
+        let work = async |target: &Target, environment: &Environment<ZkTree>| {
+            of_machine(environment, &target.address, machine).await
         };
         match globals.in_environment(work).await {
             Ok(made) => {

@@ -86,11 +86,11 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
         machine::prepare(&environment, LOCAL_MACHINE, file, options, (machine::Kind::DryRun, &data_dir))?;
     let machine_files = agent.machine_files();
     announce(&keeper, certificate.is_some())?;
-    let settings = || globals.settings_of(Role::Controller);
+    let target = || globals.target_of(Role::Controller);
     let place = (args.serving.plain, &*data_dir);
-    let tracker = args.heartbeat.open(settings, Some(ANY_LOCAL_PORT), Reach::ThisMachine, place).await?;
+    let tracker = args.heartbeat.open(target, Some(ANY_LOCAL_PORT), Reach::ThisMachine, place).await?;
     let default = args.systemd.is_controlled().then_some(ANY_LOCAL_PORT);
-    let fleet = args.fleet.open(settings, default, &data_dir)?;
+    let fleet = args.fleet.open(target, default, &data_dir)?;
     let registry = Registry::default();
     add_metrics(&registry, &keeper);
     agent.add_metrics(&registry);
@@ -115,7 +115,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
         fleet.start(&mut service, OnEnd::Continue);
     }
     service.next_stage();
-    issuer::start(&mut service, globals.settings_of(Role::Controller)?)?;
+    issuer::start(&mut service, globals.target_of(Role::Controller)?)?;
     if let Some(certificate) = certificate {
         certificate.start_renewal(&mut service);
     }

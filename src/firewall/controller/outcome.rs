@@ -16,7 +16,7 @@ use crate::runtime::clock::Moment;
 
 /// Why a part of a plan was not to be applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Hold {
+pub(crate) enum CloseHold {
     None,
     /// A dry run, or closes that a restored store does not allow.
     KeptOpen,
@@ -30,7 +30,7 @@ pub(crate) struct Attempt<'a, I> {
     pub(crate) plan: &'a MachinePlan,
     /// `None` if no request was necessary or allowed.
     pub(crate) applied: Option<&'a Applied>,
-    pub(crate) hold: Hold,
+    pub(crate) hold: CloseHold,
     /// The firewall applies a change as one transaction.
     pub(crate) is_atomic: bool,
     /// The problem in the machine's last report.
@@ -104,11 +104,11 @@ pub(crate) fn settle<I: Moment>(
     if is_postponed || report.problem.is_some() {
         settled.still_open.extend(&plan.deferred);
     }
-    if is_postponed || attempt.hold == Hold::Unconfirmed {
+    if is_postponed || attempt.hold == CloseHold::Unconfirmed {
         return settled;
     }
     let failed = attempt.applied.is_some_and(|applied| applied.errors().next().is_some());
-    if attempt.hold == Hold::None {
+    if attempt.hold == CloseHold::None {
         settled.completed_since = completed_since(state, plan, attempt.pass_since);
         // Replaced rules are closed only after a read shows the new ones: the provider may have
         // merged an old rule into them. Outdated reads are retried with growing pauses.
@@ -274,7 +274,7 @@ mod tests {
         Attempt {
             plan,
             applied,
-            hold: Hold::None,
+            hold: CloseHold::None,
             is_atomic: false,
             last_problem: None,
             postponed_since: None,
@@ -330,10 +330,10 @@ mod tests {
         let plan = plan(&[443, 8080], &[], &[]);
         let applied = failed(|what| Error::Invalid { what, reason: "no".into() });
         let (state, ..) = settled(&attempt(&plan, Some(&applied)));
-        assert_eq!((state.postponed_since, state.refusals.holds().open.at_most), (Some(NOW), Some(1)));
+        assert_eq!((state.postponed_since, state.refusals.limits().open.at_most), (Some(NOW), Some(1)));
         let atomic = Attempt { is_atomic: true, ..attempt(&plan, Some(&applied)) };
         let (state, ..) = settled(&atomic);
-        assert_eq!((state.postponed_since, state.refusals.holds().open.at_most), (None, None));
+        assert_eq!((state.postponed_since, state.refusals.limits().open.at_most), (None, None));
     }
 
     #[test]
@@ -369,9 +369,11 @@ mod tests {
     #[test]
     fn a_held_plan_counts_as_no_change() {
         let plan = plan(&[], &[], &[]);
-        for (hold, noticed) in
-            [(Hold::None, None), (Hold::KeptOpen, Some(NOTICED)), (Hold::Unconfirmed, Some(NOTICED))]
-        {
+        for (hold, noticed) in [
+            (CloseHold::None, None),
+            (CloseHold::KeptOpen, Some(NOTICED)),
+            (CloseHold::Unconfirmed, Some(NOTICED)),
+        ] {
             let (state, _, settled) = settled(&Attempt { hold, ..attempt(&plan, None) });
             assert_eq!((state.noticed_at, settled), (noticed, Settled::default()), "{hold:?}");
         }

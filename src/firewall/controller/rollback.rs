@@ -59,7 +59,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         let (Some(guard), Some(view)) = (&check.guard, &self.view) else { return Ok(BTreeSet::new()) };
         let changes = planned.plans.values().any(|plan| !plan.change.is_empty());
         if changes || !check.is_reviewed {
-            let was_held = check.standing.held().is_some();
+            let was_held = check.standing.rolled_back().is_some();
             let basis = basis(planned.plans.values(), view.newest_zxid);
             check.standing = guard.review(&self.tree, Some(lease.fence()), basis).await?;
             check.is_reviewed = true;
@@ -67,7 +67,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
                 info!("closing ports resumed");
             }
         }
-        let Some(why) = check.standing.held().map(str::to_owned) else { return Ok(BTreeSet::new()) };
+        let Some(why) = check.standing.rolled_back().map(str::to_owned) else { return Ok(BTreeSet::new()) };
         let mut kept = BTreeSet::new();
         for (&id, plan) in &mut planned.plans {
             let lost = plan.unreplaced_closes();

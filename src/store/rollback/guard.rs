@@ -49,14 +49,14 @@ pub enum Standing {
     Good,
     /// The agent may not remove, close, end or terminate anything. The text gives the reason and
     /// the command to run.
-    Held(String),
+    RolledBack(String),
 }
 
 impl Standing {
-    pub fn held(&self) -> Option<&str> {
+    pub fn rolled_back(&self) -> Option<&str> {
         match self {
             Self::Good => None,
-            Self::Held(why) => Some(why),
+            Self::RolledBack(why) => Some(why),
         }
     }
 }
@@ -186,7 +186,7 @@ impl RollbackGuard {
                     state.logged = Some(why.clone());
                 }
                 let hint = "nothing is removed until an operator runs `juju accept-store`";
-                return Ok(Standing::Held(format!("{why}; {hint}")));
+                return Ok(Standing::RolledBack(format!("{why}; {hint}")));
             }
             Verdict::Accepted => {
                 info!("restored store accepted by an operator");
@@ -229,7 +229,7 @@ impl RollbackGuard {
         let state = self.loaded(&mut state)?;
         let record = Record { checkpoint: checkpoint.cloned(), missing: None };
         Ok(match judge(&state.remembered, &Ok(Some(record)), None) {
-            Verdict::Behind(why) => Standing::Held(why),
+            Verdict::Behind(why) => Standing::RolledBack(why),
             Verdict::First | Verdict::Continues | Verdict::Ahead | Verdict::Accepted => Standing::Good,
         })
     }

@@ -91,10 +91,10 @@ async fn a_restored_store_holds_the_agent_until_it_is_accepted() {
                is removed until an operator runs `juju accept-store`";
     // Also after a restart.
     for agent in [&agent, &world.agent(&disk)] {
-        assert_eq!(world.review(agent, Basis::Known).await.held(), Some(why));
+        assert_eq!(world.review(agent, Basis::Known).await.rolled_back(), Some(why));
     }
     let written = world.version().await;
-    assert!(world.review(&agent, Basis::New).await.held().is_some());
+    assert!(world.review(&agent, Basis::New).await.rolled_back().is_some());
     assert_eq!(world.version().await, written, "a held agent writes its record once");
     assert_eq!(world.operator.accept_store().await.unwrap(), [Acceptance::Machine(MACHINE)]);
     assert_eq!(world.review(&agent, Basis::Known).await, Standing::Good);
@@ -114,7 +114,7 @@ async fn a_restored_store_that_was_written_to_is_still_recognised() {
         world.operator.add_machine(None).await.unwrap();
     }
     assert_eq!(world.review(&world.agent(&Arc::default()), Basis::Known).await, Standing::Good);
-    assert!(world.review(&agent, Basis::Known).await.held().unwrap().contains("another checkpoint 1"));
+    assert!(world.review(&agent, Basis::Known).await.rolled_back().unwrap().contains("another checkpoint 1"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -123,13 +123,13 @@ async fn an_acceptance_does_not_hold_for_a_later_restore() {
     let agent = world.agent(&disk);
     let backup = world.act_after_backup(&agent, 1).await;
     world.store.restore(&backup);
-    assert!(world.review(&agent, Basis::Known).await.held().is_some());
+    assert!(world.review(&agent, Basis::Known).await.rolled_back().is_some());
     world.operator.accept_store().await.unwrap();
     let accepted = world.store.backup();
     assert_eq!(world.review(&agent, Basis::Known).await, Standing::Good);
     for backup in [&accepted, &backup] {
         world.store.restore(backup);
-        assert!(world.review(&agent, Basis::Known).await.held().is_some());
+        assert!(world.review(&agent, Basis::Known).await.rolled_back().is_some());
     }
 }
 
@@ -168,8 +168,8 @@ async fn a_file_that_cannot_be_read_holds_the_agent() {
     let (world, disk) = (World::new().await, Arc::<Disk>::default());
     disk.save(b"{".to_vec()).await.unwrap();
     let agent = world.agent(&disk);
-    let held = world.review(&agent, Basis::Known).await;
-    assert!(held.held().unwrap().contains("the checkpoint file cannot be read"), "{held:?}");
+    let standing = world.review(&agent, Basis::Known).await;
+    assert!(standing.rolled_back().unwrap().contains("the checkpoint file cannot be read"), "{standing:?}");
     assert_eq!(world.operator.accept_store().await.unwrap(), [Acceptance::Machine(MACHINE)]);
     assert_eq!(world.review(&agent, Basis::Known).await, Standing::Good);
     assert_eq!(world.review(&world.agent(&disk), Basis::Known).await, Standing::Good);
@@ -199,7 +199,7 @@ async fn standby_replica_saves_the_leaders_checkpoints() {
         } => backup,
     };
     world.store.restore(&backup);
-    assert!(world.review(&world.agent(&standby), Basis::Known).await.held().is_some());
+    assert!(world.review(&world.agent(&standby), Basis::Known).await.rolled_back().is_some());
 }
 
 #[tokio::test(start_paused = true)]
@@ -219,9 +219,9 @@ async fn a_tombstone_from_before_the_agents_last_changes_does_not_count() {
     for (tombstone, is_held) in [(Some(&new), false), (Some(&old), true), (None, true)] {
         for agent in [&agent, &world.agent(&disk)] {
             let standing = agent.review_tombstone(tombstone).await.unwrap();
-            assert_eq!(standing.held().is_some(), is_held, "{tombstone:?}: {standing:?}");
+            assert_eq!(standing.rolled_back().is_some(), is_held, "{tombstone:?}: {standing:?}");
         }
     }
     disk.save(b"{".to_vec()).await.unwrap();
-    assert!(world.agent(&disk).review_tombstone(Some(&new)).await.unwrap().held().is_some());
+    assert!(world.agent(&disk).review_tombstone(Some(&new)).await.unwrap().rolled_back().is_some());
 }

@@ -39,7 +39,7 @@ pub enum BadPath {
 
 /// Why bytes are not a charm archive.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadPack {
+pub enum BadArchive {
     #[error("not a charm archive: bad magic bytes")]
     NotOne,
     #[error("the archive is truncated")]
@@ -51,7 +51,7 @@ pub enum BadPack {
     #[error("path {path:?} is not allowed in a charm: {problem}")]
     Path { path: String, problem: BadPath },
     #[error("entry {0:?} is out of order, duplicated, or below a file")]
-    Order(String),
+    Unsorted(String),
     #[error("a name is not UTF-8 text")]
     NotText,
     #[error("unknown entry kind {0}")]
@@ -130,18 +130,18 @@ pub fn pack(entries: &BTreeMap<String, Entry>) -> Vec<u8> {
 /// Returns the files of a charm.
 ///
 /// # Errors
-/// See [`BadPack`]. No returned entry leads out of the directory that it is unpacked into.
-pub fn unpack(bytes: &[u8]) -> Result<BTreeMap<String, Entry>, BadPack> {
+/// See [`BadArchive`]. No returned entry leads out of the directory that it is unpacked into.
+pub fn unpack(bytes: &[u8]) -> Result<BTreeMap<String, Entry>, BadArchive> {
     if bytes.len() > MAX_BYTES {
-        return Err(BadPack::TooLarge);
+        return Err(BadArchive::TooLarge);
     }
-    let mut rest = bytes.strip_prefix(MAGIC).ok_or(BadPack::NotOne)?;
+    let mut rest = bytes.strip_prefix(MAGIC).ok_or(BadArchive::NotOne)?;
     let mut entries: BTreeMap<String, Entry> = BTreeMap::new();
     while let Some((kind, after)) = rest.split_first() {
         rest = after;
         let path = text(take(&mut rest)?)?;
         let data = take(&mut rest)?;
-        let wrong = |problem| BadPack::Path { path: path.chars().take(200).collect(), problem };
+        let wrong = |problem| BadArchive::Path { path: path.chars().take(200).collect(), problem };
         check_path(&path).map_err(wrong)?;
         let entry = match kind {
             b'f' | b'x' => Entry::File { executable: *kind == b'x', contents: data.to_vec() },
@@ -150,15 +150,15 @@ pub fn unpack(bytes: &[u8]) -> Result<BTreeMap<String, Entry>, BadPack> {
                 check_target(&path, &target).map_err(wrong)?;
                 Entry::Link { target }
             }
-            other => return Err(BadPack::Kind(*other)),
+            other => return Err(BadArchive::Kind(*other)),
         };
         let follows = entries.last_key_value().is_none_or(|(last, _)| *last < path);
         if !follows || is_below_a_file(&path, &entries) {
-            return Err(BadPack::Order(path));
+            return Err(BadArchive::Unsorted(path));
         }
         entries.insert(path, entry);
         if entries.len() > MAX_ENTRIES {
-            return Err(BadPack::TooMany);
+            return Err(BadArchive::TooMany);
         }
     }
     Ok(entries)
@@ -170,16 +170,16 @@ fn is_below_a_file(path: &str, entries: &BTreeMap<String, Entry>) -> bool {
     path.match_indices('/').any(|(at, _)| entries.contains_key(&path[..at]))
 }
 
-fn take<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], BadPack> {
-    let (length, after) = rest.split_first_chunk::<4>().ok_or(BadPack::Cut)?;
-    let length = usize::try_from(u32::from_be_bytes(*length)).map_err(|_| BadPack::Cut)?;
-    let (data, after) = after.split_at_checked(length).ok_or(BadPack::Cut)?;
+fn take<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], BadArchive> {
+    let (length, after) = rest.split_first_chunk::<4>().ok_or(BadArchive::Cut)?;
+    let length = usize::try_from(u32::from_be_bytes(*length)).map_err(|_| BadArchive::Cut)?;
+    let (data, after) = after.split_at_checked(length).ok_or(BadArchive::Cut)?;
     *rest = after;
     Ok(data)
 }
 
-fn text(bytes: &[u8]) -> Result<String, BadPack> {
-    String::from_utf8(bytes.to_vec()).map_err(|_| BadPack::NotText)
+fn text(bytes: &[u8]) -> Result<String, BadArchive> {
+    String::from_utf8(bytes.to_vec()).map_err(|_| BadArchive::NotText)
 }
 
 #[cfg(test)]
@@ -254,9 +254,9 @@ mod tests {
             assert!(refused.contains(problem), "{entries:?}: {refused}");
         }
         let many: BTreeMap<_, _> = (0..=MAX_ENTRIES).map(|n| (format!("{n:04}"), file(b""))).collect();
-        assert_eq!(unpack(&pack(&many)), Err(BadPack::TooMany));
-        assert_eq!(unpack(&vec![0; MAX_BYTES + 1]), Err(BadPack::TooLarge));
-        assert_eq!(unpack(b"PK\x03\x04"), Err(BadPack::NotOne));
+        assert_eq!(unpack(&pack(&many)), Err(BadArchive::TooMany));
+        assert_eq!(unpack(&vec![0; MAX_BYTES + 1]), Err(BadArchive::TooLarge));
+        assert_eq!(unpack(b"PK\x03\x04"), Err(BadArchive::NotOne));
     }
 
     proptest! {

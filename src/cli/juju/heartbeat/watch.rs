@@ -69,8 +69,8 @@ impl Bookmark {
 
 /// Prints a line for each change until interrupted.
 pub(super) async fn watch(globals: &Globals, since: Option<u64>, format: Format) -> anyhow::Result<()> {
-    let settings = globals.settings()?;
-    let environment = settings.open().await?;
+    let target = globals.target()?;
+    let environment = target.open().await?;
     heartbeat_store::ensure(environment.tree(), &environment.info().roles).await?;
     let tree = environment.into_tree();
     let mut feed = Watched::HeartbeatJournal.feed(&tree).await?;

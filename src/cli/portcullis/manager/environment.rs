@@ -10,7 +10,7 @@ use tracing::info;
 
 use super::Args;
 use super::serve::bind_unix;
-use crate::cli::args::environment::Settings;
+use crate::cli::args::environment::Target;
 use crate::cli::authority;
 use crate::cli::config::Role;
 use crate::cli::error::Refusal;
@@ -31,7 +31,7 @@ use crate::runtime::service::{OnEnd, Service, stopped};
 
 /// A manager whose listener is open.
 pub(in crate::cli::portcullis) struct ManagerRole {
-    settings: Settings,
+    target: Target,
     listener: Listener,
     address: SocketAddr,
     policy: TcpPolicy,
@@ -42,15 +42,15 @@ pub(in crate::cli::portcullis) struct ManagerRole {
 impl ManagerRole {
     /// Opens the listener, with a certificate in the data directory `data`.
     pub(in crate::cli::portcullis) fn open(
-        settings: Settings,
+        target: Target,
         listen: SocketAddr,
         data: &Path,
     ) -> anyhow::Result<Self> {
         let missing = || {
-            let path = settings.config.authority(&settings.environment);
+            let path = target.config.authority(&target.environment);
             Refusal::NoListenerCertificate { listen, path }
         };
-        let authority = authority::read(&settings.config, &settings.environment)?.ok_or_else(missing)?;
+        let authority = authority::read(&target.config, &target.environment)?.ok_or_else(missing)?;
         let certificate = ListenerCertificate::new(authority, data, (MANAGER_CERTIFICATE, listen), &[])?;
         let policy = TcpPolicy { tls: Some(certificate.ensure()?), allow_plain: false };
         raise_open_files();
@@ -58,7 +58,7 @@ impl ManagerRole {
             Listener::bind(listen, MAX_CONNECTIONS).with_context(|| format!("cannot listen on {listen}"))?;
         let address = listener.local_addr().context("cannot determine the listening address")?;
         let manager = Manager::new(Timing::default(), Leadership::Standby { leader: None });
-        Ok(Self { settings, listener, address, policy, certificate, manager })
+        Ok(Self { target, listener, address, policy, certificate, manager })
     }
 
     pub(in crate::cli::portcullis) fn address(&self) -> SocketAddr {
@@ -73,7 +73,7 @@ impl ManagerRole {
     /// Starts the role: the listener in the current stage, the manager in the next one, which stops
     /// first, so that all jobs end and their signals are sent.
     pub(in crate::cli::portcullis) fn start(self, service: &mut Service<anyhow::Error>, on_end: OnEnd) {
-        let Self { settings, listener, address, policy, certificate, manager } = self;
+        let Self { target, listener, address, policy, certificate, manager } = self;
         certificate.start_renewal(service);
         let agents = manager.clone();
         service.start("agents", on_end, |stop| async move {
@@ -83,12 +83,12 @@ impl ManagerRole {
         service.next_stage();
         service.start("fleet", on_end, |mut stop| async move {
             let opened = tokio::select! {
-                opened = settings.wait_and_open() => opened?,
+                opened = target.wait_and_open() => opened?,
                 () = stopped(&mut stop) => return Ok(()),
             };
             let roles = opened.info().roles.clone();
             let tree = opened.into_tree();
-            let addresses = published(address, address_toward(&settings.address).await);
+            let addresses = published(address, address_toward(&target.address).await);
             let led = match EnvironmentManager::new(tree.clone(), roles, manager, addresses) {
                 Ok(mut role) => role.run(stop).await,
                 Err(error) => Err(error),
@@ -115,10 +115,10 @@ fn published(listening: SocketAddr, preferred: Option<IpAddr>) -> Vec<String> {
 
 pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let mut service = Service::new().context("cannot catch signals")?;
-    let settings = args.globals.settings_of(Role::Controller)?;
-    let data = up::data_dir(&settings.environment, None)?;
+    let target = args.globals.target_of(Role::Controller)?;
+    let data = up::data_dir(&target.environment, None)?;
     let default = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), DEFAULT_PORT);
-    let role = ManagerRole::open(settings, args.listen.unwrap_or(default), &data)?;
+    let role = ManagerRole::open(target, args.listen.unwrap_or(default), &data)?;
     let socket = args.socket.as_deref().map(bind_unix).transpose()?;
     let bus = match args.bus() {
         Some(bus) => {
