@@ -12,7 +12,7 @@ use portcullis::store::tree::Tree as _;
 use portcullis::store::{Address, Credential, ZkTree};
 
 use crate::harness::{Store, wait_for};
-use crate::operator::{Operator, came};
+use crate::operator::{Operator, output_of};
 
 const DEADLINE: Duration = Duration::from_secs(120);
 
@@ -52,7 +52,7 @@ impl Machine {
     }
 
     pub(crate) fn juju(&self, args: &[&str]) {
-        let done = came(self.operator.command("juju").args(args));
+        let done = output_of(self.operator.command("juju").args(args));
         assert_eq!(done.code, 0, "{args:?}: {done:?}");
     }
 

@@ -1,5 +1,5 @@
 //! Deliberate bugs, one for each mistake that was made once or is likely. They exist only with the
-//! feature `planted`, for the test that checks that the simulator finds each of them. Without the
+//! feature `mutants`, for the test that checks that the simulator finds each of them. Without the
 //! feature [`is_active`] is the constant `false`, and the compiler removes the bugs.
 
 /// Returns whether a deliberate bug is active: `mutant!(NoLease)`.
@@ -176,13 +176,13 @@ impl Mutant {
 }
 
 /// Returns whether the bug is active.
-#[cfg(not(feature = "planted"))]
+#[cfg(not(feature = "mutants"))]
 #[inline]
 pub const fn is_active(_: Mutant) -> bool {
     false
 }
 
-#[cfg(feature = "planted")]
+#[cfg(feature = "mutants")]
 mod switch {
     use super::Mutant;
     use std::cell::Cell;
@@ -200,5 +200,5 @@ mod switch {
     }
 }
 
-#[cfg(feature = "planted")]
+#[cfg(feature = "mutants")]
 pub use switch::{activate, is_active};

@@ -130,7 +130,7 @@ pub(super) enum Refusal {
 }
 
 /// Hint after a lost response: a repeated command line is the same operation (`idempotency_notes`).
-const DOUBT: &str = "run the same command again; changes that were already made are not repeated";
+const RUN_AGAIN: &str = "run the same command again; changes that were already made are not repeated";
 
 /// Whether the command may have taken effect although it failed.
 pub(super) fn leaves_doubt(error: &anyhow::Error) -> bool {
@@ -261,7 +261,7 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
         Refusal::NotAnswered { .. } => {
             Some("run the command again, or wait longer with --timeout".to_owned())
         }
-        Refusal::TooSlow { .. } => Some(DOUBT.to_owned()),
+        Refusal::TooSlow { .. } => Some(RUN_AGAIN.to_owned()),
         Refusal::HostBits { text, block } => {
             let address = text.split('/').next().unwrap_or_default();
             Some(format!("--to {block} is the whole block, --to {address} only that address"))
@@ -407,7 +407,7 @@ fn tree_hint(refusal: &tree::Error) -> Option<String> {
         tree::Error::TlsRequired { host } => {
             Some(format!("--zookeeper tls://{host}, and --ca with its CA certificate"))
         }
-        tree::Error::Ambiguous { .. } => Some(DOUBT.to_owned()),
+        tree::Error::Ambiguous { .. } => Some(RUN_AGAIN.to_owned()),
         _ => None,
     }
 }

@@ -162,8 +162,8 @@ async fn passes_until_closed(latency: Duration, resync: Duration) -> u64 {
                 sleep(Duration::from_millis(100)).await;
             }
         };
-        let patience = Duration::from_secs(600);
-        let done = tokio::time::timeout(patience, reached).await;
+        let timeout = Duration::from_secs(600);
+        let done = tokio::time::timeout(timeout, reached).await;
         done.unwrap_or_else(|_| panic!("{latency:?}, resync {resync:?}: {} open, not {count}", open()));
     };
     let scenario = async {

@@ -254,8 +254,8 @@ fn closing_most_rules_needs_a_second_read() {
         assert_eq!(confidence([&plan].into_iter(), owned.len(), true), expected, "{closing} of {there}");
     }
     let (some, none) = (shut(&owned(20), 1), shut(&owned(20), 0));
-    let doubt = Confidence::ReadAgain { closing: 1, of: 20 };
-    assert_eq!(confidence([&some].into_iter(), 20, false), doubt, "there may be more to come");
+    let unconfirmed = Confidence::ReadAgain { closing: 1, of: 20 };
+    assert_eq!(confidence([&some].into_iter(), 20, false), unconfirmed, "there may be more to come");
     assert_eq!(confidence([&none].into_iter(), 20, false), Confidence::Sufficient);
 }
 

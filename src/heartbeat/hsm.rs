@@ -231,7 +231,7 @@ async fn deliver<P: HttpClient>(
         let answer = result.as_ref().map_or(Answer::Failed, |status| Answer::of(*status));
         if answer != Answer::Accepted {
             let (problem, names) = (problem(&result), call.entries.len());
-            warn!(problem, notification = call.notification.as_str(), names, "state manager not told");
+            warn!(problem, notification = call.notification.as_str(), names, "state manager call failed");
         }
         delivery.answered(call, answer);
         if answer == Answer::Accepted {

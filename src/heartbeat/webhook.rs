@@ -105,7 +105,7 @@ async fn send<P: HttpClient>(
     };
     let accepted = matches!(result, Ok(200..=299));
     if !accepted {
-        warn!(problem = problem(&result), component = %change.name, "webhook not told");
+        warn!(problem = problem(&result), component = %change.name, "webhook call failed");
     }
     accepted
 }

@@ -121,8 +121,8 @@ mod tests {
         let unreachable = || tree::Error::Unreachable { hosts: "a:1".to_owned() };
         assert_eq!(ended(false, unreachable()).await.to_string(), unreachable().to_string());
         for failure in [unreachable(), tree::Error::Timeout { hosts: "a:1".to_owned(), seconds: 3 }] {
-            let doubt = ended(true, failure).await;
-            assert!(matches!(doubt, Error::Tree(tree::Error::Ambiguous { .. })), "{doubt}");
+            let error = ended(true, failure).await;
+            assert!(matches!(error, Error::Tree(tree::Error::Ambiguous { .. })), "{error}");
         }
         let refusal = ended(true, tree::Error::NoAuth(paths::units())).await;
         assert!(matches!(refusal, Error::Tree(tree::Error::NoAuth(_))), "{refusal}");

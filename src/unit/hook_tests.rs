@@ -4,7 +4,7 @@ use super::super::hook_log::{MAX_LOG_BYTES, TAIL_LINE_CHARS, TAIL_LINES};
 use super::*;
 
 /// Longer than any hook here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 struct Bench {
     home: tempfile::TempDir,
@@ -58,7 +58,7 @@ impl Bench {
         let (done, waited) = std::sync::mpsc::channel::<()>();
         let runs = self.runs.clone();
         let guard = std::thread::spawn(move || {
-            if waited.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            if waited.recv_timeout(TIMEOUT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
                 runs.stop(number).unwrap();
             }
         });
@@ -75,9 +75,9 @@ impl Bench {
     }
 
     fn waits_for(&self, last: &str) {
-        let patience = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !self.log().ends_with(last) {
-            assert!(Instant::now() < patience, "no {last:?}");
+            assert!(Instant::now() < deadline, "no {last:?}");
             sleep(Duration::from_millis(10));
         }
     }
@@ -149,9 +149,9 @@ fn a_hanging_hook_is_killed_with_its_processes() {
     assert_eq!((reason.as_str(), output.as_str()), ("ran for more than 1 s and was killed", "waiting\n"));
     let child = fs::read_to_string(bench.home.path().join("child")).unwrap();
     // The signal was sent before this; the process may take a moment to end on a busy machine.
-    let patience = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while is_alive(child.trim()) {
-        assert!(Instant::now() < patience, "{child} was left behind");
+        assert!(Instant::now() < deadline, "{child} was left behind");
         sleep(Duration::from_millis(10));
     }
 }
@@ -259,9 +259,9 @@ fn a_hook_succeeds_although_its_log_cannot_be_written() {
     assert_eq!(bench.runs.find(1).unwrap(), RunState::Finished(Ended::Well));
     fs::write(bench.home.path().join("go"), "").unwrap();
     // Waits for the process: if its directory were removed first, it would poll for `go` for ever.
-    let patience = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !bench.home.path().join("done").exists() {
-        assert!(Instant::now() < patience, "it does not go");
+        assert!(Instant::now() < deadline, "it does not go");
         sleep(Duration::from_millis(5));
     }
 }
@@ -281,9 +281,9 @@ fn a_late_hook_is_terminated_and_then_killed() {
     let asked = fs::read_to_string(bench.home.path().join("asked")).unwrap_or_default();
     assert!(asked.lines().count() >= 2, "both are asked first: {asked}");
     let left = fs::read_to_string(bench.home.path().join("left")).unwrap();
-    let patience = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while is_alive(left.trim()) {
-        assert!(Instant::now() < patience, "what it started goes on");
+        assert!(Instant::now() < deadline, "what it started goes on");
         sleep(Duration::from_millis(5));
     }
 }
@@ -298,9 +298,9 @@ fn a_hook_without_a_watcher_is_killed_with_its_group() {
     assert!(is_alive(started.trim()));
     abandon(&mut child);
     assert_eq!(child.try_wait().unwrap().and_then(|status| status.signal()), Some(9));
-    let patience = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while is_alive(started.trim()) {
-        assert!(Instant::now() < patience, "what it started goes on");
+        assert!(Instant::now() < deadline, "what it started goes on");
         sleep(Duration::from_millis(5));
     }
     // A second call finds no process to kill.

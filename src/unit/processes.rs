@@ -23,8 +23,8 @@ pub(super) const CREDENTIALS: &str = "JUJU_CREDENTIALS";
 pub(super) const RUN: &str = "JUJU_RUN";
 
 /// How long processes have to end after the request, and again after the kill.
-const PATIENCE: Duration = Duration::from_secs(2);
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const KILL_TIMEOUT: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How many scans in a row must find no process.
 const LOOKS: usize = 3;
@@ -51,15 +51,15 @@ pub(super) fn end(marks: &Marks<'_>) -> io::Result<usize> {
         // It may have ended by itself.
         let _ = pidfd_send_signal(process, Signal::TERM);
     }
-    let patience = Instant::now() + PATIENCE;
-    while Instant::now() < patience {
+    let deadline = Instant::now() + KILL_TIMEOUT;
+    while Instant::now() < deadline {
         if all_ended(&entry, marks)? {
             return Ok(asked.len());
         }
-        sleep(LOOK_AGAIN);
+        sleep(POLL_INTERVAL);
     }
-    let patience = Instant::now() + PATIENCE;
-    while Instant::now() < patience {
+    let deadline = Instant::now() + KILL_TIMEOUT;
+    while Instant::now() < deadline {
         marks.groups.iter().for_each(Group::kill);
         for process in marked(&entry, marks)? {
             // It may have ended by itself.
@@ -68,7 +68,7 @@ pub(super) fn end(marks: &Marks<'_>) -> io::Result<usize> {
         if all_ended(&entry, marks)? {
             return Ok(asked.len());
         }
-        sleep(LOOK_AGAIN);
+        sleep(POLL_INTERVAL);
     }
     Err(io::Error::other("processes of the unit do not end"))
 }

@@ -102,9 +102,9 @@ impl World {
     /// Waits in real time: units are ended in a separate thread, and the paused clock does not wait
     /// for it.
     async fn until_here(&self, wanted: &[u32]) {
-        let patience = std::time::Instant::now() + Duration::from_secs(60);
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
         while self.here() != wanted {
-            assert!(std::time::Instant::now() < patience, "{:?} instead of {wanted:?}", self.here());
+            assert!(std::time::Instant::now() < deadline, "{:?} instead of {wanted:?}", self.here());
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -180,9 +180,9 @@ async fn a_unit_with_an_unreadable_state_is_not_removed() {
         tokio::time::sleep(Duration::from_secs(10)).await;
         world.strike([1]).await;
         let path = paths::machine_stopping_unit(world.host.machine, UnitId::new(1));
-        let patience = std::time::Instant::now() + Duration::from_secs(60);
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
         while !world.tree.exists(&path).await.unwrap() {
-            assert!(std::time::Instant::now() < patience, "nobody says that it could not be stopped");
+            assert!(std::time::Instant::now() < deadline, "nobody says that it could not be stopped");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         let said = State::parse(&world.tree.get(&path).await.unwrap().data).unwrap();

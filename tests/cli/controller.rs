@@ -20,7 +20,7 @@ use crate::credentials::hook_variable;
 use crate::faults::as_operator;
 use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::{golden, wait_for};
-use crate::operator::{Came, Operator, Transcript, came, fixture_charm};
+use crate::operator::{Operator, Output, Transcript, fixture_charm, output_of};
 
 on_both_stores![
     a_controller_with_invalid_settings_does_not_start,
@@ -268,8 +268,8 @@ fn leader_answers_monitoring(first: &Controller) {
     }
 }
 
-fn refused(operator: &Operator, args: &[&str]) -> Came {
-    came(operator.command("portcullis").args(["controller", "--provider", "memory"]).args(args))
+fn refused(operator: &Operator, args: &[&str]) -> Output {
+    output_of(operator.command("portcullis").args(["controller", "--provider", "memory"]).args(args))
 }
 
 fn a_controller_with_invalid_settings_does_not_start(site: &Site) {
@@ -285,7 +285,7 @@ fn a_controller_with_invalid_settings_does_not_start(site: &Site) {
         let mut command = operator.command("portcullis");
         // No region, and no metadata service that could name one.
         command.env_remove("AWS_REGION").env("AWS_EC2_METADATA_DISABLED", "true");
-        came(command.args(["controller", "--provider", "ec2"]).args(args))
+        output_of(command.args(["controller", "--provider", "ec2"]).args(args))
     };
     of_ec2(&["--ec2-image", "ami-1"])
         .is_refusal(2, "EC2 needs both an image and an instance type, or neither");

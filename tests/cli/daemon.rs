@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::harness::{golden, wait_for};
-use crate::operator::{Came, Operator, came, fixture_charm};
+use crate::operator::{Operator, Output, fixture_charm, output_of};
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -51,8 +51,8 @@ impl Drop for Daemon {
 }
 
 /// Runs `juju` without global flags and without environment variables.
-pub(crate) fn juju(operator: &Operator, args: &[&str]) -> Came {
-    came(operator.command("juju").env_remove("JUJU_ZOOKEEPER").args(args))
+pub(crate) fn juju(operator: &Operator, args: &[&str]) -> Output {
+    output_of(operator.command("juju").env_remove("JUJU_ZOOKEEPER").args(args))
 }
 
 #[test]
@@ -86,13 +86,13 @@ fn up_continues_after_a_restart() {
         wait_for_explanation.contains("a dry run for nftables on the machine itself"),
         "{wait_for_explanation}"
     );
-    let tables = came(Command::new("nft").args(["list", "tables"]));
+    let tables = output_of(Command::new("nft").args(["list", "tables"]));
     assert!(tables.code == 0 && !tables.stdout.contains("portcullis"), "{tables:?}");
     let mode = fs::metadata(operator.home().join("data/portcullis/local")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
 
     let up = |args: &[&str]| {
-        came(operator.command("portcullis").env_remove("JUJU_ZOOKEEPER").arg("up").args(args))
+        output_of(operator.command("portcullis").env_remove("JUJU_ZOOKEEPER").arg("up").args(args))
     };
     up(&["--listen", "127.0.0.1:0"]).is_refusal(1, "is in use by another keeper");
     up(&["--listen", &first.addr, "--data-dir", "other"])
@@ -134,7 +134,7 @@ fn up_continues_after_a_crash_before_bootstrap() {
 fn up_refuses_a_store_that_lost_its_environment() {
     let operator = Operator::with_store("");
     let up = || {
-        came(operator.command("portcullis").env_remove("JUJU_ZOOKEEPER").args([
+        output_of(operator.command("portcullis").env_remove("JUJU_ZOOKEEPER").args([
             "up",
             "--listen",
             "127.0.0.1:0",
@@ -159,7 +159,7 @@ fn a_charm_path_may_be_invalid_utf8() {
     let operator = Operator::with_store("");
     let up = Daemon::up(&operator);
     let name = std::ffi::OsStr::from_bytes(b"charm-\xff");
-    came(operator.command("juju").env_remove("JUJU_ZOOKEEPER").arg("deploy").arg(name))
+    output_of(operator.command("juju").env_remove("JUJU_ZOOKEEPER").arg("deploy").arg(name))
         .is_refusal(1, "metadata.yaml is missing");
     golden::refusals("charm_path_not_utf8");
     assert_eq!(up.stop("-TERM"), Some(0));

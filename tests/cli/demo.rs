@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 use crate::harness::{binary, golden};
-use crate::operator::{Came, came};
+use crate::operator::{Output, output_of};
 
 const TOOLS: [&str; 3] = ["open-port", "close-port", "opened-ports"];
 const NOBODY: u32 = 65_534;
@@ -92,7 +92,7 @@ fn in_order(text: &str, parts: &[&str]) {
 }
 
 #[track_caller]
-fn shows_all_steps(shown: &Came) {
+fn shows_all_steps(shown: &Output) {
     assert_eq!(shown.code, 0, "{}", shown.stdout);
     in_order(
         &shown.stdout,
@@ -123,7 +123,7 @@ fn shows_all_steps(shown: &Came) {
 #[test]
 fn the_demo_shows_a_port_refused_then_open_then_refused() {
     let newcomer = Newcomer::with_everything();
-    let shown = came(&mut newcomer.demo(&["env"]));
+    let shown = output_of(&mut newcomer.demo(&["env"]));
     shows_all_steps(&shown);
     says_what_the_tutorial_says(&shown.stdout.replace(newcomer.tmp().to_str().unwrap(), "/tmp"));
     newcomer.left_nothing();
@@ -134,7 +134,7 @@ fn the_demo_needs_no_privileges() {
     let newcomer = Newcomer::with_everything();
     chown(newcomer.tmp(), Some(NOBODY), Some(NOBODY)).unwrap();
     let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
-    shows_all_steps(&came(&mut newcomer.demo(&nobody)));
+    shows_all_steps(&output_of(&mut newcomer.demo(&nobody)));
     newcomer.left_nothing();
 }
 
@@ -143,7 +143,7 @@ fn without_namespaces_the_demo_is_a_dry_run() {
     let newcomer = Newcomer::with_everything();
     newcomer.script("unshare", "echo 'unshare: unshare failed: Operation not permitted' >&2; exit 1");
     let path = format!("{}:{}", newcomer.bin().display(), std::env::var("PATH").unwrap());
-    let shown = came(newcomer.demo(&["env"]).env("PATH", path));
+    let shown = output_of(newcomer.demo(&["env"]).env("PATH", path));
     assert_eq!(shown.code, 0, "{}", shown.stdout);
     let reason = "no private network namespace (unshare: unshare failed: Operation not permitted)";
     let lines: Vec<&str> = shown.stdout.lines().filter(|line| line.contains(reason)).collect();
@@ -165,7 +165,7 @@ fn without_namespaces_the_demo_is_a_dry_run() {
 #[test]
 fn cargo_builds_the_hook_tools_for_the_demo() {
     let newcomer = Newcomer::new(&["portcullis"]);
-    let refused = came(&mut newcomer.demo(&["env"]));
+    let refused = output_of(&mut newcomer.demo(&["env"]));
     assert_eq!(refused.code, 1, "{}", refused.stdout);
     let text = "error: open-port, close-port and opened-ports are not in ";
     assert!(refused.stdout.starts_with(text), "{}", refused.stdout);
@@ -187,7 +187,7 @@ fn cargo_builds_the_hook_tools_for_the_demo() {
     let noted = newcomer.place.path().join("arguments");
     let cargo = newcomer.script("cargo", &format!("echo \"$@\" >{}\n{}", noted.display(), copies.join("\n")));
     let repository = env!("CARGO_MANIFEST_DIR");
-    let shown = came(newcomer.demo(&["env"]).env("CARGO", cargo).env("CARGO_MANIFEST_DIR", repository));
+    let shown = output_of(newcomer.demo(&["env"]).env("CARGO", cargo).env("CARGO_MANIFEST_DIR", repository));
     shows_all_steps(&shown);
     let arguments = fs::read_to_string(noted).unwrap();
     let expected = format!(
@@ -256,11 +256,11 @@ fn an_interrupted_demo_leaves_nothing_behind() {
         let sent = Command::new("kill").args([signal, &demo.id().to_string()]).status().unwrap();
         assert!(sent.success());
         let printed: Vec<String> = told.collect();
-        let came = demo.wait_with_output().unwrap();
-        let stderr = String::from_utf8(came.stderr).unwrap();
+        let output = demo.wait_with_output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
         let end = format!("error: the demo was interrupted by {name}\n");
         assert!(stderr.ends_with(&end), "{stderr} {printed:?}");
-        assert_eq!(came.status.code(), Some(1));
+        assert_eq!(output.status.code(), Some(1));
         assert!(printed.iter().any(|line| line == "$ juju destroy-service hello"), "{printed:?}");
         newcomer.left_nothing();
         assert!(TcpStream::connect(store).is_err(), "the store is still there");

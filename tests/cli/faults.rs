@@ -44,17 +44,17 @@ fn a_corrupt_znode_hides_nothing_else(site: &Site) {
     for path in broken {
         client.set_if_version(&site.path(path), b"{garbage", -1).expect("written");
     }
-    let came = operator.juju(&["status", "--format", "json"]);
-    assert_eq!(came.code, 1, "{came:?}");
-    golden::record(&came.line, &came.stdout, &came.stderr, came.code);
-    let lines: Vec<&str> = came.stderr.lines().collect();
-    assert!(matches!(lines[..], [line] if line.starts_with("error: ")), "{came:?}");
+    let output = operator.juju(&["status", "--format", "json"]);
+    assert_eq!(output.code, 1, "{output:?}");
+    golden::record(&output.line, &output.stdout, &output.stderr, output.code);
+    let lines: Vec<&str> = output.stderr.lines().collect();
+    assert!(matches!(lines[..], [line] if line.starts_with("error: ")), "{output:?}");
     for path in broken {
-        assert!(came.stderr.contains(&format!("{path}: ")), "{path} is not in {came:?}");
+        assert!(output.stderr.contains(&format!("{path}: ")), "{path} is not in {output:?}");
     }
     let elsewhere = operator.does(&["status", "elsewhere"]);
     assert_eq!(elsewhere.stderr, "", "problems outside the scope are not reported");
-    let after: Value = serde_json::from_str(&came.stdout).expect("JSON");
+    let after: Value = serde_json::from_str(&output.stdout).expect("JSON");
     let unit = |name: &str| after["services"]["wordpress"]["units"][name].clone();
     let names =
         |error: &Value, path: &str| error.as_str().is_some_and(|text| text.starts_with(&format!("{path}: ")));
@@ -82,8 +82,8 @@ fn status_reads_in_batches(site: &Site) {
     let round_trips = || {
         let proxy = Proxy::start(site.addr, usize::MAX, Then::Cut, DELAY);
         let store = format!("{}{}", proxy.addr(), site.chroot);
-        let came = operator.over(&store, |juju| juju(&["status", "--format", "json"]));
-        assert_eq!(came.code, 0, "{came:?}");
+        let output = operator.over(&store, |juju| juju(&["status", "--format", "json"]));
+        assert_eq!(output.code, 0, "{output:?}");
         proxy.chunks_sent()
     };
     operator.does(&["deploy", &charm, "few"]);
@@ -104,13 +104,13 @@ fn deploy_twice(operator: &Operator, site: &Site, answers: usize, then: Then) ->
     let deploy = ["deploy", &charm, &name, "-n", "2"];
     let proxy = Proxy::start(site.addr, answers, then, Duration::ZERO);
     let start = Instant::now();
-    let came = operator.over(&format!("{}{}", proxy.addr(), site.chroot), |juju| juju(&deploy));
+    let output = operator.over(&format!("{}{}", proxy.addr(), site.chroot), |juju| juju(&deploy));
     assert!(start.elapsed() < HANG, "{name} took {:?}", start.elapsed());
     drop(proxy);
-    if came.code != 0 {
-        came.fails_with(1, "the store at");
+    if output.code != 0 {
+        output.fails_with(1, "the store at");
     }
-    if came.code == 0 {
+    if output.code == 0 {
         return false;
     }
     // The second run completes the operation, also if only the response to the first was lost. A
@@ -151,14 +151,14 @@ fn run_twice(
     holds: impl Fn(&Value),
 ) -> bool {
     let proxy = Proxy::start(site.addr, answers, Then::Cut, Duration::ZERO);
-    let came = operator.over(&format!("{}{}", proxy.addr(), site.chroot), |juju| juju(command));
+    let output = operator.over(&format!("{}{}", proxy.addr(), site.chroot), |juju| juju(command));
     drop(proxy);
-    if came.code != 0 {
-        came.fails_with(1, "the store at");
+    if output.code != 0 {
+        output.fails_with(1, "the store at");
         operator.does(command);
     }
     holds(&operator.status());
-    came.code != 0
+    output.code != 0
 }
 
 fn every_kind_twice(operator: &Operator, site: &Site, answers: usize) -> usize {

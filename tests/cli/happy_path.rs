@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use crate::harness::golden;
 use crate::harness::scenario::{Site, on_both_stores};
-use crate::operator::{Operator, Transcript, came, fixture_charm};
+use crate::operator::{Operator, Transcript, fixture_charm, output_of};
 
 on_both_stores![everyday_commands_print_the_golden_text, status_is_written_to_stdout_or_a_file,];
 
@@ -83,6 +83,6 @@ fn status_is_written_to_stdout_or_a_file(site: &Site) {
     assert!(operator.does(&["man"]).stdout.starts_with(".ie"));
     operator.does(&["man", "--output", "man"]);
     assert!(operator.home().join("man/juju-expose.1").is_file());
-    let help = came(operator.command("juju").arg("--help"));
+    let help = output_of(operator.command("juju").arg("--help"));
     assert!(help.code == 0 && help.stdout.contains("Examples:"), "{help:?}");
 }

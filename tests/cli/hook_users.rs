@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::daemon::{DEADLINE, Daemon, juju};
 use crate::harness::{golden, wait_for};
-use crate::operator::{Operator, came};
+use crate::operator::{Operator, output_of};
 
 /// UID of an unprivileged user.
 const NOBODY: u32 = 65_534;
@@ -126,11 +126,11 @@ fn an_agent_without_root_warns_that_units_share_a_user() {
     let mut up = as_nobody("portcullis");
     up.args(["up", "--listen", "127.0.0.1:0"]).stderr(File::create(&log).unwrap());
     let daemon = Daemon::start(&mut up);
-    let deployed = came(as_nobody("juju").args(["deploy", &charm(&operator, "who", "id -u")]));
+    let deployed = output_of(as_nobody("juju").args(["deploy", &charm(&operator, "who", "id -u")]));
     assert_eq!(deployed.code, 0, "{deployed:?}");
     // As the same user: root would refuse files that belong to another user.
     let shown = || {
-        let status = came(as_nobody("juju").args(["status", "--format", "json"])).stdout;
+        let status = output_of(as_nobody("juju").args(["status", "--format", "json"])).stdout;
         let status: Value = serde_json::from_str(&status).ok()?;
         let unit = status["services"]["who"]["units"]["who/0"].clone();
         (unit["agent-state"] == "start-error").then(|| unit["hook-output"].clone())
@@ -161,7 +161,7 @@ fn an_unreachable_units_directory_is_refused_at_start() {
     };
     let why =
         format!("they have no search permission in {}; --hook-user root runs hooks as root", shut.display());
-    came(&mut up(&[])).is_refusal(1, &why);
+    output_of(&mut up(&[])).is_refusal(1, &why);
     golden::refusals("up_closed_units_dir");
     // The positive control: root can search every directory.
     let daemon = Daemon::start(&mut up(&["--hook-user", "root"]));

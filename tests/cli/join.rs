@@ -10,7 +10,7 @@ use portcullis::store::Credential;
 
 use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::{golden, wait_for};
-use crate::operator::{Came, Operator, came};
+use crate::operator::{Operator, Output, output_of};
 use crate::plain_machine::wait_for_state;
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -21,14 +21,14 @@ on_both_stores![
 ];
 
 /// The token in the line that a command printed.
-fn token_of(printed: &Came) -> String {
+fn token_of(printed: &Output) -> String {
     let token = printed.stdout.trim_end().strip_prefix("portcullis join ");
     token.unwrap_or_else(|| panic!("no command in {printed:?}")).to_owned()
 }
 
 /// A host without any credentials.
-fn join(host: &Operator, token: &str) -> Came {
-    let mut shown = came(host.command("portcullis").args(["join", token]));
+fn join(host: &Operator, token: &str) -> Output {
+    let mut shown = output_of(host.command("portcullis").args(["join", token]));
     shown.line = "portcullis join TOKEN".to_owned();
     shown
 }

@@ -13,7 +13,7 @@ use crate::faults::as_operator;
 use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::{Kind, Store, golden, wait_for};
 use crate::netns::{Attempt, Net, SERVER};
-use crate::operator::{Operator, came, fixture_charm};
+use crate::operator::{Operator, fixture_charm, output_of};
 
 /// Longer than the session timeout of a killed agent.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -342,14 +342,14 @@ fn a_machine_without_valid_credentials_is_refused(site: &Site) {
     let operator = Operator::bootstrapped(site);
     operator.does(&["add-machine"]);
     operator.does(&["add-machine"]);
-    let machine = |args: &[&str]| came(operator.command("portcullis").arg("machine").args(args));
+    let machine = |args: &[&str]| output_of(operator.command("portcullis").arg("machine").args(args));
     machine(&["--id", "7"]).is_refusal(1, "Machine 7 was not found");
     machine(&["--id", "x"]).is_refusal(2, "'x' is not a machine");
     machine(&["--id", "0", "--protect", "eighty"]).is_refusal(2, "Invalid port, must be an integer");
     machine(&["--id", "0", "--firewall", "nftables", "--policy", "none"])
         .is_refusal(1, "policy file none does not exist");
     let stranger = Operator::at(site);
-    let alone = |args: &[&str]| came(stranger.command("portcullis").arg("machine").args(args));
+    let alone = |args: &[&str]| output_of(stranger.command("portcullis").arg("machine").args(args));
     alone(&["--id", "0"]).is_refusal(1, "no credentials for machine 0: ");
     // Created on the operator's host and copied from there.
     let made = operator.config("local-machines/machine-0000000000.json");

@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -19,7 +19,7 @@ pub(crate) struct Operator {
 
 /// One command line and its outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Came {
+pub(crate) struct Output {
     pub(crate) line: String,
     pub(crate) code: i32,
     pub(crate) stdout: String,
@@ -52,8 +52,8 @@ impl Operator {
     }
 
     /// Runs `work` with the same home and another address of the store.
-    pub(crate) fn over<R>(&self, store: &str, work: impl FnOnce(&dyn Fn(&[&str]) -> Came) -> R) -> R {
-        work(&|args| came(self.command("juju").env("JUJU_ZOOKEEPER", store).args(args)))
+    pub(crate) fn over<R>(&self, store: &str, work: impl FnOnce(&dyn Fn(&[&str]) -> Output) -> R) -> R {
+        work(&|args| output_of(self.command("juju").env("JUJU_ZOOKEEPER", store).args(args)))
     }
 
     pub(crate) fn home(&self) -> &Path {
@@ -85,30 +85,30 @@ impl Operator {
         command
     }
 
-    pub(crate) fn juju(&self, args: &[&str]) -> Came {
-        came(self.command("juju").args(args))
+    pub(crate) fn juju(&self, args: &[&str]) -> Output {
+        output_of(self.command("juju").args(args))
     }
 
     /// Runs a command that must succeed.
     #[track_caller]
-    pub(crate) fn does(&self, args: &[&str]) -> Came {
-        let came = self.juju(args);
-        assert_eq!(came.code, 0, "juju {args:?}: {came:?}");
-        came
+    pub(crate) fn does(&self, args: &[&str]) -> Output {
+        let output = self.juju(args);
+        assert_eq!(output.code, 0, "juju {args:?}: {output:?}");
+        output
     }
 
     /// Runs a command that must fail with one line of error that contains `text`, and at most one
     /// hint.
     #[track_caller]
-    pub(crate) fn is_refused(&self, args: &[&str], code: i32, text: &str) -> Came {
-        let came = self.juju(args);
-        came.is_refusal(code, text);
-        came
+    pub(crate) fn is_refused(&self, args: &[&str], code: i32, text: &str) -> Output {
+        let output = self.juju(args);
+        output.is_refusal(code, text);
+        output
     }
 
     pub(crate) fn status(&self) -> Value {
-        let came = self.does(&["status", "--format", "json"]);
-        serde_json::from_str(&came.stdout).expect("JSON")
+        let output = self.does(&["status", "--format", "json"]);
+        serde_json::from_str(&output.stdout).expect("JSON")
     }
 
     /// Creates a charm directory.
@@ -131,8 +131,8 @@ impl Drop for Operator {
     }
 }
 
-impl Came {
-    /// As [`Came::fails_with`]; the whole output goes to the golden file of this test.
+impl Output {
+    /// As [`Output::fails_with`]; the whole output goes to the golden file of this test.
     #[track_caller]
     pub(crate) fn is_refusal(&self, code: i32, text: &str) {
         self.fails_with(code, text);
@@ -154,9 +154,9 @@ impl Came {
     }
 }
 
-pub(crate) fn came(command: &mut Command) -> Came {
-    let Output { status, stdout, stderr } = command.output().expect("a program that runs");
-    Came {
+pub(crate) fn output_of(command: &mut Command) -> Output {
+    let std::process::Output { status, stdout, stderr } = command.output().expect("a program that runs");
+    Output {
         line: line_of(command),
         code: status.code().expect("an exit code"),
         stdout: String::from_utf8(stdout).expect("UTF-8"),
@@ -187,8 +187,8 @@ impl<'a> Transcript<'a> {
     }
 
     pub(crate) fn juju(&mut self, args: &[&str]) {
-        let came = self.operator.juju(args);
-        self.text.push_str(&golden::entry(&came.line, &came.stdout, &came.stderr, came.code));
+        let output = self.operator.juju(args);
+        self.text.push_str(&golden::entry(&output.line, &output.stdout, &output.stderr, output.code));
     }
 
     /// Compares with the golden file of that name.

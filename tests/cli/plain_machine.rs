@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::{golden, wait_for};
 use crate::machine::Agent;
-use crate::operator::{Operator, came, fixture_charm};
+use crate::operator::{Operator, fixture_charm, output_of};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -130,7 +130,7 @@ fn a_returning_agent_of_a_terminated_machine_leaves(site: &Site) {
     second.record(Some(3));
     assert_eq!((file.exists(), machine_file.exists(), processes_of_units(&operator)), (false, false, 0));
     // Without the machine file there is nothing to start with.
-    let again = came(operator.command("portcullis").args(["machine", "--id", "0"]));
+    let again = output_of(operator.command("portcullis").args(["machine", "--id", "0"]));
     again.is_refusal(1, "Machine 0 was not found");
     golden::refusals("machine_leaves");
 }
@@ -141,11 +141,11 @@ fn a_machine_leaves_by_hand(site: &Site) {
     let running = agent(&operator, "0", &[]);
     let file = started_unit(&operator);
     drop(running);
-    let left = came(operator.command("portcullis").args(["machine", "--id", "0", "--leave"]));
+    let left = output_of(operator.command("portcullis").args(["machine", "--id", "0", "--leave"]));
     assert_eq!(left.code, 0, "{left:?}");
     assert!(left.stderr.contains("Machine 0 has left: 1 units"), "{left:?}");
     assert_eq!((file.exists(), processes_of_units(&operator)), (false, 0));
-    let again = came(operator.command("portcullis").args(["machine", "--id", "0", "--leave"]));
+    let again = output_of(operator.command("portcullis").args(["machine", "--id", "0", "--leave"]));
     again.fails_with(1, "no credentials for machine 0");
     golden::all_compared();
 }

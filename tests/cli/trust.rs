@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::daemon::{Daemon, juju};
 use crate::harness::{golden, wait_for};
-use crate::operator::{Came, Operator, came, fixture_charm, line_of};
+use crate::operator::{Operator, Output, fixture_charm, line_of, output_of};
 
 const DEADLINE: Duration = Duration::from_secs(90);
 const NOBODY: u32 = 65_534;
@@ -29,7 +29,7 @@ fn portcullis(operator: &Operator, args: &[&str]) -> Command {
 
 /// Runs the command to its end and returns its exit code and its stderr.
 #[track_caller]
-fn ended(operator: &Operator, mut command: Command) -> Came {
+fn ended(operator: &Operator, mut command: Command) -> Output {
     let log = operator.home().join("ended.log");
     let mut child = command.stdout(Stdio::null()).stderr(File::create(&log).unwrap()).spawn().unwrap();
     let end = std::time::Instant::now() + DEADLINE;
@@ -45,11 +45,11 @@ fn ended(operator: &Operator, mut command: Command) -> Came {
         std::thread::sleep(Duration::from_millis(20));
     };
     let stderr = fs::read_to_string(&log).unwrap();
-    Came { line: line_of(&command), code, stdout: String::new(), stderr }
+    Output { line: line_of(&command), code, stdout: String::new(), stderr }
 }
 
 #[track_caller]
-fn is_refused(refused: &Came, why: &str, repair: &str) {
+fn is_refused(refused: &Output, why: &str, repair: &str) {
     let last: Vec<&str> = refused.stderr.lines().rev().take(2).collect();
     assert_eq!(refused.code, 1, "{refused:?}");
     assert!(last[1].starts_with("error: ") && last[1].contains(why), "{refused:?}");
@@ -249,7 +249,7 @@ fn hooks_gain_no_privileges() {
     // The positive control: outside a hook the program gives every user the rights of root.
     let mut elsewhere = Command::new("setpriv");
     elsewhere.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&id).arg("-u");
-    assert_eq!(came(&mut elsewhere).stdout, "0\n");
+    assert_eq!(output_of(&mut elsewhere).stdout, "0\n");
     let daemon = Daemon::start(&mut portcullis(&operator, &["up", "--listen", "127.0.0.1:0"]));
     let start = format!("id -u; {} -u; grep NoNewPrivs /proc/self/status", id.display());
     deploy(&operator, &charm(&operator, "climber", &start));

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::daemon::{DEADLINE, Daemon};
 use crate::harness::{binary, wait_for};
 use crate::netns::{Attempt, Net, SERVER};
-use crate::operator::{Operator, came, fixture_charm};
+use crate::operator::{Operator, fixture_charm, output_of};
 
 /// Runs the command in the machine's network namespace.
 fn inside(net: &Net, command: &Command) -> Command {
@@ -31,9 +31,9 @@ fn up_with_nftables_opens_and_closes_a_port() {
     let (operator, net) = (Operator::with_store(""), Net::new());
     let juju = |args: &[&str]| {
         let mut command = operator.command("juju");
-        let came = came(&mut inside(&net, command.env_remove("JUJU_ZOOKEEPER").args(args)));
-        assert_eq!(came.code, 0, "juju {args:?}: {came:?}");
-        came.stdout
+        let output = output_of(&mut inside(&net, command.env_remove("JUJU_ZOOKEEPER").args(args)));
+        assert_eq!(output.code, 0, "juju {args:?}: {output:?}");
+        output.stdout
     };
     let mut up = operator.command("portcullis");
     up.args(["up", "--listen", "127.0.0.1:0", "--firewall", "nftables", "--units-dir", "units"]);

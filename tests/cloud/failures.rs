@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use crate::cloud::front::Act;
 use crate::controller::{Controller, DEADLINE};
 use crate::harness::wait_for;
-use crate::operator::{Came, came};
+use crate::operator::{Output, output_of};
 use crate::world::World;
 
 /// Returns a controller without the variable `missing` and without the instance metadata service as
@@ -22,8 +22,8 @@ fn without(world: &World, missing: &str) -> Command {
 
 /// Runs a controller that refuses to start, and returns its output without the lines of the log
 /// level `info`: roles that have started before may log.
-fn refusal(command: &mut Command) -> Came {
-    let mut shown = came(command);
+fn refusal(command: &mut Command) -> Output {
+    let mut shown = output_of(command);
     let lines = shown.stderr.lines().filter(|line| !line.contains(" INFO "));
     shown.stderr = lines.map(|line| format!("{line}\n")).collect();
     shown

@@ -15,7 +15,7 @@ use crate::controller::{self, Controller, DEADLINE};
 use crate::harness::scenario::Site;
 use crate::harness::wire::Client;
 use crate::harness::{Store, wait_for};
-use crate::operator::{Came, Operator, came, fixture_charm};
+use crate::operator::{Operator, Output, fixture_charm, output_of};
 
 pub(crate) struct World {
     pub(crate) account: Account,
@@ -89,8 +89,8 @@ impl World {
     /// Runs a hook tool in the environment of a unit's hook.
     pub(crate) fn hook(&self, unit: &str, tool: &str) {
         let exports = self.operator.does(&["hook-env", unit]).stdout;
-        let came = came(Command::new("sh").args(["-c", &format!("{exports}{tool}")]));
-        assert_eq!((came.code, came.stderr.as_str()), (0, ""), "{tool}: {came:?}");
+        let output = output_of(Command::new("sh").args(["-c", &format!("{exports}{tool}")]));
+        assert_eq!((output.code, output.stderr.as_str()), (0, ""), "{tool}: {output:?}");
     }
 
     /// Returns a machine from `juju status`.
@@ -144,10 +144,10 @@ impl World {
 
     /// Waits until the output of `juju firewall explain` contains `text`.
     #[track_caller]
-    pub(crate) fn wait_for_explanation(&self, machine: u32, text: &str) -> Came {
+    pub(crate) fn wait_for_explanation(&self, machine: u32, text: &str) -> Output {
         wait_for(&format!("explanation with {text:?}"), DEADLINE, || {
-            let came = self.operator.juju(&["firewall", "explain", &machine.to_string()]);
-            (came.stdout.contains(text) || came.stderr.contains(text)).then_some(came)
+            let output = self.operator.juju(&["firewall", "explain", &machine.to_string()]);
+            (output.stdout.contains(text) || output.stderr.contains(text)).then_some(output)
         })
     }
 

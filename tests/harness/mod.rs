@@ -202,9 +202,9 @@ impl Store {
         self.ask(word, Duration::from_secs(10))
     }
 
-    fn ask(&self, word: &str, patience: Duration) -> Option<String> {
+    fn ask(&self, word: &str, timeout: Duration) -> Option<String> {
         let mut stream = TcpStream::connect_timeout(&self.addr(), Duration::from_secs(2)).ok()?;
-        stream.set_read_timeout(Some(patience)).ok()?;
+        stream.set_read_timeout(Some(timeout)).ok()?;
         stream.write_all(word.as_bytes()).ok()?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).ok()?;
@@ -226,16 +226,16 @@ impl Store {
     /// Returns whether our own process replies, and not another one that took the port meanwhile.
     fn serves(&self) -> bool {
         // ZooKeeper accepts connections shortly before it reads from them, and loses those.
-        let patience = Duration::from_millis(200);
+        let timeout = Duration::from_millis(200);
         match self.kind {
             Kind::ZooKeeper => {
                 let data_dir = format!("dataDir={}", self.data_dir().display());
-                self.ask("conf", patience).is_some_and(|conf| conf.contains(&data_dir))
+                self.ask("conf", timeout).is_some_and(|conf| conf.contains(&data_dir))
             }
             Kind::Keeper => {
                 let line = format!("listening on {}", self.addr());
                 self.log().lines().any(|printed| printed == line)
-                    && self.ask("ruok", patience).as_deref() == Some("imok")
+                    && self.ask("ruok", timeout).as_deref() == Some("imok")
             }
         }
     }

@@ -144,7 +144,7 @@ fn overwrite(site: &Site, path: &NodePath, data: Option<&[u8]>) -> Vec<u8> {
 }
 
 fn listed(site: &Site, name: &str) -> Option<String> {
-    let (_, out, _) = site.came(&["heartbeat", "list", "--format", "json"]);
+    let (_, out, _) = site.output_of(&["heartbeat", "list", "--format", "json"]);
     let list: Value = serde_json::from_str(&out).ok()?;
     let found = list.as_array()?.iter().find(|component| component["component"] == name)?;
     found["health"].as_str().map(str::to_owned)

@@ -14,11 +14,11 @@ mod invariants;
 mod late;
 mod losses;
 mod manager;
+#[cfg(feature = "mutants")]
+mod mutants;
 mod operator;
 mod oracle;
 mod outage;
-#[cfg(feature = "planted")]
-mod planted;
 mod problem_bodies;
 mod process;
 mod recovery;

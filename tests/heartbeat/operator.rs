@@ -73,8 +73,8 @@ fn watch_prints_changes_as_they_happen() {
     client.beat("old").unwrap();
     wait_for("a component in the store", DEADLINE, || (health(&site, "old") == "ok").then_some(()));
     let (_watching, lines) = Watching::new(&site, &["heartbeat", "watch"]);
-    let next_of = |name: &str, patience: Duration| {
-        let end = Instant::now() + patience;
+    let next_of = |name: &str, timeout: Duration| {
+        let end = Instant::now() + timeout;
         loop {
             let line = lines.recv_timeout(end.saturating_duration_since(Instant::now())).ok()?;
             if line.split("  ").nth(1) == Some(name) {
@@ -150,7 +150,7 @@ fn watch_misses_no_change() {
 #[test]
 fn mass_outage_is_shown_and_can_be_released() {
     let (site, tracker, mut client) = begin(&["Warntime=2", "Errtime=3", "Mass_hold=3600"]);
-    let (code, out, printed) = site.came(&["heartbeat", "release"]);
+    let (code, out, printed) = site.output_of(&["heartbeat", "release"]);
     assert_eq!((code, out.as_str(), printed.as_str()), (Some(0), "", "No deaths are held.\n"));
     // All at once: each first beat waits for the store, and the components should fall silent
     // together.
@@ -158,16 +158,16 @@ fn mass_outage_is_shown_and_can_be_released() {
     assert_eq!(client.ask("POST", "/hmi/v1/heartbeats", &[], beats.as_bytes()).unwrap().status, 200);
     let held = "warning: 4 of 4 components are silent at once: their deaths are held\n\
                 hint: `juju heartbeat release` confirms the outage and declares them dead\n";
-    wait_for("an alarm", DEADLINE, || (site.came(&["heartbeat", "list"]).2 == held).then_some(()));
+    wait_for("an alarm", DEADLINE, || (site.output_of(&["heartbeat", "list"]).2 == held).then_some(()));
     assert_eq!(["a", "b", "c", "d"].map(|name| health(&site, name)), ["warned"; 4]);
     assert!(tracker.get("/hmi/v1/health").1.contains("4 of 4 are silent; deaths are held"));
     // Components that return are no longer counted.
     assert_eq!(client.beat("d").unwrap(), 200);
     wait_for("the numbers of now", DEADLINE, || {
         assert_eq!(client.beat("d").unwrap(), 200);
-        (site.came(&["heartbeat", "list"]).2 == held.replace("4 of 4", "3 of 4")).then_some(())
+        (site.output_of(&["heartbeat", "list"]).2 == held.replace("4 of 4", "3 of 4")).then_some(())
     });
-    let (code, out, printed) = site.came(&["heartbeat", "release"]);
+    let (code, out, printed) = site.output_of(&["heartbeat", "release"]);
     assert_eq!((code, out.as_str()), (Some(0), ""));
     assert_eq!(printed, "The held deaths will be declared.\n");
     wait_for("the deaths", DEADLINE, || {
@@ -175,7 +175,7 @@ fn mass_outage_is_shown_and_can_be_released() {
         ["a", "b", "c"].iter().all(|name| health(&site, name) == "dead").then_some(())
     });
     wait_for("the end of the alarm", DEADLINE, || {
-        site.came(&["heartbeat", "list"]).2.is_empty().then_some(())
+        site.output_of(&["heartbeat", "list"]).2.is_empty().then_some(())
     });
     tracker.end();
 }
@@ -188,12 +188,12 @@ fn release_without_a_judge_is_for_the_next_one() {
     let second = site.tracker(&["--open"]);
     let beats = json!(["a", "b", "c", "d"].map(beat)).to_string();
     assert_eq!(client.ask("POST", "/hmi/v1/heartbeats", &[], beats.as_bytes()).unwrap().status, 200);
-    let is_held = || site.came(&["heartbeat", "list"]).2.contains("their deaths are held");
+    let is_held = || site.output_of(&["heartbeat", "list"]).2.contains("their deaths are held");
     wait_for("an alarm", DEADLINE, || is_held().then_some(()));
     let (judge, other) = if first.is_judging() { (first, second) } else { (second, first) };
     judge.kill9();
     assert!(is_held() && !other.is_judging());
-    let (code, _, printed) = site.came(&["heartbeat", "release"]);
+    let (code, _, printed) = site.output_of(&["heartbeat", "release"]);
     assert_eq!((code, printed.as_str()), (Some(0), "The held deaths will be declared.\n"));
     wait_for("the deaths", DEADLINE, || {
         ["a", "b", "c", "d"].iter().all(|name| health(&site, name) == "dead").then_some(())
@@ -205,7 +205,7 @@ fn release_without_a_judge_is_for_the_next_one() {
 fn component_in_maintenance_causes_no_warning() {
     let (site, tracker, mut client) = begin(&["Warntime=2", "Errtime=3600", "Mass_share=0"]);
     site.juju(&["add-machine", "--instance-id", "i-0"]);
-    let (code, out, printed) = site.came(&["machine", "maintenance", "quiet", "--for", "1h"]);
+    let (code, out, printed) = site.output_of(&["machine", "maintenance", "quiet", "--for", "1h"]);
     assert_eq!((code, out.as_str()), (Some(0), ""));
     assert!(printed.starts_with("quiet is in maintenance until 2") && printed.ends_with("Z.\n"), "{printed}");
     for name in ["quiet", "other"] {
@@ -216,11 +216,11 @@ fn component_in_maintenance_causes_no_warning() {
     assert_eq!(health(&site, "quiet"), "ok");
     assert!(site.juju(&["heartbeat", "show", "quiet"]).contains("maintenance-until: 2"));
     assert!(!site.juju(&["heartbeat", "show", "other"]).contains("maintenance-until"));
-    let (code, _, printed) = site.came(&["machine", "maintenance", "quiet", "--end"]);
+    let (code, _, printed) = site.output_of(&["machine", "maintenance", "quiet", "--end"]);
     assert_eq!((code, printed.as_str()), (Some(0), "quiet is no longer in maintenance.\n"));
     wait_for("a warning after the end", DEADLINE, || (health(&site, "quiet") == "warned").then_some(()));
 
-    let (code, _, printed) = site.came(&["machine", "maintenance", "0"]);
+    let (code, _, printed) = site.output_of(&["machine", "maintenance", "0"]);
     assert!(code == Some(0) && printed.starts_with("machine-0 is in maintenance until 2"), "{printed}");
     for (args, code, problem) in [
         (&["machine", "maintenance", "7"][..], 1, "error: Machine 7 was not found\n"),
@@ -242,8 +242,8 @@ fn component_in_maintenance_causes_no_warning() {
             "error: Invalid Warntime: not a number of seconds from 1 to 86400\n",
         ),
     ] {
-        let (came, out, printed) = site.came(args);
-        assert_eq!((came, out.as_str()), (Some(code), ""), "{args:?}: {printed}");
+        let (exit_code, out, printed) = site.output_of(args);
+        assert_eq!((exit_code, out.as_str()), (Some(code), ""), "{args:?}: {printed}");
         assert!(printed.starts_with(problem), "{args:?}: {printed}");
     }
     tracker.end();
@@ -274,15 +274,15 @@ fn unreadable_bucket_hides_only_its_own_components() {
     let bucket = paths::heartbeat_bucket(bucket_of("a"));
     assert_ne!(bucket, paths::heartbeat_bucket(bucket_of("b")));
     overwrite(&site, &bucket, b"garbage");
-    let (code, out, printed) = site.came(&["heartbeat", "list"]);
+    let (code, out, printed) = site.output_of(&["heartbeat", "list"]);
     assert!(
         code == Some(1) && out.contains("\nb  ") && out.contains("\na          unreadable  -"),
         "{out}{printed}"
     );
     assert_eq!(printed, format!("error: some components cannot be shown: {bucket}: no JSON\n"));
-    let (code, out, _) = site.came(&["heartbeat", "show", "b"]);
+    let (code, out, _) = site.output_of(&["heartbeat", "show", "b"]);
     assert!(code == Some(0) && out.starts_with("component: b\n"), "{out}");
-    let (code, _, printed) = site.came(&["heartbeat", "show", "a"]);
+    let (code, _, printed) = site.output_of(&["heartbeat", "show", "a"]);
     assert_eq!((code, printed), (Some(1), format!("error: {bucket}: no JSON\n")));
 }
 
@@ -299,11 +299,11 @@ fn unreadable_bucket_is_an_error_of_its_machine() {
     assert_eq!(client.beat(&neighbour).unwrap(), 200);
     wait_for("a component in the store", DEADLINE, || (health(&site, &neighbour) == "ok").then_some(()));
     tracker.end();
-    let (code, _, printed) = site.came(&["status"]);
+    let (code, _, printed) = site.output_of(&["status"]);
     assert_eq!((code, printed.as_str()), (Some(0), ""));
     let bucket = paths::heartbeat_bucket(number);
     overwrite(&site, &bucket, b"garbage");
-    let (code, out, printed) = site.came(&["status", "--format", "json"]);
+    let (code, out, printed) = site.output_of(&["status", "--format", "json"]);
     assert_eq!((code, printed), (Some(1), format!("error: {bucket}: no JSON\n")));
     let machines = serde_json::from_str::<Value>(&out).unwrap()["machines"].clone();
     assert_eq!(machines["0"]["error"], format!("{bucket}: no JSON"));
@@ -317,7 +317,7 @@ fn unreadable_alarm_hides_no_component() {
     assert_eq!(client.beat("a").unwrap(), 200);
     tracker.end();
     overwrite(&site, &paths::heartbeat_alarm(), b"garbage");
-    let (code, out, printed) = site.came(&["heartbeat", "list"]);
+    let (code, out, printed) = site.output_of(&["heartbeat", "list"]);
     assert!(code == Some(0) && out.contains("a  "), "{out}{printed}");
     assert_eq!(printed, "warning: /controller/heartbeat/alarm: no alarm: are deaths held?\n");
 }

@@ -39,7 +39,7 @@ impl Site {
     }
 
     /// The exit code of a command, and its stdout and stderr.
-    pub(crate) fn came(&self, args: &[&str]) -> (Option<i32>, String, String) {
+    pub(crate) fn output_of(&self, args: &[&str]) -> (Option<i32>, String, String) {
         let done = self.command("juju").args(args).output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         (done.status.code(), text(done.stdout), text(done.stderr))

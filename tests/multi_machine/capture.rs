@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::harness::{binary, wait_for};
 use crate::net::{Net, store_address};
-use crate::operator::{Came, Operator, came};
+use crate::operator::{Operator, Output, output_of};
 use crate::world::DEADLINE;
 
 /// A text that occurs only in the charm.
@@ -45,15 +45,15 @@ struct Site<'a> {
 }
 
 impl Site<'_> {
-    fn juju(&self, args: &[&str]) -> Came {
-        came(self.net.on_hub(self.operator.command("juju").args(args)).stdin(Stdio::null()))
+    fn juju(&self, args: &[&str]) -> Output {
+        output_of(self.net.on_hub(self.operator.command("juju").args(args)).stdin(Stdio::null()))
     }
 
     #[track_caller]
-    fn does(&self, args: &[&str]) -> Came {
-        let came = self.juju(args);
-        assert_eq!(came.code, 0, "juju {args:?}: {came:?}");
-        came
+    fn does(&self, args: &[&str]) -> Output {
+        let output = self.juju(args);
+        assert_eq!(output.code, 0, "juju {args:?}: {output:?}");
+        output
     }
 
     fn start(&self, name: &str, wrap: impl Fn(&Command) -> Command, command: &Command) -> Running {

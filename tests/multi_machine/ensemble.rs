@@ -14,7 +14,7 @@ use crate::harness::{START_DEADLINE, wait_for};
 use crate::net::{Net, store_address};
 
 const MEMBERS: usize = 3;
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 
 pub(crate) struct Ensemble<'a> {
     net: &'a Net,
@@ -73,8 +73,8 @@ impl<'a> Ensemble<'a> {
     fn ask(&self, member: usize, word: &str) -> Option<String> {
         let to = format!("{}:2181", store_address(member)).parse().unwrap();
         self.net.hub().enter(|| {
-            let mut stream = TcpStream::connect_timeout(&to, PATIENCE).ok()?;
-            stream.set_read_timeout(Some(PATIENCE)).ok()?;
+            let mut stream = TcpStream::connect_timeout(&to, TIMEOUT).ok()?;
+            stream.set_read_timeout(Some(TIMEOUT)).ok()?;
             stream.write_all(word.as_bytes()).ok()?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer).ok()?;

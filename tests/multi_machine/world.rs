@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::ensemble::Ensemble;
 use crate::harness::{binary, wait_for};
 use crate::net::{Attempt, MACHINES, Net, address};
-use crate::operator::{Came, Operator, came, fixture_charm};
+use crate::operator::{Operator, Output, fixture_charm, output_of};
 
 /// Longer than the session of a killed process lasts on a busy machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
@@ -43,16 +43,16 @@ impl<'a> World<'a> {
         world
     }
 
-    fn juju(&self, args: &[&str]) -> Came {
+    fn juju(&self, args: &[&str]) -> Output {
         let mut command = self.operator.command("juju");
-        came(self.net.on_hub(command.args(args)).stdin(Stdio::null()))
+        output_of(self.net.on_hub(command.args(args)).stdin(Stdio::null()))
     }
 
     #[track_caller]
-    pub(crate) fn does(&self, args: &[&str]) -> Came {
-        let came = self.juju(args);
-        assert_eq!(came.code, 0, "juju {args:?}: {came:?}");
-        came
+    pub(crate) fn does(&self, args: &[&str]) -> Output {
+        let output = self.juju(args);
+        assert_eq!(output.code, 0, "juju {args:?}: {output:?}");
+        output
     }
 
     /// Retries a command until it succeeds: the store may be unavailable for a while.
@@ -157,7 +157,7 @@ impl<'a> World<'a> {
     pub(crate) fn rules(&self, machine: usize) -> String {
         let mut nft = Command::new("nft");
         nft.args(["list", "ruleset"]).env("PATH", std::env::var_os("PATH").unwrap());
-        came(&mut self.net.on_machine(machine, &nft)).stdout
+        output_of(&mut self.net.on_machine(machine, &nft)).stdout
     }
 }
 

@@ -62,8 +62,8 @@ impl World {
         }
         let Some(rest) = self.recovered_at() else { return false };
         let changed = self.interceptor.lock().changed_at;
-        let patience = if changed >= rest { CHANGE_LIMIT } else { RETRY_RECOVERY };
-        self.is_without_faults() && Instant::now() >= changed + patience
+        let timeout = if changed >= rest { CHANGE_LIMIT } else { RETRY_RECOVERY };
+        self.is_without_faults() && Instant::now() >= changed + timeout
     }
 
     /// Checks the invariants that always hold, and convergence if it is due.

@@ -31,10 +31,10 @@ mod generator;
 mod instances;
 mod interceptor;
 mod liveness;
+#[cfg(feature = "mutants")]
+mod mutants;
 mod oracle;
 mod planning;
-#[cfg(feature = "planted")]
-mod planted;
 mod port_bits;
 mod random;
 mod record;

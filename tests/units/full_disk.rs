@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use crate::harness::scenario::{Site, on_both_stores};
 use crate::harness::{ports, wait_for};
 use crate::mounts::Mount;
-use crate::operator::{Came, Operator, came};
+use crate::operator::{Operator, Output, output_of};
 use crate::world::{DEADLINE, World, next_first_uid};
 
 /// Hook code that fills the disk.
@@ -84,8 +84,8 @@ impl Host {
         command
     }
 
-    fn juju(&self, args: &[&str]) -> Came {
-        came(self.command("juju").args(args))
+    fn juju(&self, args: &[&str]) -> Output {
+        output_of(self.command("juju").args(args))
     }
 
     fn up(&self) -> Up {
@@ -128,7 +128,7 @@ fn write_hooks(charm: &Path, hooks: &[(&str, &str)]) {
 
 /// The store refuses changes once the space is used up that its log has reserved. Charms of half a
 /// megabyte use it up.
-fn deploy_until_refused(host: &Host) -> Came {
+fn deploy_until_refused(host: &Host) -> Output {
     for number in 0..40_u32 {
         let charm = host.charm(&format!("bulk{number}"), &[]);
         let noise = (0..500_000_u32).map(|at| (at.wrapping_mul(2_654_435_761 ^ number) >> 13) as u8);

@@ -96,7 +96,7 @@ fn hook_cannot_access_other_units(site: &Site) {
         ("secrets", false, "the store refuses these credentials"),
         ("look", false, "the store refuses these credentials"),
     ] {
-        came(&tried, what, worked, why);
+        output_of(&tried, what, worked, why);
     }
     assert_eq!(operator.status()["services"]["victim"].get("exposed"), None);
     assert_eq!(operator.status()["services"]["victim"]["units"].as_object().unwrap().len(), 1);
@@ -117,7 +117,7 @@ fn hook_cannot_access_other_units(site: &Site) {
     let open = |credentials: &Path| {
         let mut tool = operator.command("open-port");
         tool.arg("8082").env("JUJU_UNIT_NAME", "thief/0").env("JUJU_ENV", "local");
-        crate::operator::came(tool.env("JUJU_CREDENTIALS", credentials))
+        crate::operator::output_of(tool.env("JUJU_CREDENTIALS", credentials))
     };
     assert_eq!(open(&kept).code, 0, "the control: it works as long as the unit is there");
     operator.does(&["destroy-service", "thief"]);
@@ -127,7 +127,7 @@ fn hook_cannot_access_other_units(site: &Site) {
 }
 
 #[track_caller]
-fn came(tried: &str, what: &str, worked: bool, why: &str) {
+fn output_of(tried: &str, what: &str, worked: bool, why: &str) {
     let line = tried.lines().find(|line| line.starts_with(&format!("{what}: "))).expect(what);
     let outcome = if worked { "yes" } else { "no" };
     assert!(line.starts_with(&format!("{what}: {outcome}")) && line.contains(why), "{line}");
@@ -162,7 +162,7 @@ fn hook_cannot_access_another_machine(site: &Site) {
     operator.does(&["deploy", &world.charm("victim", &[("start", "echo up")]), "--to", "1"]);
     world.wait_for_state("victim/0", "started");
     let kept: Vec<_> = fs::read_dir(elsewhere.join("charms")).unwrap().map(|kept| kept.unwrap()).collect();
-    assert_eq!(kept.len(), 1, "the charm, as it came");
+    assert_eq!(kept.len(), 1, "the charm, as it output");
     let hash = kept[0].file_name().into_string().unwrap();
     let tried = |service: &str| {
         let tries: String = ELSEWHERE.iter().map(|(what, how)| format!("try {what} {how}\n")).collect();
@@ -180,14 +180,14 @@ fn hook_cannot_access_another_machine(site: &Site) {
     let agent = world.agent(&[]);
     let refused = tried("thief");
     for (what, _) in ELSEWHERE {
-        came(&refused, what, false, "Permission denied");
+        output_of(&refused, what, false, "Permission denied");
     }
     agent.stop();
     // Control: the same attempts by hooks that run as root.
     let agent = world.agent(&["--hook-user", "0:0"]);
     let worked = tried("robber");
     for (what, _) in ELSEWHERE {
-        came(&worked, what, true, "");
+        output_of(&worked, what, true, "");
     }
     agent.stop();
     other.stop();
@@ -219,7 +219,7 @@ fn hook_cannot_access_another_environment(site: &Site) {
         ("charm", "Permission denied"),
         ("process", "Operation not permitted"),
     ] {
-        came(&refused, what, false, why);
+        output_of(&refused, what, false, why);
     }
     assert!(is_alive(&left));
     let owner = |world: &World, unit: &str| {
@@ -232,7 +232,7 @@ fn hook_cannot_access_another_environment(site: &Site) {
     wait_for("a machine without units", DEADLINE, || two.is_cleared_away().then_some(()));
     second.stop();
     let second = two.agent(&[]);
-    came(&tried("successor"), "credentials", false, "Permission denied");
+    output_of(&tried("successor"), "credentials", false, "Permission denied");
     assert!(![victims, thiefs].contains(&owner(&two, "successor/0")));
     assert_eq!(owner(&one, "victim/0"), victims);
     second.stop();
@@ -240,7 +240,7 @@ fn hook_cannot_access_another_environment(site: &Site) {
     let second = two.agent(&["--hook-user", &format!("{victims}:{victims}")]);
     let worked = tried("robber");
     for what in ["credentials", "charm", "process"] {
-        came(&worked, what, true, "");
+        output_of(&worked, what, true, "");
     }
     second.stop();
     first.stop();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use crate::harness::wait_for;
 use crate::killed::End;
-use crate::operator::{Came, Operator, came};
+use crate::operator::{Operator, Output, output_of};
 use crate::strace::Stepping;
 use crate::world::{DEADLINE, like};
 
@@ -53,8 +53,8 @@ impl Drop for Home {
 }
 
 impl Home {
-    fn juju(&self, args: &[&str]) -> Came {
-        came(self.0.command("juju").env_remove("JUJU_ZOOKEEPER").args(args))
+    fn juju(&self, args: &[&str]) -> Output {
+        output_of(self.0.command("juju").env_remove("JUJU_ZOOKEEPER").args(args))
     }
 
     fn up_under(&self, mut other: Command) -> Child {

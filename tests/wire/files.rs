@@ -9,7 +9,7 @@ use crate::harness::wire::{Client, Create, Hello, dial, read_session, send};
 use crate::harness::{Kind, Options, Store, wait_for};
 
 /// Housekeeping runs once a second; a busy machine is slow.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Starts a keeper through `wrapper`, a shell line that contains `"$@"` and additional arguments.
 fn keeper(wrapper: &str) -> Store {
@@ -69,7 +69,7 @@ fn keeper_without_a_free_descriptor_keeps_serving() {
     for number in 0..5 {
         first.create(&format!("/big{number}"), &[7; 10_000], Create::Persistent);
     }
-    wait_for("log line about the snapshot", PATIENCE, || {
+    wait_for("log line about the snapshot", TIMEOUT, || {
         store.log().contains("snapshot postponed").then_some(())
     });
     assert!(!has_snapshot(&store.data_dir()));
@@ -83,5 +83,5 @@ fn keeper_without_a_free_descriptor_keeps_serving() {
     for number in 5..10 {
         first.create(&format!("/big{number}"), &[7; 10_000], Create::Persistent);
     }
-    wait_for("a snapshot", PATIENCE, || has_snapshot(&store.data_dir()).then_some(()));
+    wait_for("a snapshot", TIMEOUT, || has_snapshot(&store.data_dir()).then_some(()));
 }

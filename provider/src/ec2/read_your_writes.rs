@@ -91,7 +91,7 @@ impl RecentWrites {
     }
 
     /// Drops the writes to a group after an error, so that only EC2's replies count.
-    pub(super) fn doubt(&mut self, group: &GroupId) {
+    pub(super) fn discard(&mut self, group: &GroupId) {
         self.writes.remove(group);
     }
 

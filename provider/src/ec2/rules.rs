@@ -177,7 +177,7 @@ impl Ec2 {
         }
         let mut sent = self.send_once(way, group, rules, until).await;
         if sent == Err(CallError::RulesAlreadySo) {
-            self.memory().recent_writes.doubt(group);
+            self.memory().recent_writes.discard(group);
             let read = self.read_rules(group).await;
             let named = |error: Error| error.with_group_name(&self.environment().group_name(Some(machine)));
             let rest = way.rest(rules, &read.map_err(named)?);
@@ -194,7 +194,7 @@ impl Ec2 {
             }
             (Err(Error::NotBegun { .. }), _) => {}
             (Err(error), _) => {
-                memory.recent_writes.doubt(group);
+                memory.recent_writes.discard(group);
                 if matches!(error, Error::NotFound { .. }) {
                     memory.groups.remove(&machine);
                 }

@@ -12,7 +12,7 @@ use crate::cli::output;
 use crate::store::requests::{Progress, Request};
 use crate::store::{Environment, ZkTree};
 
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -44,10 +44,10 @@ pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
 pub(super) async fn answered(
     environment: &Environment<ZkTree>,
     request: Request,
-    patience: Duration,
+    timeout: Duration,
 ) -> anyhow::Result<Vec<String>> {
     environment.ask(request).await?;
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
     let mut shown = None;
     loop {
         let problem = match environment.progress(request).await? {
@@ -59,12 +59,12 @@ pub(super) async fn answered(
             shown.clone_from(&problem);
         }
         if Instant::now() >= deadline {
-            let seconds = patience.as_secs();
+            let seconds = timeout.as_secs();
             if !environment.has_controller().await? {
                 return Err(Refusal::NoController { seconds }.into());
             }
             return Err(Refusal::NotAnswered { seconds, problem }.into());
         }
-        sleep(LOOK_AGAIN).await;
+        sleep(POLL_INTERVAL).await;
     }
 }

@@ -238,7 +238,7 @@ async fn show(globals: &Globals, name: &Name) -> anyhow::Result<String> {
         format!("changed: {}", utc(record.changed_at)),
         format!("message: {}", record.notification.map_or("-", |notification| notification.message())),
         format!("sequence: {}", record.sequence),
-        format!("state-manager-told: {}", record.notified.as_str()),
+        format!("state-manager-notified: {}", record.notified.as_str()),
     ];
     if record.interval > 0 {
         lines.push(format!("interval: {}s", record.interval));

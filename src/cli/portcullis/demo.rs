@@ -57,8 +57,8 @@ const CHARM: &[(&str, &str, u32)] = &[
 const UNIT: &str = "hello/0";
 
 /// Time limit of each step; only a hang reaches it.
-const PATIENCE: Duration = Duration::from_secs(90);
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const TIMEOUT: Duration = Duration::from_secs(90);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The defaults of `portcullis up`.
 #[derive(Debug, Parser)]
@@ -210,7 +210,7 @@ async fn act(story: &juju::Transcript, client: &Arc<Client>) -> anyhow::Result<(
 
 /// Waits until the unit is in the wanted state.
 async fn becomes(story: &juju::Transcript, wanted: impl Fn(&Unit) -> bool) -> anyhow::Result<Unit> {
-    let patience = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let read =
             async |_: &_, environment: &Environment<ZkTree>| Ok(Snapshot::read(environment.tree()).await?);
@@ -221,8 +221,8 @@ async fn becomes(story: &juju::Transcript, wanted: impl Fn(&Unit) -> bool) -> an
         match unit {
             Some(unit) if wanted(&unit) => return Ok(unit),
             Some(Unit { failure: Some((failure, output)), .. }) => bail!("{failure}: {}", output.join(" ")),
-            _ if Instant::now() >= patience => bail!("{UNIT} takes more than {} s", PATIENCE.as_secs()),
-            _ => sleep(LOOK_AGAIN).await,
+            _ if Instant::now() >= deadline => bail!("{UNIT} takes more than {} s", TIMEOUT.as_secs()),
+            _ => sleep(POLL_INTERVAL).await,
         }
     }
 }
@@ -240,7 +240,7 @@ async fn port_of_unit(story: &juju::Transcript) -> anyhow::Result<u16> {
 
 /// Repeats the request until it ends as expected, and shows the last one.
 async fn fetch(client: &Arc<Client>, port: u16, kind: Kind, start: &str) -> anyhow::Result<()> {
-    let patience = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let asking = Arc::clone(client);
         let answer = tokio::task::spawn_blocking(move || asking.get(port)).await;
@@ -250,38 +250,38 @@ async fn fetch(client: &Arc<Client>, port: u16, kind: Kind, start: &str) -> anyh
             let text = format!("$ curl http://{}:{port}/\n{shown}", client.host());
             return output::data(&text).context("cannot write to stdout");
         }
-        if Instant::now() >= patience {
+        if Instant::now() >= deadline {
             bail!("unexpected answer from port {port}: {}", answer.shown.trim());
         }
-        sleep(LOOK_AGAIN).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
 /// Waits for the page that the `unexposed` hook writes: the port may close before that hook begins,
 /// and a service that is destroyed meanwhile never runs it.
 async fn hook_has_run(port: u16) -> anyhow::Result<()> {
-    let patience = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let asking = tokio::task::spawn_blocking(move || network::own_request("127.0.0.1", port));
         if asking.await.context("the request has panicked")?.shown.starts_with("Hello from") {
             return Ok(());
         }
-        if Instant::now() >= patience {
-            bail!("the unexposed hook has not run after {} s", PATIENCE.as_secs());
+        if Instant::now() >= deadline {
+            bail!("the unexposed hook has not run after {} s", TIMEOUT.as_secs());
         }
-        sleep(LOOK_AGAIN).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
 /// Waits until nothing of the unit is left on the machine.
 async fn clear_away(units: &Path) -> anyhow::Result<()> {
-    let patience = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let runs = units.join("runs");
     while fs::read_dir(&runs).is_ok_and(|mut units| units.next().is_some()) {
-        if Instant::now() >= patience {
+        if Instant::now() >= deadline {
             bail!("the unit's processes do not end");
         }
-        sleep(LOOK_AGAIN).await;
+        sleep(POLL_INTERVAL).await;
     }
     Ok(())
 }

@@ -68,8 +68,8 @@ pub fn metrics(stats: &TrackerStats, counts: &Counts) -> String {
         gauge("judging", "Whether this replica judges", stats.judging.into()),
         gauge("alarm", "Whether deaths are held because of a mass outage", stats.alarm.is_some().into()),
         gauge(
-            "components_untold",
-            "Components whose newest change the state manager does not know",
+            "components_unnotified",
+            "Components whose newest change the state manager has not accepted",
             count(counts.unnotified),
         ),
         gauge("components_refused", "Components that the state manager refused", count(counts.refused)),

@@ -101,7 +101,7 @@ pub struct Round {
     /// At least one call was accepted.
     any_accepted: bool,
     /// This many refused names without an accepted one end the round.
-    patience: usize,
+    max_refusals: usize,
     /// Components that were alone in a call with an unclear answer.
     unclear: Vec<(Name, u64)>,
     done: Outcome,
@@ -133,13 +133,13 @@ impl Round {
             calls.extend(self::calls(notification, &entries));
         }
         let (unclear, done) = (Vec::new(), Outcome::default());
-        Self { calls, any_accepted: false, patience: REFUSES_ALL, unclear, done }
+        Self { calls, any_accepted: false, max_refusals: REFUSES_ALL, unclear, done }
     }
 
     /// Like [`Round::of`], for components that were rejected before and are likely to be rejected
     /// again.
     pub fn retry(changes: &[Change]) -> Self {
-        Self { patience: usize::MAX, ..Self::of(changes) }
+        Self { max_refusals: usize::MAX, ..Self::of(changes) }
     }
 
     /// The next call, or `None` after the last one.
@@ -168,7 +168,7 @@ impl Round {
                 }
                 let clear = answer == Answer::Refused;
                 if clear { &mut self.done.refused } else { &mut self.unclear }.extend(entries);
-                if !self.any_accepted && self.done.refused.len() + self.unclear.len() >= self.patience {
+                if !self.any_accepted && self.done.refused.len() + self.unclear.len() >= self.max_refusals {
                     self.done.refused.clear();
                     self.give_up();
                 }

@@ -130,7 +130,8 @@ fn double_quoted(out: &mut String, text: &str) {
     out.push('"');
 }
 
-/// Whether every parser reads the text as itself without quotes. Too strict in doubt.
+/// Whether every parser reads the text as itself without quotes.
+/// Quotes that may not be necessary are harmless.
 fn is_plain(text: &str) -> bool {
     let Some(first) = text.chars().next() else { return false };
     let safe = |c: char| c.is_ascii_alphanumeric() || " _-./:@+=,()~%^$;'<>#".contains(c);

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use super::*;
 
 /// Longer than any exchange here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 struct TestServer {
     addr: SocketAddr,
@@ -89,7 +89,7 @@ impl TestServer {
 
 async fn until_end(stream: &mut TcpStream) -> String {
     let mut answer = Vec::new();
-    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await;
+    let read = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut answer)).await;
     read.expect("an end").expect("a clean end");
     String::from_utf8(answer).unwrap()
 }
@@ -199,7 +199,7 @@ async fn stop_closes_idle_connections_and_the_listener() {
     let mut byte = [0; 1];
     idle.read_exact(&mut byte).await.unwrap();
     server.stop.send_replace(true);
-    tokio::time::timeout(PATIENCE, server.serving).await.expect("an end").unwrap();
+    tokio::time::timeout(TIMEOUT, server.serving).await.expect("an end").unwrap();
     assert!(until_end(&mut idle).await.contains("GET /x"));
     assert!(TcpStream::connect(server.addr).await.is_err());
 }
@@ -223,7 +223,7 @@ async fn begun_requests_are_answered_after_stop() {
         let answer = until_end(stream).await;
         assert!(status(&answer) == "200" && answer.ends_with("POST /asked None None 3"), "{cut}: {answer:?}");
     }
-    tokio::time::timeout(PATIENCE, server.serving).await.expect("an end").unwrap();
+    tokio::time::timeout(TIMEOUT, server.serving).await.expect("an end").unwrap();
 }
 
 /// Reads `count` whole answers.
@@ -236,7 +236,7 @@ async fn answers(stream: &mut TcpStream, count: usize) -> Vec<String> {
             assert_eq!(whole.iter().map(String::len).sum::<usize>(), text.len(), "{text}");
             return whole;
         }
-        let read = tokio::time::timeout(PATIENCE, stream.read(&mut bytes)).await.expect("an answer").unwrap();
+        let read = tokio::time::timeout(TIMEOUT, stream.read(&mut bytes)).await.expect("an answer").unwrap();
         assert!(read > 0, "ended after {text:?}");
         text.push_str(std::str::from_utf8(&bytes[..read]).unwrap());
     }
@@ -286,7 +286,7 @@ async fn fast_path_answers_in_order_for_every_segmentation() {
             let mut text = String::new();
             let mut buffer = vec![0; 4096];
             while whole_answers(&text).len() < 40 {
-                let read = tokio::time::timeout(PATIENCE, near.read(&mut buffer)).await.unwrap().unwrap();
+                let read = tokio::time::timeout(TIMEOUT, near.read(&mut buffer)).await.unwrap().unwrap();
                 assert!(read > 0, "{text}");
                 text.push_str(std::str::from_utf8(&buffer[..read]).unwrap());
             }
@@ -386,7 +386,7 @@ async fn large_bodies_share_a_memory_limit() {
     first.write_all(&large.as_bytes()[..large.len() - 1]).await.unwrap();
     let begun = std::time::Instant::now();
     let refused = loop {
-        assert!(begun.elapsed() < PATIENCE, "never refused");
+        assert!(begun.elapsed() < TIMEOUT, "never refused");
         let answer = server.ask(large.replace("Host", "Connection: close\r\nHost").as_bytes()).await;
         if status(&answer) == "503" {
             break answer;
@@ -448,5 +448,5 @@ async fn one_address_gets_half_of_the_connections() {
             }
         }
     };
-    tokio::time::timeout(PATIENCE, taken).await.expect("room");
+    tokio::time::timeout(TIMEOUT, taken).await.expect("room");
 }

@@ -1,4 +1,4 @@
-//! Mutation tests of the simulator: each bug of a fixed list is planted, and one of the regression
+//! Mutation tests of the simulator: each bug of a fixed list is switched on, and one of the regression
 //! scenarios or of the first worlds must fail because of it.
 
 use std::sync::Mutex;
@@ -13,7 +13,7 @@ use crate::{first_line, run_in_world, simulate};
 const WORLDS: u64 = 3000;
 
 /// Returns the first scenario or world that fails because of the bug, and its message.
-fn found(bug: Mutant) -> Option<(String, String)> {
+fn find_failure(bug: Mutant) -> Option<(String, String)> {
     activate(Some(bug));
     let in_scenarios = SCENARIOS.iter().find_map(|(name, scenario)| {
         let outcome = std::panic::catch_unwind(|| run_in_world(scenario()));
@@ -30,7 +30,7 @@ fn found(bug: Mutant) -> Option<(String, String)> {
 }
 
 #[test]
-fn alone_every_planted_bug_is_found() {
+fn alone_every_mutant_is_found() {
     std::panic::set_hook(Box::new(|_| {}));
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     // The other bugs are for the heartbeat simulator.
@@ -38,7 +38,7 @@ fn alone_every_planted_bug_is_found() {
         Mutant::ALL.iter().copied().filter(|bug| !Mutant::HEARTBEAT.contains(bug)).collect();
     let work = || {
         while let Some(&bug) = bugs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let found = found(bug);
+            let found = find_failure(bug);
             results.lock().expect("a lock").push((bug, found));
         }
     };
