@@ -216,9 +216,9 @@ impl Judge {
         let answered = replicas.others().all(|id| replicas.has_answered(id, request));
         let mut inner = shared.lock();
         let now = shared.now(&inner);
-        let raised = self.state.decide(&mut inner.audit, now, answered, replicas.is_alone());
+        let is_new_hold = self.state.decide(&mut inner.audit, now, answered, replicas.is_alone());
         inner.stats.alarm = inner.audit.alarm();
-        if let Some((silent, alive)) = inner.stats.alarm.filter(|_| raised) {
+        if let Some((silent, alive)) = inner.stats.alarm.filter(|_| is_new_hold) {
             error!(silent, alive, "mass outage; deaths are held");
         }
     }

@@ -96,7 +96,7 @@ pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
                     ));
                     output::hint("`juju heartbeat release` confirms the outage and declares them dead");
                 }
-                Ok(None | Some(Hold::Passing)) => {}
+                Ok(None | Some(Hold::Released)) => {}
                 Err(problem) => output::message(&format!("warning: {problem}: are deaths held?")),
             }
             if lost_trackers > 0 {
@@ -126,7 +126,7 @@ pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
                 let tree = environment.tree();
                 heartbeat_store::ensure(tree, &environment.info().roles).await?;
                 // An unreadable alarm may be a hold.
-                let held = !matches!(heartbeat_store::alarm(tree).await?.0, Ok(None | Some(Hold::Passing)))
+                let held = !matches!(heartbeat_store::alarm(tree).await?.0, Ok(None | Some(Hold::Released)))
                     || heartbeat_store::overview(tree).await?.lost_trackers > 0;
                 heartbeat_store::release(tree).await?;
                 Ok(held)

@@ -67,7 +67,7 @@ pub struct Change {
 pub struct Decisions {
     pub changes: Vec<Change>,
     /// A mass outage begins with this pass: deaths are held.
-    pub raised: bool,
+    pub is_new_hold: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -284,9 +284,9 @@ impl Audit {
     }
 
     /// Becomes the judge: all deadlines are set again.
-    pub fn start_judging(&mut self, now: u64, course: HoldPhase) {
+    pub fn start_judging(&mut self, now: u64, phase: HoldPhase) {
         self.judging = true;
-        self.hold.resume(course, now, self.err);
+        self.hold.resume(phase, now, self.err);
         self.rearm(now);
         self.changed_by_beat =
             self.table.iter().filter(|(_, c)| c.unjudged_beat).map(|(entry, _)| entry).collect();
@@ -419,13 +419,13 @@ impl Audit {
     /// Declares held deaths, because an operator has confirmed them.
     pub fn release(&mut self, now: u64) {
         self.hold.release(now, self.err);
-        self.let_go(now);
+        self.end_hold(now);
         self.end_holds_for_trackers();
     }
 
     /// The phase of the mass outage.
-    pub fn course(&self, now: u64) -> HoldPhase {
-        self.hold.course(now)
+    pub fn hold_phase(&self, now: u64) -> HoldPhase {
+        self.hold.phase(now)
     }
 
     /// While deaths are held: the number of silent components and of all.

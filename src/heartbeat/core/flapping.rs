@@ -11,7 +11,7 @@ struct Flap {
     count: u16,
     last: u64,
     /// The time of the last change, in either direction.
-    moved: u64,
+    changed_at: u64,
 }
 
 /// Recent restarts. Only components that restarted lately are in it.
@@ -23,7 +23,7 @@ pub struct Flaps {
 impl Flaps {
     /// Records a restart, which counts for as long as `memory`.
     pub fn restarted(&mut self, entry: u32, now: u64, memory: u64) {
-        let flap = self.lately.entry(entry).or_insert(Flap { count: 0, last: now, moved: now });
+        let flap = self.lately.entry(entry).or_insert(Flap { count: 0, last: now, changed_at: now });
         if flap.last + memory < now {
             flap.count = 0;
         }
@@ -33,19 +33,19 @@ impl Flaps {
 
     /// Continues the counts of the previous judge.
     pub fn resumed(marked: impl IntoIterator<Item = (u32, u16)>, now: u64) -> Self {
-        let flap = |(entry, count)| (entry, Flap { count, last: now, moved: now });
+        let flap = |(entry, count)| (entry, Flap { count, last: now, changed_at: now });
         Self { lately: marked.into_iter().map(flap).collect() }
     }
 
-    pub fn moved(&mut self, entry: u32, now: u64) {
+    pub fn record_change(&mut self, entry: u32, now: u64) {
         if let Some(flap) = self.lately.get_mut(&entry) {
-            flap.moved = now;
+            flap.changed_at = now;
         }
     }
 
     /// Whether a component is flapping and has not been stable for as long as `damping`.
     pub fn is_damped(&self, entry: u32, now: u64, damping: u64) -> bool {
-        self.lately.get(&entry).is_some_and(|flap| flap.count >= FLAPS && now < flap.moved + damping)
+        self.lately.get(&entry).is_some_and(|flap| flap.count >= FLAPS && now < flap.changed_at + damping)
     }
 
     /// The number of restarts, if the component is flapping.

@@ -144,7 +144,7 @@ impl JudgeState {
         // A change that cannot be stored must not be published: the next judge could not read it.
         let writable = |change: &Change| !self.frozen.contains(&bucket_of(change.name.as_str()));
         self.unpublished.extend(decisions.changes.into_iter().filter(writable));
-        decisions.raised
+        decisions.is_new_hold
     }
 
     /// Whether deadlines have passed up to which the beats of other replicas are not known.
@@ -180,9 +180,9 @@ impl JudgeState {
 
     /// The mass outage as it should be in the store; `None` without one.
     pub fn hold_to_store(&self, audit: &Audit, now: u64) -> Option<Hold> {
-        match audit.course(now) {
+        match audit.hold_phase(now) {
             HoldPhase::Quiet => None,
-            HoldPhase::Passing => Some(Hold::Passing),
+            HoldPhase::Released => Some(Hold::Released),
             HoldPhase::Holding { for_ms } => {
                 let (silent, alive) = audit.alarm().unwrap_or_default();
                 let for_ms = for_ms - for_ms % HELD_STEP_MS;
@@ -196,7 +196,7 @@ fn phase_of(hold: Option<Hold>) -> HoldPhase {
     match hold {
         None => HoldPhase::Quiet,
         Some(Hold::Held { for_ms, .. }) => HoldPhase::Holding { for_ms },
-        Some(Hold::Passing) => HoldPhase::Passing,
+        Some(Hold::Released) => HoldPhase::Released,
     }
 }
 
@@ -304,14 +304,14 @@ mod tests {
         for (hold, release, phase) in [
             (Some(None), 1, HoldPhase::Quiet),
             (Some(Some(held)), 1, HoldPhase::Holding { for_ms: 20_000 }),
-            (Some(Some(held)), 2, HoldPhase::Passing),
-            (Some(Some(Hold::Passing)), 1, HoldPhase::Passing),
+            (Some(Some(held)), 2, HoldPhase::Released),
+            (Some(Some(Hold::Released)), 1, HoldPhase::Released),
             (None, 1, HoldPhase::Quiet),
         ] {
             let read = Inherited { hold: (hold, 0), release, ..inherited(&[], vec![], 0) };
             let mut audit = memory(&[]);
             let (state, _) = JudgeState::resume(read, &mut audit, at(NOW));
-            assert_eq!(audit.course(NOW), phase, "{hold:?}, {release}");
+            assert_eq!(audit.hold_phase(NOW), phase, "{hold:?}, {release}");
             let stored = state.hold_to_store(&audit, NOW);
             assert_eq!(stored.is_some(), phase != HoldPhase::Quiet);
         }

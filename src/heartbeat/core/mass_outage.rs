@@ -7,11 +7,11 @@ use std::collections::VecDeque;
 use crate::mutant;
 
 /// Fewer silent components than this are never a mass outage.
-const MASS_LEAST: usize = 3;
+const MIN_SILENT: usize = 3;
 
 /// For this many windows after a hold, deaths are declared without another hold: for a new judge,
 /// the deadlines of held components can be a whole window later than the end of the hold.
-const PASSING_WINDOWS: u64 = 2;
+const RELEASED_WINDOWS: u64 = 2;
 
 /// Holds deaths while too many are due at once.
 #[derive(Debug, Clone, Default)]
@@ -21,11 +21,11 @@ pub struct MassHold {
     hold_ms: u64,
     since: Option<u64>,
     /// How long earlier judges held the same deaths.
-    before_ms: u64,
+    held_before_ms: u64,
     /// Since when the share of silent components is below the limit again, while the hold lasts.
     recovering: Option<u64>,
     /// Until this time deaths are declared without another hold.
-    pass_until: u64,
+    no_hold_until: u64,
     /// Recent deaths: time and number.
     recent: VecDeque<(u64, usize)>,
 }
@@ -39,16 +39,16 @@ pub enum HoldPhase {
         for_ms: u64,
     },
     /// The hold is over, and its deaths are declared.
-    Passing,
+    Released,
 }
 
 /// The decision about deaths that are due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HoldDecision {
     Declare,
-    /// `raised` at the beginning of a hold.
+    /// `is_new` if this decision begins the hold.
     Hold {
-        raised: bool,
+        is_new: bool,
     },
 }
 
@@ -63,28 +63,28 @@ impl MassHold {
     }
 
     /// Whether deaths are declared because a hold has ended.
-    pub fn is_passing(&self, now: u64) -> bool {
-        now < self.pass_until
+    pub fn is_released(&self, now: u64) -> bool {
+        now < self.no_hold_until
     }
 
-    pub fn course(&self, now: u64) -> HoldPhase {
+    pub fn phase(&self, now: u64) -> HoldPhase {
         match self.since {
             Some(since) => HoldPhase::Holding { for_ms: self.held_ms(now, since) },
-            None if self.is_passing(now) => HoldPhase::Passing,
+            None if self.is_released(now) => HoldPhase::Released,
             None => HoldPhase::Quiet,
         }
     }
 
     fn held_ms(&self, now: u64, since: u64) -> u64 {
-        self.before_ms + now.saturating_sub(since)
+        self.held_before_ms + now.saturating_sub(since)
     }
 
     /// Continues where the previous judge was.
-    pub fn resume(&mut self, course: HoldPhase, now: u64, window: u64) {
-        (self.since, self.before_ms, self.pass_until) = match course {
+    pub fn resume(&mut self, phase: HoldPhase, now: u64, window: u64) {
+        (self.since, self.held_before_ms, self.no_hold_until) = match phase {
             HoldPhase::Quiet => (None, 0, 0),
             HoldPhase::Holding { for_ms } => (Some(now), for_ms, 0),
-            HoldPhase::Passing => (None, 0, now + PASSING_WINDOWS * window),
+            HoldPhase::Released => (None, 0, now + RELEASED_WINDOWS * window),
         };
         self.recovering = None;
         self.recent.clear();
@@ -92,21 +92,21 @@ impl MassHold {
 
     /// Starts every window again at `now`, also the one after a hold.
     pub fn restart_windows(&mut self, now: u64, window: u64) {
-        if now < self.pass_until {
-            self.pass_until = now + PASSING_WINDOWS * window;
+        if now < self.no_hold_until {
+            self.no_hold_until = now + RELEASED_WINDOWS * window;
         }
     }
 
     /// Ends a hold, because an operator has confirmed the deaths.
     pub fn release(&mut self, now: u64, window: u64) {
         if self.end() {
-            self.pass_until = now + PASSING_WINDOWS * window;
+            self.no_hold_until = now + RELEASED_WINDOWS * window;
         }
     }
 
     /// Returns whether there was a hold to end.
     fn end(&mut self) -> bool {
-        (self.before_ms, self.recovering) = (0, None);
+        (self.held_before_ms, self.recovering) = (0, None);
         self.since.take().is_some()
     }
 
@@ -117,8 +117,8 @@ impl MassHold {
             self.recent.pop_front();
         }
         let died: usize = self.recent.iter().map(|(_, count)| count).sum();
-        let (silent, fleet) = (silent + died, alive + died);
-        let mass = self.share > 0 && silent >= MASS_LEAST && silent * 100 > fleet * self.share as usize;
+        let (silent, total) = (silent + died, alive + died);
+        let mass = self.share > 0 && silent >= MIN_SILENT && silent * 100 > total * self.share as usize;
         match self.since {
             Some(since) if self.held_ms(now, since) < self.hold_ms => {
                 self.decide_while_holding(now, window, mass)
@@ -127,9 +127,9 @@ impl MassHold {
                 self.release(now, window);
                 HoldDecision::Declare
             }
-            None if mass && now >= self.pass_until && self.hold_ms > 0 => {
+            None if mass && now >= self.no_hold_until && self.hold_ms > 0 => {
                 self.since = Some(now);
-                HoldDecision::Hold { raised: true }
+                HoldDecision::Hold { is_new: true }
             }
             None => HoldDecision::Declare,
         }
@@ -141,11 +141,11 @@ impl MassHold {
     fn decide_while_holding(&mut self, now: u64, window: u64, mass: bool) -> HoldDecision {
         if mass {
             self.recovering = None;
-            return HoldDecision::Hold { raised: false };
+            return HoldDecision::Hold { is_new: false };
         }
         let since = *self.recovering.get_or_insert(now);
         if now < since + window && !mutant!(HoldEndsWithTheShare) {
-            return HoldDecision::Hold { raised: false };
+            return HoldDecision::Hold { is_new: false };
         }
         // Later deaths are checked again: if the same components fall silent again, that is another
         // outage.
@@ -182,7 +182,7 @@ mod tests {
             );
         }
         for (silent, alive) in [(3, 3), (31, 100), (3, 9)] {
-            assert_eq!(begun().decide(0, WINDOW, silent, alive), HoldDecision::Hold { raised: true });
+            assert_eq!(begun().decide(0, WINDOW, silent, alive), HoldDecision::Hold { is_new: true });
         }
     }
 
@@ -206,8 +206,8 @@ mod tests {
     #[test]
     fn hold_ends_by_timeout_by_release_and_by_recovery() {
         let mut hold = begun();
-        assert_eq!(hold.decide(0, WINDOW, 50, 100), HoldDecision::Hold { raised: true });
-        assert_eq!(hold.decide(299_999, WINDOW, 50, 100), HoldDecision::Hold { raised: false });
+        assert_eq!(hold.decide(0, WINDOW, 50, 100), HoldDecision::Hold { is_new: true });
+        assert_eq!(hold.decide(299_999, WINDOW, 50, 100), HoldDecision::Hold { is_new: false });
         assert_eq!(hold.decide(300_000, WINDOW, 50, 100), HoldDecision::Declare);
         hold.declared(300_000, 50);
         assert_eq!(hold.decide(301_000, WINDOW, 20, 50), HoldDecision::Declare, "the same outage");
@@ -224,14 +224,14 @@ mod tests {
         assert!(!hold.is_holding());
         assert_eq!(
             hold.decide(1001 + WINDOW, WINDOW, 50, 100),
-            HoldDecision::Hold { raised: true },
+            HoldDecision::Hold { is_new: true },
             "once more"
         );
     }
 
     #[test]
     fn hold_lasts_one_window_after_the_outage() {
-        let held = HoldDecision::Hold { raised: false };
+        let held = HoldDecision::Hold { is_new: false };
         for (what, hold_ms, looks) in [
             (
                 "a full window",
@@ -257,7 +257,7 @@ mod tests {
         ] {
             let mut hold = MassHold::default();
             hold.configure(30, hold_ms);
-            assert_eq!(hold.decide(0, WINDOW, 100, 100), HoldDecision::Hold { raised: true });
+            assert_eq!(hold.decide(0, WINDOW, 100, 100), HoldDecision::Hold { is_new: true });
             for (now, silent, expected) in looks {
                 assert_eq!(hold.decide(*now, WINDOW, *silent, 100), *expected, "{what}: at {now}");
             }
@@ -267,27 +267,27 @@ mod tests {
     #[test]
     fn next_judge_continues_a_hold() {
         let mut hold = begun();
-        assert_eq!(hold.course(0), HoldPhase::Quiet);
+        assert_eq!(hold.phase(0), HoldPhase::Quiet);
         hold.decide(0, WINDOW, 50, 100);
-        let course = hold.course(200_000);
-        assert_eq!(course, HoldPhase::Holding { for_ms: 200_000 });
+        let phase = hold.phase(200_000);
+        assert_eq!(phase, HoldPhase::Holding { for_ms: 200_000 });
         // The next judge has a new clock.
         let mut hold = begun();
-        hold.resume(course, 1_000, WINDOW);
-        assert_eq!(hold.decide(100_999, WINDOW, 50, 100), HoldDecision::Hold { raised: false });
-        assert_eq!(hold.course(100_999), HoldPhase::Holding { for_ms: 299_999 });
+        hold.resume(phase, 1_000, WINDOW);
+        assert_eq!(hold.decide(100_999, WINDOW, 50, 100), HoldDecision::Hold { is_new: false });
+        assert_eq!(hold.phase(100_999), HoldPhase::Holding { for_ms: 299_999 });
         assert_eq!(hold.decide(101_000, WINDOW, 50, 100), HoldDecision::Declare);
         // For the next judge, deadlines are a window later, and windows start again when a tracker
         // is lost.
-        let course = hold.course(101_001);
-        assert_eq!(course, HoldPhase::Passing);
+        let phase = hold.phase(101_001);
+        assert_eq!(phase, HoldPhase::Released);
         let mut hold = begun();
-        hold.resume(course, 1_000, WINDOW);
+        hold.resume(phase, 1_000, WINDOW);
         hold.restart_windows(40_000, WINDOW);
         assert_eq!(hold.decide(40_000 + WINDOW + 500, WINDOW, 50, 100), HoldDecision::Declare);
-        assert_eq!(hold.decide(40_000 + 2 * WINDOW, WINDOW, 50, 100), HoldDecision::Hold { raised: true });
+        assert_eq!(hold.decide(40_000 + 2 * WINDOW, WINDOW, 50, 100), HoldDecision::Hold { is_new: true });
         hold.resume(HoldPhase::Quiet, 0, WINDOW);
-        assert_eq!(hold.decide(1, WINDOW, 50, 100), HoldDecision::Hold { raised: true }, "another outage");
+        assert_eq!(hold.decide(1, WINDOW, 50, 100), HoldDecision::Hold { is_new: true }, "another outage");
     }
 
     #[test]

@@ -90,7 +90,8 @@ pub enum Hold {
         release: i32,
     },
     /// The hold is over; its deaths are declared.
-    Passing,
+    #[serde(rename = "passing")]
+    Released,
 }
 
 /// Beats of one replica. Its batches are numbered.

@@ -10,21 +10,21 @@ use crate::heartbeat::core::sequence::Sequence;
 use crate::heartbeat::core::state::{Notification, State};
 
 impl Audit {
-    /// Decides about new beats, and about silence up to `heard_until`, the time up to which the
-    /// beats of all replicas are known.
-    pub fn judge(&mut self, now: Now, heard_until: u64, sequence: &mut Sequence) -> Decisions {
+    /// Decides about new beats, and about silence up to `beats_known_until`, the time up to which
+    /// the beats of all replicas are known.
+    pub fn judge(&mut self, now: Now, beats_known_until: u64, sequence: &mut Sequence) -> Decisions {
         let mut decisions = Decisions::default();
         for entry in std::mem::take(&mut self.changed_by_beat) {
             self.judge_beat(entry, now, sequence, &mut decisions);
         }
-        let until = heard_until.min(now.awake);
+        let until = beats_known_until.min(now.awake);
         let mut due = Vec::new();
         self.wheel.take_due(until, &mut due);
         // The order within a slot of the timer wheel is arbitrary.
         due.sort_unstable();
         let mut deaths = Vec::new();
         for entry in due {
-            match self.look_at(entry, until, now) {
+            match self.check_silence(entry, until, now) {
                 Some((State::Dead, _)) => match self.held_for_tracker_until(entry, now.awake) {
                     Some(until) => {
                         if self.table.get(entry).state == State::Ok {
@@ -73,7 +73,7 @@ impl Audit {
 
     /// The step that silence causes for an entry from the timer wheel. An entry that is not due
     /// goes back to the wheel.
-    fn look_at(&mut self, entry: u32, until: u64, now: Now) -> Option<(State, Notification)> {
+    fn check_silence(&mut self, entry: u32, until: u64, now: Now) -> Option<(State, Notification)> {
         let component = self.table.get(entry);
         let (warn, err) = self.windows(component);
         let (state, since) = (component.state, self.silent_since(component));
@@ -115,8 +115,8 @@ impl Audit {
         let own = deaths.iter().map(|entry| self.windows(self.table.get(*entry)).1).max().unwrap_or(0);
         let window = self.err.max(self.held_window).max(own);
         match self.hold.decide(now.awake, window, silent, alive) {
-            HoldDecision::Hold { raised } => {
-                decisions.raised = raised;
+            HoldDecision::Hold { is_new } => {
+                decisions.is_new_hold = is_new;
                 self.alarm = Some((silent, alive));
                 self.held_window = window;
                 for entry in deaths {
@@ -135,8 +135,8 @@ impl Audit {
                 self.counts.held = self.held.len();
             }
             HoldDecision::Declare => {
-                self.let_go(now.awake);
-                if self.hold.is_passing(now.awake) {
+                self.end_hold(now.awake);
+                if self.hold.is_released(now.awake) {
                     // The hold has timed out, or an operator has ended it: every death is declared.
                     self.end_holds_for_trackers();
                 }
@@ -157,7 +157,7 @@ impl Audit {
 
     /// Ends the hold: the deadlines of the held components are checked again, once the beats of all
     /// replicas up to now are known. Their windows may have started again, or a maintenance begun.
-    pub(super) fn let_go(&mut self, now: u64) {
+    pub(super) fn end_hold(&mut self, now: u64) {
         self.held_window = 0;
         for entry in std::mem::take(&mut self.held) {
             let component = self.table.get(entry);
@@ -231,7 +231,7 @@ impl Audit {
         let by_beat = matches!(state, State::Ok | State::Stopped);
         let stamp = self.stamps.remove(&entry).filter(|_| by_beat).unwrap_or_default();
         self.end_hold_for_tracker(entry);
-        self.flaps.moved(entry, now.awake);
+        self.flaps.record_change(entry, now.awake);
         self.count(entry, true);
         self.mark_dirty(entry);
         decisions.changes.push(Change {

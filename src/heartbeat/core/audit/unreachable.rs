@@ -38,7 +38,7 @@ impl Audit {
 
     /// Until when the death of a component must not be declared.
     pub(super) fn held_for_tracker_until(&self, entry: u32, now: u64) -> Option<u64> {
-        if self.unreachable.is_empty() || self.hold.is_passing(now) || mutant!(ForgetsLostTrackers) {
+        if self.unreachable.is_empty() || self.hold.is_released(now) || mutant!(ForgetsLostTrackers) {
             return None;
         }
         self.unreachable.get(&self.table.get(entry).via).copied().filter(|until| now < *until)
