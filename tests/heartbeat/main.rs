@@ -5,6 +5,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod api;
+#[path = "../harness/authority.rs"]
+mod authority;
 mod clients;
 mod cut_off;
 #[path = "../harness/mod.rs"]

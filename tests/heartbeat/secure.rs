@@ -5,20 +5,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
+use crate::authority::TestCa;
 use crate::harness::{Store, wait_for};
 use crate::process::{Client, Got, Site, serve_over};
 
 const DEADLINE: Duration = Duration::from_secs(30);
-
-pub(crate) fn authority() -> CertifiedIssuer<'static, KeyPair> {
-    let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
-}
 
 /// A server that counts handshakes.
 struct Listener {
@@ -30,16 +23,14 @@ struct Listener {
 }
 
 /// Starts a server with a certificate for `name`.
-fn listener(issuer: &CertifiedIssuer<'_, KeyPair>, name: &str) -> Listener {
-    let key = KeyPair::generate().unwrap();
-    let certificate = CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, issuer).unwrap();
-    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
+fn listener(ca: &TestCa, name: &str) -> Listener {
+    let (chain, key) = ca.issue_der(&[name]);
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()
-        .with_single_cert(vec![certificate.der().clone()], key)
+        .with_single_cert(chain, key)
         .unwrap();
     let config = Arc::new(config);
     let got: Arc<Mutex<Vec<Got>>> = Arc::default();
@@ -66,7 +57,7 @@ fn listener(issuer: &CertifiedIssuer<'_, KeyPair>, name: &str) -> Listener {
 
 #[test]
 fn only_servers_with_a_valid_certificate_get_calls() {
-    let (ours, theirs) = (authority(), authority());
+    let (ours, theirs) = (TestCa::new(), TestCa::new());
     let good = listener(&ours, "localhost");
     let stranger = listener(&theirs, "localhost");
     let misnamed = listener(&ours, "elsewhere.example");

@@ -3,55 +3,44 @@
 
 use std::io::{BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use portcullis::heartbeat::core::token;
 use portcullis::model::MachineId;
-use rcgen::{CertificateParams, CertifiedIssuer, KeyPair};
-use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
+use portcullis::net::tls::IdentityFiles;
+use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use serde_json::{Value, json};
 
 use crate::api::machine_credential;
+use crate::authority::{TestCa, write};
 use crate::harness::{Store, wait_for};
 use crate::process::{Client, Site, Tracker};
-use crate::secure::authority;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-type Issuer = CertifiedIssuer<'static, KeyPair>;
 type Secure = Client<StreamOwned<ClientConnection, TcpStream>>;
 
+/// Writes a file, or replaces it.
 fn written(site: &Site, name: &str, text: &str) -> PathBuf {
-    let path = site.home().join(name);
-    std::fs::write(&path, text).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
-    path
-}
-
-/// A certificate for `localhost` and its key, written or replaced.
-fn identity(site: &Site, server: &Issuer) -> [PathBuf; 2] {
-    let key = KeyPair::generate().unwrap();
-    let cert = CertificateParams::new(vec!["localhost".to_owned()]).unwrap().signed_by(&key, server).unwrap();
-    [written(site, "cert.pem", &cert.pem()), written(site, "key.pem", &key.serialize_pem())]
+    write(site.home().join(name), text)
 }
 
 /// A tracker with both listeners; `server` signs its certificate, `clients` those of clients.
-fn tracker(site: &Site, server: &Issuer, clients: &Issuer, more: &[&str]) -> Tracker {
-    let [cert, key] = identity(site, server);
-    let files = [cert, key, written(site, "clients.pem", &clients.pem())];
+fn tracker(site: &Site, server: &TestCa, clients: &TestCa, more: &[&str]) -> Tracker {
+    let IdentityFiles { certificates, key } = server.write_identity(site.home());
+    let files = [certificates, key, written(site, "clients.pem", clients.pem())];
     let [cert, key, clients] = [0, 1, 2].map(|at: usize| Path::to_str(&files[at]).unwrap());
     let args = ["--tls-listen", "127.0.0.1:0", "--tls-cert", cert, "--tls-key", key, "--client-ca", clients];
     site.tracker(&[&args[..], more].concat())
 }
 
 /// A client that trusts `server`, with an optional certificate for `names`.
-fn client(addr: SocketAddr, server: &Issuer, own: Option<(&Issuer, &[&str])>) -> Secure {
+fn client(addr: SocketAddr, server: &TestCa, own: Option<(&TestCa, &[&str])>) -> Secure {
     let mut roots = RootCertStore::empty();
-    roots.add(server.der().clone()).unwrap();
+    roots.add(server.der()).unwrap();
     let builder =
         ClientConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
             .with_safe_default_protocol_versions()
@@ -60,11 +49,8 @@ fn client(addr: SocketAddr, server: &Issuer, own: Option<(&Issuer, &[&str])>) ->
     let config = match own {
         None => builder.with_no_client_auth(),
         Some((issuer, names)) => {
-            let key = KeyPair::generate().unwrap();
-            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-            let cert = CertificateParams::new(names).unwrap().signed_by(&key, issuer).unwrap();
-            let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
-            builder.with_client_auth_cert(vec![cert.der().clone()], key).unwrap()
+            let (chain, key) = issuer.issue_der(names);
+            builder.with_client_auth_cert(chain, key).unwrap()
         }
     };
     let stream = TcpStream::connect(addr).unwrap();
@@ -85,7 +71,7 @@ fn beat(client: &mut Secure, name: &str, token: Option<&str>) -> (u16, String) {
 fn certificate_allows_beats_for_its_names() {
     let site = Site::new(Store::keeper());
     site.juju(&["add-machine", "--instance-id", "i-0"]);
-    let (server, clients, strangers) = (authority(), authority(), authority());
+    let (server, clients, strangers) = (TestCa::new(), TestCa::new(), TestCa::new());
     let tracker = tracker(&site, &server, &clients, &[]);
     let listener = tracker.secure.unwrap();
     let refused = |name: &str| (403, format!("This certificate is not for {name}"));
@@ -133,7 +119,7 @@ fn certificate_allows_beats_for_its_names() {
 #[test]
 fn open_access_limits_a_certificate_to_its_names() {
     let site = Site::new(Store::keeper());
-    let (server, clients) = (authority(), authority());
+    let (server, clients) = (TestCa::new(), TestCa::new());
     let tracker = tracker(&site, &server, &clients, &["--open"]);
     let listener = tracker.secure.unwrap();
     let mut node = client(listener, &server, Some((&clients, &["x1c0"])));
@@ -147,11 +133,11 @@ fn open_access_limits_a_certificate_to_its_names() {
 fn machine_sends_beats_over_tls() {
     let site = Site::new(Store::keeper());
     site.juju(&["add-machine", "--instance-id", "i-0"]);
-    let (server, clients, strangers) = (authority(), authority(), authority());
+    let (server, clients, strangers) = (TestCa::new(), TestCa::new(), TestCa::new());
     let tracker = tracker(&site, &server, &clients, &[]);
     let url = format!("https://localhost:{}", tracker.secure.unwrap().port());
-    let ca = written(&site, "ca.pem", &server.pem());
-    let other = written(&site, "other.pem", &strangers.pem());
+    let ca = written(&site, "ca.pem", server.pem());
+    let other = written(&site, "other.pem", strangers.pem());
     let agent = |ca: &Path| {
         let mut command = site.command("portcullis");
         command.args(["machine", "--id", "0", "--beat-to", &url, "--ca-file"]).arg(ca);
@@ -183,16 +169,16 @@ fn machine_sends_beats_over_tls() {
 #[test]
 fn replaced_certificates_are_used_without_a_restart() {
     let site = Site::new(Store::keeper());
-    let (old, new) = (authority(), authority());
+    let (old, new) = (TestCa::new(), TestCa::new());
     let tracker = tracker(&site, &old, &old, &["--open"]);
     let address = tracker.secure.unwrap();
-    let beats = |server: &Issuer, clients: &Issuer| {
+    let beats = |server: &TestCa, clients: &TestCa| {
         let mut client = client(address, server, Some((clients, &["x1c0"])));
         client.ask("POST", "/hmi/v1/heartbeat/x1c0", &[], br#"{"Status":"OK","Timestamp":"t"}"#)
     };
     assert_eq!(beats(&old, &old).unwrap().status, 200);
-    identity(&site, &new);
-    written(&site, "clients.pem", &new.pem());
+    new.write_identity(site.home());
+    written(&site, "clients.pem", new.pem());
     assert!(beats(&old, &new).is_err() && beats(&new, &old).is_err());
     assert_eq!(beats(&new, &new).unwrap().status, 200);
     written(&site, "key.pem", "broken");
