@@ -67,7 +67,7 @@ enum Scope {
     Environment,
     /// The machine that the process runs on, with that machine's rights; `by` describes its
     /// firewall.
-    Machine { id: MachineId, by: String },
+    Machine { id: MachineId, firewall_kind: String },
 }
 
 /// The plans of a pass, and the reports about them.
@@ -120,10 +120,10 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         tree: T,
         firewall: F,
         policy: Policy,
-        (id, acl, by): (MachineId, Acl, &str),
+        (id, acl, firewall_kind): (MachineId, Acl, &str),
         random: impl FnMut() -> u64 + Send + Sync + 'static,
     ) -> Self {
-        let scope = Scope::Machine { id, by: by.to_owned() };
+        let scope = Scope::Machine { id, firewall_kind: firewall_kind.to_owned() };
         Self::with(tree, firewall, policy, scope, ReportStore::for_machine(acl), random)
     }
 
@@ -207,11 +207,15 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         self.recalls_notes = true;
     }
 
-    /// Adds notes of provisioning, or replaces all if they are the `whole`; returns machines whose
-    /// note changed.
-    pub fn set_notes(&mut self, notes: &BTreeMap<MachineId, String>, whole: bool) -> BTreeSet<MachineId> {
-        self.recalls_notes &= !whole;
-        self.machines.set_notes(notes, whole)
+    /// Adds notes of provisioning, or replaces all if `is_complete`. Returns the machines
+    /// whose note changed.
+    pub fn set_notes(
+        &mut self,
+        notes: &BTreeMap<MachineId, String>,
+        is_complete: bool,
+    ) -> BTreeSet<MachineId> {
+        self.recalls_notes &= !is_complete;
+        self.machines.set_notes(notes, is_complete)
     }
 
     /// The view of the last full read, unless it may be outdated.
@@ -387,7 +391,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
             let Some(rules) = self.machines.rules(machine) else { continue };
             let (wanted, plan) = self.plan(view, machine, rules);
             let mut report = self.describe(machine, &wanted, &plan);
-            self.keep_granted(machine, &plan.withheld_closes, &mut report);
+            self.copy_last_rules(machine, &plan.withheld_closes, &mut report);
             planned.reports.insert(machine, report);
             planned.plans.insert(machine, plan);
         }
@@ -466,7 +470,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
                 pass_since: self.pass_since,
             };
             let settled = settle(self.machines.entry(machine), report, &attempt, now, &mut *self.random);
-            self.keep_granted(machine, &settled.still_open, report);
+            self.copy_last_rules(machine, &settled.still_open, report);
             pass.opened += settled.opened;
             pass.closed += settled.closed;
             settled.failures.iter().for_each(|kind| *pass.failures.entry(kind).or_default() += 1);

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::controller::{FirewallController, Pass};
-use crate::machine::provisioning::{Provisioning, ProvisioningUpdate, Wake};
+use crate::machine::provisioning::{PendingReads, Provisioning, ProvisioningUpdate};
 use crate::mutant;
 use crate::runtime::reconcile::{Due, Ended, Leased, Passed, Reconciler, STORE_PAUSE, Schedule};
 use crate::runtime::reconcile::{run_leased, run_passes};
@@ -154,18 +154,18 @@ async fn run_as_leader<T: Tree, F: Firewall, P: Provisioning>(
     if provisioner.is_some() {
         controller.recall_notes();
     }
-    let wakes = watch::Sender::new(Wake::default());
-    let (tell, news) = mpsc::channel(1);
+    let pending_reads = watch::Sender::new(PendingReads::default());
+    let (send_updates, updates) = mpsc::channel(1);
     let provisioning = {
-        let (lease, wakes) = (lease.clone(), &wakes);
+        let (lease, pending_reads) = (lease.clone(), &pending_reads);
         async move {
             match provisioner {
-                Some(provisioner) => provisioner.work(lease, wakes, &tell).await,
+                Some(provisioner) => provisioner.work(lease, pending_reads, &send_updates).await,
                 None => std::future::pending().await,
             }
         }
     };
-    let firewall = run_firewall(controller, tree, lease, resync, progress, (&wakes, news), stop);
+    let firewall = run_firewall(controller, tree, lease, resync, progress, (&pending_reads, updates), stop);
     // Boxed: with a cloud provider the futures are large and exceed the compiler's nesting limit.
     tokio::select! {
         biased;
@@ -180,7 +180,7 @@ async fn run_firewall<T: Tree, F: Firewall>(
     lease: Lease,
     resync: Duration,
     progress: &watch::Sender<Progress>,
-    (wakes, news): (&watch::Sender<Wake>, mpsc::Receiver<ProvisioningUpdate>),
+    (pending_reads, updates): (&watch::Sender<PendingReads>, mpsc::Receiver<ProvisioningUpdate>),
     stop: &mut watch::Receiver<bool>,
 ) -> Result<Ended, Error> {
     controller.drop_caches();
@@ -188,7 +188,7 @@ async fn run_firewall<T: Tree, F: Firewall>(
     let changes = Changes::new(tree.watch(&paths::root()).await?);
     let resync = if mutant!(NoResync) { 1000 * resync } else { resync };
     let schedule = Schedule::new(Instant::now() + resync, resync, LEASE / 3);
-    let mut passes = Passes { controller, tree, lease, progress, changes, wakes, news };
+    let mut passes = Passes { controller, tree, lease, progress, changes, pending_reads, updates };
     run_passes(&mut passes, schedule, stop).await
 }
 
@@ -200,21 +200,23 @@ struct Passes<'a, T: Tree, F> {
     progress: &'a watch::Sender<Progress>,
     changes: Changes<T::Feed>,
     /// Notifies provisioning of changes.
-    wakes: &'a watch::Sender<Wake>,
+    pending_reads: &'a watch::Sender<PendingReads>,
     /// Receives results of provisioning.
-    news: mpsc::Receiver<ProvisioningUpdate>,
+    updates: mpsc::Receiver<ProvisioningUpdate>,
 }
 
 impl<T: Tree, F: Firewall> Reconciler for Passes<'_, T, F> {
     type Error = Error;
 
     async fn changed(&mut self) -> Result<(), Error> {
-        let news = tokio::select! {
+        let update = tokio::select! {
             biased;
             gathered = self.changes.gather() => return Ok(gathered?),
-            Some(news) = self.news.recv() => news,
+            Some(update) = self.updates.recv() => update,
         };
-        for machine in self.controller.set_notes(&news.problems, news.whole).into_iter().chain(news.changed) {
+        for machine in
+            self.controller.set_notes(&update.problems, update.is_complete).into_iter().chain(update.changed)
+        {
             self.changes.add(&Event::Changed(paths::machine(machine)));
         }
         Ok(())
@@ -237,9 +239,9 @@ impl<T: Tree, F: Firewall> Reconciler for Passes<'_, T, F> {
         if due == Due::Everything {
             dirty.add(&Event::Everything, Instant::now());
         }
-        self.wakes.send_if_modified(|wake| {
-            wake.add(&dirty);
-            !wake.is_empty()
+        self.pending_reads.send_if_modified(|reads| {
+            reads.add(&dirty);
+            !reads.is_empty()
         });
         let pass = match self.changes.during(self.controller.pass(&dirty, &self.lease)).await {
             Ok(pass) => pass,

@@ -15,7 +15,7 @@ use crate::store::lease::Lease;
 use crate::store::paths::NodePath;
 use crate::store::tree::Tree;
 
-/// Keeps the presence of the machine and reconciles its firewall until `stop` is set. Without an
+/// Keeps the presence of the machine and reconciles its firewall until `stop` is set. Without a
 /// controller it only keeps the presence.
 ///
 /// # Errors

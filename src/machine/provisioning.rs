@@ -19,12 +19,12 @@ pub trait Provisioning {
     fn count_failures(&mut self, count: CountFailure);
 
     /// Works under the lease; returns once another process holds it. Failures of the provider are
-    /// retried and reported through `news`.
+    /// retried and reported through `updates`.
     fn work(
         &mut self,
         lease: Lease,
-        wakes: &watch::Sender<Wake>,
-        news: &mpsc::Sender<ProvisioningUpdate>,
+        pending_reads: &watch::Sender<PendingReads>,
+        updates: &mpsc::Sender<ProvisioningUpdate>,
     ) -> impl Future<Output = Result<(), crate::store::Error>> + Send;
 }
 
@@ -37,7 +37,7 @@ impl Provisioning for Infallible {
     async fn work(
         &mut self,
         _: Lease,
-        _: &watch::Sender<Wake>,
+        _: &watch::Sender<PendingReads>,
         _: &mpsc::Sender<ProvisioningUpdate>,
     ) -> Result<(), crate::store::Error> {
         match *self {}
@@ -47,14 +47,14 @@ impl Provisioning for Infallible {
 /// The objects that the provisioner reads again. The leader loop adds to it, and the provisioner
 /// takes all of it at once.
 #[derive(Debug, Default)]
-pub struct Wake {
+pub struct PendingReads {
     pub everything: bool,
     pub machines: BTreeSet<MachineId>,
     /// A unit was added, changed or removed.
     pub units: bool,
 }
 
-impl Wake {
+impl PendingReads {
     pub fn add(&mut self, dirty: &Dirty) {
         self.everything |= dirty.everything();
         for key in dirty.keys() {
@@ -78,7 +78,7 @@ pub struct ProvisioningUpdate {
     pub problems: BTreeMap<MachineId, String>,
     /// Whether machines that are not in `problems` have none. False until the provider's whole
     /// inventory was read and has settled.
-    pub whole: bool,
+    pub is_complete: bool,
     /// Machines whose group may have changed.
     pub changed: BTreeSet<MachineId>,
 }

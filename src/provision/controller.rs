@@ -15,7 +15,7 @@ use tracing::{debug, warn};
 use super::apply::{Failure, Outcome, StepRunner, Stop, confirm};
 use super::plan::{Confirmation, Missing, Plan, Records, Step, named_by_units, provision, without_record};
 use super::user_data::BootConfig;
-use crate::machine::provisioning::{CountFailure, Provisioning, ProvisioningUpdate, Wake};
+use crate::machine::provisioning::{CountFailure, PendingReads, Provisioning, ProvisioningUpdate};
 use crate::machine::retry::{Pace, Retries};
 use crate::model::{MachineId, UnitId};
 use crate::mutant;
@@ -130,13 +130,13 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
     }
 
     /// Reads, plans and applies once. Returns the machines that were changed at the provider.
-    async fn pass(&mut self, wake: Wake, lease: &mut Lease) -> Result<BTreeSet<MachineId>, Stop> {
+    async fn pass(&mut self, reads: PendingReads, lease: &mut Lease) -> Result<BTreeSet<MachineId>, Stop> {
         let now = Instant::now();
-        let unit_changed = wake.units && !self.unrecorded.is_empty();
-        let due = wake.everything || unit_changed || self.next_pass().is_some_and(|at| at <= now);
+        let unit_changed = reads.units && !self.unrecorded.is_empty();
+        let due = reads.everything || unit_changed || self.next_pass().is_some_and(|at| at <= now);
         // While the read of the inventory backs off, a pass is useless; its retry reads everything.
         let cannot_list = self.retries.waiting(Task::List, now);
-        if cannot_list || (!due && !self.has_changed(&wake.machines).await.map_err(store)?) {
+        if cannot_list || (!due && !self.has_changed(&reads.machines).await.map_err(store)?) {
             return Ok(BTreeSet::new());
         }
         confirm(&self.tree, lease).await?;
@@ -267,13 +267,17 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         }
     }
 
-    async fn send_update(&mut self, changed: BTreeSet<MachineId>, news: &mpsc::Sender<ProvisioningUpdate>) {
-        let (problems, whole) = (self.problems(), self.is_listed && self.missing.next().is_none());
-        let now = Some((problems.clone(), whole));
+    async fn send_update(
+        &mut self,
+        changed: BTreeSet<MachineId>,
+        updates: &mpsc::Sender<ProvisioningUpdate>,
+    ) {
+        let (problems, is_complete) = (self.problems(), self.is_listed && self.missing.next().is_none());
+        let now = Some((problems.clone(), is_complete));
         if now != self.last_sent || !changed.is_empty() {
             self.last_sent = now;
             // The receiver is closed only during shutdown.
-            let _ = news.send(ProvisioningUpdate { problems, whole, changed }).await;
+            let _ = updates.send(ProvisioningUpdate { problems, is_complete, changed }).await;
         }
     }
 
@@ -352,31 +356,31 @@ impl<T: Tree, M: Machines> Provisioning for Provisioner<T, M> {
     async fn work(
         &mut self,
         mut lease: Lease,
-        wakes: &watch::Sender<Wake>,
-        news: &mpsc::Sender<ProvisioningUpdate>,
+        pending_reads: &watch::Sender<PendingReads>,
+        updates: &mpsc::Sender<ProvisioningUpdate>,
     ) -> Result<(), crate::store::Error> {
         // Another leader may have changed anything since the last lease.
         (self.known, self.confirmation) = (None, Confirmation::default());
         (self.last_sent, self.is_listed, self.clear_since) = (None, false, None);
-        let mut woken = wakes.subscribe();
-        // The first wake requests a full read, and may have been sent before this subscription.
-        if !wakes.borrow().is_empty() {
-            woken.mark_changed();
+        let mut changed_reads = pending_reads.subscribe();
+        // The first entry requests a full read, and may have been sent before this subscription.
+        if !pending_reads.borrow().is_empty() {
+            changed_reads.mark_changed();
         }
         loop {
             tokio::select! {
                 biased;
                 // The sender is borrowed, so the channel is open.
-                _ = woken.changed() => {}
+                _ = changed_reads.changed() => {}
                 () = due(self.next_pass()) => {}
             }
-            let mut wake = Wake::default();
-            wakes.send_if_modified(|pending| {
-                wake = std::mem::take(pending);
+            let mut reads = PendingReads::default();
+            pending_reads.send_if_modified(|pending| {
+                reads = std::mem::take(pending);
                 false
             });
-            match self.pass(wake, &mut lease).await {
-                Ok(changed) => self.send_update(changed, news).await,
+            match self.pass(reads, &mut lease).await {
+                Ok(changed) => self.send_update(changed, updates).await,
                 Err(Stop::Replaced) => return Ok(()),
                 Err(Stop::Store(error)) => return Err(error),
             }

@@ -473,10 +473,10 @@ async fn a_replaced_leader_records_nothing() {
     let machine = world.operator.add_machine(None).await.unwrap();
     let boot = BootConfig::new("test".parse().unwrap(), "zk:2181".parse().unwrap(), None, roles.clone());
     let runner = StepRunner { tree: &new, machines: &world.provider, boot: &boot, now_ms: 0 };
-    let wake = Wake { everything: true, ..Wake::default() };
-    let (wakes, (tell, _news)) = (watch::Sender::new(wake), mpsc::channel(1));
+    let reads = PendingReads { everything: true, ..PendingReads::default() };
+    let (pending_reads, (updates, _received)) = (watch::Sender::new(reads), mpsc::channel(1));
     let mut provisioner = Provisioner::new(new.clone(), world.provider.clone(), boot.clone(), || 0);
-    provisioner.work(stale.clone(), &wakes, &tell).await.expect("it ends");
+    provisioner.work(stale.clone(), &pending_reads, &updates).await.expect("it ends");
     assert_eq!(world.provider.calls(), 0, "it did not even look");
     // Simulates a lease that is lost between a read and a write.
     let launch = Launch { machine: MachineNumber::new(machine.number()), user_data: UserData::new("") };

@@ -25,7 +25,7 @@ use super::hook_log::{self, Log, Output};
 use super::limits::HookLimits;
 use super::workflow::Ended;
 use crate::runtime::atomic_file;
-use crate::runtime::open_files::{limit_open_files, limit_processes};
+use crate::runtime::resource_limits::{limit_open_files, limit_processes};
 use watch::{HookEnd, Watch};
 
 mod watch;

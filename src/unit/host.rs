@@ -23,7 +23,7 @@ use super::tree_walk::{give_tree, remove_tree};
 use super::uid_allocator;
 use super::workflow::Run;
 use crate::model::{EnvironmentName, MachineId, UnitId, UnitName};
-use crate::runtime::open_files::open_files_at_start;
+use crate::runtime::resource_limits::open_files_at_start;
 use crate::runtime::{atomic_file, trusted_path};
 use crate::store::acl::Roles;
 use crate::store::{Address, Credential, Identity, unit_credentials_file};
@@ -218,8 +218,8 @@ impl UnitDir<'_> {
         })
     }
 
-    /// A marker that exists while the tree may have a record of the unit's failed `stop` hook. Older
-    /// versions wrote and read the same name.
+    /// A marker that exists while the tree may have a record of the unit's failed `stop` hook.
+    /// Older versions wrote and read the same name.
     pub fn failed_stop_marker(&self) -> PathBuf {
         self.runs_dir().join("told")
     }

@@ -26,7 +26,7 @@ pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
     let lines = globals
         .in_environment(async |_, environment| {
             let request = Request::AdoptGroups;
-            let lines = answered(environment, request, Duration::from_secs(args.timeout)).await;
+            let lines = send_and_wait(environment, request, Duration::from_secs(args.timeout)).await;
             environment.withdraw(request).await?;
             lines
         })
@@ -41,7 +41,7 @@ pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
 }
 
 /// Sends a request to the controller and waits for the result.
-pub(super) async fn answered(
+pub(super) async fn send_and_wait(
     environment: &Environment<ZkTree>,
     request: Request,
     timeout: Duration,

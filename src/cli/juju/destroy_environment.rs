@@ -13,7 +13,7 @@ use crate::cli::args::environment::{Globals, Target};
 use crate::cli::authority;
 use crate::cli::config::{Role, SavedEnvironment};
 use crate::cli::error::{Refusal, Usage};
-use crate::cli::juju::adopt_groups::answered;
+use crate::cli::juju::adopt_groups::send_and_wait;
 use crate::cli::output;
 use crate::model::MachineId;
 use crate::store::records::Placement;
@@ -66,7 +66,7 @@ async fn destroy(target: &Target, environment: &Environment<ZkTree>, args: &Args
     }
     if environment.info().placement != Placement::Local && !args.leave_instances {
         output::message("Waiting until the controller has removed instances and security groups.");
-        answered(environment, Request::Clear, Duration::from_secs(args.timeout)).await?;
+        send_and_wait(environment, Request::Clear, Duration::from_secs(args.timeout)).await?;
     }
     environment.remove().await?;
     let has_new_ca = forget(target)?;

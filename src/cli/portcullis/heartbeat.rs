@@ -33,7 +33,7 @@ use crate::net::http::client::Client;
 use crate::net::tls::{ClientAuth, ClientFiles, ClientTls, ServerTls};
 use crate::runtime::clock::wall_ms;
 use crate::runtime::metrics::Registry;
-use crate::runtime::open_files::raise_open_files;
+use crate::runtime::resource_limits::raise_open_files;
 use crate::runtime::service::{OnEnd, Service, stopped};
 use crate::store::ZkTree;
 

@@ -23,7 +23,7 @@ use crate::keeper::watch_requests::WatchLimits;
 use crate::keeper::{Config, Keeper, Limits, TlsListen};
 use crate::net::tls::ClientAuth;
 use crate::runtime::metrics::{Exposition, Registry};
-use crate::runtime::open_files::raise_open_files;
+use crate::runtime::resource_limits::raise_open_files;
 use crate::runtime::service::{OnEnd, Service, stopped};
 use crate::runtime::trusted_path;
 

@@ -42,7 +42,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
             names,
             by: match &self.scope {
                 Scope::Environment => None,
-                Scope::Machine { by, .. } => Some(by.clone()),
+                Scope::Machine { firewall_kind, .. } => Some(firewall_kind.clone()),
             },
             granted,
             pending: (&(&plan.change.open | &plan.over_capacity) | &plan.withheld_opens)
@@ -63,7 +63,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
     pub(super) fn describe_dry_run(&self, planned: &mut Planned) {
         for (machine, plan) in &planned.plans {
             let Some(report) = planned.reports.get_mut(machine) else { continue };
-            self.keep_granted(*machine, &(&plan.change.close | &plan.deferred), report);
+            self.copy_last_rules(*machine, &(&plan.change.close | &plan.deferred), report);
             let last = self.reports.get(*machine).and_then(|report| report.dry_run.as_ref());
             if let Some(changes) = report.dry_run.as_ref().filter(|changes| last != Some(changes)) {
                 info!(%machine, changes, "dry run: firewall left unchanged");
@@ -106,9 +106,9 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         unreported.filter(is_gone).copied().collect()
     }
 
-    /// Keeps rules that should have been closed and are still open in the report of the units that
-    /// had them.
-    pub(super) fn keep_granted(&self, machine: MachineId, open: &BTreeSet<Rule>, report: &mut Report) {
+    /// Copies rules that should have been closed and are still open into the report of the units
+    /// that had them.
+    pub(super) fn copy_last_rules(&self, machine: MachineId, open: &BTreeSet<Rule>, report: &mut Report) {
         let open: RuleSet = open.iter().copied().collect();
         for (unit, had) in self.reports.granted(machine) {
             let kept = had.minus(&had.minus(&open));

@@ -177,7 +177,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         }
         if let Some(report) = planned.reports.get_mut(&id) {
             report.problem = Some(why.to_owned());
-            self.keep_granted(id, rules, report);
+            self.copy_last_rules(id, rules, report);
         }
     }
 }

@@ -76,7 +76,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
                 kept.insert(id);
             }
             if let Some(report) = planned.reports.get_mut(&id) {
-                self.keep_granted(id, &lost, report);
+                self.copy_last_rules(id, &lost, report);
             }
         }
         for report in planned.reports.values_mut() {

@@ -210,16 +210,16 @@ impl<I: Moment> MachineStates<I> {
         }
     }
 
-    /// Sets these notes and, if they are the `whole`, removes all others. Returns the machines
-    /// whose note changed.
+    /// Sets these notes and, if `is_complete`, removes all others. Returns the machines whose note
+    /// changed.
     pub(crate) fn set_notes(
         &mut self,
         notes: &BTreeMap<MachineId, String>,
-        whole: bool,
+        is_complete: bool,
     ) -> BTreeSet<MachineId> {
         let noted = self.noted();
         let mut changed = BTreeSet::new();
-        for id in noted.iter().filter(|_| whole).chain(notes.keys()) {
+        for id in noted.iter().filter(|_| is_complete).chain(notes.keys()) {
             let state = self.entry(*id);
             if state.note.as_ref() != notes.get(id) {
                 state.note = notes.get(id).cloned();

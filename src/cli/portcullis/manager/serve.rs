@@ -27,7 +27,7 @@ use crate::net::listener::Listener;
 use crate::net::tls::{ClientAuth, IdentityFiles, ServerFiles, ServerTls, certificate_in};
 use crate::runtime::logging;
 use crate::runtime::metrics::Registry;
-use crate::runtime::open_files::raise_open_files;
+use crate::runtime::resource_limits::raise_open_files;
 use crate::runtime::service::{OnEnd, Service, stopped};
 use crate::runtime::trusted_file::{read_limited, read_trusted};
 
