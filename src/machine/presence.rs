@@ -5,12 +5,11 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::convert::Infallible;
 use std::time::Duration;
 
 use futures_util::future::select_all;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::host::HostReport;
@@ -18,19 +17,16 @@ use crate::model::MachineId;
 use crate::runtime::reconcile::{Due, Ended, Leased, Passed, Reconciler, Schedule};
 use crate::runtime::reconcile::{run_leased, run_passes, stopped_within};
 use crate::store::acl::Acl;
-use crate::store::changes::Dirty;
+use crate::store::changes::{Changes, Dirty};
 use crate::store::lease::{LEASE, Lease, LeaseKey};
 use crate::store::paths::{self, NodePath};
 use crate::store::presence::{mark_machine_started, report_host};
 use crate::store::records::Host;
-use crate::store::tree::{self, Event, Feed as _, Tree};
+use crate::store::tree::{self, Event, Feed, Tree};
 
 /// How long to wait for the session of a killed predecessor; longer than its timeout.
 const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(14);
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
-
-/// How long events are gathered after the first one, so that a burst causes one pass.
-const GATHER: Duration = Duration::from_millis(5);
 
 /// Errors that end the agent, because retries do not help.
 #[derive(Debug, thiserror::Error)]
@@ -187,8 +183,8 @@ async fn run_with_claim<T: Tree, W: Workload + Send>(
     stop: &mut watch::Receiver<bool>,
 ) -> Result<Ended, Error> {
     let schedule = Schedule::new(Instant::now(), claim.resync, LEASE / 3);
-    let feeds = Feeds::<T>::new(claim.machine);
-    run_passes(&mut Holding { workload, tree, lease, claim, feeds, reported: None }, schedule, stop).await
+    let changes = Changes::new(Feeds::<T>::new(claim.machine));
+    run_passes(&mut Holding { workload, tree, lease, claim, changes, reported: None }, schedule, stop).await
 }
 
 /// The state that all passes share.
@@ -197,7 +193,7 @@ struct Holding<'a, T: Tree, W> {
     tree: &'a T,
     lease: Lease,
     claim: &'a MachineClaim,
-    feeds: Feeds<T>,
+    changes: Changes<Feeds<T>>,
     /// The last report about the host in this claim.
     reported: Option<Host>,
 }
@@ -227,7 +223,7 @@ impl<T: Tree, W: Workload + Send> Reconciler for Holding<'_, T, W> {
     type Error = Error;
 
     async fn changed(&mut self) -> Result<(), Error> {
-        Ok(self.feeds.gather().await?)
+        Ok(self.changes.gather().await?)
     }
 
     fn retry_at(&self) -> Option<Instant> {
@@ -235,23 +231,21 @@ impl<T: Tree, W: Workload + Send> Reconciler for Holding<'_, T, W> {
     }
 
     async fn confirm(&mut self) -> Result<bool, Error> {
-        Ok(self.feeds.during(self.lease.confirm(self.tree)).await?)
+        Ok(self.changes.during(self.lease.confirm(self.tree)).await?)
     }
 
     async fn pass(&mut self, due: Due) -> Result<Passed, Error> {
         let machine = self.claim.machine;
         debug!(%machine, ?due, "pass due");
-        let now = Instant::now();
-        let since = self.feeds.take_change().or((due == Due::Everything).then_some(now));
-        let everything = since.is_some();
+        let mut dirty = self.changes.gathered();
+        if due == Due::Everything {
+            dirty.add(&Event::Everything, Instant::now());
+        }
+        let everything = dirty.everything();
         if everything {
             self.report_host().await?;
         }
-        let mut dirty = Dirty::default();
-        if let Some(since) = since {
-            dirty.add(&Event::Everything, since);
-        }
-        let passed = match self.feeds.during(self.workload.pass(&dirty, &self.lease)).await {
+        let passed = match self.changes.during(self.workload.pass(&dirty, &self.lease)).await {
             Ok(unconfirmed) => Passed::Looked { everything, unconfirmed },
             Err(crate::store::Error::Tree(tree::Error::NoNode(path))) if path == paths::machine(machine) => {
                 return Err(Error::NoMachine(machine));
@@ -265,7 +259,7 @@ impl<T: Tree, W: Workload + Send> Reconciler for Holding<'_, T, W> {
             Err(err) => return Err(err.into()),
         };
         if let Some(paths) = self.workload.watched() {
-            self.feeds.watch(self.tree, paths).await?;
+            self.changes.feed_mut().watch(self.tree, paths).await?;
         }
         Ok(passed)
     }
@@ -276,13 +270,11 @@ impl<T: Tree, W: Workload + Send> Reconciler for Holding<'_, T, W> {
 struct Feeds<T: Tree> {
     machine: MachineId,
     feeds: BTreeMap<NodePath, T::Feed>,
-    /// The time of the first change that no pass has read yet.
-    changed: Option<Instant>,
 }
 
 impl<T: Tree> Feeds<T> {
     fn new(machine: MachineId) -> Self {
-        Self { machine, feeds: BTreeMap::new(), changed: None }
+        Self { machine, feeds: BTreeMap::new() }
     }
 
     /// Replaces the watched nodes. A new watch begins with an event which means that everything may
@@ -302,45 +294,11 @@ impl<T: Tree> Feeds<T> {
         }
         Ok(())
     }
+}
 
-    /// Takes the time of the first change that no pass has read yet.
-    fn take_change(&mut self) -> Option<Instant> {
-        self.changed.take()
-    }
-
-    /// Waits for a change by another process and gathers the events that follow at once.
-    /// Cancel-safe: [`take_change`](Self::take_change) still returns a change that a dropped call
-    /// received.
-    async fn gather(&mut self) -> Result<(), tree::Error> {
-        if self.changed.is_none() {
-            self.event().await?;
-            self.changed = Some(Instant::now());
-        }
-        let end = Instant::now() + GATHER;
-        while let Ok(event) = timeout_at(end, self.event()).await {
-            event?;
-        }
-        Ok(())
-    }
-
-    /// Records events that arrive while `work` runs, with the time of the first one.
-    async fn during<R>(&mut self, work: impl Future<Output = R>) -> R {
-        tokio::select! {
-            biased;
-            done = work => done,
-            never = self.record_changes() => match never {},
-        }
-    }
-
-    async fn record_changes(&mut self) -> Infallible {
-        // After an error, the feed returns the same error to the next call of `gather`.
-        while self.event().await.is_ok() {
-            self.changed.get_or_insert_with(Instant::now);
-        }
-        std::future::pending().await
-    }
-
-    async fn event(&mut self) -> Result<(), tree::Error> {
+impl<T: Tree> Feed for Feeds<T> {
+    /// Waits for a change by another process.
+    async fn next(&mut self) -> Result<Event, tree::Error> {
         let ours = [
             paths::machine_agent(self.machine),
             paths::machine_host(self.machine),
@@ -358,7 +316,7 @@ impl<T: Tree> Feeds<T> {
             let (event, _, _) = select_all(waiting).await;
             match event? {
                 Event::Changed(path) if ours.contains(&path) => {}
-                _ => return Ok(()),
+                _ => return Ok(Event::Everything),
             }
         }
     }
@@ -368,6 +326,7 @@ impl<T: Tree> Feeds<T> {
 mod tests {
     use super::*;
     use crate::store::acl::Roles;
+    use crate::store::changes::GATHER;
     use crate::store::tree::Write;
     use crate::store::{Credential, MemoryStore, MemoryTree};
 
@@ -381,24 +340,24 @@ mod tests {
         let create = |path| Write::create(path, Vec::new(), roles.operators());
         tree.write(vec![create(paths::machines())]).await.unwrap();
         let machine = MachineId::new(0);
-        let mut feeds = Feeds::<MemoryTree>::new(machine);
-        feeds.watch(&tree, vec![paths::machines()]).await.unwrap();
-        feeds.gather().await.unwrap();
+        let mut changes = Changes::new(Feeds::<MemoryTree>::new(machine));
+        changes.feed_mut().watch(&tree, vec![paths::machines()]).await.unwrap();
+        changes.gather().await.unwrap();
         assert!(
-            feeds.take_change().is_some() && feeds.take_change().is_none(),
+            changes.gathered().everything() && changes.gathered().is_empty(),
             "a new watch reports everything, once"
         );
         let limit = Duration::from_secs(3600);
-        assert!(tokio::time::timeout(limit, feeds.gather()).await.is_err(), "no change, no wake-up");
+        assert!(tokio::time::timeout(limit, changes.gather()).await.is_err(), "no change, no wake-up");
         tree.write(vec![create(paths::machine(machine))]).await.unwrap();
-        assert!(tokio::time::timeout(GATHER / 5, feeds.gather()).await.is_err(), "it gathers");
-        tokio::time::timeout(limit, feeds.gather()).await.expect("a wake-up").unwrap();
-        assert!(feeds.take_change().is_some() && feeds.take_change().is_none(), "once");
+        assert!(tokio::time::timeout(GATHER / 5, changes.gather()).await.is_err(), "it gathers");
+        tokio::time::timeout(limit, changes.gather()).await.expect("a wake-up").unwrap();
+        assert!(changes.gathered().everything() && changes.gathered().is_empty(), "once");
         tree.write(vec![create(paths::machine(MachineId::new(1)))]).await.unwrap();
-        assert!(tokio::time::timeout(GATHER / 5, feeds.gather()).await.is_err(), "it gathers");
-        assert!(feeds.take_change().is_some(), "the next pass includes the change");
+        assert!(tokio::time::timeout(GATHER / 5, changes.gather()).await.is_err(), "it gathers");
+        assert!(changes.gathered().everything(), "the next pass includes the change");
         assert!(
-            tokio::time::timeout(limit, feeds.gather()).await.is_err(),
+            tokio::time::timeout(limit, changes.gather()).await.is_err(),
             "and it does not wake another pass"
         );
     }

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 const MAX_KEYS: usize = 4096;
 
 /// How long events are collected after the first, so that a burst causes one read.
-const GATHER: Duration = Duration::from_millis(5);
+pub(crate) const GATHER: Duration = Duration::from_millis(5);
 
 /// A part of the tree that agents and commands watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -194,6 +194,10 @@ pub async fn gather_burst<F: Feed>(
 impl<F: Feed> Changes<F> {
     pub fn new(feed: F) -> Self {
         Self { feed, pending: Dirty::default() }
+    }
+
+    pub fn feed_mut(&mut self) -> &mut F {
+        &mut self.feed
     }
 
     /// Makes everything dirty.
