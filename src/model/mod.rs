@@ -12,7 +12,7 @@ pub mod strict_json;
 
 pub use charm_hash::CharmHash;
 pub use glob::Glob;
-pub use hex::{hex, unhex};
+pub use hex::{digest_prefix, hex, unhex};
 pub use host::{HostAddress, InvalidHost, NodeName, OperatorName, number_name};
 pub use id::{InvalidId, MachineId, ServiceId, UnitId};
 pub use name::{CharmUrl, EnvironmentName, InstanceId, InvalidName, ServiceName, UnitName};

@@ -9,10 +9,10 @@ use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
-use sha2::{Digest as _, Sha256};
 
 use super::limits::HookLimits;
 use super::tree_walk::remove_groups;
+use crate::model::digest_prefix;
 pub(super) use limits::Enforced;
 
 mod limits;
@@ -155,9 +155,8 @@ fn own_prefix(runs: &Path) -> String {
     let unit = path.file_name().unwrap_or_default().to_string_lossy();
     // Readable for people who inspect the hierarchy.
     let shown: String = unit.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(40).collect();
-    let digest = Sha256::digest(path.as_os_str().as_encoded_bytes());
-    let hash = digest.iter().take(8).fold(0, |hash: u64, byte| hash << 8 | u64::from(*byte));
-    format!("{PREFIX}{shown}-{hash:016x}-")
+    let hash = digest_prefix(path.as_os_str().as_encoded_bytes(), 8);
+    format!("{PREFIX}{shown}-{hash}-")
 }
 
 impl Group {

@@ -10,13 +10,13 @@ use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::time::Duration;
 
-use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
 use super::host::{HookUser, UnitHost, check_directory};
 use super::supervisor::Error;
+use crate::model::digest_prefix;
 use crate::runtime::{atomic_file, trusted_path};
 
 /// How long another process may take to release the directory, for example one that is just
@@ -124,9 +124,8 @@ fn write_owner(host: &UnitHost) -> io::Result<()> {
 }
 
 fn own_subdirectory_path(host: &UnitHost) -> std::path::PathBuf {
-    let digest = Sha256::digest(host.identity.as_str());
-    let hash = digest.iter().take(6).fold(0, |hash: u64, byte| hash << 8 | u64::from(*byte));
-    host.directory.join(format!("of-{hash:012x}"))
+    let hash = digest_prefix(host.identity.as_str().as_bytes(), 6);
+    host.directory.join(format!("of-{hash}"))
 }
 
 /// Returns our subdirectory within another owner's directory, and a message about it.

@@ -11,7 +11,6 @@ use std::{env, fs, io};
 use anyhow::{Context as _, bail};
 use clap::Args;
 use rustix::process::geteuid;
-use sha2::{Digest as _, Sha256};
 use tracing::{info, warn};
 
 use crate::cli::args::hook_user::{self, Powers};
@@ -19,7 +18,7 @@ use crate::cli::error::{Refusal, Usage};
 use crate::cli::file;
 use crate::cli::juju::hook_env;
 use crate::machine::file::MachineFile;
-use crate::model::{EnvironmentName, MachineId};
+use crate::model::{EnvironmentName, MachineId, digest_prefix};
 use crate::runtime::trusted_path;
 use crate::unit::host::{DEFAULT_LIMIT, HookUser, UnitHost, check_directory};
 use crate::unit::limits::HookLimits;
@@ -172,9 +171,8 @@ fn open_top(xdg: Option<OsString>) -> PathBuf {
 }
 
 fn open_name(environment: &EnvironmentName, machine: MachineId, usual: &Path) -> String {
-    let digest = Sha256::digest(usual.as_os_str().as_encoded_bytes());
-    let hash = digest.iter().take(6).fold(0, |hash: u64, byte| hash << 8 | u64::from(*byte));
-    format!("{environment}-{machine}-{hash:012x}")
+    let hash = digest_prefix(usual.as_os_str().as_encoded_bytes(), 6);
+    format!("{environment}-{machine}-{hash}")
 }
 
 fn check_way(user: HookUser, place: &Path) -> anyhow::Result<()> {

@@ -9,12 +9,11 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 
-use sha2::{Digest as _, Sha256};
 use tracing::warn;
 
 use crate::cli::file::{self, Privacy};
 use crate::cli::portcullis::up::data_base;
-use crate::model::EnvironmentName;
+use crate::model::{EnvironmentName, digest_prefix};
 use crate::runtime::trusted_file;
 use crate::store::rollback::Memory;
 
@@ -65,9 +64,8 @@ pub(super) fn open(environment: &EnvironmentName, role: &str, tree: &str) -> Arc
 
 /// The same in another directory.
 pub(super) fn open_in(directory: &Path, role: &str, tree: &str) -> Arc<dyn Memory> {
-    let digest = Sha256::digest(tree);
-    let hash = digest.iter().take(6).fold(0, |hash: u64, byte| hash << 8 | u64::from(*byte));
-    Arc::new(CheckpointFile(directory.join(format!("{role}-{hash:012x}.json"))))
+    let hash = digest_prefix(tree.as_bytes(), 6);
+    Arc::new(CheckpointFile(directory.join(format!("{role}-{hash}.json"))))
 }
 
 #[cfg(test)]
