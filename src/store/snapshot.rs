@@ -92,60 +92,25 @@ impl Snapshot {
             ids(list, ServiceId::from_key, &path).or_else(|missing| snapshot.lacks(path, missing))?;
         let machines = ids(lists.next(), MachineId::from_key, &paths::machines())?;
 
-        let mut reads = Vec::with_capacity(2 * services.len() + 4 * units.len() + 8 * machines.len());
-        reads.extend(services.iter().flat_map(|&id| [paths::service(id), paths::exposed(id)]));
-        reads.extend(machines.iter().flat_map(|&id| {
-            let reports = [paths::firewall_report(id), paths::machine_firewall(id)];
-            let own = [
-                paths::machine(id),
-                paths::machine_agent(id),
-                paths::machine_started(id),
-                paths::machine_host(id),
-            ];
-            own.into_iter().chain(reports).chain([paths::machine_problem(id), paths::machine_stopping(id)])
-        }));
         // Units last: a unit that still exists then had its service and its machine when those were
         // read.
-        reads.extend(units.iter().flat_map(|&id| {
-            [paths::unit(id), paths::unit_ports(id), paths::unit_state(id), paths::unit_agent(id)]
-        }));
+        let reads = services.iter().flat_map(|&id| service_paths(id));
+        let reads = reads.chain(machines.iter().flat_map(|&id| machine_paths(id)));
+        let reads = reads.chain(units.iter().flat_map(|&id| unit_paths(id))).collect();
         // A machine can deny access to znodes that it created; that must hide nothing else.
         let mut nodes = tree.data_of_each(reads).await?.into_iter();
-        let mut node = || nodes.next().unwrap_or(Ok(None));
 
         for id in services {
-            let (record, exposed) = (node(), node());
-            if let Some(record) = read(record, |data| records::Service::parse(&paths::service(id), data)) {
-                let exposed = read(exposed, |data| records::parse_exposed(&paths::exposed(id), data));
-                snapshot.services.insert(id, StoredService { record, exposed });
-            }
+            snapshot.add_service(id, next(&mut nodes));
         }
         let mut stopping = Vec::new();
         for id in machines {
-            let (record, agent, started, host) = (node(), node(), node(), node());
-            let firewall_reports = [node(), node()].map(|node| node.map(|node| node.map(|node| node.data)));
-            let (problem, stopped) = (node(), node());
-            if matches!(&stopped, Ok(Some(list)) if list.children > 0) {
+            if snapshot.add_machine(id, next(&mut nodes)) {
                 stopping.push(id);
-            }
-            if let Some(record) = read(record, |data| records::Machine::parse(&paths::machine(id), data)) {
-                let agent = presence(is_there(&agent), is_there(&started));
-                let reported =
-                    read(problem, |data| records::parse_machine_problem(&paths::machine_problem(id), data));
-                // An unreadable problem is still a problem.
-                let problem = reported.and_then(|reported| reported.unwrap_or_else(Some));
-                let host = read(host, |data| records::Host::parse(&paths::machine_host(id), data));
-                let machine = StoredMachine { record, agent, host, firewall_reports, problem };
-                snapshot.machines.insert(id, machine);
             }
         }
         for id in units {
-            let (record, ports, state, agent) = (node(), node(), node(), node());
-            if let Some(record) = read(record, |data| records::Unit::parse(&paths::unit(id), data)) {
-                let state = read(state, |data| records::UnitState::parse(&paths::unit_state(id), data));
-                let ports = ports.and_then(|ports| open_ports(id, ports));
-                snapshot.units.insert(id, StoredUnit { record, ports, state, agent: is_there(&agent) });
-            }
+            snapshot.add_unit(id, next(&mut nodes));
         }
         // Usually there are none, and nothing more is read.
         if !stopping.is_empty() {
@@ -157,6 +122,42 @@ impl Snapshot {
         Ok(snapshot)
     }
 
+    /// Adds a service from its znodes, if it still exists; see [`service_paths`].
+    fn add_service(&mut self, id: ServiceId, [record, exposed]: [MaybeNode; 2]) {
+        if let Some(record) = read(record, |data| records::Service::parse(&paths::service(id), data)) {
+            let exposed = read(exposed, |data| records::parse_exposed(&paths::exposed(id), data));
+            self.services.insert(id, StoredService { record, exposed });
+        }
+    }
+
+    /// Adds a machine from its znodes, if it still exists; see [`machine_paths`]. Returns whether
+    /// it has reports of failed `stop` hooks.
+    fn add_machine(&mut self, id: MachineId, nodes: [MaybeNode; 8]) -> bool {
+        let [record, agent, started, host, firewall, own_firewall, problem, stopping] = nodes;
+        if let Some(record) = read(record, |data| records::Machine::parse(&paths::machine(id), data)) {
+            let agent = presence(is_there(&agent), is_there(&started));
+            let host = read(host, |data| records::Host::parse(&paths::machine_host(id), data));
+            let firewall_reports =
+                [firewall, own_firewall].map(|node| node.map(|node| node.map(|node| node.data)));
+            let reported =
+                read(problem, |data| records::parse_machine_problem(&paths::machine_problem(id), data));
+            // An unreadable problem is still a problem.
+            let problem = reported.and_then(|reported| reported.unwrap_or_else(Some));
+            let machine = StoredMachine { record, agent, host, firewall_reports, problem };
+            self.machines.insert(id, machine);
+        }
+        matches!(stopping, Ok(Some(list)) if list.children > 0)
+    }
+
+    /// Adds a unit from its znodes, if it still exists; see [`unit_paths`].
+    fn add_unit(&mut self, id: UnitId, [record, ports, state, agent]: [MaybeNode; 4]) {
+        if let Some(record) = read(record, |data| records::Unit::parse(&paths::unit(id), data)) {
+            let state = read(state, |data| records::UnitState::parse(&paths::unit_state(id), data));
+            let ports = ports.and_then(|ports| open_ports(id, ports));
+            self.units.insert(id, StoredUnit { record, ports, state, agent: is_there(&agent) });
+        }
+    }
+
     /// A missing list hides nothing else.
     fn lacks<I>(&mut self, path: NodePath, error: Error) -> Result<Vec<I>, Error> {
         if error != Error::NoNode(path.clone()) {
@@ -165,6 +166,35 @@ impl Snapshot {
         self.missing.push(path);
         Ok(Vec::new())
     }
+}
+
+/// A znode, if it exists, or the reason why it cannot be read.
+type MaybeNode = Readable<Option<Node>>;
+
+/// Takes the next znodes.
+fn next<const N: usize>(nodes: &mut impl Iterator<Item = MaybeNode>) -> [MaybeNode; N] {
+    std::array::from_fn(|_| nodes.next().unwrap_or(Ok(None)))
+}
+
+fn service_paths(id: ServiceId) -> [NodePath; 2] {
+    [paths::service(id), paths::exposed(id)]
+}
+
+fn machine_paths(id: MachineId) -> [NodePath; 8] {
+    [
+        paths::machine(id),
+        paths::machine_agent(id),
+        paths::machine_started(id),
+        paths::machine_host(id),
+        paths::firewall_report(id),
+        paths::machine_firewall(id),
+        paths::machine_problem(id),
+        paths::machine_stopping(id),
+    ]
+}
+
+fn unit_paths(id: UnitId) -> [NodePath; 4] {
+    [paths::unit(id), paths::unit_ports(id), paths::unit_state(id), paths::unit_agent(id)]
 }
 
 fn presence(here: bool, ever: bool) -> Presence {
@@ -189,10 +219,7 @@ fn ids<I: Ord>(
 }
 
 /// Parses a znode, if it exists.
-fn read<R>(
-    node: Readable<Option<Node>>,
-    parse: impl FnOnce(&[u8]) -> Result<R, error::Error>,
-) -> Option<Readable<R>> {
+fn read<R>(node: MaybeNode, parse: impl FnOnce(&[u8]) -> Result<R, error::Error>) -> Option<Readable<R>> {
     match node {
         Ok(node) => node.map(|node| parse(&node.data).map_err(|problem| problem.to_string())),
         Err(refused) => Some(Err(refused)),
@@ -200,7 +227,7 @@ fn read<R>(
 }
 
 /// A znode that may not be read exists.
-fn is_there(node: &Readable<Option<Node>>) -> bool {
+fn is_there(node: &MaybeNode) -> bool {
     !matches!(node, Ok(None))
 }
 
