@@ -111,7 +111,7 @@ async fn changes_by_hand_are_reported_and_reverted() {
     assert_eq!(
         seen(&firewall, MACHINE).await.owned,
         BTreeSet::new(),
-        "a port that static_credentials shut is not taken for open"
+        "a port that an edit has closed is not reported as open"
     );
     assert_eq!(net.attempt(to), Attempt::Refused);
 }
