@@ -108,7 +108,7 @@ fn a_controller_with_the_key_of_another_authority_issues_nothing(site: &Site) {
     let added = operator.does(&["add-machine"]);
     let host = Operator::at(site);
     let token = added.stdout.trim_end().strip_prefix("portcullis join ").expect("a token");
-    let joined = came(host.command("portcullis").args(["join", token]));
+    let joined = output_of(host.command("portcullis").args(["join", token]));
     assert!(joined.code == 0 && joined.stderr.contains("No certificate yet"), "{joined:?}");
     operator.is_refused(&["machine", "renew", "0"], 1, &reason);
     assert_eq!(controller.stop("-TERM"), Some(0), "its other roles run");

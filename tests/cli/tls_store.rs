@@ -18,7 +18,7 @@ use portcullis::runtime::clock::wall_ms;
 use crate::daemon::DEADLINE;
 use crate::harness::{binary, ports, wait_for};
 use crate::machine::Agent;
-use crate::operator::{Operator, came};
+use crate::operator::{Operator, output_of};
 
 const DAY: u64 = 86_400_000;
 
@@ -151,7 +151,7 @@ fn a_new_environment_in_the_same_store_has_another_authority() {
     let operator = Operator::with_store("");
     let port = ports::free();
     let address = format!("tls://127.0.0.1:{port}");
-    let juju = |args: &[&str]| came(operator.command("juju").env_remove("JUJU_ZOOKEEPER").args(args));
+    let juju = |args: &[&str]| output_of(operator.command("juju").env_remove("JUJU_ZOOKEEPER").args(args));
     let bootstrap = || juju(&["--zookeeper", &address, "bootstrap"]);
     let file = operator.config("local-authority.json");
     let keeper = ["keeper", "--data-dir", "keeper"];

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use crate::harness::scenario::Site;
 use crate::harness::{Kind, Options, Store};
-use crate::operator::{Came, Operator, came};
+use crate::operator::{Operator, Output, output_of};
 use crate::strace::Stepping;
 use crate::world::like;
 
@@ -59,8 +59,8 @@ fn next_join_continues_after_a_kill_at_any_step() {
     }
 }
 
-fn join(host: &Operator, token: &str) -> Came {
-    came(host.command("portcullis").args(["join", token]))
+fn join(host: &Operator, token: &str) -> Output {
+    output_of(host.command("portcullis").args(["join", token]))
 }
 
 /// Joins, and kills the process after the first step that is not in `done`. Returns that step.

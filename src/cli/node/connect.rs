@@ -41,8 +41,7 @@ struct Found {
 async fn to_leader(globals: &Globals, timeout: Duration) -> anyhow::Result<Client> {
     let target = globals.target()?;
     let read = globals.in_environment(async |_, environment| read(environment).await);
-    let slow =
-        || Refusal::TooSlow { address: target.address.to_string(), seconds: STORE_TIMEOUT.as_secs() };
+    let slow = || Refusal::TooSlow { address: target.address.to_string(), seconds: STORE_TIMEOUT.as_secs() };
     let Found { addresses, ca } = tokio::time::timeout(STORE_TIMEOUT, read).await.map_err(|_| slow())??;
     let managers = discovery::parse(&addresses);
     if managers.is_empty() {

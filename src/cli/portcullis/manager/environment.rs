@@ -26,7 +26,7 @@ use crate::fleet::manager::{Leadership, Manager, Timing};
 use crate::machine::host::{address_toward, reachable_addresses};
 use crate::net::listener::Listener;
 use crate::runtime::metrics::Registry;
-use crate::runtime::open_files::raise_open_files;
+use crate::runtime::resource_limits::raise_open_files;
 use crate::runtime::service::{OnEnd, Service, stopped};
 
 /// A manager whose listener is open.
