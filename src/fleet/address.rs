@@ -1,6 +1,7 @@
 //! The address of a manager: a TCP port or a unix socket. Pure.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -28,6 +29,16 @@ impl ManagerAddress {
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | ':' | '_' | '%');
         let valid = (1..=253).contains(&host.len()) && host.chars().all(allowed) && port != 0;
         valid.then(|| Self::Tcp { host: host.to_owned(), port }).ok_or(BadAddress)
+    }
+
+    /// Whether messages to this address stay on this host.
+    pub fn is_local(&self) -> bool {
+        match self {
+            Self::Unix(_) => true,
+            Self::Tcp { host, .. } => {
+                host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+            }
+        }
     }
 
     /// Reads an address in D-Bus form, `tcp:host=HOST,port=PORT` or `unix:path=PATH`, or in the form

@@ -142,7 +142,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let sender = sender.with_certificate(tls.clone());
     agent.trackers = args.beat_to.is_empty().then_some(found);
     agent.addresses = addresses;
-    agent.node = args.systemd.agent(&tls)?;
+    agent.node = args.systemd.agent(&tls, agent.file.address.is_loopback())?;
     agent.machine_file = Some(machine_file::path(&args.globals, id, args.credentials.as_deref())?);
     let registry = Registry::default();
     agent.add_metrics(&registry);

@@ -39,12 +39,13 @@ impl SystemdArgs {
         self.bus().is_some()
     }
 
-    /// Returns the agent, if systemd is controlled.
+    /// Returns the agent, if systemd is controlled. It uses a manager on loopback only on the
+    /// manager's own host.
     ///
     /// # Errors
     /// If this build has no fleet.
-    pub(super) fn agent(&self, tls: &ClientTls) -> anyhow::Result<Option<NodeAgent>> {
-        self.bus().map(|bus| NodeAgent::new(bus, tls)).transpose()
+    pub(super) fn agent(&self, tls: &ClientTls, is_managers_host: bool) -> anyhow::Result<Option<NodeAgent>> {
+        self.bus().map(|bus| NodeAgent::new(bus, tls, is_managers_host)).transpose()
     }
 }
 
@@ -58,7 +59,7 @@ pub(super) enum NodeAgent {}
 
 #[cfg(not(feature = "fleet"))]
 impl NodeAgent {
-    fn new(_: &str, _: &ClientTls) -> anyhow::Result<Self> {
+    fn new(_: &str, _: &ClientTls, _: bool) -> anyhow::Result<Self> {
         Err(Refusal::NoFleet.into())
     }
 

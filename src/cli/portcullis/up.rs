@@ -122,7 +122,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let tls = ClientTls::load(ClientFiles { machine: Some(machine_files), ..ClientFiles::default() })?;
     let sender =
         BeatClient::new(LOCAL_MACHINE, &credential, watch::channel(trackers).1).with_certificate(tls.clone());
-    let agent = agent.with_node(args.systemd.agent(&tls)?);
+    let agent = agent.with_node(args.systemd.agent(&tls, true)?);
     service.start("machine", OnEnd::Continue, |stop| agent.run(stop));
     machine::start_beats(&mut service, sender, Client::new(tls));
     output::message(&format!("Environment '{environment}' is up; `juju status` shows it. Ctrl-C ends it."));

@@ -1,7 +1,6 @@
 //! Runs the standalone agent of a node: reads its options and its file, and starts
 //! `fleet::agent`.
 
-use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -46,7 +45,7 @@ fn settings(args: &Args) -> anyhow::Result<Settings> {
         managers.push(address.ok_or_else(|| Usage::new("no manager: give --manager or set ManagerHost"))?);
     }
     let security = security(args)?;
-    if let Some(remote) = managers.iter().find(|address| !is_local(address))
+    if let Some(remote) = managers.iter().find(|address| !address.is_local())
         && matches!(security, Security::Plain)
         && !args.allow_plain_tcp
     {
@@ -81,16 +80,6 @@ fn read_file(path: &Path) -> anyhow::Result<AgentFile> {
     let text = text.map_err(|_| Usage::new(format!("{} is not UTF-8", path.display())))?;
     let file = AgentFile::read(&text);
     Ok(file.map_err(|error| Usage::new(format!("{}: {error}", path.display())))?)
-}
-
-/// Whether messages to this address stay on this host.
-fn is_local(address: &ManagerAddress) -> bool {
-    match address {
-        ManagerAddress::Unix(_) => true,
-        ManagerAddress::Tcp { host, .. } => {
-            host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
-        }
-    }
 }
 
 #[cfg(test)]

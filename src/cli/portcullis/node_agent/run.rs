@@ -10,7 +10,7 @@ use crate::fleet::agent::{Agent, Settings};
 use crate::fleet::dbus::bus::Bus;
 use crate::fleet::dbus::connect::Security;
 use crate::fleet::dbus::names::MANAGER_CERTIFICATE;
-use crate::fleet::discovery::follow_manager;
+use crate::fleet::discovery::{Host, follow_manager};
 use crate::fleet::liveness::{HEARTBEAT_INTERVAL, SILENCE_LIMIT};
 use crate::fleet::name::NodeName;
 use crate::fleet::systemd::Systemd;
@@ -23,16 +23,21 @@ use crate::store::fleet::read_node_name;
 /// The pause after a failure to read the name of the node.
 const PAUSE: Duration = Duration::from_secs(2);
 
+/// The pause between two checks for the machine's certificate.
+const CERTIFICATE_PAUSE: Duration = Duration::from_millis(200);
+
 /// The agent of this machine's node.
 pub(in crate::cli::portcullis) struct NodeAgent {
     bus: Bus,
     tls: ClientTls,
+    host: Host,
 }
 
 impl NodeAgent {
     /// `tls` presents the machine's certificate, as soon as there is one.
-    pub(super) fn new(bus: &str, tls: &ClientTls) -> anyhow::Result<Self> {
-        Ok(Self { bus: Bus::parse(bus), tls: tls.clone() })
+    pub(super) fn new(bus: &str, tls: &ClientTls, is_managers_host: bool) -> anyhow::Result<Self> {
+        let host = if is_managers_host { Host::Managers } else { Host::Other };
+        Ok(Self { bus: Bus::parse(bus), tls: tls.clone(), host })
     }
 
     /// Runs until `stop` is set.
@@ -42,8 +47,16 @@ impl NodeAgent {
         machine: MachineId,
         mut stop: watch::Receiver<bool>,
     ) {
+        let ready = async {
+            let name = name_of(&tree, machine).await;
+            // The manager refuses an agent without a certificate, which may not be issued yet.
+            while !self.tls.has_certificate().await {
+                tokio::time::sleep(CERTIFICATE_PAUSE).await;
+            }
+            name
+        };
         let name = tokio::select! {
-            name = name_of(&tree, machine) => name,
+            name = ready => name,
             () = stopped(&mut stop) => return,
         };
         info!(node = %name, bus = %self.bus, "systemd is controlled by the environment's manager");
@@ -59,7 +72,7 @@ impl NodeAgent {
         };
         tokio::select! {
             () = Agent::new(settings, control, events).run(stop) => {}
-            () = follow_manager(tree, found) => {}
+            () = follow_manager(tree, self.host, found) => {}
         }
     }
 }
