@@ -4,7 +4,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use super::node::{self, Action, JobArgs, KillArgs, ManyArgs, MonitorArgs, Options, Through, UnitsArgs};
+use super::node::{
+    self, Action, JobArgs, KillArgs, LogsArgs, ManyArgs, MonitorArgs, Options, Through, UnitsArgs,
+};
 use super::{error, start};
 
 #[derive(Debug, Parser)]
@@ -61,6 +63,8 @@ enum Command {
     Status(ManyArgs),
     /// Show changes of systemd units and nodes as they happen, until interrupted
     Monitor(MonitorArgs),
+    /// Show the last entries of a systemd unit's journal
+    Logs(LogsArgs),
 }
 
 impl From<Command> for Action {
@@ -80,6 +84,7 @@ impl From<Command> for Action {
             Command::ResetFailed(args) => Self::ResetFailed(args),
             Command::Status(args) => Self::Status(args),
             Command::Monitor(args) => Self::Monitor(args),
+            Command::Logs(args) => Self::Logs(args),
         }
     }
 }

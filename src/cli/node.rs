@@ -98,7 +98,16 @@ Examples:
   juju node monitor web1 'nginx*'
   juju node monitor '*' nginx.service --json")]
     Monitor(MonitorArgs),
+    /// Show the last entries of a systemd unit's journal
+    #[command(after_help = LOGS_HELP)]
+    Logs(LogsArgs),
 }
+
+const LOGS_HELP: &str = "\
+Examples:
+  juju node logs web1 nginx.service
+  juju node logs web1 nginx.service -n 100 --json
+  juju node logs web1 nginx.service --follow";
 
 const JOB_HELP: &str = "\
 Waits for the end of the job. Exit code 0 only if its result is 'done'. At most one job per systemd unit \
@@ -188,6 +197,22 @@ pub(super) struct MonitorArgs {
     /// systemd unit, or a pattern of names [default: '*', all units]
     #[arg(value_name = "UNIT")]
     unit: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct LogsArgs {
+    /// Node
+    #[arg(value_name = "NODE")]
+    node: String,
+    /// systemd unit, for example nginx.service
+    #[arg(value_name = "SYSTEMD_UNIT")]
+    unit: String,
+    /// Number of entries
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 10)]
+    lines: u32,
+    /// Show new entries as they are written, until interrupted
+    #[arg(short, long)]
+    follow: bool,
 }
 
 /// The connection to the manager.

@@ -184,6 +184,20 @@ impl Client {
         Ok(UnitState::of(&self.reply(properties, Some(node))?))
     }
 
+    /// Returns the last entries of a unit's journal as JSON, or those that follow `cursor`.
+    ///
+    /// # Errors
+    /// If the node is unknown or offline, or refuses the call.
+    pub async fn journal(
+        &self,
+        node: &str,
+        unit: &str,
+        entries: u32,
+        cursor: &str,
+    ) -> Result<Vec<String>, ClientError> {
+        self.reply(self.node(node).await?.read_journal(unit, entries, cursor).await, Some(node))
+    }
+
     /// Sends a signal to processes of a unit: `who` is `main`, `control` or `all`.
     ///
     /// # Errors

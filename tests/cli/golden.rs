@@ -25,6 +25,7 @@ const FILES: &[&str] = &[
     "refusals/not_bootstrapped.txt",
     "refusals/operator.txt",
     "refusals/operators.txt",
+    "refusals/other_authority.txt",
     "refusals/status_output.txt",
     "refusals/trust_config.txt",
     "refusals/trust_data_dir.txt",

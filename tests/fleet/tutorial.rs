@@ -29,6 +29,14 @@ struct Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("status:\n{}", self.juju("status"));
+            for machine in &self.machines {
+                let output = machine.command("journalctl").args(["--no-pager", "-n", "30"]).output();
+                let shown = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+                eprintln!("journal of {}:\n{}", machine.address(), shown.unwrap_or_default());
+            }
+        }
         self.machines.clear();
         for process in &mut self.started {
             // It may have ended with its machine already.
@@ -126,13 +134,15 @@ impl Session {
         output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
     }
 
-    /// Waits until a unit has started, and returns the port that it requested.
-    fn port_of(&self, unit: &str) -> String {
-        wait_for("a unit that requested a port", HANG, || {
+    /// Waits until a unit has started on a machine, and returns the port that its server has chosen.
+    /// The status shows the port only after `juju expose`.
+    fn port_of(&self, machine: &str, unit: &str) -> String {
+        wait_for("a unit that has started", HANG, || {
             let status = self.status();
-            let unit = &status["services"]["hello"]["units"][unit];
-            let ports = unit["open-ports"].as_array().filter(|_| unit["agent-state"] == "started")?;
-            Some(ports.first()?.as_str()?.split_once('/')?.0.to_owned())
+            let is_started = status["services"]["hello"]["units"][unit]["agent-state"] == "started";
+            let find = ["find", "/var/lib/portcullis-units", "-name", "port", "-exec", "cat", "{}", ";"];
+            let port = is_started.then(|| self.machine(machine).run(&find))?.trim().to_owned();
+            (!port.is_empty()).then_some(port)
         })
     }
 }
@@ -147,7 +157,7 @@ fn three_machines_join_and_a_service_is_exposed_on_two() {
     for (machine, line) in before {
         session.run(machine, line);
     }
-    let ports = [("m1", session.port_of("hello/0")), ("m2", session.port_of("hello/1"))];
+    let ports = [("m1", session.port_of("m1", "hello/0")), ("m2", session.port_of("m2", "hello/1"))];
     for (machine, port) in &ports {
         let local = session.machine(machine).try_run(&[
             "python3",
@@ -160,7 +170,7 @@ fn three_machines_join_and_a_service_is_exposed_on_two() {
     session.run(&last.0, &last.1);
     for ((machine, port), unit) in ports.iter().zip(["hello/0", "hello/1"]) {
         let shown = wait_for("an open port", HANG, || session.fetch(machine, port));
-        assert!(shown.contains(&format!("Hello from {unit}.")), "{shown}");
+        assert!(shown.contains(&format!("from {unit}.")), "{shown}");
     }
 
     let status = session.status();
@@ -178,11 +188,32 @@ fn three_machines_join_and_a_service_is_exposed_on_two() {
         assert!(file["zookeeper"].as_str().unwrap().starts_with("tls://"), "{}", file["zookeeper"]);
     }
 
-    // A reboot: the service starts again, and the port is open again.
-    session.machines[1].reboot();
-    let shown = wait_for("an open port after a reboot", HANG, || {
-        let port = session.port_of("hello/0");
-        session.fetch("m1", &port)
+    // The environment's manager controls systemd of all machines, and reads their journals.
+    wait_for("all nodes", HANG, || {
+        let listed = session.juju("node list");
+        (listed.matches("online").count() == 3).then_some(())
     });
-    assert!(shown.contains("Hello from hello/0."), "{shown}");
+    session.juju("node stop m2 portcullis-machine@2.service");
+    wait_for("the end of an agent", HANG, || session.juju("node list").contains("offline").then_some(()));
+    session.machine("m2").run(&["systemctl", "start", "portcullis-machine@2.service"]);
+    session.machine("m0").run(&["systemd-run", "--quiet", "--unit=greeting", "echo", "hello journal"]);
+    wait_for("an entry of the journal", HANG, || {
+        session.juju("node logs 0 greeting.service").contains("echo").then_some(())
+    });
+    let entries = session.juju("node logs 0 greeting.service -n 100 --json");
+    assert!(entries.lines().any(|line| line.contains("\"hello journal\"")), "{entries}");
+
+    // After a reboot the machine's service runs again, and joins as before.
+    session.machines[1].reboot();
+    let is_running = |session: &Session| {
+        let listed = session.juju("node list --json");
+        let rows: Value = serde_json::from_str(&listed).ok()?;
+        let row = rows.as_array()?.iter().find(|row| row["node"] == "m1")?.clone();
+        (row["status"] == "online").then_some(())
+    };
+    wait_for("the node after its reboot", HANG, || is_running(&session));
+    wait_for("the firewall after the reboot", HANG, || {
+        let tables = session.machine("m1").try_run(&["nft", "list", "tables"]);
+        String::from_utf8_lossy(&tables.stdout).contains("portcullis").then_some(())
+    });
 }

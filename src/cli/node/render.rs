@@ -56,6 +56,37 @@ pub(super) fn units_json(units: &[Unit]) -> String {
     line(&units.iter().map(unit).collect())
 }
 
+/// One entry of a journal: the time, the program and the message.
+pub(super) fn journal_entry(entry: &str) -> String {
+    let Ok(entry) = serde_json::from_str::<Value>(entry) else { return format!("{entry}\n") };
+    let text = |key: &str| entry[key].as_str().map(str::to_owned);
+    let at_us = text("__REALTIME_TIMESTAMP").and_then(|text| text.parse::<u64>().ok());
+    let at = at_us.map_or_else(|| "-".to_owned(), |us| utc(us / 1_000));
+    let program = text("SYSLOG_IDENTIFIER").or_else(|| text("_COMM")).unwrap_or_else(|| "-".to_owned());
+    let pid = text("_PID").map_or_else(String::new, |pid| format!("[{pid}]"));
+    format!("{at} {program}{pid}: {}\n", message(&entry["MESSAGE"]))
+}
+
+/// A message is an array of bytes if it is not UTF-8, and null if it is too large for JSON.
+fn message(message: &Value) -> String {
+    let text = match message {
+        Value::String(text) => text.clone(),
+        Value::Array(bytes) => {
+            let bytes: Vec<u8> = bytes.iter().filter_map(|byte| byte.as_u64()?.try_into().ok()).collect();
+            String::from_utf8_lossy(&bytes).into_owned()
+        }
+        _ => "(a message that is too large)".to_owned(),
+    };
+    // Escape sequences of a service do not reach the operator's terminal.
+    text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c }).collect()
+}
+
+/// The position of an entry in its journal.
+pub(super) fn cursor(entry: &str) -> Option<String> {
+    let entry: Value = serde_json::from_str(entry).ok()?;
+    entry["__CURSOR"].as_str().map(str::to_owned)
+}
+
 /// The states of units of one node.
 pub(super) fn states(states: &[(&str, UnitState)]) -> String {
     let row = |(unit, state): &(&str, UnitState)| {

@@ -134,3 +134,21 @@ fn each_change_is_one_line() {
         assert_eq!(change_json(&reported, NOW), expected);
     }
 }
+
+#[test]
+fn entries_of_a_journal_are_lines_without_escape_sequences() {
+    for (entry, line) in [
+        (
+            r#"{"__REALTIME_TIMESTAMP":"1700000000123456","SYSLOG_IDENTIFIER":"nginx","_PID":"7","MESSAGE":"up"}"#,
+            "2023-11-14T22:13:20Z nginx[7]: up\n",
+        ),
+        (r#"{"_COMM":"sh","MESSAGE":"a\u001b[31mb"}"#, "- sh: a\u{fffd}[31mb\n"),
+        (r#"{"MESSAGE":[104,105,255]}"#, "- -: hi\u{fffd}\n"),
+        (r#"{"MESSAGE":null}"#, "- -: (a message that is too large)\n"),
+        ("not JSON", "not JSON\n"),
+    ] {
+        assert_eq!(journal_entry(entry), line);
+    }
+    assert_eq!(cursor(r#"{"__CURSOR":"s=1"}"#).as_deref(), Some("s=1"));
+    assert_eq!(cursor("{}"), None);
+}

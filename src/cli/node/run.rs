@@ -9,7 +9,8 @@ use serde_json::Value;
 
 use super::connect::connect;
 use super::{
-    Action, JobArgs, KillArgs, ManyArgs, Mode, MonitorArgs, Options, Through, UnitsArgs, Who, render,
+    Action, JobArgs, KillArgs, LogsArgs, ManyArgs, Mode, MonitorArgs, Options, Through, UnitsArgs, Who,
+    render,
 };
 use crate::cli::args::time::Time;
 use crate::cli::error::{self, Refusal, Usage, parse_arg};
@@ -17,11 +18,15 @@ use crate::cli::output;
 use crate::fleet::client::{Client, ClientError, JobRequest, UnitCall};
 use crate::fleet::dbus::values::{JobMode, JobResult, JobType};
 use crate::fleet::name::{NodeName, check_systemd_unit, check_systemd_unit_glob};
+use crate::fleet::systemd::MAX_ENTRIES;
 use crate::model::Glob;
 use crate::runtime::clock::wall_ms;
 
 /// The pause between two checks that stdout is still read.
 const STDOUT_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The pause between two reads of a journal that is followed.
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Executes a command. Names are checked before the client connects.
 pub(super) async fn run(
@@ -60,6 +65,7 @@ pub(super) async fn run(
         }
         Action::Status(args) => status(&client, args, json).await,
         Action::Monitor(args) => monitor(&client, args, json).await,
+        Action::Logs(args) => logs(&client, args, json).await,
     }
 }
 
@@ -72,6 +78,7 @@ fn check(action: &Action) -> Result<(), Usage> {
             check_node(&args.node).and_then(|()| check_unit(&args.unit))
         }
         Action::Kill(args) => check_node(&args.node).and_then(|()| check_unit(&args.unit)),
+        Action::Logs(args) => check_node(&args.node).and_then(|()| check_unit(&args.unit)),
         Action::Freeze(args)
         | Action::Thaw(args)
         | Action::Enable(args)
@@ -257,4 +264,27 @@ async fn monitor(client: &Client, args: &MonitorArgs, json: bool) -> anyhow::Res
         return Err(anyhow::Error::new(error).context("cannot write to stdout"));
     }
     ended.context("the monitor ended").map(|()| ExitCode::SUCCESS)
+}
+
+/// Prints the last entries, and with `--follow` those that are written later.
+async fn logs(client: &Client, args: &LogsArgs, json: bool) -> anyhow::Result<ExitCode> {
+    let LogsArgs { node, unit, lines, follow } = args;
+    let (mut cursor, mut entries) = (String::new(), *lines);
+    loop {
+        let read = client.journal(node, unit, entries, &cursor).await;
+        let read = read.with_context(|| format!("cannot read the journal of '{unit}' on node '{node}'"))?;
+        for entry in &read {
+            let text = if json { format!("{entry}\n") } else { render::journal_entry(entry) };
+            output::data(&text).context("cannot write to stdout")?;
+        }
+        if let Some(last) = read.last().and_then(|entry| render::cursor(entry)) {
+            cursor = last;
+        }
+        // Without a cursor, the next read begins with the first entry that there is.
+        entries = MAX_ENTRIES;
+        if !follow || output::reader_is_gone() {
+            return Ok(ExitCode::SUCCESS);
+        }
+        tokio::time::sleep(FOLLOW_INTERVAL).await;
+    }
 }

@@ -25,6 +25,7 @@ pub(super) enum Call {
     SetProperties { unit: String, runtime: bool, settings: Vec<Setting> },
     ListUnits,
     ListUnitFiles,
+    Journal { unit: String, entries: u32, cursor: String },
     FileState(String),
     Enable { files: Vec<String>, runtime: bool, force: bool },
     Disable { files: Vec<String>, runtime: bool },
@@ -87,6 +88,10 @@ impl Call {
             }
             "ListUnits" => Ok(Self::ListUnits),
             "ListUnitFiles" => Ok(Self::ListUnitFiles),
+            "ReadJournal" => {
+                let (unit, entries, cursor) = arguments(message)?;
+                Ok(Self::Journal { unit, entries, cursor })
+            }
             "GetUnitFileState" => Ok(Self::FileState(text()?)),
             "EnableUnitFiles" => {
                 let (files, runtime, force) = arguments(message)?;
@@ -164,6 +169,9 @@ pub(super) async fn execute<C: UnitControl>(context: Context<C>, call: Call, mes
         }
         Call::ListUnits => context.reply(message, control.list_units().await).await,
         Call::ListUnitFiles => context.reply(message, control.list_unit_files().await).await,
+        Call::Journal { unit, entries, cursor } => {
+            context.reply(message, control.journal(&unit, entries, &cursor).await).await;
+        }
         Call::FileState(file) => context.reply(message, control.unit_file_state(&file).await).await,
         Call::Enable { files, runtime, force } => {
             context.reply(message, control.enable(files, runtime, force).await).await;

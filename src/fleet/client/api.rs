@@ -47,6 +47,8 @@ pub(super) trait Node {
 
     fn list_units(&self) -> zbus::Result<Vec<UnitRow>>;
 
+    fn read_journal(&self, name: &str, entries: u32, cursor: &str) -> zbus::Result<Vec<String>>;
+
     fn enable_unit_files(
         &self,
         files: &[&str],

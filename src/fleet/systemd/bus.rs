@@ -51,6 +51,8 @@ const MAX_EVENTS: usize = 1024;
 #[derive(Debug)]
 pub struct Systemd {
     pub(super) shared: Arc<Shared>,
+    /// Whether this is the systemd of a user, whose units have a journal of their own.
+    pub(super) is_user: bool,
     task: JoinHandle<()>,
 }
 
@@ -58,6 +60,7 @@ impl Systemd {
     /// Connects in the background, and again whenever the connection is lost. The receiver must be
     /// read: when it is full, signals are no longer handled.
     pub fn connect(bus: Bus) -> (Self, mpsc::Receiver<Event>) {
+        let is_user = bus == Bus::User;
         let (events, receiver) = mpsc::channel(MAX_EVENTS);
         let (requests, requested) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared {
@@ -68,7 +71,7 @@ impl Systemd {
         });
         let worker = Worker { shared: Arc::clone(&shared), events, cache: UnitCache::default() };
         let task = tokio::spawn(worker.run(bus, requested));
-        (Self { shared, task }, receiver)
+        (Self { shared, is_user, task }, receiver)
     }
 }
 

@@ -9,6 +9,7 @@ use crate::fleet::dbus::errors::{CallError, FAILED, INVALID_ARGS};
 use crate::fleet::dbus::values::{JobType, Properties, Setting, UnitFileChange, UnitFileRow, UnitRow};
 
 use super::bus::{Live, Recipient, Request, Shared, Systemd, lock};
+use super::journal;
 use super::properties::{
     SYSTEMD, UNIT_INTERFACE, has_result, job_path, returned_job, state_of, type_interface, unit_path,
 };
@@ -133,6 +134,10 @@ impl UnitControl for Systemd {
     async fn list_units(&self) -> Result<Vec<UnitRow>, CallError> {
         let Live { manager, .. } = self.shared.live().await?;
         Ok(manager.list_units().await?)
+    }
+
+    async fn journal(&self, unit: &str, entries: u32, cursor: &str) -> Result<Vec<String>, CallError> {
+        journal::read(self.is_user, unit, entries, cursor).await
     }
 
     async fn list_unit_files(&self) -> Result<Vec<UnitFileRow>, CallError> {

@@ -5,6 +5,7 @@
 mod bus;
 mod calls;
 mod job_table;
+mod journal;
 mod memory;
 mod properties;
 mod subscriptions;
@@ -14,6 +15,7 @@ use tokio::sync::oneshot;
 use zbus::OwnedVariant;
 
 pub use bus::Systemd;
+pub use journal::MAX_ENTRIES;
 pub use memory::{Behaviour, MemorySystemd};
 pub use subscriptions::Subscriptions;
 
@@ -134,6 +136,15 @@ pub trait UnitControl: Send + Sync + 'static {
     ) -> impl Future<Output = Result<(), CallError>> + Send;
 
     fn list_units(&self) -> impl Future<Output = Result<Vec<UnitRow>, CallError>> + Send;
+
+    /// Returns the last entries of a unit's journal as JSON, or those that follow the entry with this
+    /// cursor.
+    fn journal(
+        &self,
+        unit: &str,
+        entries: u32,
+        cursor: &str,
+    ) -> impl Future<Output = Result<Vec<String>, CallError>> + Send;
 
     fn list_unit_files(&self) -> impl Future<Output = Result<Vec<UnitFileRow>, CallError>> + Send;
 

@@ -218,6 +218,15 @@ pub const NODE: Interface = Interface {
             &[UNITS],
             "Returns the loaded units, with the fields of systemd's `ListUnits`.",
         ),
+        method(
+            "ReadJournal",
+            Changes,
+            &[NAME, ("entries", "u"), ("cursor", "s")],
+            &[("entries", "as")],
+            "Returns the last entries of a unit's journal, at most 10000, each as an object in JSON. With a \
+             cursor, the value of `__CURSOR` of an entry, only the entries that follow it. Entries may \
+             contain secrets, so not every client may read them.",
+        ),
         method("ListUnitFiles", Reads, &[], &[("files", "a(ss)")], "Returns the unit files: path and state."),
         method(
             "GetUnitFileState",

@@ -49,6 +49,9 @@ pub trait Agent {
 
     fn list_units(&self) -> zbus::Result<Vec<UnitRow>>;
 
+    /// Returns the last entries of a unit's journal as JSON, or those that follow `cursor`.
+    fn read_journal(&self, name: &str, entries: u32, cursor: &str) -> zbus::Result<Vec<String>>;
+
     fn list_unit_files(&self) -> zbus::Result<Vec<UnitFileRow>>;
 
     fn get_unit_file_state(&self, file: &str) -> zbus::Result<String>;
