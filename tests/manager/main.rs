@@ -5,6 +5,7 @@
 
 mod access;
 mod agent;
+mod bus;
 mod command_line;
 mod jobs;
 mod methods;

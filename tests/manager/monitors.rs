@@ -7,14 +7,14 @@ use zbus::OwnedObjectPath;
 use crate::agent::Agent;
 use crate::world::{Client, MANAGER, World};
 
-async fn monitor(client: &Client) -> String {
+pub(crate) async fn monitor(client: &Client) -> String {
     let reply = client.call(MANAGER, "CreateMonitor", &()).await.unwrap();
     let path: OwnedObjectPath = reply.body().deserialize().unwrap();
     path.as_str().to_owned()
 }
 
 /// Returns node, unit and active state of the next change.
-async fn change(client: &mut Client) -> (String, String, String) {
+pub(crate) async fn change(client: &mut Client) -> (String, String, String) {
     let message = client.signal("UnitPropertiesChanged").await;
     let body = message.body();
     let (node, unit, properties): (String, String, Properties) = body.deserialize().unwrap();

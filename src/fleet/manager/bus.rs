@@ -9,7 +9,7 @@ use futures_util::StreamExt as _;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
-use zbus::fdo::DBusProxy;
+use zbus::fdo::{DBusProxy, RequestNameFlags};
 use zbus::message::Type;
 use zbus::names::BusName;
 use zbus::{Connection, MatchRule, Message, MessageStream};
@@ -23,6 +23,8 @@ use crate::fleet::dbus::bus::Bus;
 use crate::fleet::dbus::names::BUS_NAME;
 use crate::runtime::service::stopped;
 
+/// The sender of the bus's own signals. No client can use this name.
+const DBUS: &str = "org.freedesktop.DBus";
 /// The time to connect to a bus, and for a call to it.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause between two attempts to connect again.
@@ -63,14 +65,16 @@ impl BusConnection {
         let messages = MessageStream::from(&connection);
         let rule = MatchRule::builder()
             .msg_type(Type::Signal)
-            .sender("org.freedesktop.DBus")
-            .interface("org.freedesktop.DBus")
+            .sender(DBUS)
+            .interface(DBUS)
             .member("NameOwnerChanged")
             .build()
             .map_err(BusError::Connect)?;
         let daemon = DBusProxy::new(&connection).await.map_err(BusError::Connect)?;
         daemon.add_match_rule(rule).await.map_err(|error| BusError::Connect(error.into()))?;
-        connection.request_name(BUS_NAME).await.map_err(|error| match error {
+        // Neither does this manager replace another one, nor may another one replace it.
+        let named = connection.request_name_with_flags(BUS_NAME, RequestNameFlags::DO_NOT_QUEUE.into()).await;
+        named.map_err(|error| match error {
             zbus::Error::NameTaken => BusError::NameTaken,
             other => BusError::NameRefused(other),
         })?;
@@ -170,6 +174,7 @@ impl Manager {
         let own_user = self.0.own_user;
         let senders = Arc::new(Senders { connection, group, own_user, known: Mutex::default() });
         let mut limits = HashMap::new();
+        let opened = connection.clone();
         let is_stopped = loop {
             tokio::select! {
                 () = stopped(stop) => break true,
@@ -178,6 +183,7 @@ impl Manager {
                     Some(Ok(message)) => self.bus_message(id, &message, &senders, &mut limits).await,
                     _ => break false,
                 },
+                    Some(Ok(message)) if is_name_lost(&message) => break false,
             }
         };
         if is_stopped {
@@ -198,6 +204,9 @@ impl Manager {
         is_stopped
     }
 
+        // Calls that are under way have clones of the connection, which would keep the name. The
+        // bus may be stuck; the process ends, or the name is free when the bus continues.
+        let _ = timeout(LAST_MESSAGES, opened.close()).await;
     async fn bus_message(
         &self,
         client: u64,
@@ -215,7 +224,7 @@ impl Manager {
                 let caller = Caller { owner, rights: Rights::OnBus(Arc::clone(senders)) };
                 self.serve_call(&caller, message.clone(), limit).await;
             }
-            Type::Signal if header.member().is_some_and(|member| *member == "NameOwnerChanged") => {
+            Type::Signal if sender == DBUS && header.member().is_some_and(|it| *it == "NameOwnerChanged") => {
                 let body = message.body();
                 let Ok((name, _, new)) = body.deserialize::<(&str, &str, &str)>() else { return };
                 if name.starts_with(':') && new.is_empty() {
@@ -231,6 +240,14 @@ impl Manager {
 
 async fn reconnect(bus: &Bus) -> BusConnection {
     loop {
+/// Returns whether the bus has taken the manager's name.
+fn is_name_lost(message: &Message) -> bool {
+    let header = message.header();
+    let is_from_bus = header.sender().is_some_and(|sender| *sender == DBUS);
+    let is_lost = header.member().is_some_and(|member| *member == "NameLost");
+    is_from_bus && is_lost && message.body().deserialize::<&str>().is_ok_and(|name| name == BUS_NAME)
+}
+
         sleep(RECONNECT_EVERY).await;
         match BusConnection::connect(bus).await {
             Ok(connected) => {
