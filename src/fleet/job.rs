@@ -170,16 +170,15 @@ where
     }
 
     /// Cancels a job; `None` if there is no such job. A running job ends when its node reports its
-    /// end.
+    /// end. Each call sends a request to the node, because an earlier one may have failed there.
     pub fn cancel(&mut self, id: u32, now: I) -> Option<Vec<Effect<P>>> {
         let mut effects = Vec::new();
         let job = self.jobs.get_mut(&id)?;
-        let was_cancelled = std::mem::replace(&mut job.is_cancelled, true);
+        job.is_cancelled = true;
         match job.phase {
             Phase::Queued(_) => self.remove(id, JobResult::Cancelled, now, &mut effects),
             // `accepted` cancels it on the node.
             Phase::Sent { .. } => {}
-            Phase::Accepted if was_cancelled => {}
             Phase::Accepted => effects.push(Effect::CancelOnNode { id, node: job.node.clone() }),
         }
         Some(effects)
@@ -204,10 +203,28 @@ where
         effects
     }
 
-    /// Handles a job that its node refused, or that could not be sent.
+    /// Handles a job that its node refused, or that could not be sent. If the node has reported a
+    /// result before, that is the result.
     pub fn refused(&mut self, id: u32, now: I) -> Vec<Effect<P>> {
         let mut effects = Vec::new();
-        self.remove(id, JobResult::Failed, now, &mut effects);
+        let result = match self.jobs.get(&id).map(|job| &job.phase) {
+            Some(Phase::Sent { result: Some(result) }) => *result,
+            _ => JobResult::Failed,
+        };
+        self.remove(id, result, now, &mut effects);
+        effects
+    }
+
+    /// Handles a job whose node did not answer in time. The node may still execute it, so it is
+    /// cancelled there.
+    pub fn unanswered(&mut self, id: u32, now: I) -> Vec<Effect<P>> {
+        let mut effects = Vec::new();
+        if let Some(job) = self.jobs.get(&id)
+            && matches!(job.phase, Phase::Sent { result: None })
+        {
+            effects.push(Effect::CancelOnNode { id, node: job.node.clone() });
+        }
+        effects.extend(self.refused(id, now));
         effects
     }
 

@@ -76,7 +76,7 @@ fn queued_jobs_are_cancelled_at_once_and_running_jobs_on_their_node() {
     assert_eq!(queue.cancel(2, T), None);
     accept(&mut queue, 1);
     assert_eq!(shown(&queue.cancel(1, T).unwrap()), ["cancel 1"]);
-    assert_eq!(queue.cancel(1, T), Some(vec![]), "one request to the node is enough");
+    assert_eq!(shown(&queue.cancel(1, T).unwrap()), ["cancel 1"], "the first request may have failed");
     assert_eq!(shown(&queue.done(&n1(), 1, JobResult::Cancelled, T)), ["cancelled 1"]);
 }
 
@@ -90,6 +90,27 @@ fn a_result_or_a_cancellation_before_the_answer_waits_for_it() {
     submit(&mut queue, JobMode::Replace).unwrap();
     assert_eq!(queue.cancel(2, T), Some(vec![]));
     assert_eq!(shown(&queue.accepted(2, T)), ["cancel 2"]);
+}
+
+#[test]
+fn a_refusal_after_the_result_keeps_the_result() {
+    let mut queue = Queue::default();
+    submit(&mut queue, JobMode::Replace).unwrap();
+    queue.done(&n1(), 1, JobResult::Done, T);
+    assert_eq!(shown(&queue.refused(1, T)), ["done 1"]);
+    submit(&mut queue, JobMode::Replace).unwrap();
+    queue.done(&n1(), 2, JobResult::Skipped, T);
+    assert_eq!(shown(&queue.unanswered(2, T)), ["skipped 2"]);
+}
+
+#[test]
+fn a_job_without_an_answer_is_cancelled_on_its_node() {
+    let mut queue = Queue::default();
+    submit(&mut queue, JobMode::Replace).unwrap();
+    submit(&mut queue, JobMode::Replace).unwrap();
+    let ended = shown(&queue.unanswered(1, T));
+    assert_eq!(ended, ["cancel 1", "failed 1", "running 2", "start 2 replace"]);
+    assert_eq!(queue.unanswered(1, T), vec![]);
 }
 
 #[test]
@@ -143,6 +164,7 @@ enum Event {
     Cancel(u32),
     Accepted(u32),
     Refused(u32),
+    Unanswered(u32),
     Done { node: u8, id: u32, result: JobResult },
     State { node: u8, id: u32, state: JobState },
     Lost(u8),
@@ -158,6 +180,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         3 => id().prop_map(Event::Cancel),
         6 => id().prop_map(Event::Accepted),
         2 => id().prop_map(Event::Refused),
+        1 => id().prop_map(Event::Unanswered),
         6 => (node(), id(), prop::sample::select(JobResult::ALL))
             .prop_map(|(node, id, result)| Event::Done { node, id, result }),
         2 => (node(), id(), prop::sample::select(JobState::ALL))
@@ -219,7 +242,8 @@ fn apply(queue: &mut Queue, event: Event) -> Vec<Effect<()>> {
         Event::Cancel(id) => queue.cancel(id, T).unwrap_or_default(),
         Event::Accepted(id) => queue.accepted(id, T),
         Event::Refused(id) if queue.get(id).is_some_and(is_sent) => queue.refused(id, T),
-        Event::Refused(_) => Vec::new(),
+        Event::Unanswered(id) if queue.get(id).is_some_and(is_sent) => queue.unanswered(id, T),
+        Event::Refused(_) | Event::Unanswered(_) => Vec::new(),
         Event::Done { node, id, result } => queue.done(&name(node), id, result, T),
         Event::State { node, id, state } => queue.state_changed(&name(node), id, state),
         Event::Lost(node) => queue.node_lost(&name(node), T),

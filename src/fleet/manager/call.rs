@@ -117,7 +117,7 @@ impl Manager {
             self.state().clients.send(caller.owner.client, message);
         }
         if let Some(id) = accepted {
-            self.answered(id, true);
+            self.answered(id, &Ok(()));
         }
     }
 
@@ -364,7 +364,7 @@ impl Manager {
     async fn send_submitted_job(&self, start: Start) -> Result<u32, CallError> {
         let sent = start.send().await;
         if sent.is_err() {
-            self.answered(start.id, false);
+            self.answered(start.id, &sent);
         }
         sent.map(|()| start.id)
     }

@@ -58,16 +58,20 @@ impl Manager {
             let manager = self.clone();
             tokio::spawn(async move {
                 let sent = start.send().await;
-                manager.answered(start.id, sent.is_ok());
+                manager.answered(start.id, &sent);
             });
         }
     }
 
-    /// Handles the reply of a node, which accepted or refused a job.
-    pub(super) fn answered(&self, id: u32, is_accepted: bool) {
+    /// Handles the reply of a node, which accepted or refused a job, or the lack of one.
+    pub(super) fn answered(&self, id: u32, reply: &Result<(), CallError>) {
         let now = tokio::time::Instant::now();
         let mut state = self.state();
-        let effects = if is_accepted { state.jobs.accepted(id, now) } else { state.jobs.refused(id, now) };
+        let effects = match reply {
+            Ok(()) => state.jobs.accepted(id, now),
+            Err(error) if error.name == errors::TIMEOUT => state.jobs.unanswered(id, now),
+            Err(_) => state.jobs.refused(id, now),
+        };
         let starts = state.job_effects(effects);
         drop(state);
         self.run(starts);
