@@ -8,6 +8,7 @@ use portcullis::fleet::dbus::connect::{Security, connect};
 use portcullis::fleet::dbus::errors;
 use portcullis::fleet::manager::Timing;
 use portcullis::net::tls::{ClientAuth, ClientFiles, ClientTls, IdentityFiles, ServerFiles, ServerTls};
+use portcullis::runtime::clock::wall_ms;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tokio::io::AsyncReadExt as _;
 
@@ -22,7 +23,7 @@ fn authority() -> Ca {
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }
 
-fn write(path: PathBuf, text: &str) -> PathBuf {
+pub(crate) fn write(path: PathBuf, text: &str) -> PathBuf {
     std::fs::write(&path, text).unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
     std::fs::set_permissions(&path, mode).unwrap();
@@ -42,14 +43,15 @@ fn identity(dir: &Path, ca: &Ca, file: &str, names: &[&str], last_year: i32) -> 
     }
 }
 
-struct Tls {
-    dir: tempfile::TempDir,
+/// An authority, and a manager's policy with a certificate of it.
+pub(crate) struct Tls {
+    pub(crate) dir: tempfile::TempDir,
     ca: Ca,
     policy: TcpPolicy,
 }
 
 impl Tls {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (dir, ca) = (tempfile::tempdir().unwrap(), authority());
         let root = write(dir.path().join("ca.pem"), &ca.pem());
         let own = identity(dir.path(), &ca, "manager", &["127.0.0.1", "controller"], 2100);
@@ -60,17 +62,21 @@ impl Tls {
 
     /// A client with a certificate of the accepted authority.
     fn with_names(&self, names: &[&str]) -> Security {
-        self.client(Some(identity(self.dir.path(), &self.ca, names[0], names, 2100)))
+        self.client(Some(self.identity(names[0], names)))
     }
 
-    fn client(&self, identity: Option<IdentityFiles>) -> Security {
+    pub(crate) fn identity(&self, file: &str, names: &[&str]) -> IdentityFiles {
+        identity(self.dir.path(), &self.ca, file, names, 2100)
+    }
+
+    pub(crate) fn client(&self, identity: Option<IdentityFiles>) -> Security {
         let ca = Some(self.dir.path().join("ca.pem"));
         let files = ClientFiles { ca, identity, machine: None };
         Security::Tls { tls: ClientTls::load(files).unwrap(), server_name: None }
     }
 }
 
-fn error_name(refused: Result<Agent, NotRegistered>) -> String {
+pub(crate) fn error_name(refused: Result<Agent, NotRegistered>) -> String {
     match refused.map(|_| ()).expect_err("a refusal") {
         NotRegistered::Refused(error) => error.name,
         NotRegistered::Connect(error) => format!("connect: {error:?}"),
@@ -103,6 +109,34 @@ async fn a_certificate_proves_its_own_names_only() {
     drop(agent);
 }
 
+/// Returns the error with which a policy refuses a client.
+async fn reason_of_refusal(policy: &TcpPolicy, connects: impl AsyncFnOnce(String)) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let accepted = async {
+        let (stream, from) = listener.accept().await.unwrap();
+        policy.accept(stream, from).await
+    };
+    // With TLS 1.3 the client's part may succeed.
+    let ((), refused) = tokio::join!(connects(address), accepted);
+    format!("{:?}", refused.map(|_| ()).expect_err("a refusal"))
+}
+
+/// Presents a certificate, whatever its validity is.
+async fn present(identity: &IdentityFiles, address: &str) {
+    let script = "import socket, ssl, sys\n\
+        host, port = sys.argv[1].split(':')\n\
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)\n\
+        context.check_hostname = False\n\
+        context.verify_mode = ssl.CERT_NONE\n\
+        context.load_cert_chain(sys.argv[2], sys.argv[3])\n\
+        context.wrap_socket(socket.create_connection((host, port))).recv(1)\n";
+    let mut python = tokio::process::Command::new("python3");
+    python.args(["-c", script, address]).args([&identity.certificates, &identity.key]);
+    // Its end is an error or not, depending on the version of TLS.
+    crate::world::soon("end of a client", python.output()).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wrong_expired_and_missing_certificates_are_refused() {
     let tls = Tls::new();
@@ -110,10 +144,22 @@ async fn wrong_expired_and_missing_certificates_are_refused() {
     let (dir, other) = (tempfile::tempdir().unwrap(), authority());
     let wrong = identity(dir.path(), &other, "wrong", &["n1"], 2100);
     let expired = identity(dir.path(), &tls.ca, "expired", &["n1"], 2020);
-    for (what, presented) in [("wrong", Some(wrong)), ("expired", Some(expired)), ("none", None)] {
-        let refused = Agent::register_with(&world.tcp, "n1", &tls.client(presented)).await;
-        assert!(refused.is_err(), "{what}");
+    let presented = |identity: &IdentityFiles| Some(identity.clone());
+    for (reason, identity) in [
+        ("BadSignature", presented(&wrong)),
+        // Clients of this project do not present an expired certificate.
+        ("NoCertificatesPresented", presented(&expired)),
+        ("NoCertificatesPresented", None),
+    ] {
+        let client = tls.client(identity);
+        let refused = Agent::register_with(&world.tcp, "n1", &client).await;
+        assert!(refused.is_err(), "{reason}");
+        let connects = async |address: String| drop(connect(&address.parse().unwrap(), &client).await);
+        let found = reason_of_refusal(&tls.policy, connects).await;
+        assert!(found.contains(reason), "{reason}: {found}");
     }
+    let found = reason_of_refusal(&tls.policy, async |address| present(&expired, &address).await).await;
+    assert!(found.contains("Expired"), "{found}");
     // A client that trusts another authority refuses the manager.
     let ca = write(dir.path().join("ca.pem"), &other.pem());
     let identity = identity(dir.path(), &tls.ca, "n1", &["n1"], 2100);
@@ -176,4 +222,25 @@ async fn nodes_are_added_and_removed_without_disturbing_others() {
     assert_eq!(client.property::<Vec<String>>(MANAGER, "Manager", "Nodes").await, ["n1", "n3"]);
     client.job("n1", "StartUnit", "a.service", "fail").await.unwrap();
     let _n3 = Agent::register(&world.tcp, "n3").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_node_was_last_seen_with_its_last_message() {
+    let world = World::start(&["n1"]).await;
+    let agent = Agent::register(&world.tcp, "n1").await.unwrap();
+    let mut client = world.client().await;
+    let path = crate::world::node_path("n1");
+    let registered: u64 = client.property(&path, "Node", "LastSeenTimestamp").await;
+    // Each answer of the agent is a message, the last of them at least 20 ms after the first.
+    let now_us = || wall_ms() * 1_000;
+    let mut asked = 0;
+    while asked < registered + 20_000 {
+        asked = now_us();
+        client.call(&path, "GetUnitProperties", &"a.service").await.unwrap();
+    }
+    agent.kill();
+    client.until_status("n1", "offline").await;
+    let seen: u64 = client.property(&path, "Node", "LastSeenTimestamp").await;
+    // Both times are rounded to milliseconds.
+    assert!(seen + 2_000 >= asked && seen <= now_us(), "{registered} {asked} {seen}");
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{info, warn};
@@ -9,7 +10,7 @@ use zbus::message::{Flags, Type};
 use zbus::{Connection, Message};
 
 use super::properties::unit_state;
-use super::{Leadership, Manager};
+use super::{Leadership, Manager, NodeRule};
 use crate::fleet::dbus::accept::Proof;
 use crate::fleet::dbus::connect::{HANDSHAKE_TIMEOUT, Peer};
 use crate::fleet::dbus::errors::{self, CallError};
@@ -36,6 +37,7 @@ pub(super) struct Link {
     pub(super) connection: Connection,
     pub(super) peer_ip: String,
     pub(super) activity: Activity,
+    pub(super) proof: Proof,
     /// Calls without a reply, in order.
     calls: mpsc::Sender<Message>,
 }
@@ -129,23 +131,7 @@ impl Manager {
         }
         let node = state.nodes.get(&name);
         let node = node.ok_or_else(|| refuse(format!("'{name}' is not a node of this manager")))?;
-        match proof {
-            Proof::Certificate { names, der } => {
-                if !names.iter().any(|proved| node.rule.is_proved_by(&name, proved)) {
-                    return Err(refuse(format!("the certificate is not valid for '{name}'")));
-                }
-                if node.rule.certificate.as_ref().is_some_and(|expected| expected != der) {
-                    return Err(refuse(format!("'{name}' has to present another certificate")));
-                }
-            }
-            _ if node.rule.certificate.is_some() => {
-                return Err(refuse(format!("'{name}' has to present its certificate")));
-            }
-            Proof::LocalUser(user) if ![0, self.0.own_user].contains(user) => {
-                return Err(refuse("only root and the manager's user may register here".to_owned()));
-            }
-            Proof::LocalUser(_) | Proof::None => {}
-        }
+        check_proof(&name, &node.rule, proof, self.0.own_user)?;
         if node.link.is_some() {
             let message = format!("another agent of '{name}' is connected");
             return Err(CallError::new(errors::NAME_IN_USE, message));
@@ -156,11 +142,14 @@ impl Manager {
             connection: peer.connection.clone(),
             peer_ip: from.to_owned(),
             activity: peer.activity.clone(),
+            proof: proof.clone(),
             calls,
         };
-        // The reply precedes every call to the agent: both go through the queue.
-        if let Ok(reply) = Message::method_return(&call.header()).build(&()) {
-            let _ = link.calls.try_send(reply);
+        // The reply precedes every call to the agent. A send never waits, and no other task uses the
+        // connection yet.
+        let replied = peer.connection.reply(&call.header(), &()).now_or_never();
+        if !matches!(replied, Some(Ok(()))) {
+            return Err(refuse("the agent is gone".to_owned()));
         }
         state.node_online(&name, link.clone());
         Ok((name, link, queued))
@@ -214,7 +203,7 @@ impl Manager {
             Type::Signal => {
                 let is_own = header.interface().is_some_and(|of| *of == names::INTERNAL_AGENT_INTERFACE);
                 if let Some(member) = header.member().filter(|_| is_own)
-                    && self.agent_signal(name, member.as_str(), message).is_none()
+                    && self.agent_signal(name, link.id, member.as_str(), message).is_none()
                 {
                     warn!(node = %name, member = member.as_str(), "invalid signal of an agent");
                 }
@@ -230,10 +219,15 @@ impl Manager {
         }
     }
 
-    /// Handles a signal of an agent; `None` if its arguments are invalid.
-    fn agent_signal(&self, name: &NodeName, member: &str, message: &Message) -> Option<()> {
+    /// Handles a signal of an agent; `None` if its arguments are invalid. The agent may have lost the
+    /// node since, and another one may have registered.
+    fn agent_signal(&self, name: &NodeName, link: u64, member: &str, message: &Message) -> Option<()> {
         let body = message.body();
         let mut state = self.state();
+        let current = state.nodes.get(name).and_then(|node| node.link.as_ref());
+        if current.is_none_or(|current| current.id != link) {
+            return Some(());
+        }
         state.seen(name);
         let starts = match member {
             "JobDone" => {
@@ -274,6 +268,34 @@ impl Manager {
 
 pub(super) fn not_leader(leader: Option<&str>) -> CallError {
     let message = match leader {
+/// Checks that an agent with this proof may register as a node.
+pub(super) fn check_proof(
+    name: &NodeName,
+    rule: &NodeRule,
+    proof: &Proof,
+    own_user: u32,
+) -> Result<(), CallError> {
+    let refuse = |message| Err(CallError::new(errors::REGISTRATION_REFUSED, message));
+    match proof {
+        Proof::Certificate { names, der } => {
+            if !names.iter().any(|proved| rule.is_proved_by(name, proved)) {
+                return refuse(format!("the certificate is not valid for '{name}'"));
+            }
+            if rule.certificate.as_ref().is_some_and(|expected| expected != der) {
+                return refuse(format!("'{name}' has to present another certificate"));
+            }
+        }
+        _ if rule.certificate.is_some() => {
+            return refuse(format!("'{name}' has to present its certificate"));
+        }
+        Proof::LocalUser(user) if ![0, own_user].contains(user) => {
+            return refuse("only root and the manager's user may register here".to_owned());
+        }
+        Proof::LocalUser(_) | Proof::None => {}
+    }
+    Ok(())
+}
+
         Some(leader) => format!("this manager is a standby; the leader is {leader}"),
         None => "this manager is a standby, and the leader is not known".to_owned(),
     };

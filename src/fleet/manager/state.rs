@@ -16,7 +16,7 @@ use super::{Leadership, NodeRule, NodeRules};
 use crate::fleet::dbus::names;
 use crate::fleet::dbus::values::{JobResult, JobState, NodeStatus, Properties};
 use crate::fleet::job::{self, Jobs};
-use crate::fleet::manager::agent::Link;
+use crate::fleet::manager::agent::{Link, check_proof};
 use crate::fleet::monitor::{self, Monitors};
 use crate::fleet::name::NodeName;
 use crate::model::OperatorName;
@@ -99,7 +99,8 @@ impl State {
         }
     }
 
-    pub(super) fn set_nodes(&mut self, rules: NodeRules) -> Vec<Start> {
+    /// Sets the nodes. An agent that could no longer register is disconnected.
+    pub(super) fn set_nodes(&mut self, rules: NodeRules, own_user: u32) -> Vec<Start> {
         let before = self.status();
         let is_changed = !self.nodes.keys().eq(rules.keys());
         let gone: Vec<NodeName> =
@@ -113,7 +114,14 @@ impl State {
             self.nodes.remove(&name);
         }
         for (name, rule) in rules {
-            self.nodes.entry(name).or_default().rule = rule;
+            let node = self.nodes.entry(name.clone()).or_default();
+            node.rule = rule;
+            if let Some(link) = node.link.clone()
+                && check_proof(&name, &node.rule, &link.proof, own_user).is_err()
+            {
+                link.activity.end("the node has to present another certificate");
+                starts.extend(self.node_lost(&name, link.id));
+            }
         }
         if is_changed {
             self.changes.send_modify(|number| *number += 1);
@@ -158,10 +166,10 @@ impl State {
     pub(super) fn node_lost(&mut self, name: &NodeName, link: u64) -> Vec<Start> {
         let before = self.status();
         let Some(node) = self.nodes.get_mut(name) else { return Vec::new() };
-        if node.link.as_ref().is_none_or(|current| current.id != link) {
-            return Vec::new();
-        }
-        node.link = None;
+        let Some(lost) = node.link.take_if(|current| current.id == link) else { return Vec::new() };
+        let silent_ms =
+            u64::try_from(lost.activity.last_received().elapsed().as_millis()).unwrap_or(u64::MAX);
+        node.last_seen_us = wall_ms().saturating_sub(silent_ms) * 1_000;
         let ended = self.jobs.node_lost(name, Instant::now());
         let starts = self.job_effects(ended);
         let removed = self.monitors.node_lost(name);
