@@ -1,8 +1,10 @@
 //! Monitors: which signals about systemd units go to which monitor, and which units the agents have
 //! to report. A change is sent once to each monitor that has a matching subscription, and a state
-//! that was sent to the monitor is not sent again. Pure.
+//! that was sent to the monitor is not sent again. Signals wait until the client has room for them;
+//! a later change of a unit replaces one that waits, so the last state is always sent. Pure.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
 
 use super::dbus::values::Reason;
 use super::name::NodeName;
@@ -11,6 +13,9 @@ use crate::model::Glob;
 /// Limits of one client.
 pub const MAX_MONITORS: usize = 64;
 pub const MAX_SUBSCRIPTIONS: usize = 1_000;
+/// Units that are observed on one node. An agent that reports further ones is wrong: a systemd with
+/// half as many is hardly usable.
+pub const MAX_UNITS: usize = 65_536;
 
 /// The observed properties of a systemd unit.
 pub type UnitState = BTreeMap<String, String>;
@@ -37,15 +42,24 @@ pub enum Signal {
     UnitNew(Reason),
     UnitRemoved(Reason),
     UnitStateChanged { active: String, sub: String, reason: Reason },
-    UnitPropertiesChanged(UnitState),
+    UnitPropertiesChanged(Arc<UnitState>),
 }
 
 /// An action that the caller executes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Effect<O> {
+pub enum Effect {
     SubscribeOnNode { node: NodeName, pattern: String },
     UnsubscribeOnNode { node: NodeName, pattern: String },
-    Signal { owner: O, monitor: u32, node: NodeName, systemd_unit: String, signal: Signal },
+}
+
+/// The signals of one unit for one monitor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outgoing<O> {
+    pub owner: O,
+    pub monitor: u32,
+    pub node: NodeName,
+    pub systemd_unit: String,
+    pub signals: Vec<Signal>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -72,17 +86,98 @@ impl Subscription {
     }
 }
 
+/// A unit of a node.
+type Key = (NodeName, String);
+
+/// A unit that a monitor was sent. Monitors share the states.
+#[derive(Debug)]
+struct Sent {
+    state: Arc<UnitState>,
+    /// Whether a new subscription needs the state again, changed or not.
+    again: bool,
+}
+
+/// The changes of a unit that were not sent yet.
+#[derive(Debug, Default)]
+struct Unsent {
+    /// The unit was removed, before it had the state below.
+    removed: Option<Reason>,
+    /// The state, and whether systemd has just loaded the unit.
+    state: Option<(Arc<UnitState>, bool)>,
+}
+
 #[derive(Debug)]
 struct Monitor<O> {
     owner: O,
     subscriptions: BTreeMap<u32, Subscription>,
-    /// The last state that was sent of each unit.
-    sent: HashMap<(NodeName, String), UnitState>,
+    sent: HashMap<Key, Sent>,
+    unsent: HashMap<Key, Unsent>,
+    /// The keys of `unsent`, the oldest first.
+    order: VecDeque<Key>,
 }
 
 impl<O> Monitor<O> {
+    fn new(owner: O) -> Self {
+        Self {
+            owner,
+            subscriptions: BTreeMap::new(),
+            sent: HashMap::new(),
+            unsent: HashMap::new(),
+            order: VecDeque::new(),
+        }
+    }
+
     fn matches(&self, node: &NodeName, systemd_unit: &str) -> bool {
         self.subscriptions.values().any(|subscription| subscription.matches(node, systemd_unit))
+    }
+
+    fn unsent(&mut self, key: &Key) -> &mut Unsent {
+        if !self.unsent.contains_key(key) {
+            self.order.push_back(key.clone());
+        }
+        self.unsent.entry(key.clone()).or_default()
+    }
+
+    fn changed(&mut self, key: &Key, state: &Arc<UnitState>, was_loaded: bool) {
+        let unsent = self.unsent(key);
+        let was_loaded = was_loaded || unsent.state.as_ref().is_some_and(|(_, was_loaded)| *was_loaded);
+        unsent.state = Some((Arc::clone(state), was_loaded));
+    }
+
+    /// Returns whether the client has the unit, or would have been sent it.
+    fn removed(&mut self, key: &Key, reason: Reason) -> bool {
+        let is_known = self.sent.contains_key(key) || self.unsent.contains_key(key);
+        if is_known {
+            *self.unsent(key) = Unsent { removed: Some(reason), state: None };
+        }
+        is_known
+    }
+
+    /// Forgets units that no subscription matches.
+    fn retain_matching(&mut self) {
+        let Self { subscriptions, sent, unsent, order, .. } = self;
+        let matches = |(node, unit): &Key| subscriptions.values().any(|other| other.matches(node, unit));
+        sent.retain(|key, _| matches(key));
+        unsent.retain(|key, _| matches(key));
+        order.retain(|key| unsent.contains_key(key));
+    }
+
+    /// Takes the signals of the unit that has waited for the longest time.
+    fn next(&mut self) -> Option<(Key, Vec<Signal>)> {
+        let key = self.order.pop_front()?;
+        let Unsent { removed, state } = self.unsent.remove(&key).unwrap_or_default();
+        let mut found = Vec::new();
+        if let Some(reason) = removed
+            && self.sent.remove(&key).is_some()
+        {
+            found.push(Signal::UnitRemoved(reason));
+        }
+        if let Some((state, was_loaded)) = state {
+            let sent = Sent { state: Arc::clone(&state), again: false };
+            let before = self.sent.insert(key.clone(), sent).filter(|before| !before.again);
+            found.extend(signals(before.as_ref().map(|before| &*before.state), &state, was_loaded));
+        }
+        Some((key, found))
     }
 }
 
@@ -95,8 +190,13 @@ pub struct Monitors<O> {
     online: BTreeSet<NodeName>,
     /// How many subscriptions need a pattern on a scope.
     wanted: BTreeMap<(Scope, String), usize>,
-    /// Units that systemd has loaded, and whose properties were not reported yet.
-    loaded: BTreeSet<(NodeName, String)>,
+    /// The observed units of each node that is online, and whether systemd has loaded the unit and
+    /// its properties were not reported yet.
+    units: BTreeMap<NodeName, BTreeMap<String, bool>>,
+    /// The monitors that have unsent signals.
+    waiting: BTreeSet<u32>,
+    /// The monitor whose signals were taken last.
+    last_taken: u32,
 }
 
 impl<O> Default for Monitors<O> {
@@ -107,7 +207,9 @@ impl<O> Default for Monitors<O> {
             monitors: BTreeMap::new(),
             online: BTreeSet::new(),
             wanted: BTreeMap::new(),
-            loaded: BTreeSet::new(),
+            units: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            last_taken: 0,
         }
     }
 }
@@ -149,21 +251,21 @@ impl<O: Clone + Eq> Monitors<O> {
                 break;
             }
         }
-        let monitor = Monitor { owner, subscriptions: BTreeMap::new(), sent: HashMap::new() };
-        self.monitors.insert(self.last_monitor, monitor);
+        self.monitors.insert(self.last_monitor, Monitor::new(owner));
         Ok(self.last_monitor)
     }
 
     /// # Errors
     /// If the client has no such monitor.
-    pub fn close(&mut self, owner: &O, monitor: u32) -> Result<Vec<Effect<O>>, Refused> {
+    pub fn close(&mut self, owner: &O, monitor: u32) -> Result<Vec<Effect>, Refused> {
         self.owned(owner, monitor)?;
+        self.waiting.remove(&monitor);
         let closed = self.monitors.remove(&monitor).ok_or(Refused::NoSuchMonitor)?;
         Ok(closed.subscriptions.into_values().flat_map(|gone| self.release(gone)).collect())
     }
 
     /// The connection of a client ended.
-    pub fn close_all(&mut self, owner: &O) -> Vec<Effect<O>> {
+    pub fn close_all(&mut self, owner: &O) -> Vec<Effect> {
         let monitors = self.of_owner(owner);
         monitors.into_iter().flat_map(|id| self.close(owner, id).unwrap_or_default()).collect()
     }
@@ -179,7 +281,7 @@ impl<O: Clone + Eq> Monitors<O> {
         monitor: u32,
         scope: Scope,
         patterns: &[String],
-    ) -> Result<(u32, Vec<Effect<O>>), Refused> {
+    ) -> Result<(u32, Vec<Effect>), Refused> {
         self.owned(owner, monitor)?;
         let owned = self.monitors.values().filter(|monitor| monitor.owner == *owner);
         let all: usize =
@@ -199,7 +301,9 @@ impl<O: Clone + Eq> Monitors<O> {
         let patterns = patterns.iter().map(|pattern| (pattern.clone(), Glob::new(pattern))).collect();
         let subscription = Subscription { scope, patterns };
         if let Some(monitor) = self.monitors.get_mut(&monitor) {
-            monitor.sent.retain(|(node, systemd_unit), _| !subscription.matches(node, systemd_unit));
+            for ((node, systemd_unit), sent) in &mut monitor.sent {
+                sent.again |= subscription.matches(node, systemd_unit);
+            }
             monitor.subscriptions.insert(id, subscription);
         }
         Ok((id, effects))
@@ -212,11 +316,10 @@ impl<O: Clone + Eq> Monitors<O> {
         owner: &O,
         monitor: u32,
         subscription: u32,
-    ) -> Result<Vec<Effect<O>>, Refused> {
+    ) -> Result<Vec<Effect>, Refused> {
         let monitor = self.owned(owner, monitor)?;
         let gone = monitor.subscriptions.remove(&subscription).ok_or(Refused::NoSuchSubscription)?;
-        let Monitor { subscriptions, sent, .. } = monitor;
-        sent.retain(|(node, unit), _| subscriptions.values().any(|other| other.matches(node, unit)));
+        monitor.retain_matching();
         Ok(self.release(gone))
     }
 
@@ -230,7 +333,7 @@ impl<O: Clone + Eq> Monitors<O> {
         monitor: u32,
         scope: &Scope,
         pattern: &str,
-    ) -> Result<Vec<Effect<O>>, Refused> {
+    ) -> Result<Vec<Effect>, Refused> {
         let subscriptions = &self.owned(owner, monitor)?.subscriptions;
         let is_named =
             |s: &Subscription| s.scope == *scope && s.patterns.len() == 1 && s.patterns[0].0 == pattern;
@@ -239,7 +342,7 @@ impl<O: Clone + Eq> Monitors<O> {
     }
 
     /// The agent of a node registered: it reports everything that subscriptions ask for.
-    pub fn node_online(&mut self, node: &NodeName) -> Vec<Effect<O>> {
+    pub fn node_online(&mut self, node: &NodeName) -> Vec<Effect> {
         self.online.insert(node.clone());
         let wanted = self.wanted.keys().filter(|(scope, _)| scope.contains(node));
         let patterns: BTreeSet<&String> = wanted.map(|(_, pattern)| pattern).collect();
@@ -249,62 +352,94 @@ impl<O: Clone + Eq> Monitors<O> {
     }
 
     /// A node is lost or was removed: its units are removed from all monitors.
-    pub fn node_lost(&mut self, node: &NodeName) -> Vec<Effect<O>> {
+    pub fn node_lost(&mut self, node: &NodeName) {
         self.online.remove(node);
-        self.loaded.retain(|(of, _)| of != node);
-        let mut effects = Vec::new();
+        self.units.remove(node);
         for (id, monitor) in &mut self.monitors {
-            let mut gone: Vec<String> =
-                monitor.sent.keys().filter(|(of, _)| of == node).map(|(_, unit)| unit.clone()).collect();
-            gone.sort();
-            monitor.sent.retain(|(of, _), _| of != node);
-            for unit in gone {
-                effects.push(signal(*id, monitor, node, &unit, Signal::UnitRemoved(Reason::Virtual)));
+            let known = monitor.sent.keys().chain(monitor.unsent.keys());
+            let gone: BTreeSet<Key> = known.filter(|(of, _)| of == node).cloned().collect();
+            for key in gone {
+                monitor.removed(&key, Reason::Virtual);
+                self.waiting.insert(*id);
             }
         }
-        effects
     }
 
     /// An agent reports that systemd has loaded a unit. Its properties follow.
     pub fn unit_new(&mut self, node: &NodeName, systemd_unit: &str) {
-        if self.online.contains(node) {
-            self.loaded.insert((node.clone(), systemd_unit.to_owned()));
+        if let Some(is_loaded) = self.unit(node, systemd_unit) {
+            *is_loaded = true;
         }
     }
 
     /// An agent reports that systemd has unloaded a unit.
-    pub fn unit_removed(&mut self, node: &NodeName, systemd_unit: &str) -> Vec<Effect<O>> {
+    pub fn unit_removed(&mut self, node: &NodeName, systemd_unit: &str) {
+        if let Some(units) = self.units.get_mut(node) {
+            units.remove(systemd_unit);
+        }
         let key = (node.clone(), systemd_unit.to_owned());
-        self.loaded.remove(&key);
-        let mut effects = Vec::new();
         for (id, monitor) in &mut self.monitors {
-            if monitor.sent.remove(&key).is_some() {
-                effects.push(signal(*id, monitor, node, systemd_unit, Signal::UnitRemoved(Reason::Real)));
+            if monitor.removed(&key, Reason::Real) {
+                self.waiting.insert(*id);
             }
         }
-        effects
     }
 
     /// An agent reports the properties of a unit: after a subscription, or after a change.
-    pub fn unit_properties(
-        &mut self,
-        node: &NodeName,
-        systemd_unit: &str,
-        state: &UnitState,
-    ) -> Vec<Effect<O>> {
-        let key = (node.clone(), systemd_unit.to_owned());
-        let was_loaded = self.loaded.remove(&key);
-        let mut effects = Vec::new();
+    pub fn unit_properties(&mut self, node: &NodeName, systemd_unit: &str, state: UnitState) {
+        let Some(is_loaded) = self.unit(node, systemd_unit) else { return };
+        let was_loaded = std::mem::take(is_loaded);
+        let (key, state) = ((node.clone(), systemd_unit.to_owned()), Arc::new(state));
+        let mut is_observed = false;
         for (id, monitor) in &mut self.monitors {
-            if !monitor.matches(node, systemd_unit) {
-                continue;
-            }
-            let before = monitor.sent.insert(key.clone(), state.clone());
-            for sent in signals(before.as_ref(), state, was_loaded) {
-                effects.push(signal(*id, monitor, node, systemd_unit, sent));
+            if monitor.matches(node, systemd_unit) {
+                monitor.changed(&key, &state, was_loaded);
+                self.waiting.insert(*id);
+                is_observed = true;
             }
         }
-        effects
+        if !is_observed && let Some(units) = self.units.get_mut(node) {
+            units.remove(systemd_unit);
+        }
+    }
+
+    /// Takes the signals of one unit for one monitor whose owner has room for them; `None` if there
+    /// are no such signals. The monitors take turns.
+    pub fn next_signals(&mut self, has_room: impl Fn(&O) -> bool) -> Option<Outgoing<O>> {
+        loop {
+            let after = self.waiting.range(self.last_taken.saturating_add(1)..);
+            let mut turns = after.chain(self.waiting.range(..=self.last_taken)).copied();
+            let is_ready = |id: &u32| self.monitors.get(id).is_none_or(|monitor| has_room(&monitor.owner));
+            let id = turns.find(is_ready)?;
+            let taken = self.monitors.get_mut(&id).and_then(|monitor| Some((monitor.next()?, monitor)));
+            let Some((((node, systemd_unit), signals), monitor)) = taken else {
+                self.waiting.remove(&id);
+                continue;
+            };
+            self.last_taken = id;
+            if !signals.is_empty() {
+                let owner = monitor.owner.clone();
+                return Some(Outgoing { owner, monitor: id, node, systemd_unit, signals });
+            }
+        }
+    }
+
+    /// Returns the owners of monitors whose signals wait for room.
+    pub fn waiting(&self) -> impl Iterator<Item = &O> {
+        self.waiting.iter().filter_map(|id| self.owner(*id))
+    }
+
+    /// Returns whether a unit was loaded and not reported yet; `None` if its node is not online, or
+    /// has too many units.
+    fn unit(&mut self, node: &NodeName, systemd_unit: &str) -> Option<&mut bool> {
+        if !self.online.contains(node) {
+            return None;
+        }
+        let units = self.units.entry(node.clone()).or_default();
+        if units.len() >= MAX_UNITS && !units.contains_key(systemd_unit) {
+            return None;
+        }
+        Some(units.entry(systemd_unit.to_owned()).or_default())
     }
 
     fn owned(&mut self, owner: &O, monitor: u32) -> Result<&mut Monitor<O>, Refused> {
@@ -314,7 +449,7 @@ impl<O: Clone + Eq> Monitors<O> {
 
     /// Releases the patterns of a subscription. Agents stop reporting those that no other
     /// subscription needs.
-    fn release(&mut self, gone: Subscription) -> Vec<Effect<O>> {
+    fn release(&mut self, gone: Subscription) -> Vec<Effect> {
         let mut effects = Vec::new();
         for (pattern, _) in gone.patterns {
             let key = (gone.scope.clone(), pattern);
@@ -341,25 +476,14 @@ impl<O: Clone + Eq> Monitors<O> {
     }
 }
 
-fn signal<O: Clone>(
-    monitor: u32,
-    of: &Monitor<O>,
-    node: &NodeName,
-    systemd_unit: &str,
-    signal: Signal,
-) -> Effect<O> {
-    let (owner, node, systemd_unit) = (of.owner.clone(), node.clone(), systemd_unit.to_owned());
-    Effect::Signal { owner, monitor, node, systemd_unit, signal }
-}
-
 /// Returns the signals for a unit; `before` is the last state that was sent to the monitor.
-fn signals(before: Option<&UnitState>, state: &UnitState, was_loaded: bool) -> Vec<Signal> {
+fn signals(before: Option<&UnitState>, state: &Arc<UnitState>, was_loaded: bool) -> Vec<Signal> {
     let text = |of: &UnitState, property: &str| of.get(property).cloned().unwrap_or_default();
     let activity = |of: &UnitState| (text(of, "ActiveState"), text(of, "SubState"));
     let (active, sub) = activity(state);
-    let changed = Signal::UnitPropertiesChanged(state.clone());
+    let changed = Signal::UnitPropertiesChanged(Arc::clone(state));
     match before {
-        Some(before) if before == state => Vec::new(),
+        Some(before) if *before == **state => Vec::new(),
         Some(before) if activity(before) == (active.clone(), sub.clone()) => vec![changed],
         Some(_) => vec![Signal::UnitStateChanged { active, sub, reason: Reason::Real }, changed],
         None => {

@@ -8,6 +8,7 @@ mod agent;
 mod bus;
 mod command_line;
 mod jobs;
+mod load;
 mod methods;
 mod monitors;
 mod registration;

@@ -80,7 +80,7 @@ pub(crate) struct World {
     on_bus: Mutex<Option<JoinHandle<()>>>,
     _tcp: JoinHandle<()>,
     _unix: JoinHandle<()>,
-    _daemon: Daemon,
+    daemon: Daemon,
     _dir: TempDir,
 }
 
@@ -129,7 +129,7 @@ impl World {
             on_bus: Mutex::new(Some(on_bus)),
             _tcp,
             _unix,
-            _daemon: daemon,
+            daemon: daemon,
             _dir: dir,
         }
     }
@@ -139,6 +139,13 @@ impl World {
         self.stop.send_replace(true);
         let on_bus = self.on_bus.lock().unwrap().take().expect("not stopped yet");
         soon("end of the manager", on_bus).await.unwrap();
+    }
+
+    /// Stops the process of the bus, or continues it.
+    pub(crate) fn pause_bus(&self, is_paused: bool) {
+        use rustix::process::{Pid, Signal, kill_process};
+        let signal = if is_paused { Signal::STOP } else { Signal::CONT };
+        kill_process(Pid::from_child(&self.daemon.child), signal).unwrap();
     }
 
     pub(crate) async fn client(&self) -> Client {

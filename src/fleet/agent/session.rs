@@ -86,10 +86,16 @@ impl<C: UnitControl> Context<C> {
         B: serde::Serialize + DynamicType,
     {
         let header = call.header();
-        let sent = match result {
+        let mut sent = match result {
             Ok(body) => self.connection.reply(&header, &body).await,
             Err(error) => self.connection.reply_error(&header, error.name.as_str(), &error.message).await,
         };
+        if let Err(zbus::Error::InputOutput(error)) = &sent
+            && error.kind() == std::io::ErrorKind::InvalidInput
+        {
+            let text = "the reply is longer than a message may be";
+            sent = self.connection.reply_error(&header, LIMITS_EXCEEDED, &text).await;
+        }
         if let Err(error) = sent {
             debug!(%error, "cannot send a reply");
         }
@@ -121,6 +127,7 @@ impl<C: UnitControl> Session<C> {
         let mut liveness = Liveness::new(settings.heartbeat_interval, settings.silence_limit, Instant::now());
         loop {
             let next = match liveness.step(self.peer.activity.last_received(), Instant::now()) {
+        let activity = self.peer.activity.clone();
                 Step::Lost => {
                     self.peer.activity.end("the manager is silent");
                     return "the manager is silent";
@@ -146,7 +153,9 @@ impl<C: UnitControl> Session<C> {
                         self.context.signal("JobDone", &(id, result.as_str())).await;
                     }
                 }
-                Some(event) = events.recv() => self.event(event).await,
+                // While the manager reads slowly, the events wait.
+                () = activity.room(), if !activity.has_room() => {}
+                Some(event) = events.recv(), if activity.has_room() => self.event(event).await,
                 Some(_) = self.calls.join_next(), if !self.calls.is_empty() => {}
                 () = sleep_until(next) => {}
             }

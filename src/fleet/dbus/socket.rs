@@ -3,8 +3,9 @@
 //! last byte from the peer.
 //!
 //! zbus waits without limit for a peer that does not read, and a cancelled write would leave half a
-//! message behind. Here a send only adds a whole message to the queue. If the queue is full, or a
-//! write takes too long, the connection ends, and with it all pending calls.
+//! message behind. Here a send only adds a whole message to the queue. If the queue is full, or the
+//! peer reads nothing for too long, the connection ends, and with it all pending calls. A sender of
+//! many messages waits for room in the queue first, with [`Activity::room`].
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, timeout};
 use zbus::Message;
 use zbus::connection::AuthMechanism;
@@ -26,7 +27,7 @@ use super::names::MAX_MESSAGE_BYTES;
 const QUEUED_MESSAGES: usize = 4_096;
 /// The total size of these messages in bytes.
 const QUEUED_BYTES: usize = 4 * MAX_MESSAGE_BYTES;
-/// The time that the kernel may take to accept one message.
+/// The kernel accepts at least one byte in this time, or the peer does not read.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The fixed part of a message's header.
 const HEADER: usize = 16;
@@ -40,7 +41,10 @@ struct Shared {
     opened: Instant,
     /// Milliseconds after `opened`.
     last_received: AtomicU64,
+    queued_messages: AtomicUsize,
     queued_bytes: AtomicUsize,
+    /// Notified when a message was written, and when the connection ends.
+    progress: Notify,
     /// The reason why the connection ends, once it does.
     end: watch::Sender<Option<&'static str>>,
     /// Whether the writing task has ended.
@@ -52,7 +56,9 @@ impl Activity {
         Self(Arc::new(Shared {
             opened: Instant::now(),
             last_received: AtomicU64::new(0),
+            queued_messages: AtomicUsize::new(0),
             queued_bytes: AtomicUsize::new(0),
+            progress: Notify::new(),
             end: watch::Sender::new(None),
             is_written: watch::Sender::new(false),
         }))
@@ -70,6 +76,28 @@ impl Activity {
             end.get_or_insert(reason);
             first
         });
+        self.0.progress.notify_waiters();
+    }
+
+    /// Returns whether less than half of the queue is used, so that replies to calls fit too. A
+    /// connection that has ended has room, because sending fails at once.
+    pub fn has_room(&self) -> bool {
+        let messages = self.0.queued_messages.load(Ordering::Relaxed);
+        let bytes = self.0.queued_bytes.load(Ordering::Relaxed);
+        messages < QUEUED_MESSAGES / 2 && bytes < QUEUED_BYTES / 2 || self.end_reason().is_some()
+    }
+
+    /// Waits until there is room. The wait is bounded: a peer that reads nothing is disconnected.
+    /// Cancel-safe.
+    pub async fn room(&self) {
+        loop {
+            let mut progress = std::pin::pin!(self.0.progress.notified());
+            progress.as_mut().enable();
+            if self.has_room() {
+                return;
+            }
+            progress.await;
+        }
     }
 
     /// Returns why the connection was ended on this side, if it was.
@@ -249,6 +277,7 @@ impl Queue {
         }
         let queue = self.queue.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         let before = self.activity.0.queued_bytes.fetch_add(length, Ordering::Relaxed);
+        self.activity.0.queued_messages.fetch_add(1, Ordering::Relaxed);
         if before + length > QUEUED_BYTES || queue.try_send(outgoing).is_err() {
             self.activity.end("the peer does not read its messages");
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -285,9 +314,11 @@ async fn write_queued<S: AsyncWrite>(
         let mut next = Some(first);
         while let Some(outgoing) = next {
             let bytes = outgoing.bytes();
-            let written = timeout(WRITE_TIMEOUT, stream.write_all(bytes)).await;
+            let written = write_all(&mut stream, bytes).await;
             activity.0.queued_bytes.fetch_sub(bytes.len(), Ordering::Relaxed);
-            if !matches!(written, Ok(Ok(()))) {
+            activity.0.queued_messages.fetch_sub(1, Ordering::Relaxed);
+            activity.0.progress.notify_waiters();
+            if written.is_err() {
                 activity.end("the peer does not read its messages");
                 return;
             }
@@ -301,6 +332,17 @@ async fn write_queued<S: AsyncWrite>(
     // The peer may be gone already.
     let _ = timeout(WRITE_TIMEOUT, stream.shutdown()).await;
     activity.end("closed");
+}
+
+/// Writes all bytes, as long as the peer reads some of them.
+async fn write_all<S: AsyncWrite>(stream: &mut tokio::io::WriteHalf<S>, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match timeout(WRITE_TIMEOUT, stream.write(bytes)).await?? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            written => bytes = &bytes[written..],
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

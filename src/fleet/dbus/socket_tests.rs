@@ -111,6 +111,51 @@ async fn pending_calls_fail_when_the_peer_does_not_read() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_peer_that_reads_slowly_keeps_the_connection() {
+    let (a, mut slow) = duplex(64);
+    let peer = authenticated_peer(a).await.unwrap();
+    // One message takes longer than the peer may be silent, and many wait for room.
+    let reading = tokio::spawn(async move {
+        let (mut read, mut buffer) = (0, [0; 4096]);
+        loop {
+            match slow.read(&mut buffer).await.unwrap() {
+                0 => return read,
+                part => read += part,
+            }
+            // The last messages are written fast, for a short test.
+            let pause = if read < 4_000 { WRITE_TIMEOUT / 2 } else { Duration::ZERO };
+            tokio::time::sleep(pause).await;
+        }
+    });
+    let mut sent = 0;
+    let message = Message::signal("/a", "a.b", "C").build(&"x".repeat(1_000)).unwrap();
+    for _ in 0..2 * QUEUED_MESSAGES {
+        peer.activity.room().await;
+        assert!(peer.activity.has_room());
+        peer.connection.send(&message).await.unwrap();
+        sent += message.data().len();
+    }
+    assert_eq!(peer.activity.end_reason(), None);
+    let Peer { connection, messages, activity } = peer;
+    drop((connection, messages));
+    activity.written().await;
+    assert_eq!(reading.await.unwrap(), sent);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_for_room_ends_when_the_peer_does_not_read() {
+    let (a, stopped) = duplex(64);
+    let peer = authenticated_peer(a).await.unwrap();
+    let message = Message::signal("/a", "a.b", "C").build(&"x").unwrap();
+    while peer.activity.has_room() {
+        peer.connection.send(&message).await.unwrap();
+    }
+    peer.activity.room().await;
+    assert_eq!(peer.activity.end_reason(), Some("the peer does not read its messages"));
+    drop(stopped);
+}
+
+#[tokio::test(start_paused = true)]
 async fn pending_calls_fail_when_the_connection_is_ended() {
     let (a, b) = duplex(64 << 10);
     let peer = authenticated_peer(a).await.unwrap();

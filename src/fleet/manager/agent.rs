@@ -18,7 +18,7 @@ use crate::fleet::dbus::names;
 use crate::fleet::dbus::socket::Activity;
 use crate::fleet::dbus::values::{JobResult, JobState, Properties};
 use crate::fleet::liveness::{Liveness, Step};
-use crate::fleet::name::NodeName;
+use crate::fleet::name::{NodeName, check_systemd_unit};
 
 /// The name in an operator's certificate.
 pub(super) const OPERATOR: &str = "operator";
@@ -241,20 +241,22 @@ impl Manager {
                 state.job_state(name, id, job_state)
             }
             "UnitPropertiesChanged" => {
-                let (unit, properties): (String, Properties) = body.deserialize().ok()?;
-                let effects = state.monitors.unit_properties(name, &unit, &unit_state(&properties));
-                state.monitor_effects(effects);
+                let (unit, properties): (&str, Properties) = body.deserialize().ok()?;
+                check_systemd_unit(unit).ok()?;
+                state.monitors.unit_properties(name, unit, unit_state(&properties));
+                state.send_monitor_signals();
                 Vec::new()
             }
             "UnitNew" => {
                 let unit: &str = body.deserialize().ok()?;
+                check_systemd_unit(unit).ok()?;
                 state.monitors.unit_new(name, unit);
                 Vec::new()
             }
             "UnitRemoved" => {
                 let unit: &str = body.deserialize().ok()?;
-                let effects = state.monitors.unit_removed(name, unit);
-                state.monitor_effects(effects);
+                state.monitors.unit_removed(name, unit);
+                state.send_monitor_signals();
                 Vec::new()
             }
             _ => Vec::new(),
@@ -266,8 +268,6 @@ impl Manager {
     }
 }
 
-pub(super) fn not_leader(leader: Option<&str>) -> CallError {
-    let message = match leader {
 /// Checks that an agent with this proof may register as a node.
 pub(super) fn check_proof(
     name: &NodeName,
@@ -296,6 +296,8 @@ pub(super) fn check_proof(
     Ok(())
 }
 
+pub(super) fn not_leader(leader: Option<&str>) -> CallError {
+    let message = match leader {
         Some(leader) => format!("this manager is a standby; the leader is {leader}"),
         None => "this manager is a standby, and the leader is not known".to_owned(),
     };

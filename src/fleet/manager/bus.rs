@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 use zbus::fdo::{DBusProxy, RequestNameFlags};
@@ -18,7 +18,7 @@ use super::Manager;
 use super::access::{group_id, is_member};
 use super::call::{Caller, Rights};
 use super::client::{Client, Owner};
-use super::operator::CALLS_AT_ONCE;
+use super::operator::CallLimit;
 use crate::fleet::dbus::bus::Bus;
 use crate::fleet::dbus::names::BUS_NAME;
 use crate::runtime::service::stopped;
@@ -163,27 +163,30 @@ impl Manager {
         let BusConnection { connection, mut messages } = bus;
         let (client, mut queued) = Client::new();
         let id = self.state().add_client(client);
-        let sender = connection.clone();
+        let (sender, manager) = (connection.clone(), self.clone());
         let mut sending = tokio::spawn(async move {
-            while let Some(message) = queued.recv().await {
+            while let Some(message) = queued.next().await {
                 if sender.send(&message).await.is_err() {
                     break;
                 }
+                if queued.wants_signals() {
+                    manager.state().send_monitor_signals();
+                }
             }
         });
+        let opened = connection.clone();
         let own_user = self.0.own_user;
         let senders = Arc::new(Senders { connection, group, own_user, known: Mutex::default() });
         let mut limits = HashMap::new();
-        let opened = connection.clone();
         let is_stopped = loop {
             tokio::select! {
                 () = stopped(stop) => break true,
                 _ = &mut sending => break false,
                 message = messages.next() => match message {
+                    Some(Ok(message)) if is_name_lost(&message) => break false,
                     Some(Ok(message)) => self.bus_message(id, &message, &senders, &mut limits).await,
                     _ => break false,
                 },
-                    Some(Ok(message)) if is_name_lost(&message) => break false,
             }
         };
         if is_stopped {
@@ -201,25 +204,24 @@ impl Manager {
         } else {
             sending.abort();
         }
-        is_stopped
-    }
-
         // Calls that are under way have clones of the connection, which would keep the name. The
         // bus may be stuck; the process ends, or the name is free when the bus continues.
         let _ = timeout(LAST_MESSAGES, opened.close()).await;
+        is_stopped
+    }
+
     async fn bus_message(
         &self,
         client: u64,
         message: &Message,
         senders: &Arc<Senders>,
-        limits: &mut HashMap<String, Arc<Semaphore>>,
+        limits: &mut HashMap<String, CallLimit>,
     ) {
         let header = message.header();
         let Some(sender) = header.sender().map(|name| name.as_str().to_owned()) else { return };
         match header.message_type() {
             Type::MethodCall => {
-                let limit = limits.entry(sender.clone());
-                let limit = limit.or_insert_with(|| Arc::new(Semaphore::new(CALLS_AT_ONCE)));
+                let limit = limits.entry(sender.clone()).or_default();
                 let owner = Owner { client, sender: Some(sender) };
                 let caller = Caller { owner, rights: Rights::OnBus(Arc::clone(senders)) };
                 self.serve_call(&caller, message.clone(), limit).await;
@@ -238,8 +240,6 @@ impl Manager {
     }
 }
 
-async fn reconnect(bus: &Bus) -> BusConnection {
-    loop {
 /// Returns whether the bus has taken the manager's name.
 fn is_name_lost(message: &Message) -> bool {
     let header = message.header();
@@ -248,6 +248,8 @@ fn is_name_lost(message: &Message) -> bool {
     is_from_bus && is_lost && message.body().deserialize::<&str>().is_ok_and(|name| name == BUS_NAME)
 }
 
+async fn reconnect(bus: &Bus) -> BusConnection {
+    loop {
         sleep(RECONNECT_EVERY).await;
         match BusConnection::connect(bus).await {
             Ok(connected) => {

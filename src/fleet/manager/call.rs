@@ -2,6 +2,7 @@
 //! the caller, and answers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use zbus::message::{Flags, Header};
 use zbus::{DynamicType, Message, ObjectPath, Structure};
@@ -15,12 +16,18 @@ use crate::fleet::config::parse_log_level;
 use crate::fleet::dbus::api::{self, Interface, Method, MethodEffect};
 use crate::fleet::dbus::errors::{self, CallError};
 use crate::fleet::dbus::internal::AgentProxy;
+use crate::fleet::dbus::names::MAX_MESSAGE_BYTES;
 use crate::fleet::dbus::values::{AuxiliaryUnit, JobType, NodeUnitRow, Setting, UnitFileRow, UnitRow};
 use crate::fleet::job::{self, Request};
 use crate::fleet::monitor::{self, Scope};
 use crate::fleet::name::{BadName, NodeName, check_systemd_unit, check_systemd_unit_glob, escape};
 use crate::model::InvalidName;
 use crate::runtime::logging;
+
+/// The largest message of a system bus with its default limits.
+const MAX_BUS_MESSAGE_BYTES: usize = 32 << 20;
+/// The time that each node has to list its units. A node that takes longer is left out.
+const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The client that makes a call.
 #[derive(Debug, Clone)]
@@ -39,6 +46,14 @@ pub(super) enum Rights {
 }
 
 impl Caller {
+    /// Checks the length of an answer. A longer one would end the connection.
+    fn fits(&self, answer: &Message) -> Result<(), CallError> {
+        let most = if self.owner.sender.is_some() { MAX_BUS_MESSAGE_BYTES } else { MAX_MESSAGE_BYTES };
+        let length = answer.data().len();
+        let text = || format!("the answer has {length} bytes; a message may have {most}");
+        if length <= most { Ok(()) } else { Err(CallError::new(errors::LIMITS_EXCEEDED, text())) }
+    }
+
     async fn may_change(&self) -> bool {
         match (&self.rights, &self.owner.sender) {
             (Rights::All, _) => true,
@@ -105,7 +120,10 @@ impl Manager {
     /// Answers a call. The reply goes through the queue of the client, after all signals that were
     /// sent before.
     pub(super) async fn answer(&self, caller: &Caller, call: &Message) {
-        let answered = self.dispatch(caller, call).await;
+        let answered = match self.dispatch(caller, call).await {
+            Ok(Answer::Reply(message)) => caller.fits(&message).map(|()| Answer::Reply(message)),
+            answered => answered,
+        };
         let (message, accepted) = match answered {
             Ok(Answer::Reply(message)) => (Some(message), None),
             Ok(Answer::Accepted(message, id)) => (Some(message), Some(id)),
@@ -369,10 +387,10 @@ impl Manager {
         sent.map(|()| start.id)
     }
 
-    /// Lists the units of all online nodes. A node that fails meanwhile is left out.
+    /// Lists the units of all online nodes. A node that fails, or is too slow, is left out.
     async fn list_all_units(&self) -> Vec<NodeUnitRow> {
         let list = async |link: agent::Link| AgentProxy::new(&link.connection).await?.list_units().await;
-        let asked = self.links().into_iter().map(async |(name, link)| (name, list(link).await));
+        let asked = self.links().into_iter().map(async |(name, link)| (name, in_time(list(link)).await));
         let mut all = Vec::new();
         for (name, listed) in futures_util::future::join_all(asked).await {
             all.extend(list_or_empty(&name, listed).into_iter().map(|row: UnitRow| {
@@ -385,7 +403,7 @@ impl Manager {
 
     async fn list_all_unit_files(&self) -> Vec<(String, String, String)> {
         let list = async |link: agent::Link| AgentProxy::new(&link.connection).await?.list_unit_files().await;
-        let asked = self.links().into_iter().map(async |(name, link)| (name, list(link).await));
+        let asked = self.links().into_iter().map(async |(name, link)| (name, in_time(list(link)).await));
         let mut all = Vec::new();
         for (name, listed) in futures_util::future::join_all(asked).await {
             let rows: Vec<UnitFileRow> = list_or_empty(&name, listed);
@@ -393,6 +411,12 @@ impl Manager {
         }
         all
     }
+}
+
+/// Bounds a call of a node. Only the wait for the reply can be cancelled here: a send never waits.
+async fn in_time<T>(listed: impl Future<Output = zbus::Result<T>>) -> zbus::Result<T> {
+    let listed = tokio::time::timeout(LIST_TIMEOUT, listed).await;
+    listed.unwrap_or_else(|late| Err(std::io::Error::from(late).into()))
 }
 
 fn list_or_empty<T>(node: &NodeName, listed: zbus::Result<Vec<T>>) -> Vec<T> {

@@ -16,8 +16,26 @@ use crate::fleet::dbus::errors::{self, CallError};
 use crate::fleet::dbus::names;
 use crate::fleet::liveness::{Liveness, Step};
 
-/// Calls of one connection, or of one sender on a bus, that are answered at the same time.
-pub(super) const CALLS_AT_ONCE: usize = 64;
+/// Calls of one connection, or of one sender on a bus, that are answered at the same time. Further
+/// ones wait.
+const CALLS_AT_ONCE: usize = 64;
+/// These calls, and those that wait. Further ones are refused.
+const MAX_CALLS: usize = CALLS_AT_ONCE + 4_096;
+
+/// The calls of one connection, or of one sender on a bus.
+#[derive(Debug)]
+pub(super) struct CallLimit {
+    accepted: Arc<Semaphore>,
+    /// Waiting calls are admitted in order.
+    running: Arc<Semaphore>,
+}
+
+impl Default for CallLimit {
+    fn default() -> Self {
+        let permits = |count| Arc::new(Semaphore::new(count));
+        Self { accepted: permits(MAX_CALLS), running: permits(CALLS_AT_ONCE) }
+    }
+}
 
 impl Manager {
     /// Serves an operator until the connection ends. `first` is a call that was received already.
@@ -26,15 +44,17 @@ impl Manager {
         let id = self.state().add_client(client);
         let owner = Owner { client: id, sender: None };
         let caller = Caller { owner: owner.clone(), rights: Rights::All };
-        let limit = Arc::new(Semaphore::new(CALLS_AT_ONCE));
+        let limit = CallLimit::default();
         if let Some(first) = first {
             self.serve_call(&caller, first, &limit).await;
         }
-        let timing = self.timing();
+        let (timing, activity) = (self.timing(), peer.activity.clone());
         let mut liveness = Liveness::new(timing.heartbeat_interval, timing.silence_limit, Instant::now());
         loop {
             // Operators send no heartbeats, so their silence is not a loss: only TCP detects that.
             let until = match liveness.step(Instant::now(), Instant::now()) {
+                // A client that does not read messages needs no heartbeat.
+                Step::SendHeartbeat if !activity.has_room() => continue,
                 Step::SendHeartbeat => {
                     let beat = Message::signal(
                         names::INTERNAL_MANAGER_PATH,
@@ -57,8 +77,15 @@ impl Manager {
                     Some(_) => {}
                     None => break,
                 },
-                message = queued.recv() => match message {
-                    Some(message) if peer.connection.send(&message).await.is_ok() => {}
+                // While the operator reads slowly, the messages wait here. If it does not read at
+                // all, the connection ends.
+                () = activity.room(), if !activity.has_room() => {}
+                message = queued.next(), if activity.has_room() => match message {
+                    Some(message) if peer.connection.send(&message).await.is_ok() => {
+                        if queued.wants_signals() {
+                            self.state().send_monitor_signals();
+                        }
+                    }
                     _ => break,
                 },
                 () = sleep_until(until) => {}
@@ -78,19 +105,21 @@ impl Manager {
 
     /// Answers a call, in a task of its own if that takes time. The part before the first wait is
     /// executed at once, so that the calls of a client take effect in order.
-    pub(super) async fn serve_call(&self, caller: &Caller, call: Message, limit: &Arc<Semaphore>) {
-        let Ok(permit) = Arc::clone(limit).try_acquire_owned() else {
-            let text = format!("a client may make {CALLS_AT_ONCE} calls at the same time");
+    pub(super) async fn serve_call(&self, caller: &Caller, call: Message, limit: &CallLimit) {
+        let Ok(accepted) = Arc::clone(&limit.accepted).try_acquire_owned() else {
+            let text = format!("a client may make {MAX_CALLS} calls at the same time");
             let error = CallError::new(errors::LIMITS_EXCEEDED, text);
             if let Some(message) = error_reply(&call, &error) {
                 self.state().clients.send(caller.owner.client, message);
             }
             return;
         };
-        let (manager, caller) = (self.clone(), caller.clone());
+        let (manager, caller, running) = (self.clone(), caller.clone(), Arc::clone(&limit.running));
         let mut answering = Box::pin(async move {
+            // The semaphore is never closed.
+            let running = running.acquire_owned().await;
             manager.answer(&caller, &call).await;
-            drop(permit);
+            drop((running, accepted));
         });
         if futures_util::poll!(&mut answering).is_pending() {
             tokio::spawn(answering);

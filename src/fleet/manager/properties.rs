@@ -7,7 +7,7 @@ use zbus::{OwnedVariant, Variant};
 
 use super::object::Object;
 use super::state::{Node, State};
-use crate::fleet::dbus::values::Properties;
+use crate::fleet::dbus::values::{OBSERVED_PROPERTIES, Properties};
 use crate::fleet::job::Job;
 use crate::fleet::monitor::UnitState;
 use crate::fleet::name::NodeName;
@@ -39,10 +39,18 @@ pub(super) fn variants(state: &UnitState) -> Properties {
     properties
 }
 
-/// The observed properties that an agent reports. Values of other types are ignored.
+/// The longest value of an observed property. All of them are short words.
+const MAX_VALUE: usize = 256;
+
+/// The observed properties that an agent reports. Other properties are ignored, and values of other
+/// types or lengths.
 pub(super) fn unit_state(properties: &Properties) -> UnitState {
-    let text = |value: &OwnedVariant| <&str>::try_from(value).map(str::to_owned).ok();
-    properties.iter().filter_map(|(name, value)| Some((name.clone(), text(value)?))).collect()
+    let text = |name: &str| {
+        let value = <&str>::try_from(properties.get(name)?).ok()?;
+        (value.len() <= MAX_VALUE).then(|| value.to_owned())
+    };
+    let observed = OBSERVED_PROPERTIES.into_iter();
+    observed.filter_map(|name| Some((name.to_owned(), text(name)?))).collect()
 }
 
 pub(super) fn of_node(name: &NodeName, node: &Node) -> Properties {

@@ -172,8 +172,8 @@ impl State {
         node.last_seen_us = wall_ms().saturating_sub(silent_ms) * 1_000;
         let ended = self.jobs.node_lost(name, Instant::now());
         let starts = self.job_effects(ended);
-        let removed = self.monitors.node_lost(name);
-        self.monitor_effects(removed);
+        self.monitors.node_lost(name);
+        self.send_monitor_signals();
         self.node_changed(name);
         self.status_changed(before);
         starts
@@ -221,8 +221,8 @@ impl State {
         starts
     }
 
-    /// Sends the signals of monitor effects, and subscriptions to nodes.
-    pub(super) fn monitor_effects(&mut self, effects: Vec<monitor::Effect<Owner>>) {
+    /// Sends subscriptions to nodes.
+    pub(super) fn monitor_effects(&mut self, effects: Vec<monitor::Effect>) {
         for effect in effects {
             match effect {
                 monitor::Effect::SubscribeOnNode { node, pattern } => {
@@ -231,11 +231,18 @@ impl State {
                 monitor::Effect::UnsubscribeOnNode { node, pattern } => {
                     self.send_to_node(&node, "Unsubscribe", &pattern);
                 }
-                monitor::Effect::Signal { owner, monitor, node, systemd_unit, signal } => {
-                    self.clients.monitor_signal(&owner, monitor, &node, &systemd_unit, signal);
-                }
             }
         }
+    }
+
+    /// Sends signals of monitors to the clients that have room for them.
+    pub(super) fn send_monitor_signals(&mut self) {
+        // A client whose queue becomes shorter meanwhile asks for its signals again.
+        self.clients.set_waiting(&self.monitors.waiting().map(|owner| owner.client).collect());
+        while let Some(outgoing) = self.monitors.next_signals(|owner| self.clients.has_room(owner.client)) {
+            self.clients.monitor_signals(outgoing);
+        }
+        self.clients.set_waiting(&self.monitors.waiting().map(|owner| owner.client).collect());
     }
 
     /// Handles a node's report of the end of a job.
