@@ -3,11 +3,12 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
 use super::Manager;
@@ -20,6 +21,8 @@ use crate::runtime::service::stopped;
 pub const MAX_CONNECTIONS: usize = 8_192;
 /// The maximum number of connections over the unix socket.
 const MAX_LOCAL_CONNECTIONS: usize = 256;
+/// The pause after a failure to accept, for example when no file descriptor is free.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 impl Manager {
     /// Serves agents and operators until `stop` is true.
@@ -55,14 +58,18 @@ impl Manager {
             tokio::select! {
                 () = stopped(&mut stop) => break,
                 Some(_) = connections.join_next(), if !connections.is_empty() => {}
-                accepted = listener.accept() => {
-                    let permit = Arc::clone(&free).try_acquire_owned();
-                    if let (Ok((stream, _)), Ok(permit)) = (accepted, permit) {
+                accepted = listener.accept() => match (accepted, Arc::clone(&free).try_acquire_owned()) {
+                    (Ok((stream, _)), Ok(permit)) => {
                         let manager = self.clone();
                         connections.spawn(async move {
                             manager.serve_unix_connection(stream).await;
                             drop(permit);
                         });
+                    }
+                    (Ok(_), Err(_)) => debug!("too many connections to the unix socket"),
+                    (Err(error), _) => {
+                        warn!(%error, "cannot accept connections");
+                        sleep(ACCEPT_PAUSE).await;
                     }
                 }
             }
