@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::address::ManagerAddress;
 use super::dbus::names::DEFAULT_PORT;
 use super::ini::{Entry, LineError, Section, parse};
+use super::liveness::{HEARTBEAT_INTERVAL, SILENCE_LIMIT};
 use super::name::NodeName;
 use crate::model::InvalidName;
 
@@ -52,15 +53,17 @@ impl ManagerFile {
     /// With the line of the first error.
     pub fn read(text: &str) -> Result<Self, LineError> {
         let mut file = Self::default();
-        for section in parse(text)? {
+        let sections = parse(text)?;
+        for section in &sections {
             match section.name.as_str() {
-                "hirte" | "bluechi-controller" => file.main(&section)?,
+                "hirte" | "bluechi-controller" => file.main(section)?,
                 name => match name.strip_prefix("node ").or_else(|| name.strip_prefix("node\t")) {
-                    Some(node) => file.node(node.trim(), &section)?,
-                    None => return Err(unknown_section(&section)),
+                    Some(node) => file.node(node.trim(), section)?,
+                    None => return Err(unknown_section(section)),
                 },
             }
         }
+        check_heartbeat(&sections, file.heartbeat_interval, file.silence_limit)?;
         Ok(file)
     }
 
@@ -117,9 +120,10 @@ impl AgentFile {
     pub fn read(text: &str) -> Result<Self, LineError> {
         let mut file = Self::default();
         let (mut host, mut port_number) = (None, DEFAULT_PORT);
-        for section in parse(text)? {
+        let sections = parse(text)?;
+        for section in &sections {
             if !matches!(section.name.as_str(), "hirte-agent" | "bluechi-agent") {
-                return Err(unknown_section(&section));
+                return Err(unknown_section(section));
             }
             for entry in &section.entries {
                 let line = entry.line;
@@ -147,6 +151,7 @@ impl AgentFile {
             let address = ManagerAddress::tcp(&host.value, port_number);
             file.manager = Some(address.map_err(|error| invalid(host.line, &error))?);
         }
+        check_heartbeat(&sections, file.heartbeat_interval, file.silence_limit)?;
         Ok(file)
     }
 }
@@ -187,6 +192,30 @@ fn heartbeat(entry: &Entry) -> Result<Duration, LineError> {
     let (least, most) = (HEARTBEAT_MS.start(), HEARTBEAT_MS.end());
     let reason = || format!("{}: expected milliseconds, {least} to {most}", entry.key);
     ms.map(Duration::from_millis).ok_or_else(|| LineError::new(entry.line, reason()))
+}
+
+/// Checks that three heartbeats fit into the time after which a silent peer is lost. With fewer, one
+/// delayed heartbeat would end a connection. A value that is not in the file has its default.
+fn check_heartbeat(
+    sections: &[Section],
+    interval: Option<Duration>,
+    limit: Option<Duration>,
+) -> Result<(), LineError> {
+    let (interval, limit) = (interval.unwrap_or(HEARTBEAT_INTERVAL), limit.unwrap_or(SILENCE_LIMIT));
+    let mut entries = sections.iter().flat_map(|section| &section.entries);
+    let last = entries.rfind(|entry| entry.key.contains("Heartbeat"));
+    match last {
+        Some(entry) if interval * 3 > limit => {
+            let (interval, limit) = (interval.as_millis(), limit.as_millis());
+            let reason = format!(
+                "{}: the interval of heartbeats ({interval} ms) may be at most a third of the threshold \
+                 ({limit} ms)",
+                entry.key
+            );
+            Err(LineError::new(entry.line, reason))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn log_level(entry: &Entry) -> Result<&'static str, LineError> {

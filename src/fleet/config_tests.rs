@@ -61,6 +61,33 @@ fn errors_of_a_managers_file_name_the_line() {
 }
 
 #[test]
+fn three_heartbeats_fit_into_the_threshold() {
+    for (interval, threshold, line) in [
+        (None, None, None),
+        (Some(2_000), Some(6_000), None),
+        (Some(2_000), None, None),
+        (Some(2_001), None, Some(2)),
+        (Some(6_000), None, Some(2)),
+        (None, Some(5_000), Some(2)),
+        (Some(3_000), Some(3_000), Some(3)),
+        (Some(10_000), Some(30_000), None),
+    ] {
+        for (section, name) in [("hirte", "Node"), ("bluechi-agent", "Controller")] {
+            let entry = |key: &str, ms: Option<u32>| ms.map(|ms| format!("{key}={ms}\n")).unwrap_or_default();
+            let interval = entry("HeartbeatInterval", interval);
+            let text =
+                format!("[{section}]\n{interval}{}", entry(&format!("{name}HeartbeatThreshold"), threshold));
+            let found =
+                if name == "Node" { ManagerFile::read(&text).err() } else { AgentFile::read(&text).err() };
+            assert_eq!(found.as_ref().map(|error| error.line), line, "{text}");
+            if let Some(error) = found {
+                assert!(error.reason.contains("may be at most a third of the threshold"), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
 fn an_agents_file_is_read() {
     for (text, manager) in [
         ("[hirte-agent]\nNodeName=n1\nManagerHost=192.0.2.1\nManagerPort=1842", "192.0.2.1:1842"),

@@ -11,5 +11,6 @@ mod jobs;
 mod load;
 mod methods;
 mod monitors;
+mod process;
 mod registration;
 mod world;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use bytes::Bytes;
 use tokio::net::UnixListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -86,6 +86,7 @@ fn timing(file: &ManagerFile) -> Timing {
 
 pub(super) async fn run(args: &Args, config: &Path) -> anyhow::Result<()> {
     let mut service = Service::new().context("cannot catch signals")?;
+    let hangup = signal(SignalKind::hangup()).context("cannot catch SIGHUP")?;
     let file = read_config(config)?;
     let manager = Manager::new(timing(&file), Leadership::Leading);
     manager.set_nodes(node_rules(&file)?);
@@ -124,7 +125,8 @@ pub(super) async fn run(args: &Args, config: &Path) -> anyhow::Result<()> {
         });
     }
     let config = config.to_owned();
-    service.start("reload", OnEnd::StopOthers, |stop| reload(reloaded, config, stop));
+    let port = file.port;
+    service.start("reload", OnEnd::StopOthers, move |stop| reload(reloaded, config, port, hangup, stop));
     // The last stage stops first: all jobs end, and the bus and the operators are sent the signals.
     service.next_stage();
     let group = args.bus_group.clone();
@@ -157,8 +159,13 @@ pub(super) fn bind_unix(path: &Path) -> anyhow::Result<UnixListener> {
 }
 
 /// Reads the configuration file again after each SIGHUP. A file that cannot be used changes nothing.
-async fn reload(manager: Manager, path: PathBuf, mut stop: watch::Receiver<bool>) -> anyhow::Result<()> {
-    let mut hangup = signal(SignalKind::hangup()).context("cannot catch SIGHUP")?;
+async fn reload(
+    manager: Manager,
+    path: PathBuf,
+    port: Option<u16>,
+    mut hangup: Signal,
+    mut stop: watch::Receiver<bool>,
+) -> anyhow::Result<()> {
     loop {
         tokio::select! {
             () = stopped(&mut stop) => return Ok(()),
@@ -166,6 +173,9 @@ async fn reload(manager: Manager, path: PathBuf, mut stop: watch::Receiver<bool>
         }
         match read_config(&path).and_then(|file| Ok((node_rules(&file)?, file))) {
             Ok((rules, file)) => {
+                if file.port != port {
+                    warn!("another port takes effect after a restart");
+                }
                 manager.set_timing(timing(&file));
                 manager.set_nodes(rules);
                 if let Some(level) = file.log_level {
