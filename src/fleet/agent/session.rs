@@ -7,13 +7,13 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tracing::debug;
 use zbus::message::Type;
 use zbus::{Connection, DynamicType, Message};
 
-use crate::fleet::dbus::connect::Peer;
-use crate::fleet::dbus::errors::{CallError, LIMITS_EXCEEDED, UNKNOWN_METHOD, UNKNOWN_OBJECT};
+use crate::fleet::dbus::connect::{HANDSHAKE_TIMEOUT, Peer};
+use crate::fleet::dbus::errors::{CallError, LIMITS_EXCEEDED, TIMEOUT, UNKNOWN_METHOD, UNKNOWN_OBJECT};
 use crate::fleet::dbus::names::{
     INTERNAL_AGENT_INTERFACE, INTERNAL_AGENT_PATH, INTERNAL_MANAGER_INTERFACE, INTERNAL_MANAGER_PATH,
 };
@@ -108,7 +108,10 @@ impl<C: UnitControl> Session<C> {
         let connection = peer.connection.clone();
         let interface = Some(INTERNAL_MANAGER_INTERFACE);
         let body = (name.as_str(),);
-        connection.call_method(None::<&str>, INTERNAL_MANAGER_PATH, interface, "Register", &body).await?;
+        let registering =
+            connection.call_method(None::<&str>, INTERNAL_MANAGER_PATH, interface, "Register", &body);
+        let late = |_| CallError::new(TIMEOUT, "the manager did not answer in time");
+        timeout(HANDSHAKE_TIMEOUT, registering).await.map_err(late)??;
         let (queued_jobs, queued) = mpsc::unbounded_channel();
         let context = Context { control, connection, jobs: Arc::default(), queued: queued_jobs };
         let mut calls = JoinSet::new();
@@ -124,10 +127,10 @@ impl<C: UnitControl> Session<C> {
         events: &mut mpsc::Receiver<Event>,
     ) -> &'static str {
         let mut jobs = FuturesUnordered::new();
+        let activity = self.peer.activity.clone();
         let mut liveness = Liveness::new(settings.heartbeat_interval, settings.silence_limit, Instant::now());
         loop {
             let next = match liveness.step(self.peer.activity.last_received(), Instant::now()) {
-        let activity = self.peer.activity.clone();
                 Step::Lost => {
                     self.peer.activity.end("the manager is silent");
                     return "the manager is silent";
@@ -215,5 +218,24 @@ impl<C: UnitControl> Session<C> {
                 self.context.signal("UnitPropertiesChanged", &(unit, state.properties())).await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::dbus::connect::authenticated_peer;
+    use crate::fleet::systemd::MemorySystemd;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_manager_that_does_not_answer_is_left_after_the_time_of_a_handshake() {
+        let (stream, silent) = tokio::io::duplex(64 << 10);
+        let peer = authenticated_peer(stream).await.unwrap();
+        let (control, _events) = MemorySystemd::new(&[]);
+        let began = Instant::now();
+        let refused = Session::register(peer, &"n1".parse().unwrap(), Arc::new(control)).await;
+        assert_eq!(refused.map(|_| ()).unwrap_err().name, TIMEOUT);
+        assert_eq!(began.elapsed(), HANDSHAKE_TIMEOUT);
+        drop(silent);
     }
 }

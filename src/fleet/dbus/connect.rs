@@ -5,7 +5,7 @@ use std::io;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::time::timeout;
 use zbus::connection::{AuthMechanism, Builder, Connection};
 use zbus::{Guid, Message, MessageStream};
@@ -16,6 +16,9 @@ use crate::net::tls::ClientTls;
 
 /// The time for the connection, TLS and SASL.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time for one attempt to connect to an address over TCP. After a lost packet the system repeats
+/// the attempt only after a second; a new attempt reaches a host sooner whose link has just healed.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(800);
 /// The time that a peer has to answer a call. Some of systemd's methods take seconds.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -75,7 +78,7 @@ async fn open(address: &ManagerAddress, security: &Security) -> Result<Peer, Con
             plain_peer(UnixStream::connect(path).await.map_err(failed)?, None).await
         }
         (ManagerAddress::Tcp { host, port }, security) => {
-            let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(failed)?;
+            let stream = connect_tcp(host, *port).await.map_err(failed)?;
             stream.set_nodelay(true).map_err(failed)?;
             match security {
                 Security::Plain => plain_peer(stream, None).await,
@@ -91,8 +94,20 @@ async fn open(address: &ManagerAddress, security: &Security) -> Result<Peer, Con
     opened.map_err(|source| ConnectError::Dbus { address: address.clone(), source })
 }
 
+/// Connects to the first address of a host that accepts a connection.
+async fn connect_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
+    let mut failed = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    for address in lookup_host((host, port)).await? {
+        match timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await.map_err(io::Error::from).flatten() {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
+}
+
 /// Opens D-Bus without SASL, over a stream whose peers are authenticated already.
-pub(super) async fn authenticated_peer<S>(stream: S) -> zbus::Result<Peer>
+pub(in crate::fleet) async fn authenticated_peer<S>(stream: S) -> zbus::Result<Peer>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Sync + Unpin + std::fmt::Debug + 'static,
 {
@@ -118,4 +133,25 @@ where
 async fn finish(builder: Builder<'_>, activity: Activity) -> zbus::Result<Peer> {
     let messages = builder.p2p().method_timeout(CALL_TIMEOUT).build_message_stream().await?;
     Ok(Peer { connection: Connection::from(&messages), messages, activity })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_to_connect_is_short() {
+        // The queue of the listener is full, so the system drops further packets, as a cut link does.
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = socket.listen(0).unwrap();
+        let address = listener.local_addr().unwrap();
+        let queued = std::net::TcpStream::connect(address).unwrap();
+        let began = tokio::time::Instant::now();
+        let refused = connect(&address.to_string().parse().unwrap(), &Security::Plain).await.unwrap_err();
+        let ConnectError::Connect { source, .. } = refused else { panic!("{refused:?}") };
+        assert_eq!(source.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(began.elapsed(), CONNECT_TIMEOUT);
+        drop(queued);
+    }
 }
