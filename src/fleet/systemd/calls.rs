@@ -5,7 +5,7 @@ use tokio::sync::oneshot;
 use zbus::message::Sequence;
 use zbus::{Connection, OwnedVariant};
 
-use crate::fleet::dbus::errors::{CallError, FAILED, INVALID_ARGS};
+use crate::fleet::dbus::errors::{CallError, FAILED, INVALID_ARGS, UNKNOWN_OBJECT, UNKNOWN_PROPERTY};
 use crate::fleet::dbus::values::{JobType, Properties, Setting, UnitFileChange, UnitFileRow, UnitRow};
 
 use super::bus::{Live, Recipient, Request, Shared, Systemd, lock};
@@ -18,28 +18,26 @@ use super::{JobRequest, QueuedJob, Subscriptions, UnitControl, UnitState};
 const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 /// systemd's error for a job that has ended.
 const NO_SUCH_JOB: &str = "org.freedesktop.systemd1.NoSuchJob";
-const UNKNOWN_PROPERTY: &str = "org.freedesktop.DBus.Error.UnknownProperty";
-const UNKNOWN_OBJECT: &str = "org.freedesktop.DBus.Error.UnknownObject";
 
 /// A call that may return a job. Dropping it ends the call, also if the caller was cancelled.
-struct JobCall<'a>(&'a Shared);
+struct JobCall<'a>(&'a Shared, u64);
 
 impl<'a> JobCall<'a> {
     fn begin(shared: &'a Shared) -> Self {
-        lock(&shared.jobs).call_begins();
-        Self(shared)
+        let call = lock(&shared.jobs).call_begins();
+        Self(shared, call)
     }
 }
 
 impl Drop for JobCall<'_> {
     fn drop(&mut self) {
-        lock(&self.0.jobs).call_ends();
+        lock(&self.0.jobs).call_ends(self.1);
     }
 }
 
 impl UnitControl for Systemd {
     async fn queue_job(&self, request: JobRequest) -> Result<QueuedJob, CallError> {
-        let Live { manager, .. } = self.shared.live().await?;
+        let (Live { manager, .. }, _permit) = self.shared.call().await?;
         let JobRequest { kind, unit, mode, transient } = request;
         // The call begins before the request is sent, so no result is lost.
         let call = JobCall::begin(&self.shared);
@@ -63,7 +61,7 @@ impl UnitControl for Systemd {
     }
 
     async fn cancel_job(&self, id: u32) -> Result<(), CallError> {
-        let Live { connection, .. } = self.shared.live().await?;
+        let (Live { connection, .. }, _permit) = self.shared.call().await?;
         let interface = Some("org.freedesktop.systemd1.Job");
         let reply = connection.call_method(Some(SYSTEMD), job_path(id), interface, "Cancel", &()).await;
         match reply.map_err(CallError::from) {
@@ -73,40 +71,40 @@ impl UnitControl for Systemd {
     }
 
     async fn jobs(&self) -> Result<Vec<(u32, String)>, CallError> {
-        let Live { manager, .. } = self.shared.live().await?;
+        let (Live { manager, .. }, _permit) = self.shared.call().await?;
         Ok(manager.list_jobs().await?.into_iter().map(|job| (job.0, job.1)).collect())
     }
 
     async fn kill(&self, unit: &str, who: &str, signal: i32) -> Result<(), CallError> {
-        let Live { manager, .. } = self.shared.live().await?;
+        let (Live { manager, .. }, _permit) = self.shared.call().await?;
         Ok(manager.kill_unit(unit.to_owned(), who.to_owned(), signal).await?)
     }
 
     async fn freeze(&self, unit: &str) -> Result<(), CallError> {
-        let Live { manager, .. } = self.shared.live().await?;
+        let (Live { manager, .. }, _permit) = self.shared.call().await?;
         Ok(manager.freeze_unit(unit.to_owned()).await?)
     }
 
     async fn thaw(&self, unit: &str) -> Result<(), CallError> {
-        let Live { manager, .. } = self.shared.live().await?;
+        let (Live { manager, .. }, _permit) = self.shared.call().await?;
         Ok(manager.thaw_unit(unit.to_owned()).await?)
     }
 
     async fn state(&self, unit: &str) -> Result<UnitState, CallError> {
-        let Live { connection, manager } = self.shared.live().await?;
+        let (Live { connection, manager }, _permit) = self.shared.call().await?;
         // systemd checks the name in this call.
         manager.load_unit(unit.to_owned()).await?;
         Ok(read_state(&connection, unit).await?.0)
     }
 
     async fn properties(&self, unit: &str, interface: &str) -> Result<Properties, CallError> {
-        let Live { connection, manager } = self.shared.live().await?;
+        let (Live { connection, manager }, _permit) = self.shared.call().await?;
         let path = manager.load_unit(unit.to_owned()).await?;
         get_all(&connection, path.as_str(), interface).await.map(|(properties, _)| properties)
     }
 
     async fn property(&self, unit: &str, interface: &str, property: &str) -> Result<OwnedVariant, CallError> {
-        let Live { connection, manager } = self.shared.live().await?;
+        let (Live { connection, manager }, _permit) = self.shared.call().await?;
         let path = manager.load_unit(unit.to_owned()).await?;
         if !interface.is_empty() {
             return get(&connection, path.as_str(), interface, property).await;
@@ -127,12 +125,12 @@ impl UnitControl for Systemd {
         runtime: bool,
         settings: Vec<Setting>,
     ) -> Result<(), CallError> {
-        let Live { manager, .. } = self.shared.live().await?;
+        let (Live { manager, .. }, _permit) = self.shared.call().await?;
         Ok(manager.set_unit_properties(unit.to_owned(), runtime, settings).await?)
     }
 
     async fn list_units(&self) -> Result<Vec<UnitRow>, CallError> {
-        let Live { manager, .. } = self.shared.live().await?;
+        let (Live { manager, .. }, _permit) = self.shared.call().await?;
         Ok(manager.list_units().await?)
     }
 
@@ -141,12 +139,12 @@ impl UnitControl for Systemd {
     }
 
     async fn list_unit_files(&self) -> Result<Vec<UnitFileRow>, CallError> {
-        let Live { manager, .. } = self.shared.live().await?;
+        let (Live { manager, .. }, _permit) = self.shared.call().await?;
         Ok(manager.list_unit_files().await?)
     }
 
     async fn unit_file_state(&self, file: &str) -> Result<String, CallError> {
-        let Live { manager, .. } = self.shared.live().await?;
+        let (Live { manager, .. }, _permit) = self.shared.call().await?;
         Ok(manager.get_unit_file_state(file.to_owned()).await?)
     }
 
@@ -156,22 +154,22 @@ impl UnitControl for Systemd {
         runtime: bool,
         force: bool,
     ) -> Result<(bool, Vec<UnitFileChange>), CallError> {
-        let Live { manager, .. } = self.shared.live().await?;
+        let (Live { manager, .. }, _permit) = self.shared.call().await?;
         Ok(manager.enable_unit_files(files, runtime, force).await?)
     }
 
     async fn disable(&self, files: Vec<String>, runtime: bool) -> Result<Vec<UnitFileChange>, CallError> {
-        let Live { manager, .. } = self.shared.live().await?;
+        let (Live { manager, .. }, _permit) = self.shared.call().await?;
         Ok(manager.disable_unit_files(files, runtime).await?)
     }
 
     async fn reload(&self) -> Result<(), CallError> {
-        let Live { manager, .. } = self.shared.live().await?;
+        let (Live { manager, .. }, _permit) = self.shared.call().await?;
         Ok(manager.reload().await?)
     }
 
     async fn reset_failed(&self, unit: Option<&str>) -> Result<(), CallError> {
-        let Live { manager, .. } = self.shared.live().await?;
+        let (Live { manager, .. }, _permit) = self.shared.call().await?;
         match unit {
             Some(unit) => Ok(manager.reset_failed_unit(unit.to_owned()).await?),
             None => Ok(manager.reset_failed().await?),
@@ -179,12 +177,12 @@ impl UnitControl for Systemd {
     }
 
     async fn default_target(&self) -> Result<String, CallError> {
-        let Live { manager, .. } = self.shared.live().await?;
+        let (Live { manager, .. }, _permit) = self.shared.call().await?;
         Ok(manager.get_default_target().await?)
     }
 
     async fn set_default_target(&self, name: &str, force: bool) -> Result<Vec<UnitFileChange>, CallError> {
-        let Live { manager, .. } = self.shared.live().await?;
+        let (Live { manager, .. }, _permit) = self.shared.call().await?;
         Ok(manager.set_default_target(name.to_owned(), force).await?)
     }
 
@@ -196,7 +194,7 @@ impl UnitControl for Systemd {
         if watching != before.is_empty() {
             return Ok(());
         }
-        let Live { manager, .. } = self.shared.live().await?;
+        let (Live { manager, .. }, _permit) = self.shared.call().await?;
         let done = if watching { manager.subscribe().await } else { manager.unsubscribe().await };
         match done.map_err(CallError::from) {
             // A new connection may have subscribed already.

@@ -12,10 +12,12 @@ use super::UnitState;
 #[derive(Debug)]
 pub(super) struct JobTable<W> {
     awaited: BTreeMap<u32, Awaited<W>>,
-    /// The number of calls that may return a job.
-    calls: usize,
-    /// Results of jobs that are not awaited yet. A running call may still return one of these jobs.
-    early: BTreeMap<u32, JobResult>,
+    /// The calls that may return a job, and the last of all calls.
+    calls: BTreeSet<u64>,
+    last_call: u64,
+    /// Results of jobs, each with the last call that began before. One of the calls that began until
+    /// then may still return the job.
+    early: BTreeMap<u32, (JobResult, u64)>,
 }
 
 #[derive(Debug)]
@@ -27,28 +29,29 @@ struct Awaited<W> {
 
 impl<W> Default for JobTable<W> {
     fn default() -> Self {
-        Self { awaited: BTreeMap::new(), calls: 0, early: BTreeMap::new() }
+        Self { awaited: BTreeMap::new(), calls: BTreeSet::new(), last_call: 0, early: BTreeMap::new() }
     }
 }
 
 impl<W> JobTable<W> {
-    /// Notes that a call begins that may return a job.
-    pub(super) fn call_begins(&mut self) {
-        self.calls += 1;
+    /// Notes that a call begins that may return a job. Returns its number.
+    pub(super) fn call_begins(&mut self) -> u64 {
+        self.last_call += 1;
+        self.calls.insert(self.last_call);
+        self.last_call
     }
 
     /// Notes that such a call has ended.
-    pub(super) fn call_ends(&mut self) {
-        self.calls = self.calls.saturating_sub(1);
-        if self.calls == 0 {
-            self.early.clear();
-        }
+    pub(super) fn call_ends(&mut self, call: u64) {
+        self.calls.remove(&call);
+        let oldest = self.calls.first();
+        self.early.retain(|_, (_, last)| oldest.is_some_and(|oldest| oldest <= last));
     }
 
     /// Adds the job that a call returned, before that call ends. If the job has ended already,
     /// returns its recipient and its result.
     pub(super) fn queued(&mut self, id: u32, recipient: W) -> Option<(W, JobResult)> {
-        if let Some(result) = self.early.get(&id) {
+        if let Some((result, _)) = self.early.get(&id) {
             return Some((recipient, *result));
         }
         let awaited =
@@ -59,8 +62,8 @@ impl<W> JobTable<W> {
 
     /// Handles the end of a job. Returns the recipients of its result.
     pub(super) fn removed(&mut self, id: u32, result: JobResult) -> Vec<W> {
-        if self.calls > 0 {
-            self.early.insert(id, result);
+        if !self.calls.is_empty() {
+            self.early.insert(id, (result, self.last_call));
         }
         self.awaited.remove(&id).map(|awaited| awaited.recipients).unwrap_or_default()
     }
@@ -116,22 +119,36 @@ mod tests {
     #[test]
     fn a_result_that_precedes_the_reply_is_kept_until_the_calls_end() {
         let mut table = JobTable::default();
-        table.call_begins();
-        table.call_begins();
+        let (first, second) = (table.call_begins(), table.call_begins());
         assert_eq!(table.removed(7, JobResult::Failed), Vec::<&str>::new());
-        table.call_ends();
+        table.call_ends(first);
         assert_eq!(table.queued(7, "a"), Some(("a", JobResult::Failed)));
-        table.call_ends();
+        table.call_ends(second);
         table.call_begins();
         assert_eq!(table.queued(7, "b"), None, "ids of a new systemd begin again");
     }
 
     #[test]
+    fn results_are_kept_only_for_calls_that_began_before() {
+        let mut table = JobTable::<&str>::default();
+        let mut running = table.call_begins();
+        for id in 0..1_000 {
+            // There is always a call that has not ended.
+            let next = table.call_begins();
+            table.removed(id, JobResult::Done);
+            table.call_ends(running);
+            running = next;
+            assert!(table.early.len() <= 2, "{}", table.early.len());
+        }
+        assert_eq!(table.queued(999, "a"), Some(("a", JobResult::Done)));
+    }
+
+    #[test]
     fn equal_requests_share_a_result() {
         let mut table = JobTable::default();
-        table.call_begins();
+        let call = table.call_begins();
         assert_eq!((table.queued(1, "a"), table.queued(1, "b")), (None, None));
-        table.call_ends();
+        table.call_ends(call);
         assert_eq!(table.removed(1, JobResult::Done), ["a", "b"]);
         assert_eq!(table.removed(1, JobResult::Done), Vec::<&str>::new());
         assert!(table.is_empty());

@@ -10,6 +10,7 @@ mod memory;
 mod properties;
 mod subscriptions;
 mod unit_cache;
+mod worker;
 
 use tokio::sync::oneshot;
 use zbus::OwnedVariant;

@@ -2,7 +2,7 @@
 //! others are read, and reads overlap with signals. The cache decides when to read and which state
 //! to report, so that each change is reported once and the last state is never lost. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Event, UnitState};
 
@@ -30,12 +30,16 @@ pub(super) struct Change {
 #[derive(Debug)]
 pub(super) struct UnitCache<S> {
     units: BTreeMap<String, Entry<S>>,
+    /// Units whose last read has failed, and is to be repeated.
+    failed: BTreeSet<String>,
 }
 
 #[derive(Debug)]
 struct Entry<S> {
     /// The last reported state and the position of the message that it came from.
     known: Option<(UnitState, S)>,
+    /// Whether the unit was reported, with its state or as a new unit.
+    reported: bool,
     reading: bool,
     /// Whether another read follows the current one.
     again: bool,
@@ -49,13 +53,21 @@ struct Entry<S> {
 
 impl<S> Default for Entry<S> {
     fn default() -> Self {
-        Self { known: None, reading: false, again: false, signal: None, forced: false, result: None }
+        Self {
+            known: None,
+            reported: false,
+            reading: false,
+            again: false,
+            signal: None,
+            forced: false,
+            result: None,
+        }
     }
 }
 
 impl<S> Default for UnitCache<S> {
     fn default() -> Self {
-        Self { units: BTreeMap::new() }
+        Self { units: BTreeMap::new(), failed: BTreeSet::new() }
     }
 }
 
@@ -86,11 +98,20 @@ impl<S: Ord + Copy> UnitCache<S> {
         for entry in self.units.values_mut() {
             (entry.reading, entry.again, entry.signal) = (false, false, None);
         }
+        self.failed.clear();
+    }
+
+    /// Handles the list of watched units that systemd has loaded: signals about them may have been
+    /// lost.
+    pub(super) fn listed(&mut self, units: &[String], at: S) -> Vec<Step> {
+        let new: Vec<&String> = units.iter().filter(|unit| !self.units.contains_key(*unit)).collect();
+        new.into_iter().flat_map(|unit| self.loaded(unit, at)).collect()
     }
 
     /// Handles systemd's signal about a loaded unit.
     pub(super) fn loaded(&mut self, unit: &str, at: S) -> Vec<Step> {
         let entry = self.units.entry(unit.to_owned()).or_default();
+        entry.reported = true;
         let mut steps = vec![Step::Emit(Event::UnitNew(unit.to_owned()))];
         if entry.reading {
             entry.signal = Some(at);
@@ -101,9 +122,9 @@ impl<S: Ord + Copy> UnitCache<S> {
 
     /// Handles systemd's signal about a unit that is no longer loaded.
     pub(super) fn unloaded(&mut self, unit: &str) -> Vec<Step> {
-        let forced = self.units.get(unit).is_some_and(|entry| entry.forced);
-        if !forced {
-            self.units.remove(unit);
+        match self.units.get_mut(unit) {
+            Some(entry) if entry.forced => (entry.known, entry.reported) = (None, false),
+            _ => drop(self.units.remove(unit)),
         }
         vec![Step::Emit(Event::UnitRemoved(unit.to_owned()))]
     }
@@ -138,10 +159,11 @@ impl<S: Ord + Copy> UnitCache<S> {
             return Vec::new();
         }
         known.clone_from(&next);
+        entry.reported = true;
         vec![Step::Emit(Event::Unit(unit.to_owned(), next))]
     }
 
-    /// Handles the end of a read. `state` is `None` if the unit is not loaded, or the read failed.
+    /// Handles the end of a read. `state` is `None` if the unit is not loaded.
     pub(super) fn read(&mut self, unit: &str, at: S, state: Option<UnitState>) -> Vec<Step> {
         let Some(entry) = self.units.get_mut(unit) else { return Vec::new() };
         entry.reading = false;
@@ -152,20 +174,44 @@ impl<S: Ord + Copy> UnitCache<S> {
             let if_loaded = !entry.forced;
             return begin_read(unit, entry, if_loaded);
         }
-        let Some(state) = state else {
-            self.units.remove(unit);
-            return Vec::new();
-        };
+        let Some(state) = state else { return self.gone(unit) };
         let is_new = entry.known.as_ref().is_none_or(|(known, _)| *known != state);
         let report = std::mem::take(&mut entry.forced) || is_new;
         entry.known = Some((state.clone(), at));
         entry.result = None;
+        entry.reported |= report;
         if report { vec![Step::Emit(Event::Unit(unit.to_owned(), state))] } else { Vec::new() }
     }
 
-    /// Handles a failed read: removes the unit from the cache until the next signal or request.
+    /// Handles a unit that does not exist. If the signal about its end was lost, it is reported here.
+    pub(super) fn gone(&mut self, unit: &str) -> Vec<Step> {
+        let was_reported = self.units.remove(unit).is_some_and(|entry| entry.reported);
+        if was_reported { vec![Step::Emit(Event::UnitRemoved(unit.to_owned()))] } else { Vec::new() }
+    }
+
+    /// Handles a failed read. It is repeated by [`UnitCache::retry`].
     pub(super) fn read_failed(&mut self, unit: &str) {
-        self.units.remove(unit);
+        if let Some(entry) = self.units.get_mut(unit) {
+            (entry.reading, entry.again, entry.signal) = (false, false, None);
+            self.failed.insert(unit.to_owned());
+        }
+    }
+
+    /// Returns whether a read has failed that was not repeated yet.
+    pub(super) fn has_failed(&self) -> bool {
+        !self.failed.is_empty()
+    }
+
+    /// Repeats the reads that have failed.
+    pub(super) fn retry(&mut self) -> Vec<Step> {
+        let mut reads = Vec::new();
+        for unit in std::mem::take(&mut self.failed) {
+            if let Some(entry) = self.units.get_mut(&unit) {
+                let if_loaded = !entry.forced;
+                reads.extend(begin_read(&unit, entry, if_loaded));
+            }
+        }
+        reads
     }
 }
 

@@ -92,6 +92,44 @@ fn a_requested_report_survives_the_removal_of_the_unit() {
 }
 
 #[test]
+fn a_known_unit_that_is_gone_after_a_new_connection_is_removed() {
+    let mut cache = known();
+    cache.connection_lost();
+    assert_eq!(cache.read_all(), reads(true));
+    assert_eq!(cache.read(UNIT, 5, None), [Step::Emit(Event::UnitRemoved(UNIT.to_owned()))]);
+    assert_eq!(cache.read_all(), []);
+}
+
+#[test]
+fn a_listed_unit_is_new_unless_it_is_known() {
+    let mut cache = known();
+    let other = "b.service".to_owned();
+    let new = Step::Emit(Event::UnitNew(other.clone()));
+    let read = Step::Read { unit: other.clone(), if_loaded: true };
+    assert_eq!(cache.listed(&[UNIT.to_owned(), other.clone()], 4), [new, read]);
+    // It is unloaded before the read.
+    assert_eq!(cache.read(&other, 6, None), [Step::Emit(Event::UnitRemoved(other.clone()))]);
+}
+
+#[test]
+fn a_failed_read_is_repeated() {
+    let mut cache = UnitCache::default();
+    assert_eq!(cache.refresh(UNIT), reads(false));
+    cache.read_failed(UNIT);
+    assert!(cache.has_failed());
+    assert_eq!(cache.retry(), reads(false));
+    assert!(!cache.has_failed());
+    assert_eq!(cache.retry(), []);
+    assert_eq!(cache.read(UNIT, 1, Some(state("active"))), emitted("active"), "it was requested");
+    // A signal during the failed read is not lost.
+    cache.read_all();
+    assert_eq!(cache.changed(UNIT, 2, to("failed")), []);
+    cache.read_failed(UNIT);
+    assert_eq!(cache.retry(), reads(true));
+    assert_eq!(cache.read(UNIT, 3, Some(state("failed"))), emitted("failed"));
+}
+
+#[test]
 fn a_read_during_a_reload_is_repeated() {
     let mut cache = known();
     cache.refresh(UNIT);
@@ -110,6 +148,9 @@ enum Act {
     Signal,
     /// The cache handles the oldest reply.
     Handle,
+    /// A read fails.
+    Fail,
+    Retry,
     Refresh,
     ReadAll,
 }
@@ -120,6 +161,8 @@ fn act() -> impl Strategy<Value = Act> {
         3 => Just(Act::Reply),
         3 => Just(Act::Signal),
         3 => Just(Act::Handle),
+        1 => Just(Act::Fail),
+        1 => Just(Act::Retry),
         1 => Just(Act::Refresh),
         1 => Just(Act::ReadAll),
     ]
@@ -166,7 +209,13 @@ impl World {
                 self.cache.refresh(UNIT)
             }
             Act::ReadAll => self.cache.read_all(),
-            Act::Reply => Vec::new(),
+            Act::Fail if self.reads > 0 => {
+                self.reads -= 1;
+                self.cache.read_failed(UNIT);
+                Vec::new()
+            }
+            Act::Retry => self.cache.retry(),
+            Act::Reply | Act::Fail => Vec::new(),
         };
         for step in steps {
             match step {
@@ -178,7 +227,7 @@ impl World {
     }
 
     fn is_idle(&self) -> bool {
-        self.reads == 0 && self.signals.is_empty() && self.replies.is_empty()
+        self.reads == 0 && !self.cache.has_failed() && self.signals.is_empty() && self.replies.is_empty()
     }
 }
 
@@ -192,7 +241,7 @@ proptest! {
             world.act(act);
         }
         while !world.is_idle() {
-            for act in [Act::Reply, Act::Signal, Act::Handle] {
+            for act in [Act::Retry, Act::Reply, Act::Signal, Act::Handle] {
                 world.act(act);
             }
         }
