@@ -1,7 +1,7 @@
 //! The agent on a real node, with a manager that this test plays: the contract in
 //! `fleet::dbus::internal`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
@@ -202,6 +202,47 @@ async fn subscriptions_report_the_state_and_each_change_once() {
             break;
         }
     }
+    world.end().await;
+}
+
+/// More units than the replies that a bus allows one connection to await.
+const MANY: usize = 300;
+
+#[tokio::test]
+async fn a_glob_reports_every_unit_that_it_matches() {
+    let world = World::start(HANG).await;
+    let names: Vec<String> = (0..MANY).map(|at| format!("many{at}.service")).collect();
+    let unit = "[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStop=/bin/true\n";
+    for name in &names {
+        std::fs::write(world.node.file("units").join(name), unit).unwrap();
+    }
+    let all = format!("[Unit]\nWants={}\n", names.join(" "));
+    std::fs::write(world.node.file("units/all.target"), all).unwrap();
+    let mut link = world.accept().await;
+    world.node.systemctl(&["daemon-reload"]);
+    world.node.systemctl(&["start", "all.target", &names[0]]);
+    link.agent.subscribe("many*.service").await.unwrap();
+    let mut reported = HashSet::new();
+    while reported.len() < MANY {
+        let message = link.signal("UnitPropertiesChanged").await;
+        let (name, properties): (String, HashMap<String, OwnedVariant>) =
+            message.body().deserialize().unwrap();
+        if <&str>::try_from(&*properties["ActiveState"]) == Ok("active") {
+            reported.insert(name);
+        }
+    }
+    world.end().await;
+}
+
+#[tokio::test]
+async fn a_subscription_takes_effect_when_systemd_is_reachable() {
+    // This manager sends no heartbeats.
+    let world = World::start(HANG).await;
+    let mut link = world.accept().await;
+    world.node.systemctl(&["stop", "dbus.service", "dbus.socket"]);
+    link.agent.subscribe("quick.service").await.unwrap();
+    world.node.systemctl(&["start", "dbus.service"]);
+    link.states_until("quick.service", "inactive").await;
     world.end().await;
 }
 

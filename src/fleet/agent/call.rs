@@ -1,7 +1,11 @@
 //! The calls of a manager: parsed from messages, executed on systemd, and answered.
 
+use std::collections::BTreeSet;
+use std::time::Duration;
+
 use tokio::sync::mpsc;
-use tracing::warn;
+use tokio::time::{Instant, sleep_until};
+use tracing::{debug, warn};
 use zbus::Message;
 use zbus::wire::DynamicDeserialize;
 
@@ -11,6 +15,9 @@ use crate::fleet::systemd::{JobRequest, Subscriptions, UnitControl};
 
 use super::session::Context;
 use super::state;
+
+/// The pause until the units of a pattern are listed again, if systemd was not reachable.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// A call of the internal interface of an agent.
 #[derive(Debug)]
@@ -212,40 +219,73 @@ async fn job<C: UnitControl>(context: &Context<C>, id: u32, request: JobRequest)
     Ok(())
 }
 
-/// Executes the calls about subscriptions, one after another, so that the last one takes effect.
+/// Executes the calls about subscriptions, one after another, so that the last one takes effect. If
+/// systemd is not reachable, a subscription takes effect later: the manager does not wait for replies
+/// about subscriptions, and would never repeat one.
 pub(super) async fn subscriptions<C: UnitControl>(
     context: Context<C>,
     mut requests: mpsc::UnboundedReceiver<(SubscriptionCall, Message)>,
 ) {
     let mut subscriptions = Subscriptions::default();
-    while let Some((call, message)) = requests.recv().await {
-        let done = match call {
-            SubscriptionCall::Subscribe(pattern) => subscribe(&context, &mut subscriptions, &pattern).await,
-            SubscriptionCall::Unsubscribe(pattern) => {
-                subscriptions.remove(&pattern);
-                context.control.watch(subscriptions.clone()).await
+    // The patterns whose units were not reported yet.
+    let mut pending = BTreeSet::new();
+    let mut retry_at = Instant::now();
+    loop {
+        tokio::select! {
+            request = requests.recv() => {
+                let Some((call, message)) = request else { return };
+                let done = match call {
+                    SubscriptionCall::Subscribe(pattern) => {
+                        if state::subscribe(&mut subscriptions, &pattern) {
+                            let must_wait = !pending.is_empty();
+                            pending.insert(pattern);
+                            if !must_wait {
+                                report(&context, &subscriptions, &mut pending).await;
+                                retry_at = Instant::now() + RETRY_PAUSE;
+                            }
+                            Ok(())
+                        } else {
+                            Err(CallError::new(LIMITS_EXCEEDED, "too many subscriptions on this node"))
+                        }
+                    }
+                    SubscriptionCall::Unsubscribe(pattern) => {
+                        subscriptions.remove(&pattern);
+                        pending.remove(&pattern);
+                        context.control.watch(subscriptions.clone()).await
+                    }
+                };
+                context.reply(&message, done).await;
             }
-        };
-        context.reply(&message, done).await;
+            () = sleep_until(retry_at), if !pending.is_empty() => {
+                report(&context, &subscriptions, &mut pending).await;
+                retry_at = Instant::now() + RETRY_PAUSE;
+            }
+        }
     }
 }
 
-async fn subscribe<C: UnitControl>(
+/// Watches the units of all subscriptions, and reports those of the pending patterns.
+async fn report<C: UnitControl>(
     context: &Context<C>,
-    subscriptions: &mut Subscriptions,
-    pattern: &str,
-) -> Result<(), CallError> {
-    if !state::subscribe(subscriptions, pattern) {
-        return Err(CallError::new(LIMITS_EXCEEDED, "too many subscriptions on this node"));
-    }
-    context.control.watch(subscriptions.clone()).await?;
-    let units = if Subscriptions::is_glob(pattern) {
-        let only: Subscriptions = [pattern].into_iter().collect();
-        let loaded = context.control.list_units().await?;
-        loaded.into_iter().map(|row| row.0).filter(|unit| only.matches(unit)).collect()
-    } else {
-        vec![pattern.to_owned()]
+    subscriptions: &Subscriptions,
+    pending: &mut BTreeSet<String>,
+) {
+    let control = &context.control;
+    let globs: Subscriptions =
+        pending.iter().map(String::as_str).filter(|pattern| Subscriptions::is_glob(pattern)).collect();
+    let loaded = async {
+        control.watch(subscriptions.clone()).await?;
+        if globs.is_empty() { Ok(Vec::new()) } else { control.list_units().await }
     };
-    context.control.refresh(units);
-    Ok(())
+    match loaded.await {
+        Ok(loaded) => {
+            let mut units: BTreeSet<String> = std::mem::take(pending)
+                .into_iter()
+                .filter(|pattern| !Subscriptions::is_glob(pattern))
+                .collect();
+            units.extend(loaded.into_iter().map(|row| row.0).filter(|unit| globs.matches(unit)));
+            control.refresh(units.into_iter().collect());
+        }
+        Err(error) => debug!(%error, "cannot report the units of a subscription yet"),
+    }
 }

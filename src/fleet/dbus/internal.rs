@@ -14,6 +14,7 @@
 //! - `JobCancel` of an unknown id does nothing: the job has just ended.
 //! - `Subscribe` adds a systemd unit, or a glob, to a set. It is idempotent, and sends
 //!   `UnitPropertiesChanged` for every loaded unit that matches, also if it was in the set before.
+//!   While systemd is not reachable, the signals wait until it is.
 //!   `Unsubscribe` removes it from the set.
 //! - `UnitPropertiesChanged` contains all of `OBSERVED_PROPERTIES`, and is sent once for each change
 //!   of a matching unit, also if several members of the set match.
