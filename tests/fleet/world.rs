@@ -4,13 +4,12 @@
 use std::fs;
 use std::sync::Arc;
 
+use portcullis::fleet::policy::policy;
+
 use crate::client::Client;
 use crate::machine::{Machine, Network};
 
 pub(crate) const NODES: [&str; 3] = ["n1", "n2", "n3"];
-
-const POLICY: &str = "<busconfig><policy user=\"root\"><allow own=\"org.containers.hirte\"/></policy>\
-    <policy context=\"default\"><allow send_destination=\"org.containers.hirte\"/></policy></busconfig>";
 
 pub(crate) struct World {
     pub(crate) manager: Machine,
@@ -42,7 +41,7 @@ impl World {
         write_files(&manager);
         fs::write(manager.file("manager.ini"), "[hirte]\nAllowedNodeNames=n1,n2,n3,absent\n").unwrap();
         let bus = format!("/proc/{}/root/etc/dbus-1/system.d/hirte.conf", manager.systemd());
-        fs::write(bus, POLICY).unwrap();
+        fs::write(bus, policy(None)).unwrap();
         manager.run(&["systemctl", "reload", "dbus.service"]);
         let command = format!(
             "portcullis manager --config /run/node/manager.ini --listen {}:842 {options}",
