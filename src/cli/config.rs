@@ -86,6 +86,11 @@ impl ConfigDir {
         Self::from_vars(env::var_os("XDG_CONFIG_HOME"), env::var_os("HOME"))
     }
 
+    /// The directory of installed services.
+    pub(super) fn of_services() -> Self {
+        Self::below(Path::new("/etc"))
+    }
+
     /// Below a directory that replaces the user's own.
     pub(super) fn below(base: &Path) -> Self {
         Self(base.join("portcullis"))

@@ -64,6 +64,8 @@ pub(super) enum Refusal {
     Unreadable { problems: Vec<String> },
     #[error("no credentials for machine {machine}: {} does not exist", path.display())]
     NoMachineFile { machine: MachineId, path: PathBuf },
+    #[error("machine {machine} has no directory {} with units", directory.display())]
+    NoUnitsDirectory { environment: EnvironmentName, machine: MachineId, directory: PathBuf },
     #[error("{} is not a machine file: {problem}", path.display())]
     GarbledMachineFile { path: PathBuf, problem: &'static str },
     #[error("{} is not the file of an authority: {problem}", path.display())]
@@ -147,15 +149,17 @@ pub(super) fn report(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(code(error))
 }
 
-/// Exit code of an agent that has left its environment: its service is not started again.
+/// Exit code of an agent that has left its environment or has no credentials: its service is not
+/// started again.
 const LEFT: u8 = 3;
 
 fn code(error: &anyhow::Error) -> u8 {
     let is_usage = |link: &(dyn std::error::Error + 'static)| {
         link.is::<Usage>() || matches!(link.downcast_ref(), Some(Refusal::HostBits { .. }))
     };
-    let has_left =
-        |link: &(dyn std::error::Error + 'static)| matches!(link.downcast_ref(), Some(Refusal::Left { .. }));
+    let has_left = |link: &(dyn std::error::Error + 'static)| {
+        matches!(link.downcast_ref(), Some(Refusal::Left { .. } | Refusal::NoMachineFile { .. }))
+    };
     match () {
         () if error.chain().any(is_usage) => 2,
         () if error.chain().any(has_left) => LEFT,
@@ -213,11 +217,9 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
              whose names start with '{environment}-'",
             path.display()
         )),
-        Refusal::NoMachineFile { .. } => Some(
-            "run `portcullis machine` once on the host with the operator's credentials, then copy the file \
-             that it creates"
-                .to_owned(),
-        ),
+        Refusal::NoMachineFile { machine, .. } => Some(format!(
+            "`juju machine token {machine}` makes a token, with which `portcullis join` writes that file here"
+        )),
         Refusal::OtherAuthority { path } => {
             Some(format!("move {} away, or copy the file of the host that bootstrapped", path.display()))
         }
@@ -244,6 +246,10 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
         ),
         Refusal::AlreadyJoined { environment, machine, .. } => Some(format!(
             "`portcullis machine -e {environment} --id {machine} --leave` removes the machine from this host"
+        )),
+        Refusal::NoUnitsDirectory { environment, machine, .. } => Some(format!(
+            "name the --units-dir of its agent: `portcullis machine -e {environment} --id {machine} --leave \
+             --units-dir DIR`"
         )),
         Refusal::ServiceNeedsRoot => {
             Some("run the command as root, or without --service; the token was not used".to_owned())

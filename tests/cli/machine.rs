@@ -350,7 +350,7 @@ fn a_machine_without_valid_credentials_is_refused(site: &Site) {
         .is_refusal(1, "policy file none does not exist");
     let stranger = Operator::at(site);
     let alone = |args: &[&str]| output_of(stranger.command("portcullis").arg("machine").args(args));
-    alone(&["--id", "0"]).is_refusal(1, "no credentials for machine 0: ");
+    alone(&["--id", "0"]).is_refusal(3, "no credentials for machine 0: ");
     // Created on the operator's host and copied from there.
     let made = operator.config("local-machines/machine-0000000000.json");
     assert_eq!(fs::metadata(&made).unwrap().permissions().mode() & 0o777, 0o600);

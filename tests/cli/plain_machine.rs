@@ -2,6 +2,7 @@
 //! their agents.
 
 use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -138,14 +139,38 @@ fn a_returning_agent_of_a_terminated_machine_leaves(site: &Site) {
 fn a_machine_leaves_by_hand(site: &Site) {
     let operator = Operator::bootstrapped(site);
     operator.does(&["add-machine"]);
-    let running = agent(&operator, "0", &[]);
+    let units = operator.home().join("elsewhere");
+    let mut running = operator.command("portcullis");
+    running.args(["machine", "--id", "0", "--units-dir"]).arg(&units);
+    // As a service whose data directory is another one than the operator's.
+    running.env("XDG_DATA_HOME", operator.home().join("service")).stdout(Stdio::null());
+    let log = operator.home().join("machine-0");
+    let child = running.stderr(File::create(&log).expect("a log")).spawn().expect("portcullis starts");
+    let running = Agent { child, log };
     let file = started_unit(&operator);
+    assert!(file.starts_with(&units), "{}", file.display());
     drop(running);
-    let left = output_of(operator.command("portcullis").args(["machine", "--id", "0", "--leave"]));
+    // Credentials without the directories of the agent.
+    let machine_file = operator.config("local-machines/machine-0000000000.json");
+    let mut saved: Value = serde_json::from_slice(&fs::read(&machine_file).unwrap()).unwrap();
+    let saved = saved.as_object_mut().unwrap();
+    assert_eq!(saved.remove("units-dir"), Some(units.to_str().unwrap().into()));
+    let named = operator.home().join("named.json");
+    fs::write(&named, Value::from(saved.clone()).to_string()).unwrap();
+    fs::set_permissions(&named, fs::Permissions::from_mode(0o600)).unwrap();
+    let leave = |more: &[&str]| {
+        output_of(operator.command("portcullis").args(["machine", "--id", "0", "--leave"]).args(more))
+    };
+    let refused = leave(&["--credentials", named.to_str().unwrap()]);
+    refused.fails_with(1, "machine 0 has no directory");
+    assert!(named.exists() && file.exists() && refused.stderr.contains("--units-dir"), "{refused:?}");
+
+    let key = operator.home().join("service/portcullis/local/identity/machine-0.key");
+    assert!(key.exists());
+    let left = leave(&[]);
     assert_eq!(left.code, 0, "{left:?}");
     assert!(left.stderr.contains("Machine 0 has left: 1 units"), "{left:?}");
-    assert_eq!((file.exists(), processes_of_units(&operator)), (false, 0));
-    let again = output_of(operator.command("portcullis").args(["machine", "--id", "0", "--leave"]));
-    again.fails_with(1, "no credentials for machine 0");
+    assert_eq!((file.exists(), key.exists(), processes_of_units(&operator)), (false, false, 0));
+    leave(&[]).fails_with(3, "no credentials for machine 0");
     golden::all_compared();
 }

@@ -321,6 +321,54 @@ fn the_machine_of_user_data_runs_units_and_its_restart_leaves_their_processes_al
     });
 }
 
+/// Joins a host with `--service`, and removes the machine again by hand, as an administrator whose
+/// environment variables are not those of the service.
+#[test]
+fn a_machine_that_joined_as_a_service_leaves_with_one_command() {
+    let systemd = Instance::boot();
+    let (keeper, service) = ("portcullis-keeper.service", "portcullis-machine@0.service");
+    systemd.run(&["systemctl", "start", keeper]);
+    let store = ["juju", "--zookeeper", "127.0.0.1:2181", "bootstrap"];
+    wait_for("a store", DEADLINE, || systemd.output_of(&store));
+    let printed = systemd.run(&["juju", "add-machine"]);
+    let token = printed.lines().find_map(|line| line.strip_prefix("portcullis join ")).expect("a token");
+    // A host that cannot run the agent does not use the token up.
+    systemd.run(&["cp", "/run/bin/portcullis", "/tmp/portcullis"]);
+    let refused = systemd.command(&["/tmp/portcullis", "join", "--service", token]).output().unwrap();
+    let refused = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.contains("open-port, close-port and opened-ports are not in /tmp"), "{refused}");
+    systemd.run(&["rm", "/tmp/portcullis"]);
+    let joined = systemd.run(&["portcullis", "join", "--service", token]);
+    assert!(joined.contains("Machine 0 has joined") && joined.contains("is enabled and running"), "{joined}");
+    // The command can be repeated.
+    systemd.run(&["systemctl", "disable", "--now", service]);
+    let again = systemd.run(&["portcullis", "join", "--service", token]);
+    assert!(again.contains("is machine 0 already") && again.contains("is enabled and running"), "{again}");
+
+    systemd.run(&["juju", "deploy", "/run/repo/fixtures/charms/hello", "--to", "0"]);
+    let (units, hello) = ("/var/lib/portcullis-units/local-0", "Hello world, from hello/0.\n\n");
+    wait_for("a page", DEADLINE, || systemd.page(units).filter(|page| page == hello));
+    let server = systemd.run(&["cat", &format!("{units}/units/unit-0000000000/charm/pid")]);
+    systemd.run(&["systemctl", "stop", service]);
+    // The machine's host is no host of an operator.
+    systemd.run(&["mv", "/etc/portcullis/local.json", "/tmp/local.json"]);
+    let leave =
+        ["env", "-u", "XDG_CONFIG_HOME", "HOME=/tmp", "portcullis", "machine", "--id", "0", "--leave"];
+    let left = systemd.run(&leave);
+    assert!(left.contains("Machine 0 has left: 1 units"), "{left}");
+    systemd.run(&["test", "!", "-e", &format!("/proc/{}", server.trim())]);
+    let files =
+        systemd.run(&["find", "/etc/portcullis/local-machines", "/var/lib/portcullis/local/identity"]);
+    assert!(!files.contains("machine-0"), "{files}");
+    // The service is still enabled: it ends, and is not started again.
+    systemd.run(&["systemctl", "start", service]);
+    wait_for("an end of the service", DEADLINE, || {
+        (systemd.property_of(service, "ActiveState") == "failed").then_some(())
+    });
+    assert_eq!(systemd.property_of(service, "ExecMainStatus"), "3");
+    assert_eq!(systemd.property_of(service, "NRestarts"), "0");
+}
+
 /// Checks from outside that systemd is in the instance's group in the unified and in the
 /// `name=systemd` hierarchy. In all others it is in the group of the test, and they are not mounted
 /// inside.

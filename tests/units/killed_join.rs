@@ -3,13 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use crate::harness::scenario::Site;
-use crate::harness::{Kind, Options, Store};
+use crate::harness::{Kind, Options, Store, wait_for};
 use crate::operator::{Operator, Output, output_of};
 use crate::strace::Stepping;
-use crate::world::like;
+use crate::world::{DEADLINE, like};
 
 /// The directories of its own files below the home directory.
 const PLACES: &[&str] = &["/config/portcullis/", "/data/portcullis/"];
@@ -78,6 +79,10 @@ fn kill_at_a_new_step(host: &Operator, token: &str, done: &mut BTreeSet<String>)
         let what = of_any_host(host, &step.what);
         if done.insert(what.clone()) {
             Stepping::kill(&step);
+            let process = format!("/proc/{}", stepping.agent());
+            drop(stepping);
+            // The next process removes unfinished files of processes that do not exist.
+            wait_for("an end of the process", DEADLINE, || (!Path::new(&process).exists()).then_some(()));
             return Some(what);
         }
         Stepping::go_on(&step);

@@ -46,6 +46,16 @@ pub(in crate::cli) struct UnitArgs {
 }
 
 impl UnitArgs {
+    /// Whether the directory was named.
+    pub(in crate::cli) fn names_directory(&self) -> bool {
+        self.units_dir.is_some()
+    }
+
+    /// The same flags with this directory, unless another one was named.
+    pub(in crate::cli) fn or_directory(&self, directory: Option<PathBuf>) -> Self {
+        Self { units_dir: self.units_dir.clone().or(directory), ..self.clone() }
+    }
+
     /// Returns what the machine's units have in common. `data` is the default directory of their
     /// files.
     pub(in crate::cli) fn host(

@@ -62,7 +62,7 @@ impl Directories {
     fn of(args: &Args, environment: &EnvironmentName) -> anyhow::Result<Self> {
         if args.service {
             let data = Path::new("/var/lib/portcullis").join(environment.as_str());
-            return Ok(Self { config: ConfigDir::below(Path::new("/etc")), data });
+            return Ok(Self { config: ConfigDir::of_services(), data });
         }
         Ok(Self { config: ConfigDir::of_this_user()?, data: up::data_dir(environment, None)? })
     }
@@ -160,7 +160,7 @@ async fn redeem(token: &JoinToken, path: &Path, identity: &MachineIdentity) -> a
             (read, _) => read?,
         };
         let (credential, roles) = (offer.credential.clone(), offer.roles.clone());
-        let file = MachineFile { address, credential, roles };
+        let file = MachineFile { address, credential, roles, directories: None };
         machine_file::write(&unfinished, &file)?;
         offer.use_up(&tree, token.machine, (wall_ms(), &host)).await?;
         Ok(file)

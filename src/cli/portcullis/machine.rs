@@ -21,7 +21,7 @@ use crate::cli::args::environment::{Globals, wait_for_store};
 use crate::cli::args::listen::is_loopback;
 use crate::cli::args::metrics::{self, MetricsArgs};
 use crate::cli::args::units::UnitArgs;
-use crate::cli::error::{Usage, parse_arg};
+use crate::cli::error::{Refusal, Usage, parse_arg};
 use crate::cli::output;
 use crate::cli::portcullis::checkpoint_file;
 use crate::cli::portcullis::leave::{Leaving, Removed};
@@ -39,7 +39,7 @@ use crate::heartbeat::core::params::url_of;
 use crate::heartbeat::discovery::follow_trackers;
 use crate::identity::files::MachineIdentity;
 use crate::identity::machine::Machine as Applicant;
-use crate::machine::file::MachineFile;
+use crate::machine::file::{Directories, MachineFile};
 use crate::machine::host::{HostReport, address_toward};
 use crate::machine::number;
 use crate::machine::presence::{self, MachineClaim};
@@ -73,7 +73,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "ADDR")]
     address: Vec<String>,
     /// Remove the machine's units, their processes, its firewall table and its credentials from this
-    /// host, and exit. The store is not used
+    /// host, and exit. The store is not used. The machine file names the directories, and is also
+    /// looked for below /etc/portcullis
     #[arg(long)]
     leave: bool,
     /// Tracker to send beats to, http://HOST:PORT or https://HOST:PORT; may be repeated, and the
@@ -143,7 +144,12 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     agent.trackers = args.beat_to.is_empty().then_some(found);
     agent.addresses = addresses;
     agent.node = args.systemd.agent(&tls, agent.file.address.is_loopback())?;
-    agent.machine_file = Some(machine_file::path(&args.globals, id, args.credentials.as_deref())?);
+    let path = machine_file::path(&args.globals, id, args.credentials.as_deref())?;
+    if args.credentials.is_none() {
+        let data = std::path::absolute(&data)?;
+        machine_file::save_directories(&path, Directories { units: agent.host.directory.clone(), data });
+    }
+    agent.machine_file = Some(path);
     let registry = Registry::default();
     agent.add_metrics(&registry);
     args.firewall.metrics().start(&mut service, &registry).await?;
@@ -153,13 +159,22 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     service.run().await
 }
 
-/// Removes the machine from this host without a store.
+/// Removes the machine from this host without a store, from the directories that its agent used.
 async fn leave(args: &Args, environment: &EnvironmentName, id: MachineId) -> anyhow::Result<()> {
     let named = args.credentials.as_deref();
-    let file = machine_file::saved(&args.globals, id, named)?;
-    let data = up::data_dir(environment, None)?;
-    let agent = prepare(environment, id, file, (&args.firewall, &args.units), (Kind::None, &data))?;
-    let machine_file = machine_file::path(&args.globals, id, named)?;
+    let (file, machine_file) = machine_file::installed(&args.globals, id, named)?;
+    let (units, data) = match file.directories.clone() {
+        Some(Directories { units, data }) => (Some(units), data),
+        None => (None, up::data_dir(environment, None)?),
+    };
+    // The directories of an agent with named credentials are not saved.
+    let is_known = units.is_some() || args.units.names_directory() || named.is_none();
+    let units = args.units.or_directory(units);
+    let agent = prepare(environment, id, file, (&args.firewall, &units), (Kind::None, &data))?;
+    if !is_known && !agent.host.directory.exists() {
+        let (environment, directory) = (environment.clone(), agent.host.directory);
+        return Err(Refusal::NoUnitsDirectory { environment, machine: id, directory }.into());
+    }
     let leaving = Leaving { host: agent.host, identity: agent.identity, machine_file };
     let (_stop, stopped) = watch::channel(false);
     let Removed { units, table } = leaving.leave(stopped).await?;

@@ -8,9 +8,10 @@ use anyhow::Context as _;
 use tracing::warn;
 
 use crate::cli::args::environment::{Globals, Target};
+use crate::cli::config::ConfigDir;
 use crate::cli::error::Refusal;
 use crate::cli::file::{self, Privacy};
-use crate::machine::file::MachineFile;
+use crate::machine::file::{Directories, MachineFile};
 use crate::model::MachineId;
 use crate::runtime::trusted_file;
 use crate::store::{self, Address, Environment, ZkTree};
@@ -25,7 +26,8 @@ pub(in crate::cli) async fn of_machine(
     machine: MachineId,
 ) -> anyhow::Result<MachineFile> {
     let credential = environment.machine_credential(machine).await?;
-    Ok(MachineFile { address: address.clone(), credential, roles: environment.info().roles.clone() })
+    let (address, roles) = (address.clone(), environment.info().roles.clone());
+    Ok(MachineFile { address, credential, roles, directories: None })
 }
 
 /// Returns None if there is no such file. No message quotes its content.
@@ -49,13 +51,30 @@ pub(in crate::cli) fn path(
 }
 
 /// Returns the saved machine file, without a connection to the store.
-pub(in crate::cli) fn saved(
+fn saved(path: PathBuf, machine: MachineId) -> anyhow::Result<MachineFile> {
+    Ok(read(&path)?.ok_or(Refusal::NoMachineFile { machine, path })?)
+}
+
+/// Returns the saved machine file and its path: the named one, or that of the configuration
+/// directory or, if there is none, that of an installed service.
+pub(in crate::cli) fn installed(
     globals: &Globals,
     machine: MachineId,
     named: Option<&Path>,
-) -> anyhow::Result<MachineFile> {
-    let path = path(globals, machine, named)?;
-    Ok(read(&path)?.ok_or(Refusal::NoMachineFile { machine, path })?)
+) -> anyhow::Result<(MachineFile, PathBuf)> {
+    let mut path = path(globals, machine, named)?;
+    if named.is_none() && !path.exists() {
+        let of_service = ConfigDir::of_services().machine(&globals.environment()?, machine);
+        path = Some(of_service).filter(|path| path.exists()).unwrap_or(path);
+    }
+    Ok((saved(path.clone(), machine)?, path))
+}
+
+/// Saves the directories of the agent in its machine file, if there is one.
+pub(in crate::cli) fn save_directories(path: &Path, directories: Directories) {
+    if let Ok(Some(kept)) = read(path) {
+        save(path, &MachineFile { directories: Some(directories), ..kept });
+    }
 }
 
 /// Returns the machine file: the named one; or one from the tree, if this user is the operator,
@@ -72,7 +91,8 @@ pub(in crate::cli) async fn ensure(
             of_machine(environment, &target.address, machine).await
         };
         match globals.in_environment(work).await {
-            Ok(made) => {
+            Ok(mut made) => {
+                made.directories = read(&path).ok().flatten().and_then(|kept| kept.directories);
                 save(&path, &made);
                 return Ok(made);
             }
@@ -82,7 +102,7 @@ pub(in crate::cli) async fn ensure(
             Err(error) => warn!("store unreachable, using the saved machine file: {error:#}"),
         }
     }
-    let kept = saved(globals, machine, named)?;
+    let kept = saved(path, machine)?;
     let ca = kept.address.ca().map(str::to_owned);
     let address = globals.address_arg()?.map(|given| match given.ca() {
         None => given.with_ca(ca.as_deref()),
@@ -142,6 +162,7 @@ mod tests {
             address: "zk1:2181,zk2:2181/prod".parse().unwrap(),
             credential: Credential::parse("machine-0000000003:hunter2").unwrap(),
             roles: Roles { operator: identity("operator"), controller: identity("controller") },
+            directories: None,
         };
         write(&path, &file).unwrap();
         assert_eq!(read(&path).unwrap(), Some(file.clone()));
@@ -166,5 +187,14 @@ mod tests {
         let before = number();
         save(&path, &file);
         assert_eq!(number(), before, "an unchanged file is not written again");
+        let directories = Directories { units: "/var/lib/u".into(), data: "/var/lib/d".into() };
+        save_directories(&path, directories.clone());
+        let kept = MachineFile { directories: Some(directories), ..file };
+        assert_eq!(read(&path).unwrap(), Some(kept));
+        save_directories(
+            &home.path().join("none.json"),
+            Directories { units: "/u".into(), data: "/d".into() },
+        );
+        assert!(!home.path().join("none.json").exists());
     }
 }

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context as _, bail};
 use rustix::process::geteuid;
@@ -29,8 +29,8 @@ impl MachineService<'_> {
         if !geteuid().is_root() {
             return Err(Refusal::ServiceNeedsRoot.into());
         }
-        let version = Command::new("systemctl").arg("--version").stdout(Stdio::null()).status();
-        if !Path::new(SYSTEMD).is_dir() || !version.is_ok_and(|status| status.success()) {
+        let version = Command::new("systemctl").arg("--version").output();
+        if !Path::new(SYSTEMD).is_dir() || !version.is_ok_and(|output| output.status.success()) {
             return Err(Refusal::NoSystemd.into());
         }
         units::tools()?;
