@@ -4,14 +4,12 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::model::MachineId;
+use crate::model::{MachineId, number_name};
 use crate::net::tls::certificate::Certificate;
 use crate::net::tls::key::PrivateKey;
 use crate::net::tls::{IdentityFiles, MachineFiles};
 use crate::runtime::atomic_file::{Privacy, create_new, remove_unfinished, replace};
 use crate::runtime::trusted_file::{ReadError, read_secret, read_trusted};
-
-use crate::model::number_name;
 
 /// Maximum size of each file.
 const MAX_BYTES: usize = 64 << 10;

@@ -8,8 +8,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::files::{FilesError, MachineIdentity};
-use crate::model::MachineId;
-use crate::model::number_name;
+use crate::model::{MachineId, number_name};
 use crate::net::tls::authority::{Names, Request};
 use crate::net::tls::certificate::Certificate;
 use crate::net::tls::key::PrivateKey;

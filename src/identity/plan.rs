@@ -1,27 +1,17 @@
 //! Decides which requests of machines are answered, and with which certificate. Pure.
 
-use crate::model::{MachineId, number_name};
+use crate::model::{MachineId, is_reserved_name, number_name};
 use crate::net::tls::authority::{Names, Request};
 use crate::net::tls::certificate::Certificate;
 use crate::store::certificates::{Answer, Answered, Applicant, request_hash};
 use crate::store::records::Machine;
-
-/// Names that no machine's certificate contains, even if an operator gives one to a machine.
-const RESERVED: [&str; 4] = ["operator", "controller", "keeper", "tracker"];
-
-/// The prefix of the names that contain a machine's number.
-const NUMBERED: &str = "machine-";
 
 /// The names that a machine's certificate has: its number, the name that the operator gave to it,
 /// and the addresses in its record. The machine itself cannot write the record.
 pub fn permitted_names(id: MachineId, record: &Machine) -> Names {
     let own = number_name(id);
     let named = record.node_name().into_iter().chain(record.addresses.iter().map(String::as_str));
-    let is_reserved = |name: &str| {
-        let name = name.to_ascii_lowercase();
-        RESERVED.contains(&name.as_str()) || name.starts_with(NUMBERED)
-    };
-    let named = named.filter(|name| !is_reserved(name));
+    let named = named.filter(|name| !is_reserved_name(name));
     Names::of(named.chain([own.as_str()])).without_invalid()
 }
 

@@ -59,6 +59,7 @@ fn a_certificate_has_the_names_of_the_record() {
         ),
         (r#"{"name": "machine-4"}"#, "machine-3"),
         (r#"{"name": "operator", "addresses": ["controller", "KEEPER"]}"#, "machine-3"),
+        (r#"{"name": "manager", "addresses": ["operator-ann", "tracker", "localhost"]}"#, "machine-3"),
     ] {
         assert_eq!(of(json), names, "{json}");
     }

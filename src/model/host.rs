@@ -13,14 +13,23 @@ const MAX_OPERATOR_NAME: usize = 40;
 /// Longest host name in DNS.
 const MAX_HOST: usize = 253;
 
-/// Names of roles in certificates.
-const RESERVED: [&str; 3] = ["operator", "controller", "keeper"];
-/// The beginning of a machine's name with its number in certificates.
+/// Names of roles in certificates, and of every host for itself.
+const RESERVED: [&str; 7] = ["operator", "controller", "keeper", "store", "tracker", "manager", "localhost"];
+/// The beginnings of the names of machines by number, and of added operators, in certificates.
+const RESERVED_PREFIXES: [&str; 2] = [NUMBERED, "operator-"];
 const NUMBERED: &str = "machine-";
 
-/// Returns the name with the number of a machine, as in its certificate and in heartbeats.
-pub fn number_name(machine: MachineId) -> String {
-    format!("{NUMBERED}{}", machine.number())
+/// The name with the number of a machine, as in its certificate and in heartbeats.
+pub fn number_name(id: MachineId) -> String {
+    format!("{NUMBERED}{}", id.number())
+}
+
+/// Whether a certificate with this DNS name speaks for a role, an operator or a machine by its
+/// number, so that it is not a name that somebody gives to a machine.
+pub fn is_reserved_name(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    let name = name.trim_end_matches('.');
+    RESERVED.contains(&name) || RESERVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// The name of a machine. It is a DNS name in the machine's certificate and the name of a node in
@@ -41,9 +50,7 @@ impl NodeName {
     /// Whether an operator may not give this name to a machine, because certificates use it for
     /// another machine or another role.
     pub fn is_reserved(&self) -> bool {
-        RESERVED.contains(&self.as_str())
-            || self.0.starts_with(NUMBERED)
-            || self.0.bytes().all(|b| b.is_ascii_digit())
+        is_reserved_name(&self.0) || self.0.bytes().all(|b| b.is_ascii_digit())
     }
 }
 
@@ -188,10 +195,17 @@ mod tests {
         }
         let number = NodeName::of_number(MachineId::new(12));
         assert_eq!(number.as_str(), "12");
-        for (name, reserved) in
-            [("12", true), ("machine-1", true), ("keeper", true), ("12a", false), ("machine", false)]
-        {
-            assert_eq!(name.parse::<NodeName>().unwrap().is_reserved(), reserved, "{name}");
+        for name in ["12", "machine-1", "operator-ann", "operator", "controller", "keeper", "store"] {
+            assert!(name.parse::<NodeName>().unwrap().is_reserved(), "{name}");
+        }
+        for name in ["tracker", "manager", "localhost"] {
+            assert!(name.parse::<NodeName>().unwrap().is_reserved(), "{name}");
+        }
+        for name in ["12a", "machine", "operators", "store-1", "localhost.example"] {
+            assert!(!name.parse::<NodeName>().unwrap().is_reserved(), "{name}");
+        }
+        for name in ["Operator-Ann", "LOCALHOST", "localhost.", "Machine-4"] {
+            assert!(is_reserved_name(name), "{name}");
         }
     }
 

@@ -13,7 +13,7 @@ pub mod strict_json;
 pub use charm_hash::CharmHash;
 pub use glob::Glob;
 pub use hex::{digest_prefix, hex, unhex};
-pub use host::{HostAddress, InvalidHost, NodeName, OperatorName, number_name};
+pub use host::{HostAddress, InvalidHost, NodeName, OperatorName, is_reserved_name, number_name};
 pub use id::{InvalidId, MachineId, ServiceId, UnitId};
 pub use name::{CharmUrl, EnvironmentName, InstanceId, InvalidName, ServiceName, UnitName};
 pub use portcullis_provider::rule::{Cidr, PortRange, Protocol};

@@ -29,8 +29,8 @@ pub enum Error {
     #[error("Machine '{0}' already exists")]
     MachineExists(NodeName),
     #[error(
-        "'{0}' cannot be the name of a machine: reserved are numbers, names that begin with 'machine-', \
-         operator, controller and keeper"
+        "'{0}' cannot be the name of a machine: reserved are numbers, names that begin with 'machine-' or \
+         'operator-', operator, controller, keeper, store, tracker, manager and localhost"
     )]
     ReservedMachineName(NodeName),
     #[error(
