@@ -7,6 +7,7 @@ pub(in crate::cli) mod environment;
 pub(in crate::cli) mod hook_user;
 pub(in crate::cli) mod listen;
 pub(in crate::cli) mod metrics;
+pub(in crate::cli) mod own_firewall;
 pub(in crate::cli) mod time;
 pub(in crate::cli) mod tls;
 pub(in crate::cli) mod units;

@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use tokio::sync::watch;
 
 use crate::cli::args::environment::Globals;
+use crate::cli::args::own_firewall::{FirewallArgs, Kind};
 use crate::cli::args::units::UnitArgs;
 use crate::cli::authority;
 use crate::cli::config::{ConfigDir, Role, SavedEnvironment};
@@ -54,7 +55,7 @@ pub(super) struct Args {
     #[command(flatten)]
     serving: KeeperArgs,
     #[command(flatten)]
-    firewall: machine::FirewallArgs,
+    firewall: FirewallArgs,
     #[command(flatten)]
     units: UnitArgs,
     #[command(flatten)]
@@ -82,8 +83,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let listeners = listeners.chain(args.heartbeat.address()).chain(args.fleet.address());
     let own = args.firewall.clone().beside(listeners.collect());
     let options = (&own, &args.units);
-    let agent =
-        machine::prepare(&environment, LOCAL_MACHINE, file, options, (machine::Kind::DryRun, &data_dir))?;
+    let agent = machine::prepare(&environment, LOCAL_MACHINE, file, options, (Kind::DryRun, &data_dir))?;
     let machine_files = agent.machine_files();
     announce(&keeper, certificate.is_some())?;
     let target = || globals.target_of(Role::Controller);
