@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use crate::cli::args::own_firewall::{FirewallArgs, Kind};
+use crate::cli::args::own_firewall::{self, FirewallArgs};
 use crate::cli::args::units::UnitArgs;
 use crate::cli::config::ConfigDir;
 use crate::cli::juju;
@@ -140,7 +140,7 @@ async fn start_agent(
         let typed = ["portcullis up", "--firewall", firewall, "--units-dir"].map(OsStr::new);
         let typed = typed.into_iter().chain([units.as_os_str()]).chain(more.iter().copied());
         let typed = Defaults::try_parse_from(typed)?;
-        let usual = (Kind::DryRun, data);
+        let usual = (own_firewall::Kind::DryRun, data);
         machine::prepare(
             &environment,
             up::LOCAL_MACHINE,
