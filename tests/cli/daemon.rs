@@ -154,6 +154,23 @@ fn up_refuses_a_store_that_lost_its_environment() {
 }
 
 #[test]
+fn metrics_off_loopback_are_warned_about() {
+    let operator = Operator::with_store("");
+    for (addr, is_warned) in [("127.0.0.1:0", false), ("0.0.0.0:0", true)] {
+        let log = operator.home().join("log");
+        let mut command = operator.command("portcullis");
+        command.args(["keeper", "--data-dir", "keeper", "--listen", "127.0.0.1:0", "--metrics", addr]);
+        let keeper = Daemon::start(command.stderr(fs::File::create(&log).unwrap()));
+        let printed = wait_for("an address of metrics", DEADLINE, || {
+            fs::read_to_string(&log).ok().filter(|printed| printed.contains("metrics on http://"))
+        });
+        let warning = "metrics are served as plain text on an address that is not loopback";
+        assert_eq!(printed.contains(warning), is_warned, "{printed}");
+        assert_eq!(keeper.stop("-TERM"), Some(0));
+    }
+}
+
+#[test]
 fn a_charm_path_may_be_invalid_utf8() {
     use std::os::unix::ffi::OsStrExt as _;
     let operator = Operator::with_store("");

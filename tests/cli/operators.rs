@@ -11,7 +11,15 @@ on_both_stores![operators_have_credentials_of_their_own_and_are_named_in_the_log
 fn operators_have_credentials_of_their_own_and_are_named_in_the_log(site: &Site) {
     let first = Operator::bootstrapped(site);
     first.does(&["deploy", &fixture_charm("wordpress")]);
-    first.does(&["operator", "add", "alice"]);
+    // Without a file for the credentials there is no entry.
+    let directory = first.config("local-operators");
+    fs::write(&directory, "").unwrap();
+    let refused = first.juju(&["operator", "add", "alice"]);
+    assert!(refused.code == 1 && refused.stderr.contains("cannot write"), "{refused:?}");
+    assert_eq!(first.does(&["operator", "list"]).stdout, "operator\n");
+    fs::remove_file(&directory).unwrap();
+    let added = first.does(&["operator", "add", "alice"]);
+    assert!(!added.stderr.contains("hint"), "{added:?}");
     assert_eq!(first.does(&["operator", "list"]).stdout, "operator\nalice\n");
     let file = first.config("local-operators/alice.json");
     let secrets = [&file, &first.config("local.json")].map(|path| {
@@ -38,12 +46,16 @@ fn operators_have_credentials_of_their_own_and_are_named_in_the_log(site: &Site)
             "service wordpress  exposed to 192.0.2.0/24 by alice",
         ]
     );
-    // An added operator may add others.
-    alice.does(&["operator", "add", "bob"]);
+    // An added operator may add others, here without the authority's key.
+    let added = alice.does(&["operator", "add", "bob"]);
+    assert!(added.stderr.contains("hint: no certificate was issued"), "{added:?}");
 
+    let before = fs::read(&file).unwrap();
     first.is_refused(&["operator", "add", "alice"], 1, "Operator 'alice' already exists");
+    assert_eq!(fs::read(&file).unwrap(), before, "credentials in use are not replaced");
     first.is_refused(&["operator", "add", "Al/ice"], 2, "Invalid operator name");
-    first.does(&["operator", "remove", "alice"]);
+    let removed = first.does(&["operator", "remove", "alice"]);
+    assert!(removed.stderr.contains("stays valid"), "{removed:?}");
     first.is_refused(&["operator", "remove", "alice"], 1, "Operator 'alice' was not found");
     alice.is_refused(&["expose", "wordpress"], 1, "operator 'alice' was removed from the environment");
     assert_eq!(first.does(&["operator", "list"]).stdout, "operator\nbob\n");

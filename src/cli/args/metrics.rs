@@ -6,7 +6,9 @@ use std::net::SocketAddr;
 use anyhow::Context as _;
 use clap::Args;
 use tokio::sync::watch;
+use tracing::warn;
 
+use crate::cli::args::listen::is_loopback;
 use crate::cli::output;
 use crate::firewall::leader_loop::Progress;
 use crate::firewall::metrics::{Metrics, ready};
@@ -46,6 +48,9 @@ impl MetricsArgs {
         let server =
             Server::bind(addr, limits).await.with_context(|| format!("cannot serve metrics on {addr}"))?;
         let addr = server.local_addr().context("cannot determine the metrics address")?;
+        if !is_loopback(addr) {
+            warn!(%addr, "metrics are served as plain text on an address that is not loopback");
+        }
         output::message(&format!("metrics on http://{addr}/metrics"));
         let registry = registry.clone();
         let answer = move |request: Request| {

@@ -72,8 +72,7 @@ impl FirewallArgs {
         let listeners = self.agent_args.metrics.address().into_iter().chain(self.listeners.iter().copied());
         let listeners = listeners.filter(|listen| !is_loopback(*listen)).map(|listen| listen.port());
         let own = std::iter::once(SSH).chain(store.network_ports()).chain(listeners);
-        let own = own.map(|port| PortRange::single(port, Protocol::Tcp).map_err(Usage::new));
-        let (mut open, mut limited) = (own.collect::<Result<Vec<_>, _>>()?, Vec::new());
+        let (mut open, mut limited) = (Vec::new(), Vec::new());
         for text in &self.protect {
             match text.split_once('@') {
                 None => open.push(ports::parse_argument(text).map_err(Usage::new)?),
@@ -84,7 +83,11 @@ impl FirewallArgs {
             }
         }
         open.retain(|ports| !limited.iter().any(|rule: &Rule| rule.ports == *ports));
-        Ok((open, limited))
+        let is_limited = |port: u16| limited.iter().any(|rule| rule.ports.contains(port, Protocol::Tcp));
+        let own = own.filter(|port| !is_limited(*port));
+        let own = own.map(|port| PortRange::single(port, Protocol::Tcp).map_err(Usage::new));
+        let all = own.chain(open.into_iter().map(Ok)).collect::<Result<Vec<_>, _>>()?;
+        Ok((all, limited))
     }
 }
 
@@ -115,6 +118,9 @@ mod tests {
         assert_eq!(words(&limited), ["2182/tcp"]);
         let (_, from) = limited.protected(&store).unwrap();
         let from: Vec<String> = from.iter().map(|rule| format!("{} {}", rule.ports, rule.source)).collect();
+        // A range limits the ports in it, and leaves a range that was asked for without a source.
+        let range = own(Kind::Nftables, &["2181-2182@10.0.0.0/8", "20-30/udp@10.0.0.0/8", "2100-2300"]);
+        assert_eq!(words(&range), ["22/tcp", "2100-2300/tcp"]);
         assert_eq!(from, ["22/tcp 192.0.2.0/24", "22/tcp 2001:db8::/32", "53/udp 10.0.0.0/8"]);
         for bad in ["22@", "@10.0.0.0/8", "22@everyone", "22@10.0.0.0/8@10.0.0.0/8"] {
             assert!(own(Kind::Nftables, &[bad]).check().is_err(), "{bad}");

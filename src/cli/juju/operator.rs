@@ -12,11 +12,11 @@ use crate::cli::error::parse_arg;
 use crate::cli::file::{self, Privacy};
 use crate::cli::output;
 use crate::model::OperatorName;
-use crate::net::tls::authority::{Names, ROLE_LIFETIME, Validity};
+use crate::net::tls::authority::{Authority, Names, ROLE_LIFETIME, Validity};
 use crate::net::tls::key::PrivateKey;
 use crate::runtime::clock::wall_ms;
 use crate::store::operators::FIRST_OPERATOR;
-use crate::store::{Credential, Environment, ZkTree};
+use crate::store::{self, Credential, Environment, ZkTree};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -58,6 +58,9 @@ pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
                 .in_environment(async |_, environment| Ok(environment.remove_operator(&name).await?))
                 .await?;
             output::message(&format!("Operator '{name}' was removed."));
+            output::hint(
+                "a copy of the environment's shared credential, which every operator can read, stays valid",
+            );
             Ok(())
         }
         Action::List => {
@@ -71,25 +74,45 @@ pub(super) async fn run(globals: &Globals, args: &Args) -> anyhow::Result<()> {
     }
 }
 
+/// The files of a new operator.
+struct Written {
+    credentials: PathBuf,
+    has_certificate: bool,
+}
+
+/// Writes the files before the entry, so that a crash leaves no entry without its credentials.
 async fn add(globals: &Globals, name: OperatorName) -> anyhow::Result<()> {
     let credential = Credential::of_operator(&name)?;
     let work = async |target: &Target, environment: &Environment<ZkTree>| {
-        let shared = target.shared_credential(environment.tree()).await?;
+        // The files of an operator that exists must not be replaced.
+        if environment.operators().await?.contains(&name) {
+            return Err(store::Error::OperatorExists(name.clone()).into());
+        }
+        let (config, tree) = (&target.config, environment.tree());
+        let shared = target.shared_credential(tree).await?;
+        let authority = authority::read_published(config, &target.environment, tree).await?;
+        let cluster_id = &environment.info().cluster_id;
+        let written = write_files(target, (&name, &credential), cluster_id, authority.as_ref())?;
         environment.add_operator(&name, &credential.identity(), &shared).await?;
-        write_files(target, &name, &credential, &environment.info().cluster_id)
+        let path = config.authority(&target.environment);
+        Ok((written, path))
     };
-    let path = globals.in_environment(work).await?;
-    output::message(&format!("Operator '{name}' was added; the credentials are in {}.", path.display()));
+    let (Written { credentials, has_certificate }, authority) = globals.in_environment(work).await?;
+    let credentials = credentials.display();
+    output::message(&format!("Operator '{name}' was added; the credentials are in {credentials}."));
+    if !has_certificate {
+        output::hint(&format!("no certificate was issued, because {} does not exist", authority.display()));
+    }
     Ok(())
 }
 
 /// Writes the credentials, and the certificate if this host has the authority's key.
 fn write_files(
     target: &Target,
-    name: &OperatorName,
-    credential: &Credential,
+    (name, credential): (&OperatorName, &Credential),
     cluster_id: &str,
-) -> anyhow::Result<PathBuf> {
+    authority: Option<&Authority>,
+) -> anyhow::Result<Written> {
     let directory = target.config.operators(&target.environment);
     let saved = SavedEnvironment {
         zookeeper: target.address.to_string(),
@@ -97,9 +120,9 @@ fn write_files(
         cluster_id: Some(cluster_id.to_owned()),
         ca: target.address.ca().map(str::to_owned),
     };
-    let path = directory.join(format!("{name}.json"));
-    let mut files = vec![(path.clone(), render(&saved), Privacy::Secret)];
-    if let Some(authority) = authority::read(&target.config, &target.environment)? {
+    let credentials = directory.join(format!("{name}.json"));
+    let mut files = vec![(credentials.clone(), render(&saved), Privacy::Secret)];
+    if let Some(authority) = authority {
         let key = PrivateKey::generate()?;
         let names = Names::of([format!("{FIRST_OPERATOR}-{name}")]);
         let chain = authority.issue_for(&key, &names, Validity::starting(wall_ms(), ROLE_LIFETIME))?;
@@ -111,5 +134,5 @@ fn write_files(
             .and_then(|()| file::replace(&path, contents.as_bytes(), privacy))
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
-    Ok(path)
+    Ok(Written { credentials, has_certificate: authority.is_some() })
 }
