@@ -12,6 +12,7 @@ use crate::keeper::KeeperError;
 use crate::keeper::log::StorageError;
 use crate::machine::join_token::InvalidToken;
 use crate::model::{Cidr, EnvironmentName, MachineId};
+use crate::net::tls::probe::HandshakeFailure;
 use crate::runtime::trusted_file::ReadError;
 use crate::runtime::trusted_path;
 use crate::store;
@@ -125,8 +126,8 @@ pub(super) enum Refusal {
     ServiceNeedsRoot,
     #[error("--service requires systemd, which does not run on this host")]
     NoSystemd,
-    #[error("{host} is not the store that the token is for: {reason}")]
-    OtherStoreThanToken { host: String, reason: String },
+    #[error("{host} is not the store that the token is for: {why}")]
+    OtherStoreThanToken { machine: MachineId, host: String, why: HandshakeFailure },
     #[error("the store at {address} did not answer in {seconds} s")]
     TooSlow { address: String, seconds: u64 },
 }
@@ -257,6 +258,10 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
         Refusal::NoSystemd => {
             Some("run the command without --service, and start `portcullis machine`".to_owned())
         }
+        Refusal::OtherStoreThanToken { machine, why: HandshakeFailure::OtherCa, .. } => {
+            Some(format!("`juju machine token {machine}` makes a token for the store as it is now"))
+        }
+        Refusal::OtherStoreThanToken { host, why, .. } => handshake_hint(host, why),
         Refusal::UntrustedTombstone { machine, .. } => {
             Some(format!("`portcullis machine --id {machine} --leave` removes its units and leaves"))
         }
@@ -295,7 +300,6 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
         | Refusal::GarbledAuthority { .. }
         | Refusal::NoCertificate { .. }
         | Refusal::Left { .. }
-        | Refusal::OtherStoreThanToken { .. }
         | Refusal::Unreadable { .. }
         | Refusal::NoPolicy { .. }
         | Refusal::NoEc2Settings { .. }
@@ -413,8 +417,27 @@ fn tree_hint(refusal: &tree::Error) -> Option<String> {
         tree::Error::TlsRequired { host } => {
             Some(format!("--zookeeper tls://{host}, and --ca with its CA certificate"))
         }
+        tree::Error::Tls { host, why } => handshake_hint(host, why),
         tree::Error::Ambiguous { .. } => Some(RUN_AGAIN.to_owned()),
         _ => None,
+    }
+}
+
+/// The hint after a failed handshake with the store at `HOST:PORT`.
+fn handshake_hint(host: &str, why: &HandshakeFailure) -> Option<String> {
+    match why {
+        HandshakeFailure::OtherCa => {
+            Some("name the CA certificate of that store with --ca or JUJU_CA".to_owned())
+        }
+        HandshakeFailure::Expired | HandshakeFailure::NotYetValid => Some(format!(
+            "compare the clock of this machine with that of {host}, where a restart of the store renews its \
+             certificate"
+        )),
+        HandshakeFailure::OtherName(name) => {
+            Some(format!("use another name of the store, or start it with --tls-name {name}"))
+        }
+        HandshakeFailure::NotTls => Some(format!("--zookeeper {host}, if that store is to be plain text")),
+        HandshakeFailure::Other(_) => None,
     }
 }
 
@@ -442,6 +465,31 @@ mod tests {
         assert_eq!(format!("{error:#}"), "'10.0.0.1/8' has bits set outside its prefix");
         let hint = hint(&error).expect("a hint");
         assert_eq!(hint, "--to 10.0.0.0/8 is the whole block, --to 10.0.0.1 only that address");
+    }
+
+    #[test]
+    fn failed_handshakes_have_a_hint_that_can_be_typed() {
+        let name = "zk1.example".to_owned();
+        for (why, part) in [
+            (HandshakeFailure::OtherCa, "--ca"),
+            (HandshakeFailure::Expired, "clock"),
+            (HandshakeFailure::NotYetValid, "clock"),
+            (HandshakeFailure::OtherName(name), "--tls-name zk1.example"),
+            (HandshakeFailure::NotTls, "--zookeeper zk1:2181"),
+        ] {
+            let host = "zk1:2181".to_owned();
+            let token = Refusal::OtherStoreThanToken { machine: MachineId::new(3), host, why: why.clone() };
+            let token = hint(&token.into()).expect("a hint");
+            let error =
+                store::Error::from(tree::Error::Tls { host: "zk1:2181".to_owned(), why: why.clone() });
+            let error = hint(&error.into()).expect("a hint");
+            assert!(error.contains(part), "{error}");
+            if why == HandshakeFailure::OtherCa {
+                assert!(token.contains("`juju machine token 3`"), "{token}");
+            } else {
+                assert_eq!(token, error);
+            }
+        }
     }
 
     #[test]

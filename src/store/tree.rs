@@ -4,6 +4,7 @@
 use super::acl::Acl;
 use super::credentials::Credential;
 use super::paths::NodePath;
+use crate::net::tls::probe::HandshakeFailure;
 use std::future::Future;
 
 /// ZooKeeper closes a connection that sends more than 1,048,575 bytes at once; this leaves space
@@ -242,7 +243,7 @@ pub enum Error {
     #[error("the CA certificate for the store at {hosts} is not a certificate in PEM form")]
     BadCa { hosts: String },
     #[error("TLS handshake with the store at {host} failed: {why}")]
-    Tls { host: String, why: String },
+    Tls { host: String, why: HandshakeFailure },
     #[error("the store at {host} requires TLS")]
     TlsRequired { host: String },
     #[error("the store at {hosts} did not answer in {seconds} s")]

@@ -136,7 +136,7 @@ async fn verified_address(token: &JoinToken) -> anyhow::Result<Address> {
     }
     let address = token.store.to_string();
     Err(match problem {
-        Some((host, failure)) => Refusal::OtherStoreThanToken { host, reason: failure.to_string() }.into(),
+        Some((host, why)) => Refusal::OtherStoreThanToken { machine: token.machine, host, why }.into(),
         None => anyhow::anyhow!("cannot reach the store at {address}"),
     })
 }

@@ -44,7 +44,7 @@ impl Options {
                 match self.probe.handshake(name_of(host), stream).await {
                     Ok(()) => return None,
                     Err(Some(why)) => {
-                        return Some(Error::Tls { host: host.to_owned(), why: why.to_string() });
+                        return Some(Error::Tls { host: host.to_owned(), why });
                     }
                     Err(None) => {}
                 }
