@@ -1,8 +1,9 @@
 //! Periodic work of the server, its limits on connections and buffer memory, and its statistics.
 
+use std::io;
 use std::net::SocketAddr;
 
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::acl::{self, RedactedIdentities};
 use super::admission::{Admission, LimitReached};
@@ -12,6 +13,7 @@ use super::path;
 use super::refusals::Reason;
 use super::requests::Now;
 use super::server::{Connection, LISTENER, Server, TLS_LISTENER};
+use crate::net::tls::refused_client::refused_client;
 
 /// Limit of containers and TTL nodes that are deleted in one run.
 const MAX_REAPED_PER_RUN: usize = 1_000;
@@ -162,6 +164,19 @@ impl Server {
                 "connection closed: buffer memory limit reached");
         }
         self.close(id);
+    }
+
+    /// Logs why reading from a connection failed.
+    pub(super) fn note_lost(&mut self, id: usize, error: &io::Error, now: Now) {
+        let Some(Connection { addr, .. }) = self.connections.get(id) else { return };
+        match refused_client(error) {
+            None => debug!(%addr, %error, "connection lost"),
+            Some(reason) => {
+                if let Some(unlogged) = self.service.refusals.note(Reason::Tls, now.mono_ms) {
+                    warn!(%addr, reason, unlogged, "connection refused");
+                }
+            }
+        }
     }
 
     pub(super) fn note_bad_frame(&mut self, id: usize, length: i32, limit: usize, now: Now) {

@@ -278,7 +278,7 @@ impl Server {
             Ok(n) => n,
             Err(err) if matches!(err.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => 0,
             Err(err) => {
-                debug!(addr = %connection.addr, %err, "connection lost");
+                self.note_lost(id, &err, now);
                 self.close(id);
                 return Ok(());
             }

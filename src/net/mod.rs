@@ -5,5 +5,6 @@
 pub mod client_limits;
 pub mod http;
 pub mod listener;
+pub mod log_limit;
 pub mod tls;
 pub mod url;

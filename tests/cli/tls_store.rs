@@ -2,7 +2,7 @@
 //! and each way in which that fails is refused with its reason.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -136,7 +136,12 @@ impl Drop for OwnStore {
 impl OwnStore {
     fn start(operator: &Operator, role: &[&str], port: u16) -> Self {
         let mut command = operator.command("portcullis");
-        command.args(role).args(["--listen", &format!("0.0.0.0:{port}")]);
+        command.args(role);
+        Self::start_with(command, port)
+    }
+
+    fn start_with(mut command: Command, port: u16) -> Self {
+        command.args(["--listen", &format!("0.0.0.0:{port}")]);
         let mut child = command.env_remove("JUJU_ZOOKEEPER").stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -185,6 +190,30 @@ fn a_new_environment_in_the_same_store_has_another_authority() {
     assert_ne!(fs::read(&file).unwrap(), first);
     let shown = juju(&["status"]);
     assert_eq!(shown.code, 0, "{shown:?}");
+}
+
+/// Each listener logs it at the default level.
+#[test]
+fn plain_text_to_listeners_with_tls_is_logged() {
+    let operator = Operator::with_store("");
+    let ports = [ports::free(), ports::free()];
+    let heartbeat = format!("0.0.0.0:{}", ports[1]);
+    let log = operator.home().join("log");
+    let mut command = operator.command("portcullis");
+    command.args(["up", "--firewall", "none", "--heartbeat", &heartbeat]);
+    command.stderr(fs::File::create(&log).unwrap());
+    let _running = OwnStore::start_with(command, ports[0]);
+    for (number, port) in ports.into_iter().enumerate() {
+        wait_for("a line about plain text", DEADLINE, || {
+            let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+            stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+            // Until the listener closes the connection.
+            let _ = stream.read_to_end(&mut Vec::new());
+            let printed = fs::read_to_string(&log).unwrap();
+            let lines = printed.lines().filter(|line| line.contains("the client does not use TLS")).count();
+            (lines > number).then_some(())
+        });
+    }
 }
 
 /// Debian's ZooKeeper with a `secureClientPort` only; killed at the end.

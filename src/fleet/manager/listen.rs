@@ -9,12 +9,13 @@ use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::Manager;
 use crate::fleet::dbus::accept::{AcceptError, TcpPolicy, accept_unix};
 use crate::fleet::dbus::connect::HANDSHAKE_TIMEOUT;
 use crate::net::listener::Listener;
+use crate::net::tls::refused_client::RefusedClients;
 use crate::runtime::service::stopped;
 
 /// The maximum number of connections over TCP. One client address may use half of them.
@@ -27,15 +28,20 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 impl Manager {
     /// Serves agents and operators until `stop` is true.
     pub async fn serve_tcp(&self, listener: Listener, policy: TcpPolicy, stop: watch::Receiver<bool>) {
-        let policy = Arc::new(policy);
+        let (policy, refused) = (Arc::new(policy), Arc::new(RefusedClients::default()));
         let serve = |stream, from| {
-            let (manager, policy) = (self.clone(), Arc::clone(&policy));
-            async move { manager.serve_tcp_connection(stream, from, &policy).await }
+            let (manager, policy, refused) = (self.clone(), Arc::clone(&policy), Arc::clone(&refused));
+            async move { manager.serve_tcp_connection(stream, from, (&policy, &refused)).await }
         };
         listener.run(serve, |_| {}, stop).await;
     }
 
-    async fn serve_tcp_connection(&self, stream: TcpStream, from: SocketAddr, policy: &TcpPolicy) {
+    async fn serve_tcp_connection(
+        &self,
+        stream: TcpStream,
+        from: SocketAddr,
+        (policy, refused): (&TcpPolicy, &RefusedClients),
+    ) {
         let begun = Instant::now();
         match timeout(HANDSHAKE_TIMEOUT, policy.accept(stream, from)).await {
             Ok(Ok((peer, proof))) => {
@@ -43,8 +49,9 @@ impl Manager {
                 self.serve_peer(peer, proof, address, begun).await;
             }
             Ok(Err(error @ (AcceptError::PlainTcp | AcceptError::NoTls | AcceptError::NoCertificate))) => {
-                warn!(%from, %error, "connection refused");
+                refused.log(from, &error);
             }
+            Ok(Err(AcceptError::Handshake(error))) => refused.log_failure(from, &error),
             Ok(Err(error)) => debug!(%from, %error, "handshake failed"),
             Err(_) => debug!(%from, "handshake timed out"),
         }

@@ -29,7 +29,7 @@ pub(super) async fn accept(
     match accepted {
         Ok(Ok(accepted)) => Some(accepted),
         Ok(Err(error)) => {
-            debug!(%peer, %error, "TLS handshake failed");
+            tls.log_failure(peer, &error);
             None
         }
         Err(_) => {

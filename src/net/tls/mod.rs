@@ -11,6 +11,7 @@ pub mod key;
 pub mod peer;
 pub mod pin;
 pub mod probe;
+pub mod refused_client;
 pub mod server;
 
 pub use self::accept::certificate_in;

@@ -2,6 +2,8 @@
 //! the CA that signs those. A client's certificate decides only whether the handshake succeeds; the
 //! parts decide what its names allow.
 
+use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,6 +14,7 @@ use rustls::sign::SingleCertAndKey;
 use rustls::{HandshakeKind, RootCertStore, ServerConfig};
 
 use super::files::{IdentityFiles, Reloaded, TlsError, add_ca_file};
+use super::refused_client::RefusedClients;
 
 /// Whether clients of a listener with a client CA have to present a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +79,7 @@ struct Inner {
     config: Reloaded<Arc<ServerConfig>>,
     full: AtomicU64,
     resumed: AtomicU64,
+    refused: RefusedClients,
 }
 
 /// Handshakes that have succeeded.
@@ -93,7 +97,13 @@ impl ServerTls {
     pub fn load(files: ServerFiles) -> Result<Self, TlsError> {
         let config = Reloaded::new(&files.paths(), || files.read())?;
         let (full, resumed) = (AtomicU64::new(0), AtomicU64::new(0));
-        Ok(Self(Arc::new(Inner { files, config, full, resumed })))
+        let refused = RefusedClients::default();
+        Ok(Self(Arc::new(Inner { files, config, full, resumed, refused })))
+    }
+
+    /// Logs a failed handshake.
+    pub fn log_failure(&self, peer: SocketAddr, error: &io::Error) {
+        self.0.refused.log_failure(peer, error);
     }
 
     /// Counts a handshake that has succeeded.
