@@ -5,6 +5,7 @@
 mod fleet;
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -12,6 +13,7 @@ use clap::ValueEnum;
 
 use self::fleet::{Options, TlsFiles};
 use crate::cli::args::hook_user;
+use crate::cli::args::own_firewall::Kind;
 use crate::cli::error::{Usage, parse_arg};
 use crate::cli::file;
 use crate::cli::output;
@@ -47,6 +49,15 @@ pub(super) struct Args {
     /// User that runs the hooks of units: see `portcullis machine --help`
     #[arg(long, value_name = "USER", default_value = hook_user::USUAL)]
     hook_user: String,
+    /// Address of the store of `up`: see `portcullis up --help`
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<SocketAddr>,
+    /// Address of the heartbeat tracker of `up`: see `portcullis up --help`
+    #[arg(long, value_name = "ADDR")]
+    heartbeat: Option<SocketAddr>,
+    /// Firewall of the machine of `up`: see `portcullis up --help`
+    #[arg(long, value_enum, value_name = "HOW")]
+    firewall: Option<Kind>,
     /// Provider of the controller
     #[arg(long, value_enum, value_name = "PROVIDER", default_value = "ec2")]
     provider: Provider,
@@ -173,6 +184,9 @@ fn of_machine(environment: &EnvironmentName, hook_user: &str) -> Args {
         roles: vec![Role::Machine],
         environment: environment.to_string(),
         hook_user: hook_user.to_owned(),
+        listen: None,
+        heartbeat: None,
+        firewall: None,
         provider: Provider::Memory,
         ec2_settings: None,
         config: None,
@@ -195,6 +209,10 @@ fn check(args: &Args) -> Result<(), Usage> {
     }
     if args.tls.is_given() && args.roles.iter().filter(of_nodes).count() != 1 {
         return Err(Usage::new("--tls-cert requires exactly one of the roles manager and agent"));
+    }
+    let of_up = args.listen.is_some() || args.heartbeat.is_some() || args.firewall.is_some();
+    if of_up && !args.roles.contains(&Role::Up) {
+        return Err(Usage::new("--listen, --heartbeat and --firewall are for the role up"));
     }
     if args.bus_group.is_some() && !args.roles.contains(&Role::Manager) {
         return Err(Usage::new("--bus-group is for the role manager"));
@@ -257,7 +275,7 @@ fn unit_file(
     let (description, arguments) = match role {
         Role::Up => (
             format!("environment {environment}"),
-            format!("up -e {environment} {}", hooks(units_dir_of_up(environment))),
+            format!("up -e {environment}{} {}", options_of_up(args), hooks(units_dir_of_up(environment))),
         ),
         Role::Keeper => (
             "store".to_owned(),
@@ -287,6 +305,17 @@ fn unit_file(
         runs_hooks: matches!(role, Role::Up | Role::Machine),
     };
     Ok(if args.user { unit.render_for_user() } else { unit.render() })
+}
+
+/// Returns the options of `up` that were given, each with a blank before it.
+fn options_of_up(args: &Args) -> String {
+    let firewall = args.firewall.and_then(|kind| kind.to_possible_value());
+    let options = [
+        ("--listen", args.listen.map(|addr| addr.to_string())),
+        ("--heartbeat", args.heartbeat.map(|addr| addr.to_string())),
+        ("--firewall", firewall.map(|value| value.get_name().to_owned())),
+    ];
+    options.into_iter().filter_map(|(name, value)| Some(format!(" {name} {}", value?))).collect()
 }
 
 impl Args {

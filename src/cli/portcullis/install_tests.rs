@@ -7,6 +7,9 @@ fn asked(hook_user: &str) -> Args {
         roles: vec![Role::Up],
         environment: "local".to_owned(),
         hook_user: hook_user.to_owned(),
+        listen: None,
+        heartbeat: None,
+        firewall: None,
         provider: Provider::Ec2,
         ec2_settings: None,
         config: None,
@@ -42,6 +45,25 @@ fn the_unit_file_of_a_controller_names_its_provider() {
     } else {
         assert_eq!(real.unwrap_err(), "this build does not support EC2");
     }
+}
+
+#[test]
+fn options_of_up_are_part_of_its_command() {
+    let local: EnvironmentName = "local".parse().unwrap();
+    let text = |args: &Args| unit_file(Role::Up, Path::new("/p"), &local, args).unwrap();
+    assert!(text(&asked("web")).contains(" up -e local --hook-user web "));
+    let mut args = Args {
+        listen: Some("10.88.0.1:2181".parse().unwrap()),
+        heartbeat: Some("[fd00::1]:28500".parse().unwrap()),
+        firewall: Some(Kind::NftablesAcceptOnly),
+        ..asked("web")
+    };
+    let command = " up -e local --listen 10.88.0.1:2181 --heartbeat [fd00::1]:28500 --firewall \
+                   nftables-accept-only --hook-user web ";
+    assert!(text(&args).contains(command), "{}", text(&args));
+    assert!(check(&args).is_ok());
+    args.roles = vec![Role::Keeper];
+    assert!(check(&args).unwrap_err().to_string().contains("for the role up"));
 }
 
 #[test]

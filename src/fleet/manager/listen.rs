@@ -9,7 +9,7 @@ use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::Manager;
 use crate::fleet::dbus::accept::{AcceptError, TcpPolicy, accept_unix};
