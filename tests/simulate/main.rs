@@ -41,13 +41,12 @@ mod record;
 mod regressions;
 mod restored;
 mod scenarios;
+mod seeds;
 mod tree;
 mod world;
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use faults::Coverage;
+use seeds::{number, run_in_world};
 use world::{Shape, World};
 
 /// The default number of seeds: a smoke test that is fast enough for a debug build.
@@ -56,16 +55,6 @@ const EVENTS: usize = 40;
 
 /// Latencies of a slow provider.
 pub(crate) const LATENCIES_MS: [u64; 6] = [300, 1_100, 3_500, 8_000, 14_000, 30_000];
-
-fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok().map(|text| text.parse().expect("a number"))
-}
-
-/// Runs a future on a runtime of its own with a paused clock.
-fn run_in_world<V>(world: impl Future<Output = V>) -> V {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    runtime.expect("a runtime").block_on(world)
-}
 
 /// Runs one seed to its end.
 fn simulate(seed: u64, log: bool) -> (Coverage, String) {
@@ -99,45 +88,14 @@ fn simulate(seed: u64, log: bool) -> (Coverage, String) {
     })
 }
 
-/// The first line of a panic message.
-fn first_line(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-    text.and_then(|text| text.lines().next()).unwrap_or("a panic without a message").to_owned()
-}
-
-/// Runs `seeds` on all cores, one world per thread at a time. Returns the first few failures.
-fn simulate_many(seeds: std::ops::Range<u64>) -> (Coverage, Vec<(u64, String)>) {
-    let (next, total) = (AtomicU64::new(seeds.start), Mutex::new((Coverage::default(), Vec::new())));
-    let enough = || total.lock().is_ok_and(|total| total.1.len() >= 8);
-    let work = || {
-        let mut mine = Coverage::default();
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= seeds.end || enough() {
-                break;
-            }
-            match std::panic::catch_unwind(|| simulate(seed, false)) {
-                Ok((coverage, _)) => mine.add(&coverage),
-                Err(panic) => total.lock().expect("a lock").1.push((seed, first_line(&*panic))),
-            }
-        }
-        total.lock().expect("a lock").0.add(&mine);
-    };
-    std::thread::scope(|scope| {
-        for _ in 0..std::thread::available_parallelism().map_or(2, usize::from) {
-            scope.spawn(work);
-        }
-    });
-    total.into_inner().expect("no worker failed")
-}
-
 #[test]
 fn alone_many_seeds_converge_to_the_wanted_ports() {
     let seeds = number("PORTCULLIS_SEEDS").unwrap_or(SEEDS);
     let begun = std::time::Instant::now();
     // Each failure is printed once, below.
     std::panic::set_hook(Box::new(|_| {}));
-    let (coverage, failed) = simulate_many(0..seeds);
+    let (coverage, failed) =
+        seeds::run_all(0..seeds, |seed| simulate(seed, false).0, |total: &mut Coverage, one| total.add(&one));
     drop(std::panic::take_hook());
     println!(
         "{seeds} seeds, {} events, {} checks of convergence, {} calls, {} simulated hours in {:.1?}\n{}",

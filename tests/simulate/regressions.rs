@@ -21,7 +21,7 @@ use crate::oracle::MAX_AGE;
 use crate::port_bits::PortBits;
 use crate::record::Armed;
 use crate::restored;
-use crate::run_in_world;
+use crate::seeds::run_in_world;
 use crate::world::{Shape, World, number};
 
 type Run = Pin<Box<dyn Future<Output = ()>>>;

@@ -8,8 +8,8 @@ use std::time::Duration;
 use crate::actions::{Action, RETRY_RECOVERY};
 use crate::faults::{Fault, Mishap};
 use crate::record::Armed;
+use crate::seeds::{first_line, run_in_world};
 use crate::world::{Shape, World};
-use crate::{first_line, run_in_world};
 
 use Action::{
     AddMachine, AddUnit, Close, Corrupt, Crash, Deploy, Destroy, EditRules, EndProviderFaults, Expire,
