@@ -45,6 +45,9 @@ mutants!(
     /// A missing record that other records still refer to counts as removed, and its ports are
     /// closed.
     MissingRecordCountsAsRemoved,
+    /// Ports are closed at once for an exposed flag that a client removes while it deletes the whole
+    /// service.
+    LostFlagNotConfirmed,
     /// After a failure of the store the agent uses its old view, as if it had missed no events.
     ViewKeptAfterStoreFailure,
     /// A leader that is elected again uses the state of its last lease.

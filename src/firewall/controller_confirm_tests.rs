@@ -78,16 +78,26 @@ async fn removing_the_last_unit_takes_a_second_read() {
 }
 
 impl World {
-    /// Deletes a znode and its descendants one by one, as `deleteall` of ZooKeeper's shell does.
-    async fn delete_all(&self, top: NodePath) {
+    /// A znode and its descendants, in the order in which `deleteall` of ZooKeeper's shell deletes
+    /// them.
+    async fn descendants(&self, top: NodePath) -> Vec<NodePath> {
         let (tree, mut found) = (self.operator.tree(), vec![top]);
         let mut next = 0;
         while let Some(path) = found.get(next).cloned() {
             found.extend(tree.children(&path).await.unwrap().iter().map(|name| path.child(name)));
             next += 1;
         }
-        for path in found.into_iter().rev() {
-            tree.write(vec![Write::Delete { path }]).await.unwrap();
+        found.reverse();
+        found
+    }
+
+    async fn delete(&self, path: NodePath) {
+        self.operator.tree().write(vec![Write::Delete { path }]).await.unwrap();
+    }
+
+    async fn delete_all(&self, top: NodePath) {
+        for path in self.descendants(top).await {
+            self.delete(path).await;
         }
     }
 
@@ -129,6 +139,68 @@ async fn a_deleted_subtree_closes_nothing() {
         world.pass_often(unit).await;
         assert_eq!(world.rules(0), ["80/tcp"], "{deleted}");
     }
+}
+
+/// The exposed flags are deleted before the records of their services. A pass after every deletion,
+/// and half of the time to a confirming read between two of them, finds each state in between.
+#[tokio::test(start_paused = true)]
+async fn a_pass_between_the_deletions_of_a_subtree_closes_nothing() {
+    for (deleted, reported) in [
+        (paths::services(), true),
+        (paths::services(), false),
+        (paths::service(ServiceId::new(0)), true),
+        (paths::service(ServiceId::new(0)), false),
+    ] {
+        let mut world = World::new().await;
+        for name in ["a", "b"] {
+            let unit = world.deploy(name).await;
+            world.open(unit, "80").await;
+            world.expose(name).await;
+        }
+        world.pass().await;
+        if !reported {
+            for machine in [0, 1] {
+                world.delete_all(paths::firewall_report(MachineId::new(machine))).await;
+            }
+            world.controller.drop_caches();
+        }
+        for path in world.descendants(deleted.clone()).await {
+            world.delete(path.clone()).await;
+            for service in [0, 1] {
+                world.pass_for(Key::Service(ServiceId::new(service))).await;
+            }
+            world.pass().await;
+            assert_eq!((world.rules(0).len(), world.rules(1).len()), (1, 1), "{deleted}: {path}");
+            tokio::time::advance(CONFIRM_AFTER / 2).await;
+        }
+        world.pass_often(UnitId::new(0)).await;
+        assert_eq!((world.rules(0).len(), world.rules(1).len()), (1, 1), "{deleted}");
+    }
+}
+
+/// The specification makes the existence of the flag the fact, whichever client removes it.
+#[tokio::test(start_paused = true)]
+async fn a_flag_that_another_client_removes_is_confirmed_and_a_command_is_not() {
+    let mut world = World::new().await;
+    for name in ["a", "b"] {
+        let unit = world.deploy(name).await;
+        world.open(unit, "80").await;
+        world.expose(name).await;
+    }
+    world.pass().await;
+    world.delete(paths::exposed(ServiceId::new(0))).await;
+    world.pass_for(Key::Service(ServiceId::new(0))).await;
+    assert_eq!((world.rules(0).len(), world.controller.awaits_confirmation()), (1, true));
+    let problem = world.problem(0).unwrap();
+    assert!(problem.contains("second read: an exposed flag is gone"), "{problem}");
+    // Meanwhile a command is carried out at once.
+    world.operator.unexpose(&"b".parse().unwrap()).await.unwrap();
+    world.pass_for(Key::Service(ServiceId::new(1))).await;
+    assert_eq!((world.rules(0).len(), world.rules(1).len()), (1, 0));
+    tokio::time::advance(CONFIRM_AFTER).await;
+    world.pass().await;
+    assert_eq!((world.rules(0).len(), world.problem(0)), (0, None));
+    assert!(!world.controller.awaits_confirmation());
 }
 
 /// The rules stay even if no report says which unit they were opened for.

@@ -14,7 +14,8 @@ use crate::mutant;
 use crate::store::changes::Key;
 use crate::store::paths::{self, NodePath};
 use crate::store::records;
-use crate::store::tree::{Answer, Error, Node, Read, Tree};
+use crate::store::tree::{Answer, Error, Node, Read, Stat, Tree};
+use crate::store::unexposed_by_command;
 
 /// A value, or why it cannot be read.
 pub use crate::store::snapshot::Readable;
@@ -63,6 +64,9 @@ pub struct View {
     pub missing_containers: BTreeSet<NodePath>,
     /// Units in this view whose record is missing although their machine lists them.
     pub missing_units: BTreeSet<UnitId>,
+    /// Services without an exposed flag that `juju unexpose` did not remove: they were never exposed,
+    /// or another client removed the flag, and may be deleting the service or more.
+    pub lost_flags: BTreeSet<ServiceId>,
     /// Units without a ports node. `juju` creates it with the unit and removes it only with the
     /// unit.
     pub without_ports: BTreeSet<UnitId>,
@@ -145,6 +149,19 @@ impl View {
     /// Updates the newest zxid with that of a znode.
     pub(super) fn include_zxid(&mut self, node: Option<&Node>) {
         self.newest_zxid = self.newest_zxid.max(node.map_or(0, |node| node.modified));
+    }
+
+    pub(super) fn include_service(&mut self, id: ServiceId, record: Stat, exposure: Exposure) {
+        if exposure == Exposure::No && !unexposed_by_command(record) {
+            self.lost_flags.insert(id);
+        }
+        self.services.insert(id, exposure);
+    }
+
+    /// The units of a machine whose service is in `lost_flags`.
+    pub fn units_without_flag(&self, machine: MachineId) -> impl Iterator<Item = UnitId> {
+        let has_lost = |unit: &UnitFacts| unit.service().is_some_and(|id| self.lost_flags.contains(&id));
+        self.units.on_machine(machine).filter(move |(_, unit)| has_lost(unit)).map(|(id, _)| id)
     }
 
     /// Returns the claim of a unit that `had` these rules when it was last readable.
@@ -243,8 +260,8 @@ pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result
         };
         match key {
             Key::Service(id) => {
-                let path = paths::exposed(id);
-                next.services.insert(id, exposure(&path, beside?.as_ref()));
+                let flag = beside?;
+                next.include_service(id, record.stat(), exposure(&paths::exposed(id), flag.as_ref()));
             }
             Key::Unit(id) => {
                 let ports = beside?;
@@ -269,7 +286,7 @@ pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result
         match key {
             Key::Machine(id) => drop(view.self_managed.remove(id)),
             Key::Unit(id) => _ = (view.without_ports.remove(id), view.missing_units.remove(id)),
-            Key::Service(_) => {}
+            Key::Service(id) => drop(view.lost_flags.remove(id)),
         }
     }
     for key in gone {
@@ -285,6 +302,7 @@ pub async fn refresh<T: Tree>(tree: &T, view: &mut View, keys: &[Key]) -> Result
     view.self_managed.append(&mut next.self_managed);
     view.newest_zxid = view.newest_zxid.max(next.newest_zxid);
     view.without_ports.append(&mut next.without_ports);
+    view.lost_flags.append(&mut next.lost_flags);
     Ok(())
 }
 

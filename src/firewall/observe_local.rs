@@ -136,19 +136,17 @@ async fn read_exposed_flags<T: Tree>(
     // The machine may not read the service, but it can check that the service exists. If the
     // service is missing, `juju unexpose` did not remove the flag.
     let records: Vec<NodePath> = services.keys().map(|id| paths::service(*id)).collect();
-    let present = try_join_all(records.iter().map(|path| tree.exists(path))).await?;
+    let records = try_join_all(records.iter().map(|path| tree.stat(path))).await?;
     let flags = services.keys().map(|id| paths::exposed(*id)).collect();
     let flags = tree.data_of_each(flags).await?;
-    for ((service, is_present), flag) in services.keys().zip(present).zip(flags) {
-        if !is_present {
-            continue;
-        }
+    for ((service, record), flag) in services.keys().zip(records).zip(flags) {
+        let Some(record) = record else { continue };
         view.include_zxid(flag.as_ref().ok().and_then(Option::as_ref));
         let seen = match flag {
             Ok(flag) => exposure(&paths::exposed(*service), flag.as_ref()),
             Err(reason) => Exposure::To(Err(unproved.remove(service).unwrap_or(reason))),
         };
-        view.services.insert(*service, seen);
+        view.include_service(*service, record, seen);
     }
     Ok(())
 }

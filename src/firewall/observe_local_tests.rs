@@ -17,6 +17,7 @@ use crate::firewall::local_loop::run;
 use crate::firewall::policy::Policy;
 use crate::machine::presence::{Error as MachineError, MachineClaim};
 use crate::model::ports::parse_argument;
+use crate::runtime::confirm::CONFIRM_AFTER;
 use crate::store::lease::{Lease, LeaseKey};
 use crate::store::records::Placement;
 use crate::store::tree::{Event, Write};
@@ -200,6 +201,57 @@ async fn a_missing_record_does_not_count_as_removed() {
     world.operator.remove_unit(&"sql/0".parse().unwrap()).await.unwrap();
     let view = observe(&world.machine, HERE).await.unwrap();
     assert_eq!(view.units.get(UnitId::new(1)), None, "removed with a command");
+}
+
+impl World {
+    /// Runs one full pass of an agent that has just started.
+    async fn pass<F: Firewall>(&self, agent: &mut FirewallController<MemoryTree, F>, lease: &mut Lease) {
+        lease.confirm(&self.machine).await.unwrap();
+        let mut everything = crate::store::changes::Dirty::default();
+        everything.add(&Event::Everything, Instant::now());
+        agent.pass(&everything, lease).await.unwrap();
+    }
+
+    async fn lease(&self) -> Lease {
+        let claim = self.claim("one");
+        Lease::acquire(&self.machine, &LeaseKey::machine(HERE), &claim.acl, &claim.holder).await.unwrap()
+    }
+}
+
+/// Deletes a service one znode at a time, with a pass after each.
+#[tokio::test(start_paused = true)]
+async fn a_flag_that_is_deleted_before_its_service_closes_nothing() {
+    let world = World::new().await;
+    world.expose("web", 0, "80").await;
+    world.expose("sql", 1, "3306").await;
+    let (mut agent, mut lease) = (world.agent(), world.lease().await);
+    world.pass(&mut agent, &mut lease).await;
+    let service = paths::service(ServiceId::new(0));
+    let below = world.operator.tree().children(&service).await.unwrap();
+    for path in below.iter().map(|name| service.child(name)).chain([service.clone()]) {
+        world.operator.tree().write(vec![Write::Delete { path }]).await.unwrap();
+        world.pass(&mut agent, &mut lease).await;
+        assert_eq!(world.rules(), ["80/tcp", "3306/tcp"]);
+    }
+    for _ in 0..3 {
+        tokio::time::advance(CONFIRM_AFTER).await;
+        world.pass(&mut agent, &mut lease).await;
+    }
+    assert_eq!(world.rules(), ["80/tcp", "3306/tcp"]);
+    // The controls: a command closes at once, and another client's removal of a flag after a second
+    // read.
+    world.operator.unexpose(&"sql".parse().unwrap()).await.unwrap();
+    world.pass(&mut agent, &mut lease).await;
+    assert_eq!(world.rules(), ["80/tcp"]);
+    world.operator.expose(&"sql".parse().unwrap()).await.unwrap();
+    world.pass(&mut agent, &mut lease).await;
+    let path = paths::exposed(ServiceId::new(1));
+    world.operator.tree().write(vec![Write::Delete { path }]).await.unwrap();
+    for open in [2, 2, 1] {
+        world.pass(&mut agent, &mut lease).await;
+        assert_eq!(world.rules().len(), open);
+        tokio::time::advance(CONFIRM_AFTER / 2).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

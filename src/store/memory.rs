@@ -6,7 +6,7 @@
 use super::acl::Acl;
 use super::credentials::Credential;
 use super::paths::NodePath;
-use super::tree::{Answer, Error, Event, Feed, Node, Read, Tree, Write};
+use super::tree::{Answer, Error, Event, Feed, Node, Read, Stat, Tree, Write};
 #[cfg(test)]
 use super::{Bootstrap, Environment, records::Placement};
 use crate::keeper::acl as wire;
@@ -327,6 +327,7 @@ fn node_of(node: &StoredNode) -> Node {
         data: node.data.as_deref().unwrap_or_default().to_vec(),
         version: node.version,
         modified: node.mzxid,
+        children_modified: node.pzxid,
         children: u32::try_from(node.child_count()).unwrap_or(u32::MAX),
     }
 }
@@ -350,8 +351,10 @@ impl Tree for MemoryTree {
         self.world().node(&self.session, path).map(node_of)
     }
 
-    async fn exists(&self, path: &NodePath) -> Result<bool, Error> {
-        Ok(self.world().seen_by(&self.session).tree.get(path.as_str()).is_some())
+    async fn stat(&self, path: &NodePath) -> Result<Option<Stat>, Error> {
+        let world = self.world();
+        let node = world.seen_by(&self.session).tree.get(path.as_str());
+        Ok(node.map(|node| node_of(node).stat()))
     }
 
     async fn children(&self, path: &NodePath) -> Result<Vec<String>, Error> {

@@ -58,7 +58,7 @@ pub use machines::{
 };
 pub use memory::{MemoryStore, MemoryTree};
 pub use ports::UnitPorts;
-pub use services::{Deploy, Deployed, Exposed, Flag, is_exposed};
+pub use services::{Deploy, Deployed, Exposed, Flag, is_exposed, unexposed_by_command};
 pub use snapshot::Snapshot;
 pub use tree::Tree;
 pub use units::{MAX_UNITS, Placed, UnitRead, read_unit, unit_exists, write_unit_state};

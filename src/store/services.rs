@@ -11,7 +11,7 @@ use super::records::{
     CHARM_HASH, MAX_SOURCES, NamedService, NamedUnit, Service, corrupt, counter_to_bytes, exposed_to_bytes,
     parse_credentials, parse_exposed,
 };
-use super::tree::{self, Read, Tree, Write};
+use super::tree::{self, Node, Read, Stat, Tree, Write};
 use super::units::{Counter, MAX_UNITS, NewUnits, Placed};
 use crate::model::{CharmUrl, Cidr, MachineId, ServiceId, ServiceName, UnitId, UnitName};
 use serde_json::{Map, Value};
@@ -291,10 +291,15 @@ impl<T: Tree> Environment<T> {
         let retry = CasRetry::at(paths::service_name(name));
         let work = async |retry: &mut CasRetry| {
             loop {
-                let flag = paths::exposed(self.service_id(name).await?);
-                let mut writes = deletions(&self.tree, vec![flag]).await?;
+                let id = self.service_id(name).await?;
+                let mut writes = deletions(&self.tree, vec![paths::exposed(id)]).await?;
                 if writes.is_empty() {
                     return Ok(if retry.unsure { Flag::Changed } else { Flag::AlreadySo });
+                }
+                // See `unexposed_by_command`.
+                let path = paths::service(id);
+                if let Some(Node { data, version, .. }) = self.tree.find(&path).await? {
+                    writes.push(Write::SetIfVersion { path, data, version });
                 }
                 writes.extend(self.log_of_change(name, None).await?);
                 match remove(&self.tree, writes).await {
@@ -305,6 +310,14 @@ impl<T: Tree> Environment<T> {
         };
         retry.run(work).await
     }
+}
+
+/// Returns whether `juju unexpose` removed the flag of a service that has none, according to the
+/// metadata of the service's record: `juju unexpose` also writes the record, in the same
+/// transaction. After any other removal, the data of the record is older than its list of children.
+/// A record that was never written again may have been restored without its flag.
+pub fn unexposed_by_command(record: Stat) -> bool {
+    record.version > 0 && record.modified == record.children_modified
 }
 
 fn is_exposed_to(path: &paths::NodePath, flag: &[u8], sources: &[Cidr]) -> bool {

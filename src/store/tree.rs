@@ -19,8 +19,27 @@ pub struct Node {
     pub version: i32,
     /// The zxid of the transaction that created the znode or last changed its data.
     pub modified: i64,
+    /// The zxid of the transaction that created the znode or last added or removed a child.
+    pub children_modified: i64,
     /// The number of its children.
     pub children: u32,
+}
+
+/// The metadata of a znode that can be read without any right on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stat {
+    /// How often the data was changed.
+    pub version: i32,
+    /// As in [`Node`].
+    pub modified: i64,
+    /// As in [`Node`].
+    pub children_modified: i64,
+}
+
+impl Node {
+    pub fn stat(&self) -> Stat {
+        Stat { version: self.version, modified: self.modified, children_modified: self.children_modified }
+    }
 }
 
 /// One request of a batched read.
@@ -157,8 +176,13 @@ pub trait Tree: Send + Sync {
         }
     }
 
+    /// The metadata of a znode; `None` if it is absent. Needs no right on it.
+    fn stat(&self, path: &NodePath) -> impl Future<Output = Result<Option<Stat>, Error>> + Send;
+
     /// Whether the znode exists. Needs no right on it.
-    fn exists(&self, path: &NodePath) -> impl Future<Output = Result<bool, Error>> + Send;
+    fn exists(&self, path: &NodePath) -> impl Future<Output = Result<bool, Error>> + Send {
+        async move { Ok(self.stat(path).await?.is_some()) }
+    }
 
     /// The names of the children, sorted.
     ///

@@ -16,7 +16,7 @@ use super::acl::Acl;
 use super::address::Address;
 use super::credentials::Credential;
 use super::paths::NodePath;
-use super::tree::{Answer, Error, Event, Feed, Node, Read, Tree, Write, check_size};
+use super::tree::{Answer, Error, Event, Feed, Node, Read, Stat, Tree, Write, check_size};
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -297,7 +297,11 @@ fn refused_alone(answer: Result<Answer, Error>) -> Result<Result<Answer, Error>,
 
 fn node(data: Vec<u8>, stat: &zk::Stat) -> Node {
     let children = u32::try_from(stat.num_children).unwrap_or(0);
-    Node { data, version: stat.version, modified: stat.mzxid, children }
+    Node { data, version: stat.version, modified: stat.mzxid, children_modified: stat.pzxid, children }
+}
+
+fn stat_of(stat: &zk::Stat) -> Stat {
+    Stat { version: stat.version, modified: stat.mzxid, children_modified: stat.pzxid }
 }
 
 fn sorted(mut names: Vec<String>) -> Vec<String> {
@@ -331,9 +335,9 @@ impl Tree for ZkTree {
         Ok(node(data, &stat))
     }
 
-    async fn exists(&self, path: &NodePath) -> Result<bool, Error> {
+    async fn stat(&self, path: &NodePath) -> Result<Option<Stat>, Error> {
         let full = self.link.full_path(path);
-        Ok(self.read(path, |client| client.check_stat(&full)).await?.is_some())
+        Ok(self.read(path, |client| client.check_stat(&full)).await?.as_ref().map(stat_of))
     }
 
     async fn children(&self, path: &NodePath) -> Result<Vec<String>, Error> {

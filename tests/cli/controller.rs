@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use crate::credentials::hook_variable;
 use crate::faults::as_operator;
 use crate::harness::scenario::{Site, on_both_stores};
+use crate::harness::wire::{Put, op};
 use crate::harness::{golden, wait_for};
 use crate::operator::{Operator, Output, Transcript, fixture_charm, output_of};
 
@@ -26,6 +27,7 @@ on_both_stores![
     a_controller_with_invalid_settings_does_not_start,
     a_controller_with_the_key_of_another_authority_issues_nothing,
     a_standby_controller_takes_over,
+    services_deleted_by_another_client_keep_their_ports,
 ];
 
 /// Longer than the session timeout of a killed leader.
@@ -203,6 +205,53 @@ fn a_standby_controller_takes_over(site: &Site) {
         report(&operator, site).filter(|report| report["granted"] == json!({}))
     });
     assert_eq!(second.stop("-TERM"), Some(0));
+}
+
+/// Another client deletes services in the order of `deleteall` of ZooKeeper's shell: all exposed
+/// flags come before the first service.
+fn services_deleted_by_another_client_keep_their_ports(site: &Site) {
+    let operator = Operator::bootstrapped(site);
+    operator.does(&["add-machine", "--instance-id", "i-0abc"]);
+    for (name, number, port) in [("wordpress", 0, "80"), ("mysql", 1, "3306"), ("hello", 2, "8080")] {
+        operator.does(&["deploy", &fixture_charm(name), "--to", "0"]);
+        operator.does(&["expose", name]);
+        open_port(&operator, site, (&format!("{name}/0"), number), port);
+    }
+    let controller = Controller::start(&operator, "controller.log");
+    let has_closed = |closes: u32| {
+        let line = format!("portcullis_firewall_changes_total{{what=\"close\"}} {closes}");
+        controller.ask("/metrics").1.lines().any(|found| found == line)
+    };
+    is_granted(&operator, site, &world(&["80/tcp"]));
+    wait_for("all ports", DEADLINE, || {
+        let report = report(&operator, site)?;
+        (report["granted"].as_object()?.len() == 3 && report.get("pending").is_none()).then_some(())
+    });
+
+    let mut client = as_operator(&operator, site);
+    let services = [0, 1].map(|number| site.path(&format!("/services/service-000000000{number}")));
+    let below =
+        services.iter().flat_map(|service| ["exposed", "credentials"].map(|n| format!("{service}/{n}")));
+    for path in below.chain(services.iter().cloned()) {
+        assert_eq!(client.call(op::DELETE, &Put::new().bytes(&path).int(-1)).err, 0, "{path}");
+    }
+    for unit in ["unit-0000000000", "unit-0000000001"] {
+        wait_for("a frozen unit", DEADLINE, || {
+            let why = report(&operator, site)?["frozen"][unit].as_str()?.to_owned();
+            why.ends_with("is missing from the store").then_some(())
+        });
+    }
+    is_granted(&operator, site, &world(&["80/tcp"]));
+    assert!(has_closed(0), "{}", controller.ask("/metrics").1);
+    let explained = operator.does(&["firewall", "explain", "0", "80"]).stdout;
+    assert!(explained.contains("frozen") && explained.contains("is missing from the store"), "{explained}");
+    // The control: a service that a command unexposes.
+    operator.does(&["unexpose", "hello"]);
+    wait_for("a closed port", DEADLINE, || {
+        report(&operator, site)?["granted"].get("unit-0000000002").is_none().then_some(())
+    });
+    assert!(has_closed(2), "{}", controller.ask("/metrics").1);
+    assert_eq!(controller.stop("-TERM"), Some(0));
 }
 
 fn wordpress_unit(operator: &Operator) -> Value {

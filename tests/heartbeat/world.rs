@@ -18,7 +18,7 @@ use portcullis::store::acl::{Acl, Roles};
 use portcullis::store::memory::Fault;
 use portcullis::store::paths::NodePath;
 use portcullis::store::records::Placement;
-use portcullis::store::tree::{Answer, Error, Node, Read, Tree, Write};
+use portcullis::store::tree::{Answer, Error, Node, Read, Stat, Tree, Write};
 use portcullis::store::{Bootstrap, Credential, Environment, MemoryStore, MemoryTree};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -69,9 +69,9 @@ impl Tree for Wire {
         self.tree.get(path).await
     }
 
-    async fn exists(&self, path: &NodePath) -> Result<bool, Error> {
+    async fn stat(&self, path: &NodePath) -> Result<Option<Stat>, Error> {
         self.reach().await?;
-        self.tree.exists(path).await
+        self.tree.stat(path).await
     }
 
     async fn children(&self, path: &NodePath) -> Result<Vec<String>, Error> {

@@ -1,5 +1,7 @@
 //! Damage to znodes: invalid data, records of other versions, deleted znodes, and their repair.
 
+use std::time::Duration;
+
 use portcullis::model::ports::parse_argument;
 use portcullis::model::{PortRange, UnitId};
 use portcullis::store::UnitPorts;
@@ -10,6 +12,8 @@ use crate::faults::Mishap;
 use crate::oracle::Exposed;
 use crate::port_bits::{ARGUMENTS, PortBits};
 use crate::world::World;
+
+const BETWEEN_DELETIONS: Duration = Duration::from_millis(100);
 
 /// Data that is invalid as a record, a list of ports, a flag and a report.
 fn garbage(how: usize, original: &[u8]) -> (Vec<u8>, Option<Mishap>) {
@@ -142,6 +146,8 @@ impl World {
         }
         for path in found.into_iter().rev() {
             tree.write(vec![Write::Delete { path }]).await.expect("deleted");
+            // Time for a pass that finds a part of the znodes.
+            tokio::time::sleep(BETWEEN_DELETIONS).await;
         }
         self.interceptor.lock().changed();
     }

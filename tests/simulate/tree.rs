@@ -8,7 +8,7 @@ use portcullis::store::MemoryTree;
 use portcullis::store::acl::Acl;
 use portcullis::store::memory::{Backup, MemoryFeed};
 use portcullis::store::paths::{self, NodePath};
-use portcullis::store::tree::{Answer, Error as TreeError, Event, Feed, Node, Read, Tree, Write};
+use portcullis::store::tree::{Answer, Error as TreeError, Event, Feed, Node, Read, Stat, Tree, Write};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::faults::{Fault, Kind, Mishap};
@@ -89,8 +89,8 @@ impl Tree for SimTree {
         found
     }
 
-    async fn exists(&self, path: &NodePath) -> Result<bool, TreeError> {
-        self.call(Kind::Get, self.inner.exists(path)).await
+    async fn stat(&self, path: &NodePath) -> Result<Option<Stat>, TreeError> {
+        self.call(Kind::Get, self.inner.stat(path)).await
     }
 
     async fn children(&self, path: &NodePath) -> Result<Vec<String>, TreeError> {

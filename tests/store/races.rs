@@ -11,7 +11,7 @@ use portcullis::store::acl::Acl;
 use portcullis::store::memory::MemoryFeed;
 use portcullis::store::paths::{self, NodePath};
 use portcullis::store::records::Placement;
-use portcullis::store::tree::{Answer, Error, Node, Read, Tree, Write};
+use portcullis::store::tree::{Answer, Error, Node, Read, Stat, Tree, Write};
 use portcullis::store::{Deploy, Environment, MemoryStore, MemoryTree, Snapshot};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -48,8 +48,8 @@ impl Tree for Interrupted {
         self.tree.get(path).await
     }
 
-    async fn exists(&self, path: &NodePath) -> Result<bool, Error> {
-        self.tree.exists(path).await
+    async fn stat(&self, path: &NodePath) -> Result<Option<Stat>, Error> {
+        self.tree.stat(path).await
     }
 
     async fn children(&self, path: &NodePath) -> Result<Vec<String>, Error> {

@@ -2,19 +2,21 @@
 //! wrongly appears empty is indistinguishable from one in which every service was unexposed. A view
 //! is therefore checked as a whole: against all rules that it would close on all machines, even if
 //! few machines can be read at a time. Otherwise a close is sent only if two consecutive reads ask
-//! for it. The thresholds are in `plan`.
+//! for it. The thresholds are in `plan`. A close also waits if the exposed flag that allowed the port
+//! was not removed by `juju unexpose`: a client that deletes a service, or all of them, removes its
+//! flag first.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::mutant;
 use portcullis_provider::Firewall;
-use portcullis_provider::rule::Rule;
+use portcullis_provider::rule::{Rule, RuleSet};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::{FirewallController, Planned};
-use crate::firewall::observe::View;
-use crate::firewall::plan::{Confidence, confidence};
+use crate::firewall::observe::{Exposure, View};
+use crate::firewall::plan::{Confidence, MachinePlan, confidence};
 use crate::model::MachineId;
 use crate::runtime::confirm::FirstRead;
 use crate::store::tree::Tree;
@@ -83,10 +85,7 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         let (closing, of) = match confidence(planned.plans.values(), total, whole && (!no_units || by_pass)) {
             Confidence::ReadAgain { closing, of } if !mutant!(MassCloseNotConfirmed) => (closing, of),
             Confidence::Sufficient if !whole => return BTreeSet::new(),
-            _ => {
-                self.confirmation.first = None;
-                return BTreeSet::new();
-            }
+            _ => return self.hold_lost_flags(planned, total),
         };
         let (unconfirmed, newly_confirmed) = self.compare_reads(planned);
         if unconfirmed.is_empty() {
@@ -102,11 +101,63 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         }
         warn!(closing, of, whole, "closes need confirmation; reading again first");
         let why = format!("closing {closing} of {of} rules waits for a second read");
-        for (&id, rules) in &unconfirmed {
-            self.hold_closes(id, rules, planned, &why);
+        self.await_confirmation(&unconfirmed, planned, &why)
+    }
+
+    fn await_confirmation(
+        &mut self,
+        unconfirmed: &BTreeMap<MachineId, BTreeSet<Rule>>,
+        planned: &mut Planned,
+        why: &str,
+    ) -> BTreeSet<MachineId> {
+        for (&id, rules) in unconfirmed {
+            self.hold_closes(id, rules, planned, why);
         }
         self.confirmation.is_awaited = true;
-        unconfirmed.into_keys().collect()
+        unconfirmed.keys().copied().collect()
+    }
+
+    /// Removes closes from the plans for flags that `juju unexpose` did not remove, until a second
+    /// read confirms them. Until then, a client that deletes the whole service has removed its
+    /// record, too, and the units keep their ports.
+    fn hold_lost_flags(&mut self, planned: &mut Planned, of: usize) -> BTreeSet<MachineId> {
+        let lost = planned.plans.iter().map(|(id, plan)| (*id, self.closes_of_lost_flags(*id, plan)));
+        let mut lost: BTreeMap<MachineId, BTreeSet<Rule>> =
+            lost.filter(|(_, rules)| !rules.is_empty() && !mutant!(LostFlagNotConfirmed)).collect();
+        if !lost.is_empty() {
+            let (unconfirmed, _) = self.compare_reads(planned);
+            let open =
+                |id: &MachineId, rule: &Rule| unconfirmed.get(id).is_some_and(|all| all.contains(rule));
+            lost.iter_mut().for_each(|(id, rules)| rules.retain(|rule| open(id, rule)));
+            lost.retain(|_, rules| !rules.is_empty());
+        }
+        if lost.is_empty() {
+            self.confirmation.first = None;
+            return BTreeSet::new();
+        }
+        let closing: usize = lost.values().map(BTreeSet::len).sum();
+        warn!(closing, of, "exposed flag removed without `juju unexpose`; reading again before closing");
+        let why = format!(
+            "closing {closing} of {of} rules waits for a second read: \
+             an exposed flag is gone, and `juju unexpose` did not remove it"
+        );
+        self.await_confirmation(&lost, planned, &why)
+    }
+
+    /// The rules that the plan would close for services whose flag `juju unexpose` did not remove.
+    /// Rules that no report assigns to a unit may belong to those services.
+    fn closes_of_lost_flags(&self, machine: MachineId, plan: &MachinePlan) -> BTreeSet<Rule> {
+        let mut closes = plan.unreplaced_closes();
+        let Some(view) = self.view.as_ref().filter(|_| !closes.is_empty()) else { return closes };
+        let last = self.reports.granted(machine);
+        let reported: RuleSet = last.values().flat_map(RuleSet::rules).collect();
+        let mut lost = view.units_without_flag(machine).peekable();
+        if lost.peek().is_none() {
+            return BTreeSet::new();
+        }
+        let had: RuleSet = lost.filter_map(|unit| last.get(&unit)).flat_map(RuleSet::rules).collect();
+        closes.retain(|rule| had.meets(rule) || !reported.covers(rule));
+        closes
     }
 
     /// Ends the confirmations of rules that the plans of their machines do not close.
@@ -124,9 +175,14 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
     /// confirmed ones are new.
     fn compare_reads(&mut self, planned: &Planned) -> (BTreeMap<MachineId, BTreeSet<Rule>>, usize) {
         let (mut unconfirmed, mut newly_confirmed) = (BTreeMap::new(), 0);
+        let vanish = self.services_vanish() && !mutant!(LostFlagNotConfirmed);
         for (&id, plan) in &planned.plans {
             let lost = plan.unreplaced_closes();
-            let lost_before = self.lost_in_first_view(id);
+            let mut lost_before = self.lost_in_first_view(id);
+            if vanish && !lost_before.is_empty() {
+                let doubted = self.closes_of_lost_flags(id, plan);
+                lost_before.retain(|rule| !doubted.contains(rule));
+            }
             let known = &mut self.machines.entry(id).confirmed_closes;
             let new: BTreeSet<Rule> =
                 lost.intersection(&lost_before).copied().filter(|rule| !known.contains(rule)).collect();
@@ -148,6 +204,14 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
             (Some(view), Some(rules)) => self.plan(view, machine, rules).1.unreplaced_closes(),
             _ => BTreeSet::new(),
         }
+    }
+
+    /// Whether flags or services have vanished since the earlier view: a client may still be deleting
+    /// all services, and reaches the record of this one later.
+    fn services_vanish(&self) -> bool {
+        let (Some(first), Some(view)) = (self.confirmation.first_view(), &self.view) else { return false };
+        view.lost_flags.iter().any(|id| matches!(first.services.get(id), Some(Exposure::To(_))))
+            || first.services.keys().any(|id| !view.services.contains_key(id))
     }
 
     /// Removes every close from the plans, because the view does not show which ports are still
