@@ -64,6 +64,9 @@ pub struct View {
     pub missing_containers: BTreeSet<NodePath>,
     /// Units in this view whose record is missing although their machine lists them.
     pub missing_units: BTreeSet<UnitId>,
+    /// Units in this view that are missing from their machine's list although their record exists.
+    /// Only a machine that reads its own list has these.
+    pub unlisted_units: BTreeSet<UnitId>,
     /// Services without an exposed flag that `juju unexpose` did not remove: they were never exposed,
     /// or another client removed the flag, and may be deleting the service or more.
     pub lost_flags: BTreeSet<ServiceId>,

@@ -9,6 +9,7 @@ use futures_util::future::try_join_all;
 
 use super::observe::{Exposure, Readable, UnitFacts, View, exposure, readable, unit_facts};
 use crate::model::{MachineId, ServiceId, UnitId};
+use crate::mutant;
 use crate::store::paths::{self, NodePath};
 use crate::store::records;
 use crate::store::tree::{Answer, Error, Node, Read, Tree};
@@ -104,6 +105,36 @@ async fn add_missing_units<T: Tree>(
         let facts = UnitFacts { record: Err(reason.clone()), ports: Err(reason), listed_on: Some(machine) };
         view.units.insert(id, facts);
         view.missing_units.insert(id);
+    }
+    Ok(())
+}
+
+/// Adds the units among `had` that are not on the machine's list and whose record still names the
+/// machine. `juju` removes the two in one transaction, so `juju` did not remove these units: they
+/// keep their ports.
+pub(super) async fn add_unlisted_units<T: Tree>(
+    tree: &T,
+    machine: MachineId,
+    had: impl Iterator<Item = UnitId>,
+    view: &mut View,
+) -> Result<(), Error> {
+    let unlisted: Vec<UnitId> = had.filter(|id| view.units.get(*id).is_none()).collect();
+    if unlisted.is_empty() || mutant!(MissingRecordCountsAsRemoved) {
+        return Ok(());
+    }
+    let records = tree.data_of_each(unlisted.iter().map(|id| paths::unit(*id)).collect()).await?;
+    for (id, record) in unlisted.into_iter().zip(records) {
+        let (path, entry) = (paths::unit(id), paths::machine_units(machine).child(&id.key()));
+        let reason = match record.map(|record| record.map(|node| records::Unit::parse(&path, &node.data))) {
+            Ok(None) => continue,
+            Ok(Some(Ok(unit))) if unit.machine != Some(machine) => continue,
+            Ok(Some(Ok(_))) => format!("{entry} is missing from the store, and {path} names this machine"),
+            Ok(Some(Err(err))) => err.to_string(),
+            Err(reason) => reason,
+        };
+        let facts = UnitFacts { record: Err(reason.clone()), ports: Err(reason), listed_on: Some(machine) };
+        view.units.insert(id, facts);
+        view.unlisted_units.insert(id);
     }
     Ok(())
 }

@@ -15,6 +15,7 @@ use crate::firewall::leader_loop::Progress;
 use crate::firewall::leader_loop::tests::{CHANGE, Slow, took};
 use crate::firewall::local_loop::run;
 use crate::firewall::policy::Policy;
+use crate::firewall::report::Report;
 use crate::machine::presence::{Error as MachineError, MachineClaim};
 use crate::model::ports::parse_argument;
 use crate::runtime::confirm::CONFIRM_AFTER;
@@ -215,6 +216,56 @@ impl World {
     async fn lease(&self) -> Lease {
         let claim = self.claim("one");
         Lease::acquire(&self.machine, &LeaseKey::machine(HERE), &claim.acl, &claim.holder).await.unwrap()
+    }
+
+    async fn report(&self) -> Report {
+        let node = self.operator.tree().get(&paths::machine_firewall(HERE)).await.unwrap();
+        Report::parse(&node.data).unwrap()
+    }
+}
+
+/// Somebody deletes the entries of the machine's list of units: one of them, and all.
+#[tokio::test(start_paused = true)]
+async fn a_unit_that_is_missing_from_the_list_keeps_its_ports() {
+    for lost in [vec![0], vec![0, 1]] {
+        let world = World::new().await;
+        world.expose("web", 0, "80").await;
+        world.expose("sql", 1, "3306").await;
+        let (mut agent, mut lease) = (world.agent(), world.lease().await);
+        world.pass(&mut agent, &mut lease).await;
+        assert_eq!(world.rules(), ["80/tcp", "3306/tcp"]);
+        for unit in &lost {
+            let path = paths::machine_units(HERE).child(&UnitId::new(*unit).key());
+            world.operator.tree().write(vec![Write::Delete { path }]).await.unwrap();
+        }
+        let mut started = world.agent();
+        for agent in [&mut agent, &mut started] {
+            for _ in 0..4 {
+                world.pass(agent, &mut lease).await;
+                tokio::time::advance(CONFIRM_AFTER).await;
+            }
+            assert_eq!(world.rules(), ["80/tcp", "3306/tcp"], "{lost:?}");
+            let report = world.report().await;
+            let problem = report.problem.as_deref().unwrap_or_default();
+            assert!(
+                problem.starts_with("in /units and missing from the list of this machine: "),
+                "{problem}"
+            );
+            assert_eq!(report.frozen.len(), lost.len(), "{report:?}");
+            let reason = &report.frozen[&UnitId::new(0)];
+            assert!(reason.contains("and /units/unit-0000000000 names this machine"), "{reason}");
+        }
+        // The control: units that a command removes.
+        for unit in &lost {
+            let name = ["web/0", "sql/0"][*unit as usize];
+            world.operator.remove_unit(&name.parse().unwrap()).await.unwrap();
+        }
+        for _ in 0..2 {
+            world.pass(&mut agent, &mut lease).await;
+            tokio::time::advance(CONFIRM_AFTER).await;
+        }
+        let rest: &[&str] = if lost.len() == 1 { &["3306/tcp"] } else { &[] };
+        assert_eq!(world.rules(), rest, "{lost:?}");
     }
 }
 

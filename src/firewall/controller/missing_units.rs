@@ -1,7 +1,8 @@
 //! Units that are on their machine's list and not in the view. `juju` removes a unit and its entry
 //! on the list in one transaction, so `juju` did not remove such a unit. Either the list of units
 //! was wrong, and the unit is read again, or its record is missing, and the unit keeps its ports
-//! until the record is restored or the unit is removed.
+//! until the record is restored or the unit is removed. On a machine's own firewall the view comes
+//! from the machine's list, and the units that had rules are looked up.
 
 use std::collections::BTreeSet;
 
@@ -11,6 +12,7 @@ use tokio::time::Instant;
 
 use super::{FirewallController, Scope};
 use crate::firewall::observe::{self, UnitFacts, View};
+use crate::firewall::observe_local;
 use crate::model::{MachineId, UnitId};
 use crate::store::changes::Key;
 use crate::store::paths;
@@ -26,14 +28,21 @@ fn missing(view: &View, unit: UnitId) -> String {
 
 /// The problem that is reported for a machine on which units are missing.
 pub(super) fn problem(view: &View, machine: MachineId) -> Option<String> {
-    let on = view.units.on_machine(machine).map(|(id, _)| id).filter(|id| view.missing_units.contains(id));
-    let units: Vec<String> = on.map(|id| id.key()).collect();
-    if units.is_empty() {
+    let on_machine = |among: &BTreeSet<UnitId>, what: &str| {
+        let on = view.units.on_machine(machine).map(|(id, _)| id).filter(|id| among.contains(id));
+        let units: Vec<String> = on.map(|id| id.key()).collect();
+        (!units.is_empty()).then(|| format!("{what}: {}", units.join(", ")))
+    };
+    let missing = [
+        on_machine(&view.missing_units, "listed on this machine and missing from /units"),
+        on_machine(&view.unlisted_units, "in /units and missing from the list of this machine"),
+    ];
+    let missing: Vec<String> = missing.into_iter().flatten().collect();
+    if missing.is_empty() {
         return None;
     }
-    let missing = || format!("listed on this machine and missing from /units: {}", units.join(", "));
     let way_out = "their ports stay open until they are restored, or removed with `juju remove-unit`";
-    Some(view.why_no_closes().unwrap_or_else(|| format!("{}; {way_out}", missing())))
+    Some(view.why_no_closes().unwrap_or_else(|| format!("{}; {way_out}", missing.join("; "))))
 }
 
 impl<T: Tree, F: Firewall> FirewallController<T, F> {
@@ -43,9 +52,11 @@ impl<T: Tree, F: Firewall> FirewallController<T, F> {
         &mut self,
         machines: &BTreeSet<MachineId>,
     ) -> Result<(), tree::Error> {
-        let Some(view) = self.view.as_mut().filter(|_| self.scope == Scope::Environment) else {
-            return Ok(());
-        };
+        let Some(view) = &mut self.view else { return Ok(()) };
+        if let Scope::Machine { id, .. } = self.scope {
+            let had = self.reports.granted(id);
+            return observe_local::add_unlisted_units(&self.tree, id, had.into_keys(), view).await;
+        }
         if mutant!(MissingRecordCountsAsRemoved) {
             return Ok(());
         }
