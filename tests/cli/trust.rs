@@ -190,6 +190,29 @@ fn config_files_that_others_can_replace_are_refused() {
     assert_eq!(daemon.stop("-TERM"), Some(0));
 }
 
+#[cfg(feature = "fleet")]
+#[test]
+fn node_configurations_that_others_can_change_are_refused() {
+    let operator = Operator::with_store("");
+    let file = operator.home().join("node.conf");
+    fs::write(&file, "nonsense\n").unwrap();
+    let path = file.to_str().unwrap();
+    for role in ["manager", "agent"] {
+        let run = || ended(&operator, portcullis(&operator, &[role, "--config", path]));
+        mode(&file, 0o666);
+        let why = "node.conf can be written by other users (mode 0666)";
+        is_refused(&run(), why, &format!("chmod go-w {path}"));
+        mode(&file, 0o644);
+        chown(&file, Some(NOBODY), None).unwrap();
+        is_refused(&run(), "belongs to user 65534", &format!("chown 0 {path}"));
+        chown(&file, Some(0), None).unwrap();
+        // The positive control: the file is read, and its content is refused.
+        let read = run();
+        assert!(read.code == 2 && read.stderr.contains(&format!("{path}: ")), "{read:?}");
+    }
+    golden::refusals("trust_node_configuration");
+}
+
 #[test]
 fn a_policy_that_becomes_empty_leaves_the_last_one_in_force() {
     let operator = Operator::with_store("");

@@ -74,7 +74,7 @@ fn security(args: &Args) -> anyhow::Result<Security> {
 }
 
 fn read_file(path: &Path) -> anyhow::Result<AgentFile> {
-    let bytes = trusted_file::read_limited(path, MAX_BYTES)?;
+    let bytes = trusted_file::read_trusted(path, MAX_BYTES)?;
     let bytes = bytes.ok_or_else(|| Usage::new(format!("{} does not exist", path.display())))?;
     let text = String::from_utf8(bytes);
     let text = text.map_err(|_| Usage::new(format!("{} is not UTF-8", path.display())))?;

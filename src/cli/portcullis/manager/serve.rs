@@ -29,7 +29,7 @@ use crate::runtime::logging;
 use crate::runtime::metrics::Registry;
 use crate::runtime::resource_limits::raise_open_files;
 use crate::runtime::service::{OnEnd, Service, stopped};
-use crate::runtime::trusted_file::{read_limited, read_trusted};
+use crate::runtime::trusted_file::read_trusted;
 
 /// A certificate has a few kilobytes.
 const MAX_CERTIFICATE_BYTES: usize = 256 << 10;
@@ -52,7 +52,7 @@ impl Args {
 /// Reads the configuration file. An error names the file and the line.
 fn read_config(path: &Path) -> anyhow::Result<ManagerFile> {
     let missing = || Usage::new(format!("{} does not exist", path.display()));
-    let bytes = read_limited(path, MAX_BYTES)?.ok_or_else(missing)?;
+    let bytes = read_trusted(path, MAX_BYTES)?.ok_or_else(missing)?;
     let text = String::from_utf8(bytes);
     let text = text.map_err(|_| Usage::new(format!("{} is not a text file", path.display())))?;
     let wrong = |error| Usage::new(format!("{}: {error}", path.display()));
