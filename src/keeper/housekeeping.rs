@@ -1,11 +1,12 @@
 //! Periodic work of the server, its limits on connections and buffer memory, and its statistics.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 
 use tracing::{debug, warn};
 
-use super::acl::{self, RedactedIdentities};
+use super::acl::{self, Identity, RedactedIdentities};
 use super::admission::{Admission, LimitReached};
 use super::four_letter::Stats;
 use super::handle::KeeperError;
@@ -21,6 +22,10 @@ const MAX_REAPED_PER_RUN: usize = 1_000;
 /// A connection without a session is not evicted for this long, so that new connections do not
 /// evict each other.
 const HANDSHAKE_MS: i64 = 1_000;
+
+/// The connections that one identity keeps when the total limit is reached: as many as one remote
+/// address may have by default.
+const MAX_PER_IDENTITY_WHEN_FULL: usize = 60;
 
 /// Time for a connection to complete its handshake, or to read its last replies.
 const STALE_AFTER_MS: i64 = 10_000;
@@ -107,25 +112,19 @@ impl Server {
 
     /// Returns whether a connection from `addr` can be accepted. If a limit is reached, the oldest
     /// unauthenticated connection is evicted: otherwise a client without credentials could lock out
-    /// clients with credentials.
+    /// clients with credentials. If there is none, the identity with the most connections loses one.
     pub(super) fn ensure_slot_for(&mut self, addr: SocketAddr, now: Now) -> bool {
         let limits = self.config.limits.connections();
         let Err(full) = self.admission.check(addr.ip(), &limits) else { return true };
-        let oldest = self
-            .connections
-            .iter()
-            .filter(|(_, c)| c.peer.session.is_some() || now.mono_ms - c.since_ms > HANDSHAKE_MS)
-            .filter(|(id, c)| {
-                Admission::frees_slot(full, c.addr.ip(), addr.ip()) && self.is_unauthenticated(*id)
-            })
-            .min_by_key(|(_, c)| c.since_ms)
-            .map(|(id, _)| id);
-        if let Some(oldest) = oldest {
+        if let Some(oldest) = self.oldest_evictable(full, addr, now, |id| self.is_unauthenticated(id)) {
             self.close_unauthenticated_one(
                 oldest,
                 "connection closed: not authenticated, and connection limit reached",
                 now,
             );
+            return true;
+        }
+        if full == LimitReached::Total && self.evict_from_largest_identity(addr, now) {
             return true;
         }
         if let Some(unlogged) = self.service.refusals.note(Reason::Connection, now.mono_ms) {
@@ -136,6 +135,52 @@ impl Server {
             warn!(%addr, ?full, limit, unlogged, "connection refused: limit reached");
         }
         false
+    }
+
+    /// Returns the oldest connection among `chosen` whose end allows one from `addr`.
+    fn oldest_evictable(
+        &self,
+        full: LimitReached,
+        addr: SocketAddr,
+        now: Now,
+        chosen: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
+        self.connections
+            .iter()
+            .filter(|(_, c)| c.peer.session.is_some() || now.mono_ms - c.since_ms > HANDSHAKE_MS)
+            .filter(|(id, c)| Admission::frees_slot(full, c.addr.ip(), addr.ip()) && chosen(*id))
+            .min_by_key(|(_, c)| c.since_ms)
+            .map(|(id, _)| id)
+    }
+
+    /// The identity by which a connection is counted: the first one that an access list names.
+    fn counted_identity(&self, id: usize) -> Option<&Identity> {
+        let tree = &self.service.state.tree;
+        self.service.identities.of(id).iter().find(|identity| tree.names(identity))
+    }
+
+    /// Closes the oldest connection of the identity with the most connections, if those are more than
+    /// one identity may have when the total limit is reached. Without this, one unit could lock out
+    /// all clients with its own credentials, because loopback has no limit for each address.
+    fn evict_from_largest_identity(&mut self, addr: SocketAddr, now: Now) -> bool {
+        let mut counts: HashMap<&Identity, usize> = HashMap::new();
+        let identities = self.connections.iter().filter_map(|(id, _)| self.counted_identity(id));
+        identities.for_each(|identity| *counts.entry(identity).or_default() += 1);
+        let largest = counts.into_iter().max_by_key(|(_, count)| *count);
+        let Some((largest, count)) = largest.filter(|(_, count)| *count > MAX_PER_IDENTITY_WHEN_FULL) else {
+            return false;
+        };
+        let is_of_largest = |id| self.counted_identity(id) == Some(largest);
+        let Some(oldest) = self.oldest_evictable(LimitReached::Total, addr, now, is_of_largest) else {
+            return false;
+        };
+        if let Some(unlogged) = self.service.refusals.note(Reason::Connection, now.mono_ms) {
+            let identities = RedactedIdentities(self.service.identities.of(oldest));
+            warn!(%identities, count, unlogged,
+                "connection closed: its identity has the most connections, and connection limit reached");
+        }
+        self.close(oldest);
+        true
     }
 
     /// Memory of incomplete requests and unsent replies.

@@ -4,6 +4,7 @@
 use std::io::Read as _;
 use std::net::TcpStream;
 
+use portcullis::keeper::acl;
 use portcullis::keeper::state::TreeLimits;
 use portcullis::keeper::{Config, Keeper, Limits};
 
@@ -139,6 +140,37 @@ fn new_client_evicts_the_oldest_unauthenticated_one() {
     late.set_read_timeout(Some(REPLY_DEADLINE)).expect("a deadline");
     assert_eq!(late.read(&mut [0; 1]).unwrap_or(0), 0);
     assert_eq!(ann.call(op::PING, &Put::new()).err, 0);
+}
+
+#[test]
+fn one_identity_cannot_take_all_connections() {
+    const KEPT: usize = 60;
+    let connect_as_bob = |addr| {
+        let mut bob = Client::connect(addr);
+        bob.send_as(-4, op::AUTH, &Put::new().int(0).bytes("digest").bytes("bob:pw")).expect("sent");
+        assert_eq!(bob.receive().expect("an answer").err, 0);
+        bob
+    };
+    // With one connection more than an identity keeps, and the control: with as many.
+    for (bobs, evicted) in [(KEPT + 1, true), (KEPT, false)] {
+        let (keeper, _dir) = keeper(Limits { max_connections: 1 + bobs, ..Limits::default() });
+        let addr = keeper.local_addr();
+        let mut ann = close_root(&keeper);
+        let bob = acl::digest("bob:pw");
+        let node = Put::new().bytes("/bob").bytes("").int(1).int(1).bytes("digest").bytes(&bob).int(0);
+        assert_eq!(ann.call(op::CREATE, &node).err, 0);
+        let mut bobs: Vec<Client> = (0..bobs).map(|_| connect_as_bob(addr)).collect();
+        let mut late = TcpStream::connect(addr).expect("the system accepts");
+        if evicted {
+            assert!(crate::harness::wire::closed(&mut bobs[0].stream), "the oldest of them");
+        } else {
+            late.set_read_timeout(Some(REPLY_DEADLINE)).expect("a deadline");
+            assert_eq!(late.read(&mut [0; 1]).unwrap_or(0), 0, "accepted");
+            assert_eq!(bobs[0].call(op::PING, &Put::new()).err, 0);
+        }
+        assert_eq!(bobs[1].call(op::PING, &Put::new()).err, 0);
+        assert_eq!(ann.get("/").map(|_| ()), Ok(()));
+    }
 }
 
 #[test]
