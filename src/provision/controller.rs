@@ -13,13 +13,17 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
 use super::apply::{Failure, Outcome, StepRunner, Stop, confirm};
-use super::plan::{Confirmation, Missing, Plan, Records, Step, named_by_units, provision, without_record};
+use super::plan::{
+    Confirmation, MASS_TERMINATION_MIN, Missing, Plan, Records, Step, named_by_units, provision,
+    without_record,
+};
 use super::user_data::BootConfig;
 use crate::machine::provisioning::{CountFailure, PendingReads, Provisioning, ProvisioningUpdate};
 use crate::machine::retry::{Pace, Retries};
 use crate::model::{MachineId, UnitId};
 use crate::mutant;
 use crate::runtime::clock;
+use crate::runtime::confirm::CONFIRM_AFTER;
 use crate::store::lease::Lease;
 use crate::store::paths;
 use crate::store::records;
@@ -50,6 +54,8 @@ pub struct Provisioner<T, M> {
     retries: Retries<Instant, Task>,
     missing: Missing<Instant>,
     confirmation: Confirmation<Instant>,
+    /// Since when launches wait for the read that confirms terminations.
+    launches_wait_since: Option<Instant>,
     /// The error of the last read of the inventory, if it failed.
     list_error: Option<String>,
     /// Machines whose instance no longer exists, with the reason.
@@ -95,6 +101,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
             retries: Retries::default(),
             missing: Missing::default(),
             confirmation: Confirmation::default(),
+            launches_wait_since: None,
             list_error: None,
             missing_problems: BTreeMap::new(),
             failures: BTreeMap::new(),
@@ -178,9 +185,18 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         let now = Instant::now();
         let mut plan = provision(records, inventory, |removals| self.confirmation.confirms(removals, now));
         self.hold_if_rolled_back(&mut plan, newest_zxid, lease).await?;
+        // A failure of another step of the machine, for example to close its ports, does not delay its
+        // termination.
+        for step in plan.confirmed.iter().filter(|step| !self.confirmation.has_confirmed(step)) {
+            self.retries.succeeded(Task::Steps(step.machine()));
+        }
         self.record_plan(&plan, now);
+        let launches_wait = self.launches_wait(!plan.unconfirmed.is_empty(), now);
         let mut steps = plan.steps;
-        steps.retain(|step| !self.retries.waiting(Task::Steps(step.machine()), now));
+        steps.retain(|step| {
+            let waits = launches_wait && matches!(step, Step::Launch(_));
+            !waits && !self.retries.waiting(Task::Steps(step.machine()), now)
+        });
         let (tree, now_ms) = (&self.tree, (self.wall_ms)());
         let runner = StepRunner { tree, machines: &self.machines, boot: &self.boot, now_ms };
         let outcomes = runner.run(steps, lease).await?;
@@ -190,6 +206,16 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
             self.record_outcome(machine, outcome);
         }
         Ok(changed)
+    }
+
+    /// Whether launches wait while terminations need confirmation: a launch that hangs would delay the
+    /// second read. They wait only for the time of a few reads, however many machines are terminated.
+    fn launches_wait(&mut self, is_unconfirmed: bool, now: Instant) -> bool {
+        if !is_unconfirmed {
+            self.launches_wait_since = None;
+            return false;
+        }
+        now < *self.launches_wait_since.get_or_insert(now) + 2 * CONFIRM_AFTER
     }
 
     /// Removes terminations from the plan if the store was restored: a machine that is missing from
@@ -222,8 +248,12 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         if mutant!(MissingInstanceNotReported) {
             self.missing_problems.clear();
         }
-        if !plan.unconfirmed.is_empty() {
-            warn!(steps = plan.unconfirmed.len(), "terminations need confirmation; reading again first");
+        match plan.unconfirmed.len() {
+            0 => {}
+            steps @ ..MASS_TERMINATION_MIN => {
+                debug!(steps, "removals need confirmation; reading again first")
+            }
+            steps => warn!(steps, "removals need confirmation; reading again first"),
         }
         self.confirmation.add(plan, now);
         // A machine without planned steps has no failed steps.

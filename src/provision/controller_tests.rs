@@ -195,6 +195,26 @@ async fn an_instance_is_kept_while_a_unit_names_a_machine_whose_record_is_missin
     assert!(!world.provider.is_running(&instance));
 }
 
+/// A record that is missing in one read and back in the next ends no instance.
+#[tokio::test(start_paused = true)]
+async fn an_instance_is_kept_if_its_record_is_missing_only_for_a_moment() {
+    let world = World::started(MemorySettings::default()).await;
+    let machine = world.operator.add_machine(None).await.unwrap();
+    world.operator.add_machine(None).await.unwrap();
+    soon().await;
+    let (instance, path) = (world.instance(machine).await.unwrap(), paths::machine(machine));
+    let record = world.operator.tree().get(&path).await.unwrap().data;
+    let lists = world.provider.calls_of(CallName::List);
+    world.lose(path.clone()).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(world.provider.calls_of(CallName::List) > lists, "no pass read the store without the record");
+    let acl = world.operator.info().roles.machine(&world.operator.info().roles.controller);
+    world.operator.tree().write(vec![Write::create(path, record, acl)]).await.unwrap();
+    tokio::time::sleep(LONG).await;
+    assert!(world.provider.is_running(&instance));
+    assert_eq!(world.provider.calls_of(CallName::Terminate), 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn removal_closes_ports_and_terminates_independently() {
     for (refused, open, runs) in [(CallName::Terminate, 0, true), (CallName::RevokeAll, 2, false)] {

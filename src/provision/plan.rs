@@ -16,8 +16,9 @@ use crate::runtime::confirm::FirstRead;
 use crate::store::paths;
 use crate::store::records::{self, LOCAL_INSTANCE};
 
-/// Terminating more than half of all instances, and at least this many, needs a second read.
-const MASS_TERMINATION_MIN: usize = 3;
+/// A read that would terminate more than half of all instances, and at least this many, removes
+/// nothing else either until a second read confirms it.
+pub const MASS_TERMINATION_MIN: usize = 3;
 
 /// How long an instance must be missing before it is reported: a new one may not be listed at once.
 const SETTLE: Duration = Duration::from_secs(5);
@@ -150,12 +151,19 @@ pub fn provision(machines: &Records, inventory: &Inventory, is_confirmed: impl F
     let bare = machines.values().all(Result::is_err);
     let lasting = || removals.iter().filter(|step| !step.is_independent()).cloned().collect();
     let doubtful = if bare { lasting() } else { ending };
-    if !most && !bare || mutant!(MassTerminationNotConfirmed) {
+    if !bare && doubtful.is_empty() || mutant!(MassTerminationNotConfirmed) {
         plan.steps.extend(removals);
     } else if is_confirmed(&doubtful) {
         plan.confirmed = doubtful;
         plan.steps.extend(removals);
     } else {
+        // An instance cannot be restored, so every termination needs a second read. If only a few are
+        // to end, the read is otherwise trusted: the ports of removed machines are closed at once.
+        if !most && !bare {
+            let held: BTreeSet<Option<MachineId>> = doubtful.iter().map(Step::machine).collect();
+            let waits = |step: &Step| !step.is_independent() && held.contains(&step.machine());
+            plan.steps.extend(removals.into_iter().filter(|step| !waits(step)));
+        }
         plan.unconfirmed = doubtful;
     }
     plan
@@ -390,6 +398,11 @@ impl<I: Moment> Confirmation<I> {
         let first = self.first.as_ref().and_then(|first| first.before(now));
         let again = first.is_some_and(|first| first == removals);
         again || (!removals.is_empty() && removals.iter().all(|step| self.confirmed.contains(step)))
+    }
+
+    /// Returns whether the last read planned this step as a confirmed one.
+    pub fn has_confirmed(&self, step: &Step) -> bool {
+        self.confirmed.contains(step)
     }
 
     /// Adds the result of a read.

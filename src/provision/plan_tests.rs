@@ -50,6 +50,11 @@ fn plan(records: Vec<Result<records::Machine, String>>, inventory: &Inventory) -
     provision(&tree(records), inventory, |_| false)
 }
 
+/// The plan of a second read that shows the same.
+fn confirmed_plan(records: Vec<Result<records::Machine, String>>, inventory: &Inventory) -> Plan {
+    provision(&tree(records), inventory, |_| true)
+}
+
 /// A machine that needs no steps.
 fn other() -> Result<records::Machine, String> {
     record(Some(LOCAL_INSTANCE), true)
@@ -106,7 +111,7 @@ fn an_adopted_instance_is_adopted_and_released_but_never_terminated() {
     let m7 = MachineId::new(7);
     let released = Step::Release(m7, InstanceId::new("i-9"));
     assert_eq!(
-        plan(vec![other()], &inventory).steps,
+        confirmed_plan(vec![other()], &inventory).steps,
         [released, Step::DeleteGroup(m7, GroupId::new("sg-7"))]
     );
 }
@@ -119,10 +124,12 @@ fn ports_of_a_removed_machine_close_before_its_termination() {
     let mut inventory =
         Inventory { instances: vec![running("i-7", 7)], groups: vec![open("sg-0", 0), open("sg-7", 7)] };
     let terminate = Step::Terminate(m7, InstanceId::new("i-7"));
-    assert_eq!(plan(vec![other()], &inventory).steps, [shut.clone(), terminate], "and nobody who stays");
+    assert_eq!(plan(vec![other()], &inventory).steps, [shut.clone()], "and no port of another machine");
+    assert_eq!(confirmed_plan(vec![other()], &inventory).steps, [shut.clone(), terminate]);
     inventory.instances = vec![instance("i-7", 7, Origin::Adopted, InstanceState::Running)];
     let [release, delete] = [Step::Release(m7, InstanceId::new("i-7")), Step::DeleteGroup(m7, sg7)];
-    assert_eq!(plan(vec![other()], &inventory).steps, [shut.clone(), release, delete.clone()]);
+    assert_eq!(plan(vec![other()], &inventory).steps, [shut.clone()], "the group is in use until then");
+    assert_eq!(confirmed_plan(vec![other()], &inventory).steps, [shut.clone(), release, delete.clone()]);
     assert!(shut.is_independent() && !delete.is_independent());
     // A read without any machines needs confirmation for this step, too.
     let nothing = plan(vec![], &inventory);
@@ -136,7 +143,7 @@ fn a_group_is_deleted_once_its_instance_has_ended() {
     let groups = vec![group("sg-7", Some(7))];
     let (m7, i7) = (MachineId::new(7), InstanceId::new("i-7"));
     let ending = Inventory { instances: vec![running("i-7", 7)], groups: groups.clone() };
-    assert_eq!(plan(vec![other()], &ending).steps, [Step::Terminate(m7, i7)]);
+    assert_eq!(confirmed_plan(vec![other()], &ending).steps, [Step::Terminate(m7, i7)]);
     let ended = instance("i-7", 7, Origin::Launched, InstanceState::Terminated);
     let ended = Inventory { instances: vec![ended], groups };
     assert_eq!(plan(vec![other()], &ended).steps, [Step::DeleteGroup(m7, GroupId::new("sg-7"))]);
@@ -174,7 +181,7 @@ fn a_second_instance_of_a_machine_is_terminated() {
     let groups = vec![group("sg-0", Some(0))];
     let adopted = instance("i-3", 0, Origin::Adopted, InstanceState::Running);
     let inventory = Inventory { instances: vec![running("i-1", 0), running("i-2", 0), adopted], groups };
-    let steps = plan(vec![record(Some("i-1"), false)], &inventory).steps;
+    let steps = confirmed_plan(vec![record(Some("i-1"), false)], &inventory).steps;
     let released = Step::Release(M0, InstanceId::new("i-3"));
     assert_eq!(steps, [Step::Terminate(M0, InstanceId::new("i-2")), released]);
     let steps = plan(vec![record(None, false)], &inventory).steps;
@@ -198,9 +205,21 @@ fn terminating_most_instances_takes_a_second_read() {
     let one = tree(vec![record(Some("i-0"), false)]);
     let other = provision(&one, &inventory, |ends| ends == first.unconfirmed);
     assert_eq!(other.unconfirmed.len(), 3, "another answer is no confirmation");
+}
+
+#[test]
+fn every_termination_takes_a_second_read_and_delays_nothing_else() {
+    let instances = (0..4).map(|n| running(&format!("i-{n}"), n)).collect();
+    let inventory = Inventory { instances, groups: vec![group("sg-7", Some(7))] };
     let few: Vec<_> = (0..3).map(|n| record(Some(&format!("i-{n}")), false)).collect();
-    let ends = plan(few, &inventory).steps.into_iter().filter(Step::ends_instance);
-    assert_eq!(ends.count(), 1, "one of four is no mass");
+    let end = [Step::Terminate(MachineId::new(3), InstanceId::new("i-3"))];
+    let first = plan(few.clone(), &inventory);
+    let delete = Step::DeleteGroup(MachineId::new(7), GroupId::new("sg-7"));
+    assert_eq!(first.unconfirmed, end);
+    assert!(first.steps.contains(&delete) && !first.steps.iter().any(Step::ends_instance), "{first:?}");
+    let second = provision(&tree(few), &inventory, |ends| ends == end);
+    assert_eq!((second.confirmed.as_slice(), second.unconfirmed.len()), (&end[..], 0));
+    assert!(second.steps.contains(&end[0]) && second.steps.contains(&delete), "{second:?}");
 }
 
 #[test]
