@@ -63,6 +63,8 @@ pub(super) enum Refusal {
     NoPolicy { path: PathBuf },
     #[error("{}", unreadable_words(problems))]
     Unreadable { problems: Vec<String> },
+    #[error("the store was not accepted for {}", unreadable_words(problems))]
+    NotAccepted { problems: Vec<String> },
     #[error("no credentials for machine {machine}: {} does not exist", path.display())]
     NoMachineFile { machine: MachineId, path: PathBuf },
     #[error("machine {machine} has no directory {} with units", directory.display())]
@@ -301,6 +303,7 @@ fn refusal_hint(refusal: &Refusal) -> Option<String> {
         | Refusal::NoCertificate { .. }
         | Refusal::Left { .. }
         | Refusal::Unreadable { .. }
+        | Refusal::NotAccepted { .. }
         | Refusal::NoPolicy { .. }
         | Refusal::NoEc2Settings { .. }
         | Refusal::NotOurs { .. } => None,

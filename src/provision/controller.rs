@@ -251,7 +251,7 @@ impl<T: Tree, M: Machines> Provisioner<T, M> {
         match plan.unconfirmed.len() {
             0 => {}
             steps @ ..MASS_TERMINATION_MIN => {
-                debug!(steps, "removals need confirmation; reading again first")
+                debug!(steps, "removals need confirmation; reading again first");
             }
             steps => warn!(steps, "removals need confirmation; reading again first"),
         }

@@ -28,18 +28,29 @@ impl Acceptance {
     }
 }
 
+/// The agents that an operator accepted the store for, and those for which that failed.
+#[derive(Debug, Default)]
+pub struct Accepted {
+    pub agents: Vec<Acceptance>,
+    pub failed: Vec<(Acceptance, Error)>,
+}
+
 impl<T: Tree> Environment<T> {
-    /// Accepts the store as it is for every agent that is held, and returns those agents.
+    /// Accepts the store as it is for every agent that is held. Invalid data of one agent does not
+    /// affect the others.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] and the failures of the store.
-    pub async fn accept_store(&self) -> Result<Vec<Acceptance>, Error> {
+    /// The failures of the store that concern no single agent.
+    pub async fn accept_store(&self) -> Result<Accepted, Error> {
         let machines = self.machine_ids().await?.into_iter().map(Acceptance::Machine);
         let agents: Vec<Acceptance> = machines.chain([Acceptance::Controller]).collect();
-        let mut accepted = Vec::new();
+        let mut accepted = Accepted::default();
         for agent in agents {
-            if self.accept_for(agent).await? {
-                accepted.push(agent);
+            match self.accept_for(agent).await {
+                Ok(true) => accepted.agents.push(agent),
+                Ok(false) => {}
+                Err(error) if error.is_transient() => return Err(error),
+                Err(error) => accepted.failed.push((agent, error)),
             }
         }
         Ok(accepted)

@@ -46,7 +46,7 @@ mod units;
 pub mod update;
 mod zk;
 
-pub use accept::Acceptance;
+pub use accept::{Acceptance, Accepted};
 pub use address::Address;
 pub use charms::{MAX_CHARM_BYTES, charm};
 pub use credentials::{Credential, Identity, InvalidCredential, unit_credentials_file};

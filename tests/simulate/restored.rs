@@ -143,7 +143,8 @@ impl World {
         self.unaccepted = false;
         self.interceptor.lock().protected = Protected::default();
         let accepted = self.operator.accept_store().await.expect("accepted");
-        if !accepted.is_empty() {
+        assert!(accepted.failed.is_empty(), "{:?}", accepted.failed);
+        if !accepted.agents.is_empty() {
             let mut shared = self.interceptor.lock();
             shared.changed();
             shared.record_resync_fault();

@@ -73,7 +73,7 @@ impl BusConnection {
         let daemon = DBusProxy::new(&connection).await.map_err(BusError::Connect)?;
         daemon.add_match_rule(rule).await.map_err(|error| BusError::Connect(error.into()))?;
         // Neither does this manager replace another one, nor may another one replace it.
-        let named = connection.request_name_with_flags(BUS_NAME, RequestNameFlags::DO_NOT_QUEUE.into()).await;
+        let named = connection.request_name_with_flags(BUS_NAME, RequestNameFlags::DO_NOT_QUEUE).await;
         named.map_err(|error| match error {
             zbus::Error::NameTaken => BusError::NameTaken,
             other => BusError::NameRefused(other),

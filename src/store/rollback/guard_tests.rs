@@ -85,7 +85,7 @@ async fn a_restored_store_holds_the_agent_until_it_is_accepted() {
     let agent = world.agent(&disk);
     assert_eq!(world.review(&agent, Basis::New).await, Standing::Good);
     let backup = world.act_after_backup(&agent, 2).await;
-    assert_eq!(world.operator.accept_store().await.unwrap(), [], "no agent is held");
+    assert_eq!(world.operator.accept_store().await.unwrap().agents, [], "no agent is held");
     world.store.restore(&backup);
     let why = "the store went back: it is at checkpoint 1, and this agent acted on checkpoint 3; nothing \
                is removed until an operator runs `juju accept-store`";
@@ -96,10 +96,36 @@ async fn a_restored_store_holds_the_agent_until_it_is_accepted() {
     let written = world.version().await;
     assert!(world.review(&agent, Basis::New).await.rolled_back().is_some());
     assert_eq!(world.version().await, written, "a held agent writes its record once");
-    assert_eq!(world.operator.accept_store().await.unwrap(), [Acceptance::Machine(MACHINE)]);
+    assert_eq!(world.operator.accept_store().await.unwrap().agents, [Acceptance::Machine(MACHINE)]);
     assert_eq!(world.review(&agent, Basis::Known).await, Standing::Good);
-    assert_eq!(world.operator.accept_store().await.unwrap(), []);
+    assert_eq!(world.operator.accept_store().await.unwrap().agents, []);
     assert_eq!(world.review(&world.agent(&disk), Basis::Known).await, Standing::Good);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unusable_machine_does_not_prevent_the_acceptance_for_others() {
+    let (world, disk) = (World::new().await, Arc::default());
+    let agent = world.agent(&disk);
+    let backup = world.act_after_backup(&agent, 2).await;
+    world.store.restore(&backup);
+    assert!(world.review(&agent, Basis::Known).await.rolled_back().is_some());
+    // Two more machines: the checkpoint of one cannot be parsed. Its number comes after machine 0
+    // and before the controller's.
+    let broken = world.operator.add_machine(None).await.unwrap();
+    let acl = world.operator.info().roles.machine_checkpoint(&world.identity);
+    let path = paths::machine_checkpoint(broken);
+    let garbage = Write::create(path.clone(), "{", acl.clone());
+    world.operator.tree().write(vec![garbage]).await.unwrap();
+    let held = world.operator.add_machine(None).await.unwrap();
+    let record = world.machine.get(&paths::machine_checkpoint(MACHINE)).await.unwrap().data;
+    let copy = Write::create(paths::machine_checkpoint(held), record, acl);
+    world.operator.tree().write(vec![copy]).await.unwrap();
+    let accepted = world.operator.accept_store().await.unwrap();
+    assert_eq!(accepted.agents, [Acceptance::Machine(MACHINE), Acceptance::Machine(held)]);
+    let [(failed, error)] = accepted.failed.as_slice() else { panic!("{:?}", accepted.failed) };
+    assert_eq!(*failed, Acceptance::Machine(broken));
+    assert!(error.to_string().contains(path.as_str()), "{error}");
+    assert_eq!(world.review(&agent, Basis::Known).await, Standing::Good);
 }
 
 #[tokio::test(start_paused = true)]
@@ -170,7 +196,7 @@ async fn a_file_that_cannot_be_read_holds_the_agent() {
     let agent = world.agent(&disk);
     let standing = world.review(&agent, Basis::Known).await;
     assert!(standing.rolled_back().unwrap().contains("the checkpoint file cannot be read"), "{standing:?}");
-    assert_eq!(world.operator.accept_store().await.unwrap(), [Acceptance::Machine(MACHINE)]);
+    assert_eq!(world.operator.accept_store().await.unwrap().agents, [Acceptance::Machine(MACHINE)]);
     assert_eq!(world.review(&agent, Basis::Known).await, Standing::Good);
     assert_eq!(world.review(&world.agent(&disk), Basis::Known).await, Standing::Good);
 }
