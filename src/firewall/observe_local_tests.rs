@@ -5,6 +5,10 @@ use portcullis_provider::memory::MemorySettings;
 use portcullis_provider::provider::MachineNumber;
 use portcullis_provider::rule::Cidr;
 use portcullis_provider::{Firewall, Memory};
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -21,12 +25,14 @@ use crate::model::ports::parse_argument;
 use crate::runtime::confirm::CONFIRM_AFTER;
 use crate::store::lease::{Lease, LeaseKey};
 use crate::store::records::Placement;
+use crate::store::rollback::{Memory as CheckpointStorage, RollbackGuard};
 use crate::store::tree::{Event, Write};
-use crate::store::{Deploy, Environment, MemoryStore, MemoryTree, UnitPorts};
+use crate::store::{Acceptance, Deploy, Environment, MemoryStore, MemoryTree, UnitPorts};
 
 const HERE: MachineId = MachineId::new(0);
 
 struct World {
+    store: MemoryStore,
     operator: Environment<MemoryTree>,
     controller: MemoryTree,
     machine: MemoryTree,
@@ -52,6 +58,7 @@ impl World {
         let provider = Memory::new(MemorySettings::default());
         provider.add_group(MachineNumber::new(0));
         World {
+            store: store.clone(),
             operator: environment,
             controller: store.connect(Some(&controller)),
             machine: store.connect(Some(&credential)),
@@ -303,6 +310,56 @@ async fn a_flag_that_is_deleted_before_its_service_closes_nothing() {
         assert_eq!(world.rules().len(), open);
         tokio::time::advance(CONFIRM_AFTER / 2).await;
     }
+}
+
+/// Checkpoint storage of one test.
+#[derive(Default)]
+struct Disk(std::sync::Mutex<Option<Vec<u8>>>);
+
+impl CheckpointStorage for Disk {
+    fn load(&self) -> io::Result<Option<Vec<u8>>> {
+        Ok(self.0.lock().unwrap().clone())
+    }
+
+    fn save(&self, bytes: Vec<u8>) -> Pin<Box<dyn Future<Output = io::Result<()>> + Send + '_>> {
+        *self.0.lock().unwrap() = Some(bytes);
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restored_store_closes_no_port_until_it_is_accepted() {
+    let world = World::new().await;
+    let disk: Arc<Disk> = Arc::default();
+    let agent = || {
+        let memory: Arc<dyn CheckpointStorage> = Arc::clone(&disk) as _;
+        let guard = RollbackGuard::of_machine(HERE, &world.operator.info().roles, &world.identity, memory);
+        world.agent().with_guard(Arc::new(guard))
+    };
+    let backup = world.store.backup();
+    let (mut first, mut lease) = (agent(), world.lease().await);
+    world.expose("web", 0, "80").await;
+    world.pass(&mut first, &mut lease).await;
+    assert_eq!(world.rules(), ["80/tcp"]);
+    world.store.restore(&backup);
+    let mut lease = world.lease().await;
+    first.drop_caches();
+    let mut second = agent();
+    for agent in [&mut first, &mut second] {
+        for _ in 0..3 {
+            world.pass(agent, &mut lease).await;
+            assert_eq!(world.rules(), ["80/tcp"]);
+            tokio::time::advance(CONFIRM_AFTER).await;
+        }
+        let problem = world.report().await.problem.unwrap_or_default();
+        assert!(problem.contains("the store went back"), "{problem}");
+    }
+    let accepted = world.operator.accept_store().await.unwrap();
+    assert_eq!(accepted.agents, [Acceptance::Machine(HERE)]);
+    world.pass(&mut second, &mut lease).await;
+    tokio::time::advance(CONFIRM_AFTER).await;
+    world.pass(&mut second, &mut lease).await;
+    assert_eq!(world.rules(), Vec::<String>::new(), "the control: the restored store exposes nothing");
 }
 
 #[tokio::test(start_paused = true)]
