@@ -80,7 +80,7 @@ async fn units_that_come_and_go_without_a_bus_are_reported() {
         match timeout(HANG, events.recv()).await.expect("an event").unwrap() {
             Event::UnitRemoved(unit) => is_gone |= unit == "quick.service",
             Event::Unit(unit, state) => {
-                is_active |= unit == "templated@1.service" && state.active == "active"
+                is_active |= unit == "templated@1.service" && state.active == "active";
             }
             Event::UnitNew(_) | Event::JobRunning(_) => {}
         }
