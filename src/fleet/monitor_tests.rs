@@ -237,7 +237,7 @@ fn monitors_belong_to_their_client_and_are_limited() {
     assert_eq!(more, Err(Refused::TooManySubscriptions));
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 enum Event {
     Subscribe {
         monitor: u8,

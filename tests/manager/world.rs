@@ -129,7 +129,7 @@ impl World {
             on_bus: Mutex::new(Some(on_bus)),
             _tcp,
             _unix,
-            daemon: daemon,
+            daemon,
             _dir: dir,
         }
     }
