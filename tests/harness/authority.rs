@@ -12,6 +12,7 @@ use portcullis::net::tls::IdentityFiles;
 use portcullis::net::tls::authority::{Authority, MACHINE_LIFETIME, Names, Validity};
 use portcullis::net::tls::key::PrivateKey;
 use portcullis::runtime::clock::wall_ms;
+use rcgen::{CertificateParams, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
@@ -48,6 +49,19 @@ impl TestCa {
         let (chain, key) = self.issue(names);
         let chain = CertificateDer::pem_slice_iter(chain.as_bytes()).map(|item| item.expect("PEM"));
         (chain.collect(), PrivateKeyDer::from_pem_slice(key.as_bytes()).expect("PEM"))
+    }
+
+    /// Like [`issue_der`](Self::issue_der), also for names that an environment's authority refuses,
+    /// for example `*.rack`: operators can use a CA of their own.
+    pub(crate) fn issue_any_der(&self, names: &[&str]) -> TestIdentity {
+        let ca_key = KeyPair::from_pem(self.0.key().expose()).expect("a key");
+        let issuer = Issuer::from_ca_cert_pem(self.pem(), ca_key).expect("a CA");
+        let key = KeyPair::generate().expect("a key");
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let params = CertificateParams::new(names).expect("names");
+        let made = params.signed_by(&key, &issuer).expect("a certificate");
+        let key = PrivateKeyDer::from_pem_slice(key.serialize_pem().as_bytes()).expect("PEM");
+        (vec![made.der().clone()], key)
     }
 
     /// Writes a certificate for `localhost` and its key, or replaces both.

@@ -49,7 +49,7 @@ fn client(addr: SocketAddr, server: &TestCa, own: Option<(&TestCa, &[&str])>) ->
     let config = match own {
         None => builder.with_no_client_auth(),
         Some((issuer, names)) => {
-            let (chain, key) = issuer.issue_der(names);
+            let (chain, key) = issuer.issue_any_der(names);
             builder.with_client_auth_cert(chain, key).unwrap()
         }
     };
