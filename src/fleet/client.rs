@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 use zbus::Connection;
 use zbus::proxy::CacheProperties;
 
@@ -29,6 +29,8 @@ use super::name::escape;
 
 /// The longest time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The pause before the addresses of a manager are tried again.
+const CONNECT_PAUSE: Duration = Duration::from_millis(500);
 /// Calls that are sent before the reply of the first one.
 const CALLS_AT_ONCE: usize = 64;
 
@@ -111,7 +113,8 @@ impl Client {
         }
     }
 
-    /// Connects to the first of these addresses at which a manager answers.
+    /// Connects to the first of these addresses at which a manager answers. Tries them again for a
+    /// while: another manager may be about to lead.
     ///
     /// # Errors
     /// The error at the last address.
@@ -120,14 +123,21 @@ impl Client {
         security: &Security,
         reply_timeout: Duration,
     ) -> Result<Self, ClientError> {
+        let deadline = Instant::now() + CONNECT_TIMEOUT.min(reply_timeout);
         let mut failed = ClientError::NoManager;
-        for address in addresses {
-            match connect(address, security).await {
-                Ok(peer) => return Ok(Self::peer_to_peer(peer.connection, reply_timeout)),
-                Err(error) => failed = ClientError::Connect(error),
+        loop {
+            for address in addresses {
+                match connect(address, security).await {
+                    Ok(peer) => return Ok(Self::peer_to_peer(peer.connection, reply_timeout)),
+                    Err(error) => failed = ClientError::Connect(error),
+                }
             }
+            // An attempt at one address is short, so that the next address is tried soon.
+            if addresses.is_empty() || Instant::now() + CONNECT_PAUSE >= deadline {
+                return Err(failed);
+            }
+            sleep(CONNECT_PAUSE).await;
         }
-        Err(failed)
     }
 
     /// A client on a connection to the manager itself.

@@ -124,11 +124,19 @@ fn ports_of_a_removed_machine_close_before_its_termination() {
     let mut inventory =
         Inventory { instances: vec![running("i-7", 7)], groups: vec![open("sg-0", 0), open("sg-7", 7)] };
     let terminate = Step::Terminate(m7, InstanceId::new("i-7"));
-    assert_eq!(plan(vec![other()], &inventory).steps, std::slice::from_ref(&shut), "and no port of another machine");
+    assert_eq!(
+        plan(vec![other()], &inventory).steps,
+        std::slice::from_ref(&shut),
+        "and no port of another machine"
+    );
     assert_eq!(confirmed_plan(vec![other()], &inventory).steps, [shut.clone(), terminate]);
     inventory.instances = vec![instance("i-7", 7, Origin::Adopted, InstanceState::Running)];
     let [release, delete] = [Step::Release(m7, InstanceId::new("i-7")), Step::DeleteGroup(m7, sg7)];
-    assert_eq!(plan(vec![other()], &inventory).steps, std::slice::from_ref(&shut), "the group is in use until then");
+    assert_eq!(
+        plan(vec![other()], &inventory).steps,
+        std::slice::from_ref(&shut),
+        "the group is in use until then"
+    );
     assert_eq!(confirmed_plan(vec![other()], &inventory).steps, [shut.clone(), release, delete.clone()]);
     assert!(shut.is_independent() && !delete.is_independent());
     // A read without any machines needs confirmation for this step, too.

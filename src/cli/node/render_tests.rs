@@ -139,7 +139,8 @@ fn each_change_is_one_line() {
 fn entries_of_a_journal_are_lines_without_escape_sequences() {
     for (entry, line) in [
         (
-            r#"{"__REALTIME_TIMESTAMP":"1700000000123456","SYSLOG_IDENTIFIER":"nginx","_PID":"7","MESSAGE":"up"}"#,
+            r#"{"__REALTIME_TIMESTAMP":"1700000000123456","SYSLOG_IDENTIFIER":"nginx","_PID":"7",
+               "MESSAGE":"up"}"#,
             "2023-11-14T22:13:20Z nginx[7]: up\n",
         ),
         (r#"{"_COMM":"sh","MESSAGE":"a\u001b[31mb"}"#, "- sh: a\u{fffd}[31mb\n"),
