@@ -29,6 +29,7 @@ const FILES: &[&str] = &[
     "refusals/status_output.txt",
     "refusals/trust_config.txt",
     "refusals/trust_data_dir.txt",
+    "refusals/trust_node_configuration.txt",
     "refusals/trust_policy.txt",
     "refusals/trust_units_dir.txt",
     "refusals/up.txt",

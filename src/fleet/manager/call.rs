@@ -124,16 +124,24 @@ impl Manager {
             Ok(Answer::Reply(message)) => caller.fits(&message).map(|()| Answer::Reply(message)),
             answered => answered,
         };
+        let mut state = self.state();
         let (message, accepted) = match answered {
             Ok(Answer::Reply(message)) => (Some(message), None),
-            Ok(Answer::Accepted(message, id)) => (Some(message), Some(id)),
+            Ok(Answer::Accepted(message, id)) if state.jobs.get(id).is_some() => (Some(message), Some(id)),
+            // The job ended with the loss of its node. A caller that got its path would wait for an
+            // end that was reported before.
+            Ok(Answer::Accepted(..)) => {
+                let lost = CallError::new(errors::OFFLINE, "the node was lost during the call");
+                (error_reply(call, &lost), None)
+            }
             Err(error) => (error_reply(call, &error), None),
         };
         if let Some(message) = message
             && !call.header().primary().flags().contains(Flags::NO_REPLY_EXPECTED)
         {
-            self.state().clients.send(caller.owner.client, message);
+            state.clients.send(caller.owner.client, message);
         }
+        drop(state);
         if let Some(id) = accepted {
             self.answered(id, &Ok(()));
         }
