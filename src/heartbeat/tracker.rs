@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use self::flush::BatchWriter;
 use self::follow::{ChangedNodes, adopt_buckets};
@@ -297,8 +297,14 @@ impl<T: Tree, P: HttpClient> Tracker<T, P> {
             return;
         }
         if let Some(judge) = &mut self.judge {
-            if !matches!(timeout(LAST_CALLS_TIMEOUT, judge.finish_calls(&self.deps)).await, Ok(Ok(()))) {
-                warn!("tracker exits during a call; the next judge repeats it");
+            match timeout(LAST_CALLS_TIMEOUT, judge.finish_calls(&self.deps)).await {
+                Ok(Ok(())) => {}
+                // A write that was under way at the request to stop was applied without its answer.
+                Ok(Err(Error::Tree(problem))) if problem.is_conflict() => {
+                    debug!(%problem, "last changes are in the store already");
+                }
+                Ok(Err(problem)) => warn!(%problem, "tracker exits without writing its last changes"),
+                Err(_) => warn!("tracker exits during a call; the next judge repeats it"),
             }
             judge.resign(&self.deps.tree).await;
         }

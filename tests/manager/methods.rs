@@ -17,6 +17,7 @@ fn sample(name: &str, signature: &str) -> Variant<'static> {
         (_, "as") => vec!["a.service"].into(),
         (_, "b") => false.into(),
         (_, "i") => 15_i32.into(),
+        (_, "u") => 10_u32.into(),
         (_, "a(sv)") => Vec::<(String, Variant<'_>)>::new().into(),
         (_, "a(sa(sv))") => Vec::<(String, Vec<(String, Variant<'_>)>)>::new().into(),
         other => panic!("no sample for {other:?}"),

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use portcullis::mutants::{Mutant, activate};
 
 use crate::regressions::SCENARIOS;
-use crate::{first_line, run_in_world, simulate};
+use crate::seeds::{first_line, run_in_world};
+use crate::simulate;
 
 /// The number of worlds within which a bug must be found.
 const WORLDS: u64 = 3000;
