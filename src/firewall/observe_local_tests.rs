@@ -231,7 +231,7 @@ impl World {
     }
 }
 
-/// Somebody deletes the entries of the machine's list of units: one of them, and all.
+/// Another client deletes the entries of the machine's list of units: one of them, and all.
 #[tokio::test(start_paused = true)]
 async fn a_unit_that_is_missing_from_the_list_keeps_its_ports() {
     for lost in [vec![0], vec![0, 1]] {

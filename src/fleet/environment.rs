@@ -1,6 +1,6 @@
 //! The manager of an environment: it leads while it holds the fleet's lease. The leader publishes its
 //! addresses, has the machines of the tree as its nodes, and stores their state for `juju status`.
-//! What to store is in `report`, which is pure.
+//! The pure `report` decides the content of the stored state.
 
 pub mod report;
 
@@ -113,10 +113,12 @@ impl<T: Tree> Leased for EnvironmentManager<T> {
             rules,
             before,
         };
-        // Agents may register only after the nodes are known.
-        leading.read_nodes().await?;
+        // Agents may register only after the nodes are known, and only while the lease is held.
+        match timeout_at(lease.may_act_until(), leading.read_nodes()).await {
+            Ok(read) => read?,
+            Err(_) => return Ok(Ended::Replaced),
+        }
         self.manager.set_leadership(Leadership::Leading);
-        fleet::write_addresses(&self.tree, &lease, &self.addresses).await?;
         let schedule = Schedule::new(Instant::now(), RESYNC, LEASE / 3);
         let ended = tokio::select! {
             ended = run_passes(&mut leading, schedule, stop) => ended,
@@ -213,6 +215,7 @@ impl<T: Tree> Reconciler for Leading<'_, T> {
         let everything = due == Due::Everything;
         let deadline = self.lease.may_act_until();
         let work = async {
+            fleet::write_addresses(&self.of.tree, &self.lease, &self.of.addresses).await?;
             self.read_nodes().await?;
             self.write_records().await
         };

@@ -1,4 +1,4 @@
-//! Runs a simulator with many seeds, on all cores. What a seed means does not belong in here.
+//! Runs a simulator with many seeds, on all cores. The meaning of a seed does not belong in here.
 
 use std::ops::Range;
 use std::sync::Mutex;

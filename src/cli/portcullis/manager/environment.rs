@@ -20,7 +20,6 @@ use crate::cli::portcullis::up;
 use crate::fleet::dbus::accept::TcpPolicy;
 use crate::fleet::dbus::names::{DEFAULT_PORT, MANAGER_CERTIFICATE};
 use crate::fleet::environment::EnvironmentManager;
-use crate::fleet::manager::bus::BusConnection;
 use crate::fleet::manager::listen::MAX_CONNECTIONS;
 use crate::fleet::manager::{Leadership, Manager, Timing};
 use crate::machine::host::{address_toward, reachable_addresses};
@@ -120,13 +119,7 @@ pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let default = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), DEFAULT_PORT);
     let role = ManagerRole::open(target, args.listen.unwrap_or(default), &data)?;
     let socket = args.socket.as_deref().map(bind_unix).transpose()?;
-    let bus = match args.bus() {
-        Some(bus) => {
-            let connected = BusConnection::connect(&bus).await;
-            Some((connected.with_context(|| format!("cannot serve {bus}"))?, bus))
-        }
-        None => None,
-    };
+    let bus = args.connect_bus().await?;
     let registry = Registry::default();
     role.add_metrics(&registry);
     args.metrics.start(&mut service, &registry).await?;

@@ -35,8 +35,14 @@ use crate::runtime::trusted_file::read_trusted;
 const MAX_CERTIFICATE_BYTES: usize = 256 << 10;
 
 impl Args {
-    pub(super) fn bus(&self) -> Option<Bus> {
-        (self.bus != "none").then(|| Bus::parse(&self.bus))
+    /// Connects to the bus on which the API is served, and takes the manager's name there.
+    pub(super) async fn connect_bus(&self) -> anyhow::Result<Option<(BusConnection, Bus)>> {
+        if self.bus == "none" {
+            return Ok(None);
+        }
+        let bus = Bus::parse(&self.bus);
+        let connected = BusConnection::connect(&bus).await;
+        Ok(Some((connected.with_context(|| format!("cannot serve {bus}"))?, bus)))
     }
 
     fn tls(&self) -> anyhow::Result<Option<ServerTls>> {
@@ -101,13 +107,7 @@ pub(super) async fn run(args: &Args, config: &Path) -> anyhow::Result<()> {
         Listener::bind(listen, MAX_CONNECTIONS).with_context(|| format!("cannot listen on {listen}"))?;
     let address = listener.local_addr().context("cannot determine the listening address")?;
     let socket = args.socket.as_deref().map(bind_unix).transpose()?;
-    let bus = match args.bus() {
-        Some(bus) => {
-            let connected = BusConnection::connect(&bus).await;
-            Some((connected.with_context(|| format!("cannot serve {bus}"))?, bus))
-        }
-        None => None,
-    };
+    let bus = args.connect_bus().await?;
     let registry = Registry::default();
     let counted = manager.clone();
     registry.add("fleet", move || counted.render_metrics(), || Ok("managing"));
