@@ -16,4 +16,5 @@ pub mod manager;
 pub mod monitor;
 pub mod name;
 pub mod policy;
+pub mod proxy;
 pub mod systemd;
